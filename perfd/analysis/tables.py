@@ -1,0 +1,103 @@
+"""What the analysis reads: the state of one job as arrays. NaN is absent in every array."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfd.model import Event, GpuInfo, JobDescription, MemoryReport, RankPlacement
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTable:
+    """Progress lines of a training log, one row each, in the order of `step`. All columns have n rows."""
+
+    step: Ints
+    time_unix_s: Floats
+    """When the step ended."""
+    step_time_s: Floats
+    steps_covered: Ints
+    warmup: Bools
+    """The framework's own mark: the average holds a first iteration after start or resume."""
+    flops_per_s_per_gpu: Floats
+    tokens_per_s: Floats
+    samples_per_s: Floats
+    global_batch_size: Floats
+    loss: Floats
+    """The first loss of the line."""
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseTable:
+    """Phase timers by name; rows match `StepTable.step` by `step`, not by position."""
+
+    step: Ints
+    min_s: Mapping[str, Floats]
+    max_s: Mapping[str, Floats]
+    by_rank_s: Mapping[str, Floats]
+    """Name to an (n, world_size) array; only names that were reported by rank."""
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuKey:
+    """One GPU of the job: where it is, and the rank that it serves when that is known."""
+
+    node: str
+    gpu: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuTable:
+    """GPU samples: t instants by g GPUs, one (t, g) array per metric name of the nvml collector."""
+
+    time_unix_s: Floats
+    gpus: Sequence[GpuKey]
+    metrics: Mapping[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertRecord:
+    """One alert that fired while the job ran."""
+
+    name: str
+    labels: Mapping[str, str]
+    first_step: int | None
+    state: str
+    captures: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobData:
+    """All that is known of a job at one instant. What was never reported is empty or None."""
+
+    name: str
+    now_unix_s: float
+    description: JobDescription | None
+    steps: StepTable
+    phases: PhaseTable
+    gpu: GpuTable
+    gpu_infos: Mapping[str, Sequence[GpuInfo]] = field(default_factory=dict)
+    """By node."""
+    placements: Mapping[str, Sequence[RankPlacement]] = field(default_factory=dict)
+    """By node."""
+    memory: Sequence[MemoryReport] = ()
+    """The newest report of each rank."""
+    events: Sequence[Event] = ()
+    alerts: Sequence[AlertRecord] = ()
+    log_silent_s: float | None = None
+    started_unix_s: float | None = None
+    ended_unix_s: float | None = None

@@ -1,0 +1,39 @@
+"""Every error that perfd raises on purpose; each message is a sentence that says what to do."""
+
+from __future__ import annotations
+
+
+class PerfdError(Exception):
+    """The base of all errors that a caller of perfd may want to catch."""
+
+
+class ConfigError(PerfdError):
+    """A configuration, rules or profile file is wrong; the message names the file and the path in it."""
+
+
+class Unavailable(PerfdError):
+    """A collector or tool cannot work on this node; the message names what the node lacks."""
+
+
+class RecordingError(PerfdError):
+    """A recording cannot be read or written."""
+
+
+class WireError(PerfdError):
+    """A message from the other side of the wire cannot be understood."""
+
+
+class SpoolError(PerfdError):
+    """The spool on disk cannot be opened or written."""
+
+
+class CaptureError(PerfdError):
+    """A capture could not be carried out; the message is the reason shown to the user."""
+
+
+class TraceError(PerfdError):
+    """A profiler's trace cannot be read."""
+
+
+class RulesError(ConfigError):
+    """One or more rules are wrong; the message lists all mistakes with file, line and column."""

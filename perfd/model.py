@@ -1,0 +1,315 @@
+"""The records that collectors produce, the wire carries and the analysis reads.
+
+Every record is frozen. SI base units, the unit is the last word of a name
+(`_s`, `_ns`, `_bytes`, `_flops`, `_ratio` from 0 to 1). What is not known is
+`None`, never zero; inside the columns of a `SampleTable` it is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+
+class Scope(StrEnum):
+    """What a row of a `SampleTable` is about; it says how to read its `entity`."""
+
+    GPU = "gpu"
+    """One GPU of the node; the entity is its NVML index (a MIG slice: `0/3`)."""
+    NODE = "node"
+    """The node as a whole; the entity is empty."""
+    NIC = "nic"
+    """A network interface or InfiniBand port; the entity is its name (`eth0`, `mlx5_0/1`)."""
+    DISK = "disk"
+    """A block device; the entity is its name."""
+    RANK = "rank"
+    """One rank of a job; the entity is `job/rank`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleTable:
+    """Numbers read at some instants: n rows by named columns.
+
+    The metric name ends in its unit. NaN is "absent": a column has a value for
+    each row, so absence needs a number that is none.
+    """
+
+    scope: Scope
+    times_unix_ns: Sequence[int]
+    entities: Sequence[str]
+    columns: Mapping[str, Sequence[float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuInfo:
+    """One GPU of a node, as NVML names it. A MIG slice has `index` of its parent."""
+
+    index: int
+    name: str
+    uuid: str | None = None
+    memory_bytes: int | None = None
+    max_sm_clock_hz: float | None = None
+    mig: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankPlacement:
+    """Where a rank of a job runs. `pid` is the host's."""
+
+    job: str
+    rank: int
+    local_rank: int | None = None
+    world_size: int | None = None
+    gpu: int | None = None
+    pid: int | None = None
+    pod_uid: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelLayout:
+    """How a job is spread over ranks: sizes of the groups, 1 where a dimension is unused."""
+
+    world_size: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    vp: int | None = None
+    """Model chunks per pipeline stage (interleaved schedule); 1 without interleaving."""
+    micro_batch_size: int | None = None
+    global_batch_size: int | None = None
+
+    @property
+    def micro_batches(self) -> int | None:
+        """Micro-batches per step and pipeline, or None when a size is unknown."""
+        if not (self.global_batch_size and self.micro_batch_size and self.dp):
+            return None
+        return self.global_batch_size // (self.micro_batch_size * self.dp) or None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlaShape:
+    """Multi-head latent attention (DeepSeek-V2): ranks and head sizes in elements."""
+
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_head_dim: int
+    qk_pos_emb_head_dim: int
+    v_head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoeShape:
+    """Mixture of experts: sizes in elements; `layer_pattern` has 1 for each expert layer."""
+
+    experts: int
+    top_k: int
+    expert_ffn_size: int
+    shared_expert_ffn_size: int = 0
+    latent_size: int | None = None
+    layer_pattern: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A transformer's shape, enough to count its floating-point operations."""
+
+    layers: int
+    hidden_size: int
+    ffn_size: int
+    attention_heads: int
+    kv_heads: int
+    """Key/value heads: equal to `attention_heads` without grouped-query attention."""
+    head_size: int
+    sequence_length: int
+    vocab_size: int | None = None
+    """Padded vocabulary; the head's matrix product is left out when it is unknown."""
+    gated_mlp: bool = False
+    """SwiGLU and alike: three matrices in the MLP instead of two."""
+    attention_output_gate: bool = False
+    moe: MoeShape | None = None
+    mla: MlaShape | None = None
+    mtp_layers: int = 0
+
+
+class Recompute(StrEnum):
+    """Which forward work the backward pass does again."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDescription:
+    """What a job said about itself at its start; `None` where it said nothing."""
+
+    job: str
+    framework: str
+    framework_version: str | None = None
+    model: ModelShape | None = None
+    parallel: ParallelLayout = field(default_factory=ParallelLayout)
+    precision: str | None = None
+    """The compute type that names the peak: `bf16`, `fp16`, `fp32`, `fp8`, `fp4`."""
+    recompute: Recompute | None = None
+    recompute_layers: int | None = None
+    train_steps: int | None = None
+    log_interval_steps: int | None = None
+    parameters: float | None = None
+    logged_flops_convention: str | None = None
+    """The convention of the FLOP/s in the job's own log: `megatron-causal`, `megatron-full`, ..."""
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    """Options of the job as it printed them, those that perfd does not interpret too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingStep:
+    """One progress line of a training log. Times and rates are means over `steps_covered`."""
+
+    job: str
+    step: int
+    time_unix_ns: int | None = None
+    """When the line says it was printed, if it says so in a known time zone, else when it was read."""
+    step_time_s: float | None = None
+    steps_covered: int = 1
+    warmup: bool = False
+    """The average holds a first iteration after a start or resume, so no baseline may use it."""
+    flops_per_s_per_gpu: float | None = None
+    tokens_per_s: float | None = None
+    """Of the whole job."""
+    samples_per_s: float | None = None
+    """Of the whole job."""
+    global_batch_size: int | None = None
+    consumed_samples: int | None = None
+    consumed_tokens: int | None = None
+    learning_rate: float | None = None
+    losses: Mapping[str, float] = field(default_factory=dict)
+    grad_norm: float | None = None
+    loss_scale: float | None = None
+    skipped_steps: int | None = None
+    nan_steps: int | None = None
+    energy_per_gpu_j: float | None = None
+    power_per_gpu_w: float | None = None
+    mfu_ratio: float | None = None
+    """As printed by the job, by its own convention."""
+    extras: Mapping[str, float] = field(default_factory=dict)
+    """Numbers of the line that perfd has no field for, by the key the line gave."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseTime:
+    """Time of one named phase, seconds per step; over ranks (`min`, `max`) or by rank."""
+
+    min_s: float | None = None
+    max_s: float | None = None
+    by_rank: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPhases:
+    """A block of phase timers, matched to the step that it belongs to."""
+
+    job: str
+    step: int
+    phases: Mapping[str, PhaseTime]
+    """By the timer's own name, unknown names too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReport:
+    """Device memory of a rank by its own allocator, in bytes."""
+
+    job: str
+    step: int | None
+    rank: int | None
+    allocated_bytes: float | None = None
+    max_allocated_bytes: float | None = None
+    reserved_bytes: float | None = None
+    max_reserved_bytes: float | None = None
+    device_used_bytes: float | None = None
+
+
+class EventKind(StrEnum):
+    """What happened. Kinds are a closed list so that rules can name them."""
+
+    CHECKPOINT = "checkpoint"
+    EVALUATION = "evaluation"
+    PROFILE = "profile"
+    JOB_STARTED = "job_started"
+    JOB_ENDED = "job_ended"
+    RESTARTED = "restarted"
+    HARDWARE_ERROR = "hardware_error"
+    """An XID, an ECC error or a lost GPU; `code` is the XID."""
+    STRAGGLER_REPORT = "straggler_report"
+    """The framework's own straggler line; `values` holds its numbers."""
+    NCCL_WARNING = "nccl_warning"
+    LOG_ERROR = "log_error"
+    """A traceback, an out-of-memory error or a watchdog's message in the log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened at an instant, to a job, a rank or a GPU."""
+
+    kind: EventKind
+    time_unix_ns: int
+    message: str
+    job: str | None = None
+    step: int | None = None
+    rank: int | None = None
+    gpu: int | None = None
+    code: int | None = None
+    duration_s: float | None = None
+    values: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogProgress:
+    """How far a log was read: cumulative since the collector started."""
+
+    job: str
+    stream: str
+    lines: int
+    read_bytes: int
+    unrecognised_lines: int
+    last_line_unix_ns: int | None
+    """When the newest line was read: a silent log is how a hang looks from outside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectorHealth:
+    """The runner's verdict on one run of a collector."""
+
+    collector: str
+    time_unix_ns: int
+    duration_s: float
+    success: bool
+    message: str = ""
+
+
+Record: TypeAlias = (
+    SampleTable
+    | GpuInfo
+    | RankPlacement
+    | JobDescription
+    | TrainingStep
+    | StepPhases
+    | MemoryReport
+    | Event
+    | LogProgress
+    | CollectorHealth
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What an agent sends at once. Sequences start at 1 and have no gaps for one `agent_id`."""
+
+    sequence: int
+    sent_unix_ns: int
+    records: Sequence[Record]
+    dropped_records: int = 0
+    """Records that this agent gave up since its start, because a queue or the spool was full."""

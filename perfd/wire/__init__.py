@@ -1,0 +1,1 @@
+"""Generated protobuf code, and the conversion between it and the records of `perfd.model`."""

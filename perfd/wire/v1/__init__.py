@@ -1,0 +1,1 @@
+"""The first version of the wire; fields are never renumbered."""
