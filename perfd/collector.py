@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from perfd.clock import Clock, SystemClock
-from perfd.model import Record
+from perfd.model import Record, Scope
 
 
 class Collector(Protocol):
@@ -57,6 +57,35 @@ class Settings:
     sys: Path = Path("/sys")
 
 
+class RecordedStream(Collector, Protocol):
+    """Plays a recorded stream: `collect` returns what is due by the clock of its settings."""
+
+    def span_unix_ns(self) -> tuple[int, int] | None:
+        """First and last instant of the stream, or None when it is empty or tells no time."""
+
+
+class ColumnKind(StrEnum):
+    """How Prometheus should read a column."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """One metric that a collector may put in a `SampleTable`; docs/metrics.md is made of these."""
+
+    scope: Scope
+    name: str
+    """With its unit as the last word, as in the table: `power_w`, `sm_active_ratio`."""
+    help: str
+    source: str
+    """The call, file or field that it is read from."""
+    absent: str
+    """When it is absent."""
+    kind: ColumnKind = ColumnKind.GAUGE
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectorSpec:
     """A kind of collector; the entry-point group `perfd.collectors` holds one per name."""
@@ -68,3 +97,6 @@ class CollectorSpec:
     interval_s: float = 1.0
     on_unavailable: OnUnavailable = OnUnavailable.RETRY
     enabled: bool = True
+    columns: Sequence[Column] = ()
+    replay: Mapping[str, Callable[[Path, Settings], RecordedStream]] = field(default_factory=dict)
+    """By kind of stream in a recording (`nvml`, `training-log`): how to play a file of it."""

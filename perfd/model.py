@@ -313,3 +313,111 @@ class Batch:
     records: Sequence[Record]
     dropped_records: int = 0
     """Records that this agent gave up since its start, because a queue or the spool was full."""
+
+
+class CaptureTool(StrEnum):
+    """A profiler that an agent can drive."""
+
+    NSYS = "nsys"
+    KINETO = "kineto"
+    SGLANG = "sglang"
+    VLLM = "vllm"
+    PY_SPY = "py_spy"
+    FLIGHT_RECORDER = "flight_recorder"
+
+
+class CaptureState(StrEnum):
+    """Where a capture stands on one node. All but the first two are final."""
+
+    ARMED = "armed"
+    RUNNING = "running"
+    DONE = "done"
+    REFUSED = "refused"
+    LATE = "late"
+    LOST = "lost"
+    EMPTY = "empty"
+    FAILED = "failed"
+
+    @property
+    def final(self) -> bool:
+        """Whether nothing more will be heard of the capture from that node."""
+        return self not in {CaptureState.ARMED, CaptureState.RUNNING}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureRequest:
+    """What to trace on one node; see `telemetry.proto` for each field's meaning."""
+
+    capture_id: str
+    job: str
+    tool: CaptureTool
+    ranks: Sequence[int] = ()
+    steps: int | None = None
+    max_duration_s: float
+    start_unix_ns: int | None = None
+    profile: str = ""
+    alert: str = ""
+    max_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureCancel:
+    """Stop a capture, whatever it is doing."""
+
+    capture_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureFile:
+    """An artefact on the node."""
+
+    path: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureStatus:
+    """Where a capture stands on one node."""
+
+    capture_id: str
+    state: CaptureState
+    time_unix_ns: int
+    reason: str = ""
+    ranks: Sequence[int] = ()
+    files: Sequence[CaptureFile] = ()
+    started_unix_ns: int | None = None
+    stopped_unix_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """The first message of an agent; see `telemetry.proto`."""
+
+    agent_id: str
+    node: str
+    perfd_version: str
+    sent_unix_ns: int
+    first_sequence: int
+    capture_tools: Sequence[CaptureTool] = ()
+    revision: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """The aggregator's answer to `Hello`."""
+
+    last_sequence: int
+    sent_unix_ns: int
+    revision: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ack:
+    """Everything up to and including `sequence` is stored."""
+
+    sequence: int
+
+
+AgentMessage: TypeAlias = Hello | Batch | CaptureStatus
+AggregatorMessage: TypeAlias = Welcome | Ack | CaptureRequest | CaptureCancel

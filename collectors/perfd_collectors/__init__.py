@@ -1,0 +1,1 @@
+"""The collectors that ship with perfd."""

@@ -1,1 +1,1 @@
-
+"""The part of perfd that turns the streams of agents into numbers, alerts and captures."""

@@ -1,1 +1,55 @@
+"""The `perfd` command: one module a verb, imported only when it is asked for."""
 
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from perfd.errors import PerfdError
+
+VERBS = {
+    "run": "run a command and watch it: agent and aggregator around it, a summary at the end",
+    "agent": "read this node's sources and stream them to an aggregator",
+    "aggregator": "receive agents' streams; metrics, rules, captures, history",
+    "replay": "play a recording through agent, wire and aggregator",
+    "record": "write what an agent sees into a recording",
+    "parse": "show what perfd understands of a training log",
+    "status": "show the jobs of an aggregator, once",
+    "top": "show the jobs of an aggregator, live",
+    "rules": "check rules files, and run their unit tests",
+    "doctor": "say what this node lacks, and how to mend it",
+    "version": "print the version",
+}
+"""Each verb is the module `perfd.cli.VERB` with `configure(parser)` and `run(args) -> int`."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb and return its exit code; errors that perfd raises on purpose become one sentence."""
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    # Only the module of the verb in question is imported: the agent must stay small.
+    wanted = next((word for word in argv if not word.startswith("-")), None)
+    parser = argparse.ArgumentParser(prog="perfd", description=_description())
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb, summary in VERBS.items():
+        subparser = verbs.add_parser(verb, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        if verb == wanted:
+            importlib.import_module(f"perfd.cli.{verb}").configure(subparser)
+    args = parser.parse_args(argv)
+    try:
+        return int(importlib.import_module(f"perfd.cli.{args.verb}").run(args))
+    except PerfdError as error:
+        print(f"perfd {args.verb}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # The reader of our output left, as `head` does: nothing is wrong.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _description() -> str:
+    return "How far a GPU job is from what its hardware allows, where the time goes, and who is to blame."

@@ -1,0 +1,165 @@
+"""What an operator may configure, one type per role, and how a file of it is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+from perfd.collector import OnUnavailable
+from perfd.errors import ConfigError
+
+
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Refuses unknown keys, so that a misspelled one is an error and not silence."""
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+class TlsConfig(_Strict, frozen=True):
+    """Certificates in PEM files; with `ca` the other side must show one too (mutual TLS)."""
+
+    certificate: str | None = None
+    key: str | None = None
+    ca: str | None = None
+
+
+class UplinkConfig(_Strict, frozen=True):
+    """Where batches go, and how the agent tries again."""
+
+    address: str = "127.0.0.1:9461"
+    tls: TlsConfig | None = None
+    allow_plaintext: bool = False
+    """Plaintext to an address that is not loopback must be asked for by name."""
+    batch_interval_s: float = 1.0
+    backoff_initial_s: float = 0.5
+    backoff_max_s: float = 30.0
+    max_unacknowledged: int = 64
+
+
+class SpoolConfig(_Strict, frozen=True):
+    """The buffer on disk that survives a lost aggregator and a killed agent."""
+
+    directory: str | None = None
+    """Default: `perfd/NODE` under `$XDG_STATE_HOME` or `~/.local/state`."""
+    max_bytes: int = 256 * 1024 * 1024
+
+
+class CollectorConfig(_Strict, frozen=True):
+    """How the agent runs one collector; what is absent comes from the collector itself."""
+
+    enabled: bool | None = None
+    interval_s: float | None = None
+    on_unavailable: OnUnavailable | None = None
+    options: dict[str, Any] = {}
+
+
+class AgentCaptureConfig(_Strict, frozen=True):
+    """What captures may do on this node."""
+
+    enabled: bool = True
+    output_directory: str | None = None
+    """Default: `captures` in the spool directory. Nothing is written elsewhere."""
+    max_bytes: int = 2 * 1024 * 1024 * 1024
+    min_free_bytes: int = 1024 * 1024 * 1024
+    nsys_path: str | None = None
+
+
+class AgentConfig(_Strict, frozen=True):
+    """`perfd agent --config FILE`."""
+
+    node: str | None = None
+    """Default: `$SLURMD_NODENAME`, else the host name."""
+    job: str | None = None
+    """Default: found from the job's environment (`SLURM_JOB_ID`, torchelastic's run id), else `default`."""
+    listen: str | None = "127.0.0.1:9462"
+    """The agent's own /metrics; null for none."""
+    proc: str = "/proc"
+    sys: str = "/sys"
+    uplink: UplinkConfig = UplinkConfig()
+    spool: SpoolConfig = SpoolConfig()
+    capture: AgentCaptureConfig = AgentCaptureConfig()
+    collectors: dict[str, CollectorConfig] = {}
+
+
+class HistoryConfig(_Strict, frozen=True):
+    """What survives a restart of the aggregator."""
+
+    path: str | None = None
+    """An SQLite file; null keeps history in memory only."""
+    retention_days: float = 30.0
+
+
+class RulesConfig(_Strict, frozen=True):
+    """Which rules the embedded engine evaluates."""
+
+    builtin: bool = True
+    files: list[str] = []
+    interval_s: float = 5.0
+
+
+class AnalysisConfig(_Strict, frozen=True):
+    """How derived numbers are defined."""
+
+    flops_convention: str = "megatron"
+    """`megatron` (causal attention, as core 0.12 and later print it), `palm`, or `6n`."""
+    window_steps: int = 50
+    """Steady steps that live numbers are a median of."""
+    gpu_peaks_file: str | None = None
+    """A file in the form of `perfd/data/gpu_peaks.yaml`; its rows win over the built-in ones."""
+
+
+class CaptureProfile(_Strict, frozen=True):
+    """What an alert's `capture: NAME` label starts."""
+
+    tool: str = "nsys"
+    steps: int | None = 5
+    max_duration_s: float = 30.0
+    ranks: str = "all"
+    """`all`, a list (`0,3,8-11`), or `alert` for the rank that the alert names."""
+    cooldown_s: float = 1800.0
+    max_per_hour: int = 4
+
+
+class AggregatorConfig(_Strict, frozen=True):
+    """`perfd aggregator --config FILE`."""
+
+    listen: str = "127.0.0.1:9461"
+    """gRPC, for agents."""
+    tls: TlsConfig | None = None
+    allow_plaintext: bool = False
+    http_listen: str | None = "127.0.0.1:9460"
+    """/metrics and /api/v1; null for none."""
+    history: HistoryConfig = HistoryConfig()
+    rules: RulesConfig = RulesConfig()
+    analysis: AnalysisConfig = AnalysisConfig()
+    capture_profiles: dict[str, CaptureProfile] = {"default": CaptureProfile()}
+    job_forgotten_after_s: float = 3600.0
+    """A job that sent nothing for so long leaves /metrics; history keeps it."""
+
+
+def parse(text: str, kind: type[T], *, name: str = "configuration") -> T:
+    """Read YAML of one configuration type.
+
+    Raises `ConfigError` with `name`, and the path of the key or the line that is wrong.
+    """
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name}: this is not YAML: {error}") from error
+    try:
+        return msgspec.convert(data if data is not None else {}, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+def load(path: Path, kind: type[T]) -> T:
+    """Read a configuration file; raises `ConfigError` as `parse` does, and when it cannot be read."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot read the configuration: {error}") from error
+    return parse(text, kind, name=str(path))

@@ -1,0 +1,132 @@
+"""A small HTTP server for /metrics and the JSON API: threads, loopback unless configured."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, urlsplit
+
+from perfd.errors import PerfdError
+
+MAX_BODY_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request; `path` is without the query and without the route's prefix kept apart in `rest`."""
+
+    method: str
+    path: str
+    rest: str
+    query: Mapping[str, str]
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """What is sent back; the body is complete, not a stream."""
+
+    body: bytes
+    status: int = 200
+    content_type: str = "application/json; charset=utf-8"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Handler = Callable[[Request], Response]
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`host:port` or `[v6]:port` as a pair; raises `PerfdError` when it is neither."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdigit() or int(port) > 65535:
+        raise PerfdError(f"{address!r} is not an address; write it as host:port, for example 127.0.0.1:9460.")
+    return host.strip("[]"), int(port)
+
+
+class HttpServer:
+    """Serves `routes` from threads of its own. A route that ends in `/` also takes what is below it.
+
+    Port 0 picks a free one; `address` is the real one. Raises `PerfdError` when the port is in use.
+    """
+
+    def __init__(self, address: str, routes: Mapping[str, Handler]) -> None:
+        host, port = split_address(address)
+        handler = type("_BoundHandler", (_Handler,), {"routes": dict(routes)})
+        try:
+            self._server = ThreadingHTTPServer((host, port), handler)
+        except OSError as error:
+            raise PerfdError(
+                f"Cannot listen on {address}: {error.strerror or error}. "
+                "Choose another address, or stop the process that has it."
+            ) from error
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, name="perfd-http", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """Where the server listens, as `host:port`."""
+        host, port = self._server.server_address[:2]
+        return f"{host!s}:{port}"
+
+    def close(self) -> None:
+        """Stop listening; requests in flight end with their threads."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    routes: Mapping[str, Handler] = {}
+    protocol_version = "HTTP/1.1"
+    timeout = 30
+
+    def do_GET(self) -> None:
+        self._answer(b"")
+
+    def do_POST(self) -> None:
+        length = self.headers.get("Content-Length", "0")
+        if not length.isdigit() or int(length) > MAX_BODY_BYTES:
+            self.close_connection = True
+            self._send(_error(413, f"The body must say its length and be at most {MAX_BODY_BYTES} bytes."))
+            return
+        self._answer(self.rfile.read(int(length)))
+
+    def _answer(self, body: bytes) -> None:
+        url = urlsplit(self.path)
+        handler, rest = self._route(url.path)
+        if handler is None:
+            self._send(_error(404, f"There is nothing at {url.path}; try {', '.join(sorted(self.routes))}."))
+            return
+        query = {key: values[-1] for key, values in parse_qs(url.query).items()}
+        self._send(handler(Request(method=self.command, path=url.path, rest=rest, query=query, body=body)))
+
+    def _route(self, path: str) -> tuple[Handler | None, str]:
+        if path in self.routes:
+            return self.routes[path], ""
+        prefixes = [
+            route for route in self.routes if route.endswith("/") and path.startswith(route) and route != "/"
+        ]
+        if not prefixes:
+            return None, ""
+        longest = max(prefixes, key=len)
+        return self.routes[longest], path[len(longest) :]
+
+    def _send(self, response: Response) -> None:
+        self.send_response(response.status)
+        self.send_header("Content-Type", response.content_type)
+        self.send_header("Content-Length", str(len(response.body)))
+        for name, value in response.headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(response.body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the name is http.server's)
+        """Requests are counted by whoever scrapes; they are not logged."""
+
+
+def _error(status: int, message: str) -> Response:
+    quoted = message.replace("\\", "\\\\").replace('"', '\\"')
+    return Response(status=status, body=f'{{"error": "{quoted}"}}\n'.encode())

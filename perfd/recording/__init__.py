@@ -1,0 +1,1 @@
+"""Recordings: one run of a job as an agent saw it, on disk."""
