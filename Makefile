@@ -1,0 +1,58 @@
+# `make demo` and `make test` do everything on a fresh Debian or Ubuntu machine with Python 3.11 or newer.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-system check format bench docs proto clean
+
+help: ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | column -t -s '|'
+
+# The environment is made again when the dependencies change.
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "perfd needs Python 3.11 or newer; name one with: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "Python's venv module is missing; on Debian and Ubuntu: apt-get install python3-venv"; exit 1; }
+	@$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	@$(BIN)/python -m pip install --quiet --editable . --group dev
+	@touch $@
+
+demo: $(VENV)/.installed ## Play a recorded 4-GPU training run through the whole system
+	@$(BIN)/perfd replay pp4_few --speed 2
+
+test: $(VENV)/.installed-dev ## Run all tests that need no services
+	@$(BIN)/python -m pytest -q -m "not system"
+
+test-system: $(VENV)/.installed-dev ## Run the tests against real services (deploy/ci/install-services installs them)
+	@$(BIN)/python -m pytest -q -m system
+
+check: $(VENV)/.installed-dev ## Lint, types, imports, drift of generated files
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python -m perfd.wire.regenerate --check
+	@$(BIN)/python -m perfd.catalogue_docs --check
+
+format: $(VENV)/.installed-dev ## Format the code
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+bench: $(VENV)/.installed-dev ## Measure perfd against named references
+	@$(BIN)/python -m benchmarks
+
+proto: $(VENV)/.installed-dev ## Generate the wire code from its .proto
+	@$(BIN)/python -m perfd.wire.regenerate
+
+docs: $(VENV)/.installed-dev ## Generate docs/metrics.md
+	@$(BIN)/python -m perfd.catalogue_docs
+
+clean: ## Remove the environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
