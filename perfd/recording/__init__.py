@@ -1,1 +1,5 @@
 """Recordings: one run of a job as an agent saw it, on disk."""
+
+from perfd.recording.format import Recording, bundled, bundled_names, find_recording, open_recording
+
+__all__ = ["Recording", "bundled", "bundled_names", "find_recording", "open_recording"]

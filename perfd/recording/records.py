@@ -1,0 +1,60 @@
+"""The kind of stream that perfd plays itself: `records`, batches as they went over the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from pathlib import Path
+
+from perfd.collector import Settings
+from perfd.errors import RecordingError
+from perfd.model import Batch, Record
+from perfd.recording.delimited import delimit, read_delimited
+from perfd.wire.convert import decode_batch, encode_batch
+
+
+def encode_item(records: Sequence[Record], unix_ns: int, sequence: int) -> bytes:
+    """One item of the stream: the records that collectors returned at `unix_ns`."""
+    return delimit(encode_batch(Batch(sequence=sequence, sent_unix_ns=unix_ns, records=records)))
+
+
+class RecordsStream:
+    """Plays a `records` file: `collect` returns what is due by the clock of the settings.
+
+    An item that cannot be decoded ends the stream with a `RecordingError`.
+    """
+
+    def __init__(self, path: Path, settings: Settings) -> None:
+        self._path = path
+        self._clock = settings.clock
+        self._items = _items(path)
+        self._next = next(self._items, None)
+
+    def span_unix_ns(self) -> tuple[int, int] | None:
+        first = last = None
+        for item in _items(self._path):
+            first = item.sent_unix_ns if first is None else first
+            last = item.sent_unix_ns
+        return None if first is None or last is None else (first, max(first, last))
+
+    def collect(self) -> Sequence[Record]:
+        now_unix_ns = self._clock.unix_ns()
+        due: list[Record] = []
+        while self._next is not None and self._next.sent_unix_ns <= now_unix_ns:
+            due.extend(self._next.records)
+            self._next = None
+            self._next = next(self._items, None)
+        return due
+
+    def close(self) -> None:
+        self._items.close()
+
+
+def _items(path: Path) -> Generator[Batch, None, None]:
+    with path.open("rb") as file:
+        for message in read_delimited(file):
+            try:
+                yield decode_batch(message)
+            except Exception as error:
+                raise RecordingError(
+                    f"{path} holds an item that is not a batch of records: {error}."
+                ) from error
