@@ -313,6 +313,8 @@ class Batch:
     records: Sequence[Record]
     dropped_records: int = 0
     """Records that this agent gave up since its start, because a queue or the spool was full."""
+    unknown_records: int = 0
+    """Set by the reader, never sent: records of a kind it does not know, which are not in `records`."""
 
 
 class CaptureTool(StrEnum):
