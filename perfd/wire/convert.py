@@ -1,0 +1,233 @@
+"""Records to messages of the wire and back; the only code that touches protobuf types.
+
+Both ways are strict. What a record cannot say on the wire, or bytes that are
+not a message, raise `WireError`. What a newer peer says in addition is no
+error: unknown fields are ignored, records of an unknown kind are left out and
+counted in `Batch.unknown_records`, and a message of an unknown kind is `None`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar, cast
+
+from google.protobuf.message import DecodeError, Message
+
+from perfd import model
+from perfd.errors import WireError
+from perfd.model import (
+    Ack,
+    AgentMessage,
+    AggregatorMessage,
+    Batch,
+    CaptureCancel,
+    CaptureRequest,
+    CaptureStatus,
+    Hello,
+    Record,
+    SampleTable,
+    Scope,
+    Welcome,
+)
+from perfd.wire.structs import Struct, UnknownKindError, enum_by_name
+from perfd.wire.v1 import telemetry_pb2 as pb
+
+_M = TypeVar("_M", bound=Message)
+
+_RECORDS = {
+    "gpu_info": Struct(model.GpuInfo, pb.GpuInfo),
+    "rank_placement": Struct(model.RankPlacement, pb.RankPlacement),
+    "job_description": Struct(model.JobDescription, pb.JobDescription),
+    "training_step": Struct(model.TrainingStep, pb.TrainingStep),
+    "step_phases": Struct(model.StepPhases, pb.StepPhases),
+    "memory_report": Struct(model.MemoryReport, pb.MemoryReport),
+    "event": Struct(model.Event, pb.Event),
+    "log_progress": Struct(model.LogProgress, pb.LogProgress),
+    "collector_health": Struct(model.CollectorHealth, pb.CollectorHealth),
+}
+_FROM_AGENT = {
+    "hello": Struct(Hello, pb.Hello),
+    "capture_status": Struct(CaptureStatus, pb.CaptureStatus),
+}
+_FROM_AGGREGATOR = {
+    "welcome": Struct(Welcome, pb.Welcome),
+    "ack": Struct(Ack, pb.Ack),
+    "capture_request": Struct(CaptureRequest, pb.CaptureRequest),
+    "capture_cancel": Struct(CaptureCancel, pb.CaptureCancel),
+}
+_RECORD_FIELD = {struct.kind: field for field, struct in _RECORDS.items()}
+_AGENT_FIELD = {struct.kind: field for field, struct in _FROM_AGENT.items()}
+_AGGREGATOR_FIELD = {struct.kind: field for field, struct in _FROM_AGGREGATOR.items()}
+_SCOPES: dict[Any, Any] = dict(enum_by_name(Scope, pb.Scope.DESCRIPTOR))
+_SCOPE_OF_NUMBER = {number: scope for scope, number in _SCOPES.items()}
+
+
+def to_wire(message: AgentMessage | AggregatorMessage) -> pb.AgentMessage | pb.AggregatorMessage:
+    """The envelope that carries `message`; raises `WireError` when a field does not fit."""
+    kind = type(message)
+    try:
+        if isinstance(message, Batch):
+            return pb.AgentMessage(batch=_batch_to_wire(message))
+        if kind in _AGENT_FIELD:
+            field = _AGENT_FIELD[kind]
+            return pb.AgentMessage(**cast("Any", {field: _FROM_AGENT[field].to_wire(message)}))
+        field = _AGGREGATOR_FIELD[kind]
+        return pb.AggregatorMessage(**cast("Any", {field: _FROM_AGGREGATOR[field].to_wire(message)}))
+    except (TypeError, ValueError, KeyError) as error:
+        raise WireError(f"A {kind.__name__} cannot be sent: {error}.") from error
+
+
+def from_wire(envelope: pb.AgentMessage | pb.AggregatorMessage) -> AgentMessage | AggregatorMessage | None:
+    """What an envelope carries, or None when it is a kind of message from a newer peer."""
+    field = envelope.WhichOneof("message")
+    if field is None:
+        return None
+    if field == "batch":
+        return _batch_from_wire(getattr(envelope, field))
+    struct = (_FROM_AGENT if isinstance(envelope, pb.AgentMessage) else _FROM_AGGREGATOR)[field]
+    try:
+        return cast("AgentMessage | AggregatorMessage", struct.from_wire(getattr(envelope, field)))
+    except UnknownKindError:
+        return None
+
+
+def encode_message(message: AgentMessage | AggregatorMessage) -> bytes:
+    """The bytes of `message` in its envelope, as they travel in the stream."""
+    return to_wire(message).SerializeToString()
+
+
+def decode_agent_message(data: bytes) -> AgentMessage | None:
+    """What an agent said; None for a kind of message from a newer agent."""
+    return cast("AgentMessage | None", from_wire(_parse(pb.AgentMessage, data)))
+
+
+def decode_aggregator_message(data: bytes) -> AggregatorMessage | None:
+    """What an aggregator said; None for a kind of message from a newer aggregator."""
+    return cast("AggregatorMessage | None", from_wire(_parse(pb.AggregatorMessage, data)))
+
+
+def encode_batch(batch: Batch) -> bytes:
+    """A batch on its own, without the envelope of the stream."""
+    try:
+        return _batch_to_wire(batch).SerializeToString()
+    except (TypeError, ValueError) as error:
+        raise WireError(f"A Batch cannot be encoded: {error}.") from error
+
+
+def decode_batch(data: bytes) -> Batch:
+    """The batch that `encode_batch` made."""
+    return _batch_from_wire(_parse(pb.Batch, data))
+
+
+def with_sequence(agent_message: bytes, sequence: int) -> bytes:
+    """An encoded batch message under another sequence number; nothing else changes."""
+    envelope = _parse(pb.AgentMessage, agent_message)
+    envelope.batch.sequence = sequence
+    return envelope.SerializeToString()
+
+
+def check(record: Record) -> None:
+    """Raise `WireError`, naming what is wrong, if `record` could not be sent."""
+    try:
+        if isinstance(record, SampleTable):
+            _table_to_wire(record)
+        else:
+            _record_to_wire(record)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise WireError(f"A {type(record).__name__} cannot be sent: {error}.") from error
+
+
+def _batch_to_wire(batch: Batch) -> pb.Batch:
+    return pb.Batch(
+        sequence=batch.sequence,
+        sent_unix_ns=batch.sent_unix_ns,
+        dropped_records=batch.dropped_records,
+        samples=[_table_to_wire(record) for record in batch.records if isinstance(record, SampleTable)],
+        records=[_record_to_wire(record) for record in batch.records if not isinstance(record, SampleTable)],
+    )
+
+
+def _batch_from_wire(message: pb.Batch) -> Batch:
+    records: list[Record] = []
+    unknown = 0
+    for decode, wire_records in ((_table_from_wire, message.samples), (_record_from_wire, message.records)):
+        for wire_record in cast("Iterable[Any]", wire_records):
+            try:
+                records.append(decode(wire_record))
+            except UnknownKindError:
+                unknown += 1
+    return Batch(
+        sequence=message.sequence,
+        sent_unix_ns=message.sent_unix_ns,
+        records=records,
+        dropped_records=message.dropped_records,
+        unknown_records=unknown,
+    )
+
+
+def _record_to_wire(record: Record) -> pb.Record:
+    field = _RECORD_FIELD.get(type(record))
+    if field is None:
+        raise WireError(f"{type(record).__name__} is not a record that the wire knows; see perfd/model.py.")
+    return pb.Record(**cast("Any", {field: _RECORDS[field].to_wire(record)}))
+
+
+def _record_from_wire(message: pb.Record) -> Record:
+    field = message.WhichOneof("kind")
+    if field is None:
+        raise UnknownKindError
+    return cast("Record", _RECORDS[field].from_wire(getattr(message, field)))
+
+
+def _table_to_wire(table: SampleTable) -> pb.SampleTable:
+    rows = len(table.times_unix_ns)
+    _check_rows("entities", len(table.entities), rows)
+    for metric, values in table.columns.items():
+        _check_rows(metric, len(values), rows)
+    position = {entity: index for index, entity in enumerate(dict.fromkeys(table.entities))}
+    return pb.SampleTable(
+        scope=_SCOPES[table.scope],
+        times_unix_ns=table.times_unix_ns,
+        entities=position,
+        entity_of_row=[position[entity] for entity in table.entities],
+        columns=[
+            pb.SampleTable.Column(metric=metric, values=values) for metric, values in table.columns.items()
+        ],
+    )
+
+
+def _table_from_wire(message: pb.SampleTable) -> SampleTable:
+    scope = _SCOPE_OF_NUMBER.get(message.scope)
+    if scope is None:
+        raise UnknownKindError
+    times = array("q", message.times_unix_ns[:])
+    positions = message.entity_of_row[:]
+    _check_rows("entities", len(positions), len(times))
+    names = tuple(message.entities)
+    if positions and max(positions) >= len(names):
+        raise WireError(
+            f"A row of a {scope} table is about entity {max(positions)}, but {len(names)} are named."
+        )
+    # A slice makes one list in C, and an array of it is what numpy takes over without a copy.
+    columns: dict[str, Sequence[float]] = {
+        column.metric: array("d", column.values[:]) for column in message.columns
+    }
+    if len(columns) != len(message.columns):
+        raise WireError(f"A {scope} table holds a column twice.")
+    for metric, values in columns.items():
+        _check_rows(metric, len(values), len(times))
+    entities = tuple([names[position] for position in positions])
+    return SampleTable(scope=scope, times_unix_ns=times, entities=entities, columns=columns)
+
+
+def _check_rows(what: str, found: int, rows: int) -> None:
+    if found != rows:
+        raise WireError(f"The column {what!r} of a table has {found} values for {rows} rows.")
+
+
+def _parse(kind: type[_M], data: bytes) -> _M:
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        raise WireError(f"{len(data)} bytes are not a perfd.wire.v1.{kind.__name__}: {error}.") from error

@@ -1,0 +1,66 @@
+"""`python -m perfd.wire.regenerate [--check]`: writes, or compares, the code made from the .proto files.
+
+Needs `grpcio-tools`, which the development dependencies pin: another version makes other code.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfd.errors import PerfdError
+
+_ROOT = Path(__file__).resolve().parents[2]
+_PROTO = Path("perfd/wire/v1/telemetry.proto")
+_GENERATED = tuple(
+    _PROTO.with_name(_PROTO.stem + suffix) for suffix in ("_pb2.py", "_pb2.pyi", "_pb2_grpc.py")
+)
+
+
+def generate(target: Path) -> None:
+    """Write the generated modules below `target`; raises `PerfdError` when that is not possible."""
+    try:
+        from grpc_tools import protoc  # noqa: PLC0415  (a development dependency, absent on a node)
+    except ImportError as error:
+        raise PerfdError("grpcio-tools is missing; `make setup` installs it.") from error
+    outputs = [f"--{kind}_out={target}" for kind in ("python", "pyi", "grpc_python")]
+    # From the root, with the root as import path: only so the generated import is `perfd.wire.v1`.
+    status = protoc.main(["protoc", f"-I{_ROOT}", *outputs, str(_ROOT / _PROTO)])
+    if status != 0:
+        raise PerfdError(f"protoc could not read {_PROTO}; its message is above.")
+
+
+def drifted() -> list[Path]:
+    """The checked-in modules that differ from what the .proto files say; relative to the root."""
+    with tempfile.TemporaryDirectory() as directory:
+        generate(Path(directory))
+        return [
+            path
+            for path in _GENERATED
+            if not (_ROOT / path).exists()
+            or (_ROOT / path).read_bytes() != (Path(directory) / path).read_bytes()
+        ]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Regenerate, or with `--check` return 1 and name the modules that are not up to date."""
+    if list(arguments) not in ([], ["--check"]):
+        sys.stderr.write("usage: python -m perfd.wire.regenerate [--check]\n")
+        return 2
+    try:
+        if not arguments:
+            generate(_ROOT)
+            return 0
+        stale = drifted()
+    except PerfdError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    for path in stale:
+        sys.stderr.write(f"{path} does not match {_PROTO}; run `python -m perfd.wire.regenerate`.\n")
+    return 1 if stale else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,218 @@
+"""What the byte files in golden/v1 say. Files there are never rewritten: new fields get new files.
+
+`python tests/wire/golden_messages.py` writes the files that do not exist yet.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from perfd.model import (
+    Ack,
+    AgentMessage,
+    AggregatorMessage,
+    Batch,
+    CaptureCancel,
+    CaptureFile,
+    CaptureRequest,
+    CaptureState,
+    CaptureStatus,
+    CaptureTool,
+    CollectorHealth,
+    Event,
+    EventKind,
+    GpuInfo,
+    Hello,
+    JobDescription,
+    LogProgress,
+    MemoryReport,
+    MlaShape,
+    ModelShape,
+    MoeShape,
+    ParallelLayout,
+    PhaseTime,
+    RankPlacement,
+    Recompute,
+    SampleTable,
+    Scope,
+    StepPhases,
+    TrainingStep,
+    Welcome,
+)
+from perfd.wire import convert
+
+DIRECTORY = Path(__file__).parent / "golden" / "v1"
+
+RECORDS = (
+    SampleTable(
+        scope=Scope.GPU,
+        times_unix_ns=(1_700_000_000_000_000_000, 1_700_000_001_000_000_000),
+        entities=("0", "1/3"),
+        columns={"power_w": (350.5, 410.0), "sm_active_ratio": (0.5, 0.875)},
+    ),
+    GpuInfo(
+        index=1,
+        name="NVIDIA H200",
+        uuid="GPU-1",
+        memory_bytes=150_754_820_096,
+        max_sm_clock_hz=1.98e9,
+        mig=True,
+    ),
+    RankPlacement(job="llm", rank=5, local_rank=1, world_size=8, gpu=1, pid=4242, pod_uid="pod-1"),
+    JobDescription(
+        job="llm",
+        framework="megatron",
+        framework_version="0.12.0",
+        model=ModelShape(
+            layers=32,
+            hidden_size=4096,
+            ffn_size=14336,
+            attention_heads=32,
+            kv_heads=8,
+            head_size=128,
+            sequence_length=8192,
+            vocab_size=128_256,
+            gated_mlp=True,
+            attention_output_gate=True,
+            moe=MoeShape(
+                experts=64,
+                top_k=6,
+                expert_ffn_size=1408,
+                shared_expert_ffn_size=2816,
+                latent_size=512,
+                layer_pattern=(0, 1, 1),
+            ),
+            mla=MlaShape(
+                q_lora_rank=1536, kv_lora_rank=512, qk_head_dim=128, qk_pos_emb_head_dim=64, v_head_dim=128
+            ),
+            mtp_layers=1,
+        ),
+        parallel=ParallelLayout(
+            world_size=8, tp=2, pp=2, dp=2, cp=1, ep=2, vp=2, micro_batch_size=1, global_batch_size=64
+        ),
+        precision="bf16",
+        recompute=Recompute.SELECTIVE,
+        recompute_layers=4,
+        train_steps=1000,
+        log_interval_steps=10,
+        parameters=8.03e9,
+        logged_flops_convention="megatron-causal",
+        arguments={"seed": "1234"},
+    ),
+    TrainingStep(
+        job="llm",
+        step=20,
+        time_unix_ns=1_700_000_002_000_000_000,
+        step_time_s=2.5,
+        steps_covered=10,
+        warmup=True,
+        flops_per_s_per_gpu=4.5e14,
+        tokens_per_s=209_715.2,
+        samples_per_s=25.6,
+        global_batch_size=64,
+        consumed_samples=1280,
+        consumed_tokens=10_485_760,
+        learning_rate=3e-4,
+        losses={"lm loss": 2.75},
+        grad_norm=1.25,
+        loss_scale=1.0,
+        skipped_steps=1,
+        nan_steps=2,
+        energy_per_gpu_j=900.0,
+        power_per_gpu_w=360.0,
+        mfu_ratio=0.455,
+        extras={"params norm": 10.5},
+    ),
+    StepPhases(
+        job="llm",
+        step=20,
+        phases={"forward-compute": PhaseTime(min_s=0.5, max_s=0.75, by_rank={0: 0.5, 7: 0.75})},
+    ),
+    MemoryReport(
+        job="llm",
+        step=20,
+        rank=5,
+        allocated_bytes=1e10,
+        max_allocated_bytes=2e10,
+        reserved_bytes=3e10,
+        max_reserved_bytes=4e10,
+        device_used_bytes=5e10,
+    ),
+    Event(
+        kind=EventKind.HARDWARE_ERROR,
+        time_unix_ns=1_700_000_003_000_000_000,
+        message="XID 79",
+        job="llm",
+        step=21,
+        rank=5,
+        gpu=1,
+        code=79,
+        duration_s=0.5,
+        values={"count": 2.0},
+    ),
+    LogProgress(
+        job="llm",
+        stream="train.log",
+        lines=100,
+        read_bytes=12_345,
+        unrecognised_lines=7,
+        last_line_unix_ns=1_700_000_004_000_000_000,
+    ),
+    CollectorHealth(
+        collector="nvml",
+        time_unix_ns=1_700_000_005_000_000_000,
+        duration_s=0.0025,
+        success=False,
+        message="lost",
+    ),
+)
+
+MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
+    "hello": Hello(
+        agent_id="6f1c1a3e",
+        node="node-1",
+        perfd_version="0.1.0",
+        sent_unix_ns=1_700_000_000_000_000_000,
+        first_sequence=41,
+        capture_tools=(CaptureTool.NSYS, CaptureTool.PY_SPY),
+    ),
+    "batch": Batch(sequence=42, sent_unix_ns=1_700_000_006_000_000_000, records=RECORDS, dropped_records=9),
+    "capture_status": CaptureStatus(
+        capture_id="c-1",
+        state=CaptureState.DONE,
+        time_unix_ns=1_700_000_007_000_000_000,
+        reason="5 steps",
+        ranks=(4, 5),
+        files=(CaptureFile(path="captures/c-1/r4.nsys-rep", size_bytes=123_456),),
+        started_unix_ns=1_700_000_001_000_000_000,
+        stopped_unix_ns=1_700_000_002_000_000_000,
+    ),
+    "welcome": Welcome(last_sequence=41, sent_unix_ns=1_700_000_000_000_000_000),
+    "ack": Ack(sequence=42),
+    "capture_request": CaptureRequest(
+        capture_id="c-1",
+        job="llm",
+        tool=CaptureTool.NSYS,
+        ranks=(4, 5),
+        steps=5,
+        max_duration_s=30.0,
+        start_unix_ns=1_700_000_001_000_000_000,
+        profile="default",
+        alert="PerfdStepTimeRegression",
+        max_bytes=1 << 30,
+    ),
+    "capture_cancel": CaptureCancel(capture_id="c-1", reason="the job ended"),
+}
+
+
+def write_missing() -> None:
+    """Add the byte files of messages that have none."""
+    DIRECTORY.mkdir(parents=True, exist_ok=True)
+    for name, message in MESSAGES.items():
+        path = DIRECTORY / f"{name}.bin"
+        if not path.exists():
+            path.write_bytes(convert.encode_message(message))
+
+
+if __name__ == "__main__":
+    write_missing()
