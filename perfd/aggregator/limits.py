@@ -1,0 +1,55 @@
+"""How much one aggregator holds at most, and the counters of what it did and gave up."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of the state. What is beyond a bound is refused or forgotten, and counted by its name."""
+
+    agents: int = 20_000
+    nodes: int = 20_000
+    jobs: int = 256
+    nodes_per_job: int = 8_192
+    ranks_per_job: int = 65_536
+    steps_per_job: int = 50_000
+    """Progress lines in memory; history keeps the rest."""
+    phase_cells_per_job: int = 8_000_000
+    """Rows times ranks of all phase timers in memory."""
+    phases_per_job: int = 256
+    events_per_job: int = 1_000
+    memory_reports_per_job: int = 65_536
+    streams_per_job: int = 65_536
+    metrics_per_scope: int = 128
+    """Distinct column names of one scope on one node."""
+    entities_per_scope: int = 256
+    """GPUs, interfaces, disks or ranks of one node."""
+    collectors_per_agent: int = 64
+    gpu_history_s: float = 300.0
+    gpu_history_rows: int = 1_200
+    stale_after_s: float = 30.0
+    """A reading older than this, and than three of its own intervals, leaves /metrics."""
+    missing_sequences: int = 4_096
+    """Gaps remembered per agent, so that a late batch is told from a repeat."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened since the start. Written under the aggregator's state lock only."""
+
+    batches: int = 0
+    samples: int = 0
+    records: int = 0
+    repeated_batches: int = 0
+    late_batches: int = 0
+    lost_batches: int = 0
+    malformed_messages: int = 0
+    ticks: int = 0
+    tick_s: float = 0.0
+    ingest_s: float = 0.0
+    rule_evaluation_s: float = 0.0
+    rejected: Counter[str] = field(default_factory=Counter)
+    """By the name of the bound in `Limits` that refused something."""
