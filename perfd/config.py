@@ -136,7 +136,9 @@ class AggregatorConfig(_Strict, frozen=True):
     history: HistoryConfig = HistoryConfig()
     rules: RulesConfig = RulesConfig()
     analysis: AnalysisConfig = AnalysisConfig()
-    capture_profiles: dict[str, CaptureProfile] = {"default": CaptureProfile()}
+    capture_profiles: dict[str, CaptureProfile] = msgspec.field(
+        default_factory=lambda: {"default": CaptureProfile()}
+    )
     job_forgotten_after_s: float = 3600.0
     """A job that sent nothing for so long leaves /metrics; history keeps it."""
 
