@@ -1,0 +1,281 @@
+#include "operations.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "abi.h"
+#include "segment.h"
+
+#define SLOTS 4096
+#define CHANNELS 64
+#define BUILDING 0xFFFFFFFFU
+/* Before interface 4 the number of ranks is not known. */
+#define PEERS_WITHOUT_RANKS 1024
+#define NO_SEQUENCE UINT64_MAX
+
+/* A handle is a number: kind, generation of the slot, slot, channel. Generations tell a stale one. */
+enum { KIND_OPERATION = 1, KIND_CHANNEL = 2, KIND_GROUP = 3 };
+
+struct slot {
+  /* Generation in the high half; in the low half what the operation still waits for: 0 is a free
+   * slot, BUILDING one that a thread has to itself. */
+  _Atomic uint64_t word;
+  struct perfd_record record;
+  struct context *owner;
+  _Atomic uint64_t stop_ns, gpu_start, gpu_stop, gpu_longest;
+  _Atomic uint32_t channels_seen;
+  _Atomic uint64_t channel_start[CHANNELS];
+};
+
+struct context {
+  uint32_t profiler_version;
+  int32_t rank;
+  uint32_t peers;
+  uint16_t communicator;
+  _Atomic int *nccl_mask;
+  _Atomic uint32_t applied;
+  _Atomic bool identified;
+  _Atomic uint64_t *p2p_sequences; /* Two a peer: sends, receives. */
+};
+
+static struct slot slots[SLOTS];
+static _Atomic uint32_t next_slot;
+static _Atomic uint64_t next_group = 1;
+
+static uint64_t encode(uint64_t kind, uint32_t generation, uint32_t slot, uint8_t channel) {
+  return kind << 60 | (uint64_t)generation << 28 | (uint64_t)slot << 8 | channel;
+}
+
+static uint64_t kind_of(void *handle) { return (uintptr_t)handle >> 60; }
+static uint32_t generation_of(void *handle) { return (uint32_t)((uintptr_t)handle >> 28); }
+static struct slot *slot_of(void *handle) { return &slots[((uintptr_t)handle >> 8) % SLOTS]; }
+static uint8_t channel_of(void *handle) { return (uint8_t)((uintptr_t)handle & 0xFF); }
+
+static uint32_t generation_in(uint64_t word) { return (uint32_t)(word >> 32); }
+static uint32_t pending_in(uint64_t word) { return (uint32_t)word; }
+static uint64_t make_word(uint32_t generation, uint32_t pending) { return (uint64_t)generation << 32 | pending; }
+
+static void count_one(_Atomic uint64_t *counter) { atomic_fetch_add_explicit(counter, 1, memory_order_relaxed); }
+
+static void count_stale(void) {
+  struct perfd_header *segment = segment_header();
+  if (segment) count_one(&segment->stale);
+}
+
+static int mask_for(uint32_t wanted, uint32_t profiler_version) {
+  /* Operations stay on in NCCL even when nothing is wanted: its callback is where we hear of a change. */
+  int mask = ABI_COLL | ABI_P2P;
+  if (profiler_version >= 3 && (wanted & PERFD_WANT_GPU_TIME)) mask |= ABI_KERNEL_CH;
+  return mask;
+}
+
+struct context *context_open(uint32_t profiler_version, int *nccl_mask, uint64_t id, const char *name, int nodes,
+                             int ranks, int rank) {
+  /* Other communicators share the mask and may be reading it now. */
+  _Atomic int *mask = (_Atomic int *)nccl_mask;
+  struct context *context = segment_open(profiler_version) ? calloc(1, sizeof *context) : NULL;
+  if (!context) return atomic_store(mask, 0), NULL;
+  context->peers = ranks > 0 ? (uint32_t)ranks : PEERS_WITHOUT_RANKS;
+  context->p2p_sequences = calloc(context->peers, 2 * sizeof *context->p2p_sequences);
+  if (!context->p2p_sequences) return free(context), atomic_store(mask, 0), NULL;
+  context->profiler_version = profiler_version;
+  context->rank = rank;
+  context->nccl_mask = mask;
+  context->communicator = segment_add_communicator(id, name, nodes, ranks, rank);
+  context->identified = id != 0;
+  uint32_t wanted = atomic_load(&segment_header()->wanted);
+  atomic_store(&context->applied, wanted);
+  atomic_store(mask, mask_for(wanted, profiler_version));
+  return context;
+}
+
+bool context_wants_operations(struct context *context) {
+  struct perfd_header *segment = segment_header();
+  if (!segment) return false;
+  uint32_t wanted = atomic_load_explicit(&segment->wanted, memory_order_relaxed);
+  if (wanted != atomic_load_explicit(&context->applied, memory_order_relaxed)) {
+    atomic_store_explicit(&context->applied, wanted, memory_order_relaxed);
+    atomic_store_explicit(context->nccl_mask, mask_for(wanted, context->profiler_version), memory_order_relaxed);
+  }
+  return wanted & PERFD_WANT_OPERATIONS;
+}
+
+void context_identify(struct context *context, uint64_t id, int rank) {
+  if (id == 0 || atomic_exchange_explicit(&context->identified, true, memory_order_relaxed)) return;
+  context->rank = rank;
+  segment_identify_communicator(context->communicator, id, rank);
+}
+
+static uint64_t count_p2p(struct context *context, int32_t peer, bool receive) {
+  if (peer < 0 || (uint32_t)peer >= context->peers) return NO_SEQUENCE;
+  return atomic_fetch_add_explicit(&context->p2p_sequences[2 * peer + receive], 1, memory_order_relaxed);
+}
+
+static void write_record(struct slot *slot, uint8_t flags) {
+  struct perfd_record record = slot->record;
+  record.flags |= flags;
+  record.stop_monotonic_ns = atomic_load_explicit(&slot->stop_ns, memory_order_relaxed);
+  record.channels_seen = (uint8_t)atomic_load_explicit(&slot->channels_seen, memory_order_relaxed);
+  record.complete_monotonic_ns = flags & PERFD_FLAG_INCOMPLETE ? 0 : monotonic_ns();
+  if (record.channels_seen) {
+    record.gpu_start_ns = atomic_load_explicit(&slot->gpu_start, memory_order_relaxed);
+    record.gpu_stop_ns = atomic_load_explicit(&slot->gpu_stop, memory_order_relaxed);
+    record.gpu_longest_ns = atomic_load_explicit(&slot->gpu_longest, memory_order_relaxed);
+  } else {
+    record.timing = PERFD_TIMING_HOST;
+  }
+  segment_write(&record);
+}
+
+static void give_up(struct slot *slot) {
+  struct perfd_header *segment = segment_header();
+  if (segment) count_one(&segment->incomplete);
+  write_record(slot, PERFD_FLAG_INCOMPLETE);
+}
+
+/* A slot for this thread alone, marked BUILDING; one whose operation never ended is given up for it. */
+static struct slot *take_slot(uint32_t *generation) {
+  for (int tries = 0; tries < 8; tries++) {
+    struct slot *slot = &slots[atomic_fetch_add_explicit(&next_slot, 1, memory_order_relaxed) % SLOTS];
+    uint64_t word = atomic_load_explicit(&slot->word, memory_order_acquire);
+    if (pending_in(word) == BUILDING) continue;
+    *generation = generation_in(word) + 1;
+    if (!atomic_compare_exchange_strong_explicit(&slot->word, &word, make_word(*generation, BUILDING),
+                                                 memory_order_acq_rel, memory_order_relaxed))
+      continue;
+    if (pending_in(word) != 0) give_up(slot);
+    return slot;
+  }
+  return NULL;
+}
+
+static uint8_t timing_of(const struct context *context, uint8_t channels) {
+  if (channels == 0) return PERFD_TIMING_HOST;
+  return context->profiler_version >= 4 ? PERFD_TIMING_GPU : PERFD_TIMING_PROXY;
+}
+
+void *operation_start(struct context *context, const struct operation *operation) {
+  struct perfd_header *segment = segment_header();
+  if (!segment) return NULL;
+  count_one(&segment->started);
+  /* Counted even when there is no slot: both ends of a pair must agree on the number. */
+  uint64_t sequence = operation->sequence;
+  if (operation->p2p) sequence = count_p2p(context, operation->peer_or_root, operation->function == 7);
+  uint32_t generation;
+  struct slot *slot = take_slot(&generation);
+  if (!slot) {
+    count_one(&segment->dropped);
+    return NULL;
+  }
+  bool channels_come = (atomic_load_explicit(&context->applied, memory_order_relaxed) & PERFD_WANT_GPU_TIME) &&
+                       context->profiler_version >= 3 &&
+                       !(operation->p2p && operation->peer_or_root == context->rank);
+  uint8_t channels = channels_come ? operation->channels : 0;
+  slot->owner = context;
+  slot->record = (struct perfd_record){
+      .operation_sequence = sequence,
+      .start_monotonic_ns = monotonic_ns(),
+      .count = operation->count,
+      .group = (uintptr_t)operation->group,
+      .peer_or_root = operation->peer_or_root,
+      .communicator = context->communicator,
+      .function = operation->function,
+      .datatype = operation->datatype,
+      .algorithm = operation->algorithm,
+      .protocol = operation->protocol,
+      .channels = operation->channels,
+      .timing = timing_of(context, channels),
+      .flags = operation->p2p ? PERFD_FLAG_P2P : 0,
+  };
+  atomic_store_explicit(&slot->stop_ns, 0, memory_order_relaxed);
+  atomic_store_explicit(&slot->gpu_start, UINT64_MAX, memory_order_relaxed);
+  atomic_store_explicit(&slot->gpu_stop, 0, memory_order_relaxed);
+  atomic_store_explicit(&slot->gpu_longest, 0, memory_order_relaxed);
+  atomic_store_explicit(&slot->channels_seen, 0, memory_order_relaxed);
+  /* It ends with its own stop and the stops of its channels, in any order. */
+  atomic_store_explicit(&slot->word, make_word(generation, 1U + channels), memory_order_release);
+  return (void *)(uintptr_t)encode(KIND_OPERATION, generation, (uint32_t)(slot - slots), 0);
+}
+
+void *group_start(void) {
+  uint64_t number = atomic_fetch_add_explicit(&next_group, 1, memory_order_relaxed);
+  return (void *)(uintptr_t)(encode(KIND_GROUP, 0, 0, 0) | (number & 0xFFFFFFFFFFFULL));
+}
+
+static bool is_current(void *handle) {
+  uint64_t word = atomic_load_explicit(&slot_of(handle)->word, memory_order_acquire);
+  return generation_in(word) == generation_of(handle) && pending_in(word) != 0 && pending_in(word) != BUILDING;
+}
+
+static void lower_to(_Atomic uint64_t *target, uint64_t value) {
+  uint64_t seen = atomic_load_explicit(target, memory_order_relaxed);
+  while (value < seen && !atomic_compare_exchange_weak_explicit(target, &seen, value, memory_order_relaxed,
+                                                                memory_order_relaxed)) {
+  }
+}
+
+static void raise_to(_Atomic uint64_t *target, uint64_t value) {
+  uint64_t seen = atomic_load_explicit(target, memory_order_relaxed);
+  while (value > seen && !atomic_compare_exchange_weak_explicit(target, &seen, value, memory_order_relaxed,
+                                                                memory_order_relaxed)) {
+  }
+}
+
+void *channel_start(void *operation_handle, uint8_t channel, uint64_t gpu_ns) {
+  if (kind_of(operation_handle) != KIND_OPERATION || !is_current(operation_handle)) return count_stale(), NULL;
+  struct slot *slot = slot_of(operation_handle);
+  atomic_store_explicit(&slot->channel_start[channel % CHANNELS], gpu_ns, memory_order_relaxed);
+  lower_to(&slot->gpu_start, gpu_ns);
+  return (void *)(uintptr_t)encode(KIND_CHANNEL, generation_of(operation_handle), (uint32_t)(slot - slots), channel);
+}
+
+void channel_stop_time(void *channel_handle, uint64_t gpu_ns) {
+  if (kind_of(channel_handle) != KIND_CHANNEL || !is_current(channel_handle)) {
+    count_stale();
+    return;
+  }
+  struct slot *slot = slot_of(channel_handle);
+  uint64_t start =
+      atomic_load_explicit(&slot->channel_start[channel_of(channel_handle) % CHANNELS], memory_order_relaxed);
+  raise_to(&slot->gpu_stop, gpu_ns);
+  if (gpu_ns > start) raise_to(&slot->gpu_longest, gpu_ns - start);
+  atomic_fetch_add_explicit(&slot->channels_seen, 1, memory_order_relaxed);
+}
+
+void handle_stop(void *handle) {
+  uint64_t kind = kind_of(handle);
+  if (kind != KIND_OPERATION && kind != KIND_CHANNEL) return;
+  struct slot *slot = slot_of(handle);
+  if (kind == KIND_OPERATION && is_current(handle))
+    atomic_store_explicit(&slot->stop_ns, monotonic_ns(), memory_order_relaxed);
+  uint64_t word = atomic_load_explicit(&slot->word, memory_order_acquire);
+  uint64_t next;
+  do {
+    uint32_t pending = pending_in(word);
+    if (generation_in(word) != generation_of(handle) || pending == 0 || pending == BUILDING) return count_stale();
+    /* Whoever takes the last part keeps the slot to itself until the record is written. */
+    next = make_word(generation_in(word), pending == 1 ? BUILDING : pending - 1);
+  } while (!atomic_compare_exchange_weak_explicit(&slot->word, &word, next, memory_order_acq_rel,
+                                                  memory_order_acquire));
+  if (pending_in(next) != BUILDING) return;
+  write_record(slot, 0);
+  atomic_store_explicit(&slot->word, make_word(generation_in(next), 0), memory_order_release);
+}
+
+void context_close(struct context *context) {
+  if (!context) return;
+  for (uint32_t i = 0; i < SLOTS; i++) {
+    struct slot *slot = &slots[i];
+    uint64_t word = atomic_load_explicit(&slot->word, memory_order_acquire);
+    if (pending_in(word) == 0 || pending_in(word) == BUILDING || slot->owner != context) continue;
+    uint64_t mine = make_word(generation_in(word), BUILDING);
+    if (!atomic_compare_exchange_strong_explicit(&slot->word, &word, mine, memory_order_acq_rel,
+                                                 memory_order_relaxed))
+      continue;
+    give_up(slot);
+    atomic_store_explicit(&slot->word, make_word(generation_in(mine), 0), memory_order_release);
+  }
+  segment_finalize_communicator(context->communicator);
+  free(context->p2p_sequences);
+  free(context);
+}

@@ -1,0 +1,1 @@
+"""What NCCL does inside a job: the plugin's rings."""

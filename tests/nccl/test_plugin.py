@@ -1,0 +1,260 @@
+"""The NCCL plugin, driven through every version of NCCL's interface by a program that plays NCCL's part."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from perfd_collectors.nccl.rings import FUNCTIONS, Segment, Timing, Wanted, find_segments, sweep
+
+PLUGIN = Path(__file__).parents[2] / "collectors" / "nccl_plugin"
+DRIVER = Path(__file__).with_name("driver.c")
+FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-g", "-O1", "-pthread", f"-I{PLUGIN}"]
+SOURCES = [str(PLUGIN / name) for name in ("plugin.c", "operations.c", "segment.c")]
+VERSIONS = [1, 2, 3, 4, 5, 6]
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("gcc") is None, reason="building the plugin needs gcc: apt-get install gcc"
+)
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("plugin")
+    subprocess.run(["make", "-s", "-C", PLUGIN, f"OUT={directory}"], check=True)
+    subprocess.run(["gcc", *FLAGS, DRIVER, "-o", directory / "driver", "-ldl"], check=True)
+    return directory
+
+
+@contextmanager
+def driving(
+    built: Path, directory: Path, version: int, *scenario: object, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [built / "driver", built / "libnccl-profiler-perfd.so", str(version), *map(str, scenario)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PERFD_NCCL_DIR": str(directory), "RANK": "3", "WORLD_SIZE": "8", **environment},
+    )
+    try:
+        yield process
+    finally:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        process.wait()
+        process.stdout.close()
+
+
+def wait_for(process: subprocess.Popen[str], word: str) -> list[str]:
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        if line.strip() == word:
+            return lines
+        lines.append(line.strip())
+    raise AssertionError(f"the driver ended before {word!r} with {process.wait()}")
+
+
+@contextmanager
+def only_segment(directory: Path) -> Iterator[Segment]:
+    (path,) = find_segments(directory)
+    segment = Segment(path)
+    try:
+        yield segment
+    finally:
+        segment.close()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_operation_is_recorded_once_with_what_the_version_tells(
+    built: Path, tmp_path: Path, version: int
+) -> None:
+    with driving(built, tmp_path, version, "one", 800) as process:
+        wait_for(process, "ready")
+        with only_segment(tmp_path) as segment:
+            reading = segment.read()
+            communicators = list(segment.communicators())
+            counters = segment.counters()
+
+    assert reading.lost == 0
+    assert len(reading.operations) == counters.recorded == counters.started == 800
+    assert Counter(FUNCTIONS[op.function] for op in reading.operations) == {
+        "AllReduce": 600,
+        "Send": 100,
+        "Recv": 100,
+    }
+    collectives = sorted(op.operation_sequence for op in reading.operations if not op.point_to_point)
+    assert collectives == list(range(600))
+    pairs = Counter(
+        (op.function, op.peer_or_root, op.operation_sequence)
+        for op in reading.operations
+        if op.point_to_point
+    )
+    assert pairs == {(f, peer, n): 1 for f in (6, 7) for peer in (2, 3) for n in range(50)}
+    assert [(c.id, c.rank, c.live) for c in communicators] == [
+        (100, 1, True) if version >= 4 else (77, 1, True)
+    ]
+    assert counters.dropped == counters.incomplete == 0
+    # Interface 3 reports channels of a send without having told how many there are: they come too late.
+    assert (counters.stale > 0) == (version == 3)
+    assert len({op.group for op in reading.operations}) == 800
+
+
+@pytest.mark.parametrize("version", [4, 5, 6])
+def test_gpu_times_span_the_first_start_to_the_last_stop_of_all_channels(
+    built: Path, tmp_path: Path, version: int
+) -> None:
+    with driving(built, tmp_path, version, "one", 64) as process:
+        wait_for(process, "ready")
+        with only_segment(tmp_path) as segment:
+            operations = segment.read().operations
+
+    by_start = sorted(operations, key=lambda op: op.gpu_start_ns)
+    assert [op.gpu_start_ns for op in by_start] == [1_000_000 * (i + 1) for i in range(64)]
+    assert [op.gpu_duration_ns for op in by_start] == [5000 + i for i in range(64)]
+    assert {op.timing for op in operations} == {Timing.GPU}
+    assert all(op.channels_seen == op.channels for op in operations)
+
+
+@pytest.mark.parametrize(("version", "timing"), [(1, Timing.HOST), (2, Timing.HOST), (3, Timing.PROXY)])
+def test_older_interfaces_never_claim_a_gpu_time(
+    built: Path, tmp_path: Path, version: int, timing: Timing
+) -> None:
+    with driving(built, tmp_path, version, "one", 64) as process:
+        wait_for(process, "ready")
+        with only_segment(tmp_path) as segment:
+            operations = segment.read().operations
+
+    assert {op.timing for op in operations if not op.point_to_point} == {timing}
+    assert all(op.gpu_duration_ns is None for op in operations)
+
+
+def test_a_lapped_reader_counts_what_it_lost(built: Path, tmp_path: Path) -> None:
+    with driving(built, tmp_path, 5, "one", 5000, PERFD_NCCL_RING_ENTRIES="64") as process:
+        wait_for(process, "ready")
+        with only_segment(tmp_path) as segment:
+            reading = segment.read()
+
+    assert reading.lost + len(reading.operations) == 5000
+    assert 64 <= len(reading.operations) <= 2 * 64
+
+
+@pytest.mark.parametrize("version", [3, 6])
+def test_communicators_in_threads_of_their_own_lose_nothing(
+    built: Path, tmp_path: Path, version: int
+) -> None:
+    with driving(built, tmp_path, version, "many", 2000) as process:
+        wait_for(process, "ready")
+        with only_segment(tmp_path) as segment:
+            reading = segment.read()
+            counters = segment.counters()
+
+    assert counters.dropped == 0
+    assert len(reading.operations) + reading.lost == counters.recorded == counters.started == 6 * 2000
+    assert reading.lost == 0
+
+
+def test_operations_whose_channels_never_come_are_given_up_and_marked(built: Path, tmp_path: Path) -> None:
+    with driving(built, tmp_path, 5, "lost", 5000, PERFD_NCCL_RING_ENTRIES="8192") as process:
+        wait_for(process, "ready")
+        with only_segment(tmp_path) as segment:
+            operations = segment.read().operations
+            counters = segment.counters()
+
+    assert len(operations) == counters.incomplete == 5000
+    assert all(op.incomplete and op.gpu_duration_ns is None for op in operations)
+    assert counters.stale >= 2
+
+
+def test_a_child_after_fork_neither_crashes_nor_writes_to_its_parents_rings(
+    built: Path, tmp_path: Path
+) -> None:
+    with driving(built, tmp_path, 5, "fork", 100) as process:
+        wait_for(process, "ready")
+        parents = [path for path in find_segments(tmp_path) if f"-{process.pid}-" in path.name]
+        segment = Segment(parents[0])
+        recorded = segment.counters().recorded
+        segment.close()
+
+    assert recorded == 100
+
+
+def test_the_library_may_be_closed_and_opened_again(built: Path, tmp_path: Path) -> None:
+    with driving(built, tmp_path, 5, "reload", 10) as process:
+        wait_for(process, "ready")
+        with only_segment(tmp_path) as segment:
+            assert len(segment.read().operations) == 30
+            assert [c.live for c in segment.communicators()] == [False] * 3
+
+
+def test_the_agent_switches_events_while_the_job_runs(built: Path, tmp_path: Path) -> None:
+    with driving(built, tmp_path, 5, "switch", 50, PERFD_NCCL_EVENTS="off") as process:
+        wait_for(process, "phase")
+        assert process.stdin is not None
+        with only_segment(tmp_path) as segment:
+            assert segment.read().operations == []
+            segment.want(Wanted.OPERATIONS | Wanted.GPU_TIME)
+            process.stdin.write("\n")
+            process.stdin.flush()
+            wait_for(process, "phase")
+            with_gpu_time = segment.read().operations
+            segment.want(Wanted.OPERATIONS)
+            process.stdin.write("\n")
+            process.stdin.flush()
+            wait_for(process, "ready")
+            without = segment.read().operations
+
+    assert len(with_gpu_time) == len(without) == 50
+    assert {op.timing for op in with_gpu_time[1:]} == {Timing.GPU}
+    assert {op.timing for op in without[1:]} == {Timing.HOST}
+
+
+def test_without_a_place_for_shared_memory_nccl_is_told_to_call_no_more(built: Path, tmp_path: Path) -> None:
+    with driving(built, tmp_path / "absent", 6, "one", 10) as process:
+        assert wait_for(process, "ready") == ["mask 0"]
+
+
+def test_what_a_killed_job_leaves_behind_is_swept_and_a_live_one_is_not(built: Path, tmp_path: Path) -> None:
+    with driving(built, tmp_path, 5, "one", 10) as live:
+        wait_for(live, "ready")
+        with driving(built, tmp_path, 5, "one", 10) as killed:
+            wait_for(killed, "ready")
+            killed.send_signal(signal.SIGKILL)
+            killed.wait()
+            assert len(find_segments(tmp_path)) == 2
+            removed = sweep(tmp_path)
+
+        assert [f"-{killed.pid}-" in path.name for path in removed] == [True]
+        assert len(find_segments(tmp_path)) == 1
+    assert find_segments(tmp_path) == []
+
+
+@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
+def test_no_order_of_callbacks_makes_a_sanitizer_complain(tmp_path: Path, sanitizer: str) -> None:
+    driver = tmp_path / "driver"
+    subprocess.run(
+        ["gcc", *FLAGS, f"-fsanitize={sanitizer}", *SOURCES, DRIVER, "-o", driver, "-ldl", "-rdynamic"],
+        check=True,
+    )
+    environment = {**os.environ, "PERFD_NCCL_DIR": str(tmp_path), "ASAN_OPTIONS": "detect_leaks=0"}
+    runs = [("many", "1500", "1"), *(("fuzz", "40000", str(seed)) for seed in range(3))]
+    for version in ("3", "5"):
+        for run in runs:
+            result = subprocess.run(
+                [driver, "linked", version, *run],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                env=environment,
+                check=False,
+            )
+            assert (result.returncode, result.stderr) == (0, "")
