@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from perfd.collector import Settings
-from perfd.errors import RecordingError
+from perfd.errors import RecordingError, WireError
 from perfd.model import Batch, Record
 from perfd.recording.delimited import delimit, read_delimited
 from perfd.wire.convert import decode_batch, encode_batch
@@ -54,7 +54,7 @@ def _items(path: Path) -> Generator[Batch, None, None]:
         for message in read_delimited(file):
             try:
                 yield decode_batch(message)
-            except Exception as error:
+            except WireError as error:
                 raise RecordingError(
                     f"{path} holds an item that is not a batch of records: {error}."
                 ) from error

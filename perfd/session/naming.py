@@ -1,0 +1,32 @@
+"""Names for a job and for the folder of its results, from what is known before it starts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path, PurePath
+
+
+def job_name(command: Sequence[str], environment: Mapping[str, str]) -> str:
+    """The Slurm job's id, else the script that the command runs, else the command."""
+    if slurm_id := environment.get("SLURM_JOB_ID", ""):
+        return slurm_id
+    for word, following in zip(command, [*command[1:], ""], strict=True):
+        if word == "-m" and following and not following.startswith("-"):
+            return following.rpartition(".")[2]
+        if word.endswith((".py", ".sh")):
+            return PurePath(word).stem
+    return PurePath(command[0]).name
+
+
+def results_folder(parent: Path, job: str, now_unix_ns: int) -> Path:
+    """Where the results of one run go: a folder that does not exist yet, named by job and time (UTC)."""
+    time = datetime.fromtimestamp(now_unix_ns // 1_000_000_000, tz=UTC).strftime("%Y%m%dT%H%M%SZ")
+    name = f"{re.sub(r'[^A-Za-z0-9._-]+', '_', job).lstrip('.') or 'job'}-{time}"
+    candidate = parent / name
+    number = 2
+    while candidate.exists():
+        candidate = parent / f"{name}-{number}"
+        number += 1
+    return candidate

@@ -1,0 +1,118 @@
+"""Passes one output stream of the job through, byte for byte, and shows it to a listener."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+
+_CHUNK_BYTES = 256 * 1024
+_GRACE_S = 0.3
+"""How long after the job's end its stream may be silent before it counts as over: a process that
+the job left behind may hold the stream open for ever."""
+_GRACE_LIMIT_S = 2.0
+_PIPE_MAX_BYTES = 1024 * 1024
+"""What Linux lets an unprivileged pipe hold: all of it was written before the job ended."""
+
+
+class Pump:
+    """Reads `source_fd`, writes the same bytes to `target_fd` and offers them to `listener`.
+
+    A target that is slow slows the job, as it would without perfd. One whose
+    reader left closes the source, so that the job gets the SIGPIPE that it would
+    have got. One that fails otherwise (a full disk) is given up, and the job goes
+    on. Owns `source_fd`.
+    """
+
+    def __init__(self, source_fd: int, target_fd: int, listener: Callable[[bytes], None]) -> None:
+        self._source_fd = source_fd
+        self._target_fd = target_fd
+        self._listener = listener
+        self._ended_read_fd, self._ended_write_fd = os.pipe()
+        self._target_failed: OSError | None = None
+        self._thread = threading.Thread(target=self._run, name="perfd-tee", daemon=True)
+
+    @property
+    def target_failed(self) -> OSError | None:
+        """Why output was lost, if writing it failed."""
+        return self._target_failed
+
+    def start(self) -> None:
+        """Begin to pass output through."""
+        self._thread.start()
+
+    def job_ended(self) -> None:
+        """Say that nothing new is to be expected: what is in the stream still gets through."""
+        os.close(self._ended_write_fd)
+
+    def join(self) -> None:
+        """Return when the stream is over."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._pass_until_end()
+        finally:
+            os.close(self._source_fd)
+            os.close(self._ended_read_fd)
+
+    def _pass_until_end(self) -> None:
+        poll = select.poll()
+        poll.register(self._source_fd, select.POLLIN)
+        poll.register(self._ended_read_fd, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if self._source_fd in ready:
+                if not self._pass_chunk():
+                    return
+            elif self._ended_read_fd in ready:
+                break
+        poll.unregister(self._ended_read_fd)
+        self._pass_rest(poll)
+
+    def _pass_rest(self, poll: select.poll) -> None:
+        deadline = time.monotonic() + _GRACE_LIMIT_S
+        passed = 0
+        while poll.poll(_GRACE_S * 1000):
+            length = self._pass_chunk()
+            passed += length
+            if not length or (passed >= _PIPE_MAX_BYTES and time.monotonic() > deadline):
+                return
+
+    def _pass_chunk(self) -> int:
+        """The number of bytes that were passed on; 0 at the end of the stream."""
+        chunk = _read(self._source_fd)
+        if not chunk:
+            return 0
+        if self._target_failed is None:
+            try:
+                _write_all(self._target_fd, chunk)
+            except BrokenPipeError:
+                return 0
+            except OSError as error:
+                self._target_failed = error
+        self._listener(chunk)
+        return len(chunk)
+
+
+def _read(fd: int) -> bytes:
+    try:
+        return os.read(fd, _CHUNK_BYTES)
+    except OSError as error:
+        # A pseudo-terminal says so when its last user has left.
+        if error.errno == errno.EIO:
+            return b""
+        raise
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(fd, view) :]
+        except BlockingIOError:
+            # Whoever shares our standard output made it non-blocking; wait for room.
+            select.select([], [fd], [])
