@@ -1,4 +1,4 @@
-"""Reads the shared memory that perfd's NCCL plugin writes, as `collectors/nccl_plugin/layout.h` defines it."""
+"""Reads the shared memory that perfd's NCCL plugin writes, as the plugin's `layout.h` defines it."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Operation(NamedTuple):
     gpu_start_ns: int
     gpu_stop_ns: int
     gpu_longest_ns: int
-    count: int
+    elements: int
     group: int
     peer_or_root: int
     communicator: int
