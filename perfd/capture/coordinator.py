@@ -1,0 +1,211 @@
+"""The aggregator's side of captures: feeds the policy, queues its messages, keeps the history."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from perfd.capture.events import (
+    Action,
+    AgentConnected,
+    AgentGone,
+    AlertFired,
+    CancelRequested,
+    Capture,
+    Event,
+    ManualRequest,
+    Record,
+    Restored,
+    StatusReceived,
+    Tick,
+)
+from perfd.capture.policy import CapturePolicy, Patience
+from perfd.capture.ranks import JobView, check_selector
+from perfd.config import CaptureProfile
+from perfd.errors import CaptureError, ConfigError
+from perfd.model import CaptureCancel, CaptureRequest, CaptureState, CaptureStatus, CaptureTool
+
+CAPTURE_LABEL = "capture"
+"""The label of an alert that names the capture profile to start."""
+
+
+class FiredAlert(Protocol):
+    """What the coordinator reads of an alert."""
+
+    @property
+    def name(self) -> str:
+        """The rule's name."""
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        """Its labels; `capture` names the profile."""
+
+
+class CaptureCoordinator:
+    """Turns alerts, requests and statuses into messages for agents, and remembers what became of them.
+
+    Not thread-safe and without a clock: the caller holds its lock and says what time it is. After each
+    call, send what `drain` returns.
+    """
+
+    def __init__(
+        self,
+        profiles: Mapping[str, CaptureProfile],
+        *,
+        patience: Patience | None = None,
+        history: int = 1000,
+    ) -> None:
+        check_profiles(profiles)
+        self._policy = CapturePolicy(profiles, patience)
+        self._outbox: deque[tuple[str, CaptureRequest | CaptureCancel]] = deque()
+        self._captures: dict[str, Capture] = {}
+        self._changed: dict[str, None] = {}
+        self._history = history
+
+    def on_alert(self, alert: FiredAlert, job: JobView, now_unix_s: float) -> None:
+        """An alert began to fire; one without a `capture` label does nothing."""
+        if alert.labels.get(CAPTURE_LABEL):
+            self._handle(AlertFired(alert=alert.name, labels=alert.labels, job=job), now_unix_s)
+
+    def on_request(self, request: ManualRequest, now_unix_s: float) -> Capture:
+        """A person asks for a capture: what became of it at once. The same id again changes nothing.
+
+        Raises `CaptureError` when the id or the choice of ranks is malformed.
+        """
+        if request.ranks is not None:
+            check_selector(request.ranks)
+        self._handle(request, now_unix_s)
+        return self._captures[request.capture_id]
+
+    def on_cancel(self, capture_id: str, reason: str, now_unix_s: float) -> Capture:
+        """A person ends a capture; raises `CaptureError` when there is none of that id."""
+        if capture_id not in self._captures:
+            raise CaptureError(
+                f"There is no capture {capture_id!r}; `perfd capture list` shows what there is."
+            )
+        self._handle(CancelRequested(capture_id=capture_id, reason=reason), now_unix_s)
+        return self._captures[capture_id]
+
+    def on_status(self, node: str, status: CaptureStatus, now_unix_s: float) -> None:
+        """An agent said where a capture stands on its node."""
+        self._handle(StatusReceived(node=node, status=status), now_unix_s)
+
+    def on_agent_connected(self, node: str, now_unix_s: float) -> None:
+        """A node's stream is open (again)."""
+        self._handle(AgentConnected(node=node), now_unix_s)
+
+    def on_agent_gone(self, node: str, now_unix_s: float) -> None:
+        """A node's stream broke."""
+        self._handle(AgentGone(node=node), now_unix_s)
+
+    def restore(self, captures: Sequence[Capture], now_unix_s: float) -> None:
+        """Take over the history of an earlier aggregator; what was open in it is lost."""
+        for capture in captures:
+            self._captures[capture.capture_id] = capture
+        self._handle(Restored(captures=captures), now_unix_s)
+
+    def tick(self, now_unix_s: float) -> None:
+        """Time passed; call it about once a second."""
+        self._handle(Tick(), now_unix_s)
+
+    def drain(self) -> list[tuple[str, CaptureRequest | CaptureCancel]]:
+        """Messages to send since the last call, each with the node that it is for."""
+        messages = list(self._outbox)
+        self._outbox.clear()
+        return messages
+
+    def changed(self) -> list[Capture]:
+        """Captures that changed since the last call, for who stores them."""
+        captures = [
+            self._captures[capture_id] for capture_id in self._changed if capture_id in self._captures
+        ]
+        self._changed.clear()
+        return captures
+
+    def captures(self) -> list[dict[str, Any]]:
+        """The history, oldest first, as the entries of schema perfd.capture/1."""
+        return [to_json(capture) for capture in self._captures.values()]
+
+    def outcomes(self) -> Mapping[tuple[str, str], int]:
+        """How many ranks of the captures in the history are in each state, by (job, state)."""
+        return Counter(
+            (capture.job, _state(who.state))
+            for capture in self._captures.values()
+            for who in capture.participants
+        )
+
+    def _handle(self, event: Event, now_unix_s: float) -> None:
+        for action in self._policy.handle(event, now_unix_s):
+            self._carry_out(action)
+
+    def _carry_out(self, action: Action) -> None:
+        if isinstance(action, Record):
+            capture = action.capture
+            self._captures[capture.capture_id] = capture
+            self._changed[capture.capture_id] = None
+            self._forget_oldest()
+        else:
+            self._outbox.append((action.node, action.message))
+
+    def _forget_oldest(self) -> None:
+        for capture_id in list(self._captures)[: max(0, len(self._captures) - self._history)]:
+            if self._captures[capture_id].state is not None:
+                del self._captures[capture_id]
+
+
+def check_profiles(profiles: Mapping[str, CaptureProfile]) -> None:
+    """Raise `ConfigError` that names every profile whose tool or choice of ranks is wrong."""
+    mistakes: list[str] = []
+    tools = ", ".join(tool.value for tool in CaptureTool)
+    for name, profile in profiles.items():
+        if profile.tool not in set(CaptureTool):
+            mistakes.append(f"capture_profiles.{name}.tool: {profile.tool!r} is not one of {tools}.")
+        try:
+            check_selector(profile.ranks)
+        except CaptureError as error:
+            mistakes.append(f"capture_profiles.{name}.ranks: {error}")
+        if profile.max_duration_s <= 0:
+            mistakes.append(f"capture_profiles.{name}.max_duration_s: it must be positive.")
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+
+
+def to_json(capture: Capture) -> dict[str, Any]:
+    """One entry of schema perfd.capture/1; docs/captures.md describes it."""
+    return {
+        "id": capture.capture_id,
+        "job": capture.job,
+        "tool": capture.tool.value,
+        "profile": capture.profile,
+        "alert": capture.alert or None,
+        "labels": dict(capture.labels),
+        "state": _state(capture.state, whole=True),
+        "reason": capture.reason,
+        "requested_unix_s": capture.requested_unix_s,
+        "ended_unix_s": capture.ended_unix_s,
+        "steps": capture.steps,
+        "max_duration_s": capture.max_duration_s,
+        "ranks": [
+            {
+                "rank": who.rank,
+                "node": who.node or None,
+                "state": _state(who.state),
+                "reason": who.reason,
+                "started_unix_s": _seconds(who.started_unix_ns),
+                "stopped_unix_s": _seconds(who.stopped_unix_ns),
+                "files": [{"path": file.path, "size_bytes": file.size_bytes} for file in who.files],
+            }
+            for who in capture.participants
+        ],
+    }
+
+
+def _state(state: CaptureState | None, *, whole: bool = False) -> str:
+    if state is None:
+        return "open" if whole else "requested"
+    return state.value
+
+
+def _seconds(unix_ns: int | None) -> float | None:
+    return None if unix_ns is None else unix_ns / 1e9

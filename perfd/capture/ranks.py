@@ -1,0 +1,252 @@
+"""Which ranks a capture is about: by list, by role, from an alert, by slowness, with a peer to compare."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from perfd.errors import CaptureError
+from perfd.model import ParallelLayout
+
+_RANGE = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
+_ROLE = re.compile(r"(stage|pp|tp|cp|dp|ep)=(first|last|\d{1,7})")
+_SLOWEST = re.compile(r"slowest:(\d{1,4})")
+_MAX_RANK = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankView:
+    """One rank as the aggregator sees it now."""
+
+    rank: int
+    node: str
+    gpu: int | None = None
+    compute_s: float | None = None
+    """Time per step that this rank computed, without waiting for others; the larger, the slower it is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """What a decision about a capture may know of a job."""
+
+    job: str
+    nodes: Sequence[str]
+    """Nodes of the job whose agents are connected."""
+    ranks: Sequence[RankView] = ()
+    layout: ParallelLayout = field(default_factory=ParallelLayout)
+    culprits: Sequence[int] = ()
+    """Ranks that the analysis blames."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Ranks by node; an empty tuple means every rank of the job there."""
+
+    by_node: Mapping[str, tuple[int, ...]]
+    refused: Mapping[int, str] = field(default_factory=dict)
+    """Ranks that were asked for and cannot be reached, with the reason."""
+
+
+def coordinate(rank: int, dimension: str, layout: ParallelLayout) -> int:
+    """The index of a rank along `tp`, `cp`, `ep`, `dp` or `pp` (also called `stage`).
+
+    The order is Megatron-LM's default, `tp-cp-ep-dp-pp` (megatron/core/parallel_state.py): tensor
+    parallelism varies fastest and pipeline stages slowest; `ep` divides what is beyond `tp`. torchtitan's
+    and DeepSpeed's default meshes place tp, dp and pp alike. Raises `CaptureError` when a size that it
+    needs is not known.
+    """
+    tp, cp = layout.tp or 1, layout.cp or 1
+    if dimension in ("stage", "pp"):
+        stages, world = _known(layout.pp, "pp"), _known(layout.world_size, "the world size")
+        if world % stages:
+            raise CaptureError(f"{world} ranks do not divide into {stages} pipeline stages.")
+        return rank // (world // stages)
+    if dimension == "tp":
+        return rank % _known(layout.tp, "tp")
+    if dimension == "cp":
+        return rank // tp % _known(layout.cp, "cp")
+    if dimension == "ep":
+        return rank // tp % _known(layout.ep, "ep")
+    return rank // (tp * cp) % _known(layout.dp, "dp")
+
+
+def select(selector: str, view: JobView, labels: Mapping[str, str] | None = None) -> Selection:
+    """The ranks that a selector means, by node.
+
+    Terms joined by `+` are united. A term is `all`, a list (`0,3,8-11`), conditions that must all hold
+    (`stage=last,tp=0`), `alert` (what the alert's labels name), `slowest:N`, `culprits`, or `peer` (for
+    each rank of the other terms, a healthy one of the same stage and role).
+    Raises `CaptureError` with the reason when the selector is wrong or nothing can be chosen.
+    """
+    terms = [term.strip() for term in selector.split("+")]
+    wants_peer = "peer" in terms
+    terms = [term for term in terms if term != "peer"]
+    if not terms:
+        raise CaptureError("`peer` compares with other ranks; name those too, for example alert+peer.")
+    if not view.ranks:
+        return _without_placements(terms, view, labels or {})
+    chosen: set[int] = set()
+    for term in terms:
+        chosen.update(_term(term, view, labels or {}))
+    if wants_peer:
+        chosen.update(_peers(chosen, view))
+    if not chosen:
+        raise CaptureError(f"No rank of job {view.job} is meant by {selector!r}.")
+    return _place(chosen, view)
+
+
+def check_selector(selector: str) -> None:
+    """Raise `CaptureError` when a selector is not one, whatever the job; for configurations."""
+    for term in (part.strip() for part in selector.split("+")):
+        if term not in ("all", "alert", "culprits", "peer") and not _SLOWEST.fullmatch(term):
+            _parse_conditions(term)
+
+
+def _known(size: int | None, what: str) -> int:
+    if not size:
+        raise CaptureError(f"The job's layout does not tell {what}, which the choice of ranks needs.")
+    return size
+
+
+def _term(term: str, view: JobView, labels: Mapping[str, str]) -> set[int]:
+    everything = {rank.rank for rank in view.ranks}
+    if term == "all":
+        return everything
+    if term == "alert":
+        return _from_labels(view, labels)
+    if term == "culprits":
+        return set(view.culprits)
+    if slowest := _SLOWEST.fullmatch(term):
+        return _slowest(int(slowest[1]), view)
+    conditions = _parse_conditions(term)
+    if isinstance(conditions, set):
+        return conditions
+    return {rank for rank in everything if all(condition(rank, view.layout) for condition in conditions)}
+
+
+_Condition = Callable[[int, ParallelLayout], bool]
+
+
+def _parse_conditions(term: str) -> set[int] | list[_Condition]:
+    """A list of ranks, or conditions on a rank; raises `CaptureError` for anything else."""
+    ranks: set[int] = set()
+    conditions: list[_Condition] = []
+    for part in (piece.strip() for piece in term.split(",")):
+        if span := _RANGE.fullmatch(part):
+            first, last = int(span[1]), int(span[2] or span[1])
+            if last < first or last >= _MAX_RANK:
+                raise CaptureError(f"{part!r} is not a range of ranks.")
+            ranks.update(range(first, last + 1))
+        elif role := _ROLE.fullmatch(part):
+            conditions.append(_condition(role[1], role[2]))
+        else:
+            raise CaptureError(
+                f"{part!r} does not choose ranks; use all, alert, culprits, peer, slowest:N, a list such as "
+                "0,3,8-11, or roles such as stage=last,tp=0."
+            )
+    if ranks and conditions:
+        raise CaptureError(f"{term!r} mixes ranks and roles; join them with + instead of a comma.")
+    return ranks or conditions
+
+
+def _condition(dimension: str, wanted: str) -> _Condition:
+    sizes: Mapping[str, Callable[[ParallelLayout], int | None]] = {
+        "stage": lambda layout: layout.pp,
+        "pp": lambda layout: layout.pp,
+        "tp": lambda layout: layout.tp,
+        "cp": lambda layout: layout.cp,
+        "dp": lambda layout: layout.dp,
+        "ep": lambda layout: layout.ep,
+    }
+
+    def holds(rank: int, layout: ParallelLayout) -> bool:
+        index = {"first": 0, "last": (sizes[dimension](layout) or 0) - 1}.get(wanted)
+        return coordinate(rank, dimension, layout) == (int(wanted) if index is None else index)
+
+    return holds
+
+
+def _from_labels(view: JobView, labels: Mapping[str, str]) -> set[int]:
+    """The narrowest thing that an alert's labels name: a rank, roles, a GPU, a node, else the job."""
+    if labels.get("rank", "").isdecimal():
+        return {int(labels["rank"])}
+    on_node = [rank for rank in view.ranks if labels.get("node") in (None, "", rank.node)]
+    if gpu := labels.get("gpu", ""):
+        return {rank.rank for rank in on_node if str(rank.gpu) == gpu}
+    roles = [(name, labels[name]) for name in ("stage", "tp", "dp") if labels.get(name, "").isdecimal()]
+    return {
+        rank.rank
+        for rank in on_node
+        if all(coordinate(rank.rank, name, view.layout) == int(value) for name, value in roles)
+    }
+
+
+def _slowest(count: int, view: JobView) -> set[int]:
+    timed = [(rank.compute_s, rank.rank) for rank in view.ranks if rank.compute_s is not None]
+    if not timed:
+        raise CaptureError(
+            f"Nothing tells which ranks of job {view.job} are slowest; the job's log has no times by rank."
+        )
+    return {rank for _, rank in sorted(timed, key=lambda pair: (-pair[0], pair[1]))[:count]}
+
+
+def _peers(chosen: set[int], view: JobView) -> set[int]:
+    """For each chosen rank the most ordinary other one of its stage, tp and cp index, where there is one."""
+    blamed = chosen | set(view.culprits)
+    times = {rank.rank: rank.compute_s for rank in view.ranks}
+    peers: set[int] = set()
+    for rank in sorted(chosen):
+        role = _role(rank, view.layout)
+        alike = [
+            other for other in sorted(times) if other not in blamed and _role(other, view.layout) == role
+        ]
+        if not alike:
+            continue
+        known = [time for other in alike if (time := times[other]) is not None]
+        middle = median(known) if known else 0.0
+        peers.add(min(alike, key=lambda other: (abs((times[other] or 0.0) - middle), other)))
+    return peers
+
+
+def _role(rank: int, layout: ParallelLayout) -> tuple[int, ...]:
+    """Where a rank is in every dimension but data parallelism; sizes that are not known count as 1."""
+    return tuple(
+        coordinate(rank, dimension, layout)
+        for dimension, size in (("stage", layout.pp), ("tp", layout.tp), ("cp", layout.cp))
+        if size and layout.world_size
+    )
+
+
+def _place(chosen: set[int], view: JobView) -> Selection:
+    nodes = {rank.rank: rank.node for rank in view.ranks}
+    by_node: dict[str, list[int]] = {}
+    refused: dict[int, str] = {}
+    for rank in sorted(chosen):
+        node = nodes.get(rank)
+        if node is None:
+            refused[rank] = f"Job {view.job} has no rank {rank}, or its node is not known."
+        elif node not in view.nodes:
+            refused[rank] = f"The agent of node {node} is not connected."
+        else:
+            by_node.setdefault(node, []).append(rank)
+    return Selection(by_node={node: tuple(ranks) for node, ranks in by_node.items()}, refused=refused)
+
+
+def _without_placements(terms: Sequence[str], view: JobView, labels: Mapping[str, str]) -> Selection:
+    """Without knowing where ranks run: whole nodes, or named ranks when there is only one node."""
+    if not view.nodes:
+        raise CaptureError(f"No agent of job {view.job} is connected.")
+    if set(terms) <= {"all", "alert"}:
+        named = labels.get("node", "")
+        nodes = [named] if named in view.nodes and "all" not in terms else list(view.nodes)
+        rank = labels.get("rank", "")
+        if "all" not in terms and rank.isdecimal() and len(nodes) == 1:
+            return Selection(by_node={nodes[0]: (int(rank),)})
+        return Selection(by_node=dict.fromkeys(nodes, ()))
+    listed = [_parse_conditions(term) for term in terms if term not in ("all", "alert")]
+    if len(view.nodes) == 1 and all(isinstance(ranks, set) for ranks in listed):
+        chosen = {rank for ranks in listed if isinstance(ranks, set) for rank in ranks}
+        return Selection(by_node={view.nodes[0]: tuple(sorted(chosen))})
+    raise CaptureError(f"It is not known on which node each rank of job {view.job} runs; choose `all`.")

@@ -1,0 +1,345 @@
+"""The capture policy: events in, actions out; invariants are checked at the end of every test."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfd.capture.events import (
+    AgentConnected,
+    AgentGone,
+    AlertFired,
+    CancelRequested,
+    Capture,
+    ManualRequest,
+    Record,
+    Restored,
+    SendCancel,
+    SendRequest,
+    StatusReceived,
+    Tick,
+)
+from perfd.capture.policy import CapturePolicy, Patience
+from perfd.capture.ranks import JobView, RankView
+from perfd.config import CaptureProfile
+from perfd.errors import CaptureError
+from perfd.model import CaptureFile, CaptureState, CaptureStatus
+
+START = 1_700_000_000.0
+PROFILES = {
+    "default": CaptureProfile(cooldown_s=100, max_per_hour=3),
+    "blamed": CaptureProfile(ranks="alert", cooldown_s=100, max_per_hour=3),
+}
+PATIENCE = Patience(answer_s=30, result_s=180, gone_s=60, lead_s=3)
+TWO_NODES = JobView(
+    job="llama",
+    nodes=("a", "b"),
+    ranks=tuple(RankView(rank=rank, node="ab"[rank // 2], gpu=rank % 2) for rank in range(4)),
+)
+
+
+@dataclass
+class World:
+    """A policy, everything that it said, and a check that it never broke its promises."""
+
+    policy: CapturePolicy = field(default_factory=lambda: CapturePolicy(PROFILES, PATIENCE))
+    records: dict[str, list[Capture]] = field(default_factory=lambda: defaultdict(list))
+
+    def tell(self, event, now=START):
+        actions = self.policy.handle(event, now)
+        for action in actions:
+            if isinstance(action, Record):
+                self.records[action.capture.capture_id].append(action.capture)
+        return actions
+
+    def newest(self, capture_id):
+        return self.records[capture_id][-1]
+
+    def only(self):
+        (capture_id,) = self.records
+        return self.newest(capture_id)
+
+    def check(self):
+        for story in self.records.values():
+            for earlier, later in zip(story, story[1:], strict=False):
+                assert earlier.state is None, "a capture that ended changed again"
+                for who in earlier.participants:
+                    if who.final:
+                        assert who in later.participants, "a final outcome changed"
+            ended = story[-1].state is not None
+            assert ended == all(who.final for who in story[-1].participants)
+            assert ended == (story[-1].ended_unix_s is not None)
+        open_ids = {capture.capture_id for capture in self.policy.open_captures}
+        assert open_ids == {key for key, story in self.records.items() if story[-1].state is None}
+        jobs = [capture.job for capture in self.policy.open_captures]
+        assert len(jobs) == len(set(jobs)), "two captures of one job at a time"
+
+
+@pytest.fixture
+def world():
+    world = World()
+    yield world
+    world.check()
+
+
+def alert(name="Slow", job=TWO_NODES, **labels):
+    return AlertFired(alert=name, labels={"capture": "default", **labels}, job=job)
+
+
+def status(capture_id, state, *ranks, node="a", **more):
+    return StatusReceived(
+        node=node,
+        status=CaptureStatus(capture_id=capture_id, state=state, time_unix_ns=1, ranks=ranks, **more),
+    )
+
+
+def states(capture):
+    return {who.rank: who.state for who in capture.participants}
+
+
+def test_an_alert_asks_every_node_of_the_job_and_gives_them_one_time_to_start(world):
+    record, *requests = world.tell(alert())
+    assert [(action.node, action.message.ranks) for action in requests] == [("a", (0, 1)), ("b", (2, 3))]
+    assert {action.message.start_unix_ns for action in requests} == {round((START + 3) * 1e9)}
+    assert requests[0].message.alert == "Slow"
+    assert requests[0].message.steps == 5
+    assert record.capture.state is None
+
+
+def test_a_single_node_starts_at_once(world):
+    _, request = world.tell(alert(capture="blamed", rank="3"))
+    assert (request.node, request.message.ranks, request.message.start_unix_ns) == ("b", (3,), None)
+
+
+def test_a_capture_is_done_when_every_rank_is(world):
+    world.tell(alert())
+    capture_id = world.only().capture_id
+    files = (CaptureFile(path="/x/rank.nsys-rep", size_bytes=9),)
+    for state in (CaptureState.ARMED, CaptureState.RUNNING, CaptureState.DONE):
+        for node in "ab":
+            world.tell(status(capture_id, state, node=node, files=files), START + 9)
+    assert world.only().state is CaptureState.DONE
+    assert world.only().participants[3].files == files
+    assert world.only().ended_unix_s == START + 9
+
+
+def test_each_rank_has_its_own_outcome_and_the_whole_is_the_worst(world):
+    world.tell(alert())
+    capture_id = world.only().capture_id
+    world.tell(status(capture_id, CaptureState.DONE, 0))
+    world.tell(status(capture_id, CaptureState.EMPTY, 1, reason="No kernel of rank 1."))
+    world.tell(status(capture_id, CaptureState.DONE, 2, node="b"))
+    assert world.only().state is None
+    world.tell(status(capture_id, CaptureState.REFUSED, 3, node="b", reason="Busy."))
+    assert states(world.only()) == {
+        0: CaptureState.DONE,
+        1: CaptureState.EMPTY,
+        2: CaptureState.DONE,
+        3: CaptureState.REFUSED,
+    }
+    assert (world.only().state, world.only().reason) == (
+        CaptureState.EMPTY,
+        "2 of 4 ranks are done. No kernel of rank 1.",
+    )
+
+
+def test_a_final_outcome_never_changes(world):
+    world.tell(alert())
+    capture_id = world.only().capture_id
+    world.tell(status(capture_id, CaptureState.FAILED, 0, reason="First."))
+    assert world.tell(status(capture_id, CaptureState.DONE, 0)) == []
+    assert states(world.only())[0] is CaptureState.FAILED
+
+
+def test_an_alert_in_its_cooldown_is_refused_and_says_how_long_it_lasts(world):
+    world.tell(alert())
+    capture_id = world.only().capture_id
+    world.tell(status(capture_id, CaptureState.DONE))
+    world.tell(status(capture_id, CaptureState.DONE, node="b"))
+    (record,) = world.tell(alert(), START + 40)
+    assert record.capture.state is CaptureState.REFUSED
+    assert "60 s are left" in record.capture.reason
+    assert len(world.tell(alert(), START + 100)) == 3
+
+
+def test_the_cooldown_is_per_rule_and_job(world):
+    other_job = JobView(job="gpt", nodes=("c",))
+    world.tell(alert())
+    assert any(isinstance(action, SendRequest) for action in world.tell(alert(job=other_job)))
+
+
+def test_a_job_has_one_capture_at_a_time(world):
+    world.tell(alert())
+    (record,) = world.tell(alert("Another"))
+    assert record.capture.state is CaptureState.REFUSED
+    assert "still running" in record.capture.reason
+
+
+def test_the_hourly_budget_is_kept_and_comes_back(world):
+    for number in range(3):
+        actions = world.tell(alert(f"Rule{number}"), START + number)
+        for node in "ab":
+            world.tell(status(actions[0].capture.capture_id, CaptureState.DONE, node=node), START + number)
+    (record,) = world.tell(alert("Rule9"), START + 10)
+    assert "max_per_hour is 3" in record.capture.reason
+    assert len(world.tell(alert("Rule9"), START + 3600)) == 3
+
+
+def test_an_unknown_profile_is_refused_by_name(world):
+    (record,) = world.tell(alert(capture="nosuch"))
+    assert (
+        record.capture.reason
+        == "There is no capture profile 'nosuch'; capture_profiles has: blamed, default."
+    )
+
+
+def test_a_request_replayed_with_the_same_id_does_nothing_twice(world):
+    request = ManualRequest(capture_id="mine", job=TWO_NODES)
+    assert len(world.tell(request)) == 3
+    assert world.tell(request) == []
+    for node in "ab":
+        world.tell(status("mine", CaptureState.DONE, node=node))
+    assert world.tell(request, START + 9999) == []
+
+
+def test_a_person_is_not_held_back_by_cooldown(world):
+    world.tell(alert())
+    capture_id = world.only().capture_id
+    for node in "ab":
+        world.tell(status(capture_id, CaptureState.DONE, node=node))
+    assert len(world.tell(ManualRequest(capture_id="mine", job=TWO_NODES, ranks="1"), START + 1)) == 2
+
+
+@pytest.mark.parametrize("bad", ["../../etc", "a/b", "", "-f", "a..b", "x" * 101, "a\nb"])
+def test_an_id_that_is_no_plain_name_is_refused(world, bad):
+    with pytest.raises(CaptureError, match="not a capture id"):
+        world.tell(ManualRequest(capture_id=bad, job=TWO_NODES))
+
+
+def test_ranks_that_do_not_exist_are_refused_and_the_others_captured(world):
+    actions = world.tell(ManualRequest(capture_id="mine", job=TWO_NODES, ranks="1,9"))
+    assert [action.message.ranks for action in actions[1:]] == [(1,)]
+    assert states(world.only())[9] is CaptureState.REFUSED
+    world.tell(status("mine", CaptureState.DONE))
+    assert world.only().state is CaptureState.REFUSED
+
+
+def test_only_ranks_that_do_not_exist_end_the_capture_at_once(world):
+    (record,) = world.tell(ManualRequest(capture_id="mine", job=TWO_NODES, ranks="9"))
+    assert (record.capture.state, states(record.capture)) == (
+        CaptureState.REFUSED,
+        {9: CaptureState.REFUSED},
+    )
+
+
+def test_an_agent_that_does_not_answer_is_late_and_told_to_stop(world):
+    world.tell(alert())
+    capture_id = world.only().capture_id
+    world.tell(status(capture_id, CaptureState.ARMED))
+    assert world.tell(Tick(), START + 32) == []
+    cancel, _ = world.tell(Tick(), START + 33)
+    assert (cancel.node, cancel.message.capture_id) == ("b", capture_id)
+    assert states(world.only())[2] is CaptureState.LATE
+
+
+def test_an_agent_without_a_result_is_lost_after_the_time_cap_and_the_import(world):
+    world.tell(alert(capture="blamed", rank="0"))
+    capture_id = world.only().capture_id
+    world.tell(status(capture_id, CaptureState.RUNNING))
+    assert world.tell(Tick(), START + 209) == []
+    world.tell(Tick(), START + 210)
+    assert world.only().state is CaptureState.LOST
+
+
+def test_an_agent_that_stays_away_loses_its_ranks_and_one_that_returns_is_asked_again(world):
+    world.tell(alert())
+    capture_id = world.only().capture_id
+    for node in "ab":
+        world.tell(status(capture_id, CaptureState.RUNNING, node=node))
+        world.tell(AgentGone(node=node), START + 5)
+    (again,) = world.tell(AgentConnected(node="a"), START + 10)
+    assert (again.node, again.message.capture_id, again.message.ranks) == ("a", capture_id, (0, 1))
+    world.tell(Tick(), START + 65)
+    assert states(world.only()) == {
+        0: CaptureState.RUNNING,
+        1: CaptureState.RUNNING,
+        2: CaptureState.LOST,
+        3: CaptureState.LOST,
+    }
+
+
+def test_what_still_runs_after_its_end_is_stopped(world):
+    world.tell(alert(capture="blamed", rank="0"))
+    capture_id = world.only().capture_id
+    world.tell(Tick(), START + 30)
+    (cancel,) = world.tell(status(capture_id, CaptureState.RUNNING), START + 40)
+    assert isinstance(cancel, SendCancel)
+    assert world.tell(status(capture_id, CaptureState.FAILED), START + 41) == []
+
+
+def test_a_status_of_a_capture_that_nobody_knows_stops_it(world):
+    (cancel,) = world.tell(status("stranger", CaptureState.ARMED))
+    assert (cancel.node, cancel.message.capture_id) == ("a", "stranger")
+
+
+def test_a_cancel_reaches_the_nodes_that_still_owe_an_outcome(world):
+    world.tell(alert())
+    capture_id = world.only().capture_id
+    world.tell(status(capture_id, CaptureState.DONE))
+    (cancel,) = world.tell(CancelRequested(capture_id=capture_id, reason="enough"))
+    assert (cancel.node, cancel.message.reason) == ("b", "enough")
+    assert world.tell(CancelRequested(capture_id="nosuch", reason="enough")) == []
+
+
+def test_a_restarted_aggregator_loses_open_captures_and_stops_them(world):
+    world.tell(alert())
+    before = world.only()
+    fresh = World()
+    actions = fresh.tell(Restored(captures=[before]), START + 50)
+    assert [action.node for action in actions if isinstance(action, SendCancel)] == ["a", "b"]
+    assert fresh.only().state is CaptureState.LOST
+    (held,) = fresh.tell(alert(), START + 60)
+    assert "Cooldown" in held.capture.reason
+    fresh.check()
+
+
+def test_a_node_whose_ranks_are_not_known_names_them_itself(world):
+    world.tell(alert(job=JobView(job="gpt", nodes=("a",))))
+    capture_id = world.only().capture_id
+    world.tell(status(capture_id, CaptureState.ARMED, 0, 1))
+    assert states(world.only()) == {0: CaptureState.ARMED, 1: CaptureState.ARMED}
+    world.tell(status(capture_id, CaptureState.REFUSED, 2, reason="Not started by nsys."))
+    world.tell(status(capture_id, CaptureState.DONE, 0, 1))
+    assert world.only().state is CaptureState.REFUSED
+    assert "2 of 3 ranks are done" in world.only().reason
+
+
+_EVENTS = st.one_of(
+    st.builds(alert, st.sampled_from(["A", "B"])),
+    st.builds(lambda: ManualRequest(capture_id="mine", job=TWO_NODES)),
+    st.builds(
+        status,
+        st.sampled_from(["mine", "A-20231114T221320", "B-20231114T221320"]),
+        st.sampled_from(CaptureState),
+        st.integers(0, 4),
+        node=st.sampled_from("abc"),
+    ),
+    st.builds(AgentGone, node=st.sampled_from("ab")),
+    st.builds(AgentConnected, node=st.sampled_from("ab")),
+    st.builds(CancelRequested, capture_id=st.just("mine"), reason=st.just("x")),
+    st.just(Tick()),
+)
+
+
+@given(st.lists(st.tuples(_EVENTS, st.integers(0, 60)), max_size=40))
+def test_whatever_happens_every_capture_ends_and_ends_once(story):
+    world, now = World(), START
+    for event, wait_s in story:
+        world.tell(event, now)
+        now += wait_s
+        world.check()
+    world.tell(Tick(), now + 1000)
+    world.check()
+    assert not world.policy.open_captures

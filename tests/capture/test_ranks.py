@@ -1,0 +1,133 @@
+"""Choosing ranks: lists, roles, labels, slowness, peers."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfd.capture.ranks import JobView, RankView, check_selector, coordinate, select
+from perfd.errors import CaptureError
+from perfd.model import ParallelLayout
+
+# 16 ranks on 2 nodes: tp 2, cp 1, dp 2, pp 4; rank = tp + 2 * (dp + 2 * pp).
+LAYOUT = ParallelLayout(world_size=16, tp=2, dp=2, pp=4, ep=2)
+VIEW = JobView(
+    job="llama",
+    nodes=("a", "b"),
+    layout=LAYOUT,
+    ranks=tuple(
+        RankView(rank=rank, node="ab"[rank // 8], gpu=rank % 8, compute_s=1.0 + (0.5 if rank == 9 else 0))
+        for rank in range(16)
+    ),
+    culprits=(9,),
+)
+
+
+def ranks(selector, view=VIEW, **labels):
+    selection = select(selector, view, labels)
+    return sorted(rank for ranks in selection.by_node.values() for rank in ranks)
+
+
+@pytest.mark.parametrize(
+    ("selector", "expected"),
+    [
+        ("all", list(range(16))),
+        ("0,3,8-10", [0, 3, 8, 9, 10]),
+        ("stage=first", [0, 1, 2, 3]),
+        ("stage=last,tp=0", [12, 14]),
+        ("pp=1", [4, 5, 6, 7]),
+        ("dp=1", [2, 3, 6, 7, 10, 11, 14, 15]),
+        ("ep=last,stage=0", [2, 3]),
+        ("slowest:1", [9]),
+        ("culprits", [9]),
+        ("culprits+peer", [9, 11]),
+        ("0+stage=last,tp=0", [0, 12, 14]),
+    ],
+)
+def test_a_selector_means_these_ranks(selector, expected):
+    assert ranks(selector) == expected
+    check_selector(selector)
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [
+        ({"rank": "5"}, [5]),
+        ({"stage": "3"}, [12, 13, 14, 15]),
+        ({"node": "b", "gpu": "1"}, [9]),
+        ({"node": "b"}, list(range(8, 16))),
+        ({}, list(range(16))),
+        ({"rank": "not a number", "stage": "0"}, [0, 1, 2, 3]),
+    ],
+)
+def test_an_alert_means_the_narrowest_thing_that_its_labels_name(labels, expected):
+    assert ranks("alert", **labels) == expected
+
+
+def test_ranks_are_grouped_by_node():
+    assert select("7,8", VIEW).by_node == {"a": (7,), "b": (8,)}
+
+
+def test_a_rank_whose_agent_is_away_is_refused_with_the_reason():
+    view = JobView(job="llama", nodes=("a",), ranks=VIEW.ranks, layout=LAYOUT)
+    selection = select("7,8", view)
+    assert selection.by_node == {"a": (7,)}
+    assert selection.refused == {8: "The agent of node b is not connected."}
+
+
+@pytest.mark.parametrize(
+    ("selector", "words"),
+    [
+        ("", "does not choose ranks"),
+        ("everyone", "does not choose ranks"),
+        ("9-3", "not a range"),
+        ("0-99999999", "does not choose ranks"),
+        ("0-9999999", "not a range"),
+        ("0,stage=last", "mixes ranks and roles"),
+        ("peer", "name those too"),
+        ("tp=5", "No rank of job llama"),
+        ("cp=0", "does not tell cp"),
+    ],
+)
+def test_a_selector_that_chooses_nothing_says_why(selector, words):
+    with pytest.raises(CaptureError, match=words):
+        select(selector, VIEW)
+
+
+def test_slowness_that_nobody_measured_is_an_error_and_not_a_guess():
+    view = JobView(job="llama", nodes=("a",), ranks=(RankView(rank=0, node="a"),))
+    with pytest.raises(CaptureError, match="no times by rank"):
+        select("slowest:2", view)
+
+
+def test_without_placements_whole_nodes_are_asked():
+    view = JobView(job="llama", nodes=("a", "b"))
+    assert select("all", view).by_node == {"a": (), "b": ()}
+    assert select("alert", view, {"node": "b"}).by_node == {"b": ()}
+    with pytest.raises(CaptureError, match="choose `all`"):
+        select("3", view)
+    assert select("3", JobView(job="llama", nodes=("a",))).by_node == {"a": (3,)}
+
+
+def test_with_no_agent_there_is_nobody_to_ask():
+    with pytest.raises(CaptureError, match="No agent"):
+        select("all", JobView(job="llama", nodes=()))
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4))
+def test_coordinates_tell_every_rank_apart(tp, cp, dp, pp):
+    world = tp * cp * dp * pp
+    layout = ParallelLayout(world_size=world, tp=tp, cp=cp, dp=dp, pp=pp)
+    seen = {
+        tuple(coordinate(rank, name, layout) for name in ("tp", "cp", "dp", "pp")) for rank in range(world)
+    }
+    assert len(seen) == world
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_a_selector_or_a_clear_error(text):
+    try:
+        selection = select(text, VIEW, {})
+    except CaptureError as error:
+        assert str(error)
+    else:
+        assert selection.by_node or selection.refused
