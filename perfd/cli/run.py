@@ -1,0 +1,110 @@
+"""`perfd run`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+
+from perfd.errors import PerfdError
+from perfd.session.job import CommandError
+from perfd.session.naming import job_name, results_folder
+from perfd.session.run import MonitorSettings, RunOptions
+from perfd.session.run import run as run_session
+
+EXIT_CODES = """\
+The exit code is that of the command: 128 + n if signal n ended it, 127 if there is no such
+command, 126 if it cannot be executed, and 2 if perfd was called wrongly or its configuration
+is wrong, in which case nothing was started."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = EXIT_CODES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--config", metavar="FILE", help="configuration of agent and aggregator (YAML)")
+    parser.add_argument(
+        "--job", metavar="NAME", help="name of the job; default: SLURM_JOB_ID, or the script's name"
+    )
+    parser.add_argument("--http", metavar="HOST:PORT", help="where /metrics and /api/v1 are served")
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        default="perfd-out",
+        help="where the folder of results is made (default: %(default)s)",
+    )
+    parser.add_argument("--record", metavar="DIR", help="also write a recording, into a new folder")
+    parser.add_argument(
+        "--no-nsys", action="store_true", help="do not start the command under nsys, which captures need"
+    )
+    add_command(parser)
+
+
+def add_command(parser: argparse.ArgumentParser) -> None:
+    """Declare the command, after `--`."""
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD...", help="the command to run")
+
+
+def command_of(args: argparse.Namespace) -> list[str]:
+    """The command that the user gave, without the `--` in front of it."""
+    words: list[str] = list(args.command)
+    return words[1:] if words[:1] == ["--"] else words
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command and watch it."""
+    command = command_of(args)
+    if not command:
+        raise PerfdError("There is no command to run; write it after --: perfd run -- python train.py")
+    return watch(
+        command,
+        job=args.job,
+        config=args.config,
+        http=args.http,
+        out=Path(args.out),
+        recording=Path(args.record) if args.record else None,
+        capture=not args.no_nsys,
+    )
+
+
+def watch(
+    command: list[str],
+    *,
+    job: str | None,
+    config: str | None,
+    http: str | None,
+    out: Path,
+    recording: Path | None,
+    capture: bool,
+) -> int:
+    """Run `command` with a monitor beside it; returns its exit code."""
+    name = job or job_name(command, os.environ)
+    if config is not None:
+        _check_configuration(Path(config))
+    settings = MonitorSettings(
+        job=name,
+        command=command,
+        config=str(Path(config).absolute()) if config else None,
+        http=http,
+        results=str(results_folder(out.absolute(), name, time.time_ns())),
+        recording=str(recording.absolute()) if recording else None,
+        capture=capture,
+    )
+    try:
+        return run_session(RunOptions(command=command, settings=settings), say=_say)
+    except CommandError as error:
+        _say(f"perfd run: {error}")
+        return error.exit_code
+
+
+def _check_configuration(path: Path) -> None:
+    """Refuse a wrong configuration before anything is started; most runs have none, and skip the imports."""
+    from perfd.session.configuration import load_session  # noqa: PLC0415
+
+    load_session(path)
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)

@@ -1,0 +1,25 @@
+"""What an operator may configure when agent and aggregator run in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from perfd.config import AgentConfig, AggregatorConfig, load
+
+
+class SessionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`perfd run --config FILE` and `perfd replay --config FILE`: both roles in one file.
+
+    Where the two find each other is perfd's own affair here, so that `agent.uplink`
+    and `aggregator.listen` are not used.
+    """
+
+    agent: AgentConfig = AgentConfig()
+    aggregator: AggregatorConfig = AggregatorConfig()
+
+
+def load_session(path: Path | None) -> SessionConfig:
+    """Read a configuration file, or the defaults without one; raises `ConfigError`."""
+    return SessionConfig() if path is None else load(path, SessionConfig)
