@@ -122,12 +122,12 @@ class JobState:
         self.steps.put(line, source.sent_unix_s)
         return event
 
-    def step_phases(self, block: StepPhases) -> None:
+    def step_phases(self, block: StepPhases, _source: Source) -> None:
         """Add a block of phase timers."""
         self.version += 1
         self._counters.rejected["phases_per_job"] += self.phases.put(block)
 
-    def memory_report(self, report: MemoryReport) -> None:
+    def memory_report(self, report: MemoryReport, _source: Source) -> None:
         """Keep the newest report of a rank."""
         if report.rank not in self.memory and len(self.memory) >= self._limits.memory_reports_per_job:
             self._counters.rejected["memory_reports_per_job"] += 1

@@ -27,7 +27,7 @@ class Limits:
     """Distinct column names of one scope on one node."""
     entities_per_scope: int = 256
     """GPUs, interfaces, disks or ranks of one node."""
-    collectors_per_agent: int = 64
+    collectors_per_node: int = 64
     gpu_history_s: float = 300.0
     gpu_history_rows: int = 1_200
     stale_after_s: float = 30.0

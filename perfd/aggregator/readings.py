@@ -140,6 +140,10 @@ class GpuHistory:
         order = order[np.argsort(times[order], kind="stable")]
         return times[order] / 1e9, self._data[order]
 
+    def newest_unix_s(self) -> float:
+        """The newest instant, NaN before the first."""
+        return float(self._times_ns[self._rows - 1]) / 1e9 if self._rows else float("nan")
+
     def interval_s(self) -> float:
         """The median distance of the newest instants, 0 when there are fewer than two."""
         if self._rows < 2:

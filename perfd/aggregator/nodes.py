@@ -1,0 +1,98 @@
+"""All that is known of one node: its GPUs, what its collectors read, and whom its GPUs serve."""
+
+from __future__ import annotations
+
+from perfd.aggregator.limits import Counters, Limits
+from perfd.aggregator.readings import GpuHistory, Readings, values_of
+from perfd.model import CollectorHealth, GpuInfo, RankPlacement, SampleTable, Scope
+
+
+class NodeState:
+    """One node, by the name that is unique among live agents.
+
+    `version` counts up when its set of series may have changed: new readings, other
+    placements; `samples` counts its GPU samples.
+    """
+
+    def __init__(self, name: str, limits: Limits, counters: Counters) -> None:
+        self.name = name
+        self.version = 0
+        self.samples = 0
+        self.received_s = 0.0
+        self.readings: dict[Scope, Readings] = {}
+        self.gpu_history = GpuHistory(
+            gpus=limits.entities_per_scope,
+            metrics=limits.metrics_per_scope,
+            seconds=limits.gpu_history_s,
+            rows=limits.gpu_history_rows,
+        )
+        self.gpu_infos: dict[int, GpuInfo] = {}
+        self.placements: dict[tuple[str, int], RankPlacement] = {}
+        self.health: dict[str, CollectorHealth] = {}
+        self._limits = limits
+        self._counters = counters
+
+    def sample(self, table: SampleTable, now_s: float) -> None:
+        """Take a table of readings."""
+        if not table.columns or not len(table.times_unix_ns):
+            return
+        values = values_of(table)
+        self._counters.samples += values.size
+        readings = self.readings.get(table.scope)
+        if readings is None:
+            limits = self._limits
+            readings = self.readings[table.scope] = Readings(
+                entities=limits.entities_per_scope, metrics=limits.metrics_per_scope
+            )
+        shape = readings.values.shape
+        refused = readings.update(table, values, now_s)
+        if readings.values.shape != shape:
+            self.version += 1
+        if table.scope is Scope.GPU:
+            self.gpu_history.append(table, values)
+            self.samples += 1
+        if refused:
+            self._counters.rejected["names_per_scope"] += refused
+
+    def gpu_info(self, info: GpuInfo) -> bool:
+        """Know a GPU; returns whether that is news."""
+        if self.gpu_infos.get(info.index) == info:
+            return False
+        if len(self.gpu_infos) >= self._limits.entities_per_scope:
+            self._counters.rejected["entities_per_scope"] += 1
+            return False
+        self.gpu_infos[info.index] = info
+        self.version += 1
+        return True
+
+    def place(self, placement: RankPlacement) -> bool:
+        """Know where a rank runs; returns whether that is news. A GPU serves the job that came last."""
+        key = (placement.job, placement.rank)
+        if self.placements.get(key) == placement:
+            return False
+        if placement.rank >= self._limits.ranks_per_job:
+            self._counters.rejected["ranks_per_job"] += 1
+            return False
+        if placement.gpu is not None:
+            self.placements = {
+                known: other
+                for known, other in self.placements.items()
+                if other.gpu != placement.gpu or other.job == placement.job
+            }
+        self.placements[key] = placement
+        self.version += 1
+        return True
+
+    def forget_job(self, job: str) -> None:
+        """Drop the placements of a job that is gone."""
+        self.placements = {key: kept for key, kept in self.placements.items() if key[0] != job}
+        self.version += 1
+
+    def collector_health(self, health: CollectorHealth) -> None:
+        """Keep the newest verdict on a collector."""
+        if health.collector not in self.health:
+            if len(self.health) >= self._limits.collectors_per_node:
+                self._counters.rejected["collectors_per_node"] += 1
+                return
+            self.version += 1
+        self.health[health.collector] = health

@@ -1,0 +1,155 @@
+"""One job's state as the arrays that the analysis reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfd.aggregator.fleet import Fleet
+from perfd.aggregator.jobs import JobState
+from perfd.aggregator.nodes import NodeState
+from perfd.analysis.tables import AlertRecord, Floats, GpuKey, GpuTable, JobData, StepTable
+
+_NO_STEPS_WINDOW_S = 60.0
+_SHORTEST_SLOT_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The samples of one node's GPUs that serve the job."""
+
+    keys: tuple[GpuKey, ...]
+    metrics: tuple[str, ...]
+    times_unix_s: Floats
+    data: NDArray[np.float32]
+    interval_s: float
+
+
+def job_data(
+    fleet: Fleet,
+    job: JobState,
+    *,
+    now_unix_s: float,
+    now_s: float,
+    alerts: Sequence[AlertRecord] = (),
+    window_steps: int | None = None,
+) -> JobData:
+    """All that is known of a job, or its newest `window_steps` progress lines and what belongs to them.
+
+    The arrays are copies: the state may change while they are read.
+    """
+    steps = job.steps.table()
+    if window_steps is not None:
+        steps = _last(steps, window_steps)
+    nodes = [fleet.nodes[name] for name in job.nodes if name in fleet.nodes]
+    windowed = window_steps is not None
+    first_step = int(steps.step[0]) if windowed and len(steps) else 0
+    return JobData(
+        name=job.name,
+        now_unix_s=now_unix_s,
+        description=job.description,
+        steps=steps,
+        phases=job.phases.table(first_step=first_step, ranks=job.world_size or 0),
+        gpu=_gpu_table(fleet, job, nodes, steps if windowed else None),
+        gpu_infos={node.name: tuple(node.gpu_infos.values()) for node in nodes if node.gpu_infos},
+        placements={
+            node.name: placed
+            for node in nodes
+            if (placed := tuple(p for (name, _), p in node.placements.items() if name == job.name))
+        },
+        memory=tuple(job.memory.values()),
+        events=tuple(job.events),
+        alerts=tuple(alerts),
+        log_silent_s=job.log_silent_s(now_s),
+        started_unix_s=job.started_unix_s,
+        ended_unix_s=job.ended_unix_s,
+    )
+
+
+def _last(steps: StepTable, rows: int) -> StepTable:
+    return StepTable(**{f.name: getattr(steps, f.name)[-rows:] for f in dataclasses.fields(StepTable)})
+
+
+def _gpu_table(fleet: Fleet, job: JobState, nodes: Sequence[NodeState], window: StepTable | None) -> GpuTable:
+    parts = list(_parts(fleet, job, nodes, window))
+    if len(parts) == 1:
+        part = parts[0]
+        return _table(part.times_unix_s, part.keys, part.metrics, part.data)
+    return _aligned(parts, fleet.limits.gpu_history_s)
+
+
+def _parts(
+    fleet: Fleet, job: JobState, nodes: Sequence[NodeState], window: StepTable | None
+) -> Iterator[_Part]:
+    for node in nodes:
+        history = node.gpu_history
+        serving = {gpu: rank for gpu, (owner, rank) in fleet.owners(node).items() if owner == job.name}
+        chosen = [index for index, gpu in enumerate(history.gpus.known) if gpu in serving]
+        if not chosen:
+            continue
+        times, data = history.since(_window_start(window, history.newest_unix_s()))
+        if job.ended_unix_s is not None:
+            kept = times <= job.ended_unix_s
+            times, data = times[kept], data[kept]
+        gpus = [history.gpus.known[index] for index in chosen]
+        yield _Part(
+            keys=tuple(GpuKey(node=node.name, gpu=gpu, rank=serving[gpu]) for gpu in gpus),
+            metrics=history.metrics.known,
+            times_unix_s=times,
+            data=data[:, chosen],
+            interval_s=history.interval_s(),
+        )
+
+
+def _window_start(window: StepTable | None, newest_unix_s: float) -> float:
+    if window is None:
+        return -np.inf
+    if not len(window):
+        return newest_unix_s - _NO_STEPS_WINDOW_S
+    took_s = window.step_time_s[0] * window.steps_covered[0]
+    return float(window.time_unix_s[0] - (took_s if np.isfinite(took_s) else 0.0))
+
+
+def _aligned(parts: Sequence[_Part], span_s: float) -> GpuTable:
+    """Samples of several nodes in common slots of time, as wide as the slowest node's interval.
+
+    A node whose clock is far from most nodes' clocks has no samples in the slots.
+    """
+    newest = [part.times_unix_s[-1] for part in parts if len(part.times_unix_s)]
+    keys = tuple(key for part in parts for key in part.keys)
+    metrics = tuple(dict.fromkeys(name for part in parts for name in part.metrics))
+    if not newest:
+        return _table(np.zeros(0), keys, metrics, np.full((0, len(keys), len(metrics)), np.nan, np.float32))
+    slot_s = max(_SHORTEST_SLOT_S, *(part.interval_s for part in parts))
+    middle = float(np.median(newest))
+    oldest = min(float(part.times_unix_s[0]) for part in parts if len(part.times_unix_s))
+    start = max(oldest, middle - span_s)
+    slots = int(min(max(newest) - start, middle - start + span_s) / slot_s) + 1
+    data = np.full((slots, len(keys), len(metrics)), np.nan, np.float32)
+    column = 0
+    for part in parts:
+        slot = np.floor((part.times_unix_s - start) / slot_s).astype(np.int64)
+        inside = (slot >= 0) & (slot < slots)
+        width = len(part.keys)
+        place = [metrics.index(name) for name in part.metrics]
+        block = data[:, column : column + width]
+        if place == list(range(len(metrics))):
+            block[slot[inside]] = part.data[inside]
+        else:
+            block[slot[inside][:, None, None], np.arange(width)[None, :, None], place] = part.data[inside]
+        column += width
+    return _table(np.asarray(start + slot_s * np.arange(slots), np.float64), keys, metrics, data)
+
+
+def _table(
+    times: Floats, keys: tuple[GpuKey, ...], metrics: tuple[str, ...], data: NDArray[np.float32]
+) -> GpuTable:
+    return GpuTable(
+        time_unix_s=times,
+        gpus=keys,
+        metrics={name: data[:, :, index] for index, name in enumerate(metrics)},
+    )
