@@ -1,0 +1,173 @@
+"""Opens the spool's file: its lock, its schema, and what to do when it is damaged."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import sqlite3
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfd.errors import SpoolError
+
+log = logging.getLogger(__name__)
+
+SCHEMA_VERSION = 1
+FILE_NAME = "spool.sqlite"
+DAMAGED_NAME = "spool.damaged.sqlite"
+_LOCK_NAME = "agent.lock"
+_DAMAGED_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_NO_ROOM_CODES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+_NO_ROOM_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(slots=True, kw_only=True)
+class SpoolFile:
+    """An open spool file and the lock that keeps other agents out."""
+
+    path: str
+    database: sqlite3.Connection
+    lock_fd: int | None
+    in_memory: bool = False
+
+    def close(self) -> None:
+        """Close the file and give up the lock; legal twice."""
+        self.database.close()
+        if self.lock_fd is not None:
+            os.close(self.lock_fd)
+            self.lock_fd = None
+
+
+def open_file(directory: Path) -> SpoolFile:
+    """The spool in `directory`, made if it is not there; raises `SpoolError`.
+
+    A damaged file is set aside and a new identity begins. With no room on the disk
+    the spool is in memory, so that an agent can still start and stream.
+    """
+    path = directory / FILE_NAME
+    lock_fd = None
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock_fd = _lock(directory)
+        return SpoolFile(path=str(path), database=_open_or_set_aside(path), lock_fd=lock_fd)
+    except (OSError, sqlite3.Error) as error:
+        if not _is_no_room(error):
+            _unlock(lock_fd)
+            raise SpoolError(
+                f"The spool {path} cannot be opened: {_reason(error)}. "
+                "Set spool.directory to a folder that this user can write."
+            ) from error
+        log.error(  # noqa: TRY400  (the operator must make room; where it was raised does not help)
+            "The disk of the spool is full: batches stay in memory, and a restart loses them. Make room.",
+            extra={"path": str(path), "reason": _reason(error)},
+        )
+        return SpoolFile(path=str(path), database=_connect(":memory:"), lock_fd=lock_fd, in_memory=True)
+    except SpoolError:
+        _unlock(lock_fd)
+        raise
+
+
+def _lock(directory: Path) -> int:
+    fd = os.open(directory / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(fd)
+        raise SpoolError(
+            f"Another agent (process {holder}) uses the spool in {directory}: "
+            "stop it, or give this one another spool.directory."
+        ) from error
+    try:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    except OSError as error:
+        # The lock holds without the number in it, which is for people.
+        if error.errno not in _NO_ROOM_ERRNOS:
+            os.close(fd)
+            raise
+    return fd
+
+
+def _unlock(fd: int | None) -> None:
+    if fd is not None:
+        os.close(fd)
+
+
+def _open_or_set_aside(path: Path) -> sqlite3.Connection:
+    try:
+        return _connect(str(path))
+    except sqlite3.DatabaseError as error:
+        if _primary_code(error) not in _DAMAGED_CODES:
+            raise
+        damaged = path.with_name(DAMAGED_NAME)
+        log.warning(
+            "The spool was damaged: it is set aside, and what it held is lost.",
+            extra={"path": str(path), "set_aside_as": str(damaged), "reason": str(error)},
+        )
+        path.replace(damaged)
+        for suffix in ("-wal", "-shm"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        return _connect(str(path))
+
+
+def _connect(path: str) -> sqlite3.Connection:
+    database = sqlite3.connect(path, check_same_thread=False, isolation_level=None, cached_statements=32)
+    try:
+        # One process has the file, so SQLite needs no shared memory and takes each lock once.
+        database.execute("PRAGMA locking_mode=EXCLUSIVE")
+        database.execute("PRAGMA journal_mode=WAL")
+        # A power failure may lose the newest transactions, a killed agent none; see Spool.renew.
+        database.execute("PRAGMA synchronous=NORMAL")
+        database.execute("PRAGMA cache_size=-256")
+        _check_sound(database)
+        _prepare_schema(database, path)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _check_sound(database: sqlite3.Connection) -> None:
+    (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict != "ok":
+        error = sqlite3.DatabaseError(verdict)
+        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+        raise error
+
+
+def _prepare_schema(database: sqlite3.Connection, path: str) -> None:
+    (version,) = database.execute("PRAGMA user_version").fetchone()
+    if version > SCHEMA_VERSION:
+        raise SpoolError(
+            f"The spool {path} was written by a newer perfd: upgrade this one, or move the file away."
+        )
+    if version == SCHEMA_VERSION:
+        return
+    database.execute("BEGIN IMMEDIATE")
+    database.execute("CREATE TABLE identity (agent_id TEXT NOT NULL, last_sequence INTEGER NOT NULL)")
+    database.execute("INSERT INTO identity VALUES (?, 0)", (str(uuid.uuid4()),))
+    database.execute(
+        "CREATE TABLE batch (sequence INTEGER PRIMARY KEY, records INTEGER NOT NULL, payload BLOB NOT NULL)"
+    )
+    database.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+    database.execute("COMMIT")
+
+
+def _is_no_room(error: OSError | sqlite3.Error) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in _NO_ROOM_ERRNOS
+    return _primary_code(error) in _NO_ROOM_CODES
+
+
+def _primary_code(error: sqlite3.Error) -> int:
+    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+    # The upper bits tell more about the same condition: https://www.sqlite.org/rescode.html
+    return int(code) & 0xFF
+
+
+def _reason(error: OSError | sqlite3.Error) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

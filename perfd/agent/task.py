@@ -1,0 +1,205 @@
+"""Runs one collector: its timing, its isolation, its health and what happens when its source is gone."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from perfd.collector import Collector, CollectorSpec, OnUnavailable, Settings
+from perfd.config import CollectorConfig
+from perfd.errors import ConfigError, Unavailable, WireError
+from perfd.model import CollectorHealth, Record
+from perfd.wire import convert
+
+log = logging.getLogger(__name__)
+
+SHORTEST_INTERVAL_S = 0.1
+HEALTH_INTERVAL_S = 10.0
+"""Health is a record when it changes, and at least so often when it does not."""
+_RETRY_INITIAL_S = 1.0
+_RETRY_MAX_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskState:
+    """How a collector fares; a new one replaces it at each run, so any thread may read it."""
+
+    collector: str
+    success: bool | None = None
+    """None before the first run has ended, and for a collector that the agent goes on without."""
+    message: str = ""
+    duration_s: float | None = None
+    last_success_unix_ns: int | None = None
+    missed_ticks: int = 0
+    running_since_s: float | None = None
+    """On the monotonic clock; None between runs."""
+    finished: bool = False
+
+
+class CollectorTask:
+    """One collector with its configuration. All methods but `state` belong to one thread.
+
+    Raises `ConfigError` when the operator's options are wrong.
+    """
+
+    def __init__(self, spec: CollectorSpec, config: CollectorConfig, settings: Settings) -> None:
+        self.name = spec.name
+        self.interval_s = spec.interval_s if config.interval_s is None else config.interval_s
+        if not self.interval_s >= SHORTEST_INTERVAL_S:
+            raise ConfigError(
+                f"collectors.{spec.name}.interval_s is {self.interval_s}; "
+                f"the shortest is {SHORTEST_INTERVAL_S}."
+            )
+        self.on_unavailable = config.on_unavailable or spec.on_unavailable
+        self.columns = spec.columns
+        self._options = _options(spec, config)
+        self._spec = spec
+        self._settings = settings
+        self._collector: Collector | None = None
+        self._failed_opens = 0
+        self._retry_at_s = float("-inf")
+        self._health_at_s = float("-inf")
+        self._state = TaskState(collector=spec.name)
+
+    @property
+    def state(self) -> TaskState:
+        """How the collector fares."""
+        return self._state
+
+    def open(self) -> None:
+        """Raise `Unavailable` if the source is missing and the agent must not start without it."""
+        if self.on_unavailable is not OnUnavailable.ERROR or self._collector is not None:
+            return
+        try:
+            self._collector = self._create()
+        except Exception as error:
+            raise Unavailable(
+                f"The collector {self.name!r} cannot work here: {_sentence(error)} "
+                f"Mend that, or set collectors.{self.name}.on_unavailable to retry or ignore."
+            ) from error
+
+    def run_once(self, now_s: float) -> Sequence[Record]:
+        """What the collector has to say at `now_s`, and its health when that is due.
+
+        Never raises. Empty while a source that is gone is left alone for a while.
+        """
+        if self._state.finished or now_s < self._retry_at_s:
+            return ()
+        self._state = dataclasses.replace(self._state, running_since_s=now_s)
+        started_s = self._settings.clock.monotonic_s()
+        records, error = self._attempt(now_s)
+        duration_s = self._settings.clock.monotonic_s() - started_s
+        return [*records, *self._conclude(error, duration_s, now_s)]
+
+    def miss(self, ticks: int) -> None:
+        """Count ticks that passed while an earlier run was still going on."""
+        if ticks:
+            self._state = dataclasses.replace(self._state, missed_ticks=self._state.missed_ticks + ticks)
+
+    def close(self) -> None:
+        """Free what the collector holds; legal twice."""
+        collector, self._collector = self._collector, None
+        if collector is None:
+            return
+        try:
+            collector.close()
+        except Exception:
+            log.warning("A collector could not be closed.", extra={"collector": self.name}, exc_info=True)
+
+    def _attempt(self, now_s: float) -> tuple[list[Record], Exception | None]:
+        try:
+            if self._collector is None:
+                self._collector = self._create()
+            self._failed_opens = 0
+            return _sendable(self._collector.collect())
+        except Exception as error:  # noqa: BLE001  (the boundary that isolates collectors from the agent)
+            if isinstance(error, Unavailable) or self._collector is None:
+                self._source_gone(error, now_s)
+            return [], error
+
+    def _create(self) -> Collector:
+        return self._spec.create(self._options, self._settings)
+
+    def _source_gone(self, error: Exception, now_s: float) -> None:
+        self.close()
+        if isinstance(error, Unavailable) and self.on_unavailable is OnUnavailable.IGNORE:
+            self._state = dataclasses.replace(self._state, finished=True)
+            return
+        delay_s = min(_RETRY_MAX_S, max(self.interval_s, _RETRY_INITIAL_S) * 2**self._failed_opens)
+        self._failed_opens = min(self._failed_opens + 1, 16)
+        self._retry_at_s = now_s + delay_s
+
+    def _conclude(
+        self, error: Exception | None, duration_s: float, now_s: float
+    ) -> Sequence[CollectorHealth]:
+        before = self._state
+        message = "" if error is None else _sentence(error)
+        unix_ns = self._settings.clock.unix_ns()
+        self._state = dataclasses.replace(
+            before,
+            success=None if before.finished else error is None,
+            message=message,
+            duration_s=duration_s,
+            last_success_unix_ns=unix_ns if error is None else before.last_success_unix_ns,
+            running_since_s=None,
+        )
+        if before.finished:
+            log.info(
+                "A collector is left out on this node.", extra={"collector": self.name, "reason": message}
+            )
+            return ()
+        changed = before.success is not self._state.success
+        if changed:
+            self._log_change(error, message, first=before.success is None)
+        if not changed and now_s < self._health_at_s:
+            return ()
+        self._health_at_s = now_s + HEALTH_INTERVAL_S
+        return (
+            CollectorHealth(
+                collector=self.name,
+                time_unix_ns=unix_ns,
+                duration_s=duration_s,
+                success=error is None,
+                message=message,
+            ),
+        )
+
+    def _log_change(self, error: Exception | None, message: str, *, first: bool) -> None:
+        facts = {"collector": self.name, "reason": message}
+        if error is None:
+            if not first:
+                log.info("A collector works again.", extra={"collector": self.name})
+        elif isinstance(error, Unavailable | WireError):
+            log.warning("A collector fails; it is tried again.", extra=facts)
+        else:
+            # Not an error that a collector raises on purpose: its author wants to see where.
+            log.warning("A collector fails; it is tried again.", extra=facts, exc_info=error)
+
+
+def _options(spec: CollectorSpec, config: CollectorConfig) -> object:
+    try:
+        return msgspec.convert(config.options, spec.options)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"collectors.{spec.name}.options: {error}") from error
+
+
+def _sendable(records: Sequence[Record]) -> tuple[list[Record], Exception | None]:
+    """The records that fit the wire, and why the first of the others does not."""
+    good: list[Record] = []
+    first_error: Exception | None = None
+    for record in records:
+        try:
+            convert.check(record)
+        except WireError as error:
+            first_error = first_error or error
+        else:
+            good.append(record)
+    return good, first_error
+
+
+def _sentence(error: Exception) -> str:
+    return str(error) or type(error).__name__
