@@ -290,6 +290,50 @@ class CollectorHealth:
     message: str = ""
 
 
+class TimingSource(StrEnum):
+    """Whose clock timed a collective."""
+
+    GPU = "gpu"
+    """The GPU's own, from the first channel's start to the last one's stop."""
+    PROXY = "proxy"
+    """The host's, when NCCL's proxy thread noticed the kernel: late by its polling."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveTimes:
+    """One rank's operations of one kind on one communicator within a window, reduced at the edge.
+
+    The totals are over all operations. `sequences`, `durations_ns` and `sizes_bytes` are columns of
+    those that were kept, so that ranks can be matched: when an agent must thin them out, it keeps the
+    same sequence numbers on every rank. A duration includes waiting for the other ranks.
+    """
+
+    job: str
+    rank: int
+    communicator: str
+    """NCCL's identity of the communicator in hexadecimal, the same on all its ranks."""
+    communicator_rank: int | None = None
+    communicator_size: int | None = None
+    communicator_name: str = ""
+    operation: str
+    """As NCCL names it: `AllReduce`, `Send`, ..."""
+    peer: int | None = None
+    """Of a send or receive: the other side's rank in the communicator."""
+    timing: TimingSource
+    start_unix_ns: int
+    end_unix_ns: int
+    count: int
+    total_bytes: float | None = None
+    total_s: float
+    min_s: float
+    max_s: float
+    algorithm: str = ""
+    protocol: str = ""
+    sequences: Sequence[int] = ()
+    durations_ns: Sequence[int] = ()
+    sizes_bytes: Sequence[int] = ()
+
+
 Record: TypeAlias = (
     SampleTable
     | GpuInfo
@@ -301,6 +345,7 @@ Record: TypeAlias = (
     | Event
     | LogProgress
     | CollectorHealth
+    | CollectiveTimes
 )
 
 

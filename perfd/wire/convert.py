@@ -45,6 +45,7 @@ _RECORDS = {
     "event": Struct(model.Event, pb.Event),
     "log_progress": Struct(model.LogProgress, pb.LogProgress),
     "collector_health": Struct(model.CollectorHealth, pb.CollectorHealth),
+    "collective_times": Struct(model.CollectiveTimes, pb.CollectiveTimes),
 }
 _FROM_AGENT = {
     "hello": Struct(Hello, pb.Hello),

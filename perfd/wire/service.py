@@ -20,6 +20,8 @@ CLIENT_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_timeout_ms", 10_000),
     # Otherwise a new channel inherits the backoff of the last one; the agent has a policy of its own.
     ("grpc.use_local_subchannel_pool", 1),
+    # A proxy for the web that a job's environment names is no way to the aggregator.
+    ("grpc.enable_http_proxy", 0),
 )
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (

@@ -36,6 +36,7 @@ RECORDS: dict[type, type[Message]] = {
     model.Event: pb.Event,
     model.LogProgress: pb.LogProgress,
     model.CollectorHealth: pb.CollectorHealth,
+    model.CollectiveTimes: pb.CollectiveTimes,
 }
 MESSAGES: dict[type, type[Message]] = {
     model.Hello: pb.Hello,

@@ -16,6 +16,12 @@ class Scope(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SCOPE_DISK: _ClassVar[Scope]
     SCOPE_RANK: _ClassVar[Scope]
 
+class TimingSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    TIMING_SOURCE_UNSPECIFIED: _ClassVar[TimingSource]
+    TIMING_SOURCE_GPU: _ClassVar[TimingSource]
+    TIMING_SOURCE_PROXY: _ClassVar[TimingSource]
+
 class CaptureTool(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     CAPTURE_TOOL_UNSPECIFIED: _ClassVar[CaptureTool]
@@ -43,6 +49,9 @@ SCOPE_NODE: Scope
 SCOPE_NIC: Scope
 SCOPE_DISK: Scope
 SCOPE_RANK: Scope
+TIMING_SOURCE_UNSPECIFIED: TimingSource
+TIMING_SOURCE_GPU: TimingSource
+TIMING_SOURCE_PROXY: TimingSource
 CAPTURE_TOOL_UNSPECIFIED: CaptureTool
 CAPTURE_TOOL_NSYS: CaptureTool
 CAPTURE_TOOL_KINETO: CaptureTool
@@ -152,7 +161,7 @@ class SampleTable(_message.Message):
     def __init__(self, scope: _Optional[_Union[Scope, str]] = ..., times_unix_ns: _Optional[_Iterable[int]] = ..., entities: _Optional[_Iterable[str]] = ..., entity_of_row: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[SampleTable.Column, _Mapping]]] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("gpu_info", "rank_placement", "job_description", "training_step", "step_phases", "memory_report", "event", "log_progress", "collector_health")
+    __slots__ = ("gpu_info", "rank_placement", "job_description", "training_step", "step_phases", "memory_report", "event", "log_progress", "collector_health", "collective_times")
     GPU_INFO_FIELD_NUMBER: _ClassVar[int]
     RANK_PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     JOB_DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -162,6 +171,7 @@ class Record(_message.Message):
     EVENT_FIELD_NUMBER: _ClassVar[int]
     LOG_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     COLLECTOR_HEALTH_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVE_TIMES_FIELD_NUMBER: _ClassVar[int]
     gpu_info: GpuInfo
     rank_placement: RankPlacement
     job_description: JobDescription
@@ -171,7 +181,8 @@ class Record(_message.Message):
     event: Event
     log_progress: LogProgress
     collector_health: CollectorHealth
-    def __init__(self, gpu_info: _Optional[_Union[GpuInfo, _Mapping]] = ..., rank_placement: _Optional[_Union[RankPlacement, _Mapping]] = ..., job_description: _Optional[_Union[JobDescription, _Mapping]] = ..., training_step: _Optional[_Union[TrainingStep, _Mapping]] = ..., step_phases: _Optional[_Union[StepPhases, _Mapping]] = ..., memory_report: _Optional[_Union[MemoryReport, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., log_progress: _Optional[_Union[LogProgress, _Mapping]] = ..., collector_health: _Optional[_Union[CollectorHealth, _Mapping]] = ...) -> None: ...
+    collective_times: CollectiveTimes
+    def __init__(self, gpu_info: _Optional[_Union[GpuInfo, _Mapping]] = ..., rank_placement: _Optional[_Union[RankPlacement, _Mapping]] = ..., job_description: _Optional[_Union[JobDescription, _Mapping]] = ..., training_step: _Optional[_Union[TrainingStep, _Mapping]] = ..., step_phases: _Optional[_Union[StepPhases, _Mapping]] = ..., memory_report: _Optional[_Union[MemoryReport, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., log_progress: _Optional[_Union[LogProgress, _Mapping]] = ..., collector_health: _Optional[_Union[CollectorHealth, _Mapping]] = ..., collective_times: _Optional[_Union[CollectiveTimes, _Mapping]] = ...) -> None: ...
 
 class GpuInfo(_message.Message):
     __slots__ = ("index", "name", "uuid", "memory_bytes", "max_sm_clock_hz", "mig")
@@ -502,6 +513,52 @@ class CollectorHealth(_message.Message):
     success: bool
     message: str
     def __init__(self, collector: _Optional[str] = ..., time_unix_ns: _Optional[int] = ..., duration_s: _Optional[float] = ..., success: _Optional[bool] = ..., message: _Optional[str] = ...) -> None: ...
+
+class CollectiveTimes(_message.Message):
+    __slots__ = ("job", "rank", "communicator", "communicator_rank", "communicator_size", "communicator_name", "operation", "peer", "timing", "start_unix_ns", "end_unix_ns", "count", "total_bytes", "total_s", "min_s", "max_s", "algorithm", "protocol", "sequences", "durations_ns", "sizes_bytes")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    COMMUNICATOR_FIELD_NUMBER: _ClassVar[int]
+    COMMUNICATOR_RANK_FIELD_NUMBER: _ClassVar[int]
+    COMMUNICATOR_SIZE_FIELD_NUMBER: _ClassVar[int]
+    COMMUNICATOR_NAME_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    TIMING_FIELD_NUMBER: _ClassVar[int]
+    START_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    END_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_S_FIELD_NUMBER: _ClassVar[int]
+    MIN_S_FIELD_NUMBER: _ClassVar[int]
+    MAX_S_FIELD_NUMBER: _ClassVar[int]
+    ALGORITHM_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    DURATIONS_NS_FIELD_NUMBER: _ClassVar[int]
+    SIZES_BYTES_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    rank: int
+    communicator: str
+    communicator_rank: int
+    communicator_size: int
+    communicator_name: str
+    operation: str
+    peer: int
+    timing: TimingSource
+    start_unix_ns: int
+    end_unix_ns: int
+    count: int
+    total_bytes: float
+    total_s: float
+    min_s: float
+    max_s: float
+    algorithm: str
+    protocol: str
+    sequences: _containers.RepeatedScalarFieldContainer[int]
+    durations_ns: _containers.RepeatedScalarFieldContainer[int]
+    sizes_bytes: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., communicator: _Optional[str] = ..., communicator_rank: _Optional[int] = ..., communicator_size: _Optional[int] = ..., communicator_name: _Optional[str] = ..., operation: _Optional[str] = ..., peer: _Optional[int] = ..., timing: _Optional[_Union[TimingSource, str]] = ..., start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ..., count: _Optional[int] = ..., total_bytes: _Optional[float] = ..., total_s: _Optional[float] = ..., min_s: _Optional[float] = ..., max_s: _Optional[float] = ..., algorithm: _Optional[str] = ..., protocol: _Optional[str] = ..., sequences: _Optional[_Iterable[int]] = ..., durations_ns: _Optional[_Iterable[int]] = ..., sizes_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CaptureRequest(_message.Message):
     __slots__ = ("capture_id", "job", "tool", "ranks", "steps", "max_duration_s", "start_unix_ns", "profile", "alert", "max_bytes")
