@@ -19,7 +19,9 @@ WATCHED = FORWARDED | {signal.SIGCHLD, signal.SIGWINCH}
 
 _PR_SET_PDEATHSIG = 1
 _SI_KERNEL = 0x80
-"""`si_code` of a signal that the terminal's driver sent, to the whole foreground group (sigaction(2))."""
+"""`si_code` of a signal that the kernel sent (sigaction(2)); of the two below, the terminal's driver,
+to all processes in the foreground. A hang-up it may send to us alone, as the session's leader."""
+_KEYS = frozenset({signal.SIGINT, signal.SIGQUIT})
 
 
 class CommandError(PerfdError):
@@ -92,7 +94,7 @@ class Job:
         return exit_code(self._process.returncode)
 
     def _forward(self, received: signal.struct_siginfo) -> None:
-        if not self._own_group and received.si_code == _SI_KERNEL:
+        if not self._own_group and received.si_code == _SI_KERNEL and received.si_signo in _KEYS:
             return
         try:
             if self._own_group:

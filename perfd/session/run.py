@@ -29,6 +29,9 @@ from perfd.session.pump import Pump
 SUMMARY_LIMIT_S = 30.0
 """How long the monitor may take for the summary after the job's end."""
 
+MONITOR = (sys.executable, "-P", "-m", "perfd.session.monitor")
+"""How the monitor is started; `-P`, because the job's working directory must not shadow our modules."""
+
 _NO_MONITOR = "perfd: the monitor failed, so there is no summary; the job was not affected. See {log}."
 
 
@@ -55,6 +58,7 @@ class RunOptions:
     settings: MonitorSettings
     environment: Mapping[str, str] | None = None
     """Of the command; None for ours."""
+    monitor: Sequence[str] = MONITOR
 
 
 def run(
@@ -99,7 +103,7 @@ class _Session:
         self._job = _start_job(options, self._outputs, mask)
         settings = _with_results_folder(options.settings, say)
         self._log = Path(settings.results) / "perfd.log" if settings.results else Path(os.devnull)
-        self._monitor, feed_fd = _start_monitor(self._log, target_fds[1])
+        self._monitor, feed_fd = _start_monitor(options.monitor, self._log, target_fds[1])
         self._feed = Feed(feed_fd, clock)
         self._feed.tell(FrameKind.SETTINGS, json.dumps(asdict(settings)))
         self._feed.tell(FrameKind.STARTED, str(self._job.pid))
@@ -174,14 +178,15 @@ def _start_job(options: RunOptions, outputs: Sequence[Output], mask: Collection[
             os.close(output.job_fd)
 
 
-def _start_monitor(log: Path, report_fd: int) -> tuple[subprocess.Popen[bytes] | None, int]:
+def _start_monitor(
+    command: Sequence[str], log: Path, report_fd: int
+) -> tuple[subprocess.Popen[bytes] | None, int]:
     """The monitor, and the pipe that feeds it; the pipe leads nowhere if it cannot be started."""
     read_fd, write_fd = os.pipe()
     try:
         with log.open("ab") as errors:
             monitor = subprocess.Popen(
-                # `-P`: the job's working directory must not shadow our modules.
-                [sys.executable, "-P", "-m", "perfd.session.monitor"],
+                command,
                 stdin=read_fd,
                 stdout=report_fd,
                 stderr=errors,

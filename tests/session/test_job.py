@@ -1,0 +1,341 @@
+"""`perfd run` around real processes, with a monitor that only swallows what it is fed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+RUN = """
+import sys
+from perfd.session.job import CommandError
+from perfd.session.run import MonitorSettings, RunOptions, run
+monitor, command = sys.argv[1], sys.argv[2:]
+options = RunOptions(
+    command=command,
+    settings=MonitorSettings(job="test", command=command),
+    monitor=(sys.executable, "-c", monitor),
+)
+try:
+    sys.exit(run(options, say=lambda sentence: print(sentence, file=sys.stderr, flush=True)))
+except CommandError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
+SWALLOW = "import sys; sys.stdin.buffer.read()"
+
+SAY_WHEN_SIGNALLED = """
+import os, signal, sys
+seen = []
+signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2]
+signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+os.write(1, b"ready %d\\n" % os.getpid())
+while True:
+    number = signal.sigwait(signals)
+    os.write(1, signal.Signals(number).name.encode() + b"\\n")
+    if number == signal.SIGTERM:
+        sys.exit(3)
+"""
+
+
+def arguments(command: list[str], monitor: str = SWALLOW) -> list[str]:
+    return [sys.executable, "-c", RUN, monitor, *command]
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def run(command: list[str], *, monitor: str = SWALLOW, **options) -> subprocess.CompletedProcess[bytes]:
+    options.setdefault("stdin", subprocess.DEVNULL)
+    return subprocess.run(arguments(command, monitor), capture_output=True, check=False, **options)
+
+
+def start(command: list[str], **options) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        arguments(command),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        **options,
+    )
+
+
+def gone(pid: int) -> None:
+    """Return when the process has ended; the test's own timeout is the limit."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    select.select([descriptor], [], [])
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize("code", [0, 1, 2, 77, 255])
+def test_the_exit_code_is_the_commands(code):
+    assert run(python(f"raise SystemExit({code})")).returncode == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_the_exit_code_of_a_killed_command_is_that_of_a_shell(number):
+    assert run(python(f"import os; os.kill(os.getpid(), {int(number)})")).returncode == 128 + number
+
+
+def test_a_command_that_is_not_there_is_named():
+    done = run(["no-such-command-here"])
+    assert (done.returncode, done.stderr) == (127, b"no-such-command-here: there is no such command.\n")
+
+
+def test_a_file_that_may_not_be_executed_is_named(tmp_path):
+    (tmp_path / "data").write_text("")
+    done = run([str(tmp_path / "data")])
+    assert done.returncode == 126
+    assert b"may not be executed" in done.stderr
+
+
+def test_binary_output_without_a_line_end_passes_unchanged():
+    done = run(python("import os; os.write(1, bytes(range(256)) * 1000); os.write(2, b'\\r50%\\x00\\xff')"))
+    assert done.stdout == bytes(range(256)) * 1000
+    assert done.stderr == b"\r50%\x00\xff"
+
+
+def test_standard_input_reaches_the_command():
+    done = run(["cat"], stdin=None, input=b"typed")
+    assert done.stdout == b"typed"
+
+
+def test_output_and_errors_that_go_to_one_place_keep_their_order(tmp_path):
+    code = "import os\nfor i in range(500): os.write(1 + i % 2, b'%d\\n' % i)"
+    with (tmp_path / "log").open("wb") as log:
+        subprocess.run(arguments(python(code)), stdin=subprocess.DEVNULL, stdout=log, stderr=log, check=True)
+    assert (tmp_path / "log").read_bytes() == b"".join(b"%d\n" % i for i in range(500))
+
+
+def test_a_command_that_closes_its_output_is_still_waited_for(tmp_path):
+    code = f"import os, pathlib; os.close(1); os.close(2); pathlib.Path({str(tmp_path / 'done')!r}).touch()"
+    assert run(python(code)).returncode == 0
+    assert (tmp_path / "done").exists()
+
+
+def test_a_daemon_that_a_command_leaves_behind_is_not_waited_for():
+    code = "import os, time\nif os.fork(): os._exit(5)\nprint(os.getpid(), flush=True); time.sleep(600)"
+    done = run(python(code))
+    assert done.returncode == 5
+    os.kill(int(done.stdout), signal.SIGKILL)
+
+
+def test_a_reader_that_leaves_ends_the_command_as_it_would_without_perfd():
+    process = start(
+        python(
+            "import signal, os; signal.signal(signal.SIGPIPE, signal.SIG_DFL)\nwhile 1: os.write(1, b'y\\n')"
+        )
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"y\n"
+    process.stdout.close()
+    assert process.wait() == 128 + signal.SIGPIPE
+    process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    "monitor",
+    [
+        "raise SystemExit(1)",
+        "import os; os.kill(os.getpid(), 9)",
+        "import sys; sys.stdin.buffer.read(1000); 1/0",
+    ],
+)
+def test_a_monitor_that_fails_leaves_the_job_alone_and_is_reported(monitor):
+    done = run(python("import os\nfor _ in range(1000): os.write(1, b'x' * 10000)"), monitor=monitor)
+    assert done.returncode == 0
+    assert len(done.stdout) == 10_000_000
+    assert b"the monitor failed" in done.stderr
+
+
+def test_a_monitor_that_never_reads_does_not_hold_up_the_job():
+    read_fd, write_fd = os.pipe()
+    # It hangs until we let it go, which is after the job has printed more than any queue holds.
+    hanging = f"import os; os.read({read_fd}, 1)"
+    process = subprocess.Popen(
+        arguments(python("import os\nfor _ in range(64): os.write(1, b'x' * 1000000)"), hanging),
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pass_fds=[read_fd],
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert len(process.stdout.read(64_000_000)) == 64_000_000
+    os.close(write_fd)
+    process.communicate()
+    os.close(read_fd)
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2]
+)
+def test_a_signal_reaches_the_command_once_and_its_exit_code_comes_back(number):
+    process = start(python(SAY_WHEN_SIGNALLED))
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(b"ready")
+    process.send_signal(number)
+    assert process.stdout.readline() == number.name.encode() + b"\n"
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate()
+    assert out == b"SIGTERM\n"
+    assert process.returncode == 3
+
+
+def test_a_signal_reaches_the_processes_that_a_script_started():
+    inner = f"{sys.executable} -c '{SAY_WHEN_SIGNALLED}'"
+    process = start(["bash", "-c", f"trap '' TERM; {inner}; exit 9"])
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(b"ready")
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate()
+    assert (out, process.returncode) == (b"SIGTERM\n", 9)
+
+
+def test_a_command_does_not_inherit_blocked_signals_or_an_ignored_sigpipe():
+    code = (
+        "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, []), open('/proc/self/status').read())"
+    )
+    out = run(python(code)).stdout.decode()
+    bare = subprocess.run(python(code), capture_output=True, check=True).stdout.decode()
+    wanted = ("SigBlk", "SigIgn")
+    assert [line for line in out.splitlines() if line.startswith(wanted)] == [
+        line for line in bare.splitlines() if line.startswith(wanted)
+    ]
+    assert out.startswith("set()")
+
+
+def test_a_killed_perfd_does_not_leave_its_command_behind():
+    process = start(python(SAY_WHEN_SIGNALLED))
+    assert process.stdout is not None
+    pid = int(process.stdout.readline().split()[1])
+    process.kill()
+    gone(pid)
+    process.communicate()
+
+
+def test_a_pending_end_of_the_command_is_not_mistaken_for_a_signal_to_hand_on():
+    # A child of the command ends while perfd waits: SIGCHLD is not ours to forward.
+    assert run(["bash", "-c", "true & wait; exit 4"]).returncode == 4
+
+
+class Terminal:
+    """A terminal with `perfd run` as its foreground process, as a user's shell would have it."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, b"\x28\0\x78\0\0\0\0\0")
+        self.process = subprocess.Popen(
+            arguments(command),
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509  (no threads here)
+        )
+        os.close(slave)
+        self.seen = b""
+
+    def read_until(self, wanted: bytes) -> bytes:
+        while wanted not in self.seen:
+            try:
+                chunk = os.read(self.master, 4096)
+            except OSError:
+                chunk = b""
+            assert chunk, self.seen
+            self.seen += chunk
+        before, _, self.seen = self.seen.partition(wanted)
+        return before + wanted
+
+    def type(self, keys: bytes) -> None:
+        os.write(self.master, keys)
+
+    def end(self) -> int:
+        code = self.process.wait()
+        os.close(self.master)
+        return code
+
+
+@pytest.fixture
+def terminal():
+    made: list[Terminal] = []
+
+    def make(command: list[str]) -> Terminal:
+        made.append(Terminal(command))
+        return made[-1]
+
+    yield make
+    for each in made:
+        if each.process.poll() is None:
+            each.process.kill()
+            each.process.wait()
+
+
+def test_on_a_terminal_the_command_sees_a_terminal_of_the_same_size(terminal):
+    code = "import os, sys; print([os.isatty(fd) for fd in range(3)], os.get_terminal_size(1))"
+    session = terminal(python(code))
+    assert b"[True, True, True] os.terminal_size(columns=120, lines=40)\r\n" in session.read_until(
+        b"lines=40)\r\n"
+    )
+    assert session.end() == 0
+
+
+def test_a_line_is_not_translated_twice_on_a_terminal(terminal):
+    session = terminal(python("print('a\\nb')"))
+    assert session.read_until(b"b\r\n").endswith(b"a\r\nb\r\n")
+    session.end()
+
+
+def test_control_c_reaches_the_command_once(terminal):
+    session = terminal(python(SAY_WHEN_SIGNALLED))
+    session.read_until(b"ready")
+    session.type(b"\x03")
+    session.read_until(b"SIGINT\r\n")
+    os.kill(session.process.pid, signal.SIGUSR1)
+    # Had the first come twice, the second SIGINT would stand before this.
+    assert b"SIGINT" not in session.read_until(b"SIGUSR1\r\n")
+    os.kill(session.process.pid, signal.SIGTERM)
+    session.read_until(b"SIGTERM\r\n")
+    assert session.end() == 3
+
+
+def test_what_is_typed_on_a_terminal_reaches_the_command(terminal):
+    session = terminal(python("print('got', input('name? '))"))
+    session.read_until(b"name? ")
+    session.type(b"perf\n")
+    session.read_until(b"got perf\r\n")
+    assert session.end() == 0
+
+
+def test_a_command_in_a_terminal_that_closes_is_told_so(terminal):
+    session = terminal(
+        python(SAY_WHEN_SIGNALLED.replace("number == signal.SIGTERM", "number == signal.SIGHUP"))
+    )
+    session.read_until(b"ready ")
+    pid = int(session.read_until(b"\r\n"))
+    os.close(session.master)
+    gone(pid)
+    session.process.wait()
+
+
+def test_standard_output_on_a_terminal_and_errors_in_a_file_stay_apart(terminal, tmp_path):
+    code = "import os; os.write(1, b'out %d' % os.isatty(1)); os.write(2, b'err %d' % os.isatty(2))"
+    log: Path = tmp_path / "log"
+    inner = [*arguments(python(code))]
+    session = Terminal.__new__(Terminal)
+    session.master, slave = pty.openpty()
+    session.seen = b""
+    with log.open("wb") as errors:
+        session.process = subprocess.Popen(inner, stdin=subprocess.DEVNULL, stdout=slave, stderr=errors)
+    os.close(slave)
+    session.read_until(b"out 1")
+    assert session.end() == 0
+    assert log.read_bytes() == b"err 0"
