@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from perfd.analysis.shape import parameter_counts, token_cost
-from perfd.model import ModelShape, Recompute
+from perfd.model import JobDescription, ModelShape, Recompute
 
 _FORWARD = 2
 """A multiply-accumulate is two operations."""
@@ -52,13 +52,13 @@ def recompute_flops_per_token(
     convention: FlopsConvention,
     recompute: Recompute,
     *,
-    recomputed_layers: int | None = None,
+    layers: int | None = None,
 ) -> float:
     """Forward operations of one token that the backward pass does again.
 
     Full recomputation repeats the layers (the head is not repeated), selective
     recomputation the core of attention only (Korthikanti et al. 2022). With
-    `recomputed_layers` only so many layers of the model do it.
+    `layers` only so many layers of the model do it.
     """
     cost = token_cost(shape)
     causal = convention is FlopsConvention.MEGATRON
@@ -70,26 +70,25 @@ def recompute_flops_per_token(
         Recompute.SELECTIVE: core,
         Recompute.FULL: cost.layers - cost.attention_core + core,
     }[recompute]
-    part = 1.0 if recomputed_layers is None else min(1.0, recomputed_layers / shape.layers)
+    part = 1.0 if layers is None else min(1.0, layers / shape.layers)
     return _FORWARD * again * part
 
 
-def recomputed_layers(
-    shape: ModelShape,
-    recompute: Recompute,
-    *,
-    method: str | None,
-    layers_per_chunk: int | None,
-    chunks: int | None,
-) -> int:
-    """How many layers recompute, by Megatron's `--recompute-method` and `--recompute-num-layers`.
+def job_recompute_flops_per_token(
+    description: JobDescription, shape: ModelShape, convention: FlopsConvention
+) -> float:
+    """What a job recomputes for one token by its own description; an unknown choice counts as none.
 
-    `block` recomputes that many layers in each of the `chunks` (pipeline stages
-    times model chunks per stage); `uniform` recomputes all, in groups of that size.
+    Megatron's `--recompute-num-layers` is per model chunk with `--recompute-method
+    block`, and the size of groups, all of which recompute, with `uniform`.
     """
-    if recompute is Recompute.FULL and method == "block" and layers_per_chunk and chunks:
-        return min(shape.layers, layers_per_chunk * chunks)
-    return shape.layers
+    recompute = description.recompute or Recompute.NONE
+    by_block = recompute is Recompute.FULL and description.arguments.get("recompute_method") == "block"
+    layers = None
+    if by_block and description.recompute_layers:
+        parallel = description.parallel
+        layers = description.recompute_layers * (parallel.pp or 1) * (parallel.vp or 1)
+    return recompute_flops_per_token(shape, convention, recompute, layers=layers)
 
 
 def _megatron_full(shape: ModelShape) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +13,7 @@ class GpuPeak:
 
     name: str
     match: Sequence[str]
-    """Parts of NVML's name, each on word boundaries, so that `A10` is not in `A100` nor `B200` in `GB200`."""
+    """Parts of NVML's name, each on word boundaries, so that `A10` is not in `A100`; case is ignored."""
     flops: Mapping[str, float]
     """Dense operations a second, without sparsity, by precision: bf16, fp16, fp8, fp4, tf32, fp32."""
     memory_bytes: float | None = None
@@ -27,10 +26,6 @@ class GpuPeak:
     date: str
     """When the row was written down from its source, as YYYY-MM-DD."""
 
-    def matches(self, nvml_name: str) -> bool:
-        """Whether the row speaks of a GPU that NVML calls so; upper and lower case are alike."""
-        return any(_pattern(part).search(nvml_name) for part in self.match)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakTable:
@@ -41,7 +36,7 @@ class PeakTable:
 
 def find_gpu(table: PeakTable, nvml_name: str) -> GpuPeak | None:
     """The row of a GPU, or None when the table does not know it."""
-    return next((row for row in table.gpus if row.matches(nvml_name)), None)
+    return next((row for row in table.gpus if any(_names(part, nvml_name) for part in row.match)), None)
 
 
 def find_peak(table: PeakTable, nvml_name: str, precision: str | None) -> float | None:
@@ -50,6 +45,6 @@ def find_peak(table: PeakTable, nvml_name: str, precision: str | None) -> float 
     return row.flops.get(precision.lower()) if row and precision else None
 
 
-@lru_cache(maxsize=1024)
-def _pattern(part: str) -> re.Pattern[str]:
-    return re.compile(rf"(?<![A-Za-z0-9]){re.escape(part)}(?![A-Za-z0-9])", re.IGNORECASE)
+def _names(part: str, nvml_name: str) -> bool:
+    boundaries = rf"(?<![A-Za-z0-9]){re.escape(part)}(?![A-Za-z0-9])"
+    return re.search(boundaries, nvml_name, re.IGNORECASE) is not None

@@ -46,7 +46,7 @@ def token_cost(shape: ModelShape) -> TokenCost:
     """The cost of one token, in multiply-accumulates of the forward pass."""
     dense_layers, expert_layers = _layer_kinds(shape)
     matrices = _mlp_matrices(shape)
-    mlp = shape.hidden_size * matrices * shape.ffn_size * dense_layers
+    mlp: float = shape.hidden_size * matrices * shape.ffn_size * dense_layers
     if shape.moe is not None:
         mlp += expert_layers * _active_expert_layer(shape, shape.moe)
     attended_layers = shape.layers + shape.mtp_layers
@@ -93,7 +93,7 @@ def _mlp_matrices(shape: ModelShape) -> int:
 
 
 def _one_expert(shape: ModelShape, moe: MoeShape) -> float:
-    width = moe.latent_size if moe.latent_size else shape.hidden_size
+    width = moe.latent_size or shape.hidden_size
     return float(width * _mlp_matrices(shape) * moe.expert_ffn_size)
 
 

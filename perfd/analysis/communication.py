@@ -1,0 +1,146 @@
+"""How much of a step is communication, as far as timers of the log can tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfd.analysis.robust import median_of, ratio
+from perfd.analysis.shape import parameter_counts
+from perfd.analysis.tables import Floats
+from perfd.analysis.timers import COMMUNICATION, POINT_TO_POINT, Timers, share, usual
+from perfd.model import JobDescription, ParallelLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communication:
+    """Shares of the step that collectives take; None where no timer tells."""
+
+    share_ratio: float | None = None
+    """Time in the collectives that the log times, the longest rank's: a lower bound of all communication."""
+    exposed_ratio: float | None = None
+    """The part with no computation beside it; known only when tensor, context and expert groups are of one."""
+    source: str | None = None
+    seconds: float | None = None
+    """Median seconds a step."""
+    p2p_wait_ratio: float | None = None
+    """Transfers between stages with the waiting in them: part of the pipeline's stall. The longest
+    rank's where timers are by rank; of minima and maxima the longest row, which is a lower bound."""
+    gradient_bytes: float | None = None
+    """What each rank reduces over its data-parallel group."""
+    bus_bytes_per_s: float | None = None
+    """What the gradient collectives' time amounts to, by the ring formula."""
+    ring_estimate_s: float | None = None
+    """What the ring formula gives at the bandwidth that the group's links have."""
+
+
+def communication(
+    timers: Timers,
+    step_time_s: Floats,
+    description: JobDescription | None,
+    link_bytes_per_s: float | None = None,
+) -> Communication:
+    """Derive the communication of steady steps; `link_bytes_per_s` is one direction of a rank's slowest link.
+
+    A timer inside another that is counted is left out. Timers synchronise the
+    device at both ends, so what they show is exposed by construction; a
+    collective that overlaps with computation shows its tail only.
+    """
+    counted = _counted(timers)
+    seconds = np.sum(list(counted.values()), axis=0) if counted else None
+    gradient_s = median_of(_gradient_seconds(counted)) if counted else None
+    size = gradient_bytes(description)
+    ranks = _gradient_ranks(description.parallel) if description else None
+    moved = ring_traffic_bytes(size, ranks) if size and ranks else None
+    overlapped = _overlaps(description)
+    total_share = share(seconds, step_time_s)
+    return Communication(
+        share_ratio=total_share,
+        exposed_ratio=total_share if description and _no_inner_groups(description.parallel) else None,
+        source=_source(list(counted), overlapped=overlapped),
+        seconds=median_of(seconds) if seconds is not None else None,
+        p2p_wait_ratio=_p2p_ratio(timers, step_time_s),
+        gradient_bytes=size,
+        bus_bytes_per_s=None if overlapped else ratio(moved, gradient_s),
+        ring_estimate_s=ratio(moved, link_bytes_per_s),
+    )
+
+
+def ring_traffic_bytes(size_bytes: float, ranks: int) -> float:
+    """Bytes that each rank sends in a ring all-reduce: 2 (n - 1) / n of the buffer.
+
+    From Patarasuk and Yuan 2009; the same factor as nccl-tests' bus bandwidth.
+    """
+    return 2 * (ranks - 1) / ranks * size_bytes
+
+
+def ring_all_reduce_s(size_bytes: float, ranks: int, link_bytes_per_s: float) -> float:
+    """Seconds that a ring all-reduce needs when bandwidth is all that counts (no latency, no contention)."""
+    return ring_traffic_bytes(size_bytes, ranks) / link_bytes_per_s
+
+
+def gradient_bytes(description: JobDescription | None) -> float | None:
+    """Bytes of gradients that one rank reduces, or None when it cannot be known.
+
+    Parameters are spread over the tensor and pipeline groups. Megatron-LM
+    reduces in fp32 under bf16 unless `--grad-reduce-in-bf16` is given; for other
+    frameworks the width is not known. Experts are reduced over other groups.
+    """
+    if description is None or description.model is None or description.model.moe is not None:
+        return None
+    parallel = description.parallel
+    if not (parallel.tp and parallel.pp) or not description.framework.lower().startswith("megatron"):
+        return None
+    untied = description.arguments.get("untie_embeddings_and_output_weights") == "True"
+    parameters = parameter_counts(description.model, untied_embeddings=untied).total
+    width = 2 if description.arguments.get("grad_reduce_in_bf16") == "True" else 4
+    return parameters / (parallel.tp * parallel.pp) * width
+
+
+def _counted(timers: Timers) -> dict[str, Floats]:
+    columns = {name: timers.max_s(name) for name in COMMUNICATION}
+    present = usual({name: values for name, values in columns.items() if values is not None})
+    return {name: values for name, values in present.items() if COMMUNICATION[name] not in present}
+
+
+def _gradient_seconds(counted: dict[str, Floats]) -> Floats:
+    """The data-parallel reduction alone: without embeddings, norms and parameters."""
+    main = ("all-grads-sync", "grads-all-reduce", "backward_allreduce", "bwd_allreduce")
+    return next((counted[name] for name in main if name in counted), np.full(1, np.nan))
+
+
+def _gradient_ranks(parallel: ParallelLayout) -> int | None:
+    if not parallel.dp:
+        return None
+    ranks = parallel.dp * (parallel.cp or 1)
+    return ranks if ranks > 1 else None
+
+
+def _overlaps(description: JobDescription | None) -> bool:
+    return bool(description and description.arguments.get("overlap_grad_reduce") == "True")
+
+
+def _no_inner_groups(parallel: ParallelLayout) -> bool:
+    """Whether no collective can hide inside the compute timers."""
+    return all(size == 1 for size in (parallel.tp, parallel.cp, parallel.ep))
+
+
+def _source(names: list[str], *, overlapped: bool) -> str | None:
+    if not names:
+        return None
+    tail = " (overlap_grad_reduce: what is left exposed)" if overlapped else ""
+    return f"timers: {', '.join(names)}{tail}"
+
+
+def _p2p_ratio(timers: Timers, step_time_s: Floats) -> float | None:
+    columns = {name: timers.max_s(name) for name in POINT_TO_POINT}
+    present = usual({name: values for name, values in columns.items() if values is not None})
+    by_rank = [ranks for name in present if (ranks := timers.by_rank_s(name)) is not None]
+    if by_rank:
+        # A stage has only some of the rows: an absent one is no transfer, all absent is unknown.
+        some = np.isfinite(by_rank).any(axis=0)
+        waited = np.where(some, np.nansum(by_rank, axis=0), np.nan)
+        return share(np.fmax.reduce(waited, axis=1), step_time_s)
+    longest = [share(values, step_time_s) for values in present.values()]
+    return max((value for value in longest if value is not None), default=None)

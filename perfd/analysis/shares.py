@@ -1,0 +1,195 @@
+"""Where the rest of a step goes: data, optimizer, compute, what no timer holds; memory and goodput."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfd.analysis.peaks import PeakTable, find_gpu
+from perfd.analysis.robust import known, median_of, percentile_of, sigma_of
+from perfd.analysis.steady import Steady
+from perfd.analysis.tables import Floats, JobData
+from perfd.analysis.timers import BACKWARD, DATA, FORWARD, OPTIMIZER, WINDOW, Timers, share
+from perfd.model import GpuInfo, MemoryReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataLoading:
+    """The input pipeline's part of the step."""
+
+    share_ratio: float | None = None
+    """The slowest rank's: the others wait for it."""
+    least_ratio: float | None = None
+    """The fastest rank's: far below the share when one rank's input is slow and not all."""
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Optimizer:
+    """The optimizer's part of the step, with the collectives that run inside it."""
+
+    share_ratio: float | None = None
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """How full the fullest GPU was."""
+
+    max_used_ratio: float | None = None
+    source: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTime:
+    """Seconds a step, over steady steps; jitter over the outliers too, as they are what it is about."""
+
+    median: float | None = None
+    p95: float | None = None
+    jitter_ratio: float | None = None
+    """Robust standard deviation of the unmarked steps by their median."""
+    outlier_ratio: float | None = None
+    """Outliers among the unmarked steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """Parts of the step by timers of the log; None where a timer is missing."""
+
+    forward_ratio: float | None = None
+    """The slowest rank's forward compute, with the collectives and the input that it holds."""
+    backward_ratio: float | None = None
+    spread_ratio: float | None = None
+    """Compute of the slowest rank less that of the fastest, by the step."""
+    unattributed_ratio: float | None = None
+    """Outside all timers of level 1: waiting at barriers, logging and other host work."""
+
+
+def data_loading(timers: Timers, step_time_s: Floats) -> DataLoading:
+    """The data share of steady steps; it is part of the forward pass in Megatron's timers."""
+    name = timers.first(DATA)
+    if name is None:
+        return DataLoading()
+    return DataLoading(
+        share_ratio=share(timers.max_s(name), step_time_s),
+        least_ratio=share(timers.min_s(name), step_time_s),
+        source=f"timers: {name}",
+    )
+
+
+def optimizer(timers: Timers, step_time_s: Floats) -> Optimizer:
+    """The optimizer share of steady steps, the slowest rank's."""
+    name = timers.first(OPTIMIZER)
+    if name is None:
+        return Optimizer()
+    return Optimizer(share_ratio=share(timers.max_s(name), step_time_s), source=f"timers: {name}")
+
+
+def breakdown(timers: Timers, step_time_s: Floats) -> Breakdown:
+    """Compute, its spread over ranks, and what no timer holds."""
+    forward_name, backward_name = timers.first(FORWARD), timers.first(BACKWARD)
+    forward = timers.max_s(forward_name) if forward_name else None
+    backward = timers.max_s(backward_name) if backward_name else None
+    window = timers.max_s(WINDOW)
+    update = timers.max_s("optimizer")
+    outside = None if window is None or update is None else step_time_s - window - update
+    return Breakdown(
+        forward_ratio=share(forward, step_time_s),
+        backward_ratio=share(backward, step_time_s),
+        spread_ratio=share(_spread(timers, forward_name, backward_name), step_time_s),
+        unattributed_ratio=share(outside, step_time_s),
+    )
+
+
+def _spread(timers: Timers, *names: str | None) -> Floats | None:
+    total: Floats | None = None
+    for name in names:
+        if name is None:
+            return None
+        most, least = timers.max_s(name), timers.min_s(name)
+        if most is None or least is None:
+            return None
+        total = most - least if total is None else total + most - least
+    return total
+
+
+def step_time(times_s: Floats, steady: Steady) -> StepTime:
+    """Median, 95th percentile and scatter of the step times of a job."""
+    chosen, unmarked = times_s[steady.rows], times_s[steady.unmarked]
+    middle, sigma = median_of(chosen), sigma_of(unmarked)
+    outliers = len(unmarked) - len(chosen)
+    return StepTime(
+        median=middle,
+        p95=percentile_of(chosen, 95),
+        jitter_ratio=sigma / middle if sigma is not None and middle and len(unmarked) > 1 else None,
+        outlier_ratio=outliers / len(unmarked) if len(unmarked) else None,
+    )
+
+
+def memory(job: JobData, peaks: PeakTable) -> Memory:
+    """The fullest GPU over the whole run by NVML, else by the newest allocator reports of the ranks."""
+    used = job.gpu.metrics.get("memory_used_bytes")
+    if used is not None and used.size and np.isfinite(used).any():
+        fullest = np.fmax.reduce(used, axis=0).astype(float)
+        ratio = np.fmax.reduce(fullest / _capacities(job, peaks), initial=np.nan)
+        if np.isfinite(ratio):
+            return Memory(max_used_ratio=float(ratio), source="nvml")
+    infos = [info for node in job.gpu_infos.values() for info in node if not info.mig]
+    sizes = {_capacity(info, peaks) for info in infos}
+    reports = [value for report in job.memory if (value := _reserved(report)) is not None]
+    # Reports do not say on which GPU a rank is, so the GPUs must be alike.
+    size = sizes.pop() if len(sizes) == 1 else None
+    if size is None or not reports:
+        return Memory()
+    return Memory(max_used_ratio=known(max(reports) / size), source="allocator, of its rank alone")
+
+
+def goodput_ratio(job: JobData, steady: Steady, median_s: float | None) -> float | None:
+    """Time that the finished steps need at the steady pace, by the wall time since the job's start.
+
+    Restarts (steps done twice count once), checkpoints, evaluation, warm-up and
+    slow steps are what is missing to 1. None when the start or the pace is unknown.
+    """
+    steps = job.steps
+    if median_s is None or not len(steady.rows):
+        return None
+    _, newest = np.unique(steps.step, return_index=True)
+    productive = float(steps.steps_covered[newest].sum()) * median_s
+    start = job.started_unix_s
+    if start is None:
+        start = float(steps.time_unix_s[0] - steps.step_time_s[0] * steps.steps_covered[0])
+    end = job.ended_unix_s if job.ended_unix_s is not None else job.now_unix_s
+    wall = end - start
+    return known(min(1.0, productive / wall)) if wall > 0 else None
+
+
+def _capacities(job: JobData, peaks: PeakTable) -> Floats:
+    """Memory of each GPU of the table in bytes, NaN where it is unknown."""
+    total = job.gpu.metrics.get("memory_total_bytes")
+    if total is not None and total.size:
+        by_nvml: Floats = np.fmax.reduce(total, axis=0).astype(float)
+    else:
+        by_nvml = np.full(len(job.gpu.gpus), np.nan)
+    if np.isfinite(by_nvml).all():
+        return by_nvml
+    sizes = {
+        (node, str(info.index)): _capacity(info, peaks)
+        for node, found in job.gpu_infos.items()
+        for info in found
+    }
+    stated = (sizes.get((key.node, key.gpu)) for key in job.gpu.gpus)
+    by_info = np.array([np.nan if size is None else size for size in stated])
+    return np.asarray(np.where(np.isfinite(by_nvml), by_nvml, by_info))
+
+
+def _capacity(info: GpuInfo, peaks: PeakTable) -> float | None:
+    if info.memory_bytes is not None:
+        return float(info.memory_bytes)
+    row = None if info.mig else find_gpu(peaks, info.name)
+    return row.memory_bytes if row else None
+
+
+def _reserved(report: MemoryReport) -> float | None:
+    values = (report.device_used_bytes, report.max_reserved_bytes, report.reserved_bytes)
+    return next((value for value in values if value is not None), report.max_allocated_bytes)
