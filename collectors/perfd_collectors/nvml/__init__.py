@@ -1,0 +1,31 @@
+"""GPU samples through NVML and GPM, live and recorded."""
+
+from __future__ import annotations
+
+from perfd.collector import CollectorSpec, Settings
+from perfd_collectors.nvml.collector import NvmlCollector, NvmlOptions
+from perfd_collectors.nvml.columns import COLUMNS
+from perfd_collectors.nvml.library import Nvml, load
+from perfd_collectors.nvml.lines import encode_line
+from perfd_collectors.nvml.recorded import RecordedNvml, infos_from_recording
+from perfd_collectors.nvml.survey import limitations
+
+__all__ = [
+    "SPEC",
+    "Nvml",
+    "NvmlCollector",
+    "NvmlOptions",
+    "RecordedNvml",
+    "encode_line",
+    "infos_from_recording",
+    "limitations",
+]
+
+
+def _create(options: NvmlOptions, settings: Settings) -> NvmlCollector:
+    return NvmlCollector(load(), options, settings)
+
+
+SPEC = CollectorSpec(
+    name="nvml", options=NvmlOptions, create=_create, columns=COLUMNS, replay={"nvml": RecordedNvml}
+)

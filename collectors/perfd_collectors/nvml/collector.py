@@ -1,0 +1,178 @@
+"""The collector: one table a call, with a row for each GPU that answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import chain
+
+from perfd.collector import Options, Settings
+from perfd.errors import Unavailable
+from perfd.model import Event, EventKind, GpuInfo, Record, SampleTable, Scope
+from perfd_collectors.nvml.columns import NAMES
+from perfd_collectors.nvml.device import GpuLost, GpuReader, Row
+from perfd_collectors.nvml.gpm import GpmRequest
+from perfd_collectors.nvml.library import Fault, Nvml, NvmlError, error_code, fault_of, start, unavailable
+from perfd_collectors.nvml.topology import Target, describe, targets_of
+
+DESCRIBE_EVERY_S = 60.0
+"""GPUs are named again so often, for an aggregator that starts after the agent."""
+
+
+class NvmlOptions(Options, frozen=True):
+    """Options of the `nvml` collector."""
+
+    slow_interval_s: float = 10.0
+    """How often to read what takes long or hardly changes: energy, ECC, remapped rows, power limit."""
+
+
+class NvmlCollector:
+    """Samples every GPU of the node: GPM as means since the call before, all else as of the instant.
+
+    Raises `Unavailable` when the driver is missing or gone, and when no GPU is left.
+    """
+
+    def __init__(self, nvml: Nvml, options: NvmlOptions, settings: Settings) -> None:
+        start(nvml)
+        self._nvml = nvml
+        self._clock = settings.clock
+        self._slow_interval_s = options.slow_interval_s
+        self._request = GpmRequest()
+        self._readers: dict[int, list[GpuReader]] = {}
+        self._infos: list[GpuInfo] = []
+        self._lost: set[int] = set()
+        self._unreported: list[tuple[int, str]] = []
+        self._slow_due_s = self._describe_due_s = -math.inf
+        self._open = True
+        try:
+            self._survey()
+            self._require_gpus()
+        except Unavailable:
+            self.close()
+            raise
+
+    def collect(self) -> Sequence[Record]:
+        now_ns, now_s = self._clock.unix_ns(), self._clock.monotonic_s()
+        slow = now_s >= self._slow_due_s
+        infos: Sequence[GpuInfo] = ()
+        if slow:
+            self._slow_due_s = now_s + self._slow_interval_s
+            infos = self._described(now_s)
+        entities, rows = self._read(now_s, slow=slow)
+        records: list[Record] = [*infos, *self._lost_events(now_ns)]
+        if rows:
+            records.append(_table(now_ns, entities, rows))
+        if not records:
+            self._require_gpus()
+        return records
+
+    def close(self) -> None:
+        if not self._open:
+            return
+        self._open = False
+        try:
+            self._drop(list(self._readers))
+            self._nvml.nvmlShutdown()
+        except NvmlError:
+            return  # The driver went first, and took what was to be freed.
+
+    def _read(self, now_s: float, *, slow: bool) -> tuple[list[str], list[Row]]:
+        entities: list[str] = []
+        rows: list[Row] = []
+        for index, readers in list(self._readers.items()):
+            fresh = [[math.nan] * len(NAMES) for _ in readers]
+            try:
+                for reader, row in zip(readers, fresh, strict=True):
+                    reader.read(row, now_s, slow=slow)
+            except GpuLost as lost:
+                self._lose(index, _lost_message(index, error_code(lost.__cause__ or lost)))
+                continue
+            except NvmlError as error:
+                raise unavailable(error) from error
+            self._lost.discard(index)
+            entities += [reader.target.entity for reader in readers]
+            rows += fresh
+        return entities, rows
+
+    def _described(self, now_s: float) -> Sequence[GpuInfo]:
+        before = self._infos
+        self._survey()
+        if self._infos == before and now_s < self._describe_due_s:
+            return ()
+        self._describe_due_s = now_s + DESCRIBE_EVERY_S
+        return self._infos
+
+    def _survey(self) -> None:
+        """Look at every GPU anew: one that came back, one that was cut into MIG slices, one that is lost."""
+        infos: list[GpuInfo] = []
+        try:
+            for index in range(self._nvml.nvmlDeviceGetCount()):
+                infos += self._survey_one(index)
+        except NvmlError as error:
+            raise unavailable(error) from error
+        self._infos = infos
+
+    def _require_gpus(self) -> None:
+        if not self._readers:
+            raise Unavailable(
+                "The NVIDIA driver works, but no GPU of this node answers: see `nvidia-smi`, and whether "
+                "this container was given any."
+            )
+
+    def _survey_one(self, index: int) -> list[GpuInfo]:
+        try:
+            targets = targets_of(self._nvml, index)
+            infos = [describe(self._nvml, target) for target in targets]
+        except NvmlError as error:
+            fault = fault_of(error)
+            if fault is Fault.GONE:
+                raise
+            if fault is not Fault.NEVER:
+                self._lose(index, _lost_message(index, error_code(error)))
+            return []
+        self._follow(index, targets)
+        return infos
+
+    def _follow(self, index: int, targets: Sequence[Target]) -> None:
+        known = [reader.target.entity for reader in self._readers.get(index, ())]
+        if known != [target.entity for target in targets]:
+            self._drop([index])
+            self._readers[index] = [GpuReader(self._nvml, target, self._request) for target in targets]
+            self._readers = dict(sorted(self._readers.items()))
+
+    def _lose(self, index: int, message: str) -> None:
+        self._drop([index])
+        if index not in self._lost:
+            self._lost.add(index)
+            self._unreported.append((index, message))
+
+    def _drop(self, indices: Sequence[int]) -> None:
+        for reader in chain.from_iterable(self._readers.pop(index, ()) for index in indices):
+            reader.close()
+
+    def _lost_events(self, now_ns: int) -> list[Event]:
+        lost, self._unreported = self._unreported, []
+        return [
+            Event(kind=EventKind.HARDWARE_ERROR, time_unix_ns=now_ns, message=message, gpu=index)
+            for index, message in lost
+        ]
+
+
+def _lost_message(index: int, code: int) -> str:
+    return (
+        f"GPU {index} does not answer any more (NVML return code {code}): look for XID 79 in the kernel log; "
+        "the node needs a reset of the GPU, or a reboot."
+    )
+
+
+def _table(now_ns: int, entities: Sequence[str], rows: Sequence[Row]) -> SampleTable:
+    return SampleTable(
+        scope=Scope.GPU,
+        times_unix_ns=[now_ns] * len(rows),
+        entities=entities,
+        columns={
+            name: values
+            for name, values in zip(NAMES, zip(*rows, strict=True), strict=True)
+            if not all(map(math.isnan, values))
+        },
+    )

@@ -1,0 +1,209 @@
+"""The catalogue of the `nvml` collector: each column, the NVML value behind it, and its scale to SI."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from perfd.collector import Column, ColumnKind
+from perfd.model import Scope
+
+PERCENT = 100.0
+MEBIBYTES = 2.0**-20
+MEGA = 1e-6
+NO_GPM = "The GPU is older than Hopper, or this user may not read GPM; and in the first sample."
+NOT_REPORTED = "The GPU or its driver does not report it."
+SLOW = "Between the slow reads (`slow_interval_s`), and where the GPU does not report it."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One value that NVML knows by a number, and how it becomes a column."""
+
+    column: str
+    id: int
+    """A GPM metric id, or a field id. Numbers, not names: older pynvml lacks the names, drivers do not."""
+    name: str
+    """As NVML's header has it, after `NVML_GPM_METRIC_` or `NVML_FI_DEV_`; a recording's key for GPM."""
+    per_unit: float = 1.0
+    """NVML's units in one of ours: what it says is divided by this."""
+
+
+def _metrics(*rows: tuple[str, int, str, float]) -> Sequence[Metric]:
+    return tuple(
+        Metric(column=column, id=number, name=name, per_unit=per_unit)
+        for column, number, name, per_unit in rows
+    )
+
+
+GPM_METRICS = _metrics(
+    ("sm_active_ratio", 2, "SM_UTIL", PERCENT),
+    ("graphics_active_ratio", 1, "GRAPHICS_UTIL", PERCENT),
+    ("sm_occupancy_ratio", 3, "SM_OCCUPANCY", PERCENT),
+    ("tensor_active_ratio", 5, "ANY_TENSOR_UTIL", PERCENT),
+    ("fp64_active_ratio", 11, "FP64_UTIL", PERCENT),
+    ("fp32_active_ratio", 12, "FP32_UTIL", PERCENT),
+    ("fp16_active_ratio", 13, "FP16_UTIL", PERCENT),
+    ("integer_active_ratio", 4, "INTEGER_UTIL", PERCENT),
+    ("dram_active_ratio", 10, "DRAM_BW_UTIL", PERCENT),
+    ("nvlink_tx_bytes_per_s", 61, "NVLINK_TOTAL_TX_PER_SEC", MEBIBYTES),
+    ("nvlink_rx_bytes_per_s", 60, "NVLINK_TOTAL_RX_PER_SEC", MEBIBYTES),
+    ("pcie_tx_bytes_per_s", 20, "PCIE_TX_PER_SEC", MEBIBYTES),
+    ("pcie_rx_bytes_per_s", 21, "PCIE_RX_PER_SEC", MEBIBYTES),
+)
+
+FAST_FIELDS = _metrics(
+    ("clocks_limited_sw_power_s", 74, "CLOCKS_EVENT_REASON_SW_POWER_CAP", 1e9),
+    ("clocks_limited_sync_boost_s", 76, "CLOCKS_EVENT_REASON_SYNC_BOOST", 1e9),
+    ("clocks_limited_sw_thermal_s", 269, "CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN", 1e9),
+    ("clocks_limited_hw_thermal_s", 270, "CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN", 1e9),
+    ("clocks_limited_hw_power_brake_s", 271, "CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN", 1e9),
+    ("memory_temperature_celsius", 82, "MEMORY_TEMP", 1.0),
+)
+"""Read each time, in one call a GPU."""
+
+SLOW_FIELDS = _metrics(
+    ("energy_j", 83, "TOTAL_ENERGY_CONSUMPTION", 1e3),
+    ("ecc_corrected_errors", 3, "ECC_SBE_VOL_TOTAL", 1.0),
+    ("ecc_uncorrected_errors", 4, "ECC_DBE_VOL_TOTAL", 1.0),
+    ("remapped_rows_correctable", 142, "REMAPPED_COR", 1.0),
+    ("remapped_rows_uncorrectable", 143, "REMAPPED_UNC", 1.0),
+    ("remapped_rows_pending", 144, "REMAPPED_PENDING", 1.0),
+    ("remapped_rows_failed", 145, "REMAPPED_FAILURE", 1.0),
+    ("pcie_replays", 94, "PCIE_REPLAY_COUNTER", 1.0),
+)
+"""Read every `slow_interval_s`: the energy alone takes milliseconds, the others change in hours."""
+
+
+def _gauge(name: str, description: str, source: str, absent: str = NOT_REPORTED) -> Column:
+    return Column(scope=Scope.GPU, name=name, help=description, source=source, absent=absent)
+
+
+def _counter(name: str, description: str, source: str, absent: str = NOT_REPORTED) -> Column:
+    return Column(
+        scope=Scope.GPU, name=name, help=description, source=source, absent=absent, kind=ColumnKind.COUNTER
+    )
+
+
+def _gpm_column(name: str, description: str) -> Column:
+    metric = next(metric for metric in GPM_METRICS if metric.column == name)
+    return _gauge(name, description, f"GPM {metric.name}", NO_GPM)
+
+
+_MIG = "The GPU is in MIG mode, or does not report it."
+_LIMITED = "Time in which clocks were held down {}, since the driver was loaded."
+
+COLUMNS: Sequence[Column] = (
+    _gpm_column("sm_active_ratio", "Share of streaming multiprocessors with a warp resident, over the time."),
+    _gpm_column(
+        "graphics_active_ratio", "Share of the time in which a compute or graphics engine was active."
+    ),
+    _gpm_column("sm_occupancy_ratio", "Resident warps against the most that fit."),
+    _gpm_column("tensor_active_ratio", "Share of the time in which the tensor cores worked, of any type."),
+    _gpm_column("fp64_active_ratio", "Share of the time in which the FP64 pipes worked, tensor cores apart."),
+    _gpm_column("fp32_active_ratio", "Share of the time in which the FP32 pipes worked, tensor cores apart."),
+    _gpm_column("fp16_active_ratio", "Share of the time in which the FP16 pipes worked, tensor cores apart."),
+    _gpm_column("integer_active_ratio", "Share of the time in which the integer pipes worked."),
+    _gpm_column("dram_active_ratio", "Device memory traffic against the most that the memory can carry."),
+    _gpm_column("nvlink_tx_bytes_per_s", "Sent over all NVLinks, protocol overhead included."),
+    _gpm_column("nvlink_rx_bytes_per_s", "Received over all NVLinks, protocol overhead included."),
+    _gpm_column("pcie_tx_bytes_per_s", "Sent by the GPU over PCIe."),
+    _gpm_column("pcie_rx_bytes_per_s", "Received by the GPU over PCIe."),
+    _gauge(
+        "busy_ratio",
+        "Share of the time in which at least one kernel ran; says nothing of how much of the GPU it used.",
+        "nvmlDeviceGetUtilizationRates().gpu",
+        _MIG,
+    ),
+    _gauge(
+        "memory_busy_ratio",
+        "Share of the time in which device memory was read or written.",
+        "nvmlDeviceGetUtilizationRates().memory",
+        _MIG,
+    ),
+    _gauge("power_w", "Board power, mean of the last second.", "nvmlDeviceGetPowerUsage"),
+    _gauge("power_limit_w", "The limit that is in force.", "nvmlDeviceGetEnforcedPowerLimit", SLOW),
+    _counter("energy_j", "Energy since the driver was loaded.", "field TOTAL_ENERGY_CONSUMPTION", SLOW),
+    _gauge("temperature_celsius", "Temperature of the GPU.", "nvmlDeviceGetTemperature"),
+    _gauge("memory_temperature_celsius", "Temperature of the device memory.", "field MEMORY_TEMP"),
+    _gauge("sm_clock_hz", "Clock of the streaming multiprocessors.", "nvmlDeviceGetClockInfo(SM)"),
+    _gauge("memory_clock_hz", "Clock of the device memory.", "nvmlDeviceGetClockInfo(MEM)"),
+    _gauge(
+        "memory_used_bytes",
+        "Device memory in use, with what the driver keeps for itself.",
+        "nvmlDeviceGetMemoryInfo().used",
+    ),
+    _gauge("memory_total_bytes", "Size of the device memory.", "nvmlDeviceGetMemoryInfo().total"),
+    _gauge(
+        "clocks_event_reasons_bits",
+        "Why clocks are where they are, as NVML's bit mask: 1 idle, 2 application clocks, 4 power cap, "
+        "8 hardware slowdown, 16 sync boost, 32 software thermal, 64 hardware thermal, 128 power brake.",
+        "nvmlDeviceGetCurrentClocksEventReasons",
+    ),
+    _counter(
+        "clocks_limited_sw_power_s",
+        _LIMITED.format("by the power limit"),
+        "field CLOCKS_EVENT_REASON_SW_POWER_CAP",
+    ),
+    _counter(
+        "clocks_limited_sync_boost_s",
+        _LIMITED.format("to those of other GPUs"),
+        "field CLOCKS_EVENT_REASON_SYNC_BOOST",
+    ),
+    _counter(
+        "clocks_limited_sw_thermal_s",
+        _LIMITED.format("by the driver, because of heat"),
+        "field CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN",
+    ),
+    _counter(
+        "clocks_limited_hw_thermal_s",
+        _LIMITED.format("by the hardware, because of heat"),
+        "field CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN",
+    ),
+    _counter(
+        "clocks_limited_hw_power_brake_s",
+        _LIMITED.format("by the power brake signal"),
+        "field CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN",
+    ),
+    _counter(
+        "ecc_corrected_errors",
+        "Single-bit memory errors that were corrected, since the driver was loaded.",
+        "field ECC_SBE_VOL_TOTAL",
+        SLOW,
+    ),
+    _counter(
+        "ecc_uncorrected_errors",
+        "Double-bit memory errors, since the driver was loaded.",
+        "field ECC_DBE_VOL_TOTAL",
+        SLOW,
+    ),
+    _gauge(
+        "remapped_rows_correctable",
+        "Memory rows replaced after corrected errors.",
+        "field REMAPPED_COR",
+        SLOW,
+    ),
+    _gauge(
+        "remapped_rows_uncorrectable",
+        "Memory rows replaced after uncorrectable errors.",
+        "field REMAPPED_UNC",
+        SLOW,
+    ),
+    _gauge(
+        "remapped_rows_pending",
+        "1 when a row waits for a reset of the GPU to be replaced.",
+        "field REMAPPED_PENDING",
+        SLOW,
+    ),
+    _gauge(
+        "remapped_rows_failed",
+        "1 when a row could not be replaced: the GPU must be exchanged.",
+        "field REMAPPED_FAILURE",
+        SLOW,
+    ),
+    _counter("pcie_replays", "PCIe packets sent again.", "field PCIE_REPLAY_COUNTER", SLOW),
+)
+
+NAMES: Sequence[str] = tuple(column.name for column in COLUMNS)
+INDEX: Mapping[str, int] = {name: position for position, name in enumerate(NAMES)}
+"""Position of a column in a row."""
