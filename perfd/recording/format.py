@@ -16,11 +16,14 @@ TRAINING_LOG_KIND = "training-log"
 TIMES_SUFFIX = ".times"
 
 
-class RecordedGpu(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedGpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A GPU of a node, by its NVML index."""
 
     index: int
     name: str = ""
+    uuid: str | None = None
+    memory_bytes: int | None = None
+    max_sm_clock_hz: float | None = None
 
 
 class RecordedRank(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -129,9 +129,9 @@ class _Facts:
         for record in records:
             match record:
                 case GpuInfo():
-                    self._gpus.setdefault(node, {})[record.index] = RecordedGpu(
-                        index=record.index, name=record.name
-                    )
+                    # A slice of a GPU has its parent's index, and is told by the `records` stream alone.
+                    if not record.mig:
+                        self._gpus.setdefault(node, {})[record.index] = _gpu(record)
                 case RankPlacement():
                     self._world_size = record.world_size or self._world_size
                     self._ranks.setdefault(node, {})[record.rank] = RecordedRank(
@@ -159,6 +159,16 @@ class _Facts:
             ),
             streams=tuple(self.streams),
         )
+
+
+def _gpu(info: GpuInfo) -> RecordedGpu:
+    return RecordedGpu(
+        index=info.index,
+        name=info.name,
+        uuid=info.uuid,
+        memory_bytes=info.memory_bytes,
+        max_sm_clock_hz=info.max_sm_clock_hz,
+    )
 
 
 class _LogFile:
