@@ -1,11 +1,11 @@
 """Who waits for whom: the transfer and the waiting inside NCCL's kernels, told apart without clocks.
 
-A collective ends on all its ranks at about the same instant, and a rank's kernel runs from its own arrival to
-that end. So the shortest duration is that of the rank that came last and waited for nobody, which makes it the
-transfer, and what the others took longer is their waiting for that rank. Only durations and the matching of
-operations by (communicator, operation, sequence number) are needed, no agreement of clocks. (The rule is
-Mycroft's and Greyhound's; it holds for all-reduce, reduce-scatter, all-gather and all-to-all, not for broadcast
-and reduce, whose root may finish early.)
+A collective ends on all its ranks at about the same instant, and a rank's kernel runs from its own
+arrival to that end. So the shortest duration is that of the rank that came last and waited for nobody,
+which makes it the transfer, and what the others took longer is their waiting for that rank. Only
+durations and the matching of operations by (communicator, operation, sequence number) are needed, no
+agreement of clocks. (The rule is Mycroft's and Greyhound's; it holds for all-reduce, reduce-scatter,
+all-gather and all-to-all, not for broadcast and reduce, whose root may finish early.)
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MATCHED_OPERATIONS = frozenset({"AllReduce", "ReduceScatter", "AllGather", "Allt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitSplit:
-    """n operations of one communicator over its g ranks. NaN, and -1 in `last_arriver`, where a rank is missing."""
+    """n operations of one communicator over its g ranks; NaN, or -1, where a rank is missing."""
 
     transfer_s: Floats
     """(n,)"""
@@ -89,7 +89,8 @@ def blame(durations_s: Floats) -> WaitBlame:
 def bus_bandwidth_bytes_per_s(operation: str, size_bytes: Floats, transfer_s: Floats, ranks: int) -> Floats:
     """Bytes a second that each link of a ring would have to carry, by nccl-tests' convention.
 
-    Uses the transfer, not a rank's own duration: with waiting in it, a slow rank would look like a slow network.
+    Uses the transfer, not a rank's own duration: with waiting in it, a slow rank would look like a slow
+    network.
     `size_bytes` is the whole message's. Source: nccl-tests, doc/PERFORMANCE.md.
     """
     if operation == "AllReduce":

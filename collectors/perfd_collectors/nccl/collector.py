@@ -1,0 +1,177 @@
+"""The `nccl` collector: what the plugin recorded in each process of this node, reduced once a window."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from perfd.collector import Collector, CollectorSpec, Column, ColumnKind, OnUnavailable, Options, Settings
+from perfd.errors import Unavailable
+from perfd.model import Record, SampleTable, Scope
+from perfd_collectors.nccl.reduce import Window, busy_ns, reduce_operations
+from perfd_collectors.nccl.rings import Operation, Segment, Wanted, find_segments, sweep
+
+COLUMNS = (
+    Column(
+        scope=Scope.RANK,
+        name="nccl_busy_s",
+        help="Time in which at least one NCCL kernel was on the rank's GPU, waiting for peers included.",
+        source="perfd's NCCL plugin: union of the kernels' intervals by the GPU's clock",
+        absent="without the plugin, or with an NCCL before 2.27, which tells no GPU time",
+        kind=ColumnKind.COUNTER,
+    ),
+    Column(
+        scope=Scope.RANK,
+        name="nccl_operations",
+        help="Collectives, sends and receives that the plugin saw.",
+        source="perfd's NCCL plugin",
+        absent="without the plugin",
+        kind=ColumnKind.COUNTER,
+    ),
+    Column(
+        scope=Scope.RANK,
+        name="nccl_lost_operations",
+        help="Operations that were seen but not read: a ring overflowed, or no ring was free.",
+        source="perfd's NCCL plugin, and the gaps that its reader finds",
+        absent="without the plugin",
+        kind=ColumnKind.COUNTER,
+    ),
+    Column(
+        scope=Scope.RANK,
+        name="nccl_untimed_operations",
+        help="Operations whose time on the GPU never came.",
+        source="perfd's NCCL plugin",
+        absent="without the plugin",
+        kind=ColumnKind.COUNTER,
+    ),
+)
+
+
+class NcclOptions(Options, frozen=True):
+    """What an operator may set."""
+
+    directory: str = "/dev/shm"  # noqa: S108  (where the plugin puts its rings)
+    window_s: float = 1.0
+    """Operations are reduced to one record per window."""
+    max_operations_per_s: int = 2000
+    """Of one rank, in the columns that ranks are matched by; above it they are thinned out alike on all."""
+    gpu_time: bool = True
+    """Whether the plugin shall ask NCCL for times on the GPU."""
+
+
+@dataclass(slots=True)
+class _Process:
+    """One watched process: its segment, and what was read since the last window ended."""
+
+    segment: Segment
+    pending: list[Operation] = field(default_factory=list)
+    busy_ns: int = 0
+    lost: int = 0
+    window_start_unix_ns: int = 0
+
+
+class NcclCollector:
+    """Reads every segment often, so that no ring overflows, and reports once a window."""
+
+    def __init__(self, options: NcclOptions, settings: Settings) -> None:
+        self._options = options
+        self._settings = settings
+        self._directory = Path(options.directory)
+        if not self._directory.is_dir():
+            raise Unavailable(f"{self._directory} is no directory; name the plugin's with `directory`.")
+        self._processes: dict[Path, _Process] = {}
+        self._window_end_s = settings.clock.monotonic_s() + options.window_s
+
+    def collect(self) -> Sequence[Record]:
+        for process in self._processes.values():
+            reading = process.segment.read()
+            process.pending += reading.operations
+            process.lost += reading.lost
+        now_s = self._settings.clock.monotonic_s()
+        if now_s < self._window_end_s:
+            return []
+        self._window_end_s = now_s + self._options.window_s
+        records = [record for process in self._processes.values() for record in self._report(process)]
+        self._find_processes()
+        return records
+
+    def close(self) -> None:
+        for process in self._processes.values():
+            process.segment.close()
+        self._processes.clear()
+
+    def _find_processes(self) -> None:
+        sweep(self._directory)
+        present = find_segments(self._directory)
+        for path in set(self._processes) - set(present):
+            self._processes.pop(path).segment.close()
+        for path in present:
+            if path not in self._processes:
+                self._watch(path)
+
+    def _watch(self, path: Path) -> None:
+        try:
+            segment = Segment(path)
+        except Unavailable:
+            # Another user's, being made, or of another version: it is looked at again in the next window.
+            return
+        segment.want(Wanted.OPERATIONS | (Wanted.GPU_TIME if self._options.gpu_time else Wanted.NOTHING))
+        process = _Process(segment, window_start_unix_ns=self._settings.clock.unix_ns())
+        self._processes[path] = process
+
+    def _report(self, process: _Process) -> list[Record]:
+        rank = process.segment.process.rank
+        now_unix_ns = self._settings.clock.unix_ns()
+        start_unix_ns, process.window_start_unix_ns = process.window_start_unix_ns, now_unix_ns
+        operations, process.pending = process.pending, []
+        if rank is None:
+            return []
+        window = Window(
+            job=self._settings.job, rank=rank, start_unix_ns=start_unix_ns, end_unix_ns=now_unix_ns
+        )
+        communicators = {one.index: one for one in process.segment.communicators()}
+        process.busy_ns += busy_ns(operations)
+        keep = keep_one_in(len(operations), now_unix_ns - start_unix_ns, self._options.max_operations_per_s)
+        return [
+            *reduce_operations(operations, communicators, window, keep_one_in=keep),
+            self._totals(process, window),
+        ]
+
+    def _totals(self, process: _Process, window: Window) -> SampleTable:
+        counters = process.segment.counters()
+        gpu_time = process.segment.process.profiler_version >= 4
+        return SampleTable(
+            scope=Scope.RANK,
+            times_unix_ns=[window.end_unix_ns],
+            entities=[f"{window.job}/{window.rank}"],
+            columns={
+                "nccl_busy_s": [process.busy_ns / 1e9 if gpu_time else float("nan")],
+                "nccl_operations": [float(counters.started)],
+                "nccl_lost_operations": [float(counters.dropped + process.lost)],
+                "nccl_untimed_operations": [float(counters.incomplete)],
+            },
+        )
+
+
+def keep_one_in(operations: int, window_ns: int, max_per_s: int) -> int:
+    """How far to thin out: a power of two, so that ranks that decide differently still share operations."""
+    allowed = max(1.0, max_per_s * window_ns / 1e9)
+    keep = 1
+    while operations / keep > allowed:
+        keep *= 2
+    return keep
+
+
+def _create(options: NcclOptions, settings: Settings) -> Collector:
+    return NcclCollector(options, settings)
+
+
+SPEC = CollectorSpec(
+    name="nccl",
+    options=NcclOptions,
+    create=_create,
+    interval_s=0.1,
+    on_unavailable=OnUnavailable.IGNORE,
+    columns=COLUMNS,
+)

@@ -1,0 +1,119 @@
+"""Operations become one record per communicator and kind, and say nothing that was not measured."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from perfd_collectors.nccl.collector import keep_one_in
+from perfd_collectors.nccl.reduce import Window, busy_ns, reduce_operations
+from perfd_collectors.nccl.rings import Communicator, Operation, Timing
+
+from perfd.model import TimingSource
+
+WINDOW = Window(job="j", rank=3, start_unix_ns=1, end_unix_ns=2)
+TENSOR = Communicator(index=0, id=0xAB, rank=1, ranks=4, nodes=1, live=True, name="tp")
+ALL_REDUCE, ALL_GATHER, SEND = 4, 2, 6
+
+
+def operation(
+    sequence: int,
+    start_ns: int = 0,
+    duration_ns: int = 1000,
+    *,
+    function: int = ALL_REDUCE,
+    communicator: int = 0,
+    peer: int = 0,
+    timing: Timing = Timing.GPU,
+    incomplete: bool = False,
+    datatype: int = 9,
+) -> Operation:
+    return Operation(
+        sequence=sequence + 1,
+        operation_sequence=sequence,
+        start_monotonic_ns=5,
+        stop_monotonic_ns=6,
+        complete_monotonic_ns=7,
+        gpu_start_ns=start_ns,
+        gpu_stop_ns=start_ns + duration_ns,
+        gpu_longest_ns=duration_ns,
+        elements=1024,
+        group=1,
+        peer_or_root=peer,
+        communicator=communicator,
+        function=function,
+        datatype=datatype,
+        algorithm=1,
+        protocol=2,
+        channels=1,
+        channels_seen=1,
+        timing=timing,
+        flags=(1 if incomplete else 0) | (2 if function == SEND else 0),
+    )
+
+
+def test_totals_are_over_all_operations_and_columns_over_those_kept() -> None:
+    operations = [operation(i, duration_ns=1000 * (i + 1)) for i in range(8)]
+
+    (record,) = reduce_operations(operations, {0: TENSOR}, WINDOW, keep_one_in=4)
+
+    assert (record.count, record.total_s, record.min_s, record.max_s) == (8, 36e-6, 1e-6, 8e-6)
+    assert record.total_bytes == 8 * 2048
+    assert (list(record.sequences), list(record.durations_ns)) == ([0, 4], [1000, 5000])
+    assert (record.communicator, record.communicator_rank, record.communicator_size) == ("ab", 1, 4)
+    assert (record.operation, record.algorithm, record.protocol) == ("AllReduce", "RING", "SIMPLE")
+    assert record.timing == TimingSource.GPU
+
+
+def test_sends_to_different_peers_are_told_apart() -> None:
+    records = reduce_operations(
+        [operation(0, function=SEND, peer=2), operation(0, function=SEND, peer=3)], {0: TENSOR}, WINDOW
+    )
+
+    assert [(r.operation, r.peer, r.count) for r in records] == [("Send", 2, 1), ("Send", 3, 1)]
+
+
+def test_an_all_gather_is_as_large_as_what_all_ranks_give() -> None:
+    (record,) = reduce_operations([operation(0, function=ALL_GATHER)], {0: TENSOR}, WINDOW)
+
+    assert record.total_bytes == 4 * 2048
+
+
+@pytest.mark.parametrize(
+    "left_out",
+    [operation(0, timing=Timing.HOST), operation(0, incomplete=True)],
+    ids=["untimed", "incomplete"],
+)
+def test_an_operation_without_a_measured_end_gives_no_duration(left_out: Operation) -> None:
+    assert reduce_operations([left_out], {0: TENSOR}, WINDOW) == []
+
+
+def test_an_unknown_type_or_communicator_leaves_the_size_open() -> None:
+    (of_type,) = reduce_operations([operation(0, datatype=255)], {0: TENSOR}, WINDOW)
+    (of_communicator,) = reduce_operations([operation(0, function=ALL_GATHER, communicator=9)], {}, WINDOW)
+
+    assert (of_type.total_bytes, list(of_type.sizes_bytes)) == (None, [])
+    assert (of_communicator.total_bytes, of_communicator.communicator) == (None, "")
+
+
+def test_overlapping_kernels_are_busy_once() -> None:
+    operations = [operation(0, 0, 100), operation(1, 50, 100), operation(2, 60, 10), operation(3, 400, 5)]
+
+    assert busy_ns(operations) == 150 + 5
+
+
+@given(st.lists(st.tuples(st.integers(0, 500), st.integers(0, 50)), max_size=30))
+def test_the_union_equals_counting_each_instant(intervals: list[tuple[int, int]]) -> None:
+    operations = [operation(i, start, length) for i, (start, length) in enumerate(intervals)]
+
+    assert busy_ns(operations) == len(
+        {t for start, length in intervals for t in range(start, start + length)}
+    )
+
+
+@given(st.integers(0, 10**6), st.integers(1, 10**10), st.integers(1, 10**5))
+def test_thinning_keeps_the_rate_within_its_bound(operations: int, window_ns: int, max_per_s: int) -> None:
+    keep = keep_one_in(operations, window_ns, max_per_s)
+
+    assert operations / keep <= max(1.0, max_per_s * window_ns / 1e9)
+    assert keep & (keep - 1) == 0
