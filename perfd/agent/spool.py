@@ -167,6 +167,8 @@ class Spool:
     def close(self) -> None:
         """Write what can be written and let another agent open the directory; legal twice."""
         with self._lock:
+            if self._unwritten:
+                self._write()
             self._file.close()
 
     def _read_after(self, sequence: int, limit: int) -> Sequence[StoredBatch]:

@@ -1,0 +1,199 @@
+"""The agent of a node: collectors, spool, uplink and /metrics put together."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfd.agent.batcher import Batcher, Tap
+from perfd.agent.latest import LatestSamples
+from perfd.agent.metrics import agent_families, collector_families, process_families
+from perfd.agent.runner import Runner
+from perfd.agent.schedule import Schedule
+from perfd.agent.spool import Spool
+from perfd.agent.task import CollectorTask, TaskState
+from perfd.agent.uplink import OnRequest, Uplink, UplinkState
+from perfd.clock import Clock, SystemClock
+from perfd.config import AgentConfig
+from perfd.errors import PerfdError
+from perfd.exposition import CONTENT_TYPE, render
+from perfd.http import HttpServer, Request, Response
+from perfd.model import CaptureCancel, CaptureRequest, CaptureState, CaptureStatus, CaptureTool
+
+log = logging.getLogger(__name__)
+
+_COLLECTORS_TIMEOUT_S = 2.0
+_FLUSH_TIMEOUT_S = 3.0
+
+
+class Agent:
+    """Runs `tasks` and streams what they return, from `start` to `stop`.
+
+    With `manual`, nothing is collected until the owner calls `step`, and `clock` may
+    be a virtual one; only the uplink runs by itself. Opens the spool at once: raises
+    `SpoolError`, or `ConfigError` when the uplink's configuration cannot work.
+    `on_request` gets captures to carry out; without it they are refused.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        *,
+        node: str,
+        spool_directory: Path,
+        tasks: Sequence[CollectorTask],
+        clock: Clock | None = None,
+        taps: Sequence[Tap] = (),
+        on_request: OnRequest | None = None,
+        capture_tools: Sequence[CaptureTool] = (),
+        manual: bool = False,
+    ) -> None:
+        self._config = config
+        self._tasks = tuple(tasks)
+        self._clock = clock or SystemClock()
+        self._manual = manual
+        self._latest = LatestSamples(node, [column for task in tasks for column in task.columns])
+        self._spool = Spool(spool_directory, max_bytes=config.spool.max_bytes)
+        try:
+            self._uplink = Uplink(
+                config.uplink,
+                node=node,
+                spool=self._spool,
+                clock=self._clock,
+                on_request=on_request or self._refuse,
+                capture_tools=capture_tools,
+            )
+        except PerfdError:
+            self._spool.close()
+            raise
+        self._batcher = Batcher(self._spool, taps=[self._latest, *taps])
+        self._runner = Runner(self._tasks, self._batcher.add, self._clock)
+        self._stopping = threading.Event()
+        self._batch_thread = threading.Thread(target=self._batch_loop, name="perfd-batch", daemon=True)
+        self._http: HttpServer | None = None
+
+    @property
+    def agent_id(self) -> str:
+        """The identity that the aggregator knows this agent's batches by."""
+        return self._spool.agent_id
+
+    @property
+    def http_address(self) -> str | None:
+        """Where /metrics is, once started."""
+        return self._http.address if self._http else None
+
+    @property
+    def uplink_state(self) -> UplinkState:
+        """How the stream to the aggregator fares."""
+        return self._uplink.state
+
+    @property
+    def collector_states(self) -> Sequence[TaskState]:
+        """How each collector fares."""
+        return [task.state for task in self._tasks]
+
+    def start(self) -> None:
+        """Begin to collect and to stream.
+
+        Raises `Unavailable` when a source is missing that must be there, and
+        `PerfdError` when the port of /metrics is taken; nothing runs then.
+        """
+        try:
+            if self._config.listen is not None:
+                self._http = HttpServer(self._config.listen, {"/metrics": self._serve_metrics})
+            if self._manual:
+                for task in self._tasks:
+                    task.open()
+            else:
+                self._runner.start()
+                self._batch_thread.start()
+        except PerfdError:
+            self.stop()
+            raise
+        self._uplink.start()
+
+    def stop(self) -> None:
+        """Stop collecting, send what is in the spool for a few seconds at most, and free everything.
+
+        Legal twice, and without `start`.
+        """
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        self._batcher.wake()
+        for name in self._runner.stop(_COLLECTORS_TIMEOUT_S):
+            log.warning("A collector hangs and is left behind.", extra={"collector": name})
+        if self._batch_thread.is_alive():
+            self._batch_thread.join()
+        self.flush()
+        self._uplink.stop(_FLUSH_TIMEOUT_S)
+        if self._http is not None:
+            self._http.close()
+        self._spool.close()
+
+    def step(self) -> int | None:
+        """Run the collectors that are due by the clock, and make one batch of what they say.
+
+        Returns the sequence of that batch, or None when nobody said anything.
+        """
+        self._runner.run_due(self._clock.monotonic_s())
+        return self.flush()
+
+    def flush(self) -> int | None:
+        """Make a batch of what is queued now; returns its sequence, or None when nothing is."""
+        sequence = self._batcher.flush(self._clock.unix_ns())
+        if sequence is not None:
+            self._uplink.notify()
+        return sequence
+
+    def wait_acknowledged(self, sequence: int, timeout_s: float) -> bool:
+        """Whether the aggregator has everything up to `sequence`, after `timeout_s` at the latest."""
+        return self._uplink.wait_acknowledged(sequence, timeout_s)
+
+    def send_status(self, status: CaptureStatus) -> None:
+        """Tell the aggregator where a capture stands."""
+        self._uplink.send_status(status)
+
+    def metrics(self) -> bytes:
+        """The text of /metrics."""
+        return render(
+            [
+                *agent_families(
+                    spool=self._spool.stats(),
+                    uplink=self._uplink.state,
+                    last_sequence=self._spool.last_sequence,
+                    dropped_records=self._batcher.dropped_records,
+                ),
+                *collector_families(self.collector_states, self._clock.monotonic_s()),
+                *process_families(),
+                *self._latest.families(self._clock.unix_ns()),
+            ]
+        )
+
+    def _batch_loop(self) -> None:
+        # Real time paces this thread; only `step` follows a clock that somebody else drives.
+        schedule = Schedule(interval_s=self._config.uplink.batch_interval_s, start_s=time.monotonic())
+        while not self._stopping.is_set():
+            self._batcher.wait(schedule.next_s - time.monotonic())
+            now_s = time.monotonic()
+            if schedule.due(now_s):
+                schedule.take(now_s)
+            self._batcher.add(self._runner.hanging(self._clock.monotonic_s()))
+            self.flush()
+
+    def _serve_metrics(self, _request: Request) -> Response:
+        return Response(body=self.metrics(), content_type=CONTENT_TYPE)
+
+    def _refuse(self, request: CaptureRequest | CaptureCancel) -> None:
+        if isinstance(request, CaptureRequest):
+            self._uplink.send_status(
+                CaptureStatus(
+                    capture_id=request.capture_id,
+                    state=CaptureState.REFUSED,
+                    time_unix_ns=self._clock.unix_ns(),
+                    reason="This agent takes no captures.",
+                )
+            )
