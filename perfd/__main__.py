@@ -1,0 +1,7 @@
+"""`python -m perfd` is `perfd`."""
+
+import sys
+
+from perfd.cli import main
+
+sys.exit(main())
