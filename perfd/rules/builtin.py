@@ -1,0 +1,20 @@
+"""The rules that ship with perfd."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+
+def builtin_rules() -> list[Path]:
+    """The rules files that ship, in the order in which they are evaluated.
+
+    An installed package holds them as data; in a checkout they are in the folder `rules`
+    beside the package.
+    """
+    package = Path(str(files("perfd")))
+    for folder in (package / "data" / "rules", package.parent / "rules"):
+        found = sorted(folder.glob("*.yaml"))
+        if found:
+            return found
+    return []

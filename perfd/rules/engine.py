@@ -1,0 +1,168 @@
+"""Evaluates rules over a store of series, as a Prometheus server would over its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from perfd.rules.alerting import AlertBook, External
+from perfd.rules.model import (
+    Alert,
+    AlertChange,
+    Evaluation,
+    RecordingRule,
+    Rule,
+    RuleFailure,
+    RuleGroup,
+    RuleSet,
+    alert_series,
+)
+from perfd.rules.promql.compiler import Query, compile_query
+from perfd.rules.promql.errors import EvaluationError
+from perfd.rules.promql.vector import Keys, Remembered, Vector, empty
+from perfd.rules.store import Read, SeriesStore, to_ms
+from perfd.series import SeriesFrame, SeriesKey
+
+_NO_ALERT_SERIES: tuple[SeriesKey, ...] = ()
+
+
+class RuleEngine:
+    """Holds the state of alerts between evaluations. One thread at a time.
+
+    Alerts begin anew when the engine does: nothing is restored after a restart,
+    so a `for` starts over.
+    """
+
+    def __init__(self, rules: RuleSet, *, external: External | None = None) -> None:
+        self._groups = [_Group(group, external or External()) for group in rules.groups]
+        self._recorded_keys = Remembered(_concatenated)
+
+    def new_store(self) -> SeriesStore:
+        """A store that keeps what these rules read, and no more."""
+        return SeriesStore(read for group in self._groups for read in group.reads())
+
+    def evaluate(self, store: SeriesStore, now_unix_s: float) -> Evaluation:
+        """Evaluate the groups that are due, and append what they record, `ALERTS` too, to the store.
+
+        Time is only ever that of the argument. If it went back since the last call,
+        all groups are due.
+        """
+        changes: list[AlertChange] = []
+        failures: list[RuleFailure] = []
+        for group in self._groups:
+            if group.due(now_unix_s):
+                group.evaluate(store, now_unix_s, changes, failures)
+        return Evaluation(
+            time_unix_s=now_unix_s,
+            alerts=tuple(alert for group in self._groups for alert in group.alerts()),
+            changes=tuple(changes),
+            recorded=self._recorded(now_unix_s),
+            failures=tuple(failures),
+        )
+
+    def _recorded(self, now_unix_s: float) -> SeriesFrame:
+        results = [result for group in self._groups for result in group.recorded()]
+        keys = self._recorded_keys(*(result.keys for result in results))
+        values = [np.where(result.present, result.values, np.nan) for result in results]
+        return SeriesFrame(now_unix_s, keys.items, np.concatenate(values) if values else np.zeros(0))
+
+
+def _concatenated(*keys: Keys) -> Keys:
+    return Keys(item for some in keys for item in some.items)
+
+
+class _Group:
+    def __init__(self, group: RuleGroup, external: External) -> None:
+        self._group = group
+        self._evaluated_unix_s: float | None = None
+        self._rules: list[_Alerting | _Recording] = []
+        for place, rule in enumerate(group.rules):
+            source = f"{group.file};{group.name};{place}"
+            self._rules.append(_compiled(rule, group, source, external))
+
+    def reads(self) -> Iterator[Read]:
+        """What the rules read, and the names that nobody reads are not kept."""
+        for rule in self._rules:
+            yield from rule.query.reads
+
+    def due(self, now_unix_s: float) -> bool:
+        """Whether the group's interval has passed."""
+        last = self._evaluated_unix_s
+        if last is None or self._group.interval_s is None or now_unix_s < last:
+            return True
+        return to_ms(now_unix_s - last) >= to_ms(self._group.interval_s)
+
+    def evaluate(
+        self, store: SeriesStore, now_unix_s: float, changes: list[AlertChange], failures: list[RuleFailure]
+    ) -> None:
+        self._evaluated_unix_s = now_unix_s
+        for rule in self._rules:
+            try:
+                changes.extend(rule.evaluate(store, now_unix_s))
+            except EvaluationError as error:
+                failures.append(RuleFailure(group=self._group.name, rule=rule.name, message=str(error)))
+
+    def alerts(self) -> Iterator[Alert]:
+        for rule in self._rules:
+            if isinstance(rule, _Alerting):
+                yield from rule.book.alerts
+
+    def recorded(self) -> Iterator[Vector]:
+        for rule in self._rules:
+            if isinstance(rule, _Recording):
+                yield rule.result
+
+
+def _compiled(rule: Rule, group: RuleGroup, source: str, external: External) -> _Alerting | _Recording:
+    query = compile_query(rule.expression)
+    if isinstance(rule, RecordingRule):
+        return _Recording(rule.record, query, source, rule, group.limit)
+    return _Alerting(
+        rule.alert, query, source, AlertBook(rule, group.name, limit=group.limit, external=external)
+    )
+
+
+class _Recording:
+    def __init__(self, name: str, query: Query, source: str, rule: RecordingRule, limit: int) -> None:
+        self.name = name
+        self.query = query
+        self.result = empty()
+        self._source = source
+        self._limit = limit
+        labels = dict(rule.labels)
+        self._renamed = Remembered(
+            lambda keys: Keys(SeriesKey.of(rule.record, {**dict(key.labels), **labels}) for key in keys.items)
+        )
+
+    def evaluate(self, store: SeriesStore, now_unix_s: float) -> Sequence[AlertChange]:
+        time_ms = to_ms(now_unix_s)
+        found = self.query.evaluate(store, time_ms)
+        result = Vector(self._renamed(found.keys), found.values, found.present).checked()
+        if self._limit and int(result.present.sum()) > self._limit:
+            raise EvaluationError(f"the group allows {self._limit} series a rule and there are more")
+        self.result = result
+        store.append_vector(self._source, time_ms, result.keys.items, result.values, result.present)
+        return ()
+
+
+class _Alerting:
+    def __init__(self, name: str, query: Query, source: str, book: AlertBook) -> None:
+        self.name = name
+        self.query = query
+        self.book = book
+        self._source = source
+        self._keys = _NO_ALERT_SERIES
+
+    def evaluate(self, store: SeriesStore, now_unix_s: float) -> Sequence[AlertChange]:
+        time_ms = to_ms(now_unix_s)
+        found = self.query.evaluate(store, time_ms)
+        changes = self.book.update(found.samples(), now_unix_s)
+        series = [pair for alert in self.book.alerts for pair in alert_series(alert)]
+        keys = tuple(key for key, _ in series)
+        if keys or self._keys:
+            # The same object while the alerts stay, so that the store need not look them up again.
+            self._keys = self._keys if keys == self._keys else keys
+            values = np.array([value for _, value in series])
+            store.append_vector(self._source, time_ms, self._keys, values, np.ones(len(keys), dtype=bool))
+        return changes

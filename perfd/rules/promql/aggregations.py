@@ -1,0 +1,145 @@
+"""Aggregations over groups of series."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfd.rules.matching import METRIC_NAME_LABEL
+from perfd.rules.promql.errors import EvaluationError
+from perfd.rules.promql.evaluation import Instant, ScalarNode, VectorNode
+from perfd.rules.promql.quantiles import quantiles
+from perfd.rules.promql.vector import Floats, Keys, Remembered, Vector, empty
+from perfd.series import SeriesKey
+
+Groups = NDArray[np.intp]
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """`by (labels)` or `without (labels)`; `by ()` makes one group of all."""
+
+    labels: frozenset[str]
+    without: bool = False
+
+    def key(self, key: SeriesKey) -> SeriesKey:
+        """The group of a series."""
+        kept = tuple(pair for pair in key.labels if (pair[0] in self.labels) != self.without)
+        named = METRIC_NAME_LABEL in self.labels and not self.without
+        return SeriesKey(key.name if named else "", kept)
+
+
+@dataclass(frozen=True, slots=True)
+class _Grouped:
+    """The groups of some keys: `group[i]` is the place in `keys` of the group of key i."""
+
+    keys: Keys
+    group: Groups
+
+
+def _grouped(keys: Keys, grouping: Grouping) -> _Grouped:
+    places: dict[SeriesKey, int] = {}
+    group = [places.setdefault(grouping.key(key), len(places)) for key in keys.items]
+    return _Grouped(Keys(places), np.array(group, dtype=np.intp))
+
+
+def _sum(values: Floats, group: Groups, count: int) -> Floats:
+    return np.bincount(group, weights=values, minlength=count).astype(np.float64, copy=False)
+
+
+def _average(values: Floats, group: Groups, count: int) -> Floats:
+    average: Floats = _sum(values, group, count) / np.bincount(group, minlength=count)
+    return average
+
+
+def _variance(values: Floats, group: Groups, count: int) -> Floats:
+    return _average((values - _average(values, group, count)[group]) ** 2, group, count)
+
+
+def _smallest(values: Floats, group: Groups, count: int) -> Floats:
+    result = np.full(count, np.nan)
+    np.fmin.at(result, group, values)
+    return result
+
+
+def _largest(values: Floats, group: Groups, count: int) -> Floats:
+    result = np.full(count, np.nan)
+    np.fmax.at(result, group, values)
+    return result
+
+
+_SIMPLE: Mapping[str, Callable[[Floats, Groups, int], Floats]] = {
+    "sum": _sum,
+    "avg": _average,
+    "min": _smallest,
+    "max": _largest,
+    "count": lambda _, group, count: np.bincount(group, minlength=count).astype(np.float64),
+    "group": lambda _values, _group, count: np.ones(count),
+    "stdvar": _variance,
+    "stddev": lambda values, group, count: np.sqrt(_variance(values, group, count)),
+}
+
+
+class Aggregation:
+    """`sum`, `avg` and the others that give one value for each group."""
+
+    def __init__(
+        self, name: str, argument: VectorNode, grouping: Grouping, parameter: ScalarNode | None
+    ) -> None:
+        self._name = name
+        self._argument = argument
+        self._parameter = parameter
+        self._grouped = Remembered(lambda keys: _grouped(keys, grouping))
+
+    def vector(self, at: Instant) -> Vector:
+        vector = self._argument.vector(at)
+        grouped = self._grouped(vector.keys)
+        count = len(grouped.keys)
+        group = grouped.group[vector.present]
+        values = vector.values[vector.present]
+        present = np.bincount(group, minlength=count) > 0
+        if self._parameter is not None:
+            result = _group_quantiles(self._parameter.scalar(at), values, group, count)
+        else:
+            result = _SIMPLE[self._name](values, group, count)
+        return Vector(grouped.keys, result, present)
+
+
+def _group_quantiles(fraction: float, values: Floats, group: Groups, count: int) -> Floats:
+    result = np.full(count, np.nan)
+    for number in np.unique(group):
+        result[number] = quantiles(fraction, values[group == number][:, None])[0]
+    return result
+
+
+class TopOrBottom:
+    """`topk` and `bottomk`: the series themselves, those with the k largest or smallest values of a group."""
+
+    def __init__(self, name: str, argument: VectorNode, grouping: Grouping, parameter: ScalarNode) -> None:
+        self._largest = name == "topk"
+        self._argument = argument
+        self._parameter = parameter
+        self._grouped = Remembered(lambda keys: _grouped(keys, grouping))
+
+    def vector(self, at: Instant) -> Vector:
+        vector = self._argument.vector(at)
+        wanted = self._parameter.scalar(at)
+        if not math.isfinite(wanted):
+            raise EvaluationError(f"{wanted} is not a number of series")
+        if wanted < 1:
+            return empty()
+        group = self._grouped(vector.keys).group
+        present = np.zeros(len(vector.keys), dtype=bool)
+        for number in np.unique(group[vector.present]):
+            members = np.flatnonzero(vector.present & (group == number))
+            present[self._best(vector.values, members)[: int(wanted)]] = True
+        return Vector(vector.keys, vector.values, present)
+
+    def _best(self, values: Floats, members: Groups) -> Groups:
+        """The members in order, the first of equals first and NaN last."""
+        ranked = -values[members] if self._largest else values[members]
+        return members[np.argsort(ranked, kind="stable")]

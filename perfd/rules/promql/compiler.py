@@ -1,0 +1,228 @@
+"""Turns an expression into nodes that can be evaluated again and again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import numpy as np
+import promql_parser as pp
+
+from perfd.rules.matching import METRIC_NAME_LABEL, Matcher, Selection
+from perfd.rules.problems import Problem, TextError
+from perfd.rules.promql import aggregations, binary, evaluation, functions, ranges
+from perfd.rules.promql.evaluation import Instant, ScalarNode, VectorNode
+from perfd.rules.promql.matches import Matching
+from perfd.rules.promql.operators import SETS
+from perfd.rules.promql.selectors import InstantSelector, RangeSelector
+from perfd.rules.promql.syntax import parse
+from perfd.rules.promql.vector import Vector
+from perfd.rules.store import Read, SeriesStore
+
+# Pairs, as the parser's enumerations cannot be keys of a dictionary.
+_OPERATORS = (
+    (pp.MatchOp.Equal, "="),
+    (pp.MatchOp.NotEqual, "!="),
+    (pp.MatchOp.Re, "=~"),
+    (pp.MatchOp.NotRe, "!~"),
+)
+_MANY_SIDES = (
+    (pp.VectorMatchCardinality.ManyToOne, "left"),
+    (pp.VectorMatchCardinality.OneToMany, "right"),
+)
+_LABEL_FUNCTIONS = {"label_replace", "label_join"}
+_NO_EFFECT = {"sort", "sort_desc"}
+"""The results of rules have no order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A compiled expression. It remembers matches between evaluations, so one thread at a time."""
+
+    text: str
+    reads: tuple[Read, ...]
+    """What a store has to keep for it."""
+    _node: VectorNode = field(repr=False)
+
+    def evaluate(self, store: SeriesStore, time_ms: int) -> Vector:
+        """The result at an instant; a number is the value of the series without labels.
+
+        Raises `EvaluationError` when the series of the moment do not allow the expression.
+        """
+        with np.errstate(all="ignore"):
+            return self._node.vector(Instant(store, time_ms))
+
+
+def compile_query(text: str) -> Query:
+    """Compile an expression; raises `TextError` as `parse` does."""
+    tree = parse(text)
+    compiler = _Compiler()
+    try:
+        node = compiler.as_vector(tree)
+    except (NotImplementedError, ValueError) as error:
+        raise TextError([Problem(str(error), 0)]) from error
+    return Query(text, tuple(selector.read() for selector in compiler.selectors), node)
+
+
+def _ms(duration: timedelta | None) -> int:
+    return 0 if duration is None else round(duration / timedelta(milliseconds=1))
+
+
+def _unwrapped(tree: pp.Expr) -> pp.Expr:
+    while isinstance(tree, pp.ParenExpr):
+        tree = tree.expr
+    return tree
+
+
+def is_scalar(tree: pp.Expr) -> bool:
+    """Whether an expression gives a number, and not a value for each series."""
+    tree = _unwrapped(tree)
+    if isinstance(tree, pp.UnaryExpr):
+        return is_scalar(tree.expr)
+    if isinstance(tree, pp.BinaryExpr):
+        return is_scalar(tree.lhs) and is_scalar(tree.rhs)
+    if isinstance(tree, pp.Call):
+        return bool(tree.func.name in {"time", "scalar"})
+    return isinstance(tree, pp.NumberLiteral)
+
+
+class _Compiler:
+    def __init__(self) -> None:
+        self.selectors: list[InstantSelector | RangeSelector] = []
+
+    def as_vector(self, tree: pp.Expr) -> VectorNode:
+        return evaluation.VectorOf(self.scalar(tree)) if is_scalar(tree) else self.vector(tree)
+
+    def scalar(self, tree: pp.Expr) -> ScalarNode:
+        tree = _unwrapped(tree)
+        if isinstance(tree, pp.NumberLiteral):
+            return evaluation.Number(tree.val)
+        if isinstance(tree, pp.UnaryExpr):
+            return binary.Negated(self.scalar(tree.expr))
+        if isinstance(tree, pp.BinaryExpr):
+            return binary.ScalarBinary(str(tree.op), self.scalar(tree.lhs), self.scalar(tree.rhs))
+        if isinstance(tree, pp.Call) and tree.args:
+            return evaluation.ScalarOf(self.vector(tree.args[0]))
+        return evaluation.EvaluationTime()
+
+    def vector(self, tree: pp.Expr) -> VectorNode:
+        tree = _unwrapped(tree)
+        if isinstance(tree, pp.VectorSelector):
+            return self._instant(tree)
+        if isinstance(tree, pp.AggregateExpr):
+            return self._aggregation(tree)
+        if isinstance(tree, pp.UnaryExpr):
+            return functions.Elementwise("neg", self.vector(tree.expr), [])
+        if isinstance(tree, pp.BinaryExpr):
+            return self._binary(tree)
+        if isinstance(tree, pp.Call):
+            return self._call(tree)
+        raise NotImplementedError(f"an expression of the kind {type(tree).__name__} is not supported")
+
+    def _call(self, tree: pp.Call) -> VectorNode:
+        name, args = tree.func.name, tree.args
+        if name in ranges.FUNCTIONS:
+            parameter = self.scalar(args[0]) if name == "quantile_over_time" else None
+            return ranges.OverRange(name, self._range(args[-1]), parameter)
+        if name in functions.ELEMENTWISE:
+            parameters = [self.scalar(argument) for argument in args[1:]]
+            if name == "round" and not parameters:
+                parameters = [evaluation.Number(1.0)]
+            return functions.Elementwise(name, self.vector(args[0]), parameters)
+        if name in _LABEL_FUNCTIONS:
+            return self._relabelled(name, self.vector(args[0]), [_literal(argument) for argument in args[1:]])
+        if name in _NO_EFFECT:
+            return self.vector(args[0])
+        return self._special(name, args[0])
+
+    def _special(self, name: str, argument: pp.Expr) -> VectorNode:
+        if name == "vector":
+            return evaluation.VectorOf(self.scalar(argument))
+        if name == "timestamp":
+            return functions.Timestamp(self.vector(argument))
+        if name == "absent_over_time":
+            return functions.AbsentOverTime(self._range(argument))
+        if name == "absent":
+            node = self.vector(argument)
+            # As in Prometheus, a selector in parentheses tells no labels.
+            told = _selection(argument).matchers if isinstance(argument, pp.VectorSelector) else ()
+            return functions.Absent(node, told)
+        raise NotImplementedError(f"the function {name} is not supported")
+
+    def _relabelled(self, name: str, argument: VectorNode, texts: list[str]) -> VectorNode:
+        if name == "label_replace":
+            return functions.Relabelled(argument, functions.label_replace(*texts))
+        return functions.Relabelled(argument, functions.label_join(texts[0], texts[1], texts[2:]))
+
+    def _aggregation(self, tree: pp.AggregateExpr) -> VectorNode:
+        name = str(tree.op)
+        labels = frozenset(tree.modifier.labels) if tree.modifier else frozenset[str]()
+        without = tree.modifier is not None and tree.modifier.type == pp.AggModifierType.Without
+        grouping = aggregations.Grouping(labels, without)
+        argument = self.vector(tree.expr)
+        parameter = None if tree.param is None else self.scalar(tree.param)
+        if name in {"topk", "bottomk"} and parameter is not None:
+            return aggregations.TopOrBottom(name, argument, grouping, parameter)
+        return aggregations.Aggregation(name, argument, grouping, parameter)
+
+    def _binary(self, tree: pp.BinaryExpr) -> VectorNode:
+        operator = str(tree.op)
+        as_bool = tree.modifier is not None and tree.modifier.return_bool
+        if is_scalar(tree.lhs):
+            left, right = self.scalar(tree.lhs), self.vector(tree.rhs)
+            return binary.VectorScalar(operator, right, left, swapped=True, as_bool=as_bool)
+        if is_scalar(tree.rhs):
+            vector, number = self.vector(tree.lhs), self.scalar(tree.rhs)
+            return binary.VectorScalar(operator, vector, number, swapped=False, as_bool=as_bool)
+        sides = (self.vector(tree.lhs), self.vector(tree.rhs))
+        if operator in SETS:
+            return binary.SetOperator(operator, *sides, _matching(tree.modifier))
+        return binary.VectorBinary(operator, *sides, _matching(tree.modifier), as_bool=as_bool)
+
+    def _instant(self, tree: pp.VectorSelector) -> InstantSelector:
+        selector = InstantSelector(_selection(tree), _ms(tree.offset))
+        self.selectors.append(selector)
+        return selector
+
+    def _range(self, tree: pp.Expr) -> RangeSelector:
+        tree = _unwrapped(tree)
+        if not isinstance(tree, pp.MatrixSelector):
+            raise NotImplementedError("a range must be that of a selector")
+        inner = tree.vector_selector
+        selector = RangeSelector(_selection(inner), _ms(tree.range), _ms(inner.offset))
+        self.selectors.append(selector)
+        return selector
+
+
+def _literal(tree: pp.Expr) -> str:
+    tree = _unwrapped(tree)
+    if not isinstance(tree, pp.StringLiteral):
+        raise NotImplementedError("the arguments of a label function must be texts in quotes")
+    return tree.val
+
+
+def _selection(tree: pp.VectorSelector) -> Selection:
+    if tree.at is not None or tree.matchers.or_matchers:
+        raise NotImplementedError("a selector with @ or `or` is not supported")
+    matchers = [Matcher(m.name, _operator(m.op), m.value) for m in tree.matchers.matchers]
+    if tree.name:
+        matchers.insert(0, Matcher(METRIC_NAME_LABEL, "=", tree.name))
+    return Selection(matchers)
+
+
+def _operator(of_parser: pp.MatchOp) -> str:
+    return next(text for operator, text in _OPERATORS if operator == of_parser)
+
+
+def _matching(modifier: pp.BinModifier | None) -> Matching:
+    if modifier is None:
+        return Matching()
+    many = next((side for card, side in _MANY_SIDES if card == modifier.card), "")
+    if modifier.matching is None:
+        return Matching(many=many, include=tuple(modifier.group_labels or ()))
+    return Matching(
+        labels=frozenset(modifier.matching.labels),
+        on=modifier.matching.type == pp.LabelModifierType.Include,
+        many=many,
+        include=tuple(modifier.group_labels or ()),
+    )

@@ -1,0 +1,155 @@
+"""Functions of ranges of samples, as Prometheus 2.42 computes them (promql/functions.go)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfd.rules.promql.evaluation import Instant, ScalarNode
+from perfd.rules.promql.quantiles import quantiles
+from perfd.rules.promql.selectors import RangeSelector, Samples, scatter
+from perfd.rules.promql.vector import Floats, Mask, Remembered, Vector, without_name
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The interval that a range covers, and the number that the function may take."""
+
+    start_ms: int
+    end_ms: int
+    parameter: float
+
+    @property
+    def length_s(self) -> float:
+        """How long the range is."""
+        return (self.end_ms - self.start_ms) / 1000
+
+
+RangeFunction = Callable[[Samples, Window], "Floats | None"]
+"""Gives a value for each column, or None when there are too few samples for one."""
+
+
+def _extrapolated(samples: Samples, window: Window, *, counter: bool, rate: bool) -> Floats | None:
+    """What a counter (or gauge) rose over the window, as `rate`, `increase` and `delta` define it.
+
+    The rise between first and last sample is extended to the window's ends, or by
+    half a mean interval where the end is too far away, and not below a counter's zero.
+    """
+    values, times = samples.values, samples.times_ms
+    if len(times) < 2:
+        return None
+    rise: Floats = values[-1] - values[0]
+    if counter:
+        rise = rise + np.where(values[1:] < values[:-1], values[:-1], 0.0).sum(axis=0)
+    to_start_s = np.full(len(rise), (times[0] - window.start_ms) / 1000)
+    to_end_s = (window.end_ms - times[-1]) / 1000
+    sampled_s = (times[-1] - times[0]) / 1000
+    mean_interval_s = sampled_s / (len(times) - 1)
+    if counter:
+        since_zero_s = sampled_s * (values[0] / rise)
+        clamped = (rise > 0) & (values[0] >= 0) & (since_zero_s < to_start_s)
+        to_start_s = np.where(clamped, since_zero_s, to_start_s)
+    threshold_s = mean_interval_s * 1.1
+    extended_s = sampled_s + np.where(to_start_s < threshold_s, to_start_s, mean_interval_s / 2)
+    extended_s = extended_s + (to_end_s if to_end_s < threshold_s else mean_interval_s / 2)
+    factor = extended_s / sampled_s
+    if rate:
+        factor = factor / window.length_s
+    result: Floats = rise * factor
+    return result
+
+
+def _last_two(samples: Samples, *, rate: bool) -> Floats | None:
+    """The change between the last two samples; with `rate`, of a counter and per second."""
+    if len(samples.times_ms) < 2:
+        return None
+    before, last = samples.values[-2], samples.values[-1]
+    change: Floats = np.where(last < before, last, last - before) if rate else last - before
+    return change / ((samples.times_ms[-1] - samples.times_ms[-2]) / 1000) if rate else change
+
+
+def _slope(samples: Samples, _: Window) -> Floats | None:
+    """The slope of the least-squares line, per second."""
+    if len(samples.times_ms) < 2:
+        return None
+    values = samples.values
+    x = ((samples.times_ms - samples.times_ms[0]) / 1000)[:, None]
+    count = len(x)
+    covariance = (x * values).sum(axis=0) - x.sum() * values.sum(axis=0) / count
+    variance = (x * x).sum() - x.sum() ** 2 / count
+    slope: Floats = covariance / variance
+    constant = (values == values[0]).all(axis=0)
+    slope[constant] = np.where(np.isinf(values[0][constant]), np.nan, 0.0)
+    return slope
+
+
+def _changes(samples: Samples, _: Window) -> Floats:
+    before, after = samples.values[:-1], samples.values[1:]
+    both_nan = np.isnan(before) & np.isnan(after)
+    return _times((before != after) & ~both_nan)
+
+
+def _resets(samples: Samples, _: Window) -> Floats:
+    return _times(samples.values[1:] < samples.values[:-1])
+
+
+def _times(happened: Mask) -> Floats:
+    times: Floats = happened.sum(axis=0).astype(np.float64)
+    return times
+
+
+def _count(samples: Samples, _: Window) -> Floats:
+    return np.full(samples.values.shape[1], float(len(samples.times_ms)))
+
+
+def _quantile(samples: Samples, window: Window) -> Floats:
+    return quantiles(window.parameter, samples.values)
+
+
+FUNCTIONS: Mapping[str, RangeFunction] = {
+    "rate": lambda s, w: _extrapolated(s, w, counter=True, rate=True),
+    "increase": lambda s, w: _extrapolated(s, w, counter=True, rate=False),
+    "delta": lambda s, w: _extrapolated(s, w, counter=False, rate=False),
+    "irate": lambda s, _: _last_two(s, rate=True),
+    "idelta": lambda s, _: _last_two(s, rate=False),
+    "deriv": _slope,
+    "changes": _changes,
+    "resets": _resets,
+    "avg_over_time": lambda s, _: s.values.mean(axis=0),
+    "sum_over_time": lambda s, _: s.values.sum(axis=0),
+    "min_over_time": lambda s, _: np.fmin.reduce(s.values, axis=0),
+    "max_over_time": lambda s, _: np.fmax.reduce(s.values, axis=0),
+    "count_over_time": _count,
+    "stddev_over_time": lambda s, _: s.values.std(axis=0),
+    "stdvar_over_time": lambda s, _: s.values.var(axis=0),
+    "quantile_over_time": _quantile,
+    "last_over_time": lambda s, _: s.values[-1],
+    "present_over_time": lambda s, _: np.ones(s.values.shape[1]),
+}
+"""By name; `absent_over_time` is not a function of each series, and lives with `absent`."""
+
+
+class OverRange:
+    """A function of the range of each series."""
+
+    def __init__(self, name: str, argument: RangeSelector, parameter: ScalarNode | None) -> None:
+        self._function = FUNCTIONS[name]
+        self._argument = argument
+        self._parameter = parameter
+        self._keep_name = name == "last_over_time"
+        self._without_name = Remembered(without_name)
+
+    def vector(self, at: Instant) -> Vector:
+        end_ms = at.time_ms - self._argument.offset_ms
+        parameter = self._parameter.scalar(at) if self._parameter else 0.0
+        window = Window(end_ms - self._argument.range_ms, end_ms, parameter)
+        keys, parts = self._argument.samples(at)
+        values, present = scatter(keys)
+        for samples in parts:
+            result = self._function(samples, window)
+            if result is not None:
+                values[samples.places] = result
+                present[samples.places] = True
+        return Vector(keys if self._keep_name else self._without_name(keys), values, present).checked()

@@ -1,0 +1,153 @@
+"""What the subset leaves out, told from the words of an expression alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import promql_parser
+
+from perfd.rules.matching import compile_regex
+from perfd.rules.problems import Problem
+from perfd.rules.promql.tokens import CLOSING, Token
+
+FUNCTIONS = frozenset(
+    [
+        "abs",
+        "absent",
+        "absent_over_time",
+        "avg_over_time",
+        "ceil",
+        "changes",
+        "clamp",
+        "clamp_max",
+        "clamp_min",
+        "count_over_time",
+        "delta",
+        "deriv",
+        "exp",
+        "floor",
+        "idelta",
+        "increase",
+        "irate",
+        "label_join",
+        "label_replace",
+        "last_over_time",
+        "ln",
+        "log10",
+        "log2",
+        "max_over_time",
+        "min_over_time",
+        "present_over_time",
+        "quantile_over_time",
+        "rate",
+        "resets",
+        "round",
+        "scalar",
+        "sgn",
+        "sort",
+        "sort_desc",
+        "sqrt",
+        "stddev_over_time",
+        "stdvar_over_time",
+        "sum_over_time",
+        "time",
+        "timestamp",
+        "vector",
+    ]
+)
+"""The functions of the subset."""
+
+AGGREGATIONS = frozenset(
+    ["avg", "bottomk", "count", "group", "max", "min", "quantile", "stddev", "stdvar", "sum", "topk"],
+)
+"""The aggregations of the subset."""
+
+_KEYWORDS = frozenset(
+    ["and", "bool", "by", "group_left", "group_right", "ignoring", "on", "or", "unless", "without"]
+)
+_GROUPING = frozenset({"by", "without", "on", "ignoring", "group_left", "group_right"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a token stands: the texts beside it, and the bracket that it is in."""
+
+    previous: str
+    following: str
+    inside: str
+
+
+def unsupported(tokens: Sequence[Token]) -> Iterator[Problem]:
+    """Everything in an expression that the embedded engine does not evaluate."""
+    enclosing: list[str] = []
+    texts = ["", *(token.text for token in tokens), ""]
+    for index, token in enumerate(tokens):
+        if token.text in CLOSING:
+            enclosing.append(token.text)
+        elif token.kind == "bracket" and enclosing:
+            enclosing.pop()
+        place = _Place(texts[index], texts[index + 2], enclosing[-1] if enclosing else "")
+        reason = _CHECKS[token.kind](token.text, place) if token.kind in _CHECKS else None
+        if reason:
+            yield Problem(reason, token.offset)
+
+
+def _word(text: str, place: _Place) -> str | None:
+    if place.inside == "{":
+        if text == "or":
+            return "`or` between matchers is not supported: use a regular expression, or two selectors"
+        return None
+    if text in _KEYWORDS or text in FUNCTIONS or text in AGGREGATIONS:
+        return None
+    if place.following in {"by", "without"} or (text == "count_values" and place.following == "("):
+        return f"the aggregation {text} is not supported"
+    if place.following == "(" and place.previous not in _GROUPING:
+        return f"the function {text} is not supported"
+    return None
+
+
+def _string(text: str, place: _Place) -> str | None:
+    if place.inside == "{" and place.previous in {"{", ","}:
+        return "names in quotes are not supported: they came after the Prometheus of the rules' tests"
+    if place.inside == "{" and place.previous in {"=~", "!~"}:
+        try:
+            compile_regex(unquote(text))
+        except ValueError as error:
+            return str(error)
+    return None
+
+
+def _duration(text: str, place: _Place) -> str | None:
+    if place.inside == "[" or place.previous in {"offset", "-"}:
+        return None
+    return f"a duration such as {text} may only stand in brackets or after `offset`"
+
+
+def _number(text: str, place: _Place) -> str | None:
+    if place.inside == "[" or place.previous == "offset":
+        return f"write a unit after {text}, for example {text}s"
+    return None
+
+
+def _mark(text: str, place: _Place) -> str | None:
+    if text == ":" and place.inside == "[":
+        return "subqueries are not supported: record the inner expression as a rule and use a range of that"
+    if text == "@":
+        return "the @ modifier is not supported: rules are evaluated at their own time"
+    return None
+
+
+_CHECKS: Mapping[str, Callable[[str, _Place], str | None]] = {
+    "word": _word,
+    "string": _string,
+    "duration": _duration,
+    "number": _number,
+    "mark": _mark,
+}
+
+
+def unquote(literal: str) -> str:
+    """The text that a string literal stands for."""
+    tree = promql_parser.parse(literal)
+    return tree.val if isinstance(tree, promql_parser.StringLiteral) else literal
