@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,8 +15,6 @@ from perfd.plugins import collector_entry_points, load_collector
 from perfd.recording.format import RECORDS_KIND, RecordedNode, Recording
 from perfd.recording.records import RecordsStream
 from perfd.recording.unpack import plain_file
-
-log = logging.getLogger(__name__)
 
 Player = Callable[[Path, Settings], RecordedStream]
 
@@ -81,7 +79,9 @@ def open_playback(
             warnings.append(damage)
         if span is not None:
             spans.append(span)
-        opened.setdefault(stream.node, []).append(_spec(collector, played, interval_s))
+        specs = opened.setdefault(stream.node, [])
+        name = _free_name(collector, taken={spec.name for spec in specs})
+        specs.append(_spec(name, played, interval_s))
     if not opened:
         raise RecordingError(
             f"Nothing of the recording {recording.directory} can be played: {' '.join(warnings)}"
@@ -95,6 +95,12 @@ def open_playback(
 
 def _spec(name: str, played: RecordedStream, interval_s: float) -> CollectorSpec:
     return CollectorSpec(name=name, options=Options, create=lambda *_: played, interval_s=interval_s)
+
+
+def _free_name(collector: str, taken: Collection[str]) -> str:
+    """The collector's name, numbered when it plays several streams of one node."""
+    names = itertools.chain([collector], (f"{collector}_{number}" for number in itertools.count(2)))
+    return next(name for name in names if name not in taken)
 
 
 class _Inventory:
