@@ -138,7 +138,8 @@ class _Recording:
     def evaluate(self, store: SeriesStore, now_unix_s: float) -> Sequence[AlertChange]:
         time_ms = to_ms(now_unix_s)
         found = self.query.evaluate(store, time_ms)
-        result = Vector(self._renamed(found.keys), found.values, found.present).checked()
+        # Copies, as what a selector gives is the store's own and changes with the next frame.
+        result = Vector(self._renamed(found.keys), found.values.copy(), found.present.copy()).checked()
         if self._limit and int(result.present.sum()) > self._limit:
             raise EvaluationError(f"the group allows {self._limit} series a rule and there are more")
         self.result = result

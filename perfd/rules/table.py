@@ -26,7 +26,7 @@ GAP = np.array([_GAP_BITS], dtype=np.int64).view(np.float64)[0]
 
 def is_value(block: Block) -> NDArray[np.bool_]:
     """Where a block holds samples, NaN samples too, and not the end of a series or a gap."""
-    present: NDArray[np.bool_] = block == block  # noqa: PLR0124 — all but NaN, in one pass
+    present: NDArray[np.bool_] = ~np.isnan(block)
     if not present.all():
         bits = block.view(np.int64)
         present = (bits != _STALE_BITS) & (bits != _GAP_BITS)
@@ -90,7 +90,7 @@ class Table:
             return self._nothing(columns)
         values: Block = self._values[last, columns]
         present = is_value(values)
-        times = np.full(len(values), self._times[last])
+        times: Times = np.full(len(values), self._times[last])
         if not present.all():
             values = values.copy()
             self._fill_gaps(values, times, last, time_ms - lookback_ms, columns)
@@ -107,7 +107,7 @@ class Table:
     def drop_dead(self, living: Container[SeriesKey]) -> list[SeriesKey]:
         """Forget the series that are not `living` and have no sample left; they are returned."""
         rows = self._values[self._start : self._end, : len(self.keys)]
-        empty = np.isnan(rows).all(axis=0)
+        empty: NDArray[np.bool_] = np.isnan(rows).all(axis=0)
         kept = [i for i, key in enumerate(self.keys) if key in living or not empty[i]]
         dropped = [key for i, key in enumerate(self.keys) if empty[i] and key not in living]
         if dropped:

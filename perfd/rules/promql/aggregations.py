@@ -57,7 +57,10 @@ def _average(values: Floats, group: Groups, count: int) -> Floats:
 
 
 def _variance(values: Floats, group: Groups, count: int) -> Floats:
-    return _average((values - _average(values, group, count)[group]) ** 2, group, count)
+    variance = _average((values - _average(values, group, count)[group]) ** 2, group, count)
+    # One value does not vary, not even when it is infinite.
+    variance[np.bincount(group, minlength=count) == 1] = 0.0
+    return variance
 
 
 def _smallest(values: Floats, group: Groups, count: int) -> Floats:

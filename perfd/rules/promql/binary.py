@@ -7,7 +7,7 @@ import numpy as np
 from perfd.rules.promql.evaluation import Instant, ScalarNode, VectorNode
 from perfd.rules.promql.matches import Groups, Matching, Pairs, common_groups, refuse_two, the_one_of_each
 from perfd.rules.promql.operators import ARITHMETIC, COMPARISON
-from perfd.rules.promql.vector import Floats, Keys, Mask, Remembered, Vector, without_name
+from perfd.rules.promql.vector import Floats, Keys, Mask, Remembered, Vector, empty, without_name
 
 
 class ScalarBinary:
@@ -80,9 +80,12 @@ class VectorBinary:
     def vector(self, at: Instant) -> Vector:
         left, right = self._left.vector(at), self._right.vector(at)
         many, one = (right, left) if self._matching.many == "right" else (left, right)
+        if not (many.present.any() and one.present.any()):
+            # As in Prometheus, an empty side means no result, even where the other is ambiguous.
+            return empty()
         groups = self._groups(many.keys, one.keys)
         ones = the_one_of_each(groups.second, groups.count, one.present, one.keys)
-        partner = ones[groups.first] if len(many.keys) else groups.first
+        partner = ones[groups.first]
         present = many.present & (partner >= 0)
         keys = self._pairs.keys(many.keys, one.keys, np.where(present, partner, -1))
         if not present.any():

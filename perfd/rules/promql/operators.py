@@ -14,7 +14,6 @@ ARITHMETIC: Mapping[str, Callable[[Any, Any], Any]] = {
     "/": np.divide,
     "%": np.fmod,
     "^": np.power,
-    "atan2": np.arctan2,
 }
 COMPARISON: Mapping[str, Callable[[Any, Any], Any]] = {
     "==": np.equal,

@@ -100,6 +100,8 @@ def _word(text: str, place: _Place) -> str | None:
         return None
     if text in _KEYWORDS or text in FUNCTIONS or text in AGGREGATIONS:
         return None
+    if text == "atan2" and place.previous:
+        return "the operator atan2 is not supported"
     if place.following in {"by", "without"} or (text == "count_values" and place.following == "("):
         return f"the aggregation {text} is not supported"
     if place.following == "(" and place.previous not in _GROUPING:

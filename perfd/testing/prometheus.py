@@ -1,0 +1,169 @@
+"""A real Prometheus server, for tests that compare with it; needs the `prometheus` program."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import shutil
+import socket
+import struct
+import subprocess
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlencode
+
+from perfd.series import SeriesKey
+
+STALE_MARKER_BITS = 0x7FF0000000000002
+"""The NaN by which Prometheus marks the end of a series (model/value)."""
+
+_READY = "Server is ready to receive web requests"
+_START_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryResult:
+    """An instant query's answer: a value for each series, or the reason of an error."""
+
+    samples: Mapping[SeriesKey, float]
+    error: str | None = None
+
+
+class PrometheusServer:
+    """Talks to a server on loopback."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def write(self, series: Mapping[SeriesKey, Iterable[tuple[int, float | None]]]) -> None:
+        """Remote-write samples as (milliseconds, value); None marks the end of a series."""
+        body = _snappy(b"".join(_field(1, _time_series(key, samples)) for key, samples in series.items()))
+        headers = {
+            "Content-Encoding": "snappy",
+            "Content-Type": "application/x-protobuf",
+            "X-Prometheus-Remote-Write-Version": "0.1.0",
+        }
+        status, answer = self._post("/api/v1/write", body, headers)
+        if status != http.client.NO_CONTENT:
+            raise OSError(f"Prometheus refused the samples with {status}: {answer!r}")
+
+    def query(self, expression: str, time_unix_s: float) -> QueryResult:
+        """Evaluate an expression at an instant."""
+        body = urlencode({"query": expression, "time": f"{time_unix_s:.3f}"}).encode()
+        _, answer = self._post("/api/v1/query", body, {"Content-Type": "application/x-www-form-urlencoded"})
+        document = json.loads(answer)
+        if document["status"] != "success":
+            return QueryResult(samples={}, error=document["error"])
+        data = document["data"]
+        if data["resultType"] == "scalar":
+            return QueryResult(samples={SeriesKey(""): _number(data["result"][1])})
+        return QueryResult(
+            samples={_key(item["metric"]): _number(item["value"][1]) for item in data["result"]}
+        )
+
+    def _post(self, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            connection.request("POST", path, body, dict(headers))
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+
+@contextmanager
+def prometheus_server(folder: Path) -> Iterator[PrometheusServer]:
+    """Run a server with its data in `folder` and its remote-write receiver on; it ends with the block.
+
+    Raises `FileNotFoundError` when the program is not installed.
+    """
+    program = shutil.which("prometheus")
+    if program is None:
+        raise FileNotFoundError("There is no prometheus on PATH: install the package `prometheus`.")
+    configuration = folder / "prometheus.yml"
+    configuration.write_text("global: {}\n", encoding="utf-8")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        program,
+        f"--config.file={configuration}",
+        f"--storage.tsdb.path={folder / 'data'}",
+        "--storage.tsdb.retention.time=100y",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--web.enable-remote-write-receiver",
+    ]
+    ready = threading.Event()
+    lines: list[str] = []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+        reader = threading.Thread(target=_follow, args=(process, lines, ready), daemon=True)
+        reader.start()
+        try:
+            if not ready.wait(_START_TIMEOUT_S) or process.poll() is not None:
+                raise OSError("Prometheus did not start: " + " ".join(lines[-3:]))
+            yield PrometheusServer(port)
+        finally:
+            process.terminate()
+            process.wait(timeout=20)
+            reader.join()
+
+
+def _follow(process: subprocess.Popen[str], lines: list[str], ready: threading.Event) -> None:
+    for line in process.stderr or ():
+        lines.append(line)
+        if _READY in line:
+            ready.set()
+    # The end of its output is the end of the server: whoever waits must not wait on.
+    ready.set()
+
+
+def _key(metric: Mapping[str, str]) -> SeriesKey:
+    labels = dict(metric)
+    return SeriesKey.of(labels.pop("__name__", ""), labels)
+
+
+def _number(text: str) -> float:
+    return float(text.replace("Inf", "inf"))
+
+
+def _time_series(key: SeriesKey, samples: Iterable[tuple[int, float | None]]) -> bytes:
+    labels = sorted([("__name__", key.name), *key.labels])
+    parts = [_field(1, _field(1, name.encode()) + _field(2, value.encode())) for name, value in labels]
+    parts.extend(_field(2, _sample(time_ms, value)) for time_ms, value in samples)
+    return b"".join(parts)
+
+
+def _sample(time_ms: int, value: float | None) -> bytes:
+    if value is None:
+        bits = struct.pack("<Q", STALE_MARKER_BITS)
+    else:
+        bits = struct.pack("<d", math.nan if math.isnan(value) else value)
+    return b"\x09" + bits + b"\x10" + _varint(time_ms)
+
+
+def _field(number: int, payload: bytes) -> bytes:
+    """A length-delimited protobuf field."""
+    return _varint(number << 3 | 2) + _varint(len(payload)) + payload
+
+
+def _varint(value: int) -> bytes:
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _snappy(data: bytes) -> bytes:
+    """Snappy's block format with literals only: valid, and not smaller."""
+    encoded = bytearray(_varint(len(data)))
+    for start in range(0, len(data), 65536):
+        chunk = data[start : start + 65536]
+        # 61 << 2: a literal whose length minus one follows in two bytes.
+        encoded += bytes([61 << 2]) + struct.pack("<H", len(chunk) - 1) + chunk
+    return bytes(encoded)
