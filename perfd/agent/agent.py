@@ -9,19 +9,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perfd.agent.batcher import Batcher, Tap
+from perfd.agent.captures import JobFacts, create_executor
 from perfd.agent.latest import LatestSamples
 from perfd.agent.metrics import agent_families, collector_families, process_families
 from perfd.agent.runner import Runner
 from perfd.agent.schedule import Schedule
 from perfd.agent.spool import Spool
 from perfd.agent.task import CollectorTask, TaskState
-from perfd.agent.uplink import OnRequest, Uplink, UplinkState
+from perfd.agent.uplink import Uplink, UplinkState
 from perfd.clock import Clock, SystemClock
 from perfd.config import AgentConfig
 from perfd.errors import PerfdError
 from perfd.exposition import CONTENT_TYPE, render
 from perfd.http import HttpServer, Request, Response
-from perfd.model import CaptureCancel, CaptureRequest, CaptureState, CaptureStatus, CaptureTool
+from perfd.model import CaptureCancel, CaptureRequest, CaptureState, CaptureStatus
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +36,7 @@ class Agent:
     With `manual`, nothing is collected until the owner calls `step`, and `clock` may
     be a virtual one; only the uplink runs by itself. Opens the spool at once: raises
     `SpoolError`, or `ConfigError` when the uplink's configuration cannot work.
-    `on_request` gets captures to carry out; without it they are refused.
+    Profilers are looked for on `search_path`, as in `$PATH`.
     """
 
     def __init__(
@@ -47,8 +48,7 @@ class Agent:
         tasks: Sequence[CollectorTask],
         clock: Clock | None = None,
         taps: Sequence[Tap] = (),
-        on_request: OnRequest | None = None,
-        capture_tools: Sequence[CaptureTool] = (),
+        search_path: str | None = None,
         manual: bool = False,
     ) -> None:
         self._config = config
@@ -56,20 +56,34 @@ class Agent:
         self._clock = clock or SystemClock()
         self._manual = manual
         self._latest = LatestSamples(node, [column for task in tasks for column in task.columns])
+        facts = JobFacts()
         self._spool = Spool(spool_directory, max_bytes=config.spool.max_bytes)
+        self._captures = (
+            create_executor(
+                config.capture,
+                directory=spool_directory / "captures",
+                search_path=search_path,
+                proc=Path(config.proc),
+                facts=facts,
+                clock=self._clock,
+                send_status=self.send_status,
+            )
+            if config.capture.enabled
+            else None
+        )
         try:
             self._uplink = Uplink(
                 config.uplink,
                 node=node,
                 spool=self._spool,
                 clock=self._clock,
-                on_request=on_request or self._refuse,
-                capture_tools=capture_tools,
+                on_request=self._captures.handle if self._captures else self._refuse,
+                capture_tools=self._captures.available_tools() if self._captures else (),
             )
         except PerfdError:
             self._spool.close()
             raise
-        self._batcher = Batcher(self._spool, taps=[self._latest, *taps])
+        self._batcher = Batcher(self._spool, taps=[self._latest, facts, *taps])
         self._runner = Runner(self._tasks, self._batcher.add, self._clock)
         self._stopping = threading.Event()
         self._batch_thread = threading.Thread(target=self._batch_loop, name="perfd-batch", daemon=True)
@@ -110,6 +124,8 @@ class Agent:
             else:
                 self._runner.start()
                 self._batch_thread.start()
+            if self._captures is not None:
+                self._captures.start()
         except PerfdError:
             self.stop()
             raise
@@ -128,6 +144,8 @@ class Agent:
             log.warning("A collector hangs and is left behind.", extra={"collector": name})
         if self._batch_thread.is_alive():
             self._batch_thread.join()
+        if self._captures is not None:
+            self._captures.stop()
         self.flush()
         self._uplink.stop(_FLUSH_TIMEOUT_S)
         if self._http is not None:
@@ -194,6 +212,6 @@ class Agent:
                     capture_id=request.capture_id,
                     state=CaptureState.REFUSED,
                     time_unix_ns=self._clock.unix_ns(),
-                    reason="This agent takes no captures.",
+                    reason="Captures are switched off on this node (capture.enabled).",
                 )
             )

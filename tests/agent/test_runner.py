@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+import pytest
+from agent.support import steps, task
+
+from perfd.agent.runner import Runner
+from perfd.clock import SystemClock, VirtualClock
+from perfd.collector import OnUnavailable
+from perfd.errors import Unavailable
+from perfd.model import Record
+
+
+class Sink:
+    """Keeps what it is given and lets a test wait for it."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+        self.changed = threading.Condition()
+
+    def __call__(self, records: Sequence[Record]) -> None:
+        with self.changed:
+            self.records.extend(records)
+            self.changed.notify_all()
+
+    def wait_for(self, count: int) -> bool:
+        with self.changed:
+            return self.changed.wait_for(lambda: len(self.records) >= count, 20.0)
+
+
+def test_a_hanging_collector_holds_up_no_other() -> None:
+    release = threading.Event()
+
+    def hang() -> list[Record]:
+        release.wait()
+        return []
+
+    sink = Sink()
+    clock = SystemClock()
+    hanging = task(hang, name="hanging", clock=clock, interval_s=0.1)
+    lively = task(lambda: steps(1), name="lively", clock=clock, interval_s=0.1)
+    runner = Runner([hanging, lively], sink, clock)
+    runner.start()
+    assert sink.wait_for(4)
+    assert runner.stop(0.2) == ["hanging"]
+    release.set()
+    assert runner.stop(20.0) == []
+
+
+def test_a_collector_that_hangs_is_reported_every_few_seconds() -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def hang() -> list[Record]:
+        entered.set()
+        release.wait()
+        return []
+
+    clock = VirtualClock()
+    runner = Runner([task(hang, clock=clock)], Sink(), clock)
+    runner.start()
+    assert entered.wait(20.0)
+    reported = [now for now in range(40) if runner.hanging(float(now))]
+    verdict = runner.hanging(100.0)[0]
+    release.set()
+    runner.stop(20.0)
+    assert reported == [10, 20, 30]
+    assert (verdict.success, verdict.duration_s) == (False, 100.0)
+    assert "100 s" in verdict.message
+
+
+def test_every_thread_closes_its_collector_at_the_end() -> None:
+    sink = Sink()
+    clock = SystemClock()
+    one = task(lambda: steps(1), clock=clock, interval_s=0.1)
+    runner = Runner([one], sink, clock)
+    runner.start()
+    assert sink.wait_for(1)
+    assert runner.stop(20.0) == []
+
+
+def test_a_missing_source_that_must_be_there_keeps_the_runner_from_starting() -> None:
+    def create(_options: object, _settings: object) -> object:
+        raise Unavailable("There is no such device; plug one in.")
+
+    one = task(list, create=create, on_unavailable=OnUnavailable.ERROR)
+    runner = Runner([one], Sink(), SystemClock())
+    with pytest.raises(Unavailable, match="plug one in"):
+        runner.start()
+    assert runner.stop(20.0) == []
+
+
+def test_a_driver_that_owns_the_time_runs_each_collector_at_its_interval() -> None:
+    clock = VirtualClock()
+    runs: dict[str, list[float]] = {"fast": [], "slow": []}
+
+    def recorder(name: str) -> object:
+        def collect() -> list[Record]:
+            runs[name].append(clock.monotonic_s())
+            return []
+
+        return collect
+
+    tasks = [
+        task(recorder("fast"), name="fast", clock=clock, interval_s=0.5),  # type: ignore[arg-type]
+        task(recorder("slow"), name="slow", clock=clock, interval_s=2.0),  # type: ignore[arg-type]
+    ]
+    runner = Runner(tasks, Sink(), clock)
+    for _ in range(5):
+        runner.run_due(clock.monotonic_s())
+        clock.advance(1.0)
+    assert runs == {"fast": [0.0, 1.0, 2.0, 3.0, 4.0], "slow": [0.0, 2.0, 4.0]}
+    assert [one.state.missed_ticks for one in tasks] == [4, 0]
