@@ -19,6 +19,8 @@ class GpuActivity:
 
     gpus: Sequence[GpuKey]
     metrics: Mapping[str, NDArray[np.floating]]
+    samples: Ints
+    """Rows of the `GpuTable` that went into them."""
     source: str | None
     """`steady steps`, or `all samples` when no log says when steps were; None without samples."""
 
@@ -51,14 +53,15 @@ def gpu_activity(gpu: GpuTable, steps: StepTable, rows: Ints) -> GpuActivity:
     """
     present = {name: gpu.metrics[name] for name in METRICS if name in gpu.metrics}
     if not len(gpu.time_unix_s) or not present:
-        return GpuActivity(gpus=gpu.gpus, metrics={}, source=None)
+        return GpuActivity(gpus=gpu.gpus, metrics={}, samples=np.empty(0, dtype=np.int64), source=None)
     if not len(steps):
-        return GpuActivity(gpus=gpu.gpus, metrics=present, source="all samples")
+        everything = np.arange(len(gpu.time_unix_s))
+        return GpuActivity(gpus=gpu.gpus, metrics=present, samples=everything, source="all samples")
     samples, groups = _samples_in_steps(gpu.time_unix_s, steps, rows)
     if not len(samples):
-        return GpuActivity(gpus=gpu.gpus, metrics={}, source=None)
+        return GpuActivity(gpus=gpu.gpus, metrics={}, samples=samples, source=None)
     per_step = {name: _group_means(values[samples], groups) for name, values in present.items()}
-    return GpuActivity(gpus=gpu.gpus, metrics=per_step, source="steady steps")
+    return GpuActivity(gpus=gpu.gpus, metrics=per_step, samples=samples, source="steady steps")
 
 
 def _samples_in_steps(times: Floats, steps: StepTable, rows: Ints) -> tuple[Ints, Ints]:

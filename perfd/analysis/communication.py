@@ -20,7 +20,7 @@ class Communication:
     share_ratio: float | None = None
     """Time in the collectives that the log times, the longest rank's: a lower bound of all communication."""
     exposed_ratio: float | None = None
-    """The part with no computation beside it; known only when tensor, context and expert groups are of one."""
+    """The part with no computation beside it; known when tensor, context and expert groups are of one."""
     source: str | None = None
     seconds: float | None = None
     """Median seconds a step."""

@@ -1,0 +1,165 @@
+"""What limits a job: every finding with its evidence, the costliest first.
+
+Each judge looks at one kind and says nothing when its evidence is missing. The
+thresholds are those of docs/analysis.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from perfd.analysis.efficiency import mean_over_gpus
+from perfd.analysis.findings import Facts, Finding, Kind, milliseconds, percent
+from perfd.analysis.judge_compute import judge_compute
+from perfd.analysis.judge_pipeline import judge_pipeline
+from perfd.analysis.judge_ranks import judge_straggler, judge_throttling, one_rank_loads_slowly
+
+_DATA = 0.05
+_COMMUNICATION = 0.15
+_OPTIMIZER = 0.15
+_IDLE = 0.15
+_UNATTRIBUTED = 0.10
+_MEMORY = 0.95
+
+_FAULTS = {Kind.STRAGGLER, Kind.THROTTLING}
+"""Something is broken: it comes before what the job's configuration costs."""
+
+
+def find_bottlenecks(facts: Facts) -> list[Finding]:
+    """All findings, the one to act on first at the front; never empty."""
+    judges: tuple[Callable[[Facts], Finding | None], ...] = (
+        judge_straggler,
+        judge_throttling,
+        _judge_data,
+        judge_pipeline,
+        _judge_communication,
+        _judge_optimizer,
+        _judge_host,
+        _judge_memory,
+    )
+    found = [finding for judge in judges if (finding := judge(facts)) is not None]
+    found.sort(key=lambda finding: (finding.kind not in _FAULTS, -(finding.lost_ratio or 0)))
+    if not found or found[0].lost_ratio is None:
+        # Full memory costs no time: it is said after what the job does with its time.
+        found.insert(0, judge_compute(facts))
+    return found
+
+
+def _judge_data(facts: Facts) -> Finding | None:
+    data = facts.data
+    if (
+        data.share_ratio is None
+        or data.share_ratio < _DATA
+        or any(straggler.wait_ratio >= data.share_ratio / 2 for straggler in facts.stragglers_by_activity)
+    ):
+        return None
+    one_rank = one_rank_loads_slowly(data)
+    evidence = [
+        f"Loading data takes {percent(data.share_ratio)} of a step on the slowest rank ({data.source})."
+    ]
+    if one_rank and data.least_ratio is not None:
+        evidence.append(
+            f"It takes only {percent(data.least_ratio)} on the fastest one, so one rank's input is slow and"
+            " the others wait; the log does not say which rank."
+        )
+    return Finding(
+        kind=Kind.DATA_LOADING,
+        confidence=0.6 if one_rank else 0.8,
+        evidence=evidence,
+        recommendation="Give the data loader more workers and prefetching, keep the data on local disks,"
+        " and move tokenisation out of the training loop.",
+        lost_ratio=data.share_ratio,
+    )
+
+
+def _judge_communication(facts: Facts) -> Finding | None:
+    communication = facts.communication
+    lost = communication.share_ratio
+    if lost is None or lost < _COMMUNICATION:
+        return None
+    evidence = [f"Collectives take {percent(lost)} of a step ({communication.source})."]
+    seconds, ring = communication.seconds, communication.ring_estimate_s
+    if communication.gradient_bytes is not None and communication.bus_bytes_per_s is not None:
+        evidence.append(
+            f"Reducing {communication.gradient_bytes / 1e9:.1f} GB of gradients a rank so amounts to"
+            f" {communication.bus_bytes_per_s / 1e9:.0f} GB/s of bus bandwidth."
+        )
+    if ring is not None:
+        evidence.append(f"The ring formula gives {milliseconds(ring)} at the bandwidth of the group's links.")
+    slow_links = seconds is not None and ring is not None and seconds > 2 * ring
+    return Finding(
+        kind=Kind.COMMUNICATION,
+        confidence=0.8,
+        evidence=evidence,
+        recommendation=_hide_communication(facts, lost, slow_links=slow_links),
+        lost_ratio=lost,
+    )
+
+
+def _hide_communication(facts: Facts, lost: float, *, slow_links: bool) -> str:
+    # Twice the micro-batches double all but the collectives and the optimizer.
+    fixed = lost + (facts.optimizer.share_ratio or 0.0)
+    accumulated = lost / (2 * (1 - fixed) + fixed) if fixed < 1 else lost
+    advice = (
+        "Overlap gradient reduction with the backward pass (Megatron-LM: --overlap-grad-reduce, and"
+        f" --overlap-param-gather with the distributed optimizer): it wins at most {percent(lost)}."
+        f" Or accumulate over twice the micro-batches: the share falls to about {percent(accumulated)}."
+    )
+    if slow_links:
+        advice += (
+            " The collectives take over twice what the links allow: check the network and NCCL's topology."
+        )
+    return advice
+
+
+def _judge_optimizer(facts: Facts) -> Finding | None:
+    lost = facts.optimizer.share_ratio
+    if lost is None or lost < _OPTIMIZER:
+        return None
+    return Finding(
+        kind=Kind.OPTIMIZER,
+        confidence=0.8,
+        evidence=[f"The optimizer takes {percent(lost)} of a step ({facts.optimizer.source})."],
+        recommendation="Shard the optimizer over the data-parallel group (Megatron-LM:"
+        " --use-distributed-optimizer), use a fused one, or accumulate over more micro-batches.",
+        lost_ratio=lost,
+    )
+
+
+def _judge_host(facts: Facts) -> Finding | None:
+    evidence, lost = [], 0.0
+    active = mean_over_gpus(facts.activity, "graphics_active_ratio")
+    if np.isfinite(active) and 1 - active >= _IDLE:
+        lost = 1 - active
+        evidence.append(f"GPUs run no kernel at all in {percent(1 - active)} of steady steps (GPM).")
+    outside = facts.breakdown.unattributed_ratio
+    if outside is not None and outside >= _UNATTRIBUTED:
+        lost = max(lost, outside)
+        evidence.append(
+            f"{percent(outside)} of a step is in no timer: barriers, logging and other host work."
+        )
+    if not evidence:
+        return None
+    return Finding(
+        kind=Kind.HOST_BOUND,
+        confidence=0.6 if len(evidence) > 1 else 0.4,
+        evidence=evidence,
+        recommendation="Look for synchronisation and small kernels on the host's path: take an Nsight Systems"
+        " capture, use CUDA graphs, and keep Python's garbage collector out of the step.",
+        lost_ratio=lost,
+    )
+
+
+def _judge_memory(facts: Facts) -> Finding | None:
+    used = facts.memory.max_used_ratio
+    if used is None or used < _MEMORY:
+        return None
+    return Finding(
+        kind=Kind.MEMORY,
+        confidence=0.8,
+        evidence=[f"The fullest GPU has {percent(used)} of its memory in use ({facts.memory.source})."],
+        recommendation="Recompute activations, shard the optimizer, or take smaller micro-batches, before a"
+        " longer sequence ends the job.",
+    )

@@ -1,0 +1,88 @@
+"""The facts that a diagnosis rests on, and the form of what it says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from perfd.analysis.activity import GpuActivity
+from perfd.analysis.clocks import HeldClock
+from perfd.analysis.communication import Communication
+from perfd.analysis.efficiency import Efficiency
+from perfd.analysis.pipeline import Pipeline
+from perfd.analysis.shares import Breakdown, DataLoading, Memory, Optimizer, StepTime
+from perfd.analysis.stragglers import Straggler
+from perfd.model import ParallelLayout
+
+
+class Kind(StrEnum):
+    """What limits a job."""
+
+    NONE = "none"
+    """Nothing that perfd can see: it computes, and well."""
+    COMPUTE = "compute"
+    """It computes most of the time, but uses little of what the tensor cores can do."""
+    PIPELINE_BUBBLE = "pipeline_bubble"
+    PIPELINE_IMBALANCE = "pipeline_imbalance"
+    COMMUNICATION = "communication"
+    DATA_LOADING = "data_loading"
+    OPTIMIZER = "optimizer"
+    STRAGGLER = "straggler"
+    THROTTLING = "throttling"
+    MEMORY = "memory"
+    HOST_BOUND = "host_bound"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit:
+    """Who is to blame: a rank or stage by its number, a GPU as `node/index`."""
+
+    kind: str
+    id: int | str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that costs the job time, with its evidence."""
+
+    kind: Kind
+    confidence: float
+    """0 to 1: 0.9 two independent sources agree, 0.8 measured directly, 0.6 measured in part or by
+    bounds, 0.4 expected or indirect, 0 unknown."""
+    culprits: Sequence[Culprit] = ()
+    evidence: Sequence[str] = ()
+    """Sentences with numbers and their source."""
+    recommendation: str = ""
+    lost_ratio: float | None = None
+    """About how much of a step it takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the rest of the analysis found about steady steps."""
+
+    parallel: ParallelLayout
+    efficiency: Efficiency
+    communication: Communication
+    pipeline: Pipeline
+    data: DataLoading
+    optimizer: Optimizer
+    breakdown: Breakdown
+    memory: Memory
+    step_time: StepTime
+    activity: GpuActivity
+    stragglers_by_timers: Sequence[Straggler] = ()
+    stragglers_by_activity: Sequence[Straggler] = ()
+    held_clocks: Sequence[HeldClock] = ()
+
+
+def percent(ratio: float) -> str:
+    """A ratio as people read it."""
+    return f"{100 * ratio:.1f} %"
+
+
+def milliseconds(seconds: float) -> str:
+    """A duration of the length of a step's parts."""
+    return f"{1000 * seconds:.1f} ms"

@@ -1,0 +1,67 @@
+"""What to say of a job in which nothing but compute takes much of the step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfd.analysis.efficiency import mean_over_gpus
+from perfd.analysis.findings import Facts, Finding, Kind, percent
+
+_GOOD_MFU = 0.40
+_FAIR_MFU = 0.30
+
+
+def judge_compute(facts: Facts) -> Finding:
+    """What is left when nothing else takes much of the step: good or poor compute, or unknown."""
+    mfu = facts.efficiency.mfu_ratio
+    evidence = _compute_evidence(facts)
+    computing = _computing_ratio(facts)
+    if mfu is not None and mfu >= _GOOD_MFU:
+        return Finding(kind=Kind.NONE, confidence=0.6, evidence=evidence, recommendation="Nothing to do.")
+    if mfu is None or computing is None or computing < 0.5:
+        missing = "perfd saw neither phase timers nor enough GPU activity to say where the time goes."
+        if mfu is not None and mfu >= _FAIR_MFU:
+            missing += " An MFU of 30 to 40 % is most often communication."
+        return Finding(
+            kind=Kind.UNKNOWN,
+            confidence=0.0,
+            evidence=[*evidence, missing],
+            recommendation="Log phase timers (Megatron-LM: --timing-log-level 2 --log-throughput).",
+        )
+    return Finding(
+        kind=Kind.COMPUTE,
+        confidence=0.6 if facts.breakdown.forward_ratio is not None else 0.4,
+        evidence=evidence,
+        recommendation="Make the kernels larger: bigger micro-batches, fused attention, MLP and norms, less"
+        " recomputation; fp8 where the model bears it.",
+    )
+
+
+def _computing_ratio(facts: Facts) -> float | None:
+    forward, backward = facts.breakdown.forward_ratio, facts.breakdown.backward_ratio
+    if forward is not None and backward is not None:
+        return forward + backward
+    active = mean_over_gpus(facts.activity, "sm_active_ratio")
+    return active if np.isfinite(active) else None
+
+
+def _compute_evidence(facts: Facts) -> list[str]:
+    evidence = []
+    efficiency, share = facts.efficiency, facts.breakdown
+    if efficiency.mfu_ratio is not None:
+        evidence.append(
+            f"MFU is {percent(efficiency.mfu_ratio)} by the convention {efficiency.flops_convention}, of"
+            f" {(efficiency.peak_flops_per_s or 0) / 1e12:.0f} TFLOP/s a GPU."
+        )
+    if share.forward_ratio is not None and share.backward_ratio is not None:
+        total = share.forward_ratio + share.backward_ratio
+        evidence.append(f"Forward and backward compute take {percent(total)} of a step (timers).")
+    if efficiency.tensor_active_ratio is not None:
+        evidence.append(f"Active in steady steps: {', '.join(_active_units(facts))} of the time (GPM).")
+    return evidence
+
+
+def _active_units(facts: Facts) -> list[str]:
+    units = (("tensor cores", "tensor"), ("SMs", "sm"), ("DRAM", "dram"))
+    values = [(name, mean_over_gpus(facts.activity, f"{metric}_active_ratio")) for name, metric in units]
+    return [f"{name} {percent(value)}" for name, value in values if np.isfinite(value)]

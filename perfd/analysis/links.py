@@ -1,0 +1,41 @@
+"""How fast the links of a job's groups are, as far as the layout and the hardware tell."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from perfd.analysis.peaks import PeakTable, find_gpu
+from perfd.analysis.tables import JobData
+from perfd.model import GpuInfo, ParallelLayout
+
+
+def data_parallel_link_bytes_per_s(
+    parallel: ParallelLayout,
+    infos: Sequence[GpuInfo],
+    job: JobData,
+    peaks: PeakTable,
+    network_bytes_per_s: float | None,
+) -> float | None:
+    """One direction of the slowest link in a data-parallel group's ring, or None when it is unknown.
+
+    In Megatron's order of ranks (tensor, context, data, pipeline) a group spans
+    tp * cp * dp consecutive ranks; when they fit into a node the ring runs over
+    NVLink, of which the table holds both directions, else over the network.
+    """
+    per_node = _gpus_per_node(job)
+    if not (parallel.tp and parallel.dp and per_node):
+        return None
+    if parallel.tp * (parallel.cp or 1) * parallel.dp > per_node:
+        return network_bytes_per_s
+    rows = [find_gpu(peaks, name) for name in {info.name for info in infos}]
+    speeds = [row.nvlink_bytes_per_s if row else None for row in rows]
+    known = [speed for speed in speeds if speed is not None]
+    return min(known) / 2 if known and len(known) == len(speeds) else None
+
+
+def _gpus_per_node(job: JobData) -> int | None:
+    counts = Counter(key.node for key in job.gpu.gpus)
+    if not counts:
+        counts = Counter({node: len(infos) for node, infos in job.gpu_infos.items()})
+    return min(counts.values()) if counts else None
