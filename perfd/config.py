@@ -66,6 +66,14 @@ class AgentCaptureConfig(_Strict, frozen=True):
     max_bytes: int = 2 * 1024 * 1024 * 1024
     min_free_bytes: int = 1024 * 1024 * 1024
     nsys_path: str | None = None
+    launch: bool = True
+    """`perfd run` starts the job under `nsys launch` where nsys is there; without it nsys cannot capture."""
+    trace: str = "cuda,nvtx"
+    """What `nsys launch --trace` records; fixed for the whole job."""
+    export_sqlite: bool = True
+    """Export each report, which is how perfd checks that every rank's kernels are in it."""
+    gpu_metrics: bool = False
+    """Sample GPU metrics in captures; needs admin rights on the GPUs and excludes DCGM's profiling."""
 
 
 class AgentConfig(_Strict, frozen=True):

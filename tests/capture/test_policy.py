@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -63,7 +64,7 @@ class World:
 
     def check(self):
         for story in self.records.values():
-            for earlier, later in zip(story, story[1:], strict=False):
+            for earlier, later in pairwise(story):
                 assert earlier.state is None, "a capture that ended changed again"
                 for who in earlier.participants:
                     if who.final:

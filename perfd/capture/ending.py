@@ -1,0 +1,80 @@
+"""When a running capture must end, and what its end means: pure decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from perfd.model import CaptureRequest
+
+
+class Ending(Enum):
+    """Why a capture was ended."""
+
+    STEPS = "steps"
+    """The agreed steps are in it."""
+    TIME = "time"
+    """The time cap, before the steps were complete or because nobody can see steps."""
+    JOB_ENDED = "job_ended"
+    """The job's processes are gone; what was collected until then is kept."""
+    TOO_LARGE = "too_large"
+    """The size cap: deleted."""
+    DISK = "disk"
+    """Free space fell below the floor: deleted."""
+    CANCELLED = "cancelled"
+    """Somebody wanted it to end: deleted."""
+    AGENT_STOPPED = "agent_stopped"
+    """The agent ends, and nothing may stay running: deleted."""
+
+    @property
+    def keeps_files(self) -> bool:
+        """Whether the capture's files are worth keeping."""
+        return self in {Ending.STEPS, Ending.TIME, Ending.JOB_ENDED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a running capture is."""
+
+    elapsed_s: float
+    steps: int | None
+    """Steps that ended since the start, the one in progress at the start included; None if not seen."""
+    size_bytes: int
+    room_bytes: int
+    disk_full: bool
+    alive: bool
+    interruption: Ending | None = None
+    """What somebody outside of the capture wants, if anything."""
+
+
+def ending(request: CaptureRequest, progress: Progress) -> Ending | None:
+    """Why the capture must end now; None while it may go on. What protects the node comes first."""
+    if progress.interruption is not None:
+        return progress.interruption
+    checks = (
+        (progress.disk_full, Ending.DISK),
+        (progress.size_bytes > progress.room_bytes, Ending.TOO_LARGE),
+        (not progress.alive, Ending.JOB_ENDED),
+        (_steps_complete(request, progress), Ending.STEPS),
+        (progress.elapsed_s >= request.max_duration_s, Ending.TIME),
+    )
+    return next((why for holds, why in checks if holds), None)
+
+
+def _steps_complete(request: CaptureRequest, progress: Progress) -> bool:
+    """The first step that ends was cut by the start and does not count: ranges open before it are absent."""
+    return request.steps is not None and progress.steps is not None and progress.steps > request.steps
+
+
+def note(request: CaptureRequest, why: Ending, progress: Progress) -> str:
+    """What to tell the user about an end that was not the agreed one; empty for nothing."""
+    if why is Ending.TIME and request.steps is not None and progress.steps is not None:
+        whole = max(0, progress.steps - 1)
+        return f"The time cap of {request.max_duration_s:g} s came after {whole} of {request.steps} steps."
+    if why is Ending.TIME and request.steps is not None:
+        return f"No steps were seen in the job's log, so it ran for {request.max_duration_s:g} s."
+    return {
+        Ending.JOB_ENDED: "The job ended during the capture; what was collected until then is kept.",
+        Ending.TOO_LARGE: f"The capture grew beyond {progress.room_bytes / 2**20:.0f} MiB and was deleted.",
+        Ending.DISK: "Free space fell below capture.min_free_bytes; the capture was deleted.",
+    }.get(why, "")

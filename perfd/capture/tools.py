@@ -1,0 +1,75 @@
+"""The contract of a capture tool: a profiler that an agent drives on its node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from perfd.model import CaptureState, CaptureTool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One thing that the tool switches on and off: an nsys session, a process, a server."""
+
+    handle: str
+    """What the tool calls it; enough to stop it later, by another agent too."""
+    processes: Mapping[int, int | None]
+    """The host's pids in it, each with its rank where that is known."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks in it, sorted."""
+        return tuple(sorted({rank for rank in self.processes.values() if rank is not None}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Readiness:
+    """What a tool could capture of a job on this node now."""
+
+    targets: Sequence[Target] = ()
+    refused: Mapping[int, str] = field(default_factory=dict)
+    """Ranks that were asked for and cannot be captured, with the reason."""
+    reason: str = ""
+    """Why there are no targets, with what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How the capture of some ranks ended; the files are still as the tool left them."""
+
+    state: CaptureState
+    ranks: Sequence[int]
+    reason: str = ""
+    files: Sequence[Path] = ()
+
+
+class Tool(Protocol):
+    """Drives one profiler. All calls come from the executor's thread, one capture at a time.
+
+    Every method may raise `CaptureError`; its message becomes the reason of the ranks' outcome.
+    """
+
+    @property
+    def kind(self) -> CaptureTool:
+        """Which tool this is."""
+
+    def available(self) -> bool:
+        """Whether the node has the tool at all; cheap."""
+
+    def ready(self, job: str, ranks: Sequence[int]) -> Readiness:
+        """What could be captured now of these ranks (none: of every rank of the job on this node)."""
+
+    def start(self, targets: Sequence[Target], directory: Path) -> None:
+        """Begin to capture, with every file under `directory`; leaves nothing running if it raises."""
+
+    def alive(self, targets: Sequence[Target]) -> bool:
+        """Whether anything of the targets still runs; cheap, asked several times a second."""
+
+    def stop(self, targets: Sequence[Target], directory: Path) -> Sequence[Outcome]:
+        """End the capture, wait for its files and check them; one outcome for each rank."""
+
+    def abort(self, handles: Sequence[str]) -> None:
+        """Stop what may still capture under these handles, without a result; legal when nothing does."""

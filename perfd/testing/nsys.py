@@ -1,0 +1,52 @@
+"""A stand-in `nsys` as an executable file, with the folders that an installation has."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+_SCRIPT = Path(__file__).with_name("nsys_stand_in.py")
+
+
+def install(
+    directory: Path,
+    *,
+    version: str = "2025.3.1.90-stand-in",
+    importer: bool = True,
+    importer_runs: bool = True,
+    kernels_per_process: int = 5,
+    report_bytes: int = 0,
+    slow_stop_s: float = 0.0,
+    gpu_metrics_option: str = "--gpu-metrics-devices",
+) -> Path:
+    """Lay out an installation under `directory` and return its `nsys`.
+
+    `importer=False` leaves out the folder with QdstrmImporter, as Nsight Compute does; with
+    `importer_runs=False` it is there and fails, as without libdw. In both cases `stop` leaves only a
+    .qdstrm and returns 0.
+    """
+    target = directory / "target-linux-x64"
+    target.mkdir(parents=True)
+    if importer:
+        host = directory / "host-linux-x64"
+        host.mkdir()
+        (host / "QdstrmImporter").touch(mode=0o755)
+    settings = {
+        "STATE": str(directory / "sessions"),
+        "VERSION": version,
+        "IMPORT": "1" if importer and importer_runs else "0",
+        "KERNELS": str(kernels_per_process),
+        "REPORT_BYTES": str(report_bytes),
+        "SLOW_STOP_S": str(slow_stop_s),
+        "GPU_METRICS": gpu_metrics_option,
+    }
+    exports = "".join(
+        f"export NSYS_STAND_IN_{name}={shlex.quote(value)}\n" for name, value in settings.items()
+    )
+    nsys = target / "nsys"
+    # -I keeps the stand-in apart from whatever the caller's environment puts on Python's path.
+    run = f'exec {shlex.quote(sys.executable)} -I {shlex.quote(str(_SCRIPT))} "$@"\n'
+    nsys.write_text(f"#!/bin/sh\n{exports}{run}")
+    nsys.chmod(0o755)
+    return nsys

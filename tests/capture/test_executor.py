@@ -1,0 +1,328 @@
+"""Captures on a node, with real processes and a stand-in nsys."""
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from capture.conftest import request
+
+from perfd.capture.nsys_tool import NsysOptions
+from perfd.clock import SystemClock
+from perfd.model import CaptureCancel, CaptureState, CaptureTool
+
+HOUR_S = 3600.0
+
+
+def test_a_capture_leaves_a_private_report_with_kernels_of_every_rank(node):
+    node.launch()
+    node.executor().handle(request())
+    armed = node.next_status()
+    assert (armed.state, armed.ranks) == (CaptureState.ARMED, (0, 1))
+    assert node.next_status().state is CaptureState.RUNNING
+    done = node.next_status()
+    assert (done.state, done.reason, done.ranks) == (CaptureState.DONE, "", (0, 1))
+    assert done.started_unix_ns < done.stopped_unix_ns
+    files = [Path(file.path) for file in done.files]
+    assert [file.suffix for file in files] == [".nsys-rep", ".sqlite"]
+    for file, said in zip(files, done.files, strict=True):
+        assert file.parent == node.captures / "c1"
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert file.stat().st_size == said.size_bytes > 0
+    assert stat.S_IMODE((node.captures / "c1").stat().st_mode) == 0o700
+    assert node.session_state() == "Launched"
+
+
+def test_a_capture_ends_after_the_agreed_whole_steps(node):
+    node.launch()
+    node.step = 10
+    node.executor().handle(request(steps=3, max_duration_s=HOUR_S))
+    node.until_state(CaptureState.RUNNING)
+    node.step = 14
+    assert node.until_state(CaptureState.DONE).reason == ""
+
+
+def test_the_time_cap_ends_a_capture_whose_steps_do_not_come(node):
+    node.launch()
+    node.step = 10
+    node.executor().handle(request(steps=3, max_duration_s=0.1))
+    assert "after 0 of 3 steps" in node.until_state(CaptureState.DONE).reason
+
+
+def test_without_a_log_the_time_cap_is_the_length_and_says_so(node):
+    node.launch()
+    node.executor().handle(request(steps=3, max_duration_s=0.1))
+    assert "No steps were seen" in node.until_state(CaptureState.DONE).reason
+
+
+def test_only_the_asked_ranks_are_answered_for(node):
+    node.launch()
+    node.executor().handle(request(ranks=(1, 7)))
+    assert node.next_status().ranks == (1,)
+    assert node.next_status().state is CaptureState.RUNNING
+    refused, done = node.next_status(), node.next_status()
+    assert (refused.state, refused.ranks) == (CaptureState.REFUSED, (7,))
+    assert "nsys launch" in refused.reason
+    assert (done.state, done.ranks) == (CaptureState.DONE, (1,))
+
+
+def test_one_session_per_rank_gives_one_report_per_rank(node):
+    for rank in "01":
+        node.launch(ranks=1, unique=rank)
+    node.executor().handle(request())
+    node.until_state(CaptureState.DONE)
+    node.until_state(CaptureState.DONE)
+    assert len(list((node.captures / "c1").glob("*.nsys-rep"))) == 2
+
+
+def test_a_job_that_was_not_launched_under_nsys_is_refused_before_anything_is_started(node):
+    node.launch(job="other")
+    node.executor().handle(request())
+    refused = node.next_status()
+    assert refused.state is CaptureState.REFUSED
+    assert "was not started under `nsys launch`" in refused.reason
+    assert [session.name for session in node.cli.sessions()] == ["perfd.other.1"]
+    assert not (node.captures / "c1").exists()
+
+
+def test_a_session_that_vanished_before_the_start_leaves_none_behind(node):
+    node.executor()
+    with pytest.raises(Exception, match="ended before the capture could start"):
+        node.cli.start("perfd.gone.1", node.directory / "x")
+    assert node.cli.sessions() == []
+
+
+def test_a_session_that_somebody_else_collects_in_is_refused_and_left_alone(node):
+    node.launch()
+    node.cli.start("perfd.llama.1", node.directory / "theirs")
+    node.executor().handle(request())
+    refused = node.next_status()
+    assert refused.state is CaptureState.REFUSED
+    assert "is in state Collection" in refused.reason
+    assert node.session_state() == "Collection"
+
+
+@pytest.mark.parametrize("how", [{"importer_runs": False}, {"importer": False}])
+def test_a_missing_importer_never_passes_for_a_report(make_node, how):
+    node = make_node(**how)
+    node.launch()
+    node.executor().handle(request())
+    if "importer" in how:
+        status = node.until_state(CaptureState.REFUSED)
+        assert "no QdstrmImporter" in status.reason
+    else:
+        status = node.until_state(CaptureState.FAILED)
+        assert "perfd doctor" in status.reason
+        assert [Path(file.path).suffix for file in status.files] == [".qdstrm"]
+    assert node.session_state() == "Launched"
+
+
+def test_a_report_without_gpu_work_is_empty(make_node):
+    node = make_node(kernels_per_process=0)
+    node.launch()
+    node.executor().handle(request())
+    assert node.until_state(CaptureState.EMPTY).reason == "The report holds no GPU work."
+
+
+def test_without_an_export_the_report_alone_is_the_result(node):
+    node.launch()
+    node.executor(options=NsysOptions(export_sqlite=False)).handle(request())
+    assert len(node.until_state(CaptureState.DONE).files) == 1
+
+
+@pytest.mark.parametrize("spelling", ["--gpu-metrics-devices", "--gpu-metrics-device"])
+def test_gpu_metrics_are_asked_for_in_the_spelling_of_the_version(make_node, spelling):
+    node = make_node(gpu_metrics_option=spelling)
+    node.launch()
+    node.executor(options=NsysOptions(gpu_metrics=True)).handle(request())
+    node.until_state(CaptureState.DONE)
+
+
+def test_a_job_that_dies_in_mid_capture_leaves_what_was_collected(node):
+    job = node.launch()
+    node.executor().handle(request(max_duration_s=HOUR_S))
+    node.until_state(CaptureState.RUNNING)
+    job.send_signal(signal.SIGTERM)
+    for child in _ranks(node):
+        os.kill(child, signal.SIGTERM)
+    failed = node.until_state(CaptureState.FAILED)
+    assert "The job ended during the capture" in failed.reason
+    assert [Path(file.path).suffix for file in failed.files] == [".nsys-rep", ".sqlite"]
+    assert node.session_state() is None
+
+
+def _ranks(node):
+    return [
+        int(entry.name)
+        for entry in Path("/proc").iterdir()
+        if entry.name.isdecimal() and _environ(entry).find(str(node.directory).encode()) >= 0
+    ]
+
+
+def _environ(entry):
+    try:
+        content = (entry / "environ").read_bytes()
+    except OSError:
+        return b""
+    return content if b"RANK=" in content else b""
+
+
+def test_an_agent_stopped_in_mid_capture_leaves_nothing_running_and_no_files(node):
+    node.launch()
+    executor = node.executor()
+    executor.handle(request(max_duration_s=HOUR_S))
+    node.until_state(CaptureState.RUNNING)
+    executor.stop()
+    assert "agent was stopped" in node.until_state(CaptureState.FAILED).reason
+    assert node.session_state() == "Launched"
+    assert [file.name for file in (node.captures / "c1").iterdir()] == ["capture.json"]
+
+
+_AGENT = """
+import sys
+from pathlib import Path
+from perfd.capture.executor import CaptureExecutor
+from perfd.capture.installation import inspect
+from perfd.capture.nsys_tool import NsysTool
+from perfd.capture.storage import CaptureStore
+from perfd.clock import SystemClock
+from perfd.model import CaptureRequest, CaptureTool
+
+clock = SystemClock()
+executor = CaptureExecutor(
+    tools=[NsysTool(inspect(Path(sys.argv[1])), placements=lambda job: (), clock=clock)],
+    store=CaptureStore(Path(sys.argv[2]), max_bytes=10**9, min_free_bytes=0),
+    clock=clock,
+    send_status=lambda status: print(status.state.value, flush=True),
+    newest_step=lambda job: None,
+)
+executor.start()
+executor.handle(CaptureRequest(capture_id="c1", job="llama", tool=CaptureTool.NSYS, max_duration_s=300))
+sys.stdin.read()
+"""
+
+
+def test_an_agent_killed_in_mid_capture_is_cleaned_up_after_by_the_next_one(node):
+    node.launch()
+    command = [sys.executable, "-c", _AGENT, node.nsys, node.captures]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as agent:
+        assert [agent.stdout.readline().strip() for _ in range(2)] == ["armed", "running"]
+        agent.kill()
+    assert node.session_state() == "Collection"
+    executor = node.executor()
+    lost = node.next_status()
+    assert (lost.state, lost.capture_id) == (CaptureState.LOST, "c1")
+    assert node.session_state() == "Launched"
+    assert [file.name for file in (node.captures / "c1").iterdir()] == ["capture.json"]
+    executor.handle(request())
+    assert node.next_status() is lost, "a request that is asked again is not carried out again"
+
+
+def test_a_cancelled_capture_ends_at_once_and_its_files_are_deleted(node):
+    node.launch()
+    executor = node.executor()
+    executor.handle(request(max_duration_s=HOUR_S))
+    node.until_state(CaptureState.RUNNING)
+    executor.handle(CaptureCancel(capture_id="somebody-elses", reason="no"))
+    executor.handle(CaptureCancel(capture_id="c1", reason="enough"))
+    assert node.until_state(CaptureState.FAILED).reason == "Cancelled: enough"
+    assert node.session_state() == "Launched"
+    assert [file.name for file in (node.captures / "c1").iterdir()] == ["capture.json"]
+
+
+def test_a_second_request_is_busy_while_the_first_one_runs(node):
+    node.launch()
+    executor = node.executor()
+    executor.handle(request(max_duration_s=HOUR_S))
+    node.until_state(CaptureState.RUNNING)
+    executor.handle(request("c2"))
+    busy = node.next_status()
+    assert (busy.capture_id, busy.state, busy.reason) == (
+        "c2",
+        CaptureState.REFUSED,
+        "Busy: capture c1 is running on this node.",
+    )
+
+
+def test_a_repeated_request_is_answered_again_and_captures_nothing_twice(node):
+    node.launch()
+    executor = node.executor()
+    executor.handle(request())
+    done = node.until_state(CaptureState.DONE)
+    executor.handle(request())
+    assert node.next_status() == done
+    executor.stop()
+    node.executor().handle(request())
+    again = node.next_status()
+    assert msgspec.json.encode(again) == msgspec.json.encode(done), "the next agent remembers too"
+
+
+@pytest.mark.parametrize("bad", ["../escape", "a/b", "..", "", "-o", "a\0b"])
+def test_an_id_that_could_leave_the_directory_is_refused(node, bad):
+    node.launch()
+    node.executor().handle(request(bad))
+    assert "is not a capture id" in node.until_state(CaptureState.REFUSED).reason
+    assert not node.captures.exists()
+
+
+def test_a_disk_below_the_floor_is_refused_before_the_start(node):
+    node.launch()
+    node.free = lambda path: 10
+    node.executor().handle(request())
+    assert "must stay free" in node.until_state(CaptureState.REFUSED).reason
+
+
+def test_a_disk_that_fills_up_stops_the_capture(node):
+    node.launch()
+    node.executor().handle(request(max_duration_s=HOUR_S))
+    node.until_state(CaptureState.RUNNING)
+    node.free = lambda path: 10
+    assert "Free space fell" in node.until_state(CaptureState.FAILED).reason
+    assert node.session_state() == "Launched"
+
+
+def test_a_full_quota_is_refused_and_says_what_to_do(node):
+    node.launch()
+    node.captures.mkdir()
+    (node.captures / "old").write_bytes(b"x" * 2000)
+    node.max_bytes = 1000
+    node.executor().handle(request())
+    assert "delete old ones" in node.until_state(CaptureState.REFUSED).reason
+
+
+def test_a_report_beyond_the_size_cap_is_deleted(make_node):
+    node = make_node(report_bytes=300_000)
+    node.launch()
+    node.executor().handle(request(max_bytes=200_000))
+    assert "was deleted" in node.until_state(CaptureState.FAILED).reason
+    assert [file.name for file in (node.captures / "c1").iterdir()] == ["capture.json"]
+
+
+def test_a_start_that_was_missed_is_late(node):
+    node.launch()
+    node.executor().handle(request(start_unix_ns=SystemClock().unix_ns() - 5 * 10**9))
+    assert "after the agreed start" in node.until_state(CaptureState.LATE).reason
+    assert node.session_state() == "Launched"
+
+
+def test_an_agreed_start_is_waited_for(node):
+    node.launch()
+    start_unix_ns = SystemClock().unix_ns() + 3 * 10**8
+    node.executor().handle(request(start_unix_ns=start_unix_ns))
+    assert node.until_state(CaptureState.DONE).started_unix_ns >= start_unix_ns
+
+
+def test_a_start_far_ahead_means_that_clocks_differ(node):
+    node.launch()
+    node.executor().handle(request(start_unix_ns=SystemClock().unix_ns() + 10**12))
+    node.next_status()
+    assert "clocks" in node.until_state(CaptureState.REFUSED).reason
+
+
+def test_a_tool_that_the_node_does_not_have_is_refused(node):
+    node.executor().handle(request(tool=CaptureTool.KINETO))
+    assert "no capture tool kineto" in node.until_state(CaptureState.REFUSED).reason
