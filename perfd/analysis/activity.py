@@ -12,6 +12,9 @@ from numpy.typing import NDArray
 from perfd.analysis.robust import mean, median
 from perfd.analysis.tables import Floats, GpuKey, GpuTable, Ints, StepTable
 
+_MOST_STEPS = 64
+"""More steps do not make a median over steps better, and a job may have thousands of GPUs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuActivity:
@@ -19,6 +22,8 @@ class GpuActivity:
 
     gpus: Sequence[GpuKey]
     metrics: Mapping[str, NDArray[np.floating]]
+    medians: Mapping[str, Floats]
+    """Of each metric over steps, by GPU."""
     samples: Ints
     """Rows of the `GpuTable` that went into them."""
     source: str | None
@@ -26,10 +31,7 @@ class GpuActivity:
 
     def of_gpus(self, name: str) -> Floats:
         """One metric, the median over steps, for each GPU; NaN where it is unknown."""
-        values = self.metrics.get(name)
-        if values is None or not len(values):
-            return np.full(len(self.gpus), np.nan)
-        return np.asarray(median(values, axis=0), dtype=np.float64)
+        return self.medians.get(name, np.full(len(self.gpus), np.nan))
 
 
 METRICS = (
@@ -44,24 +46,28 @@ METRICS = (
 
 
 def gpu_activity(gpu: GpuTable, steps: StepTable, rows: Ints) -> GpuActivity:
-    """Average the samples that fall into each steady step.
+    """Average the samples that fall into each steady step, in at most 64 steps spread over all.
 
     GPM activities are means since the sample before, so a mean of samples is the
     mean over time. When steps are shorter than the sampling interval, a step
     has one sample at most and the median over steps is one over samples. When the
     log names no steps at all, each sample stands for itself.
     """
-    present = {name: gpu.metrics[name] for name in METRICS if name in gpu.metrics}
-    if not len(gpu.time_unix_s) or not present:
-        return GpuActivity(gpus=gpu.gpus, metrics={}, samples=np.empty(0, dtype=np.int64), source=None)
-    if not len(steps):
-        everything = np.arange(len(gpu.time_unix_s))
-        return GpuActivity(gpus=gpu.gpus, metrics=present, samples=everything, source="all samples")
-    samples, groups = _samples_in_steps(gpu.time_unix_s, steps, rows)
-    if not len(samples):
-        return GpuActivity(gpus=gpu.gpus, metrics={}, samples=samples, source=None)
-    per_step = {name: _group_means(values[samples], groups) for name, values in present.items()}
-    return GpuActivity(gpus=gpu.gpus, metrics=per_step, samples=samples, source="steady steps")
+    if len(steps):
+        samples, groups = _samples_in_steps(gpu.time_unix_s, steps, rows)
+    else:
+        samples = groups = _spread(np.arange(len(gpu.time_unix_s)))
+    present = {name: gpu.metrics[name][samples] for name in METRICS if name in gpu.metrics}
+    if not len(samples) or not present:
+        return GpuActivity(gpus=gpu.gpus, metrics={}, medians={}, samples=samples, source=None)
+    per_step = {name: _group_means(values, groups) for name, values in present.items()}
+    return GpuActivity(
+        gpus=gpu.gpus,
+        metrics=per_step,
+        medians={name: median(values, axis=0).astype(np.float64) for name, values in per_step.items()},
+        samples=samples,
+        source="steady steps" if len(steps) else "all samples",
+    )
 
 
 def _samples_in_steps(times: Floats, steps: StepTable, rows: Ints) -> tuple[Ints, Ints]:
@@ -76,9 +82,15 @@ def _samples_in_steps(times: Floats, steps: StepTable, rows: Ints) -> tuple[Ints
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
     step = np.searchsorted(ends, times, side="left")
     inside = (step < len(ends)) & (times > starts[np.minimum(step, len(ends) - 1)])
+    inside &= np.isin(step, _spread(np.unique(step[inside])))
     samples = np.flatnonzero(inside)
     _, groups = np.unique(step[samples], return_index=True)
     return samples, groups
+
+
+def _spread(rows: Ints) -> Ints:
+    """At most so many of them, evenly."""
+    return rows[:: len(rows) // _MOST_STEPS + 1]
 
 
 def _group_means(values: NDArray[np.floating], groups: Ints) -> NDArray[np.floating]:

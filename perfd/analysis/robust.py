@@ -16,18 +16,16 @@ MAD_TO_SIGMA = 1.4826
 
 def median(values: NDArray[Any], axis: int = -1) -> NDArray[Any]:
     """The median over one axis of what is known; NaN where nothing is."""
-    if values.shape[axis] == 0:
-        return np.full(np.delete(values.shape, axis), np.nan)
-    absent = np.isnan(values)
-    if not absent.any():
-        return np.asarray(np.median(values, axis=axis))
-    # Sorting puts NaN last, so that the known values are a prefix of known length.
-    ordered = np.sort(values, axis=axis)
-    known = values.shape[axis] - absent.sum(axis=axis, keepdims=True)
-    low = np.take_along_axis(ordered, np.maximum(known - 1, 0) // 2, axis)
-    high = np.take_along_axis(ordered, np.minimum(known // 2, values.shape[axis] - 1), axis)
+    # Sorting whole rows in memory's order is several times faster than numpy's own
+    # median, and puts NaN last, so that the known values are a prefix of known length.
+    rows = np.sort(np.ascontiguousarray(np.moveaxis(values, axis, -1)), axis=-1)
+    if not rows.shape[-1]:
+        return np.full(rows.shape[:-1], np.nan)
+    known = (~np.isnan(rows)).sum(axis=-1, keepdims=True)
+    low = np.take_along_axis(rows, np.maximum(known - 1, 0) // 2, -1)
+    high = np.take_along_axis(rows, np.minimum(known // 2, rows.shape[-1] - 1), -1)
     middle = np.where(known > 0, low + (high - low) / 2, np.nan)
-    return np.asarray(np.squeeze(middle, axis=axis))
+    return np.asarray(middle[..., 0])
 
 
 def mean(values: NDArray[Any], axis: int = -1) -> NDArray[Any]:
