@@ -5,18 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from perfd.capture.ending import Ending
 from perfd.capture.identity import check_capture_id
-from perfd.capture.installation import find_nsys
-from perfd.capture.nsys_tool import NsysOptions, NsysTool
 from perfd.capture.policy import MAX_DURATION_S
-from perfd.capture.running import CaptureRun, Interruption, Surroundings, directory_of, recover
+from perfd.capture.running import CaptureRun, Interruption, Surroundings, recover
 from perfd.capture.storage import CaptureStore
 from perfd.capture.tools import Tool
 from perfd.clock import Clock
-from perfd.config import AgentCaptureConfig
 from perfd.errors import CaptureError
 from perfd.model import (
     CaptureCancel,
@@ -24,7 +20,6 @@ from perfd.model import (
     CaptureState,
     CaptureStatus,
     CaptureTool,
-    RankPlacement,
 )
 
 _REMEMBERED_CAPTURES = 256
@@ -190,39 +185,6 @@ class CaptureExecutor:
     def _wait(self, seconds: float) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._interruption() is not None, timeout=seconds)
-
-
-def create_executor(
-    config: AgentCaptureConfig,
-    *,
-    spool: Path,
-    path: str | None,
-    proc: Path,
-    clock: Clock,
-    placements: Callable[[str], Sequence[RankPlacement]],
-    newest_step: Callable[[str], int | None],
-    send_status: Callable[[CaptureStatus], None],
-) -> CaptureExecutor:
-    """The executor of a node as it is configured; `path` is the PATH in which nsys is looked for.
-
-    With captures disabled it exists all the same, and refuses with the reason.
-    """
-    store = CaptureStore(
-        directory_of(config.output_directory, spool),
-        max_bytes=config.max_bytes,
-        min_free_bytes=config.min_free_bytes,
-    )
-    options = NsysOptions(export_sqlite=config.export_sqlite, gpu_metrics=config.gpu_metrics)
-    nsys = NsysTool(
-        find_nsys(config.nsys_path, path), placements=placements, clock=clock, proc=proc, options=options
-    )
-    return CaptureExecutor(
-        tools=[nsys] if config.enabled else [],
-        store=store,
-        clock=clock,
-        send_status=send_status,
-        newest_step=newest_step,
-    )
 
 
 def _capped(request: CaptureRequest) -> CaptureRequest:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from perfd.capture.ending import Ending, Progress, ending, note
 from perfd.capture.storage import CaptureRecord, CaptureStore
@@ -235,8 +234,3 @@ def recover(record: CaptureRecord, tool: Tool | None, store: CaptureStore, now_u
     )
     store.save(CaptureRecord(request=record.request, open=False, statuses=(*record.statuses, status)))
     return status
-
-
-def directory_of(configured: str | None, spool: Path) -> Path:
-    """Where captures lie: as configured, else beside the spool."""
-    return Path(configured) if configured is not None else spool / "captures"

@@ -19,6 +19,7 @@ VERBS = {
     "parse": "show what perfd understands of a training log",
     "status": "show the jobs of an aggregator, once",
     "top": "show the jobs of an aggregator, live",
+    "capture": "list, show, start and cancel captures of an aggregator's jobs",
     "rules": "check rules files, and run their unit tests",
     "doctor": "say what this node lacks, and how to mend it",
     "version": "print the version",

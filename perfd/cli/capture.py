@@ -1,0 +1,155 @@
+"""`perfd capture`."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from perfd.capture.api import PATH
+from perfd.errors import PerfdError
+from perfd.http import split_address
+
+EXIT_CODES = """\
+Exits with 0 when the aggregator did what was asked, and with 2 when it refused or cannot be reached.
+With --wait, `start` exits with 1 unless every rank is done."""
+
+_TIMEOUT_S = 10.0
+_POLL_S = 0.5
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = EXIT_CODES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--aggregator", metavar="HOST:PORT", default="127.0.0.1:9460", help="its HTTP address (%(default)s)"
+    )
+    common.add_argument("--json", action="store_true", help="print the answer, schema perfd.capture/1")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    listing = actions.add_parser("list", parents=[common], help="all captures, newest last")
+    listing.add_argument("--job", help="only of this job")
+    show = actions.add_parser("show", parents=[common], help="one capture, rank by rank")
+    show.add_argument("id")
+    start = actions.add_parser("start", parents=[common], help="capture now")
+    start.add_argument("job", help="the job's name, as `perfd status` shows it")
+    start.add_argument("--profile", default="default", help="a name of capture_profiles (%(default)s)")
+    start.add_argument(
+        "--ranks",
+        metavar="WHO",
+        help="all; 0,3,8-11; stage=last,tp=0; slowest:2; culprits; +peer adds healthy ranks to compare with",
+    )
+    start.add_argument("--steps", type=int, help="how many training steps")
+    start.add_argument("--duration", type=float, metavar="SECONDS", help="the longest that it may take")
+    start.add_argument("--id", help="an id of your own: the same id again captures nothing twice")
+    start.add_argument("--wait", action="store_true", help="wait for the outcome of every rank")
+    cancel = actions.add_parser("cancel", parents=[common], help="end a capture now")
+    cancel.add_argument("id")
+    cancel.add_argument("--reason", default="Cancelled by hand.")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out one action."""
+    actions: Mapping[str, Callable[[argparse.Namespace], int]] = {
+        "list": _list,
+        "show": _show,
+        "start": _start,
+        "cancel": _cancel,
+    }
+    return actions[args.action](args)
+
+
+def _list(args: argparse.Namespace) -> int:
+    query = f"?{urlencode({'job': args.job})}" if args.job else ""
+    document = _ask(args.aggregator, "GET", PATH + query)
+    if args.json:
+        print(json.dumps(document))
+        return 0
+    rows = [
+        (c["id"], c["job"], c["alert"] or "by hand", _when(c["requested_unix_s"]), c["state"], _counts(c))
+        for c in document["captures"]
+    ]
+    for row in [("ID", "JOB", "ALERT", "ASKED (UTC)", "STATE", "RANKS"), *rows]:
+        print("{:<36} {:<16} {:<20} {:<19} {:<8} {}".format(*row))
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    _print(_ask(args.aggregator, "GET", f"{PATH}/{quote(args.id, safe='')}"), as_json=args.json)
+    return 0
+
+
+def _start(args: argparse.Namespace) -> int:
+    asked = {
+        "job": args.job,
+        "profile": args.profile,
+        "ranks": args.ranks,
+        "steps": args.steps,
+        "max_duration_s": args.duration,
+        "id": args.id,
+    }
+    body = {key: value for key, value in asked.items() if value is not None}
+    document = _ask(args.aggregator, "POST", PATH, body)
+    while args.wait and document["capture"]["state"] == "open":
+        time.sleep(_POLL_S)
+        document = _ask(args.aggregator, "GET", f"{PATH}/{document['capture']['id']}")
+    _print(document, as_json=args.json)
+    return 0 if not args.wait or document["capture"]["state"] == "done" else 1
+
+
+def _cancel(args: argparse.Namespace) -> int:
+    path = f"{PATH}/{quote(args.id, safe='')}/cancel"
+    _print(_ask(args.aggregator, "POST", path, {"reason": args.reason}), as_json=args.json)
+    return 0
+
+
+def _ask(address: str, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The aggregator's answer; raises `PerfdError` with its reason when it refuses."""
+    host, port = split_address(address)
+    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+    try:
+        connection.request(method, path, None if body is None else json.dumps(body))
+        response = connection.getresponse()
+        document = json.loads(response.read())
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise PerfdError(
+            f"No answer of an aggregator at {address} ({error}); start one, or name it with --aggregator."
+        ) from error
+    finally:
+        connection.close()
+    if not isinstance(document, dict) or response.status >= 400:
+        reason = document.get("error") if isinstance(document, dict) else None
+        raise PerfdError(str(reason or f"{address} answered with status {response.status}."))
+    return document
+
+
+def _print(document: Mapping[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(document))
+        return
+    capture = document["capture"]
+    why = f"alert {capture['alert']}" if capture["alert"] else "by hand"
+    print(f"{capture['id']}: {capture['state']}")
+    print(f"  {capture['tool']} of job {capture['job']}, {why}, {_when(capture['requested_unix_s'])} UTC")
+    if capture["reason"]:
+        print(f"  {capture['reason']}")
+    for who in capture["ranks"]:
+        rank = "every rank" if who["rank"] is None else f"rank {who['rank']}"
+        print(f"  {rank} on {who['node'] or 'no node'}: {who['state']} {who['reason']}".rstrip())
+        for file in who["files"]:
+            print(f"    {file['path']} ({file['size_bytes'] / 2**20:.1f} MiB)")
+
+
+def _counts(capture: Mapping[str, Any]) -> str:
+    states = [who["state"] for who in capture["ranks"]]
+    return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or capture["reason"]
+
+
+def _when(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,174 @@
+"""`perfd capture` against the HTTP routes and a real coordinator."""
+
+import json
+import threading
+
+import pytest
+
+from perfd.capture.api import capture_routes
+from perfd.capture.coordinator import CaptureCoordinator, check_profiles, to_json
+from perfd.capture.events import ManualRequest
+from perfd.capture.ranks import JobView, RankView
+from perfd.cli import main
+from perfd.config import CaptureProfile
+from perfd.errors import ConfigError
+from perfd.http import HttpServer
+from perfd.model import CaptureCancel, CaptureFile, CaptureRequest, CaptureState, CaptureStatus
+
+NOW = 1_700_000_000.0
+JOB = JobView(job="llama", nodes=("a",), ranks=(RankView(rank=0, node="a"), RankView(rank=1, node="a")))
+
+
+class Aggregator:
+    """A coordinator behind HTTP, and agents that answer in one word."""
+
+    def __init__(self):
+        self.coordinator = CaptureCoordinator({"default": CaptureProfile()})
+        self.answer = CaptureState.DONE
+        self.sent = []
+        self._lock = threading.Lock()
+        self.server = HttpServer(
+            "127.0.0.1:0", capture_routes(captures=self.list, start=self.start, cancel=self.cancel)
+        )
+
+    def list(self):
+        with self._lock:
+            return self.coordinator.captures()
+
+    def start(self, body):
+        request = ManualRequest(
+            capture_id=body.id or "made-up",
+            job=JOB,
+            profile=body.profile,
+            ranks=body.ranks,
+            steps=body.steps,
+            max_duration_s=body.max_duration_s,
+        )
+        with self._lock:
+            capture = self.coordinator.on_request(request, NOW)
+            self._deliver()
+        return to_json(capture)
+
+    def cancel(self, capture_id, reason):
+        with self._lock:
+            capture = self.coordinator.on_cancel(capture_id, reason, NOW)
+            self._deliver()
+        return to_json(capture)
+
+    def _deliver(self):
+        for node, message in self.coordinator.drain():
+            self.sent.append(message)
+            if isinstance(message, CaptureRequest) and self.answer is not None:
+                status = CaptureStatus(
+                    capture_id=message.capture_id,
+                    state=self.answer,
+                    time_unix_ns=1,
+                    reason="Because.",
+                    files=(CaptureFile(path="/x/r.nsys-rep", size_bytes=2**20),),
+                )
+                self.coordinator.on_status(node, status, NOW + 5)
+
+
+@pytest.fixture
+def aggregator():
+    aggregator = Aggregator()
+    yield aggregator
+    aggregator.server.close()
+
+
+@pytest.fixture
+def perfd(aggregator, capsys):
+    def call(*words, code=0):
+        assert main(["capture", *words, "--aggregator", aggregator.server.address]) == code
+        return capsys.readouterr().out
+
+    return call
+
+
+def test_start_passes_on_what_was_asked_and_list_shows_it(perfd, aggregator):
+    perfd("start", "llama", "--ranks", "1", "--steps", "3", "--duration", "9", "--id", "mine")
+    (sent,) = aggregator.sent
+    assert (sent.ranks, sent.steps, sent.max_duration_s) == ((1,), 3, 9.0)
+    document = json.loads(perfd("list", "--json"))
+    assert document["schema"] == "perfd.capture/1"
+    assert [capture["id"] for capture in document["captures"]] == ["mine"]
+    assert "1 done" in perfd("list")
+    assert json.loads(perfd("list", "--json", "--job", "other"))["captures"] == []
+
+
+def test_show_tells_every_rank_with_its_files(perfd):
+    perfd("start", "llama", "--id", "mine")
+    text = perfd("show", "mine")
+    assert "mine: done" in text
+    assert "rank 1 on a: done Because." in text
+    assert "/x/r.nsys-rep (1.0 MiB)" in text
+    ranks = json.loads(perfd("show", "mine", "--json"))["capture"]["ranks"]
+    assert ranks[0] == {
+        "rank": 0,
+        "node": "a",
+        "state": "done",
+        "reason": "Because.",
+        "started_unix_s": None,
+        "stopped_unix_s": None,
+        "files": [{"path": "/x/r.nsys-rep", "size_bytes": 2**20}],
+    }
+
+
+def test_the_same_id_again_captures_nothing_twice(perfd, aggregator):
+    perfd("start", "llama", "--id", "mine")
+    perfd("start", "llama", "--id", "mine")
+    assert len(aggregator.sent) == 1
+
+
+def test_start_with_wait_says_by_its_exit_code_whether_every_rank_is_done(perfd, aggregator):
+    perfd("start", "llama", "--id", "good", "--wait")
+    aggregator.answer = CaptureState.EMPTY
+    perfd("start", "llama", "--id", "bad", "--wait", code=1)
+
+
+def test_cancel_reaches_the_agents(perfd, aggregator):
+    aggregator.answer = None
+    perfd("start", "llama", "--id", "mine")
+    perfd("cancel", "mine", "--reason", "enough")
+    assert aggregator.sent[-1] == CaptureCancel(capture_id="mine", reason="enough")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("show", "nosuch"),
+        ("show", "../jobs"),
+        ("cancel", "nosuch"),
+        ("start", "llama", "--ranks", "everyone"),
+        ("start", "llama", "--id", "../x"),
+    ],
+)
+def test_what_the_aggregator_refuses_is_one_sentence_and_exit_code_2(perfd, words, capsys):
+    perfd(*words, code=2)
+
+
+def test_an_aggregator_that_is_not_there_is_named(capsys, aggregator):
+    aggregator.server.close()
+    address = aggregator.server.address
+    assert main(["capture", "list", "--aggregator", address]) == 2
+    assert f"No answer of an aggregator at {address}" in capsys.readouterr().err
+    aggregator.server = HttpServer("127.0.0.1:0", {})
+
+
+def test_mistakes_in_profiles_are_all_named_with_their_path():
+    profiles = {
+        "a": CaptureProfile(tool="perf"),
+        "b": CaptureProfile(ranks="nobody"),
+        "c": CaptureProfile(max_duration_s=0),
+    }
+    with pytest.raises(ConfigError) as caught:
+        check_profiles(profiles)
+    message = str(caught.value)
+    assert all(
+        path in message
+        for path in (
+            "capture_profiles.a.tool",
+            "capture_profiles.b.ranks",
+            "capture_profiles.c.max_duration_s",
+        )
+    )
