@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import logging
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from perfd.agent.spool import Spool
+from perfd.errors import SpoolError, WireError
+
+Open = Callable[..., Spool]
+
+
+@pytest.fixture
+def open_spool(tmp_path: Path) -> Iterator[Open]:
+    opened: list[Spool] = []
+
+    def opener(*, max_bytes: int = 1 << 20, directory: Path = tmp_path) -> Spool:
+        opened.append(Spool(directory, max_bytes=max_bytes))
+        return opened[-1]
+
+    yield opener
+    for spool in opened:
+        spool.close()
+
+
+def payload(sequence: int, size: int = 100) -> bytes:
+    return f"{sequence}:".encode().ljust(size, b".")
+
+
+def fill(spool: Spool, count: int, *, size: int = 100, records: int = 1) -> None:
+    for _ in range(count):
+        spool.append(lambda sequence: payload(sequence, size), records=records)
+
+
+def sequences(spool: Spool) -> list[int]:
+    return [batch.sequence for batch in spool.read_after(0, limit=1000)]
+
+
+def renumbered(_payload: bytes, sequence: int) -> bytes:
+    return payload(sequence)
+
+
+def test_sequences_count_from_one_without_gaps(open_spool: Open) -> None:
+    spool = open_spool()
+    fill(spool, 3)
+    assert sequences(spool) == [1, 2, 3]
+    assert [batch.payload for batch in spool.read_after(1, limit=1)] == [payload(2)]
+
+
+def test_what_was_acknowledged_is_forgotten(open_spool: Open) -> None:
+    spool = open_spool()
+    fill(spool, 5)
+    spool.acknowledge(3)
+    assert sequences(spool) == [4, 5]
+    assert (spool.stats().batches, spool.stats().payload_bytes) == (2, 200)
+    assert spool.first_sequence == 4
+
+
+def test_identity_and_sequences_survive_a_restart(open_spool: Open) -> None:
+    spool = open_spool()
+    fill(spool, 3)
+    spool.acknowledge(3)
+    agent_id = spool.agent_id
+    spool.close()
+    again = open_spool()
+    assert again.agent_id == agent_id
+    assert (again.last_sequence, again.first_sequence) == (3, 4)
+    fill(again, 1)
+    assert sequences(again) == [4]
+
+
+def test_the_oldest_batches_go_when_the_spool_is_full_and_are_counted(
+    open_spool: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = open_spool(max_bytes=1000)
+    with caplog.at_level(logging.INFO, logger="perfd"):
+        fill(spool, 25, records=7)
+    stats = spool.stats()
+    assert sequences(spool) == list(range(16, 26))
+    assert (stats.batches, stats.payload_bytes) == (10, 1000)
+    assert (stats.dropped_batches, stats.dropped_records) == (15, 105)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_the_file_stays_near_its_bound(open_spool: Open, tmp_path: Path) -> None:
+    spool = open_spool(max_bytes=1 << 20)
+    fill(spool, 500, size=10_000)
+    spool.close()
+    assert (tmp_path / "spool.sqlite").stat().st_size < 1.5 * (1 << 20)
+
+
+def test_what_an_encoder_raises_uses_up_no_number(open_spool: Open) -> None:
+    spool = open_spool()
+
+    def refuse(_sequence: int) -> bytes:
+        raise WireError("too long")
+
+    with pytest.raises(WireError, match="too long"):
+        spool.append(refuse, records=1)
+    fill(spool, 1)
+    assert sequences(spool) == [1]
+
+
+def test_two_agents_cannot_share_a_spool(open_spool: Open, tmp_path: Path) -> None:
+    first = open_spool()
+    with pytest.raises(
+        SpoolError, match=rf"Another agent \(process \d+\) uses the spool in {tmp_path}: stop it"
+    ):
+        open_spool()
+    first.close()
+    open_spool()
+
+
+@pytest.mark.parametrize("damage", [b"this is no database" * 200, b"SQLite format 3\0" + b"\xff" * 8192])
+def test_a_damaged_spool_is_set_aside_and_a_new_identity_begins(
+    open_spool: Open, tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = open_spool()
+    fill(spool, 3)
+    agent_id = spool.agent_id
+    spool.close()
+    (tmp_path / "spool.sqlite").write_bytes(damage)
+    with caplog.at_level(logging.INFO, logger="perfd"):
+        fresh = open_spool()
+    assert fresh.agent_id != agent_id
+    assert fresh.last_sequence == 0
+    assert (tmp_path / "spool.damaged.sqlite").read_bytes() == damage
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_a_spool_that_is_damaged_inside_is_set_aside(open_spool: Open, tmp_path: Path) -> None:
+    spool = open_spool()
+    fill(spool, 50, size=5000)
+    spool.close()
+    path = tmp_path / "spool.sqlite"
+    content = bytearray(path.read_bytes())
+    content[4096 * 3 : 4096 * 4] = b"\xa5" * 4096
+    path.write_bytes(content)
+    assert open_spool().last_sequence == 0
+
+
+def test_a_spool_of_a_newer_version_is_left_alone(open_spool: Open, tmp_path: Path) -> None:
+    open_spool().close()
+    database = sqlite3.connect(tmp_path / "spool.sqlite")
+    database.execute("PRAGMA user_version=99")
+    database.close()
+    with pytest.raises(SpoolError, match="newer perfd: upgrade this one"):
+        open_spool()
+
+
+def test_a_directory_that_cannot_be_used_is_a_sentence(open_spool: Open, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SpoolError, match=r"cannot be opened.*Set spool\.directory"):
+        open_spool(directory=tmp_path / "file")
+
+
+def test_a_new_identity_keeps_the_batches_of_this_life_under_new_numbers(open_spool: Open) -> None:
+    spool = open_spool()
+    fill(spool, 3)
+    spool.close()
+    again = open_spool()
+    fill(again, 2)
+    before = again.agent_id
+    again.renew(renumbered)
+    assert again.agent_id != before
+    assert [(batch.sequence, batch.payload) for batch in again.read_after(0, limit=9)] == [
+        (1, payload(1)),
+        (2, payload(2)),
+    ]
+    agent_id = again.agent_id
+    again.close()
+    assert open_spool().agent_id == agent_id
+
+
+class SpoolMachine(RuleBasedStateMachine):
+    """A spool beside a plain list that does the same; restarts come at any time."""
+
+    directory: Path
+
+    @initialize()
+    def begin(self) -> None:
+        self.place = self.directory / str(len(list(self.directory.iterdir())))
+        self.spool = Spool(self.place, max_bytes=1000)
+        self.held: list[tuple[int, int]] = []
+        self.last = 0
+        self.dropped = 0
+
+    @rule(size=st.integers(1, 600))
+    def append(self, size: int) -> None:
+        self.last += 1
+        assert self.spool.append(lambda _: b"x" * size, records=1) == self.last
+        while self.held and sum(length for _, length in self.held) + size > 1000:
+            self.held.pop(0)
+            self.dropped += 1
+        self.held.append((self.last, size))
+
+    @rule(behind=st.integers(-2, 10))
+    def acknowledge(self, behind: int) -> None:
+        self.spool.acknowledge(self.last - behind)
+        self.held = [batch for batch in self.held if batch[0] > self.last - behind]
+
+    @rule()
+    def restart(self) -> None:
+        self.spool.close()
+        self.spool = Spool(self.place, max_bytes=1000)
+        self.dropped = 0
+
+    @invariant()
+    def they_agree(self) -> None:
+        stats = self.spool.stats()
+        found = [(batch.sequence, len(batch.payload)) for batch in self.spool.read_after(0, limit=1000)]
+        assert found == self.held
+        assert stats.batches == len(self.held)
+        assert stats.payload_bytes == sum(length for _, length in self.held)
+        assert stats.dropped_batches == self.dropped
+        assert self.spool.last_sequence == self.last
+        assert self.spool.first_sequence == (self.held[0][0] if self.held else self.last + 1)
+
+    def teardown(self) -> None:
+        self.spool.close()
+
+
+def test_a_spool_always_holds_exactly_what_it_should(tmp_path: Path) -> None:
+    SpoolMachine.directory = tmp_path
+    machine = SpoolMachine.TestCase
+    machine.settings = settings(
+        max_examples=25, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    machine("runTest").runTest()

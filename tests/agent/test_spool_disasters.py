@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent import spool_worker
+
+from perfd.agent.spool import Spool
+
+
+def child(scenario: str, directory: Path) -> tuple[dict[str, Any], str]:
+    done = subprocess.run(
+        [sys.executable, spool_worker.__file__, scenario, str(directory)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout), done.stderr
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_kill_at_any_time_loses_nothing_that_append_returned(seed: int, tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    newest = 0
+    for _ in range(3):
+        process = subprocess.Popen(
+            [sys.executable, spool_worker.__file__, "append_until_killed", str(tmp_path)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout is not None
+        for _ in range(chance.randint(1, 400)):
+            newest = int(process.stdout.readline())
+        process.kill()
+        # What it still said before the kill counts too; a line may be cut.
+        rest = process.communicate()[0].splitlines(keepends=True)
+        newest = max([newest, *(int(line) for line in rest if line.endswith("\n"))])
+        spool = Spool(tmp_path, max_bytes=100_000)
+        held = spool.read_after(0, limit=1 << 20)
+        spool.close()
+        numbers = [batch.sequence for batch in held]
+        assert newest <= spool.last_sequence <= newest + 1
+        assert numbers == list(range(numbers[0], spool.last_sequence + 1))
+        assert all(batch.payload == spool_worker.payload(batch.sequence) for batch in held)
+
+
+def test_a_full_disk_loses_the_oldest_counted_and_never_stops_the_agent(tmp_path: Path) -> None:
+    found, log = child("fill_a_full_disk", tmp_path)
+    assert found["last"] == 502
+    assert found["newest"] == 501
+    assert not found["writable"]
+    assert found["readable"] + found["dropped_batches"] == 501
+    assert found["dropped_batches"] > 0
+    assert found["dropped_records"] == 3 * found["dropped_batches"]
+    assert found["writable_again"]
+    assert found["dropped_again"] == found["dropped_batches"]
+    assert [line.split()[0] for line in log.splitlines()] == ["ERROR", "WARNING", "INFO"]
+    assert "The spool cannot be written" in log
+
+
+def test_what_was_kept_in_memory_is_on_disk_once_there_is_room(tmp_path: Path) -> None:
+    found, _ = child("fill_a_full_disk", tmp_path)
+    spool = Spool(tmp_path, max_bytes=1 << 30)
+    assert spool.last_sequence == found["last"]
+    assert spool.stats().batches == found["readable"] + 1
+    spool.close()
+
+
+def test_an_agent_starts_on_a_full_disk_and_streams_from_memory(tmp_path: Path) -> None:
+    found, log = child("start_on_a_full_disk", tmp_path)
+    assert found == {"readable": [1]}
+    assert log.splitlines()[0].startswith("ERROR The disk of the spool is full")
