@@ -107,7 +107,7 @@ class Table:
     def drop_dead(self, living: Container[SeriesKey]) -> list[SeriesKey]:
         """Forget the series that are not `living` and have no sample left; they are returned."""
         rows = self._values[self._start : self._end, : len(self.keys)]
-        empty: NDArray[np.bool_] = np.isnan(rows).all(axis=0)
+        empty = np.logical_and.reduce(np.isnan(rows), axis=0)
         kept = [i for i, key in enumerate(self.keys) if key in living or not empty[i]]
         dropped = [key for i, key in enumerate(self.keys) if empty[i] and key not in living]
         if dropped:

@@ -160,16 +160,26 @@ class Expressions:
 
     def _function(self, depth: int) -> str:
         inner = self.vector(depth - 1)
+        simple = self._pick(
+            "abs", "ceil", "floor", "round", "sqrt", "ln", "exp", "log2", "log10", "sgn", "sort"
+        )
         return self._pick(
-            f"abs({inner})", f"ceil({inner})", f"floor({inner})", f"round({inner})", f"round({inner}, 0.25)",
-            f"sqrt({inner})", f"ln({inner})", f"exp({inner})", f"log2({inner})", f"log10({inner})", f"sgn({inner})",
-            f"clamp({inner}, -3, 20)", f"clamp({inner}, 5, 1)", f"clamp_min({inner}, 4)", f"clamp_max({inner}, 4)",
-            f"-{inner}", f"-({inner})", f"absent({inner})", f"(timestamp({inner}) - 1.7e9)", f"vector(scalar({inner}))",
-            f"sort({inner})", f"sort_desc({inner})",
+            *[f"{simple}({inner})"] * 6,
+            f"round({inner}, 0.25)",
+            f"clamp({inner}, -3, 20)",
+            f"clamp({inner}, 5, 1)",
+            f"clamp_min({inner}, 4)",
+            f"clamp_max({inner}, 4)",
+            f"-{inner}",
+            f"-({inner})",
+            f"absent({inner})",
+            f"(timestamp({inner}) - 1.7e9)",
+            f"vector(scalar({inner}))",
+            f"sort_desc({inner})",
             f'label_replace({inner}, "gpu", "n${{1}}", "gpu", "([01])")',
             f'label_replace({inner}, "where", "$1-$2", "node", "(.)(.*)")',
             f'label_join({inner}, "all", "/", "node", "gpu", "rack")',
-        )  # fmt: skip
+        )
 
     def _binary(self, depth: int) -> str:
         operator = self._pick(
@@ -205,4 +215,5 @@ class Expressions:
 
     def _set(self, depth: int) -> str:
         matching = self._pick("", "on (node)", "on (node, gpu)", "ignoring (job, gpu)", "on ()")
-        return f"({self.vector(depth - 1)}) {self._pick('and', 'or', 'unless')} {matching} ({self.vector(depth - 1)})"
+        operator = self._pick("and", "or", "unless")
+        return f"({self.vector(depth - 1)}) {operator} {matching} ({self.vector(depth - 1)})"

@@ -66,6 +66,7 @@ AGGREGATIONS = frozenset(
 _KEYWORDS = frozenset(
     ["and", "bool", "by", "group_left", "group_right", "ignoring", "on", "or", "unless", "without"]
 )
+_OR_IN_BRACES = "`or` between matchers is not supported: use a regular expression, or two selectors"
 _GROUPING = frozenset({"by", "without", "on", "ignoring", "group_left", "group_right"})
 
 
@@ -95,9 +96,7 @@ def unsupported(tokens: Sequence[Token]) -> Iterator[Problem]:
 
 def _word(text: str, place: _Place) -> str | None:
     if place.inside == "{":
-        if text == "or":
-            return "`or` between matchers is not supported: use a regular expression, or two selectors"
-        return None
+        return _OR_IN_BRACES if text == "or" else None
     if text in _KEYWORDS or text in FUNCTIONS or text in AGGREGATIONS:
         return None
     if text == "atan2" and place.previous:
