@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from perfd.capture.installation import find_nsys
+from perfd.capture.launch import plan_launch
+from perfd.config import AgentCaptureConfig
 from perfd.errors import PerfdError
+from perfd.session.configuration import load_session
 from perfd.session.job import CommandError
 from perfd.session.naming import job_name, results_folder
 from perfd.session.run import MonitorSettings, RunOptions
@@ -80,30 +86,36 @@ def watch(
     capture: bool,
 ) -> int:
     """Run `command` with a monitor beside it; returns its exit code."""
-    name = job or job_name(command, os.environ)
-    if config is not None:
-        _check_configuration(Path(config))
+    configuration = load_session(Path(config) if config else None)
+    name = job or configuration.agent.job or job_name(command, os.environ)
+    launch = _plan(command, name, configuration.agent.capture, allowed=capture)
     settings = MonitorSettings(
         job=name,
         command=command,
+        node=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        search_path=os.environ.get("PATH"),
         config=str(Path(config).absolute()) if config else None,
         http=http,
         results=str(results_folder(out.absolute(), name, time.time_ns())),
         recording=str(recording.absolute()) if recording else None,
-        capture=capture,
     )
     try:
-        return run_session(RunOptions(command=command, settings=settings), say=_say)
+        return run_session(RunOptions(command=launch, settings=settings), say=_say)
     except CommandError as error:
         _say(f"perfd run: {error}")
         return error.exit_code
 
 
-def _check_configuration(path: Path) -> None:
-    """Refuse a wrong configuration before anything is started; most runs have none, and skip the imports."""
-    from perfd.session.configuration import load_session  # noqa: PLC0415
-
-    load_session(path)
+def _plan(command: list[str], job: str, config: AgentCaptureConfig, *, allowed: bool) -> Sequence[str]:
+    """What to start: the command itself, or under nsys so that captures are possible."""
+    if not (allowed and config.enabled and config.launch):
+        return command
+    installation = find_nsys(config.nsys_path, os.environ.get("PATH"))
+    plan = plan_launch(command, job=job, unique=str(os.getpid()), config=config, installation=installation)
+    # Where there is no nsys, most users do not miss it; `perfd doctor` tells those who do.
+    if installation is not None:
+        _say(f"perfd: {plan.note}")
+    return plan.command
 
 
 def _say(sentence: str) -> None:

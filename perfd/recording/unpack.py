@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path
 
 from perfd.errors import RecordingError
-from perfd.recording.format import Recording, Stream
+from perfd.recording.format import MANIFEST_NAME, Recording, Stream
 
 MAX_UNPACKED_BYTES = 8 * 1024**3
 """A bound against archives made to fill the disk; a day of 8 GPUs at 10 Hz is about 4 GiB."""
@@ -21,8 +21,9 @@ def plain_file(recording: Recording, stream: Stream, scratch: Path) -> tuple[Pat
     """A file with the stream's uncompressed bytes, and a warning if it is damaged.
 
     An uncompressed stream is its own file; a compressed one is written below
-    `scratch`, with the sidecar of its times beside it. Of a cut or damaged
-    file, what comes before the damage is there.
+    `scratch`, with its surroundings as in the recording: the sidecar of its times
+    beside it, `recording.json` above it. Of a cut or damaged file, what comes
+    before the damage is there.
     """
     source = recording.path_of(stream)
     if not stream.compressed:
@@ -30,9 +31,9 @@ def plain_file(recording: Recording, stream: Stream, scratch: Path) -> tuple[Pat
     target = scratch / stream.plain_path
     target.parent.mkdir(parents=True, exist_ok=True)
     warning = _unpack(source, target)
-    times = recording.directory / stream.times_path
-    if times.is_file():
-        shutil.copyfile(times, scratch / stream.times_path)
+    for neighbour in (stream.times_path, MANIFEST_NAME):
+        if (recording.directory / neighbour).is_file():
+            shutil.copyfile(recording.directory / neighbour, scratch / neighbour)
     return target, warning
 
 

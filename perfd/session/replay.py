@@ -12,7 +12,7 @@ import msgspec
 
 from perfd.agent.agent import Agent
 from perfd.agent.task import CollectorTask
-from perfd.aggregator import Aggregator
+from perfd.aggregator.aggregator import Aggregator
 from perfd.analysis.summary import JobSummary
 from perfd.clock import Clock, SystemClock, VirtualClock
 from perfd.collector import Settings

@@ -41,12 +41,15 @@ class MonitorSettings:
 
     job: str
     command: Sequence[str]
+    node: str = ""
+    """Where this is, unless the configuration says it."""
+    search_path: str | None = None
+    """Where tools are looked for."""
     config: str | None = None
     http: str | None = None
     """An address that the user asked for; None for the configured one."""
     results: str | None = None
     recording: str | None = None
-    capture: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

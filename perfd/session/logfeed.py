@@ -1,0 +1,58 @@
+"""The job's log on its way to the collector that reads it, through our standard input."""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Sequence
+
+from perfd.model import LogProgress, Record
+
+_STUCK_AFTER_S = 5.0
+_PIECE_BYTES = 64 * 1024
+
+
+class LogFeed:
+    """A pipe that becomes standard input, which the collector of training logs reads.
+
+    A collector that reads nothing for a while, because it is switched off or
+    hangs, gets nothing more: it must not hold up who feeds it.
+    """
+
+    def __init__(self, stdin_fd: int = 0) -> None:
+        read_fd, self._write_fd = os.pipe()
+        os.dup2(read_fd, stdin_fd)
+        os.close(read_fd)
+        os.set_blocking(self._write_fd, False)
+        self._fed_bytes = 0
+        self._stuck = False
+        self._seen = threading.Condition()
+        self._seen_bytes = 0
+
+    def write(self, data: bytes) -> None:
+        """Pass on whole lines."""
+        view = memoryview(data)
+        while view and not self._stuck:
+            if not select.select([], [self._write_fd], [], _STUCK_AFTER_S)[1]:
+                self._stuck = True
+                return
+            written = os.write(self._write_fd, view[:_PIECE_BYTES])
+            self._fed_bytes += written
+            view = view[written:]
+
+    def observe(self, records: Sequence[Record]) -> None:
+        """Learn from what the collector returned how far it has read."""
+        for record in records:
+            if isinstance(record, LogProgress):
+                with self._seen:
+                    self._seen_bytes = max(self._seen_bytes, record.read_bytes)
+                    self._seen.notify_all()
+
+    def finish(self, timeout_s: float) -> bool:
+        """End the log; whether the collector has read all of it, after `timeout_s` at the latest."""
+        os.close(self._write_fd)
+        with self._seen:
+            return not self._stuck and self._seen.wait_for(
+                lambda: self._seen_bytes >= self._fed_bytes, timeout_s
+            )

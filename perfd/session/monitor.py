@@ -1,0 +1,95 @@
+"""The process beside the job: agent and aggregator, fed by `perfd run` through a pipe.
+
+It is started by `perfd.session.run` and has no command line. Standard input
+carries frames, standard output is where the user reads, and what is logged goes
+to standard error, a file among the results.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from perfd import logs
+from perfd.clock import SystemClock
+from perfd.errors import PerfdError, WireError
+from perfd.session.frames import Frame, FrameKind, read_frames
+from perfd.session.lines import LineMerger
+from perfd.session.live import LiveSession
+from perfd.session.run import MonitorSettings
+
+log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Watch one job to its end; the exit code says whether there is a summary."""
+    logs.configure("info")
+    # gRPC writes lines of its own about connections; what matters is logged by us.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        # Slurm signals every process of a job; we end when the job has, and `perfd run` says so. A
+        # handler instead of SIG_IGN, which the tools that we start would inherit.
+        signal.signal(number, lambda *_: None)
+    # Standard input becomes the log's; the frames keep a descriptor of their own.
+    with os.fdopen(os.dup(0), "rb") as pipe:
+        try:
+            watch(read_frames(pipe))
+        except PerfdError as error:
+            log.error("The job is not watched.", extra={"reason": str(error)})  # noqa: TRY400  (a sentence)
+            return 1
+    return 0
+
+
+def watch(frames: Iterator[Frame]) -> None:
+    """Follow a job from its settings to its summary."""
+    settings = MonitorSettings(**json.loads(_expect(frames, FrameKind.SETTINGS)))
+    pid = int(_expect(frames, FrameKind.STARTED))
+    with tempfile.TemporaryDirectory(prefix="perfd-run-") as scratch:
+        session = LiveSession(settings, root_pid=pid, scratch=Path(scratch), clock=SystemClock(), say=_say)
+        try:
+            session.start()
+            _say(session.finish(*_follow(frames, session)))
+        finally:
+            session.stop()
+
+
+def _follow(frames: Iterator[Frame], session: LiveSession) -> tuple[int | None, int]:
+    """Feed the session to the job's end; the exit code, None if unknown, and how many bytes were dropped."""
+    merger = LineMerger()
+    dropped = 0
+    code = None
+    for frame in frames:
+        match frame.kind:
+            case FrameKind.STDOUT | FrameKind.STDERR:
+                session.log(merger.add(frame.kind, frame.payload), frame.unix_ns)
+            case FrameKind.DROPPED:
+                dropped += int(frame.payload)
+            case FrameKind.ENDED:
+                code = int(frame.payload)
+                break
+            case _:
+                continue
+    session.log(merger.rest(), SystemClock().unix_ns())
+    return code, dropped
+
+
+def _expect(frames: Iterator[Frame], kind: FrameKind) -> bytes:
+    frame = next(frames, None)
+    if frame is None or frame.kind is not kind:
+        raise WireError(f"The pipe from perfd run does not begin with {kind.name.lower()}.")
+    return frame.payload
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,164 @@
+"""A summary for people: what limits each job, the evidence, what to do, and which alerts fired.
+
+Markdown that reads well in a terminal too. What is not known is left out or
+said to be unknown; nothing here is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfd.analysis.findings import Finding, Kind
+from perfd.analysis.summary import JobSummary
+from perfd.analysis.tables import AlertRecord
+
+_LIMITS = {
+    Kind.NONE: "Nothing that perfd can see limits this job",
+    Kind.COMPUTE: "Computation limits this job",
+    Kind.PIPELINE_BUBBLE: "The pipeline's bubble limits this job",
+    Kind.PIPELINE_IMBALANCE: "Unequal pipeline stages limit this job",
+    Kind.COMMUNICATION: "Communication limits this job",
+    Kind.DATA_LOADING: "Data loading limits this job",
+    Kind.OPTIMIZER: "The optimizer limits this job",
+    Kind.STRAGGLER: "A slow rank limits this job",
+    Kind.THROTTLING: "Clocks that are held down limit this job",
+    Kind.MEMORY: "Full memory limits this job",
+    Kind.HOST_BOUND: "The host limits this job",
+    Kind.UNKNOWN: "It is unknown what limits this job",
+}
+NO_JOB = "perfd saw no training job: nothing in the log looked like the progress of a known framework."
+
+
+def in_words(summaries: Sequence[JobSummary], notes: Sequence[str] = ()) -> str:
+    """The text for all jobs, with notes about what perfd itself could not do at its end."""
+    blocks = ["\n".join(_job(summary)) for summary in summaries] or [NO_JOB]
+    if notes:
+        blocks.append("\n".join(f"Note: {note}" for note in notes))
+    return "\n\n".join(blocks) + "\n"
+
+
+def _job(summary: JobSummary) -> list[str]:
+    lines = [f"# {summary.name}", "", *_finding(summary.bottleneck), "", *_numbers(summary)]
+    others = [finding for finding in summary.findings if finding.kind != summary.bottleneck.kind]
+    if others:
+        lines += ["", "Also found:"]
+        lines += [f"- {finding.kind.replace('_', ' ')}: {' '.join(finding.evidence)}" for finding in others]
+    return [*lines, "", *_alerts(summary.alerts)]
+
+
+def _finding(finding: Finding) -> list[str]:
+    culprits = ", ".join(f"{culprit.kind} {culprit.id}" for culprit in finding.culprits)
+    confidence = f" (confidence {finding.confidence:.0%})" if finding.kind is not Kind.UNKNOWN else ""
+    lines = [f"{_LIMITS[finding.kind]}{f': {culprits}' if culprits else ''}{confidence}."]
+    lines += [f"- {sentence}" for sentence in finding.evidence]
+    if finding.recommendation:
+        lines += [f"What to do: {finding.recommendation}"]
+    return lines
+
+
+def _numbers(summary: JobSummary) -> list[str]:
+    rows = (
+        ("steps", _steps(summary)),
+        ("step time", _step_time(summary)),
+        ("throughput", _throughput(summary)),
+        ("model FLOP/s per GPU", _flops(summary)),
+        ("MFU", _mfu(summary)),
+        ("communication", _share(summary.communication.share_ratio, summary.communication.source)),
+        ("pipeline stall", _stall(summary)),
+        ("data loading", _share(summary.data.share_ratio, summary.data.source)),
+        ("optimizer", _share(summary.optimizer.share_ratio, summary.optimizer.source)),
+        ("fullest GPU memory", _share(summary.memory.max_used_ratio, summary.memory.source)),
+        ("goodput", _percent(summary.goodput_ratio)),
+    )
+    width = max(len(name) for name, _ in rows)
+    return [f"    {name:<{width}}  {value or 'unknown'}" for name, value in rows]
+
+
+def _steps(summary: JobSummary) -> str:
+    steps = summary.steps
+    if not steps.count:
+        return "none seen"
+    return f"{steps.count} lines, steps {steps.first} to {steps.last}; {steps.steady_count} of them steady"
+
+
+def _step_time(summary: JobSummary) -> str | None:
+    times = summary.step_time_s
+    if times.median is None:
+        return None
+    tail = f", 95 % below {_seconds(times.p95)}" if times.p95 is not None else ""
+    return f"{_seconds(times.median)} (median){tail}"
+
+
+def _throughput(summary: JobSummary) -> str | None:
+    parts = [
+        f"{value:,.{digits}f} {unit}/s"
+        for value, digits, unit in (
+            (summary.tokens_per_s, 0, "tokens"),
+            (summary.samples_per_s, 1, "samples"),
+        )
+        if value is not None
+    ]
+    return ", ".join(parts) or None
+
+
+def _flops(summary: JobSummary) -> str | None:
+    flops = summary.model_flops_per_s_per_gpu
+    if flops is None:
+        return None
+    of_peak = f" of {summary.peak_flops_per_s / 1e12:.0f}" if summary.peak_flops_per_s else ""
+    return f"{flops / 1e12:.1f}{of_peak} TFLOP/s"
+
+
+def _mfu(summary: JobSummary) -> str | None:
+    if summary.mfu_ratio is None:
+        upper = _percent(summary.mfu_upper_ratio)
+        return f"unknown; at most {upper} by the tensor cores' activity" if upper else None
+    hfu = f", HFU {_percent(summary.hfu_ratio)}" if summary.hfu_ratio is not None else ""
+    active = (
+        f", tensor cores active {_percent(summary.tensor_active_ratio)}"
+        if summary.tensor_active_ratio is not None
+        else ""
+    )
+    return f"{_percent(summary.mfu_ratio)} (convention {summary.flops_convention}){hfu}{active}"
+
+
+def _stall(summary: JobSummary) -> str | None:
+    pipeline = summary.pipeline
+    if summary.parallel.pp == 1:
+        return "no pipeline"
+    if pipeline.stall_ratio is None:
+        theory = _percent(pipeline.bubble_theory_ratio)
+        return f"unknown; theory expects {theory}" if theory else None
+    theory = f"; theory expects {_percent(pipeline.bubble_theory_ratio)}" * (
+        pipeline.bubble_theory_ratio is not None
+    )
+    return f"{_percent(pipeline.stall_ratio)} of the schedule{theory} ({pipeline.source})"
+
+
+def _alerts(alerts: Sequence[AlertRecord]) -> list[str]:
+    if not alerts:
+        return ["No alert fired."]
+    return ["Alerts that fired:", *(f"- {_alert(alert)}" for alert in alerts)]
+
+
+def _alert(alert: AlertRecord) -> str:
+    labels = ", ".join(
+        f"{name}={value}" for name, value in sorted(alert.labels.items()) if name not in {"alertname", "job"}
+    )
+    since = f" at step {alert.first_step}" if alert.first_step is not None else ""
+    captures = f"; captures: {', '.join(alert.captures)}" if alert.captures else ""
+    return f"{alert.name}{f' ({labels})' if labels else ''}{since}{captures}"
+
+
+def _share(ratio: float | None, source: str | None) -> str | None:
+    return None if ratio is None else f"{_percent(ratio)} ({source})"
+
+
+def _percent(ratio: float | None) -> str | None:
+    return None if ratio is None else f"{100 * ratio:.1f} %"
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown"
+    return f"{1000 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
