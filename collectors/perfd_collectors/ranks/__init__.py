@@ -1,0 +1,36 @@
+"""Ranks: which process is which rank of which job, and on which GPU."""
+
+from __future__ import annotations
+
+from perfd.collector import CollectorSpec, Settings
+from perfd_collectors.nvml.library import load
+from perfd_collectors.ranks.cgroup import CgroupIdentity, parse_cgroup
+from perfd_collectors.ranks.collector import COLUMNS, RanksCollector, RanksOptions
+from perfd_collectors.ranks.environment import RankIdentity, parse_environ, resolve_rank
+from perfd_collectors.ranks.recorded import RecordedRanks, placements_from_recording
+
+__all__ = [
+    "SPEC",
+    "CgroupIdentity",
+    "RankIdentity",
+    "RanksCollector",
+    "RanksOptions",
+    "parse_cgroup",
+    "parse_environ",
+    "placements_from_recording",
+    "resolve_rank",
+]
+
+
+def _create(options: RanksOptions, settings: Settings) -> RanksCollector:
+    return RanksCollector(load(), options, settings)
+
+
+SPEC = CollectorSpec(
+    name="ranks",
+    options=RanksOptions,
+    create=_create,
+    interval_s=5.0,
+    columns=COLUMNS,
+    replay={"ranks": RecordedRanks},
+)

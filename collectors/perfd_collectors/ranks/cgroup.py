@@ -1,0 +1,39 @@
+"""Which container and pod a process is in, by its cgroup."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_POD = re.compile(
+    r"(?:^|[/-])pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}|[0-9a-f]{32})(?=[./:]|$)", re.IGNORECASE
+)
+"""`pod<uid>` in a path: with dashes (cgroupfs), with underscores (systemd), or a static pod's hash."""
+_CONTAINER = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?=/|$)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CgroupIdentity:
+    """Where a process runs; None for what its cgroup does not tell."""
+
+    pod_uid: str | None = None
+    container_id: str | None = None
+
+
+def parse_cgroup(content: bytes) -> CgroupIdentity:
+    """Read /proc/PID/cgroup, version 1 or 2, of the systemd or the cgroupfs driver.
+
+    In a cgroup namespace of its own a container sees only `0::/`, which tells nothing.
+    """
+    paths = [
+        line.split(":", 2)[2]
+        for line in content.decode("utf-8", "replace").splitlines()
+        if line.count(":") > 1
+    ]
+    pods = [match for path in paths for match in _POD.findall(path)]
+    containers = [match for path in paths for match in _CONTAINER.findall(path)]
+    return CgroupIdentity(
+        pod_uid=pods[-1].lower().replace("_", "-") if pods else None,
+        # Containers may be nested, as in kind: the innermost is the last.
+        container_id=containers[-1].lower() if containers else None,
+    )

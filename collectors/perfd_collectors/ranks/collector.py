@@ -1,0 +1,219 @@
+"""The collector: finds the ranks on this node, and says where they run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from perfd.collector import Column, Options, Settings
+from perfd.errors import Unavailable
+from perfd.model import RankPlacement, Record, SampleTable, Scope
+from perfd_collectors.nvml.library import Fault, Nvml, NvmlError, fault_of, start, unavailable
+from perfd_collectors.nvml.topology import describe, targets_of
+from perfd_collectors.ranks.environment import Launcher, RankIdentity
+from perfd_collectors.ranks.gpus import Gpu, Held, gpu_expected, gpu_held
+from perfd_collectors.ranks.placement import RankProcess, changed, job_events, placements
+from perfd_collectors.ranks.processes import Process, ProcessTable
+
+REPEAT_EVERY_S = 30.0
+"""Placements are said again so often, for an aggregator that starts after the agent."""
+
+UNNAMED_JOB = "default"
+"""The agent's name for a job that nobody named: then the ranks' environment may name it."""
+
+_MPS_SERVER = "nvidia-cuda-mps"
+"""Its name as /proc has it, cut to 15 letters; it holds every GPU for its clients."""
+
+COLUMNS: Sequence[Column] = (
+    Column(
+        scope=Scope.NODE,
+        name="gpu_processes",
+        help="Processes that hold a compute context on a GPU of the node.",
+        source="nvmlDeviceGetComputeRunningProcesses",
+        absent="There is no NVML.",
+    ),
+    Column(
+        scope=Scope.NODE,
+        name="rank_processes",
+        help="Ranks found on the node.",
+        source="/proc/PID/environ",
+        absent="Never, while the collector works.",
+    ),
+    Column(
+        scope=Scope.NODE,
+        name="unreadable_processes",
+        help="GPU processes, or processes of the watched command, whose environment this user may not read.",
+        source="/proc/PID/environ",
+        absent="The ranks are looked for among all processes, because NVML lists none.",
+    ),
+)
+
+
+class RanksOptions(Options, frozen=True):
+    """Options of the `ranks` collector."""
+
+    root_pid: int | None = None
+    """Look only at this process and its descendants: `perfd run` names the command that it started."""
+
+
+class RanksCollector:
+    """Ranks by the environment of the processes that hold GPUs, or that descend from `root_pid`.
+
+    Raises `Unavailable` when there is neither NVML nor a `root_pid` to start from.
+    """
+
+    def __init__(self, nvml: Nvml, options: RanksOptions, settings: Settings) -> None:
+        self._root_pid = options.root_pid
+        self._settings = settings
+        self._processes = ProcessTable(settings.proc)
+        self._own_container = self._processes.own_container()
+        self._last: list[RankPlacement] = []
+        self._repeat_due_s = -math.inf
+        self._gpus: list[Gpu] = []
+        self._nvml: Nvml | None = None
+        try:
+            self._nvml, self._gpus = nvml, _open(nvml)
+        except Unavailable as error:
+            if options.root_pid is None:
+                raise Unavailable(
+                    f"Ranks are found by the processes that hold GPUs, and NVML cannot tell them. {error}"
+                ) from error
+
+    def collect(self) -> Sequence[Record]:
+        now_ns, now_s = self._settings.clock.unix_ns(), self._settings.clock.monotonic_s()
+        held = self._held()
+        processes = self._processes.look(self._candidates(held))
+        found = placements(self._rank_processes(processes, held), self._job_of)
+        found = found or self._lone_rank(processes, held)
+        said = changed(self._last, found)
+        if now_s >= self._repeat_due_s:
+            self._repeat_due_s = now_s + REPEAT_EVERY_S
+            self._gpus = self._gpus if self._nvml is None else _gpus(self._nvml)
+            said = found
+        events = job_events(self._last, found, now_ns)
+        self._last = found
+        return [*said, *events, self._counts(now_ns, processes, held, len(found))]
+
+    def close(self) -> None:
+        if self._nvml is None:
+            return
+        nvml, self._nvml = self._nvml, None
+        try:
+            nvml.nvmlShutdown()
+        except NvmlError:
+            return  # The driver went first.
+
+    def _held(self) -> Mapping[int, list[Held]]:
+        """What each process holds, by the pid that our /proc knows it by."""
+        entries = [entry for gpu in self._gpus for entry in self._held_on(gpu.index)]
+        strangers = {entry.pid for entry in entries if self._processes.stat(entry.pid) is None}
+        known_as = self._processes.by_inner_pid(strangers) if strangers else {}
+        held: dict[int, list[Held]] = {}
+        for entry in entries:
+            pid = known_as.get(entry.pid, entry.pid)
+            stat = self._processes.stat(pid)
+            if stat is not None and not stat.name.startswith(_MPS_SERVER):
+                held.setdefault(pid, []).append(entry)
+        return held
+
+    def _held_on(self, gpu: int) -> list[Held]:
+        if self._nvml is None:
+            return []
+        try:
+            handle = self._nvml.nvmlDeviceGetHandleByIndex(gpu)
+            listed = self._nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        except NvmlError as error:
+            if fault_of(error) is Fault.GONE:
+                raise unavailable(error) from error
+            return []
+        return [Held(pid=entry.pid, gpu=gpu, memory_bytes=entry.usedGpuMemory) for entry in listed]
+
+    def _candidates(self, held: Mapping[int, Sequence[Held]]) -> Sequence[int]:
+        if self._root_pid is not None:
+            return self._processes.descendants(self._root_pid)
+        # In a container, NVML lists no process, or lists pids of another namespace; but then there are few.
+        return sorted(held) or self._processes.pids()
+
+    def _rank_processes(
+        self, processes: Mapping[int, Process], held: Mapping[int, Sequence[Held]]
+    ) -> list[RankProcess]:
+        return [
+            RankProcess(
+                pid=pid,
+                ancestors=self._processes.ancestors(pid),
+                identity=process.identity,
+                gpu=self._gpu_of(process.identity, held.get(pid, ())),
+                holds_gpu=pid in held,
+            )
+            for pid, process in processes.items()
+            if process.identity is not None and self._counts_as_rank(process.identity, holds_gpu=pid in held)
+        ]
+
+    def _counts_as_rank(self, identity: RankIdentity, *, holds_gpu: bool) -> bool:
+        """Slurm's variables are in interactive shells too: they count with a GPU, or below the command."""
+        return holds_gpu or self._root_pid is not None or identity.launcher is not Launcher.SLURM
+
+    def _gpu_of(self, identity: RankIdentity, held: Sequence[Held]) -> int | None:
+        same_container = identity.container_id == self._own_container
+        expected = gpu_expected(identity, self._gpus, same_container=same_container)
+        return gpu_held(held, expected) if held else expected
+
+    def _lone_rank(
+        self, processes: Mapping[int, Process], held: Mapping[int, Sequence[Held]]
+    ) -> list[RankPlacement]:
+        """A job of one process has no launcher to tell its rank: of the watched command, it is rank 0."""
+        holders = [pid for pid in processes if pid in held]
+        if self._root_pid is None or len(holders) != 1:
+            return []
+        gpu = gpu_held(held[holders[0]], None)
+        return [
+            RankPlacement(job=self._settings.job, rank=0, local_rank=0, world_size=1, gpu=gpu, pid=holders[0])
+        ]
+
+    def _job_of(self, identity: RankIdentity) -> str:
+        # A name that an operator or `perfd run` gave is also the one of the log's steps.
+        if self._root_pid is not None or self._settings.job != UNNAMED_JOB:
+            return self._settings.job
+        return identity.job or self._settings.job
+
+    def _counts(
+        self,
+        now_ns: int,
+        processes: Mapping[int, Process],
+        held: Mapping[int, Sequence[Held]],
+        ranks: int,
+    ) -> SampleTable:
+        columns = {"rank_processes": [float(ranks)]}
+        if held or self._root_pid is not None:
+            unreadable = sum(not process.readable for process in processes.values())
+            columns["unreadable_processes"] = [float(unreadable)]
+        if self._nvml is not None:
+            columns["gpu_processes"] = [float(len(held))]
+        return SampleTable(scope=Scope.NODE, times_unix_ns=[now_ns], entities=[""], columns=columns)
+
+
+def _open(nvml: Nvml) -> list[Gpu]:
+    start(nvml)
+    try:
+        return _gpus(nvml)
+    except Unavailable:
+        nvml.nvmlShutdown()
+        raise
+
+
+def _gpus(nvml: Nvml) -> list[Gpu]:
+    try:
+        indices = range(nvml.nvmlDeviceGetCount())
+        return [gpu for index in indices if (gpu := _gpu(nvml, index)) is not None]
+    except NvmlError as error:
+        raise unavailable(error) from error
+
+
+def _gpu(nvml: Nvml, index: int) -> Gpu | None:
+    try:
+        info = describe(nvml, targets_of(nvml, index)[0])
+    except NvmlError as error:
+        if fault_of(error) is Fault.GONE:
+            raise
+        return None  # This GPU is lost, or not for this user.
+    return Gpu(index=index, name=info.name, uuid=info.uuid)

@@ -1,0 +1,116 @@
+"""Which rank a process is, by the environment that its launcher gave it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from perfd_collectors.ranks.cgroup import CgroupIdentity
+
+WANTED = frozenset(
+    {
+        "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID",
+        "SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_PROCID", "SLURM_LOCALID",
+        "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
+        "NVIDIA_VISIBLE_DEVICES",
+    }
+)  # fmt: skip
+"""The variables that are kept of an environment; it may hold secrets, so nothing else is."""
+
+_MAX_RANKS = 1_000_000
+
+
+class Launcher(StrEnum):
+    """Whose variables told the rank."""
+
+    TORCH = "torch"
+    OPENMPI = "openmpi"
+    SLURM = "slurm"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankIdentity:
+    """Which rank a process is, and where its launcher put it; None for what it did not say."""
+
+    launcher: Launcher
+    rank: int
+    world_size: int
+    local_rank: int | None = None
+    local_world_size: int | None = None
+    job: str | None = None
+    master_address: str | None = None
+    pod_uid: str | None = None
+    container_id: str | None = None
+    environ: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """What `gpus.py` needs of the environment."""
+
+
+def parse_environ(content: bytes) -> Mapping[str, str]:
+    """The wanted variables of /proc/PID/environ. A process may have written anything over it."""
+    found = {}
+    for item in content.split(b"\0"):
+        name, separator, value = item.partition(b"=")
+        key = name.decode("ascii", "replace")
+        if separator and key in WANTED:
+            found[key] = value.decode("utf-8", "replace")
+    return found
+
+
+def resolve_rank(environ: Mapping[str, str], cgroup: CgroupIdentity) -> RankIdentity | None:
+    """The rank that an environment tells of, or None when it tells of none that makes sense.
+
+    The innermost launcher wins: `srun torchrun` has Slurm's variables of the
+    node's task, and torch's of the rank; so has `srun mpirun`.
+    """
+    for launcher, rank_name, size_names, local_rank_name, local_size_name in _SOURCES:
+        rank = _integer(environ, rank_name)
+        size = next((size for name in size_names if (size := _integer(environ, name))), None)
+        if rank is None or size is None or not rank < size <= _MAX_RANKS:
+            continue
+        local_size = _integer(environ, local_size_name)
+        local_rank = _integer(environ, local_rank_name)
+        return RankIdentity(
+            launcher=launcher,
+            rank=rank,
+            world_size=size,
+            local_rank=local_rank if local_rank is None or local_rank < size else None,
+            local_world_size=local_size if local_size is None or 0 < local_size <= size else None,
+            job=job_name(environ),
+            master_address=environ.get("MASTER_ADDR") or None,
+            pod_uid=cgroup.pod_uid,
+            container_id=cgroup.container_id,
+            environ=environ,
+        )
+    return None
+
+
+def job_name(environ: Mapping[str, str]) -> str | None:
+    """Slurm's job (with the task of an array), else torchelastic's run, else None."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    if array and task:
+        return f"{array}_{task}"
+    if environ.get("SLURM_JOB_ID"):
+        return environ["SLURM_JOB_ID"]
+    run = environ.get("TORCHELASTIC_RUN_ID", "")
+    # torchrun says `none` when nobody gave its run an id.
+    return run if run not in {"", "none"} else None
+
+
+def _integer(environ: Mapping[str, str], name: str) -> int | None:
+    text = environ.get(name, "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+_SOURCES = (
+    (Launcher.TORCH, "RANK", ("WORLD_SIZE",), "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+    (
+        Launcher.OPENMPI,
+        "OMPI_COMM_WORLD_RANK",
+        ("OMPI_COMM_WORLD_SIZE",),
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    (Launcher.SLURM, "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), "SLURM_LOCALID", ""),
+)

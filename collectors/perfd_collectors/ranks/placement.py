@@ -1,0 +1,105 @@
+"""From processes to ranks: which process is the rank itself, on which GPU, and what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from perfd.model import Event, EventKind, RankPlacement
+from perfd_collectors.ranks.environment import RankIdentity
+
+JobName = Callable[[RankIdentity], str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankProcess:
+    """A process whose environment tells of a rank. Launchers' and data loaders' may as well."""
+
+    pid: int
+    ancestors: Sequence[int]
+    """Its parent first."""
+    identity: RankIdentity
+    gpu: int | None
+    holds_gpu: bool
+
+
+def rank_processes(processes: Iterable[RankProcess]) -> list[RankProcess]:
+    """The processes that are ranks themselves: one for each job and rank.
+
+    A launcher's own environment may look like a rank's (Slurm's variables of
+    the node's task, a pod's RANK): it has descendants that are other ranks, and
+    holds no GPU. Data loaders inherit the environment of the rank that is their ancestor.
+    """
+    found = {process.pid: process for process in processes}
+    launchers = {
+        ancestor
+        for process in found.values()
+        for ancestor in process.ancestors
+        if ancestor in found
+        and not found[ancestor].holds_gpu
+        and found[ancestor].identity != process.identity
+    }
+    ranks: dict[tuple[str | None, int], RankProcess] = {}
+    for process in sorted(found.values(), key=lambda process: (not process.holds_gpu, process.pid)):
+        copies = (found.get(ancestor) for ancestor in process.ancestors if ancestor not in launchers)
+        inherited = any(copy is not None and copy.identity == process.identity for copy in copies)
+        if process.pid not in launchers and not inherited:
+            ranks.setdefault((process.identity.job, process.identity.rank), process)
+    return list(ranks.values())
+
+
+def placements(processes: Iterable[RankProcess], job_of: JobName) -> list[RankPlacement]:
+    """Where each rank runs, in the order of jobs and ranks."""
+    found = [
+        RankPlacement(
+            job=job_of(process.identity),
+            rank=process.identity.rank,
+            local_rank=process.identity.local_rank,
+            world_size=process.identity.world_size,
+            gpu=process.gpu,
+            pid=process.pid,
+            pod_uid=process.identity.pod_uid,
+        )
+        for process in rank_processes(processes)
+    ]
+    return sorted(found, key=lambda placement: (placement.job, placement.rank))
+
+
+def changed(before: Iterable[RankPlacement], after: Iterable[RankPlacement]) -> list[RankPlacement]:
+    """The placements that are new or different."""
+    known = set(before)
+    return [placement for placement in after if placement not in known]
+
+
+def job_events(
+    before: Iterable[RankPlacement], after: Iterable[RankPlacement], now_unix_ns: int
+) -> list[Event]:
+    """What the change of a node's ranks says about its jobs: started, ended, or restarted."""
+    old, new = _pids_by_job(before), _pids_by_job(after)
+    events = []
+    for job in sorted(old.keys() | new.keys()):
+        kind, message = _change(old.get(job, {}), new.get(job, {}))
+        if kind is not None:
+            events.append(Event(kind=kind, time_unix_ns=now_unix_ns, message=message, job=job))
+    return events
+
+
+def _change(old: Mapping[int, int | None], new: Mapping[int, int | None]) -> tuple[EventKind | None, str]:
+    if not old:
+        return EventKind.JOB_STARTED, f"{_ranks(len(new))} of the job started on this node."
+    if not new:
+        return EventKind.JOB_ENDED, f"{_ranks(len(old))} of the job ended on this node."
+    if not set(old.values()) & set(new.values()):
+        return EventKind.RESTARTED, f"Every rank of the job on this node ({len(new)}) is a new process."
+    return None, ""
+
+
+def _ranks(count: int) -> str:
+    return "One rank" if count == 1 else f"{count} ranks"
+
+
+def _pids_by_job(found: Iterable[RankPlacement]) -> dict[str, dict[int, int | None]]:
+    jobs: dict[str, dict[int, int | None]] = {}
+    for placement in found:
+        jobs.setdefault(placement.job, {})[placement.rank] = placement.pid
+    return jobs
