@@ -143,10 +143,7 @@ class Agents:
         if hello.node in self._warned:
             return node, ""
         self._warned.add(hello.node)
-        return node, (
-            f"Two agents say that they are node {hello.node!r}; the second one is shown as {node!r}. "
-            "Give each node a name of its own (`node:` in its configuration), or stop the agent too many."
-        )
+        return node, "Two agents have the same node name: give each a name of its own, or stop one."
 
     def _make_room(self) -> bool:
         if len(self._agents) < self._limits.agents:

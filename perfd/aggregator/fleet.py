@@ -44,6 +44,8 @@ _JOB_RECORDS: dict[type, Callable[[JobState, Any, Source], Event | None]] = {
     MemoryReport: JobState.memory_report,
     LogProgress: JobState.log_progress,
 }
+_MAX_STEP = 1 << 53
+"""Larger ones are garbage, and no double holds them."""
 _KEPT = (JobDescription, TrainingStep, StepPhases)
 
 
@@ -124,6 +126,9 @@ class Fleet:
         return gone
 
     def _apply_to_job(self, record: _JobRecord, source: Source) -> list[Durable]:
+        if isinstance(record, TrainingStep | StepPhases) and record.step > _MAX_STEP:
+            self.counters.rejected["step_number"] += 1
+            return []
         job = self.job(record.job, source)
         if job is None:
             return []
@@ -147,8 +152,10 @@ class Fleet:
             return [_durable(record, source, job)]
         if isinstance(record, Event):
             job = self._job_of_event(record, node, source)
+            if record.kind is EventKind.HARDWARE_ERROR:
+                node.hardware_error(record, job.name if job else "")
             if job is not None:
-                job.event(record, node.name)
+                job.event(record)
                 if record.kind in {EventKind.JOB_STARTED, EventKind.JOB_ENDED}:
                     for name in job.nodes:
                         self._owners_changed(name)

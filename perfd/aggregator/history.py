@@ -18,7 +18,7 @@ from perfd.aggregator.history_rows import EXPIRED, SCHEMA, SCHEMA_VERSION, State
 from perfd.errors import PerfdError
 from perfd.model import Event, GpuInfo, JobDescription, RankPlacement, StepPhases, TrainingStep
 
-_LOG = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 _BUSY_TIMEOUT_S = 2.0
 _STEP_COLUMNS = (
     "step, time_unix_s, step_time_s, steps_covered, warmup, flops_per_s_per_gpu, tokens_per_s, "
@@ -153,6 +153,14 @@ class History:
             alert["labels"] = msgspec.json.decode(alert["labels"])
         return alerts
 
+    def captures(self, *, limit: int) -> list[str]:
+        """The newest captures as JSON, oldest first."""
+        with self._reader() as reader:
+            found = reader.execute(
+                "SELECT body FROM captures ORDER BY requested_unix_s DESC LIMIT ?", (limit,)
+            ).fetchall()
+        return [body for (body,) in reversed(found)]
+
     def summary(self, job: str) -> Any | None:  # noqa: ANN401  (JSON of a documented schema)
         """The newest stored summary of a job that may be long over, or None."""
         with self._reader() as reader:
@@ -235,13 +243,12 @@ class History:
             for sql, parameters in statements:
                 self._connection.execute(sql, parameters)
             self._connection.execute("COMMIT")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OverflowError) as error:
             self.failed_rows += len(statements)
             if self._healthy:
-                _LOG.error(
-                    "history_write_failed path=%s error=%r: ingest goes on without history",
-                    self._path,
-                    str(error),
+                log.error(  # noqa: TRY400  (where it was raised says nothing that the error does not)
+                    "History cannot be written; ingest goes on, and what comes now is not kept.",
+                    extra={"path": str(self._path), "error": str(error)},
                 )
             self._healthy = False
             with contextlib.suppress(sqlite3.Error):
@@ -250,5 +257,5 @@ class History:
         else:
             self.written_rows += len(statements)
             if not self._healthy:
-                _LOG.warning("history_write_recovered path=%s", self._path)
+                log.warning("History can be written again.", extra={"path": str(self._path)})
             self._healthy = True

@@ -43,6 +43,8 @@ CREATE TABLE IF NOT EXISTS node_facts (
 CREATE TABLE IF NOT EXISTS agents (
   agent_id TEXT PRIMARY KEY, node TEXT NOT NULL, last_sequence INTEGER NOT NULL,
   received_unix_s REAL NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS captures (
+  capture_id TEXT PRIMARY KEY, requested_unix_s REAL NOT NULL, body TEXT NOT NULL) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS events_by_job ON events (job, attempt, time_unix_s);
 """
 
@@ -51,6 +53,7 @@ EXPIRED = (
     "DELETE FROM phases WHERE time_unix_s < ?1",
     "DELETE FROM events WHERE time_unix_s < ?1",
     "DELETE FROM alerts WHERE changed_unix_s < ?1",
+    "DELETE FROM captures WHERE requested_unix_s < ?1",
     "DELETE FROM node_facts WHERE received_unix_s < ?1",
     "DELETE FROM agents WHERE received_unix_s < ?1",
     "DELETE FROM jobs WHERE received_unix_s < ?1",
@@ -69,6 +72,7 @@ _EVENT = "INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?, ?)"
 _FACT = "INSERT OR REPLACE INTO node_facts VALUES (?, ?, ?, ?, ?)"
 _AGENT = "INSERT OR REPLACE INTO agents VALUES (?, ?, ?, ?)"
 _ALERT = "INSERT OR REPLACE INTO alerts VALUES (?, ?, ?, ?, ?, ?, ?)"
+_CAPTURE = "INSERT OR REPLACE INTO captures VALUES (?, ?, ?)"
 
 Statement = tuple[str, tuple[Any, ...]]
 """SQL and its parameters."""
@@ -115,6 +119,11 @@ def alert_row(job: str, alert: AlertRecord, started_unix_s: float, now_unix_s: f
     """An alert and the state it is in."""
     labels = _json(dict(sorted(alert.labels.items())))
     return _ALERT, (job, alert.name, labels, alert.state, alert.first_step, started_unix_s, now_unix_s)
+
+
+def capture_row(capture_id: str, requested_unix_s: float, body: bytes) -> Statement:
+    """A capture as it stands."""
+    return _CAPTURE, (capture_id, requested_unix_s, body.decode())
 
 
 def step_of(job: str, row: tuple[Any, ...]) -> TrainingStep:

@@ -59,8 +59,6 @@ class JobState:
         self.memory: dict[int | None, MemoryReport] = {}
         self.events: deque[Event] = deque(maxlen=limits.events_per_job)
         self.logs: dict[tuple[str, str], LogState] = {}
-        self.hardware_errors: dict[tuple[str, str, str], int] = {}
-        """By node, GPU and code."""
         self.nodes: dict[str, float] = {}
         """Nodes that speak of the job, with the monotonic time they last did."""
         self.received_s = 0.0
@@ -135,7 +133,7 @@ class JobState:
         self.version += 1
         self.memory[report.rank] = report
 
-    def event(self, event: Event, node: str) -> None:
+    def event(self, event: Event) -> None:
         """Note what happened; the job's start and end are read from it."""
         self.version += 1
         self.events.append(event)
@@ -144,10 +142,6 @@ class JobState:
             self.started_unix_s, self.ended_unix_s = time_unix_s, None
         elif event.kind is EventKind.JOB_ENDED:
             self.ended_unix_s = time_unix_s
-        elif event.kind is EventKind.HARDWARE_ERROR:
-            key = (node, _text(event.gpu), _text(event.code))
-            if key in self.hardware_errors or len(self.hardware_errors) < self._limits.events_per_job:
-                self.hardware_errors[key] = self.hardware_errors.get(key, 0) + 1
 
     def log_progress(self, progress: LogProgress, source: Source) -> None:
         """Note how far a log was read."""
@@ -171,10 +165,13 @@ class JobState:
         ]
         return min(ages, default=None)
 
-    def restore(self, *, attempt: int, started_unix_s: float | None) -> None:
+    def restore(
+        self, *, attempt: int, started_unix_s: float | None, description: JobDescription | None
+    ) -> None:
         """Go on with the attempt that history knows."""
         self.attempt = attempt
         self.started_unix_s = started_unix_s
+        self.description = description
         self.version += 1
 
     def _went_back(self, line: TrainingStep, agent_id: str) -> bool:
@@ -256,7 +253,3 @@ def _merged_layout(old: ParallelLayout, new: ParallelLayout) -> ParallelLayout:
             if (value := getattr(new, field.name)) is not None
         },
     )
-
-
-def _text(number: int | None) -> str:
-    return "" if number is None else str(number)

@@ -48,6 +48,7 @@ class Counters:
     lost_batches: int = 0
     malformed_messages: int = 0
     ticks: int = 0
+    failed_ticks: int = 0
     tick_s: float = 0.0
     ingest_s: float = 0.0
     rule_evaluation_s: float = 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perfd.aggregator.limits import Counters, Limits
 from perfd.aggregator.readings import GpuHistory, Readings, values_of
-from perfd.model import CollectorHealth, GpuInfo, RankPlacement, SampleTable, Scope
+from perfd.model import CollectorHealth, Event, GpuInfo, RankPlacement, SampleTable, Scope
 
 
 class NodeState:
@@ -28,6 +28,8 @@ class NodeState:
         )
         self.gpu_infos: dict[int, GpuInfo] = {}
         self.placements: dict[tuple[str, int], RankPlacement] = {}
+        self.hardware_errors: dict[tuple[str, str, str], int] = {}
+        """By job (empty when none is known), GPU and code."""
         self.health: dict[str, CollectorHealth] = {}
         self._limits = limits
         self._counters = counters
@@ -87,6 +89,18 @@ class NodeState:
         """Drop the placements of a job that is gone."""
         self.placements = {key: kept for key, kept in self.placements.items() if key[0] != job}
         self.version += 1
+
+    def hardware_error(self, event: Event, job: str) -> None:
+        """Count an XID, an ECC error or a lost GPU."""
+        key = (
+            job,
+            "" if event.gpu is None else str(event.gpu),
+            "" if event.code is None else str(event.code),
+        )
+        if key not in self.hardware_errors and len(self.hardware_errors) >= self._limits.entities_per_scope:
+            self._counters.rejected["entities_per_scope"] += 1
+            return
+        self.hardware_errors[key] = self.hardware_errors.get(key, 0) + 1
 
     def collector_health(self, health: CollectorHealth) -> None:
         """Keep the newest verdict on a collector."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,6 +13,8 @@ from perfd.model import SampleTable
 
 Floats32 = NDArray[np.float32]
 
+_METRIC = re.compile(r"[a-z][a-z0-9_]{0,99}")
+"""What can become the name of an exported series."""
 _FIRST_ROWS = 16
 _SAME_INSTANT_NS = 50_000_000
 
@@ -22,10 +25,11 @@ def values_of(table: SampleTable) -> Floats:
 
 
 class Names:
-    """Positions of names in the order they were first seen, up to a bound."""
+    """Positions of names in the order they were first seen, up to a bound, if they match a pattern."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, pattern: re.Pattern[str] | None = None) -> None:
         self._limit = limit
+        self._pattern = pattern
         self._positions: dict[str, int] = {}
         self.known: tuple[str, ...] = ()
 
@@ -42,7 +46,7 @@ class Names:
             for name in dict.fromkeys(names):
                 if name in positions:
                     continue
-                if len(positions) < self._limit:
+                if len(positions) < self._limit and (self._pattern is None or self._pattern.fullmatch(name)):
                     positions[name] = len(positions)
                 else:
                     refused.add(name)
@@ -55,7 +59,7 @@ class Readings:
 
     def __init__(self, *, entities: int, metrics: int) -> None:
         self.entities = Names(entities)
-        self.metrics = Names(metrics)
+        self.metrics = Names(metrics, _METRIC)
         self.values: Floats = np.full((0, 0), np.nan)
         self._seen_s: Floats = np.full((0, 0), -np.inf)
         self._period_s: Floats = np.zeros((0, 0))
@@ -102,7 +106,7 @@ class GpuHistory:
 
     def __init__(self, *, gpus: int, metrics: int, seconds: float, rows: int) -> None:
         self.gpus = Names(gpus)
-        self.metrics = Names(metrics)
+        self.metrics = Names(metrics, _METRIC)
         self._keep_ns = round(seconds * 1e9)
         self._max_rows = rows
         self._rows = 0
@@ -157,7 +161,11 @@ class GpuHistory:
         count = instants[-1] + 1
         first = self._make_room(count)
         self._data[first : first + count] = np.nan
-        self._data[np.array(instants)[:, None] + first, np.array(gpus)[:, None], np.array(columns)] = values
+        # A reading too large for float32 becomes infinite, which is no reason to refuse the batch.
+        with np.errstate(over="ignore"):
+            self._data[np.array(instants)[:, None] + first, np.array(gpus)[:, None], np.array(columns)] = (
+                values
+            )
         for instant, time_ns in zip(reversed(instants), reversed(times_ns), strict=True):
             self._times_ns[first + instant] = time_ns
         self._rows = first + count

@@ -1,0 +1,226 @@
+"""The aggregator: ingest, state, rounds of analysis, history and HTTP put together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from perfd.aggregator.api import routes
+from perfd.aggregator.captures import Captures
+from perfd.aggregator.history import History
+from perfd.aggregator.intake import Intake, State
+from perfd.aggregator.limits import Limits
+from perfd.aggregator.overview import agent_json, job_json, step_lines
+from perfd.aggregator.render import PageRenderer
+from perfd.aggregator.restore import restore
+from perfd.aggregator.rounds import Rounds
+from perfd.aggregator.server import TelemetryServer
+from perfd.analysis.summary import JobSummary
+from perfd.capture.events import Capture, ManualRequest
+from perfd.clock import Clock, SystemClock
+from perfd.config import AggregatorConfig
+from perfd.errors import PerfdError
+from perfd.http import HttpServer
+from perfd.series import SeriesFrame
+
+log = logging.getLogger(__name__)
+
+_TICK_S = 1.0
+_GRACE_S = 1.0
+_START_TIMEOUT_S = 30.0
+
+
+class Aggregator:
+    """Serves agents from `start` to `stop`, in threads of its own.
+
+    A round of analysis runs each second, or with `manual` only when the owner calls
+    `tick`, and `clock` may then be a virtual one. Raises `ConfigError`, `RulesError` or
+    `PerfdError` at once when the configuration, the rules or the history cannot be used.
+    """
+
+    def __init__(
+        self,
+        config: AggregatorConfig,
+        clock: Clock | None = None,
+        *,
+        manual: bool = False,
+        limits: Limits | None = None,
+    ) -> None:
+        self._config = config
+        self._clock = clock or SystemClock()
+        self._manual = manual
+        self._state = State.empty(limits or Limits())
+        self._history = History(Path(config.history.path)) if config.history.path else None
+        try:
+            self._captures = Captures(config.capture_profiles, self._clock, self._history)
+            self._rounds = Rounds(config, self._state, self._clock, self._history, self._captures)
+        except PerfdError:
+            self._close_history()
+            raise
+        self._renderer = PageRenderer(self._rounds.names.describe)
+        self._render_lock = threading.Lock()
+        self._server = TelemetryServer(Intake(self._state, self._clock, self._history), self._captures)
+        self._captures.send_through(self._server.send)
+        self._loop = asyncio.new_event_loop()
+        self._loop_thread = threading.Thread(target=self._loop.run_forever, name="perfd-ingest", daemon=True)
+        self._tick_thread = threading.Thread(target=self._tick_forever, name="perfd-rounds", daemon=True)
+        self._stopping = threading.Event()
+        self._grpc_address: str | None = None
+        self._http: HttpServer | None = None
+
+    @property
+    def grpc_address(self) -> str:
+        """Where agents connect, as `host:port`; only once started."""
+        if self._grpc_address is None:
+            raise PerfdError("The aggregator has no address before it is started.")
+        return self._grpc_address
+
+    @property
+    def http_address(self) -> str | None:
+        """Where /metrics and /api/v1 are, once started; None when they are not served."""
+        return self._http.address if self._http else None
+
+    @property
+    def state(self) -> State:
+        """The state, for tests and measurements; hold its lock."""
+        return self._state
+
+    def start(self) -> None:
+        """Restore history and listen; raises `PerfdError` when an address is taken, and stops again."""
+        try:
+            if self._history is not None:
+                restore(
+                    self._state,
+                    self._history,
+                    now_unix_s=self._clock.unix_ns() / 1e9,
+                    now_s=self._clock.monotonic_s(),
+                    forgotten_after_s=self._config.job_forgotten_after_s,
+                )
+            if self._config.http_listen is not None:
+                self._http = HttpServer(self._config.http_listen, routes(self))
+            self._loop_thread.start()
+            self._grpc_address = asyncio.run_coroutine_threadsafe(
+                self._server.start(
+                    self._config.listen, self._config.tls, allow_plaintext=self._config.allow_plaintext
+                ),
+                self._loop,
+            ).result(_START_TIMEOUT_S)
+        except PerfdError:
+            self.stop()
+            raise
+        if not self._manual:
+            self._tick_thread.start()
+
+    def stop(self) -> None:
+        """Close the streams, write what history has to keep, and free everything. Legal twice."""
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        if self._tick_thread.is_alive():
+            self._tick_thread.join()
+        if self._loop_thread.is_alive():
+            asyncio.run_coroutine_threadsafe(self._server.stop(_GRACE_S), self._loop).result()
+        if self._http is not None:
+            self._http.close()
+        self._rounds.store_summaries()
+        self._close_history()
+        if self._loop_thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop_thread.join()
+        self._loop.close()
+
+    def tick(self, now_unix_s: float | None = None) -> None:
+        """One round: derive, store series, evaluate rules, decide on captures. Returns when it is done."""
+        self._rounds.run(self._clock.unix_ns() / 1e9 if now_unix_s is None else now_unix_s)
+
+    def jobs(self) -> list[str]:
+        """Names of the jobs in memory."""
+        return self._rounds.jobs()
+
+    def summary(self, job: str | None = None) -> list[JobSummary]:
+        """The summary of one job, or of all, over the whole job."""
+        return self._rounds.summary(job)
+
+    def live(self, job: str) -> JobSummary | None:
+        """The newest numbers of a job, over `analysis.window_steps` steady steps."""
+        return self._rounds.live(job)
+
+    def frame(self) -> SeriesFrame:
+        """All series of the newest round."""
+        return self._rounds.frame
+
+    def page(self) -> bytes:
+        """The page for Prometheus, as of the newest round."""
+        frame = self._rounds.frame
+        with self._render_lock:
+            return self._renderer.render(frame)
+
+    def overview(self) -> list[dict[str, Any]]:
+        """One entry a job with its newest numbers, of schema perfd.jobs/1."""
+        return [entry for name in self.jobs() if (entry := self._overview_of(name)) is not None]
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """Alerts that fired, newest first, of schema perfd.alerts/1."""
+        return list(reversed(self._rounds.alerts()))
+
+    def agents(self) -> list[dict[str, Any]]:
+        """Agents, of schema perfd.agents/1."""
+        now_s = self._clock.monotonic_s()
+        with self._state.lock:
+            return [agent_json(agent, now_s) for agent in self._state.agents]
+
+    def captures(self) -> list[dict[str, Any]]:
+        """Captures, oldest first, of schema perfd.captures/1."""
+        return self._captures.list()
+
+    def request_capture(self, request: ManualRequest) -> Capture:
+        """Ask for a capture by hand; raises `CaptureError` when it cannot be understood."""
+        return self._captures.request(request)
+
+    def steps(self, job: str, first_step: int, limit: int) -> list[dict[str, Any]] | None:
+        """Progress lines of a job, from history where there is one; None for a job that is not known."""
+        if self._history is not None:
+            lines = self._history.steps(job, first_step=first_step, limit=limit)
+            return lines if lines or job in self.jobs() else None
+        with self._state.lock:
+            known = self._state.fleet.jobs.get(job)
+            table = known.steps.table() if known else None
+        return None if table is None else step_lines(table, first_step, limit)
+
+    def stored_summary(self, job: str) -> Mapping[str, Any] | None:
+        """The summary of a job that only history knows."""
+        return self._history.summary(job) if self._history else None
+
+    def serving(self) -> bool:
+        """Whether agents are served."""
+        return self._grpc_address is not None and not self._stopping.is_set()
+
+    def _overview_of(self, name: str) -> dict[str, Any] | None:
+        live = self._rounds.live(name)
+        now_s = self._clock.monotonic_s()
+        with self._state.lock:
+            job = self._state.fleet.jobs.get(name)
+            if live is None or job is None:
+                return None
+            return job_json(job, live, now_s)
+
+    def _tick_forever(self) -> None:
+        broken = False
+        while not self._stopping.wait(_TICK_S):
+            try:
+                self.tick()
+                broken = False
+            except Exception:
+                with self._state.lock:
+                    self._state.counters.failed_ticks += 1
+                if not broken:
+                    log.exception("A round of analysis failed; the next one tries again.")
+                broken = True
+
+    def _close_history(self) -> None:
+        if self._history is not None:
+            self._history.close()

@@ -1,0 +1,123 @@
+"""The HTTP interface: /metrics and the JSON of /api/v1, as docs/api.md describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+import msgspec
+
+from perfd import __version__
+from perfd.analysis.summary import JobSummary, to_json
+from perfd.errors import PerfdError
+from perfd.exposition import CONTENT_TYPE
+from perfd.http import Handler, Request, Response
+
+_MAX_STEPS = 10_000
+_INDEX = """perfd aggregator {version}
+
+/metrics                        everything, for Prometheus
+/api/v1/jobs                    jobs, with their newest numbers
+/api/v1/jobs/JOB                the summary of one job (perfd.summary/1)
+/api/v1/jobs/JOB/steps          its progress lines; ?from=STEP&limit=N
+/api/v1/alerts                  alerts of perfd's own engine
+/api/v1/agents                  agents and their nodes
+/api/v1/captures                captures
+/api/v1/healthz, readyz         whether it lives, and whether it serves
+"""
+
+
+class Source(Protocol):
+    """What the interface tells of. Every method may be called from any thread."""
+
+    def page(self) -> bytes:
+        """The page for Prometheus."""
+
+    def overview(self) -> list[dict[str, Any]]:
+        """One entry a job, of schema perfd.jobs/1."""
+
+    def summary(self, job: str | None = None) -> list[JobSummary]:
+        """Summaries of one job or all, in memory."""
+
+    def stored_summary(self, job: str) -> Mapping[str, Any] | None:
+        """The summary of a job that only history knows."""
+
+    def steps(self, job: str, first_step: int, limit: int) -> list[dict[str, Any]] | None:
+        """Progress lines of a job; None when it is not known."""
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """Alerts, newest first."""
+
+    def agents(self) -> list[dict[str, Any]]:
+        """Agents."""
+
+    def captures(self) -> list[dict[str, Any]]:
+        """Captures, oldest first."""
+
+    def serving(self) -> bool:
+        """Whether agents are served."""
+
+
+def routes(source: Source) -> dict[str, Handler]:
+    """Everything that the aggregator serves, by path."""
+    return {
+        "/": lambda _: _text(_INDEX.format(version=__version__)),
+        "/metrics": lambda _: Response(body=source.page(), content_type=CONTENT_TYPE),
+        "/api/v1/jobs": lambda _: _json({"schema": "perfd.jobs/1", "jobs": source.overview()}),
+        "/api/v1/jobs/": lambda request: _job(source, request),
+        "/api/v1/alerts": lambda _: _json({"schema": "perfd.alerts/1", "alerts": source.alerts()}),
+        "/api/v1/agents": lambda _: _json({"schema": "perfd.agents/1", "agents": source.agents()}),
+        "/api/v1/captures": lambda _: _json({"schema": "perfd.captures/1", "captures": source.captures()}),
+        "/api/v1/healthz": lambda _: _text("ok\n"),
+        "/api/v1/readyz": lambda _: _text("ready\n") if source.serving() else _text("not ready\n", 503),
+    }
+
+
+def _job(source: Source, request: Request) -> Response:
+    name, _, rest = request.rest.partition("/")
+    job = unquote(name)
+    try:
+        if rest == "":
+            return _summary(source, job)
+        if rest == "steps":
+            return _steps(source, job, request)
+    except PerfdError as error:
+        return _error(503, str(error))
+    return _error(404, f"There is nothing at {request.path}; a job has its summary and `steps`.")
+
+
+def _summary(source: Source, job: str) -> Response:
+    found = source.summary(job)
+    if found:
+        return _json(to_json(found))
+    stored = source.stored_summary(job)
+    if stored is None:
+        return _error(404, f"There is no job {job!r}; /api/v1/jobs lists them.")
+    return _json({"schema": "perfd.summary/1", "jobs": [stored]})
+
+
+def _steps(source: Source, job: str, request: Request) -> Response:
+    try:
+        first, limit = int(request.query.get("from", "0")), int(request.query.get("limit", "1000"))
+    except ValueError:
+        return _error(400, "`from` and `limit` must be whole numbers.")
+    if not 0 < limit <= _MAX_STEPS or not 0 <= first < 1 << 62:
+        return _error(400, f"`limit` must be from 1 to {_MAX_STEPS}, and `from` a step number.")
+    lines = source.steps(job, first, limit)
+    if lines is None:
+        return _error(404, f"There is no job {job!r}; /api/v1/jobs lists them.")
+    return _json({"schema": "perfd.steps/1", "job": job, "steps": lines})
+
+
+def _error(status: int, message: str) -> Response:
+    return Response(body=msgspec.json.encode({"error": message}) + b"\n", status=status)
+
+
+def _text(text: str, status: int = 200) -> Response:
+    return Response(body=text.encode(), status=status, content_type="text/plain; charset=utf-8")
+
+
+def _json(document: Mapping[str, Any]) -> Response:
+    # msgspec writes NaN as null, which is what JSON has for "not known".
+    return Response(body=msgspec.json.encode(document) + b"\n")

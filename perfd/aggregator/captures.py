@@ -1,0 +1,131 @@
+"""Where captures meet the rest: agents' streams and alerts go in, messages to agents come out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from perfd.aggregator.history import History
+from perfd.aggregator.history_rows import capture_row
+from perfd.capture.coordinator import CaptureCoordinator
+from perfd.capture.events import Capture, ManualRequest
+from perfd.capture.ranks import JobView
+from perfd.clock import Clock
+from perfd.config import CaptureProfile
+from perfd.model import CaptureCancel, CaptureRequest, CaptureStatus
+from perfd.rules.model import AlertChange, AlertState
+
+Send = Callable[[str, CaptureRequest | CaptureCancel], None]
+"""Sends a message to the agent of a node, from any thread."""
+
+
+class Captures:
+    """Gives the coordinator every event, with a lock and the time, and carries out what it decides."""
+
+    def __init__(self, profiles: Mapping[str, CaptureProfile], clock: Clock, history: History | None) -> None:
+        self._coordinator = CaptureCoordinator(profiles)
+        self._clock = clock
+        self._history = history
+        self._lock = threading.Lock()
+        self._send: Send = _nowhere
+        self._by_alert: dict[tuple[str, str], list[str]] = {}
+        if history is not None:
+            stored = [msgspec.json.decode(body, type=Capture) for body in history.captures(limit=1000)]
+            with self._lock:
+                self._note(stored)
+                self._coordinator.restore(stored, self._now())
+
+    def send_through(self, send: Send) -> None:
+        """From now on messages go this way."""
+        self._send = send
+
+    def agent_connected(self, node: str) -> None:
+        with self._lock:
+            self._coordinator.on_agent_connected(node, self._now())
+            self._carry_out()
+
+    def agent_gone(self, node: str) -> None:
+        with self._lock:
+            self._coordinator.on_agent_gone(node, self._now())
+            self._carry_out()
+
+    def capture_status(self, node: str, status: CaptureStatus) -> None:
+        with self._lock:
+            self._coordinator.on_status(node, status, self._now())
+            self._carry_out()
+
+    def on_alerts(
+        self, changes: Sequence[AlertChange], view: Callable[[str], JobView | None], now_unix_s: float
+    ) -> None:
+        """Tell of alerts that changed; `view` is what a decision may know of the job of that name."""
+        fired = [change.alert for change in changes if change.alert.state is AlertState.FIRING]
+        with self._lock:
+            for alert in fired:
+                job = view(alert.labels.get("job", ""))
+                if job is not None:
+                    self._coordinator.on_alert(alert, job, now_unix_s)
+            self._carry_out()
+
+    def tick(self, now_unix_s: float) -> None:
+        """Time passed."""
+        with self._lock:
+            self._coordinator.tick(now_unix_s)
+            self._carry_out()
+
+    def request(self, request: ManualRequest) -> Capture:
+        """A person asks for a capture; raises `CaptureError` as the coordinator does."""
+        with self._lock:
+            capture = self._coordinator.on_request(request, self._now())
+            self._carry_out()
+        return capture
+
+    def cancel(self, capture_id: str, reason: str) -> Capture:
+        """A person ends a capture; raises `CaptureError` when there is none of that id."""
+        with self._lock:
+            capture = self._coordinator.on_cancel(capture_id, reason, self._now())
+            self._carry_out()
+        return capture
+
+    def list(self) -> list[dict[str, Any]]:
+        """The captures that are remembered, oldest first, as entries of schema perfd.capture/1."""
+        with self._lock:
+            return self._coordinator.captures()
+
+    def outcomes(self) -> Mapping[tuple[str, str], int]:
+        """How many ranks of captures are in each state, by (job, state)."""
+        with self._lock:
+            return dict(self._coordinator.outcomes())
+
+    def of_alert(self, job: str, alert: str) -> tuple[str, ...]:
+        """The ids of the captures that an alert of a job started."""
+        with self._lock:
+            return tuple(self._by_alert.get((job, alert), ()))
+
+    def _carry_out(self) -> None:
+        changed = self._coordinator.changed()
+        self._note(changed)
+        if self._history is not None and changed:
+            self._history.submit(
+                [
+                    capture_row(capture.capture_id, capture.requested_unix_s, msgspec.json.encode(capture))
+                    for capture in changed
+                ]
+            )
+        for node, message in self._coordinator.drain():
+            self._send(node, message)
+
+    def _note(self, captures: Sequence[Capture]) -> None:
+        for capture in captures:
+            started = self._by_alert.setdefault((capture.job, capture.alert), [])
+            if capture.alert and capture.capture_id not in started:
+                started.append(capture.capture_id)
+
+    def _now(self) -> float:
+        return self._clock.unix_ns() / 1e9
+
+
+def _nowhere(_node: str, _message: CaptureRequest | CaptureCancel) -> None:
+    """Before the server listens there is nobody to send to."""

@@ -1,0 +1,65 @@
+"""Entries of the JSON interface, from the state and the newest numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from perfd.aggregator.agents import AgentState
+from perfd.aggregator.jobs import JobState
+from perfd.analysis.summary import JobSummary
+from perfd.analysis.tables import StepTable
+
+
+def job_json(job: JobState, live: JobSummary, now_s: float) -> dict[str, Any]:
+    """One entry of schema perfd.jobs/1: where the job stands now, and its newest numbers."""
+    entry: dict[str, Any] = msgspec.to_builtins(live)
+    for left_to_the_summary in ("alerts", "findings", "breakdown", "flops_check"):
+        entry.pop(left_to_the_summary, None)
+    table = job.steps
+    entry["steps"] = {"count": len(table), "last": table.last_step}
+    entry |= {
+        "attempt": job.attempt,
+        "ended": job.ended,
+        "started_unix_s": job.started_unix_s,
+        "ended_unix_s": job.ended_unix_s,
+        "nodes": sorted(job.nodes),
+        "train_steps": job.description.train_steps if job.description else None,
+        "log_silent_s": job.log_silent_s(now_s),
+        "silent_s": max(0.0, now_s - job.received_s),
+    }
+    return entry
+
+
+def agent_json(agent: AgentState, now_s: float) -> dict[str, Any]:
+    """One entry of schema perfd.agents/1."""
+    return {
+        "agent_id": agent.agent_id,
+        "node": agent.node,
+        "connected": agent.stream is not None,
+        "version": agent.perfd_version or None,
+        "last_sequence": agent.last_sequence,
+        "batches": agent.batches,
+        "dropped_records": agent.dropped_records,
+        "silent_s": max(0.0, now_s - agent.received_s),
+        "clock_offset_s": agent.clock_offset_s,
+        "capture_tools": [tool.value for tool in agent.capture_tools],
+    }
+
+
+def step_lines(table: StepTable, first_step: int, limit: int) -> list[dict[str, Any]]:
+    """Rows of a table as entries of schema perfd.steps/1."""
+    start = int(np.searchsorted(table.step, first_step))
+    columns = {
+        field.name: getattr(table, field.name)[start : start + limit].tolist()
+        for field in dataclasses.fields(StepTable)
+    }
+    loss = columns.pop("loss")
+    lines = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    for line, value in zip(lines, loss, strict=True):
+        line["losses"] = {} if math.isnan(value) else {"loss": value}
+    return lines

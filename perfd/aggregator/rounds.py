@@ -1,0 +1,273 @@
+"""One round a second: derive, make series, evaluate rules, decide on captures, keep history."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from perfd.aggregator.alerts import Alerts, RememberedAlert, alert_json
+from perfd.aggregator.captures import Captures
+from perfd.aggregator.derive import Derived, Deriver
+from perfd.aggregator.history import History
+from perfd.aggregator.history_rows import alert_row, summary_row
+from perfd.aggregator.intake import State
+from perfd.aggregator.jobs import JobState
+from perfd.aggregator.names import Names
+from perfd.aggregator.self_series import agent_values, aggregator_values, node_values
+from perfd.aggregator.series import Block, Blocks, LiveFacts, job_values, node_block
+from perfd.aggregator.views import job_view
+from perfd.analysis.flops import FlopsConvention
+from perfd.analysis.summary import AnalysisSettings, JobSummary, to_json
+from perfd.capture.ranks import JobView
+from perfd.clock import Clock
+from perfd.config import AggregatorConfig, AnalysisConfig
+from perfd.errors import ConfigError
+from perfd.peaks import load_peaks
+from perfd.series import SeriesFrame
+
+_SUMMARY_EVERY_S = 60.0
+_EXPIRE_EVERY_S = 3600.0
+
+
+class Rounds:
+    """Runs rounds and holds what the newest one gave. Thread-safe; rounds wait for each other."""
+
+    def __init__(
+        self,
+        config: AggregatorConfig,
+        state: State,
+        clock: Clock,
+        history: History | None,
+        captures: Captures,
+    ) -> None:
+        whole = analysis_settings(config.analysis)
+        live = replace(whole, window_steps=config.analysis.window_steps)
+        self._config = config
+        self._state = state
+        self._clock = clock
+        self._history = history
+        self._captures = captures
+        self._deriver = Deriver(state.fleet, state.lock, live, whole)
+        self._alerts = Alerts(config.rules)
+        self._names = Names.installed()
+        self._blocks = Blocks()
+        self._with_rules = Blocks()
+        self._lock = threading.RLock()
+        self._now_unix_s = clock.unix_ns() / 1e9
+        self._frame = self._blocks.frame(self._now_unix_s, [])
+        self._stored_s: dict[str, float] = {}
+        self._expired_s: float | None = None
+
+    @property
+    def names(self) -> Names:
+        """Names and descriptions of all series."""
+        return self._names
+
+    @property
+    def frame(self) -> SeriesFrame:
+        """All series of the newest round, those that rules recorded too."""
+        with self._lock:
+            return self._frame
+
+    def run(self, now_unix_s: float) -> None:
+        """One round at a time; deterministic for the state and the time."""
+        started_s = time.perf_counter()
+        with self._lock:
+            self._now_unix_s = now_unix_s
+            now_s = self._clock.monotonic_s()
+            self._forget(now_s)
+            derived = self._derive(now_unix_s, now_s)
+            blocks = self._series(derived, now_s)
+            self._evaluate(self._blocks.frame(now_unix_s, blocks), derived)
+            self._captures.tick(now_unix_s)
+            self._keep(now_s)
+        with self._state.lock:
+            self._state.counters.ticks += 1
+            self._state.counters.tick_s += time.perf_counter() - started_s
+
+    def jobs(self) -> list[str]:
+        """Names of the jobs in memory."""
+        with self._state.lock:
+            return list(self._state.fleet.jobs)
+
+    def summary(self, job: str | None = None) -> list[JobSummary]:
+        """The summary of one job, or of all, over the whole job; empty when there is none."""
+        with self._lock:
+            names = self.jobs() if job is None else [job]
+            derived = [self._whole(name) for name in names]
+        return [found.summary for found in derived if found is not None]
+
+    def live(self, job: str) -> JobSummary | None:
+        """The newest numbers of a job, over its window."""
+        with self._lock:
+            derived = self._deriver.live(job, self._now_unix_s, self._clock.monotonic_s())
+        return derived.summary if derived else None
+
+    def view(self, job: str) -> JobView | None:
+        """What a decision about a capture may know of a job; None when there is none of that name."""
+        with self._lock:
+            derived = self._deriver.live(job, self._now_unix_s, self._clock.monotonic_s())
+        return job_view(self._state, derived.data, derived.summary) if derived else None
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """Alerts that fired since the start, oldest first, as entries of schema perfd.alerts/1."""
+        with self._lock:
+            return [alert_json(alert, self._captures_of(alert)) for alert in self._alerts.list()]
+
+    def _forget(self, now_s: float) -> None:
+        with self._state.lock:
+            fleet = self._state.fleet
+            going = [
+                name
+                for name, job in fleet.jobs.items()
+                if now_s - job.received_s > self._config.job_forgotten_after_s
+            ]
+        for name in going:
+            self._store_summary(name)
+        with self._state.lock:
+            gone = fleet.forget(now_s, self._config.job_forgotten_after_s)
+        self._deriver.forget(gone)
+        for name in gone:
+            self._stored_s.pop(name, None)
+
+    def _derive(self, now_unix_s: float, now_s: float) -> dict[str, Derived]:
+        derived = {name: self._deriver.live(name, now_unix_s, now_s) for name in self.jobs()}
+        return {name: found for name, found in derived.items() if found is not None}
+
+    def _series(self, derived: dict[str, Derived], now_s: float) -> list[Block]:
+        blocks: dict[tuple[str, ...], Block] = {}
+        for name, found in derived.items():
+            facts = self._facts(name, found, now_s)
+            if facts is not None:
+                values = job_values(found.data, found.summary, facts)
+                blocks["job", name] = self._blocks.block(("job", name), values)
+        outcomes = self._captures.outcomes()
+        with self._state.lock:
+            fleet = self._state.fleet
+            stale_after_s = fleet.limits.stale_after_s
+            for node in fleet.nodes.values():
+                fresh = {
+                    scope: readings.fresh(now_s, stale_after_s) for scope, readings in node.readings.items()
+                }
+                block_name, block = node_block(self._blocks, self._names, node, fleet.owners, fresh)
+                blocks[block_name] = block
+            values = [
+                *(value for node in fleet.nodes.values() for value in node_values(node)),
+                *agent_values(list(self._state.agents), now_s),
+                *aggregator_values(self._state, self._history, outcomes),
+            ]
+        blocks["self",] = self._blocks.block(("self",), values)
+        self._blocks.keep(blocks)
+        return list(blocks.values())
+
+    def _facts(self, name: str, found: Derived, now_s: float) -> LiveFacts | None:
+        baseline = self._deriver.baseline_step_time_s(name)
+        firing = [alert.name for alert in self._alerts.firing if alert.labels.get("job") == name]
+        with self._state.lock:
+            job = self._state.fleet.jobs.get(name)
+            if job is None:
+                return None
+            lines, unrecognised = _log_lines(job)
+            return LiveFacts(
+                attempt=job.attempt,
+                nodes=len(job.nodes),
+                ranks=found.summary.world_size,
+                log_silent_s=job.log_silent_s(now_s),
+                log_lines=lines,
+                unrecognised_lines=unrecognised,
+                baseline_step_time_s=baseline,
+                alerts=firing,
+            )
+
+    def _evaluate(self, frame: SeriesFrame, derived: dict[str, Derived]) -> None:
+        started_s = time.perf_counter()
+        changes, remembered = self._alerts.evaluate(frame, lambda job: _last_step(derived.get(job)))
+        with self._state.lock:
+            self._state.counters.rule_evaluation_s += time.perf_counter() - started_s
+        self._captures.on_alerts(changes, lambda job: self._view_of_alert(job, derived), frame.time_unix_s)
+        if self._history is not None and remembered:
+            self._history.submit(
+                [
+                    alert_row(
+                        alert.job, alert.record(), alert.alert.fired_at_unix_s or 0.0, frame.time_unix_s
+                    )
+                    for alert in remembered
+                ]
+            )
+        recorded = self._alerts.recorded
+        self._frame = self._with_recorded(frame, recorded)
+
+    def _with_recorded(self, frame: SeriesFrame, recorded: SeriesFrame | None) -> SeriesFrame:
+        if recorded is None or not recorded.keys:
+            return frame
+        return self._with_rules.frame(
+            frame.time_unix_s, [Block(frame.keys, frame.values), Block(recorded.keys, recorded.values)]
+        )
+
+    def _view_of_alert(self, job: str, derived: dict[str, Derived]) -> JobView | None:
+        if not job and len(derived) == 1:
+            job = next(iter(derived))
+        found = derived.get(job)
+        return job_view(self._state, found.data, found.summary) if found else None
+
+    def _whole(self, name: str) -> Derived | None:
+        alerts = [alert.record(self._captures_of(alert)) for alert in self._alerts.of_job(name)]
+        return self._deriver.whole(name, self._now_unix_s, self._clock.monotonic_s(), alerts)
+
+    def _captures_of(self, alert: RememberedAlert) -> Sequence[str]:
+        return self._captures.of_alert(alert.job, alert.alert.name)
+
+    def _keep(self, now_s: float) -> None:
+        if self._history is None:
+            return
+        for name in self.jobs():
+            stored_s = self._stored_s.setdefault(name, now_s)
+            if now_s - stored_s >= _SUMMARY_EVERY_S:
+                self._store_summary(name)
+                self._stored_s[name] = now_s
+        if self._expired_s is None or now_s - self._expired_s >= _EXPIRE_EVERY_S:
+            self._expired_s = now_s
+            self._history.expire(self._now_unix_s - self._config.history.retention_days * 86_400)
+
+    def store_summaries(self) -> None:
+        """Write the summary of every job to history, before the end."""
+        with self._lock:
+            for name in self.jobs():
+                self._store_summary(name)
+
+    def _store_summary(self, name: str) -> None:
+        derived = self._whole(name) if self._history is not None else None
+        if self._history is None or derived is None:
+            return
+        with self._state.lock:
+            job = self._state.fleet.jobs.get(name)
+            attempt = job.attempt if job else 1
+        self._history.submit([summary_row(name, attempt, to_json([derived.summary])["jobs"][0])])
+
+
+def analysis_settings(config: AnalysisConfig) -> AnalysisSettings:
+    """The analysis of whole jobs as configured; raises `ConfigError` with the key that is wrong."""
+    try:
+        convention = FlopsConvention(config.flops_convention)
+    except ValueError:
+        known = ", ".join(FlopsConvention)
+        raise ConfigError(
+            f"analysis.flops_convention: {config.flops_convention!r} is not one of {known}."
+        ) from None
+    peaks = load_peaks(Path(config.gpu_peaks_file) if config.gpu_peaks_file else None)
+    return AnalysisSettings(convention=convention, peaks=peaks)
+
+
+def _last_step(derived: Derived | None) -> int | None:
+    return int(derived.data.steps.step[-1]) if derived and len(derived.data.steps) else None
+
+
+def _log_lines(job: JobState) -> tuple[int | None, int | None]:
+    if not job.logs:
+        return None, None
+    progress = [log.progress for log in job.logs.values()]
+    return sum(one.lines for one in progress), sum(one.unrecognised_lines for one in progress)

@@ -1,0 +1,50 @@
+"""What a decision about a capture may know of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from perfd.aggregator.intake import State
+from perfd.analysis.summary import JobSummary
+from perfd.analysis.tables import JobData
+from perfd.capture.ranks import JobView, RankView
+from perfd.model import ParallelLayout
+
+_COMPUTE_TIMERS = ("forward-compute", "backward-compute")
+
+
+def job_view(state: State, data: JobData, summary: JobSummary) -> JobView:
+    """The ranks of a job, where they are, how long they compute, and whom the analysis blames."""
+    with state.lock:
+        job = state.fleet.jobs.get(data.name)
+        nodes = tuple(node for node in (job.nodes if job else ()) if state.agents.of_node(node) is not None)
+    compute_s = _compute_by_rank(data)
+    ranks = tuple(
+        RankView(rank=placement.rank, node=node, gpu=placement.gpu, compute_s=compute_s.get(placement.rank))
+        for node, placements in data.placements.items()
+        for placement in placements
+    )
+    return JobView(
+        job=data.name,
+        nodes=nodes,
+        ranks=ranks,
+        layout=data.description.parallel if data.description else ParallelLayout(),
+        culprits=tuple(
+            int(culprit.id)
+            for finding in summary.findings
+            for culprit in finding.culprits
+            if culprit.kind == "rank"
+        ),
+    )
+
+
+def _compute_by_rank(data: JobData) -> Mapping[int, float]:
+    tables = [data.phases.by_rank_s[name] for name in _COMPUTE_TIMERS if name in data.phases.by_rank_s]
+    if not tables or len({table.shape for table in tables}) > 1:
+        return {}
+    total = np.sum(tables, axis=0)
+    present = ~np.isnan(total).all(axis=0)
+    medians = np.nanmedian(total[:, present], axis=0)
+    return dict(zip(np.flatnonzero(present).tolist(), medians.tolist(), strict=True))

@@ -1,0 +1,463 @@
+"""Every metric that perfd exports: name, unit, labels, source, and when it is absent.
+
+docs/metrics.md is made of this and of the columns of the collectors; a test
+proves that nothing is exported that is not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from perfd.collector import Column, ColumnKind
+from perfd.exposition import exported_name
+from perfd.model import Scope
+
+_GAUGE, _COUNTER = ColumnKind.GAUGE, ColumnKind.COUNTER
+_NEVER = "Never."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricInfo:
+    """One exported metric."""
+
+    name: str
+    kind: ColumnKind
+    unit: str
+    """A base unit, or `1` for numbers without one."""
+    labels: Sequence[str]
+    """The labels that it may have; one without a value is left out."""
+    help: str
+    source: str
+    absent: str
+
+
+_RAW_LABELS: Mapping[Scope, Sequence[str]] = {
+    Scope.GPU: ("job", "rank", "node", "gpu"),
+    Scope.NODE: ("node",),
+    Scope.NIC: ("node", "device"),
+    Scope.DISK: ("node", "device"),
+    Scope.RANK: ("job", "rank", "node"),
+}
+_UNIT_ENDINGS = (
+    ("bytes_per_second", "bytes per second"),
+    ("seconds", "seconds"),
+    ("bytes", "bytes"),
+    ("ratio", "ratio, 0 to 1"),
+    ("watts", "watts"),
+    ("joules", "joules"),
+    ("hertz", "hertz"),
+    ("celsius", "degrees Celsius"),
+    ("per_second", "per second"),
+)
+
+
+def raw_metric(column: Column) -> MetricInfo:
+    """How a column of a collector is exported, by the agent and by the aggregator alike."""
+    name = exported_name(column.scope, column.name, column.kind)
+    return MetricInfo(
+        name=name,
+        kind=column.kind,
+        unit=_unit(name),
+        labels=_RAW_LABELS[column.scope],
+        help=column.help,
+        source=column.source,
+        absent=column.absent,
+    )
+
+
+def _unit(name: str) -> str:
+    base = name.removesuffix("_total")
+    return next((unit for ending, unit in _UNIT_ENDINGS if base.endswith("_" + ending)), "1")
+
+
+def _metric(
+    name: str,
+    help_text: str,
+    *,
+    labels: Sequence[str] = (),
+    source: str,
+    absent: str = _NEVER,
+    kind: ColumnKind = _GAUGE,
+) -> MetricInfo:
+    return MetricInfo(
+        name=name, kind=kind, unit=_unit(name), labels=labels, help=help_text, source=source, absent=absent
+    )
+
+
+_JOB = ("job",)
+_NO_STEPS = "Before the first steady step, or without a log."
+_NO_TIMERS = "The log has no phase timers (Megatron-LM: `--timing-log-level 1` or 2)."
+_LOG = "training log"
+_ANALYSIS = "perfd.analysis, over the newest steady steps (`analysis.window_steps`)"
+
+JOB_METRICS: Sequence[MetricInfo] = (
+    _metric(
+        "perfd_job_info",
+        "What a job said about itself; always 1.",
+        labels=(*_JOB, "framework", "framework_version", "precision", "tp", "pp", "dp", "cp", "ep", "vp"),
+        source=_LOG,
+        absent="Before the job has described itself.",
+    ),
+    _metric("perfd_job_ended", "1 after the job has ended, else 0.", labels=_JOB, source="agent, log"),
+    _metric(
+        "perfd_job_attempt",
+        "Number of the current start of the job, counted from 1; it rises when steps go back.",
+        labels=_JOB,
+        source=_LOG,
+    ),
+    _metric(
+        "perfd_job_ranks",
+        "Ranks of the job.",
+        labels=_JOB,
+        source="training log, else placements of ranks",
+        absent="Neither told it.",
+    ),
+    _metric("perfd_job_nodes", "Nodes that speak of the job.", labels=_JOB, source="agents"),
+    _metric("perfd_step", "Newest step that the log told of.", labels=_JOB, source=_LOG, absent=_NO_STEPS),
+    _metric(
+        "perfd_train_steps",
+        "Step at which the job will end.",
+        labels=_JOB,
+        source=_LOG,
+        absent="The job did not say it.",
+    ),
+    _metric("perfd_loss", "Newest loss.", labels=_JOB, source=_LOG, absent="The log has none, or it is NaN."),
+    _metric(
+        "perfd_step_time_seconds",
+        "Median time of a step over the newest steady steps.",
+        labels=_JOB,
+        source=_ANALYSIS,
+        absent=_NO_STEPS,
+    ),
+    _metric(
+        "perfd_step_time_last_seconds",
+        "Time of the newest step, steady or not.",
+        labels=_JOB,
+        source=_LOG,
+        absent="The newest line has no time.",
+    ),
+    _metric(
+        "perfd_step_time_p95_seconds",
+        "95th percentile of the time of a step over the newest steady steps.",
+        labels=_JOB,
+        source=_ANALYSIS,
+        absent=_NO_STEPS,
+    ),
+    _metric(
+        "perfd_step_time_baseline_seconds",
+        "Median time of all steady steps of this attempt before the newest ones.",
+        labels=_JOB,
+        source="perfd.analysis",
+        absent="With fewer than 20 such steps.",
+    ),
+    _metric(
+        "perfd_step_time_regression_ratio",
+        "Median time of the newest steady steps over the baseline, minus 1: 0.1 is 10 % slower.",
+        labels=_JOB,
+        source="perfd.analysis",
+        absent="Without a baseline.",
+    ),
+    _metric(
+        "perfd_step_time_jitter_ratio",
+        "How far step times spread around their median.",
+        labels=_JOB,
+        source=_ANALYSIS,
+        absent=_NO_STEPS,
+    ),
+    _metric(
+        "perfd_tokens_per_second",
+        "Tokens that the whole job trains on.",
+        labels=_JOB,
+        source=_ANALYSIS,
+        absent="Batch size or sequence length is unknown.",
+    ),
+    _metric(
+        "perfd_samples_per_second",
+        "Samples that the whole job trains on.",
+        labels=_JOB,
+        source=_ANALYSIS,
+        absent="The batch size is unknown.",
+    ),
+    _metric(
+        "perfd_model_flops_per_second_per_gpu",
+        "Model floating-point operations per second and GPU, without recomputation.",
+        labels=(*_JOB, "convention"),
+        source="perfd.analysis from the model's shape, else the log's own figure",
+        absent="Neither the shape nor a figure is known.",
+    ),
+    _metric(
+        "perfd_mfu_ratio",
+        "Model FLOP/s over the dense peak of the GPU (PaLM, arXiv:2204.02311, appendix B).",
+        labels=(*_JOB, "convention"),
+        source=_ANALYSIS,
+        absent="The model FLOP/s or the GPU's peak is unknown.",
+    ),
+    _metric(
+        "perfd_hfu_ratio",
+        "As perfd_mfu_ratio, with recomputed forward work counted too.",
+        labels=(*_JOB, "convention"),
+        source=_ANALYSIS,
+        absent="MFU is, or what is recomputed is unknown.",
+    ),
+    _metric(
+        "perfd_mfu_clock_adjusted_ratio",
+        "MFU against the peak at the clock that the GPUs ran at; a diagnosis, not an MFU.",
+        labels=(*_JOB, "convention"),
+        source=_ANALYSIS,
+        absent="MFU is, or the clocks are unknown.",
+    ),
+    _metric(
+        "perfd_peak_flops_per_second",
+        "Dense peak of one GPU at the job's precision.",
+        labels=_JOB,
+        source="perfd/data/gpu_peaks.yaml and `analysis.gpu_peaks_file`",
+        absent="The GPU's model is not in the table.",
+    ),
+    _metric(
+        "perfd_communication_share_ratio",
+        "Share of a step that communication occupies, hidden behind compute or not.",
+        labels=(*_JOB, "source"),
+        source=_ANALYSIS,
+        absent=_NO_TIMERS,
+    ),
+    _metric(
+        "perfd_communication_exposed_ratio",
+        "Share of a step in which communication runs and compute does not: at most this can be won back.",
+        labels=(*_JOB, "source"),
+        source=_ANALYSIS,
+        absent="No source tells exposed communication.",
+    ),
+    _metric(
+        "perfd_pipeline_bubble_theory_ratio",
+        "Idle share of a pipeline schedule with equal stages.",
+        labels=_JOB,
+        source="parallel layout and batch sizes in the log",
+        absent="The job has no pipeline, or sizes are unknown.",
+    ),
+    _metric(
+        "perfd_pipeline_stall_ratio",
+        "Measured idle share of the forward-backward window: of a stage, or without the label of the job.",
+        labels=(*_JOB, "stage"),
+        source=_ANALYSIS,
+        absent="The log has no forward and backward timers (Megatron-LM: `--timing-log-level 2`).",
+    ),
+    _metric(
+        "perfd_pipeline_stage_compute_seconds",
+        "Forward and backward time of a stage per step.",
+        labels=(*_JOB, "stage"),
+        source=_ANALYSIS,
+        absent="As perfd_pipeline_stall_ratio.",
+    ),
+    _metric(
+        "perfd_pipeline_excess_ratio",
+        "Measured stall beyond what the schedule must have.",
+        labels=_JOB,
+        source=_ANALYSIS,
+        absent="As perfd_pipeline_stall_ratio.",
+    ),
+    _metric(
+        "perfd_data_share_ratio",
+        "Share of a step spent waiting for input.",
+        labels=_JOB,
+        source=_ANALYSIS,
+        absent=_NO_TIMERS,
+    ),
+    _metric(
+        "perfd_optimizer_share_ratio",
+        "Share of a step spent in the optimizer.",
+        labels=_JOB,
+        source=_ANALYSIS,
+        absent=_NO_TIMERS,
+    ),
+    _metric(
+        "perfd_memory_used_ratio",
+        "Device memory in use over its size, of the fullest GPU.",
+        labels=_JOB,
+        source="NVML, else the log's memory report",
+        absent="Neither is there.",
+    ),
+    _metric(
+        "perfd_goodput_ratio",
+        "Share of wall time that made steps at their steady pace.",
+        labels=_JOB,
+        source="perfd.analysis, over the newest steps, steady or not",
+        absent="The job has not made enough steps.",
+    ),
+    _metric(
+        "perfd_step_phase_seconds",
+        "Median time of a phase timer per step over the newest steps; `stat` is min or max over ranks.",
+        labels=(*_JOB, "phase", "stat"),
+        source=_LOG,
+        absent=_NO_TIMERS,
+    ),
+    _metric(
+        "perfd_log_silent_seconds",
+        "How long no log of the job has had a new line: a hang, from outside.",
+        labels=_JOB,
+        source="log collector",
+        absent="No log is read, or the job has ended.",
+    ),
+    _metric(
+        "perfd_log_lines_total",
+        "Lines read of all logs of the job.",
+        labels=_JOB,
+        source="log collector",
+        absent="No log is read.",
+        kind=_COUNTER,
+    ),
+    _metric(
+        "perfd_log_unrecognised_lines_total",
+        "Lines that no parser knew.",
+        labels=_JOB,
+        source="log collector",
+        absent="No log is read.",
+        kind=_COUNTER,
+    ),
+    _metric(
+        "perfd_hardware_errors_total",
+        "XID events, ECC errors and lost GPUs; `code` is the XID.",
+        labels=(*_JOB, "node", "gpu", "code"),
+        source="NVML events",
+        absent="Before the first.",
+        kind=_COUNTER,
+    ),
+    _metric(
+        "perfd_alerts_firing",
+        "Alerts of perfd's own engine that fire now.",
+        labels=(*_JOB, "alertname"),
+        source="perfd.rules",
+        absent="The alert does not fire.",
+    ),
+    _metric(
+        "perfd_capture_ranks",
+        "Ranks of remembered captures by outcome.",
+        labels=(*_JOB, "state"),
+        source="perfd.capture",
+        absent="There was no capture.",
+    ),
+)
+
+_NODE = ("node",)
+
+AGENT_METRICS: Sequence[MetricInfo] = (
+    _metric(
+        "perfd_agent_up", "1 while the agent's stream is open, else 0.", labels=_NODE, source="aggregator"
+    ),
+    _metric(
+        "perfd_agent_info",
+        "Version of an agent; always 1.",
+        labels=(*_NODE, "version"),
+        source="the agent's Hello",
+    ),
+    _metric(
+        "perfd_agent_silent_seconds",
+        "Time since the agent's newest message.",
+        labels=_NODE,
+        source="aggregator's monotonic clock",
+    ),
+    _metric(
+        "perfd_agent_clock_offset_seconds",
+        "How far the node's clock is ahead of the aggregator's; the fastest batch's delay makes it smaller.",
+        labels=_NODE,
+        source="time of sending and of arrival",
+    ),
+    _metric(
+        "perfd_agent_dropped_records_total",
+        "Records that the agent gave up because a queue or its spool was full.",
+        labels=_NODE,
+        source="agent",
+        kind=_COUNTER,
+    ),
+    _metric(
+        "perfd_agent_unknown_records_total",
+        "Records of kinds that this aggregator does not know: the agent is newer.",
+        labels=_NODE,
+        source="aggregator",
+        kind=_COUNTER,
+    ),
+    _metric(
+        "perfd_collector_success",
+        "1 when the collector's last run succeeded, else 0.",
+        labels=(*_NODE, "collector"),
+        source="agent",
+        absent="Before its first run.",
+    ),
+    _metric(
+        "perfd_collector_duration_seconds",
+        "Time that the collector's last run took.",
+        labels=(*_NODE, "collector"),
+        source="agent",
+        absent="Before its first run.",
+    ),
+)
+
+_SELF = "aggregator"
+
+AGGREGATOR_METRICS: Sequence[MetricInfo] = (
+    _metric("perfd_build_info", "Version of the aggregator; always 1.", labels=("version",), source=_SELF),
+    _metric("perfd_agents_connected", "Agents with an open stream.", source=_SELF),
+    _metric("perfd_jobs", "Jobs in memory.", source=_SELF),
+    _metric("perfd_batches_total", "Batches taken.", source=_SELF, kind=_COUNTER),
+    _metric("perfd_records_total", "Records taken.", source=_SELF, kind=_COUNTER),
+    _metric("perfd_samples_total", "Values in tables of samples taken.", source=_SELF, kind=_COUNTER),
+    _metric("perfd_repeated_batches_total", "Batches that were there already.", source=_SELF, kind=_COUNTER),
+    _metric(
+        "perfd_late_batches_total",
+        "Batches that filled a gap after it was counted as lost.",
+        source=_SELF,
+        kind=_COUNTER,
+    ),
+    _metric(
+        "perfd_lost_batches_total",
+        "Gaps in agents' sequences; what is in perfd_late_batches_total came after all.",
+        source=_SELF,
+        kind=_COUNTER,
+    ),
+    _metric(
+        "perfd_malformed_messages_total",
+        "Messages that could not be understood; their streams were closed.",
+        source=_SELF,
+        kind=_COUNTER,
+    ),
+    _metric(
+        "perfd_rejected_total",
+        "Things refused because a bound of the aggregator's state was reached.",
+        labels=("bound",),
+        source=_SELF,
+        absent="Nothing was refused by that bound.",
+        kind=_COUNTER,
+    ),
+    _metric("perfd_ingest_seconds_total", "Time spent applying batches.", source=_SELF, kind=_COUNTER),
+    _metric("perfd_ticks_total", "Rounds of analysis and rules.", source=_SELF, kind=_COUNTER),
+    _metric("perfd_failed_ticks_total", "Rounds that broke off.", source=_SELF, kind=_COUNTER),
+    _metric("perfd_tick_seconds_total", "Time spent in those rounds.", source=_SELF, kind=_COUNTER),
+    _metric("perfd_rule_evaluation_seconds_total", "Time spent on rules.", source=_SELF, kind=_COUNTER),
+    _metric(
+        "perfd_history_up",
+        "1 while history can be written, else 0.",
+        source=_SELF,
+        absent="Without `history.path`.",
+    ),
+    _metric(
+        "perfd_history_written_rows_total",
+        "Rows written to history.",
+        source=_SELF,
+        absent="Without `history.path`.",
+        kind=_COUNTER,
+    ),
+    _metric(
+        "perfd_history_failed_rows_total",
+        "Rows that could not be written to history.",
+        source=_SELF,
+        absent="Without `history.path`.",
+        kind=_COUNTER,
+    ),
+    _metric("process_cpu_seconds_total", "CPU time of the aggregator.", source="kernel", kind=_COUNTER),
+    _metric("process_resident_memory_bytes", "Resident memory of the aggregator.", source="kernel"),
+)
+
+METRICS: Mapping[str, MetricInfo] = {
+    metric.name: metric for metric in (*JOB_METRICS, *AGENT_METRICS, *AGGREGATOR_METRICS)
+}
+"""Everything but raw columns, by name."""
