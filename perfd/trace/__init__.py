@@ -1,0 +1,1 @@
+"""Reading profilers' traces: what a GPU did, from Nsight Systems, PyTorch and JAX, in one form."""
