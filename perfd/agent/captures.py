@@ -8,7 +8,7 @@ from pathlib import Path
 
 from perfd.capture.executor import CaptureExecutor
 from perfd.capture.installation import find_nsys
-from perfd.capture.nsys_tool import NsysTool
+from perfd.capture.nsys_tool import NsysOptions, NsysTool
 from perfd.capture.storage import CaptureStore
 from perfd.clock import Clock
 from perfd.config import AgentCaptureConfig
@@ -59,7 +59,11 @@ def create_executor(
         min_free_bytes=config.min_free_bytes,
     )
     nsys = NsysTool(
-        find_nsys(config.nsys_path, search_path), placements=facts.placements, clock=clock, proc=proc
+        find_nsys(config.nsys_path, search_path),
+        placements=facts.placements,
+        clock=clock,
+        proc=proc,
+        options=NsysOptions(export_sqlite=config.export_sqlite, gpu_metrics=config.gpu_metrics),
     )
     return CaptureExecutor(
         tools=[nsys], store=store, clock=clock, send_status=send_status, newest_step=facts.newest_step

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from agent.support import gpu_table, steps
+
+from perfd.agent.batcher import Batcher
+from perfd.agent.spool import Spool
+from perfd.errors import RecordingError
+from perfd.model import Batch, Record, SampleTable, TrainingStep
+from perfd.wire import convert
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Iterator[Spool]:
+    spool = Spool(tmp_path, max_bytes=1 << 30)
+    yield spool
+    spool.close()
+
+
+def batches(spool: Spool) -> list[Batch]:
+    found = [convert.decode_agent_message(stored.payload) for stored in spool.read_after(0, limit=1000)]
+    assert all(isinstance(batch, Batch) for batch in found)
+    return found  # type: ignore[return-value]
+
+
+def test_a_flush_makes_one_numbered_batch_of_what_was_added(spool: Spool) -> None:
+    batcher = Batcher(spool)
+    batcher.add(steps(2))
+    batcher.add(steps(1, first=3))
+    assert batcher.flush(77) == 1
+    (batch,) = batches(spool)
+    assert (batch.sequence, batch.sent_unix_ns) == (1, 77)
+    assert batch.records == steps(3)
+
+
+def test_a_flush_of_nothing_makes_no_batch(spool: Spool) -> None:
+    assert Batcher(spool).flush(1) is None
+    assert batches(spool) == []
+
+
+def test_tables_of_one_interval_travel_as_one(spool: Spool) -> None:
+    batcher = Batcher(spool)
+    for tick in range(10):
+        batcher.add([gpu_table(1.0, 2.0, unix_ns=tick)])
+    batcher.flush(1)
+    (table,) = batches(spool)[0].records
+    assert isinstance(table, SampleTable)
+    assert len(table.times_unix_ns) == 20
+
+
+def test_a_full_queue_drops_the_oldest_and_says_how_many(spool: Spool) -> None:
+    batcher = Batcher(spool, max_pending=10)
+    batcher.add(steps(14))
+    batcher.flush(1)
+    (batch,) = batches(spool)
+    assert batch.records == steps(10, first=5)
+    assert batch.dropped_records == 4
+    assert batcher.dropped_records == 4
+
+
+def test_what_the_spool_gave_up_is_counted_in_the_next_batch(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, max_bytes=200)
+    batcher = Batcher(spool)
+    for tick in range(20):
+        batcher.add(steps(2))
+        batcher.flush(tick)
+    newest = batches(spool)[-1]
+    assert newest.dropped_records > 0
+    assert newest.dropped_records % 2 == 0
+    assert batcher.dropped_records >= newest.dropped_records
+    spool.close()
+
+
+def test_a_batch_that_would_be_too_long_becomes_several(spool: Spool) -> None:
+    long = [TrainingStep(job="x" * 1000, step=step) for step in range(5000)]
+    batcher = Batcher(spool)
+    batcher.add(long)
+    last = batcher.flush(1)
+    found = batches(spool)
+    assert len(found) > 4
+    assert last == found[-1].sequence
+    assert [record for batch in found for record in batch.records] == long
+
+
+def test_a_record_that_is_longer_than_any_message_is_dropped_and_counted(
+    spool: Spool, caplog: pytest.LogCaptureFixture
+) -> None:
+    huge = TrainingStep(job="x" * (17 << 20), step=1)
+    batcher = Batcher(spool)
+    batcher.add([*steps(1), huge, *steps(1, first=2)])
+    with caplog.at_level(logging.WARNING, logger="perfd"):
+        batcher.flush(1)
+    assert [record for batch in batches(spool) for record in batch.records] == steps(2)
+    assert batcher.dropped_records == 1
+    assert "TrainingStep" in str(vars(caplog.records[0]))
+
+
+def test_every_tap_sees_every_record(spool: Spool) -> None:
+    seen: list[Record] = []
+    batcher = Batcher(spool, taps=[seen.extend, seen.extend])
+    batcher.add(steps(2))
+    batcher.flush(1)
+    assert seen == steps(2) * 2
+
+
+def test_a_tap_that_fails_is_left_out_and_the_others_go_on(
+    spool: Spool, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = 0
+    seen: list[Record] = []
+
+    def fail(_records: Sequence[Record]) -> None:
+        nonlocal calls
+        calls += 1
+        raise RecordingError("The disk is full; make room.")
+
+    batcher = Batcher(spool, taps=[fail, seen.extend])
+    with caplog.at_level(logging.ERROR, logger="perfd"):
+        for _ in range(2):
+            batcher.add(steps(1))
+            batcher.flush(1)
+    assert calls == 1
+    assert seen == steps(1) * 2
+    assert len(batches(spool)) == 2
+    assert len(caplog.records) == 1
