@@ -1,0 +1,284 @@
+"""Judgements over probed facts; each check is one pure function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from perfd.doctor.facts import DirectoryFacts, Facts
+
+SCHEMA = "perfd.doctor/1"
+_CLOCK_ERROR_S = 0.01
+"""Traces of nodes are laid on one time line; a step's phases are tens of milliseconds."""
+_PROTECTED_RATIO = 0.1
+
+
+class Level(StrEnum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    WARN = "warn"
+    """perfd works, and sees less than it could."""
+    FAIL = "fail"
+    """Something that is configured or installed cannot work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The verdict of one check."""
+
+    check: str
+    level: Level
+    title: str
+    what: str
+    mend: str = ""
+    """What to do about it; empty when there is nothing to do."""
+
+
+def diagnose(facts: Facts) -> list[Finding]:
+    """The findings of all checks, in the order in which they are best mended."""
+    return [check(facts) for check in CHECKS]
+
+
+def to_json(findings: Sequence[Finding]) -> dict[str, Any]:
+    """Schema perfd.doctor/1: the worst level, and the findings."""
+    return {"schema": SCHEMA, "level": worst(findings), "findings": [asdict(finding) for finding in findings]}
+
+
+def worst(findings: Sequence[Finding]) -> Level:
+    """The worst level among findings."""
+    order = (Level.OK, Level.WARN, Level.FAIL)
+    return max((finding.level for finding in findings), key=order.index, default=Level.OK)
+
+
+def check_versions(facts: Facts) -> Finding:
+    """Which perfd runs on which Python."""
+    what = f"perfd {facts.perfd_version} on Python {facts.python_version}"
+    return Finding(check="versions", level=Level.OK, title="versions", what=what)
+
+
+def check_nvml(facts: Facts) -> Finding:
+    """Whether the driver answers."""
+    nvml = facts.nvml
+
+    def found(level: Level, what: str, mend: str = "") -> Finding:
+        return Finding(check="nvml", level=level, title="GPUs (NVML)", what=what, mend=mend)
+
+    if nvml.library_missing:
+        return found(
+            Level.WARN,
+            "no NVML library: logs and the host are read, GPUs are not",
+            "On a GPU node install the NVIDIA driver; in a container mount it (NVIDIA Container Toolkit).",
+        )
+    if nvml.error:
+        mend = "Make nvidia-smi work first; after a driver update reload the modules or reboot."
+        return found(Level.FAIL, f"NVML does not start: {nvml.error}", mend)
+    if not nvml.gpus:
+        mend = "In a container pass the GPUs through (--gpus all)."
+        return found(Level.WARN, f"driver {nvml.driver} shows no GPU", mend)
+    names = ", ".join(dict.fromkeys(gpu.name for gpu in nvml.gpus))
+    return found(Level.OK, f"{len(nvml.gpus)} GPUs ({names}), driver {nvml.driver}")
+
+
+def check_gpm(facts: Facts) -> Finding:
+    """Whether SM, tensor-core and memory activity can be read."""
+    without = [str(gpu.index) for gpu in facts.nvml.gpus if gpu.gpm is False]
+    if not facts.nvml.gpus:
+        return Finding(check="gpm", level=Level.OK, title="activity of GPUs (GPM)", what="no GPU to ask")
+    if without:
+        return Finding(
+            check="gpm",
+            level=Level.WARN,
+            title="activity of GPUs (GPM)",
+            what=f"GPUs {', '.join(without)} have none: SM, tensor-core and DRAM activity stay unknown",
+            mend="Needs Hopper or later and driver 520 or later; MFU from the job's log does not need it.",
+        )
+    return Finding(check="gpm", level=Level.OK, title="activity of GPUs (GPM)", what="on every GPU")
+
+
+def check_nsys(facts: Facts) -> Finding:
+    """Whether captures can be taken and imported."""
+    installation = facts.nsys.installation
+
+    def found(level: Level, what: str, mend: str = "") -> Finding:
+        return Finding(check="nsys", level=level, title="captures (nsys)", what=what, mend=mend)
+
+    if not facts.captures_enabled:
+        return found(Level.OK, "switched off (capture.enabled)")
+    if installation is None:
+        return found(
+            Level.WARN,
+            "no nsys: rules fire, but no capture can start",
+            "Install nsight-systems-cli, or set capture.nsys_path to an nsys that is elsewhere.",
+        )
+    where = f"{installation.nsys}, version {facts.nsys.version or 'unknown'}"
+    if facts.nsys.version is None:
+        return found(Level.FAIL, f"{installation.nsys} does not run", "Run it with --version and see why.")
+    if installation.importer_missing:
+        what = f"{where}: QdstrmImporter is not at {installation.importer_expected}, so stop leaves no report"
+        return found(Level.FAIL, what, installation.mend_importer)
+    return found(Level.OK, where)
+
+
+def check_libdw(facts: Facts) -> Finding:
+    """The library without which the importer fails, with exit code 0."""
+    title = "libdw for nsys reports"
+    if facts.nsys.installation is None or not facts.captures_enabled:
+        return Finding(check="libdw", level=Level.OK, title=title, what="not needed without nsys")
+    if facts.nsys.libdw is None:
+        return Finding(
+            check="libdw",
+            level=Level.FAIL,
+            title=title,
+            what="libdw.so.1 is missing: nsys stop returns 0 and leaves only a .qdstrm",
+            mend="Run: apt-get install libdw1 (or dnf install elfutils-libs)",
+        )
+    return Finding(check="libdw", level=Level.OK, title=title, what=str(facts.nsys.libdw))
+
+
+def check_perf_events(facts: Facts) -> Finding:
+    """Only CPU sampling needs perf events, and perfd's captures leave it out."""
+    level = facts.perf_event_paranoid
+    what = "not readable" if level is None else f"perf_event_paranoid is {level}"
+    return Finding(
+        check="perf_event_paranoid",
+        level=Level.OK,
+        title="perf events",
+        what=f"{what}; captures do not sample CPUs, so they work all the same",
+        mend="" if level is None or level <= 2 else "For nsys with CPU sampling of your own: at most 2.",
+    )
+
+
+def check_processes(facts: Facts) -> Finding:
+    """Whether ranks can be found through the environment of the job's processes."""
+    title = "environment of processes"
+    total, unreadable = facts.processes.total, facts.processes.unreadable
+    what = f"{unreadable} of {total} processes cannot be read"
+    # A few protected system processes are normal, for root too; other users' jobs are many.
+    if unreadable <= total * _PROTECTED_RATIO:
+        return Finding(check="environ", level=Level.OK, title=title, what=what)
+    return Finding(
+        check="environ",
+        level=Level.WARN,
+        title=title,
+        what=f"{what}; ranks of other users' jobs stay unknown",
+        mend="Run the agent as the job's user, as root, or with CAP_SYS_PTRACE.",
+    )
+
+
+def check_spool(facts: Facts) -> Finding:
+    """Whether the agent can keep what the aggregator did not take yet."""
+    return _directory("spool", "spool", facts.spool, facts.spool_max_bytes, "spool.directory")
+
+
+def check_captures(facts: Facts) -> Finding:
+    """Whether captures have somewhere to go."""
+    needed = facts.captures_min_free_bytes
+    return _directory("captures", "captures' directory", facts.captures, needed, "capture.output_directory")
+
+
+def check_clock(facts: Facts) -> Finding:
+    """Whether times of this node can be compared with those of others."""
+    title = "clock"
+    mend = "Run chrony or systemd-timesyncd on the host; traces of several nodes share one time line."
+    if facts.clock is None:
+        return Finding(
+            check="clock", level=Level.WARN, title=title, what="the kernel does not tell", mend=mend
+        )
+    error_ms = facts.clock.max_error_s * 1e3
+    if not facts.clock.synchronised:
+        return Finding(check="clock", level=Level.WARN, title=title, what="not synchronised", mend=mend)
+    if facts.clock.max_error_s > _CLOCK_ERROR_S:
+        what = f"synchronised, off by up to {error_ms:.0f} ms"
+        return Finding(check="clock", level=Level.WARN, title=title, what=what, mend=mend)
+    what = f"synchronised, off by at most {error_ms:.1f} ms"
+    return Finding(check="clock", level=Level.OK, title=title, what=what)
+
+
+def check_nccl_plugin(facts: Facts) -> Finding:
+    """Whether NCCL can tell the time of each collective."""
+    title = "NCCL profiler plugin"
+    if facts.nccl_plugin is None:
+        return Finding(
+            check="nccl_plugin",
+            level=Level.WARN,
+            title=title,
+            what="libnccl-profiler-perfd.so is not in this installation; communication comes from timers",
+            mend="Install perfd where there is a C compiler; the plugin is built then.",
+        )
+    return Finding(check="nccl_plugin", level=Level.OK, title=title, what=str(facts.nccl_plugin))
+
+
+def check_kineto(facts: Facts) -> Finding:
+    """Whether Kineto and nsys would meet in one process: CUPTI has a single subscriber."""
+    title = "Kineto"
+    daemon = facts.kineto.get("KINETO_USE_DAEMON", "") not in ("", "0")
+    if daemon and facts.captures_enabled and facts.nsys.installation is not None:
+        return Finding(
+            check="kineto",
+            level=Level.WARN,
+            title=title,
+            what="KINETO_USE_DAEMON is set, and perfd run would start the job under nsys: one of them fails",
+            mend="Unset it, or run with perfd run --no-nsys.",
+        )
+    variables = " ".join(f"{name}={value}" for name, value in sorted(facts.kineto.items()))
+    return Finding(check="kineto", level=Level.OK, title=title, what=variables or "no variable is set")
+
+
+def check_aggregator(facts: Facts) -> Finding:
+    """Whether batches can leave this node."""
+    aggregator = facts.aggregator
+    title = "aggregator"
+    if not aggregator.error:
+        what = f"{aggregator.address} answers"
+        return Finding(check="aggregator", level=Level.OK, title=title, what=what)
+    return Finding(
+        check="aggregator",
+        level=Level.FAIL if aggregator.configured else Level.WARN,
+        title=title,
+        what=f"{aggregator.address} cannot be reached: {aggregator.error}",
+        mend="Start perfd aggregator there, or correct uplink.address; batches wait in the spool meanwhile.",
+    )
+
+
+def check_promtool(facts: Facts) -> Finding:
+    """Whether there is a second opinion on rules files."""
+    what = str(facts.promtool) if facts.promtool else "not here; perfd rules check and test do without it"
+    return Finding(check="promtool", level=Level.OK, title="promtool (optional)", what=what)
+
+
+CHECKS: Sequence[Callable[[Facts], Finding]] = (
+    check_versions,
+    check_nvml,
+    check_gpm,
+    check_processes,
+    check_nsys,
+    check_libdw,
+    check_kineto,
+    check_perf_events,
+    check_nccl_plugin,
+    check_spool,
+    check_captures,
+    check_clock,
+    check_aggregator,
+    check_promtool,
+)
+"""In the order of the report; a new check is a function and a line here."""
+
+
+def _directory(check: str, title: str, facts: DirectoryFacts, needed_bytes: int, option: str) -> Finding:
+    free = f"{facts.free_bytes / 2**30:.1f} GiB free"
+    if not facts.writable:
+        what, mend = f"{facts.path} cannot be written", f"Set {option} to a directory of this user."
+        return Finding(check=check, level=Level.FAIL, title=title, what=what, mend=mend)
+    if facts.free_bytes < needed_bytes:
+        return Finding(
+            check=check,
+            level=Level.WARN,
+            title=title,
+            what=f"{facts.path}: {free}, {needed_bytes / 2**30:.1f} GiB wanted",
+            mend=f"Free some space, or set {option} to another disk.",
+        )
+    return Finding(check=check, level=Level.OK, title=title, what=f"{facts.path}, {free}")

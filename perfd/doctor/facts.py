@@ -1,0 +1,99 @@
+"""What `perfd doctor` finds out about a node before it judges. None means that it could not be told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfd.capture.installation import Installation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFacts:
+    """One GPU as NVML names it."""
+
+    index: int
+    name: str
+    gpm: bool | None
+    """Whether it has GPU performance monitoring (Hopper and later)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvmlFacts:
+    """What NVML answered."""
+
+    driver: str | None = None
+    error: str = ""
+    """Its own words, when it could not be initialised."""
+    library_missing: bool = False
+    """There is no NVML at all, which is normal without an NVIDIA driver."""
+    gpus: Sequence[GpuFacts] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NsysFacts:
+    """The nsys that captures would use."""
+
+    installation: Installation | None = None
+    version: str | None = None
+    libdw: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessFacts:
+    """How much of /proc/PID/environ this user may read."""
+
+    total: int
+    unreadable: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DirectoryFacts:
+    """A directory that perfd writes to, or would make."""
+
+    path: Path
+    writable: bool
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockFacts:
+    """What the kernel knows of the wall clock's discipline (adjtimex)."""
+
+    synchronised: bool
+    max_error_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AggregatorFacts:
+    """Whether a TCP connection to the aggregator's gRPC port opens."""
+
+    address: str
+    configured: bool
+    """The operator named it; otherwise it is the default on this machine."""
+    error: str = ""
+    """Empty when it opened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Everything that the checks judge."""
+
+    perfd_version: str
+    python_version: str
+    nvml: NvmlFacts
+    nsys: NsysFacts
+    captures_enabled: bool
+    perf_event_paranoid: int | None
+    processes: ProcessFacts
+    spool: DirectoryFacts
+    spool_max_bytes: int
+    captures: DirectoryFacts
+    captures_min_free_bytes: int
+    clock: ClockFacts | None
+    nccl_plugin: Path | None
+    kineto: Mapping[str, str]
+    """Variables of Kineto in doctor's own environment, which a job started from here inherits."""
+    aggregator: AggregatorFacts
+    promtool: Path | None

@@ -1,0 +1,149 @@
+"""The judgements of `perfd doctor`, each over made-up facts."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perfd.capture.installation import Installation
+from perfd.doctor.checks import (
+    Level,
+    check_aggregator,
+    check_captures,
+    check_clock,
+    check_gpm,
+    check_kineto,
+    check_libdw,
+    check_nccl_plugin,
+    check_nsys,
+    check_nvml,
+    check_processes,
+    check_spool,
+    diagnose,
+    to_json,
+    worst,
+)
+from perfd.doctor.clock_sync import clock_facts
+from perfd.doctor.facts import (
+    AggregatorFacts,
+    ClockFacts,
+    DirectoryFacts,
+    Facts,
+    GpuFacts,
+    NsysFacts,
+    NvmlFacts,
+    ProcessFacts,
+)
+
+NSYS = Installation(
+    nsys=Path("/opt/host/target-linux-x64/nsys"),
+    importer=Path("/opt/host/host-linux-x64/QdstrmImporter"),
+    importer_elsewhere=None,
+    importer_expected=Path("/opt/host/host-linux-x64/QdstrmImporter"),
+)
+COMPUTE_NSYS = replace(
+    NSYS,
+    importer=None,
+    importer_elsewhere=Path("/opt/host/linux-desktop-glibc_2_11_3-x64/QdstrmImporter"),
+)
+GOOD_DIRECTORY = DirectoryFacts(path=Path("/state"), writable=True, free_bytes=2**40)
+HEALTHY = Facts(
+    perfd_version="1.0.0",
+    python_version="3.12.1",
+    nvml=NvmlFacts(driver="580.159", gpus=[GpuFacts(index=0, name="NVIDIA H200", gpm=True)]),
+    nsys=NsysFacts(installation=NSYS, version="2025.3.1", libdw=Path("/usr/lib/libdw.so.1")),
+    captures_enabled=True,
+    perf_event_paranoid=4,
+    processes=ProcessFacts(total=100, unreadable=1),
+    spool=GOOD_DIRECTORY,
+    spool_max_bytes=2**28,
+    captures=GOOD_DIRECTORY,
+    captures_min_free_bytes=2**30,
+    clock=ClockFacts(synchronised=True, max_error_s=0.001),
+    nccl_plugin=Path("/lib/libnccl-profiler-perfd.so"),
+    kineto={},
+    aggregator=AggregatorFacts(address="head:9461", configured=True),
+    promtool=None,
+)
+
+
+def test_a_healthy_node_has_nothing_to_mend():
+    assert worst(diagnose(HEALTHY)) is Level.OK
+
+
+def nsys(installation=NSYS, version="2025.3.1", libdw=Path("/lib/libdw.so.1")):
+    return {"nsys": NsysFacts(installation=installation, version=version, libdw=libdw)}
+
+
+@pytest.mark.parametrize(
+    ("check", "changes", "level", "words"),
+    [
+        (check_nvml, {"nvml": NvmlFacts(library_missing=True)}, Level.WARN, "install the NVIDIA driver"),
+        (check_nvml, {"nvml": NvmlFacts(error="Version mismatch")}, Level.FAIL, "Version mismatch"),
+        (check_nvml, {"nvml": NvmlFacts(driver="580")}, Level.WARN, "--gpus all"),
+        (
+            check_gpm,
+            {"nvml": NvmlFacts(driver="580", gpus=[GpuFacts(index=3, name="A100", gpm=False)])},
+            Level.WARN,
+            "GPUs 3 have none",
+        ),
+        (check_nsys, nsys(installation=None), Level.WARN, "nsight-systems-cli"),
+        (check_nsys, nsys(version=None), Level.FAIL, "does not run"),
+        (
+            check_nsys,
+            nsys(installation=COMPUTE_NSYS),
+            Level.FAIL,
+            "ln -s /opt/host/linux-desktop-glibc_2_11_3-x64 /opt/host/host-linux-x64",
+        ),
+        (check_nsys, {**nsys(None), "captures_enabled": False}, Level.OK, "switched off"),
+        (check_libdw, nsys(libdw=None), Level.FAIL, "apt-get install libdw1"),
+        (check_libdw, nsys(installation=None, libdw=None), Level.OK, "not needed"),
+        (check_kineto, {"kineto": {"KINETO_USE_DAEMON": "1"}}, Level.WARN, "--no-nsys"),
+        (check_kineto, {"kineto": {"KINETO_USE_DAEMON": "0"}}, Level.OK, "KINETO_USE_DAEMON=0"),
+        (check_processes, {"processes": ProcessFacts(total=100, unreadable=60)}, Level.WARN, "as root"),
+        (check_spool, {"spool": replace(GOOD_DIRECTORY, writable=False)}, Level.FAIL, "spool.directory"),
+        (
+            check_captures,
+            {"captures": replace(GOOD_DIRECTORY, free_bytes=2**20)},
+            Level.WARN,
+            "1.0 GiB wanted",
+        ),
+        (check_clock, {"clock": None}, Level.WARN, "chrony"),
+        (check_clock, {"clock": ClockFacts(synchronised=False, max_error_s=16)}, Level.WARN, "not sync"),
+        (check_clock, {"clock": ClockFacts(synchronised=True, max_error_s=0.2)}, Level.WARN, "200 ms"),
+        (check_nccl_plugin, {"nccl_plugin": None}, Level.WARN, "libnccl-profiler-perfd.so is not"),
+        (
+            check_aggregator,
+            {"aggregator": AggregatorFacts(address="head:1", configured=True, error="refused")},
+            Level.FAIL,
+            "head:1 cannot be reached: refused",
+        ),
+        (
+            check_aggregator,
+            {"aggregator": AggregatorFacts(address="head:1", configured=False, error="refused")},
+            Level.WARN,
+            "Start perfd aggregator",
+        ),
+    ],
+)
+def test_what_a_node_lacks_is_said_with_what_to_do(check, changes, level, words):
+    finding = check(replace(HEALTHY, **changes))
+    assert finding.level is level
+    assert words in f"{finding.what} {finding.mend}"
+    assert finding.mend or level is Level.OK
+
+
+def test_the_worst_finding_is_the_level_of_the_whole():
+    findings = diagnose(replace(HEALTHY, **nsys(installation=COMPUTE_NSYS), nccl_plugin=None))
+    document = to_json(findings)
+    assert (document["schema"], document["level"]) == ("perfd.doctor/1", "fail")
+    assert set(document["findings"][0]) == {"check", "level", "title", "what", "mend"}
+    assert len({finding.check for finding in findings}) == len(findings)
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "synchronised"),
+    [(0, 0x2001, True), (5, 0x40, False), (0, 0x40, False), (5, 0, False)],
+)
+def test_the_kernel_tells_whether_the_clock_is_disciplined(state, status, synchronised):
+    assert clock_facts(state, status, 16_000) == ClockFacts(synchronised=synchronised, max_error_s=0.016)

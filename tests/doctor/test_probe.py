@@ -1,0 +1,150 @@
+"""What `perfd doctor` finds out about nodes made of files."""
+
+import json
+
+from perfd.capture.installation import find_libdw, find_nsys, parse_version
+from perfd.cli import main
+from perfd.config import AgentConfig, UplinkConfig
+from perfd.doctor.facts import NsysFacts
+from perfd.doctor.probe import (
+    probe,
+    probe_aggregator,
+    probe_directory,
+    probe_nsys,
+    probe_processes,
+)
+from perfd.http import HttpServer
+from perfd.testing import nsys
+
+
+def nsight_compute(root):
+    """What Nsight Compute lays out: an nsys whose importer is in a folder where nsys does not look."""
+    host = root / "opt/nvidia/nsight-compute/2025.3.1/host"
+    nsys.install(host, importer=False)
+    elsewhere = host / "linux-desktop-glibc_2_11_3-x64"
+    elsewhere.mkdir()
+    (elsewhere / "QdstrmImporter").touch()
+    return host
+
+
+def test_the_nsys_inside_nsight_compute_is_found_and_its_missing_link_too(tmp_path):
+    host = nsight_compute(tmp_path)
+    found = find_nsys(None, "", root=tmp_path)
+    assert found.nsys == host / "target-linux-x64" / "nsys"
+    assert found.importer_missing
+    assert found.mend_importer == (
+        f"Run: ln -s {host / 'linux-desktop-glibc_2_11_3-x64'} {host / 'host-linux-x64'}"
+    )
+    (host / "host-linux-x64").symlink_to(host / "linux-desktop-glibc_2_11_3-x64")
+    assert not find_nsys(None, "", root=tmp_path).importer_missing
+
+
+def test_a_whole_nsight_systems_wins_over_nsight_compute_and_the_newest_over_older_ones(tmp_path):
+    nsight_compute(tmp_path)
+    for version in ("2023.4.4", "2025.3.1", "2024.10.1"):
+        nsys.install(tmp_path / "opt/nvidia/nsight-systems" / version)
+    assert "nsight-systems/2025.3.1" in str(find_nsys(None, "", root=tmp_path).nsys)
+
+
+def test_the_configured_nsys_wins_and_a_wrong_one_is_not_replaced_by_a_guess(tmp_path):
+    nsight_compute(tmp_path)
+    mine = nsys.install(tmp_path / "mine")
+    assert find_nsys(str(mine), "", root=tmp_path).nsys == mine
+    assert find_nsys(str(tmp_path / "nosuch"), "", root=tmp_path) is None
+
+
+def test_nsys_on_the_path_is_followed_to_where_it_really_lies(tmp_path):
+    real = nsys.install(tmp_path / "real", importer=False)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nsys").symlink_to(real)
+    assert find_nsys(None, str(tmp_path / "bin"), root=tmp_path).importer_missing
+
+
+def test_a_wrapper_script_of_unknown_layout_is_given_the_benefit_of_the_doubt(tmp_path):
+    (tmp_path / "nsys").write_text("#!/bin/sh\n")
+    (tmp_path / "nsys").chmod(0o755)
+    assert not find_nsys(None, str(tmp_path), root=tmp_path).importer_missing
+
+
+def test_libdw_is_found_in_the_system_or_beside_the_importer(tmp_path):
+    assert find_libdw(root=tmp_path) is None
+    beside = tmp_path / "host"
+    beside.mkdir()
+    (beside / "libdw.so.1").touch()
+    assert find_libdw(root=tmp_path, beside=[beside]) == beside / "libdw.so.1"
+    system = tmp_path / "usr/lib/x86_64-linux-gnu"
+    system.mkdir(parents=True)
+    (system / "libdw.so.1").touch()
+    assert find_libdw(root=tmp_path) == system / "libdw.so.1"
+
+
+def test_the_version_is_what_nsys_says(tmp_path):
+    nsys.install(tmp_path / "opt/nvidia/nsight-systems/2024", version="2024.2.3.38-1")
+    facts = probe_nsys(find_nsys(None, "", root=tmp_path), root=tmp_path)
+    assert facts.version == "2024.2.3.38"
+    assert probe_nsys(None, root=tmp_path) == NsysFacts()
+    assert parse_version("NVIDIA Nsight Systems version 2022.4.2.1-df9881f") == "2022.4.2.1"
+    assert parse_version("not nsys at all") is None
+
+
+def test_an_nsys_that_does_not_run_has_no_version(tmp_path):
+    broken = nsys.install(tmp_path / "broken")
+    broken.write_text("#!/nonexistent/interpreter\n")
+    assert probe_nsys(find_nsys(str(broken), "", root=tmp_path), root=tmp_path).version is None
+
+
+def test_processes_are_counted_in_the_given_proc(tmp_path):
+    for name in ("1", "22", "self"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "environ").write_bytes(b"A=1\0")
+    assert probe_processes(tmp_path).total == 2
+
+
+def test_a_directory_that_is_not_there_yet_is_judged_by_its_parent(tmp_path):
+    facts = probe_directory(tmp_path / "not" / "yet")
+    assert facts.writable
+    assert facts.free_bytes > 0
+    assert not (tmp_path / "not").exists()
+    (tmp_path / "file").touch()
+    assert not probe_directory(tmp_path / "file" / "below").writable
+
+
+def test_the_aggregator_is_reached_or_the_error_says_why():
+    server = HttpServer("127.0.0.1:0", {})
+    assert probe_aggregator(server.address, configured=True).error == ""
+    server.close()
+    assert "refused" in probe_aggregator(server.address, configured=True).error.lower()
+    assert "is not an address" in probe_aggregator("nonsense", configured=True).error
+
+
+def test_every_fact_of_a_made_up_node_comes_from_its_files(tmp_path):
+    proc = tmp_path / "proc"
+    (proc / "sys/kernel").mkdir(parents=True)
+    (proc / "sys/kernel/perf_event_paranoid").write_text("3\n")
+    nsight_compute(tmp_path)
+    facts = probe(
+        AgentConfig(proc=str(proc), uplink=UplinkConfig(address="127.0.0.1:1")),
+        spool=tmp_path / "spool",
+        configured=True,
+        environment={"PATH": "", "KINETO_USE_DAEMON": "1", "SECRET": "x"},
+        root=tmp_path,
+    )
+    assert facts.perf_event_paranoid == 3
+    assert facts.nsys.installation.importer_missing
+    assert facts.kineto == {"KINETO_USE_DAEMON": "1"}
+    assert facts.captures.path == tmp_path / "spool" / "captures"
+    assert facts.aggregator.error
+
+
+def test_the_verb_prints_its_schema_and_fails_only_for_what_cannot_work(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    config = tmp_path / "agent.yaml"
+    broken = nsys.install(tmp_path / "nsys", importer=False)
+    config.write_text(f"node: n1\ncapture: {{nsys_path: {broken}}}\nuplink: {{address: '127.0.0.1:1'}}\n")
+    assert main(["doctor", "--json", "--config", str(config)]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "perfd.doctor/1"
+    levels = {finding["check"]: finding["level"] for finding in document["findings"]}
+    assert (levels["nsys"], levels["aggregator"], levels["spool"]) == ("fail", "fail", "ok")
+    main(["doctor"])
+    assert "ok   versions: perfd" in capsys.readouterr().out
