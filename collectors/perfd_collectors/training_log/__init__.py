@@ -1,0 +1,8 @@
+"""Training logs: followed as a job writes them, understood whatever framework wrote them."""
+
+from __future__ import annotations
+
+from perfd_collectors.training_log.collector import SPEC, TrainingLogOptions, spec_of_feed
+from perfd_collectors.training_log.sources import LogFeed
+
+__all__ = ["SPEC", "LogFeed", "TrainingLogOptions", "spec_of_feed"]

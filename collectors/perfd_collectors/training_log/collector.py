@@ -1,0 +1,146 @@
+"""The collector: reads what is new in the logs and gives the records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from perfd.collector import CollectorSpec, OnUnavailable, Options, Settings
+from perfd.errors import ConfigError, Unavailable
+from perfd.model import LogProgress, Record
+from perfd_collectors.training_log.follow import Chunk, FileFollower
+from perfd_collectors.training_log.parser import FORMATS, LogParser, new_job
+from perfd_collectors.training_log.recorded import RecordedLog
+from perfd_collectors.training_log.sources import (
+    LogFeed,
+    LogSource,
+    StdinSource,
+    matching_files,
+    torchrun_files,
+)
+
+NAME = "training_log"
+
+
+class TrainingLogOptions(Options, frozen=True):
+    """Where the training log is. What is named may appear later."""
+
+    paths: tuple[str, ...] = ()
+    """Files, or patterns with `*`, `?` and `**`."""
+    log_dir: str | None = None
+    """What `torchrun --log-dir` was given: the newest attempt of the newest run is followed."""
+    stdin: bool = False
+    """Also read what is piped into the agent."""
+    framework: str | None = None
+    """Only look for this framework's lines; by default all known ones are looked for."""
+    from_start: bool = True
+    """Read what the files hold already; the model and the layout are said at a log's start."""
+    max_read_bytes: int = 8 * 1024 * 1024
+    """At most so much is read at one time."""
+
+
+class TrainingLogCollector:
+    """All logs of one job on this node. Lines that several ranks print count once."""
+
+    def __init__(
+        self, sources: Sequence[LogSource], settings: Settings, *, framework: str | None, max_read_bytes: int
+    ) -> None:
+        self._sources = sources
+        self._clock = settings.clock
+        self._framework = framework
+        self._max_read_bytes = max_read_bytes
+        self._job = new_job(settings.job)
+        self._parsers: dict[str, LogParser] = {}
+        self._last_line_unix_ns: dict[str, int] = {}
+
+    def collect(self) -> Sequence[Record]:
+        """What the logs say since the last call, and how far each was read."""
+        limit = self._max_read_bytes
+        newest_unix_ns: int | None = None
+        now_unix_ns = self._clock.unix_ns()
+        for source in self._sources:
+            for chunk in source.poll(limit):
+                limit -= len(chunk.data)
+                self._take(chunk, now_unix_ns)
+                newest_unix_ns = chunk.newest_unix_ns or now_unix_ns
+        # A file's own time of change tells when a line was printed that was there before us.
+        newest_unix_ns = min(newest_unix_ns or now_unix_ns, now_unix_ns)
+        records = list(self._job.out.take(now_unix_ns, newest_unix_ns))
+        return records + [self._progress(stream, parser) for stream, parser in self._parsers.items()]
+
+    def close(self) -> None:
+        """Close the logs."""
+        for source in self._sources:
+            source.close()
+
+    def _take(self, chunk: Chunk, now_unix_ns: int) -> None:
+        parser = self._parsers.get(chunk.stream)
+        if parser is None:
+            parser = self._parsers[chunk.stream] = LogParser(self._job, framework=self._framework)
+        if chunk.begins_anew:
+            parser.restart()
+        if chunk.attached:
+            parser.attach()
+        if chunk.lost:
+            parser.gap()
+        lines = parser.lines
+        parser.feed(chunk.data)
+        if parser.lines > lines:
+            self._last_line_unix_ns[chunk.stream] = now_unix_ns
+
+    def _progress(self, stream: str, parser: LogParser) -> LogProgress:
+        return LogProgress(
+            job=self._job.out.job,
+            stream=stream,
+            lines=parser.lines,
+            read_bytes=parser.read_bytes,
+            unrecognised_lines=parser.unrecognised_lines,
+            last_line_unix_ns=self._last_line_unix_ns.get(stream),
+        )
+
+
+def create(options: TrainingLogOptions, settings: Settings) -> TrainingLogCollector:
+    """Open the logs that the options name."""
+    if options.framework is not None and options.framework not in FORMATS:
+        raise ConfigError(
+            f"collectors.training_log.options.framework: {options.framework!r} is not known; "
+            f"use one of {', '.join(FORMATS)}."
+        )
+    sources: list[LogSource] = []
+    if options.paths:
+        find = partial(matching_files, options.paths)
+        sources.append(FileFollower(find, from_start=options.from_start))
+    if options.log_dir is not None:
+        tree = partial(torchrun_files, Path(options.log_dir))
+        sources.append(FileFollower(tree, from_start=options.from_start))
+    if options.stdin:
+        sources.append(StdinSource())
+    if not sources:
+        raise Unavailable(
+            "No training log is configured: name it in collectors.training_log.options, "
+            "as paths, log_dir or stdin."
+        )
+    return TrainingLogCollector(
+        sources, settings, framework=options.framework, max_read_bytes=options.max_read_bytes
+    )
+
+
+def spec_of_feed(feed: LogFeed) -> CollectorSpec:
+    """A collector that reads what is put into `feed`, by a program that has the job's output in its hands."""
+
+    def create_from_feed(options: TrainingLogOptions, settings: Settings) -> TrainingLogCollector:
+        return TrainingLogCollector(
+            [feed], settings, framework=options.framework, max_read_bytes=options.max_read_bytes
+        )
+
+    return CollectorSpec(name=NAME, options=TrainingLogOptions, create=create_from_feed)
+
+
+SPEC = CollectorSpec(
+    name=NAME,
+    options=TrainingLogOptions,
+    create=create,
+    on_unavailable=OnUnavailable.IGNORE,
+    replay={"training-log": RecordedLog},
+)

@@ -1,0 +1,163 @@
+"""Follows files as they are written: rotation, truncation, replacement, files that come later."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+READ_BYTES = 1 << 20
+_FINGERPRINT_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Bytes that were appended to a stream, in order."""
+
+    stream: str
+    data: bytes = b""
+    begins_anew: bool = False
+    """Before these bytes another file took the stream's name, or the file was emptied."""
+    attached: bool = False
+    """Before these bytes the file holds others that nobody read; these may begin inside a line."""
+    lost: bool = False
+    """Before these bytes some were dropped."""
+    newest_unix_ns: int | None = None
+    """When the last of these bytes was written, if the file tells: its end was reached."""
+
+
+class _Tail:
+    """An open file and how far it was read."""
+
+    def __init__(self, descriptor: int, identity: tuple[int, int], stream: str, offset: int) -> None:
+        self.descriptor = descriptor
+        self.identity = identity
+        self.stream = stream
+        self.offset = offset
+        self.fresh = True
+        self._fingerprint = b""
+
+    def was_emptied(self) -> bool:
+        """Whether the file is not the one that was read, although it is the same inode.
+
+        A file that was emptied and grew again is found by the bytes before the offset.
+        """
+        if self.offset > os.fstat(self.descriptor).st_size:
+            return True
+        before = os.pread(self.descriptor, len(self._fingerprint), self.offset - len(self._fingerprint))
+        return before != self._fingerprint
+
+    def rewind(self) -> None:
+        self.offset, self._fingerprint = 0, b""
+
+    def read(self, limit: int) -> bytes:
+        data = os.pread(self.descriptor, limit, self.offset)
+        self.offset += len(data)
+        self._fingerprint = (self._fingerprint + data[-_FINGERPRINT_BYTES:])[-_FINGERPRINT_BYTES:]
+        return data
+
+    def newest_unix_ns(self) -> int | None:
+        """When the file was last written, if all of it was read."""
+        status = os.fstat(self.descriptor)
+        return status.st_mtime_ns if status.st_size == self.offset else None
+
+
+class FileFollower:
+    """Follows the files that `find` names, each as a stream of its own.
+
+    A file is known by its inode, so a renamed one is not read twice. What it
+    holds when it is first seen is read if `from_start`; a file that appears
+    later always is.
+    """
+
+    def __init__(self, find: Callable[[], Mapping[str, Path]], *, from_start: bool) -> None:
+        self._find = find
+        self._from_start = from_start
+        self._tails: dict[tuple[int, int], _Tail] = {}
+        self._streams: set[str] = set()
+        self._turn = 0
+
+    def poll(self, limit_bytes: int) -> list[Chunk]:
+        """What was written since the last call, at most `limit_bytes`; files take turns when it is more."""
+        named = self._scan()
+        chunks: list[Chunk] = []
+        tails = sorted(self._tails.values(), key=lambda tail: tail.identity not in named)
+        self._turn += 1
+        for index in range(len(tails)):
+            tail = tails[(index + self._turn) % len(tails)]
+            if tail.identity in named and self._older(tail, named):
+                # The file that had this name before comes first.
+                continue
+            limit_bytes -= self._read(tail, limit_bytes, chunks)
+        self._drop_drained(named, chunks)
+        return chunks
+
+    def close(self) -> None:
+        """Close all files."""
+        for tail in self._tails.values():
+            os.close(tail.descriptor)
+        self._tails.clear()
+
+    def _scan(self) -> set[tuple[int, int]]:
+        """Open files that are new; returns the identities of those that have a name now."""
+        named: set[tuple[int, int]] = set()
+        for stream, path in self._find().items():
+            # A file can vanish or be closed to us at any time; the next poll looks again.
+            with contextlib.suppress(OSError):
+                status = path.stat()
+                identity = status.st_dev, status.st_ino
+                named.add(identity)
+                if identity not in self._tails:
+                    self._open(stream, path)
+        self._from_start = True
+        return named
+
+    def _open(self, stream: str, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        status = os.fstat(descriptor)
+        offset = 0 if self._from_start else status.st_size
+        identity = status.st_dev, status.st_ino
+        if identity in self._tails:
+            os.close(descriptor)
+            return
+        self._tails[identity] = _Tail(descriptor, identity, stream, offset)
+
+    def _older(self, tail: _Tail, named: set[tuple[int, int]]) -> bool:
+        return any(
+            other.stream == tail.stream and other.identity not in named for other in self._tails.values()
+        )
+
+    def _read(self, tail: _Tail, limit_bytes: int, chunks: list[Chunk]) -> int:
+        taken = 0
+        anew = tail.fresh and tail.stream in self._streams
+        attached = tail.fresh and tail.offset > 0
+        if not tail.fresh and tail.was_emptied():
+            tail.rewind()
+            anew = True
+        while taken < limit_bytes:
+            data = tail.read(min(READ_BYTES, limit_bytes - taken))
+            if not data and not (anew or attached):
+                break
+            taken += len(data)
+            chunk = Chunk(
+                stream=tail.stream,
+                data=data,
+                begins_anew=anew,
+                attached=attached,
+                newest_unix_ns=tail.newest_unix_ns(),
+            )
+            chunks.append(chunk)
+            anew = attached = False
+            tail.fresh = False
+            self._streams.add(tail.stream)
+        return taken
+
+    def _drop_drained(self, named: set[tuple[int, int]], chunks: list[Chunk]) -> None:
+        """Close files that lost their name and gave nothing more."""
+        active = {chunk.stream for chunk in chunks}
+        for identity, tail in list(self._tails.items()):
+            if identity not in named and tail.stream not in active:
+                os.close(tail.descriptor)
+                del self._tails[identity]

@@ -1,0 +1,50 @@
+"""Numbers as logs print them; whatever is not exactly one finite number is `None`."""
+
+from __future__ import annotations
+
+import math
+import re
+
+_NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+_GROUPED = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?|[+-]?\d+(?:\.\d*)?", re.ASCII)
+_SUFFIXES = {"": 0, "K": 3, "M": 6, "G": 9, "B": 9, "T": 12}
+
+
+def number(text: str, power: int = 0) -> float | None:
+    """The value of a text that is one number and nothing else; None for NaN, infinity and all the rest.
+
+    It is scaled by ten to the `power` as a decimal: `243.6` with 12 is 243.6e12 exactly.
+    """
+    text = text.strip()
+    if not _NUMBER.fullmatch(text):
+        return None
+    digits, _, exponent = text.lower().partition("e")
+    value = float(f"{digits}e{int(exponent[:9] or 0) + power}")
+    return value if math.isfinite(value) else None
+
+
+def positive(text: str, power: int = 0) -> float | None:
+    """As `number`, but None unless above zero: a time, a rate or a size that is not is no measurement."""
+    value = number(text, power)
+    return value if value is not None and value > 0 else None
+
+
+def integer(text: str) -> int | None:
+    """The value of a text that is one whole number, not negative (`32`, `794.0`, `1.63e+6`)."""
+    value = number(text)
+    return int(value) if value is not None and value >= 0 and value == int(value) else None
+
+
+def grouped(text: str) -> float | None:
+    """As `number`, for numbers whose thousands are set off by commas (`10,050`)."""
+    text = text.strip()
+    return float(text.replace(",", "")) if _GROUPED.fullmatch(text) else None
+
+
+def humanised(text: str, power: int = 0) -> float | None:
+    """As `number`, for numbers with a decimal suffix (`1.258B`, `634K`)."""
+    text = text.strip()
+    suffix = text[-1:].upper() if text[-1:].isalpha() else ""
+    if suffix not in _SUFFIXES:
+        return None
+    return number(text[: len(text) - len(suffix)], _SUFFIXES[suffix] + power)

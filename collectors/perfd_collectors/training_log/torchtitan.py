@@ -1,0 +1,158 @@
+"""torchtitan's metrics line, and what it says of the run before."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from perfd.model import EventKind, MemoryReport, TrainingStep
+from perfd_collectors.training_log.formats import Job
+from perfd_collectors.training_log.lines import Line
+from perfd_collectors.training_log.numbers import grouped, number, positive
+from perfd_collectors.training_log.stamps import last_stamp_ns
+
+_GIB = 1024.0**3
+_STEP = re.compile(r"(?<!validate )\bstep: +(\d+)  ", re.ASCII)
+_VALIDATE = re.compile(r"\bvalidate step: +(\d+)  ", re.ASCII)
+_PAIR = re.compile(r"([a-z_/]+): +(\S+)(?=  |\s*$)", re.ASCII)
+_MEMORY = re.compile(r"([\d.]+)GiB\(([\d.]+)%\)", re.ASCII)
+_SHARE = re.compile(r"([\d.]+)%", re.ASCII)
+_BEGIN = re.compile(
+    r"Training starts at step (\d+), with local batch size (\d+), global batch size (\d+), "
+    r"sequence length (\d+), total steps (\d+) \(",
+    re.ASCII,
+)
+_MESH = re.compile(r"Building (\d+)-D device mesh with (\[.*?\]), \[([\d, ]+)\]", re.ASCII)
+_SIZE = re.compile(r"\bsize: ([\d,]+) total parameters", re.ASCII)
+_CHECKPOINT = re.compile(r"Finished saving the checkpoint .*?in ([\d.]+) seconds", re.ASCII)
+_PROFILE = re.compile(r"Dumping (?:profiler )?traces at step (\d+)\b(?=\s*$)", re.ASCII)
+_DIMENSIONS = {"pp": "pp", "tp": "tp", "cp": "cp", "ep": "ep"}
+
+
+class TorchtitanParser:
+    """One log of a torchtitan job; all ranks that log print the same line."""
+
+    keywords: Sequence[bytes] = (
+        b"step: ",
+        b"Training starts at step",
+        b"-D device mesh with",
+        b" total parameters",
+        b"saving the checkpoint",
+        b"traces at step",
+    )
+
+    def __init__(self, job: Job) -> None:
+        self._out = job.out
+        self._steps = job.steps
+        self._sequence: int | None = None
+        self._batch: int | None = None
+
+    hungry = False
+
+    def parse(self, line: Line) -> bool:
+        """Take in a whole line."""
+        return line.complete and (self._step(line) or self._validate(line.text) or self._about(line.text))
+
+    def finish(self) -> None:
+        """Nothing waits."""
+
+    def _step(self, line: Line) -> bool:
+        anchor = _STEP.search(line.text)
+        if anchor is None:
+            return False
+        pairs = dict(_PAIR.findall(line.text, anchor.end()))
+        if "loss" not in pairs or not pairs.keys() & {"memory", "tps"}:
+            return False
+        self._out.describe(framework="torchtitan")
+        step = int(anchor[1])
+        self._steps.add(self._training_step(step, pairs), last_stamp_ns(line.text[: anchor.start()]))
+        if (memory := _MEMORY.fullmatch(pairs.get("memory", ""))) and (size := number(memory[1])) is not None:
+            report = MemoryReport(
+                job=self._out.job, step=step, rank=line.rank, max_reserved_bytes=size * _GIB
+            )
+            self._out.add(report)
+        return True
+
+    def _training_step(self, step: int, pairs: dict[str, str]) -> TrainingStep:
+        loss = number(pairs["loss"])
+        per_gpu = grouped(pairs.get("tps", ""))
+        mfu = _SHARE.fullmatch(pairs.get("mfu", ""))
+        world = self._out.description.parallel.world_size
+        # `tps` is per GPU: a group that works on the same tokens counts them once, and shares them.
+        tokens_per_s = per_gpu * world if per_gpu and world else None
+        tokens = self._batch * self._sequence if self._batch and self._sequence else None
+        known = {"loss", "tflops", "tps", "mfu", "memory", "grad_norm"}
+        extras = {
+            name: value
+            for name, text in pairs.items()
+            if name not in known and (value := number(text)) is not None
+        }
+        if per_gpu is not None:
+            extras["tps"] = per_gpu
+        return TrainingStep(
+            job=self._out.job,
+            step=step,
+            step_time_s=tokens / tokens_per_s if tokens and tokens_per_s else None,
+            flops_per_s_per_gpu=positive(pairs.get("tflops", "").replace(",", ""), 12),
+            tokens_per_s=tokens_per_s,
+            samples_per_s=tokens_per_s / self._sequence if tokens_per_s and self._sequence else None,
+            global_batch_size=self._batch,
+            losses={} if loss is None else {"loss": loss},
+            grad_norm=number(pairs.get("grad_norm", "")),
+            mfu_ratio=number(mfu[1], -2) if mfu else None,
+            extras=extras,
+        )
+
+    def _validate(self, text: str) -> bool:
+        anchor = _VALIDATE.search(text)
+        if anchor is None:
+            return False
+        pairs = _PAIR.findall(text, anchor.end())
+        values = {name: value for name, figure in pairs if (value := grouped(figure)) is not None}
+        step = int(anchor[1])
+        self._out.event(
+            EventKind.EVALUATION,
+            f"Validation at step {step}.",
+            printed_ns=last_stamp_ns(text[: anchor.start()]),
+            step=step,
+            values=values,
+        )
+        return True
+
+    def _about(self, text: str) -> bool:
+        if match := _BEGIN.search(text):
+            step, micro, batch, sequence, total = (int(figure) for figure in match.groups())
+            self._batch, self._sequence = batch, sequence
+            self._out.describe(framework="torchtitan", train_steps=total)
+            self._out.describe_layout(micro_batch_size=micro, global_batch_size=batch)
+            self._steps.started(last_stamp_ns(text[: match.start()]))
+            if step > 1:
+                self._steps.resumed(step - 1)
+        elif match := _MESH.search(text):
+            self._mesh(match[2], [int(size) for size in match[3].split(",") if size.strip()])
+        elif match := _SIZE.search(text):
+            self._out.describe(parameters=grouped(match[1]))
+        elif match := _CHECKPOINT.search(text):
+            message = "A checkpoint was saved."
+            self._event(EventKind.CHECKPOINT, message, text, self._steps.last_step, number(match[1]))
+        elif match := _PROFILE.search(text):
+            self._event(EventKind.PROFILE, "A profile was written.", text, int(match[1]), None)
+        else:
+            return False
+        return True
+
+    def _event(
+        self, kind: EventKind, message: str, text: str, step: int | None, duration_s: float | None
+    ) -> None:
+        self._out.event(kind, message, printed_ns=last_stamp_ns(text), step=step, duration_s=duration_s)
+
+    def _mesh(self, names: str, sizes: list[int]) -> None:
+        dimensions = dict(zip(re.findall(r"'(\w+)'", names), sizes, strict=False))
+        world = data = 1
+        for name, size in dimensions.items():
+            world *= size
+            if name.startswith("dp"):
+                data *= size
+        if dimensions:
+            layout = {field: dimensions.get(name, 1) for name, field in _DIMENSIONS.items() if name != "ep"}
+            self._out.describe_layout(world_size=world, dp=data, **layout)
