@@ -14,7 +14,8 @@ from perfd.rules.promql.tokens import Token, tokenize
 from perfd.rules.table import STALE
 from perfd.series import SeriesKey
 
-_NUMBER = r"(?:0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[iI]nf|[nN]a[nN])"
+# Without hexadecimal numbers: `0x8` is nine zeros.
+_NUMBER = r"(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|[iI]nf|[nN]a[nN])"
 _ITEM = re.compile(
     rf"(?:(?P<gap>_)|(?P<stale>stale)|(?P<start>[-+]?{_NUMBER})(?:(?P<sign>[-+])(?P<step>{_NUMBER})(?=x))?)"
     rf"(?:x(?P<times>\d+))?"
@@ -70,15 +71,9 @@ def parse_values(text: str) -> list[float | None]:
 
 def _expanded(item: re.Match[str], times: int) -> list[float]:
     """`a+bxn`: a, and n more, each by b larger than the one before."""
-    step = _number(item["step"]) if item["step"] else 0.0
+    step = float(item["step"]) if item["step"] else 0.0
     step = -step if item["sign"] == "-" else step
-    values = [_number(item["start"])]
+    values = [float(item["start"])]
     for _ in range(times):
         values.append(values[-1] + step)
     return values
-
-
-def _number(text: str) -> float:
-    bare = text.lstrip("+-")
-    sign = -1.0 if text.startswith("-") else 1.0
-    return sign * (float(int(bare, 16)) if bare.lower().startswith("0x") else float(bare))
