@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,10 +18,11 @@ from perfd.series import SeriesFrame, SeriesKey
 class _Family:
     """The series of one name: where their values are in a frame, and what stands before each."""
 
-    header: str
+    header: bytes
     positions: NDArray[np.intp]
     prefixes: NDArray[np.object_]
-    prefix_list: list[str]
+    """Each begins with the line feed that ends what is before it."""
+    prefix_list: list[bytes]
 
 
 class PageRenderer:
@@ -34,53 +35,49 @@ class PageRenderer:
         self._describe = describe
         self._keys: Sequence[SeriesKey] | None = None
         self._families: list[_Family] = []
+        self._encoder = msgspec.json.Encoder()
 
     def render(self, frame: SeriesFrame) -> bytes:
         """The page; a series whose value is NaN is absent from it."""
         if frame.keys is not self._keys:
             self._families = self._plan(frame.keys)
             self._keys = frame.keys
-        parts: list[str] = []
+        parts: list[bytes] = []
         for family in self._families:
             values = frame.values[family.positions]
             present = ~np.isnan(values)
-            prefixes: Sequence[str] = family.prefix_list
+            prefixes = family.prefix_list
             if not present.all():
                 values, prefixes = values[present], family.prefixes[present].tolist()
-            if len(values):
+            if prefixes:
                 parts.append(family.header)
-                _append(parts, prefixes, values)
-        return "".join(parts).encode()
+                parts.extend(_lines(prefixes, self._numbers(values)))
+        parts.append(b"\n")
+        return b"".join(parts)[1:] if len(parts) > 1 else b""
+
+    def _numbers(self, values: NDArray[np.float64]) -> Sequence[bytes]:
+        # msgspec writes the shortest text that reads back the same, five times as fast as `repr`.
+        if np.isfinite(values).all():
+            return self._encoder.encode(values.tolist())[1:-1].split(b",")
+        return [number(value).encode() for value in values.tolist()]
 
     def _plan(self, keys: Sequence[SeriesKey]) -> list[_Family]:
         by_name: dict[str, list[int]] = {}
         for position, key in enumerate(keys):
             by_name.setdefault(key.name, []).append(position)
-        families = []
-        for name in sorted(by_name):
-            positions = by_name[name]
-            prefixes = [series(name, dict(keys[position].labels)) + " " for position in positions]
-            info = self._describe(name)
-            families.append(
-                _Family(
-                    header(name, info.help, info.kind),
-                    np.array(positions, np.intp),
-                    np.array(prefixes, dtype=object),
-                    prefixes,
-                )
-            )
-        return families
+        return [self._family(name, positions, keys) for name, positions in sorted(by_name.items())]
+
+    def _family(self, name: str, positions: Sequence[int], keys: Sequence[SeriesKey]) -> _Family:
+        prefixes = [f"\n{series(name, dict(keys[position].labels))} ".encode() for position in positions]
+        info = self._describe(name)
+        as_array = np.empty(len(prefixes), dtype=object)
+        as_array[:] = prefixes
+        heading = "\n" + header(name, info.help, info.kind).removesuffix("\n")
+        return _Family(heading.encode(), np.array(positions, np.intp), as_array, prefixes)
 
 
-def _append(parts: list[str], prefixes: Sequence[str], values: NDArray[np.float64]) -> None:
-    # Whole numbers without `.0` are shorter, and for most values `repr` alone is the fastest there is.
-    numbers = values.tolist()
-    if np.isfinite(values).all():
-        parts.extend([f"{prefix}{value!r}\n" for prefix, value in zip(prefixes, numbers, strict=True)])
-    else:
-        parts.extend(
-            [
-                f"{prefix}{value!r}\n" if math.isfinite(value) else f"{prefix}{number(value)}\n"
-                for prefix, value in zip(prefixes, numbers, strict=True)
-            ]
-        )
+def _lines(prefixes: Sequence[bytes], numbers: Sequence[bytes]) -> list[bytes]:
+    parts = [b""] * (2 * len(prefixes))
+    parts[0::2] = prefixes
+    parts[1::2] = numbers
+    return parts
