@@ -13,7 +13,7 @@ from pathlib import Path
 from perfd.capture.installation import find_nsys
 from perfd.capture.launch import plan_launch
 from perfd.config import AgentCaptureConfig
-from perfd.errors import PerfdError
+from perfd.errors import PerfdError, RecordingError
 from perfd.session.configuration import load_session
 from perfd.session.job import CommandError
 from perfd.session.naming import job_name, results_folder
@@ -86,6 +86,8 @@ def watch(
     capture: bool,
 ) -> int:
     """Run `command` with a monitor beside it; returns its exit code."""
+    if recording is not None and recording.exists() and (not recording.is_dir() or any(recording.iterdir())):
+        raise RecordingError(f"{recording} is not empty: a recording needs a new folder.")
     configuration = load_session(Path(config) if config else None)
     name = job or configuration.agent.job or job_name(command, os.environ)
     launch = _plan(command, name, configuration.agent.capture, allowed=capture)

@@ -43,12 +43,14 @@ class LiveSession:
         settings: MonitorSettings,
         *,
         root_pid: int,
+        started_unix_ns: int,
         scratch: Path,
         clock: Clock,
         say: Callable[[str], None],
     ) -> None:
         config = load_session(Path(settings.config) if settings.config else None)
         self._settings = settings
+        self._started_unix_ns = started_unix_ns
         self._clock = clock
         self._say = say
         self._node = config.agent.node or settings.node
@@ -61,7 +63,7 @@ class LiveSession:
     def start(self) -> None:
         """Begin to watch."""
         self._agent.start()
-        self._tell(EventKind.JOB_STARTED, "perfd run started the job.")
+        self._tell(EventKind.JOB_STARTED, "perfd run started the job.", self._started_unix_ns)
         if self._aggregator.http_address:
             self._say(f"perfd: live metrics are at http://{self._aggregator.http_address}/metrics")
 
@@ -78,7 +80,8 @@ class LiveSession:
         if not self._log_feed.finish(_READ_LIMIT_S):
             notes.append("The last lines of the log were not analysed; see perfd.log.")
         if code is not None:
-            self._tell(EventKind.JOB_ENDED, f"The job ended with exit code {code}.", exit_code=code)
+            message = f"The job ended with exit code {code}."
+            self._tell(EventKind.JOB_ENDED, message, self._clock.unix_ns(), exit_code=code)
         self._events.wait_taken(_READ_LIMIT_S)
         # Ends the collectors' threads and waits until everything is acknowledged.
         self._agent.stop()
@@ -103,6 +106,7 @@ class LiveSession:
             job=self._settings.job,
             node=self._node,
             clock=self._clock,
+            start_unix_ns=self._started_unix_ns,
             say=self._say,
         )
 
@@ -160,16 +164,9 @@ class LiveSession:
         else:
             self._tape.add_records(records)
 
-    def _tell(self, kind: EventKind, message: str, **values: float) -> None:
-        self._events.tell(
-            Event(
-                kind=kind,
-                time_unix_ns=self._clock.unix_ns(),
-                message=message,
-                job=self._settings.job,
-                values=values,
-            )
-        )
+    def _tell(self, kind: EventKind, message: str, unix_ns: int, **values: float) -> None:
+        job = self._settings.job
+        self._events.tell(Event(kind=kind, time_unix_ns=unix_ns, message=message, job=job, values=values))
 
     def _save(self, summaries: Sequence[JobSummary], notes: list[str]) -> str:
         text = in_words(summaries, notes)

@@ -48,10 +48,17 @@ def main() -> int:
 
 def watch(frames: Iterator[Frame]) -> None:
     """Follow a job from its settings to its summary."""
-    settings = MonitorSettings(**json.loads(_expect(frames, FrameKind.SETTINGS)))
-    pid = int(_expect(frames, FrameKind.STARTED))
+    settings = MonitorSettings(**json.loads(_expect(frames, FrameKind.SETTINGS).payload))
+    started = _expect(frames, FrameKind.STARTED)
     with tempfile.TemporaryDirectory(prefix="perfd-run-") as scratch:
-        session = LiveSession(settings, root_pid=pid, scratch=Path(scratch), clock=SystemClock(), say=_say)
+        session = LiveSession(
+            settings,
+            root_pid=int(started.payload),
+            started_unix_ns=started.unix_ns,
+            scratch=Path(scratch),
+            clock=SystemClock(),
+            say=_say,
+        )
         try:
             session.start()
             _say(session.finish(*_follow(frames, session)))
@@ -79,11 +86,11 @@ def _follow(frames: Iterator[Frame], session: LiveSession) -> tuple[int | None, 
     return code, dropped
 
 
-def _expect(frames: Iterator[Frame], kind: FrameKind) -> bytes:
+def _expect(frames: Iterator[Frame], kind: FrameKind) -> Frame:
     frame = next(frames, None)
     if frame is None or frame.kind is not kind:
         raise WireError(f"The pipe from perfd run does not begin with {kind.name.lower()}.")
-    return frame.payload
+    return frame
 
 
 def _say(text: str) -> None:

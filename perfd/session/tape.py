@@ -19,13 +19,20 @@ class Tape:
     """Writes a recording; the first failure ends it, is reported through `say`, and stops nothing else."""
 
     def __init__(
-        self, directory: Path, *, job: str, node: str, clock: Clock, say: Callable[[str], None]
+        self,
+        directory: Path,
+        *,
+        job: str,
+        node: str,
+        clock: Clock,
+        start_unix_ns: int,
+        say: Callable[[str], None],
     ) -> None:
         self._node = node
         self._clock = clock
         self._say = say
         self._writer: RecordingWriter | None = None
-        self._attempt(lambda: self._open(directory, job))
+        self._attempt(lambda: self._open(directory, job, start_unix_ns))
 
     def add_log(self, chunk: bytes, unix_ns: int) -> None:
         """Append what the job printed up to `unix_ns`."""
@@ -51,8 +58,8 @@ class Tape:
         if writer is not None:
             self._attempt(writer.close)
 
-    def _open(self, directory: Path, job: str) -> None:
-        self._writer = RecordingWriter(directory, name=job, start_unix_ns=self._clock.unix_ns())
+    def _open(self, directory: Path, job: str, start_unix_ns: int) -> None:
+        self._writer = RecordingWriter(directory, name=job, start_unix_ns=start_unix_ns)
 
     def _attempt(self, write: Callable[[], None]) -> None:
         try:

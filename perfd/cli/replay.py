@@ -1,0 +1,131 @@
+"""`perfd replay`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import msgspec
+
+from perfd import logs
+from perfd.config import HistoryConfig
+from perfd.recording.format import bundled_names, find_recording
+from perfd.session.configuration import SessionConfig, load_session
+from perfd.session.replay import Progress, ReplayOptions, ReplayResult, replay
+from perfd.session.results import summary_json
+from perfd.session.words import in_words
+
+EXIT_CODES = """\
+Exit codes: 0 the recording was played to its end; 2 it, the configuration or a rules file cannot
+be used; 130 interrupted. Alerts that fire do not change the exit code."""
+_PROGRESS_EVERY_RATIO = 0.1
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = EXIT_CODES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "recording",
+        metavar="RECORDING",
+        help=f"a recording's folder, or one that ships: {', '.join(bundled_names())}",
+    )
+    parser.add_argument(
+        "--speed",
+        type=_speed,
+        default=1.0,
+        metavar="N|max",
+        help="how many times as fast as it was; max for as fast as possible (default: 1)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one object of schema perfd.summary/1, only"
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration of the session (YAML)")
+    parser.add_argument(
+        "--rules",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="more rules files, beside the shipped ones",
+    )
+    parser.add_argument("--http", metavar="HOST:PORT", help="serve /metrics and /api/v1 meanwhile")
+    parser.add_argument(
+        "--allow-missing", action="store_true", help="play what is there when files are missing"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Play a recording and print its summary."""
+    logs.configure("error")
+    options = ReplayOptions(
+        recording=find_recording(args.recording),
+        speed=args.speed,
+        allow_missing=args.allow_missing,
+        config=_configuration(args),
+        http=args.http,
+    )
+    if args.json:
+        result = replay(options)
+        for warning in result.warnings:
+            print(f"perfd replay: {warning}", file=sys.stderr)
+        sys.stdout.write(summary_json(result.summaries).decode())
+        return 0
+    result = _played(options)
+    print(in_words(result.summaries, result.warnings), end="")
+    print(f"\nPlayed {result.played_s:.1f} s in {result.took_s:.2f} s.")
+    return 0
+
+
+def _played(options: ReplayOptions) -> ReplayResult:
+    lines = _ProgressLines()
+    return replay(options, on_progress=lines.show)
+
+
+class _ProgressLines:
+    """A line whenever another tenth of the recording was played, for output that is no terminal."""
+
+    def __init__(self) -> None:
+        self._next_ratio = _PROGRESS_EVERY_RATIO
+
+    def show(self, progress: Progress) -> None:
+        ratio = progress.played_s / progress.total_s if progress.total_s else 1.0
+        if ratio < self._next_ratio:
+            return
+        self._next_ratio = (int(ratio / _PROGRESS_EVERY_RATIO) + 1) * _PROGRESS_EVERY_RATIO
+        print(f"{progress.played_s:7.1f} of {progress.total_s:.1f} s  {_jobs(progress)}", flush=True)
+
+
+def _jobs(progress: Progress) -> str:
+    parts = []
+    for name in progress.aggregator.jobs():
+        live = progress.aggregator.live(name)
+        if live is not None and live.step_time_s.median is not None:
+            parts.append(f"{name}: step {live.steps.last}, {live.step_time_s.median * 1000:.0f} ms a step")
+    return "; ".join(parts) or "no step yet"
+
+
+def _configuration(args: argparse.Namespace) -> SessionConfig:
+    config = load_session(args.config)
+    rules = config.aggregator.rules
+    files = [*rules.files, *(str(path) for path in args.rules)]
+    aggregator = msgspec.structs.replace(
+        config.aggregator,
+        rules=msgspec.structs.replace(rules, files=files),
+        # A replay leaves no traces in the history of real jobs.
+        history=HistoryConfig(),
+    )
+    return msgspec.structs.replace(config, aggregator=aggregator)
+
+
+def _speed(text: str) -> float | None:
+    if text == "max":
+        return None
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = 0.0
+    if not 0 < speed < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a positive number nor max")
+    return speed
