@@ -32,7 +32,7 @@ def read_bytes(path: str | Path) -> bytes | None:
 def read_count(path: str | Path) -> float | None:
     """The number in a file that holds one, or None."""
     text = (read_bytes(path) or b"").strip()
-    return float(text) if text.isdigit() else None
+    return float(text) if text.isdigit() and len(text) <= 20 else None
 
 
 def names_in(path: Path) -> list[str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+_MAX_DIGITS = 20
+"""No 64-bit counter has more."""
 SECTOR_BYTES = 512
 """The unit of /proc/diskstats, whatever the disk's own are (Documentation/admin-guide/iostats.rst)."""
 
@@ -29,7 +32,7 @@ class CpuTicks:
 def parse_cpu_ticks(stat: bytes) -> CpuTicks | None:
     """The first line of /proc/stat."""
     fields = stat.partition(b"\n")[0].split()
-    if len(fields) < 5 or fields[0] != b"cpu" or not all(field.isdigit() for field in fields[1:]):
+    if len(fields) < 5 or fields[0] != b"cpu" or not all(map(_is_count, fields[1:])):
         return None
     user, nice, system, idle, *rest = (int(field) for field in fields[1:])
     iowait, irq, softirq, steal = [*rest, 0, 0, 0, 0][:4]
@@ -58,7 +61,7 @@ def parse_stat_counts(stat: bytes) -> Mapping[str, float]:
     ):
         start = stat.find(key)
         value = stat[start + len(key) :].partition(b"\n")[0] if start >= 0 else b""
-        if value.isdigit():
+        if _is_count(value):
             counts[column] = float(value)
     return counts
 
@@ -79,10 +82,10 @@ def parse_meminfo(text: bytes) -> Mapping[str, float]:
     found = {
         key.decode(): int(fields[0]) * 1024.0
         for key, fields in _keys(text)
-        if key in _MEMORY_KEYS and fields and fields[0].isdigit()
+        if key in _MEMORY_KEYS and fields and _is_count(fields[0])
     }
     memory = {column: found[key] for key, column in _MEMORY_COLUMNS if key in found}
-    if "SwapTotal" in found and "SwapFree" in found:
+    if found.get("SwapTotal", -1) >= found.get("SwapFree", math.inf):
         memory["swap_used_bytes"] = found["SwapTotal"] - found["SwapFree"]
     return memory
 
@@ -92,7 +95,7 @@ def parse_vmstat(text: bytes) -> Mapping[str, float]:
     counts = {}
     for line in text.splitlines():
         key, _, value = line.partition(b" ")
-        if key in _VMSTAT_COLUMNS and value.isdigit():
+        if key in _VMSTAT_COLUMNS and _is_count(value):
             counts[_VMSTAT_COLUMNS[key]] = float(value)
     return counts
 
@@ -104,7 +107,7 @@ def parse_pressure(resource: str, text: bytes) -> Mapping[str, float]:
         kind, _, rest = line.partition(b" ")
         value = rest.rpartition(b"total=")[2]
         # For CPU and the whole node, "full" is not defined, and the kernel writes 0.
-        if kind in {b"some", b"full"} and value.isdigit() and (resource, kind) != ("cpu", b"full"):
+        if kind in {b"some", b"full"} and _is_count(value) and (resource, kind) != ("cpu", b"full"):
             totals[f"pressure_{resource}_{kind.decode()}_s"] = int(value) / 1e6
     return totals
 
@@ -113,7 +116,7 @@ def parse_net_dev(text: bytes) -> Mapping[str, Mapping[str, float]]:
     """Counters of each network interface out of /proc/net/dev."""
     interfaces = {}
     for name, fields in _keys(text):
-        if len(fields) >= 12 and all(field.isdigit() for field in fields):
+        if len(fields) >= 12 and all(map(_is_count, fields)):
             interfaces[_text(name)] = {
                 column: float(fields[position]) for column, position in _NET_DEV_COLUMNS
             }
@@ -125,7 +128,7 @@ def parse_diskstats(text: bytes) -> Mapping[str, Mapping[str, float]]:
     disks = {}
     for line in text.splitlines():
         fields = line.split()
-        if len(fields) >= 14 and all(field.isdigit() for field in fields[3:14]):
+        if len(fields) >= 14 and all(map(_is_count, fields[3:14])):
             disks[_text(fields[2])] = {
                 column: int(fields[position]) / per_unit for column, position, per_unit in _DISK_COLUMNS
             }
@@ -139,9 +142,13 @@ def _keys(text: bytes) -> Iterator[tuple[bytes, list[bytes]]]:
             yield key.strip(), rest.split()
 
 
+def _is_count(field: bytes) -> bool:
+    return field.isdigit() and len(field) <= _MAX_DIGITS
+
+
 def _decimal(field: bytes) -> float | None:
     whole, _, fraction = field.partition(b".")
-    return float(field) if whole.isdigit() and (not fraction or fraction.isdigit()) else None
+    return float(field) if _is_count(whole) and (not fraction or _is_count(fraction)) else None
 
 
 def _text(name: bytes) -> str:

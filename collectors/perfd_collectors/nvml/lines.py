@@ -28,6 +28,7 @@ SCALARS = (
 
 _ENTITY = re.compile(r"\d{1,4}(/\d{1,4})?")
 _NOT_FINITE = re.compile(rb"(?<=[:\[,\s])(?:NaN|-?Infinity)(?=\s*[,}\]])")
+_ROUNDING_NS = 10_000
 _MAX_UNIX_S = 9e9
 """Nanoseconds of later times do not fit in 64 bits."""
 
@@ -110,12 +111,16 @@ def _row(line: _Line) -> RecordedRow | None:
                 values[metric.column] = value / metric.per_unit
     if line.columns:
         values |= {name: value for name, value in line.columns.items() if name in INDEX}
-    return RecordedRow(time_unix_ns=_time_unix_ns(line), entity=entity, values=values)
+    return RecordedRow(
+        time_unix_ns=_time_unix_ns(line),
+        entity=entity,
+        values={name: value for name, value in values.items() if math.isfinite(value)},
+    )
 
 
 def _time_unix_ns(line: _Line) -> int:
     rounded = round(line.unix_s * 1e9)
-    if line.unix_ns is not None and abs(line.unix_ns - rounded) < 1000:
+    if line.unix_ns is not None and abs(line.unix_ns - rounded) < _ROUNDING_NS:
         return line.unix_ns
     return rounded
 
@@ -149,6 +154,8 @@ def _take(row: dict[str, float], column: str, per_unit: float) -> float | int | 
     if value is None:
         return None
     told = float(value) * per_unit
+    if not math.isfinite(told):
+        return None
     if told / per_unit == value:
         del row[column]
     return int(told) if told.is_integer() else told
