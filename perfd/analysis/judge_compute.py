@@ -9,6 +9,8 @@ from perfd.analysis.findings import Facts, Finding, Kind, percent
 
 _GOOD_MFU = 0.40
 _FAIR_MFU = 0.30
+_IMPLAUSIBLE_MFU = 0.85
+"""No training job comes near; what is over it counts operations or the peak wrongly."""
 
 
 def judge_compute(facts: Facts) -> Finding:
@@ -16,6 +18,16 @@ def judge_compute(facts: Facts) -> Finding:
     mfu = facts.efficiency.mfu_ratio
     evidence = _compute_evidence(facts)
     computing = _computing_ratio(facts)
+    if mfu is not None and mfu > _IMPLAUSIBLE_MFU:
+        return Finding(
+            kind=Kind.UNKNOWN,
+            confidence=0.0,
+            evidence=[
+                *evidence,
+                f"An MFU of {percent(mfu)} cannot be: the peak, the shape or the batch is wrong.",
+            ],
+            recommendation="Compare the model's sizes and the GPU's peak with what perfd took for them.",
+        )
     if mfu is not None and mfu >= _GOOD_MFU:
         return Finding(kind=Kind.NONE, confidence=0.6, evidence=evidence, recommendation="Nothing to do.")
     if mfu is None or computing is None or computing < 0.5:

@@ -181,7 +181,7 @@ def _named(
     flagged: Bools, ranks: Ints, difference: _Differences, waits: Floats, *, pattern: Pattern
 ) -> list[Straggler]:
     # Half of a group cannot be slow by comparison with the other half: that is another kind of job.
-    if not 0 < np.count_nonzero(flagged) <= len(ranks) / 2:
+    if not 0 < np.count_nonzero(flagged) <= max(1, (len(ranks) - 1) // 2):
         return []
     return [
         Straggler(

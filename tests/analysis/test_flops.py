@@ -105,8 +105,8 @@ def test_six_n_leaves_attention_over_the_sequence_out():
         (LLAMA3_8B, True, 8.03e9, 8.03e9),
         (GPT3_175B, False, 174.6e9, 174.6e9),
         (MIXTRAL_8X7B, True, 46.7e9, 12.9e9),
-        # 671 billion, of which 37 are active, and the layer for multi-token prediction: 11.6, of which 1.5.
-        (DEEPSEEK_V3, True, 683e9, 39e9),
+        # 671 billion, of which 37 are active, and the layer for multi-token prediction.
+        (DEEPSEEK_V3, True, 682.6e9, 38.1e9),
     ],
     ids=["llama3-8b", "gpt3", "mixtral", "deepseek-v3"],
 )

@@ -1,0 +1,248 @@
+"""What is said to limit a job, with the worked example of the documentation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from analysis.jobs import LLAMA3_8B, description, gpu_table, infos, job_data, phase_table, step_table
+
+from perfd.analysis.findings import Culprit, Kind
+from perfd.analysis.summary import AnalysisSettings, JobSummary, summarise
+from perfd.model import ModelShape
+from perfd.peaks import load_peaks
+
+H100 = "NVIDIA H100 80GB HBM3"
+DP8 = description(LLAMA3_8B, world_size=8, dp=8, micro_batch_size=1, global_batch_size=64)
+LLAMA_70B = ModelShape(
+    layers=80,
+    hidden_size=8192,
+    ffn_size=28672,
+    attention_heads=64,
+    kv_heads=8,
+    head_size=128,
+    sequence_length=4096,
+    vocab_size=32000,
+    gated_mlp=True,
+)
+
+
+def judge(
+    extremes=None, *, by_rank=None, metrics=None, job=DP8, flops: float | None = None, **settings
+) -> JobSummary:
+    """The summary of eight H100 with 1 s steps; `flops` stands for what the log prints."""
+    steps = step_table([1.0] * 20, flops_per_s_per_gpu=np.nan if flops is None else flops)
+    if flops is not None:
+        job = replace(job, model=None)
+    fields = {
+        "description": job,
+        "phases": phase_table(steps, extremes, by_rank),
+        "gpu_infos": infos(H100, 8),
+    }
+    if metrics:
+        fields["gpu"] = gpu_table(steps, metrics)
+    return summarise(job_data(steps, **fields), AnalysisSettings(peaks=load_peaks()))
+
+
+def test_the_worked_example_names_gradient_communication():
+    # 64 H100, tensor 8, pipeline 2, data 4; forward 350, backward 700, gradient all-reduce 450,
+    # optimizer 100, batch generator 5 ms: 450 of 1605 ms are 28 %.
+    steps = step_table([1.605] * 20, flops_per_s_per_gpu=0.28 * 989.4e12)
+    job = description(None, world_size=64, tp=8, pp=2, dp=4, micro_batch_size=1, global_batch_size=32)
+    phases = phase_table(
+        steps,
+        {
+            "forward-compute": (0.35, 0.35),
+            "backward-compute": (0.7, 0.7),
+            "all-grads-sync": (0.45, 0.45),
+            "optimizer": (0.1, 0.1),
+            "batch-generator": (0.005, 0.005),
+        },
+    )
+    data = job_data(steps, description=job, phases=phases, gpu_infos=infos(H100, 64))
+    summary = summarise(data, AnalysisSettings(peaks=load_peaks(), network_bytes_per_s=50e9))
+    assert summary.mfu_ratio == pytest.approx(0.28)
+    assert summary.pipeline.bubble_theory_ratio == 1 / 9
+    assert summary.communication.share_ratio == pytest.approx(0.2804, abs=1e-4)
+    assert summary.bottleneck.kind is Kind.COMMUNICATION
+    assert summary.bottleneck.lost_ratio == pytest.approx(0.28, abs=0.005)
+    assert "28.0 % of a step (timers: all-grads-sync)" in summary.bottleneck.evidence[0]
+    assert "--overlap-grad-reduce" in summary.bottleneck.recommendation
+    # Twice the micro-batches: 450 of 2 * 1055 + 550 ms.
+    assert "16.9 %" in summary.bottleneck.recommendation
+
+    # With the model's shape the ring formula stands beside the measurement: 69 billion parameters
+    # over 16 ranks in fp32, 1.5 times through links of 50 GB/s.
+    shaped = summarise(
+        replace(data, description=replace(job, model=LLAMA_70B)),
+        AnalysisSettings(peaks=load_peaks(), network_bytes_per_s=50e9),
+    )
+    ring_s = 1.5 * (68.7e9 / 16 * 4) / 50e9
+    assert shaped.communication.ring_estimate_s == pytest.approx(ring_s, rel=0.01)
+    assert any("ring formula" in sentence for sentence in shaped.bottleneck.evidence)
+
+
+def test_a_job_that_computes_well_has_no_bottleneck():
+    summary = judge({"forward-compute": (0.3, 0.3), "backward-compute": (0.6, 0.6)}, flops=0.45 * 989.4e12)
+    assert summary.bottleneck.kind is Kind.NONE
+
+
+def test_a_job_that_computes_poorly_is_said_to():
+    summary = judge({"forward-compute": (0.3, 0.3), "backward-compute": (0.6, 0.6)}, flops=0.2 * 989.4e12)
+    assert summary.bottleneck.kind is Kind.COMPUTE
+    assert "20.0 %" in summary.bottleneck.evidence[0]
+
+
+def test_without_evidence_the_verdict_abstains_and_says_what_is_missing():
+    summary = judge(flops=0.2 * 989.4e12)
+    assert summary.bottleneck.kind is Kind.UNKNOWN
+    assert summary.bottleneck.confidence == 0
+    assert "neither phase timers" in summary.bottleneck.evidence[-1]
+
+
+@pytest.mark.parametrize(
+    ("extremes", "kind"),
+    [
+        ({"batch-generator": (0.2, 0.22)}, Kind.DATA_LOADING),
+        ({"all-grads-sync": (0.25, 0.25)}, Kind.COMMUNICATION),
+        ({"optimizer": (0.3, 0.3)}, Kind.OPTIMIZER),
+        ({"forward-backward": (0.5, 0.5), "optimizer": (0.1, 0.1)}, Kind.HOST_BOUND),
+    ],
+)
+def test_the_largest_part_of_the_step_is_named(extremes, kind: Kind):
+    summary = judge(extremes)
+    assert summary.bottleneck.kind is kind
+    assert summary.bottleneck.evidence
+    assert summary.bottleneck.recommendation
+
+
+def test_findings_are_ordered_by_what_they_cost():
+    summary = judge({"batch-generator": (0.06, 0.06), "all-grads-sync": (0.3, 0.3), "optimizer": (0.2, 0.2)})
+    kinds = [finding.kind for finding in summary.findings]
+    assert kinds == [Kind.COMMUNICATION, Kind.OPTIMIZER, Kind.DATA_LOADING]
+
+
+def test_idle_gpus_are_the_hosts_fault():
+    summary = judge(metrics={"graphics_active_ratio": [0.6] * 8, "sm_active_ratio": [0.5] * 8})
+    assert summary.bottleneck.kind is Kind.HOST_BOUND
+    assert summary.bottleneck.lost_ratio == pytest.approx(0.4, abs=1e-6)
+
+
+def test_a_straggler_comes_before_what_the_configuration_costs():
+    tensor, streaming = [0.3] * 8, [0.7] * 8
+    tensor[2], streaming[2] = 0.45, 0.85
+    summary = judge(
+        {"all-grads-sync": (0.3, 0.3), "forward-compute": (0.2, 0.4), "backward-compute": (0.3, 0.3)},
+        metrics={"tensor_active_ratio": tensor, "sm_active_ratio": streaming},
+    )
+    assert summary.bottleneck.kind is Kind.STRAGGLER
+    assert summary.bottleneck.culprits == (Culprit(kind="rank", id=2),)
+    assert summary.bottleneck.confidence == 0.9
+    assert summary.findings[1].kind is Kind.COMMUNICATION
+
+
+def test_timers_that_are_equal_on_all_ranks_contradict_the_activity():
+    tensor, streaming = [0.3] * 8, [0.7] * 8
+    tensor[2], streaming[2] = 0.45, 0.85
+    summary = judge(
+        {"forward-compute": (0.3, 0.3), "backward-compute": (0.6, 0.6)},
+        metrics={"tensor_active_ratio": tensor, "sm_active_ratio": streaming},
+        flops=0.2 * 989.4e12,
+    )
+    assert summary.bottleneck.kind is Kind.COMPUTE
+
+
+def test_an_mfu_that_cannot_be_is_not_praised():
+    summary = judge({"forward-compute": (0.3, 0.3), "backward-compute": (0.6, 0.6)}, flops=1.2 * 989.4e12)
+    assert summary.bottleneck.kind is Kind.UNKNOWN
+    assert "120.0 %" in summary.bottleneck.evidence[-1]
+
+
+def test_slow_input_on_one_rank_is_named_by_its_idle_gpu():
+    active = [0.95] * 8
+    active[5] = 0.75
+    summary = judge(
+        {
+            "batch-generator": (0.01, 0.2),
+            "forward-compute": (0.2, 0.4),
+            "backward-compute": (0.4, 0.4),
+        },
+        metrics={"graphics_active_ratio": active},
+    )
+    assert summary.bottleneck.kind is Kind.DATA_LOADING
+    assert summary.bottleneck.culprits == (Culprit(kind="rank", id=5),)
+
+
+def test_slow_input_on_an_unknown_rank_names_nobody():
+    summary = judge({"batch-generator": (0.01, 0.2)})
+    assert summary.bottleneck.kind is Kind.DATA_LOADING
+    assert summary.bottleneck.culprits == ()
+    assert "does not say which rank" in summary.bottleneck.evidence[1]
+
+
+def test_a_hot_gpu_is_named_with_its_clock():
+    reasons, clocks = [0.0] * 8, [1.98e9] * 8
+    reasons[3], clocks[3] = float(0x40), 1.2e9
+    summary = judge(metrics={"clocks_event_reasons_bits": reasons, "sm_clock_hz": clocks})
+    assert summary.bottleneck.kind is Kind.THROTTLING
+    assert summary.bottleneck.culprits == (Culprit(kind="gpu", id="node0/3"),)
+    assert summary.bottleneck.lost_ratio == pytest.approx(1 - 1.2 / 1.98, rel=1e-3)
+
+
+def test_the_power_cap_at_full_load_is_no_fault():
+    summary = judge(metrics={"clocks_event_reasons_bits": [float(0x4)] * 8, "sm_clock_hz": [1.7e9] * 8})
+    assert summary.bottleneck.kind is not Kind.THROTTLING
+
+
+def test_counters_of_held_clocks_win_over_samples_of_the_mask():
+    steps = step_table([1.0] * 20)
+    gpu = gpu_table(
+        steps,
+        {
+            "clocks_event_reasons_bits": [0.0, 0.0],
+            "clocks_limited_hw_thermal_s": [0.0, 0.0],
+            "sm_clock_hz": [1.98e9, 1.5e9],
+        },
+    )
+    gpu.metrics["clocks_limited_hw_thermal_s"][:, 1] = (gpu.time_unix_s - gpu.time_unix_s[0]) * 0.5
+    summary = summarise(
+        job_data(steps, gpu=gpu, gpu_infos=infos(H100, 2)), AnalysisSettings(peaks=load_peaks())
+    )
+    assert summary.bottleneck.culprits == (Culprit(kind="gpu", id="node0/1"),)
+    assert "50.0 %" in summary.bottleneck.evidence[0]
+
+
+def test_full_memory_is_said_beside_what_takes_the_time():
+    summary = judge(
+        {"forward-compute": (0.3, 0.3), "backward-compute": (0.6, 0.6)},
+        metrics={"memory_used_bytes": [79e9] * 8},
+        flops=0.45 * 989.4e12,
+    )
+    assert [finding.kind for finding in summary.findings] == [Kind.NONE, Kind.MEMORY]
+
+
+def pipeline_job(stages: int, micro_batches: int):
+    return description(
+        None, world_size=stages, pp=stages, micro_batch_size=1, global_batch_size=micro_batches
+    )
+
+
+def test_a_bubble_without_timers_is_expected_with_little_confidence():
+    summary = judge(job=pipeline_job(8, 8))
+    assert summary.bottleneck.kind is Kind.PIPELINE_BUBBLE
+    assert summary.bottleneck.confidence == 0.4
+    assert summary.bottleneck.lost_ratio == pytest.approx(7 / 15)
+
+
+def test_unequal_stages_are_told_from_a_bubble_and_the_slowest_is_named():
+    summary = judge(
+        by_rank={
+            "forward-backward": [0.9] * 8,
+            "forward-compute": [0.15] * 7 + [0.28],
+            "backward-compute": [0.3] * 7 + [0.56],
+        },
+        job=pipeline_job(8, 64),
+    )
+    assert summary.bottleneck.kind is Kind.PIPELINE_IMBALANCE
+    assert summary.bottleneck.culprits == (Culprit(kind="stage", id=7),)

@@ -1,0 +1,50 @@
+"""Robust statistics with absent values."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from perfd.analysis.robust import mean, median, median_of, percentile_of, ratio, sigma_of
+
+MAYBE = st.one_of(st.floats(-1e6, 1e6), st.just(float("nan")))
+
+
+@given(arrays(np.float64, (7, 5), elements=MAYBE), st.sampled_from([0, 1]))
+def test_median_and_mean_are_those_of_what_is_known(values, axis):
+    rows = np.moveaxis(values, axis, -1)
+    for row, middle, average in zip(rows, median(values, axis=axis), mean(values, axis=axis), strict=True):
+        known = row[~np.isnan(row)]
+        if len(known):
+            assert middle == pytest.approx(np.median(known))
+            assert average == pytest.approx(np.mean(known), abs=1e-6)
+        else:
+            assert math.isnan(middle)
+            assert math.isnan(average)
+
+
+def test_nothing_known_is_none_and_never_zero():
+    nothing = np.full(3, np.nan)
+    assert median_of(nothing) is None
+    assert median_of(np.empty(0)) is None
+    assert percentile_of(nothing, 95) is None
+    assert sigma_of(nothing) is None
+    assert sigma_of(np.empty(0)) is None
+    assert median(np.empty((0, 3)), axis=0).tolist() == pytest.approx([math.nan] * 3, nan_ok=True)
+
+
+def test_sigma_bears_an_outlier():
+    values = np.append(np.random.default_rng(1).normal(10, 1, 1000), [1e6] * 10)
+    assert sigma_of(values) == pytest.approx(1, rel=0.1)
+
+
+def test_a_ratio_by_nothing_is_unknown():
+    assert ratio(1.0, 0.0) is None
+    assert ratio(None, 2.0) is None
+    assert ratio(1.0, None) is None
+    assert ratio(1.0, 4.0) == 0.25

@@ -1,0 +1,100 @@
+"""Data, optimizer, memory, step time and goodput."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from analysis.jobs import gpu_table, infos, job_data, phase_table, step_table
+
+from perfd.analysis.peaks import PeakTable
+from perfd.analysis.shares import breakdown, data_loading, goodput_ratio, memory, optimizer, step_time
+from perfd.analysis.steady import steady_rows
+from perfd.analysis.timers import Timers
+from perfd.model import MemoryReport
+from perfd.peaks import load_peaks
+
+
+def timers_of(extremes):
+    steps = step_table([1.0] * 6)
+    return Timers.of(phase_table(steps, extremes), steps, np.arange(1, 6)), np.ones(5)
+
+
+def test_the_slowest_rank_sets_the_data_share_and_the_fastest_tells_whether_it_is_one_rank():
+    data = data_loading(*timers_of({"batch-generator": (0.01, 0.2)}))
+    assert data.share_ratio == pytest.approx(0.2)
+    assert data.least_ratio == pytest.approx(0.01)
+    assert data.source == "timers: batch-generator"
+
+
+def test_no_timer_of_data_is_no_share():
+    assert data_loading(*timers_of({"optimizer": (0.1, 0.1)})).share_ratio is None
+
+
+@pytest.mark.parametrize("name", ["optimizer", "step"])
+def test_the_optimizer_is_known_in_megatron_and_deepspeed(name: str):
+    assert optimizer(*timers_of({name: (0.1, 0.12)})).share_ratio == pytest.approx(0.12)
+
+
+def test_what_no_timer_of_level_1_holds_is_told():
+    parts = breakdown(*timers_of({"forward-backward": (0.7, 0.8), "optimizer": (0.1, 0.1)}))
+    assert parts.unattributed_ratio == pytest.approx(0.1)
+    assert parts.forward_ratio is None
+
+
+def test_the_spread_of_compute_over_ranks_is_told():
+    parts = breakdown(*timers_of({"forward-compute": (0.2, 0.3), "backward-compute": (0.4, 0.42)}))
+    assert parts.spread_ratio == pytest.approx(0.12)
+
+
+def test_jitter_sees_the_outliers_that_the_median_does_not():
+    times = [1.0, 1.01] * 10
+    times[5] = 3.0
+    steps = step_table(times)
+    result = step_time(steps.step_time_s, steady_rows(steps, ()))
+    assert result.median == pytest.approx(1.005, abs=0.006)
+    assert result.p95 == pytest.approx(1.01)
+    assert result.outlier_ratio == pytest.approx(1 / 19)
+    assert 0 < result.jitter_ratio < 0.02
+
+
+def test_memory_is_that_of_the_fullest_gpu_over_the_whole_run():
+    steps = step_table([1.0] * 5)
+    gpu = gpu_table(steps, {"memory_used_bytes": [40e9, 72e9]})
+    gpu.metrics["memory_used_bytes"][0, 1] = 76e9
+    job = job_data(steps, gpu=gpu, gpu_infos=infos("NVIDIA H100 80GB HBM3", 2))
+    assert memory(job, load_peaks()).max_used_ratio == pytest.approx(0.95)
+
+
+def test_the_driver_knows_the_size_better_than_the_table():
+    steps = step_table([1.0] * 5)
+    gpu = gpu_table(steps, {"memory_used_bytes": [40e9], "memory_total_bytes": [50e9]})
+    assert memory(job_data(steps, gpu=gpu), PeakTable()).max_used_ratio == pytest.approx(0.8)
+
+
+def test_without_nvml_the_allocators_reports_tell_and_say_so():
+    reports = [MemoryReport(job="job", step=1, rank=0, allocated_bytes=1e9, max_reserved_bytes=60e9)]
+    job = job_data(step_table([1.0]), memory=reports, gpu_infos=infos("NVIDIA H100 80GB HBM3", 2))
+    result = memory(job, load_peaks())
+    assert result.max_used_ratio == pytest.approx(0.75)
+    assert result.source == "allocator, of its rank alone"
+
+
+def test_memory_of_a_gpu_of_unknown_size_is_unknown():
+    steps = step_table([1.0] * 5)
+    gpu = gpu_table(steps, {"memory_used_bytes": [40e9]})
+    assert memory(job_data(steps, gpu=gpu), PeakTable()).max_used_ratio is None
+
+
+def test_goodput_counts_finished_steps_once_and_at_the_steady_pace():
+    times = [5.0] + [1.0] * 9
+    steps = step_table(times)
+    job = job_data(steps, started_unix_s=1000.0, now_unix_s=1020.0)
+    assert goodput_ratio(job, steady_rows(steps, ()), 1.0) == pytest.approx(10 / 20)
+    again = step_table(times, step=[1, 2, 3, 4, 5, 4, 5, 6, 7, 8])
+    redone = job_data(again, started_unix_s=1000.0, now_unix_s=1020.0)
+    assert goodput_ratio(redone, steady_rows(again, ()), 1.0) == pytest.approx(8 / 20)
+
+
+def test_goodput_without_a_pace_is_unknown():
+    steps = step_table([1.0])
+    assert goodput_ratio(job_data(steps), steady_rows(steps, ()), None) is None

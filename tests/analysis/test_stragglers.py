@@ -1,0 +1,159 @@
+"""Which rank is named, and when nobody is."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from analysis.jobs import gpu_table, phase_table, step_table
+
+from perfd.analysis.activity import GpuActivity, gpu_activity
+from perfd.analysis.stragglers import Pattern, stragglers_by_activity, stragglers_by_timers
+from perfd.analysis.timers import Timers
+from perfd.model import ParallelLayout
+
+DP8 = ParallelLayout(world_size=8, pp=1, dp=8)
+
+
+def activity_of(noise: float = 0.0, steps: int = 20, **metrics: list[float]) -> GpuActivity:
+    """Activity of each rank, the same in each step but for noise."""
+    table = step_table([1.0] * steps)
+    gpu = gpu_table(table, metrics)
+    rng = np.random.default_rng(3)
+    noisy = {
+        name: values * (1 + noise * rng.standard_normal(values.shape)).astype(np.float32)
+        for name, values in gpu.metrics.items()
+    }
+    return gpu_activity(replace(gpu, metrics=noisy), table, np.arange(1, steps))
+
+
+def one_busy(rank: int, count: int = 8, excess: float = 1.3) -> dict[str, list[float]]:
+    tensor, streaming = [0.3] * count, [0.7] * count
+    tensor[rank], streaming[rank] = 0.3 * excess, 0.85
+    return {"tensor_active_ratio": tensor, "sm_active_ratio": streaming}
+
+
+@pytest.mark.parametrize("rank", range(8))
+def test_a_gpu_that_works_while_its_peers_wait_is_named(rank: int):
+    found = stragglers_by_activity(activity_of(0.03, **one_busy(rank)), DP8)
+    assert [(one.rank, one.pattern) for one in found] == [(rank, Pattern.BUSY_LONGER)]
+    assert found[0].ratio == pytest.approx(1.3, rel=0.05)
+    assert found[0].wait_ratio == pytest.approx(1 - 0.7 / 0.85, rel=0.1)
+
+
+@pytest.mark.parametrize("rank", [0, 7])
+def test_a_gpu_that_idles_while_its_peers_wait_is_named(rank: int):
+    active = [0.95] * 8
+    active[rank] = 0.7
+    found = stragglers_by_activity(activity_of(0.03, graphics_active_ratio=active), DP8)
+    assert [(one.rank, one.pattern) for one in found] == [(rank, Pattern.IDLE)]
+    assert found[0].wait_ratio == pytest.approx(0.25, abs=0.03)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_noise_names_nobody(seed: int):
+    rng = np.random.default_rng(seed)
+    table = step_table([1.0] * 30)
+    gpu = gpu_table(table, {"tensor_active_ratio": [0.3] * 8, "sm_active_ratio": [0.8] * 8})
+    noisy = {
+        name: values * (1 + 0.2 * rng.standard_normal(values.shape)).astype(np.float32)
+        for name, values in gpu.metrics.items()
+    }
+    activity = gpu_activity(replace(gpu, metrics=noisy), table, np.arange(1, 30))
+    assert stragglers_by_activity(activity, DP8) == ()
+
+
+def test_a_slow_rank_that_changes_from_step_to_step_is_nobodys_fault():
+    # Sequence lengths make another rank the longest in each step.
+    table = step_table([1.0] * 24)
+    gpu = gpu_table(table, {"tensor_active_ratio": [0.3] * 8, "sm_active_ratio": [0.7] * 8})
+    for step in range(24):
+        rows = slice(4 * step, 4 * step + 4)
+        gpu.metrics["tensor_active_ratio"][rows, step % 8] *= 1.5
+        gpu.metrics["sm_active_ratio"][rows, step % 8] *= 1.2
+    assert stragglers_by_activity(gpu_activity(gpu, table, np.arange(1, 24)), DP8) == ()
+
+
+def test_a_heavy_stage_is_no_straggler():
+    tensor, streaming = [0.3] * 4 + [0.5] * 4, [0.5] * 4 + [0.8] * 4
+    activity = activity_of(tensor_active_ratio=tensor, sm_active_ratio=streaming)
+    assert stragglers_by_activity(activity, ParallelLayout(world_size=8, pp=2, dp=4)) == ()
+    # As one group, half of it would stand against the other half: that names nobody either.
+    assert stragglers_by_activity(activity, DP8) == ()
+
+
+def test_a_missing_peer_makes_the_verdict_abstain():
+    metrics = one_busy(2)
+    assert stragglers_by_activity(activity_of(**metrics), ParallelLayout(world_size=16, pp=1, dp=16)) == ()
+    metrics["tensor_active_ratio"][5] = float("nan")
+    assert stragglers_by_activity(activity_of(**metrics), DP8) == ()
+
+
+def test_an_unknown_layout_or_rank_makes_the_verdict_abstain():
+    activity = activity_of(**one_busy(2))
+    assert stragglers_by_activity(activity, ParallelLayout(world_size=8)) == ()
+    nameless = [replace(key, rank=None) for key in activity.gpus]
+    assert stragglers_by_activity(replace(activity, gpus=nameless), DP8) == ()
+
+
+def test_a_few_steps_are_not_enough():
+    assert stragglers_by_activity(activity_of(steps=5, **one_busy(2)), DP8) == ()
+
+
+def test_permuting_ranks_permutes_the_name():
+    order = np.random.default_rng(5).permutation(8)
+    activity = activity_of(0.02, **one_busy(2))
+    shuffled = replace(
+        activity,
+        gpus=[activity.gpus[index] for index in order],
+        metrics={name: values[:, order] for name, values in activity.metrics.items()},
+    )
+    assert stragglers_by_activity(shuffled, DP8)[0].rank == 2
+    assert stragglers_by_activity(shuffled, DP8)[0].ratio == stragglers_by_activity(activity, DP8)[0].ratio
+
+
+def by_rank(forward: list[float], backward: list[float], layout: ParallelLayout):
+    steps = step_table([1.0] * 12)
+    phases = phase_table(steps, by_rank={"forward-compute": forward, "backward-compute": backward})
+    return stragglers_by_timers(Timers.of(phases, steps, np.arange(1, 12)), np.ones(11), layout)
+
+
+def test_timers_of_each_rank_name_the_slow_one_and_what_it_costs():
+    forward, backward = [0.25] * 8, [0.5] * 8
+    forward[6], backward[6] = 0.3, 0.6
+    found = by_rank(forward, backward, DP8)
+    assert [one.rank for one in found] == [6]
+    assert found[0].ratio == pytest.approx(1.2)
+    assert found[0].wait_ratio == pytest.approx(0.15)
+
+
+def test_a_slow_rank_that_costs_little_is_not_named():
+    forward, backward = [0.02] * 8, [0.04] * 8
+    forward[6], backward[6] = 0.03, 0.06
+    assert by_rank(forward, backward, DP8) == ()
+
+
+def test_timers_compare_ranks_of_one_stage_only():
+    forward, backward = [0.1, 0.1, 0.1, 0.1, 0.2, 0.2, 0.2, 0.2], [0.2, 0.2, 0.2, 0.2, 0.4, 0.4, 0.4, 0.4]
+    layout = ParallelLayout(world_size=8, pp=2, dp=4)
+    assert by_rank(forward, backward, layout) == ()
+    forward[1] = 0.2
+    assert [one.rank for one in by_rank(forward, backward, layout)] == [1]
+
+
+def test_samples_outside_of_steady_steps_do_not_count():
+    steps = step_table([1.0] * 10)
+    gpu = gpu_table(steps, {"sm_active_ratio": [0.8]})
+    gpu.metrics["sm_active_ratio"][:4] = 0.0
+    activity = gpu_activity(gpu, steps, np.arange(1, 10))
+    assert activity.of_gpus("sm_active_ratio") == pytest.approx([0.8])
+    assert activity.source == "steady steps"
+
+
+def test_a_log_whose_times_do_not_meet_the_samples_gives_no_activity():
+    steps = step_table([1.0] * 10)
+    elsewhere = replace(gpu_table(steps, {"sm_active_ratio": [0.8]}), time_unix_s=np.arange(40.0))
+    activity = gpu_activity(elsewhere, steps, np.arange(1, 10))
+    assert activity.source is None
+    assert np.isnan(activity.of_gpus("sm_active_ratio")).all()
