@@ -8,10 +8,12 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from perfd.capture.api import PATH
+from perfd.capture.redact import redact
 from perfd.errors import PerfdError
 from perfd.http import split_address
 
@@ -52,6 +54,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     cancel = actions.add_parser("cancel", parents=[common], help="end a capture now")
     cancel.add_argument("id")
     cancel.add_argument("--reason", default="Cancelled by hand.")
+    redaction = actions.add_parser("redact", help="copy an export without the job's environment and output")
+    redaction.add_argument("export", type=Path, help="the .sqlite of a capture on this node")
+    redaction.add_argument("copy", type=Path, help="the file to write; it must not exist")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
         "show": _show,
         "start": _start,
         "cancel": _cancel,
+        "redact": _redact,
     }
     return actions[args.action](args)
 
@@ -106,6 +112,12 @@ def _start(args: argparse.Namespace) -> int:
 def _cancel(args: argparse.Namespace) -> int:
     path = f"{PATH}/{quote(args.id, safe='')}/cancel"
     _print(_ask(args.aggregator, "POST", path, {"reason": args.reason}), as_json=args.json)
+    return 0
+
+
+def _redact(args: argparse.Namespace) -> int:
+    redact(args.export, args.copy)
+    print(f"{args.copy} ({args.copy.stat().st_size / 2**20:.1f} MiB) may leave this node.")
     return 0
 
 
