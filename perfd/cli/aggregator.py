@@ -1,0 +1,62 @@
+"""`perfd aggregator`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import threading
+from pathlib import Path
+
+import msgspec
+
+from perfd import logs
+from perfd.aggregator import Aggregator
+from perfd.config import AggregatorConfig, load
+
+log = logging.getLogger("perfd.aggregator")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="configuration in YAML (deploy/aggregator.yaml)"
+    )
+    parser.add_argument("--listen", metavar="HOST:PORT", help="for agents, instead of listen")
+    parser.add_argument(
+        "--http", metavar="HOST:PORT", help="for /metrics and /api/v1, instead of http_listen"
+    )
+    parser.add_argument("--log-level", choices=logs.LEVELS, default="info")
+    parser.add_argument("--log-json", action="store_true", help="log one JSON object a line")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until SIGTERM or SIGINT; history is written before it ends."""
+    logs.configure(args.log_level, json_lines=args.log_json)
+    # gRPC writes lines of its own about connections that fail; what matters is said by perfd.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    config = effective_config(args)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    aggregator = Aggregator(config)
+    aggregator.start()
+    log.info(
+        "The aggregator serves.",
+        extra={"agents": aggregator.grpc_address, "http": aggregator.http_address or "nowhere"},
+    )
+    stop.wait()
+    log.info("The aggregator stops.")
+    aggregator.stop()
+    return 0
+
+
+def effective_config(args: argparse.Namespace) -> AggregatorConfig:
+    """The configuration file with the arguments over it."""
+    config = load(args.config, AggregatorConfig) if args.config else AggregatorConfig()
+    if args.listen:
+        config = msgspec.structs.replace(config, listen=args.listen)
+    if args.http:
+        config = msgspec.structs.replace(config, http_listen=args.http)
+    return config

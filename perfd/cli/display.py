@@ -1,0 +1,204 @@
+"""Jobs as tables for a terminal: pure, from the entries of perfd.jobs/1 and perfd.alerts/1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+Json = Mapping[str, Any]
+
+_UNKNOWN = "-"
+_BAR_WIDTH = 12
+_MAX_GPUS = 16
+_BARS = " ▏▎▍▌▋▊▉█"
+
+
+def render(
+    jobs: Sequence[Json], alerts: Sequence[Json] = (), *, played: tuple[float, float] | None = None
+) -> RenderableType:
+    """Everything about the jobs that fits on a screen of 80 columns.
+
+    `jobs` and `alerts` are the lists of /api/v1/jobs and /api/v1/alerts; `played` is how many
+    seconds of how many of a recording were played, for a progress bar.
+    """
+    parts: list[RenderableType] = []
+    if played is not None:
+        parts.append(_progress(*played))
+    if not jobs:
+        parts.append(Text("No job yet: agents send what they see about once a second.", style="dim"))
+    for job in jobs:
+        parts += [_numbers(job), *_stages(job), *_gpus(job), _bottleneck(job)]
+    firing = [alert for alert in alerts if alert.get("state") == "firing"]
+    parts += [Text(f"ALERT {_alert(alert)}", style="bold red") for alert in firing]
+    return Group(*parts)
+
+
+def job_table(jobs: Sequence[Json], alerts: Sequence[Json] = ()) -> Table:
+    """One row a job with its bottleneck, for `perfd status`."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
+    table.add_column("JOB", overflow="fold")
+    for name in ("STEP", "STEP TIME", "TOKENS/S", "MFU", "COMM", "STALL"):
+        table.add_column(name, justify="right")
+    table.add_column("LIMITED BY", overflow="fold")
+    for job in jobs:
+        firing = sum(a.get("job") == job["name"] and a.get("state") == "firing" for a in alerts)
+        kind = str(_get(job, "bottleneck", "kind") or "unknown").replace("_", " ")
+        table.add_row(
+            job["name"] + (" (ended)" if job.get("ended") else ""),
+            _step(job),
+            _duration(_get(job, "step_time_s", "median")),
+            _count(job.get("tokens_per_s")),
+            _percent(job.get("mfu_ratio")),
+            _percent(_get(job, "communication", "share_ratio")),
+            _percent(_get(job, "pipeline", "stall_ratio")),
+            kind + (f", {firing} alert{'s' if firing > 1 else ''}" if firing else ""),
+        )
+    return table
+
+
+def _numbers(job: Json) -> Table:
+    title = Text.assemble((job["name"], "bold"), f"  {job.get('framework') or 'unknown framework'}")
+    layout = _layout(job)
+    if layout:
+        title.append(f"  {layout}", style="dim")
+    table = Table(box=box.SIMPLE, title=title, title_justify="left", pad_edge=False, show_header=False)
+    for _ in range(3):
+        table.add_column(justify="left", style="dim", no_wrap=True)
+        table.add_column(justify="right", min_width=9, no_wrap=True)
+    cells = [
+        ("step", _step(job)),
+        ("step time", _duration(_get(job, "step_time_s", "median"))),
+        ("tokens/s", _count(job.get("tokens_per_s"))),
+        ("MFU", _percent(job.get("mfu_ratio"))),
+        ("comm share", _percent(_get(job, "communication", "share_ratio"))),
+        ("pipe stall", _percent(_get(job, "pipeline", "stall_ratio"))),
+        ("TFLOP/s/GPU", _teraflops(job.get("model_flops_per_s_per_gpu"))),
+        ("data wait", _percent(_get(job, "data", "share_ratio"))),
+        ("optimizer", _percent(_get(job, "optimizer", "share_ratio"))),
+    ]
+    for start in range(0, len(cells), 3):
+        table.add_row(*(text for cell in cells[start : start + 3] for text in cell))
+    return table
+
+
+def _stages(job: Json) -> list[RenderableType]:
+    stages = _get(job, "pipeline", "stages") or []
+    shown = [f"{_stage(stage)} {_percent(stage.get('stall_ratio'))}" for stage in stages]
+    theory = _get(job, "pipeline", "bubble_theory_ratio")
+    if not shown or not theory:
+        return []
+    text = f"stall by stage  {'  '.join(shown[:8])}  (theory {_percent(theory)})"
+    return [Text(text, style="dim", overflow="ellipsis", no_wrap=True)]
+
+
+def _stage(stage: Json) -> str:
+    number = stage.get("stage")
+    return str(stage.get("bound") or "?").replace("_", " ") if number is None else f"{number}:"
+
+
+def _gpus(job: Json) -> list[RenderableType]:
+    gpus = job.get("gpus") or []
+    if not gpus:
+        return []
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for name in ("GPU", "RANK"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("SM ACTIVE", no_wrap=True)
+    table.add_column("TENSOR", no_wrap=True)
+    table.add_column("DRAM", justify="right", no_wrap=True)
+    table.add_column("POWER", justify="right", no_wrap=True)
+    for gpu in gpus[:_MAX_GPUS]:
+        power = gpu.get("power_w")
+        table.add_row(
+            f"{gpu['node']}/{gpu['gpu']}"[-20:],
+            _UNKNOWN if gpu.get("rank") is None else str(gpu["rank"]),
+            _bar(gpu.get("sm_active_ratio")),
+            _bar(gpu.get("tensor_active_ratio")),
+            _percent(gpu.get("dram_active_ratio")),
+            _UNKNOWN if power is None else f"{power:.0f} W",
+        )
+    left = len(gpus) - _MAX_GPUS
+    return [table, Text(f"and {left} more GPUs", style="dim")] if left > 0 else [table]
+
+
+def _bottleneck(job: Json) -> RenderableType:
+    kind = str(_get(job, "bottleneck", "kind") or "unknown").replace("_", " ")
+    culprits = [f"{who['kind']} {who['id']}" for who in _get(job, "bottleneck", "culprits") or []]
+    evidence = _get(job, "bottleneck", "evidence") or []
+    text = Text("limited by ", style="dim").append(kind, style="bold not dim yellow")
+    if culprits:
+        text.append(f" ({', '.join(culprits[:4])})", style="not dim")
+    if evidence:
+        text.append(f"  {evidence[0]}")
+    return text
+
+
+def _alert(alert: Json) -> str:
+    annotations = alert.get("annotations") or {}
+    return f"{alert['name']}  {annotations.get('summary', '')}".strip()
+
+
+def _progress(done: float, total: float) -> RenderableType:
+    line = Table.grid(padding=(0, 1))
+    line.add_row(
+        ProgressBar(total=max(total, 1e-9), completed=min(done, total), width=50),
+        f"{done:.0f} of {total:.0f} s",
+    )
+    return line
+
+
+def _layout(job: Json) -> str:
+    parallel = job.get("parallel") or {}
+    sizes = [
+        f"{name.upper()} {parallel[name]}" for name in ("tp", "pp", "dp", "cp", "ep") if parallel.get(name)
+    ]
+    world = job.get("world_size")
+    return ", ".join(
+        [*([f"{world} GPUs"] if world else []), *(size for size in sizes if not size.endswith(" 1"))]
+    )
+
+
+def _step(job: Json) -> str:
+    last, planned = _get(job, "steps", "last"), job.get("train_steps")
+    if last is None:
+        return _UNKNOWN
+    return f"{last}/{planned}" if planned else str(last)
+
+
+def _bar(ratio: float | None) -> str:
+    if ratio is None:
+        return _UNKNOWN
+    eighths = round(min(max(ratio, 0.0), 1.0) * _BAR_WIDTH * 8)
+    full, rest = divmod(eighths, 8)
+    return f"{'█' * full}{_BARS[rest] if rest else ''}".ljust(_BAR_WIDTH) + f"{ratio:4.0%}"
+
+
+def _percent(ratio: float | None) -> str:
+    return _UNKNOWN if ratio is None else f"{ratio * 100:.1f} %"
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return _UNKNOWN
+    return f"{seconds * 1e3:.0f} ms" if seconds < 10 else f"{seconds:.1f} s"
+
+
+def _count(value: float | None) -> str:
+    return _UNKNOWN if value is None else f"{value:,.0f}"
+
+
+def _teraflops(value: float | None) -> str:
+    return _UNKNOWN if value is None else f"{value / 1e12:.1f}"
+
+
+def _get(entry: Json, *path: str) -> Any:  # noqa: ANN401  (JSON)
+    value: Any = entry
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value

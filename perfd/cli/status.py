@@ -1,0 +1,45 @@
+"""`perfd status`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from rich.console import Console
+
+from perfd.cli.client import add_aggregator, get, url_of
+from perfd.cli.display import job_table
+
+SCHEMA = "perfd.status/1"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add_aggregator(parser)
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help=f'print {{"schema": "{SCHEMA}", "jobs", "alerts", "agents"}}: the lists of /api/v1',
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the jobs of an aggregator."""
+    url = url_of(args)
+    jobs = get(url, "/api/v1/jobs")["jobs"]
+    alerts = get(url, "/api/v1/alerts")["alerts"]
+    agents = get(url, "/api/v1/agents")["agents"]
+    if args.json:
+        print(json.dumps({"schema": SCHEMA, "jobs": jobs, "alerts": alerts, "agents": agents}))
+        return 0
+    console = Console()
+    if jobs:
+        console.print(job_table(jobs, alerts))
+        for job in jobs:
+            for sentence in job["bottleneck"]["evidence"][:1]:
+                console.print(f"{job['name']}: {sentence}", highlight=False)
+    else:
+        console.print("No job yet.")
+    connected = sum(agent["connected"] for agent in agents)
+    console.print(f"{connected} of {len(agents)} agents connected.", highlight=False)
+    return 0
