@@ -112,6 +112,8 @@ class Aggregator:
         except PerfdError:
             self.stop()
             raise
+        # A page that is scraped before the first second is over is not empty.
+        self.tick()
         if not self._manual:
             self._tick_thread.start()
 
