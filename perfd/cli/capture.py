@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
 from perfd.capture.api import PATH
 from perfd.capture.redact import redact
+from perfd.cli.client import add_aggregator, url_of
 from perfd.errors import PerfdError
-from perfd.http import split_address
 
 EXIT_CODES = """\
 Exits with 0 when the aggregator did what was asked, and with 2 when it refused or cannot be reached.
@@ -30,9 +30,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXIT_CODES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "--aggregator", metavar="HOST:PORT", default="127.0.0.1:9460", help="its HTTP address (%(default)s)"
-    )
+    add_aggregator(common)
     common.add_argument("--json", action="store_true", help="print the answer, schema perfd.capture/1")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     listing = actions.add_parser("list", parents=[common], help="all captures, newest last")
@@ -73,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     query = f"?{urlencode({'job': args.job})}" if args.job else ""
-    document = _ask(args.aggregator, "GET", PATH + query)
+    document = _ask(url_of(args), "GET", PATH + query)
     if args.json:
         print(json.dumps(document))
         return 0
@@ -87,7 +85,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    _print(_ask(args.aggregator, "GET", f"{PATH}/{quote(args.id, safe='')}"), as_json=args.json)
+    _print(_ask(url_of(args), "GET", f"{PATH}/{quote(args.id, safe='')}"), as_json=args.json)
     return 0
 
 
@@ -101,17 +99,17 @@ def _start(args: argparse.Namespace) -> int:
         "id": args.id,
     }
     body = {key: value for key, value in asked.items() if value is not None}
-    document = _ask(args.aggregator, "POST", PATH, body)
+    document = _ask(url_of(args), "POST", PATH, body)
     while args.wait and document["capture"]["state"] == "open":
         time.sleep(_POLL_S)
-        document = _ask(args.aggregator, "GET", f"{PATH}/{document['capture']['id']}")
+        document = _ask(url_of(args), "GET", f"{PATH}/{document['capture']['id']}")
     _print(document, as_json=args.json)
     return 0 if not args.wait or document["capture"]["state"] == "done" else 1
 
 
 def _cancel(args: argparse.Namespace) -> int:
     path = f"{PATH}/{quote(args.id, safe='')}/cancel"
-    _print(_ask(args.aggregator, "POST", path, {"reason": args.reason}), as_json=args.json)
+    _print(_ask(url_of(args), "POST", path, {"reason": args.reason}), as_json=args.json)
     return 0
 
 
@@ -121,23 +119,25 @@ def _redact(args: argparse.Namespace) -> int:
     return 0
 
 
-def _ask(address: str, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def _ask(url: str, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The aggregator's answer; raises `PerfdError` with its reason when it refuses."""
-    host, port = split_address(address)
-    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=_TIMEOUT_S)
     try:
-        connection.request(method, path, None if body is None else json.dumps(body))
+        connection.request(method, parts.path.rstrip("/") + path, None if body is None else json.dumps(body))
         response = connection.getresponse()
         document = json.loads(response.read())
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise PerfdError(
-            f"No answer of an aggregator at {address} ({error}); start one, or name it with --aggregator."
+            f"No aggregator answers at {url}: {error}. Start one with `perfd aggregator`, "
+            "or name another with --aggregator."
         ) from error
     finally:
         connection.close()
     if not isinstance(document, dict) or response.status >= 400:
         reason = document.get("error") if isinstance(document, dict) else None
-        raise PerfdError(str(reason or f"{address} answered with status {response.status}."))
+        raise PerfdError(str(reason or f"{url} answers with status {response.status}."))
     return document
 
 

@@ -151,7 +151,7 @@ def test_an_aggregator_that_is_not_there_is_named(capsys, aggregator):
     aggregator.server.close()
     address = aggregator.server.address
     assert main(["capture", "list", "--aggregator", address]) == 2
-    assert f"No answer of an aggregator at {address}" in capsys.readouterr().err
+    assert f"No aggregator answers at http://{address}" in capsys.readouterr().err
     aggregator.server = HttpServer("127.0.0.1:0", {})
 
 
