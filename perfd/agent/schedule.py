@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 # Far below a tick, far above what adding intervals in floating point loses.
 _ROUNDING = 1e-6
 
@@ -31,4 +33,4 @@ class Schedule:
         return missed
 
     def _tick_at(self, now_s: float) -> int:
-        return int((now_s - self._start_s) / self._interval_s + _ROUNDING)
+        return math.floor((now_s - self._start_s) / self._interval_s + _ROUNDING)

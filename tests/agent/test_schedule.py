@@ -14,6 +14,12 @@ def test_the_first_tick_is_due_at_the_start() -> None:
     assert not schedule.due(10.5)
 
 
+def test_nothing_is_due_before_the_start() -> None:
+    schedule = Schedule(interval_s=1.0, start_s=10.0)
+    assert not schedule.due(9.9)
+    assert not schedule.due(2.0)
+
+
 def test_a_late_run_does_not_shift_later_ticks() -> None:
     schedule = Schedule(interval_s=1.0, start_s=0.0)
     schedule.take(0.0)
