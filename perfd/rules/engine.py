@@ -24,6 +24,8 @@ from perfd.rules.promql.vector import Keys, Remembered, Vector, empty
 from perfd.rules.store import Read, SeriesStore, to_ms
 from perfd.series import SeriesFrame, SeriesKey
 
+_PUNCTUAL = 0.95
+"""A group is due this part of its interval early, or a caller's timer that jitters would skip rounds."""
 _NO_ALERT_SERIES: tuple[SeriesKey, ...] = ()
 
 
@@ -91,7 +93,7 @@ class _Group:
         last = self._evaluated_unix_s
         if last is None or self._group.interval_s is None or now_unix_s < last:
             return True
-        return to_ms(now_unix_s - last) >= to_ms(self._group.interval_s)
+        return now_unix_s - last >= self._group.interval_s * _PUNCTUAL
 
     def evaluate(
         self, store: SeriesStore, now_unix_s: float, changes: list[AlertChange], failures: list[RuleFailure]

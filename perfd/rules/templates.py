@@ -59,6 +59,7 @@ _ACTION = re.compile(
     r"\{\{(?:(?P<left>-)(?=\s))?(?P<body>(?:\"(?:[^\"\\]|\\.)*\"|`[^`]*`|(?!\}\}).)*?)(?:(?<=\s)(?P<right>-))?\}\}",
     re.DOTALL,
 )
+_COMMENT = re.compile(r"\s*/\*.*\*/\s*", re.DOTALL)
 _WORD = re.compile(
     r"""\s*(?: (?P<string>"(?:[^"\\\n]|\\.)*"|`[^`]*`)
              | (?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)
@@ -91,7 +92,7 @@ def compile_template(text: str) -> Template:
         parts.append(literal.rstrip() if match["left"] else literal)
         problems.extend(_stray_braces(text, position, match.start()))
         position, trim_next = match.end(), match["right"] is not None
-        if not match["body"].strip().startswith("/*"):
+        if not _COMMENT.fullmatch(match["body"]):
             try:
                 parts.append(_Parser(match["body"], match.start("body")).action())
             except TextError as error:

@@ -1,0 +1,99 @@
+"""What the subset of PromQL takes and refuses; positions count from 0."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfd.rules.problems import Problem, TextError
+from perfd.rules.promql.compiler import compile_query
+from perfd.rules.promql.tokens import tokenize
+
+
+@pytest.mark.parametrize(
+    ("text", "offset", "part"),
+    [
+        ("", 0, "is empty"),
+        ("x +", 3, "ends too early"),
+        ("sum(x))", 6, "cannot stand here"),
+        ("x y", 2, "cannot stand here"),
+        ("1 + * 2", 4, "cannot stand here"),
+        ("sum by a (x)", 7, "cannot stand here"),
+        ('x{a="1" b="2"}', 8, "cannot stand here"),
+        ("x{a=}", 4, "cannot stand here"),
+        ('x{a="b}', 4, "has no end"),
+        ("x $ y", 2, "has no meaning"),
+        ("a + foo(b)", 4, "function foo is not supported"),
+        ("x atan2 y", 2, "operator atan2"),
+        ("limitk(1, x)", 0, "limitk is not supported"),
+        ("sum(rate(x[5m])[1h:])", 18, "subqueries"),
+        ('x{a="1" or b="2"}', 8, "`or` between matchers"),
+        ('{"x"}', 1, "names in quotes"),
+        ("x offset 5", 9, "write a unit"),
+        ("bottomk(x)", 0, "wrong number of arguments"),
+    ],
+)
+def test_a_mistake_is_told_with_its_place(text: str, offset: int, part: str) -> None:
+    with pytest.raises(TextError) as caught:
+        compile_query(text)
+    (problem,) = caught.value.problems
+    assert problem.offset == offset
+    assert part in problem.message
+
+
+def test_everything_that_is_not_supported_is_told_at_once() -> None:
+    with pytest.raises(TextError) as caught:
+        compile_query("foo(x) + x @ 5 + bar(y)")
+    assert [problem.offset for problem in caught.value.problems] == [0, 11, 17]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sum # by nothing\n(x)",
+        "sum by (job, instance,) (x)",
+        "x{a='b', c!~`d.*`, }",
+        "by + bool_x",
+        "x offset -5m",
+        "-x ^ 2 > bool on () group_left () y",
+        "+x",
+        'x{a=~"(?i:b)|c{2,3}[^]x]\\\\d"}',
+        "job:x:rate5m",
+        '{__name__=~"perfd_.+"}',
+        "rate(x[1h30m] offset 1w)",
+        "sum(x) without (y)",
+        "NaN + Inf + 0x1F + .5e-3",
+    ],
+)
+def test_the_language_of_rules_is_taken(text: str) -> None:
+    assert compile_query(text).text == text
+
+
+def test_a_group_list_may_have_the_name_of_a_function() -> None:
+    compile_query("sum by (foo) (x) * on (rate) group_left (foo) y")
+
+
+@given(st.text(alphabet="xy{}[]()=~!\"'`,:@+-*/ 0123456789.smhabd\n\\", max_size=40))
+def test_any_text_is_compiled_or_refused_with_places_inside_it(text: str) -> None:
+    for problem in problems(text):
+        assert 0 <= problem.offset <= len(text)
+
+
+def problems(text: str) -> list[Problem]:
+    try:
+        compile_query(text)
+    except TextError as error:
+        return error.problems or [Problem("an error without a problem", -1)]
+    return []
+
+
+@given(st.text(max_size=40))
+def test_tokens_are_parts_of_the_text_in_order(text: str) -> None:
+    try:
+        tokens = tokenize(text)
+    except TextError:
+        return
+    position = 0
+    for token in tokens:
+        assert token.offset >= position
+        assert text[token.offset : token.offset + len(token.text)] == token.text
+        position = token.offset + len(token.text)
