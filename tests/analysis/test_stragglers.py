@@ -75,6 +75,25 @@ def test_a_slow_rank_that_changes_from_step_to_step_is_nobodys_fault():
     assert stragglers_by_activity(gpu_activity(gpu, table, np.arange(1, 24)), DP8) == ()
 
 
+def stepwise(ratios: list[float]) -> GpuActivity:
+    """Rank 2 of 8 with another activity in each step, the others as ever."""
+    table = step_table([1.0] * (len(ratios) + 1))
+    gpu = gpu_table(table, {"tensor_active_ratio": [0.3] * 8, "sm_active_ratio": [0.7] * 8})
+    gpu.metrics["tensor_active_ratio"][4:, 2] *= np.repeat(ratios, 4)
+    gpu.metrics["sm_active_ratio"][4:, 2] *= np.repeat(ratios, 4)
+    return gpu_activity(gpu, table, np.arange(1, len(ratios) + 1))
+
+
+def test_a_rank_that_is_slow_in_most_steps_but_not_in_nearly_all_is_not_named():
+    assert stragglers_by_activity(stepwise([1.3, 1.3, 1.0] * 5), DP8) == ()
+    assert len(stragglers_by_activity(stepwise([1.3, 1.3, 1.3, 1.3, 1.3, 1.0] * 3), DP8)) == 1
+
+
+def test_a_difference_within_the_scatter_of_the_steps_is_not_named():
+    assert stragglers_by_activity(stepwise([1.06, 1.07, 1.12, 1.13, 1.3, 1.45]), DP8) == ()
+    assert len(stragglers_by_activity(stepwise([1.12, 1.12, 1.12, 1.13, 1.13, 1.13]), DP8)) == 1
+
+
 def test_a_heavy_stage_is_no_straggler():
     tensor, streaming = [0.3] * 4 + [0.5] * 4, [0.5] * 4 + [0.8] * 4
     activity = activity_of(tensor_active_ratio=tensor, sm_active_ratio=streaming)
