@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 STAT = """\
@@ -63,6 +63,7 @@ class FakeNode:
         self.write_sys("class/net/eth0/speed", "25000\n")
         for disk in ("loop0", "nvme0n1"):
             self.write_sys(f"block/{disk}/size", "1\n")
+        self.process(1, {}, parent=0, name="systemd", start_ticks=1)
 
     def write_proc(self, name: str, content: str | bytes) -> None:
         """Write a file below /proc."""
@@ -83,7 +84,7 @@ class FakeNode:
         inner_pids: Sequence[int] = (),
         start_ticks: int = 1000,
     ) -> None:
-        """Start a process; with `inner_pids` in pid namespaces of its own, with None unreadable to us."""
+        """Start a process, or change it; `inner_pids` are those in its own namespaces, None is unreadable."""
         self.write_proc(f"{pid}/stat", process_stat(pid, name, parent, start_ticks))
         self.write_proc(f"{pid}/cgroup", cgroup)
         pids = _join("\t", [pid, *inner_pids])
@@ -94,9 +95,8 @@ class FakeNode:
         else:
             items = [f"{key}={value}".encode() + b"\0" for key, value in environ.items()]
             self.write_proc(f"{pid}/environ", b"".join(items))
-        self._children(pid, [])
-        if (self.proc / str(parent)).is_dir():
-            self._children(parent, [*self._children_of(parent), pid])
+        self._children(pid, self._children_of(pid))
+        self._children(parent, {*self._children_of(parent), pid})
 
     def end_process(self, pid: int) -> None:
         """Remove a process, as after its end."""
@@ -123,12 +123,13 @@ class FakeNode:
             for name, value in (values or {}).items():
                 self.write_sys(f"{folder}/{kind}/{name}", f"{value}\n")
 
-    def _children(self, pid: int, children: Sequence[int]) -> None:
-        self.write_proc(f"{pid}/task/{pid}/children", _join(" ", children))
+    def _children(self, pid: int, children: Iterable[int]) -> None:
+        if (self.proc / str(pid)).is_dir():
+            self.write_proc(f"{pid}/task/{pid}/children", _join(" ", sorted(children)))
 
     def _children_of(self, pid: int) -> list[int]:
-        text = (self.proc / str(pid) / "task" / str(pid) / "children").read_text()
-        return [int(field) for field in text.split()]
+        path = self.proc / str(pid) / "task" / str(pid) / "children"
+        return [int(field) for field in path.read_text().split()] if path.exists() else []
 
 
 def pressure(*, some_us: int, full_us: int) -> str:
@@ -143,7 +144,7 @@ def process_stat(pid: int, name: str, parent: int, start_ticks: int) -> str:
     return f"{pid} ({name}) S {parent} {between} {start_ticks} 0 0\n"
 
 
-def _join(separator: str, numbers: Sequence[int]) -> str:
+def _join(separator: str, numbers: Iterable[int]) -> str:
     return separator.join(str(number) for number in numbers)
 
 

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from perfd_collectors.host import SPEC, HostCollector, HostOptions, procfs
+from perfd_collectors.host.columns import COLUMNS
+from perfd_collectors.host.infiniband import parse_rate
 
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
@@ -14,9 +17,6 @@ from perfd.errors import ConfigError
 from perfd.model import Record, SampleTable, Scope
 from perfd.testing.collectors import check_collector, check_unavailable
 from perfd.testing.proc import FakeNode, pressure
-from perfd_collectors.host import SPEC, HostCollector, HostOptions, procfs
-from perfd_collectors.host.columns import COLUMNS
-from perfd_collectors.host.infiniband import parse_rate
 
 NODES = Path(__file__).parent.parent / "fixtures" / "nodes"
 NOW_NS = 1_700_000_000 * 10**9
@@ -261,8 +261,12 @@ PARSERS: Sequence[Callable[[bytes], object]] = (
     parse_rate,
 )
 WORDS = st.sampled_from(
-    [b"cpu", b"ctxt", b"MemTotal:", b"SwapFree:", b"kB", b"eth0:", b"sda", b"some", b"full", b"total=", b"\n"]
-    + [b" ", b"9" * 400, b"1", b"-1", b"\xb2", b"1.5", b"999999999999999999999", b"Gb/sec"]
+    [
+        *b"cpu ctxt MemTotal: SwapFree: kB eth0: sda some full total= 1 -1 1.5 \xb2 Gb/sec".split(),
+        b"\n",
+        b" ",
+        b"9" * 400,
+    ]
 )
 
 

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pynvml
 import pytest
+from perfd_collectors.nvml import SPEC, NvmlCollector, NvmlOptions, limitations
+from perfd_collectors.nvml.columns import FAST_FIELDS, GPM_METRICS, NAMES, SLOW_FIELDS
 
 from perfd.clock import VirtualClock
 from perfd.collector import CollectorSpec, Settings
@@ -13,8 +15,6 @@ from perfd.errors import Unavailable
 from perfd.model import Event, EventKind, GpuInfo, Record, SampleTable
 from perfd.testing.collectors import check_collector, check_unavailable
 from perfd.testing.nvml import FIELDS_HEALTHY, GPM_BUSY, FakeGpu, FakeNvml, FakeSlice
-from perfd_collectors.nvml import SPEC, NvmlCollector, NvmlOptions, limitations
-from perfd_collectors.nvml.columns import FAST_FIELDS, GPM_METRICS, NAMES, SLOW_FIELDS
 
 GPM_COLUMNS = {metric.column for metric in GPM_METRICS}
 

@@ -4,13 +4,6 @@ from dataclasses import replace
 
 import pynvml
 import pytest
-
-from perfd.clock import VirtualClock
-from perfd.collector import CollectorSpec, Settings
-from perfd.errors import Unavailable
-from perfd.model import Event, EventKind, Record
-from perfd.testing.collectors import check_collector, check_unavailable
-from perfd.testing.nvml import FakeGpu, FakeNvml
 from perfd_collectors.nvml_events import (
     SPEC,
     Cause,
@@ -20,6 +13,13 @@ from perfd_collectors.nvml_events import (
     load_xids,
 )
 from perfd_collectors.nvml_events.collector import MAX_EVENTS_PER_COLLECT
+
+from perfd.clock import VirtualClock
+from perfd.collector import CollectorSpec, Settings
+from perfd.errors import Unavailable
+from perfd.model import Event, EventKind, Record
+from perfd.testing.collectors import check_collector, check_unavailable
+from perfd.testing.nvml import FakeGpu, FakeNvml
 
 NOW_NS = 1_700_000_000 * 10**9
 
