@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from perfd_collectors.training_log.understanding import Understanding
 from rich.console import Console
 from rich.table import Table
 
 from perfd.errors import PerfdError
 from perfd.model import PhaseTime, TrainingStep
-from perfd_collectors.training_log.understanding import Understanding
 
 _PROBE_BYTES = 65536
 _MAX_TEXTLESS_RATIO = 0.1
@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what was understood; 1 when there was nothing."""
+    """Print what was understood."""
     understanding = Understanding(framework=args.framework)
     for name in args.logs:
         _read(name, understanding)
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(understanding.document(), indent=2, allow_nan=False))
     else:
         _show(understanding, Console())
-    return 0 if understanding.description is not None else 1
+    return 0
 
 
 def _read(name: str, understanding: Understanding) -> None:
@@ -87,18 +87,15 @@ def _refuse_binary(name: str, log: BinaryIO) -> None:
 def _show(understanding: Understanding, console: Console) -> None:
     said = understanding.description
     if said is None:
-        console.print(f"Nothing of these {understanding.lines} lines is known to perfd.")
+        console.print("Nothing here is a training log that perfd knows.")
         _show_unrecognised(understanding, console)
         return
     console.print(_about(understanding))
     if understanding.steps:
         console.print(_steps_table(understanding.steps))
-    newest = understanding.steps[-1].step if understanding.steps else None
-    block = understanding.phases.get(newest) if newest is not None else None
-    if block is None and understanding.phases:
-        block = list(understanding.phases.values())[-1]
-    if block is not None:
-        console.print(_phases_table(block.step, dict(block.phases)))
+    if understanding.phases:
+        newest = understanding.phases[max(understanding.phases)]
+        console.print(_phases_table(newest.step, newest.phases))
     for event in understanding.events[:_SHOWN_EVENTS]:
         at = "" if event.step is None else f" (step {event.step})"
         console.print(f"{event.kind}{at}: {event.message}", markup=False, highlight=False)
@@ -148,8 +145,8 @@ def _about(understanding: Understanding) -> Table:
 def _steps_table(steps: Sequence[TrainingStep]) -> Table:
     shown = [*steps[: _SHOWN_STEPS // 2], *steps[max(_SHOWN_STEPS // 2, len(steps) - _SHOWN_STEPS // 2) :]]
     table = Table(title=f"{len(steps)} progress lines", title_justify="left")
-    for heading in ("step", "seconds", "tokens/s", "samples/s", "TFLOP/s/GPU", "batch", "losses", ""):
-        table.add_column(heading, justify="left" if heading in {"losses", ""} else "right")
+    for heading in ("step", "seconds", "tokens/s", "samples/s", "TFLOP/s", "batch", "loss", ""):
+        table.add_column(heading, justify="right", no_wrap=True)
     for index, step in enumerate(shown):
         if index == _SHOWN_STEPS // 2 and len(steps) > _SHOWN_STEPS:
             table.add_row("...")
@@ -161,13 +158,13 @@ def _steps_table(steps: Sequence[TrainingStep]) -> Table:
             _number(step.samples_per_s, ".4g"),
             _number(None if flops is None else flops / 1e12, ".4g"),
             _text(step.global_batch_size),
-            ", ".join(f"{name} {loss:.4g}" for name, loss in step.losses.items()) or "-",
+            _number(next(iter(step.losses.values()), None), ".5g"),
             "warm-up" if step.warmup else "",
         )
     return table
 
 
-def _phases_table(step: int, phases: dict[str, PhaseTime]) -> Table:
+def _phases_table(step: int, phases: Mapping[str, PhaseTime]) -> Table:
     table = Table(title=f"phases of step {step}, seconds", title_justify="left")
     for heading in ("phase", "min", "max", "ranks"):
         table.add_column(heading, justify="left" if heading == "phase" else "right")
@@ -180,9 +177,9 @@ def _phases_table(step: int, phases: dict[str, PhaseTime]) -> Table:
 
 
 def _show_unrecognised(understanding: Understanding, console: Console) -> None:
-    console.print(f"{understanding.unrecognised_lines} of {understanding.lines} lines mean nothing to perfd.")
+    console.print(f"{understanding.unrecognised_lines} of {understanding.lines} lines were not recognised.")
     if understanding.examples:
-        console.print("Of these, lines that look like progress (please report them):")
+        console.print("Among these are lines that look like progress; please report them:")
     for example in understanding.examples[:_SHOWN_EXAMPLES]:
         console.print(f"  {example}", markup=False, highlight=False, overflow="ellipsis", no_wrap=True)
 

@@ -27,7 +27,7 @@ _PIPELINE = re.compile(
     rf"iter time \(s\): +({_NUMBER}) samples/sec: +({_NUMBER})\s*$",
     re.ASCII,
 )
-_CONFIG = re.compile(r"\[config\.py:\d+:\w+\] +(\w+) \.+ (\S.*?)\s*$", re.ASCII)
+_CONFIG = re.compile(r"\[config\.py:\d+:\w+\] +(\w+) (?:\.+ | )(\S.*?)\s*$", re.ASCII)
 _VERSION = re.compile(r"DeepSpeed info: version=([\w.+-]+),", re.ASCII)
 _PROFILER = re.compile(r"-{5,} DeepSpeed Flops Profiler -{5,}")
 _PROFILER_ROW = re.compile(

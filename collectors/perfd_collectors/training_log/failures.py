@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from perfd.model import EventKind
 from perfd_collectors.training_log.formats import Job
@@ -16,6 +17,13 @@ _WATCHDOG = re.compile(
     re.ASCII,
 )
 _MAX_TRACEBACK_LINES = 300
+_MAX_TRACEBACKS = 64
+
+
+@dataclass(slots=True)
+class _Traceback:
+    message: str
+    lines: int = 0
 
 
 class FailureParser:
@@ -32,13 +40,12 @@ class FailureParser:
     def __init__(self, job: Job) -> None:
         self._out = job.out
         self._steps = job.steps
-        self._open: tuple[str, int | None] | None = None
-        self._lines = 0
+        self._open: dict[int | None, _Traceback] = {}
 
     @property
     def hungry(self) -> bool:
         """Inside a traceback."""
-        return self._open is not None
+        return bool(self._open)
 
     def parse(self, line: Line) -> bool:
         """Take in a whole line."""
@@ -46,35 +53,33 @@ class FailureParser:
             return False
         text = line.text.rstrip()
         if _TRACEBACK in text:
-            self._end_traceback()
-            self._open, self._lines = (text[text.index(_TRACEBACK) :], line.rank), 0
+            self._end_traceback(line.rank)
+            if len(self._open) < _MAX_TRACEBACKS:
+                self._open[line.rank] = _Traceback(text[text.index(_TRACEBACK) :])
             return True
-        if self._open is not None and self._in_traceback(text, line.rank):
-            return True
-        return self._message(text, line.rank)
+        return self._in_traceback(text, line.rank) or self._message(text, line.rank)
 
     def finish(self) -> None:
-        """Tell of a traceback whose end the log does not have."""
-        self._end_traceback()
+        """Tell of tracebacks whose end the log does not have."""
+        for rank in list(self._open):
+            self._end_traceback(rank)
 
     def _in_traceback(self, text: str, rank: int | None) -> bool:
-        opened = self._open
-        self._lines += 1
-        if opened is None or self._lines > _MAX_TRACEBACK_LINES:
-            self._end_traceback()
+        traceback = self._open.get(rank)
+        if traceback is None:
             return False
-        if rank != opened[1]:
-            # Another rank's line in between.
-            return False
+        traceback.lines += 1
         if text and not text[0].isspace():
-            self._open = None
-            self._error(text, rank)
+            traceback.message = text
+        elif traceback.lines <= _MAX_TRACEBACK_LINES:
+            return True
+        self._end_traceback(rank)
         return True
 
-    def _end_traceback(self) -> None:
-        opened, self._open = self._open, None
-        if opened is not None:
-            self._error(*opened)
+    def _end_traceback(self, rank: int | None) -> None:
+        traceback = self._open.pop(rank, None)
+        if traceback is not None:
+            self._error(traceback.message, rank)
 
     def _message(self, text: str, rank: int | None) -> bool:
         if match := _WATCHDOG.search(text):

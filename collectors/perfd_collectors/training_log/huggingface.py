@@ -57,15 +57,17 @@ class HuggingFaceParser:
         """Take in a whole line."""
         if not line.complete:
             return False
-        self._bar(line.text)
-        return self._dict(line.text) or self._about(line.text)
+        bar = self._bar(line.text)
+        return self._dict(line.text) or self._about(line.text) or bar
 
     def finish(self) -> None:
         """Nothing waits."""
 
-    def _bar(self, text: str) -> None:
-        for match in _BAR.finditer(text):
-            self._last_bar = int(match[1]), int(match[2])
+    def _bar(self, text: str) -> bool:
+        bar = None
+        for bar in _BAR.finditer(text):
+            self._last_bar = int(bar[1]), int(bar[2])
+        return bar is not None
 
     def _step_of_bar(self) -> int | None:
         """The step that the bar of training shows; evaluation has a bar of its own, with another total."""

@@ -12,7 +12,7 @@ from perfd_collectors.training_log.stamps import zoned_ns
 MAX_LINE_BYTES = 1 << 20
 _SLICE_BYTES = 1 << 20
 
-_ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+_ANSI = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")
 _RFC3339 = re.compile(
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d) (?:(?:stdout|stderr) [FP] )?", re.ASCII
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from perfd.model import PhaseTime
+from perfd.model import JobDescription, PhaseTime
 from perfd_collectors.training_log.formats import Job, training_step
 from perfd_collectors.training_log.lines import Line
 from perfd_collectors.training_log.megatron_description import MegatronDescription
@@ -18,6 +18,7 @@ _STEP_TIME = re.compile(r"Step Time : ([\d.]+)s GPU utilization: ([\d.]+) ?MODEL
 _STEP_TIME_PRECISION_S = 0.0051
 _TAIL_OF_A_LINE = re.compile(r"number of nan iterations: +\d+ \|", re.ASCII)
 _HEADER_END = "across ranks (ms):"
+_ENDS_OF_A_BLOCK = ("validation loss at", "[after training is done]")
 _PARTS = ("forward", "backward", "optimizer")
 
 
@@ -64,6 +65,8 @@ class MegatronParser:
             return True
         if not line.complete:
             return False
+        if any(mark in text for mark in _ENDS_OF_A_BLOCK):
+            self._end_block()
         return self._dump_row(text) or self._timer_line(text) or self._other(text)
 
     def finish(self) -> None:
@@ -101,8 +104,6 @@ class MegatronParser:
                 self._about.framework("megatron-bridge")
             elif "/Rnk: " in text or "memory (MB)" in text:
                 self._about.framework("megatron-lm")
-            if "[after training is done]" in text:
-                self._end_block()
         elif _TAIL_OF_A_LINE.search(text):
             self._steps.cut_line()
         return known
@@ -138,9 +139,19 @@ class MegatronParser:
         values = dict(found.values)
         if found.complete:
             self._rate_of_bridge(values)
-            self._derive(values)
+            self._derive(values, self._out.description if self._is_described(found) else None)
         step = training_step(self._out.job, found.step, values, found.losses, found.extras)
-        self._steps.add(step, found.printed_ns, keeps_first=found.microseconds)
+        self._steps.add(
+            step,
+            found.printed_ns,
+            keeps_first=found.microseconds,
+            interval=self._out.description.log_interval_steps if self._is_described(found) else None,
+        )
+
+    def _is_described(self, found: Iteration) -> bool:
+        """Whether the description can be of the job that printed the line; two jobs may share a stream."""
+        said = self._out.description.arguments.get("train_iters", "None")
+        return said in {"None", str(found.train_steps)}
 
     def _rate_of_bridge(self, values: dict[str, float]) -> None:
         bridge, self._bridge = self._bridge, None
@@ -149,17 +160,16 @@ class MegatronParser:
         if abs(bridge[0] - values["step_time_s"]) <= _STEP_TIME_PRECISION_S:
             values["flops_per_s_per_gpu"] = bridge[1]
 
-    def _derive(self, values: dict[str, float]) -> None:
+    def _derive(self, values: dict[str, float], said: JobDescription | None) -> None:
         """Rates that follow from a whole line; where fields are cut off, what is printed may be missing."""
-        description = self._out.description
         batch, time_s = values.get("global_batch_size"), values.get("step_time_s")
         if "samples_per_s" not in values and batch and time_s:
             values["samples_per_s"] = batch / time_s
         if "tokens_per_s" in values:
             return
-        length = values.get("sequence_length") or (description.model and description.model.sequence_length)
-        per_gpu, world_size = values.get("tokens_per_s_per_gpu"), description.parallel.world_size
+        length = values.get("sequence_length") or (said and said.model and said.model.sequence_length)
+        per_gpu = values.get("tokens_per_s_per_gpu")
         if batch and time_s and length:
             values["tokens_per_s"] = batch * length / time_s
-        elif per_gpu is not None and world_size:
-            values["tokens_per_s"] = per_gpu * world_size
+        elif per_gpu is not None and said is not None and said.parallel.world_size:
+            values["tokens_per_s"] = per_gpu * said.parallel.world_size

@@ -50,6 +50,9 @@ class ArgumentsDump:
         if self._lines > _MAX_ROWS:
             self._depth = 0
         match = _ROW.match(text)
+        if "\ufffd" in text or not text.strip().isprintable():
+            # Whatever row this was, the others may mean something else without it.
+            self._spoiled = True
         if match is None:
             return False, None
         name, value = match.groups()
@@ -59,14 +62,29 @@ class ArgumentsDump:
 
 
 def flag(arguments: Mapping[str, str], name: str) -> bool | None:
-    """A yes or no option; None when the dump does not have it."""
-    return {"True": True, "False": False}.get(arguments.get(name, ""))
+    """A yes or no option, None when the dump does not have it; `ValueError` when it is something else."""
+    value = arguments.get(name, "None")
+    if value not in {"True", "False", "None"}:
+        raise ValueError(f"{name} is {value!r}, not True or False.")
+    return None if value == "None" else value == "True"
 
 
 def whole(arguments: Mapping[str, str], name: str) -> int | None:
-    """A whole number; None when the dump does not have it or it is `None`."""
-    value = arguments.get(name, "")
-    return int(value) if value.isascii() and value.isdigit() else None
+    """A whole number, None when the dump does not have it or says None; `ValueError` when it is no number."""
+    value = arguments.get(name, "None")
+    if value == "None":
+        return None
+    if not (value.isascii() and value.isdigit()):
+        raise ValueError(f"{name} is {value!r}, not a whole number.")
+    return int(value)
+
+
+def whole_if_known(arguments: Mapping[str, str], name: str) -> int | None:
+    """As `whole`, None too when it is no number."""
+    try:
+        return whole(arguments, name)
+    except ValueError:
+        return None
 
 
 def given(arguments: Mapping[str, str], name: str) -> str | None:
@@ -87,27 +105,36 @@ _BEYOND_A_SHAPE = (
 """Options of models whose layers are not all the same transformer layer; `ModelShape` cannot say those."""
 
 
+_CAME_TOGETHER = (
+    ("num_query_groups", "group_query_attention"),
+    ("group_query_attention", "swiglu"),
+    ("moe_router_topk", "num_experts"),
+)
+"""A dump with the first has the second too, so without it a row was lost."""
+
+
 def model_shape(arguments: Mapping[str, str], vocab_size: int | None) -> ModelShape | None:
     """The model that the options describe; None when they leave out a size or describe something else."""
     if any(given(arguments, name) for name in _BEYOND_A_SHAPE):
         return None
+    if any(first in arguments and second not in arguments for first, second in _CAME_TOGETHER):
+        return None
+    try:
+        return _transformer(arguments, vocab_size)
+    except ValueError:
+        return None
+
+
+def _transformer(arguments: Mapping[str, str], vocab_size: int | None) -> ModelShape | None:
     layers = whole(arguments, "num_layers")
     hidden = whole(arguments, "hidden_size")
     heads = whole(arguments, "num_attention_heads")
     sequence = whole(arguments, "seq_length") or whole(arguments, "encoder_seq_length")
-    if not (layers and hidden and heads and sequence):
+    groups = whole(arguments, "num_query_groups") if flag(arguments, "group_query_attention") else heads
+    if not (layers and hidden and heads and sequence and groups):
         return None
     swiglu = bool(flag(arguments, "swiglu"))
     ffn = whole(arguments, "ffn_hidden_size") or _default_ffn(hidden, swiglu=swiglu)
-    grouped = flag(arguments, "group_query_attention")
-    groups = whole(arguments, "num_query_groups") if grouped else heads
-    if groups is None:
-        return None
-    try:
-        moe = _moe(arguments, layers, ffn)
-        mla = _mla(arguments)
-    except ValueError:
-        return None
     return ModelShape(
         layers=layers,
         hidden_size=hidden,
@@ -119,8 +146,8 @@ def model_shape(arguments: Mapping[str, str], vocab_size: int | None) -> ModelSh
         vocab_size=vocab_size or whole(arguments, "padded_vocab_size"),
         gated_mlp=swiglu,
         attention_output_gate=bool(flag(arguments, "attention_output_gate")),
-        moe=moe,
-        mla=mla,
+        moe=_moe(arguments, layers, ffn),
+        mla=_mla(arguments),
         mtp_layers=whole(arguments, "mtp_num_layers") or 0,
     )
 
@@ -211,17 +238,19 @@ def _combine(left: int | list[int], operation: ast.operator, right: int | list[i
     return combined
 
 
+_NARROW = {"None": None, "e4m3": "fp8", "hybrid": "fp8", "e2m1": "fp4"}
+
+
 def precision(arguments: Mapping[str, str]) -> str | None:
-    """The compute type: the narrowest that the options ask for."""
-    if given(arguments, "fp4"):
-        return "fp4"
-    if given(arguments, "fp8"):
-        return "fp8"
-    if flag(arguments, "bf16"):
-        return "bf16"
-    if flag(arguments, "fp16"):
-        return "fp16"
-    return "fp32" if flag(arguments, "bf16") is False and flag(arguments, "fp16") is False else None
+    """The compute type: the narrowest that the options ask for; None when they are not clear."""
+    try:
+        narrow = _NARROW[arguments.get("fp4", "None")] or _NARROW[arguments.get("fp8", "None")]
+        bf16, fp16 = flag(arguments, "bf16"), flag(arguments, "fp16")
+    except (KeyError, ValueError):
+        return None
+    if narrow or bf16 is None or fp16 is None:
+        return narrow
+    return "bf16" if bf16 else "fp16" if fp16 else "fp32"
 
 
 def recompute(arguments: Mapping[str, str]) -> Recompute | None:
@@ -230,8 +259,8 @@ def recompute(arguments: Mapping[str, str]) -> Recompute | None:
         return {"full": Recompute.FULL, "selective": Recompute.SELECTIVE, "None": Recompute.NONE}.get(
             arguments["recompute_granularity"]
         )
-    old = flag(arguments, "checkpoint_activations")
-    return None if old is None else (Recompute.FULL if old else Recompute.NONE)
+    old = arguments.get("checkpoint_activations", "")
+    return {"True": Recompute.FULL, "False": Recompute.NONE}.get(old)
 
 
 def layout(arguments: Mapping[str, str]) -> dict[str, Any]:
@@ -247,7 +276,7 @@ def layout(arguments: Mapping[str, str]) -> dict[str, Any]:
         "micro_batch_size": "micro_batch_size",
         "global_batch_size": "global_batch_size",
     }
-    sizes = {field: whole(arguments, name) for field, name in names.items()}
+    sizes = {field: whole_if_known(arguments, name) for field, name in names.items()}
     if sizes["vp"] is None and arguments.get("virtual_pipeline_model_parallel_size") == "None":
         sizes["vp"] = 1
     return sizes

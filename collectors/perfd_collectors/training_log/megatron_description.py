@@ -84,9 +84,9 @@ class MegatronDescription:
         self._out.describe(
             precision=options.precision(arguments),
             recompute=options.recompute(arguments),
-            recompute_layers=options.whole(arguments, "recompute_num_layers"),
-            train_steps=options.whole(arguments, "train_iters"),
-            log_interval_steps=options.whole(arguments, "log_interval"),
+            recompute_layers=options.whole_if_known(arguments, "recompute_num_layers"),
+            train_steps=options.whole_if_known(arguments, "train_iters"),
+            log_interval_steps=options.whole_if_known(arguments, "log_interval"),
         )
         self._out.describe_layout(**options.layout(arguments))
         self._describe_model()

@@ -112,8 +112,9 @@ def _profiled_steps(arguments: Mapping[str, str]) -> range | None:
     The CUDA profiler starts before iteration `start + 1` and stops after `end`. PyTorch's counts from the
     loop's top and warms up for one iteration, so it runs from `start - 1` and writes during `end`.
     """
-    start, end = options.whole(arguments, "profile_step_start"), options.whole(arguments, "profile_step_end")
-    if not options.flag(arguments, "profile") or start is None or end is None:
+    start = options.whole_if_known(arguments, "profile_step_start")
+    end = options.whole_if_known(arguments, "profile_step_end")
+    if arguments.get("profile") != "True" or start is None or end is None:
         return None
-    by_torch = options.flag(arguments, "use_pytorch_profiler")
+    by_torch = arguments.get("use_pytorch_profiler") == "True"
     return range(max(1, start - 1), end) if by_torch else range(start + 1, end + 1)

@@ -59,7 +59,7 @@ _STRAGGLER_NAMES = {
     "Etpt": ("throughput", "flops_per_s", 12),
 }
 _EXTREMES = re.compile(r"\^\^\^\^ (?:Bottom|Top) +\d+ Ranks with \w+ +Etpt\(TF\): (.*)$", re.ASCII)
-_OF_RANK = re.compile(r"([\d.]+)/(\d+),", re.ASCII)
+_OF_RANK = re.compile(r"([\d.]+)/(\d+)", re.ASCII)
 _MOST_WATTS = 5000.0
 
 
@@ -81,15 +81,18 @@ def straggler_values(text: str) -> dict[str, float]:
         values[f"{what}_{edge}_{unit}"] = number(figure, power) or 0.0
         values[f"{what}_{edge}_rank"] = float(rank)
     listed = _EXTREMES.search(text)
-    if listed is not None:
-        for figure, rank in _OF_RANK.findall(listed[1]):
-            value = number(figure, 12)
-            if value is not None:
-                values[f"throughput_rank_{rank}_flops_per_s"] = value
+    # Each pair ends in a comma, the last one too.
+    for pair in listed[1].split(",")[:-1] if listed else ():
+        match = _OF_RANK.fullmatch(pair.strip())
+        value = number(match[1], 12) if match else None
+        if match is not None and value is not None:
+            values[f"throughput_rank_{match[2]}_flops_per_s"] = value
     return values
 
 
-_VALIDATION = re.compile(r"validation loss at (?:iteration (\d+)[^|]*|[^|]*)\|(.*)$", re.ASCII)
+_VALIDATION = re.compile(
+    r"validation loss at (?:iteration (\d+)(?: [^|]*)?|(?!iteration)[^|]*)\|(.*)$", re.ASCII
+)
 
 
 def validation(text: str) -> tuple[int | None, dict[str, float]] | None:
@@ -124,7 +127,7 @@ _TOTAL = re.compile(r"Total number of parameters in billions: +([\d.]+)\s*$", re
 _OF_SHARD = re.compile(
     r"number of parameters on \([^)]*\) model parallel rank \(([\d, ]+)\): (\d+)\s*$", re.ASCII
 )
-_CORE = re.compile(r"Megatron-Core version \.* *(\S+)\s*$", re.ASCII)
+_CORE = re.compile(r"Megatron-Core version \.* *([\w.+-]+)\s*$", re.ASCII)
 _THEORY = re.compile(
     r"Theoretical memory footprints: weight and optimizer=([\d.]+) MB, "
     r"activation=([\d.]+) MB, total=([\d.]+) MB",
@@ -166,12 +169,11 @@ def theoretical_memory(text: str) -> dict[str, str]:
 
 
 _SIZES = {
-    "world_size": r"using world size: (\d+)\b",
-    "dp": r"data-parallel size: (\d+)\b",
-    # Core 0.6 leaves out the comma, core 0.12 runs "sizes: None" into the next name.
-    "cp": r"(?<!hierarchical )context-parallel size: (\d+)",
-    "tp": r"(?<!encoder-)tensor-model-parallel size: (\d+)\b",
-    "pp": r"(?<!encoder-)pipeline-model-parallel size: (\d+)\b",
+    "world_size": "using world size",
+    "dp": "data-parallel size",
+    "cp": "(?<!hierarchical )context-parallel size",
+    "tp": "(?<!encoder-)tensor-model-parallel size",
+    "pp": "(?<!encoder-)pipeline-model-parallel size",
 }
 
 
@@ -179,5 +181,7 @@ def world(text: str) -> dict[str, int]:
     """The sizes of the one line `using world size: ...`."""
     if "using world size:" not in text:
         return {}
-    found = {name: re.search(pattern, text, re.ASCII) for name, pattern in _SIZES.items()}
+    # Core 0.6 leaves out a comma, core 0.12 runs "sizes: None" into the next name.
+    ends = r": (\d+)(?=[, ]|\s*$)"
+    found = {name: re.search(what + ends, text, re.ASCII) for name, what in _SIZES.items()}
     return {name: int(match[1]) for name, match in found.items() if match}

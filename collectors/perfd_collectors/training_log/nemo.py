@@ -11,7 +11,7 @@ from perfd_collectors.training_log.lines import Line
 from perfd_collectors.training_log.numbers import integer, number, positive
 
 _ANCHOR = re.compile(r"Training epoch \d+, iteration (\d+)/(\d+) \|", re.ASCII)
-_BAR = re.compile(r"Epoch \d+: .*?(\d+)/(\d+) \[[^\],]*, +([\d.?]+)(s/it|it/s), (.*)\]", re.ASCII)
+_BAR = re.compile(r"Epoch \d+: [^\[]*\| +(\d+)/(\d+) \[[^\],]*, +([\d.?]+)(s/it|it/s), (.*)\]", re.ASCII)
 _PROFILER = re.compile(r"={3,} (Start|End) nsys profiling ={3,}")
 _FIELDS = {
     "lr": "learning_rate",
@@ -79,14 +79,15 @@ class NemoParser:
                 losses[key] = value
             else:
                 extras[key] = value
-        step = integer(pairs.get("global_step", ""))
+        step = integer(pairs.get("global_step", str(iteration)))
+        if step is None:
+            return
         batch, time_s = values.get("global_batch_size"), values.get("step_time_s")
         if batch:
             self._out.describe_layout(global_batch_size=int(batch))
             if time_s:
                 values["samples_per_s"] = batch / time_s
-        number_of_step = iteration if step is None else step
-        self._steps.add(training_step(self._out.job, number_of_step, values, losses, extras), None)
+        self._steps.add(training_step(self._out.job, step, values, losses, extras), None)
 
     def _profiler(self, text: str) -> bool:
         match = _PROFILER.search(text)

@@ -93,7 +93,7 @@ class Output:
         self._drafts.append((printed_ns, build))
 
     def take(self, read_unix_ns: int, newest_unix_ns: int | None = None) -> Sequence[Record]:
-        """All records since the last call. `newest_unix_ns`: when the newest was printed, if that is known."""
+        """All records since the last call. `newest_unix_ns`: when the newest was printed, if known."""
         newest = next((printed for printed, _ in reversed(self._drafts) if printed is not None), None)
         if newest is not None and newest_unix_ns is not None:
             self._zone.learn(newest, newest_unix_ns)

@@ -97,7 +97,7 @@ class LogParser:
         """Take in that nothing more comes. Of an unfinished line only fields with a terminator count."""
         rest = self._buffer.rest()
         if rest:
-            self._line(rest, matters=True, complete=False)
+            self._line(rest, matters=any(word in rest for word in self._keywords), complete=False)
         for parser in self._formats:
             parser.finish()
 
@@ -143,8 +143,10 @@ class LogParser:
             if (matters or parser.hungry) and parser.parse(line):
                 self._recognised += 1
                 return
-        if matters and len(self.examples) < MAX_EXAMPLES and _LIKE_PROGRESS.search(line.text):
-            self.examples.append(line.text.strip()[:_EXAMPLE_CHARACTERS])
+        if matters and len(self.examples) < MAX_EXAMPLES:
+            example = line.text.strip()[:_EXAMPLE_CHARACTERS]
+            if example.isprintable() and _LIKE_PROGRESS.search(example):
+                self.examples.append(example)
 
 
 def _advance(hits: list[tuple[int, bytes]], block: bytes, position: int) -> None:

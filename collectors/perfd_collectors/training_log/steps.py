@@ -91,8 +91,13 @@ class StepLog:
         *,
         family: Family = Family.TRAINER,
         keeps_first: bool = False,
+        interval: int | None = None,
     ) -> None:
-        """Take in a progress line. `keeps_first`: the first one of a run does not end the averages."""
+        """Take in a progress line.
+
+        `keeps_first`: the first line of a run does not end the averages. `interval` is the
+        trainer's log interval, by which it divides timers whatever number of steps they hold.
+        """
         if self._family is not None and family < self._family:
             return
         if family != self._family:
@@ -106,13 +111,10 @@ class StepLog:
             # Whoever keeps the steps sees the same; only a start of the trainer is news.
             self._run = _Run(fresh=True)
             self._seen.clear()
-        covered, warmup = self._coverage(step.step, keeps_first=keeps_first)
+        covered, warmup, scale = self._coverage(step.step, keeps_first=keeps_first, interval=interval)
         self._remember(step.step, printed_ns)
         self._out.step(replace(step, steps_covered=covered, warmup=warmup), printed_ns)
-        interval = self._out.description.log_interval_steps
-        # Timers are divided by the log interval, whatever the number of steps that they hold.
-        scale = interval / covered if warmup and interval else 1.0
-        self._matcher.line(_Current(step.step, scale))
+        self._matcher.line(_Current(None if scale is None else step.step, scale or 1.0))
 
     def phases(self, phases: Mapping[str, PhaseTime]) -> None:
         """Take in a block of timers; it goes to the progress line that it was printed with."""
@@ -130,21 +132,32 @@ class StepLog:
         before = self._seen[step]
         return printed_ns is None or before is None or abs(printed_ns - before) < _SAME_LINE_NS
 
-    def _coverage(self, step: int, *, keeps_first: bool) -> tuple[int, bool]:
+    def _coverage(
+        self, step: int, *, keeps_first: bool, interval: int | None
+    ) -> tuple[int, bool, float | None]:
+        """Steps in the averages, whether a first is among them, what mends the timers (None: unknown)."""
         run = self._run
-        interval = self._out.description.log_interval_steps
         if run.fresh or (run.reset_at is None and step <= 1):
             begin = run.begin if run.begin is not None and run.begin < step else None
             run.fresh, run.holds_first = False, keeps_first
             run.reset_at = step - 1 if keeps_first else step
             if keeps_first:
-                return 1, True
-            since = step - begin if begin is not None else 1
-            return (since if interval is None else min(since, interval)), True
+                covered = 1
+            else:
+                since = step - begin if begin is not None else 1
+                covered = since if interval is None else min(since, interval)
+            return covered, True, interval / covered if interval else 1.0
         since = step - run.reset_at if run.reset_at is not None else 1
-        warmup, run.holds_first = run.holds_first, False
+        held, run.holds_first = run.holds_first, False
+        first = run.reset_at + 1 if run.reset_at is not None else step
         run.reset_at = step
-        return (min(since, interval) if interval and not warmup else since), warmup
+        if not held:
+            return (min(since, interval) if interval else since), False, 1.0
+        if interval is None:
+            return since, True, 1.0
+        # The line after the first is the next one on the interval's grid; otherwise lines were lost.
+        on_grid = step == (first // interval + 1) * interval
+        return since, True, interval / since if on_grid else None
 
     def _remember(self, step: int, printed_ns: int | None) -> None:
         self._steps += 1

@@ -34,6 +34,8 @@ class Understanding:
         self.description: JobDescription | None = None
         self.steps: list[TrainingStep] = []
         self.phases: dict[int, StepPhases] = {}
+        """By the position in `steps` of the line that they belong to: a step can be done twice."""
+        self._positions: dict[int, int] = {}
         self.events: list[Event] = []
         self.memory: list[MemoryReport] = []
         self.lines = 0
@@ -67,7 +69,7 @@ class Understanding:
             "train_steps": said.train_steps if said else None,
             "log_interval_steps": said.log_interval_steps if said else None,
             "logged_flops_convention": said.logged_flops_convention if said else None,
-            "steps": [self._step(step) for step in self.steps],
+            "steps": [self._step(position) for position in range(len(self.steps))],
             "memory": [_without_job(report) for report in self.memory],
             "events": [_event(event) for event in self.events],
             "lines": self.lines,
@@ -81,18 +83,20 @@ class Understanding:
                 case JobDescription():
                     self.description = record
                 case TrainingStep():
+                    self._positions[record.step] = len(self.steps)
                     self.steps.append(record)
                 case StepPhases():
-                    self.phases[record.step] = record
+                    self.phases[self._positions.get(record.step, -1)] = record
                 case Event():
                     self.events.append(record)
                 case MemoryReport():
                     self.memory.append(record)
 
-    def _step(self, step: TrainingStep) -> dict[str, Any]:
-        block = self.phases.get(step.step)
+    def _step(self, position: int) -> dict[str, Any]:
+        block = self.phases.get(position)
+        line = _without_job(self.steps[position])
         return {
-            **{name: value for name, value in _without_job(step).items() if name != "time_unix_ns"},
+            **{name: value for name, value in line.items() if name != "time_unix_ns"},
             "phases": {name: _phase(phase) for name, phase in block.phases.items()} if block else {},
         }
 

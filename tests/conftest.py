@@ -1,0 +1,25 @@
+"""Golden files: what a test produces is compared with a file, which `--update-golden` writes anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
+    """Compare a text with a golden file, or write the file if the tests run with `--update-golden`."""
+
+    def check(path: Path, text: str) -> None:
+        if request.config.getoption("--update-golden"):
+            path.write_text(text, encoding="utf-8")
+        assert path.is_file(), f"{path} does not exist: run with --update-golden and read what it writes"
+        assert text == path.read_text(encoding="utf-8")
+
+    return check

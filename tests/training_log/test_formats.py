@@ -1,0 +1,63 @@
+"""Each format, as a log and what is understood of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from perfd_collectors.training_log.understanding import understand
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "training_log"
+LOGS = sorted(FIXTURES.glob("*.log"))
+
+
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
+def test_a_log_is_understood_as_its_golden_file_says(log: Path, golden: Callable[[Path, str], None]) -> None:
+    document = understand([log]).document()
+
+    golden(log.with_suffix(".json"), json.dumps(document, indent=1) + "\n")
+
+
+def test_every_golden_file_has_its_log() -> None:
+    assert {path.stem for path in FIXTURES.glob("*.json")} == {log.stem for log in LOGS}
+
+
+@pytest.mark.parametrize(
+    ("name", "framework", "steps"),
+    [
+        ("megatron-v2", "megatron-lm", [100, 200]),
+        ("megatron-core-0.5-max", "megatron-lm", [10, 20]),
+        ("megatron-core-0.8", "megatron-lm", [10, 20, 30]),
+        ("megatron-core-0.12-moe-mla", "megatron-lm", [210, 220, 230]),
+        ("megatron-core-0.13-energy", "megatron-lm", [10, 20]),
+        ("megatron-core-0.16-first-iteration", "megatron-lm", [1, 10, 20]),
+        ("megatron-core-main-all-ranks", "megatron-lm", [40, 41]),
+        ("megatron-bridge", "megatron-bridge", [10, 20]),
+        ("fork-bigscience", "megatron-deepspeed", [1000]),
+        ("fork-argonne", "megatron-deepspeed", [2]),
+        ("fork-swiss-ai", "megatron-lm", [51000]),
+        ("fork-llm-jp", "megatron-lm", [20]),
+        ("fork-primus", "primus", [20, 30]),
+        ("fork-gpt-neox", "gpt-neox", [34]),
+        ("deepspeed-2022", "deepspeed", [40, 50]),
+        ("deepspeed-0.9", "deepspeed", [33]),
+        ("deepspeed-pipeline", "deepspeed", [10, 20]),
+        ("torchtitan", "torchtitan", [1, 10, 20]),
+        ("nemo-1-progress-bar", "nemo", [793, 794]),
+        ("nemo-2", "nemo", [0, 1, 2]),
+        ("hf-trainer-4", "hf-trainer", [10, 20]),
+        ("hf-trainer-5", "hf-trainer", [1, 2]),
+        ("nanotron", "nanotron", [991, 992]),
+        ("verl", "verl", [2, 3]),
+        ("launcher-prefixes", "megatron-lm", [10, 20, 30, 40, 50, 60, 70]),
+    ],
+)
+def test_the_framework_and_the_steps_are_found(name: str, framework: str, steps: list[int]) -> None:
+    understanding = understand([FIXTURES / f"{name}.log"])
+
+    assert understanding.description is not None
+    assert understanding.description.framework == framework
+    assert [step.step for step in understanding.steps] == steps
