@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from perfd.agent.task import CollectorTask
 from perfd.collector import CollectorSpec, Settings
@@ -14,9 +14,15 @@ from perfd.plugins import collector_entry_points, load_collector
 log = logging.getLogger(__name__)
 
 
-def create_tasks(config: AgentConfig, settings: Settings) -> Sequence[CollectorTask]:
-    """A task for each enabled collector; one that is disabled by name is not even imported.
+def create_tasks(
+    config: AgentConfig,
+    settings: Settings,
+    *,
+    adapt: Callable[[CollectorSpec], CollectorSpec] = lambda spec: spec,
+) -> Sequence[CollectorTask]:
+    """A task for each enabled collector, made of `adapt(spec)`.
 
+    One that is disabled by name is not even imported.
     Raises `ConfigError` when a configured collector does not exist or its options are wrong.
     """
     tasks = []
@@ -26,7 +32,7 @@ def create_tasks(config: AgentConfig, settings: Settings) -> Sequence[CollectorT
             continue
         spec = _load(name, named=name in config.collectors)
         if spec is not None and (spec.enabled or collector_config.enabled):
-            tasks.append(CollectorTask(spec, collector_config, settings))
+            tasks.append(CollectorTask(adapt(spec), collector_config, settings))
     return tasks
 
 

@@ -33,8 +33,8 @@ class Runner:
         self._clock = clock
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
-        self._schedules: dict[str, Schedule] = {}
-        self._hang_reported_s: dict[str, float] = {}
+        self._schedules: dict[CollectorTask, Schedule] = {}
+        self._hang_reported_s: dict[CollectorTask, float] = {}
 
     def start(self) -> None:
         """Begin to collect; raises `Unavailable` when a source is missing that must be there."""
@@ -49,7 +49,10 @@ class Runner:
             opening.result(_OPEN_TIMEOUT_S)
 
     def stop(self, timeout_s: float) -> list[str]:
-        """End all threads; returns the names of collectors that hang and are left behind."""
+        """Collect once more and end all threads; returns the names of collectors that hang.
+
+        Those are left behind: nothing can end a thread that waits in a driver.
+        """
         self._stop.set()
         deadline_s = time.monotonic() + timeout_s
         for thread in self._threads:
@@ -62,9 +65,7 @@ class Runner:
     def run_due(self, now_s: float) -> None:
         """Run every task that is due at `now_s`, in the caller's thread."""
         for task in self._tasks:
-            schedule = self._schedules.setdefault(
-                task.name, Schedule(interval_s=task.interval_s, start_s=now_s)
-            )
+            schedule = self._schedules.setdefault(task, Schedule(interval_s=task.interval_s, start_s=now_s))
             if schedule.due(now_s):
                 task.miss(schedule.take(now_s))
                 self._collect(task, now_s)
@@ -72,16 +73,16 @@ class Runner:
     def hanging(self, now_s: float) -> Sequence[CollectorHealth]:
         """A verdict on each collector that has been running for too long, every few seconds."""
         verdicts = []
-        for state, interval_s in ((task.state, task.interval_s) for task in self._tasks):
-            since_s = state.running_since_s
-            limit_s = max(_HANG_AFTER_S, _HANG_AFTER_INTERVALS * interval_s)
-            reported_s = self._hang_reported_s.get(state.collector, float("-inf"))
+        for task in self._tasks:
+            since_s = task.state.running_since_s
+            limit_s = max(_HANG_AFTER_S, _HANG_AFTER_INTERVALS * task.interval_s)
+            reported_s = self._hang_reported_s.get(task, float("-inf"))
             if since_s is None or now_s - since_s < limit_s or now_s - reported_s < HEALTH_INTERVAL_S:
                 continue
-            self._hang_reported_s[state.collector] = now_s
+            self._hang_reported_s[task] = now_s
             verdicts.append(
                 CollectorHealth(
-                    collector=state.collector,
+                    collector=task.name,
                     time_unix_ns=self._clock.unix_ns(),
                     duration_s=now_s - since_s,
                     success=False,
@@ -100,6 +101,8 @@ class Runner:
                 task.miss(schedule.take(now_s))
                 self._collect(task, now_s)
             elif self._stop.wait(schedule.next_s - now_s):
+                # The last words of a log are often the ones that matter.
+                self._collect(task, self._clock.monotonic_s())
                 break
             if self._stop.is_set():
                 break

@@ -91,3 +91,10 @@ def test_a_column_that_two_tables_hold_is_exposed_once_per_gpu() -> None:
         'perfd_gpu_power_watts{node="n1",gpu="0"} 2',
         'perfd_gpu_energy_joules_total{node="n1",gpu="0"} 7',
     ]
+
+
+def test_a_wall_clock_that_steps_back_does_not_freeze_the_exposition() -> None:
+    latest = LatestSamples("n1", COLUMNS)
+    latest([gpu_table(1.0, unix_ns=9_000_000_000_000)])
+    latest([gpu_table(2.0, unix_ns=5_000_000_000_000)])
+    assert exposed(latest, 5_000_000_000_000) == ['perfd_gpu_power_watts{node="n1",gpu="0"} 2']

@@ -10,7 +10,7 @@ from perfd.agent.runner import Runner
 from perfd.clock import SystemClock, VirtualClock
 from perfd.collector import OnUnavailable
 from perfd.errors import Unavailable
-from perfd.model import Record
+from perfd.model import Record, TrainingStep
 
 
 class Sink:
@@ -112,3 +112,22 @@ def test_a_driver_that_owns_the_time_runs_each_collector_at_its_interval() -> No
         clock.advance(1.0)
     assert runs == {"fast": [0.0, 1.0, 2.0, 3.0, 4.0], "slow": [0.0, 2.0, 4.0]}
     assert [one.state.missed_ticks for one in tasks] == [4, 0]
+
+
+def test_two_collectors_of_one_name_both_run() -> None:
+    clock = VirtualClock()
+    sink = Sink()
+    tasks = [task(lambda: steps(1), clock=clock), task(lambda: steps(1, first=2), clock=clock)]
+    Runner(tasks, sink, clock).run_due(0.0)
+    assert [record for record in sink.records if isinstance(record, TrainingStep)] == steps(2)
+
+
+def test_a_stop_collects_once_more() -> None:
+    clock = SystemClock()
+    sink = Sink()
+    words = iter([steps(1), steps(1, first=2)])
+    runner = Runner([task(lambda: next(words), clock=clock, interval_s=3600.0)], sink, clock)
+    runner.start()
+    assert sink.wait_for(1)
+    assert runner.stop(20.0) == []
+    assert [record for record in sink.records if isinstance(record, TrainingStep)] == steps(2)
