@@ -1,0 +1,180 @@
+"""From a rule to a report on the node: real aggregator, real agent, real wire, stand-in nsys."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from capture.conftest import Node
+
+from perfd.agent.agent import Agent
+from perfd.agent.task import CollectorTask
+from perfd.aggregator.aggregator import Aggregator
+from perfd.capture.processes import rank_of, scan_nsys_processes
+from perfd.collector import CollectorSpec, Options, Settings
+from perfd.config import (
+    AgentCaptureConfig,
+    AgentConfig,
+    AggregatorConfig,
+    CaptureProfile,
+    CollectorConfig,
+    HistoryConfig,
+    RulesConfig,
+    UplinkConfig,
+)
+from perfd.model import RankPlacement, TrainingStep
+
+RULES = """
+groups:
+  - name: test
+    rules:
+      - alert: Slow
+        expr: perfd_step_time_last_seconds > 0.5
+        labels: {severity: warning, capture: default}
+        annotations: {summary: slow}
+"""
+
+
+class Job:
+    """A collector that tells where the ranks of this test's node are, and steps of a second."""
+
+    def __init__(self, node, settings):
+        self._node = node
+        self._clock = settings.clock
+        self._step = 0
+
+    def collect(self):
+        self._step += 1
+        placements = [
+            RankPlacement(job="llama", rank=rank, local_rank=rank, world_size=2, gpu=rank, pid=pid)
+            for pid, environment in scan_nsys_processes(Path("/proc")).environments.items()
+            if (rank := rank_of(environment)) is not None
+            and environment.get("NODE_OF_TEST") == str(self._node.directory)
+        ]
+        now_unix_ns = self._clock.unix_ns()
+        return [
+            *placements,
+            TrainingStep(job="llama", step=self._step, time_unix_ns=now_unix_ns, step_time_s=1.0),
+        ]
+
+    def close(self):
+        pass
+
+
+@dataclass
+class System:
+    """An agent, and aggregators one after the other at the same address."""
+
+    node: Node
+    directory: Path
+    profile: CaptureProfile
+    address: str = "127.0.0.1:0"
+    started: list = field(default_factory=list)
+
+    def aggregator(self):
+        rules = self.directory / "rules.yaml"
+        rules.write_text(RULES)
+        aggregator = Aggregator(
+            AggregatorConfig(
+                listen=self.address,
+                http_listen=None,
+                history=HistoryConfig(path=str(self.directory / "history.sqlite")),
+                rules=RulesConfig(builtin=False, files=[str(rules)], interval_s=0.1),
+                capture_profiles={"default": self.profile},
+            ),
+            manual=True,
+        )
+        self.started.append(aggregator)
+        aggregator.start()
+        self.address = aggregator.grpc_address
+        return aggregator
+
+    def agent(self):
+        config = AgentConfig(
+            node="n1",
+            listen=None,
+            uplink=UplinkConfig(address=self.address, batch_interval_s=0.05, backoff_initial_s=0.05),
+            capture=AgentCaptureConfig(
+                nsys_path=str(self.node.nsys), output_directory=str(self.node.captures), min_free_bytes=0
+            ),
+        )
+        spec = CollectorSpec(
+            name="job",
+            options=Options,
+            create=lambda _, settings: Job(self.node, settings),
+            interval_s=0.1,
+        )
+        task = CollectorTask(spec, CollectorConfig(), Settings(node="n1", job="llama"))
+        agent = Agent(config, node="n1", spool_directory=self.directory / "spool", tasks=[task])
+        self.started.append(agent)
+        agent.start()
+        return agent
+
+    def until(self, aggregator, holds):
+        """Tick until one of the captures is as wanted; that capture."""
+
+        def found():
+            aggregator.tick()
+            return [capture for capture in aggregator.captures() if holds(capture)]
+
+        self.node.until(found)
+        return found()[0]
+
+
+@pytest.fixture
+def make_system(node, tmp_path, monkeypatch):
+    monkeypatch.setenv("NODE_OF_TEST", str(node.directory))
+    systems = []
+
+    def make(**profile):
+        profile = CaptureProfile(**{"ranks": "1", "steps": None, "max_duration_s": 0.3, **profile})
+        systems.append(System(node=node, directory=tmp_path, profile=profile))
+        node.launch()
+        return systems[-1]
+
+    yield make
+    for system in systems:
+        for part in reversed(system.started):
+            part.stop()
+
+
+def test_a_rule_that_fires_leaves_a_report_of_the_asked_rank(node, make_system):
+    system = make_system()
+    aggregator = system.aggregator()
+    system.agent()
+    capture = system.until(aggregator, lambda capture: capture["state"] != "open")
+    assert (capture["alert"], capture["state"], capture["reason"]) == ("Slow", "done", "")
+    (rank,) = capture["ranks"]
+    assert (rank["rank"], rank["node"], rank["state"]) == (1, "n1", "done")
+    report, export = (Path(file["path"]) for file in rank["files"])
+    assert report.parent == node.captures / capture["id"]
+    assert report.stat().st_size > 0
+    assert export.stat().st_size > 0
+    (alert,) = aggregator.alerts()
+    assert alert["captures"] == [capture["id"]]
+
+
+def test_an_aggregator_that_restarts_in_mid_capture_loses_it_and_stops_it(node, make_system):
+    system = make_system(max_duration_s=300)
+    first = system.aggregator()
+    system.agent()
+    system.until(first, lambda capture: capture["ranks"] and capture["ranks"][0]["state"] == "running")
+    assert node.session_state() == "Collection"
+    first.stop()
+    second = system.aggregator()
+    capture = second.captures()[0]
+    assert (capture["state"], capture["ranks"][0]["state"]) == ("lost", "lost")
+    node.until(lambda: node.session_state() == "Launched")
+    # The rules engine is new too, so the alert fires again; its cooldown is remembered.
+    again = system.until(second, lambda capture: capture["state"] == "refused")
+    assert "Cooldown" in again["reason"]
+
+
+def test_an_agent_that_stops_in_mid_capture_says_so_before_it_goes(node, make_system):
+    system = make_system(max_duration_s=300)
+    aggregator = system.aggregator()
+    agent = system.agent()
+    system.until(aggregator, lambda capture: capture["ranks"] and capture["ranks"][0]["state"] == "running")
+    agent.stop()
+    assert node.session_state() == "Launched"
+    capture = system.until(aggregator, lambda capture: capture["state"] != "open")
+    assert (capture["state"], capture["reason"]) == ("failed", "The agent was stopped during the capture.")
