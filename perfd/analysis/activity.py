@@ -33,6 +33,13 @@ class GpuActivity:
         """One metric, the median over steps, for each GPU; NaN where it is unknown."""
         return self.medians.get(name, np.full(len(self.gpus), np.nan))
 
+    @property
+    def kernel_metric(self) -> str:
+        """The metric that says how long any kernel ran: GPM's, else NVML's coarser utilisation."""
+        graphics = self.metrics.get("graphics_active_ratio")
+        by_gpm = graphics is not None and bool(np.isfinite(graphics).any())
+        return "graphics_active_ratio" if by_gpm else "busy_ratio"
+
 
 METRICS = (
     "sm_active_ratio",

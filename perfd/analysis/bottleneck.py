@@ -130,10 +130,10 @@ def _judge_optimizer(facts: Facts) -> Finding | None:
 
 def _judge_host(facts: Facts) -> Finding | None:
     evidence, lost = [], 0.0
-    active = mean_over_gpus(facts.activity, "graphics_active_ratio")
+    active = mean_over_gpus(facts.activity, facts.activity.kernel_metric)
     if np.isfinite(active) and 1 - active >= _IDLE:
         lost = 1 - active
-        evidence.append(f"GPUs run no kernel at all in {percent(1 - active)} of steady steps (GPM).")
+        evidence.append(f"GPUs run no kernel at all in {percent(1 - active)} of steady steps (NVML).")
     outside = facts.breakdown.unattributed_ratio
     if outside is not None and outside >= _UNATTRIBUTED:
         lost = max(lost, outside)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from perfd.analysis.flops import FlopsConvention, job_recompute_flops_per_token,
 from perfd.analysis.flops_check import FlopsCheck, check_flops
 from perfd.analysis.peaks import GpuPeak, PeakTable, find_gpu
 from perfd.analysis.robust import known, median_of, ratio
-from perfd.analysis.tables import Floats, Ints, JobData
+from perfd.analysis.tables import Floats, GpuKey, Ints, JobData
 from perfd.model import GpuInfo, JobDescription, ModelShape, Recompute
 
 
@@ -96,8 +96,14 @@ def world_size(job: JobData) -> int | None:
 def gpu_infos(job: JobData) -> list[GpuInfo]:
     """The GPUs that the job runs on, or all of its nodes when no sample says which."""
     infos = {(node, str(info.index)): info for node, found in job.gpu_infos.items() for info in found}
-    used = [infos[key.node, key.gpu] for key in job.gpu.gpus if (key.node, key.gpu) in infos]
+    used = [info for key in job.gpu.gpus if (info := _info_of(key, infos)) is not None]
     return used or list(infos.values())
+
+
+def _info_of(key: GpuKey, infos: Mapping[tuple[str, str], GpuInfo]) -> GpuInfo | None:
+    index, _, part = key.gpu.partition("/")
+    info = infos.get((key.node, index))
+    return replace(info, mig=True) if info and part else info
 
 
 def mean_over_gpus(activity: GpuActivity, metric: str) -> float:

@@ -64,7 +64,7 @@ def _by_timers(facts: Facts, straggler: Straggler) -> Finding:
         f"They wait for it about {percent(straggler.wait_ratio)} of a step.",
     ]
     if agreed:
-        evidence.append("The activity of its GPU (GPM) shows the same.")
+        evidence.append("The activity of its GPU (NVML) shows the same.")
     return Finding(
         kind=Kind.STRAGGLER,
         confidence=0.9 if agreed else 0.8,
@@ -95,7 +95,7 @@ def _by_activity(facts: Facts, straggler: Straggler) -> Finding | None:
         )
     return Finding(
         kind=Kind.DATA_LOADING if slow_input else Kind.STRAGGLER,
-        confidence=0.9 if spread is not None else 0.7,
+        confidence=0.9 if spread is not None else 0.6,
         culprits=(Culprit(kind="rank", id=straggler.rank),),
         evidence=[*evidence, *_clock_of(facts, straggler)],
         recommendation=_look_at(straggler),
@@ -109,7 +109,7 @@ def _spread(facts: Facts) -> float | None:
 
 
 def _describe(straggler: Straggler) -> str:
-    source = "GPM" if straggler.source == "gpm" else straggler.source
+    source = "NVML" if straggler.source == "nvml" else straggler.source
     steps = f"in {percent(straggler.persistence_ratio)} of steady steps ({source})"
     if straggler.pattern is Pattern.SLOW_COMPUTE:
         return f"Rank {straggler.rank} computes {straggler.ratio:.2f} times as long as its peers {steps}."

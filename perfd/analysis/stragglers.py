@@ -133,7 +133,7 @@ def _busy_longer(activity: GpuActivity, peers: Ints, ranks: Ints) -> list[Stragg
 
 
 def _idle(activity: GpuActivity, peers: Ints, ranks: Ints) -> list[Straggler]:
-    active = _of_peers(activity, "graphics_active_ratio", peers)
+    active = _of_peers(activity, activity.kernel_metric, peers)
     if active is None:
         return []
     missing = _others(active) - active
@@ -191,7 +191,7 @@ def _named(
             wait_ratio=float(waits[index]),
             persistence_ratio=float(difference.persistence[index]),
             peers=tuple(np.delete(ranks, index).tolist()),
-            source="timers: by rank" if pattern is Pattern.SLOW_COMPUTE else "gpm",
+            source="timers: by rank" if pattern is Pattern.SLOW_COMPUTE else "nvml",
         )
         for index in np.flatnonzero(flagged)
     ]

@@ -92,7 +92,7 @@ class Timers:
     def by_rank_s(self, name: str) -> Floats | None:
         """Steps by ranks, or None for a timer that was not reported by rank."""
         values = self.table.by_rank_s.get(name)
-        if values is None:
+        if values is None or not len(values):
             return None
         taken = np.where((self.rows >= 0)[:, None], values[self.rows], np.nan)
         return taken if np.isfinite(taken).any() else None
@@ -102,7 +102,7 @@ class Timers:
         return next((name for name in names if self.max_s(name) is not None), None)
 
     def _column(self, columns: Mapping[str, Floats], name: str, reduce: np.ufunc) -> Floats | None:
-        if name in columns:
+        if len(columns.get(name, ())):
             taken = np.where(self.rows >= 0, columns[name][self.rows], np.nan)
             if np.isfinite(taken).any():
                 return taken

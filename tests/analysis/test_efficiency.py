@@ -149,3 +149,11 @@ def test_gpus_are_counted_when_the_job_does_not_say_its_world_size():
     job = replace(DESCRIBED, parallel=replace(DESCRIBED.parallel, world_size=None))
     assert summary_of(steps, description=job, gpu=gpu).world_size == 8
     assert np.isclose(summary_of(steps, description=job, gpu=gpu).mfu_ratio, summary_of(steps).mfu_ratio)
+
+
+def test_a_slice_of_a_gpu_has_no_peak_although_its_parent_has():
+    steps = step_table([2.0] * 8)
+    gpu = gpu_table(steps, {"power_w": [100.0] * 8})
+    slices = replace(gpu, gpus=[replace(key, gpu=f"{key.gpu}/1") for key in gpu.gpus])
+    assert summary_of(steps, gpu=gpu).mfu_ratio is not None
+    assert summary_of(steps, gpu=slices).mfu_ratio is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 import msgspec
@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfd.analysis.summary import SCHEMA, AnalysisSettings, from_json, summarise, to_json
-from perfd.analysis.tables import AlertRecord, JobData
+from perfd.analysis.tables import AlertRecord, JobData, PhaseTable
+from perfd.model import ParallelLayout
 from perfd.peaks import load_peaks
 
 SETTINGS = AnalysisSettings(peaks=load_peaks())
@@ -175,6 +176,34 @@ def test_absent_values_never_raise_and_never_become_zero(holes):
         exempt = ("findings", "bottleneck", "count", "outlier_ratio", "jitter_ratio", "dropped", "imbalance")
         if value == 0 and whole.get(path) != 0:
             assert any(word in path for word in exempt), path
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.sets(st.sampled_from([field.name for field in fields(ParallelLayout)])),
+    st.sets(st.sampled_from(["model", "precision", "recompute", "logged_flops_convention"])),
+)
+def test_a_description_with_gaps_never_raises(sizes, others):
+    job = full_job()
+    assert job.description is not None
+    layout = replace(job.description.parallel, **dict.fromkeys(sizes))
+    gaps = replace(job.description, parallel=layout, **dict.fromkeys(others))
+    summary = summarise(replace(job, description=gaps), SETTINGS)
+    assert summary.step_time_s.median == 1.0
+    assert (summary.pipeline.bubble_theory_ratio is None) == bool(
+        sizes & {"pp", "dp", "micro_batch_size", "global_batch_size"}
+    )
+
+
+def test_timers_that_were_announced_and_never_came_are_unknown():
+    job = full_job()
+    empty = PhaseTable(
+        step=np.empty(0, dtype=np.int64),
+        min_s={"optimizer": np.empty(0)},
+        max_s={"optimizer": np.empty(0)},
+        by_rank_s={"forward-compute": np.empty((0, 4))},
+    )
+    assert summarise(replace(job, phases=empty), SETTINGS).optimizer.share_ratio is None
 
 
 @settings(max_examples=40, deadline=None)
