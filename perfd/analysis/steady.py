@@ -121,7 +121,7 @@ def _outliers(times: Floats) -> Bools:
     """Lines that are far from the median of the lines around them.
 
     Far means more than 10 %, and more than four robust standard deviations of
-    this job's own scatter; beside such a line, half of that. The median is
+    this job's own scatter; between two such lines, half of that. The median is
     local, so that a lasting change of pace stays in the statistics and a burst
     of slow steps does not.
     """
@@ -135,8 +135,8 @@ def _outliers(times: Floats) -> Bools:
         sigma = MAD_TO_SIGMA * float(median(np.abs(centred - median(centred))))
         limit = max(np.log1p(_OUTLIER_RATIO), _OUTLIER_SIGMAS * sigma)
         far = np.abs(deviation) > limit
-    beside = np.convolve(far, [1, 0, 1], mode="same") > 0
-    return np.asarray(far | (beside & (np.abs(deviation) > limit / 2)))
+    between = np.convolve(far, [1, 0, 1], mode="same") == 2
+    return np.asarray(far | (between & (np.abs(deviation) > limit / 2)))
 
 
 def _local_median(times: Floats) -> Floats:
