@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
@@ -9,6 +10,7 @@ from perfd.catalogue import METRICS, raw_metric
 from perfd.plugins import collector_entry_points, load_collector
 from perfd.rules import AlertingRule, RecordingRule, builtin_rules, load_rules
 from perfd.rules.promql.compiler import compile_query
+from perfd.rules.promql.subset import AGGREGATIONS, FUNCTIONS
 from perfd.rules.testing import run_tests
 from perfd.rules.unittests import read_tests
 
@@ -82,3 +84,18 @@ def test_each_alert_is_explained_in_the_documentation() -> None:
 def test_names_are_used_once() -> None:
     names = [rule.name for rule in ALERTS]
     assert len(names) == len(set(names))
+
+
+def test_the_documentation_names_the_whole_subset() -> None:
+    text = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
+    assert {name for name in FUNCTIONS | AGGREGATIONS if f"`{name}`" not in text} == set()
+
+
+def test_the_example_of_the_documentation_passes_its_own_test(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
+    rules, tests = re.findall(
+        r"(    # mine(?:-test)?\.yaml\n(?:    .*\n|\n)+?)(?=\n?    # mine-test|\n##)", text
+    )
+    (tmp_path / "mine.yaml").write_text(dedent(rules))
+    (tmp_path / "mine-test.yaml").write_text(dedent(tests))
+    assert run_tests(read_tests(tmp_path / "mine-test.yaml")) == []
