@@ -72,6 +72,11 @@ class CaptureExecutor:
         """The tools that this node has, for the agent's `Hello`."""
         return tuple(kind for kind, tool in self._tools.items() if tool.available())
 
+    @property
+    def running(self) -> bool:
+        """Whether requests are taken."""
+        return self._thread.is_alive()
+
     def start(self) -> None:
         """End what an earlier agent left running, then take requests."""
         for record in self._store.unfinished():
@@ -84,7 +89,7 @@ class CaptureExecutor:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        if self._thread.is_alive():
+        if self.running:
             self._thread.join(timeout_s)
 
     def handle(self, message: CaptureRequest | CaptureCancel) -> None:
@@ -119,7 +124,7 @@ class CaptureExecutor:
             return str(error)
         if self._stopping:
             return "The agent is being stopped."
-        if not self._thread.is_alive():
+        if not self.running:
             return "The agent's capture thread does not run; its log says why."
         if self._accepted is not None:
             return f"Busy: capture {self._accepted.request.capture_id} is running on this node."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 _SCRIPT = Path(__file__).with_name("nsys_stand_in.py")
@@ -16,6 +17,7 @@ def install(
     importer: bool = True,
     importer_runs: bool = True,
     kernels_per_process: int = 5,
+    idle_ranks: Sequence[int] = (),
     report_bytes: int = 0,
     slow_stop_s: float = 0.0,
     gpu_metrics_option: str = "--gpu-metrics-devices",
@@ -37,6 +39,7 @@ def install(
         "VERSION": version,
         "IMPORT": "1" if importer and importer_runs else "0",
         "KERNELS": str(kernels_per_process),
+        "IDLE_RANKS": ",".join(map(str, idle_ranks)),
         "REPORT_BYTES": str(report_bytes),
         "SLOW_STOP_S": str(slow_stop_s),
         "GPU_METRICS": gpu_metrics_option,

@@ -11,6 +11,7 @@ NSYS_STAND_IN_STATE         directory of the session files
 NSYS_STAND_IN_VERSION       what --version says
 NSYS_STAND_IN_IMPORT        "0": the importer fails, only a .qdstrm is left, with exit code 0
 NSYS_STAND_IN_KERNELS       kernels per process in the export
+NSYS_STAND_IN_IDLE_RANKS    values of RANK, by comma, whose processes launch no kernel
 NSYS_STAND_IN_REPORT_BYTES  size of a report
 NSYS_STAND_IN_GPU_METRICS   the spelling of --gpu-metrics-device(s) that this version knows
 NSYS_STAND_IN_SLOW_STOP_S   how long the import takes
@@ -128,7 +129,7 @@ def start(arguments: list[str]) -> int:
     wanted = {
         "output": args.output,
         "force": args.force_overwrite == "true",
-        "pids": processes(session["id"]),
+        "ranks": processes(session["id"]),
     }
     save({**session, "state": "Collection", **wanted})
     return 0
@@ -237,8 +238,10 @@ def fill(database: sqlite3.Connection, content: Session) -> None:
             "(start INT, end INT, deviceId INT, globalPid INT, demangledName INT, shortName INT)"
         )
     database.execute("INSERT INTO StringIds VALUES (1, 'ampere_gemm'), (2, 'output of the program')")
-    for pid in content["pids"]:
-        for number in range(kernels):
+    idle = setting("IDLE_RANKS", "").split(",")
+    for name, rank in content["ranks"].items():
+        pid = int(name)
+        for number in range(0 if rank in idle else kernels):
             database.execute(
                 "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 0, ?, 1, 1)",
                 (number * 10, number * 10 + 5, pid << 24),
@@ -274,27 +277,28 @@ def generate(session: Session) -> None:
         complain("Use `--force-overwrite true` to overwrite existing files.")
         wanted = raw.with_suffix(suffix)
     # Those that ended meanwhile are in the report too.
-    pids = sorted({*session["pids"], *processes(session["id"])})
-    header = {"pids": pids, "environment": session["environment"]}
+    ranks = {**session["ranks"], **processes(session["id"])}
+    header = {"ranks": ranks, "environment": session["environment"]}
     body = json.dumps(header).encode() + b"\n"
     wanted.write_bytes(body.ljust(int(setting("REPORT_BYTES", "0")), b"\0"))
     wanted.chmod(0o664)
     say(f"Generated:\n    {wanted}")
 
 
-def processes(session_id: str) -> list[int]:
-    """Processes that carry the session in their environment, as injected ones do."""
-    mark = f"NSYS_PROFILING_SESSION_ID={session_id}".encode()
-    found = []
+def processes(session_id: str) -> dict[str, str]:
+    """Pids that carry the session in their environment, as injected ones do, each with its RANK."""
+    mark = f"NSYS_PROFILING_SESSION_ID={session_id}"
+    found = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():
             continue
         try:
-            environment = (entry / "environ").read_bytes().split(b"\0")
+            environment = (entry / "environ").read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
         if mark in environment:
-            found.append(int(entry.name))
+            ranks = [value.removeprefix("RANK=") for value in environment if value.startswith("RANK=")]
+            found[entry.name] = ranks[0] if ranks else ""
     return found
 
 

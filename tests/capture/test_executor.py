@@ -12,7 +12,9 @@ import pytest
 from capture.conftest import request
 
 from perfd.capture.nsys_tool import NsysOptions
+from perfd.capture.tools import Readiness, Target
 from perfd.clock import SystemClock
+from perfd.errors import CaptureError
 from perfd.model import CaptureCancel, CaptureState, CaptureTool
 
 HOUR_S = 3600.0
@@ -128,6 +130,65 @@ def test_a_report_without_gpu_work_is_empty(make_node):
     assert node.until_state(CaptureState.EMPTY).reason == "The report holds no GPU work."
 
 
+def test_each_rank_is_judged_by_its_own_kernels(make_node):
+    node = make_node(idle_ranks=(1,))
+    node.launch(ranks=3)
+    node.executor().handle(request())
+    done, empty = node.until_state(CaptureState.DONE), node.next_status()
+    assert (done.ranks, empty.state, empty.ranks) == ((0, 2), CaptureState.EMPTY, (1,))
+    assert empty.reason == "The report holds no GPU work of this rank."
+
+
+class BrokenTool:
+    """A tool that collects, and cannot stop in the ordinary way."""
+
+    kind = CaptureTool.NSYS
+
+    def __init__(self, error):
+        self.error = error
+        self.collecting = False
+
+    def available(self):
+        return True
+
+    def ready(self, job, ranks):
+        return Readiness(targets=[Target(handle="s", processes={1: 0})])
+
+    def start(self, targets, directory):
+        self.collecting = True
+        (directory / "half").write_text("x")
+
+    def alive(self, targets):
+        return True
+
+    def stop(self, targets, directory):
+        raise self.error
+
+    def abort(self, handles):
+        self.collecting = False
+
+
+@pytest.mark.parametrize("error", [CaptureError("It hangs."), OSError(28, "It hangs.")])
+def test_a_tool_that_cannot_stop_is_aborted_and_its_files_are_deleted(node, error):
+    tool = BrokenTool(error)
+    node.executor(tools=[tool]).handle(request())
+    assert "It hangs." in node.until_state(CaptureState.FAILED).reason
+    assert not tool.collecting
+    assert [file.name for file in (node.captures / "c1").iterdir()] == ["capture.json"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_error_that_nobody_foresaw_aborts_too_and_the_next_request_is_refused(node):
+    tool = BrokenTool(ZeroDivisionError())
+    executor = node.executor(tools=[tool])
+    executor.handle(request())
+    node.until_state(CaptureState.RUNNING)
+    node.until(lambda: not executor.running)
+    assert not tool.collecting
+    executor.handle(request("c2"))
+    assert "its log says why" in node.until_state(CaptureState.REFUSED).reason
+
+
 def test_without_an_export_the_report_alone_is_the_result(node):
     node.launch()
     node.executor(options=NsysOptions(export_sqlite=False)).handle(request())
@@ -189,7 +250,9 @@ from perfd.capture.executor import CaptureExecutor
 from perfd.capture.installation import inspect
 from perfd.capture.nsys_tool import NsysTool
 from perfd.capture.storage import CaptureStore
+from perfd.capture.tools import Readiness, Target
 from perfd.clock import SystemClock
+from perfd.errors import CaptureError
 from perfd.model import CaptureRequest, CaptureTool
 
 clock = SystemClock()
