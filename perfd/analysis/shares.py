@@ -11,7 +11,7 @@ from perfd.analysis.robust import known, median_of, percentile_of, sigma_of
 from perfd.analysis.steady import Steady
 from perfd.analysis.tables import Floats, JobData
 from perfd.analysis.timers import BACKWARD, DATA, FORWARD, OPTIMIZER, WINDOW, Timers, share
-from perfd.model import GpuInfo, MemoryReport
+from perfd.model import MemoryReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +135,7 @@ def memory(job: JobData, peaks: PeakTable) -> Memory:
         ratio = np.fmax.reduce(fullest / _capacities(job, peaks), initial=np.nan)
         if np.isfinite(ratio):
             return Memory(max_used_ratio=float(ratio), source="nvml")
-    infos = [info for node in job.gpu_infos.values() for info in node if not info.mig]
-    sizes = {_capacity(info, peaks) for info in infos}
+    sizes = set(_sizes(job, peaks).values())
     reports = [value for report in job.memory if (value := _reserved(report)) is not None]
     # Reports do not say on which GPU a rank is, so the GPUs must be alike.
     size = sizes.pop() if len(sizes) == 1 else None
@@ -173,21 +172,22 @@ def _capacities(job: JobData, peaks: PeakTable) -> Floats:
         by_nvml = np.full(len(job.gpu.gpus), np.nan)
     if np.isfinite(by_nvml).all():
         return by_nvml
-    sizes = {
-        (node, str(info.index)): _capacity(info, peaks)
-        for node, found in job.gpu_infos.items()
-        for info in found
-    }
+    sizes = _sizes(job, peaks)
     stated = (sizes.get((key.node, key.gpu)) for key in job.gpu.gpus)
     by_info = np.array([np.nan if size is None else size for size in stated])
     return np.asarray(np.where(np.isfinite(by_nvml), by_nvml, by_info))
 
 
-def _capacity(info: GpuInfo, peaks: PeakTable) -> float | None:
-    if info.memory_bytes is not None:
-        return float(info.memory_bytes)
-    row = None if info.mig else find_gpu(peaks, info.name)
-    return row.memory_bytes if row else None
+def _sizes(job: JobData, peaks: PeakTable) -> dict[tuple[str, str], float | None]:
+    """Memory of each GPU by node and index: as NVML says, else as the table does; a slice's is unknown."""
+    infos = [(node, info) for node, found in job.gpu_infos.items() for info in found]
+    rows = {name: find_gpu(peaks, name) for name in {info.name for _, info in infos}}
+    sizes: dict[tuple[str, str], float | None] = {}
+    for node, info in infos:
+        row = None if info.mig else rows[info.name]
+        size = row.memory_bytes if row and info.memory_bytes is None else info.memory_bytes
+        sizes[node, str(info.index)] = size
+    return sizes
 
 
 def _reserved(report: MemoryReport) -> float | None:
