@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 
 import msgspec
+from rich.console import Console
+from rich.live import Live
 
 from perfd import logs
+from perfd.cli.display import render
 from perfd.config import HistoryConfig
 from perfd.recording.format import bundled_names, find_recording
 from perfd.session.configuration import SessionConfig, load_session
@@ -20,6 +24,7 @@ EXIT_CODES = """\
 Exit codes: 0 the recording was played to its end; 2 it, the configuration or a rules file cannot
 be used; 130 interrupted. Alerts that fire do not change the exit code."""
 _PROGRESS_EVERY_RATIO = 0.1
+_DRAW_EVERY_S = 0.2
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -73,14 +78,34 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(summary_json(result.summaries).decode())
         return 0
     result = _played(options)
-    print(in_words(result.summaries, result.warnings), end="")
+    print(in_words(result.summaries, result.alerts, result.warnings), end="")
     print(f"\nPlayed {result.played_s:.1f} s in {result.took_s:.2f} s.")
     return 0
 
 
 def _played(options: ReplayOptions) -> ReplayResult:
-    lines = _ProgressLines()
-    return replay(options, on_progress=lines.show)
+    console = Console()
+    if not console.is_terminal:
+        return replay(options, on_progress=_ProgressLines().show)
+    with Live(console=console, auto_refresh=False) as live:
+        return replay(options, on_progress=_LiveTable(live).show)
+
+
+class _LiveTable:
+    """The jobs as a table that changes in place; drawn a few times a second at most."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._drawn_s = float("-inf")
+
+    def show(self, progress: Progress) -> None:
+        now_s = time.monotonic()
+        if now_s - self._drawn_s < _DRAW_EVERY_S and progress.played_s < progress.total_s:
+            return
+        self._drawn_s = now_s
+        aggregator = progress.aggregator
+        played = (progress.played_s, progress.total_s)
+        self._live.update(render(aggregator.overview(), aggregator.alerts(), played=played), refresh=True)
 
 
 class _ProgressLines:

@@ -11,7 +11,6 @@ import msgspec
 from perfd.agent.agent import Agent
 from perfd.agent.task import CollectorTask
 from perfd.aggregator.aggregator import Aggregator
-from perfd.analysis.summary import JobSummary
 from perfd.clock import Clock
 from perfd.collector import Settings
 from perfd.config import AgentConfig, AggregatorConfig, CollectorConfig, UplinkConfig
@@ -86,10 +85,9 @@ class LiveSession:
         # Ends the collectors' threads and waits until everything is acknowledged.
         self._agent.stop()
         self._aggregator.tick(self._clock.unix_ns() / 1e9)
-        summaries = self._aggregator.summary(None)
         if self._tape is not None:
             self._tape.close()
-        return self._save(summaries, notes)
+        return self._save(notes)
 
     def stop(self) -> None:
         """Free everything; legal twice, and after `finish`."""
@@ -168,8 +166,9 @@ class LiveSession:
         job = self._settings.job
         self._events.tell(Event(kind=kind, time_unix_ns=unix_ns, message=message, job=job, values=values))
 
-    def _save(self, summaries: Sequence[JobSummary], notes: list[str]) -> str:
-        text = in_words(summaries, notes)
+    def _save(self, notes: list[str]) -> str:
+        summaries = self._aggregator.summary()
+        text = in_words(summaries, self._aggregator.alerts(), notes)
         if self._settings.results is None:
             return text
         directory = Path(self._settings.results)

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import gc
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from perfd.agent.agent import Agent
+from perfd.agent.schedule import Schedule
 from perfd.agent.task import CollectorTask
 from perfd.aggregator.aggregator import Aggregator
 from perfd.analysis.summary import JobSummary
 from perfd.clock import Clock, SystemClock, VirtualClock
 from perfd.collector import Settings
-from perfd.config import AgentConfig, CollectorConfig, UplinkConfig
+from perfd.config import AgentCaptureConfig, AgentConfig, CollectorConfig, UplinkConfig
 from perfd.errors import PerfdError
 from perfd.recording.format import open_recording
 from perfd.session.configuration import SessionConfig
 from perfd.session.streams import Playback, Players, installed_players, open_playback
 
-TICK_S = 1.0
-"""How far time goes between two batches, whatever the speed: numbers do not depend on the speed."""
+TICK_S = 2.5
+"""How far time goes between two batches: the same at any speed, so that the numbers are too, and long
+enough for 500 times real time on two cores."""
 _ACKNOWLEDGE_LIMIT_S = 30.0
+_SHOW_EVERY_S = 0.25
+"""In a replay that is paced, progress is shown between ticks too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +60,8 @@ class ReplayResult:
     """What came out of a replay."""
 
     summaries: Sequence[JobSummary]
+    alerts: Sequence[Mapping[str, Any]]
+    """Entries of schema perfd.alerts/1."""
     warnings: Sequence[str]
     played_s: float
     """Length of the recording."""
@@ -71,8 +79,8 @@ def replay(
     """Play a recording to its end; raises `RecordingError` if there is nothing to play.
 
     One clock, which only this function moves, is shared by all agents and the
-    aggregator: each tick collects, sends, waits for the acknowledgement and
-    evaluates, so that the result is the same at any speed.
+    aggregator. Each tick collects, sends and waits for the acknowledgement; when
+    rules are due, it evaluates too. So the result is the same at any speed.
     """
     pace = _Pace(options.speed, real_clock or SystemClock())
     recording = open_recording(options.recording, allow_missing=options.allow_missing)
@@ -85,22 +93,32 @@ def replay(
         clock.advance_to_unix_ns(playback.start_unix_ns)
         aggregator = _start_aggregator(options, clock, stack)
         agents = _start_agents(playback, scratch / "spools", aggregator.grpc_address, clock, stack)
-        # The first tick says what there is, and connects; then the recording's time begins to run.
-        _tick(agents, aggregator, clock)
+        rounds = Schedule(interval_s=options.config.aggregator.rules.interval_s, start_s=clock.monotonic_s())
+        # What there is, and the connections, come before the recording's time begins to run.
+        _send(agents)
         total_s = (playback.end_unix_ns - playback.start_unix_ns) / 1e9
+        # What was loaded by now stays; a garbage collector that looks at all of it again costs a fifth.
+        gc.freeze()
+        stack.callback(gc.unfreeze)
+        show = _shower(on_progress, total_s, aggregator)
         pace.begin()
-        ticks = 0
+        played_s = 0.0
         while clock.unix_ns() < playback.end_unix_ns:
-            ticks += 1
-            pace.keep(ticks * TICK_S)
+            played_s += TICK_S
+            pace.keep(played_s, show)
             clock.advance(TICK_S)
-            _tick(agents, aggregator, clock)
-            on_progress(
-                Progress(played_s=min(total_s, ticks * TICK_S), total_s=total_s, aggregator=aggregator)
-            )
-        summaries = aggregator.summary(None)
+            _send(agents)
+            if rounds.due(clock.monotonic_s()):
+                rounds.take(clock.monotonic_s())
+                aggregator.tick()
+            show(played_s)
+        aggregator.tick()
         return ReplayResult(
-            summaries=summaries, warnings=playback.warnings, played_s=total_s, took_s=pace.elapsed_s()
+            summaries=aggregator.summary(),
+            alerts=aggregator.alerts(),
+            warnings=playback.warnings,
+            played_s=total_s,
+            took_s=pace.elapsed_s(),
         )
 
 
@@ -118,9 +136,21 @@ class _Pace:
     def elapsed_s(self) -> float:
         return self._clock.monotonic_s() - self._begun_s
 
-    def keep(self, played_s: float) -> None:
-        if self._speed is not None:
-            self._clock.sleep(played_s / self._speed - self.elapsed_s())
+    def keep(self, played_s: float, show: Callable[[float], None]) -> None:
+        """Return when `played_s` of the recording are due; `show` is told meanwhile how far it is."""
+        if self._speed is None:
+            return
+        while (left_s := played_s / self._speed - self.elapsed_s()) > 0:
+            self._clock.sleep(min(left_s, _SHOW_EVERY_S))
+            show(min(played_s, self.elapsed_s() * self._speed))
+
+
+def _shower(
+    on_progress: Callable[[Progress], None], total_s: float, aggregator: Aggregator
+) -> Callable[[float], None]:
+    return lambda played_s: on_progress(
+        Progress(played_s=min(played_s, total_s), total_s=total_s, aggregator=aggregator)
+    )
 
 
 def _start_aggregator(options: ReplayOptions, clock: Clock, stack: ExitStack) -> Aggregator:
@@ -140,7 +170,12 @@ def _start_agents(
     for number, (node, specs) in enumerate(playback.specs.items()):
         settings = Settings(node=node, job="", clock=clock)
         agent = Agent(
-            AgentConfig(listen=None, uplink=UplinkConfig(address=address)),
+            # A capture would be one of whatever runs on this machine now.
+            AgentConfig(
+                listen=None,
+                uplink=UplinkConfig(address=address),
+                capture=AgentCaptureConfig(enabled=False),
+            ),
             node=node,
             spool_directory=spools / str(number),
             tasks=[CollectorTask(spec, CollectorConfig(), settings) for spec in specs],
@@ -153,7 +188,8 @@ def _start_agents(
     return agents
 
 
-def _tick(agents: Sequence[Agent], aggregator: Aggregator, clock: Clock) -> None:
+def _send(agents: Sequence[Agent]) -> None:
+    """Collect what is due, and return when the aggregator has it."""
     sent = [(agent, agent.step()) for agent in agents]
     for agent, sequence in sent:
         if sequence is not None and not agent.wait_acknowledged(sequence, _ACKNOWLEDGE_LIMIT_S):
@@ -161,4 +197,3 @@ def _tick(agents: Sequence[Agent], aggregator: Aggregator, clock: Clock) -> None
                 f"The aggregator did not acknowledge a batch within {_ACKNOWLEDGE_LIMIT_S:.0f} s: "
                 "see whether something keeps processes from talking over the loopback interface."
             )
-    aggregator.tick(clock.unix_ns() / 1e9)

@@ -12,7 +12,7 @@ from perfd.collector import CollectorSpec, Options, RecordedStream, Settings
 from perfd.errors import ConfigError, RecordingError
 from perfd.model import GpuInfo, RankPlacement, Record
 from perfd.plugins import collector_entry_points, load_collector
-from perfd.recording.format import RECORDS_KIND, RecordedNode, Recording
+from perfd.recording.format import RECORDS_KIND, RecordedNode, Recording, Stream
 from perfd.recording.records import RecordsStream
 from perfd.recording.unpack import plain_file
 
@@ -59,13 +59,12 @@ def open_playback(
 
     Raises `RecordingError` when no stream can be played.
     """
-    warnings = [*recording.warnings, *players.warnings]
+    playable = [stream for stream in recording.manifest.streams if stream.kind in players.by_kind]
+    unplayable = [stream for stream in recording.manifest.streams if stream.kind not in players.by_kind]
+    warnings = [*recording.warnings, *players.warnings, *_left_out(unplayable)]
     opened: dict[str, list[CollectorSpec]] = {}
     spans: list[tuple[int, int]] = []
-    for stream in recording.manifest.streams:
-        if stream.kind not in players.by_kind:
-            warnings.append(f"{stream.path} was left out: nothing that is installed plays {stream.kind!r}.")
-            continue
+    for stream in playable:
         collector, player = players.by_kind[stream.kind]
         settings = Settings(node=stream.node, job=recording.name, clock=clock)
         try:
@@ -95,6 +94,16 @@ def open_playback(
 
 def _spec(name: str, played: RecordedStream, interval_s: float) -> CollectorSpec:
     return CollectorSpec(name=name, options=Options, create=lambda *_: played, interval_s=interval_s)
+
+
+def _left_out(streams: Sequence[Stream]) -> list[str]:
+    """A sentence for each kind that nothing plays."""
+    sentences = []
+    for kind in dict.fromkeys(stream.kind for stream in streams):
+        first, *others = (stream.path for stream in streams if stream.kind == kind)
+        these = f"{first} and {len(others)} more were" if others else f"{first} was"
+        sentences.append(f"{these} left out: nothing that is installed plays {kind!r}.")
+    return sentences
 
 
 def _free_name(collector: str, taken: Collection[str]) -> str:

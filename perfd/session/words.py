@@ -6,11 +6,11 @@ said to be unknown; nothing here is computed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from perfd.analysis.findings import Finding, Kind
 from perfd.analysis.summary import JobSummary
-from perfd.analysis.tables import AlertRecord
 
 _LIMITS = {
     Kind.NONE: "Nothing that perfd can see limits this job",
@@ -29,21 +29,30 @@ _LIMITS = {
 NO_JOB = "perfd saw no training job: nothing in the log looked like the progress of a known framework."
 
 
-def in_words(summaries: Sequence[JobSummary], notes: Sequence[str] = ()) -> str:
-    """The text for all jobs, with notes about what perfd itself could not do at its end."""
-    blocks = ["\n".join(_job(summary)) for summary in summaries] or [NO_JOB]
+Alert = Mapping[str, Any]
+"""One entry of schema perfd.alerts/1."""
+
+
+def in_words(summaries: Sequence[JobSummary], alerts: Sequence[Alert] = (), notes: Sequence[str] = ()) -> str:
+    """The text for all jobs and their alerts, with notes about what perfd itself could not do."""
+    blocks = [
+        "\n".join(_job(summary, [alert for alert in alerts if alert["job"] == summary.name]))
+        for summary in summaries
+    ] or [NO_JOB]
+    if others := [alert for alert in alerts if not alert["job"]]:
+        blocks.append("\n".join(["Alerts that belong to no job:", *map(_alert, others)]))
     if notes:
         blocks.append("\n".join(f"Note: {note}" for note in notes))
     return "\n\n".join(blocks) + "\n"
 
 
-def _job(summary: JobSummary) -> list[str]:
+def _job(summary: JobSummary, alerts: Sequence[Alert]) -> list[str]:
     lines = [f"# {summary.name}", "", *_finding(summary.bottleneck), "", *_numbers(summary)]
     others = [finding for finding in summary.findings if finding.kind != summary.bottleneck.kind]
     if others:
         lines += ["", "Also found:"]
         lines += [f"- {finding.kind.replace('_', ' ')}: {' '.join(finding.evidence)}" for finding in others]
-    return [*lines, "", *_alerts(summary.alerts)]
+    return [*lines, "", *_alerts(alerts)]
 
 
 def _finding(finding: Finding) -> list[str]:
@@ -135,19 +144,18 @@ def _stall(summary: JobSummary) -> str | None:
     return f"{_percent(pipeline.stall_ratio)} of the schedule{theory} ({pipeline.source})"
 
 
-def _alerts(alerts: Sequence[AlertRecord]) -> list[str]:
+def _alerts(alerts: Sequence[Alert]) -> list[str]:
     if not alerts:
         return ["No alert fired."]
-    return ["Alerts that fired:", *(f"- {_alert(alert)}" for alert in alerts)]
+    oldest_first = sorted(alerts, key=lambda alert: float(alert["fired_at_unix_s"] or 0))
+    return ["Alerts that fired:", *map(_alert, oldest_first)]
 
 
-def _alert(alert: AlertRecord) -> str:
-    labels = ", ".join(
-        f"{name}={value}" for name, value in sorted(alert.labels.items()) if name not in {"alertname", "job"}
-    )
-    since = f" at step {alert.first_step}" if alert.first_step is not None else ""
-    captures = f"; captures: {', '.join(alert.captures)}" if alert.captures else ""
-    return f"{alert.name}{f' ({labels})' if labels else ''}{since}{captures}"
+def _alert(alert: Alert) -> str:
+    since = f" at step {alert['first_step']}" if alert["first_step"] is not None else ""
+    said = str(alert["annotations"].get("summary", "")).rstrip(".")
+    captures = f" Captures asked for: {', '.join(alert['captures'])}." if alert["captures"] else ""
+    return f"- {alert['name']}{since}{f': {said}' if said else ''}.{captures}"
 
 
 def _share(ratio: float | None, source: str | None) -> str | None:

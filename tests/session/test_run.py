@@ -1,0 +1,300 @@
+"""`perfd run`, `perfd record` and `perfd replay` as a user calls them, around a fake training job."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+PERFD = [sys.executable, "-c", "import sys; from perfd.cli import main; sys.exit(main())"]
+TRAINER = [sys.executable, str(Path(__file__).with_name("fake_trainer.py"))]
+
+
+@pytest.fixture
+def configuration(tmp_path: Path) -> Path:
+    path = tmp_path / "session.yaml"
+    path.write_text("aggregator: {http_listen: '127.0.0.1:0'}\nagent: {capture: {enabled: false}}\n")
+    return path
+
+
+def command(tmp_path: Path, configuration: Path, *words: str, job: str = "train") -> list[str]:
+    options = ["--config", str(configuration), "--job", job, "--out", str(tmp_path / "out")]
+    return [*PERFD, "run", *options, *words]
+
+
+def perfd(*words: str, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*PERFD, *words], capture_output=True, text=True, check=False, **options)
+
+
+def results(tmp_path: Path) -> Path:
+    (folder,) = (tmp_path / "out").iterdir()
+    return folder
+
+
+def only_job(tmp_path: Path) -> dict[str, object]:
+    document = json.loads((results(tmp_path) / "summary.json").read_bytes())
+    assert document["schema"] == "perfd.summary/1"
+    (job,) = document["jobs"]
+    return job
+
+
+def test_a_job_passes_through_and_its_summary_is_printed_and_saved(tmp_path, configuration):
+    bare = subprocess.run([*TRAINER, "0", "0"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command(tmp_path, configuration, "--", *TRAINER, "30", "0.02"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert done.stdout.startswith(bare.stdout)
+    assert len(re.findall(r"iteration +\d+/", done.stdout)) == 30
+    assert "rank 1: step 30 done\n" in done.stderr
+    job = only_job(tmp_path)
+    assert job["name"] == "train"
+    assert job["steps"]["count"] == 30
+    assert job["step_time_s"]["median"] == pytest.approx(0.02)
+    assert job["parallel"]["pp"] == 2
+    text = (results(tmp_path) / "summary.md").read_text()
+    assert text in done.stderr
+    assert "20.0 ms (median)" in text
+    assert sorted(path.name for path in results(tmp_path).iterdir()) == [
+        "perfd.log",
+        "summary.json",
+        "summary.md",
+    ]
+
+
+def test_what_was_recorded_of_a_run_gives_the_same_summary_again(tmp_path, configuration):
+    recording = tmp_path / "recording"
+    subprocess.run(
+        command(tmp_path, configuration, "--record", str(recording), "--", *TRAINER, "40", "0.05"),
+        capture_output=True,
+        check=True,
+    )
+    replayed = perfd("replay", str(recording), "--speed", "max", "--json")
+    assert replayed.returncode == 0
+    assert json.loads(replayed.stdout)["jobs"] == [only_job(tmp_path)]
+    assert replayed.stdout.count("\n") == 1
+    manifest = json.loads((recording / "recording.json").read_bytes())
+    assert manifest["name"] == "train"
+    assert manifest["framework"]["name"] == "megatron-lm"
+    assert {stream["kind"] for stream in manifest["streams"]} == {"training-log", "records"}
+
+
+def test_a_job_that_crashes_keeps_its_exit_code_and_gets_its_summary(tmp_path, configuration):
+    done = subprocess.run(
+        command(tmp_path, configuration, "--", *TRAINER, "10", "0.01", "9"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 9
+    assert only_job(tmp_path)["steps"]["count"] == 10
+    assert "The job ended with exit code 9." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 0), (signal.SIGKILL, 137), (signal.SIGINT, 130)]
+)
+def test_a_job_that_is_interrupted_gets_its_summary(tmp_path, configuration, number, code):
+    trainer = [*TRAINER, "100000", "0.01"]
+    if number == signal.SIGKILL:
+        trainer = ["bash", "-c", f"{' '.join(TRAINER)} 20 0.01; kill -9 $$"]
+    process = subprocess.Popen(
+        command(tmp_path, configuration, "--", *trainer),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if re.search(r"iteration +20/", line):
+            break
+    if number != signal.SIGKILL:
+        process.send_signal(number)
+    out, err = process.communicate()
+    assert process.returncode == code
+    assert only_job(tmp_path)["steps"]["count"] >= 20
+    assert "step time" in err
+    assert number != signal.SIGTERM or "saving checkpoint\n" in out
+
+
+def test_a_monitor_that_is_killed_leaves_the_job_alone(tmp_path, configuration):
+    process = subprocess.Popen(
+        command(tmp_path, configuration, "--", *TRAINER, "60", "0.02", "3"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (monitor,) = [
+        pid for pid in children if "perfd.session.monitor" in Path(f"/proc/{pid}/cmdline").read_text()
+    ]
+    os.kill(int(monitor), signal.SIGKILL)
+    out, err = process.communicate()
+    assert process.returncode == 3
+    assert len(re.findall(r"iteration +\d+/", out)) == 60
+    assert "the monitor failed, so there is no summary; the job was not affected" in err
+
+
+def test_a_perfd_that_is_killed_takes_its_job_with_it_and_still_saves_what_it_saw(tmp_path, configuration):
+    process = subprocess.Popen(
+        command(tmp_path, configuration, "--", *TRAINER, "100000", "0.01"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if re.search(r"iteration +50/", line):
+            break
+    process.kill()
+    # The monitor holds standard error to its end, so that this returns when it has saved the summary.
+    _, err = process.communicate()
+    assert "perfd run was killed; this is what was seen until then." in err
+    assert only_job(tmp_path)["steps"]["count"] >= 50
+
+
+def test_metrics_are_served_while_the_job_runs(tmp_path, configuration):
+    process = subprocess.Popen(
+        command(tmp_path, configuration, "--", *TRAINER, "100000", "0.02"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    address = next(found[0] for line in process.stderr if (found := re.search(r"http://\S+/metrics", line)))
+    page = ""
+    while "perfd_step_time_seconds" not in page:
+        with urllib.request.urlopen(address) as response:
+            page = response.read().decode()
+    process.send_signal(signal.SIGTERM)
+    process.communicate()
+    assert re.search(r'perfd_step_time_seconds\{.*job="train".*\} 0\.02', page)
+
+
+def test_a_port_that_is_taken_does_not_keep_the_job_from_running(tmp_path, configuration):
+    configuration.write_text("agent: {capture: {enabled: false}}\n")
+    inner = command(tmp_path, configuration, "--http", "127.0.0.1:1", "--", *TRAINER, "3", "0.01")
+    done = subprocess.run(inner, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "Cannot listen on 127.0.0.1:1" in done.stderr or "live metrics" in done.stderr
+    assert only_job(tmp_path)["steps"]["count"] == 3
+
+
+def test_a_command_that_is_no_training_job_is_said_to_be_none(tmp_path, configuration):
+    done = subprocess.run(
+        command(tmp_path, configuration, "--", "echo", "hello"), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "hello\n")
+    assert (results(tmp_path) / "summary.json").exists()
+
+
+def test_a_folder_that_cannot_be_made_costs_the_files_and_nothing_else(tmp_path, configuration):
+    (tmp_path / "out").write_text("a file where the folder should be")
+    done = subprocess.run(
+        command(tmp_path, configuration, "--", *TRAINER, "3", "0.01"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert "perfd: results are not saved" in done.stderr
+    assert "step time" in done.stderr
+
+
+def test_nothing_is_started_when_the_configuration_is_wrong(tmp_path, configuration):
+    configuration.write_text("agent: {collektors: {}}\n")
+    done = subprocess.run(
+        command(tmp_path, configuration, "--", "touch", str(tmp_path / "started")),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "collektors" in done.stderr
+    assert not (tmp_path / "started").exists()
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_started_when_there_is_no_command_or_it_cannot_be_found(tmp_path, configuration):
+    assert "There is no command to run" in perfd("run", "--config", str(configuration)).stderr
+    done = subprocess.run(
+        command(tmp_path, configuration, "--", "no-such-command"), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (127, "perfd run: no-such-command: there is no such command.\n")
+    assert not (tmp_path / "out").exists()
+
+
+def test_nothing_is_started_when_the_recording_would_overwrite_one(tmp_path, configuration):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/recording.json").touch()
+    words = ("--record", str(tmp_path / "old"), "--", "touch", str(tmp_path / "started"))
+    done = subprocess.run(
+        command(tmp_path, configuration, *words), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "a recording needs a new folder" in done.stderr
+    assert not (tmp_path / "started").exists()
+
+
+def test_record_with_a_command_writes_a_recording_of_it(tmp_path, configuration):
+    words = ("record", "--config", str(configuration), "--job", "t", "--out", str(tmp_path / "rec"), "--")
+    done = perfd(*words, *TRAINER, "20", "0.01", cwd=tmp_path)
+    assert done.returncode == 0
+    replayed = perfd("replay", str(tmp_path / "rec"), "--speed", "max")
+    assert replayed.returncode == 0
+    assert "20 lines, steps 1 to 20" in replayed.stdout
+
+
+def test_record_without_a_command_writes_what_the_agent_sees(tmp_path):
+    config = tmp_path / "agent.yaml"
+    log = tmp_path / "train.log"
+    log.write_text(
+        subprocess.run([*TRAINER, "12", "0.001"], capture_output=True, text=True, check=True).stdout
+    )
+    config.write_text(f"collectors: {{training_log: {{options: {{paths: ['{log}']}}}}}}\n")
+    words = ("record", "--config", str(config), "--out", str(tmp_path / "rec"), "--duration", "1.5")
+    done = perfd(*words, "--job", "followed")
+    assert done.returncode == 0, done.stderr
+    replayed = perfd("replay", str(tmp_path / "rec"), "--speed", "max", "--json")
+    (job,) = json.loads(replayed.stdout)["jobs"]
+    assert (job["name"], job["steps"]["count"]) == ("followed", 12)
+
+
+def test_replay_says_in_words_what_it_shows_in_json():
+    done = perfd("replay", "pp4_few", "--speed", "max")
+    assert done.returncode == 0
+    assert "The pipeline's bubble limits this job" in done.stdout
+    assert "What to do: Use more micro-batches" in done.stdout
+    assert "PerfdPipelineStall at step" in done.stdout
+    assert "34.9 of 35.0 s" in done.stdout or "35.0 of 35.0 s" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["nowhere"], "neither a recording's folder nor the name of a bundled one"),
+        (["/nowhere/at/all"], "is not a recording"),
+        (["pp4_few", "--speed", "0"], "neither a positive number nor max"),
+        (["pp4_few", "--speed", "fast"], "neither a positive number nor max"),
+        (["pp4_few", "--rules", "/nowhere.yaml"], "/nowhere.yaml"),
+        (["pp4_few", "--config", "/nowhere.yaml"], "/nowhere.yaml"),
+    ],
+)
+def test_what_replay_cannot_do_is_one_sentence_and_exit_code_2(words, said):
+    done = perfd("replay", "--json", *words)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr

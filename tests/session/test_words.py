@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from perfd.analysis.findings import Culprit, Finding, Kind
+from perfd.recording import bundled
+from perfd.session.replay import ReplayOptions, replay
+from perfd.session.words import NO_JOB, in_words
+
+
+@pytest.fixture(scope="module")
+def summary():
+    (summary,) = replay(ReplayOptions(recording=bundled("dp4_slow2"))).summaries
+    return summary
+
+
+def alert(**changes):
+    return {
+        "job": "dp4_slow2",
+        "name": "Slow",
+        "first_step": 7,
+        "annotations": {"summary": "it is slow."},
+        "fired_at_unix_s": 10.0,
+        "captures": [],
+    } | changes
+
+
+def test_it_begins_with_what_limits_the_job_and_who_is_to_blame(summary):
+    lines = in_words([summary]).splitlines()
+    assert lines[0] == "# dp4_slow2"
+    assert lines[2].startswith("A slow rank limits this job: rank 2 (confidence ")
+    assert all(line.startswith("- ") for line in lines[3 : 3 + len(summary.bottleneck.evidence)])
+    assert any(line.startswith("What to do: ") for line in lines)
+
+
+@pytest.mark.parametrize("kind", list(Kind))
+def test_every_kind_of_bottleneck_has_a_sentence(summary, kind):
+    finding = Finding(
+        kind=kind, confidence=0.5, culprits=[Culprit(kind="gpu", id="n/0")], evidence=["Because."]
+    )
+    text = in_words([dataclasses.replace(summary, bottleneck=finding)])
+    assert "this job: gpu n/0" in text
+    assert ("confidence 50%" in text) == (kind is not Kind.UNKNOWN)
+
+
+def test_what_is_not_known_is_said_to_be_unknown_and_never_zero(summary):
+    bare = dataclasses.replace(
+        summary,
+        step_time_s=type(summary.step_time_s)(),
+        tokens_per_s=None,
+        samples_per_s=None,
+        model_flops_per_s_per_gpu=None,
+        mfu_ratio=None,
+        mfu_upper_ratio=None,
+        communication=type(summary.communication)(),
+        pipeline=type(summary.pipeline)(),
+        parallel=type(summary.parallel)(),
+        data=type(summary.data)(),
+        optimizer=type(summary.optimizer)(),
+        memory=type(summary.memory)(),
+        goodput_ratio=None,
+    )
+    numbers = [line for line in in_words([bare]).splitlines() if line.startswith("    ")]
+    assert [line.split()[-1] for line in numbers[1:]] == ["unknown"] * (len(numbers) - 1)
+
+
+def test_alerts_of_a_job_stand_below_it_oldest_first(summary):
+    alerts = [
+        alert(name="Later", fired_at_unix_s=20.0, first_step=None, annotations={}),
+        alert(captures=["slow-1", "slow-2"]),
+        alert(name="Elsewhere", job="other"),
+        alert(name="Nobody", job=None),
+    ]
+    text = in_words([summary], alerts)
+    assert "- Slow at step 7: it is slow. Captures asked for: slow-1, slow-2.\n- Later.\n" in text
+    assert "Elsewhere" not in text
+    assert text.rstrip().endswith("Alerts that belong to no job:\n- Nobody at step 7: it is slow.")
+
+
+def test_a_job_without_alerts_says_so(summary):
+    assert "No alert fired." in in_words([summary])
+
+
+def test_without_any_job_it_says_what_that_means():
+    assert in_words([], notes=["the log was empty."]) == f"{NO_JOB}\n\nNote: the log was empty.\n"
