@@ -39,12 +39,13 @@ from perfd.model import (
     TrainingStep,
     Welcome,
 )
+from perfd.plugins import load_collector
 from perfd.wire.convert import decode_aggregator_message, encode_message
 from perfd.wire.service import CLIENT_OPTIONS, CONNECT_METHOD
 
 SCHEMA = "perfd.bench.ingest/1"
 _GPUS = 8
-_GPU_COLUMNS = [f"gpu_metric{number}_ratio" for number in range(35)]
+_GPU_COLUMNS = [column.name for column in load_collector("nvml").columns if column.scope is Scope.GPU]
 _NODE_COLUMNS = [f"host_metric{number}_bytes" for number in range(40)]
 _CHANNELS = 8
 _WINDOW = 16
@@ -208,7 +209,7 @@ def _batch(sequence: int, jobs: int, kind: int) -> bytes:
             scope=Scope.GPU,
             times_unix_ns=[now_ns] * _GPUS,
             entities=[str(gpu) for gpu in range(_GPUS)],
-            columns={name: [0.5 + 0.01 * gpu for gpu in range(_GPUS)] for name in _GPU_COLUMNS},
+            columns={name: [_reading(name, gpu) for gpu in range(_GPUS)] for name in _GPU_COLUMNS},
         ),
         SampleTable(
             scope=Scope.NODE,
@@ -228,6 +229,26 @@ def _batch(sequence: int, jobs: int, kind: int) -> bytes:
             )
         )
     return encode_message(Batch(sequence=sequence, sent_unix_ns=now_ns, records=records))
+
+
+def _reading(column: str, gpu: int) -> float:
+    """What a healthy, busy GPU says, so that no alert fires."""
+    for ending, value in (
+        ("active_ratio", 0.9),
+        ("ratio", 0.6),
+        ("power_w", 600.0),
+        ("limit_w", 700.0),
+        ("celsius", 60.0),
+        ("sm_clock_hz", 1.98e9),
+        ("memory_clock_hz", 3.2e9),
+        ("total_bytes", 1.5e11),
+        ("used_bytes", 8e10),
+        ("bytes_per_s", 1e10),
+        ("energy_j", 1e6),
+    ):
+        if column.endswith(ending):
+            return value * (1 + 0.001 * gpu)
+    return 0.0
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,8 @@ class Alerts:
         self._failed: set[tuple[str, str]] = set()
         self.recorded: SeriesFrame | None = None
         """What recording rules gave at the last evaluation."""
-        self.firing: tuple[Alert, ...] = ()
+        self.firing: Mapping[str, Sequence[str]] = {}
+        """Names of the alerts that fire now, by job."""
 
     def evaluate(
         self, frame: SeriesFrame, step_of: Callable[[str], int | None]
@@ -66,7 +67,7 @@ class Alerts:
         self._evaluated_unix_s = now_unix_s
         evaluation = self._engine.evaluate(self._store, now_unix_s)
         self.recorded = evaluation.recorded
-        self.firing = tuple(alert for alert in evaluation.alerts if alert.state is AlertState.FIRING)
+        self.firing = _firing_by_job(evaluation.alerts)
         self._report_failures(evaluation)
         remembered = [self._remember(change.alert, step_of, now_unix_s) for change in evaluation.changes]
         return evaluation.changes, [alert for alert in remembered if alert is not None]
@@ -102,6 +103,14 @@ class Alerts:
                     "A rule cannot be evaluated: mend its expression.",
                     extra={"group": failure.group, "rule": failure.rule, "error": failure.message},
                 )
+
+
+def _firing_by_job(alerts: Sequence[Alert]) -> dict[str, Sequence[str]]:
+    names: dict[str, set[str]] = {}
+    for alert in alerts:
+        if alert.state is AlertState.FIRING:
+            names.setdefault(alert.labels.get("job", ""), set()).add(alert.name)
+    return {job: sorted(found) for job, found in names.items()}
 
 
 def alert_json(alert: RememberedAlert, captures: Sequence[str]) -> dict[str, Any]:

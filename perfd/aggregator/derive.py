@@ -19,6 +19,9 @@ _BASELINE_STEPS = 20
 _WINDOW_SLACK = 4
 """Of the lines in the window some are not steady: so many times the steady ones are looked at."""
 
+_GPUS_PER_SECOND = 2048
+"""With more GPUs than this in all, the numbers of a job are made every two seconds, and so on."""
+
 Key = tuple[int, ...]
 
 
@@ -29,6 +32,8 @@ class Derived:
     key: Key
     data: JobData
     summary: JobSummary
+    made_s: float
+    """Monotonic time of the numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,13 @@ class Deriver:
         self._baselines: dict[str, _Baseline] = {}
 
     def live(self, name: str, now_unix_s: float, now_s: float) -> Derived | None:
-        """Numbers over the newest steps of a job; None when it is gone."""
+        """Numbers over the newest steps of a job; None when it is gone.
+
+        They are as old as their cost asks for: a second with few GPUs, four with 8,000.
+        """
+        known = self._live.known.get(name)
+        if known is not None and 0 <= now_s - known.made_s < self._shortest_interval_s():
+            return known
         return self._derive(self._live, name, now_unix_s, now_s)
 
     def whole(
@@ -112,9 +123,14 @@ class Deriver:
             data = job_data(
                 self._fleet, job, now_unix_s=now_unix_s, now_s=now_s, alerts=alerts, window_steps=scope.rows
             )
-        derived = Derived(key, data, summarise(data, scope.settings))
+        derived = Derived(key, data, summarise(data, scope.settings), now_s)
         scope.known[name] = derived
         return derived
+
+    def _shortest_interval_s(self) -> float:
+        with self._lock:
+            gpus = sum(len(node.gpu_history.layout.entities) for node in self._fleet.nodes.values())
+        return float(gpus // _GPUS_PER_SECOND)
 
     def _key(self, job: JobState) -> Key:
         nodes = [self._fleet.nodes[name] for name in job.nodes if name in self._fleet.nodes]

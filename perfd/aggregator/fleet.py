@@ -110,7 +110,7 @@ class Fleet:
         }
         only = self._only_job(node.name)
         if only is not None:
-            for gpu in node.gpu_history.gpus.known:
+            for gpu in node.gpu_history.layout.entities.known:
                 owners.setdefault(gpu, (only, None))
         return owners
 

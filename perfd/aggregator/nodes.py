@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfd.aggregator.limits import Counters, Limits
-from perfd.aggregator.readings import GpuHistory, Readings, values_of
+from perfd.aggregator.readings import GpuHistory, Layout, Readings, values_of
 from perfd.model import CollectorHealth, Event, GpuInfo, RankPlacement, SampleTable, Scope
 
 
@@ -20,12 +20,8 @@ class NodeState:
         self.samples = 0
         self.received_s = 0.0
         self.readings: dict[Scope, Readings] = {}
-        self.gpu_history = GpuHistory(
-            gpus=limits.entities_per_scope,
-            metrics=limits.metrics_per_scope,
-            seconds=limits.gpu_history_s,
-            rows=limits.gpu_history_rows,
-        )
+        gpus = Layout(entities=limits.entities_per_scope, metrics=limits.metrics_per_scope)
+        self.gpu_history = GpuHistory(gpus, seconds=limits.gpu_history_s, rows=limits.gpu_history_rows)
         self.gpu_infos: dict[int, GpuInfo] = {}
         self.placements: dict[tuple[str, int], RankPlacement] = {}
         self.hardware_errors: dict[tuple[str, str, str], int] = {}
@@ -42,19 +38,22 @@ class NodeState:
         self._counters.samples += values.size
         readings = self.readings.get(table.scope)
         if readings is None:
-            limits = self._limits
-            readings = self.readings[table.scope] = Readings(
-                entities=limits.entities_per_scope, metrics=limits.metrics_per_scope
-            )
-        shape = readings.values.shape
-        refused = readings.update(table, values, now_s)
-        if readings.values.shape != shape:
+            readings = self.readings[table.scope] = Readings(self._layout(table.scope))
+        shape = readings.layout.shape
+        plan = readings.layout.plan(table)
+        readings.update(plan, values, now_s)
+        if readings.layout.shape != shape:
             self.version += 1
         if table.scope is Scope.GPU:
-            self.gpu_history.append(table, values)
+            self.gpu_history.append(plan, table.times_unix_ns, values)
             self.samples += 1
-        if refused:
-            self._counters.rejected["names_per_scope"] += refused
+        if plan.refused:
+            self._counters.rejected["names_per_scope"] += plan.refused
+
+    def _layout(self, scope: Scope) -> Layout:
+        if scope is Scope.GPU:
+            return self.gpu_history.layout
+        return Layout(entities=self._limits.entities_per_scope, metrics=self._limits.metrics_per_scope)
 
     def gpu_info(self, info: GpuInfo) -> bool:
         """Know a GPU; returns whether that is news."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,59 +55,118 @@ class Names:
             return [positions.get(name, -1) for name in names], len(refused)
 
 
-class Readings:
-    """The newest value of each metric of each entity of one scope of a node, entities by metrics."""
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where the cells of a table belong."""
+
+    entities: Sequence[str]
+    columns: Sequence[str]
+    waves: Sequence[tuple[NDArray[np.intp], NDArray[np.intp]]]
+    """Positions of entities and their rows; each wave has an entity once, a later one is newer."""
+    kept: NDArray[np.intp]
+    """Columns of the table that have a place."""
+    metrics: NDArray[np.intp]
+    """Their places."""
+    refused: int
+    """How many names have no place."""
+    whole: bool
+    """The table is one row of each entity there is, and each metric, in order."""
+
+    def fits(self, table: SampleTable) -> bool:
+        """Whether a table has the rows and columns of the one that the plan was made for."""
+        return self.entities == table.entities and self.columns == tuple(table.columns)
+
+
+class Layout:
+    """The entities and metrics of one scope of a node, in the order they were first seen."""
 
     def __init__(self, *, entities: int, metrics: int) -> None:
         self.entities = Names(entities)
         self.metrics = Names(metrics, _METRIC)
-        self.values: Floats = np.full((0, 0), np.nan)
-        self._seen_s: Floats = np.full((0, 0), -np.inf)
-        self._period_s: Floats = np.zeros((0, 0))
+        self._newest: Plan | None = None
 
-    def update(self, table: SampleTable, values: Floats, now_s: float) -> int:
-        """Take a table that arrived at `now_s` (monotonic); returns how many names were refused.
+    @property
+    def shape(self) -> tuple[int, int]:
+        """How many entities and metrics there are."""
+        return len(self.entities), len(self.metrics)
+
+    def plan(self, table: SampleTable) -> Plan:
+        """Where a table's cells belong; tables are alike from one second to the next, and so are plans."""
+        if self._newest is None or not self._newest.fits(table):
+            self._newest = self._new_plan(table)
+        return self._newest
+
+    def _new_plan(self, table: SampleTable) -> Plan:
+        columns = tuple(table.columns)
+        rows, refused_entities = self.entities.positions(table.entities)
+        places, refused_metrics = self.metrics.positions(columns)
+        waves = _waves(rows)
+        everything = range(len(self.entities)), range(len(self.metrics))
+        return Plan(
+            entities=tuple(table.entities),
+            columns=columns,
+            waves=[
+                (np.fromiter(wave, np.intp, len(wave)), np.fromiter(wave.values(), np.intp, len(wave)))
+                for wave in waves
+            ],
+            kept=np.array([index for index, place in enumerate(places) if place >= 0], np.intp),
+            metrics=np.array([place for place in places if place >= 0], np.intp),
+            refused=refused_entities + refused_metrics,
+            whole=(tuple(rows), tuple(places)) == tuple(map(tuple, everything)),
+        )
+
+
+class Readings:
+    """The newest value of each metric of each entity of one scope of a node, entities by metrics."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.values: Floats = np.full((0, 0), np.nan)
+        self._seen_s: Floats = np.full((0, 0), np.nan)
+        self._period_s: Floats = np.full((0, 0), np.nan)
+
+    def update(self, plan: Plan, values: Floats, now_s: float) -> None:
+        """Take a table that arrived at `now_s` (monotonic).
 
         A NaN does not erase what was read before it: a slow metric has a value in some rows only,
         and leaves by its age.
         """
-        rows, refused_entities = self.entities.positions(table.entities)
-        columns, refused_metrics = self.metrics.positions(list(table.columns))
-        self._grow()
-        known = np.array([index for index, column in enumerate(columns) if column >= 0], np.intp)
-        kept = np.array(columns, np.intp)[known]
-        for wave in _waves(rows):
-            entities = np.fromiter(wave, np.intp, len(wave))
-            block = values[np.ix_(np.fromiter(wave.values(), np.intp, len(wave)), known)]
-            present = ~np.isnan(block)
-            cells = np.ix_(entities, kept)
-            self.values[cells] = np.where(present, block, self.values[cells])
-            seen = self._seen_s[cells]
-            newly = present & (seen < now_s)
-            self._period_s[cells] = np.where(newly & np.isfinite(seen), now_s - seen, self._period_s[cells])
-            self._seen_s[cells] = np.where(newly, now_s, seen)
-        return refused_entities + refused_metrics
+        if self.values.shape != self.layout.shape:
+            self._grow()
+        if plan.whole:
+            self._put(slice(None), values, now_s)
+            return
+        for entities, rows in plan.waves:
+            self._put(np.ix_(entities, plan.metrics), values[np.ix_(rows, plan.kept)], now_s)
 
     def fresh(self, now_s: float, stale_after_s: float) -> Floats:
         """The values, NaN where a reading is older than `stale_after_s` and than three of its intervals."""
-        age = now_s - self._seen_s
-        return np.where(age <= np.maximum(stale_after_s, 3 * self._period_s), self.values, np.nan)
+        limit_s = np.fmax(stale_after_s, 3 * self._period_s)
+        return np.where(now_s - self._seen_s <= limit_s, self.values, np.nan)
+
+    def _put(self, cells: slice | tuple[NDArray[np.intp], ...], block: Floats, now_s: float) -> None:
+        seen_s = self._seen_s[cells]
+        absent = np.isnan(block)
+        if absent.any():
+            block = np.where(absent, self.values[cells], block)
+        older = ~absent & (seen_s != now_s)
+        if older.any():
+            self._period_s[cells] = np.where(older, now_s - seen_s, self._period_s[cells])
+            self._seen_s[cells] = np.where(older, now_s, seen_s)
+        self.values[cells] = block
 
     def _grow(self) -> None:
-        shape = (len(self.entities), len(self.metrics))
-        if shape != self.values.shape:
-            added = [(0, new - old) for new, old in zip(shape, self.values.shape, strict=True)]
-            self.values = np.pad(self.values, added, constant_values=np.nan)
-            self._seen_s = np.pad(self._seen_s, added, constant_values=-np.inf)
-            self._period_s = np.pad(self._period_s, added)
+        added = [(0, new - old) for new, old in zip(self.layout.shape, self.values.shape, strict=True)]
+        self.values = np.pad(self.values, added, constant_values=np.nan)
+        self._seen_s = np.pad(self._seen_s, added, constant_values=np.nan)
+        self._period_s = np.pad(self._period_s, added, constant_values=np.nan)
 
 
 class GpuHistory:
     """Samples of a node's GPUs: instants by GPUs by metrics, float32, bounded in seconds and rows."""
 
-    def __init__(self, *, gpus: int, metrics: int, seconds: float, rows: int) -> None:
-        self.gpus = Names(gpus)
-        self.metrics = Names(metrics, _METRIC)
+    def __init__(self, layout: Layout, *, seconds: float, rows: int) -> None:
+        self.layout = layout
         self._keep_ns = round(seconds * 1e9)
         self._max_rows = rows
         self._rows = 0
@@ -116,30 +176,32 @@ class GpuHistory:
     def __len__(self) -> int:
         return self._rows
 
-    def append(self, table: SampleTable, values: Floats) -> int:
-        """Add a table, whose rows may be of many instants; returns how many names were refused.
+    def append(self, plan: Plan, times_ns: Sequence[int], values: Floats) -> None:
+        """Add a table, whose rows may be of many instants.
 
         Rows of different GPUs at most 50 ms apart are one instant: one sweep over the GPUs.
         """
-        gpus, refused_gpus = self.gpus.positions(table.entities)
-        columns, refused_metrics = self.metrics.positions(list(table.columns))
-        if self._data.shape[1:] != (len(self.gpus), len(self.metrics)):
+        if self._data.shape[1:] != self.layout.shape:
             self._widen()
-        kept = [row for row, gpu in enumerate(gpus) if gpu >= 0]
-        if kept:
-            known = [index for index, column in enumerate(columns) if column >= 0]
-            self._put(
-                times_ns=[table.times_unix_ns[row] for row in kept],
-                gpus=[gpus[row] for row in kept],
-                columns=[columns[index] for index in known],
-                values=values[np.ix_(kept, known)],
-            )
-        return refused_gpus + refused_metrics
+        if not plan.waves:
+            return
+        # A reading too large for float32 becomes infinite, which is no reason to refuse the batch.
+        with np.errstate(over="ignore"):
+            if plan.whole and abs(times_ns[-1] - times_ns[0]) <= _SAME_INSTANT_NS:
+                row = self._make_room(1)
+                self._data[row] = values
+                self._times_ns[row] = times_ns[0]
+                self._rows = row + 1
+            else:
+                self._put(plan, times_ns, values)
 
     def since(self, time_unix_s: float) -> tuple[Floats, Floats32]:
         """Instants from `time_unix_s` on, and their (t, gpu, metric) values; copies."""
         times = self._times_ns[: self._rows]
         # Instants are almost ordered; a late batch may have put a few out of place.
+        if (np.diff(times) >= 0).all():
+            start = int(np.searchsorted(times, time_unix_s * 1e9)) if time_unix_s > 0 else 0
+            return times[start:] / 1e9, self._data[start : self._rows].copy()
         order = np.flatnonzero(times >= time_unix_s * 1e9)
         order = order[np.argsort(times[order], kind="stable")]
         return times[order] / 1e9, self._data[order]
@@ -152,21 +214,24 @@ class GpuHistory:
         """The median distance of the newest instants, 0 when there are fewer than two."""
         if self._rows < 2:
             return 0.0
-        return float(np.median(np.diff(self._times_ns[max(0, self._rows - 32) : self._rows]))) / 1e9
+        distances = np.diff(self._times_ns[max(0, self._rows - 32) : self._rows])
+        return float(np.partition(distances, len(distances) // 2)[len(distances) // 2]) / 1e9
 
-    def _put(
-        self, *, times_ns: Sequence[int], gpus: Sequence[int], columns: Sequence[int], values: Floats
-    ) -> None:
-        instants = _instants(times_ns, gpus)
+    def _put(self, plan: Plan, times_ns: Sequence[int], values: Floats) -> None:
+        pairs = sorted(
+            (row, gpu)
+            for gpus, rows in plan.waves
+            for gpu, row in zip(gpus.tolist(), rows.tolist(), strict=True)
+        )
+        rows, gpus = [row for row, _ in pairs], [gpu for _, gpu in pairs]
+        times = [times_ns[row] for row in rows]
+        instants = _instants(times, gpus)
         count = instants[-1] + 1
         first = self._make_room(count)
         self._data[first : first + count] = np.nan
-        # A reading too large for float32 becomes infinite, which is no reason to refuse the batch.
-        with np.errstate(over="ignore"):
-            self._data[np.array(instants)[:, None] + first, np.array(gpus)[:, None], np.array(columns)] = (
-                values
-            )
-        for instant, time_ns in zip(reversed(instants), reversed(times_ns), strict=True):
+        places = np.array(instants)[:, None] + first, np.array(gpus)[:, None], plan.metrics
+        self._data[places] = values[np.ix_(rows, plan.kept)]
+        for instant, time_ns in zip(reversed(instants), reversed(times), strict=True):
             self._times_ns[first + instant] = time_ns
         self._rows = first + count
 
@@ -188,14 +253,16 @@ class GpuHistory:
             capacity *= 2
         times_ns = np.zeros(capacity, np.int64)
         times_ns[:kept] = self._times_ns[drop : self._rows]
-        data = np.full((capacity, *self._data.shape[1:]), np.nan, np.float32)
+        # Rows are written before they are read; untouched ones cost no memory.
+        data = np.empty((capacity, *self._data.shape[1:]), np.float32)
         data[:kept] = self._data[drop : self._rows]
         self._times_ns, self._data = times_ns, data
         return kept
 
     def _widen(self) -> None:
         _, gpus, metrics = self._data.shape
-        added = ((0, 0), (0, len(self.gpus) - gpus), (0, len(self.metrics) - metrics))
+        new_gpus, new_metrics = self.layout.shape
+        added = ((0, 0), (0, new_gpus - gpus), (0, new_metrics - metrics))
         self._data = np.pad(self._data, added, constant_values=np.nan)
 
 

@@ -166,7 +166,6 @@ class Rounds:
 
     def _facts(self, name: str, found: Derived, now_s: float) -> LiveFacts | None:
         baseline = self._deriver.baseline_step_time_s(name)
-        firing = [alert.name for alert in self._alerts.firing if alert.labels.get("job") == name]
         with self._state.lock:
             job = self._state.fleet.jobs.get(name)
             if job is None:
@@ -180,7 +179,7 @@ class Rounds:
                 log_lines=lines,
                 unrecognised_lines=unrecognised,
                 baseline_step_time_s=baseline,
-                alerts=firing,
+                alerts=self._alerts.firing.get(name, ()),
             )
 
     def _evaluate(self, frame: SeriesFrame, derived: dict[str, Derived]) -> None:

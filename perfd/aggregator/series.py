@@ -40,7 +40,7 @@ class LiveFacts:
     unrecognised_lines: int | None
     baseline_step_time_s: float | None
     alerts: Sequence[str] = ()
-    """Names of the alerts of the job that fire."""
+    """Names of the alerts of the job that fire, sorted."""
 
 
 class Blocks:
@@ -109,7 +109,7 @@ def job_values(data: JobData, summary: JobSummary, facts: LiveFacts) -> list[Val
         *_stages(summary, job),
         *_phases(data, job),
     ]
-    values += [("perfd_alerts_firing", {**job, "alertname": name}, 1.0) for name in sorted(set(facts.alerts))]
+    values += [("perfd_alerts_firing", {**job, "alertname": name}, 1.0) for name in facts.alerts]
     return values
 
 
@@ -134,8 +134,8 @@ def _raw_keys(
     names: Names, node: NodeState, owners: Mapping[str, tuple[str, int | None]]
 ) -> Iterable[SeriesKey]:
     for scope, readings in node.readings.items():
-        exported = [names.exported(scope, column) for column in readings.metrics.known]
-        for entity in readings.entities.known:
+        exported = [names.exported(scope, column) for column in readings.layout.metrics.known]
+        for entity in readings.layout.entities.known:
             labels = entity_labels(scope, entity, node.name)
             if scope is Scope.GPU and entity in owners:
                 job, rank = owners[entity]

@@ -15,6 +15,8 @@ from perfd.aggregator.nodes import NodeState
 from perfd.analysis.tables import AlertRecord, Floats, GpuKey, GpuTable, JobData, StepTable
 
 _NO_STEPS_WINDOW_S = 60.0
+_LONGEST_WINDOW_S = 120.0
+"""Of GPU samples: steps may be long, and a live number is about now."""
 _SHORTEST_SLOT_S = 0.1
 
 
@@ -88,17 +90,17 @@ def _parts(
     for node in nodes:
         history = node.gpu_history
         serving = {gpu: rank for gpu, (owner, rank) in fleet.owners(node).items() if owner == job.name}
-        chosen = [index for index, gpu in enumerate(history.gpus.known) if gpu in serving]
+        chosen = [index for index, gpu in enumerate(history.layout.entities.known) if gpu in serving]
         if not chosen:
             continue
         times, data = history.since(_window_start(window, history.newest_unix_s()))
         if job.ended_unix_s is not None:
             kept = times <= job.ended_unix_s
             times, data = times[kept], data[kept]
-        gpus = [history.gpus.known[index] for index in chosen]
+        gpus = [history.layout.entities.known[index] for index in chosen]
         yield _Part(
             keys=tuple(GpuKey(node=node.name, gpu=gpu, rank=serving[gpu]) for gpu in gpus),
-            metrics=history.metrics.known,
+            metrics=history.layout.metrics.known,
             times_unix_s=times,
             data=data[:, chosen],
             interval_s=history.interval_s(),
@@ -111,7 +113,8 @@ def _window_start(window: StepTable | None, newest_unix_s: float) -> float:
     if not len(window):
         return newest_unix_s - _NO_STEPS_WINDOW_S
     took_s = window.step_time_s[0] * window.steps_covered[0]
-    return float(window.time_unix_s[0] - (took_s if np.isfinite(took_s) else 0.0))
+    first_unix_s = float(window.time_unix_s[0] - (took_s if np.isfinite(took_s) else 0.0))
+    return max(first_unix_s, newest_unix_s - _LONGEST_WINDOW_S)
 
 
 def _aligned(parts: Sequence[_Part], span_s: float) -> GpuTable:

@@ -1,0 +1,118 @@
+"""The newest collectives of a job, rank beside rank, so that they can be matched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfd.aggregator.limits import Counters, Limits
+from perfd.analysis.tables import CollectiveTable
+from perfd.analysis.waiting import MATCHED_OPERATIONS
+from perfd.model import CollectiveTimes
+
+_PAIR = {"Send": 0, "Recv": 1}
+PAIR_OPERATION = "SendRecv"
+
+_Key = tuple[str, str, int, int]
+"""Communicator, operation, and for a pair the two ranks in it (sender, receiver), else -1."""
+
+
+class CollectiveRows:
+    """Rings of operations by communicator; a slot is taken over by a newer sequence number."""
+
+    def __init__(self, limits: Limits, counters: Counters) -> None:
+        self._limits = limits
+        self._counters = counters
+        self._rings: dict[_Key, _Ring] = {}
+
+    def put(self, times: CollectiveTimes) -> None:
+        """Add what one rank reported; what cannot be matched is left out."""
+        place = _place(times)
+        if place is None or not times.sequences:
+            return
+        key, column, columns = place
+        ring = self._rings.get(key)
+        if ring is None:
+            if len(self._rings) >= self._limits.communicators_per_job:
+                self._counters.rejected["communicators_per_job"] += 1
+                return
+            ring = self._rings[key] = _Ring.empty(self._limits.operations_per_communicator, columns)
+        if column < len(ring.ranks):
+            ring.put(column, times)
+
+    def clear(self) -> None:
+        """Forget everything: the job started again."""
+        self._rings.clear()
+
+    def tables(self) -> list[CollectiveTable]:
+        """One table per communicator and operation of which every rank is known."""
+        return [
+            ring.table(communicator, operation)
+            for (communicator, operation, _, _), ring in self._rings.items()
+            if (ring.ranks >= 0).all()
+        ]
+
+
+@dataclass(slots=True)
+class _Ring:
+    ranks: NDArray[np.int64]
+    """Global rank of each column; -1 until it reports."""
+    sequence: NDArray[np.int64]
+    durations_s: NDArray[np.float64]
+    size_bytes: NDArray[np.float64]
+
+    @classmethod
+    def empty(cls, slots: int, columns: int) -> _Ring:
+        return cls(
+            ranks=np.full(columns, -1, dtype=np.int64),
+            sequence=np.full(slots, -1, dtype=np.int64),
+            durations_s=np.full((slots, columns), np.nan),
+            size_bytes=np.full(slots, np.nan),
+        )
+
+    def put(self, column: int, times: CollectiveTimes) -> None:
+        if self.ranks[column] not in (-1, times.rank):
+            # Another rank in the same place: the communicator's id was used again by a new one.
+            self.sequence[:] = -1
+            self.ranks[:] = -1
+        self.ranks[column] = times.rank
+        newest = slice(-len(self.sequence), None)
+        sequence = np.asarray(times.sequences[newest], dtype=np.int64)
+        slots = sequence % len(self.sequence)
+        fresh = sequence > self.sequence[slots]
+        self.durations_s[slots[fresh]] = np.nan
+        self.size_bytes[slots[fresh]] = np.nan
+        self.sequence[slots[fresh]] = sequence[fresh]
+        current = sequence == self.sequence[slots]
+        durations = np.asarray(times.durations_ns[newest], dtype=np.float64) / 1e9
+        self.durations_s[slots[current], column] = durations[current]
+        if times.sizes_bytes:
+            sizes = np.asarray(times.sizes_bytes[newest], dtype=np.float64)
+            self.size_bytes[slots[current]] = sizes[current]
+
+    def table(self, communicator: str, operation: str) -> CollectiveTable:
+        used = np.flatnonzero(self.sequence >= 0)
+        order = used[np.argsort(self.sequence[used])]
+        return CollectiveTable(
+            communicator=communicator,
+            operation=operation,
+            ranks=[int(rank) for rank in self.ranks],
+            sequence=self.sequence[order],
+            durations_s=self.durations_s[order],
+            size_bytes=self.size_bytes[order],
+        )
+
+
+def _place(times: CollectiveTimes) -> tuple[_Key, int, int] | None:
+    """The ring, the column in it and the number of columns; None when ranks could not be matched by it."""
+    if not times.communicator or times.communicator_rank is None:
+        return None
+    if times.operation in MATCHED_OPERATIONS and times.communicator_size:
+        return (times.communicator, times.operation, -1, -1), times.communicator_rank, times.communicator_size
+    if times.operation in _PAIR and times.peer is not None:
+        ends = (times.communicator_rank, times.peer)
+        sender, receiver = ends if times.operation == "Send" else ends[::-1]
+        return (times.communicator, PAIR_OPERATION, sender, receiver), _PAIR[times.operation], 2
+    return None
