@@ -10,6 +10,7 @@ from perfd.aggregator.jobs import JobState, Source
 from perfd.aggregator.limits import Counters, Limits
 from perfd.aggregator.nodes import NodeState
 from perfd.model import (
+    CollectiveTimes,
     CollectorHealth,
     Event,
     EventKind,
@@ -36,13 +37,14 @@ class Durable:
     time_unix_s: float
 
 
-_JobRecord = JobDescription | TrainingStep | StepPhases | MemoryReport | LogProgress
+_JobRecord = JobDescription | TrainingStep | StepPhases | MemoryReport | LogProgress | CollectiveTimes
 _JOB_RECORDS: dict[type, Callable[[JobState, Any, Source], Event | None]] = {
     JobDescription: JobState.describe,
     TrainingStep: JobState.step,
     StepPhases: JobState.step_phases,
     MemoryReport: JobState.memory_report,
     LogProgress: JobState.log_progress,
+    CollectiveTimes: JobState.collective_times,
 }
 _MAX_STEP = 1 << 53
 """Larger ones are garbage, and no double holds them."""

@@ -7,9 +7,11 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from perfd.aggregator.collectives import CollectiveRows
 from perfd.aggregator.limits import Counters, Limits
 from perfd.aggregator.steps import PhaseRows, StepRows
 from perfd.model import (
+    CollectiveTimes,
     Event,
     EventKind,
     JobDescription,
@@ -56,6 +58,7 @@ class JobState:
         self.description: JobDescription | None = None
         self.steps = StepRows(limits.steps_per_job)
         self.phases = self._new_phases(limits)
+        self.collectives = CollectiveRows(limits, counters)
         self.memory: dict[int | None, MemoryReport] = {}
         self.events: deque[Event] = deque(maxlen=limits.events_per_job)
         self.logs: dict[tuple[str, str], LogState] = {}
@@ -105,6 +108,7 @@ class JobState:
         self.description = description
         self.steps = StepRows(self._limits.steps_per_job)
         self.phases = self._new_phases(self._limits)
+        self.collectives.clear()
         self.memory.clear()
         self._last_step_of.clear()
         return self._restarted(source, "The job started again with another layout or model.")
@@ -124,6 +128,11 @@ class JobState:
         """Add a block of phase timers."""
         self.version += 1
         self._counters.rejected["phases_per_job"] += self.phases.put(block)
+
+    def collective_times(self, times: CollectiveTimes, _source: Source) -> None:
+        """Add what one rank reported of its collectives."""
+        self.version += 1
+        self.collectives.put(times)
 
     def memory_report(self, report: MemoryReport, _source: Source) -> None:
         """Keep the newest report of a rank."""

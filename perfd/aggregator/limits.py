@@ -28,6 +28,10 @@ class Limits:
     entities_per_scope: int = 256
     """GPUs, interfaces, disks or ranks of one node."""
     collectors_per_node: int = 64
+    communicators_per_job: int = 4_096
+    """Communicators, and pairs of ranks that send to each other, each with its operations."""
+    operations_per_communicator: int = 128
+    """Newest operations of a communicator in memory."""
     gpu_history_s: float = 300.0
     gpu_history_rows: int = 1_200
     stale_after_s: float = 30.0

@@ -66,6 +66,7 @@ def job_data(
         memory=tuple(job.memory.values()),
         events=tuple(job.events),
         alerts=tuple(alerts),
+        collectives=job.collectives.tables(),
         log_silent_s=job.log_silent_s(now_s),
         started_unix_s=job.started_unix_s,
         ended_unix_s=job.ended_unix_s,

@@ -70,6 +70,35 @@ class GpuTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveTable:
+    """n operations of one kind on one communicator, by its g ranks. NaN where a rank has not reported.
+
+    A send and its receive are one operation of two ranks, the sender first.
+    """
+
+    communicator: str
+    operation: str
+    ranks: Sequence[int]
+    """Global ranks, one a column."""
+    sequence: Ints
+    """(n,)"""
+    durations_s: Floats
+    """(n, g)"""
+    size_bytes: Floats
+    """(n,)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclTime:
+    """Time that a rank's GPU had an NCCL kernel on it, waiting included, over an interval of wall time."""
+
+    rank: int
+    busy_s: float
+    span_s: float
+    lost_operations: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AlertRecord:
     """One alert that fired while the job ran."""
 
@@ -98,6 +127,10 @@ class JobData:
     """The newest report of each rank."""
     events: Sequence[Event] = ()
     alerts: Sequence[AlertRecord] = ()
+    collectives: Sequence[CollectiveTable] = ()
+    """Of the newest operations of each communicator whose ranks are all known."""
+    nccl: Sequence[NcclTime] = ()
+    """By rank, over the same recent time."""
     log_silent_s: float | None = None
     started_unix_s: float | None = None
     ended_unix_s: float | None = None

@@ -1,0 +1,124 @@
+"""Collectives of several agents stand rank beside rank, whatever order they come in."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfd.aggregator.collectives import CollectiveRows
+from perfd.aggregator.limits import Counters, Limits
+from perfd.model import CollectiveTimes, TimingSource
+
+
+def times(
+    rank: int,
+    sequences: list[int],
+    *,
+    operation: str = "AllReduce",
+    size: int | None = 2,
+    peer: int | None = None,
+    communicator_rank: int | None = None,
+    communicator: str = "ab",
+) -> CollectiveTimes:
+    return CollectiveTimes(
+        job="j",
+        rank=rank,
+        communicator=communicator,
+        communicator_rank=rank if communicator_rank is None else communicator_rank,
+        communicator_size=size,
+        operation=operation,
+        peer=peer,
+        timing=TimingSource.GPU,
+        start_unix_ns=0,
+        end_unix_ns=1,
+        count=len(sequences),
+        total_s=1.0,
+        min_s=1.0,
+        max_s=1.0,
+        sequences=sequences,
+        durations_ns=[(rank + 1) * 1_000_000_000 + s for s in sequences],
+        sizes_bytes=[8] * len(sequences),
+    )
+
+
+def rows(slots: int = 8, communicators: int = 4) -> tuple[CollectiveRows, Counters]:
+    counters = Counters()
+    limits = Limits(operations_per_communicator=slots, communicators_per_job=communicators)
+    return CollectiveRows(limits, counters), counters
+
+
+def test_operations_are_matched_by_sequence_in_any_order_of_arrival() -> None:
+    state, _ = rows()
+
+    state.put(times(1, [2, 3]))
+    state.put(times(0, [0, 1, 2]))
+
+    (table,) = state.tables()
+    assert (table.sequence.tolist(), list(table.ranks)) == ([0, 1, 2, 3], [0, 1])
+    assert np.isnan(table.durations_s[[0, 1, 3], [1, 1, 0]]).all()
+    assert np.floor(table.durations_s[2]).tolist() == [1.0, 2.0]
+    assert table.size_bytes.tolist() == [8.0] * 4
+
+
+def test_a_communicator_with_a_silent_rank_gives_no_table() -> None:
+    state, _ = rows()
+
+    state.put(times(0, [0], size=3))
+    state.put(times(1, [0], size=3))
+
+    assert state.tables() == []
+
+
+def test_newer_operations_take_the_place_of_older_ones_and_late_ones_are_ignored() -> None:
+    state, _ = rows(slots=4)
+    for rank in (0, 1):
+        state.put(times(rank, list(range(10))))
+
+    state.put(times(0, [1]))
+
+    (table,) = state.tables()
+    assert table.sequence.tolist() == [6, 7, 8, 9]
+    assert np.isfinite(table.durations_s).all()
+
+
+def test_a_send_meets_its_receive() -> None:
+    state, _ = rows()
+
+    state.put(times(4, [0, 1], operation="Send", communicator_rank=0, peer=1, size=4))
+    state.put(times(5, [0, 1], operation="Recv", communicator_rank=1, peer=0, size=4))
+    state.put(times(5, [0], operation="Send", communicator_rank=1, peer=0, size=4))
+
+    (table,) = state.tables()
+    assert (table.operation, list(table.ranks)) == ("SendRecv", [4, 5])
+    assert np.isfinite(table.durations_s).all()
+
+
+def test_what_cannot_be_matched_is_left_out() -> None:
+    state, _ = rows()
+
+    state.put(times(0, [0], operation="Broadcast"))
+    state.put(times(0, [0], communicator=""))
+    state.put(times(0, [0], size=None))
+
+    assert state.tables() == []
+
+
+def test_an_id_used_again_by_another_communicator_starts_afresh() -> None:
+    state, _ = rows()
+    for rank in (0, 1):
+        state.put(times(rank, [0, 1]))
+
+    state.put(times(7, [0], communicator_rank=1))
+    assert state.tables() == []
+    state.put(times(6, [0], communicator_rank=0))
+
+    (table,) = state.tables()
+    assert (list(table.ranks), table.sequence.tolist()) == ([6, 7], [0])
+
+
+def test_too_many_communicators_are_refused_and_counted() -> None:
+    state, counters = rows(communicators=2)
+
+    for number in range(3):
+        state.put(times(0, [0], communicator=str(number)))
+
+    assert counters.rejected["communicators_per_job"] == 1
