@@ -42,7 +42,11 @@ class RuleEngine:
 
     def new_store(self) -> SeriesStore:
         """A store that keeps what these rules read, and no more."""
-        return SeriesStore(read for group in self._groups for read in group.reads())
+        return SeriesStore(self.reads())
+
+    def reads(self) -> list[Read]:
+        """What the rules read: which series, and how far back."""
+        return [read for group in self._groups for read in group.reads()]
 
     def evaluate(self, store: SeriesStore, now_unix_s: float) -> Evaluation:
         """Evaluate the groups that are due, and append what they record, `ALERTS` too, to the store.
@@ -84,7 +88,6 @@ class _Group:
             self._rules.append(_compiled(rule, group, source, external))
 
     def reads(self) -> Iterator[Read]:
-        """What the rules read, and the names that nobody reads are not kept."""
         for rule in self._rules:
             yield from rule.query.reads
 

@@ -83,9 +83,9 @@ def test_recorded_keys_stay_the_same_object_while_the_series_do() -> None:
 def test_what_was_recorded_does_not_change_with_the_next_frame() -> None:
     rules = engine("groups: [{name: g, interval: 10s, rules: [{record: a, expr: x}]}]")
     store = rules.new_store()
-    for second in range(4):
-        store.append(frame(second, x=second))
-        evaluation = rules.evaluate(store, second)
+    for x in range(4):
+        store.append(frame(0, x=x))
+        evaluation = rules.evaluate(store, 0)
     assert recorded(evaluation.recorded) == {"a": 0}
 
 
