@@ -12,6 +12,7 @@ from perfd.model import ParallelLayout
 
 _RANGE = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
 _ROLE = re.compile(r"(stage|pp|tp|cp|dp|ep)=(first|last|\d{1,7})")
+_PLACE = re.compile(r"(node|gpu)=([A-Za-z0-9][A-Za-z0-9._/-]{0,252})")
 _SLOWEST = re.compile(r"slowest:(\d{1,4})")
 _MAX_RANK = 1_000_000
 
@@ -76,8 +77,8 @@ def select(selector: str, view: JobView, labels: Mapping[str, str] | None = None
     """The ranks that a selector means, by node.
 
     Terms joined by `+` are united. A term is `all`, a list (`0,3,8-11`), conditions that must all hold
-    (`stage=last,tp=0`), `alert` (what the alert's labels name), `slowest:N`, `culprits`, or `peer` (for
-    each rank of the other terms, a healthy one of the same stage and role).
+    (`stage=last,tp=0`, `node=n7,gpu=3`), `alert` (what the alert's labels name), `slowest:N`, `culprits`,
+    or `peer` (for each rank of the other terms, a healthy one of the same stage and role).
     Raises `CaptureError` with the reason when the selector is wrong or nothing can be chosen.
     """
     terms = [term.strip() for term in selector.split("+")]
@@ -123,10 +124,10 @@ def _term(term: str, view: JobView, labels: Mapping[str, str]) -> set[int]:
     conditions = _parse_conditions(term)
     if isinstance(conditions, set):
         return conditions
-    return {rank for rank in everything if all(condition(rank, view.layout) for condition in conditions)}
+    return {rank.rank for rank in view.ranks if all(condition(rank, view.layout) for condition in conditions)}
 
 
-_Condition = Callable[[int, ParallelLayout], bool]
+_Condition = Callable[[RankView, ParallelLayout], bool]
 
 
 def _parse_conditions(term: str) -> set[int] | list[_Condition]:
@@ -140,18 +141,27 @@ def _parse_conditions(term: str) -> set[int] | list[_Condition]:
                 raise CaptureError(f"{part!r} is not a range of ranks.")
             ranks.update(range(first, last + 1))
         elif role := _ROLE.fullmatch(part):
-            conditions.append(_condition(role[1], role[2]))
+            conditions.append(_role_condition(role[1], role[2]))
+        elif place := _PLACE.fullmatch(part):
+            conditions.append(_place_condition(place[1], place[2]))
         else:
             raise CaptureError(
                 f"{part!r} does not choose ranks; use all, alert, culprits, peer, slowest:N, a list such as "
-                "0,3,8-11, or roles such as stage=last,tp=0."
+                "0,3,8-11, roles such as stage=last,tp=0, or places such as node=n7,gpu=3."
             )
     if ranks and conditions:
-        raise CaptureError(f"{term!r} mixes ranks and roles; join them with + instead of a comma.")
+        raise CaptureError(f"{term!r} mixes ranks with roles or places; join them with + instead of a comma.")
     return ranks or conditions
 
 
-def _condition(dimension: str, wanted: str) -> _Condition:
+def _place_condition(kind: str, wanted: str) -> _Condition:
+    def holds(rank: RankView, _: ParallelLayout) -> bool:
+        return wanted == (rank.node if kind == "node" else str(rank.gpu))
+
+    return holds
+
+
+def _role_condition(dimension: str, wanted: str) -> _Condition:
     sizes: Mapping[str, Callable[[ParallelLayout], int | None]] = {
         "stage": lambda layout: layout.pp,
         "pp": lambda layout: layout.pp,
@@ -161,9 +171,9 @@ def _condition(dimension: str, wanted: str) -> _Condition:
         "ep": lambda layout: layout.ep,
     }
 
-    def holds(rank: int, layout: ParallelLayout) -> bool:
+    def holds(rank: RankView, layout: ParallelLayout) -> bool:
         index = {"first": 0, "last": (sizes[dimension](layout) or 0) - 1}.get(wanted)
-        return coordinate(rank, dimension, layout) == (int(wanted) if index is None else index)
+        return coordinate(rank.rank, dimension, layout) == (int(wanted) if index is None else index)
 
     return holds
 
@@ -235,18 +245,40 @@ def _place(chosen: set[int], view: JobView) -> Selection:
 
 
 def _without_placements(terms: Sequence[str], view: JobView, labels: Mapping[str, str]) -> Selection:
-    """Without knowing where ranks run: whole nodes, or named ranks when there is only one node."""
+    """Without knowing where ranks run: whole nodes, or named ranks when it is clear on which node."""
     if not view.nodes:
         raise CaptureError(f"No agent of job {view.job} is connected.")
-    if set(terms) <= {"all", "alert"}:
-        named = labels.get("node", "")
-        nodes = [named] if named in view.nodes and "all" not in terms else list(view.nodes)
-        rank = labels.get("rank", "")
-        if "all" not in terms and rank.isdecimal() and len(nodes) == 1:
-            return Selection(by_node={nodes[0]: (int(rank),)})
-        return Selection(by_node=dict.fromkeys(nodes, ()))
-    listed = [_parse_conditions(term) for term in terms if term not in ("all", "alert")]
-    if len(view.nodes) == 1 and all(isinstance(ranks, set) for ranks in listed):
-        chosen = {rank for ranks in listed if isinstance(ranks, set) for rank in ranks}
-        return Selection(by_node={view.nodes[0]: tuple(sorted(chosen))})
-    raise CaptureError(f"It is not known on which node each rank of job {view.job} runs; choose `all`.")
+    named = [labels["node"]] if labels.get("node") in view.nodes else list(view.nodes)
+    rank = labels.get("rank", "")
+    whole: set[str] = set()
+    ranks: dict[str, set[int]] = {}
+    for term in terms:
+        if term == "all":
+            whole.update(view.nodes)
+        elif term == "alert" and rank.isdecimal() and len(named) == 1:
+            ranks.setdefault(named[0], set()).add(int(rank))
+        elif term == "alert":
+            whole.update(named)
+        elif term.removeprefix("node=") in view.nodes:
+            whole.add(term.removeprefix("node="))
+        elif (listed := _listed(term, view)) and len(view.nodes) == 1:
+            ranks.setdefault(view.nodes[0], set()).update(listed)
+        else:
+            raise CaptureError(
+                f"It is not known on which node each rank of job {view.job} runs; choose `all` or node=NAME."
+            )
+    return Selection(
+        by_node={
+            node: () if node in whole else tuple(sorted(ranks[node]))
+            for node in view.nodes
+            if node in whole or node in ranks
+        }
+    )
+
+
+def _listed(term: str, view: JobView) -> set[int]:
+    """The ranks that a term names by number; empty for the other kinds of terms."""
+    if term == "culprits":
+        return set(view.culprits)
+    ranks = None if _SLOWEST.fullmatch(term) else _parse_conditions(term)
+    return ranks if isinstance(ranks, set) else set()

@@ -39,6 +39,9 @@ def ranks(selector, view=VIEW, **labels):
         ("pp=1", [4, 5, 6, 7]),
         ("dp=1", [2, 3, 6, 7, 10, 11, 14, 15]),
         ("ep=last,stage=0", [2, 3]),
+        ("node=b,gpu=1", [9]),
+        ("node=a,tp=1,pp=0", [1, 3]),
+        ("gpu=0", [0, 8]),
         ("slowest:1", [9]),
         ("culprits", [9]),
         ("culprits+peer", [9, 11]),
@@ -84,7 +87,8 @@ def test_a_rank_whose_agent_is_away_is_refused_with_the_reason():
         ("9-3", "not a range"),
         ("0-99999999", "does not choose ranks"),
         ("0-9999999", "not a range"),
-        ("0,stage=last", "mixes ranks and roles"),
+        ("0,stage=last", "mixes ranks with roles"),
+        ("node=nosuch", "No rank of job llama"),
         ("peer", "name those too"),
         ("tp=5", "No rank of job llama"),
         ("cp=0", "does not tell cp"),
@@ -101,13 +105,31 @@ def test_slowness_that_nobody_measured_is_an_error_and_not_a_guess():
         select("slowest:2", view)
 
 
-def test_without_placements_whole_nodes_are_asked():
-    view = JobView(job="llama", nodes=("a", "b"))
-    assert select("all", view).by_node == {"a": (), "b": ()}
-    assert select("alert", view, {"node": "b"}).by_node == {"b": ()}
-    with pytest.raises(CaptureError, match="choose `all`"):
-        select("3", view)
-    assert select("3", JobView(job="llama", nodes=("a",))).by_node == {"a": (3,)}
+@pytest.mark.parametrize(
+    ("selector", "labels", "nodes", "expected"),
+    [
+        ("all", {}, "ab", {"a": (), "b": ()}),
+        ("alert", {}, "ab", {"a": (), "b": ()}),
+        ("alert", {"node": "b"}, "ab", {"b": ()}),
+        ("alert", {"node": "b", "rank": "9"}, "ab", {"b": (9,)}),
+        ("alert", {"rank": "9"}, "a", {"a": (9,)}),
+        ("alert+peer", {"rank": "9"}, "a", {"a": (9,)}),
+        ("node=b", {}, "ab", {"b": ()}),
+        ("3,1", {}, "a", {"a": (1, 3)}),
+        ("culprits", {}, "a", {"a": (9,)}),
+        ("all+3", {}, "a", {"a": ()}),
+        ("3", {}, "ab", None),
+        ("slowest:1", {}, "a", None),
+        ("tp=0", {}, "a", None),
+    ],
+)
+def test_without_placements_whole_nodes_are_asked_or_what_is_clear(selector, labels, nodes, expected):
+    view = JobView(job="llama", nodes=tuple(nodes), culprits=(9,))
+    if expected is None:
+        with pytest.raises(CaptureError, match="choose `all` or node=NAME"):
+            select(selector, view, labels)
+    else:
+        assert select(selector, view, labels).by_node == expected
 
 
 def test_with_no_agent_there_is_nobody_to_ask():

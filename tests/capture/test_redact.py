@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from capture.conftest import request
 
+from perfd.capture.kernels import kernels_by_process
 from perfd.capture.redact import redact
 from perfd.cli import main
 from perfd.errors import CaptureError
@@ -120,6 +121,9 @@ def test_every_kernel_and_range_of_a_real_export_keeps_its_name(tmp_path):
     real = tmp_path / "real.sqlite"
     with gzip.open(Path(SHARED) / "traces" / "nsys-pp2dp2.sqlite.gz") as packed, real.open("wb") as file:
         shutil.copyfileobj(packed, file)
+    kernels = kernels_by_process(real)
+    assert len(kernels) == 4, "four ranks"
+    assert sum(kernels.values()) == rows(real, "SELECT count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL")[0][0]
     redact(real, tmp_path / "copy.sqlite")
     for table, name in (
         ("CUPTI_ACTIVITY_KIND_KERNEL", "demangledName"),
