@@ -61,7 +61,7 @@ class Aggregator:
         except PerfdError:
             self._close_history()
             raise
-        self._renderer = PageRenderer(self._rounds.names.describe)
+        self._renderers: dict[str, PageRenderer] = {}
         self._render_lock = threading.Lock()
         self._server = TelemetryServer(Intake(self._state, self._clock, self._history), self._captures)
         self._captures.send_through(self._server.send)
@@ -151,15 +151,18 @@ class Aggregator:
         """The newest numbers of a job, over `analysis.window_steps` steady steps."""
         return self._rounds.live(job)
 
-    def frame(self) -> SeriesFrame:
-        """All series of the newest round."""
-        return self._rounds.frame
+    def frames(self) -> Mapping[str, SeriesFrame]:
+        """All series of the newest round, by group."""
+        return self._rounds.frames
 
     def page(self) -> bytes:
         """The page for Prometheus, as of the newest round."""
-        frame = self._rounds.frame
+        frames = self._rounds.frames
         with self._render_lock:
-            return self._renderer.render(frame)
+            return b"".join(self._renderer_of(group).render(frame) for group, frame in frames.items())
+
+    def _renderer_of(self, group: str) -> PageRenderer:
+        return self._renderers.setdefault(group, PageRenderer(self._rounds.names.describe))
 
     def overview(self) -> list[dict[str, Any]]:
         """One entry a job with its newest numbers, of schema perfd.jobs/1."""

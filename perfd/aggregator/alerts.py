@@ -40,6 +40,15 @@ class RememberedAlert:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What an evaluation changed."""
+
+    changes: Sequence[AlertChange] = ()
+    remembered: Sequence[RememberedAlert] = ()
+    """Of these changes, the alerts that fired, as they now stand."""
+
+
 class Alerts:
     """Runs the rules over frames. Not thread-safe: the tick calls it."""
 
@@ -57,20 +66,23 @@ class Alerts:
         """Names of the alerts that fire now, by job."""
 
     def evaluate(
-        self, frame: SeriesFrame, step_of: Callable[[str], int | None]
-    ) -> tuple[Sequence[AlertChange], Sequence[RememberedAlert]]:
-        """Take a frame, and evaluate the rules when they are due: what changed, and how it is remembered."""
-        self._store.append(frame)
-        now_unix_s, last = frame.time_unix_s, self._evaluated_unix_s
+        self, frames: Mapping[str, SeriesFrame], now_unix_s: float, step_of: Callable[[str], int | None]
+    ) -> Outcome:
+        """Take the frames of an instant, by group, and evaluate the rules when they are due."""
+        for group, frame in frames.items():
+            self._store.append(frame, source=group)
+        last = self._evaluated_unix_s
         if last is not None and 0 <= now_unix_s - last < self._interval_s - 1e-3:
-            return (), ()
+            return Outcome()
         self._evaluated_unix_s = now_unix_s
         evaluation = self._engine.evaluate(self._store, now_unix_s)
         self.recorded = evaluation.recorded
         self.firing = _firing_by_job(evaluation.alerts)
         self._report_failures(evaluation)
         remembered = [self._remember(change.alert, step_of, now_unix_s) for change in evaluation.changes]
-        return evaluation.changes, [alert for alert in remembered if alert is not None]
+        return Outcome(
+            changes=evaluation.changes, remembered=[alert for alert in remembered if alert is not None]
+        )
 
     def of_job(self, job: str) -> list[RememberedAlert]:
         """The alerts of a job that fired, oldest first."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,13 @@ from typing import Any
 from perfd.aggregator.alerts import Alerts, RememberedAlert, alert_json
 from perfd.aggregator.captures import Captures
 from perfd.aggregator.derive import Derived, Deriver
+from perfd.aggregator.frames import FrameMaker
 from perfd.aggregator.history import History
 from perfd.aggregator.history_rows import alert_row, summary_row
 from perfd.aggregator.intake import State
 from perfd.aggregator.jobs import JobState
 from perfd.aggregator.names import Names
-from perfd.aggregator.self_series import agent_values, aggregator_values, node_values
-from perfd.aggregator.series import Block, Blocks, LiveFacts, job_values, node_block
+from perfd.aggregator.series import LiveFacts
 from perfd.aggregator.views import job_view
 from perfd.analysis.flops import FlopsConvention
 from perfd.analysis.summary import AnalysisSettings, JobSummary, to_json
@@ -54,11 +54,10 @@ class Rounds:
         self._deriver = Deriver(state.fleet, state.lock, live, whole)
         self._alerts = Alerts(config.rules)
         self._names = Names.installed()
-        self._blocks = Blocks()
-        self._with_rules = Blocks()
+        self._maker = FrameMaker(state, history, captures, self._names)
         self._lock = threading.RLock()
         self._now_unix_s = clock.unix_ns() / 1e9
-        self._frame = self._blocks.frame(self._now_unix_s, [])
+        self._frames: Mapping[str, SeriesFrame] = {}
         self._stored_s: dict[str, float] = {}
         self._expired_s: float | None = None
 
@@ -68,10 +67,10 @@ class Rounds:
         return self._names
 
     @property
-    def frame(self) -> SeriesFrame:
-        """All series of the newest round, those that rules recorded too."""
+    def frames(self) -> Mapping[str, SeriesFrame]:
+        """All series of the newest round by group, those of rules too; no name is in two groups."""
         with self._lock:
-            return self._frame
+            return self._frames
 
     def run(self, now_unix_s: float) -> None:
         """One round at a time; deterministic for the state and the time."""
@@ -81,8 +80,9 @@ class Rounds:
             now_s = self._clock.monotonic_s()
             self._forget(now_s)
             derived = self._derive(now_unix_s, now_s)
-            blocks = self._series(derived, now_s)
-            self._evaluate(self._blocks.frame(now_unix_s, blocks), derived)
+            facts = {name: self._facts(name, found, now_s) for name, found in derived.items()}
+            frames = self._maker.make(now_unix_s, now_s, derived, facts)
+            self._evaluate(frames, derived, now_unix_s)
             self._captures.tick(now_unix_s)
             self._keep(now_s)
         with self._state.lock:
@@ -138,38 +138,10 @@ class Rounds:
         derived = {name: self._deriver.live(name, now_unix_s, now_s) for name in self.jobs()}
         return {name: found for name, found in derived.items() if found is not None}
 
-    def _series(self, derived: dict[str, Derived], now_s: float) -> list[Block]:
-        blocks: dict[tuple[str, ...], Block] = {}
-        for name, found in derived.items():
-            facts = self._facts(name, found, now_s)
-            if facts is not None:
-                values = job_values(found.data, found.summary, facts)
-                blocks["job", name] = self._blocks.block(("job", name), values)
-        outcomes = self._captures.outcomes()
-        with self._state.lock:
-            fleet = self._state.fleet
-            stale_after_s = fleet.limits.stale_after_s
-            for node in fleet.nodes.values():
-                fresh = {
-                    scope: readings.fresh(now_s, stale_after_s) for scope, readings in node.readings.items()
-                }
-                block_name, block = node_block(self._blocks, self._names, node, fleet.owners, fresh)
-                blocks[block_name] = block
-            values = [
-                *(value for node in fleet.nodes.values() for value in node_values(node)),
-                *agent_values(list(self._state.agents), now_s),
-                *aggregator_values(self._state, self._history, outcomes),
-            ]
-        blocks["self",] = self._blocks.block(("self",), values)
-        self._blocks.keep(blocks)
-        return list(blocks.values())
-
-    def _facts(self, name: str, found: Derived, now_s: float) -> LiveFacts | None:
+    def _facts(self, name: str, found: Derived, now_s: float) -> LiveFacts:
         baseline = self._deriver.baseline_step_time_s(name)
         with self._state.lock:
-            job = self._state.fleet.jobs.get(name)
-            if job is None:
-                return None
+            job = self._state.fleet.jobs[name]
             lines, unrecognised = _log_lines(job)
             return LiveFacts(
                 attempt=job.attempt,
@@ -182,32 +154,25 @@ class Rounds:
                 alerts=self._alerts.firing.get(name, ()),
             )
 
-    def _evaluate(self, frame: SeriesFrame, derived: dict[str, Derived]) -> None:
+    def _evaluate(
+        self, frames: Mapping[str, SeriesFrame], derived: Mapping[str, Derived], now_unix_s: float
+    ) -> None:
         started_s = time.perf_counter()
-        changes, remembered = self._alerts.evaluate(frame, lambda job: _last_step(derived.get(job)))
+        outcome = self._alerts.evaluate(frames, now_unix_s, lambda job: _last_step(derived.get(job)))
         with self._state.lock:
             self._state.counters.rule_evaluation_s += time.perf_counter() - started_s
-        self._captures.on_alerts(changes, lambda job: self._view_of_alert(job, derived), frame.time_unix_s)
-        if self._history is not None and remembered:
+        self._captures.on_alerts(outcome.changes, lambda job: self._view_of_alert(job, derived), now_unix_s)
+        if self._history is not None and outcome.remembered:
             self._history.submit(
                 [
-                    alert_row(
-                        alert.job, alert.record(), alert.alert.fired_at_unix_s or 0.0, frame.time_unix_s
-                    )
-                    for alert in remembered
+                    alert_row(alert.job, alert.record(), alert.alert.fired_at_unix_s or 0.0, now_unix_s)
+                    for alert in outcome.remembered
                 ]
             )
         recorded = self._alerts.recorded
-        self._frame = self._with_recorded(frame, recorded)
+        self._frames = {**frames, "rules": recorded} if recorded is not None else frames
 
-    def _with_recorded(self, frame: SeriesFrame, recorded: SeriesFrame | None) -> SeriesFrame:
-        if recorded is None or not recorded.keys:
-            return frame
-        return self._with_rules.frame(
-            frame.time_unix_s, [Block(frame.keys, frame.values), Block(recorded.keys, recorded.values)]
-        )
-
-    def _view_of_alert(self, job: str, derived: dict[str, Derived]) -> JobView | None:
+    def _view_of_alert(self, job: str, derived: Mapping[str, Derived]) -> JobView | None:
         if not job and len(derived) == 1:
             job = next(iter(derived))
         found = derived.get(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -43,15 +44,24 @@ class LiveFacts:
     """Names of the alerts of the job that fire, sorted."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The keys of some blocks in one list."""
+
+    parts: Sequence[Sequence[SeriesKey]]
+    keys: Sequence[SeriesKey]
+
+    def is_of(self, parts: Sequence[Sequence[SeriesKey]]) -> bool:
+        return len(parts) == len(self.parts) and all(map(operator.is_, parts, self.parts))
+
+
 class Blocks:
     """Makes blocks and frames; an unchanged set of series gives the same `keys` object again."""
 
     def __init__(self) -> None:
         self._keys: dict[tuple[str, ...], tuple[SeriesKey, ...]] = {}
         self._interned: dict[tuple[str, tuple[tuple[str, str], ...]], SeriesKey] = {}
-        self._parts: tuple[int, ...] = ()
-        self._blocks: Sequence[Sequence[SeriesKey]] = ()
-        self._all: list[SeriesKey] = []
+        self._groups: dict[str, _Group] = {}
 
     def block(self, name: tuple[str, ...], values: Iterable[Value]) -> Block:
         """A block of the name from values in a stable order."""
@@ -80,15 +90,14 @@ class Blocks:
         if len(self._interned) > 4 * (1024 + sum(map(len, self._keys.values()))):
             self._interned.clear()
 
-    def frame(self, time_unix_s: float, blocks: Sequence[Block]) -> SeriesFrame:
-        """All blocks at one instant."""
-        if len(blocks) != len(self._blocks) or any(
-            block.keys is not keys for block, keys in zip(blocks, self._blocks, strict=True)
-        ):
-            self._blocks = [block.keys for block in blocks]
-            self._all = [key for block in blocks for key in block.keys]
+    def frame(self, group: str, time_unix_s: float, blocks: Sequence[Block]) -> SeriesFrame:
+        """The blocks of a group at one instant; the same blocks give the same `keys` object again."""
+        known = self._groups.get(group)
+        parts = [block.keys for block in blocks]
+        if known is None or not known.is_of(parts):
+            known = self._groups[group] = _Group(parts, [key for part in parts for key in part])
         values = np.concatenate([block.values for block in blocks]) if blocks else np.zeros(0)
-        return SeriesFrame(time_unix_s, self._all, values)
+        return SeriesFrame(time_unix_s, known.keys, values)
 
     def _key(self, metric: str, labels: Mapping[str, str]) -> SeriesKey:
         identity = (metric, tuple(labels.items()))

@@ -1,0 +1,77 @@
+"""All series of a round, in groups: what changes its set of series in one does not disturb the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from perfd.aggregator.captures import Captures
+from perfd.aggregator.derive import Derived
+from perfd.aggregator.history import History
+from perfd.aggregator.intake import State
+from perfd.aggregator.names import Names
+from perfd.aggregator.self_series import agent_values, aggregator_values, node_values
+from perfd.aggregator.series import Block, Blocks, LiveFacts, job_values, node_block
+from perfd.series import SeriesFrame
+
+BlockName = tuple[str, ...]
+
+
+class FrameMaker:
+    """Makes the frames `jobs` (derived), `nodes` (raw readings) and `self`. One thread at a time."""
+
+    def __init__(self, state: State, history: History | None, captures: Captures, names: Names) -> None:
+        self._state = state
+        self._history = history
+        self._captures = captures
+        self._names = names
+        self._blocks = Blocks()
+
+    def make(
+        self,
+        now_unix_s: float,
+        now_s: float,
+        derived: Mapping[str, Derived],
+        facts: Mapping[str, LiveFacts],
+    ) -> dict[str, SeriesFrame]:
+        """The frames of one instant."""
+        groups = {
+            "jobs": self._jobs(derived, facts),
+            "nodes": self._nodes(now_s),
+            "self": self._self(now_s),
+        }
+        self._blocks.keep(name for blocks in groups.values() for name in blocks)
+        return {
+            group: self._blocks.frame(group, now_unix_s, list(blocks.values()))
+            for group, blocks in groups.items()
+        }
+
+    def _jobs(self, derived: Mapping[str, Derived], facts: Mapping[str, LiveFacts]) -> dict[BlockName, Block]:
+        return {
+            ("job", name): self._blocks.block(
+                ("job", name), job_values(found.data, found.summary, facts[name])
+            )
+            for name, found in derived.items()
+        }
+
+    def _nodes(self, now_s: float) -> dict[BlockName, Block]:
+        with self._state.lock:
+            fleet = self._state.fleet
+            stale_after_s = fleet.limits.stale_after_s
+            blocks = {}
+            for node in fleet.nodes.values():
+                fresh = {
+                    scope: readings.fresh(now_s, stale_after_s) for scope, readings in node.readings.items()
+                }
+                name, block = node_block(self._blocks, self._names, node, fleet.owners, fresh)
+                blocks[name] = block
+            return blocks
+
+    def _self(self, now_s: float) -> dict[BlockName, Block]:
+        outcomes = self._captures.outcomes()
+        with self._state.lock:
+            values = [
+                *(value for node in self._state.fleet.nodes.values() for value in node_values(node)),
+                *agent_values(list(self._state.agents), now_s),
+                *aggregator_values(self._state, self._history, outcomes),
+            ]
+        return {("self",): self._blocks.block(("self",), values)}
