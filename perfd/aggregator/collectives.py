@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfd.aggregator.limits import Counters, Limits
-from perfd.analysis.tables import CollectiveTable
+from perfd.analysis.tables import CollectiveTable, NcclTime
 from perfd.analysis.waiting import MATCHED_OPERATIONS
 from perfd.model import CollectiveTimes
 
 _PAIR = {"Send": 0, "Recv": 1}
 PAIR_OPERATION = "SendRecv"
+
+_WINDOWS = 64
+"""Of time in NCCL's kernels, in memory per rank."""
 
 _Key = tuple[str, str, int, int]
 """Communicator, operation, and for a pair the two ranks in it (sender, receiver), else -1."""
@@ -53,6 +57,51 @@ class CollectiveRows:
             for (communicator, operation, _, _), ring in self._rings.items()
             if (ring.ranks >= 0).all()
         ]
+
+
+class NcclTimes:
+    """What each rank's counters of time in NCCL said lately."""
+
+    def __init__(self, limits: Limits, counters: Counters) -> None:
+        self._limits = limits
+        self._counters = counters
+        self._readings: dict[int, deque[_Reading]] = {}
+
+    def put(self, rank: int, time_unix_s: float, busy_s: float, lost: float) -> None:
+        """Add one reading of a rank's counters; one that went back starts afresh, as after a restart."""
+        readings = self._readings.get(rank)
+        if readings is None:
+            if len(self._readings) >= self._limits.ranks_per_job:
+                self._counters.rejected["ranks_per_job"] += 1
+                return
+            readings = self._readings[rank] = deque(maxlen=_WINDOWS)
+        if readings and (busy_s < readings[-1].busy_s or time_unix_s <= readings[-1].time_unix_s):
+            readings.clear()
+        readings.append(_Reading(time_unix_s, busy_s, lost))
+
+    def clear(self) -> None:
+        """Forget everything: the job started again."""
+        self._readings.clear()
+
+    def table(self) -> list[NcclTime]:
+        """The change from the oldest reading to the newest, of ranks that have two, by rank."""
+        return [
+            NcclTime(
+                rank=rank,
+                busy_s=readings[-1].busy_s - readings[0].busy_s,
+                span_s=readings[-1].time_unix_s - readings[0].time_unix_s,
+                lost_operations=int(readings[-1].lost - readings[0].lost),
+            )
+            for rank, readings in sorted(self._readings.items())
+            if len(readings) > 1
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    time_unix_s: float
+    busy_s: float
+    lost: float
 
 
 @dataclass(slots=True)

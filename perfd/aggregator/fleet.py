@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from perfd.model import (
     RankPlacement,
     Record,
     SampleTable,
+    Scope,
     StepPhases,
     TrainingStep,
 )
@@ -71,6 +73,8 @@ class Fleet:
             self.counters.records += 1
             if isinstance(record, SampleTable):
                 node.sample(record, source.now_s)
+                if record.scope is Scope.RANK:
+                    self._apply_to_ranks(record)
             elif isinstance(record, _JobRecord):
                 durable += self._apply_to_job(record, source)
             else:
@@ -126,6 +130,19 @@ class Fleet:
         for name in [name for name, node in self.nodes.items() if now_s - node.received_s > after_s]:
             del self.nodes[name]
         return gone
+
+    def _apply_to_ranks(self, table: SampleTable) -> None:
+        busy_s = table.columns.get("nccl_busy_s")
+        lost = table.columns.get("nccl_lost_operations")
+        if busy_s is None or lost is None:
+            return
+        for time_unix_ns, entity, busy, gone in zip(
+            table.times_unix_ns, table.entities, busy_s, lost, strict=True
+        ):
+            name, _, rank = entity.rpartition("/")
+            job = self.jobs.get(name)
+            if job is not None and rank.isdecimal() and math.isfinite(busy):
+                job.nccl.put(int(rank), time_unix_ns / 1e9, busy, gone)
 
     def _apply_to_job(self, record: _JobRecord, source: Source) -> list[Durable]:
         if isinstance(record, TrainingStep | StepPhases) and record.step > _MAX_STEP:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from perfd.aggregator.collectives import CollectiveRows
+from perfd.aggregator.collectives import CollectiveRows, NcclTimes
 from perfd.aggregator.limits import Counters, Limits
 from perfd.aggregator.steps import PhaseRows, StepRows
 from perfd.model import (
@@ -59,6 +59,7 @@ class JobState:
         self.steps = StepRows(limits.steps_per_job)
         self.phases = self._new_phases(limits)
         self.collectives = CollectiveRows(limits, counters)
+        self.nccl = NcclTimes(limits, counters)
         self.memory: dict[int | None, MemoryReport] = {}
         self.events: deque[Event] = deque(maxlen=limits.events_per_job)
         self.logs: dict[tuple[str, str], LogState] = {}
@@ -109,6 +110,7 @@ class JobState:
         self.steps = StepRows(self._limits.steps_per_job)
         self.phases = self._new_phases(self._limits)
         self.collectives.clear()
+        self.nccl.clear()
         self.memory.clear()
         self._last_step_of.clear()
         return self._restarted(source, "The job started again with another layout or model.")

@@ -67,6 +67,7 @@ def job_data(
         events=tuple(job.events),
         alerts=tuple(alerts),
         collectives=job.collectives.tables(),
+        nccl=job.nccl.table(),
         log_silent_s=job.log_silent_s(now_s),
         started_unix_s=job.started_unix_s,
         ended_unix_s=job.ended_unix_s,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfd.aggregator.collectives import CollectiveRows
+from perfd.aggregator.collectives import CollectiveRows, NcclTimes
 from perfd.aggregator.limits import Counters, Limits
 from perfd.model import CollectiveTimes, TimingSource
 
@@ -122,3 +122,16 @@ def test_too_many_communicators_are_refused_and_counted() -> None:
         state.put(times(0, [0], communicator=str(number)))
 
     assert counters.rejected["communicators_per_job"] == 1
+
+
+def test_time_in_nccl_is_the_change_between_readings_and_a_restarted_counter_starts_afresh() -> None:
+    nccl = NcclTimes(Limits(), Counters())
+    nccl.put(1, 10.0, 3.0, 0)
+    nccl.put(1, 11.0, 3.25, 2)
+    nccl.put(0, 10.0, 3.0, 0)
+
+    (time,) = nccl.table()
+    assert (time.rank, time.busy_s, time.span_s, time.lost_operations) == (1, 0.25, 1.0, 2)
+
+    nccl.put(1, 12.0, 0.1, 0)
+    assert nccl.table() == []
