@@ -153,8 +153,9 @@ def test_a_metric_that_the_driver_refuses_is_absent_and_the_others_stay() -> Non
     assert values["sm_active_ratio"] == 0.8
 
 
-def test_a_metric_that_is_nan_is_absent() -> None:
-    watched = Watched(FakeNvml([FakeGpu(gpm={**GPM_BUSY, 10: math.nan}), FakeGpu()]))
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_metric_that_is_no_number_is_absent(value: float) -> None:
+    watched = Watched(FakeNvml([FakeGpu(gpm={**GPM_BUSY, 10: value}), FakeGpu()]))
     watched.collect()
     table = watched.table()
     assert "dram_active_ratio" not in row(table, "0")
@@ -198,8 +199,16 @@ def test_slow_values_are_read_at_their_own_pace() -> None:
     with_energy = [number for number in range(25) if "energy_j" in watched.table().columns]
     assert with_energy == [0, 10, 20]
     assert fake.calls["field 83"] == 3
-    assert fake.calls["nvmlDeviceGetEnforcedPowerLimit"] == 3
+    assert fake.calls["field 270"] == 3
     assert fake.calls["field 74"] == 25
+
+
+def test_what_a_gpu_is_is_asked_for_once() -> None:
+    fake = FakeNvml([FakeGpu()])
+    watched = Watched(fake)
+    for _ in range(25):
+        watched.collect()
+    assert fake.calls["nvmlDeviceGetMaxClockInfo"] == 1
 
 
 @pytest.mark.parametrize("code", [pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION])
@@ -237,7 +246,7 @@ def test_what_fails_once_is_asked_for_again() -> None:
 
 
 def test_a_field_that_a_gpu_lacks_leaves_the_call_and_the_others_stay() -> None:
-    fields = {number: value for number, value in FIELDS_HEALTHY.items() if number not in {82, 271}}
+    fields = {number: value for number, value in FIELDS_HEALTHY.items() if number not in {82, 76}}
     fake = FakeNvml([FakeGpu(fields=fields)])
     watched = Watched(fake)
     for _ in range(3):

@@ -301,6 +301,8 @@ def test_only_the_command_is_watched_and_its_gpus_are_by_nvml(tmp_path: Path) ->
 def test_data_loaders_are_not_ranks(tmp_path: Path) -> None:
     job = Job(tmp_path, FakeNvml(init_code=NO_NVML), options=RanksOptions(root_pid=10))
     launched(job, dataloaders=True)
+    # Pids wrap around: a child may have a lower one than its parent.
+    job.start(20, torch(0), parent=100)
     records = job.collect()
     assert count(records, "rank_processes") == 4
     assert {record.pid for record in records if isinstance(record, RankPlacement)} == {100, 101, 102, 103}

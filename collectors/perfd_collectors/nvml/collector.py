@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import chain
+from dataclasses import dataclass
 
 from perfd.collector import Options, Settings
 from perfd.errors import Unavailable
@@ -13,7 +13,7 @@ from perfd_collectors.nvml.columns import NAMES
 from perfd_collectors.nvml.device import GpuLost, GpuReader, Row
 from perfd_collectors.nvml.gpm import GpmRequest
 from perfd_collectors.nvml.library import Fault, Nvml, NvmlError, error_code, fault_of, start, unavailable
-from perfd_collectors.nvml.topology import Target, describe, targets_of
+from perfd_collectors.nvml.topology import describe, optional, targets_of
 
 DESCRIBE_EVERY_S = 60.0
 """GPUs are named again so often, for an aggregator that starts after the agent."""
@@ -23,7 +23,17 @@ class NvmlOptions(Options, frozen=True):
     """Options of the `nvml` collector."""
 
     slow_interval_s: float = 10.0
-    """How often to read what takes long or hardly changes: energy, ECC, remapped rows, power limit."""
+    """How often to read what takes long or hardly changes: energy, ECC, remapped rows, PCIe replays."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Gpu:
+    """A GPU with its slices, as long as it stays the same."""
+
+    identities: Sequence[tuple[str, str | None]]
+    """Entity and UUID of each: what is compared to see a change."""
+    infos: Sequence[GpuInfo]
+    readers: Sequence[GpuReader]
 
 
 class NvmlCollector:
@@ -38,8 +48,7 @@ class NvmlCollector:
         self._clock = settings.clock
         self._slow_interval_s = options.slow_interval_s
         self._request = GpmRequest()
-        self._readers: dict[int, list[GpuReader]] = {}
-        self._infos: list[GpuInfo] = []
+        self._gpus: dict[int, _Gpu] = {}
         self._lost: set[int] = set()
         self._unreported: list[tuple[int, str]] = []
         self._slow_due_s = self._describe_due_s = -math.inf
@@ -71,7 +80,8 @@ class NvmlCollector:
             return
         self._open = False
         try:
-            self._drop(list(self._readers))
+            for index in list(self._gpus):
+                self._drop(index)
             self._nvml.nvmlShutdown()
         except NvmlError:
             return  # The driver went first, and took what was to be freed.
@@ -79,10 +89,10 @@ class NvmlCollector:
     def _read(self, now_s: float, *, slow: bool) -> tuple[list[str], list[Row]]:
         entities: list[str] = []
         rows: list[Row] = []
-        for index, readers in list(self._readers.items()):
-            fresh = [[math.nan] * len(NAMES) for _ in readers]
+        for index, gpu in list(self._gpus.items()):
+            fresh = [[math.nan] * len(NAMES) for _ in gpu.readers]
             try:
-                for reader, row in zip(readers, fresh, strict=True):
+                for reader, row in zip(gpu.readers, fresh, strict=True):
                     reader.read(row, now_s, slow=slow)
             except GpuLost as lost:
                 self._lose(index, _lost_message(index, error_code(lost.__cause__ or lost)))
@@ -90,38 +100,38 @@ class NvmlCollector:
             except NvmlError as error:
                 raise unavailable(error) from error
             self._lost.discard(index)
-            entities += [reader.target.entity for reader in readers]
+            entities += [reader.target.entity for reader in gpu.readers]
             rows += fresh
         return entities, rows
 
     def _described(self, now_s: float) -> Sequence[GpuInfo]:
-        before = self._infos
+        before = self._infos()
         self._survey()
-        if self._infos == before and now_s < self._describe_due_s:
+        infos = self._infos()
+        if infos == before and now_s < self._describe_due_s:
             return ()
         self._describe_due_s = now_s + DESCRIBE_EVERY_S
-        return self._infos
+        return infos
+
+    def _infos(self) -> list[GpuInfo]:
+        return [info for gpu in self._gpus.values() for info in gpu.infos]
 
     def _survey(self) -> None:
         """Look at every GPU anew: one that came back, one that was cut into MIG slices, one that is lost."""
-        infos: list[GpuInfo] = []
         try:
             for index in range(self._nvml.nvmlDeviceGetCount()):
-                infos += self._survey_one(index)
+                self._survey_one(index)
         except NvmlError as error:
             raise unavailable(error) from error
-        self._infos = infos
+        self._gpus = dict(sorted(self._gpus.items()))
 
-    def _require_gpus(self) -> None:
-        if not self._readers:
-            raise Unavailable(
-                "The NVIDIA driver works, but no GPU of this node answers: see `nvidia-smi`, and whether "
-                "this container was given any."
-            )
-
-    def _survey_one(self, index: int) -> list[GpuInfo]:
+    def _survey_one(self, index: int) -> None:
         try:
             targets = targets_of(self._nvml, index)
+            uuids = [optional(self._nvml.nvmlDeviceGetUUID, target.handle) for target in targets]
+            identities = [(target.entity, uuid) for target, uuid in zip(targets, uuids, strict=True)]
+            if index in self._gpus and self._gpus[index].identities == identities:
+                return
             infos = [describe(self._nvml, target) for target in targets]
         except NvmlError as error:
             fault = fault_of(error)
@@ -129,25 +139,27 @@ class NvmlCollector:
                 raise
             if fault is not Fault.NEVER:
                 self._lose(index, _lost_message(index, error_code(error)))
-            return []
-        self._follow(index, targets)
-        return infos
+            return
+        self._drop(index)
+        readers = [GpuReader(self._nvml, target, self._request) for target in targets]
+        self._gpus[index] = _Gpu(identities, infos, readers)
 
-    def _follow(self, index: int, targets: Sequence[Target]) -> None:
-        known = [reader.target.entity for reader in self._readers.get(index, ())]
-        if known != [target.entity for target in targets]:
-            self._drop([index])
-            self._readers[index] = [GpuReader(self._nvml, target, self._request) for target in targets]
-            self._readers = dict(sorted(self._readers.items()))
+    def _require_gpus(self) -> None:
+        if not self._gpus:
+            raise Unavailable(
+                "The NVIDIA driver works, but no GPU of this node answers: see `nvidia-smi`, and whether "
+                "this container was given any."
+            )
 
     def _lose(self, index: int, message: str) -> None:
-        self._drop([index])
+        self._drop(index)
         if index not in self._lost:
             self._lost.add(index)
             self._unreported.append((index, message))
 
-    def _drop(self, indices: Sequence[int]) -> None:
-        for reader in chain.from_iterable(self._readers.pop(index, ()) for index in indices):
+    def _drop(self, index: int) -> None:
+        gpu = self._gpus.pop(index, None)
+        for reader in gpu.readers if gpu else ():
             reader.close()
 
     def _lost_events(self, now_ns: int) -> list[Event]:

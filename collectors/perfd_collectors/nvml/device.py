@@ -88,13 +88,10 @@ def _gpu_readings(nvml: Nvml, target: Target) -> tuple[list[Reading], list[Readi
         _value("memory_clock_hz", nvml.nvmlDeviceGetClockInfo, gpu, pynvml.NVML_CLOCK_MEM, per_unit=1e-6),
         _memory(nvml, gpu),
         _value("clocks_event_reasons_bits", _event_reasons(nvml, gpu), gpu),
+        _value("power_limit_w", nvml.nvmlDeviceGetEnforcedPowerLimit, gpu, per_unit=1e3),
         _Fields(nvml, gpu, FAST_FIELDS),
     ]
-    slow: list[Reading] = [
-        _value("power_limit_w", nvml.nvmlDeviceGetEnforcedPowerLimit, gpu, per_unit=1e3),
-        _Fields(nvml, gpu, SLOW_FIELDS),
-    ]
-    return fast, slow
+    return fast, [_Fields(nvml, gpu, SLOW_FIELDS)]
 
 
 def _slice_readings(nvml: Nvml, target: Target) -> tuple[list[Reading], list[Reading]]:

@@ -9,7 +9,7 @@ from perfd.collector import Column, Options, Settings
 from perfd.errors import Unavailable
 from perfd.model import RankPlacement, Record, SampleTable, Scope
 from perfd_collectors.nvml.library import Fault, Nvml, NvmlError, fault_of, start, unavailable
-from perfd_collectors.nvml.topology import describe, targets_of
+from perfd_collectors.nvml.topology import optional
 from perfd_collectors.ranks.environment import Launcher, RankIdentity
 from perfd_collectors.ranks.gpus import Gpu, Held, gpu_expected, gpu_held
 from perfd_collectors.ranks.placement import RankProcess, changed, job_events, placements
@@ -211,9 +211,11 @@ def _gpus(nvml: Nvml) -> list[Gpu]:
 
 def _gpu(nvml: Nvml, index: int) -> Gpu | None:
     try:
-        info = describe(nvml, targets_of(nvml, index)[0])
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        return Gpu(
+            index=index, name=nvml.nvmlDeviceGetName(handle), uuid=optional(nvml.nvmlDeviceGetUUID, handle)
+        )
     except NvmlError as error:
         if fault_of(error) is Fault.GONE:
             raise
         return None  # This GPU is lost, or not for this user.
-    return Gpu(index=index, name=info.name, uuid=info.uuid)
