@@ -46,11 +46,11 @@ class RulesFile:
 
 
 def load_rules(files: Iterable[Path]) -> RuleSet:
-    """All rules of some files.
+    """All rules of some files; one that is named twice counts once.
 
     Raises `RulesError` with all mistakes of all files, one a line.
     """
-    read = [read_rules(path) for path in files]
+    read = [read_rules(path) for path in {path.resolve(): path for path in files}.values()]
     mistakes = [mistake for file in read for mistake in file.mistakes]
     if mistakes:
         raise RulesError("\n".join(str(mistake) for mistake in mistakes))

@@ -1,7 +1,7 @@
 """The states of alerts, one evaluation after the other."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfd.rules.alerting import AlertBook, External
@@ -105,6 +105,7 @@ def test_a_clock_that_is_set_back_delays_an_alert_no_longer_than_its_for() -> No
     assert states(alerts) == {"a": FIRING}
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 30), st.booleans(), st.booleans()), max_size=40),
     st.integers(0, 60),

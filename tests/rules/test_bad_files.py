@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfd.errors import RulesError
@@ -62,6 +62,7 @@ def test_an_empty_file_has_no_rules_and_no_mistakes() -> None:
     assert (file.rules, file.mistakes) == (0, ())
 
 
+@settings(deadline=None)
 @given(st.text(max_size=300))
 def test_no_text_makes_the_reader_fail(text: str) -> None:
     parse_rules(Source("f", text))
@@ -81,6 +82,7 @@ GOOD = """groups:
 """
 
 
+@settings(deadline=None)
 @given(st.integers(0, len(GOOD)), st.integers(0, 12), st.text(alphabet=" {}[]():\"'|>-\n@$ax1", max_size=4))
 def test_a_damaged_file_is_read_or_refused_with_places_inside_it(at: int, cut: int, new: str) -> None:
     text = GOOD[:at] + new + GOOD[at + cut :]

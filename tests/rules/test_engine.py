@@ -144,3 +144,9 @@ def test_a_store_of_the_engine_has_all_that_its_rules_need(tmp_path: Path) -> No
         store.append(frame(second, x=2.0 * second, y=second))
     assert recorded(rules.evaluate(store, 299).recorded) == {"a": 2 + 179}
     assert compile_query("count_over_time(x[10m])").evaluate(store, 299_000).samples()[0][1] == 121
+
+
+def test_a_file_that_is_named_twice_counts_once(tmp_path: Path) -> None:
+    path = tmp_path / "rules.yaml"
+    path.write_text("groups: [{name: g, rules: [{record: a, expr: x}]}]")
+    assert len(load_rules([path, tmp_path / "." / "rules.yaml"]).groups) == 1

@@ -1,7 +1,7 @@
 import math
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfd.rules.matching import Matcher, Selection
@@ -102,6 +102,7 @@ series_values = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(series_values, min_size=1, max_size=4), st.integers(0, 50), st.integers(1, 400))
 def test_instants_and_ranges_agree_with_a_plain_list_of_samples(
     columns: list[list[float | None]], at: int, window: int

@@ -1,7 +1,7 @@
 """What the subset of PromQL takes and refuses; positions count from 0."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfd.rules.problems import Problem, TextError
@@ -40,6 +40,20 @@ def test_a_mistake_is_told_with_its_place(text: str, offset: int, part: str) -> 
     assert part in problem.message
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(" * 100_000 + "x" + ")" * 100_000,
+        "-" * 9_000 + "x",
+        "abs(" * 300 + "x" + ")" * 300,
+        "+".join(["x"] * 999),
+    ],
+)
+def test_an_expression_that_is_too_deep_is_refused(text: str) -> None:
+    with pytest.raises(TextError, match="more than 200 operators and parentheses"):
+        compile_query(text)
+
+
 def test_everything_that_is_not_supported_is_told_at_once() -> None:
     with pytest.raises(TextError) as caught:
         compile_query("foo(x) + x @ 5 + bar(y)")
@@ -72,6 +86,7 @@ def test_a_group_list_may_have_the_name_of_a_function() -> None:
     compile_query("sum by (foo) (x) * on (rate) group_left (foo) y")
 
 
+@settings(deadline=None)
 @given(st.text(alphabet="xy{}[]()=~!\"'`,:@+-*/ 0123456789.smhabd\n\\", max_size=40))
 def test_any_text_is_compiled_or_refused_with_places_inside_it(text: str) -> None:
     for problem in problems(text):
@@ -86,6 +101,7 @@ def problems(text: str) -> list[Problem]:
     return []
 
 
+@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_tokens_are_parts_of_the_text_in_order(text: str) -> None:
     try:

@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfd.rules.problems import Problem, TextError
@@ -88,6 +88,7 @@ def test_a_mistake_is_told_with_its_place(text: str, offset: int, part: str) -> 
     assert part in problem.message
 
 
+@settings(deadline=None)
 @given(st.text(alphabet='{}-$.()|" `%fsvprintfhumanizelabels.value/*\\\n', max_size=50), st.floats())
 def test_any_text_expands_or_is_refused_with_places_inside_it(text: str, value: float) -> None:
     found: list[Problem] = []
@@ -98,11 +99,13 @@ def test_any_text_expands_or_is_refused_with_places_inside_it(text: str, value: 
     assert all(0 <= problem.offset <= len(text) for problem in found)
 
 
+@settings(deadline=None)
 @given(st.text(alphabet=st.characters(exclude_characters="{}"), max_size=50))
 def test_text_without_actions_stays_as_it_is(text: str) -> None:
     assert compile_template(text).expand(DATA) == text
 
 
+@settings(deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_a_value_reads_back_as_the_same_number(value: float) -> None:
     assert float(compile_template("{{ $value }}").expand(TemplateData(value=value, labels={}))) == value

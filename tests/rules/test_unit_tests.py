@@ -5,7 +5,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfd.errors import RulesError
@@ -60,17 +60,20 @@ labels = st.dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(st.from_regex(r"[a-z][a-z0-9_:]{0,8}", fullmatch=True), labels)
 def test_a_series_reads_back_from_how_it_is_written(name: str, of: dict[str, str]) -> None:
     key = SeriesKey.of(name, of)
     assert parse_series(describe(key)) == key
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**12))
 def test_a_duration_reads_back_from_how_it_is_written(milliseconds: int) -> None:
     assert parse_duration(format_duration(milliseconds)) == milliseconds
 
 
+@settings(deadline=None)
 @given(st.text(max_size=30))
 def test_any_text_is_values_or_refused(text: str) -> None:
     try:

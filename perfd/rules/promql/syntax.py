@@ -7,7 +7,8 @@ tested against; both are mended here, on tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import promql_parser
 
@@ -15,6 +16,8 @@ from perfd.rules.problems import Problem, TextError
 from perfd.rules.promql.subset import unsupported
 from perfd.rules.promql.tokens import CLOSING, Token, tokenize
 
+_MAX_DEPTH = 200
+_DEEPENING = frozenset({"(", "and", "or", "unless"})
 _SYNTAX_ERRORS = ("invalid promql query", "unclosed", "unexpected", "missing", "bad ")
 """How the parser's complaints about grammar, as opposed to types and names, begin."""
 
@@ -27,6 +30,12 @@ def parse(text: str) -> promql_parser.Expr:
     tokens = tokenize(text)
     if not tokens:
         raise TextError([Problem("the expression is empty", 0)])
+    too_far = next(islice(_deepening(tokens), _MAX_DEPTH, None), None)
+    if too_far is not None:
+        message = (
+            f"more than {_MAX_DEPTH} operators and parentheses: record a part of it as a rule of its own"
+        )
+        raise TextError([Problem(message, too_far.offset)])
     problems = list(unsupported(tokens))
     if problems:
         raise TextError(problems)
@@ -39,6 +48,15 @@ def parse(text: str) -> promql_parser.Expr:
         message = f"a rule needs a number or one value for each series, and this is a {kind}"
         raise TextError([Problem(message, tokens[0].offset)])
     return tree
+
+
+def _deepening(tokens: Sequence[Token]) -> Iterator[Token]:
+    """The tokens that may make the syntax tree deeper; parser and compiler descend it by recursion."""
+    in_braces = False
+    for token in tokens:
+        in_braces = token.text == "{" or (in_braces and token.text != "}")
+        if not in_braces and (token.kind == "operator" or token.text in _DEEPENING):
+            yield token
 
 
 def _located(message: str, text: str, tokens: Sequence[Token]) -> Problem:
