@@ -149,8 +149,10 @@ def _raw_keys(
             if scope is Scope.GPU and entity in owners:
                 job, rank = owners[entity]
                 labels |= {"job": job, "rank": "" if rank is None else str(rank)}
+            # The labels are sorted once for an entity, not once for each of its metrics.
+            sorted_labels = SeriesKey.of("", labels).labels
             for name in exported:
-                yield SeriesKey.of(name, labels)
+                yield SeriesKey(name, sorted_labels)
 
 
 def _identity(data: JobData, facts: LiveFacts, job: Mapping[str, str]) -> list[Value]:
