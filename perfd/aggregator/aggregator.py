@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,12 @@ from perfd.aggregator.restore import restore
 from perfd.aggregator.rounds import Rounds
 from perfd.aggregator.server import TelemetryServer
 from perfd.analysis.summary import JobSummary
-from perfd.capture.events import Capture, ManualRequest
+from perfd.capture.api import StartBody
+from perfd.capture.coordinator import to_json
+from perfd.capture.events import ManualRequest
 from perfd.clock import Clock, SystemClock
 from perfd.config import AggregatorConfig
-from perfd.errors import PerfdError
+from perfd.errors import CaptureError, PerfdError
 from perfd.http import HttpServer
 from perfd.series import SeriesFrame
 
@@ -179,12 +182,27 @@ class Aggregator:
             return [agent_json(agent, now_s) for agent in self._state.agents]
 
     def captures(self) -> list[dict[str, Any]]:
-        """Captures, oldest first, of schema perfd.captures/1."""
+        """Captures, oldest first, of schema perfd.capture/1."""
         return self._captures.list()
 
-    def request_capture(self, request: ManualRequest) -> Capture:
-        """Ask for a capture by hand; raises `CaptureError` when it cannot be understood."""
-        return self._captures.request(request)
+    def start_capture(self, body: StartBody) -> Mapping[str, Any]:
+        """Begin a capture by hand; raises `CaptureError` when the request is wrong."""
+        view = self._rounds.view(body.job)
+        if view is None:
+            raise CaptureError(f"There is no job {body.job!r}; /api/v1/jobs lists them.")
+        request = ManualRequest(
+            capture_id=body.id or f"manual-{uuid.uuid4().hex[:12]}",
+            job=view,
+            profile=body.profile,
+            ranks=body.ranks,
+            steps=body.steps,
+            max_duration_s=body.max_duration_s,
+        )
+        return to_json(self._captures.request(request))
+
+    def cancel_capture(self, capture_id: str, reason: str) -> Mapping[str, Any]:
+        """End a capture by hand; raises `CaptureError` when there is none of that id."""
+        return to_json(self._captures.cancel(capture_id, reason))
 
     def steps(self, job: str, first_step: int, limit: int) -> list[dict[str, Any]] | None:
         """Progress lines of a job, from history where there is one; None for a job that is not known."""

@@ -10,6 +10,7 @@ import msgspec
 
 from perfd import __version__
 from perfd.analysis.summary import JobSummary, to_json
+from perfd.capture.api import StartBody, capture_routes
 from perfd.errors import PerfdError
 from perfd.exposition import CONTENT_TYPE
 from perfd.http import Handler, Request, Response
@@ -23,7 +24,7 @@ _INDEX = """perfd aggregator {version}
 /api/v1/jobs/JOB/steps          its progress lines; ?from=STEP&limit=N
 /api/v1/alerts                  alerts of perfd's own engine
 /api/v1/agents                  agents and their nodes
-/api/v1/captures                captures
+/api/v1/captures                captures (perfd.capture/1); POST starts one
 /api/v1/healthz, readyz         whether it lives, and whether it serves
 """
 
@@ -55,6 +56,12 @@ class Source(Protocol):
     def captures(self) -> list[dict[str, Any]]:
         """Captures, oldest first."""
 
+    def start_capture(self, body: StartBody) -> Mapping[str, Any]:
+        """Begin a capture by hand; raises `CaptureError`."""
+
+    def cancel_capture(self, capture_id: str, reason: str) -> Mapping[str, Any]:
+        """End a capture by hand; raises `CaptureError`."""
+
     def serving(self) -> bool:
         """Whether agents are served."""
 
@@ -68,7 +75,7 @@ def routes(source: Source) -> dict[str, Handler]:
         "/api/v1/jobs/": lambda request: _job(source, request),
         "/api/v1/alerts": lambda _: _json({"schema": "perfd.alerts/1", "alerts": source.alerts()}),
         "/api/v1/agents": lambda _: _json({"schema": "perfd.agents/1", "agents": source.agents()}),
-        "/api/v1/captures": lambda _: _json({"schema": "perfd.captures/1", "captures": source.captures()}),
+        **capture_routes(captures=source.captures, start=source.start_capture, cancel=source.cancel_capture),
         "/api/v1/healthz": lambda _: _text("ok\n"),
         "/api/v1/readyz": lambda _: _text("ready\n") if source.serving() else _text("not ready\n", 503),
     }

@@ -19,7 +19,6 @@ from perfd.errors import PerfdError
 from perfd.model import Event, GpuInfo, JobDescription, RankPlacement, StepPhases, TrainingStep
 
 log = logging.getLogger(__name__)
-_BUSY_TIMEOUT_S = 2.0
 _STEP_COLUMNS = (
     "step, time_unix_s, step_time_s, steps_covered, warmup, flops_per_s_per_gpu, tokens_per_s, "
     "samples_per_s, global_batch_size, losses"
@@ -54,8 +53,9 @@ class History:
     Raises `PerfdError` when the file cannot be used at the start.
     """
 
-    def __init__(self, path: Path, *, max_queued: int = 20_000) -> None:
+    def __init__(self, path: Path, *, max_queued: int = 20_000, busy_timeout_s: float = 2.0) -> None:
         self._path = path
+        self._busy_timeout_s = busy_timeout_s
         self._max_queued = max_queued
         self._queue: deque[_Group] = deque()
         self._changed = threading.Condition()
@@ -197,7 +197,7 @@ class History:
         )
 
     def _open(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, timeout=_BUSY_TIMEOUT_S, check_same_thread=False)
+        connection = sqlite3.connect(self._path, timeout=self._busy_timeout_s, check_same_thread=False)
         connection.isolation_level = None
         connection.execute("PRAGMA journal_mode = WAL")
         # In WAL mode this survives a killed process; a power cut may cost the last transactions.
@@ -213,7 +213,7 @@ class History:
     @contextlib.contextmanager
     def _reader(self) -> Iterator[sqlite3.Connection]:
         connection = sqlite3.connect(
-            f"{self._path.absolute().as_uri()}?mode=ro", uri=True, timeout=_BUSY_TIMEOUT_S
+            f"{self._path.absolute().as_uri()}?mode=ro", uri=True, timeout=self._busy_timeout_s
         )
         try:
             yield connection

@@ -1,0 +1,112 @@
+"""An agent for tests of aggregators: real gRPC, and every message sent only when the test says so."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Sequence
+from typing import Self
+
+import grpc
+
+from perfd.model import (
+    Ack,
+    AgentMessage,
+    AggregatorMessage,
+    Batch,
+    CaptureTool,
+    Hello,
+    Record,
+    Welcome,
+)
+from perfd.wire import convert
+from perfd.wire.service import CLIENT_OPTIONS, CONNECT_METHOD
+
+_PATIENCE_S = 20.0
+
+
+class FakeAgent:
+    """One stream to an aggregator; a context manager that is connected from entry to exit.
+
+    `hello` and `send` wait for the aggregator's answer, `say` does not. When the
+    aggregator ends the stream, waiting raises `grpc.RpcError`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        node: str = "node0",
+        agent_id: str = "agent0",
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self.node = node
+        self.agent_id = agent_id
+        self.sequence = 0
+        options = (*CLIENT_OPTIONS,)
+        self._channel = (
+            grpc.insecure_channel(address, options=options)
+            if credentials is None
+            else grpc.secure_channel(address, credentials, options=options)
+        )
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        method = self._channel.stream_stream(CONNECT_METHOD)
+        self._call = method(iter(self._outgoing.get, None), timeout=_PATIENCE_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._outgoing.put(None)
+        self._call.cancel()
+        self._channel.close()
+
+    def hello(
+        self, *, sent_unix_ns: int = 0, first_sequence: int = 1, tools: Sequence[CaptureTool] = ()
+    ) -> Welcome:
+        """Introduce the agent; returns the welcome."""
+        self.say(
+            Hello(
+                agent_id=self.agent_id,
+                node=self.node,
+                perfd_version="test",
+                sent_unix_ns=sent_unix_ns,
+                first_sequence=first_sequence,
+                capture_tools=tuple(tools),
+            )
+        )
+        welcome = self.hear()
+        assert isinstance(welcome, Welcome)
+        return welcome
+
+    def send(self, *records: Record, sequence: int | None = None, sent_unix_ns: int = 0) -> int:
+        """Send a batch under the next sequence, or another; returns the one that is acknowledged."""
+        self.sequence = self.sequence + 1 if sequence is None else sequence
+        self.say(Batch(sequence=self.sequence, sent_unix_ns=sent_unix_ns, records=records))
+        while not isinstance(message := self.hear(), Ack):
+            pass
+        return message.sequence
+
+    def say(self, message: AgentMessage | bytes) -> None:
+        """Send a message, or bytes that are none."""
+        self._outgoing.put(message if isinstance(message, bytes) else convert.encode_message(message))
+
+    def hear(self) -> AggregatorMessage:
+        """The next message of the aggregator."""
+        message = convert.decode_aggregator_message(next(self._call))
+        assert message is not None
+        return message
+
+    def end(self) -> grpc.StatusCode:
+        """Wait until the aggregator ends the stream; returns its status."""
+        try:
+            for _ in self._call:
+                pass
+        except grpc.RpcError:
+            pass
+        code: grpc.StatusCode = self._call.code()
+        return code
+
+    @property
+    def reason(self) -> str:
+        """What the aggregator said when it ended the stream."""
+        return str(self._call.details())
