@@ -19,6 +19,7 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 150.0
 """`stop` imports the report before it returns; 5 s were seen for 400,000 events."""
 _SESSION_COLUMNS = ("ID", "TIME", "STATE", "LAUNCH", "NAME")
+_ROUTINE = ("Generating ", "Generated:", "[1/1]", "/")
 _GPU_METRICS_OPTIONS = ("--gpu-metrics-devices=all", "--gpu-metrics-device=all")
 """The first is the spelling of 2024.5 and later, the second that of older releases."""
 
@@ -54,9 +55,10 @@ class Completed:
 
     @property
     def complaint(self) -> str:
-        """The first line that says something, for a reason."""
+        """The first line that says something, for a reason; what nsys always prints is left out."""
         lines = (line.strip() for line in self.output.splitlines())
-        return next((line for line in lines if line), f"exit code {self.code}")
+        telling = (line for line in lines if line and not line.startswith(_ROUTINE))
+        return next(telling, f"exit code {self.code}")
 
 
 def session_name(job: str, unique: str) -> str:
@@ -98,6 +100,18 @@ def parse_generated(text: str) -> list[Path]:
             break
         paths.append(Path(line.strip()))
     return paths
+
+
+def importer_problem(importer: Path) -> str:
+    """Why QdstrmImporter does not run here; empty when it does.
+
+    nsys asks it for its version before each import, and leaves only a .qdstrm when that fails.
+    """
+    try:
+        done = NsysCli(importer).run(["--version"])
+    except CaptureError as error:
+        return str(error)
+    return done.complaint if done.code else ""
 
 
 class NsysCli:

@@ -10,7 +10,15 @@ from pathlib import Path
 from perfd.capture.identity import slug
 from perfd.capture.installation import Installation
 from perfd.capture.kernels import kernels_by_process
-from perfd.capture.nsys import Completed, NsysCli, Session, SessionState, parse_generated, session_prefix
+from perfd.capture.nsys import (
+    Completed,
+    NsysCli,
+    Session,
+    SessionState,
+    importer_problem,
+    parse_generated,
+    session_prefix,
+)
 from perfd.capture.processes import NSYS_SESSION_VARIABLE, Scan, rank_of, runs, scan_nsys_processes
 from perfd.capture.tools import Outcome, Readiness, Target
 from perfd.clock import Clock
@@ -64,6 +72,10 @@ class NsysTool:
             return Readiness(
                 reason=f"{self._installation.nsys} has no QdstrmImporter and would leave no report. "
                 + self._installation.mend_importer
+            )
+        if (importer := self._installation.importer) and (problem := importer_problem(importer)):
+            return Readiness(
+                reason=f"nsys would leave no report here: {problem}; `perfd doctor` says what to do."
             )
         scan = scan_nsys_processes(self._proc)
         placed = {p.pid: p.rank for p in self._placements(job) if p.pid is not None}
@@ -125,8 +137,8 @@ class NsysTool:
             reason = f"nsys left no report: {done.complaint}"
             return [Outcome(state=CaptureState.EMPTY, ranks=target.ranks, reason=reason)]
         reason = (
-            "nsys could not import what it collected, only a .qdstrm is left; its importer or a library "
-            "of it (libdw.so.1) is missing: run `perfd doctor` on this node."
+            f"nsys could not import what it collected and left only a .qdstrm: {done.complaint}; "
+            "run `perfd doctor` on this node."
         )
         return [Outcome(state=CaptureState.FAILED, ranks=target.ranks, reason=reason, files=[raw])]
 

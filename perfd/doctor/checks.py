@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -13,6 +14,11 @@ SCHEMA = "perfd.doctor/1"
 _CLOCK_ERROR_S = 0.01
 """Traces of nodes are laid on one time line; a step's phases are tens of milliseconds."""
 _PROTECTED_RATIO = 0.1
+_LIBRARY = re.compile(r"loading shared libraries: ([^:\s]+)")
+_PACKAGES: Mapping[str, str] = {
+    "libdw.so.1": "libdw1 (in dnf: elfutils-libs)",
+    "libssh.so": "libssh-4 (in dnf: libssh)",
+}
 
 
 class Level(StrEnum):
@@ -122,20 +128,31 @@ def check_nsys(facts: Facts) -> Finding:
     return found(Level.OK, where)
 
 
-def check_libdw(facts: Facts) -> Finding:
-    """The library without which the importer fails, with exit code 0."""
-    title = "libdw for nsys reports"
+def check_importer(facts: Facts) -> Finding:
+    """Whether nsys can turn what it collects into a report; when it cannot, it returns 0 all the same."""
+    title = "reports of nsys (QdstrmImporter)"
+    problem = facts.nsys.importer_problem
     if facts.nsys.installation is None or not facts.captures_enabled:
-        return Finding(check="libdw", level=Level.OK, title=title, what="not needed without nsys")
-    if facts.nsys.libdw is None:
+        return Finding(check="importer", level=Level.OK, title=title, what="not needed without nsys")
+    if problem:
+        library = _LIBRARY.search(problem)
+        package = _PACKAGES.get(library[1], f"the package with {library[1]}") if library else ""
         return Finding(
-            check="libdw",
+            check="importer",
             level=Level.FAIL,
             title=title,
-            what="libdw.so.1 is missing: nsys stop returns 0 and leaves only a .qdstrm",
-            mend="Run: apt-get install libdw1 (or dnf install elfutils-libs)",
+            what=f"nsys stop would leave only a .qdstrm: {problem}",
+            mend=f"Install {package}." if package else "Reinstall nsight-systems.",
         )
-    return Finding(check="libdw", level=Level.OK, title=title, what=str(facts.nsys.libdw))
+    if facts.nsys.libdw is None:
+        return Finding(
+            check="importer",
+            level=Level.WARN,
+            title=title,
+            what="libdw.so.1 is missing, without which the importers of 2025 leave only a .qdstrm",
+            mend=f"Install {_PACKAGES['libdw.so.1']}.",
+        )
+    return Finding(check="importer", level=Level.OK, title=title, what="it runs")
 
 
 def check_perf_events(facts: Facts) -> Finding:
@@ -255,7 +272,7 @@ CHECKS: Sequence[Callable[[Facts], Finding]] = (
     check_gpm,
     check_processes,
     check_nsys,
-    check_libdw,
+    check_importer,
     check_kineto,
     check_perf_events,
     check_nccl_plugin,

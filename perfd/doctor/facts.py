@@ -37,6 +37,8 @@ class NsysFacts:
 
     installation: Installation | None = None
     version: str | None = None
+    importer_problem: str = ""
+    """Why the importer does not run; empty when it does, or when there is none to run."""
     libdw: Path | None = None
 
 

@@ -14,7 +14,7 @@ import pynvml
 
 from perfd import __version__
 from perfd.capture.installation import Installation, find_libdw, find_nsys, parse_version
-from perfd.capture.nsys import NsysCli
+from perfd.capture.nsys import NsysCli, importer_problem
 from perfd.capture.processes import pids
 from perfd.capture.storage import free_bytes
 from perfd.config import AgentConfig
@@ -102,7 +102,7 @@ def _gpu(index: int) -> GpuFacts:
 
 
 def probe_nsys(installation: Installation | None, *, root: Path) -> NsysFacts:
-    """Run nsys once for its version, and look for the library that its importer needs."""
+    """Run nsys and its importer once for their versions, and look for the library that is often missing."""
     if installation is None:
         return NsysFacts()
     try:
@@ -110,7 +110,12 @@ def probe_nsys(installation: Installation | None, *, root: Path) -> NsysFacts:
     except CaptureError:
         version = None
     beside = [installation.importer.resolve().parent] if installation.importer else []
-    return NsysFacts(installation=installation, version=version, libdw=find_libdw(root=root, beside=beside))
+    return NsysFacts(
+        installation=installation,
+        version=version,
+        importer_problem=importer_problem(installation.importer) if installation.importer else "",
+        libdw=find_libdw(root=root, beside=beside),
+    )
 
 
 def probe_processes(proc: Path) -> ProcessFacts:

@@ -9,13 +9,21 @@ from pathlib import Path
 
 _SCRIPT = Path(__file__).with_name("nsys_stand_in.py")
 
+_IMPORTER = "#!/bin/sh\necho NVIDIA Nsight Systems stand-in\n"
+_IMPORTER_WITHOUT_LIBDW = """\
+#!/bin/sh
+echo "$0: error while loading shared libraries: libdw.so.1: cannot open shared object file" >&2
+exit 127
+"""
+
 
 def install(
     directory: Path,
     *,
     version: str = "2025.3.1.90-stand-in",
     importer: bool = True,
-    importer_runs: bool = True,
+    importer_loads: bool = True,
+    imports: bool = True,
     kernels_per_process: int = 5,
     idle_ranks: Sequence[int] = (),
     report_bytes: int = 0,
@@ -25,19 +33,21 @@ def install(
     """Lay out an installation under `directory` and return its `nsys`.
 
     `importer=False` leaves out the folder with QdstrmImporter, as Nsight Compute does; with
-    `importer_runs=False` it is there and fails, as without libdw. In both cases `stop` leaves only a
-    .qdstrm and returns 0.
+    `importer_loads=False` it is there and lacks libdw; with `imports=False` it runs and cannot import.
+    In each case `stop` leaves only a .qdstrm and returns 0.
     """
     target = directory / "target-linux-x64"
     target.mkdir(parents=True)
     if importer:
         host = directory / "host-linux-x64"
         host.mkdir()
-        (host / "QdstrmImporter").touch(mode=0o755)
+        program = host / "QdstrmImporter"
+        program.write_text(_IMPORTER if importer_loads else _IMPORTER_WITHOUT_LIBDW)
+        program.chmod(0o755)
     settings = {
         "STATE": str(directory / "sessions"),
         "VERSION": version,
-        "IMPORT": "1" if importer and importer_runs else "0",
+        "IMPORT": "1" if importer and importer_loads and imports else "0",
         "KERNELS": str(kernels_per_process),
         "IDLE_RANKS": ",".join(map(str, idle_ranks)),
         "REPORT_BYTES": str(report_bytes),

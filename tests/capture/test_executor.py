@@ -108,18 +108,24 @@ def test_a_session_that_somebody_else_collects_in_is_refused_and_left_alone(node
     assert node.session_state() == "Collection"
 
 
-@pytest.mark.parametrize("how", [{"importer_runs": False}, {"importer": False}])
-def test_a_missing_importer_never_passes_for_a_report(make_node, how):
+@pytest.mark.parametrize(
+    ("how", "words"), [({"importer": False}, "no QdstrmImporter"), ({"importer_loads": False}, "libdw.so.1")]
+)
+def test_a_missing_importer_is_seen_before_a_capture_is_promised(make_node, how, words):
     node = make_node(**how)
     node.launch()
     node.executor().handle(request())
-    if "importer" in how:
-        status = node.until_state(CaptureState.REFUSED)
-        assert "no QdstrmImporter" in status.reason
-    else:
-        status = node.until_state(CaptureState.FAILED)
-        assert "perfd doctor" in status.reason
-        assert [Path(file.path).suffix for file in status.files] == [".qdstrm"]
+    assert words in node.until_state(CaptureState.REFUSED).reason
+    assert node.session_state() == "Launched"
+
+
+def test_a_collection_that_was_not_imported_never_passes_for_a_report(make_node):
+    node = make_node(imports=False)
+    node.launch()
+    node.executor().handle(request())
+    status = node.until_state(CaptureState.FAILED)
+    assert "left only a .qdstrm: Importer error status" in status.reason
+    assert [Path(file.path).suffix for file in status.files] == [".qdstrm"]
     assert node.session_state() == "Launched"
 
 

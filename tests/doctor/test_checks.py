@@ -12,8 +12,8 @@ from perfd.doctor.checks import (
     check_captures,
     check_clock,
     check_gpm,
+    check_importer,
     check_kineto,
-    check_libdw,
     check_nccl_plugin,
     check_nsys,
     check_nvml,
@@ -71,8 +71,12 @@ def test_a_healthy_node_has_nothing_to_mend():
     assert worst(diagnose(HEALTHY)) is Level.OK
 
 
-def nsys(installation=NSYS, version="2025.3.1", libdw=Path("/lib/libdw.so.1")):
-    return {"nsys": NsysFacts(installation=installation, version=version, libdw=libdw)}
+UNLOADABLE = "QdstrmImporter: error while loading shared libraries: {}: cannot open shared object file"
+
+
+def nsys(installation=NSYS, version="2025.3.1", libdw=Path("/lib/libdw.so.1"), problem=""):
+    facts = NsysFacts(installation=installation, version=version, libdw=libdw, importer_problem=problem)
+    return {"nsys": facts}
 
 
 @pytest.mark.parametrize(
@@ -96,8 +100,12 @@ def nsys(installation=NSYS, version="2025.3.1", libdw=Path("/lib/libdw.so.1")):
             "ln -s /opt/host/linux-desktop-glibc_2_11_3-x64 /opt/host/host-linux-x64",
         ),
         (check_nsys, {**nsys(None), "captures_enabled": False}, Level.OK, "switched off"),
-        (check_libdw, nsys(libdw=None), Level.FAIL, "apt-get install libdw1"),
-        (check_libdw, nsys(installation=None, libdw=None), Level.OK, "not needed"),
+        (check_importer, nsys(libdw=None), Level.WARN, "Install libdw1"),
+        (check_importer, nsys(problem=UNLOADABLE.format("libdw.so.1")), Level.FAIL, "Install libdw1"),
+        (check_importer, nsys(problem=UNLOADABLE.format("libssh.so")), Level.FAIL, "Install libssh-4"),
+        (check_importer, nsys(problem=UNLOADABLE.format("libx.so")), Level.FAIL, "package with libx.so"),
+        (check_importer, nsys(problem="Segmentation fault"), Level.FAIL, "Reinstall"),
+        (check_importer, nsys(installation=None, libdw=None), Level.OK, "not needed"),
         (check_kineto, {"kineto": {"KINETO_USE_DAEMON": "1"}}, Level.WARN, "--no-nsys"),
         (check_kineto, {"kineto": {"KINETO_USE_DAEMON": "0"}}, Level.OK, "KINETO_USE_DAEMON=0"),
         (check_processes, {"processes": ProcessFacts(total=100, unreadable=60)}, Level.WARN, "as root"),

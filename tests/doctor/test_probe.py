@@ -82,9 +82,16 @@ def test_the_version_is_what_nsys_says(tmp_path):
     nsys.install(tmp_path / "opt/nvidia/nsight-systems/2024", version="2024.2.3.38-1")
     facts = probe_nsys(find_nsys(None, "", root=tmp_path), root=tmp_path)
     assert facts.version == "2024.2.3.38"
+    assert facts.importer_problem == ""
     assert probe_nsys(None, root=tmp_path) == NsysFacts()
     assert parse_version("NVIDIA Nsight Systems version 2022.4.2.1-df9881f") == "2022.4.2.1"
     assert parse_version("not nsys at all") is None
+
+
+def test_an_importer_that_lacks_a_library_is_found_by_running_it(tmp_path):
+    nsys.install(tmp_path / "opt/nvidia/nsight-systems/2025", importer_loads=False)
+    facts = probe_nsys(find_nsys(None, "", root=tmp_path), root=tmp_path)
+    assert "libdw.so.1" in facts.importer_problem
 
 
 def test_an_nsys_that_does_not_run_has_no_version(tmp_path):
