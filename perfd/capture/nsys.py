@@ -19,7 +19,7 @@ START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 150.0
 """`stop` imports the report before it returns; 5 s were seen for 400,000 events."""
 _SESSION_COLUMNS = ("ID", "TIME", "STATE", "LAUNCH", "NAME")
-_ROUTINE = ("Generating ", "Generated:", "[1/1]", "/")
+_ROUTINE = ("Generating ", "Generated:", "[1/1]")
 _GPU_METRICS_OPTIONS = ("--gpu-metrics-devices=all", "--gpu-metrics-device=all")
 """The first is the spelling of 2024.5 and later, the second that of older releases."""
 
@@ -57,7 +57,8 @@ class Completed:
     def complaint(self) -> str:
         """The first line that says something, for a reason; what nsys always prints is left out."""
         lines = (line.strip() for line in self.output.splitlines())
-        telling = (line for line in lines if line and not line.startswith(_ROUTINE))
+        files = {str(path) for path in parse_generated(self.output)}
+        telling = (line for line in lines if line and not line.startswith(_ROUTINE) and line not in files)
         return next(telling, f"exit code {self.code}")
 
 
