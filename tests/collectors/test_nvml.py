@@ -16,7 +16,8 @@ from perfd.model import Event, EventKind, GpuInfo, Record, SampleTable
 from perfd.testing.collectors import check_collector, check_unavailable
 from perfd.testing.nvml import FIELDS_HEALTHY, GPM_BUSY, FakeGpu, FakeNvml, FakeSlice
 
-GPM_COLUMNS = {metric.column for metric in GPM_METRICS}
+GPM_COLUMNS = {metric.column for metric in GPM_METRICS} - {"graphics_active_ratio"}
+"""Those that are read each time."""
 
 
 def settings() -> Settings:
@@ -70,12 +71,11 @@ def test_the_collector_keeps_the_contract_on_healthy_gpus() -> None:
 
 def test_every_value_is_in_si_units() -> None:
     fake = FakeNvml([FakeGpu()])
-    watched = Watched(fake)
+    watched = Watched(fake, slow_interval_s=2.0)
     watched.collect()
-    fast = row(watched.table(), "0")
-    slow = row(Watched(fake).table(), "0")
+    fast, slow = row(watched.table(), "0"), row(watched.table(), "0")
+    assert slow["graphics_active_ratio"] == 0.95
     assert fast["sm_active_ratio"] == 0.8
-    assert fast["graphics_active_ratio"] == 0.95
     assert fast["sm_occupancy_ratio"] == 0.25
     assert fast["tensor_active_ratio"] == 0.4
     assert fast["integer_active_ratio"] == 0.12
@@ -201,6 +201,12 @@ def test_slow_values_are_read_at_their_own_pace() -> None:
     assert fake.calls["field 83"] == 3
     assert fake.calls["field 270"] == 3
     assert fake.calls["field 74"] == 25
+
+
+def test_the_one_metric_of_gpm_that_takes_long_is_read_at_the_slow_pace() -> None:
+    watched = Watched(FakeNvml([FakeGpu()]), slow_interval_s=5.0)
+    tables = [watched.table() for _ in range(11)]
+    assert [n for n, table in enumerate(tables) if "graphics_active_ratio" in table.columns] == [5, 10]
 
 
 def test_what_a_gpu_is_is_asked_for_once() -> None:

@@ -11,7 +11,7 @@ from perfd.errors import Unavailable
 from perfd.model import Event, EventKind, GpuInfo, Record, SampleTable, Scope
 from perfd_collectors.nvml.columns import NAMES
 from perfd_collectors.nvml.device import GpuLost, GpuReader, Row
-from perfd_collectors.nvml.gpm import GpmRequest
+from perfd_collectors.nvml.gpm import GpmRequests
 from perfd_collectors.nvml.library import Fault, Nvml, NvmlError, error_code, fault_of, start, unavailable
 from perfd_collectors.nvml.topology import describe, optional, targets_of
 
@@ -23,7 +23,7 @@ class NvmlOptions(Options, frozen=True):
     """Options of the `nvml` collector."""
 
     slow_interval_s: float = 10.0
-    """How often to read what takes long or hardly changes: energy, ECC, remapped rows, PCIe replays."""
+    """How often to read what takes long or hardly changes: energy, ECC, remapped rows and such."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class NvmlCollector:
         self._nvml = nvml
         self._clock = settings.clock
         self._slow_interval_s = options.slow_interval_s
-        self._request = GpmRequest()
+        self._requests = GpmRequests()
         self._gpus: dict[int, _Gpu] = {}
         self._lost: set[int] = set()
         self._unreported: list[tuple[int, str]] = []
@@ -141,7 +141,7 @@ class NvmlCollector:
                 self._lose(index, _lost_message(index, error_code(error)))
             return
         self._drop(index)
-        readers = [GpuReader(self._nvml, target, self._request) for target in targets]
+        readers = [GpuReader(self._nvml, target, self._requests) for target in targets]
         self._gpus[index] = _Gpu(identities, infos, readers)
 
     def _require_gpus(self) -> None:

@@ -52,6 +52,9 @@ GPM_METRICS = _metrics(
     ("pcie_rx_bytes_per_s", 21, "PCIE_RX_PER_SEC", MEBIBYTES),
 )
 
+SLOW_GPM_METRICS = frozenset({"GRAPHICS_UTIL"})
+"""Asked for every `slow_interval_s`: on an H200 it takes 1.4 ms, and each other metric 1 us."""
+
 FAST_FIELDS = _metrics(
     ("clocks_limited_sw_power_s", 74, "CLOCKS_EVENT_REASON_SW_POWER_CAP", 1e9),
     ("clocks_limited_sync_boost_s", 76, "CLOCKS_EVENT_REASON_SYNC_BOOST", 1e9),
@@ -88,7 +91,8 @@ def _counter(name: str, description: str, source: str, absent: str = NOT_REPORTE
 
 def _gpm_column(name: str, description: str) -> Column:
     metric = next(metric for metric in GPM_METRICS if metric.column == name)
-    return _gauge(name, description, f"GPM {metric.name}", NO_GPM)
+    absent = f"{SLOW} {NO_GPM}" if metric.name in SLOW_GPM_METRICS else NO_GPM
+    return _gauge(name, description, f"GPM {metric.name}", absent)
 
 
 _MIG = "The GPU is in MIG mode, or does not report it."

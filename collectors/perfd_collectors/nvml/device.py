@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pynvml
 
 from perfd_collectors.nvml.columns import FAST_FIELDS, INDEX, SLOW_FIELDS, Metric
-from perfd_collectors.nvml.gpm import GpmRequest, GpmSampler, open_gpm
+from perfd_collectors.nvml.gpm import GpmRequests, GpmSampler, open_gpm
 from perfd_collectors.nvml.library import (
     Fault,
     Handle,
@@ -35,10 +35,10 @@ class GpuLost(Exception):
 class GpuReader:
     """Reads one target. What NVML refuses for good is asked for once, and is absent after that."""
 
-    def __init__(self, nvml: Nvml, target: Target, request: GpmRequest) -> None:
+    def __init__(self, nvml: Nvml, target: Target, requests: GpmRequests) -> None:
         self.target = target
         self._fast, self._slow = _slice_readings(nvml, target) if target.mig else _gpu_readings(nvml, target)
-        self._gpm: GpmSampler | None = open_gpm(nvml, target, request)
+        self._gpm: GpmSampler | None = open_gpm(nvml, target, requests)
 
     def read(self, row: Row, now_s: float, *, slow: bool) -> None:
         """Fill a row. Raises `GpuLost` when the GPU is, and `pynvml.NVMLError` when the driver is gone."""
@@ -47,7 +47,7 @@ class GpuReader:
             self._run(self._slow, row)
         if self._gpm is not None:
             try:
-                self._gpm.read(now_s, row)
+                self._gpm.read(now_s, row, slow=slow)
             except NvmlError as error:
                 if self._refused_for_good(error):
                     self.close()

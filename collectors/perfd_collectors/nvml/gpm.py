@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pynvml
 
-from perfd_collectors.nvml.columns import GPM_METRICS, INDEX, Metric
+from perfd_collectors.nvml.columns import GPM_METRICS, INDEX, SLOW_GPM_METRICS, Metric
 from perfd_collectors.nvml.library import Nvml, NvmlError, Structure
 from perfd_collectors.nvml.topology import Target
 
@@ -16,13 +16,13 @@ MIN_INTERVAL_S = 0.099
 
 
 class GpmRequest:
-    """The buffer of `nvmlGpmMetricsGet`, filled once and shared by all GPUs of a collector.
+    """A buffer of `nvmlGpmMetricsGet` that asks for some metrics: filled once, used for every GPU.
 
     pynvml sizes the structure for every metric of its own version. A driver
     reads and writes `numMetrics` of them, so only those are ours.
     """
 
-    def __init__(self, metrics: Sequence[Metric] = GPM_METRICS) -> None:
+    def __init__(self, metrics: Sequence[Metric]) -> None:
         self.structure: Structure = pynvml.c_nvmlGpmMetricsGet_t()
         self.structure.version = pynvml.NVML_GPM_METRICS_GET_VERSION
         self.structure.numMetrics = len(metrics)
@@ -33,18 +33,26 @@ class GpmRequest:
             self.slots.append((slot, INDEX[metric.column], metric.per_unit))
 
 
+class GpmRequests:
+    """What is asked for each time, and what is asked for at the slow pace: all metrics."""
+
+    def __init__(self) -> None:
+        self.fast = GpmRequest([metric for metric in GPM_METRICS if metric.name not in SLOW_GPM_METRICS])
+        self.slow = GpmRequest(GPM_METRICS)
+
+
 class GpmSampler:
     """The GPM of one GPU, or of one MIG slice of it: pairs each sample with the one before, so none waits."""
 
-    def __init__(self, nvml: Nvml, target: Target, request: GpmRequest) -> None:
+    def __init__(self, nvml: Nvml, target: Target, requests: GpmRequests) -> None:
         self._nvml = nvml
         self._target = target
-        self._request = request
+        self._requests = requests
         self._previous: Structure = nvml.nvmlGpmSampleAlloc()
         self._next: Structure = nvml.nvmlGpmSampleAlloc()
         self._previous_s: float | None = None
 
-    def read(self, now_s: float, row: list[float]) -> None:
+    def read(self, now_s: float, row: list[float], *, slow: bool) -> None:
         """Put the means since the last call into a row; nothing when there is no pair of samples yet.
 
         Raises `pynvml.NVMLError`, after which the next pair starts anew.
@@ -54,7 +62,7 @@ class GpmSampler:
         previous_s, self._previous_s = self._previous_s, None
         self._sample(self._next)
         if previous_s is not None:
-            self._means(row)
+            self._means(self._requests.slow if slow else self._requests.fast, row)
         self._previous, self._next = self._next, self._previous
         self._previous_s = now_s
 
@@ -69,27 +77,26 @@ class GpmSampler:
         else:
             self._nvml.nvmlGpmMigSampleGet(self._target.parent, self._target.gpu_instance, into)
 
-    def _means(self, row: list[float]) -> None:
-        structure = self._request.structure
+    def _means(self, request: GpmRequest, row: list[float]) -> None:
+        structure = request.structure
         structure.sample1 = self._previous
         structure.sample2 = self._next
         self._nvml.nvmlGpmMetricsGet(structure)
         values = [
-            slot.value if slot.nvmlReturn == pynvml.NVML_SUCCESS else math.nan
-            for slot, _, _ in self._request.slots
+            slot.value if slot.nvmlReturn == pynvml.NVML_SUCCESS else math.nan for slot, _, _ in request.slots
         ]
         # Now and then, at 10 Hz, the counters have not moved and the driver makes zeros of it, on a GPU
         # at 500 W too. An idle GPU has PCIe traffic at least, from being asked.
         if any(values):
-            for value, (_, column, per_unit) in zip(values, self._request.slots, strict=True):
+            for value, (_, column, per_unit) in zip(values, request.slots, strict=True):
                 # A GPU that gates its memory answers NaN for the DRAM, and success.
                 row[column] = value / per_unit if math.isfinite(value) else math.nan
 
 
-def open_gpm(nvml: Nvml, target: Target, request: GpmRequest) -> GpmSampler | None:
+def open_gpm(nvml: Nvml, target: Target, requests: GpmRequests) -> GpmSampler | None:
     """A sampler of the target, or None where its GPU or driver has no GPM."""
     try:
         supported = nvml.nvmlGpmQueryDeviceSupport(target.parent).isSupportedDevice
-        return GpmSampler(nvml, target, request) if supported else None
+        return GpmSampler(nvml, target, requests) if supported else None
     except NvmlError:
         return None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from perfd.errors import Unavailable
 from perfd_collectors.nvml.columns import GPM_METRICS
-from perfd_collectors.nvml.gpm import GpmRequest, open_gpm
+from perfd_collectors.nvml.gpm import GpmRequests, open_gpm
 from perfd_collectors.nvml.library import Nvml, NvmlError, error_code, load, start
 from perfd_collectors.nvml.topology import describe, targets_of
 
@@ -35,7 +35,7 @@ def _limitations_of(nvml: Nvml, index: int) -> list[str]:
     except NvmlError as error:
         return [f"GPU {index} cannot be read (NVML return code {error_code(error)}): see `nvidia-smi`."]
     found = []
-    gpm = open_gpm(nvml, targets[0], GpmRequest())
+    gpm = open_gpm(nvml, targets[0], GpmRequests())
     if gpm is None:
         names = ", ".join(metric.column for metric in GPM_METRICS)
         found.append(
