@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Iterator, Sequence
+from typing import Self, cast
 
 import grpc
 
@@ -51,6 +51,7 @@ class FakeAgent:
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         method = self._channel.stream_stream(CONNECT_METHOD)
         self._call = method(iter(self._outgoing.get, None), timeout=_PATIENCE_S)
+        self._answers = cast("Iterator[bytes]", self._call)
 
     def __enter__(self) -> Self:
         return self
@@ -75,7 +76,8 @@ class FakeAgent:
             )
         )
         welcome = self.hear()
-        assert isinstance(welcome, Welcome)
+        if not isinstance(welcome, Welcome):
+            raise TypeError(f"The aggregator answered a Hello with {welcome!r}.")
         return welcome
 
     def send(self, *records: Record, sequence: int | None = None, sent_unix_ns: int = 0) -> int:
@@ -92,14 +94,15 @@ class FakeAgent:
 
     def hear(self) -> AggregatorMessage:
         """The next message of the aggregator."""
-        message = convert.decode_aggregator_message(next(self._call))
-        assert message is not None
+        message = convert.decode_aggregator_message(next(self._answers))
+        if message is None:
+            raise TypeError("The aggregator sent a message of an unknown kind.")
         return message
 
     def end(self) -> grpc.StatusCode:
         """Wait until the aggregator ends the stream; returns its status."""
         try:
-            for _ in self._call:
+            for _ in self._answers:
                 pass
         except grpc.RpcError:
             pass
