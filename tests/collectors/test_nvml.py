@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pynvml
 import pytest
-from perfd_collectors.nvml import SPEC, NvmlCollector, NvmlOptions, limitations
+from perfd_collectors.nvml import SPEC, NvmlCollector, NvmlOptions
 from perfd_collectors.nvml.columns import FAST_FIELDS, GPM_METRICS, NAMES, SLOW_FIELDS
 
 from perfd.clock import VirtualClock
@@ -404,18 +404,3 @@ def test_gpus_are_named_at_first_when_they_change_and_each_minute() -> None:
 def test_the_blocking_pcie_call_is_not_even_in_the_contract() -> None:
     assert not hasattr(FakeNvml, "nvmlDeviceGetPcieThroughput")
     assert not hasattr(FakeNvml, "nvmlDeviceGetTotalEnergyConsumption")
-
-
-def test_limitations_name_what_is_missing() -> None:
-    healthy = FakeNvml([FakeGpu()])
-    assert limitations(healthy) == []
-    assert healthy.samples_alive == healthy.initialised == 0
-    (older,) = limitations(FakeNvml([FakeGpu(name="NVIDIA A100", gpm=None)]))
-    assert "GPU 0 (NVIDIA A100) has no GPM" in older
-    assert "tensor_active_ratio" in older
-    (mig,) = limitations(FakeNvml([FakeGpu(slices=[FakeSlice(gpu_instance=1)])]))
-    assert "MIG mode" in mig
-    (lost,) = limitations(FakeNvml([FakeGpu(lost=True)]))
-    assert "GPU 0 cannot be read" in lost
-    (missing,) = limitations(FakeNvml(init_code=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND))
-    assert "libnvidia-ml.so.1" in missing

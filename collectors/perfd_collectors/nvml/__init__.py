@@ -8,7 +8,6 @@ from perfd_collectors.nvml.columns import COLUMNS
 from perfd_collectors.nvml.library import Nvml, load
 from perfd_collectors.nvml.lines import encode_line
 from perfd_collectors.nvml.recorded import RecordedNvml, infos_from_recording
-from perfd_collectors.nvml.survey import limitations
 
 __all__ = [
     "SPEC",
@@ -18,7 +17,6 @@ __all__ = [
     "RecordedNvml",
     "encode_line",
     "infos_from_recording",
-    "limitations",
 ]
 
 
