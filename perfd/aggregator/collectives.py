@@ -16,6 +16,8 @@ from perfd.model import CollectiveTimes
 _PAIR = {"Send": 0, "Recv": 1}
 PAIR_OPERATION = "SendRecv"
 
+_SPAN_S = 120.0
+"""Older time in kernels counts ever less than that of the newest so many seconds."""
 _WINDOWS = 64
 """Of time in NCCL's kernels, in memory per rank."""
 
@@ -111,6 +113,9 @@ class _Ring:
     sequence: NDArray[np.int64]
     durations_s: NDArray[np.float64]
     size_bytes: NDArray[np.float64]
+    kernel_s: NDArray[np.float64]
+    """Time in kernels by column, over `span_s`."""
+    span_s: NDArray[np.float64]
 
     @classmethod
     def empty(cls, slots: int, columns: int) -> _Ring:
@@ -119,6 +124,8 @@ class _Ring:
             sequence=np.full(slots, -1, dtype=np.int64),
             durations_s=np.full((slots, columns), np.nan),
             size_bytes=np.full(slots, np.nan),
+            kernel_s=np.zeros(columns),
+            span_s=np.zeros(columns),
         )
 
     def put(self, column: int, times: CollectiveTimes) -> None:
@@ -126,7 +133,13 @@ class _Ring:
             # Another rank in the same place: the communicator's id was used again by a new one.
             self.sequence[:] = -1
             self.ranks[:] = -1
+            self.kernel_s[:] = self.span_s[:] = 0
         self.ranks[column] = times.rank
+        if self.span_s[column] > _SPAN_S:
+            self.kernel_s[column] /= 2
+            self.span_s[column] /= 2
+        self.kernel_s[column] += times.total_s
+        self.span_s[column] += max(0.0, (times.end_unix_ns - times.start_unix_ns) / 1e9)
         newest = slice(-len(self.sequence), None)
         sequence = np.asarray(times.sequences[newest], dtype=np.int64)
         slots = sequence % len(self.sequence)
@@ -151,6 +164,7 @@ class _Ring:
             sequence=self.sequence[order],
             durations_s=self.durations_s[order],
             size_bytes=self.size_bytes[order],
+            kernel_ratio=self.kernel_s / np.where(self.span_s > 0, self.span_s, np.nan),
         )
 
 

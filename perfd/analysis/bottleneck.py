@@ -76,10 +76,17 @@ def _judge_data(facts: Facts) -> Finding | None:
 
 def _judge_communication(facts: Facts) -> Finding | None:
     communication = facts.communication
-    lost = communication.share_ratio
+    # Waiting is the fault of whoever is waited for, and hidden communication costs nothing.
+    lost = communication.share_ratio if communication.transfer_ratio is None else communication.transfer_ratio
+    if lost is not None and communication.exposed_ratio is not None:
+        lost = min(lost, communication.exposed_ratio)
     if lost is None or lost < _COMMUNICATION:
         return None
     evidence = [f"Collectives take {percent(lost)} of a step ({communication.source})."]
+    if communication.wait_ratio is not None:
+        evidence.append(
+            f"Another {percent(communication.wait_ratio)} is waiting for other ranks in NCCL's kernels."
+        )
     seconds, ring = communication.seconds, communication.ring_estimate_s
     if communication.gradient_bytes is not None and communication.bus_bytes_per_s is not None:
         evidence.append(

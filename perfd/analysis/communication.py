@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from perfd.analysis.nccl import Nccl
 from perfd.analysis.robust import median_of, ratio
 from perfd.analysis.shape import parameter_counts
 from perfd.analysis.tables import Floats
@@ -18,7 +19,12 @@ class Communication:
     """Shares of the step that collectives take; None where no timer tells."""
 
     share_ratio: float | None = None
-    """Time in the collectives that the log times, the longest rank's: a lower bound of all communication."""
+    """Time in NCCL's kernels, the mean over ranks, where the plugin tells; else time in the collectives
+    that the log times, the longest rank's, which is a lower bound of all communication."""
+    transfer_ratio: float | None = None
+    """The part of it that moves data; only the plugin tells."""
+    wait_ratio: float | None = None
+    """The part of it that waits for other ranks; only the plugin tells."""
     exposed_ratio: float | None = None
     """The part with no computation beside it; known when tensor, context and expert groups are of one."""
     source: str | None = None
@@ -64,6 +70,19 @@ def communication(
         gradient_bytes=size,
         bus_bytes_per_s=None if overlapped else ratio(moved, gradient_s),
         ring_estimate_s=ratio(moved, link_bytes_per_s),
+    )
+
+
+def with_kernels(timed: Communication, kernels: Nccl) -> Communication:
+    """What the log's timers tell, with the shares that NCCL's kernels were seen to take."""
+    if kernels.share_ratio is None:
+        return timed
+    return replace(
+        timed,
+        share_ratio=kernels.share_ratio,
+        transfer_ratio=kernels.transfer_ratio,
+        wait_ratio=kernels.wait_ratio,
+        source="nccl plugin: kernels on the GPU",
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from perfd.analysis.activity import GpuActivity
 from perfd.analysis.clocks import HeldClock
 from perfd.analysis.communication import Communication
 from perfd.analysis.efficiency import Efficiency
+from perfd.analysis.nccl import Nccl
 from perfd.analysis.pipeline import Pipeline
 from perfd.analysis.shares import Breakdown, DataLoading, Memory, Optimizer, StepTime
 from perfd.analysis.stragglers import Straggler
@@ -73,6 +74,7 @@ class Facts:
     memory: Memory
     step_time: StepTime
     activity: GpuActivity
+    nccl: Nccl = field(default_factory=Nccl)
     stragglers_by_timers: Sequence[Straggler] = ()
     stragglers_by_activity: Sequence[Straggler] = ()
     held_clocks: Sequence[HeldClock] = ()

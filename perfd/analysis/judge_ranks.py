@@ -5,9 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from perfd.analysis.findings import Culprit, Facts, Finding, Kind, percent
+from perfd.analysis.nccl import Nccl, NcclRank
 from perfd.analysis.shares import DataLoading
 from perfd.analysis.stragglers import Pattern, Straggler
 
+_LEAST_CAUSED = 0.05
+"""Of the time: what the peers wait for one rank before it is worth a name."""
+_LEAST_LAST = 0.6
 _SLOW_INPUT = 0.05
 _SLOWER_CLOCK = 0.95
 
@@ -23,6 +27,9 @@ def one_rank_loads_slowly(data: DataLoading) -> bool:
 
 def judge_straggler(facts: Facts) -> Finding | None:
     """The rank that the others wait for, by timers of each rank or by GPM; None without one."""
+    late = latest_rank(facts.nccl)
+    if late is not None:
+        return _by_arrival(facts, late)
     if facts.stragglers_by_timers:
         return _by_timers(facts, facts.stragglers_by_timers[0])
     for straggler in facts.stragglers_by_activity:
@@ -30,6 +37,20 @@ def judge_straggler(facts: Facts) -> Finding | None:
         if finding is not None:
             return finding
     return None
+
+
+def latest_rank(kernels: Nccl) -> NcclRank | None:
+    """The rank that its peers wait for in NCCL's kernels, if one alone causes enough of it, else None.
+
+    Persistence and magnitude are both needed: by chance some rank is always the last, and one that is
+    always the last may be so by next to nothing.
+    """
+    candidates = [
+        rank
+        for rank in kernels.ranks
+        if (rank.caused_ratio or 0) >= _LEAST_CAUSED and (rank.last_ratio or 0) >= _LEAST_LAST
+    ]
+    return max(candidates, key=lambda rank: rank.caused_ratio or 0) if candidates else None
 
 
 def judge_throttling(facts: Facts) -> Finding | None:
@@ -54,6 +75,33 @@ def judge_throttling(facts: Facts) -> Finding | None:
         recommendation="Check cooling and the power limit of these GPUs (nvidia-smi -q -d PERFORMANCE), and"
         " take the node out if it does not recover.",
         lost_ratio=None if slowest.clock_ratio is None else 1 - slowest.clock_ratio,
+    )
+
+
+def _by_arrival(facts: Facts, late: NcclRank) -> Finding:
+    others = [*facts.stragglers_by_timers, *facts.stragglers_by_activity]
+    agreeing = [straggler for straggler in others if straggler.rank == late.rank]
+    arrival = (
+        f"Rank {late.rank} is the last to arrive for {percent(late.last_ratio or 0)} of its peers' waiting in"
+        " collectives (nccl plugin)."
+    )
+    waiting = (
+        f"They wait for it about {percent(late.caused_ratio or 0)} of the time; its own NCCL kernels take"
+        f" {percent(late.busy_ratio)}."
+    )
+    evidence = [arrival, waiting, *(_describe(straggler) for straggler in agreeing)]
+    idle = any(straggler.pattern is Pattern.IDLE for straggler in agreeing)
+    advice = (
+        f"Look at rank {late.rank}: a capture of this rank and of one peer shows whether its GPU computes"
+        " longer or its host keeps it waiting."
+    )
+    return Finding(
+        kind=Kind.DATA_LOADING if idle and one_rank_loads_slowly(facts.data) else Kind.STRAGGLER,
+        confidence=0.9 if agreeing else 0.8,
+        culprits=(Culprit(kind="rank", id=late.rank),),
+        evidence=evidence,
+        recommendation=_look_at(agreeing[0]) if agreeing else advice,
+        lost_ratio=late.caused_ratio,
     )
 
 

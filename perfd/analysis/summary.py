@@ -12,12 +12,13 @@ import numpy as np
 from perfd.analysis.activity import GpuActivity, gpu_activity
 from perfd.analysis.bottleneck import find_bottlenecks
 from perfd.analysis.clocks import held_clocks
-from perfd.analysis.communication import Communication, communication
+from perfd.analysis.communication import Communication, communication, with_kernels
 from perfd.analysis.efficiency import Efficiency, efficiency, gpu_infos, world_size
 from perfd.analysis.findings import Facts, Finding
 from perfd.analysis.flops import FlopsConvention
 from perfd.analysis.flops_check import FlopsCheck
 from perfd.analysis.links import data_parallel_link_bytes_per_s
+from perfd.analysis.nccl import Nccl, nccl
 from perfd.analysis.peaks import PeakTable
 from perfd.analysis.pipeline import Pipeline, pipeline
 from perfd.analysis.shares import (
@@ -120,6 +121,7 @@ class JobSummary:
     tensor_active_ratio: float | None = None
     flops_check: FlopsCheck | None = None
     communication: Communication
+    nccl: Nccl = field(default_factory=Nccl)
     pipeline: Pipeline
     data: DataLoading
     optimizer: Optimizer
@@ -188,6 +190,7 @@ def _summarise(job: JobData, settings: AnalysisSettings) -> JobSummary:
         tensor_active_ratio=speed.tensor_active_ratio,
         flops_check=speed.flops_check,
         communication=facts.communication,
+        nccl=facts.nccl,
         pipeline=facts.pipeline,
         data=facts.data,
         optimizer=facts.optimizer,
@@ -209,10 +212,12 @@ def _facts(job: JobData, settings: AnalysisSettings, steady: Steady, activity: G
     link = data_parallel_link_bytes_per_s(
         parallel, gpu_infos(job), job, settings.peaks, settings.network_bytes_per_s
     )
+    kernels = nccl(job, parallel)
     return Facts(
         parallel=parallel,
         efficiency=_efficiency(job, settings, steady, activity),
-        communication=communication(timers, times, description, link),
+        communication=with_kernels(communication(timers, times, description, link), kernels),
+        nccl=kernels,
         pipeline=pipeline(timers, description),
         data=data_loading(timers, times),
         optimizer=optimizer(timers, times),

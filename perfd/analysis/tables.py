@@ -86,6 +86,9 @@ class CollectiveTable:
     """(n, g)"""
     size_bytes: Floats
     """(n,)"""
+    kernel_ratio: Floats
+    """(g,): share of recent time that each rank spent in kernels of this kind, waiting included. The
+    operations in the table are a part of those, as many of a frequent kind as of a rare one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ def times(
         peer=peer,
         timing=TimingSource.GPU,
         start_unix_ns=0,
-        end_unix_ns=1,
+        end_unix_ns=4_000_000_000,
         count=len(sequences),
         total_s=1.0,
         min_s=1.0,
@@ -57,6 +57,7 @@ def test_operations_are_matched_by_sequence_in_any_order_of_arrival() -> None:
     assert np.isnan(table.durations_s[[0, 1, 3], [1, 1, 0]]).all()
     assert np.floor(table.durations_s[2]).tolist() == [1.0, 2.0]
     assert table.size_bytes.tolist() == [8.0] * 4
+    assert table.kernel_ratio.tolist() == [0.25, 0.25]
 
 
 def test_a_communicator_with_a_silent_rank_gives_no_table() -> None:

@@ -1,0 +1,153 @@
+"""What NCCL's kernels say of a job: transfer, waiting, and the rank that is waited for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from analysis.jobs import description, job_data, step_table
+
+from perfd.analysis.findings import Culprit, Kind
+from perfd.analysis.nccl import group_name, nccl
+from perfd.analysis.summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.tables import CollectiveTable, NcclTime
+from perfd.model import ParallelLayout
+
+DP4 = description(world_size=4, dp=4, micro_batch_size=1, global_batch_size=8)
+PP2DP2 = description(world_size=4, dp=2, pp=2, micro_batch_size=1, global_batch_size=8)
+
+
+def table(ranks, arrivals_s, transfer_s=0.01, operations=100, kernel_ratio=None, **fields) -> CollectiveTable:
+    """All-reduces into which the ranks come so late; each ends `transfer_s` after the last has come."""
+    late = np.asarray(arrivals_s, dtype=float)
+    durations = np.tile(late.max() - late + transfer_s, (operations, 1))
+    return CollectiveTable(
+        **{
+            "communicator": "ab",
+            "operation": "AllReduce",
+            "ranks": ranks,
+            "sequence": np.arange(operations),
+            "durations_s": durations,
+            "size_bytes": np.full(operations, 1e9),
+            # Ten of them a second.
+            "kernel_ratio": durations[0] * 10 if kernel_ratio is None else np.asarray(kernel_ratio),
+        }
+        | fields
+    )
+
+
+def summary(tables, job=DP4, busy=None) -> JobSummary:
+    ranks = sorted({rank for t in tables for rank in t.ranks})
+    shares = busy or {
+        rank: sum(t.kernel_ratio[list(t.ranks).index(rank)] for t in tables if rank in t.ranks)
+        for rank in ranks
+    }
+    times = [NcclTime(rank=r, busy_s=10 * shares[r], span_s=10.0, lost_operations=0) for r in ranks]
+    return summarise(
+        job_data(step_table([1.0] * 20), description=job, collectives=tables, nccl=times), AnalysisSettings()
+    )
+
+
+def test_a_rank_that_comes_late_is_named_with_what_its_peers_wait_for_it():
+    result = summary([table([0, 1, 2, 3], [0, 0, 0.02, 0])])
+
+    assert result.bottleneck.kind is Kind.STRAGGLER
+    assert result.bottleneck.culprits == (Culprit(kind="rank", id=2),)
+    assert result.bottleneck.lost_ratio == pytest.approx(0.2)
+    late = result.nccl.ranks[2]
+    assert (late.wait_ratio, late.caused_ratio, late.last_ratio) == pytest.approx((0, 0.2, 1))
+    assert result.nccl.ranks[0].wait_ratio == pytest.approx(0.2)
+
+
+def test_transfer_and_waiting_add_up_to_the_time_in_kernels():
+    result = summary([table([0, 1, 2, 3], [0, 0, 0.02, 0])])
+
+    communication = result.communication
+    assert communication.share_ratio == pytest.approx((0.3 * 3 + 0.1) / 4)
+    assert communication.transfer_ratio == pytest.approx(0.1)
+    assert communication.wait_ratio == pytest.approx(0.15)
+    assert communication.source == "nccl plugin: kernels on the GPU"
+
+
+def test_waiting_is_not_blamed_on_the_network():
+    result = summary([table([0, 1, 2, 3], [0, 0, 0.05, 0])])
+
+    assert all(finding.kind is not Kind.COMMUNICATION for finding in result.findings)
+
+
+def test_long_transfers_without_waiting_name_communication_and_no_rank():
+    result = summary([table([0, 1, 2, 3], [0, 0, 0, 0], transfer_s=0.04)])
+
+    assert result.bottleneck.kind is Kind.COMMUNICATION
+    assert result.bottleneck.culprits == ()
+    assert result.nccl.groups[0].bus_bytes_per_s == pytest.approx(1e9 / 0.04 * 1.5)
+
+
+def test_a_last_rank_that_changes_from_operation_to_operation_is_nobodys_fault():
+    calm = table([0, 1, 2, 3], [0, 0, 0, 0])
+    shift = np.tile(0.02 * (1 - np.eye(4)), (25, 1))
+
+    result = summary(
+        [table([0, 1, 2, 3], [0, 0, 0, 0], durations_s=calm.durations_s + shift, kernel_ratio=[0.25] * 4)]
+    )
+
+    assert result.bottleneck.kind is not Kind.STRAGGLER
+
+
+def test_a_persistent_last_rank_that_costs_little_is_not_named():
+    result = summary([table([0, 1, 2, 3], [0, 0, 0.001, 0])])
+
+    assert result.bottleneck.kind is not Kind.STRAGGLER
+
+
+def test_a_later_stage_that_is_last_by_design_is_not_blamed():
+    result = summary([table([0, 2], [0, 0.05]), table([1, 3], [0, 0.05], communicator="cd")], job=PP2DP2)
+
+    assert all(rank.caused_ratio is None for rank in result.nccl.ranks)
+    assert result.bottleneck.kind is not Kind.STRAGGLER
+
+
+def test_a_frequent_kind_of_operation_counts_by_its_time_not_by_its_rows():
+    frequent = table([0, 1, 2, 3], [0, 0, 0, 0], kernel_ratio=[0.5] * 4)
+    rare = table([0, 1, 2, 3], [0, 0, 0.02, 0], communicator="cd", kernel_ratio=[0.003, 0.003, 0.001, 0.003])
+
+    result = summary([frequent, rare])
+
+    assert result.nccl.ranks[2].caused_ratio == pytest.approx(0.002)
+
+
+def test_too_few_operations_or_a_silent_rank_leave_the_waiting_open():
+    few = nccl(
+        job_data(step_table([1.0]), collectives=[table([0, 1], [0, 1], operations=3)]), ParallelLayout()
+    )
+    durations = np.full((50, 2), np.nan)
+    silent = summary([table([0, 1], [0, 0], operations=50, durations_s=durations, kernel_ratio=[0.1, 0.1])])
+
+    assert few.groups[0].operations == 3
+    assert silent.nccl.ranks[0].wait_ratio is None
+    assert silent.communication.transfer_ratio is None
+    assert silent.communication.share_ratio == pytest.approx(0.1)
+
+
+def test_without_the_plugin_nothing_is_said():
+    result = summarise(job_data(step_table([1.0] * 20), description=DP4), AnalysisSettings())
+
+    assert result.nccl.share_ratio is None
+    assert result.communication.share_ratio is None
+
+
+@pytest.mark.parametrize(
+    ("ranks", "name"),
+    [
+        ([0, 1], "tp"),
+        ([6, 7], "tp"),
+        ([0, 2], "dp"),
+        ([5, 7], "dp"),
+        ([0, 4], "pp"),
+        (list(range(8)), "world"),
+        ([0, 3], None),
+        ([0, 1, 2, 3], None),
+        ([3], None),
+    ],
+)
+def test_communicators_are_named_by_their_members(ranks, name):
+    assert group_name(ranks, ParallelLayout(world_size=8, tp=2, dp=2, pp=2, cp=1)) == name
