@@ -10,6 +10,9 @@ from perfd.clock import Clock
 from perfd.session.frames import FrameKind, header
 
 MAX_QUEUED_BYTES = 16 * 1024 * 1024
+MAX_BYTES_PER_S = 16 * 1024 * 1024
+"""More than any log that is meant to be read; the monitor's share of a core stays small beyond it."""
+_BURST_S = 0.25
 
 
 class Feed:
@@ -99,10 +102,16 @@ class Feed:
         return removed
 
     def _send_all(self) -> None:
+        free_at_s = self._clock.monotonic_s()
         try:
             while (item := self._take()) is not None:
                 kind, unix_ns, payload = item
-                _write_all(self._pipe_fd, header(kind, unix_ns, len(payload)) + payload)
+                _write_all(self._pipe_fd, header(kind, unix_ns, len(payload)))
+                _write_all(self._pipe_fd, payload)
+                now_s = self._clock.monotonic_s()
+                free_at_s = max(free_at_s, now_s) + len(payload) / MAX_BYTES_PER_S
+                if free_at_s - now_s > _BURST_S and not self._closing:
+                    self._clock.sleep(free_at_s - now_s)
         except OSError:
             self._discard_from_now_on()
         finally:

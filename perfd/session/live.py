@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 LOG_COLLECTOR = "training_log"
 RANK_COLLECTOR = "ranks"
-_INTERVAL_S = 0.2
+_INTERVAL_S = 0.1
 """Of the log and of the session's own events: the summary waits for one more round of them."""
 _READ_LIMIT_S = 5.0
 

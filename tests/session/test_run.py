@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from perfd.testing.nsys import install
+
 PERFD = [sys.executable, "-c", "import sys; from perfd.cli import main; sys.exit(main())"]
 TRAINER = [sys.executable, str(Path(__file__).with_name("fake_trainer.py"))]
 
@@ -298,3 +300,38 @@ def test_what_replay_cannot_do_is_one_sentence_and_exit_code_2(words, said):
     assert said in done.stderr
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
+
+
+def test_an_alert_while_a_job_runs_puts_a_report_among_its_results(tmp_path, configuration):
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(
+        "groups: [{name: g, rules: [{alert: Slow, expr: perfd_step_time_seconds > 0.001,"
+        " labels: {capture: default}, annotations: {summary: slow}}]}]"
+    )
+    nsys = install(tmp_path / "nsys")
+    configuration.write_text(
+        f"agent: {{capture: {{nsys_path: '{nsys}', min_free_bytes: 0}}}}\n"
+        "aggregator:\n  http_listen: '127.0.0.1:0'\n"
+        f"  rules: {{builtin: false, files: ['{rules}'], interval_s: 1}}\n"
+    )
+    process = subprocess.Popen(
+        command(tmp_path, configuration, "--", *TRAINER, "100000", "0.02"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"},
+    )
+    assert process.stderr is not None
+    lines = iter(process.stderr)
+    assert "The job runs in the nsys session perfd.train." in next(lines)
+    for _ in lines:
+        # The trainer prints a line a step, so that this looks again and again.
+        if list((tmp_path / "out").glob("*/captures/**/*.nsys-rep")):
+            break
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate()
+    assert process.returncode == 0
+    (alert,) = only_job(tmp_path)["alerts"]
+    assert alert["name"] == "Slow"
+    assert len(alert["captures"]) == 1
+    assert "Slow at step" in err
