@@ -3,7 +3,6 @@ from __future__ import annotations
 import gzip
 import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,10 +17,10 @@ from perfd.clock import VirtualClock
 from perfd.collector import Settings
 from perfd.errors import RecordingError
 from perfd.model import GpuInfo, Record, SampleTable, Scope
+from perfd.recording import bundled
 from perfd.testing.collectors import check_records, check_replay
 
 START_S = 1_795_225_496
-SHARED = os.environ.get("PERFD_SHARED")
 LINE = {
     "unix_s": START_S + 0.5,
     "gpu": 2,
@@ -241,16 +240,15 @@ def test_a_recording_json_that_names_no_gpus_leaves_the_samples(
     assert [type(record) for record in stream.collect()] == [SampleTable]
 
 
-@pytest.mark.skipif(SHARED is None, reason="PERFD_SHARED does not name the folder with the recordings")
 @pytest.mark.parametrize("name", ["dp4", "dp4_slow2", "pp2dp2", "pp4_few"])
 def test_a_real_recording_is_played_without_loss(name: str) -> None:
-    path = Path(SHARED or "") / "recordings" / name / "node0" / "nvml.jsonl"
-    lines = len(path.read_bytes().splitlines())
+    path = bundled(name) / "node0" / "nvml.jsonl.gz"
+    lines = gzip.decompress(path.read_bytes()).splitlines()
     assert RecordedNvml(path, settings()).skipped_lines == 0
     records = check_replay(SPEC, "nvml", path, settings(), step_s=0.5)
-    assert sum(len(table.times_unix_ns) for table in tables(records)) == lines
+    assert sum(len(table.times_unix_ns) for table in tables(records)) == len(lines)
     assert sum(isinstance(record, GpuInfo) for record in records) == 4
-    decoded = [row for row in decode_lines(path.read_bytes().splitlines()) if row is not None]
+    decoded = [row for row in decode_lines(lines) if row is not None]
     assert all(0 <= row.values["sm_active_ratio"] <= 1 for row in decoded)
     assert max(row.values["tensor_active_ratio"] for row in decoded) > 0.1
 
