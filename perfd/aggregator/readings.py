@@ -208,7 +208,7 @@ class GpuHistory:
 
     def newest_unix_s(self) -> float:
         """The newest instant, NaN before the first."""
-        return float(self._times_ns[self._rows - 1]) / 1e9 if self._rows else float("nan")
+        return float(self._times_ns[: self._rows].max()) / 1e9 if self._rows else float("nan")
 
     def interval_s(self) -> float:
         """The median distance of the newest instants, 0 when there are fewer than two."""
@@ -250,7 +250,7 @@ class GpuHistory:
         kept = self._rows - drop
         capacity = len(self._times_ns)
         while capacity < kept + count:
-            capacity *= 2
+            capacity = min(2 * capacity, max(self._max_rows, kept + count))
         times_ns = np.zeros(capacity, np.int64)
         times_ns[:kept] = self._times_ns[drop : self._rows]
         # Rows are written before they are read; untouched ones cost no memory.

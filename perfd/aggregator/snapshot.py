@@ -55,7 +55,9 @@ def job_data(
         now_unix_s=now_unix_s,
         description=job.description,
         steps=steps,
-        phases=job.phases.table(first_step=first_step, ranks=job.world_size or 0),
+        phases=job.phases.table(
+            first_step=first_step, ranks=min(job.world_size or 0, fleet.limits.ranks_per_job)
+        ),
         gpu=_gpu_table(fleet, job, nodes, steps if windowed else None),
         gpu_infos={node.name: tuple(node.gpu_infos.values()) for node in nodes if node.gpu_infos},
         placements={

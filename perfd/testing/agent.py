@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator, Sequence
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import grpc
 
@@ -49,8 +49,10 @@ class FakeAgent:
             else grpc.secure_channel(address, credentials, options=options)
         )
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        method = self._channel.stream_stream(CONNECT_METHOD)
-        self._call = method(iter(self._outgoing.get, None), timeout=_PATIENCE_S)
+        method = self._channel.stream_stream(
+            CONNECT_METHOD, request_serializer=None, response_deserializer=None
+        )
+        self._call: Any = method(iter(self._outgoing.get, None), timeout=_PATIENCE_S)
         self._answers = cast("Iterator[bytes]", self._call)
 
     def __enter__(self) -> Self:

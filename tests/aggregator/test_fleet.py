@@ -1,0 +1,131 @@
+"""Records of batches in the state: whose GPU is it, what is kept, and what is too much."""
+
+import dataclasses
+
+from aggregator.support import fleet, gpus, place, source, step
+from hypothesis import given
+from hypothesis import strategies as st
+from wire.records import RECORDS, of, tables
+
+from perfd.aggregator.snapshot import job_data
+from perfd.model import (
+    Batch,
+    CollectorHealth,
+    Event,
+    EventKind,
+    GpuInfo,
+    JobDescription,
+    RankPlacement,
+    StepPhases,
+    TrainingStep,
+)
+from perfd.wire.convert import decode_batch, encode_batch
+
+
+def owners(made, node="n0"):
+    return made.owners(made.nodes[node])
+
+
+def ended(job="llm"):
+    return Event(kind=EventKind.JOB_ENDED, time_unix_ns=1, message="", job=job)
+
+
+def test_a_placement_says_whose_gpu_it_is():
+    made = fleet()
+    made.apply([gpus(0, count=2, a=1.0), place(7, 1), step(1, job="other")], source())
+    assert owners(made)["1"] == ("llm", 7)
+
+
+def test_without_placements_the_only_job_of_a_node_has_its_gpus():
+    made = fleet()
+    made.apply([gpus(0, count=2, a=1.0), step(1)], source())
+    assert owners(made) == {"0": ("llm", None), "1": ("llm", None)}
+
+
+def test_with_two_jobs_and_no_placement_a_gpu_is_nobodys():
+    made = fleet()
+    made.apply([gpus(0, a=1.0), step(1), step(1, job="other")], source())
+    assert owners(made) == {}
+    made.apply([ended("other")], source())
+    assert owners(made) == {"0": ("llm", None)}
+
+
+def test_a_gpu_serves_the_job_that_was_placed_on_it_last():
+    made = fleet()
+    made.apply([gpus(0, a=1.0), place(0, 0), place(0, 0, job="next")], source())
+    assert owners(made)["0"] == ("next", 0)
+
+
+def test_a_rank_that_moves_to_another_gpu_leaves_the_first():
+    made = fleet()
+    made.apply([gpus(0, count=2, a=1.0), place(0, 0), place(0, 1), step(1, job="other")], source())
+    assert owners(made) == {"1": ("llm", 0)}
+
+
+def test_history_keeps_what_cannot_come_again_and_nothing_else():
+    made = fleet()
+    info = GpuInfo(index=0, name="H200")
+    health = CollectorHealth(collector="nvml", time_unix_ns=0, duration_s=0.1, success=True)
+    block = StepPhases(job="llm", step=1, phases={})
+    kept = made.apply(
+        [info, info, place(0, 0), place(0, 0), step(1), block, health, gpus(0, a=1.0)], source()
+    )
+    assert [type(item.record) for item in kept] == [GpuInfo, RankPlacement, TrainingStep, StepPhases]
+
+
+def test_history_gets_the_merged_description():
+    made = fleet()
+    made.apply([JobDescription(job="llm", framework="nemo", precision="bf16")], source())
+    (kept,) = made.apply([JobDescription(job="llm", framework="nemo", train_steps=9)], source())
+    assert (kept.record.precision, kept.record.train_steps) == ("bf16", 9)
+
+
+def test_an_xid_without_a_job_goes_to_the_job_of_its_gpu():
+    made = fleet()
+    made.apply([gpus(0, a=1.0), place(0, 0)], source())
+    xid = Event(kind=EventKind.HARDWARE_ERROR, time_unix_ns=1, message="", gpu=0, code=79)
+    made.apply([xid, xid], source())
+    assert len(made.jobs["llm"].events) == 2
+    assert made.nodes["n0"].hardware_errors == {("llm", "0", "79"): 2}
+
+
+def test_an_xid_on_an_idle_node_is_counted_all_the_same():
+    made = fleet()
+    made.apply([Event(kind=EventKind.HARDWARE_ERROR, time_unix_ns=1, message="", gpu=0, code=31)], source())
+    assert made.nodes["n0"].hardware_errors == {("", "0", "31"): 1}
+
+
+def test_jobs_and_nodes_beyond_the_bounds_are_refused_and_counted():
+    made = fleet(jobs=1, nodes=1)
+    made.apply([step(1), step(1, job="second")], source())
+    made.apply([step(2)], source(node="n1"))
+    assert list(made.jobs) == ["llm"]
+    assert list(made.nodes) == ["n0"]
+    assert made.counters.rejected == {"jobs": 1, "nodes": 1}
+
+
+def test_what_is_silent_for_long_is_forgotten_with_its_placements():
+    made = fleet()
+    made.apply([gpus(0, a=1.0), place(0, 0)], source())
+    made.apply([gpus(0, a=1.0)], source(now_s=50.0))
+    assert made.forget(61.0, 60.0) == ["llm"]
+    assert made.jobs == {}
+    assert owners(made) == {}
+    assert made.forget(200.0, 60.0) == []
+    assert made.nodes == {}
+
+
+any_records = st.one_of(tables(), *(of(kind, message) for kind, message in RECORDS.items()))
+
+
+@given(st.lists(any_records, max_size=12), st.lists(any_records, max_size=12))
+def test_no_batch_that_the_wire_can_carry_breaks_the_state_or_what_is_read_of_it(first, second):
+    made = fleet()
+    for now_s, records in enumerate((first, second)):
+        batch = Batch(sequence=now_s + 1, sent_unix_ns=now_s, records=records)
+        made.apply(decode_batch(encode_batch(batch)).records, source(now_s=float(now_s)))
+    for job in list(made.jobs.values()):
+        for window in (None, 5):
+            data = job_data(made, job, now_unix_s=10.0, now_s=10.0, window_steps=window)
+            for column in dataclasses.fields(data.steps):
+                assert len(getattr(data.steps, column.name)) == len(data.steps)

@@ -1,0 +1,161 @@
+"""One job: restarts, several sources of one log, descriptions, silence."""
+
+import dataclasses
+
+import pytest
+from aggregator.support import source, step
+
+from perfd.aggregator.jobs import JobState
+from perfd.aggregator.limits import Counters, Limits
+from perfd.model import (
+    Event,
+    EventKind,
+    JobDescription,
+    LogProgress,
+    MemoryReport,
+    ModelShape,
+    ParallelLayout,
+)
+
+
+@pytest.fixture
+def job():
+    return JobState("llm", Limits(memory_reports_per_job=2, streams_per_job=2, nodes_per_job=2), Counters())
+
+
+def tell(job, *numbers, agent="a", **fields):
+    """Events that some lines gave."""
+    return [job.step(step(number, **fields), source(agent=agent)) for number in numbers]
+
+
+def describe(job, **fields):
+    return job.describe(JobDescription(job="llm", framework="megatron-lm", **fields), source())
+
+
+def layout(**sizes):
+    return ParallelLayout(**sizes)
+
+
+def test_a_job_that_goes_back_to_a_checkpoint_drops_what_it_repeats(job):
+    events = tell(job, 1, 2, 3, 4, 5)
+    (event,) = [job.step(step(3, step_time_s=9.0), source())]
+    assert events == [None] * 5
+    assert event.kind is EventKind.RESTARTED
+    assert event.values["lost_steps"] == 3.0
+    assert job.attempt == 2
+    assert job.steps.table().step.tolist() == [1, 2, 3]
+    assert job.steps.table().step_time_s.tolist() == [1.0, 1.0, 9.0]
+
+
+def test_a_second_agent_that_reads_the_same_log_later_is_no_restart(job):
+    tell(job, 1, 2, 3, agent="a")
+    assert tell(job, 1, 2, 3, agent="b") == [None] * 3
+    assert job.attempt == 1
+
+
+def test_a_restart_that_two_agents_see_is_one_restart(job):
+    for agent in ("a", "b"):
+        tell(job, 1, 2, 3, agent=agent)
+    events = tell(job, 1, agent="a", step_time_s=2.0) + tell(job, 2, agent="a", step_time_s=2.0)
+    events += tell(job, 1, agent="b", step_time_s=2.0) + tell(job, 2, agent="b", step_time_s=2.0)
+    assert sum(event is not None for event in events) == 1
+    assert job.attempt == 2
+    assert job.steps.table().step.tolist() == [1, 2]
+
+
+def test_a_line_that_is_read_again_is_no_restart(job):
+    tell(job, 1, 2, 3, loss=0.5)
+    assert tell(job, 1, loss=0.5) == [None]
+    assert job.attempt == 1
+
+
+def test_lines_of_a_late_batch_are_no_restart(job):
+    tell(job, 1, 4)
+    assert job.step(step(2), source(late=True)) is None
+    assert job.steps.table().step.tolist() == [1, 2, 4]
+
+
+def test_what_a_job_says_later_wins_where_it_says_something(job):
+    describe(job, parallel=layout(world_size=8, tp=2), precision="bf16", arguments={"a": "1"})
+    describe(job, parallel=layout(pp=4), train_steps=100, arguments={"b": "2"})
+    told = job.description
+    assert told.parallel == layout(world_size=8, tp=2, pp=4)
+    assert (told.precision, told.train_steps) == ("bf16", 100)
+    assert told.arguments == {"a": "1", "b": "2"}
+    assert job.attempt == 1
+
+
+def test_another_layout_is_another_start_that_keeps_nothing_of_the_old_one(job):
+    describe(job, parallel=layout(tp=2), precision="bf16")
+    tell(job, 1, 2)
+    event = describe(job, parallel=layout(tp=4))
+    assert event.kind is EventKind.RESTARTED
+    assert job.attempt == 2
+    assert len(job.steps) == 0
+    assert job.description.precision is None
+
+
+def test_more_about_the_same_model_is_no_other_start(job):
+    shape = ModelShape(
+        layers=2,
+        hidden_size=8,
+        ffn_size=32,
+        attention_heads=2,
+        kv_heads=2,
+        head_size=4,
+        sequence_length=16,
+    )
+    describe(job, model=shape)
+    assert describe(job, model=dataclasses.replace(shape, vocab_size=100)) is None
+    assert job.description.model.vocab_size == 100
+
+
+def test_the_end_of_a_job_is_what_it_said_and_a_new_start_takes_it_back(job):
+    job.event(Event(kind=EventKind.JOB_ENDED, time_unix_ns=5 * 10**9, message=""))
+    assert job.ended
+    job.event(Event(kind=EventKind.JOB_STARTED, time_unix_ns=9 * 10**9, message=""))
+    assert (job.ended, job.started_unix_s) == (False, 9.0)
+
+
+def progress(stream="log", last_s=None, lines=1):
+    return LogProgress(
+        job="llm",
+        stream=stream,
+        lines=lines,
+        read_bytes=1,
+        unrecognised_lines=0,
+        last_line_unix_ns=None if last_s is None else round(last_s * 1e9),
+    )
+
+
+def test_silence_is_measured_on_one_clock_at_a_time(job):
+    told = source(now_s=100.0)
+    # The agent's clock is a day off, and said 7 s ago that the newest line was 3 s old.
+    skewed = dataclasses.replace(told, sent_unix_s=told.sent_unix_s - 86_400)
+    job.log_progress(progress(last_s=skewed.sent_unix_s - 3.0), skewed)
+    assert job.log_silent_s(107.0) == pytest.approx(10.0)
+
+
+def test_a_job_with_several_logs_is_as_silent_as_the_liveliest(job):
+    now = source(now_s=10.0)
+    job.log_progress(progress("a", now.sent_unix_s - 60), now)
+    job.log_progress(progress("b", now.sent_unix_s - 1), now)
+    assert job.log_silent_s(10.0) == pytest.approx(1.0)
+
+
+def test_a_job_that_ended_or_has_no_log_is_not_silent(job):
+    assert job.log_silent_s(5.0) is None
+    job.log_progress(progress(last_s=source().sent_unix_s), source())
+    job.event(Event(kind=EventKind.JOB_ENDED, time_unix_ns=1, message=""))
+    assert job.log_silent_s(5.0) is None
+
+
+def test_ranks_streams_and_nodes_beyond_the_bounds_are_counted():
+    counters = Counters()
+    job = JobState("llm", Limits(memory_reports_per_job=1, streams_per_job=1, nodes_per_job=1), counters)
+    for rank in range(3):
+        job.memory_report(MemoryReport(job="llm", step=1, rank=rank), source())
+        job.log_progress(progress(f"log{rank}"), source())
+        job.touch(source(node=f"n{rank}"))
+    assert len(job.memory) == len(job.logs) == len(job.nodes) == 1
+    assert counters.rejected == {"memory_reports_per_job": 2, "streams_per_job": 2, "nodes_per_job": 2}
