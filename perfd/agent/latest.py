@@ -13,6 +13,9 @@ from perfd.model import RankPlacement, Record, SampleTable, Scope
 _STALE_AFTER_S = 60.0
 """A GPU that was lost, or a collector that fails, leaves the exposition after so long."""
 
+_MAX_TABLES = 64
+"""A collector whose columns change all the time must not fill the memory; the oldest go."""
+
 
 class LatestSamples:
     """Keeps the last table of each kind; a tap of the batcher. Any thread may call any method."""
@@ -29,9 +32,15 @@ class LatestSamples:
             for record in records:
                 if isinstance(record, SampleTable) and record.times_unix_ns:
                     # Work is left to whoever asks: most agents are never scraped.
-                    self._tables[record.scope, *record.columns] = record
+                    self._keep((record.scope, *record.columns), record)
                 elif isinstance(record, RankPlacement) and record.gpu is not None:
                     self._ranks[str(record.gpu)] = record
+
+    def _keep(self, key: tuple[object, ...], table: SampleTable) -> None:
+        self._tables.pop(key, None)
+        self._tables[key] = table
+        while len(self._tables) > _MAX_TABLES:
+            self._tables.pop(next(iter(self._tables)))
 
     def families(self, now_unix_ns: int) -> list[Family]:
         """The newest value of each column of each GPU, device or rank that is not stale."""

@@ -98,3 +98,17 @@ def test_a_wall_clock_that_steps_back_does_not_freeze_the_exposition() -> None:
     latest([gpu_table(1.0, unix_ns=9_000_000_000_000)])
     latest([gpu_table(2.0, unix_ns=5_000_000_000_000)])
     assert exposed(latest, 5_000_000_000_000) == ['perfd_gpu_power_watts{node="n1",gpu="0"} 2']
+
+
+def test_a_collector_whose_columns_keep_changing_fills_no_memory() -> None:
+    latest = LatestSamples("n1", COLUMNS)
+    for number in range(1000):
+        latest(
+            [
+                SampleTable(
+                    scope=Scope.NODE, times_unix_ns=[1], entities=[""], columns={f"made_up_{number}": [1.0]}
+                )
+            ]
+        )
+    assert 1 <= len(exposed(latest)) <= 64
+    assert exposed(latest)[-1] == 'perfd_node_made_up_999{node="n1"} 1'

@@ -293,7 +293,7 @@ def test_a_stop_does_not_wait_for_an_aggregator_that_cannot_be_reached(new_node:
         address = gone.address
     node = new_node(address, config={"backoff_initial_s": 1000.0, "backoff_max_s": 1000.0})
     node.produce(3)
-    stopped = threading.Thread(target=node.uplink.stop, args=(3600.0,))
+    stopped = threading.Thread(target=node.uplink.stop, args=(3600.0,), daemon=True)
     stopped.start()
     stopped.join(WAIT_S)
     assert not stopped.is_alive()
