@@ -58,8 +58,8 @@ def install(
         f"export NSYS_STAND_IN_{name}={shlex.quote(value)}\n" for name, value in settings.items()
     )
     nsys = target / "nsys"
-    # -I keeps the stand-in apart from whatever the caller's environment puts on Python's path.
-    run = f'exec {shlex.quote(sys.executable)} -I {shlex.quote(str(_SCRIPT))} "$@"\n'
+    # -I and -S keep the stand-in apart from whatever is on the caller's Python path, and make it quick.
+    run = f'exec {shlex.quote(sys.executable)} -I -S {shlex.quote(str(_SCRIPT))} "$@"\n'
     nsys.write_text(f"#!/bin/sh\n{exports}{run}")
     nsys.chmod(0o755)
     return nsys

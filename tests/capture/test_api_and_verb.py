@@ -23,13 +23,16 @@ class Aggregator:
     """A coordinator behind HTTP, and agents that answer in one word."""
 
     def __init__(self):
-        self.coordinator = CaptureCoordinator({"default": CaptureProfile()})
-        self.answer = CaptureState.DONE
-        self.sent = []
+        self.forget()
         self._lock = threading.Lock()
         self.server = HttpServer(
             "127.0.0.1:0", capture_routes(captures=self.list, start=self.start, cancel=self.cancel)
         )
+
+    def forget(self):
+        self.coordinator = CaptureCoordinator({"default": CaptureProfile()})
+        self.answer = CaptureState.DONE
+        self.sent = []
 
     def list(self):
         with self._lock:
@@ -69,11 +72,17 @@ class Aggregator:
                 self.coordinator.on_status(node, status, NOW + 5)
 
 
-@pytest.fixture
-def aggregator():
+@pytest.fixture(scope="module")
+def one_aggregator():
     aggregator = Aggregator()
     yield aggregator
     aggregator.server.close()
+
+
+@pytest.fixture
+def aggregator(one_aggregator):
+    one_aggregator.forget()
+    return one_aggregator
 
 
 @pytest.fixture
@@ -147,12 +156,12 @@ def test_what_the_aggregator_refuses_is_one_sentence_and_exit_code_2(perfd, word
     perfd(*words, code=2)
 
 
-def test_an_aggregator_that_is_not_there_is_named(capsys, aggregator):
-    aggregator.server.close()
-    address = aggregator.server.address
+def test_an_aggregator_that_is_not_there_is_named(capsys):
+    server = HttpServer("127.0.0.1:0", {})
+    address = server.address
+    server.close()
     assert main(["capture", "list", "--aggregator", address]) == 2
     assert f"No aggregator answers at http://{address}" in capsys.readouterr().err
-    aggregator.server = HttpServer("127.0.0.1:0", {})
 
 
 def test_mistakes_in_profiles_are_all_named_with_their_path():
