@@ -10,6 +10,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from perfd_collectors.nccl.library import with_plugin
+
 from perfd.capture.installation import find_nsys
 from perfd.capture.launch import plan_launch
 from perfd.config import AgentCaptureConfig
@@ -102,7 +104,8 @@ def watch(
         recording=str(recording.absolute()) if recording else None,
     )
     try:
-        return run_session(RunOptions(command=launch, settings=settings), say=_say)
+        options = RunOptions(command=launch, settings=settings, environment=with_plugin(os.environ))
+        return run_session(options, say=_say)
     except CommandError as error:
         _say(f"perfd run: {error}")
         return error.exit_code
