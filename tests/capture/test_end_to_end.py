@@ -1,5 +1,6 @@
 """From a rule to a report on the node: real aggregator, real agent, real wire, stand-in nsys."""
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from perfd.agent.agent import Agent
 from perfd.agent.task import CollectorTask
 from perfd.aggregator.aggregator import Aggregator
 from perfd.capture.processes import rank_of, scan_nsys_processes
+from perfd.cli import main
 from perfd.collector import CollectorSpec, Options, Settings
 from perfd.config import (
     AgentCaptureConfig,
@@ -76,7 +78,7 @@ class System:
         aggregator = Aggregator(
             AggregatorConfig(
                 listen=self.address,
-                http_listen=None,
+                http_listen="127.0.0.1:0",
                 history=HistoryConfig(path=str(self.directory / "history.sqlite")),
                 rules=RulesConfig(builtin=False, files=[str(rules)], interval_s=0.1),
                 capture_profiles={"default": self.profile},
@@ -156,6 +158,17 @@ def test_a_rule_that_fires_leaves_a_report_of_the_asked_rank(node, make_system):
     assert export.stat().st_size > 0
     (alert,) = aggregator.alerts()
     assert alert["captures"] == [capture["id"]]
+
+
+def test_a_person_starts_a_capture_and_waits_for_it(make_system, capsys):
+    system = make_system()
+    aggregator = system.aggregator()
+    system.agent()
+    system.node.until(lambda: aggregator.overview() and aggregator.jobs() == ["llama"])
+    words = ["--wait", "--json", "--id", "mine", "--aggregator", aggregator.http_address]
+    assert main(["capture", "start", "llama", *words]) == 0
+    capture = json.loads(capsys.readouterr().out)["capture"]
+    assert (capture["id"], capture["alert"], capture["state"]) == ("mine", None, "done")
 
 
 @pytest.mark.xfail(
