@@ -457,7 +457,88 @@ AGGREGATOR_METRICS: Sequence[MetricInfo] = (
     _metric("process_resident_memory_bytes", "Resident memory of the aggregator.", source="kernel"),
 )
 
+_COLLECTOR = ("collector",)
+_BEFORE_FIRST = "Before its first run."
+_UPLINK, _SPOOL = "the agent's uplink", "the agent's spool"
+
+AGENT_PAGE_METRICS: Sequence[MetricInfo] = (
+    _metric("perfd_agent_build_info", "Version of the agent; always 1.", labels=("version",), source="agent"),
+    _metric("perfd_agent_uplink_connected", "1 while the aggregator is connected, else 0.", source=_UPLINK),
+    _metric(
+        "perfd_agent_uplink_reconnects_total", "Connections after the first.", source=_UPLINK, kind=_COUNTER
+    ),
+    _metric(
+        "perfd_agent_uplink_unknown_messages_total",
+        "Messages of a newer aggregator that this agent does not understand.",
+        source=_UPLINK,
+        kind=_COUNTER,
+    ),
+    _metric(
+        "perfd_agent_batches_sent_total", "Batches sent, repeats included.", source=_UPLINK, kind=_COUNTER
+    ),
+    _metric("perfd_agent_sequence", "Number of the newest batch.", source=_SPOOL),
+    _metric("perfd_agent_sent_sequence", "Number of the newest batch sent.", source=_UPLINK),
+    _metric(
+        "perfd_agent_acknowledged_sequence",
+        "Number of the newest batch that the aggregator has.",
+        source=_UPLINK,
+    ),
+    _metric("perfd_agent_spool_bytes", "Unacknowledged bytes in the spool.", source=_SPOOL),
+    _metric("perfd_agent_spool_batches", "Unacknowledged batches in the spool.", source=_SPOOL),
+    _metric("perfd_agent_spool_writable", "0 while the disk does not take batches, else 1.", source=_SPOOL),
+    _metric(
+        "perfd_agent_dropped_batches_total",
+        "Batches lost because the spool was full.",
+        source=_SPOOL,
+        kind=_COUNTER,
+    ),
+    _metric(
+        "perfd_agent_dropped_records_total",
+        "Records lost because a queue or the spool was full.",
+        source="agent",
+        kind=_COUNTER,
+    ),
+    _metric(
+        "perfd_collector_duration_seconds",
+        "Time that the last run took.",
+        labels=_COLLECTOR,
+        source="the agent's runner",
+        absent=_BEFORE_FIRST,
+    ),
+    _metric(
+        "perfd_collector_success",
+        "1 when the last run succeeded, else 0.",
+        labels=_COLLECTOR,
+        source="the agent's runner",
+        absent=_BEFORE_FIRST,
+    ),
+    _metric(
+        "perfd_collector_last_success_timestamp_seconds",
+        "When a run last succeeded, in seconds since the epoch.",
+        labels=_COLLECTOR,
+        source="the agent's runner",
+        absent="Before its first success.",
+    ),
+    _metric(
+        "perfd_collector_missed_ticks_total",
+        "Runs left out because an earlier one took too long.",
+        labels=_COLLECTOR,
+        source="the agent's runner",
+        kind=_COUNTER,
+    ),
+    _metric(
+        "perfd_collector_running_seconds",
+        "For how long the run in progress has been going on.",
+        labels=_COLLECTOR,
+        source="the agent's runner",
+        absent="Between runs.",
+    ),
+    _metric("process_cpu_seconds_total", "CPU time of the agent.", source="kernel", kind=_COUNTER),
+    _metric("process_resident_memory_bytes", "Resident memory of the agent.", source="kernel"),
+)
+"""What an agent says of itself on its own page, beside its raw columns."""
+
 METRICS: Mapping[str, MetricInfo] = {
     metric.name: metric for metric in (*JOB_METRICS, *AGENT_METRICS, *AGGREGATOR_METRICS)
 }
-"""Everything but raw columns, by name."""
+"""Everything on the aggregator's page but raw columns and what rules record, by name."""

@@ -117,7 +117,7 @@ def test_names_and_ranks_beyond_the_bounds_are_refused_and_counted():
 
 
 def test_beyond_the_bound_of_cells_the_oldest_blocks_go():
-    wide = {rank: 1.0 for rank in range(98)}
+    wide = dict.fromkeys(range(98), 1.0)
     table, _ = phases(*(block(number, f=PhaseTime(by_rank=wide)) for number in range(50)), cells=1000)
     assert table.table().step.tolist() == list(range(40, 50))
 
