@@ -172,9 +172,14 @@ def _step_row(durable: Durable, line: TrainingStep) -> tuple[Any, ...]:
         line.flops_per_s_per_gpu,
         line.tokens_per_s,
         line.samples_per_s,
-        line.global_batch_size,
+        _storable(line.global_batch_size),
         _json(dict(line.losses)),
     )
+
+
+def _storable(number: int | None) -> int | None:
+    """SQLite's integers have 64 bits with a sign; what is larger is garbage."""
+    return None if number is None or number >= 1 << 63 else number
 
 
 def _finite(values: Mapping[_K, float]) -> dict[_K, float]:

@@ -18,6 +18,9 @@ _NO_STEPS_WINDOW_S = 60.0
 _LONGEST_WINDOW_S = 120.0
 """Of GPU samples: steps may be long, and a live number is about now."""
 _SHORTEST_SLOT_S = 0.1
+_FEWEST_SLOTS = 60
+_MOST_CELLS = 32_000_000
+"""Of the aligned samples of a large job: beyond this, slots become longer than the interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +135,15 @@ def _aligned(parts: Sequence[_Part], span_s: float) -> GpuTable:
     if not newest:
         return _table(np.zeros(0), keys, metrics, np.full((0, len(keys), len(metrics)), np.nan, np.float32))
     slot_s = max(_SHORTEST_SLOT_S, *(part.interval_s for part in parts))
-    middle = float(np.median(newest))
-    oldest = min(float(part.times_unix_s[0]) for part in parts if len(part.times_unix_s))
-    start = max(oldest, middle - span_s)
-    slots = int(min(max(newest) - start, middle - start + span_s) / slot_s) + 1
+    # Of an even number the lower one, so that some node is near the middle.
+    middle = float(np.sort(newest)[(len(newest) - 1) // 2])
+    near = [
+        part for part in parts if len(part.times_unix_s) and abs(part.times_unix_s[-1] - middle) <= span_s
+    ]
+    start = max(middle - span_s, min(float(part.times_unix_s[0]) for part in near))
+    length_s = float(max(part.times_unix_s[-1] for part in near)) - start
+    slot_s = max(slot_s, length_s / max(_FEWEST_SLOTS, _MOST_CELLS // (len(keys) * len(metrics))))
+    slots = int(length_s / slot_s) + 1
     data = np.full((slots, len(keys), len(metrics)), np.nan, np.float32)
     column = 0
     for part in parts:

@@ -1,0 +1,88 @@
+"""Arrays of one job from the state of its nodes."""
+
+import math
+
+import numpy as np
+import pytest
+from aggregator.support import START_S, fleet, gpus, place, source, step
+
+from perfd.aggregator.snapshot import job_data
+from perfd.model import Event, EventKind
+
+
+def data(made, *, window=None, name="llm"):
+    return job_data(made, made.jobs[name], now_unix_s=START_S, now_s=0.0, window_steps=window)
+
+
+def test_the_samples_of_one_node_keep_their_instants():
+    made = fleet()
+    made.apply([place(3, 0), *(gpus(time_s, power_w=time_s) for time_s in (10.0, 10.1, 10.2))], source())
+    table = data(made).gpu
+    assert table.time_unix_s.tolist() == [10.0, 10.1, 10.2]
+    assert [(key.node, key.gpu, key.rank) for key in table.gpus] == [("n0", "0", 3)]
+    assert table.metrics["power_w"][:, 0] == pytest.approx([10.0, 10.1, 10.2])
+
+
+def test_gpus_of_other_jobs_are_left_out():
+    made = fleet()
+    made.apply([gpus(1, count=2, power_w=[1.0, 2.0]), place(0, 0), place(0, 1, job="other")], source())
+    assert [key.gpu for key in data(made).gpu.gpus] == ["0"]
+    assert data(made, name="other").gpu.metrics["power_w"].tolist() == [[2.0]]
+
+
+def test_nodes_that_are_read_at_different_moments_share_slots_of_time():
+    made = fleet()
+    for node, shift in (("n0", 0.0), ("n1", 0.4)):
+        tables = [gpus(100 + shift + time_s, power_w=float(time_s)) for time_s in range(20)]
+        made.apply([place(0 if node == "n0" else 1, 0), *tables], source(node=node))
+    table = data(made).gpu
+    assert len(table.time_unix_s) == 20
+    np.testing.assert_array_equal(table.metrics["power_w"][:, 0], table.metrics["power_w"][:, 1])
+
+
+def test_a_metric_that_only_one_node_has_is_nan_on_the_others():
+    made = fleet()
+    made.apply([place(0, 0), gpus(1, a=1.0), gpus(2, a=1.0)], source(node="n0"))
+    made.apply([place(1, 0), gpus(1, b=2.0), gpus(2, b=2.0)], source(node="n1"))
+    table = data(made).gpu
+    assert table.metrics["a"][0].tolist()[0] == 1.0
+    assert math.isnan(table.metrics["a"][0, 1])
+    assert table.metrics["b"][0, 1] == 2.0
+
+
+def test_a_node_whose_clock_is_a_day_off_does_not_stretch_time():
+    made = fleet()
+    for number in range(3):
+        shift = 86_400 if number == 2 else 0
+        tables = [gpus(shift + time_s, a=1.0) for time_s in range(10)]
+        made.apply([place(number, 0), *tables], source(node=f"n{number}"))
+    table = data(made).gpu
+    assert len(table.time_unix_s) <= made.limits.gpu_history_s + 1
+    assert not np.isnan(table.metrics["a"][:, :2]).any()
+
+
+def test_a_window_holds_the_newest_lines_and_what_belongs_to_them():
+    made = fleet()
+    lines = [step(number, time_s=START_S + number, step_time_s=1.0) for number in range(1, 21)]
+    made.apply([place(0, 0), *lines, *(gpus(START_S + t, a=1.0) for t in range(21))], source())
+    windowed = data(made, window=5)
+    assert windowed.steps.step.tolist() == [16, 17, 18, 19, 20]
+    assert windowed.gpu.time_unix_s[0] == START_S + 15
+    assert len(data(made).gpu.time_unix_s) == 21
+
+
+def test_samples_after_the_end_of_a_job_are_not_its_own():
+    made = fleet()
+    end = Event(kind=EventKind.JOB_ENDED, time_unix_ns=5 * 10**9, message="", job="llm")
+    made.apply([place(0, 0), step(1), *(gpus(t, a=1.0) for t in range(10)), end], source())
+    assert data(made).gpu.time_unix_s.max() == 5.0
+
+
+def test_a_job_without_gpus_or_steps_has_empty_tables():
+    made = fleet()
+    made.apply([place(0, 0)], source())
+    made.apply([place(1, 0)], source(node="n1"))
+    made_data = data(made)
+    assert len(made_data.steps) == len(made_data.phases) == 0
+    assert made_data.gpu.gpus == ()
+    assert {node: len(placed) for node, placed in made_data.placements.items()} == {"n0": 1, "n1": 1}
