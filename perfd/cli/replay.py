@@ -79,7 +79,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     result = _played(options)
     print(in_words(result.summaries, result.alerts, result.warnings), end="")
-    print(f"\nPlayed {result.played_s:.1f} s in {result.took_s:.2f} s.")
+    factor = result.played_s / result.took_s if result.took_s else 0.0
+    print(f"\nPlayed {result.played_s:.1f} s in {result.took_s:.2f} s, {factor:.0f} times real time.")
     return 0
 
 
