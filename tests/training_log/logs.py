@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import TypeVar
 
-from perfd.model import Record
 from perfd_collectors.training_log.parser import parse_log
+
+from perfd.model import Record
 
 R = TypeVar("R", bound=Record)
 
@@ -17,7 +19,9 @@ def records_of(text: str | bytes, kind: type[R]) -> list[R]:
     return [record for record in parse_log(data) if isinstance(record, kind)]
 
 
-def iteration(step: int, *, ms: float = 2000.0, stamp: str = "2025-05-01 10:00:00", loss: str = "2.5E+00") -> str:
+def iteration(
+    step: int, *, ms: float = 2000.0, stamp: str = "2025-05-01 10:00:00", loss: str = "2.5E+00"
+) -> str:
     """An iteration line as core 0.6 to 0.15 print it."""
     return (
         f" [{stamp}] iteration {step:8d}/     500 | consumed samples: {step * 64:12d} |"
@@ -28,11 +32,15 @@ def iteration(step: int, *, ms: float = 2000.0, stamp: str = "2025-05-01 10:00:0
 
 
 def timers(
-    rows: Mapping[str, tuple[float, float]], header: str = "(min, max) time across ranks (ms):", prefix: str = ""
+    rows: Mapping[str, tuple[float, float]],
+    header: str = "(min, max) time across ranks (ms):",
+    prefix: str = "",
 ) -> str:
     """A timer block as `--timing-log-option minmax` prints it."""
     lines = [f"{prefix}{header}\n"]
-    lines += [f"{prefix}    {(name + ' ').ljust(48, '.')}: ({a:.2f}, {b:.2f})\n" for name, (a, b) in rows.items()]
+    lines += [
+        f"{prefix}    {(name + ' ').ljust(48, '.')}: ({a:.2f}, {b:.2f})\n" for name, (a, b) in rows.items()
+    ]
     return "".join(lines)
 
 
@@ -79,8 +87,6 @@ def dump(options: Mapping[str, object] | None = None, **changes: object) -> str:
 
 def values_of(records: Sequence[Record]) -> set[tuple[object, ...]]:
     """Every number that records say, each with what it is said of."""
-    from dataclasses import fields, is_dataclass  # noqa: PLC0415
-
     found: set[tuple[object, ...]] = set()
 
     def visit(path: tuple[object, ...], value: object) -> None:
@@ -94,5 +100,5 @@ def values_of(records: Sequence[Record]) -> set[tuple[object, ...]]:
             found.add((*path, value))
 
     for record in records:
-        visit((type(record).__name__, getattr(record, "step", None), getattr(record, "rank", None)), record)
+        visit((type(record).__name__, getattr(record, "step", None)), record)
     return found

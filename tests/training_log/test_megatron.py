@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
-from perfd.model import Event, EventKind, JobDescription, MemoryReport, Recompute, StepPhases, TrainingStep
 from perfd_collectors.training_log.megatron_arguments import layer_pattern
 from training_log.logs import dump, iteration, records_of, timers
+
+from perfd.model import Event, EventKind, JobDescription, MemoryReport, Recompute, StepPhases, TrainingStep
 
 LEVEL_1 = {"forward-backward": (1810.25, 1812.5), "optimizer": (40.5, 41.0)}
 
@@ -30,12 +30,12 @@ def test_all_fields_of_an_iteration_line_are_read_in_si_units() -> None:
 
 
 def test_the_order_of_fields_does_not_matter_and_unknown_ones_are_kept() -> None:
-    line = " iteration 5/ 9 | my number: 1.5 | lm loss: 3.5 | elapsed time per iteration (ms): 10.0 | z_loss: 0.5 |\n"
+    line = " iteration 5/9 | mine: 1.5 | lm loss: 3.5 | elapsed time per iteration (ms): 10.0 | z_loss: 1 |\n"
 
     (step,) = records_of(line, TrainingStep)
 
-    assert step.extras == {"my number": 1.5}
-    assert step.losses == {"lm loss": 3.5, "z_loss": 0.5}
+    assert step.extras == {"mine": 1.5}
+    assert step.losses == {"lm loss": 3.5, "z_loss": 1.0}
     assert step.step_time_s == 0.01
 
 
@@ -77,7 +77,11 @@ def test_timer_blocks_before_their_lines_are_matched() -> None:
 
     blocks = records_of(text, StepPhases)
 
-    assert [(block.step, block.phases["optimizer"].max_s) for block in blocks] == [(10, 0.01), (20, 0.02), (30, 0.03)]
+    assert [(block.step, block.phases["optimizer"].max_s) for block in blocks] == [
+        (10, 0.01),
+        (20, 0.02),
+        (30, 0.03),
+    ]
 
 
 def test_a_block_that_overtakes_its_line_now_and_then_is_matched() -> None:
@@ -186,9 +190,17 @@ def test_grouped_query_attention_counts_when_it_is_on() -> None:
 
 
 def test_latent_attention_and_experts_count_only_when_they_are_on() -> None:
-    latent = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_head_dim": 128, "qk_pos_emb_head_dim": 64, "v_head_dim": 128}
+    latent = {
+        "kv_lora_rank": 512,
+        "q_lora_rank": 1536,
+        "qk_head_dim": 128,
+        "qk_pos_emb_head_dim": 64,
+        "v_head_dim": 128,
+    }
     off = described(dump(**latent))
-    on = described(dump(**latent, multi_latent_attention=True, num_experts=8, moe_layer_freq="([0]*4+[1]*20)"))
+    on = described(
+        dump(**latent, multi_latent_attention=True, num_experts=8, moe_layer_freq="([0]*4+[1]*20)")
+    )
 
     assert off.model is not None
     assert on.model is not None
@@ -215,7 +227,20 @@ def test_a_layer_pattern_is_read(text: str, pattern: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["0", "-1", "[0, 1]", "[2]*4", "[[0]]*4", "__import__('os')", "[1]*10**9", "4**4", "x", "(", "[1]*99999999"]
+    "text",
+    [
+        "0",
+        "-1",
+        "[0, 1]",
+        "[2]*4",
+        "[[0]]*4",
+        "__import__('os')",
+        "[1]*10**9",
+        "4**4",
+        "x",
+        "(",
+        "[1]*99999999",
+    ],
 )
 def test_what_is_no_layer_pattern_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"."):
@@ -314,12 +339,17 @@ def test_sizes_of_the_one_line_start_survive_its_missing_separators() -> None:
 def test_memory_reports_run_together_are_told_apart() -> None:
     text = (
         "[Rank 9] (after 1 iterations) memory (MB) | allocated: 1.5 | max allocated: 2.0 | reserved: 3.0 |"
-        " max reserved: 4.0[Rank 8] (after 1 iterations) memory (MB) | allocated: 5.0 | max allocated: 6.0 |\n"
+        " max reserved: 4.0[Rank 8] (after 1 iterations) memory (MB) | allocated: 5.0 | max allocated: 6.0\n"
     )
 
     nine, eight = records_of(text, MemoryReport)
 
-    assert (nine.rank, nine.step, nine.allocated_bytes, nine.max_reserved_bytes) == (9, 1, 1.5 * 2**20, 4 * 2**20)
+    assert (nine.rank, nine.step, nine.allocated_bytes, nine.max_reserved_bytes) == (
+        9,
+        1,
+        1.5 * 2**20,
+        4 * 2**20,
+    )
     assert (eight.rank, eight.max_allocated_bytes, eight.max_reserved_bytes) == (8, 6 * 2**20, None)
 
 
@@ -355,8 +385,13 @@ def test_a_checkpoint_tells_how_long_it_took() -> None:
 @pytest.mark.parametrize(
     ("by_torch", "profiled"), [(True, [8, 9, 10]), (False, [10, 11])], ids=["PyTorch's profiler", "CUDA's"]
 )
-def test_iterations_that_the_options_profile_are_marked(by_torch: bool, profiled: list[int]) -> None:  # noqa: FBT001
-    options = {"profile": True, "profile_step_start": 9, "profile_step_end": 11, "use_pytorch_profiler": by_torch}
+def test_iterations_that_the_options_profile_are_marked(by_torch: bool, profiled: list[int]) -> None:
+    options = {
+        "profile": True,
+        "profile_step_start": 9,
+        "profile_step_end": 11,
+        "use_pytorch_profiler": by_torch,
+    }
     text = dump(**options, log_interval=1) + "".join(iteration(step) for step in range(1, 14))
 
     events = [event for event in records_of(text, Event) if event.kind is EventKind.PROFILE]

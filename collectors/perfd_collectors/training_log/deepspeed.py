@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import EventKind, MemoryReport, PhaseTime, TrainingStep
-from perfd_collectors.training_log.formats import Job
+from perfd_collectors.training_log.formats import Job, is_plain_key
 from perfd_collectors.training_log.lines import Line
 from perfd_collectors.training_log.megatron_timers import one_line_timers
 from perfd_collectors.training_log.numbers import humanised, integer, number, positive
@@ -34,8 +34,8 @@ _PROFILER_ROW = re.compile(
     r"([a-zA-Z][^:]{2,90}): +([\d.,]+) ?([KMGTP]?)(?:FLOPS|MACs|B|s|ms|us)?\s*$", re.ASCII
 )
 _PROFILER_LINES = 60
-_PER_MICRO_STEP = "_microstep"
-_WHOLE_STEP = frozenset({"forward", "fwd"})
+_WHOLE_STEP = frozenset({"forward", "fwd", "pipe_send_output", "pipe_recv_input"})
+"""What the last of a step's timer lines holds: of the plain engine, or of the one with a pipeline."""
 
 
 class DeepSpeedParser:
@@ -174,10 +174,8 @@ class DeepSpeedParser:
         if timers is None:
             return False
         self._is_deepspeed()
-        for name, value in timers.items():
-            # There is one such line for each micro-step; together they make the step.
-            add = self._phases.get(name, 0.0) if name.endswith(_PER_MICRO_STEP) else 0.0
-            self._phases[name] = add + value
+        # There is a line for each micro-step; what stays is the last one's, for the step's line has the sums.
+        self._phases.update(timers)
         if _WHOLE_STEP & timers.keys():
             phases = {name: PhaseTime(max_s=value) for name, value in self._phases.items()}
             self._phases = {}
@@ -223,7 +221,7 @@ class DeepSpeedParser:
         match = _PROFILER_ROW.match(text)
         if match is not None and self._profiler_rows is not None:
             value = humanised(match[2].replace(",", "") + match[3])
-            if value is not None:
+            if value is not None and is_plain_key(match[1]):
                 self._profiler_rows[match[1].strip()] = value
         if (text.startswith("-----") and self._profiler_rows) or self._profiler_lines > _PROFILER_LINES:
             self._end_profiler()

@@ -50,8 +50,9 @@ def fields(text: str, *, complete: bool) -> list[tuple[str, str]]:
     for piece in pieces:
         colon, equals = piece.find(":"), piece.find("=")
         cut = min((at for at in (colon, equals) if at > 0), default=-1)
-        if cut > 0:
-            pairs.append((piece[:cut].strip(), piece[cut + 1 :].strip()))
+        key = piece[:cut].strip()
+        if cut > 0 and is_plain_key(key):
+            pairs.append((key, piece[cut + 1 :].strip()))
     return pairs
 
 

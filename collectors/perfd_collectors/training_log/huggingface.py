@@ -11,7 +11,7 @@ from perfd_collectors.training_log.lines import Line
 from perfd_collectors.training_log.numbers import grouped, number
 from perfd_collectors.training_log.steps import Family
 
-_DICT = re.compile(r"\{('(?:loss|eval_\w+|train_runtime)': [^{}]*)\}", re.ASCII)
+_DICT = re.compile(r"\{('(loss|eval_\w+|train_runtime)': [^{}]*)\}", re.ASCII)
 _PAIR = re.compile(r"'([\w/.-]+)': '?([^',]+)'?(?=,|$)", re.ASCII)
 _BAR = re.compile(r"\d+%\|[^|]*\| +(\d+)/(\d+) \[", re.ASCII)
 _SIZES = re.compile(
@@ -86,11 +86,11 @@ class HuggingFaceParser:
         pairs = dict(_PAIR.findall(match[1]))
         values = {name: value for name, figure in pairs.items() if (value := number(figure)) is not None}
         self._out.describe(framework="hf-trainer")
-        if "train_runtime" in pairs:
+        if match[2] == "train_runtime":
             self._out.event(
                 EventKind.JOB_ENDED, "The trainer is done.", step=self._steps.last_step, values=values
             )
-        elif "loss" in pairs:
+        elif match[2] == "loss":
             self._log(values)
         else:
             duration_s = values.get("eval_runtime")

@@ -22,6 +22,7 @@ _RAY = re.compile(r"\([\w.:-]+ pid=\d+(?:, ip=[\w.:]+)?\) ", re.ASCII)
 _GLOBAL_RANK = re.compile(r"\s*\[rank:?(\d+)\]:", re.ASCII)
 _MAY_BE_PREFIXED = re.compile(r"\s*[\[({\d]", re.ASCII)
 _MAX_PREFIXES = 6
+_GARBAGE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufffd]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +36,11 @@ class Line:
     """When a container runtime received it: the one printed time that has a zone."""
     complete: bool = True
     """Whether its end was seen; of a line that is not complete only fields with a terminator count."""
+
+    @property
+    def damaged(self) -> bool:
+        """Whether it holds bytes that no program prints: fields of it may be lost."""
+        return _GARBAGE.search(self.text) is not None
 
 
 class LineBuffer:

@@ -59,10 +59,12 @@ class MegatronParser:
         """Take in a line. A line whose end was not seen can only give an iteration's terminated fields."""
         text = line.text
         if "iteration" in text and ANCHOR.search(text):
-            self._end_block()
-            for iteration in iterations(text, complete=line.complete):
-                self._iteration(iteration)
-            return True
+            whole = line.complete and text.isascii() and not line.damaged
+            if found := iterations(text, complete=whole):
+                self._end_block()
+                for iteration in found:
+                    self._iteration(iteration)
+                return True
         if not line.complete:
             return False
         if any(mark in text for mark in _ENDS_OF_A_BLOCK):
@@ -71,7 +73,7 @@ class MegatronParser:
 
     def finish(self) -> None:
         """Put out the open block and a checkpoint that waited for its duration."""
-        self._end_block(ended=False)
+        self._end_block()
         self._occasions.end_checkpoint(None)
 
     def _dump_row(self, text: str) -> bool:
@@ -108,8 +110,8 @@ class MegatronParser:
             self._steps.cut_line()
         return known
 
-    def _end_block(self, *, ended: bool = True) -> None:
-        block = self._timers.close(ended=ended)
+    def _end_block(self) -> None:
+        block = self._timers.close()
         if block is not None:
             self._steps.phases(block.of_step)
             self._occasions.timers(block.occasional)

@@ -7,11 +7,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from perfd_collectors.training_log.formats import fields, is_plain_key
+from perfd_collectors.training_log.formats import fields
 from perfd_collectors.training_log.numbers import humanised, number, positive
 from perfd_collectors.training_log.stamps import last_stamp_ns
 
-ANCHOR = re.compile(r"(?<![\w/])iteration\s*(=?)\s*(\d{1,12})\s*/\s*(\d{1,12})\s*\|", re.ASCII)
+# NeMo's "Training epoch 0, iteration 1/9 |" is none.
+ANCHOR = re.compile(r"(?<![\w/])(?<!, )iteration\s*(=?)\s*(\d{1,12})\s*/\s*(\d{1,12})\s*\|", re.ASCII)
 _STAMP_REACH = 160
 _TWO_IN_ONE = re.compile(r"iteration time: ([\d.]+) s samples/sec: ([\d.]+)", re.ASCII)
 _FIRST_NUMBER = re.compile(
@@ -80,7 +81,10 @@ class Iteration:
 
 
 def iterations(text: str, *, complete: bool) -> list[Iteration]:
-    """All iteration lines on one physical line (writers can be glued), each with its terminated fields."""
+    """All iteration lines on one physical line (writers can be glued), each with its terminated fields.
+
+    `complete` says that no field of the last one is missing.
+    """
     anchors = list(ANCHOR.finditer(text))
     found = []
     for index, anchor in enumerate(anchors):
@@ -104,7 +108,9 @@ def iterations(text: str, *, complete: bool) -> list[Iteration]:
             _take(iteration, key, value)
         keys = {key.lower().replace("_", " ") for key, _ in pairs}
         iteration.fork = next((name for name, is_fork in _FORKS if is_fork(keys)), None)
-        found.append(iteration)
+        # Other trainers number their lines like this; none of them has these fields.
+        if "step_time_s" in iteration.values or any(key == "consumed samples" for key, _ in pairs):
+            found.append(iteration)
     return found
 
 
@@ -125,8 +131,6 @@ def _take(iteration: Iteration, key: str, text: str) -> None:
     elif known in _PLAIN:
         value = humanised(text) if known == "consumed tokens" else number(text)
         _put(iteration.values, _PLAIN[known], value)
-    elif not is_plain_key(key):
-        return
     elif "loss" in known:
         _put(iteration.losses, key, number(text))
     else:

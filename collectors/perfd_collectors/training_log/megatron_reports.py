@@ -14,7 +14,8 @@ _GB = 1e9
 
 # The next report on the same line ends the last value of this one.
 _MEMORY = re.compile(
-    r"\[Rank (\d+)\] \(after (?:(\d+) iterations|[^)]*)\) memory \((MB|GB)\) \|(.*?)(?=\[Rank \d|$)", re.ASCII
+    r"\[Rank (\d+)\] \(after (?:(\d+) iterations|[a-z][\w ]*)\) memory \((MB|GB)\) \|(.*?)(?=\[Rank \d|$)",
+    re.ASCII,
 )
 _MEMORY_FIELDS = {
     "allocated": "allocated_bytes",

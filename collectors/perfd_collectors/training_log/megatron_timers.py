@@ -39,6 +39,12 @@ class _Block:
     doubtful: set[str] = field(default_factory=set)
     name: str | None = None
     foreign: int = 0
+    contested: bool = False
+    """Rows of another block came in between, and nobody can tell whose they are."""
+
+    @property
+    def empty(self) -> bool:
+        return not self.phases and not self.by_rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +60,8 @@ class TimerBlocks:
 
     def __init__(self) -> None:
         self._block: _Block | None = None
+        self._cut_short = False
+        """The last block ended before its first row: its rows may come in the next one."""
 
     @property
     def open(self) -> bool:
@@ -61,10 +69,10 @@ class TimerBlocks:
         return self._block is not None
 
     def header(self, text: str) -> bool:
-        """Open a block if the text ends in a header. Close the open one first."""
+        """Open a block if the text ends in a header. One that is open must be closed first."""
         if not _HEADER.search(text):
             return False
-        self._block = _Block()
+        self._block = _Block(contested=self._cut_short)
         return True
 
     def row(self, text: str) -> bool:
@@ -82,15 +90,19 @@ class TimerBlocks:
         """Whether so much else came that the block must have ended."""
         return self._block is not None and self._block.foreign > _MAX_FOREIGN_LINES
 
-    def close(self, *, ended: bool = True) -> TimerBlock | None:
-        """Hand over the open block. `ended` is False at the end of a log, where rows may be missing."""
+    def close(self) -> TimerBlock | None:
+        """Hand over the open block."""
         block, self._block = self._block, None
         if block is None:
+            return None
+        self._cut_short = block.empty
+        if block.contested:
             return None
         phases = {name: phase for name, phase in block.phases.items() if name not in block.doubtful}
         for name, by_rank in block.by_rank.items():
             if name not in block.doubtful and by_rank:
-                phases[name] = _phase_by_rank(by_rank, whole=ended)
+                # No extremes: nobody says that all ranks are there.
+                phases[name] = PhaseTime(by_rank=by_rank)
         return TimerBlock(
             of_step={name: phase for name, phase in phases.items() if not _occasional(name)},
             occasional={name: phase for name, phase in phases.items() if _occasional(name)},
@@ -115,29 +127,26 @@ class TimerBlocks:
         return True
 
     def _of_rank(self, block: _Block, text: str) -> bool:
-        if (match := _RANK.match(text)) and block.name is not None:
+        if match := _RANK.match(text):
+            if block.name is None:
+                block.contested = True
+                return False
             value = _seconds(match[2])
             by_rank = block.by_rank.setdefault(block.name, {})
             if value is None:
                 return False
-            if int(match[1]) in by_rank:
+            if by_rank and int(match[1]) <= max(by_rank):
                 block.doubtful.add(block.name)
             by_rank[int(match[1])] = value
             return True
         if match := _NAME.match(text):
+            if block.name is not None and block.name not in block.by_rank:
+                block.contested = True
             block.name = match[1]
             if match[1] in block.by_rank:
                 block.doubtful.add(match[1])
             return True
         return False
-
-
-def _phase_by_rank(by_rank: dict[int, float], *, whole: bool) -> PhaseTime:
-    """One timer of all ranks. Extremes are taken as Megatron takes them: a rank without the timer shows 0."""
-    if not whole:
-        return PhaseTime(by_rank=by_rank)
-    timed = [value for value in by_rank.values() if value > 0] or [0.0]
-    return PhaseTime(min_s=min(timed), max_s=max(timed), by_rank=by_rank)
 
 
 def _occasional(name: str) -> bool:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import MemoryReport
-from perfd_collectors.training_log.formats import Job, fields, is_plain_key, training_step
+from perfd_collectors.training_log.formats import Job, fields, training_step
 from perfd_collectors.training_log.lines import Line
 from perfd_collectors.training_log.numbers import humanised
 from perfd_collectors.training_log.stamps import last_stamp_ns
@@ -50,7 +50,7 @@ class NanotronParser:
         extras: dict[str, float] = {}
         for key, text in fields(line.text[anchor.end() :], complete=True):
             value = humanised(text)
-            if value is None or not is_plain_key(key):
+            if value is None:
                 continue
             if key in _FIELDS:
                 name, power = _FIELDS[key]

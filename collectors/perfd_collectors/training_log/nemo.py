@@ -35,15 +35,17 @@ class NemoParser:
     hungry = False
 
     def parse(self, line: Line) -> bool:
-        """Take in a whole line."""
-        return line.complete and (self._line(line.text) or self._bar(line.text) or self._profiler(line.text))
+        """Take in a whole line that nothing has damaged: what says the step may not be missing."""
+        if not line.complete or line.damaged:
+            return False
+        return self._line(line.text) or self._bar(line.text) or self._profiler(line.text)
 
     def finish(self) -> None:
         """Nothing waits."""
 
     def _line(self, text: str) -> bool:
         anchor = _ANCHOR.search(text)
-        if anchor is None:
+        if anchor is None or not text.isascii():
             return False
         pairs = dict(fields(text[anchor.end() :], complete=True))
         self._add(int(anchor[1]), pairs, last_step=int(anchor[2]))
@@ -51,9 +53,11 @@ class NemoParser:
 
     def _bar(self, text: str) -> bool:
         match = _BAR.search(text)
-        if match is None or "reduced_train_loss=" not in match[5]:
+        if match is None:
             return False
         pairs = dict(pair.strip().split("=", 1) for pair in match[5].split(",") if "=" in pair)
+        if not {"reduced_train_loss", "global_step"} <= pairs.keys():
+            return False
         rate = positive(match[3])
         if rate is not None and "train_step_timing in s" not in pairs:
             # The bar's own pace, an average over the last steps.

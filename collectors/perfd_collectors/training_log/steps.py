@@ -23,6 +23,16 @@ class Family(IntEnum):
     TRAINER = 3
 
 
+@dataclass(frozen=True, slots=True)
+class _Coverage:
+    """What the averages of a progress line hold."""
+
+    steps: int
+    warmup: bool = False
+    scale: float | None = 1.0
+    """What the timers must be multiplied with to be per step; None when that is unknown."""
+
+
 @dataclass(slots=True)
 class _Run:
     """One run of the trainer: from a start or a resume to the next."""
@@ -36,14 +46,41 @@ class _Run:
     holds_first: bool = False
     """The averages still hold the run's first step."""
 
+    def cover(self, step: int, *, keeps_first: bool, interval: int | None) -> _Coverage:
+        """Take in the next line of the run."""
+        if self.fresh or (self.reset_at is None and step <= 1):
+            return self._first_line(step, keeps_first=keeps_first, interval=interval)
+        since = step - self.reset_at if self.reset_at is not None else 1
+        first = step - since + 1
+        self.reset_at = step
+        if not self.holds_first:
+            return _Coverage(min(since, interval) if interval else since)
+        self.holds_first = False
+        # It is the next one on the interval's grid; otherwise lines were lost.
+        if interval is None or step != (first // interval + 1) * interval:
+            return _Coverage(since, warmup=True, scale=None)
+        return _Coverage(since, warmup=True, scale=interval / since)
+
+    def _first_line(self, step: int, *, keeps_first: bool, interval: int | None) -> _Coverage:
+        self.fresh, self.holds_first = False, keeps_first
+        self.reset_at = step - 1 if keeps_first else step
+        if keeps_first:
+            return _Coverage(1, warmup=True, scale=interval)
+        since = step - self.begin if self.begin is not None and self.begin < step else 1
+        if interval is None:
+            # A fresh start has its first line after one interval, so its timers are right as they are.
+            return _Coverage(since, warmup=True, scale=None if self.begin else 1.0)
+        covered = min(since, interval)
+        return _Coverage(covered, warmup=True, scale=interval / covered)
+
 
 @dataclass(slots=True)
 class _Current:
     """The newest progress line, waiting for its timers."""
 
-    step: int | None
-    """None for a line that was cut: its timers belong to no known step."""
-    scale: float = 1.0
+    step: int
+    scale: float | None
+    """As in `_Coverage`; also None for a line that was cut, whose step is not known."""
     has_phases: bool = False
 
 
@@ -111,10 +148,10 @@ class StepLog:
             # Whoever keeps the steps sees the same; only a start of the trainer is news.
             self._run = _Run(fresh=True)
             self._seen.clear()
-        covered, warmup, scale = self._coverage(step.step, keeps_first=keeps_first, interval=interval)
+        coverage = self._run.cover(step.step, keeps_first=keeps_first, interval=interval)
         self._remember(step.step, printed_ns)
-        self._out.step(replace(step, steps_covered=covered, warmup=warmup), printed_ns)
-        self._matcher.line(_Current(None if scale is None else step.step, scale or 1.0))
+        self._out.step(replace(step, steps_covered=coverage.steps, warmup=coverage.warmup), printed_ns)
+        self._matcher.line(_Current(step.step, coverage.scale))
 
     def phases(self, phases: Mapping[str, PhaseTime]) -> None:
         """Take in a block of timers; it goes to the progress line that it was printed with."""
@@ -131,33 +168,6 @@ class StepLog:
             return False
         before = self._seen[step]
         return printed_ns is None or before is None or abs(printed_ns - before) < _SAME_LINE_NS
-
-    def _coverage(
-        self, step: int, *, keeps_first: bool, interval: int | None
-    ) -> tuple[int, bool, float | None]:
-        """Steps in the averages, whether a first is among them, what mends the timers (None: unknown)."""
-        run = self._run
-        if run.fresh or (run.reset_at is None and step <= 1):
-            begin = run.begin if run.begin is not None and run.begin < step else None
-            run.fresh, run.holds_first = False, keeps_first
-            run.reset_at = step - 1 if keeps_first else step
-            if keeps_first:
-                covered = 1
-            else:
-                since = step - begin if begin is not None else 1
-                covered = since if interval is None else min(since, interval)
-            return covered, True, interval / covered if interval else 1.0
-        since = step - run.reset_at if run.reset_at is not None else 1
-        held, run.holds_first = run.holds_first, False
-        first = run.reset_at + 1 if run.reset_at is not None else step
-        run.reset_at = step
-        if not held:
-            return (min(since, interval) if interval else since), False, 1.0
-        if interval is None:
-            return since, True, 1.0
-        # The line after the first is the next one on the interval's grid; otherwise lines were lost.
-        on_grid = step == (first // interval + 1) * interval
-        return since, True, interval / since if on_grid else None
 
     def _remember(self, step: int, printed_ns: int | None) -> None:
         self._steps += 1
@@ -188,7 +198,7 @@ class _PhaseMatcher:
 
     def cut_line(self) -> None:
         self._settle()
-        self._current, self._early = _Current(None), None
+        self._current, self._early = _Current(-1, None), None
 
     def line(self, current: _Current) -> None:
         self._settle()
@@ -222,7 +232,7 @@ class _PhaseMatcher:
         if current is None:
             return
         current.has_phases = True
-        if current.step is None:
+        if current.scale is None:
             return
         scaled = {name: _scale(phase, current.scale) for name, phase in phases.items()}
         self._out.add(StepPhases(job=self._out.job, step=current.step, phases=scaled))

@@ -14,7 +14,7 @@ from perfd_collectors.training_log.stamps import last_stamp_ns
 _GIB = 1024.0**3
 _STEP = re.compile(r"(?<!validate )\bstep: +(\d+)  ", re.ASCII)
 _VALIDATE = re.compile(r"\bvalidate step: +(\d+)  ", re.ASCII)
-_PAIR = re.compile(r"([a-z_/]+): +(\S+)(?=  |\s*$)", re.ASCII)
+_PAIR = re.compile(r"(?<!\S)([a-z_/]+): +(\S+)(?=  |\s*$)", re.ASCII)
 _MEMORY = re.compile(r"([\d.]+)GiB\(([\d.]+)%\)", re.ASCII)
 _SHARE = re.compile(r"([\d.]+)%", re.ASCII)
 _BEGIN = re.compile(
@@ -22,7 +22,7 @@ _BEGIN = re.compile(
     r"sequence length (\d+), total steps (\d+) \(",
     re.ASCII,
 )
-_MESH = re.compile(r"Building (\d+)-D device mesh with (\[.*?\]), \[([\d, ]+)\]", re.ASCII)
+_MESH = re.compile(r"Building (\d+)-D device mesh with \[((?:'\w+'(?:, )?)+)\], \[([\d, ]+)\]", re.ASCII)
 _SIZE = re.compile(r"\bsize: ([\d,]+) total parameters", re.ASCII)
 _CHECKPOINT = re.compile(r"Finished saving the checkpoint .*?in ([\d.]+) seconds", re.ASCII)
 _PROFILE = re.compile(r"Dumping (?:profiler )?traces at step (\d+)\b(?=\s*$)", re.ASCII)
@@ -129,7 +129,7 @@ class TorchtitanParser:
             if step > 1:
                 self._steps.resumed(step - 1)
         elif match := _MESH.search(text):
-            self._mesh(match[2], [int(size) for size in match[3].split(",") if size.strip()])
+            self._mesh(match[2].split(", "), [int(size) for size in match[3].split(", ") if size.isdigit()])
         elif match := _SIZE.search(text):
             self._out.describe(parameters=grouped(match[1]))
         elif match := _CHECKPOINT.search(text):
@@ -146,8 +146,10 @@ class TorchtitanParser:
     ) -> None:
         self._out.event(kind, message, printed_ns=last_stamp_ns(text), step=step, duration_s=duration_s)
 
-    def _mesh(self, names: str, sizes: list[int]) -> None:
-        dimensions = dict(zip(re.findall(r"'(\w+)'", names), sizes, strict=False))
+    def _mesh(self, names: list[str], sizes: list[int]) -> None:
+        if len(names) != len(sizes):
+            return
+        dimensions = {name.strip("'"): size for name, size in zip(names, sizes, strict=True)}
         world = data = 1
         for name, size in dimensions.items():
             world *= size

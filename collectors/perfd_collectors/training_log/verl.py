@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import MemoryReport, PhaseTime, TrainingStep
-from perfd_collectors.training_log.formats import Job
+from perfd_collectors.training_log.formats import Job, is_plain_key
 from perfd_collectors.training_log.lines import Line
 from perfd_collectors.training_log.numbers import number
 
@@ -32,7 +32,9 @@ class VerlParser:
         if anchor is None:
             return False
         pairs = [piece.rpartition(":") for piece in line.text[anchor.end() :].split(" - ")]
-        values = {key.strip(): value for key, _, text in pairs if (value := number(text)) is not None}
+        values = {
+            key: value for key, _, text in pairs if is_plain_key(key) and (value := number(text)) is not None
+        }
         if not any("/" in key for key in values):
             return False
         self._out.describe(framework="verl")

@@ -1,0 +1,174 @@
+"""What holds for any log, however it was damaged: nothing raises, and no value is invented."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from perfd_collectors.training_log.parser import LogParser, new_job, parse_log
+from perfd_collectors.training_log.stamps import Zone
+from training_log.logs import values_of
+
+from perfd.model import Record, StepPhases, TrainingStep
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "training_log"
+LOGS = {path.stem: path.read_bytes() for path in sorted(FIXTURES.glob("*.log"))}
+names = st.sampled_from(sorted(LOGS))
+
+_NOT_PRINTED = {"steps_covered", "warmup", "time_unix_ns"}
+"""What follows from the order of lines, not from a line."""
+
+
+def said(records: Sequence[Record]) -> set[tuple[object, ...]]:
+    return {value for value in values_of(records) if not _NOT_PRINTED & set(value)}
+
+
+def said_on_the_way(data: bytes) -> set[tuple[object, ...]]:
+    """Every value that a reader hears who listens after each line: descriptions grow."""
+    job = new_job("default", Zone(0))
+    parser = LogParser(job)
+    records: list[Record] = []
+    for line in data.splitlines(keepends=True):
+        parser.feed(line)
+        records += job.out.take(0)
+    parser.finish()
+    return said([*records, *job.out.take(0)])
+
+
+WHOLE = {name: said_on_the_way(data) for name, data in LOGS.items()}
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_whole_log_says_the_same_at_once_and_line_by_line(name: str) -> None:
+    assert said(parse_log(LOGS[name])) <= WHOLE[name]
+
+
+@settings(max_examples=400, deadline=None)
+@given(name=names, data=st.data())
+def test_a_cut_log_never_invents_a_value(name: str, data: st.DataObject) -> None:
+    cut = data.draw(st.integers(0, len(LOGS[name])))
+
+    assert said(parse_log(LOGS[name][:cut])) <= WHOLE[name]
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_no_cut_of_the_last_lines_invents_a_value(name: str) -> None:
+    log = LOGS[name]
+    start = max(0, len(log) - 400)
+    job = new_job("default", Zone(0))
+    parser = LogParser(job)
+    parser.feed(log[:start])
+    for cut in range(start, len(log)):
+        assert said(parse_log(log[:cut])) <= WHOLE[name], log[:cut][-80:]
+
+
+@settings(max_examples=200, deadline=None)
+@given(name=names, data=st.data())
+def test_a_log_read_from_its_middle_never_invents_a_step(name: str, data: st.DataObject) -> None:
+    log = LOGS[name]
+    start = data.draw(st.integers(0, len(log)))
+    job = new_job("default", Zone(0))
+    parser = LogParser(job)
+    parser.attach()
+    parser.feed(log[start:])
+    parser.finish()
+
+    steps = [record for record in job.out.take(0) if isinstance(record, TrainingStep)]
+
+    if not name.startswith("hf-trainer"):  # Its lines do not say their step.
+        assert said(steps) <= WHOLE[name]
+
+
+@settings(max_examples=200, deadline=None)
+@given(name=names, data=st.data())
+def test_a_log_in_pieces_says_the_same_as_the_whole(name: str, data: st.DataObject) -> None:
+    log = LOGS[name]
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(log)), max_size=12)))
+    job = new_job("default", Zone(0))
+    parser = LogParser(job)
+    for start, end in zip([0, *cuts], [*cuts, len(log)], strict=True):
+        parser.feed(log[start:end])
+    parser.finish()
+
+    assert list(job.out.take(0)) == list(parse_log(log))
+
+
+garbage = st.binary(min_size=1, max_size=20).map(
+    # What can be part of a number, of a word or of a line's end is not garbage but another log.
+    lambda data: bytes(byte for byte in data if byte >= 0x80 or (byte < 0x20 and byte not in b"\n\r"))
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(name=names, junk=garbage, data=st.data())
+def test_garbage_anywhere_never_invents_a_value(name: str, junk: bytes, data: st.DataObject) -> None:
+    log = LOGS[name]
+    at = data.draw(st.integers(0, len(log)))
+
+    steps = [record for record in parse_log(log[:at] + junk + log[at:]) if not _counts_steps(name, record)]
+
+    assert said(steps) <= WHOLE[name] | _without_a_neighbour(name, log, at)
+
+
+def _counts_steps(name: str, record: Record) -> bool:
+    """A lost line of the Trainer shifts the numbers of those that come after, for they are counted."""
+    return name.startswith("hf-trainer") and getattr(record, "step", None) is not None
+
+
+def _without_a_neighbour(name: str, log: bytes, at: int) -> set[tuple[object, ...]]:
+    """Values of the log without the line that garbage spoilt: then the line was simply not there."""
+    start = log.rfind(b"\n", 0, at) + 1
+    end = log.find(b"\n", at) + 1 or len(log)
+    return said_on_the_way(log[:start] + log[end:])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=4000))
+def test_any_bytes_are_read(data: bytes) -> None:
+    parse_log(data)
+
+
+@settings(max_examples=200, deadline=None)
+@given(name=names, data=st.data())
+def test_bytes_changed_at_random_are_read(name: str, data: st.DataObject) -> None:
+    log = bytearray(LOGS[name])
+    for at, value in data.draw(
+        st.lists(st.tuples(st.integers(0, len(log) - 1), st.integers(0, 255)), max_size=30)
+    ):
+        log[at] = value
+
+    parse_log(bytes(log))
+
+
+@settings(max_examples=200, deadline=None)
+@given(first=names, second=names, data=st.data())
+def test_interleaving_two_logs_never_invents_a_printed_value(
+    first: str, second: str, data: st.DataObject
+) -> None:
+    lines = [LOGS[name].splitlines(keepends=True) for name in (first, second)]
+    mixed = []
+    while any(lines):
+        which = data.draw(st.sampled_from([index for index in (0, 1) if lines[index]]))
+        mixed.append(lines[which].pop(0))
+
+    records = parse_log(b"".join(mixed))
+
+    known = printed(WHOLE[first]) | printed(WHOLE[second])
+    kinds = (TrainingStep,) if _MENDED in {first, second} else (TrainingStep, StepPhases)
+    steps = [record for record in records if isinstance(record, kinds)]
+    if not any(name.startswith("hf-trainer") for name in (first, second)):
+        assert printed(said(steps)) <= known
+
+
+_MENDED = "megatron-core-0.16-first-iteration"
+"""Its first timers are mended by what its own line says, and here they can meet the other job's line."""
+_DERIVED = {"tokens_per_s", "samples_per_s", "step_time_s"}
+"""May follow from a line and a description that are not of one job."""
+
+
+def printed(values: set[tuple[object, ...]]) -> set[tuple[object, ...]]:
+    """Values without the step that they were given to; the timers of two jobs in one stream can meet."""
+    return {(kind, *rest) for kind, _, *rest in values if not (_DERIVED | {"step"}) & set(rest)}
