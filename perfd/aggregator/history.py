@@ -212,15 +212,12 @@ class History:
 
     @contextlib.contextmanager
     def _reader(self) -> Iterator[sqlite3.Connection]:
-        connection = sqlite3.connect(
-            f"{self._path.absolute().as_uri()}?mode=ro", uri=True, timeout=self._busy_timeout_s
-        )
+        uri = f"{self._path.absolute().as_uri()}?mode=ro"
         try:
-            yield connection
+            with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=self._busy_timeout_s)) as reader:
+                yield reader
         except sqlite3.Error as error:
             raise PerfdError(f"The history file {self._path} cannot be read: {error}.") from error
-        finally:
-            connection.close()
 
     def _run(self) -> None:
         while groups := self._next():
