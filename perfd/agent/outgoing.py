@@ -6,10 +6,25 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from perfd.agent.spool import Spool
 from perfd.model import CaptureStatus, Hello
 from perfd.wire import convert
+
+Statuses: TypeAlias = dict[tuple[str, tuple[int, ...]], CaptureStatus]
+"""By capture and ranks: the ranks of a node can end in several ways."""
+
+
+def put_status(statuses: Statuses, status: CaptureStatus) -> None:
+    """Put a status in place of the older one of the same ranks; a final one also ends all that are open."""
+    if status.state.final:
+        over = [key for key, old in statuses.items() if key[0] == status.capture_id and not old.state.final]
+        for key in over:
+            del statuses[key]
+    key = (status.capture_id, tuple(status.ranks))
+    statuses.pop(key, None)
+    statuses[key] = status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +61,9 @@ class Outgoing:
         self._hello: Hello | None = hello
         self._spool = spool
         self._window = window
-        self._statuses = {status.capture_id: status for status in statuses}
+        self._statuses: Statuses = {}
+        for status in statuses:
+            put_status(self._statuses, status)
         self._changed = changed
         self._on_stall = on_stall
         self._on_sent = on_sent
@@ -84,9 +101,8 @@ class Outgoing:
         self._changed.notify_all()
 
     def add_status(self, status: CaptureStatus) -> None:
-        """Send a status, in place of an older one of the same capture; call with `changed` held."""
-        self._statuses.pop(status.capture_id, None)
-        self._statuses[status.capture_id] = status
+        """Send a status, in place of an older one of the same ranks; call with `changed` held."""
+        put_status(self._statuses, status)
         self._changed.notify_all()
 
     def finish(self) -> None:

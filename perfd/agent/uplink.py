@@ -14,7 +14,7 @@ import grpc
 from perfd import __version__
 from perfd.agent import reconnect
 from perfd.agent.channel import Call, Dialler, connect
-from perfd.agent.outgoing import Outgoing, Timeouts
+from perfd.agent.outgoing import Outgoing, Statuses, Timeouts, put_status
 from perfd.agent.reconnect import ReconnectPolicy
 from perfd.agent.spool import Spool
 from perfd.clock import Clock, SystemClock
@@ -85,7 +85,7 @@ class Uplink:
         )
         self._changed = threading.Condition()
         self._state = UplinkState()
-        self._statuses: dict[str, CaptureStatus] = {}
+        self._statuses: Statuses = {}
         self._outgoing: Outgoing | None = None
         self._call: Call | None = None
         self._in_backoff = False
@@ -109,8 +109,7 @@ class Uplink:
     def send_status(self, status: CaptureStatus) -> None:
         """Tell the aggregator where a capture stands: now, and again after each reconnection."""
         with self._changed:
-            self._statuses.pop(status.capture_id, None)
-            self._statuses[status.capture_id] = status
+            put_status(self._statuses, status)
             while len(self._statuses) > _KEPT_STATUSES:
                 self._statuses.pop(next(iter(self._statuses)))
             if self._outgoing is not None:

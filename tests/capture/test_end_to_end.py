@@ -171,9 +171,6 @@ def test_a_person_starts_a_capture_and_waits_for_it(make_system, capsys):
     assert (capture["id"], capture["alert"], capture["state"]) == ("mine", None, "done")
 
 
-@pytest.mark.xfail(
-    run=False, reason="the uplink keeps one status a capture, and a node's ranks can end in several ways"
-)
 def test_every_rank_has_its_own_outcome_at_the_aggregator(make_system):
     system = make_system(ranks="all")
     aggregator = system.aggregator()
