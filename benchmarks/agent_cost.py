@@ -1,12 +1,12 @@
 """CPU and memory of a real `perfd agent` process that reads 8 made-up GPUs at 1 Hz and streams them.
 
-    python benchmarks/agent_cost.py [--seconds 60] [--gpus 8] [--interval 1.0] [--json]
+    python benchmarks/agent_cost.py [--seconds 60] [--gpus 8] [--interval 1.0] [--installed] [--json]
 
 The collector returns 36 columns per GPU without asking NVML, so that what is
 measured is the agent: threads, merging, encoding, spool, gRPC. CPU is user plus
 system time of /proc/PID/stat over the interval, after a warm-up; memory is
 VmRSS, and private plus proportional share of smaps_rollup. A node with GPUs adds
-the calls of NVML itself.
+the calls of NVML itself. With `--installed` the collectors that ship run too.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from perfd.testing.uplink import FakeAggregator
 
 WARM_UP_S = 10.0
 COLUMNS = 36
+COLLECTORS = "perfd.collectors"
 
 _COLLECTOR = """
 import random
@@ -63,10 +64,14 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--interval", type=float, default=1.0)
+    parser.add_argument("--installed", action="store_true")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory, FakeAggregator() as aggregator:
-        found = measure(Path(directory), aggregator, args.seconds, args.gpus, args.interval)
+        config = configuration(
+            Path(directory), aggregator.address, args.gpus, args.interval, installed=args.installed
+        )
+        found = measure(Path(directory), config, aggregator, args.seconds)
     if args.json:
         print(json.dumps({"schema": "perfd.benchmark.agent_cost/1", **found}))
     else:
@@ -79,21 +84,25 @@ def main() -> int:
     return 0
 
 
-def measure(
-    directory: Path, aggregator: FakeAggregator, seconds: float, gpus: int, interval_s: float
+def configuration(
+    directory: Path, address: str, gpus: int, interval_s: float, *, installed: bool
 ) -> dict[str, Any]:
-    """What the agent used between the end of the warm-up and `seconds` later."""
-    install_collector(directory / "plugins")
-    config = {
+    """What the agent is told: the collector to run, and where to stream to."""
+    others = {} if installed else {point.name: {"enabled": False} for point in entry_points(group=COLLECTORS)}
+    return {
         "node": "bench",
         "listen": "127.0.0.1:0",
         "spool": {"directory": str(directory / "spool")},
-        "uplink": {"address": aggregator.address},
-        "collectors": {
-            **{point.name: {"enabled": False} for point in entry_points(group="perfd.collectors")},
-            "made_up_gpus": {"interval_s": interval_s, "options": {"gpus": gpus}},
-        },
+        "uplink": {"address": address},
+        "collectors": {**others, "made_up_gpus": {"interval_s": interval_s, "options": {"gpus": gpus}}},
     }
+
+
+def measure(
+    directory: Path, config: dict[str, Any], aggregator: FakeAggregator, seconds: float
+) -> dict[str, Any]:
+    """What the agent used between the end of the warm-up and `seconds` later."""
+    install_collector(directory / "plugins")
     (directory / "agent.yaml").write_text(json.dumps(config))
     process = subprocess.Popen(
         [sys.executable, "-m", "perfd", "agent", "--config", str(directory / "agent.yaml")],
