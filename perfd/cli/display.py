@@ -50,14 +50,14 @@ def job_table(jobs: Sequence[Json], alerts: Sequence[Json] = ()) -> Table:
         firing = sum(a.get("job") == job["name"] and a.get("state") == "firing" for a in alerts)
         kind = str(_get(job, "bottleneck", "kind") or "unknown").replace("_", " ")
         table.add_row(
-            job["name"] + (" (ended)" if job.get("ended") else ""),
+            Text(job["name"] + (" (ended)" if job.get("ended") else "")),
             _step(job),
             _duration(_get(job, "step_time_s", "median")),
             _count(job.get("tokens_per_s")),
             _percent(job.get("mfu_ratio")),
             _percent(_get(job, "communication", "share_ratio")),
             _percent(_get(job, "pipeline", "stall_ratio")),
-            kind + (f", {firing} alert{'s' if firing > 1 else ''}" if firing else ""),
+            Text(kind) + (f", {firing} alert{'s' if firing > 1 else ''}" if firing else ""),
         )
     return table
 
@@ -116,7 +116,7 @@ def _gpus(job: Json) -> list[RenderableType]:
     for gpu in gpus[:_MAX_GPUS]:
         power = gpu.get("power_w")
         table.add_row(
-            f"{gpu['node']}/{gpu['gpu']}"[-20:],
+            Text(f"{gpu['node']}/{gpu['gpu']}"[-20:]),
             _UNKNOWN if gpu.get("rank") is None else str(gpu["rank"]),
             _bar(gpu.get("sm_active_ratio")),
             _bar(gpu.get("tensor_active_ratio")),

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
         console.print(job_table(jobs, alerts))
         for job in jobs:
             for sentence in job["bottleneck"]["evidence"][:1]:
-                console.print(f"{job['name']}: {sentence}", highlight=False)
+                console.print(f"{job['name']}: {sentence}", highlight=False, markup=False)
     else:
         console.print("No job yet.")
     connected = sum(agent["connected"] for agent in agents)
