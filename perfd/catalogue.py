@@ -208,6 +208,27 @@ JOB_METRICS: Sequence[MetricInfo] = (
         absent="MFU is, or the clocks are unknown.",
     ),
     _metric(
+        "perfd_mfu_upper_ratio",
+        "What MFU can be at most, by the activity of the tensor cores.",
+        labels=_JOB,
+        source="NVML's GPM",
+        absent="MFU is known, or the GPUs do not report the activity.",
+    ),
+    _metric(
+        "perfd_tensor_active_ratio",
+        "Share of time that the tensor cores of the job's GPUs are active: an independent check of MFU.",
+        labels=_JOB,
+        source="NVML's GPM, over the newest steady steps",
+        absent="The GPUs do not report it.",
+    ),
+    _metric(
+        "perfd_finding_confidence_ratio",
+        "What costs the job time, and how sure that is; the summary holds the evidence.",
+        labels=(*_JOB, "kind"),
+        source=_ANALYSIS,
+        absent="There is no finding of that kind.",
+    ),
+    _metric(
         "perfd_peak_flops_per_second",
         "Dense peak of one GPU at the job's precision.",
         labels=_JOB,

@@ -117,6 +117,7 @@ def job_values(data: JobData, summary: JobSummary, facts: LiveFacts) -> list[Val
         *_shares(summary, job),
         *_stages(summary, job),
         *_phases(data, job),
+        *_findings(summary, job),
     ]
     values += [("perfd_alerts_firing", {**job, "alertname": name}, 1.0) for name in facts.alerts]
     return values
@@ -207,13 +208,16 @@ def _efficiency(summary: JobSummary, job: Mapping[str, str]) -> list[Value]:
         ("perfd_mfu_ratio", by_convention, summary.mfu_ratio),
         ("perfd_hfu_ratio", by_convention, summary.hfu_ratio),
         ("perfd_mfu_clock_adjusted_ratio", by_convention, summary.clock_adjusted_mfu_ratio),
+        ("perfd_mfu_upper_ratio", job, summary.mfu_upper_ratio),
+        ("perfd_tensor_active_ratio", job, summary.tensor_active_ratio),
         ("perfd_peak_flops_per_second", job, summary.peak_flops_per_s),
     ]
 
 
 def _shares(summary: JobSummary, job: Mapping[str, str]) -> list[Value]:
     communication = summary.communication
-    by_source = {**job, "source": communication.source or ""}
+    # The kind of source only: which timers there are may change from step to step.
+    by_source = {**job, "source": (communication.source or "").partition(":")[0]}
     return [
         ("perfd_communication_share_ratio", by_source, communication.share_ratio),
         ("perfd_communication_exposed_ratio", by_source, communication.exposed_ratio),
@@ -237,6 +241,16 @@ def _stages(summary: JobSummary, job: Mapping[str, str]) -> list[Value]:
             values.append(("perfd_pipeline_stall_ratio", labels, stage.stall_ratio))
             values.append(("perfd_pipeline_stage_compute_seconds", labels, stage.compute_s))
     return values
+
+
+def _findings(summary: JobSummary, job: Mapping[str, str]) -> list[Value]:
+    confidence: dict[str, float] = {}
+    for finding in summary.findings:
+        kind = finding.kind.value
+        confidence[kind] = max(finding.confidence, confidence.get(kind, 0.0))
+    return [
+        ("perfd_finding_confidence_ratio", {**job, "kind": kind}, confidence[kind]) for kind in confidence
+    ]
 
 
 def _phases(data: JobData, job: Mapping[str, str]) -> list[Value]:
