@@ -73,6 +73,7 @@ def test_a_log_read_from_its_middle_never_invents_a_step(name: str, data: st.Dat
     job = new_job("default", Zone(0))
     parser = LogParser(job)
     parser.attach()
+    parser.gap()
     parser.feed(log[start:])
     parser.finish()
 

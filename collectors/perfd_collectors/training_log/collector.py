@@ -57,15 +57,15 @@ class TrainingLogCollector:
     def collect(self) -> Sequence[Record]:
         """What the logs say since the last call, and how far each was read."""
         limit = self._max_read_bytes
-        newest_unix_ns: int | None = None
         now_unix_ns = self._clock.unix_ns()
+        newest_unix_ns: int | None = None
         for source in self._sources:
             for chunk in source.poll(limit):
                 limit -= len(chunk.data)
                 self._take(chunk, now_unix_ns)
-                newest_unix_ns = chunk.newest_unix_ns or now_unix_ns
-        # A file's own time of change tells when a line was printed that was there before us.
-        newest_unix_ns = min(newest_unix_ns or now_unix_ns, now_unix_ns)
+                # A file's own time of change says when a line was printed that was there before us.
+                written_unix_ns = min(chunk.newest_unix_ns or now_unix_ns, now_unix_ns)
+                newest_unix_ns = None if chunk.backlog else written_unix_ns
         records = list(self._job.out.take(now_unix_ns, newest_unix_ns))
         return records + [self._progress(stream, parser) for stream, parser in self._parsers.items()]
 

@@ -21,11 +21,13 @@ class Chunk:
     begins_anew: bool = False
     """Before these bytes another file took the stream's name, or the file was emptied."""
     attached: bool = False
-    """Before these bytes the file holds others that nobody read; these may begin inside a line."""
+    """Before these bytes the stream holds others that nobody read."""
     lost: bool = False
-    """Before these bytes some were dropped."""
+    """These bytes may begin inside a line, whose start nobody read."""
+    backlog: bool = False
+    """More of the stream is there already: these bytes may be old."""
     newest_unix_ns: int | None = None
-    """When the last of these bytes was written, if the file tells: its end was reached."""
+    """When the last of these bytes was written, if the stream tells; else it was just now."""
 
 
 class _Tail:
@@ -58,7 +60,11 @@ class _Tail:
         self._fingerprint = (self._fingerprint + data[-_FINGERPRINT_BYTES:])[-_FINGERPRINT_BYTES:]
         return data
 
-    def newest_unix_ns(self) -> int | None:
+    def inside_line(self) -> bool:
+        """Whether the offset is not at the start of a line."""
+        return self.offset > 0 and os.pread(self.descriptor, 1, self.offset - 1) != b"\n"
+
+    def written_unix_ns(self) -> int | None:
         """When the file was last written, if all of it was read."""
         status = os.fstat(self.descriptor)
         return status.st_mtime_ns if status.st_size == self.offset else None
@@ -137,20 +143,24 @@ class FileFollower:
             tail.rewind()
             anew = True
         while taken < limit_bytes:
+            lost = attached and tail.inside_line()
             data = tail.read(min(READ_BYTES, limit_bytes - taken))
             if not data and not (anew or attached):
                 break
             taken += len(data)
-            chunk = Chunk(
-                stream=tail.stream,
-                data=data,
-                begins_anew=anew,
-                attached=attached,
-                newest_unix_ns=tail.newest_unix_ns(),
+            written_unix_ns = tail.written_unix_ns()
+            chunks.append(
+                Chunk(
+                    stream=tail.stream,
+                    data=data,
+                    begins_anew=anew,
+                    attached=attached,
+                    lost=lost,
+                    backlog=written_unix_ns is None,
+                    newest_unix_ns=written_unix_ns,
+                )
             )
-            chunks.append(chunk)
-            anew = attached = False
-            tail.fresh = False
+            anew = attached = tail.fresh = False
             self._streams.add(tail.stream)
         return taken
 

@@ -53,7 +53,7 @@ class NemoParser:
 
     def _bar(self, text: str) -> bool:
         match = _BAR.search(text)
-        if match is None:
+        if match is None or not match[5].isascii():
             return False
         pairs = dict(pair.strip().split("=", 1) for pair in match[5].split(",") if "=" in pair)
         if not {"reduced_train_loss", "global_step"} <= pairs.keys():

@@ -82,7 +82,6 @@ class LogParser:
 
     def attach(self) -> None:
         """Take in that reading begins in the middle of the log."""
-        self._buffer.gap()
         self._job.steps.attach()
 
     def gap(self) -> None:

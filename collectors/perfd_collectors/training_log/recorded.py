@@ -68,15 +68,14 @@ class RecordedLog:
         """The records of all lines that are due."""
         now_unix_ns = self._clock.unix_ns()
         records: list[Record] = []
+        before = self._offset
         if not self._schedule:
             records += self._play(len(self._content), now_unix_ns)
         while self._next < len(self._schedule) and self._schedule[self._next][0] <= now_unix_ns:
             due_unix_ns, end = self._schedule[self._next]
             self._next += 1
             records += self._play(end, due_unix_ns)
-        if not records:
-            return ()
-        return [*records, self._progress()]
+        return [*records, self._progress()] if self._offset > before else ()
 
     def close(self) -> None:
         """Forget the log."""

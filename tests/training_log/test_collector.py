@@ -1,0 +1,219 @@
+"""The collector: logs in, records out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from perfd_collectors.training_log import SPEC, LogFeed, TrainingLogOptions, spec_of_feed
+from training_log.logs import dump, iteration, records_of, timers
+
+from perfd.clock import VirtualClock
+from perfd.collector import Settings
+from perfd.config import CollectorConfig
+from perfd.errors import ConfigError
+from perfd.model import Event, JobDescription, LogProgress, StepPhases, TrainingStep
+from perfd.plugins import load_collector
+from perfd.testing.collectors import check_collector, check_spec, check_unavailable
+
+NOW_NS = 1_746_093_600 * 10**9  # 2025-05-01 10:00:00 UTC
+
+
+@pytest.fixture
+def settings() -> Settings:
+    return Settings(node="node0", job="job", clock=VirtualClock(NOW_NS))
+
+
+def append(path: Path, text: str) -> None:
+    with path.open("a") as file:
+        file.write(text)
+
+
+def test_the_specification_is_sound_and_installed() -> None:
+    check_spec(SPEC)
+    assert load_collector("training_log") is SPEC
+    assert CollectorConfig().options == {}
+
+
+def test_a_log_is_collected_as_it_grows(tmp_path: Path, settings: Settings) -> None:
+    log = tmp_path / "train.log"
+    steps = iter((10, 20, 30))
+    append(log, dump())
+
+    records = check_collector(
+        SPEC,
+        settings,
+        options=TrainingLogOptions(paths=(str(log),)),
+        collects=5,
+        between=lambda: (
+            append(log, iteration(step) + timers({"optimizer": (1, 2)}))
+            if (step := next(steps, None))
+            else None
+        ),
+    )
+
+    assert [record.step for record in records if isinstance(record, TrainingStep)] == [10, 20, 30]
+    assert [record.step for record in records if isinstance(record, StepPhases)] == [10, 20]
+    (said,) = {record.parallel.world_size for record in records if isinstance(record, JobDescription)}
+    assert said == 4
+    progress = [record for record in records if isinstance(record, LogProgress)]
+    assert progress[-1].read_bytes == log.stat().st_size
+    assert progress[-1].stream == str(log)
+
+
+def test_a_silent_log_keeps_the_time_of_its_last_line(tmp_path: Path, settings: Settings) -> None:
+    log = tmp_path / "train.log"
+    append(log, iteration(10))
+
+    records = check_collector(SPEC, settings, options=TrainingLogOptions(paths=(str(log),)), collects=3)
+
+    times = [record.last_line_unix_ns for record in records if isinstance(record, LogProgress)]
+    assert times == [NOW_NS] * 3
+
+
+def test_an_iteration_that_several_ranks_print_counts_once(tmp_path: Path, settings: Settings) -> None:
+    for rank in range(4):
+        append(tmp_path / f"rank{rank}.log", iteration(10) + iteration(20))
+
+    records = check_collector(SPEC, settings, options=TrainingLogOptions(paths=(str(tmp_path / "*.log"),)))
+
+    assert [record.step for record in records if isinstance(record, TrainingStep)] == [10, 20]
+
+
+def test_what_one_ranks_log_says_serves_the_others(tmp_path: Path, settings: Settings) -> None:
+    append(tmp_path / "rank0.log", dump())
+    options = TrainingLogOptions(paths=(str(tmp_path / "*.log"),))
+
+    records = check_collector(
+        SPEC,
+        settings,
+        options=options,
+        collects=2,
+        between=lambda: append(tmp_path / "rank3.log", iteration(10, ms=1000.0)),
+    )
+
+    (step,) = {record.tokens_per_s for record in records if isinstance(record, TrainingStep)}
+    assert step == 64 * 2048
+
+
+def test_the_time_of_a_line_is_the_printed_one_when_it_is_fresh(tmp_path: Path, settings: Settings) -> None:
+    log = tmp_path / "train.log"
+    append(log, iteration(10, stamp="2025-05-01 12:59:58"))
+    os.utime(log, ns=(NOW_NS, NOW_NS))
+
+    records = check_collector(SPEC, settings, options=TrainingLogOptions(paths=(str(log),)), collects=1)
+
+    (step,) = (record for record in records if isinstance(record, TrainingStep))
+    assert step.time_unix_ns == NOW_NS - 2 * 10**9, "the log's clock is three hours ahead of UTC"
+
+
+def test_a_log_from_before_is_dated_by_the_files_own_time(tmp_path: Path, settings: Settings) -> None:
+    log = tmp_path / "train.log"
+    append(log, iteration(10, stamp="2025-05-01 07:00:00") + iteration(20, stamp="2025-05-01 07:10:00"))
+    written_ns = NOW_NS - (2 * 3600 + 50 * 60 - 1) * 10**9
+    os.utime(log, ns=(written_ns, written_ns))
+
+    records = check_collector(SPEC, settings, options=TrainingLogOptions(paths=(str(log),)), collects=1)
+
+    times = [record.time_unix_ns for record in records if isinstance(record, TrainingStep)]
+    assert times == [written_ns - 601 * 10**9, written_ns - 10**9]
+
+
+def test_reading_can_begin_at_the_end(tmp_path: Path, settings: Settings) -> None:
+    log = tmp_path / "train.log"
+    append(log, iteration(10))
+    late, block = timers({"optimizer": (10, 10)}), timers({"optimizer": (20, 20)})
+    pieces = iter((late, iteration(20), block + iteration(30)))
+
+    records = check_collector(
+        SPEC,
+        settings,
+        options=TrainingLogOptions(paths=(str(log),), from_start=False),
+        collects=5,
+        between=lambda: append(log, next(pieces, "")),
+    )
+
+    assert [record.step for record in records if isinstance(record, TrainingStep)] == [20, 30]
+    blocks = [record for record in records if isinstance(record, StepPhases)]
+    assert [(block.step, block.phases["optimizer"].max_s) for block in blocks] == [(20, 0.02)]
+
+
+def test_the_line_that_is_being_written_when_reading_begins_is_left_out(
+    tmp_path: Path, settings: Settings
+) -> None:
+    log = tmp_path / "train.log"
+    append(log, iteration(10)[:50])
+    pieces = iter((iteration(10)[50:] + iteration(20),))
+
+    records = check_collector(
+        SPEC,
+        settings,
+        options=TrainingLogOptions(paths=(str(log),), from_start=False),
+        between=lambda: append(log, next(pieces, "")),
+    )
+
+    assert [record.step for record in records if isinstance(record, TrainingStep)] == [20]
+
+
+def test_a_feed_is_collected(settings: Settings) -> None:
+    feed = LogFeed()
+    feed.feed(iteration(10).encode() + iteration(20).encode()[:100])
+
+    records = check_collector(
+        spec_of_feed(feed), settings, between=lambda: feed.feed(iteration(20).encode()[100:])
+    )
+
+    assert [record.step for record in records if isinstance(record, TrainingStep)] == [10, 20]
+
+
+def test_a_line_is_not_put_together_over_a_gap(settings: Settings) -> None:
+    first, second, third = (iteration(step).encode() for step in (10, 20, 30))
+    feed = LogFeed(max_bytes=len(second) + len(third) + 40)
+    feed.feed(first[:-40])
+    feed.feed(first[-40:] + second + third)
+
+    records = check_collector(spec_of_feed(feed), settings)
+
+    assert [record.step for record in records if isinstance(record, TrainingStep)] == [20, 30]
+
+
+def test_a_hint_limits_what_is_looked_for(tmp_path: Path, settings: Settings) -> None:
+    log = tmp_path / "train.log"
+    append(log, iteration(10))
+
+    records = check_collector(
+        SPEC, settings, options=TrainingLogOptions(paths=(str(log),), framework="torchtitan"), collects=1
+    )
+
+    assert [record for record in records if isinstance(record, TrainingStep)] == []
+
+
+def test_a_torchrun_tree_is_followed(tmp_path: Path, settings: Settings) -> None:
+    for rank in range(2):
+        folder = tmp_path / "run_1" / "attempt_0" / str(rank)
+        folder.mkdir(parents=True)
+        (folder / "stdout.log").write_text(iteration(10) if rank else dump())
+
+    records = check_collector(SPEC, settings, options=TrainingLogOptions(log_dir=str(tmp_path)))
+
+    assert [record.step for record in records if isinstance(record, TrainingStep)] == [10]
+    assert {record.stream for record in records if isinstance(record, LogProgress)} == {
+        "0/stdout.log",
+        "1/stdout.log",
+    }
+
+
+def test_without_a_log_it_says_how_to_name_one(settings: Settings) -> None:
+    assert "paths" in check_unavailable(SPEC, settings)
+
+
+def test_an_unknown_framework_is_refused_with_its_path(settings: Settings) -> None:
+    with pytest.raises(ConfigError, match=r"training_log\.options\.framework.*'jax'"):
+        SPEC.create(TrainingLogOptions(stdin=True, framework="jax"), settings)
+
+
+def test_thousands_of_failing_ranks_give_a_bounded_number_of_events() -> None:
+    text = "".join(f"[rank{rank}]: torch.OutOfMemoryError: CUDA out of memory.\n" for rank in range(5000))
+
+    assert len(records_of(text, Event)) == 200
