@@ -113,6 +113,7 @@ class JobState:
         self.nccl.clear()
         self.memory.clear()
         self._last_step_of.clear()
+        self._attempt_of.clear()
         return self._restarted(source, "The job started again with another layout or model.")
 
     def step(self, line: TrainingStep, source: Source) -> Event | None:
@@ -123,6 +124,7 @@ class JobState:
             if self._went_back(line, source.agent_id) and not self.steps.same_line(line):
                 event = self._go_back(line, source)
             self._last_step_of[source.agent_id] = line.step
+            self._attempt_of.setdefault(source.agent_id, self.attempt)
         self.steps.put(line, source.sent_unix_s)
         return event
 

@@ -63,6 +63,15 @@ def test_a_restart_that_two_agents_see_is_one_restart(job):
     assert job.steps.table().step.tolist() == [1, 2]
 
 
+def test_a_restart_that_another_agent_tells_of_later_and_slightly_differently_is_still_one(job):
+    for agent in ("a", "b"):
+        tell(job, 1, 2, 3, agent=agent)
+    tell(job, 1, 2, 3, agent="a", step_time_s=2.0)
+    tell(job, 1, 2, 3, agent="b", step_time_s=2.1)
+    assert job.attempt == 2
+    assert job.steps.table().step_time_s.tolist() == [2.0, 2.0, 2.0]
+
+
 def test_a_line_that_is_read_again_is_no_restart(job):
     tell(job, 1, 2, 3, loss=0.5)
     assert tell(job, 1, loss=0.5) == [None]
@@ -93,6 +102,16 @@ def test_another_layout_is_another_start_that_keeps_nothing_of_the_old_one(job):
     assert job.attempt == 2
     assert len(job.steps) == 0
     assert job.description.precision is None
+
+
+def test_a_restart_after_a_change_of_layout_is_noticed(job):
+    describe(job, parallel=layout(tp=2))
+    tell(job, 1, 2)
+    describe(job, parallel=layout(tp=4))
+    tell(job, 1, 2, 3)
+    (event,) = tell(job, 1, step_time_s=7.0)
+    assert event.kind is EventKind.RESTARTED
+    assert job.attempt == 3
 
 
 def test_more_about_the_same_model_is_no_other_start(job):

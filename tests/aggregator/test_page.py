@@ -86,7 +86,8 @@ any_series = st.lists(
 def parsed(page):
     lines = page.decode().split("\n")
     return [
-        line if line.startswith("#") else (line.rpartition(" ")[0], float(line.rpartition(" ")[2] or 0))
+        # Adding 0.0 makes one of the two zeros.
+        line if line.startswith("#") else (line.rpartition(" ")[0], float(line.rpartition(" ")[2] or 0) + 0.0)
         for line in lines
     ]
 

@@ -44,6 +44,15 @@ def test_a_reading_leaves_when_it_is_old():
     assert math.isnan(made.fresh(31.1, 30.0)[0, 0])
 
 
+def test_a_metric_that_has_become_absent_leaves_while_others_stay():
+    made, _ = readings(
+        (0.0, gpus(0, a=1.0, b=1.0)), *((t, gpus(t, a=1.0, b=math.nan)) for t in map(float, range(1, 40)))
+    )
+    fresh = made.fresh(39.0, 30.0)
+    assert fresh[0, 0] == 1.0
+    assert math.isnan(fresh[0, 1])
+
+
 def test_a_slow_metric_stays_for_three_of_its_own_intervals():
     made, _ = readings((0.0, gpus(0, a=1.0)), (60.0, gpus(60, a=2.0)))
     assert made.fresh(239.0, 30.0).tolist() == [[2.0]]
