@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from perfd_collectors.training_log import SPEC, LogFeed, TrainingLogOptions, spec_of_feed
+from perfd_collectors.training_log.collector import TrainingLogCollector
+from perfd_collectors.training_log.sources import StdinSource
 from training_log.logs import dump, iteration, records_of, timers
 
 from perfd.clock import VirtualClock
@@ -60,6 +62,29 @@ def test_a_log_is_collected_as_it_grows(tmp_path: Path, settings: Settings) -> N
     progress = [record for record in records if isinstance(record, LogProgress)]
     assert progress[-1].read_bytes == log.stat().st_size
     assert progress[-1].stream == str(log)
+
+
+def test_the_last_block_does_not_wait_for_a_next_line(tmp_path: Path, settings: Settings) -> None:
+    log = tmp_path / "train.log"
+    append(log, iteration(10) + timers({"optimizer": (1, 2)}))
+
+    records = check_collector(SPEC, settings, options=TrainingLogOptions(paths=(str(log),)), collects=4)
+
+    assert [record.step for record in records if isinstance(record, StepPhases)] == [10]
+
+
+def test_standard_input_is_finished_when_it_ends(settings: Settings) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, (iteration(10) + timers({"optimizer": (1, 2)}) + iteration(20)[:-1]).encode())
+    os.close(writing)
+    collector = TrainingLogCollector([StdinSource(reading)], settings)
+
+    records = collector.collect()
+
+    collector.close()
+    os.close(reading)
+    assert [record.step for record in records if isinstance(record, TrainingStep)] == [10, 20]
+    assert [record.step for record in records if isinstance(record, StepPhases)] == [10]
 
 
 def test_a_silent_log_keeps_the_time_of_its_last_line(tmp_path: Path, settings: Settings) -> None:

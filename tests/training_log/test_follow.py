@@ -268,7 +268,7 @@ def test_standard_input_is_read_without_waiting() -> None:
     os.write(writing, b"one\n")
     assert [chunk.data for chunk in source.poll(EVERYTHING)] == [b"one\n"]
     os.close(writing)
-    assert source.poll(EVERYTHING) == []
+    assert [(chunk.data, chunk.ended) for chunk in source.poll(EVERYTHING)] == [(b"", True)]
     assert source.poll(EVERYTHING) == []
     source.close()
     os.close(reading)

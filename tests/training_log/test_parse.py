@@ -20,9 +20,8 @@ BLOCK = {"forward-backward": (1800.0, 1900.0), "optimizer": (40.0, 41.0)}
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     path = tmp_path / "train.log"
-    path.write_text(
-        dump() + iteration(10) + timers(BLOCK) + iteration(20) + timers(BLOCK) + "loss: 5 / 7 | what\n"
-    )
+    text = dump() + iteration(10) + timers(BLOCK) + iteration(20) + timers(BLOCK) + STRANGE
+    path.write_text(text)
     return path
 
 

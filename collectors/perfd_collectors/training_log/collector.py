@@ -21,6 +21,8 @@ from perfd_collectors.training_log.sources import (
 )
 
 NAME = "training_log"
+_MAX_READ_BYTES = 8 * 1024 * 1024
+_SETTLED_AFTER_NS = 2 * 10**9
 
 
 class TrainingLogOptions(Options, frozen=True):
@@ -36,7 +38,7 @@ class TrainingLogOptions(Options, frozen=True):
     """Only look for this framework's lines; by default all known ones are looked for."""
     from_start: bool = True
     """Read what the files hold already; the model and the layout are said at a log's start."""
-    max_read_bytes: int = 8 * 1024 * 1024
+    max_read_bytes: int = _MAX_READ_BYTES
     """At most so much is read at one time."""
 
 
@@ -44,7 +46,12 @@ class TrainingLogCollector:
     """All logs of one job on this node. Lines that several ranks print count once."""
 
     def __init__(
-        self, sources: Sequence[LogSource], settings: Settings, *, framework: str | None, max_read_bytes: int
+        self,
+        sources: Sequence[LogSource],
+        settings: Settings,
+        *,
+        framework: str | None = None,
+        max_read_bytes: int = _MAX_READ_BYTES,
     ) -> None:
         self._sources = sources
         self._clock = settings.clock
@@ -66,6 +73,9 @@ class TrainingLogCollector:
                 # A file's own time of change says when a line was printed that was there before us.
                 written_unix_ns = min(chunk.newest_unix_ns or now_unix_ns, now_unix_ns)
                 newest_unix_ns = None if chunk.backlog else written_unix_ns
+        for stream, last_unix_ns in self._last_line_unix_ns.items():
+            if now_unix_ns - last_unix_ns >= _SETTLED_AFTER_NS:
+                self._parsers[stream].settle()
         records = list(self._job.out.take(now_unix_ns, newest_unix_ns))
         return records + [self._progress(stream, parser) for stream, parser in self._parsers.items()]
 
@@ -86,6 +96,8 @@ class TrainingLogCollector:
             parser.gap()
         lines = parser.lines
         parser.feed(chunk.data)
+        if chunk.ended:
+            parser.finish()
         if parser.lines > lines:
             self._last_line_unix_ns[chunk.stream] = now_unix_ns
 

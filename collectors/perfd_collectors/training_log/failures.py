@@ -59,6 +59,9 @@ class FailureParser:
             return True
         return self._in_traceback(text, line.rank) or self._message(text, line.rank)
 
+    def settle(self) -> None:
+        """Nothing is put out early."""
+
     def finish(self) -> None:
         """Tell of tracebacks whose end the log does not have."""
         for rank in list(self._open):

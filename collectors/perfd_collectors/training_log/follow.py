@@ -24,6 +24,8 @@ class Chunk:
     """Before these bytes the stream holds others that nobody read."""
     lost: bool = False
     """These bytes may begin inside a line, whose start nobody read."""
+    ended: bool = False
+    """After these bytes the stream is closed for good."""
     backlog: bool = False
     """More of the stream is there already: these bytes may be old."""
     newest_unix_ns: int | None = None

@@ -33,6 +33,9 @@ class FormatParser(Protocol):
     def parse(self, line: Line) -> bool:
         """Take in a line; False when it means nothing to this parser."""
 
+    def settle(self) -> None:
+        """Take in that nothing came for a while: put out a block that has all its lines by now."""
+
     def finish(self) -> None:
         """Take in that the log has ended: put out what waited for a next line."""
 

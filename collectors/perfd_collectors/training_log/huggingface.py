@@ -60,6 +60,9 @@ class HuggingFaceParser:
         bar = self._bar(line.text)
         return self._dict(line.text) or self._about(line.text) or bar
 
+    def settle(self) -> None:
+        """Nothing is put out early."""
+
     def finish(self) -> None:
         """Nothing waits."""
 

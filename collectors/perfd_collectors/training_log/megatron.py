@@ -71,6 +71,10 @@ class MegatronParser:
             self._end_block()
         return self._dump_row(text) or self._timer_line(text) or self._other(text)
 
+    def settle(self) -> None:
+        """Put out the open block: its rows are printed at once."""
+        self._end_block()
+
     def finish(self) -> None:
         """Put out the open block and a checkpoint that waited for its duration."""
         self._end_block()

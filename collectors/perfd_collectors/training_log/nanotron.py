@@ -71,5 +71,8 @@ class NanotronParser:
             self._out.add(MemoryReport(job=self._out.job, step=int(anchor[1]), rank=line.rank, **memory))
         return True
 
+    def settle(self) -> None:
+        """Nothing is put out early."""
+
     def finish(self) -> None:
         """Nothing waits."""

@@ -40,6 +40,9 @@ class NemoParser:
             return False
         return self._line(line.text) or self._bar(line.text) or self._profiler(line.text)
 
+    def settle(self) -> None:
+        """Nothing is put out early."""
+
     def finish(self) -> None:
         """Nothing waits."""
 

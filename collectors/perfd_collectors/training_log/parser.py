@@ -92,6 +92,11 @@ class LogParser:
         """Take in that the log begins anew: another file has its name."""
         self._buffer.restart()
 
+    def settle(self) -> None:
+        """Take in that nothing came for a while."""
+        for parser in self._formats:
+            parser.settle()
+
     def finish(self) -> None:
         """Take in that nothing more comes. Of an unfinished line only fields with a terminator count."""
         rest = self._buffer.rest()

@@ -76,8 +76,8 @@ class StdinSource:
             data = os.read(self._descriptor, min(READ_BYTES, limit_bytes))
             self._ended = not data
             limit_bytes -= len(data)
-            chunks.append(Chunk(stream=STDIN, data=data))
-        return [chunk for chunk in chunks if chunk.data]
+            chunks.append(Chunk(stream=STDIN, data=data, ended=self._ended))
+        return chunks
 
     def close(self) -> None:
         """The descriptor is not ours to close."""

@@ -53,6 +53,9 @@ class TorchtitanParser:
         """Take in a whole line."""
         return line.complete and (self._step(line) or self._validate(line.text) or self._about(line.text))
 
+    def settle(self) -> None:
+        """Nothing is put out early."""
+
     def finish(self) -> None:
         """Nothing waits."""
 

@@ -41,6 +41,9 @@ class VerlParser:
         self._add(int(anchor[1]), values)
         return True
 
+    def settle(self) -> None:
+        """Nothing is put out early."""
+
     def finish(self) -> None:
         """Nothing waits."""
 
