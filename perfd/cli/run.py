@@ -7,13 +7,12 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from perfd_collectors.nccl.library import with_plugin
 
 from perfd.capture.installation import find_nsys
-from perfd.capture.launch import plan_launch
+from perfd.capture.launch import Launch, plan_launch
 from perfd.config import AgentCaptureConfig
 from perfd.errors import PerfdError, RecordingError
 from perfd.session.configuration import load_session
@@ -104,23 +103,28 @@ def watch(
         recording=str(recording.absolute()) if recording else None,
     )
     try:
-        options = RunOptions(command=launch, settings=settings, environment=with_plugin(os.environ))
+        options = RunOptions(
+            command=launch.command,
+            launcher=launch.session is not None,
+            settings=settings,
+            environment=with_plugin(os.environ),
+        )
         return run_session(options, say=_say)
     except CommandError as error:
         _say(f"perfd run: {error}")
         return error.exit_code
 
 
-def _plan(command: list[str], job: str, config: AgentCaptureConfig, *, allowed: bool) -> Sequence[str]:
+def _plan(command: list[str], job: str, config: AgentCaptureConfig, *, allowed: bool) -> Launch:
     """What to start: the command itself, or under nsys so that captures are possible."""
     if not (allowed and config.enabled and config.launch):
-        return command
+        return Launch(command=command, session=None)
     installation = find_nsys(config.nsys_path, os.environ.get("PATH"))
     plan = plan_launch(command, job=job, unique=str(os.getpid()), config=config, installation=installation)
     # Where there is no nsys, most users do not miss it; `perfd doctor` tells those who do.
     if installation is not None:
         _say(f"perfd: {plan.note}")
-    return plan.command
+    return plan
 
 
 def _say(sentence: str) -> None:

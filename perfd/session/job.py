@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -9,6 +10,7 @@ import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from perfd.errors import PerfdError
+from perfd.session.processes import groups_below
 
 FORWARDED = frozenset({
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
@@ -22,6 +24,9 @@ _SI_KERNEL = 0x80
 """`si_code` of a signal that the kernel sent (sigaction(2)); of the two below, the terminal's driver,
 to all processes in the foreground. A hang-up it may send to us alone, as the session's leader."""
 _KEYS = frozenset({signal.SIGINT, signal.SIGQUIT})
+_HANDED_ON = frozenset({signal.SIGINT, signal.SIGTERM})
+"""What `nsys launch` passes to its application, once; of others it dies, and the application is told
+nothing (seen with 2025.3.1)."""
 
 
 class CommandError(PerfdError):
@@ -37,7 +42,9 @@ class Job:
 
     With `own_group` the command gets a process group of its own, which signals go
     to. Without, it shares ours, as a command that reads from the terminal must:
-    then the terminal itself signals it.
+    then the terminal itself signals it. With `launcher` the command is one like
+    `nsys launch`: it runs the job in another session, hands SIGTERM and SIGINT on
+    to it, and would die of other signals, which go past it therefore.
     """
 
     def __init__(
@@ -47,6 +54,7 @@ class Job:
         stdout_fd: int,
         stderr_fd: int,
         own_group: bool,
+        launcher: bool,
         signal_mask: Collection[int],
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -77,6 +85,7 @@ class Job:
         except (OSError, ValueError) as error:
             raise CommandError(f"{command[0]} cannot be started: {error}.", 126) from error
         self._own_group = own_group
+        self._launcher = launcher
 
     @property
     def pid(self) -> int:
@@ -94,16 +103,22 @@ class Job:
         return exit_code(self._process.returncode)
 
     def _forward(self, received: signal.struct_siginfo) -> None:
-        if not self._own_group and received.si_code == _SI_KERNEL and received.si_signo in _KEYS:
+        number = received.si_signo
+        if self._launcher and number not in _HANDED_ON:
+            for group in groups_below(self.pid):
+                _send(os.killpg, group, number)
+        elif not self._own_group and received.si_code == _SI_KERNEL and number in _KEYS:
             return
-        try:
-            if self._own_group:
-                os.killpg(self.pid, received.si_signo)
-            else:
-                os.kill(self.pid, received.si_signo)
-        except (ProcessLookupError, PermissionError):
-            # It ended just now, or became another user's; its end is reported by SIGCHLD.
-            return
+        elif self._own_group and not self._launcher:
+            _send(os.killpg, self.pid, number)
+        else:
+            _send(os.kill, self.pid, number)
+
+
+def _send(kill: Callable[[int, int], None], target: int, number: int) -> None:
+    # It may have ended just now, or have become another user's; its end is reported by SIGCHLD.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        kill(target, number)
 
 
 def exit_code(returncode: int) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import select
 import threading
@@ -11,6 +13,7 @@ from perfd.model import LogProgress, Record
 
 _STUCK_AFTER_S = 5.0
 _PIECE_BYTES = 64 * 1024
+_PIPE_BYTES = 1024 * 1024
 
 
 class LogFeed:
@@ -25,6 +28,9 @@ class LogFeed:
         os.dup2(read_fd, stdin_fd)
         os.close(read_fd)
         os.set_blocking(self._write_fd, False)
+        # The collector empties the pipe a few times a second: its size bounds how much that is.
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self._write_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._fed_bytes = 0
         self._stuck = False
         self._seen = threading.Condition()

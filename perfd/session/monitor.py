@@ -7,6 +7,7 @@ to standard error, a file among the results.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -94,8 +95,9 @@ def _expect(frames: Iterator[Frame], kind: FrameKind) -> Frame:
 
 
 def _say(text: str) -> None:
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
+    # Whoever read our words may have left; the job is watched all the same.
+    with contextlib.suppress(OSError), os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
+        out.write(f"{text}\n")
 
 
 if __name__ == "__main__":

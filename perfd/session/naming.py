@@ -7,13 +7,19 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path, PurePath
 
+_LAUNCHERS = frozenset({
+    "accelerate.commands.launch", "deepspeed.launcher.runner",
+    "torch.distributed.launch", "torch.distributed.run",
+})  # fmt: skip
+"""Modules that start the script that the job is."""
+
 
 def job_name(command: Sequence[str], environment: Mapping[str, str]) -> str:
     """The Slurm job's id, else the script that the command runs, else the command."""
     if slurm_id := environment.get("SLURM_JOB_ID", ""):
         return slurm_id
     for word, following in zip(command, [*command[1:], ""], strict=True):
-        if word == "-m" and following and not following.startswith("-"):
+        if word == "-m" and following and following[0] != "-" and following not in _LAUNCHERS:
             return following.rpartition(".")[2]
         if word.endswith((".py", ".sh")):
             return PurePath(word).stem

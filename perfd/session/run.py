@@ -58,6 +58,8 @@ class RunOptions:
 
     command: Sequence[str]
     """What is started; a profiler's launcher may stand in front of the job's own command."""
+    launcher: bool = False
+    """Whether one does: signals have to get past it."""
     settings: MonitorSettings
     environment: Mapping[str, str] | None = None
     """Of the command; None for ours."""
@@ -173,6 +175,7 @@ def _start_job(options: RunOptions, outputs: Sequence[Output], mask: Collection[
             stdout_fd=outputs[0].job_fd,
             stderr_fd=outputs[-1].job_fd,
             own_group=not os.isatty(0),
+            launcher=options.launcher,
             signal_mask=mask,
             environment=options.environment,
         )

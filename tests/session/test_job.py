@@ -18,9 +18,10 @@ RUN = """
 import sys
 from perfd.session.job import CommandError
 from perfd.session.run import MonitorSettings, RunOptions, run
-monitor, command = sys.argv[1], sys.argv[2:]
+monitor, launcher, command = sys.argv[1], sys.argv[2] == "launcher", sys.argv[3:]
 options = RunOptions(
     command=command,
+    launcher=launcher,
     settings=MonitorSettings(job="test", command=command),
     monitor=(sys.executable, "-c", monitor),
 )
@@ -46,8 +47,8 @@ while True:
 """
 
 
-def arguments(command: list[str], monitor: str = SWALLOW) -> list[str]:
-    return [sys.executable, "-c", RUN, monitor, *command]
+def arguments(command: list[str], monitor: str = SWALLOW, *, launcher: bool = False) -> list[str]:
+    return [sys.executable, "-c", RUN, monitor, "launcher" if launcher else "command", *command]
 
 
 def python(code: str) -> list[str]:
@@ -225,6 +226,37 @@ def test_a_killed_perfd_does_not_leave_its_command_behind():
 def test_a_pending_end_of_the_command_is_not_mistaken_for_a_signal_to_hand_on():
     # A child of the command ends while perfd waits: SIGCHLD is not ours to forward.
     assert run(["bash", "-c", "true & wait; exit 4"]).returncode == 4
+
+
+LAUNCHER = """
+import signal, subprocess, sys
+signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+app = subprocess.Popen(sys.argv[1:], start_new_session=True)
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda received, _: app.send_signal(received))
+sys.exit(app.wait())
+"""
+"""What `nsys launch` 2025.3.1 does: the application has a session of its own, and gets two signals."""
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2]
+)
+def test_a_signal_gets_past_a_launcher_once_and_does_not_end_it(number):
+    inner = [sys.executable, "-c", LAUNCHER, *python(SAY_WHEN_SIGNALLED)]
+    process = subprocess.Popen(
+        arguments(inner, launcher=True),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(b"ready")
+    process.send_signal(number)
+    assert process.stdout.readline() == number.name.encode() + b"\n"
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate()
+    assert (out, process.returncode) == (b"SIGTERM\n", 3)
 
 
 class Terminal:
