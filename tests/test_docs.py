@@ -1,0 +1,36 @@
+"""What the documentation shows works: its code runs, its links lead somewhere, its commands exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from perfd.cli import VERBS
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:|#)([^)#]+)")
+COMMAND = re.compile(r"(?:^\s{4}|`)perfd ([a-z][a-z-]*)", re.MULTILINE)
+
+
+def test_the_collector_of_the_tutorial_keeps_the_contract(tmp_path: Path) -> None:
+    namespace: dict[str, object] = {"__name__": "my_collector"}
+    for block in CODE.findall((ROOT / "docs" / "writing-a-collector.md").read_text()):
+        exec(compile(block, "docs/writing-a-collector.md", "exec"), namespace)
+
+    namespace["test_the_folder_is_measured"](tmp_path)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_that_exist(page: Path) -> None:
+    broken = [link for link in LINK.findall(page.read_text()) if not (page.parent / link).exists()]
+
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_that_are_shown_exist(page: Path) -> None:
+    assert set(COMMAND.findall(page.read_text())) - set(VERBS) == set()
