@@ -332,6 +332,36 @@ class CollectiveTimes:
     sequences: Sequence[int] = ()
     durations_ns: Sequence[int] = ()
     sizes_bytes: Sequence[int] = ()
+    source: str = ""
+    """Who recorded them when it was not perfd's plugin: `inspector`. Others may record a part only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveProgress:
+    """How far one rank is on one communicator: what a hang is localised by.
+
+    Sequence numbers count the operations of the communicator on that rank; they can be compared over ranks
+    of one `communicator` and `source`. None where the source does not tell.
+    """
+
+    job: str
+    rank: int
+    communicator: str
+    """An identity that all its ranks share: NCCL's, or the name of the process group."""
+    communicator_name: str = ""
+    members: Sequence[int] = ()
+    """Global ranks of the communicator, empty when the source does not tell."""
+    operation: str = ""
+    """The newest operation that was enqueued and is not complete, else the newest one."""
+    enqueued: int | None = None
+    """Sequence number of the newest operation that the program asked for."""
+    started: int | None = None
+    """Of the newest one that began on the GPU."""
+    completed: int | None = None
+    time_unix_ns: int
+    """When the newest of these happened, or was read."""
+    source: str
+    """`flight_recorder`, `nccl_plugin`."""
 
 
 Record: TypeAlias = (
@@ -346,6 +376,7 @@ Record: TypeAlias = (
     | LogProgress
     | CollectorHealth
     | CollectiveTimes
+    | CollectiveProgress
 )
 
 

@@ -46,6 +46,7 @@ _RECORDS = {
     "log_progress": Struct(model.LogProgress, pb.LogProgress),
     "collector_health": Struct(model.CollectorHealth, pb.CollectorHealth),
     "collective_times": Struct(model.CollectiveTimes, pb.CollectiveTimes),
+    "collective_progress": Struct(model.CollectiveProgress, pb.CollectiveProgress),
 }
 _FROM_AGENT = {
     "hello": Struct(Hello, pb.Hello),

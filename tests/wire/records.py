@@ -37,6 +37,7 @@ RECORDS: dict[type, type[Message]] = {
     model.LogProgress: pb.LogProgress,
     model.CollectorHealth: pb.CollectorHealth,
     model.CollectiveTimes: pb.CollectiveTimes,
+    model.CollectiveProgress: pb.CollectiveProgress,
 }
 MESSAGES: dict[type, type[Message]] = {
     model.Hello: pb.Hello,

@@ -161,7 +161,7 @@ class SampleTable(_message.Message):
     def __init__(self, scope: _Optional[_Union[Scope, str]] = ..., times_unix_ns: _Optional[_Iterable[int]] = ..., entities: _Optional[_Iterable[str]] = ..., entity_of_row: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[SampleTable.Column, _Mapping]]] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("gpu_info", "rank_placement", "job_description", "training_step", "step_phases", "memory_report", "event", "log_progress", "collector_health", "collective_times")
+    __slots__ = ("gpu_info", "rank_placement", "job_description", "training_step", "step_phases", "memory_report", "event", "log_progress", "collector_health", "collective_times", "collective_progress")
     GPU_INFO_FIELD_NUMBER: _ClassVar[int]
     RANK_PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     JOB_DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -172,6 +172,7 @@ class Record(_message.Message):
     LOG_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     COLLECTOR_HEALTH_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVE_TIMES_FIELD_NUMBER: _ClassVar[int]
+    COLLECTIVE_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     gpu_info: GpuInfo
     rank_placement: RankPlacement
     job_description: JobDescription
@@ -182,7 +183,8 @@ class Record(_message.Message):
     log_progress: LogProgress
     collector_health: CollectorHealth
     collective_times: CollectiveTimes
-    def __init__(self, gpu_info: _Optional[_Union[GpuInfo, _Mapping]] = ..., rank_placement: _Optional[_Union[RankPlacement, _Mapping]] = ..., job_description: _Optional[_Union[JobDescription, _Mapping]] = ..., training_step: _Optional[_Union[TrainingStep, _Mapping]] = ..., step_phases: _Optional[_Union[StepPhases, _Mapping]] = ..., memory_report: _Optional[_Union[MemoryReport, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., log_progress: _Optional[_Union[LogProgress, _Mapping]] = ..., collector_health: _Optional[_Union[CollectorHealth, _Mapping]] = ..., collective_times: _Optional[_Union[CollectiveTimes, _Mapping]] = ...) -> None: ...
+    collective_progress: CollectiveProgress
+    def __init__(self, gpu_info: _Optional[_Union[GpuInfo, _Mapping]] = ..., rank_placement: _Optional[_Union[RankPlacement, _Mapping]] = ..., job_description: _Optional[_Union[JobDescription, _Mapping]] = ..., training_step: _Optional[_Union[TrainingStep, _Mapping]] = ..., step_phases: _Optional[_Union[StepPhases, _Mapping]] = ..., memory_report: _Optional[_Union[MemoryReport, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., log_progress: _Optional[_Union[LogProgress, _Mapping]] = ..., collector_health: _Optional[_Union[CollectorHealth, _Mapping]] = ..., collective_times: _Optional[_Union[CollectiveTimes, _Mapping]] = ..., collective_progress: _Optional[_Union[CollectiveProgress, _Mapping]] = ...) -> None: ...
 
 class GpuInfo(_message.Message):
     __slots__ = ("index", "name", "uuid", "memory_bytes", "max_sm_clock_hz", "mig")
@@ -515,7 +517,7 @@ class CollectorHealth(_message.Message):
     def __init__(self, collector: _Optional[str] = ..., time_unix_ns: _Optional[int] = ..., duration_s: _Optional[float] = ..., success: _Optional[bool] = ..., message: _Optional[str] = ...) -> None: ...
 
 class CollectiveTimes(_message.Message):
-    __slots__ = ("job", "rank", "communicator", "communicator_rank", "communicator_size", "communicator_name", "operation", "peer", "timing", "start_unix_ns", "end_unix_ns", "count", "total_bytes", "total_s", "min_s", "max_s", "algorithm", "protocol", "sequences", "durations_ns", "sizes_bytes")
+    __slots__ = ("job", "rank", "communicator", "communicator_rank", "communicator_size", "communicator_name", "operation", "peer", "timing", "start_unix_ns", "end_unix_ns", "count", "total_bytes", "total_s", "min_s", "max_s", "algorithm", "protocol", "sequences", "durations_ns", "sizes_bytes", "source")
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     COMMUNICATOR_FIELD_NUMBER: _ClassVar[int]
@@ -537,6 +539,7 @@ class CollectiveTimes(_message.Message):
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     DURATIONS_NS_FIELD_NUMBER: _ClassVar[int]
     SIZES_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
     job: str
     rank: int
     communicator: str
@@ -558,7 +561,34 @@ class CollectiveTimes(_message.Message):
     sequences: _containers.RepeatedScalarFieldContainer[int]
     durations_ns: _containers.RepeatedScalarFieldContainer[int]
     sizes_bytes: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., communicator: _Optional[str] = ..., communicator_rank: _Optional[int] = ..., communicator_size: _Optional[int] = ..., communicator_name: _Optional[str] = ..., operation: _Optional[str] = ..., peer: _Optional[int] = ..., timing: _Optional[_Union[TimingSource, str]] = ..., start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ..., count: _Optional[int] = ..., total_bytes: _Optional[float] = ..., total_s: _Optional[float] = ..., min_s: _Optional[float] = ..., max_s: _Optional[float] = ..., algorithm: _Optional[str] = ..., protocol: _Optional[str] = ..., sequences: _Optional[_Iterable[int]] = ..., durations_ns: _Optional[_Iterable[int]] = ..., sizes_bytes: _Optional[_Iterable[int]] = ...) -> None: ...
+    source: str
+    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., communicator: _Optional[str] = ..., communicator_rank: _Optional[int] = ..., communicator_size: _Optional[int] = ..., communicator_name: _Optional[str] = ..., operation: _Optional[str] = ..., peer: _Optional[int] = ..., timing: _Optional[_Union[TimingSource, str]] = ..., start_unix_ns: _Optional[int] = ..., end_unix_ns: _Optional[int] = ..., count: _Optional[int] = ..., total_bytes: _Optional[float] = ..., total_s: _Optional[float] = ..., min_s: _Optional[float] = ..., max_s: _Optional[float] = ..., algorithm: _Optional[str] = ..., protocol: _Optional[str] = ..., sequences: _Optional[_Iterable[int]] = ..., durations_ns: _Optional[_Iterable[int]] = ..., sizes_bytes: _Optional[_Iterable[int]] = ..., source: _Optional[str] = ...) -> None: ...
+
+class CollectiveProgress(_message.Message):
+    __slots__ = ("job", "rank", "communicator", "communicator_name", "members", "operation", "enqueued", "started", "completed", "time_unix_ns", "source")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    COMMUNICATOR_FIELD_NUMBER: _ClassVar[int]
+    COMMUNICATOR_NAME_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    ENQUEUED_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    TIME_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    rank: int
+    communicator: str
+    communicator_name: str
+    members: _containers.RepeatedScalarFieldContainer[int]
+    operation: str
+    enqueued: int
+    started: int
+    completed: int
+    time_unix_ns: int
+    source: str
+    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., communicator: _Optional[str] = ..., communicator_name: _Optional[str] = ..., members: _Optional[_Iterable[int]] = ..., operation: _Optional[str] = ..., enqueued: _Optional[int] = ..., started: _Optional[int] = ..., completed: _Optional[int] = ..., time_unix_ns: _Optional[int] = ..., source: _Optional[str] = ...) -> None: ...
 
 class CaptureRequest(_message.Message):
     __slots__ = ("capture_id", "job", "tool", "ranks", "steps", "max_duration_s", "start_unix_ns", "profile", "alert", "max_bytes")
