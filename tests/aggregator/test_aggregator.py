@@ -128,12 +128,12 @@ def test_one_round_gives_the_same_page_however_often_it_is_asked_for(clock):
 
 def test_a_regression_is_measured_against_what_came_before(clock):
     with (
-        aggregator(clock, analysis=AnalysisConfig(window_steps=5)) as running,
+        aggregator(clock, analysis=AnalysisConfig(window_steps=40)) as running,
         FakeAgent(running.grpc_address) as agent,
     ):
         agent.hello()
-        feed(agent, clock, running, range(1, 61), step_time_s=1.0)
-        feed(agent, clock, running, range(61, 81), step_time_s=1.5)
+        feed(agent, clock, running, range(1, 31), step_time_s=1.0)
+        feed(agent, clock, running, range(31, 71), step_time_s=1.5)
         found = values(running.page())
     assert found['perfd_step_time_baseline_seconds{job="llm"}'] == 1.0
     assert found['perfd_step_time_regression_ratio{job="llm"}'] == pytest.approx(0.5)

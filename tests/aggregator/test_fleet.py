@@ -54,6 +54,7 @@ def test_a_gpu_serves_the_job_that_was_placed_on_it_last():
     made = fleet()
     made.apply([gpus(0, a=1.0), place(0, 0), place(0, 0, job="next")], source())
     assert owners(made)["0"] == ("next", 0)
+    assert list(made.nodes["n0"].placements) == [("next", 0)]
 
 
 def test_a_rank_that_moves_to_another_gpu_leaves_the_first():
