@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,18 +12,25 @@ from numpy.typing import NDArray
 from perfd.aggregator.limits import Counters, Limits
 from perfd.analysis.tables import CollectiveTable, NcclTime
 from perfd.analysis.waiting import MATCHED_OPERATIONS
-from perfd.model import CollectiveTimes
+from perfd.model import CollectiveProgress, CollectiveTimes, TimingSource
 
 _PAIR = {"Send": 0, "Recv": 1}
 PAIR_OPERATION = "SendRecv"
 
 _SPAN_S = 120.0
 """Older time in kernels counts ever less than that of the newest so many seconds."""
+_LEFT_AFTER_NS = 120 * 10**9
+"""Far more than the clocks of nodes disagree by, and than a step takes."""
 _WINDOWS = 64
 """Of time in NCCL's kernels, in memory per rank."""
+_LARGE_BYTES = 1 << 20
+"""From here on a message's time is by its bytes, not by its latency."""
+_STRETCH = 32
+"""Large operations in a row whose median is what the communicator can do."""
 
-_Key = tuple[str, str, int, int]
-"""Communicator, operation, and for a pair the two ranks in it (sender, receiver), else -1."""
+_Key = tuple[str, str, int, int, TimingSource]
+"""Communicator, operation, for a pair the two ranks in it (sender, receiver), else -1, and whose clock:
+durations by different clocks cannot be compared."""
 
 
 class CollectiveRows:
@@ -42,6 +50,8 @@ class CollectiveRows:
         ring = self._rings.get(key)
         if ring is None:
             if len(self._rings) >= self._limits.communicators_per_job:
+                self._drop_left()
+            if len(self._rings) >= self._limits.communicators_per_job:
                 self._counters.rejected["communicators_per_job"] += 1
                 return
             ring = self._rings[key] = _Ring.empty(self._limits.operations_per_communicator, columns)
@@ -53,12 +63,23 @@ class CollectiveRows:
         self._rings.clear()
 
     def tables(self) -> list[CollectiveTable]:
-        """One table per communicator and operation of which every rank is known."""
+        """One table per communicator and operation of which every rank is known, and that is in use."""
+        oldest_unix_ns = self._oldest_in_use_unix_ns()
         return [
-            ring.table(communicator, operation)
-            for (communicator, operation, _, _), ring in self._rings.items()
-            if (ring.ranks >= 0).all()
+            ring.table(communicator, operation, timing)
+            for (communicator, operation, _, _, timing), ring in self._rings.items()
+            if ring.newest_unix_ns >= oldest_unix_ns and (ring.ranks >= 0).all()
         ]
+
+    def _oldest_in_use_unix_ns(self) -> int:
+        """Communicators that were last heard of before this are gone, as after a restart of the job."""
+        newest = max((ring.newest_unix_ns for ring in self._rings.values()), default=0)
+        return newest - _LEFT_AFTER_NS
+
+    def _drop_left(self) -> None:
+        oldest_unix_ns = self._oldest_in_use_unix_ns()
+        for key in [key for key, ring in self._rings.items() if ring.newest_unix_ns < oldest_unix_ns]:
+            del self._rings[key]
 
 
 class NcclTimes:
@@ -69,7 +90,9 @@ class NcclTimes:
         self._counters = counters
         self._readings: dict[int, deque[_Reading]] = {}
 
-    def put(self, rank: int, time_unix_s: float, busy_s: float, lost: float) -> None:
+    def put(
+        self, rank: int, time_unix_s: float, busy_s: float, lost: float, operations: float = math.nan
+    ) -> None:
         """Add one reading of a rank's counters; one that went back starts afresh, as after a restart."""
         readings = self._readings.get(rank)
         if readings is None:
@@ -77,9 +100,14 @@ class NcclTimes:
                 self._counters.rejected["ranks_per_job"] += 1
                 return
             readings = self._readings[rank] = deque(maxlen=_WINDOWS)
-        if readings and (busy_s < readings[-1].busy_s or time_unix_s <= readings[-1].time_unix_s):
+        last = readings[-1] if readings else None
+        if last and (busy_s < last.busy_s or operations < last.operations or time_unix_s <= last.time_unix_s):
             readings.clear()
-        readings.append(_Reading(time_unix_s, busy_s, lost))
+            last = None
+        still = last is not None and operations == last.operations
+        readings.append(
+            _Reading(time_unix_s, busy_s, lost, operations, last.since_s if last and still else time_unix_s)
+        )
 
     def clear(self) -> None:
         """Forget everything: the job started again."""
@@ -93,10 +121,38 @@ class NcclTimes:
                 busy_s=readings[-1].busy_s - readings[0].busy_s,
                 span_s=readings[-1].time_unix_s - readings[0].time_unix_s,
                 lost_operations=int(readings[-1].lost - readings[0].lost),
+                operations=_whole(readings[-1].operations),
+                still_s=readings[-1].time_unix_s - readings[-1].since_s,
+                read_unix_s=readings[-1].time_unix_s,
             )
             for rank, readings in sorted(self._readings.items())
             if len(readings) > 1
         ]
+
+
+class ProgressRows:
+    """How far each rank is on each communicator, by the newest word of each source."""
+
+    def __init__(self, limits: Limits, counters: Counters) -> None:
+        self._limits = limits
+        self._counters = counters
+        self._newest: dict[tuple[int, str, str], CollectiveProgress] = {}
+
+    def put(self, progress: CollectiveProgress) -> None:
+        """Take a rank's word in the place of its earlier one."""
+        key = (progress.rank, progress.communicator, progress.source)
+        if key not in self._newest and len(self._newest) >= self._limits.progress_per_job:
+            self._counters.rejected["progress_per_job"] += 1
+            return
+        self._newest[key] = progress
+
+    def clear(self) -> None:
+        """Forget everything: the job started again."""
+        self._newest.clear()
+
+    def newest(self) -> tuple[CollectiveProgress, ...]:
+        """One entry a rank, communicator and source."""
+        return tuple(self._newest.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +160,13 @@ class _Reading:
     time_unix_s: float
     busy_s: float
     lost: float
+    operations: float
+    since_s: float
+    """When the number of operations became what it is."""
+
+
+def _whole(number: float) -> int | None:
+    return int(number) if math.isfinite(number) else None
 
 
 @dataclass(slots=True)
@@ -116,6 +179,11 @@ class _Ring:
     kernel_s: NDArray[np.float64]
     """Time in kernels by column, over `span_s`."""
     span_s: NDArray[np.float64]
+    newest_unix_ns: int = 0
+    source: str = ""
+    best_s_per_byte: float = math.inf
+    stretch: list[float] = field(default_factory=list)
+    """Seconds a byte of the large operations that newer ones took the place of, since the last median."""
 
     @classmethod
     def empty(cls, slots: int, columns: int) -> _Ring:
@@ -134,7 +202,11 @@ class _Ring:
             self.sequence[:] = -1
             self.ranks[:] = -1
             self.kernel_s[:] = self.span_s[:] = 0
+            self.best_s_per_byte = math.inf
+            self.stretch.clear()
         self.ranks[column] = times.rank
+        self.source = times.source
+        self.newest_unix_ns = max(self.newest_unix_ns, times.end_unix_ns)
         if self.span_s[column] > _SPAN_S:
             self.kernel_s[column] /= 2
             self.span_s[column] /= 2
@@ -144,6 +216,7 @@ class _Ring:
         sequence = np.asarray(times.sequences[newest], dtype=np.int64)
         slots = sequence % len(self.sequence)
         fresh = sequence > self.sequence[slots]
+        self._retire(slots[fresh])
         self.durations_s[slots[fresh]] = np.nan
         self.size_bytes[slots[fresh]] = np.nan
         self.sequence[slots[fresh]] = sequence[fresh]
@@ -154,7 +227,17 @@ class _Ring:
             sizes = np.asarray(times.sizes_bytes[newest], dtype=np.float64)
             self.size_bytes[slots[current]] = sizes[current]
 
-    def table(self, communicator: str, operation: str) -> CollectiveTable:
+    def _retire(self, slots: NDArray[np.int64]) -> None:
+        """Remember how fast the operations in `slots` were, of which no newer one will tell."""
+        large = slots[self.size_bytes[slots] >= _LARGE_BYTES]
+        transfer_s = self.durations_s[large].min(axis=1)
+        speeds = transfer_s / self.size_bytes[large]
+        self.stretch += speeds[np.isfinite(speeds)].tolist()
+        if len(self.stretch) >= _STRETCH:
+            self.best_s_per_byte = min(self.best_s_per_byte, float(np.median(self.stretch)))
+            self.stretch.clear()
+
+    def table(self, communicator: str, operation: str, timing: TimingSource) -> CollectiveTable:
         used = np.flatnonzero(self.sequence >= 0)
         order = used[np.argsort(self.sequence[used])]
         return CollectiveTable(
@@ -165,6 +248,9 @@ class _Ring:
             durations_s=self.durations_s[order],
             size_bytes=self.size_bytes[order],
             kernel_ratio=self.kernel_s / np.where(self.span_s > 0, self.span_s, np.nan),
+            best_s_per_byte=self.best_s_per_byte if math.isfinite(self.best_s_per_byte) else None,
+            timing=timing,
+            source=self.source,
         )
 
 
@@ -173,9 +259,11 @@ def _place(times: CollectiveTimes) -> tuple[_Key, int, int] | None:
     if not times.communicator or times.communicator_rank is None:
         return None
     if times.operation in MATCHED_OPERATIONS and times.communicator_size:
-        return (times.communicator, times.operation, -1, -1), times.communicator_rank, times.communicator_size
+        key = (times.communicator, times.operation, -1, -1, times.timing)
+        return key, times.communicator_rank, times.communicator_size
     if times.operation in _PAIR and times.peer is not None:
         ends = (times.communicator_rank, times.peer)
         sender, receiver = ends if times.operation == "Send" else ends[::-1]
-        return (times.communicator, PAIR_OPERATION, sender, receiver), _PAIR[times.operation], 2
+        key = (times.communicator, PAIR_OPERATION, sender, receiver, times.timing)
+        return key, _PAIR[times.operation], 2
     return None

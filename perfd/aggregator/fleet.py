@@ -11,6 +11,7 @@ from perfd.aggregator.jobs import JobState, Source
 from perfd.aggregator.limits import Counters, Limits
 from perfd.aggregator.nodes import NodeState
 from perfd.model import (
+    CollectiveProgress,
     CollectiveTimes,
     CollectorHealth,
     Event,
@@ -39,7 +40,15 @@ class Durable:
     time_unix_s: float
 
 
-_JobRecord = JobDescription | TrainingStep | StepPhases | MemoryReport | LogProgress | CollectiveTimes
+_JobRecord = (
+    JobDescription
+    | TrainingStep
+    | StepPhases
+    | MemoryReport
+    | LogProgress
+    | CollectiveTimes
+    | CollectiveProgress
+)
 _JOB_RECORDS: dict[type, Callable[[JobState, Any, Source], Event | None]] = {
     JobDescription: JobState.describe,
     TrainingStep: JobState.step,
@@ -47,6 +56,7 @@ _JOB_RECORDS: dict[type, Callable[[JobState, Any, Source], Event | None]] = {
     MemoryReport: JobState.memory_report,
     LogProgress: JobState.log_progress,
     CollectiveTimes: JobState.collective_times,
+    CollectiveProgress: JobState.collective_progress,
 }
 _MAX_STEP = 1 << 53
 """Larger ones are garbage, and no double holds them."""
@@ -136,13 +146,14 @@ class Fleet:
         lost = table.columns.get("nccl_lost_operations")
         if busy_s is None or lost is None:
             return
-        for time_unix_ns, entity, busy, gone in zip(
-            table.times_unix_ns, table.entities, busy_s, lost, strict=True
+        begun = table.columns.get("nccl_operations") or [math.nan] * len(table.entities)
+        for time_unix_ns, entity, busy, gone, operations in zip(
+            table.times_unix_ns, table.entities, busy_s, lost, begun, strict=True
         ):
             name, _, rank = entity.rpartition("/")
             job = self.jobs.get(name)
-            if job is not None and rank.isdecimal() and math.isfinite(busy):
-                job.nccl.put(int(rank), time_unix_ns / 1e9, busy, gone)
+            if job is not None and rank.isdecimal() and math.isfinite(gone):
+                job.nccl.put(int(rank), time_unix_ns / 1e9, busy, gone, operations)
 
     def _apply_to_job(self, record: _JobRecord, source: Source) -> list[Durable]:
         if isinstance(record, TrainingStep | StepPhases) and record.step > _MAX_STEP:

@@ -7,10 +7,11 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from perfd.aggregator.collectives import CollectiveRows, NcclTimes
+from perfd.aggregator.collectives import CollectiveRows, NcclTimes, ProgressRows
 from perfd.aggregator.limits import Counters, Limits
 from perfd.aggregator.steps import PhaseRows, StepRows
 from perfd.model import (
+    CollectiveProgress,
     CollectiveTimes,
     Event,
     EventKind,
@@ -60,6 +61,7 @@ class JobState:
         self.phases = self._new_phases(limits)
         self.collectives = CollectiveRows(limits, counters)
         self.nccl = NcclTimes(limits, counters)
+        self.progress = ProgressRows(limits, counters)
         self.memory: dict[int | None, MemoryReport] = {}
         self.events: deque[Event] = deque(maxlen=limits.events_per_job)
         self.logs: dict[tuple[str, str], LogState] = {}
@@ -111,6 +113,7 @@ class JobState:
         self.phases = self._new_phases(self._limits)
         self.collectives.clear()
         self.nccl.clear()
+        self.progress.clear()
         self.memory.clear()
         self._last_step_of.clear()
         self._attempt_of.clear()
@@ -137,6 +140,11 @@ class JobState:
         """Add what one rank reported of its collectives."""
         self.version += 1
         self.collectives.put(times)
+
+    def collective_progress(self, progress: CollectiveProgress, _source: Source) -> None:
+        """Add how far one rank is on one communicator."""
+        self.version += 1
+        self.progress.put(progress)
 
     def memory_report(self, report: MemoryReport, _source: Source) -> None:
         """Keep the newest report of a rank."""
@@ -201,6 +209,10 @@ class JobState:
         newest = self.steps.last_step
         if seen < self.attempt or newest is None or newest < line.step:
             return None
+        # Its communicators are new ones, and its counters begin anew.
+        self.collectives.clear()
+        self.nccl.clear()
+        self.progress.clear()
         lines = self.steps.cut_from(line.step)
         self.phases.cut_from(line.step)
         return self._restarted(

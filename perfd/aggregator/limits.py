@@ -30,6 +30,8 @@ class Limits:
     collectors_per_node: int = 64
     communicators_per_job: int = 4_096
     """Communicators, and pairs of ranks that send to each other, each with its operations."""
+    progress_per_job: int = 262_144
+    """Ranks times their communicators, of which it is known how far each is."""
     operations_per_communicator: int = 128
     """Newest operations of a communicator in memory."""
     gpu_history_s: float = 300.0

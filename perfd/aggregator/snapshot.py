@@ -73,6 +73,7 @@ def job_data(
         alerts=tuple(alerts),
         collectives=job.collectives.tables(),
         nccl=job.nccl.table(),
+        progress=job.progress.newest(),
         log_silent_s=job.log_silent_s(now_s),
         started_unix_s=job.started_unix_s,
         ended_unix_s=job.ended_unix_s,

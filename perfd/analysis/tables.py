@@ -8,7 +8,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from perfd.model import Event, GpuInfo, JobDescription, MemoryReport, RankPlacement
+from perfd.model import (
+    CollectiveProgress,
+    Event,
+    GpuInfo,
+    JobDescription,
+    MemoryReport,
+    RankPlacement,
+    TimingSource,
+)
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -89,6 +97,11 @@ class CollectiveTable:
     kernel_ratio: Floats
     """(g,): share of recent time that each rank spent in kernels of this kind, waiting included. The
     operations in the table are a part of those, as many of a frequent kind as of a rare one."""
+    best_s_per_byte: float | None = None
+    """What a byte of a large message took in the communicator's own best stretch of earlier operations."""
+    timing: TimingSource = TimingSource.GPU
+    source: str = ""
+    """Who recorded them when it was not perfd's plugin, as in `CollectiveTimes`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +110,15 @@ class NcclTime:
 
     rank: int
     busy_s: float
+    """NaN when the rank's NCCL tells no time on the GPU."""
     span_s: float
     lost_operations: int
+    operations: int | None = None
+    """Operations that the rank began since its start."""
+    still_s: float = 0.0
+    """How long that number had not changed at the newest reading."""
+    read_unix_s: float | None = None
+    """When the newest reading was, by the node's clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +154,8 @@ class JobData:
     """Of the newest operations of each communicator whose ranks are all known."""
     nccl: Sequence[NcclTime] = ()
     """By rank, over the same recent time."""
+    progress: Sequence[CollectiveProgress] = ()
+    """The newest of each rank and communicator."""
     log_silent_s: float | None = None
     started_unix_s: float | None = None
     ended_unix_s: float | None = None
