@@ -157,7 +157,7 @@ def _steps_table(steps: Sequence[TrainingStep]) -> Table:
             _number(step.tokens_per_s, ",.0f"),
             _number(step.samples_per_s, ".4g"),
             _number(None if flops is None else flops / 1e12, ".4g"),
-            _text(step.global_batch_size),
+            _number(step.global_batch_size, "d"),
             _number(next(iter(step.losses.values()), None), ".5g"),
             "warm-up" if step.warmup else "",
         )

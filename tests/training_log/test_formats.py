@@ -45,6 +45,7 @@ def test_every_golden_file_has_its_log() -> None:
         ("deepspeed-0.9", "deepspeed", [33]),
         ("deepspeed-pipeline", "deepspeed", [10, 20]),
         ("torchtitan", "torchtitan", [1, 10, 20]),
+        ("torchtitan-2026", "torchtitan", [101, 110]),
         ("nemo-1-progress-bar", "nemo", [793, 794]),
         ("nemo-2", "nemo", [0, 1, 2]),
         ("hf-trainer-4", "hf-trainer", [10, 20]),

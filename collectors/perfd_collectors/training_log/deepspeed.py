@@ -23,7 +23,7 @@ _THROUGHPUT = re.compile(
 )
 _PROGRESS = re.compile(r"\bstep=(\d+), skipped=(\d+), lr=\[([^\]]*)\], mom=", re.ASCII)
 _PIPELINE = re.compile(
-    rf"\bsteps: (\d+) loss: +({_NUMBER}|nan|inf|None) "
+    rf"\bsteps: (\d+) loss: +({_NUMBER}|nan|inf|None) (?:[\w.-]+: +(?:{_NUMBER}|nan) )*"
     rf"iter time \(s\): +({_NUMBER}) samples/sec: +({_NUMBER})\s*$",
     re.ASCII,
 )
@@ -34,8 +34,9 @@ _PROFILER_ROW = re.compile(
     r"([a-zA-Z][^:]{2,90}): +([\d.,]+) ?([KMGTP]?)(?:FLOPS|MACs|B|s|ms|us)?\s*$", re.ASCII
 )
 _PROFILER_LINES = 60
-_WHOLE_STEP = frozenset({"forward", "fwd", "pipe_send_output", "pipe_recv_input"})
-"""What the last of a step's timer lines holds: of the plain engine, or of the one with a pipeline."""
+_WHOLE_STEP = frozenset({"forward", "fwd"})
+_PIPELINE_TIMERS = frozenset({"pipe_send_output", "pipe_recv_input"})
+_PIPELINE_MICRO_STEP = "batch_input"
 
 
 class DeepSpeedParser:
@@ -172,14 +173,16 @@ class DeepSpeedParser:
         return True
 
     def _breakdown(self, text: str) -> bool:
-        """Timers of one micro-step, of the optimizer's parts, or of the step; the last closes the block."""
+        """Timers of one micro-step, of the optimizer's parts, or of the step, which is the last."""
         timers = one_line_timers(text)
         if timers is None:
             return False
         self._is_deepspeed()
         # There is a line for each micro-step; what stays is the last one's, for the step's line has the sums.
         self._phases.update(timers)
-        if _WHOLE_STEP & timers.keys():
+        # The engine with a pipeline prints the step's timers before the step, and its own after it.
+        whole = _WHOLE_STEP & timers.keys() and _PIPELINE_MICRO_STEP not in self._phases
+        if whole or _PIPELINE_TIMERS & timers.keys():
             phases = {name: PhaseTime(max_s=value) for name, value in self._phases.items()}
             self._phases = {}
             self._steps.phases(phases)

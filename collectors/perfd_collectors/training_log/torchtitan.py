@@ -17,16 +17,21 @@ _VALIDATE = re.compile(r"\bvalidate step: +(\d+)  ", re.ASCII)
 _PAIR = re.compile(r"(?<!\S)([a-z_/]+): +(\S+)(?=  |\s*$)", re.ASCII)
 _MEMORY = re.compile(r"([\d.]+)GiB\(([\d.]+)%\)", re.ASCII)
 _SHARE = re.compile(r"([\d.]+)%", re.ASCII)
-_BEGIN = re.compile(
-    r"Training starts at step (\d+), with local batch size (\d+), global batch size (\d+), "
-    r"sequence length (\d+), total steps (\d+) \(",
+# Sizes are on the line of the start, or on one before it; their words have changed.
+_BEGIN = re.compile(r"Training starts at step (\d+)(?=[,.]|\s*$)", re.ASCII)
+_SETTING = re.compile(
+    r"(local batch size|global batch size|sequence length|maximum context length|total steps) (\d+)"
+    r"(?=,| \(|\s*$)",
     re.ASCII,
 )
-_MESH = re.compile(r"Building (\d+)-D device mesh with \[((?:'\w+'(?:, )?)+)\], \[([\d, ]+)\]", re.ASCII)
+_TOKENS = re.compile(r"(?<!\S)(\d+) tokens per train step", re.ASCII)
+_MESH = re.compile(r"Building \d+-D device mesh with \[((?:'\w+'(?:, )?)+)\], \[([\d, ]+)\]", re.ASCII)
+_PARALLELISM = re.compile(r"Building device mesh with parallelism: ((?:\w+=\d+(?:, )?)+)\s*$", re.ASCII)
 _SIZE = re.compile(r"\bsize: ([\d,]+) total parameters", re.ASCII)
 _CHECKPOINT = re.compile(r"Finished saving the checkpoint .*?in ([\d.]+) seconds", re.ASCII)
 _PROFILE = re.compile(r"Dumping (?:profiler )?traces at step (\d+)\b(?=\s*$)", re.ASCII)
-_DIMENSIONS = {"pp": "pp", "tp": "tp", "cp": "cp", "ep": "ep"}
+_OF_THE_WORLD = frozenset({"pp", "dp", "dp_replicate", "dp_shard", "cp", "tp"})
+"""Dimensions that multiply to the world size; experts are spread over ranks that these count."""
 
 
 class TorchtitanParser:
@@ -35,7 +40,9 @@ class TorchtitanParser:
     keywords: Sequence[bytes] = (
         b"step: ",
         b"Training starts at step",
-        b"-D device mesh with",
+        b"Trainer is initialized",
+        b"Training completed",
+        b"device mesh with",
         b" total parameters",
         b"saving the checkpoint",
         b"traces at step",
@@ -46,6 +53,7 @@ class TorchtitanParser:
         self._steps = job.steps
         self._sequence: int | None = None
         self._batch: int | None = None
+        self._tokens: int | None = None
 
     hungry = False
 
@@ -66,7 +74,7 @@ class TorchtitanParser:
         pairs = dict(_PAIR.findall(line.text, anchor.end()))
         if "loss" not in pairs or not pairs.keys() & {"memory", "tps"}:
             return False
-        self._out.describe(framework="torchtitan")
+        self._out.describe(framework="torchtitan", logged_flops_convention="torchtitan")
         step = int(anchor[1])
         self._steps.add(self._training_step(step, pairs), last_stamp_ns(line.text[: anchor.start()]))
         if (memory := _MEMORY.fullmatch(pairs.get("memory", ""))) and (size := number(memory[1])) is not None:
@@ -83,7 +91,7 @@ class TorchtitanParser:
         world = self._out.description.parallel.world_size
         # `tps` is per GPU: a group that works on the same tokens counts them once, and shares them.
         tokens_per_s = per_gpu * world if per_gpu and world else None
-        tokens = self._batch * self._sequence if self._batch and self._sequence else None
+        tokens = self._tokens
         known = {"loss", "tflops", "tps", "mfu", "memory", "grad_norm"}
         extras = {
             name: value
@@ -123,16 +131,17 @@ class TorchtitanParser:
         return True
 
     def _about(self, text: str) -> bool:
-        if match := _BEGIN.search(text):
-            step, micro, batch, sequence, total = (int(figure) for figure in match.groups())
-            self._batch, self._sequence = batch, sequence
-            self._out.describe(framework="torchtitan", train_steps=total)
-            self._out.describe_layout(micro_batch_size=micro, global_batch_size=batch)
-            self._steps.started(last_stamp_ns(text[: match.start()]))
-            if step > 1:
-                self._steps.resumed(step - 1)
+        if "Trainer is initialized" in text or _BEGIN.search(text):
+            self._settings(text)
+            self._begin(text)
         elif match := _MESH.search(text):
-            self._mesh(match[2].split(", "), [int(size) for size in match[3].split(", ") if size.isdigit()])
+            names = [name.strip("'") for name in match[1].split(", ")]
+            self._mesh(names, match[2].split(", "))
+        elif match := _PARALLELISM.search(text):
+            pairs = [pair.split("=") for pair in match[1].split(", ")]
+            self._mesh([name for name, _ in pairs], [size for _, size in pairs])
+        elif "Training completed" in text:
+            self._event(EventKind.JOB_ENDED, "The trainer is done.", text, None, None)
         elif match := _SIZE.search(text):
             self._out.describe(parameters=grouped(match[1]))
         elif match := _CHECKPOINT.search(text):
@@ -149,15 +158,41 @@ class TorchtitanParser:
     ) -> None:
         self._out.event(kind, message, printed_ns=last_stamp_ns(text), step=step, duration_s=duration_s)
 
-    def _mesh(self, names: list[str], sizes: list[int]) -> None:
-        if len(names) != len(sizes):
+    def _settings(self, text: str) -> None:
+        found = {name: int(size) for name, size in _SETTING.findall(text)}
+        tokens = _TOKENS.search(text)
+        self._sequence = found.get("sequence length", found.get("maximum context length", self._sequence))
+        self._batch = found.get("global batch size", self._batch)
+        if tokens is not None:
+            self._tokens = int(tokens[1])
+        elif self._batch and self._sequence:
+            self._tokens = self._batch * self._sequence
+        self._out.describe(framework="torchtitan", train_steps=found.get("total steps"))
+        self._out.describe_layout(
+            micro_batch_size=found.get("local batch size"), global_batch_size=found.get("global batch size")
+        )
+
+    def _begin(self, text: str) -> None:
+        match = _BEGIN.search(text)
+        if match is not None:
+            self._steps.started(last_stamp_ns(text[: match.start()]))
+            if int(match[1]) > 1:
+                self._steps.resumed(int(match[1]) - 1)
+
+    def _mesh(self, names: list[str], sizes: list[str]) -> None:
+        if len(names) != len(sizes) or not all(size.isdigit() for size in sizes):
             return
-        dimensions = {name.strip("'"): size for name, size in zip(names, sizes, strict=True)}
+        dimensions = {name: int(size) for name, size in zip(names, sizes, strict=True)}
         world = data = 1
-        for name, size in dimensions.items():
-            world *= size
+        for name in _OF_THE_WORLD & dimensions.keys():
+            world *= dimensions[name]
             if name.startswith("dp"):
-                data *= size
-        if dimensions:
-            layout = {field: dimensions.get(name, 1) for name, field in _DIMENSIONS.items() if name != "ep"}
-            self._out.describe_layout(world_size=world, dp=data, **layout)
+                data *= dimensions[name]
+        self._out.describe_layout(
+            world_size=world,
+            dp=data,
+            pp=dimensions.get("pp", 1),
+            tp=dimensions.get("tp", 1),
+            cp=dimensions.get("cp", 1),
+            ep=dimensions.get("ep"),
+        )
