@@ -40,8 +40,8 @@ _SECTIONS = (
     (
         "Of a job",
         (
-            "Derived, on the aggregator's page. Medians are over the newest steady steps: those after warm-up, "
-            "without checkpoint, evaluation, profiler or outliers."
+            "Derived, on the aggregator's page. Medians are over the newest steady steps: those after "
+            "warm-up, without checkpoint, evaluation, profiler or outliers."
         ),
         JOB_METRICS,
     ),

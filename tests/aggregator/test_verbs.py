@@ -14,7 +14,7 @@ from aggregator.support import aggregator, gpus, place, step
 from rich.console import Console
 
 from perfd.cli import main
-from perfd.cli.client import url_of
+from perfd.cli.client import get, url_of
 from perfd.cli.display import job_table, render
 from perfd.config import AggregatorConfig, load
 from perfd.model import JobDescription, ParallelLayout
@@ -77,6 +77,24 @@ def test_the_process_serves_until_it_is_told_to_end(number, tmp_path):
         process.kill()
         process.communicate()
     assert history.exists()
+
+
+def test_a_process_that_is_killed_has_what_it_acknowledged(tmp_path):
+    config = tmp_path / "aggregator.yaml"
+    config.write_text(f"history: {{path: {tmp_path / 'h.sqlite'}}}")
+    arguments = ("--config", str(config), "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
+    for life in (1, 2):
+        process, line = start(*arguments)
+        try:
+            with FakeAgent(line["agents"]) as agent:
+                assert agent.hello(first_sequence=life).last_sequence == life - 1
+                agent.sequence = life - 1
+                agent.send(step(life))
+            steps = get(f"http://{line['http']}", "/api/v1/jobs/llm/steps")["steps"]
+            assert [found["step"] for found in steps] == list(range(1, life + 1))
+        finally:
+            process.kill()
+            process.communicate()
 
 
 def test_a_port_in_use_is_one_sentence_and_exit_code_2(capsys):
