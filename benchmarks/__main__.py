@@ -1,0 +1,39 @@
+"""All benchmarks that need no GPU, one after the other: `make bench`.
+
+Each runs in a process of its own, so that none measures what another left in memory. Beside perfd's figure
+stands that of a named reference in the same run, where there is one.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+STEPS = (
+    ("agent: CPU and memory, 8 GPUs at 1 Hz", "benchmarks.agent_cost", "--seconds", "30"),
+    ("aggregator: what one process takes in from 1,000 nodes", "benchmarks.aggregator_ingest"),
+    ("reference: Prometheus scraping as many values", "benchmarks.prometheus_scrape"),
+    ("aggregator: a page of 100,000 series, beside prometheus_client", "benchmarks.aggregator_render"),
+    ("rules that ship", "benchmarks.rules"),
+    ("analysis of 1,024 GPUs", "benchmarks.analysis_summary"),
+    ("replay at full speed", "benchmarks.replay"),
+)
+
+
+def main() -> int:
+    """Run them; the exit code is that of the first that failed."""
+    for title, module, *arguments in STEPS:
+        if module == "benchmarks.prometheus_scrape" and shutil.which("prometheus") is None:
+            print(f"## {title}\nnot run: there is no prometheus on PATH (apt-get install prometheus)\n")
+            continue
+        print(f"## {title}", flush=True)
+        code = subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode
+        print(flush=True)
+        if code != 0:
+            return code
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
