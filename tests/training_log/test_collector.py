@@ -145,6 +145,16 @@ def test_a_log_from_before_is_dated_by_the_files_own_time(tmp_path: Path, settin
     assert times == [written_ns - 601 * 10**9, written_ns - 10**9]
 
 
+def test_a_line_that_may_be_old_has_the_time_of_reading(settings: Settings) -> None:
+    feed = LogFeed()
+    feed.feed(iteration(10, stamp="2025-05-01 09:54:30").encode())
+
+    records = check_collector(spec_of_feed(feed), settings, collects=1)
+
+    (step,) = (record for record in records if isinstance(record, TrainingStep))
+    assert step.time_unix_ns == NOW_NS
+
+
 def test_reading_can_begin_at_the_end(tmp_path: Path, settings: Settings) -> None:
     log = tmp_path / "train.log"
     append(log, iteration(10))

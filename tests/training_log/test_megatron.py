@@ -280,6 +280,26 @@ def test_two_dumps_at_once_are_not_mixed() -> None:
     assert [said for said in records_of(mixed, JobDescription) if said.model] == []
 
 
+def test_a_dump_inside_of_another_is_not_completed_by_its_rows() -> None:
+    first, second = dump(z_option=5).splitlines(keepends=True), dump().splitlines(keepends=True)
+    # The second one's head comes early; no row contradicts another.
+    mixed = "".join([*first[:10], *second[:10], *first[10:], *second[10:]])
+
+    assert records_of(mixed, JobDescription) == []
+
+
+def test_a_row_that_two_blocks_at_once_have_is_nobodys() -> None:
+    header, window, optimizer = timers({"forward-backward": (1, 2), "optimizer": (3, 4)}).splitlines(
+        keepends=True
+    )
+    others = timers({"forward-backward": (5, 6), "optimizer": (7, 8)}).splitlines(keepends=True)
+    text = iteration(10) + header + window + iteration(20) + others[0] + optimizer + "".join(others[1:])
+
+    blocks = {block.step: set(block.phases) for block in records_of(text, StepPhases)}
+
+    assert blocks == {10: {"forward-backward"}, 20: {"forward-backward"}}
+
+
 def test_rows_of_long_names_have_no_dots() -> None:
     long = "inference_dynamic_batching_buffer_guaranteed_fraction"
     row_of_47 = "keep_fp8_transpose_cache_when_using_custom_fsdp"
