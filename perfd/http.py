@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from perfd.errors import PerfdError
 
+log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 1024 * 1024
 
 

@@ -1,0 +1,75 @@
+"""The small HTTP server answers whatever happens."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+
+from perfd.errors import PerfdError
+from perfd.http import HttpServer, Request, Response
+
+
+@pytest.fixture
+def server() -> Iterator[HttpServer]:
+    def fail(request: Request) -> Response:
+        raise RuntimeError(request.path)
+
+    def echo(request: Request) -> Response:
+        return Response(body=json.dumps([request.method, request.rest, dict(request.query)]).encode())
+
+    server = HttpServer("127.0.0.1:0", {"/fail": fail, "/tree/": echo})
+    yield server
+    server.close()
+
+
+def get(server: HttpServer, path: str) -> tuple[int, object]:
+    try:
+        with urllib.request.urlopen(f"http://{server.address}{path}", timeout=10) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def test_a_route_with_a_slash_takes_what_is_below_it(server: HttpServer) -> None:
+    assert get(server, "/tree/a/b?x=1&x=2") == (200, ["GET", "a/b", {"x": "2"}])
+
+
+def test_an_unknown_path_says_what_there_is(server: HttpServer) -> None:
+    status, body = get(server, '/"nothing')
+
+    assert status == 404
+    assert "/fail, /tree/" in str(body)
+
+
+def test_a_handler_that_fails_gives_an_answer_and_the_next_request_works(
+    server: HttpServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert get(server, "/fail")[0] == 500
+    assert "A request failed." in caplog.text
+    assert get(server, "/tree/")[0] == 200
+
+
+def test_a_body_that_is_too_large_is_refused(server: HttpServer) -> None:
+    request = urllib.request.Request(f"http://{server.address}/tree/", data=b"x", method="POST")
+    request.add_unredirected_header("Content-Length", "999999999")
+
+    with pytest.raises(urllib.error.HTTPError) as error:
+        urllib.request.urlopen(request, timeout=10)
+    with error.value:
+        assert error.value.code == 413
+
+
+def test_a_port_in_use_is_one_sentence(server: HttpServer) -> None:
+    with pytest.raises(PerfdError, match="Cannot listen on .* Choose another address"):
+        HttpServer(server.address, {})
+
+
+@pytest.mark.parametrize("address", ["", "host", "host:", "host:x", "host:99999", ":-1"])
+def test_what_is_no_address_is_said_so(address: str) -> None:
+    with pytest.raises(PerfdError, match="is not an address; write it as host:port"):
+        HttpServer(address, {})
