@@ -103,7 +103,13 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(_error(404, f"There is nothing at {url.path}; try {', '.join(sorted(self.routes))}."))
             return
         query = {key: values[-1] for key, values in parse_qs(url.query).items()}
-        self._send(handler(Request(method=self.command, path=url.path, rest=rest, query=query, body=body)))
+        request = Request(method=self.command, path=url.path, rest=rest, query=query, body=body)
+        try:
+            response = handler(request)
+        except Exception:  # Whatever a handler raises, its client gets an answer.
+            log.exception("A request failed.", extra={"path": url.path})
+            response = _error(500, f"perfd failed to answer {url.path}; its log says why.")
+        self._send(response)
 
     def _route(self, path: str) -> tuple[Handler | None, str]:
         if path in self.routes:

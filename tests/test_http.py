@@ -65,7 +65,7 @@ def test_a_body_that_is_too_large_is_refused(server: HttpServer) -> None:
 
 
 def test_a_port_in_use_is_one_sentence(server: HttpServer) -> None:
-    with pytest.raises(PerfdError, match="Cannot listen on .* Choose another address"):
+    with pytest.raises(PerfdError, match=r"Cannot listen on .* Choose another address"):
         HttpServer(server.address, {})
 
 
