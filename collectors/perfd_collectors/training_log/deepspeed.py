@@ -45,12 +45,11 @@ class DeepSpeedParser:
     keywords: Sequence[bytes] = (
         b"SamplesPerSec=",
         b", skipped=",
-        b"time (ms) |",
+        b"time (ms)",
         b"iter time (s):",
         b"[config.py:",
         b"DeepSpeed info: version",
         b"DeepSpeed Flops Profiler",
-        b"comm op: ",
     )
 
     def __init__(self, job: Job) -> None:

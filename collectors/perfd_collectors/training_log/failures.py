@@ -32,7 +32,6 @@ class FailureParser:
     keywords: Sequence[bytes] = (
         b"Traceback (most recent",
         b"CUDA out of memory",
-        b"OutOfMemoryError",
         b"Watchdog caught",
         b"NCCL WARN",
     )
@@ -98,7 +97,7 @@ class FailureParser:
         elif "NCCL WARN" in text:
             message = text[text.index("NCCL WARN") :]
             self._out.event(EventKind.NCCL_WARNING, message, step=self._steps.last_step, rank=rank)
-        elif "CUDA out of memory" in text or "OutOfMemoryError" in text:
+        elif "CUDA out of memory" in text:
             self._error(text, rank)
         else:
             return False

@@ -31,15 +31,11 @@ class HuggingFaceParser:
     """
 
     keywords: Sequence[bytes] = (
-        b"{'loss'",
-        b"{'eval_",
-        b"{'train_runtime'",
-        b"it/s]",
-        b"s/it]",
+        b"{'",
+        b"%|",
         b"***** Running training",
         b"Total optimization steps",
-        b"Total train batch size",
-        b"Instantaneous batch size",
+        b"batch size ",
         b"Number of trainable parameters",
         b"Saving model checkpoint to",
     )

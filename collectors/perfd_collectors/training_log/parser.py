@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from perfd.errors import ConfigError
 from perfd.model import Record
@@ -60,7 +60,7 @@ class LogParser:
         self._job = job
         self._formats: list[FormatParser] = [FORMATS[name](job) for name in chosen]
         self._formats.append(FailureParser(job))
-        self._keywords = tuple({keyword: None for parser in self._formats for keyword in parser.keywords})
+        self._keywords = _fewest(keyword for parser in self._formats for keyword in parser.keywords)
         self._buffer = LineBuffer()
         self._recognised = 0
         self._filled = 0
@@ -151,6 +151,14 @@ class LogParser:
             example = line.text.strip()[:_EXAMPLE_CHARACTERS]
             if example.isprintable() and _LIKE_PROGRESS.search(example):
                 self.examples.append(example)
+
+
+def _fewest(keywords: Iterable[bytes]) -> tuple[bytes, ...]:
+    """The keywords without those that hold another one: each costs a search of every byte."""
+    known = set(keywords)
+    return tuple(
+        sorted(word for word in known if not any(other != word and other in word for other in known))
+    )
 
 
 def _advance(hits: list[tuple[int, bytes]], block: bytes, position: int) -> None:

@@ -39,9 +39,8 @@ class TorchtitanParser:
 
     keywords: Sequence[bytes] = (
         b"step: ",
-        b"Training starts at step",
+        b"Training ",
         b"Trainer is initialized",
-        b"Training completed",
         b"device mesh with",
         b" total parameters",
         b"saving the checkpoint",
