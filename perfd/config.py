@@ -57,6 +57,21 @@ class CollectorConfig(_Strict, frozen=True):
     options: dict[str, Any] = {}
 
 
+class KinetoConfig(_Strict, frozen=True):
+    """Captures with PyTorch's own profiler, in processes that were started with `KINETO_USE_DAEMON=1`."""
+
+    enabled: bool = False
+    """Be the daemon that libkineto polls, in place of dynolog's."""
+    socket_directory: str | None = None
+    """`KINETO_IPC_SOCKET_DIR` of the job, for containers; null for libkineto's abstract socket."""
+    warmup_s: int = 2
+    """For libkineto to switch CUPTI on before the start."""
+    cpu_only: bool = False
+    """A trace without GPU work is a result too."""
+    iteration_roundup: int | None = None
+    """With steps, start at the next multiple of so many optimizer steps; null: by the clock."""
+
+
 class AgentCaptureConfig(_Strict, frozen=True):
     """What captures may do on this node."""
 
@@ -74,6 +89,11 @@ class AgentCaptureConfig(_Strict, frozen=True):
     """Export each report, which is how perfd checks that every rank's kernels are in it."""
     gpu_metrics: bool = False
     """Sample GPU metrics in captures; needs admin rights on the GPUs and excludes DCGM's profiling."""
+    kineto: KinetoConfig = KinetoConfig()
+    max_slowdown_ratio: float | None = 2.0
+    """A capture is stopped when steps take so many times as long as before it; null for never."""
+    nccl_timeout_s: float = 600.0
+    """A job whose log is silent for half as long is only touched by tools for hangs."""
 
 
 class AgentConfig(_Strict, frozen=True):

@@ -4,42 +4,89 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from perfd.capture.executor import CaptureExecutor
+from perfd.capture.guards import GuardSettings, JobProgress
 from perfd.capture.installation import find_nsys
+from perfd.capture.kineto.endpoint import KinetoEndpoint
+from perfd.capture.kineto.tool import KinetoOptions, KinetoTool
 from perfd.capture.nsys_tool import NsysOptions, NsysTool
 from perfd.capture.storage import CaptureStore
+from perfd.capture.tools import Tool
 from perfd.clock import Clock
-from perfd.config import AgentCaptureConfig
-from perfd.model import CaptureStatus, RankPlacement, Record, TrainingStep
+from perfd.config import AgentCaptureConfig, KinetoConfig
+from perfd.model import (
+    CaptureStatus,
+    Event,
+    EventKind,
+    JobDescription,
+    LogProgress,
+    RankPlacement,
+    Record,
+    TrainingStep,
+)
+
+_KEPT_STEPS = 64
 
 
 class JobFacts:
-    """How far each job is and where its ranks run; a tap of the batcher. Any thread may ask."""
+    """How each job is doing and where its ranks run; a tap of the batcher. Any thread may ask."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._steps: dict[str, int] = {}
+        self._progress: dict[str, JobProgress] = {}
         self._placements: dict[str, dict[int, RankPlacement]] = {}
 
     def __call__(self, records: Sequence[Record]) -> None:
         with self._lock:
             for record in records:
-                if isinstance(record, TrainingStep):
-                    self._steps[record.job] = record.step
-                elif isinstance(record, RankPlacement):
+                if isinstance(record, RankPlacement):
                     self._placements.setdefault(record.job, {})[record.rank] = record
+                elif isinstance(record, TrainingStep | LogProgress | JobDescription | Event) and record.job:
+                    known = self._progress.get(record.job, JobProgress())
+                    self._progress[record.job] = _after(known, record)
 
-    def newest_step(self, job: str) -> int | None:
-        """The last step that the job's log completed."""
+    def progress(self, job: str) -> JobProgress:
+        """How a job is doing by its log."""
         with self._lock:
-            return self._steps.get(job)
+            return self._progress.get(job, JobProgress())
 
     def placements(self, job: str) -> Sequence[RankPlacement]:
         """Where the job's ranks of this node run."""
         with self._lock:
             return list(self._placements.get(job, {}).values())
+
+
+def _after(job: JobProgress, record: TrainingStep | LogProgress | JobDescription | Event) -> JobProgress:
+    """How a job is doing after one more record of it."""
+    match record:
+        case TrainingStep():
+            timed = record.step_time_s is not None and not record.warmup
+            newest = [(record.step, record.step_time_s or 0.0)] if timed else []
+            return replace(
+                job,
+                step=record.step,
+                step_times_s=tuple([*job.step_times_s, *newest][-_KEPT_STEPS:]),
+                steps_per_line=record.steps_covered,
+            )
+        case LogProgress():
+            return replace(job, last_line_unix_ns=record.last_line_unix_ns)
+        case JobDescription():
+            return replace(
+                job,
+                checkpoint_interval_steps=_number(record.arguments.get("save_interval")),
+                nccl_timeout_s=60.0 * (_number(record.arguments.get("distributed_timeout_minutes")) or 0)
+                or None,
+            )
+        case Event(kind=EventKind.CHECKPOINT):
+            return replace(job, last_checkpoint_step=record.step)
+    return job
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdecimal() and int(text) > 0 else None
 
 
 def create_executor(
@@ -58,13 +105,36 @@ def create_executor(
         max_bytes=config.max_bytes,
         min_free_bytes=config.min_free_bytes,
     )
-    nsys = NsysTool(
-        find_nsys(config.nsys_path, search_path),
+    tools: list[Tool] = [
+        NsysTool(
+            find_nsys(config.nsys_path, search_path),
+            placements=facts.placements,
+            clock=clock,
+            proc=proc,
+            options=NsysOptions(export_sqlite=config.export_sqlite, gpu_metrics=config.gpu_metrics),
+        ),
+        _kineto(config.kineto, facts=facts, proc=proc, clock=clock),
+    ]
+    return CaptureExecutor(
+        tools=tools,
+        store=store,
+        clock=clock,
+        send_status=send_status,
+        progress=facts.progress,
+        guards=GuardSettings(
+            max_slowdown_ratio=config.max_slowdown_ratio, nccl_timeout_s=config.nccl_timeout_s
+        ),
+    )
+
+
+def _kineto(config: KinetoConfig, *, facts: JobFacts, proc: Path, clock: Clock) -> KinetoTool:
+    directory = Path(config.socket_directory) if config.socket_directory else None
+    return KinetoTool(
+        KinetoEndpoint(directory, clock) if config.enabled else None,
         placements=facts.placements,
         clock=clock,
         proc=proc,
-        options=NsysOptions(export_sqlite=config.export_sqlite, gpu_metrics=config.gpu_metrics),
-    )
-    return CaptureExecutor(
-        tools=[nsys], store=store, clock=clock, send_status=send_status, newest_step=facts.newest_step
+        options=KinetoOptions(
+            warmup_s=config.warmup_s, cpu_only=config.cpu_only, iteration_roundup=config.iteration_roundup
+        ),
     )

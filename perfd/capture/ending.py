@@ -21,15 +21,24 @@ class Ending(Enum):
     """The size cap: deleted."""
     DISK = "disk"
     """Free space fell below the floor: deleted."""
+    COMPLETE = "complete"
+    """The tool was told how long, and that is over."""
+    SLOWED = "slowed"
+    """The job became slow; what was collected until then is kept."""
     CANCELLED = "cancelled"
     """Somebody wanted it to end: deleted."""
     AGENT_STOPPED = "agent_stopped"
     """The agent ends, and nothing may stay running: deleted."""
 
     @property
+    def spoils(self) -> bool:
+        """Whether what was collected is no capture as it was asked for."""
+        return self in {Ending.JOB_ENDED, Ending.SLOWED}
+
+    @property
     def keeps_files(self) -> bool:
         """Whether the capture's files are worth keeping."""
-        return self in {Ending.STEPS, Ending.TIME, Ending.JOB_ENDED}
+        return self in {Ending.STEPS, Ending.TIME, Ending.COMPLETE, Ending.JOB_ENDED, Ending.SLOWED}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +52,10 @@ class Progress:
     room_bytes: int
     disk_full: bool
     alive: bool
+    length_s: float | None = None
+    """When the tool ends by itself; None if it does not."""
+    slowed: str = ""
+    """How the capture slows the job, when that is too much."""
     interruption: Ending | None = None
     """What somebody outside of the capture wants, if anything."""
 
@@ -55,7 +68,9 @@ def ending(request: CaptureRequest, progress: Progress) -> Ending | None:
         (progress.disk_full, Ending.DISK),
         (progress.size_bytes > progress.room_bytes, Ending.TOO_LARGE),
         (not progress.alive, Ending.JOB_ENDED),
-        (_steps_complete(request, progress), Ending.STEPS),
+        (bool(progress.slowed), Ending.SLOWED),
+        (progress.length_s is None and _steps_complete(request, progress), Ending.STEPS),
+        (progress.length_s is not None and progress.elapsed_s >= progress.length_s, Ending.COMPLETE),
         (progress.elapsed_s >= request.max_duration_s, Ending.TIME),
     )
     return next((why for holds, why in checks if holds), None)
@@ -76,5 +91,6 @@ def note(request: CaptureRequest, why: Ending, progress: Progress) -> str:
     return {
         Ending.JOB_ENDED: "The job ended during the capture; what was collected until then is kept.",
         Ending.TOO_LARGE: f"The capture grew beyond {progress.room_bytes / 2**20:.0f} MiB and was deleted.",
+        Ending.SLOWED: progress.slowed,
         Ending.DISK: "Free space fell below capture.min_free_bytes; the capture was deleted.",
     }.get(why, "")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perfd.capture.ending import Ending
+from perfd.capture.guards import GuardSettings, JobProgress
 from perfd.capture.identity import check_capture_id
 from perfd.capture.policy import MAX_DURATION_S
 from perfd.capture.running import CaptureRun, Interruption, Surroundings, recover
@@ -37,8 +38,8 @@ class CaptureExecutor:
     """Carries out capture requests on this node.
 
     `handle` may be called from any thread and returns at once. `send_status` is called from that thread
-    or the executor's and must not block. `newest_step` tells the last step that a job's log completed,
-    or None. After `stop` nothing of a capture runs on this node.
+    or the executor's and must not block. `progress` tells how a job is doing by its log.
+    After `stop` nothing of a capture runs on this node.
     """
 
     def __init__(
@@ -48,7 +49,8 @@ class CaptureExecutor:
         store: CaptureStore,
         clock: Clock,
         send_status: Callable[[CaptureStatus], None],
-        newest_step: Callable[[str], int | None],
+        progress: Callable[[str], JobProgress],
+        guards: GuardSettings | None = None,
     ) -> None:
         self._tools: Mapping[CaptureTool, Tool] = {tool.kind: tool for tool in tools}
         self._store = store
@@ -58,7 +60,8 @@ class CaptureExecutor:
             store=store,
             clock=clock,
             send_status=self._tell,
-            newest_step=newest_step,
+            progress=progress,
+            guards=guards or GuardSettings(),
             interruption=self._interruption,
             wait=self._wait,
         )
@@ -82,6 +85,8 @@ class CaptureExecutor:
         for record in self._store.unfinished():
             tool = self._tools.get(record.request.tool)
             self._tell(recover(record, tool, self._store, self._clock.unix_ns()))
+        for tool in self._tools.values():
+            tool.open()
         self._thread.start()
 
     def stop(self, timeout_s: float = 30.0) -> None:
@@ -91,6 +96,8 @@ class CaptureExecutor:
             self._changed.notify_all()
         if self.running:
             self._thread.join(timeout_s)
+        for tool in self._tools.values():
+            tool.close()
 
     def handle(self, message: CaptureRequest | CaptureCancel) -> None:
         """Take a message of the aggregator. A request that was seen before is answered as before."""

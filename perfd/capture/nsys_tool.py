@@ -20,7 +20,7 @@ from perfd.capture.nsys import (
     session_prefix,
 )
 from perfd.capture.processes import NSYS_SESSION_VARIABLE, Scan, rank_of, runs, scan_nsys_processes
-from perfd.capture.tools import Outcome, Readiness, Target
+from perfd.capture.tools import Begun, Outcome, Plan, Readiness, Target, Tool
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool, RankPlacement
@@ -38,7 +38,7 @@ class NsysOptions:
     gpu_metrics: bool = False
 
 
-class NsysTool:
+class NsysTool(Tool):
     """A `perfd.capture.tools.Tool` for sessions of `nsys launch`."""
 
     def __init__(
@@ -86,28 +86,29 @@ class NsysTool:
         ]
         return _readiness(candidates, frozenset(ranks), job, scan)
 
-    def start(self, targets: Sequence[Target], directory: Path) -> None:
+    def start(self, targets: Sequence[Target], plan: Plan) -> Begun:
         begun: list[str] = []
         try:
             for target in targets:
                 begun.append(target.handle)
-                output = directory / slug(target.handle)
+                output = plan.directory / slug(target.handle)
                 self._cli.start(target.handle, output, gpu_metrics=self._options.gpu_metrics)
         except CaptureError:
             self.abort(begun)
             raise
+        return Begun()
 
     def alive(self, targets: Sequence[Target]) -> bool:
         processes = [pair for target in targets for pair in target.processes.items()]
         ranked = [pid for pid, rank in processes if rank is not None]
         return any(runs(self._proc, pid) for pid in ranked or [pid for pid, _ in processes])
 
-    def stop(self, targets: Sequence[Target], directory: Path) -> Sequence[Outcome]:
+    def stop(self, targets: Sequence[Target], plan: Plan) -> Sequence[Outcome]:
         stopped = self._cli.stop_all([target.handle for target in targets])
         return [
             outcome
             for target, done in zip(targets, stopped, strict=True)
-            for outcome in self._collect(target, done, directory)
+            for outcome in self._collect(target, done, plan.directory)
         ]
 
     def abort(self, handles: Sequence[str]) -> None:

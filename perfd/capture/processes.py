@@ -49,6 +49,44 @@ def parse_environ(content: bytes) -> dict[str, str]:
     }
 
 
+def environment_of(proc: Path, pid: int) -> dict[str, str]:
+    """The variables that a process was started with; empty when they cannot be read."""
+    try:
+        return parse_environ((proc / str(pid) / "environ").read_bytes())
+    except OSError:
+        return {}
+
+
+def lineage(proc: Path, pid: int) -> tuple[int, ...]:
+    """A process and its ancestors, nearest first, as far as they can be read."""
+    line: list[int] = []
+    while pid > 0 and pid not in line:
+        line.append(pid)
+        pid = next(iter(_status_numbers(proc, line[-1], "PPid")), 0)
+    return tuple(line)
+
+
+def namespace_pids(proc: Path, pid: int) -> tuple[int, ...]:
+    """The pids of a process from our namespace down to its own; empty when they cannot be read."""
+    return _status_numbers(proc, pid, "NSpid")
+
+
+def owner_of(proc: Path, pid: int) -> tuple[int, int] | None:
+    """The effective user and group of a process; None when it is gone."""
+    users, groups = _status_numbers(proc, pid, "Uid"), _status_numbers(proc, pid, "Gid")
+    return (users[1], groups[1]) if len(users) > 1 and len(groups) > 1 else None
+
+
+def _status_numbers(proc: Path, pid: int, name: str) -> tuple[int, ...]:
+    """The numbers in one line of /proc/PID/status."""
+    try:
+        content = (proc / str(pid) / "status").read_text(errors="replace")
+    except OSError:
+        return ()
+    line = next((line for line in content.splitlines() if line.startswith(f"{name}:")), "")
+    return tuple(int(word) for word in line.split()[1:] if word.isdecimal())
+
+
 def rank_of(environment: Mapping[str, str]) -> int | None:
     """The global rank that a process was given by its launcher."""
     for name in RANK_VARIABLES:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from perfd.capture.ending import Ending, Progress, ending, note
+from perfd.capture.guards import GuardSettings, JobProgress, refusal, slowed
 from perfd.capture.storage import CaptureRecord, CaptureStore
-from perfd.capture.tools import Outcome, Readiness, Target, Tool
+from perfd.capture.tools import Begun, Outcome, Plan, Readiness, Target, Tool
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import CaptureFile, CaptureRequest, CaptureState, CaptureStatus
@@ -35,7 +37,8 @@ class Surroundings:
     store: CaptureStore
     clock: Clock
     send_status: Callable[[CaptureStatus], None]
-    newest_step: Callable[[str], int | None]
+    progress: Callable[[str], JobProgress]
+    guards: GuardSettings
     interruption: Callable[[], Interruption | None]
     wait: Callable[[float], None]
     """Wait so many seconds, or less when there is an interruption."""
@@ -60,6 +63,7 @@ class CaptureRun:
         """
         try:
             self._around.store.admit(self._request.capture_id)
+            self._spare_the_job()
             readiness = self._tool.ready(self._request.job, self._request.ranks)
         except (CaptureError, OSError) as error:
             self._tell(CaptureState.REFUSED, str(error), self._request.ranks)
@@ -92,54 +96,87 @@ class CaptureRun:
             return
         store = self._around.store
         directory = store.create(self._record(targets, is_open=True))
-        room_bytes = store.room_bytes(self._request)
-        self._tool.start(targets, directory)
-        self._started_unix_ns = self._around.clock.unix_ns()
+        plan = self._plan(directory)
+        begun = self._tool.start(targets, plan)
+        if begun.start_unix_ns is not None and (interruption := self._wait_until(begun.start_unix_ns)):
+            self._abort(targets)
+            self._tell(CaptureState.FAILED, interruption.reason, ranks)
+            return
+        self._started_unix_ns = begun.start_unix_ns or self._around.clock.unix_ns()
         self._tell(CaptureState.RUNNING, "", ranks)
-        why, progress = self._watch(targets, room_bytes)
+        why, progress = self._watch(targets, plan.max_bytes, begun)
         if not why.keeps_files:
             self._abort(targets)
             self._tell(CaptureState.FAILED, self._why_deleted(why, progress), ranks)
             return
-        outcomes = self._tool.stop(targets, directory)
+        outcomes = self._tool.stop(targets, plan)
         self._stopped_unix_ns = self._around.clock.unix_ns()
         size_bytes = store.size_bytes(self._request.capture_id)
-        if size_bytes > room_bytes:
+        if size_bytes > plan.max_bytes:
             store.discard(self._request.capture_id)
             self._tell(CaptureState.FAILED, note(self._request, Ending.TOO_LARGE, progress), ranks)
             return
         self._report(outcomes, why, note(self._request, why, progress), ranks)
 
-    def _wait_for_start(self) -> tuple[CaptureState, str] | None:
-        """Wait for the agreed start; how the capture ends instead when that is impossible."""
-        clock, start_unix_ns = self._around.clock, self._request.start_unix_ns
-        while (interruption := self._around.interruption()) is None:
-            ahead_s = (start_unix_ns - clock.unix_ns()) / 1e9 if start_unix_ns is not None else 0.0
-            if ahead_s < -LATE_AFTER_S:
-                return CaptureState.LATE, f"The request came {-ahead_s:.1f} s after the agreed start."
-            if ahead_s > MAX_LEAD_S:
-                reason = f"The agreed start is {ahead_s:.0f} s ahead; compare the clocks of the nodes."
-                return CaptureState.REFUSED, reason
-            if ahead_s <= 0:
-                return None
-            self._around.wait(min(ahead_s, _POLL_S))
-        return CaptureState.FAILED, interruption.reason
+    def _spare_the_job(self) -> None:
+        job = self._around.progress(self._request.job)
+        reason = refusal(job, self._around.guards, self._around.clock.unix_ns())
+        if reason and not self._tool.for_hangs:
+            raise CaptureError(reason)
 
-    def _watch(self, targets: Sequence[Target], room_bytes: int) -> tuple[Ending, Progress]:
+    def _plan(self, directory: Path) -> Plan:
+        return Plan(
+            capture_id=self._request.capture_id,
+            directory=directory,
+            max_duration_s=self._request.max_duration_s,
+            max_bytes=self._around.store.room_bytes(self._request),
+            start_unix_ns=self._request.start_unix_ns,
+            steps=self._request.steps,
+            step_time_s=self._around.progress(self._request.job).step_time_s,
+        )
+
+    def _wait_for_start(self) -> tuple[CaptureState, str] | None:
+        """Wait until the tool is to begin; how the capture ends instead when that is impossible."""
+        start_unix_ns = self._request.start_unix_ns
+        if start_unix_ns is None:
+            interruption = self._around.interruption()
+            return (CaptureState.FAILED, interruption.reason) if interruption else None
+        ahead_s = (start_unix_ns - self._around.clock.unix_ns()) / 1e9
+        if ahead_s < -LATE_AFTER_S:
+            return CaptureState.LATE, f"The request came {-ahead_s:.1f} s after the agreed start."
+        if ahead_s > MAX_LEAD_S:
+            reason = f"The agreed start is {ahead_s:.0f} s ahead; compare the clocks of the nodes."
+            return CaptureState.REFUSED, reason
+        interruption = self._wait_until(start_unix_ns - round(self._tool.lead_s * 1e9))
+        return (CaptureState.FAILED, interruption.reason) if interruption else None
+
+    def _wait_until(self, unix_ns: int) -> Interruption | None:
+        """Wait for a moment; what came in between, if anything."""
+        while (interruption := self._around.interruption()) is None:
+            left_s = (unix_ns - self._around.clock.unix_ns()) / 1e9
+            if left_s <= 0:
+                return None
+            self._around.wait(min(left_s, _POLL_S))
+        return interruption
+
+    def _watch(self, targets: Sequence[Target], room_bytes: int, begun: Begun) -> tuple[Ending, Progress]:
         clock = self._around.clock
         began_s = clock.monotonic_s()
-        first_step: int | None = None
+        before = self._around.progress(self._request.job)
         while True:
-            step = self._around.newest_step(self._request.job)
-            first_step = step if first_step is None else first_step
+            job = self._around.progress(self._request.job)
+            if before.step is None:
+                before = job
             interruption = self._around.interruption()
             progress = Progress(
                 elapsed_s=clock.monotonic_s() - began_s,
-                steps=None if step is None or first_step is None else step - first_step,
+                steps=None if job.step is None or before.step is None else job.step - before.step,
                 size_bytes=self._around.store.size_bytes(self._request.capture_id),
                 room_bytes=room_bytes,
                 disk_full=self._around.store.short_of_space(),
                 alive=self._tool.alive(targets),
+                length_s=begun.length_s,
+                slowed=slowed(before, job, self._around.guards),
                 interruption=interruption.why if interruption else None,
             )
             why = ending(self._request, progress)
@@ -152,7 +189,7 @@ class CaptureRun:
         spoken: set[int] = set()
         for outcome in outcomes:
             state = outcome.state
-            if why is Ending.JOB_ENDED and state is CaptureState.DONE:
+            if why.spoils and state is CaptureState.DONE:
                 state = CaptureState.FAILED
             files = self._around.store.seal(self._request.capture_id, outcome.files)
             mine = self._asked(outcome.ranks)

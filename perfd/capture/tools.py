@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,30 +47,78 @@ class Outcome:
     files: Sequence[Path] = ()
 
 
-class Tool(Protocol):
-    """Drives one profiler. All calls come from the executor's thread, one capture at a time.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is asked of a tool beside who."""
 
-    Every method may raise `CaptureError`; its message becomes the reason of the ranks' outcome.
+    capture_id: str
+    directory: Path
+    """Where every file goes."""
+    max_duration_s: float
+    max_bytes: int
+    start_unix_ns: int | None = None
+    """When all nodes start together; None: the tool chooses, soon."""
+    steps: int | None = None
+    step_time_s: float | None = None
+    """The job's usual one, where its log tells."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """What a tool says about a capture that it began."""
+
+    start_unix_ns: int | None = None
+    """When it will collect; None: it does already."""
+    length_s: float | None = None
+    """When it ends by itself; None: it collects until it is stopped."""
+
+
+class Tool(Protocol):
+    """Drives one profiler.
+
+    All calls but `open` and `close` come from the executor's thread, one capture at a time. Every method
+    may raise `CaptureError`; its message becomes the reason of the ranks' outcome.
+    A class that names this one as its base inherits what is not abstract here.
     """
 
+    lead_s: float = 0.0
+    """How long before the agreed start `start` wants to be called."""
+    for_hangs: bool = False
+    """Whether it is meant for jobs that hang, which no other tool may touch."""
+
     @property
+    @abstractmethod
     def kind(self) -> CaptureTool:
         """Which tool this is."""
 
+    def open(self) -> None:
+        """Take what the tool needs of the node; the agent starts. Raises nothing."""
+        return
+
+    def close(self) -> None:
+        """Give it back; the agent stops. Legal twice, and without `open`."""
+        return
+
+    @abstractmethod
     def available(self) -> bool:
         """Whether the node has the tool at all; cheap."""
 
+    @abstractmethod
     def ready(self, job: str, ranks: Sequence[int]) -> Readiness:
         """What could be captured now of these ranks (none: of every rank of the job on this node)."""
 
-    def start(self, targets: Sequence[Target], directory: Path) -> None:
-        """Begin to capture, with every file under `directory`; leaves nothing running if it raises."""
+    @abstractmethod
+    def start(self, targets: Sequence[Target], plan: Plan) -> Begun:
+        """Begin to capture, with every file under `plan.directory`; leaves nothing running if it raises."""
 
+    @abstractmethod
     def alive(self, targets: Sequence[Target]) -> bool:
         """Whether anything of the targets still runs; cheap, asked several times a second."""
 
-    def stop(self, targets: Sequence[Target], directory: Path) -> Sequence[Outcome]:
+    @abstractmethod
+    def stop(self, targets: Sequence[Target], plan: Plan) -> Sequence[Outcome]:
         """End the capture, wait for its files and check them; one outcome for each rank."""
 
+    @abstractmethod
     def abort(self, handles: Sequence[str]) -> None:
         """Stop what may still capture under these handles, without a result; legal when nothing does."""

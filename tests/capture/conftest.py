@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from perfd.capture.executor import CaptureExecutor
+from perfd.capture.guards import JobProgress
 from perfd.capture.installation import inspect
 from perfd.capture.nsys import NsysCli, session_name
 from perfd.capture.nsys_tool import NsysOptions, NsysTool
@@ -31,6 +32,7 @@ class Node:
     nsys: Path
     statuses: queue.Queue = field(default_factory=queue.Queue)
     step: int | None = None
+    progress: JobProgress | None = None
     free: object = free_bytes
     max_bytes: int = 10**9
     executors: list = field(default_factory=list)
@@ -86,7 +88,7 @@ class Node:
             ),
             "clock": clock,
             "send_status": self.statuses.put,
-            "newest_step": lambda job: self.step,
+            "progress": lambda job: self.progress or JobProgress(step=self.step),
         }
         executor = CaptureExecutor(**{**settings, **changes})
         self.executors.append(executor)

@@ -12,7 +12,7 @@ import pytest
 from capture.conftest import request
 
 from perfd.capture.nsys_tool import NsysOptions
-from perfd.capture.tools import Readiness, Target
+from perfd.capture.tools import Begun, Readiness, Target, Tool
 from perfd.clock import SystemClock
 from perfd.errors import CaptureError
 from perfd.model import CaptureCancel, CaptureState, CaptureTool
@@ -145,7 +145,7 @@ def test_each_rank_is_judged_by_its_own_kernels(make_node):
     assert empty.reason == "The report holds no GPU work of this rank."
 
 
-class BrokenTool:
+class BrokenTool(Tool):
     """A tool that collects, and cannot stop in the ordinary way."""
 
     kind = CaptureTool.NSYS
@@ -160,14 +160,15 @@ class BrokenTool:
     def ready(self, job, ranks):
         return Readiness(targets=[Target(handle="s", processes={1: 0})])
 
-    def start(self, targets, directory):
+    def start(self, targets, plan):
         self.collecting = True
-        (directory / "half").write_text("x")
+        (plan.directory / "half").write_text("x")
+        return Begun()
 
     def alive(self, targets):
         return True
 
-    def stop(self, targets, directory):
+    def stop(self, targets, plan):
         raise self.error
 
     def abort(self, handles):
@@ -253,6 +254,7 @@ _AGENT = """
 import sys
 from pathlib import Path
 from perfd.capture.executor import CaptureExecutor
+from perfd.capture.guards import JobProgress
 from perfd.capture.installation import inspect
 from perfd.capture.nsys_tool import NsysTool
 from perfd.capture.storage import CaptureStore
@@ -267,7 +269,7 @@ executor = CaptureExecutor(
     store=CaptureStore(Path(sys.argv[2]), max_bytes=10**9, min_free_bytes=0),
     clock=clock,
     send_status=lambda status: print(status.state.value, flush=True),
-    newest_step=lambda job: None,
+    progress=lambda job: JobProgress(),
 )
 executor.start()
 executor.handle(CaptureRequest(capture_id="c1", job="llama", tool=CaptureTool.NSYS, max_duration_s=300))

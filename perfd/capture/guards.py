@@ -1,0 +1,82 @@
+"""When a job had better be left alone, and when a capture hurts it: pure decisions over its log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+_BASELINE_STEPS = 20
+_SLOW_LINES = 2
+"""One slow step is what switching a profiler on costs."""
+_SILENT_SHARE = 0.5
+"""Of the NCCL watchdog's timeout: a profiler's own pause must not be what exceeds it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobProgress:
+    """How a job is doing by its log; None for what the log does not tell."""
+
+    step: int | None = None
+    """The last step that was completed."""
+    step_times_s: Sequence[tuple[int, float]] = ()
+    """The newest progress lines, oldest first: step and time per step. Warm-up is left out."""
+    steps_per_line: int = 1
+    last_line_unix_ns: int | None = None
+    checkpoint_interval_steps: int | None = None
+    last_checkpoint_step: int | None = None
+    nccl_timeout_s: float | None = None
+    """As the job was told; perfd's configuration has the usual one."""
+
+    @property
+    def step_time_s(self) -> float | None:
+        """The median of the newest steps."""
+        times = [time_s for _, time_s in self.step_times_s[-_BASELINE_STEPS:]]
+        return median(times) if times else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardSettings:
+    """How careful to be."""
+
+    max_slowdown_ratio: float | None = 2.0
+    """Stop a capture when steps take so many times as long as before it; None for never."""
+    nccl_timeout_s: float = 600.0
+    """PyTorch's default for NCCL process groups."""
+
+
+def refusal(job: JobProgress, settings: GuardSettings, now_unix_ns: int) -> str:
+    """Why a job must not be profiled now; empty when it may."""
+    if (
+        job.step is not None
+        and job.checkpoint_interval_steps
+        and job.step % job.checkpoint_interval_steps == 0
+        and job.last_checkpoint_step != job.step
+        and job.step > 0
+    ):
+        return f"The job saves a checkpoint after step {job.step}; try again when it is done."
+    if job.last_line_unix_ns is None:
+        return ""
+    silent_s = (now_unix_ns - job.last_line_unix_ns) / 1e9
+    timeout_s = job.nccl_timeout_s or settings.nccl_timeout_s
+    usual_s = (job.step_time_s or 0.0) * job.steps_per_line
+    if silent_s > _SILENT_SHARE * timeout_s + usual_s:
+        return (
+            f"The job's log has been silent for {silent_s:.0f} s and NCCL gives up after {timeout_s:.0f} s: "
+            "it hangs, and a profiler could end it. Use py_spy or flight_recorder."
+        )
+    return ""
+
+
+def slowed(before: JobProgress, now: JobProgress, settings: GuardSettings) -> str:
+    """How much a capture slows its job, when that is too much; else empty."""
+    usual_s = before.step_time_s
+    if usual_s is None or settings.max_slowdown_ratio is None or before.step is None:
+        return ""
+    during = [time_s for step, time_s in now.step_times_s if step > before.step][-_SLOW_LINES:]
+    if len(during) < _SLOW_LINES or min(during) <= settings.max_slowdown_ratio * usual_s:
+        return ""
+    return (
+        f"The capture was stopped: steps took {min(during):.3g} s, and {usual_s:.3g} s before it "
+        f"(capture.max_slowdown_ratio is {settings.max_slowdown_ratio:g})."
+    )

@@ -1,0 +1,138 @@
+"""Folders in a job's own file system for its traces: made, emptied and removed without following links.
+
+A process in a container has another file system than the agent, and a process of another user cannot write
+into the agent's folder. So each trace is written where its process can write, and then brought in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from perfd.errors import CaptureError
+
+PREFIX = "perfd-kineto-"
+DEFAULT_PLACE = "/tmp"  # noqa: S108  (what libkineto allows by default; the folder below it is private)
+_DIRECTORY = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_SEPARATOR = "!"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropbox:
+    """A folder that one process writes its trace to."""
+
+    root: Path
+    """The process's root directory as we see it."""
+    place: PurePosixPath
+    """The folder that ours is in, as the process sees it."""
+    name: str
+
+    @property
+    def inside(self) -> PurePosixPath:
+        """The folder as the process sees it."""
+        return self.place / self.name
+
+    @property
+    def handle(self) -> str:
+        """What another agent needs to remove it."""
+        return _SEPARATOR.join((str(self.root), str(self.place), self.name))
+
+    def create(self, uid: int, gid: int) -> None:
+        """Make the folder, private to that user; raises `CaptureError`."""
+        try:
+            with self._place() as place:
+                os.mkdir(self.name, 0o700, dir_fd=place)
+                if os.geteuid() != uid:
+                    os.chown(self.name, uid, gid, dir_fd=place, follow_symlinks=False)
+        except OSError as error:
+            raise CaptureError(
+                f"Cannot make {self.inside} for the process's trace: {error.strerror}; "
+                "run the agent as the job's user or as root."
+            ) from error
+
+    def names(self) -> list[str]:
+        """What is in it; nothing when it is gone."""
+        try:
+            with self._open() as folder:
+                return os.listdir(folder)  # noqa: PTH208  (a descriptor)
+        except OSError:
+            return []
+
+    def fetch(self, name: str, to: Path, *, max_bytes: int) -> None:
+        """Bring a file of it in; raises `CaptureError` for a link, a device, or too much."""
+        try:
+            with self._open() as folder:
+                source = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+                with open(source, "rb") as file, to.open("xb") as copy:  # noqa: PTH123  (a descriptor)
+                    status = os.fstat(source)
+                    if not stat.S_ISREG(status.st_mode):
+                        raise CaptureError(f"{self.inside / name} is no plain file.")
+                    if status.st_size > max_bytes:
+                        raise CaptureError(
+                            f"The trace has {status.st_size / 2**20:.0f} MiB; "
+                            f"{max_bytes / 2**20:.0f} MiB are left for this capture."
+                        )
+                    shutil.copyfileobj(file, copy, 1 << 20)
+        except OSError as error:
+            raise CaptureError(f"Cannot read {self.inside / name}: {error.strerror}.") from error
+
+    def remove(self) -> None:
+        """Delete it with all that is in it; legal when it is not there."""
+        with contextlib.suppress(OSError), self._place() as place:
+            shutil.rmtree(self.name, dir_fd=place)
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[int]:
+        with self._place() as place:
+            folder = os.open(self.name, os.O_RDONLY | _DIRECTORY, dir_fd=place)
+            try:
+                yield folder
+            finally:
+                os.close(folder)
+
+    @contextlib.contextmanager
+    def _place(self) -> Iterator[int]:
+        """The folder that ours is in, opened part by part.
+
+        A link in a container's file system would be followed in ours: somebody could aim it at our files.
+        """
+        folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            for part in self.place.parts[1:]:
+                deeper = os.open(part, os.O_RDONLY | _DIRECTORY, dir_fd=folder)
+                os.close(folder)
+                folder = deeper
+            yield folder
+        finally:
+            os.close(folder)
+
+
+def plan(proc: Path, pid: int, place: str) -> Dropbox:
+    """A folder of a new name below `place` in the file system of a process; raises `CaptureError`."""
+    path = PurePosixPath(place)
+    if not path.is_absolute() or ".." in path.parts or set("=\n!") & set(place):
+        raise CaptureError(f"{place!r} (KINETO_ONDEMAND_TRACE_DIR) cannot hold traces; use a plain path.")
+    root = proc / str(pid) / "root"
+    try:
+        # Our own root outlives the process.
+        root = Path("/") if root.samefile("/") else root
+    except OSError as error:
+        raise CaptureError(
+            f"The file system of process {pid} cannot be seen: {error.strerror}; "
+            "run the agent as the job's user or as root."
+        ) from error
+    return Dropbox(root=root, place=path, name=f"{PREFIX}{secrets.token_hex(8)}")
+
+
+def from_handle(handle: str) -> Dropbox | None:
+    """The folder that a handle names; None for a handle of something else."""
+    parts = handle.split(_SEPARATOR)
+    if len(parts) != 3 or not parts[2].startswith(PREFIX) or "/" in parts[2]:
+        return None
+    return Dropbox(root=Path(parts[0]), place=PurePosixPath(parts[1]), name=parts[2])
