@@ -138,7 +138,9 @@ def _judge_optimizer(facts: Facts) -> Finding | None:
 def _judge_host(facts: Facts) -> Finding | None:
     evidence, lost = [], 0.0
     active = mean_over_gpus(facts.activity, facts.activity.kernel_metric)
-    if np.isfinite(active) and 1 - active >= _IDLE:
+    # Before the first steady step a job is starting, and its GPUs may well idle.
+    steady = facts.activity.source == "steady steps"
+    if steady and np.isfinite(active) and 1 - active >= _IDLE:
         lost = 1 - active
         evidence.append(f"GPUs run no kernel at all in {percent(1 - active)} of steady steps (NVML).")
     outside = facts.breakdown.unattributed_ratio

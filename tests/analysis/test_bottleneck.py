@@ -246,3 +246,11 @@ def test_unequal_stages_are_told_from_a_bubble_and_the_slowest_is_named():
     )
     assert summary.bottleneck.kind is Kind.PIPELINE_IMBALANCE
     assert summary.bottleneck.culprits == (Culprit(kind="stage", id=7),)
+
+
+def test_gpus_that_idle_before_the_first_step_are_no_finding():
+    idle = gpu_table(step_table([1.0] * 20), {"graphics_active_ratio": [0.0] * 8, "busy_ratio": [0.0] * 8})
+    starting = summarise(
+        job_data(step_table([]), description=DP8, gpu=idle, gpu_infos=infos(H100, 8)), AnalysisSettings()
+    )
+    assert starting.bottleneck.kind is Kind.UNKNOWN
