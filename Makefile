@@ -25,7 +25,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 demo: $(VENV)/.installed ## Play a recorded 4-GPU training run through the whole system
-	@$(BIN)/perfd replay pp4_few --speed 2
+	@$(BIN)/perfd replay pp4_few --skip 18
 
 test: $(VENV)/.installed-dev ## Run all tests that need no services
 	@$(BIN)/python -m pytest -q -m "not system"

@@ -6,12 +6,14 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, urlsplit
 
 from perfd.errors import PerfdError
 
 log = logging.getLogger(__name__)
+_CLOSE_WITHIN_S = 0.1
 MAX_BODY_BYTES = 1024 * 1024
 
 
@@ -64,7 +66,8 @@ class HttpServer:
                 "Choose another address, or stop the process that has it."
             ) from error
         self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, name="perfd-http", daemon=True)
+        serve = partial(self._server.serve_forever, poll_interval=_CLOSE_WITHIN_S)
+        self._thread = threading.Thread(target=serve, name="perfd-http", daemon=True)
         self._thread.start()
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from perfd.recording.format import bundled_names, find_recording
 from perfd.session.configuration import SessionConfig, load_session
 from perfd.session.replay import Progress, ReplayOptions, ReplayResult, replay
 from perfd.session.results import summary_json
-from perfd.session.words import in_words
+from perfd.session.words import in_words, wrapped
 
 EXIT_CODES = """\
 Exit codes: 0 the recording was played to its end; 2 it, the configuration or a rules file cannot
@@ -44,6 +45,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="how many times as fast as it was; max for as fast as possible (default: 1)",
     )
     parser.add_argument(
+        "--skip",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="play so much of the beginning as fast as possible (default: 0)",
+    )
+    parser.add_argument(
         "--json", action="store_true", help="print one object of schema perfd.summary/1, only"
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration of the session (YAML)")
@@ -67,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
     options = ReplayOptions(
         recording=find_recording(args.recording),
         speed=args.speed,
+        skip_s=args.skip,
         allow_missing=args.allow_missing,
         config=_configuration(args),
         http=args.http,
@@ -78,9 +87,10 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(summary_json(result.summaries).decode())
         return 0
     result = _played(options)
-    print(in_words(result.summaries, result.alerts, result.warnings), end="")
-    factor = result.played_s / result.took_s if result.took_s else 0.0
-    print(f"\nPlayed {result.played_s:.1f} s in {result.took_s:.2f} s, {factor:.0f} times real time.")
+    text = in_words(result.summaries, result.alerts, result.warnings)
+    print(wrapped(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text, end="")
+    factor = f", {result.played_s / result.took_s:.0f} times real time" if args.speed is None else ""
+    print(f"\nPlayed {result.played_s:.1f} s in {result.took_s:.2f} s{factor}.")
     return 0
 
 

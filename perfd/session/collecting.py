@@ -1,39 +1,15 @@
-"""The collectors of a session: those that are installed, with what only a session knows."""
+"""What a session adds to the collectors of an agent: options, and its own events."""
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from perfd.agent.task import CollectorTask
-from perfd.collector import CollectorSpec, Options, Settings
+from perfd.collector import CollectorSpec, Options
 from perfd.config import AgentConfig, CollectorConfig
-from perfd.errors import ConfigError
 from perfd.model import Event, Record
-from perfd.plugins import collector_entry_points, load_collector
-
-log = logging.getLogger(__name__)
-
-Adapt = Callable[[CollectorSpec], CollectorSpec]
-
-
-def session_tasks(config: AgentConfig, settings: Settings, *, adapt: Adapt) -> list[CollectorTask]:
-    """A task for each enabled collector, made of `adapt(spec)`.
-
-    Raises `ConfigError` when a configured collector does not exist or its options are wrong.
-    """
-    tasks = []
-    for name in sorted({*collector_entry_points(), *config.collectors}):
-        collector = config.collectors.get(name, CollectorConfig())
-        if collector.enabled is False:
-            continue
-        spec = _load(name, named=name in config.collectors)
-        if spec is not None and (spec.enabled or collector.enabled):
-            tasks.append(CollectorTask(adapt(spec), collector, settings))
-    return tasks
 
 
 def with_options(
@@ -79,14 +55,3 @@ class SessionEvents:
 
     def close(self) -> None:
         pass
-
-
-def _load(name: str, *, named: bool) -> CollectorSpec | None:
-    try:
-        return load_collector(name)
-    except (ConfigError, ImportError, AttributeError) as error:
-        if named:
-            raise ConfigError(f"collectors.{name}: {error}") from error
-        # One broken package of a third party must not keep the session from its other sources.
-        log.warning("A collector cannot be loaded.", extra={"collector": name, "reason": str(error)})
-        return None

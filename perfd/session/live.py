@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from perfd.agent.agent import Agent
+from perfd.agent.collectors import create_tasks
 from perfd.agent.task import CollectorTask
 from perfd.aggregator.aggregator import Aggregator
 from perfd.clock import Clock
@@ -16,7 +17,7 @@ from perfd.collector import Settings
 from perfd.config import AgentConfig, AggregatorConfig, CollectorConfig, UplinkConfig
 from perfd.errors import PerfdError
 from perfd.model import Event, EventKind, Record
-from perfd.session.collecting import SessionEvents, session_tasks, with_options
+from perfd.session.collecting import SessionEvents, with_options
 from perfd.session.configuration import SessionConfig, load_session
 from perfd.session.logfeed import LogFeed
 from perfd.session.results import save_results
@@ -139,7 +140,7 @@ class LiveSession:
             proc=Path(config.proc),
             sys=Path(config.sys),
         )
-        tasks = session_tasks(config, settings, adapt=lambda spec: tapped(spec, self._see))
+        tasks = create_tasks(config, settings, adapt=lambda spec: tapped(spec, self._see))
         events = tapped(self._events.spec(_INTERVAL_S), self._see)
         return Agent(
             msgspec.structs.replace(config, uplink=UplinkConfig(address=self._aggregator.grpc_address)),

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from perfd.agent.collectors import create_tasks
 from perfd.agent.runner import Runner
 from perfd.clock import Clock, SystemClock
 from perfd.collector import Settings
@@ -13,7 +14,6 @@ from perfd.config import AgentConfig
 from perfd.errors import RecordingError
 from perfd.model import Record
 from perfd.recording.writer import RecordingWriter
-from perfd.session.collecting import session_tasks
 from perfd.session.tapping import tapped
 
 _STOP_TIMEOUT_S = 5.0
@@ -46,7 +46,7 @@ def record(
             failures.append(error)
             stop.set()
 
-    tasks = session_tasks(config, settings, adapt=lambda spec: tapped(spec, write))
+    tasks = create_tasks(config, settings, adapt=lambda spec: tapped(spec, write))
     runner = Runner(tasks, lambda _: None, clock)
     try:
         runner.start()

@@ -42,6 +42,8 @@ class ReplayOptions:
     recording: Path
     speed: float | None = None
     """Seconds of the recording per second; None is as fast as possible."""
+    skip_s: float = 0.0
+    """So much of its beginning is played as fast as possible: a job's start-up is not worth waiting for."""
     allow_missing: bool = False
     config: SessionConfig = field(default_factory=SessionConfig)
     http: str | None = None
@@ -84,7 +86,7 @@ def replay(
     aggregator. Each tick collects, sends and waits for the acknowledgement; when
     rules are due, it evaluates too. So the result is the same at any speed.
     """
-    pace = _Pace(options.speed, real_clock or SystemClock())
+    pace = _Pace(options.speed, options.skip_s, real_clock or SystemClock())
     recording = open_recording(options.recording, allow_missing=options.allow_missing)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perfd-replay-")))
@@ -125,8 +127,9 @@ def replay(
 class _Pace:
     """Keeps real time in step with the recording's."""
 
-    def __init__(self, speed: float | None, clock: Clock) -> None:
+    def __init__(self, speed: float | None, skip_s: float, clock: Clock) -> None:
         self._speed = speed
+        self._skip_s = skip_s
         self._clock = clock
         self._begun_s = 0.0
 
@@ -140,9 +143,9 @@ class _Pace:
         """Return when `played_s` of the recording are due; `show` is told meanwhile how far it is."""
         if self._speed is None:
             return
-        while (left_s := played_s / self._speed - self.elapsed_s()) > 0:
+        while (left_s := (played_s - self._skip_s) / self._speed - self.elapsed_s()) > 0:
             self._clock.sleep(min(left_s, _SHOW_EVERY_S))
-            show(min(played_s, self.elapsed_s() * self._speed))
+            show(min(played_s, self._skip_s + self.elapsed_s() * self._speed))
 
 
 def _instants(total_s: float) -> list[float]:

@@ -6,6 +6,7 @@ said to be unknown; nothing here is computed.
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,13 @@ _LIMITS = {
     Kind.THROTTLING: "Clocks that are held down limit this job",
     Kind.MEMORY: "Full memory limits this job",
     Kind.HOST_BOUND: "The host limits this job",
+    Kind.LAUNCH_BOUND: "Launching tiny kernels limits this job",
+    Kind.MEMORY_BOUND: "The bandwidth of the GPUs' memory limits this job",
+    Kind.HOST_TRANSFER: "Copies between host and GPU limit this job",
+    Kind.LINK_DEGRADATION: "Slow links limit this job",
+    Kind.SEQUENCE_IMBALANCE: "Sequences of unequal length limit this job",
+    Kind.HANG: "A standstill ends this job",
+    Kind.MISSING_TELEMETRY: "Ranks that say nothing hide what limits this job",
     Kind.UNKNOWN: "It is unknown what limits this job",
 }
 NO_JOB = "perfd saw no training job: nothing in the log looked like the progress of a known framework."
@@ -44,6 +52,20 @@ def in_words(summaries: Sequence[JobSummary], alerts: Sequence[Alert] = (), note
     if notes:
         blocks.append("\n".join(f"Note: {note}" for note in notes))
     return "\n\n".join(blocks) + "\n"
+
+
+def wrapped(text: str, width: int) -> str:
+    """The text in lines of at most `width` characters, broken between words."""
+    lines = []
+    for line in text.splitlines():
+        if len(line) <= width:
+            lines.append(line)
+            continue
+        indent = line[: len(line) - len(line.lstrip())]
+        lines += textwrap.wrap(
+            line, width, subsequent_indent=indent + "  ", break_long_words=False, break_on_hyphens=False
+        )
+    return "\n".join(lines) + "\n"
 
 
 def _job(summary: JobSummary, alerts: Sequence[Alert]) -> list[str]:

@@ -62,6 +62,16 @@ def test_the_stall_of_too_few_micro_batches_fires_an_alert_and_a_healthy_job_fir
     assert played("dp4").alerts == []
 
 
+def test_what_is_skipped_is_played_all_the_same_and_takes_no_time():
+    clock = VirtualClock()
+    whole = replay(ReplayOptions(recording=bundled("pp4_few")))
+
+    skipped = replay(ReplayOptions(recording=bundled("pp4_few"), speed=2.0, skip_s=25.0), real_clock=clock)
+
+    assert summary_json(skipped.summaries) == summary_json(whole.summaries)
+    assert clock.monotonic_s() == pytest.approx((35.0 - 25.0) / 2, abs=0.5)
+
+
 @pytest.mark.parametrize("name", bundled_names())
 def test_two_replays_give_the_same_bytes_at_any_speed(name):
     clock = CountingClock()
