@@ -49,6 +49,8 @@ METRICS = (
     "busy_ratio",
     "power_w",
     "sm_clock_hz",
+    "pcie_rx_bytes_per_s",
+    "pcie_tx_bytes_per_s",
 )
 
 

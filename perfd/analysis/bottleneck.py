@@ -8,40 +8,52 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
-from perfd.analysis.efficiency import mean_over_gpus
 from perfd.analysis.findings import Facts, Finding, Kind, milliseconds, percent
 from perfd.analysis.judge_compute import judge_compute
+from perfd.analysis.judge_host import judge_host, judge_host_transfer, judge_launches
+from perfd.analysis.judge_network import judge_links
 from perfd.analysis.judge_pipeline import judge_pipeline
 from perfd.analysis.judge_ranks import judge_straggler, judge_throttling, one_rank_loads_slowly
+from perfd.analysis.judge_sequences import judge_sequences
+from perfd.analysis.judge_silence import judge_hang, judge_missing
 
 _DATA = 0.05
 _COMMUNICATION = 0.15
 _OPTIMIZER = 0.15
-_IDLE = 0.15
-_UNATTRIBUTED = 0.10
 _MEMORY = 0.95
 
-_FAULTS = {Kind.STRAGGLER, Kind.THROTTLING}
-"""Something is broken: it comes before what the job's configuration costs."""
+_FAULTS = (Kind.HANG, Kind.STRAGGLER, Kind.THROTTLING, Kind.LINK_DEGRADATION)
+"""Something is broken: it comes before what the job's configuration costs. A hang comes before all."""
 
 
 def find_bottlenecks(facts: Facts) -> list[Finding]:
     """All findings, the one to act on first at the front; never empty."""
     judges: tuple[Callable[[Facts], Finding | None], ...] = (
+        judge_hang,
         judge_straggler,
         judge_throttling,
+        judge_links,
+        judge_sequences,
         _judge_data,
         judge_pipeline,
         _judge_communication,
         _judge_optimizer,
-        _judge_host,
+        judge_host,
+        judge_launches,
+        judge_host_transfer,
         _judge_memory,
+        judge_missing,
     )
     found = [finding for judge in judges if (finding := judge(facts)) is not None]
-    found.sort(key=lambda finding: (finding.kind not in _FAULTS, -(finding.lost_ratio or 0)))
-    if not found or found[0].lost_ratio is None:
+    found.sort(
+        key=lambda finding: (
+            finding.kind is not Kind.HANG,
+            finding.kind not in _FAULTS,
+            finding.lost_ratio is None,
+            -(finding.lost_ratio or 0),
+        )
+    )
+    if not found or (found[0].kind is not Kind.HANG and found[0].lost_ratio is None):
         # Full memory costs no time: it is said after what the job does with its time.
         found.insert(0, judge_compute(facts))
     return found
@@ -131,32 +143,6 @@ def _judge_optimizer(facts: Facts) -> Finding | None:
         evidence=[f"The optimizer takes {percent(lost)} of a step ({facts.optimizer.source})."],
         recommendation="Shard the optimizer over the data-parallel group (Megatron-LM:"
         " --use-distributed-optimizer), use a fused one, or accumulate over more micro-batches.",
-        lost_ratio=lost,
-    )
-
-
-def _judge_host(facts: Facts) -> Finding | None:
-    evidence, lost = [], 0.0
-    active = mean_over_gpus(facts.activity, facts.activity.kernel_metric)
-    # Before the first steady step a job is starting, and its GPUs may well idle.
-    steady = facts.activity.source == "steady steps"
-    if steady and np.isfinite(active) and 1 - active >= _IDLE:
-        lost = 1 - active
-        evidence.append(f"GPUs run no kernel at all in {percent(1 - active)} of steady steps (NVML).")
-    outside = facts.breakdown.unattributed_ratio
-    if outside is not None and outside >= _UNATTRIBUTED:
-        lost = max(lost, outside)
-        evidence.append(
-            f"{percent(outside)} of a step is in no timer: barriers, logging and other host work."
-        )
-    if not evidence:
-        return None
-    return Finding(
-        kind=Kind.HOST_BOUND,
-        confidence=0.6 if len(evidence) > 1 else 0.4,
-        evidence=evidence,
-        recommendation="Look for synchronisation and small kernels on the host's path: take an Nsight Systems"
-        " capture, use CUDA graphs, and keep Python's garbage collector out of the step.",
         lost_ratio=lost,
     )
 

@@ -10,8 +10,10 @@ from perfd.analysis.activity import GpuActivity
 from perfd.analysis.clocks import HeldClock
 from perfd.analysis.communication import Communication
 from perfd.analysis.efficiency import Efficiency
+from perfd.analysis.hang import Hang
 from perfd.analysis.nccl import Nccl
 from perfd.analysis.pipeline import Pipeline
+from perfd.analysis.sequences import UnequalSequences
 from perfd.analysis.shares import Breakdown, DataLoading, Memory, Optimizer, StepTime
 from perfd.analysis.stragglers import Straggler
 from perfd.model import ParallelLayout
@@ -33,6 +35,20 @@ class Kind(StrEnum):
     THROTTLING = "throttling"
     MEMORY = "memory"
     HOST_BOUND = "host_bound"
+    LAUNCH_BOUND = "launch_bound"
+    """The GPU runs a kernel most of the time, on few of its multiprocessors: kernels are tiny."""
+    MEMORY_BOUND = "memory_bound"
+    """Kernels wait for the GPU's own memory, not for its tensor cores."""
+    HOST_TRANSFER = "host_transfer"
+    """Copies between the host's memory and the GPU's."""
+    LINK_DEGRADATION = "link_degradation"
+    """A group's transfers take far longer than they could; no rank is to blame."""
+    SEQUENCE_IMBALANCE = "sequence_imbalance"
+    """Sequences of unequal length make ranks late in turn; no rank is to blame."""
+    HANG = "hang"
+    """The job stands still."""
+    MISSING_TELEMETRY = "missing_telemetry"
+    """Some ranks say nothing, so what depends on all of them is not judged."""
     UNKNOWN = "unknown"
 
 
@@ -78,6 +94,12 @@ class Facts:
     stragglers_by_timers: Sequence[Straggler] = ()
     stragglers_by_activity: Sequence[Straggler] = ()
     held_clocks: Sequence[HeldClock] = ()
+    sequences: UnequalSequences | None = None
+    hang: Hang | None = None
+    silent_gpu_ranks: Sequence[int] = ()
+    """Ranks whose GPU nobody reads, although those of others are read."""
+    nodes: int = 0
+    """Nodes that the job's GPUs are read on."""
 
 
 def percent(ratio: float) -> str:

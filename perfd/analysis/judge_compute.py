@@ -9,6 +9,9 @@ from perfd.analysis.findings import Facts, Finding, Kind, percent
 
 _GOOD_MFU = 0.40
 _FAIR_MFU = 0.30
+_BUSY_DRAM = 0.6
+"""Of the bandwidth of the GPU's memory, over whole steps: what a kernel that only copies reaches is 0.9."""
+_IDLE_TENSOR = 0.3
 _IMPLAUSIBLE_MFU = 0.85
 """No training job comes near; what is over it counts operations or the peak wrongly."""
 
@@ -40,6 +43,14 @@ def judge_compute(facts: Facts) -> Finding:
             evidence=[*evidence, missing],
             recommendation="Log phase timers (Megatron-LM: --timing-log-level 2 --log-throughput).",
         )
+    if _waits_for_memory(facts):
+        return Finding(
+            kind=Kind.MEMORY_BOUND,
+            confidence=0.6,
+            evidence=evidence,
+            recommendation="Move fewer bytes for each operation: fused attention, norms and optimizer, bf16"
+            " instead of fp32, less recomputation of cheap layers, and a larger micro-batch.",
+        )
     return Finding(
         kind=Kind.COMPUTE,
         confidence=0.6 if facts.breakdown.forward_ratio is not None else 0.4,
@@ -47,6 +58,11 @@ def judge_compute(facts: Facts) -> Finding:
         recommendation="Make the kernels larger: bigger micro-batches, fused attention, MLP and norms, less"
         " recomputation; fp8 where the model bears it.",
     )
+
+
+def _waits_for_memory(facts: Facts) -> bool:
+    dram, tensor = (mean_over_gpus(facts.activity, f"{unit}_active_ratio") for unit in ("dram", "tensor"))
+    return bool(dram >= _BUSY_DRAM and tensor <= _IDLE_TENSOR)
 
 
 def _computing_ratio(facts: Facts) -> float | None:

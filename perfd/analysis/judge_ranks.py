@@ -83,11 +83,10 @@ def _by_arrival(facts: Facts, late: NcclRank) -> Finding:
     agreeing = [straggler for straggler in others if straggler.rank == late.rank]
     arrival = (
         f"Rank {late.rank} is the last to arrive for {percent(late.last_ratio or 0)} of its peers' waiting in"
-        " collectives (nccl plugin)."
+        f" collectives ({facts.nccl.source})."
     )
-    waiting = (
-        f"They wait for it about {percent(late.caused_ratio or 0)} of the time; its own NCCL kernels take"
-        f" {percent(late.busy_ratio)}."
+    waiting = f"They wait for it about {percent(late.caused_ratio or 0)} of the time" + (
+        "." if late.busy_ratio is None else f"; its own NCCL kernels take {percent(late.busy_ratio)}."
     )
     evidence = [arrival, waiting, *(_describe(straggler) for straggler in agreeing)]
     idle = any(straggler.pattern is Pattern.IDLE for straggler in agreeing)
@@ -97,7 +96,7 @@ def _by_arrival(facts: Facts, late: NcclRank) -> Finding:
     )
     return Finding(
         kind=Kind.DATA_LOADING if idle and one_rank_loads_slowly(facts.data) else Kind.STRAGGLER,
-        confidence=0.9 if agreeing else 0.8,
+        confidence=0.9 if agreeing else 0.8 if late.busy_ratio is not None else 0.6,
         culprits=(Culprit(kind="rank", id=late.rank),),
         evidence=evidence,
         recommendation=_look_at(agreeing[0]) if agreeing else advice,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from perfd.analysis.peaks import PeakTable, find_gpu
 from perfd.analysis.tables import JobData
@@ -32,6 +32,24 @@ def data_parallel_link_bytes_per_s(
     speeds = [row.nvlink_bytes_per_s if row else None for row in rows]
     known = [speed for speed in speeds if speed is not None]
     return min(known) / 2 if known and len(known) == len(speeds) else None
+
+
+def node_link_bytes_per_s(infos: Mapping[str, Sequence[GpuInfo]], peaks: PeakTable) -> dict[str, float]:
+    """One direction of NVLink between any two GPUs of each node, for nodes where it joins them all.
+
+    Cards with bridges (PCIe, NVL) are joined in pairs at most, and slices of a GPU not at all.
+    """
+    found = {}
+    for node, gpus in infos.items():
+        rows = [None if info.mig else find_gpu(peaks, info.name) for info in gpus]
+        speeds = [
+            row.nvlink_bytes_per_s / 2
+            for row in rows
+            if row and row.nvlink_bytes_per_s and not {"PCIe", "NVL"} & set(row.name.split())
+        ]
+        if speeds and len(speeds) == len(rows):
+            found[node] = min(speeds)
+    return found
 
 
 def _gpus_per_node(job: JobData) -> int | None:

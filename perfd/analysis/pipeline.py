@@ -8,7 +8,7 @@ it the bubble (Narayanan et al. 2021, section 2.2).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,8 +89,13 @@ def predicted_window_s(stage_seconds: Sequence[float] | Floats, micro_batches: i
     return float(np.sum(stage_seconds) + (micro_batches - 1) * np.max(stage_seconds))
 
 
-def pipeline(timers: Timers, description: JobDescription | None) -> Pipeline:
-    """Derive theory and the measured stall from level-2 timers of steady steps."""
+def pipeline(
+    timers: Timers, description: JobDescription | None, slow_ranks: Collection[int] = ()
+) -> Pipeline:
+    """Derive theory and the measured stall from level-2 timers of steady steps.
+
+    `slow_ranks` do not stand for their stage: a slow machine is no imbalance of the model.
+    """
     if description is None:
         return Pipeline()
     parallel = description.parallel
@@ -98,7 +103,7 @@ def pipeline(timers: Timers, description: JobDescription | None) -> Pipeline:
     if not parallel.pp or parallel.pp == 1:
         return Pipeline(bubble_theory_ratio=theory)
     window = _window_s(timers, description)
-    by_stage = _compute_by_stage(timers, parallel)
+    by_stage = _compute_by_stage(timers, parallel, slow_ranks)
     if window is not None and by_stage is not None:
         busy = _Busy(by_stage.min(axis=1), by_stage.mean(axis=1), by_stage.max(axis=1))
         stages = _numbered_stages(by_stage, window)
@@ -166,7 +171,7 @@ def _holds_finalisation(version: str | None) -> bool:
     return found is None or (0, 7) <= (int(found[1]), int(found[2])) < (2, 0)
 
 
-def _compute_by_stage(timers: Timers, parallel: ParallelLayout) -> Floats | None:
+def _compute_by_stage(timers: Timers, parallel: ParallelLayout, slow_ranks: Collection[int]) -> Floats | None:
     """Steps by stages: forward and backward seconds, the mean over a stage's ranks."""
     forward_name, backward_name = timers.first(FORWARD), timers.first(BACKWARD)
     if forward_name is None or backward_name is None:
@@ -178,7 +183,9 @@ def _compute_by_stage(timers: Timers, parallel: ParallelLayout) -> Floats | None
     if stage is None or stage[-1] + 1 != parallel.pp:
         return None
     busy = forward + backward
-    return np.stack([mean(busy[:, stage == s], axis=1) for s in range(stage[-1] + 1)], axis=1)
+    fit = ~np.isin(np.arange(len(stage)), list(slow_ranks))
+    members = [(stage == s) & (fit | ~fit[stage == s].any()) for s in range(stage[-1] + 1)]
+    return np.stack([mean(busy[:, chosen], axis=1) for chosen in members], axis=1)
 
 
 def _numbered_stages(busy: Floats, window: Floats) -> tuple[Stage, ...]:

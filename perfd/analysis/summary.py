@@ -17,10 +17,12 @@ from perfd.analysis.efficiency import Efficiency, efficiency, gpu_infos, world_s
 from perfd.analysis.findings import Facts, Finding
 from perfd.analysis.flops import FlopsConvention
 from perfd.analysis.flops_check import FlopsCheck
-from perfd.analysis.links import data_parallel_link_bytes_per_s
+from perfd.analysis.hang import hang
+from perfd.analysis.links import data_parallel_link_bytes_per_s, node_link_bytes_per_s
 from perfd.analysis.nccl import Nccl, nccl
 from perfd.analysis.peaks import PeakTable
 from perfd.analysis.pipeline import Pipeline, pipeline
+from perfd.analysis.sequences import unequal_sequences
 from perfd.analysis.shares import (
     Breakdown,
     DataLoading,
@@ -142,9 +144,14 @@ def summarise(job: JobData, settings: AnalysisSettings) -> JobSummary:
 
 
 def to_json(summaries: Iterable[JobSummary]) -> dict[str, Any]:
-    """The object that `perfd replay --json` prints; unknown values are null."""
+    """The object that `perfd replay --json` prints; unknown values are null.
+
+    `diagnosis` and `findings` are the same list: the older name stays.
+    """
     document = _Document(schema=SCHEMA, jobs=list(summaries))
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(document))
+    for job in plain["jobs"]:
+        job["diagnosis"] = job["findings"]
     return plain
 
 
@@ -212,23 +219,35 @@ def _facts(job: JobData, settings: AnalysisSettings, steady: Steady, activity: G
     link = data_parallel_link_bytes_per_s(
         parallel, gpu_infos(job), job, settings.peaks, settings.network_bytes_per_s
     )
-    kernels = nccl(job, parallel)
+    by_timers = stragglers_by_timers(timers, times, parallel)
+    kernels = nccl(job, parallel, link_bytes_per_s=node_link_bytes_per_s(job.gpu_infos, settings.peaks))
     return Facts(
         parallel=parallel,
         efficiency=_efficiency(job, settings, steady, activity),
         communication=with_kernels(communication(timers, times, description, link), kernels),
         nccl=kernels,
-        pipeline=pipeline(timers, description),
+        pipeline=pipeline(timers, description, {straggler.rank for straggler in by_timers}),
         data=data_loading(timers, times),
         optimizer=optimizer(timers, times),
         breakdown=breakdown(timers, times),
         memory=memory(job, settings.peaks),
         step_time=step_time(job.steps.step_time_s, steady),
         activity=activity,
-        stragglers_by_timers=stragglers_by_timers(timers, times, parallel),
+        stragglers_by_timers=by_timers,
         stragglers_by_activity=stragglers_by_activity(activity, parallel),
         held_clocks=held_clocks(job, activity),
+        sequences=unequal_sequences(timers, times, parallel),
+        hang=hang(job),
+        silent_gpu_ranks=_silent_gpu_ranks(activity, parallel),
+        nodes=len({key.node for key in activity.gpus}),
     )
+
+
+def _silent_gpu_ranks(activity: GpuActivity, parallel: ParallelLayout) -> tuple[int, ...]:
+    ranks = {key.rank for key in activity.gpus if key.rank is not None}
+    if not ranks or not parallel.world_size:
+        return ()
+    return tuple(rank for rank in range(parallel.world_size) if rank not in ranks)
 
 
 def _efficiency(

@@ -98,7 +98,9 @@ class CollectiveTable:
     """(g,): share of recent time that each rank spent in kernels of this kind, waiting included. The
     operations in the table are a part of those, as many of a frequent kind as of a rare one."""
     best_s_per_byte: float | None = None
-    """What a byte of a large message took in the communicator's own best stretch of earlier operations."""
+    """What a byte took in the communicator's own best stretch of earlier operations of its largest size."""
+    best_size_bytes: float = 0.0
+    """That size; those of half of it and more count."""
     timing: TimingSource = TimingSource.GPU
     source: str = ""
     """Who recorded them when it was not perfd's plugin, as in `CollectiveTimes`."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfd.analysis.tables import Floats
+from perfd.analysis.tables import Floats, Ints
 
 MATCHED_OPERATIONS = frozenset({"AllReduce", "ReduceScatter", "AllGather", "AlltoAll"})
 """Those whose shortest duration is the transfer."""
@@ -23,14 +23,14 @@ MATCHED_OPERATIONS = frozenset({"AllReduce", "ReduceScatter", "AllGather", "Allt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitSplit:
-    """n operations of one communicator over its g ranks; NaN, or -1, where a rank is missing."""
+    """Operations by g ranks, in any arrangement of operations; NaN, or -1, where a rank is missing."""
 
     transfer_s: Floats
-    """(n,)"""
+    """(..., n)"""
     wait_s: Floats
-    """(n, g): how long each rank waited for the last one."""
+    """(..., n, g): how long each rank waited for the last one."""
     last_arriver: NDArray[np.int64]
-    """(n,): the column of the rank that the others waited for."""
+    """(..., n): the column of the rank that the others waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,41 +49,83 @@ class WaitBlame:
     """(g,): share of all waiting that fell on operations where this rank was the last."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blames:
+    """The same for c communicators of g ranks each: what is a number there is an array of c here."""
+
+    operations: Ints
+    transfer_s: Floats
+    waited_s: Floats
+    """(c, g)"""
+    caused_s: Floats
+    """(c, g)"""
+
+
 def split(durations_s: Floats) -> WaitSplit:
     """Transfer, waiting and last arriver of each operation.
 
     `durations_s` is (n, g), one row an operation and one column a rank of the communicator; NaN where a rank
-    did not report. A row with a missing rank says nothing: the missing one may have been the last.
+    did not report. More dimensions in front are more operations. A row with a missing rank says nothing: the
+    missing one may have been the last.
     """
-    complete = np.isfinite(durations_s).all(axis=1) & (durations_s.shape[1] > 1)
-    transfer = np.full(len(durations_s), np.nan)
-    wait = np.full(durations_s.shape, np.nan)
-    last = np.full(len(durations_s), -1, dtype=np.int64)
-    whole = durations_s[complete]
-    if len(whole):
-        transfer[complete] = whole.min(axis=1)
-        wait[complete] = whole - whole.min(axis=1, keepdims=True)
-        last[complete] = whole.argmin(axis=1)
-    return WaitSplit(transfer_s=transfer, wait_s=wait, last_arriver=last)
+    if not durations_s.shape[-1]:
+        nobody = np.full(durations_s.shape[:-1], np.nan)
+        return WaitSplit(transfer_s=nobody, wait_s=durations_s, last_arriver=np.full(nobody.shape, -1))
+    # NaN is what the minimum of a row with an absent value is, so it marks the whole row.
+    shortest = durations_s.min(axis=-1)
+    if durations_s.shape[-1] == 1:
+        shortest = np.full_like(shortest, np.nan)
+    known = np.isfinite(shortest)
+    last = np.where(known, durations_s.argmin(axis=-1), -1)
+    return WaitSplit(transfer_s=shortest, wait_s=durations_s - shortest[..., None], last_arriver=last)
+
+
+def blames(durations_s: Floats) -> Blames:
+    """What each rank of each communicator did to the others; `durations_s` is (c, n, g)."""
+    return blames_of(split(durations_s))
+
+
+def blames_of(parts: WaitSplit) -> Blames:
+    """The same, of operations that are split already."""
+    communicators, _, ranks = parts.wait_s.shape
+    matched = parts.last_arriver >= 0
+    wait = np.where(matched[..., None], parts.wait_s, 0.0)
+    # The last rank's own waiting is zero, so the sum over the row is that of the others.
+    of_others = wait.sum(axis=-1) / max(1, ranks - 1)
+    place = np.arange(communicators)[:, None] * ranks + np.maximum(parts.last_arriver, 0)
+    caused = np.bincount(place.ravel(), weights=of_others.ravel(), minlength=communicators * ranks)
+    return Blames(
+        operations=matched.sum(axis=1),
+        transfer_s=np.where(matched, parts.transfer_s, 0.0).sum(axis=1),
+        waited_s=wait.sum(axis=1),
+        caused_s=caused.astype(np.float64).reshape(communicators, ranks),
+    )
 
 
 def blame(durations_s: Floats) -> WaitBlame:
-    """The same, summed up by rank; `durations_s` as in `split`."""
-    parts = split(durations_s)
-    ranks = durations_s.shape[1]
-    matched = parts.last_arriver >= 0
-    wait, last = parts.wait_s[matched], parts.last_arriver[matched]
-    # The last rank's own waiting is zero, so the sum over the row is that of the others.
-    of_others = wait.sum(axis=1) / max(1, ranks - 1)
-    caused = np.bincount(last, weights=of_others, minlength=ranks).astype(np.float64)
-    total = of_others.sum()
+    """The same for one communicator; `durations_s` as in `split`."""
+    result = blames(durations_s[None])
+    caused = result.caused_s[0]
+    total = caused.sum()
     return WaitBlame(
-        operations=int(matched.sum()),
-        transfer_s=float(parts.transfer_s[matched].sum()),
-        waited_s=wait.sum(axis=0),
+        operations=int(result.operations[0]),
+        transfer_s=float(result.transfer_s[0]),
+        waited_s=result.waited_s[0],
         caused_s=caused,
-        last_ratio=caused / total if total > 0 else np.full(ranks, np.nan),
+        last_ratio=caused / total if total > 0 else np.full(len(caused), np.nan),
     )
+
+
+def bus_factor(operation: str, ranks: int) -> float:
+    """What nccl-tests multiplies bytes a second by, so that operations compare with a link's bandwidth.
+
+    Source: nccl-tests, doc/PERFORMANCE.md.
+    """
+    if operation == "AllReduce":
+        return 2 * (ranks - 1) / ranks
+    if operation in {"AllGather", "ReduceScatter", "AlltoAll"}:
+        return (ranks - 1) / ranks
+    return 1.0
 
 
 def bus_bandwidth_bytes_per_s(operation: str, size_bytes: Floats, transfer_s: Floats, ranks: int) -> Floats:
@@ -91,13 +133,8 @@ def bus_bandwidth_bytes_per_s(operation: str, size_bytes: Floats, transfer_s: Fl
 
     Uses the transfer, not a rank's own duration: with waiting in it, a slow rank would look like a slow
     network.
-    `size_bytes` is the whole message's. Source: nccl-tests, doc/PERFORMANCE.md.
+    `size_bytes` is the whole message's.
     """
-    if operation == "AllReduce":
-        factor = 2 * (ranks - 1) / ranks
-    elif operation in {"AllGather", "ReduceScatter", "AlltoAll"}:
-        factor = (ranks - 1) / ranks
-    else:
-        factor = 1.0
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(transfer_s > 0, size_bytes / transfer_s * factor, np.nan)
+        bandwidth = size_bytes / transfer_s * bus_factor(operation, ranks)
+        return np.where(transfer_s > 0, bandwidth, np.nan)

@@ -30,7 +30,7 @@ _LIMITS = {
     Kind.HOST_TRANSFER: "Copies between host and GPU limit this job",
     Kind.LINK_DEGRADATION: "Slow links limit this job",
     Kind.SEQUENCE_IMBALANCE: "Sequences of unequal length limit this job",
-    Kind.HANG: "A standstill ends this job",
+    Kind.HANG: "Nothing moves in this job",
     Kind.MISSING_TELEMETRY: "Ranks that say nothing hide what limits this job",
     Kind.UNKNOWN: "It is unknown what limits this job",
 }

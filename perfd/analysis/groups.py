@@ -1,0 +1,65 @@
+"""What a communicator is for, by its members and the job's layout.
+
+Ranks are in Megatron's order, tensor parallelism fastest and pipeline stages slowest. Source:
+`megatron/core/parallel_state.py`, whose default order is tp-cp-ep-dp-pp; expert groups lie inside the
+data-parallel ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfd.analysis.tables import Ints
+from perfd.model import ParallelLayout
+
+WORLD = "world"
+
+
+@dataclass(frozen=True, slots=True)
+class _Dimension:
+    name: str
+    size: int
+    stride: int
+
+
+def group_name(ranks: Sequence[int], parallel: ParallelLayout, operation: str = "") -> str | None:
+    """`tp`, `cp`, `dp`, `dp_cp`, `ep`, `edp`, `pp` or `world`; None when the members fit none of them."""
+    return group_names(np.asarray(ranks, dtype=np.int64)[None], parallel, operation)[0]
+
+
+def group_names(ranks: Ints, parallel: ParallelLayout, operation: str = "") -> list[str | None]:
+    """The same for c communicators of g ranks each, (c, g). `operation` settles what members leave open."""
+    communicators, members = ranks.shape
+    if members < 2:
+        return [None] * communicators
+    ordered = np.sort(ranks, axis=1)
+    stride = ordered[:, 1] - ordered[:, 0]
+    even = (np.diff(ordered, axis=1) == stride[:, None]).all(axis=1)
+    names: list[str | None] = [None] * communicators
+    if members == parallel.world_size:
+        for index in np.flatnonzero(even & (ordered[:, 0] == 0) & (stride == 1)):
+            names[index] = WORLD
+    fitting = [one for one in _dimensions(parallel, operation) if one.size == members]
+    for index in np.flatnonzero(even):
+        if names[index] is None:
+            names[index] = next((one.name for one in fitting if one.stride == stride[index]), None)
+    return names
+
+
+def _dimensions(parallel: ParallelLayout, operation: str) -> list[_Dimension]:
+    """The groups of a layout, the more usual name first where two have the same members."""
+    tp, cp, dp, ep = parallel.tp, parallel.cp or 1, parallel.dp, parallel.ep or 1
+    if not tp:
+        return []
+    found = [_Dimension("tp", tp, 1), _Dimension("cp", cp, tp)]
+    if dp:
+        data = [_Dimension("dp", dp, tp * cp), _Dimension("dp_cp", dp * cp, tp)]
+        expert = [_Dimension("ep", ep, tp), _Dimension("edp", dp * cp // ep, tp * ep)] if ep > 1 else []
+        # Tokens are exchanged over the experts' group, gradients are reduced over the data's.
+        found += [*expert, *data] if operation in {"AlltoAll", "SendRecv"} else [*data, *expert]
+        if parallel.pp:
+            found.append(_Dimension("pp", parallel.pp, tp * cp * dp))
+    return found

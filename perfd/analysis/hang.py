@@ -1,0 +1,174 @@
+"""A job that stands still: how that looks from outside, and which rank did not come.
+
+A log is silent while a job saves a checkpoint, too. So silence counts from where it is longer than any
+earlier pause of this job, and something else must show that the ranks wait: counters of NCCL operations
+that stand, GPUs that do nothing but spin in a kernel, or a dump of PyTorch's flight recorder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfd.analysis.robust import mean
+from perfd.analysis.tables import Floats, GpuTable, JobData, NcclTime, StepTable
+from perfd.model import CollectiveProgress
+
+_LEAST_SILENT_S = 10.0
+_INTERVALS = 5
+"""Of the log's usual interval between lines."""
+_PAUSES = 1.5
+"""Of the longest pause that the job has made before."""
+_SURE_S = 60.0
+_SPINNING = 0.9
+_IDLE = 0.1
+_NO_TENSOR = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """A job that stands still, and who did not come."""
+
+    silent_s: float
+    culprits: Sequence[int]
+    """Ranks that the others wait for; empty when nothing tells."""
+    evidence: Sequence[str]
+    sources: int
+    """How many independent sources show it."""
+
+    @property
+    def sure(self) -> bool:
+        """Whether it has lasted so long that a checkpoint is unlikely."""
+        return self.silent_s >= _SURE_S
+
+
+@dataclass(frozen=True, slots=True)
+class _Clue:
+    sentence: str
+    culprits: tuple[int, ...]
+
+
+def hang(job: JobData) -> Hang | None:
+    """A job that stands still now, by its silence and at least one other source; None if it moves."""
+    silent_s = _silent_s(job)
+    if job.ended_unix_s is not None or silent_s is None or silent_s < patience_s(job.steps):
+        return None
+    looks = (_by_progress(job.progress), _by_counters(job.nccl, silent_s), _by_gpus(job.gpu, silent_s))
+    clues = [clue for clue in looks if clue is not None]
+    if not clues:
+        return None
+    named = next((clue.culprits for clue in clues if clue.culprits), ())
+    said = (
+        f"The log has been silent for {silent_s:.0f} s" if job.log_silent_s is not None else "Nothing moved"
+    )
+    return Hang(
+        silent_s=silent_s,
+        culprits=named,
+        evidence=[f"{said}, longer than this job's earlier pauses.", *(clue.sentence for clue in clues)],
+        sources=len(clues),
+    )
+
+
+def patience_s(steps: StepTable) -> float:
+    """How long the job may be silent before that says something."""
+    took_s = steps.step_time_s * steps.steps_covered
+    known_s = took_s[np.isfinite(took_s)]
+    usual_s = float(np.median(known_s)) if len(known_s) else 0.0
+    pauses = np.diff(steps.time_unix_s)
+    pauses = pauses[np.isfinite(pauses)]
+    # The first line comes after start-up, so only pauses between lines count.
+    longest_s = float(pauses.max()) if len(pauses) else 0.0
+    return max(_LEAST_SILENT_S, _INTERVALS * usual_s, _PAUSES * longest_s)
+
+
+def _silent_s(job: JobData) -> float | None:
+    """Of the log; of a job without one, how long no rank has begun an NCCL operation."""
+    if job.log_silent_s is not None:
+        # A job that has not made a step yet loads, compiles and connects.
+        return job.log_silent_s if len(job.steps) else None
+    moving = [time for time in job.nccl if time.operations is not None]
+    return min((time.still_s for time in moving), default=None)
+
+
+def _by_progress(progress: Sequence[CollectiveProgress]) -> _Clue | None:
+    """The ranks that have not entered the newest operation of a communicator that others are in."""
+    by_group: dict[tuple[str, str], list[CollectiveProgress]] = {}
+    for entry in progress:
+        by_group.setdefault((entry.source, entry.communicator), []).append(entry)
+    waiting: list[_Clue] = []
+    for (source, _), entries in by_group.items():
+        known = [entry for entry in entries if entry.enqueued is not None]
+        stuck = [entry for entry in known if (entry.completed or 0) < (entry.enqueued or 0)]
+        if not stuck:
+            continue
+        newest = max(stuck, key=lambda entry: entry.enqueued or 0)
+        late = {entry.rank for entry in known if (entry.enqueued or 0) < (newest.enqueued or 0)}
+        # A rank that left no dump could not: it is stopped, or its node is gone.
+        late |= set(newest.members) - {entry.rank for entry in entries}
+        name = newest.communicator_name or newest.communicator
+        ranks = ", ".join(map(str, sorted(late)[:8]))
+        who = f"did not enter it: rank {ranks}" if late else "have all entered it, so its transfer hangs"
+        waiting.append(
+            _Clue(
+                f"{newest.operation or 'An operation'} {newest.enqueued} of group {name} is not complete;"
+                f" ranks that {who} ({source.replace('_', ' ')}).",
+                tuple(sorted(late)),
+            )
+        )
+    # A group that waits for few is nearer to the cause than one that waits for many.
+    return min(waiting, key=lambda clue: len(clue.culprits) or len(progress), default=None)
+
+
+def _by_counters(times: Sequence[NcclTime], silent_s: float) -> _Clue | None:
+    counted = [(time.operations, time) for time in times if time.operations is not None]
+    if len(counted) < 2 or any(time.still_s < min(silent_s, _LEAST_SILENT_S) for _, time in counted):
+        return None
+    most = max(operations for operations, _ in counted)
+    least = min(operations for operations, _ in counted)
+    behind = tuple(time.rank for operations, time in counted if operations == least)
+    sentence = "No rank has begun an NCCL operation meanwhile (nccl plugin)"
+    # Ranks of different stages do different numbers of operations: only one that is alone behind is late.
+    if least == most or len(behind) > 1:
+        return _Clue(f"{sentence}.", ())
+    return _Clue(
+        f"{sentence}: rank {behind[0]} stands at {least}, the others at up to {most}.",
+        behind if _alike(counted) else (),
+    )
+
+
+def _alike(counted: Sequence[tuple[int, NcclTime]]) -> bool:
+    """Whether all but the last one have begun about as many operations."""
+    numbers = sorted(operations for operations, _ in counted)[1:]
+    return numbers[-1] - numbers[0] <= max(1, numbers[-1] // 1000)
+
+
+def _by_gpus(gpu: GpuTable, silent_s: float) -> _Clue | None:
+    recent = gpu.time_unix_s >= (gpu.time_unix_s[-1] if len(gpu.time_unix_s) else 0.0) - min(silent_s, 10.0)
+    names = ("graphics_active_ratio", "busy_ratio")
+    running = next((_recent(gpu, name, recent) for name in names if name in gpu.metrics), None)
+    tensor = _recent(gpu, "tensor_active_ratio", recent)
+    if running is None or np.count_nonzero(recent) < 3 or not np.isfinite(running).all():
+        return None
+    if tensor is not None and np.nanmax(tensor, initial=0.0) > _NO_TENSOR:
+        return None
+    spinning, idle = running >= _SPINNING, running <= _IDLE
+    if not spinning.any() or (tensor is None and not idle.any()):
+        return None
+    idle_keys = [key for key, stands in zip(gpu.gpus, idle, strict=True) if stands]
+    names_of = [key.rank for key in idle_keys if key.rank is not None]
+    sentence = (
+        f"{np.count_nonzero(spinning)} of {len(running)} GPUs do nothing but run a kernel that computes"
+        " nothing, which is waiting in NCCL (NVML)"
+    )
+    # Many idle GPUs tell of another kind of stop.
+    if not names_of or len(names_of) > max(1, len(running) // 4):
+        return _Clue(f"{sentence}.", ())
+    ranks = ", ".join(map(str, names_of))
+    return _Clue(f"{sentence}; the GPU of rank {ranks} is idle.", tuple(names_of))
+
+
+def _recent(gpu: GpuTable, name: str, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Floats | None:
+    values = gpu.metrics.get(name)
+    return None if values is None else mean(values[rows].astype(np.float64), axis=0)

@@ -1,0 +1,107 @@
+"""Whether the host keeps the GPUs from their work: gaps, tiny kernels, copies."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfd.analysis.degradation import Reference
+from perfd.analysis.efficiency import mean_over_gpus
+from perfd.analysis.findings import Culprit, Facts, Finding, Kind, percent
+
+_IDLE = 0.15
+_UNATTRIBUTED = 0.10
+_NCCL_SM = 0.15
+"""Of the multiprocessors, those that NCCL's kernels occupy: 16 to 24 channels of 132."""
+_FEW_SM = 0.4
+_LEAST_OTHER = 0.3
+"""Of the time, with kernels that are not NCCL's: less says nothing of them."""
+_NO_TENSOR = 0.1
+_TRANSFER_BYTES_PER_S = 8e9
+"""An eighth of a PCIe 5 slot of 16 lanes. Input of text takes a thousandth of it."""
+_SLOT_BYTES_PER_S = 55e9
+
+
+def judge_host(facts: Facts) -> Finding | None:
+    """GPUs without a kernel, or time in no timer; None when both are small."""
+    evidence, lost = [], 0.0
+    active = mean_over_gpus(facts.activity, facts.activity.kernel_metric)
+    # Before the first steady step a job is starting, and its GPUs may well idle.
+    steady = facts.activity.source == "steady steps"
+    if steady and np.isfinite(active) and 1 - active >= _IDLE:
+        lost = 1 - active
+        evidence.append(f"GPUs run no kernel at all in {percent(1 - active)} of steady steps (NVML).")
+    outside = facts.breakdown.unattributed_ratio
+    if outside is not None and outside >= _UNATTRIBUTED:
+        lost = max(lost, outside)
+        evidence.append(
+            f"{percent(outside)} of a step is in no timer: barriers, logging and other host work."
+        )
+    if not evidence:
+        return None
+    return Finding(
+        kind=Kind.HOST_BOUND,
+        confidence=0.6 if len(evidence) > 1 else 0.4,
+        evidence=evidence,
+        recommendation="Look for synchronisation and small kernels on the host's path: take an Nsight Systems"
+        " capture, use CUDA graphs, and keep Python's garbage collector out of the step.",
+        lost_ratio=lost,
+    )
+
+
+def judge_launches(facts: Facts) -> Finding | None:
+    """Kernels that fill few multiprocessors and are not NCCL's; None when that is not so, or not known.
+
+    Without times of NCCL's kernels, which fill few multiprocessors too, nothing can be said.
+    """
+    running = mean_over_gpus(facts.activity, "graphics_active_ratio")
+    multiprocessors = mean_over_gpus(facts.activity, "sm_active_ratio")
+    tensor = mean_over_gpus(facts.activity, "tensor_active_ratio")
+    in_nccl = facts.nccl.share_ratio
+    if in_nccl is None or not np.isfinite([running, multiprocessors]).all():
+        return None
+    # What NCCL hides behind compute is not taken off the compute: the least is what is certain.
+    other = running - in_nccl
+    if other < _LEAST_OTHER or (np.isfinite(tensor) and tensor > _NO_TENSOR):
+        return None
+    filled = max(0.0, multiprocessors - _NCCL_SM * in_nccl) / other
+    if filled >= _FEW_SM:
+        return None
+    return Finding(
+        kind=Kind.LAUNCH_BOUND,
+        confidence=0.6,
+        evidence=[
+            f"Kernels that are not NCCL's run {percent(other)} of the time (GPM, nccl plugin).",
+            f"They fill only {percent(filled)} of the multiprocessors meanwhile (GPM).",
+        ],
+        recommendation="The kernels are tiny, so launching them takes longer than running them: use CUDA"
+        " graphs or torch.compile, fuse element-wise operations and the optimizer, and enlarge the"
+        " micro-batch.",
+        lost_ratio=other * (1 - filled),
+    )
+
+
+def judge_host_transfer(facts: Facts) -> Finding | None:
+    """Much traffic from the host's memory to GPUs; None when there is little, or NCCL may cause it."""
+    if facts.nodes != 1 or any(slow.reference is Reference.LINKS for slow in facts.nccl.slow_groups):
+        # Traffic between nodes crosses PCIe on its way to the NIC, and so does NCCL without NVLink.
+        return None
+    received = facts.activity.of_gpus("pcie_rx_bytes_per_s")
+    heavy = received >= _TRANSFER_BYTES_PER_S
+    if not heavy.any():
+        return None
+    most = float(np.nanmax(received))
+    idle = 1 - mean_over_gpus(facts.activity, facts.activity.kernel_metric)
+    lost = min(most / _SLOT_BYTES_PER_S, idle) if np.isfinite(idle) else 0.0
+    few = np.count_nonzero(heavy) <= len(heavy) // 2
+    named = [key for key, much in zip(facts.activity.gpus, heavy, strict=True) if much and few]
+    return Finding(
+        kind=Kind.HOST_TRANSFER,
+        confidence=0.6,
+        culprits=tuple(Culprit(kind="gpu", id=f"{key.node}/{key.gpu}") for key in named[:8]),
+        evidence=[
+            f"{np.count_nonzero(heavy)} of {len(heavy)} GPUs receive {most / 1e9:.1f} GB/s by PCIe (GPM)."
+        ],
+        recommendation="Keep on the GPU what is copied in each step (offloaded optimizer or activations,"
+        " input that is enlarged on the host), copy from pinned memory, and overlap copies with compute.",
+        lost_ratio=lost if lost >= 0.05 else None,
+    )

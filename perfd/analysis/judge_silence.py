@@ -1,0 +1,75 @@
+"""Ranks that do not move, and ranks that say nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfd.analysis.findings import Culprit, Facts, Finding, Kind
+
+_SHOWN = 8
+
+
+def judge_hang(facts: Facts) -> Finding | None:
+    """A job that stands still, with the rank that did not come where something tells; None if it moves."""
+    hang = facts.hang
+    if hang is None:
+        return None
+    if hang.culprits:
+        who = _names(hang.culprits)
+        advice = (
+            f"Look at {who}: whether its process runs (py-spy dump shows where it stands), XID errors and the"
+            " node's kernel log. Restart from the last checkpoint without that node if it does not recover."
+        )
+    else:
+        advice = (
+            "Take a dump of PyTorch's flight recorder (TORCH_NCCL_TRACE_BUFFER_SIZE) and py-spy dumps of all"
+            " ranks: the one that is in another place than the others is late."
+        )
+    sure = 0.8 if hang.sure else 0.6
+    return Finding(
+        kind=Kind.HANG,
+        confidence=0.9 if hang.sure and hang.sources > 1 else sure,
+        culprits=tuple(Culprit(kind="rank", id=rank) for rank in hang.culprits[:_SHOWN]),
+        evidence=tuple(hang.evidence),
+        recommendation=advice,
+        lost_ratio=1.0,
+    )
+
+
+def judge_missing(facts: Facts) -> Finding | None:
+    """Ranks that say nothing while others do: what depends on all of them is then not judged."""
+    evidence = []
+    if facts.nccl.missing_ranks:
+        evidence.append(
+            f"No NCCL timings came from {_names(facts.nccl.missing_ranks)} ({facts.nccl.source}), so nobody"
+            " of their stage is named for waiting in collectives."
+        )
+    if facts.nccl.lost_operations:
+        evidence.append(
+            f"{facts.nccl.lost_operations} NCCL operations were not seen: shares of communication are lower"
+            " bounds."
+        )
+    if facts.silent_gpu_ranks:
+        evidence.append(
+            f"Nobody reads the GPUs of {_names(facts.silent_gpu_ranks)} (NVML), so nobody is named by the"
+            " activity of GPUs."
+        )
+    if not evidence:
+        return None
+    return Finding(
+        kind=Kind.MISSING_TELEMETRY,
+        confidence=0.9,
+        culprits=tuple(
+            Culprit(kind="rank", id=rank)
+            for rank in sorted({*facts.nccl.missing_ranks, *facts.silent_gpu_ranks})[:_SHOWN]
+        ),
+        evidence=evidence,
+        recommendation="Run an agent on every node of the job, and look at perfd_agent_up and"
+        " perfd_collector_success of the nodes that these ranks run on.",
+    )
+
+
+def _names(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:_SHOWN]))
+    more = f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"

@@ -1,0 +1,141 @@
+"""What the operations of each communicator, and of each dimension of a job, amount to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfd.analysis.robust import known, median
+from perfd.analysis.stacks import Stack
+from perfd.analysis.tables import Floats
+from perfd.analysis.waiting import bus_bandwidth_bytes_per_s
+from perfd.model import TimingSource
+
+_TINY_BYTES = 64 * 1024
+"""A message so small is latency, not bandwidth."""
+_MOST_GROUPS = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclGroup:
+    """One kind of operation on one communicator, over the operations that all ranks reported."""
+
+    communicator: str
+    group: str | None
+    """`tp`, `cp`, `dp`, `dp_cp`, `ep`, `edp`, `pp` or `world`, by its members and the job's layout; None
+    when they fit none."""
+    operation: str
+    ranks: Sequence[int]
+    operations: int
+    transfer_s: float | None
+    """Median of an operation's transfer."""
+    wait_ratio: float | None
+    """Share of the time in these kernels, over all ranks, that is waiting."""
+    bus_bytes_per_s: float | None
+    """Median over operations that are large enough to be bound by bandwidth; of their transfer."""
+    last_rank: int | None
+    """The rank that the others waited for most."""
+    last_ratio: float | None
+    """Its share of all waiting."""
+    source: str = ""
+    """Who recorded the operations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclKind:
+    """One kind of operation over all communicators of one dimension."""
+
+    group: str | None
+    operation: str
+    communicators: int
+    transfer_s: float | None
+    """Median over communicators of their median."""
+    wait_ratio: float | None
+    kernel_ratio: float | None
+    """Share of all time that a rank of these groups spends in these kernels, waiting included: the mean."""
+    bus_bytes_per_s: float | None
+
+
+def kinds_of(stacks: Sequence[Stack], measures: Sequence[Measures]) -> tuple[NcclKind, ...]:
+    """One entry a dimension and operation."""
+    found = []
+    for stack, of_stack in zip(stacks, measures, strict=True):
+        for name in sorted(set(stack.names), key=str):
+            chosen = np.array([one == name for one in stack.names])
+            found.append(
+                NcclKind(
+                    group=name,
+                    operation=stack.operation,
+                    communicators=int(chosen.sum()),
+                    transfer_s=known(float(median(of_stack.transfer_s[chosen]))),
+                    wait_ratio=known(float(median(of_stack.wait_ratio[chosen]))),
+                    kernel_ratio=known(float(of_stack.kernel_ratio[chosen].mean())),
+                    bus_bytes_per_s=known(float(median(of_stack.bus_bytes_per_s[chosen]))),
+                )
+            )
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """What the communicators of a stack amount to; NaN is unknown."""
+
+    transfer_s: Floats
+    wait_ratio: Floats
+    bus_bytes_per_s: Floats
+    kernel_ratio: Floats
+
+
+def measures_of(stack: Stack) -> Measures:
+    """What the communicators of a stack amount to."""
+    result, ranks = stack.blames, stack.ranks.shape[1]
+    waited = result.waited_s.sum(axis=1)
+    total = result.transfer_s * ranks + waited
+    bandwidth = bus_bandwidth_bytes_per_s(
+        stack.operation,
+        np.where(stack.size_bytes >= _TINY_BYTES, stack.size_bytes, np.nan),
+        stack.parts.transfer_s,
+        ranks,
+    )
+    return Measures(
+        transfer_s=median(stack.parts.transfer_s, axis=1),
+        wait_ratio=waited / np.where(total > 0, total, np.nan),
+        bus_bytes_per_s=median(bandwidth, axis=1),
+        kernel_ratio=stack.kernel_ratio.mean(axis=1),
+    )
+
+
+def groups_of(stacks: Sequence[Stack], measures: Sequence[Measures]) -> tuple[NcclGroup, ...]:
+    """One entry a communicator and operation; of very many those that take most of the time."""
+    chosen = [(index, row) for index, stack in enumerate(stacks) for row in range(len(stack.tables))]
+    if len(chosen) > _MOST_GROUPS:
+        taken = np.concatenate([np.nan_to_num(one.kernel_ratio) for one in measures])
+        chosen = [chosen[place] for place in np.sort(np.argsort(-taken, kind="stable")[:_MOST_GROUPS])]
+    return tuple(_group(stacks[index], measures[index], row) for index, row in chosen)
+
+
+def _group(stack: Stack, measures: Measures, row: int) -> NcclGroup:
+    table, caused = stack.tables[row], stack.blames.caused_s[row]
+    total = float(caused.sum())
+    last = int(np.argmax(caused)) if total > 0 else None
+    return NcclGroup(
+        communicator=table.communicator,
+        group=stack.names[row],
+        operation=table.operation,
+        ranks=tuple(table.ranks),
+        operations=int(stack.blames.operations[row]),
+        transfer_s=known(float(measures.transfer_s[row])),
+        wait_ratio=known(float(measures.wait_ratio[row])),
+        bus_bytes_per_s=known(float(measures.bus_bytes_per_s[row])),
+        last_rank=None if last is None else int(table.ranks[last]),
+        last_ratio=None if last is None else float(caused[last]) / total,
+        source=recorder(table.source, table.timing),
+    )
+
+
+def recorder(source: str, timing: TimingSource) -> str:
+    """Who recorded operations, and by whose clock, in words."""
+    clock = ", by the proxy's clock" if timing is TimingSource.PROXY else ""
+    return f"{source or 'nccl plugin'}{clock}"

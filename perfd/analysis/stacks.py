@@ -1,0 +1,63 @@
+"""Communicators of one size side by side in one array, so that thousands are worked on at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfd.analysis.groups import group_names
+from perfd.analysis.tables import CollectiveTable, Floats, Ints
+from perfd.analysis.waiting import Blames, WaitSplit, blames_of, split
+from perfd.model import ParallelLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """c communicators of g ranks with the same kind of operation, the newest n of each; NaN is absent."""
+
+    operation: str
+    tables: Sequence[CollectiveTable]
+    names: Sequence[str | None]
+    ranks: Ints
+    """(c, g)"""
+    size_bytes: Floats
+    """(c, n)"""
+    kernel_ratio: Floats
+    """(c, g)"""
+    parts: WaitSplit
+    blames: Blames
+
+
+def stacked(tables: Iterable[CollectiveTable], parallel: ParallelLayout) -> list[Stack]:
+    """All communicators, in as few stacks as they have operations and sizes."""
+    alike: dict[tuple[str, int], list[CollectiveTable]] = {}
+    for table in tables:
+        alike.setdefault((table.operation, len(table.ranks)), []).append(table)
+    return [_stack(operation, members, parallel) for (operation, _), members in alike.items()]
+
+
+def _stack(operation: str, tables: Sequence[CollectiveTable], parallel: ParallelLayout) -> Stack:
+    ranks = np.array([table.ranks for table in tables], dtype=np.int64)
+    longest = max(len(table.sequence) for table in tables)
+    if all(len(table.sequence) == longest for table in tables):
+        durations = np.stack([table.durations_s for table in tables])
+        sizes = np.stack([table.size_bytes for table in tables])
+    else:
+        durations = np.full((len(tables), longest, ranks.shape[1]), np.nan)
+        sizes = np.full((len(tables), longest), np.nan)
+        for index, table in enumerate(tables):
+            durations[index, : len(table.sequence)] = table.durations_s
+            sizes[index, : len(table.sequence)] = table.size_bytes
+    parts = split(durations)
+    return Stack(
+        operation=operation,
+        tables=tables,
+        names=group_names(ranks, parallel, operation),
+        ranks=ranks,
+        size_bytes=sizes,
+        kernel_ratio=np.stack([table.kernel_ratio for table in tables]),
+        parts=parts,
+        blames=blames_of(parts),
+    )
