@@ -24,6 +24,7 @@ from perfd.session.frames import Frame, FrameKind, read_frames
 from perfd.session.lines import LineMerger
 from perfd.session.live import LiveSession
 from perfd.session.run import MonitorSettings
+from perfd.session.words import wrapped
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ def _expect(frames: Iterator[Frame], kind: FrameKind) -> Frame:
 def _say(text: str) -> None:
     # Whoever read our words may have left; the job is watched all the same.
     with contextlib.suppress(OSError), os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
-        out.write(f"{text}\n")
+        out.write(wrapped(text, os.get_terminal_size(1).columns) if out.isatty() else f"{text}\n")
 
 
 if __name__ == "__main__":
