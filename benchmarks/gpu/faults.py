@@ -106,8 +106,9 @@ def report(outcomes: list[Outcome]) -> None:
         right = outcome.culprits == ([] if outcome.rank is None else [outcome.rank])
         counted = outcome.rank is None or cost >= LEAST_COST
         lost = "-" if outcome.lost_ratio is None else f"{outcome.lost_ratio:.1%}"
+        rank = "-" if outcome.rank is None else outcome.rank
         print(
-            f"{outcome.fault:13} {outcome.strength:7g} rank {outcome.rank if outcome.rank is not None else '-'}: "
+            f"{outcome.fault:13} {outcome.strength:7g} rank {rank}: "
             f"costs {cost:6.1%}, said {outcome.kind} {outcome.culprits} lost {lost}"
             f"{'' if not counted else '  right' if right else '  WRONG'}"
         )
