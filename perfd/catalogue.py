@@ -89,6 +89,8 @@ _JOB = ("job",)
 _NO_STEPS = "Before the first steady step, or without a log."
 _NO_TIMERS = "The log has no phase timers (Megatron-LM: `--timing-log-level 1` or 2)."
 _LOG = "training log"
+_PLUGIN = "perfd's NCCL plugin"
+_NO_PLUGIN = "Without the plugin on all ranks, or with an NCCL before 2.27, which tells no GPU time."
 _ANALYSIS = "perfd.analysis, over the newest steady steps (`analysis.window_steps`)"
 
 JOB_METRICS: Sequence[MetricInfo] = (
@@ -276,6 +278,90 @@ JOB_METRICS: Sequence[MetricInfo] = (
         labels=_JOB,
         source=_ANALYSIS,
         absent="As perfd_pipeline_stall_ratio.",
+    ),
+    _metric(
+        "perfd_nccl_share_ratio",
+        "Share of time with an NCCL kernel on the GPU, waiting and hidden parts included; mean over ranks.",
+        labels=_JOB,
+        source=_PLUGIN,
+        absent=_NO_PLUGIN,
+    ),
+    _metric(
+        "perfd_nccl_transfer_ratio",
+        "The part of perfd_nccl_share_ratio that moves data.",
+        labels=_JOB,
+        source=_PLUGIN,
+        absent="As perfd_nccl_share_ratio, or a rank has fewer than 20 matched operations.",
+    ),
+    _metric(
+        "perfd_nccl_wait_ratio",
+        "The part of perfd_nccl_share_ratio that waits for other ranks.",
+        labels=_JOB,
+        source=_PLUGIN,
+        absent="As perfd_nccl_transfer_ratio.",
+    ),
+    _metric(
+        "perfd_nccl_missing_ranks",
+        "Ranks of the job without NCCL timings, although others have them.",
+        labels=_JOB,
+        source="perfd's NCCL plugin or NCCL's Inspector",
+        absent="No rank has NCCL timings.",
+    ),
+    _metric(
+        "perfd_nccl_bus_bytes_per_second",
+        "Bus bandwidth of transfers (nccl-tests' convention), by dimension and operation; the median.",
+        labels=(*_JOB, "group", "operation"),
+        source="perfd's NCCL plugin or NCCL's Inspector",
+        absent="No message of 64 KiB or more, or its size is unknown.",
+    ),
+    _metric(
+        "perfd_nccl_transfer_seconds",
+        "Median transfer of an operation, waiting taken off, by dimension and operation.",
+        labels=(*_JOB, "group", "operation"),
+        source="perfd's NCCL plugin or NCCL's Inspector",
+        absent="No operation could be matched over all ranks.",
+    ),
+    _metric(
+        "perfd_nccl_group_wait_ratio",
+        "Share of the time in these kernels that is waiting for other ranks.",
+        labels=(*_JOB, "group", "operation"),
+        source="perfd's NCCL plugin or NCCL's Inspector",
+        absent="As perfd_nccl_transfer_seconds.",
+    ),
+    _metric(
+        "perfd_link_slowdown_ratio",
+        "How many times as long as they could a group's transfers take; of the 16 costliest groups.",
+        labels=(*_JOB, "group", "operation", "communicator"),
+        source="perfd.analysis, by the group's own earlier pace, its sisters, or the links of a node",
+        absent="No group is slow.",
+    ),
+    _metric(
+        "perfd_rank_wait_ratio",
+        "Share of time that a rank waits for others in NCCL's kernels.",
+        labels=(*_JOB, "rank"),
+        source="perfd's NCCL plugin or NCCL's Inspector",
+        absent="Fewer than 20 matched operations; of more than 1,024 ranks, all but those at either end.",
+    ),
+    _metric(
+        "perfd_wait_caused_ratio",
+        "About what each peer of a rank waits for it, by all time; peers are ranks of its stage.",
+        labels=(*_JOB, "rank"),
+        source="perfd's NCCL plugin or NCCL's Inspector",
+        absent="As perfd_rank_wait_ratio, or a rank of the stage is missing, or the layout is unknown.",
+    ),
+    _metric(
+        "perfd_rank_slowdown_ratio",
+        "A rank's time by that of its peers: compute by timers, else time not waited; 1.2 is 20 % slower.",
+        labels=(*_JOB, "rank"),
+        source="timers by rank, else perfd's NCCL plugin",
+        absent="Neither tells of all peers.",
+    ),
+    _metric(
+        "perfd_culprit_confidence_ratio",
+        "Ranks that a finding blames, and how sure that is.",
+        labels=(*_JOB, "kind", "rank"),
+        source=_ANALYSIS,
+        absent="The rank is not blamed.",
     ),
     _metric(
         "perfd_data_share_ratio",

@@ -17,6 +17,8 @@ from perfd.exposition import entity_labels
 from perfd.model import Scope
 from perfd.series import SeriesFrame, SeriesKey
 
+_MOST_SLOW_GROUPS = 16
+
 Value: TypeAlias = tuple[str, Mapping[str, str], float | None]
 """A metric's name, its labels and its value; None is absent."""
 
@@ -116,6 +118,7 @@ def job_values(data: JobData, summary: JobSummary, facts: LiveFacts) -> list[Val
         *_efficiency(summary, job),
         *_shares(summary, job),
         *_stages(summary, job),
+        *_nccl(summary, job),
         *_phases(data, job),
         *_findings(summary, job),
     ]
@@ -243,14 +246,57 @@ def _stages(summary: JobSummary, job: Mapping[str, str]) -> list[Value]:
     return values
 
 
+def _nccl(summary: JobSummary, job: Mapping[str, str]) -> list[Value]:
+    kernels = summary.nccl
+    values: list[Value] = [
+        ("perfd_nccl_share_ratio", job, kernels.share_ratio),
+        ("perfd_nccl_transfer_ratio", job, kernels.transfer_ratio),
+        ("perfd_nccl_wait_ratio", job, kernels.wait_ratio),
+        ("perfd_nccl_missing_ranks", job, None if kernels.source is None else len(kernels.missing_ranks)),
+    ]
+    for kind in kernels.kinds:
+        labels = {**job, "group": kind.group or "other", "operation": kind.operation}
+        values.append(("perfd_nccl_bus_bytes_per_second", labels, kind.bus_bytes_per_s))
+        values.append(("perfd_nccl_transfer_seconds", labels, kind.transfer_s))
+        values.append(("perfd_nccl_group_wait_ratio", labels, kind.wait_ratio))
+    for group in kernels.slow_groups[:_MOST_SLOW_GROUPS]:
+        labels = {
+            **job,
+            "group": group.group or "other",
+            "operation": group.operation,
+            "communicator": group.communicator,
+        }
+        values.append(("perfd_link_slowdown_ratio", labels, group.slowdown_ratio))
+    for rank in kernels.ranks:
+        labels = {**job, "rank": str(rank.rank)}
+        values.append(("perfd_rank_wait_ratio", labels, rank.wait_ratio))
+        values.append(("perfd_wait_caused_ratio", labels, rank.caused_ratio))
+    values += [
+        ("perfd_rank_slowdown_ratio", {**job, "rank": str(slow.rank)}, slow.ratio)
+        for slow in summary.slowdowns
+    ]
+    return values
+
+
 def _findings(summary: JobSummary, job: Mapping[str, str]) -> list[Value]:
     confidence: dict[str, float] = {}
     for finding in summary.findings:
         kind = finding.kind.value
         confidence[kind] = max(finding.confidence, confidence.get(kind, 0.0))
-    return [
+    values: list[Value] = [
         ("perfd_finding_confidence_ratio", {**job, "kind": kind}, confidence[kind]) for kind in confidence
     ]
+    named = {
+        (finding.kind.value, str(culprit.id)): finding.confidence
+        for finding in summary.findings
+        for culprit in finding.culprits
+        if culprit.kind == "rank"
+    }
+    values += [
+        ("perfd_culprit_confidence_ratio", {**job, "kind": kind, "rank": rank}, sure)
+        for (kind, rank), sure in named.items()
+    ]
+    return values
 
 
 def _phases(data: JobData, job: Mapping[str, str]) -> list[Value]:

@@ -15,6 +15,7 @@ from perfd.analysis.nccl import Nccl
 from perfd.analysis.pipeline import Pipeline
 from perfd.analysis.sequences import UnequalSequences
 from perfd.analysis.shares import Breakdown, DataLoading, Memory, Optimizer, StepTime
+from perfd.analysis.slowdowns import RankSlowdown
 from perfd.analysis.stragglers import Straggler
 from perfd.model import ParallelLayout
 
@@ -91,6 +92,7 @@ class Facts:
     step_time: StepTime
     activity: GpuActivity
     nccl: Nccl = field(default_factory=Nccl)
+    slowdowns: Sequence[RankSlowdown] = ()
     stragglers_by_timers: Sequence[Straggler] = ()
     stragglers_by_activity: Sequence[Straggler] = ()
     held_clocks: Sequence[HeldClock] = ()

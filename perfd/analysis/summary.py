@@ -36,6 +36,7 @@ from perfd.analysis.shares import (
     optimizer,
     step_time,
 )
+from perfd.analysis.slowdowns import RankSlowdown, slowdowns
 from perfd.analysis.steady import Steady, steady_rows
 from perfd.analysis.stragglers import stragglers_by_activity, stragglers_by_timers
 from perfd.analysis.tables import AlertRecord, JobData
@@ -130,6 +131,8 @@ class JobSummary:
     breakdown: Breakdown
     memory: Memory
     goodput_ratio: float | None = None
+    slowdowns: Sequence[RankSlowdown] = ()
+    """Of each rank by its peers."""
     gpus: Sequence[GpuSummary] = ()
     bottleneck: Finding
     findings: Sequence[Finding] = ()
@@ -204,6 +207,7 @@ def _summarise(job: JobData, settings: AnalysisSettings) -> JobSummary:
         breakdown=facts.breakdown,
         memory=facts.memory,
         goodput_ratio=goodput_ratio(job, steady, facts.step_time.median),
+        slowdowns=facts.slowdowns,
         gpus=_gpus(activity),
         bottleneck=findings[0],
         findings=tuple(findings),
@@ -233,6 +237,7 @@ def _facts(job: JobData, settings: AnalysisSettings, steady: Steady, activity: G
         memory=memory(job, settings.peaks),
         step_time=step_time(job.steps.step_time_s, steady),
         activity=activity,
+        slowdowns=slowdowns(timers, kernels, parallel),
         stragglers_by_timers=by_timers,
         stragglers_by_activity=stragglers_by_activity(activity, parallel),
         held_clocks=held_clocks(job, activity),
