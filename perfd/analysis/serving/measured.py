@@ -63,7 +63,7 @@ def measure(now: Snapshot, before: Snapshot | None = None, span_s: float | None 
         computed_prompt_tokens_per_s=_computed(rate),
         requests_per_s=rate.get(Counter.REQUESTS),
         preemptions_per_s=rate.get(Counter.PREEMPTIONS),
-        prefix_hit_ratio=_hit_ratio(since, now),
+        prefix_hit_ratio=_hit_ratio(gains, now),
         spec_accept_length=_accept_length(since) or now.spec_accept_length,
         spec_accept_ratio=_share(since, Counter.SPEC_ACCEPTED_TOKENS, Counter.SPEC_DRAFT_TOKENS)
         or now.spec_accept_ratio,
@@ -114,9 +114,14 @@ def _computed(rate: Mapping[str, float]) -> float | None:
     return max(0.0, rate[Counter.PROMPT_TOKENS] - rate.get(Counter.CACHE_HIT_TOKENS, 0.0))
 
 
-def _hit_ratio(since: Mapping[str, float], now: Snapshot) -> float | None:
-    share = _share(since, Counter.CACHE_HIT_TOKENS, Counter.CACHE_QUERY_TOKENS)
-    return share if share is not None else now.reported_prefix_hit_ratio
+def _hit_ratio(gains: Mapping[str, float], now: Snapshot) -> float | None:
+    """Between the looks, else what the server says of its newest prefills, else of all since its start."""
+    between = _share(gains, Counter.CACHE_HIT_TOKENS, Counter.CACHE_QUERY_TOKENS)
+    if between is not None:
+        return between
+    if now.reported_prefix_hit_ratio is not None:
+        return now.reported_prefix_hit_ratio
+    return _share(now.counters, Counter.CACHE_HIT_TOKENS, Counter.CACHE_QUERY_TOKENS)
 
 
 def _share(values: Mapping[str, float], part: str, whole: str) -> float | None:

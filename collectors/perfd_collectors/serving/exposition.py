@@ -1,0 +1,202 @@
+"""Prometheus's text format, read: fast, tolerant, and without inventing a value.
+
+The format is https://prometheus.io/docs/instrumenting/exposition_formats/ (version 0.0.4). OpenMetrics
+pages are read as far as the two agree: timestamps, exemplars and `# EOF` are skipped.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+MAX_PAGE_BYTES = 50 * 1024 * 1024
+_MAX_CACHED_SERIES = 100_000
+_NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
+_LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
+_SERIES = re.compile(rf'({_NAME})\s*(?:\{{((?:[^"}}]|"(?:[^"\\]|\\.)*")*)\}})?')
+_ESCAPED = re.compile(r"\\(.)")
+_ESCAPES = {"n": "\n"}
+_SUFFIXES = ("_bucket", "_sum", "_count", "_total", "_created")
+
+Labels = Mapping[str, str]
+
+
+class PageState(StrEnum):
+    """What a page turned out to be."""
+
+    COMPLETE = "complete"
+    CUT = "cut"
+    """It ends within a line: the last family is left out, since some of its series may be missing."""
+    TOO_LARGE = "too large"
+    NOT_METRICS = "not metrics"
+    """HTML, JSON or anything else."""
+    EMPTY = "empty"
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One series of a page."""
+
+    labels: Labels
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """The wanted families of a page; `types` has the TYPE of every family of it."""
+
+    state: PageState
+    series: Mapping[str, tuple[Series, ...]] = field(default_factory=dict)
+    """By the name of the sample: a histogram's are `NAME_bucket`, `NAME_sum` and `NAME_count`."""
+    types: Mapping[str, str] = field(default_factory=dict)
+    bad_lines: int = 0
+    duplicates: int = 0
+
+    def is_histogram(self, name: str) -> bool:
+        """Whether the page declares a family a histogram; the labels of its series do not say it."""
+        return self.types.get(name) == "histogram"
+
+
+class PageReader:
+    """Reads the pages of one server. Keeps the parsed labels of its series, which are the same each time."""
+
+    def __init__(self, wanted: Collection[str] | None = None) -> None:
+        """`wanted` are names of families without suffixes of samples; None for all."""
+        self._wanted = None if wanted is None else frozenset(wanted)
+        self._known: dict[str, tuple[str, Labels] | None] = {}
+
+    def read(self, body: bytes) -> Page:
+        """What is on a page."""
+        if len(body) > MAX_PAGE_BYTES:
+            return Page(state=PageState.TOO_LARGE)
+        text = body.decode("utf-8", "replace")
+        stripped = text.lstrip("\ufeff \t\r\n")
+        if not stripped:
+            return Page(state=PageState.EMPTY)
+        if stripped[0] in "<{[":
+            return Page(state=PageState.NOT_METRICS)
+        lines = stripped.split("\n")
+        cut = lines.pop()
+        reading = _Reading(self._wanted, self._known)
+        for line in lines:
+            reading.line(line)
+        if not reading.samples and not reading.types:
+            return Page(state=PageState.NOT_METRICS, bad_lines=reading.bad)
+        if len(self._known) > _MAX_CACHED_SERIES:
+            self._known.clear()
+        if cut.strip() and not cut.startswith("# EOF"):
+            reading.forget_last_family(cut)
+            return reading.page(PageState.CUT)
+        return reading.page(PageState.COMPLETE)
+
+
+class _Reading:
+    """One pass over the lines of a page."""
+
+    def __init__(
+        self, wanted: frozenset[str] | None, known: dict[str, tuple[str, Labels] | None]
+    ) -> None:
+        self._wanted = wanted
+        self._known = known
+        self._seen: set[str] = set()
+        self._series: dict[str, list[Series]] = {}
+        self._last = ""
+        self.types: dict[str, str] = {}
+        self.samples = 0
+        self.bad = 0
+        self.duplicates = 0
+
+    def line(self, line: str) -> None:
+        if not line or line[0] == "#":
+            if line.startswith("# TYPE "):
+                self._type(line)
+            return
+        series, _, number = line.rpartition(" ")
+        if series not in self._known:
+            self._new_line(line)
+            return
+        self._last = series
+        entry = self._known[series]
+        self.samples += 1
+        if entry is not None:
+            self._add(series, entry, number)
+
+    def _type(self, line: str) -> None:
+        words = line.split()
+        if len(words) == 4:
+            self.types[words[2]] = words[3]
+            self._last = words[2]
+
+    def _new_line(self, line: str) -> None:
+        line = line.strip()
+        if not line or line.startswith("#"):
+            return
+        match = _SERIES.match(line)
+        parsed = None if match is None else _parsed(match)
+        rest = [] if match is None else line[match.end() :].split()
+        if match is None or parsed is None or not rest:
+            self.bad += 1
+            return
+        series = match[0].rstrip()
+        name, _ = parsed
+        entry = parsed if self._wanted is None or family_of(name) & self._wanted else None
+        self._known[series] = entry
+        self._last = series
+        self.samples += 1
+        if entry is not None:
+            self._add(series, entry, rest[0])
+
+    def _add(self, series: str, entry: tuple[str, Labels], number: str) -> None:
+        try:
+            value = float(number)
+        except ValueError:
+            self.bad += 1
+            return
+        if series in self._seen:
+            self.duplicates += 1
+            return
+        self._seen.add(series)
+        name, labels = entry
+        self._series.setdefault(name, []).append(Series(labels, value))
+
+    def forget_last_family(self, cut: str) -> None:
+        """Drop what the cut line belongs to, and the family before it when the cut hides which that is."""
+        match = _SERIES.match(cut)
+        words = cut.split()
+        if cut.startswith("#") and len(words) >= 3:
+            # A new family has begun, so the one before it is whole, unless the name itself is cut.
+            return
+        doubtful = set(family_of(self._last.split("{")[0].strip()))
+        if match is not None:
+            doubtful |= family_of(match[1])
+        for name in [name for name in self._series if family_of(name) & doubtful]:
+            del self._series[name]
+
+    def page(self, state: PageState) -> Page:
+        return Page(
+            state=state,
+            series={name: tuple(series) for name, series in self._series.items()},
+            types=self.types,
+            bad_lines=self.bad,
+            duplicates=self.duplicates,
+        )
+
+
+def family_of(name: str) -> frozenset[str]:
+    """The names of the families that a sample of this name can belong to."""
+    return frozenset([name, *(name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix))])
+
+
+def _parsed(match: re.Match[str]) -> tuple[str, Labels] | None:
+    inner = match[2]
+    labels: dict[str, str] = {}
+    position = 0
+    while inner and position < len(inner):
+        label = _LABEL.match(inner, position)
+        if label is None:
+            return None if inner[position:].strip(" ,") else (match[1], labels)
+        labels[label[1]] = _ESCAPED.sub(lambda found: _ESCAPES.get(found[1], found[1]), label[2])
+        position = label.end()
+    return match[1], labels

@@ -1,0 +1,145 @@
+"""Sums over the series of a family: replicas once each, whatever labels a version gives them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from perfd.analysis.serving.histograms import Histogram, merged
+from perfd.analysis.serving.snapshot import ReplicaLoad
+from perfd_collectors.serving.exposition import Labels, Page, PageState, Series
+
+_REPLICA_LABELS = ("engine", "dp_rank", "engine_type")
+_SHARD_LABELS = ("pp_rank", "tp_rank", "moe_ep_rank", "attn_cp_rank", "moe_dp_rank")
+"""Ranks that hold parts of one replica and repeat its numbers."""
+_IGNORED_LABELS = frozenset({"pid", "worker_pid"})
+"""Of the multi-process registry: one series a process that ever lived."""
+
+Where = Callable[[Labels], bool]
+LabelItems = tuple[tuple[str, str], ...]
+
+
+def replica(labels: Labels) -> str:
+    """Which data-parallel rank or engine a series is of; empty when there is one."""
+    return "/".join(labels[name] for name in _REPLICA_LABELS if labels.get(name))
+
+
+def by_replica(page: Page, name: str, where: Where | None = None) -> Mapping[str, float]:
+    """The value of a gauge or counter for each replica: the sum over its own labels, of its leading shard."""
+    shards: dict[str, dict[tuple[int, ...], dict[LabelItems, float]]] = {}
+    for series in page.series.get(name, ()):
+        if math.isnan(series.value) or not (where is None or where(series.labels)):
+            continue
+        values = shards.setdefault(replica(series.labels), {}).setdefault(_shard(series.labels), {})
+        identity = _identity(series.labels)
+        # Processes that are gone keep their series, so the highest is taken and not the sum.
+        values[identity] = max(series.value, values.get(identity, -math.inf))
+    return {key: math.fsum(parts[min(parts)].values()) for key, parts in shards.items()}
+
+
+def total(page: Page, names: Iterable[str], where: Where | None = None) -> float | None:
+    """The sum over replicas of the first of `names` that is on the page, or None."""
+    for name in names:
+        values = by_replica(page, name, where)
+        if values:
+            return math.fsum(values.values())
+    return None
+
+
+def mean(page: Page, names: Iterable[str]) -> float | None:
+    """The mean over replicas of the first of `names` that is on the page, or None."""
+    for name in names:
+        values = by_replica(page, name)
+        if values:
+            return math.fsum(values.values()) / len(values)
+    return None
+
+
+def histogram(page: Page, names: Iterable[str]) -> Histogram | None:
+    """The sum of all series of the first of `names` that the page declares and fills, or None."""
+    for name in names:
+        if page.is_histogram(name):
+            found = merged(_histograms(page, name))
+            if found is not None:
+                return found
+    return None
+
+
+def label(page: Page, names: Iterable[str], key: str) -> Sequence[str]:
+    """The values of a label over some families, each once, in their order."""
+    found = (series.labels.get(key, "") for name in names for series in page.series.get(name, ()))
+    return tuple(dict.fromkeys(value for value in found if value))
+
+
+def loads(
+    running: Mapping[str, float], queued: Mapping[str, float], used: Mapping[str, float]
+) -> tuple[ReplicaLoad, ...]:
+    """The load of each replica that any of the three knows."""
+    return tuple(
+        ReplicaLoad(
+            replica=name,
+            running_requests=running.get(name),
+            queued_requests=queued.get(name),
+            kv_cache_used_ratio=used.get(name),
+        )
+        for name in sorted({*running, *queued, *used})
+    )
+
+
+def notes(page: Page) -> tuple[str, ...]:
+    """What is wrong with a page, as sentences."""
+    found = []
+    if page.state is PageState.CUT:
+        found.append("The page ends within a line; its last metric was left out.")
+    if page.duplicates:
+        found.append(f"{page.duplicates} series are on the page twice; the first of each was taken.")
+    if page.bad_lines:
+        found.append(f"{page.bad_lines} lines of the page could not be read.")
+    return tuple(found)
+
+
+def _identity(labels: Labels) -> LabelItems:
+    return tuple(item for item in labels.items() if item[0] not in _IGNORED_LABELS)
+
+
+def _shard(labels: Labels) -> tuple[int, ...]:
+    return tuple(int(value) if (value := labels.get(name, "")).isdigit() else 0 for name in _SHARD_LABELS)
+
+
+def _histograms(page: Page, name: str) -> list[Histogram]:
+    """One for each set of labels of each replica's leading shard; a set without an open bucket is left out."""
+    sets: dict[LabelItems, dict[float, float]] = {}
+    shard_of: dict[LabelItems, tuple[str, tuple[int, ...]]] = {}
+    for series in page.series.get(f"{name}_bucket", ()):
+        bound = _bound(series.labels.get("le", ""))
+        if bound is None or math.isnan(series.value):
+            continue
+        rest = _without_bound(series)
+        if rest not in sets:
+            sets[rest] = {}
+            shard_of[rest] = (replica(series.labels), _shard(series.labels))
+        sets[rest].setdefault(bound, series.value)
+    leading: dict[str, tuple[int, ...]] = {}
+    for where, shard in shard_of.values():
+        leading[where] = min(shard, leading.get(where, shard))
+    sums = {_identity(series.labels): series.value for series in page.series.get(f"{name}_sum", ())}
+    return [
+        Histogram(
+            bounds=tuple(sorted(buckets)),
+            counts=tuple(buckets[bound] for bound in sorted(buckets)),
+            sum=sums.get(rest),
+        )
+        for rest, buckets in sets.items()
+        if math.inf in buckets and shard_of[rest][1] == leading[shard_of[rest][0]]
+    ]
+
+
+def _without_bound(series: Series) -> LabelItems:
+    return tuple(item for item in series.labels.items() if item[0] not in {"le", *_IGNORED_LABELS})
+
+
+def _bound(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,159 @@
+"""The /metrics of SGLang 0.3.6 to 0.5.23 as a snapshot. Facts: names by version in docs/serving.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from perfd.analysis.serving.histograms import Histogram
+from perfd.analysis.serving.snapshot import Counter, Engine, Latency, Length, Snapshot
+from perfd_collectors.serving import families
+from perfd_collectors.serving.exposition import Labels, Page
+
+PREFIX = "sglang:"
+
+_RUNNING, _QUEUED = "sglang:num_running_reqs", "sglang:num_queue_reqs"
+_USAGES = (
+    "sglang:token_usage",
+    "sglang:full_token_usage",
+    "sglang:swa_token_usage",
+    "sglang:mamba_usage",
+)
+_TRANSFER = (
+    "sglang:num_prefill_prealloc_queue_reqs",
+    "sglang:num_prefill_bootstrap_queue_reqs",
+    "sglang:num_prefill_infight_queue_reqs",
+    "sglang:num_prefill_inflight_queue_reqs",
+    "sglang:num_decode_prealloc_queue_reqs",
+    "sglang:num_decode_transfer_queue_reqs",
+)
+_USED, _CAPACITY = ("sglang:num_used_tokens",), ("sglang:max_total_num_tokens",)
+_GENERATION_RATE, _HIT_RATE = ("sglang:gen_throughput",), ("sglang:cache_hit_rate",)
+_ACCEPT_LENGTH, _ACCEPT_RATE = ("sglang:spec_accept_length",), ("sglang:spec_accept_rate",)
+_GRAPH, _OCCUPANCY = ("sglang:is_cuda_graph",), ("sglang:fwd_occupancy",)
+_REALTIME, _PASSES = ("sglang:realtime_tokens_total",), ("sglang:cuda_graph_passes_total",)
+_COUNTERS: Mapping[Counter, tuple[str, ...]] = {
+    Counter.PROMPT_TOKENS: ("sglang:prompt_tokens_total",),
+    Counter.GENERATION_TOKENS: ("sglang:generation_tokens_total",),
+    Counter.REQUESTS: ("sglang:num_requests_total",),
+    Counter.ABORTED_REQUESTS: ("sglang:num_aborted_requests_total", "sglang:num_aborted_requests"),
+    Counter.CACHE_HIT_TOKENS: ("sglang:cached_tokens_total",),
+    Counter.CACHE_QUERY_TOKENS: ("sglang:prompt_tokens_total",),
+    # The gauge of 0.4.10 to 0.5.1 is a total as well.
+    Counter.PREEMPTIONS: ("sglang:num_retracted_requests_total", "sglang:total_retracted_reqs"),
+    Counter.FORWARD_S: ("sglang:forward_execution_seconds_total", "sglang:gpu_execution_seconds_total"),
+    Counter.IDLE_S: ("sglang:scheduler_idle_seconds_total",),
+}
+_ESTIMATES: Mapping[Counter, tuple[str, ...]] = {
+    Counter.ESTIMATED_FLOPS: ("sglang:estimated_flops_per_gpu_total",),
+    Counter.ESTIMATED_READ_BYTES: ("sglang:estimated_read_bytes_per_gpu_total",),
+}
+_HISTOGRAMS: Mapping[str, tuple[str, ...]] = {
+    Latency.TTFT: ("sglang:time_to_first_token_seconds",),
+    Latency.ITL: ("sglang:inter_token_latency_seconds",),
+    Latency.TPOT: (
+        "sglang:request_time_per_output_token_seconds",
+        "sglang:time_per_output_token_seconds",
+    ),
+    Latency.E2E: ("sglang:e2e_request_latency_seconds",),
+    Latency.QUEUE: ("sglang:queue_time_seconds",),
+    Length.PROMPT: ("sglang:prompt_tokens_histogram",),
+    Length.GENERATION: ("sglang:generation_tokens_histogram",),
+}
+WANTED = frozenset(
+    {
+        _RUNNING,
+        _QUEUED,
+        *_USAGES,
+        *_TRANSFER,
+        *_USED,
+        *_CAPACITY,
+        *_GENERATION_RATE,
+        *_HIT_RATE,
+        *_ACCEPT_LENGTH,
+        *_ACCEPT_RATE,
+        *_GRAPH,
+        *_OCCUPANCY,
+        *_REALTIME,
+        *_PASSES,
+        *(name for names in _COUNTERS.values() for name in names),
+        *(name for names in _ESTIMATES.values() for name in names),
+        *(name for names in _HISTOGRAMS.values() for name in names),
+    }
+)
+"""The families that `snapshot` reads."""
+
+
+def snapshot(page: Page) -> Snapshot:
+    """What a page of an SGLang server says; gauges of an idle server that only its log refreshes are None."""
+    running, queued = families.by_replica(page, _RUNNING), families.by_replica(page, _QUEUED)
+    used = _fullest(page)
+    idle = bool(running) and not any(running.values()) and not any(queued.values())
+    occupancy = None if idle else families.mean(page, _OCCUPANCY)
+    return Snapshot(
+        engine=Engine.SGLANG,
+        model=next(iter(families.label(page, page.series, "model_name")), None),
+        roles=families.label(page, (_RUNNING,), "engine_type"),
+        replicas=families.loads(running, queued, used),
+        running_requests=sum(running.values()) if running else None,
+        queued_requests=sum(queued.values()) if queued else None,
+        kv_cache_used_ratio=sum(used.values()) / len(used) if used else None,
+        kv_used_tokens=families.total(page, _USED),
+        kv_total_tokens=families.total(page, _CAPACITY) or None,
+        reported_generation_tokens_per_s=None if idle else families.total(page, _GENERATION_RATE),
+        reported_prefix_hit_ratio=None if idle else families.mean(page, _HIT_RATE),
+        # Both are 0 without speculative decoding, and no step accepts less than its bonus token.
+        spec_accept_length=None if idle else families.mean(page, _ACCEPT_LENGTH) or None,
+        spec_accept_ratio=None if idle else families.mean(page, _ACCEPT_RATE) or None,
+        cuda_graph_ratio=None if idle else families.mean(page, _GRAPH),
+        forward_occupancy_ratio=None if occupancy is None else occupancy / 100,
+        queued_in_transfer_requests=_sum(families.total(page, (name,)) for name in _TRANSFER),
+        counters=_counters(page),
+        histograms=_histograms(page),
+        notes=families.notes(page),
+    )
+
+
+def _fullest(page: Page) -> Mapping[str, float]:
+    """For each replica, how full the fullest of its pools is (full attention, sliding window, Mamba)."""
+    used: dict[str, float] = {}
+    for name in _USAGES:
+        for replica, ratio in families.by_replica(page, name).items():
+            used[replica] = max(ratio, used.get(replica, 0.0))
+    return used
+
+
+def _counters(page: Page) -> Mapping[str, float]:
+    found: dict[Counter, float | None] = {
+        counter: families.total(page, names) for counter, names in _COUNTERS.items()
+    }
+    if found[Counter.CACHE_HIT_TOKENS] is None:
+        # The counter appears with the first hit (0.4.6 and later); before it there was none at all.
+        found[Counter.CACHE_QUERY_TOKENS] = None
+    found |= {counter: families.mean(page, names) for counter, names in _ESTIMATES.items()}
+    found[Counter.LIVE_GENERATION_TOKENS] = families.total(page, _REALTIME, _mode("decode"))
+    found[Counter.LIVE_PROMPT_TOKENS] = families.total(page, _REALTIME, _mode("prefill_compute"))
+    found[Counter.GRAPH_PASSES] = families.total(page, _PASSES, _decode_pass(graph=True))
+    found[Counter.EAGER_PASSES] = families.total(page, _PASSES, _decode_pass(graph=False))
+    return {counter: value for counter, value in found.items() if value is not None}
+
+
+def _histograms(page: Page) -> Mapping[str, Histogram]:
+    found = {key: families.histogram(page, names) for key, names in _HISTOGRAMS.items()}
+    return {key: histogram for key, histogram in found.items() if histogram is not None}
+
+
+def _mode(mode: str) -> families.Where:
+    return lambda labels: labels.get("mode") == mode
+
+
+def _decode_pass(*, graph: bool) -> families.Where:
+    def where(labels: Labels) -> bool:
+        mode = labels.get("mode", "")
+        return mode.startswith("decode") and mode.endswith("_none") != graph
+
+    return where
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
