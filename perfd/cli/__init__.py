@@ -20,6 +20,7 @@ VERBS = {
     "status": "show the jobs of an aggregator, once",
     "top": "show the jobs of an aggregator, live",
     "capture": "list, show, start and cancel captures of an aggregator's jobs",
+    "analyze": "say what limits a capture, from its traces",
     "rules": "check rules files, and run their unit tests",
     "doctor": "say what this node lacks, and how to mend it",
     "version": "print the version",

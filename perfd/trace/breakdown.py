@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.trace.intervals import Coverage, Ns
-from perfd.trace.model import Call, Kind, RankTrace, Step
+from perfd.trace.idle import Idle, IdleTimes
+from perfd.trace.intervals import Coverage
+from perfd.trace.losses import Losses, losses
+from perfd.trace.model import Kind, RankTrace, Step
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Idle:
-    """Why nothing was on the GPU, in seconds."""
-
-    launch_s: float
-    """The host had not launched the next operation yet, and was not waiting for the GPU."""
-    sync_s: float
-    """The host was waiting for the GPU, which had nothing to do."""
-    other_s: float
-    """The next operation was launched and had not begun: launch latency, or another stream's event."""
+MAX_LOST_RATIO = 0.02
+"""With more GPU records missing than this, what the GPU did not do is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,45 +24,64 @@ class Breakdown:
     compute_s: float
     communication_s: float
     exposed_communication_s: float
-    """Covered by neither compute nor memory operations."""
+    """Covered by neither compute nor memory operations, as far as the records show."""
     memory_s: float
     exposed_memory_s: float
-    """Not covered by compute."""
+    """Not covered by compute, as far as the records show."""
     overlap_ratio: float | None
     """Share of communication that compute covers; None without communication."""
-    idle_s: float
+    idle_s: float | None
+    """None when too many records are missing."""
     idle: Idle | None
     """None when the trace has no host calls to explain it by."""
+    uncovered_s: float
+    """What no record covers: idle, when no record is missing."""
     kernel_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What of a rank's trace is judged."""
+
+    start_ns: int
+    end_ns: int
+    source: str
+    """`steps`, or `operations` where the trace marks no whole step."""
+    steps: tuple[Step, ...] = ()
+    """The whole ones."""
+    dropped_steps: tuple[int, ...] = ()
+    """Steps that the capture cut."""
 
 
 class RankTimeline:
     """The unions of one rank, made once and asked for many windows."""
 
     def __init__(self, trace: RankTrace) -> None:
-        self._trace = trace
+        self.trace = trace
+        self.losses: Losses | None = losses(trace)
         operations = trace.operations
-        by_kind = {
-            kind: Coverage(
-                operations.start_ns[operations.kind == kind], operations.end_ns[operations.kind == kind]
-            )
-            for kind in Kind
-        }
-        self.compute = by_kind[Kind.COMPUTE]
-        self.communication = by_kind[Kind.COMMUNICATION]
-        self.memory = by_kind[Kind.MEMORY]
-        self._compute_memory = Coverage.union(self.compute, self.memory)
+        self.compute, self.communication, self.memory = (
+            Coverage(operations.start_ns[operations.kind == kind], operations.end_ns[operations.kind == kind])
+            for kind in (Kind.COMPUTE, Kind.COMMUNICATION, Kind.MEMORY)
+        )
+        self.compute_memory = Coverage.union(self.compute, self.memory)
         self._compute_communication = Coverage.union(self.compute, self.communication)
-        self.busy = Coverage.union(*by_kind.values())
-        waiting = trace.calls.kind == Call.SYNCHRONIZE
-        self._waiting = Coverage(trace.calls.start_ns[waiting], trace.calls.end_ns[waiting])
-        self._launched_ns = _launch_ends(trace)
+        self.busy = Coverage.union(self.compute_memory, self.communication)
+        self.window = _window(trace)
+        self._idle = IdleTimes(trace, self.busy)
 
-    def window(self) -> tuple[int, int] | None:
-        """First start and last end of an operation, or None when there is none."""
-        if not len(self.busy.starts_ns):
-            return None
-        return int(self.busy.starts_ns[0]), int(self.busy.ends_ns[-1])
+    @property
+    def complete(self) -> bool:
+        """Whether the records of this GPU are there, as far as the trace can tell."""
+        return self.losses is None or self.losses.ratio <= MAX_LOST_RATIO
+
+    def whole(self) -> Breakdown:
+        """Where the time of the whole window went."""
+        return self.breakdown(self.window.start_ns, self.window.end_ns)
+
+    def by_step(self) -> list[Breakdown]:
+        """The same for each whole step."""
+        return [self.breakdown(step.start_ns, step.end_ns, step.number) for step in self.window.steps]
 
     def breakdown(self, start_ns: int, end_ns: int, step: int | None = None) -> Breakdown:
         """Where the time of one window went."""
@@ -80,10 +91,9 @@ class RankTimeline:
 
         # Whole nanoseconds until the end, so that the parts add up exactly.
         compute, communication, busy = covered(self.compute), covered(self.communication), covered(self.busy)
-        compute_memory = covered(self._compute_memory)
+        compute_memory = covered(self.compute_memory)
         hidden = compute + communication - covered(self._compute_communication)
-        operations = self._trace.operations
-        begun = (operations.start_ns >= start_ns) & (operations.start_ns < end_ns)
+        complete = self.complete
         return Breakdown(
             step=step,
             span_s=(end_ns - start_ns) / 1e9,
@@ -93,43 +103,40 @@ class RankTimeline:
             memory_s=covered(self.memory) / 1e9,
             exposed_memory_s=(compute_memory - compute) / 1e9,
             overlap_ratio=hidden / communication if communication > 0 else None,
-            idle_s=(end_ns - start_ns - busy) / 1e9,
-            idle=self._explain_idle(start_ns, end_ns),
-            kernel_count=int(np.count_nonzero(begun & (operations.kind != Kind.MEMORY))),
+            idle_s=(end_ns - start_ns - busy) / 1e9 if complete else None,
+            idle=self._idle.explain(start_ns, end_ns) if complete else None,
+            uncovered_s=(end_ns - start_ns - busy) / 1e9,
+            kernel_count=self._kernels(start_ns, end_ns),
         )
 
-    def _explain_idle(self, start_ns: int, end_ns: int) -> Idle | None:
-        if not len(self._trace.calls):
-            return None
-        gap_starts, gap_ends = self.busy.gaps(start_ns, end_ns)
-        waiting = self._waiting.covered_many_ns(gap_starts, gap_ends)
-        # The operation that ends a gap is the first to start at or after its end; behind the last, nothing.
-        following = np.searchsorted(self._trace.operations.start_ns, gap_ends)
-        launched = np.append(self._launched_ns, end_ns)[following]
-        until = np.clip(launched, gap_starts, gap_ends)
-        unlaunched = (until - gap_starts) - self._waiting.covered_many_ns(gap_starts, until)
-        gaps = gap_ends - gap_starts
-        return Idle(
-            launch_s=float(unlaunched.sum()) / 1e9,
-            sync_s=float(waiting.sum()) / 1e9,
-            other_s=float((gaps - waiting - unlaunched).sum()) / 1e9,
+    def _kernels(self, start_ns: int, end_ns: int) -> int:
+        first, last = np.searchsorted(self.trace.operations.start_ns, (start_ns, end_ns))
+        return int(np.count_nonzero(self.trace.operations.kind[first:last] != Kind.MEMORY))
+
+
+def _window(trace: RankTrace) -> Window:
+    """From the first to the last whole step, else from the first to the last operation."""
+    whole = [step for step in trace.steps if _is_whole(step, trace.captured_ns)]
+    if whole:
+        numbers = {step.number for step in whole}
+        return Window(
+            start_ns=min(step.start_ns for step in whole),
+            end_ns=max(step.end_ns for step in whole),
+            source="steps",
+            steps=tuple(whole),
+            dropped_steps=tuple(step.number for step in trace.steps if step.number not in numbers),
         )
+    operations = trace.operations
+    return Window(
+        start_ns=int(operations.start_ns[0]),
+        end_ns=int(operations.end_ns.max()),
+        source="operations",
+        dropped_steps=tuple(step.number for step in trace.steps),
+    )
 
 
-def _launch_ends(trace: RankTrace) -> Ns:
-    """When the host's call that launched each operation returned; its own start where that is not known."""
-    launches = trace.calls.kind == Call.LAUNCH
-    correlations = trace.calls.correlation[launches]
-    order = np.argsort(correlations, kind="stable")
-    correlations, ends = correlations[order], trace.calls.end_ns[launches][order]
-    starts = trace.operations.start_ns
-    if not len(correlations):
-        return starts
-    position = np.minimum(np.searchsorted(correlations, trace.operations.correlation), len(correlations) - 1)
-    found = (correlations[position] == trace.operations.correlation) & (trace.operations.correlation >= 0)
-    return np.where(found, np.minimum(ends[position], starts), starts)
-
-
-def whole_steps(steps: Sequence[Step], window: tuple[int, int]) -> list[Step]:
-    """The steps that lie within what was captured: cut ones at either end say nothing."""
-    return [step for step in steps if step.start_ns >= window[0] and step.end_ns <= window[1]]
+def _is_whole(step: Step, captured_ns: tuple[int, int] | None) -> bool:
+    """Whether the capture saw it from begin to end; a profiler ends what is open where it stops."""
+    if step.end_ns <= step.start_ns:
+        return False
+    return captured_ns is None or (captured_ns[0] <= step.start_ns and step.end_ns < captured_ns[1])

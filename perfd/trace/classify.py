@@ -1,4 +1,4 @@
-"""What a kernel or a driver call is, by its name."""
+"""What a kernel, a copy or a driver call is, by its name."""
 
 from __future__ import annotations
 
@@ -19,24 +19,39 @@ _COMMUNICATION = re.compile(
 _CLASSES = tuple(
     (label, re.compile(words, re.IGNORECASE))
     for label, words in (
+        ("copy", r"^mem(?:cpy|set)\b|^memory (?:copy|set)"),
+        ("graph", r"^CUDA graph"),
         ("attention", r"flash|fmha|attention|attn"),
         ("matmul", r"gemm|nvjet|cutlass|wgmma|matmul|cublas|xmma|s16816|gmma|dot_general|Cijk_"),
-        ("convolution", r"conv|winograd"),
+        ("convolution", r"conv(?!ert)|winograd"),
         ("normalization", r"norm"),
         ("softmax", r"softmax"),
         ("optimizer", r"multi_tensor_apply|adam|sgd|optimizer"),
-        ("reduction", r"reduce|argmax|sum_kernel|cumsum|scan"),
+        ("reduction", r"reduce|triton_red|triton_per|argmax|sum_kernel|cumsum|scan|sort"),
         ("embedding", r"embedding|gather|index_select|indexSelect|scatter"),
-        ("elementwise", r"elementwise|pointwise|triton_poi|dropout|cast|copy|fill"),
+        ("elementwise", r"elementwise|triton_poi|pointwise|dropout|cast|copy|fill|swiglu|gelu"),
     )
 )
 _TENSOR_CORES = re.compile(
     r"hmma|imma|wgmma|gmma|tensorop|xmma|nvjet|s16816|cutlass.*sm(?:80|90|100)|(?:bf|fp)16.*gemm|flash|fmha",
     re.IGNORECASE,
 )
-_LAUNCH = re.compile(r"Launch|cudaMemcpy.*Async|cudaMemset.*Async|cuMemcpy.*Async|cuMemset.*Async")
-_SYNCHRONIZE = re.compile(
-    r"Synchronize|cudaMemcpy(?!.*Async)|cuMemcpy(?!.*Async)|cudaStreamWaitValue|EventQuery"
+_ASYNCHRONOUS_COPY = re.compile(r"(?:cuda|cu|hip)Mem(?:cpy|set).*Async")
+_LAUNCH = re.compile(r"Launch(?!HostFunc)")
+_SYNCHRONIZE = re.compile(r"Synchronize|(?:cuda|cu|hip)Memcpy(?!.*Async)")
+_CAPTURE_BEGIN = re.compile(r"StreamBeginCapture")
+_CAPTURE_END = re.compile(r"StreamEndCapture")
+_COLLECTIVES = tuple(
+    (label, re.compile(words, re.IGNORECASE))
+    for label, words in (
+        ("reducescatter", r"reduce_?scatter"),
+        ("allgather", r"all_?gather"),
+        ("alltoall", r"all_?to_?all|deep_ep::"),
+        ("allreduce", r"all_?reduce|cross_device_reduce|(?:one|two)_shot_"),
+        ("broadcast", r"broadcast"),
+        ("sendrecv", r"send|recv"),
+        ("reduce", r"reduce"),
+    )
 )
 
 
@@ -62,7 +77,21 @@ def uses_tensor_cores(name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def call_kind(name: str) -> Call:
-    """What a call into the CUDA or HIP runtime does to the host."""
-    if _SYNCHRONIZE.search(name) and not name.startswith(("cudaEventQuery", "cuEventQuery")):
+    """What a call into the CUDA or HIP runtime or driver does to the host."""
+    if _ASYNCHRONOUS_COPY.match(name):
+        return Call.COPY
+    if _SYNCHRONIZE.search(name):
         return Call.SYNCHRONIZE
-    return Call.LAUNCH if _LAUNCH.search(name) else Call.OTHER
+    if _LAUNCH.search(name):
+        return Call.LAUNCH
+    if _CAPTURE_BEGIN.search(name):
+        return Call.CAPTURE_BEGIN
+    return Call.CAPTURE_END if _CAPTURE_END.search(name) else Call.OTHER
+
+
+@lru_cache(maxsize=4096)
+def collective_operation(name: str) -> str:
+    """The operation that a kernel's or a framework's name means: `allreduce`, ..., or `other`."""
+    if "barrier" in name.lower():
+        return "barrier"
+    return next((label for label, pattern in _COLLECTIVES if pattern.search(name)), "other")

@@ -1,71 +1,44 @@
-"""Reads PyTorch's (Kineto's) and other Chrome-format traces, of every shape they had since 2021.
+"""Reads PyTorch's (Kineto's) traces, of every shape they had since 2021, for NVIDIA and AMD, and JAX's.
 
-The file is decoded in pieces, so memory grows with the operations that are kept and not with the file.
+What differs between versions: categories were capitalised before 2022; times were absolute whole
+microseconds before 2024 and count from `baseTimeNanoseconds` since; `distributedInfo` had only a rank at
+first, and stands at the end of the file in traces taken on demand; AMD's kernels name no context. The
+host's `ProfilerStep` ranges are the steps; their copies on the GPU's rows are ignored.
 """
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
-from array import array
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from perfd.errors import TraceError
-from perfd.trace.classify import call_kind, kernel_kind
-from perfd.trace.model import Collective, Kind, RankTrace, Step, calls_of, operations_of
+from perfd.trace.chrome import ChromeFile
+from perfd.trace.classify import kernel_class
+from perfd.trace.communicators import collective, messages_by_operation
+from perfd.trace.intervals import Ns
+from perfd.trace.jax import JaxEvents
+from perfd.trace.kineto_events import KinetoEvents
+from perfd.trace.model import (
+    Collective,
+    GpuOperations,
+    Group,
+    HostCalls,
+    Phase,
+    RankTrace,
+    Step,
+    operations_of,
+)
 
-PIECE_BYTES = 16 * 1024 * 1024
-MAX_EVENT_BYTES = 64 * 1024 * 1024
-_GPU_CATEGORIES = {
-    "kernel": None,
-    "gpu_memcpy": Kind.MEMORY,
-    "gpu_memset": Kind.MEMORY,
-    "memcpy": Kind.MEMORY,
-    "memset": Kind.MEMORY,
-}
-_CALL_CATEGORIES = frozenset({"cuda_runtime", "cuda_driver", "runtime", "driver"})
+_ABSOLUTE_TIME_NS = 10**18
+"""The year 2001: a clock that shows more counts from 1970."""
+_STRAY_RATIO = 0.05
+"""A device with less than this share of a process' operations is not its device."""
 _STEP = re.compile(r"ProfilerStep#?(\d+)")
-_BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{)")
-_DTYPE_BYTES = {
-    **dict.fromkeys(("byte", "char", "bool", "float8_e4m3fn", "float8_e5m2"), 1),
-    **dict.fromkeys(("half", "bfloat16", "short"), 2),
-    **dict.fromkeys(("int", "float"), 4),
-    **dict.fromkeys(("long", "double", "complexfloat"), 8),
-}
-
-
-class _Args(msgspec.Struct):
-    """What is used of an event's `args`; numbers were strings in some versions."""
-
-    correlation: int | str | None = None
-    stream: int | str | None = None
-    device: int | str | None = None
-    collective: str | None = msgspec.field(default=None, name="Collective name")
-    group: str | None = msgspec.field(default=None, name="Process Group Name")
-    group_description: str | None = msgspec.field(default=None, name="Process Group Description")
-    group_ranks: str | None = msgspec.field(default=None, name="Process Group Ranks")
-    elements_in: int | None = msgspec.field(default=None, name="In msg nelems")
-    elements_out: int | None = msgspec.field(default=None, name="Out msg nelems")
-    dtype: str | None = None
-    sequence: int | None = msgspec.field(default=None, name="Seq")
-    source: int | None = msgspec.field(default=None, name="Src Rank")
-    destination: int | None = msgspec.field(default=None, name="Dst Rank")
-
-
-class _Event(msgspec.Struct):
-    ph: str = ""
-    cat: str | None = None
-    name: str = ""
-    ts: float = 0.0
-    dur: float = 0.0
-    pid: int | str | None = None
-    tid: int | str | None = None
-    args: _Args | None = None
 
 
 class _Device(msgspec.Struct):
@@ -73,9 +46,16 @@ class _Device(msgspec.Struct):
     name: str | None = None
 
 
+class _Group(msgspec.Struct):
+    pg_name: str | int = ""
+    pg_desc: str = ""
+    ranks: list[int] = []
+
+
 class _Distributed(msgspec.Struct):
     rank: int | None = None
     world_size: int | None = None
+    pg_config: list[_Group] = []
 
 
 class _Head(msgspec.Struct, rename="camel"):
@@ -84,277 +64,123 @@ class _Head(msgspec.Struct, rename="camel"):
     base_time_nanoseconds: int | None = None
 
 
-_decode_events = msgspec.json.Decoder(list[_Event], strict=False).decode
-_decode_loose = msgspec.json.Decoder(list[dict[str, Any]]).decode
-
-
-def read(path: Path) -> RankTrace:
-    """The one rank that the file is about.
+def read(path: Path) -> list[RankTrace]:
+    """What the file tells of each GPU that its process used.
 
     Raises `TraceError`, naming the file, when it is no such trace, is cut, or holds no GPU operation.
     """
-    builder = _Builder(path)
+    file, events, jax = ChromeFile(path), KinetoEvents(), JaxEvents()
+    for piece in file.pieces():
+        for event in piece:
+            if event.cat is None:
+                jax.add(event)
+            else:
+                events.add(event)
+    columns, valid = events.operations()
+    if not valid.any():
+        return jax.traces(path)
+    notes = []
+    if file.malformed_events:
+        notes.append(f"{file.malformed_events} events are not as any version writes them, and are left out.")
+    if not valid.all():
+        notes.append(f"{int((~valid).sum())} GPU operations have no valid time, and are left out.")
+    return _File(path, _head(path, file), events, notes).traces(columns, valid)
+
+
+def _head(path: Path, file: ChromeFile) -> _Head:
     try:
-        with _open(path) as file:
-            for piece in _pieces(path, file, builder):
-                for event in piece:
-                    builder.add(event)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise TraceError(f"{path}: the compressed file is cut or damaged: {error}.") from error
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read: {error.strerror or error}.") from error
-    return builder.trace()
+        return msgspec.convert(file.head, _Head, strict=False)
+    except msgspec.ValidationError as error:
+        raise TraceError(
+            f"{path}: its description of the run is not as any version writes it: {error}."
+        ) from error
 
 
-def _open(path: Path) -> BinaryIO:
-    file = path.open("rb")
-    magic = file.read(2)
-    file.seek(0)
-    if magic == b"\x1f\x8b":
-        file.close()
-        return gzip.open(path, "rb")  # type: ignore[return-value]  # It reads bytes like any other.
-    return file
+class _File:
+    """What all GPUs of one file share."""
 
-
-def _pieces(path: Path, file: BinaryIO, builder: _Builder) -> Iterator[list[_Event]]:
-    """Lists of events, and through `builder` what stands around them in the file."""
-    buffer = file.read(PIECE_BYTES)
-    start, prefix = _events_start(path, buffer)
-    rest = buffer[start:]
-    while True:
-        more = file.read(PIECE_BYTES)
-        if not more:
-            break
-        rest += more
-        cut = _last_boundary(rest)
-        if cut is None:
-            if len(rest) > MAX_EVENT_BYTES:
-                raise TraceError(
-                    f"{path}: one event is larger than {MAX_EVENT_BYTES} bytes; this is no trace."
-                )
-            continue
-        yield _decode(path, b"[" + rest[: cut[0]] + b"]")
-        rest = rest[cut[1] :]
-    end, suffix = _events_end(path, rest)
-    builder.head(path, prefix, suffix)
-    if rest[:end].strip():
-        yield _decode(path, b"[" + rest[:end] + b"]")
-
-
-def _events_start(path: Path, buffer: bytes) -> tuple[int, bytes]:
-    """Where the first event begins, and what stands before the list."""
-    if buffer.lstrip()[:1] == b"[":
-        return buffer.index(b"[") + 1, b"{"
-    found = re.search(rb'"traceEvents"\s*:\s*\[', buffer)
-    if buffer.lstrip()[:1] != b"{" or not found:
-        raise TraceError(f'{path}: this is no Chrome-format trace: it has no "traceEvents" list.')
-    return found.end(), buffer[: found.start()]
-
-
-def _last_boundary(buffer: bytes) -> tuple[int, int] | None:
-    """The last place between two events: ends of the first, begin of the second.
-
-    An event's `args` holds no list of objects in any version, so `}, {` is between events.
-    """
-    tail = max(0, len(buffer) - 1024 * 1024)
-    while True:
-        last = None
-        for match in _BOUNDARY.finditer(buffer, tail):
-            last = match
-        if last is not None:
-            return last.start() + 1, last.end()
-        if tail == 0:
-            return None
-        tail = 0
-
-
-def _events_end(path: Path, buffer: bytes) -> tuple[int, bytes]:
-    """Where the list of events ends, and what stands behind it."""
-    search_from = len(buffer)
-    while (end := buffer.rfind(b"]", 0, search_from)) >= 0:
-        suffix = buffer[end + 1 :].strip()
-        if suffix in (b"", b"}") or suffix.startswith(b","):
-            candidate = b"{" + suffix.removeprefix(b",") if suffix.startswith(b",") else b"{}"
-            try:
-                msgspec.json.decode(candidate)
-            except msgspec.DecodeError:
-                search_from = end
-                continue
-            return end, candidate
-        search_from = end
-    raise TraceError(f"{path}: the trace is cut: its list of events does not end.")
-
-
-def _decode(path: Path, data: bytes) -> list[_Event]:
-    try:
-        return _decode_events(data)
-    except msgspec.ValidationError:
-        return [event for event in map(_loosely, _decode_any(path, data)) if event is not None]
-    except msgspec.DecodeError as error:
-        raise TraceError(f"{path}: the trace is damaged: {error}.") from error
-
-
-def _decode_any(path: Path, data: bytes) -> list[dict[str, Any]]:
-    try:
-        return _decode_loose(data)
-    except msgspec.DecodeError as error:
-        raise TraceError(f"{path}: the trace is damaged: {error}.") from error
-
-
-def _loosely(raw: dict[str, Any]) -> _Event | None:
-    """An event whose fields have types of their own: what does not fit is left out."""
-    try:
-        return msgspec.convert(raw, _Event, strict=False)
-    except msgspec.ValidationError:
-        known = {"correlation", "stream", "device"}
-        args = raw.get("args")
-        slim = {key: value for key, value in args.items() if key in known} if isinstance(args, dict) else None
-        try:
-            return msgspec.convert({**raw, "args": slim}, _Event, strict=False)
-        except msgspec.ValidationError:
-            return None
-
-
-class _Columns:
-    def __init__(self, *names: str) -> None:
-        self.columns = {name: array("q") for name in names}
-
-    def append(self, *values: int) -> None:
-        for column, value in zip(self.columns.values(), values, strict=True):
-            column.append(value)
-
-
-class _Builder:
-    """Collects what the events say."""
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, head: _Head, events: KinetoEvents, notes: Sequence[str]) -> None:
         self._path = path
-        self._names: dict[str, int] = {}
-        self._operations = _Columns("start_ns", "end_ns", "kind", "name", "stream", "correlation", "at")
-        self._calls = _Columns("start_ns", "end_ns", "kind", "correlation", "thread")
-        self._overhead = _Columns("start_ns", "end_ns")
-        self._steps: dict[int, Step] = {}
-        self._collectives: list[tuple[int, _Args]] = []
-        self._captured: tuple[int, int] | None = None
-        self._devices: set[int] = set()
-        self._head = _Head()
-        self._skipped = 0
+        self._head = head
+        self._events = events
+        self._notes = notes
+        self._distributed = head.distributed_info or _Distributed()
 
-    def head(self, path: Path, prefix: bytes, suffix: bytes) -> None:
-        """What the file says of the run, before and behind the events."""
-        parts = [part for part in (_object(prefix), _object(suffix)) if part]
-        merged: dict[str, Any] = {}
-        for part in parts:
-            merged.update(part)
-        try:
-            self._head = msgspec.convert(merged, _Head, strict=False)
-        except msgspec.ValidationError as error:
-            raise TraceError(
-                f"{path}: its description of the run is not as any version writes it: {error}."
-            ) from error
-
-    def add(self, event: _Event) -> None:
-        if event.ph != "X" or event.cat is None:
-            return
-        category = event.cat.lower()
-        start_ns = round(event.ts * 1000)
-        end_ns = start_ns + round(event.dur * 1000)
-        if category in _GPU_CATEGORIES:
-            self._add_operation(event, category, start_ns, end_ns)
-        elif category in _CALL_CATEGORIES:
-            correlation = _number(event.args.correlation) if event.args else -1
-            self._calls.append(
-                start_ns, end_ns, call_kind(event.name), correlation, hash(event.tid) & 0x7FFFFFFFFFFF
+    def traces(self, columns: Mapping[str, Ns], valid: NDArray[np.bool_]) -> list[RankTrace]:
+        """One for each GPU that took a real part."""
+        devices, counts = np.unique(columns["device"][valid], return_counts=True)
+        main = [int(device) for device in devices[counts >= _STRAY_RATIO * counts.sum()]]
+        calls, phases = self._events.calls(), self._events.phases()
+        steps, named = _steps(phases), [phase for phase in phases if not _STEP.fullmatch(phase.name)]
+        overhead, captured_ns = self._events.overhead(), self._events.captured_ns()
+        classes = [kernel_class(name) for name in self._events.names]
+        epoch_ns = self._epoch_ns(int(columns["start_ns"][valid][0]))
+        groups = self._groups()
+        traces = []
+        for device in main:
+            mine = np.flatnonzero(valid & (columns["device"] == device))
+            operations, order = operations_of({name: column[mine] for name, column in columns.items()})
+            traces.append(
+                RankTrace(
+                    file=str(self._path),
+                    rank=self._distributed.rank if len(main) == 1 else None,
+                    gpu=next((one.name for one in self._head.device_properties if one.id == device), None),
+                    device=device if device >= 0 else None,
+                    names=list(self._events.names),
+                    classes=classes,
+                    operations=operations,
+                    calls=calls,
+                    collectives=self._collectives(operations, mine[order], calls, groups),
+                    groups=groups,
+                    world_size=self._distributed.world_size,
+                    epoch_ns=epoch_ns,
+                    notes=self._notes,
+                    steps=steps,
+                    phases=named,
+                    overhead=overhead,
+                    captured_ns=captured_ns,
+                )
             )
-        elif category == "user_annotation" or (
-            category == "cpu_op" and event.name.startswith("ProfilerStep")
-        ):
-            if found := _STEP.fullmatch(event.name):
-                number = int(found[1])
-                self._steps[number] = Step(number=number, start_ns=start_ns, end_ns=end_ns)
-        elif category == "overhead":
-            self._overhead.append(start_ns, end_ns)
-        elif category == "trace" and event.name.startswith("PyTorch Profiler"):
-            self._captured = (start_ns, end_ns)
+        return traces
 
-    def _add_operation(self, event: _Event, category: str, start_ns: int, end_ns: int) -> None:
-        if end_ns < start_ns:
-            self._skipped += 1
-            return
-        args = event.args or _Args()
-        kind = _GPU_CATEGORIES[category]
-        if kind is None:
-            kind = kernel_kind(event.name)
-        at = len(self._operations.columns["start_ns"])
-        if kind == Kind.COMMUNICATION and args.collective:
-            self._collectives.append((at, args))
-        name = self._names.setdefault(event.name, len(self._names))
-        stream = _number(args.stream if args.stream is not None else event.tid)
-        self._operations.append(start_ns, end_ns, kind, name, stream, _number(args.correlation), at)
-        device = _number(args.device if args.device is not None else event.pid)
-        if device >= 0:
-            self._devices.add(device)
+    def _collectives(
+        self, operations: GpuOperations, rows: Ns, calls: HostCalls, groups: Sequence[Group]
+    ) -> list[Collective]:
+        messages = self._events.messages()
+        if not self._events.collectives and not messages:
+            return []
+        place = {row: at for at, row in enumerate(rows.tolist())}
+        ranks = {group.name: group.ranks for group in groups}
+        named = [
+            collective(place[row], args, ranks) for row, args in self._events.collectives if row in place
+        ]
+        found = messages_by_operation(operations, calls, messages, {one.operation for one in named})
+        transfers = [
+            Collective(operation=at, name="sendrecv", group=carried[0].group, messages=carried)
+            for at, carried in found.items()
+        ]
+        return sorted([*named, *transfers], key=lambda one: one.operation)
 
-    def trace(self) -> RankTrace:
-        columns = self._operations.columns
-        if not len(columns["start_ns"]):
-            raise TraceError(
-                f"{self._path}: the trace has no GPU operation; was CUDA activity on, and did the GPU work?"
-            )
-        operations = operations_of(columns)
-        order = sorted(range(len(columns["start_ns"])), key=columns["start_ns"].__getitem__)
-        place = {original: position for position, original in enumerate(order)} if self._collectives else {}
-        device = next(iter(self._devices)) if len(self._devices) == 1 else None
-        notes = (
-            [f"{self._skipped} operations end before they begin and are left out."] if self._skipped else []
-        )
-        return RankTrace(
-            file=str(self._path),
-            rank=self._head.distributed_info.rank if self._head.distributed_info else None,
-            gpu=next((d.name for d in self._head.device_properties if d.id == device), None),
-            device=device,
-            names=list(self._names),
-            operations=operations,
-            calls=calls_of(self._calls.columns),
-            steps=[self._steps[number] for number in sorted(self._steps)],
-            collectives=[_collective(place[at], args) for at, args in self._collectives],
-            captured_ns=self._captured,
-            epoch_ns=self._head.base_time_nanoseconds,
-            notes=notes,
+    def _groups(self) -> tuple[Group, ...]:
+        return tuple(
+            Group(name=str(group.pg_name), description=group.pg_desc, ranks=tuple(group.ranks))
+            for group in self._distributed.pg_config
         )
 
-
-def _object(text: bytes) -> dict[str, Any]:
-    body = text.strip().rstrip(b",")
-    if not body.endswith(b"}") or body == b"{":
-        body += b"}"
-    try:
-        decoded = msgspec.json.decode(body)
-    except msgspec.DecodeError:
-        return {}
-    return decoded if isinstance(decoded, dict) else {}
+    def _epoch_ns(self, any_start_ns: int) -> int | None:
+        """Wall time of zero: as written, or zero itself where the times are absolute."""
+        if self._head.base_time_nanoseconds is not None:
+            return self._head.base_time_nanoseconds
+        return 0 if any_start_ns > _ABSOLUTE_TIME_NS else None
 
 
-def _collective(operation: int, args: _Args) -> Collective:
-    elements = max(args.elements_in or 0, args.elements_out or 0)
-    width = _DTYPE_BYTES.get((args.dtype or "").lower())
-    ranks = args.group_ranks or ""
-    return Collective(
-        operation=operation,
-        name=args.collective or "",
-        group=args.group_description or args.group or "",
-        group_ranks=() if "..." in ranks else tuple(int(number) for number in re.findall(r"\d+", ranks)),
-        sequence=args.sequence,
-        size_bytes=elements * width if width and elements else None,
-        peer=args.destination
-        if args.collective == "send"
-        else args.source
-        if args.collective == "recv"
-        else None,
-    )
-
-
-def _number(value: int | str | None) -> int:
-    if isinstance(value, int):
-        return value
-    return int(value) if value is not None and value.lstrip("-").isdigit() else -1
+def _steps(phases: Sequence[Phase]) -> list[Step]:
+    """The host's steps in order of their numbers; of two with one number the longer is the step."""
+    steps: dict[int, Step] = {}
+    for phase in phases:
+        if found := _STEP.fullmatch(phase.name):
+            number = int(found[1])
+            known = steps.get(number)
+            if known is None or phase.end_ns - phase.start_ns > known.end_ns - known.start_ns:
+                steps[number] = Step(number=number, start_ns=phase.start_ns, end_ns=phase.end_ns)
+    return [steps[number] for number in sorted(steps)]

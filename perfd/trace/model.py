@@ -25,15 +25,20 @@ class Call(IntEnum):
     """What the host is doing in a call into the driver."""
 
     LAUNCH = 0
-    """Anything that puts work on the GPU: a kernel, a graph, an asynchronous copy."""
+    """Puts a kernel or a graph of kernels on the GPU."""
     SYNCHRONIZE = 1
     """Waiting for the GPU."""
     OTHER = 2
+    COPY = 3
+    """Puts an asynchronous copy or fill on the GPU."""
+    CAPTURE_BEGIN = 4
+    """From here on this thread's launches go into a graph and not to the GPU."""
+    CAPTURE_END = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuOperations:
-    """n operations on a GPU, in order of start. Times are nanoseconds on one clock of the capture."""
+    """n operations on a GPU, in order of start. Times are nanoseconds on the clock of the file."""
 
     start_ns: Ns
     end_ns: Ns
@@ -72,17 +77,49 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """A range of time that the program named: an NVTX range, or PyTorch's `record_function`."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    thread: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A process group of the job that this rank is in."""
+
+    name: str
+    description: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One side of a point-to-point transfer."""
+
+    peer: int
+    sent: bool
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Collective:
     """What the trace tells of one communication kernel beside its time."""
 
     operation: int
     """Index into the rank's `GpuOperations`."""
     name: str
+    """As the framework calls it: `allreduce`, `_allgather_base`, `barrier`, ..."""
     group: str
+    """What the group is for, where it was described, else its name; empty where the trace says neither."""
     group_ranks: tuple[int, ...] = ()
     sequence: int | None = None
     size_bytes: int | None = None
-    peer: int | None = None
+    elements: int | None = None
+    messages: tuple[Message, ...] = ()
+    """Of a kernel that sends and receives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,18 +132,23 @@ class RankTrace:
     """The device's name."""
     device: int | None
     names: Sequence[str]
+    classes: Sequence[str]
+    """Of the same length: the class of each name, as `matmul`."""
     operations: GpuOperations
     calls: HostCalls
     steps: Sequence[Step] = ()
+    phases: Sequence[Phase] = ()
     collectives: Sequence[Collective] = ()
+    groups: Sequence[Group] = ()
+    world_size: int | None = None
     overhead: tuple[Ns, Ns] = field(
         default_factory=lambda: (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
     )
     """When the profiler itself held the process up: starts and ends."""
     captured_ns: tuple[int, int] | None = None
-    """When the capture began and ended, when the trace tells it."""
+    """When the capture began and ended on this clock, when the trace tells it."""
     epoch_ns: int | None = None
-    """Wall time of the clock's zero, when the trace tells it."""
+    """Wall time of the clock's zero, when the trace tells it: puts the ranks of a capture on one clock."""
     notes: Sequence[str] = ()
     """What the reader of the trace should know: what was missing, what was skipped."""
 
@@ -114,28 +156,37 @@ class RankTrace:
 EMPTY = np.empty(0, dtype=np.int64)
 
 
-def operations_of(columns: Mapping[str, Sequence[int]]) -> GpuOperations:
-    """Operations from unordered columns of equal length, named as in `GpuOperations`."""
-    start = np.asarray(columns["start_ns"], dtype=np.int64)
-    order = np.argsort(start, kind="stable")
-    return GpuOperations(
-        start_ns=start[order],
-        end_ns=np.asarray(columns["end_ns"], dtype=np.int64)[order],
-        kind=np.asarray(columns["kind"], dtype=np.uint8)[order],
-        name=np.asarray(columns["name"], dtype=np.int32)[order],
-        stream=np.asarray(columns["stream"], dtype=np.int64)[order],
-        correlation=np.asarray(columns["correlation"], dtype=np.int64)[order],
+def operations_of(columns: Mapping[str, NDArray[np.int64]]) -> tuple[GpuOperations, NDArray[np.int64]]:
+    """Operations from unordered columns of equal length, and which of them each row was.
+
+    `columns` are named as in `GpuOperations`.
+    """
+    order = np.argsort(columns["start_ns"], kind="stable")
+    operations = GpuOperations(
+        start_ns=columns["start_ns"][order],
+        end_ns=columns["end_ns"][order],
+        kind=columns["kind"][order].astype(np.uint8),
+        name=columns["name"][order].astype(np.int32),
+        stream=columns["stream"][order],
+        correlation=columns["correlation"][order],
+    )
+    return operations, order
+
+
+def calls_of(columns: Mapping[str, NDArray[np.int64]]) -> HostCalls:
+    """Calls from unordered columns of equal length, named as in `HostCalls`."""
+    order = np.argsort(columns["start_ns"], kind="stable")
+    return HostCalls(
+        start_ns=columns["start_ns"][order],
+        end_ns=columns["end_ns"][order],
+        kind=columns["kind"][order].astype(np.uint8),
+        correlation=columns["correlation"][order],
+        thread=columns["thread"][order],
     )
 
 
-def calls_of(columns: Mapping[str, Sequence[int]]) -> HostCalls:
-    """Calls from unordered columns of equal length, named as in `HostCalls`."""
-    start = np.asarray(columns["start_ns"], dtype=np.int64)
-    order = np.argsort(start, kind="stable")
+def no_calls() -> HostCalls:
+    """What a trace without the host's side has."""
     return HostCalls(
-        start_ns=start[order],
-        end_ns=np.asarray(columns["end_ns"], dtype=np.int64)[order],
-        kind=np.asarray(columns["kind"], dtype=np.uint8)[order],
-        correlation=np.asarray(columns["correlation"], dtype=np.int64)[order],
-        thread=np.asarray(columns["thread"], dtype=np.int64)[order],
+        start_ns=EMPTY, end_ns=EMPTY, kind=EMPTY.astype(np.uint8), correlation=EMPTY, thread=EMPTY
     )

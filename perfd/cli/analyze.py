@@ -1,0 +1,62 @@
+"""`perfd analyze`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from perfd.peaks import load_peaks
+from perfd.report.terminal import render
+from perfd.trace.analysis import TraceSettings, analyse
+from perfd.trace.document import to_json
+from perfd.trace.files import read_traces
+from perfd.trace.findings import diagnose
+
+_WIDTH = 110
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = "Exit codes: 0 the traces were read; 2 one of them cannot be."
+    parser.add_argument(
+        "files",
+        metavar="FILE",
+        type=Path,
+        nargs="+",
+        help="traces of one capture: Nsight Systems (.sqlite[.gz], .nsys-rep), PyTorch or JAX (.json[.gz])",
+    )
+    parser.add_argument("--json", action="store_true", help="print one object of schema perfd.trace/1, only")
+    parser.add_argument(
+        "--model-flops-per-step", type=float, metavar="N", help="of the whole job and one step, to tell MFU"
+    )
+    parser.add_argument(
+        "--gpus", type=int, metavar="N", help="GPUs of the whole job; default: as the traces say"
+    )
+    parser.add_argument("--precision", default="bf16", help="whose dense peak MFU is of (default: bf16)")
+    parser.add_argument(
+        "--peaks", type=Path, metavar="FILE", help="rows to try before the table of GPU peaks"
+    )
+    parser.add_argument("--nsys", default="nsys", metavar="PROGRAM", help="exports .nsys-rep files")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read the traces and say what limits them."""
+    settings = TraceSettings(
+        model_flops_per_step=args.model_flops_per_step,
+        gpus=args.gpus,
+        precision=args.precision,
+        peaks=load_peaks(args.peaks),
+    )
+    analysis = analyse(read_traces(args.files, args.nsys), settings)
+    diagnosis = diagnose(analysis)
+    if args.json:
+        print(msgspec.json.encode(to_json(analysis, diagnosis)).decode())
+    else:
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            console = Console(highlight=False, width=_WIDTH)
+        console.print(render(analysis, diagnosis))
+    return 0

@@ -1,0 +1,143 @@
+"""A trace's analysis for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from perfd.report.words import UNKNOWN, duration, kernel_name, percent, title
+from perfd.trace.analysis import RankAnalysis, TraceAnalysis
+from perfd.trace.document import notes
+from perfd.trace.findings import Diagnosis
+from perfd.trace.verdict import TraceFinding
+
+_KERNELS = 10
+_COLLECTIVES = 12
+_RANKS = 32
+
+
+def render(analysis: TraceAnalysis, diagnosis: Diagnosis) -> RenderableType:
+    """What limits the capture, then the numbers behind it, in 100 columns."""
+    parts: list[RenderableType] = [_headline(analysis, diagnosis), _ranks(analysis)]
+    if analysis.collectives.by_rank and any(analysis.collectives.by_rank.values()):
+        parts.append(_collectives(analysis))
+    first = next(iter(analysis.complete), analysis.ranks[0])
+    parts += [_kernels(first), *_findings(diagnosis.findings), *_notes(analysis)]
+    return Group(*parts)
+
+
+def _headline(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Text:
+    found = diagnosis.bottleneck
+    text = Text()
+    if found is None:
+        text.append("What limits this capture is not known: no rank has all its GPU records.", style="bold")
+    else:
+        text.append(title(found.kind.value), style="bold yellow")
+        text.append(f"  {found.evidence[0]}" if found.evidence else "")
+    if analysis.model_use:
+        use = analysis.model_use
+        text.append(
+            f"\nMFU {percent(use.mfu_ratio)} of {use.peak_flops_per_s / 1e12:.0f} TFLOP/s"
+            f" ({use.precision}, {duration(use.step_time_s)} a step, {use.gpus} GPUs)"
+        )
+    return text
+
+
+def _table(name: str, columns: Sequence[str], left: int = 1) -> Table:
+    table = Table(title=name, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for at, column in enumerate(columns):
+        table.add_column(column, justify="left" if at < left else "right", overflow="fold")
+    return table
+
+
+def _ranks(analysis: TraceAnalysis) -> Table:
+    table = _table(
+        "Where the time went, of each rank's window",
+        ("rank", "window", "compute", "comm", "exposed", "copies", "idle", "launch", "sync", "other", "lost"),
+    )
+    for rank in analysis.ranks[:_RANKS]:
+        whole, span = rank.whole, rank.whole.span_s or 1.0
+        idle, lost = whole.idle, rank.timeline.losses
+        table.add_row(
+            str(rank.rank),
+            duration(whole.span_s),
+            percent(whole.compute_s / span),
+            percent(whole.communication_s / span),
+            percent(whole.exposed_communication_s / span),
+            percent(whole.exposed_memory_s / span),
+            UNKNOWN if whole.idle_s is None else percent(whole.idle_s / span),
+            percent(idle.launch_s / span) if idle else UNKNOWN,
+            percent(idle.sync_s / span) if idle else UNKNOWN,
+            percent(idle.other_s / span) if idle else UNKNOWN,
+            percent(lost.ratio) if lost and lost.lost else "",
+        )
+    return table
+
+
+def _collectives(analysis: TraceAnalysis) -> Table:
+    table = _table(
+        "Communication, transfer and waiting (longest over ranks)",
+        ("group", "operation", "rank", "count", "total", "transfer", "waiting"),
+        left=2,
+    )
+    rows = [(row.total_s, rank, row) for rank, found in analysis.collectives.by_rank.items() for row in found]
+    for _, rank, row in sorted(rows, key=lambda item: -item[0])[:_COLLECTIVES]:
+        table.add_row(
+            row.group or UNKNOWN,
+            row.operation + (" (no data)" if row.barrier and row.operation != "barrier" else ""),
+            str(rank),
+            str(row.count),
+            duration(row.total_s),
+            duration(row.transfer_s),
+            duration(row.wait_s),
+        )
+    return table
+
+
+def _kernels(rank: RankAnalysis) -> Table:
+    table = _table(
+        f"Kernels of rank {rank.rank}", ("kernel", "class", "tensor cores", "count", "total", "share"), left=2
+    )
+    span = rank.whole.span_s or 1.0
+    for row in rank.kernels[:_KERNELS]:
+        table.add_row(
+            Text(kernel_name(row.name, 46)),
+            row.kernel_class,
+            "yes" if row.tensor_cores else "",
+            str(row.count),
+            duration(row.total_s),
+            percent(row.total_s / span),
+        )
+    return table
+
+
+def _findings(findings: Sequence[TraceFinding]) -> list[Text]:
+    texts = []
+    for found in findings:
+        text = Text(title(found.kind.value), style="bold")
+        if found.lost_ratio is not None:
+            text.append(f"  {percent(found.lost_ratio)} of the window", style="not bold yellow")
+        for sentence in found.evidence:
+            text.append(f"\n  {sentence}", style="not bold")
+        if found.recommendation:
+            text.append(f"\n  -> {found.recommendation}", style="not bold green")
+        texts.append(text)
+    return texts
+
+
+def _notes(analysis: TraceAnalysis) -> list[Text]:
+    by_note: dict[str, list[int]] = {}
+    for rank in analysis.ranks:
+        for note in notes(rank):
+            by_note.setdefault(note, []).append(rank.rank)
+    whole = len(analysis.ranks)
+    told = [
+        note if len(ranks) == whole else f"Rank {', '.join(map(str, ranks))}: {note}"
+        for note, ranks in by_note.items()
+    ]
+    told += [f"Not matched across ranks: {sentence}" for sentence in analysis.collectives.unmatched]
+    return [Text(f"\n{chr(10).join(told)}", style="dim")] if told else []

@@ -1,0 +1,207 @@
+"""Reads Chrome-format traces in pieces, so that memory does not grow with the file.
+
+The format is a list of events, alone or as `traceEvents` of an object that also describes the run.
+(Source: "Trace Event Format", Google; PyTorch's and JAX's profilers write it, often gzip-compressed.)
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import msgspec
+
+from perfd.errors import TraceError
+
+PIECE_BYTES = 8 * 1024 * 1024
+MAX_EVENT_BYTES = 64 * 1024 * 1024
+# Within a string a quote is escaped, and after a string that ends in `},{` no key can follow: so this is
+# between two events. No version of any profiler puts a list of objects into an event.
+_BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{\s*\"\w+\"\s*:)")
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+
+
+class Args(msgspec.Struct, gc=False):
+    """What is used of an event's `args`; numbers were strings in some versions."""
+
+    correlation: int | str | None = None
+    correlation_id: int | str | None = None
+    stream: int | str | None = None
+    device: int | str | None = None
+    name: str | None = None
+    hlo_op: str | None = None
+    hlo_category: str | None = None
+    step_num: int | str | None = None
+    collective: str | None = msgspec.field(default=None, name="Collective name")
+    group: str | None = msgspec.field(default=None, name="Process Group Name")
+    group_description: str | None = msgspec.field(default=None, name="Process Group Description")
+    group_ranks: str | None = msgspec.field(default=None, name="Process Group Ranks")
+    elements_in: int | None = msgspec.field(default=None, name="In msg nelems")
+    elements_out: int | None = msgspec.field(default=None, name="Out msg nelems")
+    dtype: str | None = None
+    sequence: int | None = msgspec.field(default=None, name="Seq")
+    source: int | None = msgspec.field(default=None, name="Src Rank")
+    destination: int | None = msgspec.field(default=None, name="Dst Rank")
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event; times are microseconds."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: str = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    pid: int | str | None = None
+    tid: int | str | None = None
+    args: Args | None = None
+
+
+_decode_events = msgspec.json.Decoder(list[Event], strict=False).decode
+_decode_loose = msgspec.json.Decoder(list[Any]).decode
+
+
+class ChromeFile:
+    """One file: its events in pieces, and when they are through, what stood around them."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.head: dict[str, Any] = {}
+        """The object's other members; complete only after the last piece."""
+        self.malformed_events = 0
+        """Events that are not as any version writes them, and were left out."""
+
+    def pieces(self) -> Iterator[list[Event]]:
+        """Yield all events in the order of the file.
+
+        Raises `TraceError`, naming the file, when it is no such trace, is cut or is damaged.
+        """
+        try:
+            with _open(self._path) as file:
+                yield from self._pieces(file)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise TraceError(f"{self._path}: the compressed file is cut or damaged: {error}.") from error
+        except OSError as error:
+            raise TraceError(f"{self._path}: cannot be read: {error.strerror or error}.") from error
+
+    def _pieces(self, file: BinaryIO) -> Iterator[list[Event]]:
+        buffer = file.read(PIECE_BYTES)
+        is_object = buffer.lstrip()[:1] == b"{"
+        start, prefix = self._events_start(buffer, is_object)
+        rest = buffer[start:]
+        while more := file.read(PIECE_BYTES):
+            rest += more
+            cut = _last_boundary(rest)
+            if cut is not None:
+                yield self._decode(b"[" + rest[: cut[0]] + b"]")
+                rest = rest[cut[1] :]
+            elif len(rest) > MAX_EVENT_BYTES:
+                raise TraceError(
+                    f"{self._path}: one event is larger than {MAX_EVENT_BYTES} bytes; this is no trace."
+                )
+        end, suffix = self._events_end(rest, is_object)
+        self.head = _members(prefix) | suffix
+        yield self._decode(b"[" + rest[:end] + b"]")
+
+    def _events_start(self, buffer: bytes, is_object: bool) -> tuple[int, bytes]:
+        """Where the first event begins, and what stands before the list."""
+        if buffer.lstrip()[:1] == b"[":
+            return buffer.index(b"[") + 1, b"{"
+        if not buffer.strip():
+            raise TraceError(f"{self._path}: the file is empty.")
+        found = _EVENTS.search(buffer)
+        if not is_object or not found:
+            raise TraceError(
+                f'{self._path}: this is no Chrome-format trace: it has no "traceEvents" list near its begin.'
+            )
+        return found.end(), buffer[: found.start()]
+
+    def _events_end(self, buffer: bytes, is_object: bool) -> tuple[int, dict[str, Any]]:
+        """Where the list of events ends, and the members that stand behind it."""
+        end = len(buffer)
+        while (end := buffer.rfind(b"]", 0, end)) >= 0:
+            suffix = buffer[end + 1 :].strip()
+            if not is_object:
+                if not suffix:
+                    return end, {}
+                break
+            try:
+                return end, _suffix_members(suffix)
+            except msgspec.DecodeError:
+                continue
+        raise TraceError(f"{self._path}: the trace is cut: its list of events does not end.")
+
+    def _decode(self, data: bytes) -> list[Event]:
+        try:
+            return _decode_events(data)
+        except msgspec.ValidationError:
+            events = [_loosely(raw) for raw in self._decode_any(data)]
+            self.malformed_events += events.count(None)
+            return [event for event in events if event is not None]
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise self._damaged(error) from error
+
+    def _decode_any(self, data: bytes) -> list[Any]:
+        try:
+            return _decode_loose(data)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: Exception) -> TraceError:
+        return TraceError(f"{self._path}: the trace is cut or damaged: {error}.")
+
+
+def _open(path: Path) -> BinaryIO:
+    file = path.open("rb")
+    magic = file.read(2)
+    file.seek(0)
+    if magic == b"\x1f\x8b":
+        file.close()
+        return cast("BinaryIO", gzip.open(path, "rb"))
+    return file
+
+
+def _last_boundary(buffer: bytes) -> tuple[int, int] | None:
+    """The last place between two events: end of the first, begin of the second."""
+    tail = max(0, len(buffer) - 65536)
+    while True:
+        last = None
+        for match in _BOUNDARY.finditer(buffer, tail):
+            last = match
+        if last is not None:
+            return last.start() + 1, last.end()
+        if tail == 0:
+            return None
+        tail = 0
+
+
+def _suffix_members(suffix: bytes) -> dict[str, Any]:
+    """What stands behind the list; raises `msgspec.DecodeError` when it does not end an object."""
+    return msgspec.json.decode(b"{" + suffix.removeprefix(b","), type=dict[str, Any])
+
+
+def _members(prefix: bytes) -> dict[str, Any]:
+    """What stands before the list; nothing when it cannot be understood, as it only describes the run."""
+    try:
+        return msgspec.json.decode(prefix.strip().rstrip(b",") + b"}", type=dict[str, Any])
+    except msgspec.DecodeError:
+        return {}
+
+
+def _loosely(raw: object) -> Event | None:
+    """An event whose fields have types of their own: what does not fit is left out."""
+    if not isinstance(raw, dict):
+        return None
+    args = raw.get("args")
+    known = {"correlation", "stream", "device", "name"}
+    slim = {key: value for key, value in args.items() if key in known} if isinstance(args, dict) else None
+    for candidate in (raw, {**raw, "args": slim}, {**raw, "args": None}):
+        try:
+            return msgspec.convert(candidate, Event, strict=False)
+        except msgspec.ValidationError:
+            continue
+    return None

@@ -1,0 +1,296 @@
+"""Each rank's collectives, matched across ranks: what was transfer, and what was waiting for whom.
+
+Operations match by (group, operation, sequence number) where the trace has one, else by their order within
+(group, operation) when all ranks of the group show the same number of them. Of a matched operation the
+shortest duration is the transfer, and what the others took longer is waiting (perfd.analysis.waiting).
+A pair of sends and receives matches by (sender, receiver) and order; a kernel that sends and receives
+several messages is done with the last of them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from perfd.analysis.waiting import WaitBlame, blame, split
+from perfd.trace.breakdown import RankTimeline
+from perfd.trace.classify import collective_operation
+from perfd.trace.model import Collective, Kind
+
+_SHORTEST_IS_TRANSFER = frozenset({"allreduce", "reducescatter", "allgather", "alltoall", "barrier"})
+"""A broadcast's or a reduce's root may finish early, so its shortest duration says nothing."""
+
+
+class Matching(StrEnum):
+    """How the operations of one kind were matched across ranks."""
+
+    SEQUENCE = "sequence"
+    ORDER = "order"
+    """The trace has no sequence numbers; all ranks show the same number of operations."""
+    MESSAGES = "messages"
+    """By sender, receiver and order."""
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instance:
+    """One communication kernel in the window of one rank."""
+
+    operation: str
+    group: str
+    group_ranks: tuple[int, ...]
+    sequence: int | None
+    start_ns: int
+    duration_s: float
+    """Unclipped: a match needs the whole."""
+    clipped_s: float
+    barrier: bool
+    """It moves no data: its time is latency and waiting."""
+    size_bytes: int | None
+    source: Collective | None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Split:
+    matched: int = 0
+    transfer_s: float = 0.0
+    wait_s: float = 0.0
+    matching: Matching = Matching.NONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRow:
+    """All operations of one kind in the window of one rank."""
+
+    group: str | None
+    group_ranks: tuple[int, ...]
+    operation: str
+    barrier: bool
+    count: int
+    total_s: float
+    """Sum of the kernels' durations, clipped to the window."""
+    size_bytes: int | None
+    """Sum; None where the trace does not say."""
+    transfer_s: float | None
+    wait_s: float | None
+    """Over the matched ones; None when none could be matched."""
+    matched_count: int
+    matching: Matching
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupWaiting:
+    """Who waited for whom in the collectives of one group."""
+
+    group: str | None
+    ranks: tuple[int, ...]
+    barrier: bool
+    blame: WaitBlame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collectives:
+    """What communication was, over all ranks."""
+
+    by_rank: Mapping[int, Sequence[CollectiveRow]]
+    waiting: Sequence[GroupWaiting] = ()
+    unmatched: Sequence[str] = ()
+    """Sentences: what could not be matched, and why."""
+    split: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    """By rank: transfer and waiting of everything matched, in seconds."""
+
+
+def collectives(timelines: Mapping[int, RankTimeline]) -> Collectives:
+    """Match the communication of all ranks; only ranks with all their records take part."""
+    instances = {rank: _instances(timeline) for rank, timeline in timelines.items()}
+    complete = {rank for rank, timeline in timelines.items() if timeline.complete}
+    splits: dict[tuple[int, _Key], _Split] = defaultdict(_Split)
+    waiting, unmatched = [], []
+    for key in sorted({_key(one) for found in instances.values() for one in found}):
+        members = key.ranks or tuple(sorted(timelines))
+        mine = {
+            rank: [one for one in instances[rank] if _key(one) == key]
+            for rank in members
+            if rank in instances
+        }
+        if key.operation == "sendrecv":
+            continue
+        problem = _why_not(key, members, mine, complete)
+        if problem:
+            unmatched.append(problem)
+            continue
+        matching, durations = _durations(members, mine)
+        waits = split(durations)
+        for at, rank in enumerate(members):
+            whole = waits.last_arriver >= 0
+            splits[rank, key] = _Split(
+                matched=int(whole.sum()),
+                transfer_s=float(waits.transfer_s[whole].sum()),
+                wait_s=float(waits.wait_s[whole, at].sum()),
+                matching=matching,
+            )
+        waiting.append(
+            GroupWaiting(group=key.group or None, ranks=members, barrier=key.barrier, blame=blame(durations))
+        )
+    _split_messages({rank: found for rank, found in instances.items() if rank in complete}, splits)
+    rows = {rank: _rows(found, rank, splits) for rank, found in instances.items()}
+    return Collectives(
+        by_rank=rows,
+        waiting=waiting,
+        unmatched=tuple(unmatched),
+        split={
+            rank: (
+                sum(row.transfer_s or 0.0 for row in found),
+                sum(row.wait_s or 0.0 for row in found),
+            )
+            for rank, found in rows.items()
+            if any(row.matched_count for row in found)
+        },
+    )
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class _Key:
+    group: str
+    ranks: tuple[int, ...]
+    operation: str
+    barrier: bool
+
+
+def _key(one: Instance) -> _Key:
+    return _Key(one.group, one.group_ranks, one.operation, one.barrier)
+
+
+def _instances(timeline: RankTimeline) -> list[Instance]:
+    trace, window = timeline.trace, timeline.window
+    described = {one.operation: one for one in trace.collectives}
+    operations = trace.operations
+    inside = (operations.start_ns < window.end_ns) & (operations.end_ns > window.start_ns)
+    found = []
+    for at in np.flatnonzero((operations.kind == Kind.COMMUNICATION) & inside).tolist():
+        one = described.get(at)
+        start, end = int(operations.start_ns[at]), int(operations.end_ns[at])
+        name = one.name if one and one.name else collective_operation(trace.names[operations.name[at]])
+        elements = one.elements if one else None
+        found.append(
+            Instance(
+                operation=name,
+                group=one.group if one else "",
+                group_ranks=() if name == "sendrecv" or one is None else tuple(sorted(one.group_ranks)),
+                sequence=one.sequence if one else None,
+                start_ns=start,
+                duration_s=(end - start) / 1e9,
+                clipped_s=(min(end, window.end_ns) - max(start, window.start_ns)) / 1e9,
+                barrier=name == "barrier" or (elements is not None and elements <= 1 and name != "sendrecv"),
+                size_bytes=one.size_bytes if one else None,
+                source=one,
+            )
+        )
+    return found
+
+
+def _why_not(
+    key: _Key, members: Sequence[int], mine: Mapping[int, Sequence[Instance]], complete: set[int]
+) -> str | None:
+    """Why the operations of a group cannot be matched, as a sentence; None when they can."""
+    what = f"{key.operation} of {key.group or 'unnamed groups'}"
+    if len(members) < 2:
+        return f"{what}: only one rank was traced." if not key.ranks else f"{what}: its group has one rank."
+    if collective_operation(key.operation) not in _SHORTEST_IS_TRANSFER:
+        return f"{what}: its shortest duration is not its transfer."
+    absent = [rank for rank in members if rank not in mine]
+    if absent:
+        return f"{what}: no trace of rank {absent[0]}."
+    partial = [rank for rank in members if rank not in complete]
+    if partial:
+        return f"{what}: the trace of rank {partial[0]} lost records."
+    sequenced = all(one.sequence is not None for found in mine.values() for one in found)
+    counts = [len(mine[rank]) for rank in members]
+    if not sequenced and len(set(counts)) > 1:
+        return f"{what}: the ranks show {min(counts)} to {max(counts)} of them, and there are no numbers."
+    return None
+
+
+def _durations(
+    members: Sequence[int], mine: Mapping[int, Sequence[Instance]]
+) -> tuple[Matching, np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
+    """(n, g): one row an operation, one column a rank; NaN where a rank did not show it."""
+    if any(one.sequence is None for found in mine.values() for one in found):
+        columns = [[one.duration_s for one in mine[rank]] for rank in members]
+        return Matching.ORDER, np.array(columns, dtype=np.float64).T.reshape(-1, len(members))
+    numbers = sorted({one.sequence for found in mine.values() for one in found if one.sequence is not None})
+    row = {number: at for at, number in enumerate(numbers)}
+    durations = np.full((len(numbers), len(members)), np.nan)
+    for column, rank in enumerate(members):
+        for one in mine[rank]:
+            if one.sequence is not None:
+                durations[row[one.sequence], column] = one.duration_s
+    return Matching.SEQUENCE, durations
+
+
+def _split_messages(
+    instances: Mapping[int, Sequence[Instance]], splits: dict[tuple[int, _Key], _Split]
+) -> None:
+    """Transfer and waiting of sends and receives, into `splits`."""
+    ends: dict[tuple[str, int, int], dict[bool, list[float]]] = defaultdict(lambda: {True: [], False: []})
+    for rank, found in instances.items():
+        for one in found:
+            for message in one.source.messages if one.source else ():
+                pair = (rank, message.peer) if message.sent else (message.peer, rank)
+                ends[message.group, *pair][message.sent].append(one.duration_s)
+    # Both sides must show the same number, else the order says nothing.
+    transfers = {
+        pair: [min(both) for both in zip(sides[True], sides[False], strict=True)]
+        for pair, sides in ends.items()
+        if len(sides[True]) == len(sides[False])
+    }
+    for rank, found in instances.items():
+        position: dict[tuple[tuple[str, int, int], bool], int] = defaultdict(int)
+        for one in found:
+            parts = []
+            for message in one.source.messages if one.source else ():
+                ranks = (rank, message.peer) if message.sent else (message.peer, rank)
+                way = (message.group, *ranks)
+                at = position[way, message.sent]
+                position[way, message.sent] += 1
+                parts.append(transfers[way][at] if way in transfers else None)
+            known = [part for part in parts if part is not None]
+            if parts and len(known) == len(parts):
+                transfer = min(max(known), one.duration_s)
+                entry = splits[rank, _key(one)]
+                entry.matched += 1
+                entry.transfer_s += transfer
+                entry.wait_s += one.duration_s - transfer
+                entry.matching = Matching.MESSAGES
+
+
+def _rows(
+    found: Sequence[Instance], rank: int, splits: Mapping[tuple[int, _Key], _Split]
+) -> list[CollectiveRow]:
+    by_key: dict[_Key, list[Instance]] = defaultdict(list)
+    for one in found:
+        by_key[_key(one)].append(one)
+    rows = []
+    for key, ones in by_key.items():
+        part = splits.get((rank, key), _Split())
+        sizes = [one.size_bytes for one in ones]
+        rows.append(
+            CollectiveRow(
+                group=key.group or None,
+                group_ranks=key.ranks,
+                operation=key.operation,
+                barrier=key.barrier,
+                count=len(ones),
+                total_s=sum(one.clipped_s for one in ones),
+                size_bytes=None if None in sizes else sum(size for size in sizes if size is not None),
+                transfer_s=part.transfer_s if part.matched else None,
+                wait_s=part.wait_s if part.matched else None,
+                matched_count=part.matched,
+                matching=part.matching if part.matched else Matching.NONE,
+            )
+        )
+    return sorted(rows, key=lambda row: (-row.total_s, row.group or "", row.operation))

@@ -1,0 +1,139 @@
+"""Reads the traces of a capture: any mix of files, each by what is in it and not by its name."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import subprocess
+import tempfile
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from perfd.errors import TraceError
+from perfd.trace import kineto, nsys
+from perfd.trace.model import RankTrace
+
+MAX_UNPACKED_BYTES = 16 * 1024**3
+"""A compressed export that unpacks to more than this is refused."""
+EXPORT_TIMEOUT_S = 600.0
+_SQLITE = b"SQLite format 3\0"
+_GZIP = b"\x1f\x8b"
+_COPY_BYTES = 4 * 1024 * 1024
+
+
+def read_traces(paths: Iterable[Path], nsys_program: str | None = None) -> list[RankTrace]:
+    """The ranks of all files, numbered and in order of their numbers.
+
+    A rank's number is what its file says. Where no file says any, it is the device's, if each device is
+    there once, else the place in the order of files and devices. `nsys_program` exports `.nsys-rep` files.
+
+    Raises `TraceError` with one sentence that names the file, or the rank that two files claim to be.
+    """
+    traces = [trace for path in paths for trace in _read(path, nsys_program)]
+    if not traces:
+        raise TraceError("There is no trace to read: name at least one file.")
+    return numbered(traces)
+
+
+def numbered(traces: Sequence[RankTrace]) -> list[RankTrace]:
+    """The traces with a rank each, in order; raises `TraceError` when two are the same rank."""
+    known = [trace.rank for trace in traces if trace.rank is not None]
+    doubles = [rank for rank, count in Counter(known).items() if count > 1]
+    if doubles:
+        files = [trace.file for trace in traces if trace.rank == doubles[0]]
+        raise TraceError(
+            f"Rank {doubles[0]} is in more than one trace: {', '.join(files)}; leave out all but one of them."
+        )
+    if not known:
+        devices = [trace.device for trace in traces]
+        if None not in devices and len(set(devices)) == len(devices):
+            traces = [replace(trace, rank=trace.device) for trace in traces]
+        else:
+            traces = [replace(trace, rank=at) for at, trace in enumerate(traces)]
+    elif len(known) < len(traces):
+        unknown = next(trace.file for trace in traces if trace.rank is None)
+        raise TraceError(
+            f"{unknown}: the trace does not say which rank it is, while others do; analyse it on its own."
+        )
+    return sorted(traces, key=lambda trace: trace.rank or 0)
+
+
+def _read(path: Path, nsys_program: str | None) -> list[RankTrace]:
+    start = _start(path)
+    if path.suffix == ".nsys-rep":
+        with _exported(path, nsys_program) as database:
+            return nsys.read(database, shown_as=str(path))
+    if start.startswith(_SQLITE):
+        return nsys.read(path)
+    if start.startswith(_GZIP):
+        if _unpacked_start(path).startswith(_SQLITE):
+            with _unpacked(path) as database:
+                return nsys.read(database, shown_as=str(path))
+        return kineto.read(path)
+    if path.suffix == ".gz":
+        raise TraceError(f"{path}: the name ends in .gz, but the file is not compressed by gzip.")
+    if path.suffix in {".sqlite", ".db"}:
+        raise TraceError(f"{path}: this is no SQLite file.")
+    return kineto.read(path)
+
+
+def _start(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_SQLITE))
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror or error}.") from error
+    if not start:
+        raise TraceError(f"{path}: the file is empty.")
+    return start
+
+
+def _unpacked_start(path: Path) -> bytes:
+    try:
+        with gzip.open(path, "rb") as file:
+            return file.read(len(_SQLITE))
+    except (EOFError, OSError, zlib.error) as error:
+        raise TraceError(f"{path}: the compressed file is cut or damaged: {error}.") from error
+
+
+@contextmanager
+def _unpacked(path: Path) -> Iterator[Path]:
+    """The file without its compression, for as long as the context lasts."""
+    with tempfile.TemporaryDirectory(prefix="perfd-") as folder:
+        target = Path(folder) / "export.sqlite"
+        try:
+            with gzip.open(path, "rb") as source, target.open("wb") as copy:
+                while piece := source.read(_COPY_BYTES):
+                    if copy.tell() + len(piece) > MAX_UNPACKED_BYTES:
+                        raise TraceError(f"{path}: it unpacks to more than {MAX_UNPACKED_BYTES} bytes.")
+                    copy.write(piece)
+        except (EOFError, OSError, zlib.error) as error:
+            raise TraceError(f"{path}: cannot be unpacked: {error}.") from error
+        yield target
+
+
+@contextmanager
+def _exported(path: Path, nsys_program: str | None) -> Iterator[Path]:
+    """The report as SQLite, for as long as the context lasts."""
+    if nsys_program is None or shutil.which(nsys_program) is None:
+        raise TraceError(
+            f"{path}: a .nsys-rep file can only be read where nsys is installed; run"
+            " `nsys export --type sqlite` where it is, and analyse the .sqlite file."
+        )
+    with tempfile.TemporaryDirectory(prefix="perfd-") as folder:
+        target = Path(folder) / "export.sqlite"
+        command = [nsys_program, "export", "--type", "sqlite", "--output", str(target), str(path.resolve())]
+        try:
+            done = subprocess.run(  # noqa: PLW1510 - The file counts, not nsys' exit code.
+                command, capture_output=True, text=True, timeout=EXPORT_TIMEOUT_S
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise TraceError(f"{path}: nsys could not export the report: {error}.") from error
+        if not target.is_file():
+            said = (done.stderr or done.stdout).strip().splitlines()
+            raise TraceError(f"{path}: nsys did not export the report: {said[-1] if said else 'no reason'}.")
+        yield target

@@ -1,0 +1,40 @@
+"""What an operation of XLA's HLO does, by its name."""
+
+from __future__ import annotations
+
+import re
+
+_CLASSES = tuple(
+    (label, re.compile(words, re.IGNORECASE))
+    for label, words in (
+        (
+            "communication",
+            (
+                r"all-reduce|all-gather|reduce-scatter|all-to-all|ragged-all-to-all|collective-|^(?:send|recv)\b"
+                r"|nccl"
+            ),
+        ),
+        ("infeed", r"infeed|outfeed"),
+        ("matmul", r"dot|gemm|matmul|cublas|cutlass|nvjet|einsum"),
+        ("convolution", r"convolution|cudnn.*conv"),
+        ("attention", r"fmha|flash|attention"),
+        ("copy", r"^copy|memcpy|memset|dynamic-(?:update-)?slice|transpose"),
+        ("reduction", r"reduce|argmax|sort|cumsum"),
+        ("elementwise", r"fusion|add|sub|mul|div|exp|log|tanh|select|convert|broadcast|iota|compare|and|or"),
+    )
+)
+
+
+def hlo_class(*names: str | None) -> str:
+    """The class that the first telling name means, or `other`: `matmul`, `communication`, ...
+
+    Names go from the most to the least telling: the operation's category, its name, the kernel's name.
+    """
+    for name in names:
+        if not name:
+            continue
+        plain = name.lstrip("%").replace("_", "-")
+        for label, pattern in _CLASSES:
+            if pattern.search(plain):
+                return label
+    return "other"

@@ -1,0 +1,89 @@
+"""Why nothing was on the GPU: the host had not launched, was waiting, or the launch was on its way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfd.trace.intervals import Coverage, Ns
+from perfd.trace.model import Call, RankTrace
+
+HOST_WAIT_NS = 100_000
+"""A host that launches one kernel after the other leaves gaps of some microseconds. In a longer gap it did
+something else: input, Python, a lock. (HolisticTraceAnalysis calls a launch delay of 100 us an outlier.)"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Idle:
+    """Why nothing was on the GPU. launch + sync + other = all idle time."""
+
+    launch_s: float
+    """The host had not launched the next operation yet, and was not waiting for the GPU."""
+    sync_s: float
+    """The host was waiting for the GPU, which had nothing to do."""
+    other_s: float
+    """The next operation was launched and had not begun: launch latency, or another stream's event."""
+    host_s: float
+    """The part of `launch_s` in gaps longer than `HOST_WAIT_NS`: the host did something else."""
+    after_sync_s: float
+    """The part of `launch_s` in gaps that began while the host was waiting: the GPU ran dry by it."""
+
+
+class IdleTimes:
+    """Explains the gaps between the operations of one rank."""
+
+    def __init__(self, trace: RankTrace, busy: Coverage) -> None:
+        self._trace = trace
+        self._busy = busy
+        waiting = trace.calls.kind == Call.SYNCHRONIZE
+        self._waiting = Coverage(trace.calls.start_ns[waiting], trace.calls.end_ns[waiting])
+        self._launched_ns = launch_ends(trace)
+
+    def explain(self, start_ns: int, end_ns: int) -> Idle | None:
+        """The idle time of one window; None when the trace has no host calls."""
+        if not len(self._trace.calls):
+            return None
+        starts, ends = self._busy.gaps(start_ns, end_ns)
+        waiting = self._waiting.covered_many_ns(starts, ends)
+        # The operation that ends a gap is the first to start at or after its end; behind the last, nothing.
+        following = np.searchsorted(self._trace.operations.start_ns, ends)
+        launched = np.append(self._launched_ns, end_ns)[following]
+        until = np.clip(launched, starts, ends)
+        unlaunched = (until - starts) - self._waiting.covered_many_ns(starts, until)
+        other = (ends - starts) - waiting - unlaunched
+        ran_dry = self._waiting.covered_many_ns(starts, starts + 1) > 0
+        return Idle(
+            launch_s=_seconds(unlaunched),
+            sync_s=_seconds(waiting),
+            other_s=_seconds(other),
+            host_s=_seconds(unlaunched[(unlaunched > HOST_WAIT_NS) & ~ran_dry]),
+            after_sync_s=_seconds(unlaunched[ran_dry]),
+        )
+
+
+def launch_ends(trace: RankTrace) -> Ns:
+    """When the host's call that launched each operation returned; its own start where that is not known."""
+    at = launching_call(trace)
+    starts = trace.operations.start_ns
+    if not len(trace.calls):
+        return starts
+    return np.where(at >= 0, np.minimum(trace.calls.end_ns[np.maximum(at, 0)], starts), starts)
+
+
+def launching_call(trace: RankTrace) -> Ns:
+    """The index of the host's call that launched each operation, -1 where that is not known."""
+    calls = trace.calls
+    launches = np.flatnonzero((calls.kind == Call.LAUNCH) | (calls.kind == Call.COPY))
+    if not len(launches):
+        return np.full(len(trace.operations), -1, dtype=np.int64)
+    correlations = calls.correlation[launches]
+    order = np.argsort(correlations, kind="stable")
+    launches, correlations = launches[order], correlations[order]
+    wanted = trace.operations.correlation
+    position = np.minimum(np.searchsorted(correlations, wanted), len(correlations) - 1)
+    return np.where((correlations[position] == wanted) & (wanted > 0), launches[position], -1)
+
+
+def _seconds(durations_ns: Ns) -> float:
+    return float(durations_ns.sum()) / 1e9
