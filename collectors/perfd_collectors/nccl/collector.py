@@ -9,6 +9,7 @@ from pathlib import Path
 from perfd.collector import Collector, CollectorSpec, Column, ColumnKind, OnUnavailable, Options, Settings
 from perfd.errors import Unavailable
 from perfd.model import Record, SampleTable, Scope
+from perfd_collectors.nccl.inspector_files import InspectorDirectory, RecordedInspector
 from perfd_collectors.nccl.reduce import Window, busy_ns, reduce_operations
 from perfd_collectors.nccl.rings import Operation, Segment, Wanted, find_segments, sweep
 
@@ -58,6 +59,8 @@ class NcclOptions(Options, frozen=True):
     """Of one rank, in the columns that ranks are matched by; above it they are thinned out alike on all."""
     gpu_time: bool = True
     """Whether the plugin shall ask NCCL for times on the GPU."""
+    inspector_directory: str | None = None
+    """Where NCCL's Inspector writes (NCCL_INSPECTOR_DUMP_DIR), for jobs that load it, not the plugin."""
 
 
 @dataclass(slots=True)
@@ -82,6 +85,8 @@ class NcclCollector:
             raise Unavailable(f"{self._directory} is no directory; name the plugin's with `directory`.")
         self._processes: dict[Path, _Process] = {}
         self._window_end_s = settings.clock.monotonic_s() + options.window_s
+        inspected = options.inspector_directory
+        self._inspector = InspectorDirectory(Path(inspected), settings) if inspected else None
 
     def collect(self) -> Sequence[Record]:
         for process in self._processes.values():
@@ -93,6 +98,8 @@ class NcclCollector:
             return []
         self._window_end_s = now_s + self._options.window_s
         records = [record for process in self._processes.values() for record in self._report(process)]
+        if self._inspector is not None:
+            records += self._inspector.collect()
         self._find_processes()
         return records
 
@@ -100,6 +107,8 @@ class NcclCollector:
         for process in self._processes.values():
             process.segment.close()
         self._processes.clear()
+        if self._inspector is not None:
+            self._inspector.close()
 
     def _find_processes(self) -> None:
         sweep(self._directory)
@@ -174,4 +183,5 @@ SPEC = CollectorSpec(
     interval_s=0.1,
     on_unavailable=OnUnavailable.IGNORE,
     columns=COLUMNS,
+    replay={"nccl-inspector": RecordedInspector},
 )
