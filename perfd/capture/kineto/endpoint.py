@@ -27,6 +27,8 @@ NAME = "dynolog"
 CLIENT_PREFIX = "dynoconfigclient"
 _CREDENTIALS = struct.Struct("iII")
 _SWEEP_INTERVAL_S = 60.0
+_MAX_DIRECTORY_BYTES = 106 - len(f"/{CLIENT_PREFIX}") - 36
+"""A socket's path has 106 bytes at most, and clients put a UUID into theirs."""
 
 _Address: TypeAlias = str | bytes
 
@@ -120,10 +122,14 @@ class KinetoEndpoint:
                     f"Something else answers libkineto at {where} (dynolog, or another perfd agent); stop "
                     "it, or set capture.kineto.socket_directory and KINETO_IPC_SOCKET_DIR of the job."
                 ) from error
-            raise CaptureError(f"Cannot answer libkineto at {where}: {error.strerror}.") from error
+            raise CaptureError(f"Cannot answer libkineto at {where}: {error.strerror or error}.") from error
         return server
 
     def _bind_file(self, server: socket.socket, path: Path) -> None:
+        if len(os.fsencode(path.parent)) > _MAX_DIRECTORY_BYTES:
+            raise OSError(
+                errno.ENAMETOOLONG, f"more than {_MAX_DIRECTORY_BYTES} bytes for its folder"
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         if listened_to(path):
             raise OSError(errno.EADDRINUSE, "it is taken")

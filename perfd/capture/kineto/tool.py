@@ -18,14 +18,8 @@ from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool, RankPlacement
 
-TICK_S = 1.0
-"""libkineto's own thread looks for a configuration this often."""
-MARGIN_S = 1.5
-"""For a poll that is late on a busy node, and for making folders."""
 _TRACE_NAME = "trace.json"
 _PLACE_VARIABLE = "KINETO_ONDEMAND_TRACE_DIR"
-_FILE_PATIENCE_S = 90.0
-"""After the end of the window: libkineto builds the whole trace in memory and writes it then."""
 _POLL_S = 0.2
 
 
@@ -36,6 +30,18 @@ class KinetoOptions:
     warmup_s: int = 2
     cpu_only: bool = False
     iteration_roundup: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """What libkineto and the file system need."""
+
+    tick_s: float = 1.0
+    """libkineto's own thread looks for a configuration this often."""
+    margin_s: float = 1.5
+    """For a poll that is late on a busy node, and for making folders."""
+    file_s: float = 90.0
+    """After the end of the window: libkineto builds the whole trace in memory and writes it then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +70,17 @@ class KinetoTool(Tool):
         clock: Clock,
         proc: Path = Path("/proc"),
         options: KinetoOptions | None = None,
-        file_patience_s: float = _FILE_PATIENCE_S,
+        timing: Timing | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._placements = placements
         self._clock = clock
         self._proc = proc
         self._options = options or KinetoOptions()
-        self._file_patience_s = file_patience_s
+        self._timing = timing or Timing()
         self._traced: dict[str, _Traced] = {}
         # As long as it takes when a process has just polled.
-        self.lead_s = POLL_PERIOD_S + TICK_S + self._options.warmup_s + MARGIN_S
+        self.lead_s = POLL_PERIOD_S + self._after_poll_s
 
     @property
     def kind(self) -> CaptureTool:
@@ -124,7 +130,8 @@ class KinetoTool(Tool):
         start_unix_ns = plan.start_unix_ns or now_unix_ns + round(self._needed_s(traced) * 1e9)
         # The configuration has milliseconds.
         start_unix_ns = start_unix_ns // 1_000_000 * 1_000_000
-        before_s = now_s + (start_unix_ns - now_unix_ns) / 1e9 - TICK_S - self._options.warmup_s
+        ahead_s = (start_unix_ns - now_unix_ns) / 1e9
+        before_s = now_s + ahead_s - self._timing.tick_s - self._options.warmup_s
         length_s = self._length_s(plan)
         try:
             for one in traced:
@@ -143,7 +150,7 @@ class KinetoTool(Tool):
 
     def stop(self, targets: Sequence[Target], plan: Plan) -> Sequence[Outcome]:
         waiting = [self._traced[target.handle] for target in targets]
-        deadline_s = self._clock.monotonic_s() + self._file_patience_s
+        deadline_s = self._clock.monotonic_s() + self._timing.file_s
         outcomes: list[Outcome] = []
         try:
             while waiting:
@@ -179,8 +186,11 @@ class KinetoTool(Tool):
 
     def _needed_s(self, traced: Sequence[_Traced]) -> float:
         """Until the last of them has polled, its thread has looked, and CUPTI is warm."""
-        polled_s = max(one.client.next_poll_s for one in traced)
-        return polled_s + TICK_S + self._options.warmup_s + MARGIN_S
+        return max(one.client.next_poll_s for one in traced) + self._after_poll_s
+
+    @property
+    def _after_poll_s(self) -> float:
+        return self._timing.tick_s + self._options.warmup_s + self._timing.margin_s
 
     def _order(self, one: _Traced, plan: Plan, start_unix_ns: int, length_s: float) -> text.TraceOrder:
         return text.TraceOrder(
@@ -220,7 +230,7 @@ class KinetoTool(Tool):
         if delivery is Delivery.DELIVERED and self._idle(one):
             reason = "libkineto was told and did not start: it had too little time, or was busy; see its log."
             return Outcome(state=CaptureState.LATE, ranks=[one.rank], reason=reason)
-        reason = f"libkineto traced and wrote no file within {self._file_patience_s:.0f} s."
+        reason = f"libkineto traced and wrote no file within {self._timing.file_s:.0f} s."
         return Outcome(state=CaptureState.LOST, ranks=[one.rank], reason=reason)
 
     def _idle(self, one: _Traced) -> bool:

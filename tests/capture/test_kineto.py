@@ -1,0 +1,294 @@
+"""Captures with Kineto, with processes that poll as libkineto does."""
+
+import json
+import os
+import socket
+import stat
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from capture.conftest import Node, request
+
+from perfd.capture.guards import JobProgress
+from perfd.capture.kineto.dropbox import PREFIX
+from perfd.capture.kineto.endpoint import CLIENT_PREFIX, KinetoEndpoint
+from perfd.capture.kineto.tool import KinetoOptions, KinetoTool, Timing
+from perfd.clock import SystemClock
+from perfd.model import CaptureCancel, CaptureState, CaptureTool, RankPlacement
+from perfd.testing import kineto
+from perfd.testing.kineto import Habits
+
+QUICK = Timing(tick_s=0.05, margin_s=0.4, file_s=1.5)
+
+
+@dataclass
+class Job:
+    """Ranks of a job that poll, and the tool that answers them."""
+
+    node: Node
+    directory: Path
+    traces: Path
+    options: KinetoOptions = field(default_factory=lambda: KinetoOptions(warmup_s=0))
+    placements: list = field(default_factory=list)
+    tool: KinetoTool | None = None
+
+    def rank(self, *, placed=True, environment=None, **habits):
+        process = kineto.start(
+            Habits(socket_directory=str(self.directory), **habits),
+            {"KINETO_ONDEMAND_TRACE_DIR": str(self.traces), **(environment or {})},
+        )
+        self.node.jobs.append(process)
+        if placed:
+            rank = len(self.placements)
+            self.placements.append(RankPlacement(job="llama", rank=rank, pid=process.pid))
+        return process
+
+    def executor(self):
+        self.endpoint = KinetoEndpoint(self.directory, SystemClock())
+        self.tool = KinetoTool(
+            self.endpoint,
+            placements=lambda job: self.placements if job == "llama" else (),
+            clock=SystemClock(),
+            options=self.options,
+            timing=QUICK,
+        )
+        return self.node.executor(tools=[self.tool])
+
+    def capture(self, **changes):
+        executor = self.executor()
+        self.until_polled(len(self.placements))
+        executor.handle(request(tool=CaptureTool.KINETO, **changes))
+        return executor
+
+    def until_polled(self, count):
+        """Until that many processes have polled often enough to know their period."""
+        self.node.until(lambda: sum(c.period_s < 5 for c in self.endpoint.clients()) >= count)
+
+    def finals(self, count):
+        """The outcome of so many ranks, by rank."""
+        ends = {}
+        while len(ends) < count:
+            status = self.node.next_status()
+            if status.state.final:
+                ends.update(dict.fromkeys(status.ranks, status))
+        return ends
+
+    @property
+    def leftovers(self):
+        return [path.name for path in self.traces.iterdir()]
+
+
+@pytest.fixture
+def node(tmp_path):
+    node = Node(directory=tmp_path, nsys=Path("/nowhere"))
+    yield node
+    node.end()
+
+
+@pytest.fixture
+def sockets():
+    """A folder with a short path: those of sockets have 106 bytes at most."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def job(node, sockets, tmp_path):
+    (tmp_path / "traces").mkdir()
+    return Job(node=node, directory=sockets, traces=tmp_path / "traces")
+
+
+def test_every_rank_leaves_a_private_trace_of_the_same_window(job):
+    for _ in range(3):
+        job.rank()
+    job.capture()
+    ends = job.finals(3)
+    assert {end.state for end in ends.values()} == {CaptureState.DONE}
+    for rank, end in ends.items():
+        (file,) = end.files
+        path = Path(file.path)
+        assert path.parent == job.node.captures / "c1"
+        assert path.name.startswith(f"rank{rank}_")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert json.loads(path.read_text())["traceEvents"]
+    assert job.leftovers == []
+
+
+def test_the_start_leaves_every_process_time_to_poll(job):
+    job.rank(poll_s=0.1)
+    job.rank(poll_s=1.0)
+    job.capture()
+    assert {end.state for end in job.finals(2).values()} == {CaptureState.DONE}
+
+
+def test_only_the_asked_rank_is_told(job):
+    job.rank()
+    job.rank()
+    job.capture(ranks=(1,))
+    assert list(job.finals(1)) == [1]
+    files = [path.name for path in (job.node.captures / "c1").iterdir()]
+    assert sorted(name.partition("_")[0] for name in files) == ["capture.json", "rank1"]
+
+
+def test_a_process_of_another_job_is_never_told(job):
+    stranger = job.rank(placed=False)
+    job.rank()
+    executor = job.capture()
+    assert list(job.finals(1)) == [0]
+    executor.handle(request("c2", tool=CaptureTool.KINETO, job="other"))
+    assert "No process of job other" in job.node.until_state(CaptureState.REFUSED).reason
+    assert stranger.poll() is None
+
+
+def test_a_process_that_a_rank_started_speaks_for_it(job):
+    inner = job.rank(placed=False)
+    job.placements.append(RankPlacement(job="llama", rank=0, pid=os.getpid()))
+    job.capture()
+    (end,) = job.finals(1).values()
+    assert end.state is CaptureState.DONE
+    assert str(inner.pid) in end.files[0].path
+
+
+def test_a_busy_profiler_is_refused_and_the_others_go_on(job):
+    job.rank()
+    job.rank(busy=True)
+    job.capture()
+    ends = job.finals(2)
+    assert ends[0].state is CaptureState.DONE
+    assert (ends[1].state, "is busy" in ends[1].reason) == (CaptureState.REFUSED, True)
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"NSYS_PROFILING_SESSION_ID": "7"}, "CUPTI has one subscriber a process"),
+    ],
+)
+def test_a_rank_under_nsys_is_refused_and_told_why(job, environment, words):
+    job.rank(environment=environment)
+    job.capture()
+    assert words in job.node.until_state(CaptureState.REFUSED).reason
+
+
+def test_a_rank_that_does_not_poll_is_refused(job):
+    job.executor()
+    job.placements.append(RankPlacement(job="llama", rank=0, pid=os.getpid()))
+    job.node.executors[0].handle(request(tool=CaptureTool.KINETO))
+    assert "KINETO_USE_DAEMON=1" in job.node.until_state(CaptureState.REFUSED).reason
+
+
+@pytest.mark.parametrize(
+    ("habits", "state", "words"),
+    [
+        ({"gpu_work": False}, CaptureState.EMPTY, "no GPU work"),
+        ({"cut_short": True}, CaptureState.FAILED, "not whole"),
+        ({"writes": False}, CaptureState.LATE, "did not start"),
+        ({"dies": True}, CaptureState.FAILED, "ended before"),
+        ({"links_to": "/etc/passwd"}, CaptureState.FAILED, "Cannot read"),
+    ],
+)
+def test_what_goes_wrong_has_a_name(job, habits, state, words):
+    job.rank()
+    job.rank(**habits)
+    job.capture()
+    ends = job.finals(2)
+    assert ends[0].state is CaptureState.DONE
+    assert (ends[1].state, words in ends[1].reason) == (state, True), ends[1]
+    assert job.leftovers == []
+
+
+def test_without_gpus_a_trace_of_the_host_is_a_result_where_that_is_allowed(job):
+    job.options = KinetoOptions(warmup_s=0, cpu_only=True)
+    job.rank(gpu_work=False)
+    job.capture()
+    assert job.finals(1)[0].state is CaptureState.DONE
+
+
+def test_a_common_start_that_is_too_near_makes_the_rank_late(job):
+    job.rank(poll_s=1.0)
+    job.executor()
+    job.until_polled(1)
+    now_unix_ns = SystemClock().unix_ns()
+    job.node.executors[0].handle(request(tool=CaptureTool.KINETO, start_unix_ns=now_unix_ns))
+    end = job.finals(1)[0]
+    assert (end.state, "in time for the start" in end.reason) == (CaptureState.LATE, True)
+
+
+def test_a_common_start_is_what_libkineto_is_told(job):
+    job.rank()
+    start_unix_ns = SystemClock().unix_ns() + 3 * 10**9
+    job.capture(start_unix_ns=start_unix_ns)
+    end = job.finals(1)[0]
+    assert end.state is CaptureState.DONE
+    assert start_unix_ns - end.started_unix_ns < 1_000_000
+
+
+def test_a_cancelled_capture_tells_nobody_and_leaves_nothing(job):
+    job.rank(poll_s=2.0)
+    job.rank()
+    executor = job.capture()
+    job.node.until_state(CaptureState.ARMED)
+    executor.handle(CaptureCancel(capture_id="c1", reason="enough"))
+    assert {end.state for end in job.finals(2).values()} == {CaptureState.FAILED}
+    assert job.leftovers == []
+
+
+def test_steps_become_a_length_by_the_jobs_own_pace(job):
+    job.rank()
+    job.node.progress = JobProgress(step=5, step_times_s=[(4, 0.1), (5, 0.1)])
+    job.capture(steps=3, max_duration_s=3600)
+    assert job.finals(1)[0].state is CaptureState.DONE
+
+
+def test_a_name_that_is_taken_is_a_reason_and_no_crash(job):
+    other = KinetoEndpoint(job.directory, SystemClock())
+    other.start()
+    job.rank()
+    executor = job.executor()
+    executor.handle(request(tool=CaptureTool.KINETO))
+    assert "Something else answers libkineto" in job.node.until_state(CaptureState.REFUSED).reason
+    other.stop()
+
+
+def test_the_abstract_name_is_taken_once_too():
+    first, second = (KinetoEndpoint(None, SystemClock(), name=f"perfd-test-{os.getpid()}") for _ in "12")
+    first.start()
+    second.start()
+    assert (first.problem, "stop it" in second.problem) == ("", True)
+    second.stop()
+    first.stop()
+    third = KinetoEndpoint(None, SystemClock(), name=f"perfd-test-{os.getpid()}")
+    third.start()
+    assert third.problem == ""
+    third.stop()
+
+
+def test_sockets_of_dead_clients_are_swept_and_the_living_stay(sockets):
+    dead, alive = (sockets / f"{CLIENT_PREFIX}{name}" for name in ("dead", "alive"))
+    (sockets / f"{CLIENT_PREFIX}file").write_text("mine")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as one:
+        one.bind(str(dead))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.bind(str(alive))
+        endpoint = KinetoEndpoint(sockets, SystemClock())
+        endpoint.start()
+        other.sendto(b"garbage", str(sockets / "dynolog"))
+        Node(directory=sockets, nsys=Path("/nowhere")).until(lambda: not dead.exists())
+        assert alive.exists()
+        endpoint.stop()
+    assert sorted(path.name for path in sockets.iterdir()) == [alive.name, f"{CLIENT_PREFIX}file"]
+
+
+def test_an_agent_that_was_killed_leaves_folders_that_the_next_one_removes(job):
+    job.rank()
+    executor = job.capture(max_duration_s=300)
+    job.node.until_state(CaptureState.RUNNING)
+    assert job.leftovers[0].startswith(PREFIX)
+    record = json.loads((job.node.captures / "c1" / "capture.json").read_text())
+    fresh = KinetoTool(None, placements=lambda job: (), clock=SystemClock())
+    fresh.abort(record["handles"])
+    assert job.leftovers == []
+    executor.handle(CaptureCancel(capture_id="c1", reason="enough"))
+    job.finals(1)

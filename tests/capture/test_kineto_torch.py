@@ -1,0 +1,82 @@
+"""Captures with Kineto of real PyTorch processes.
+
+`PERFD_TORCH_PYTHON` names an interpreter that has PyTorch 2.13 or later; perfd itself needs none.
+"""
+
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+from capture.conftest import Node, request
+
+from perfd.capture.kineto.endpoint import KinetoEndpoint
+from perfd.capture.kineto.tool import KinetoOptions, KinetoTool
+from perfd.clock import SystemClock
+from perfd.model import CaptureState, CaptureTool, RankPlacement
+
+PYTHON = os.environ.get("PERFD_TORCH_PYTHON", "")
+PROCESSES = 14
+_JOB = """
+import time, torch
+torch.set_num_threads(1)
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+while True:
+    model(torch.ones(8, 64)).sum().backward()
+    optimizer.step()
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def node(tmp_path):
+    node = Node(directory=tmp_path, nsys=Path("/nowhere"))
+    yield node
+    node.end()
+
+
+@pytest.mark.system
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(not PYTHON, reason="PERFD_TORCH_PYTHON does not name an interpreter with PyTorch")
+def test_fourteen_processes_that_start_at_once_are_all_traced(node, monkeypatch, record_property):
+    monkeypatch.setattr("capture.conftest.PATIENCE_S", 120)
+    with tempfile.TemporaryDirectory() as sockets:
+        endpoint = KinetoEndpoint(Path(sockets), SystemClock())
+        placements = []
+        tool = KinetoTool(
+            endpoint,
+            placements=lambda job: placements,
+            clock=SystemClock(),
+            options=KinetoOptions(cpu_only=True),
+        )
+        executor = node.executor(tools=[tool])
+        for rank in range(PROCESSES):
+            process = subprocess.Popen(
+                [PYTHON, "-c", _JOB],
+                env={**os.environ, "KINETO_USE_DAEMON": "1", "KINETO_IPC_SOCKET_DIR": sockets},
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+            )
+            node.jobs.append(process)
+            placements.append(RankPlacement(job="llama", rank=rank, pid=process.pid))
+        node.until(lambda: len(endpoint.clients()) == PROCESSES)
+        executor.handle(request(tool=CaptureTool.KINETO, max_duration_s=1.0))
+        ends = {}
+        while len(ends) < PROCESSES:
+            status = node.next_status()
+            if status.state.final:
+                ends.update(dict.fromkeys(status.ranks, status))
+        executor.stop()
+    assert [end.state for end in ends.values()] == [CaptureState.DONE] * PROCESSES, ends
+    starts_us = [began_us(Path(end.files[0].path)) for end in ends.values()]
+    spread_ms = (max(starts_us) - min(starts_us)) / 1e3
+    record_property("start_spread_ms", spread_ms)
+    assert spread_ms < 1000, "libkineto's own tick; a window of one step would not be the same step"
+
+
+def began_us(trace):
+    events = json.loads(trace.read_text())["traceEvents"]
+    return next(event["ts"] for event in events if event.get("name") == "PyTorch Profiler (0)")
