@@ -7,6 +7,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from types import ModuleType
 
 from perfd.errors import PerfdError
 
@@ -17,6 +18,8 @@ VERBS = {
     "replay": "play a recording through agent, wire and aggregator",
     "record": "write what an agent sees into a recording",
     "parse": "show what perfd understands of a training log",
+    "serving": "explain a serving engine, a saved page of its metrics or its log, beside theory",
+    "bench-serving": "put results of bench_serving beside theory",
     "status": "show the jobs of an aggregator, once",
     "top": "show the jobs of an aggregator, live",
     "capture": "list, show, start and cancel captures of an aggregator's jobs",
@@ -25,7 +28,7 @@ VERBS = {
     "doctor": "say what this node lacks, and how to mend it",
     "version": "print the version",
 }
-"""Each verb is the module `perfd.cli.VERB` with `configure(parser)` and `run(args) -> int`."""
+"""Each verb is the module `perfd.cli.VERB`, with `_` for `-`, that has `configure(parser)` and `run(args) -> int`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,10 +41,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for verb, summary in VERBS.items():
         subparser = verbs.add_parser(verb, help=summary, description=summary[0].upper() + summary[1:] + ".")
         if verb == wanted:
-            importlib.import_module(f"perfd.cli.{verb}").configure(subparser)
+            _module(verb).configure(subparser)
     args = parser.parse_args(argv)
     try:
-        return int(importlib.import_module(f"perfd.cli.{args.verb}").run(args))
+        return int(_module(args.verb).run(args))
     except PerfdError as error:
         print(f"perfd {args.verb}: {error}", file=sys.stderr)
         return 2
@@ -51,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output left, as `head` does: nothing is wrong.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _module(verb: str) -> ModuleType:
+    return importlib.import_module(f"perfd.cli.{verb.replace('-', '_')}")
 
 
 def _description() -> str:

@@ -95,9 +95,7 @@ class PageReader:
 class _Reading:
     """One pass over the lines of a page."""
 
-    def __init__(
-        self, wanted: frozenset[str] | None, known: dict[str, tuple[str, Labels] | None]
-    ) -> None:
+    def __init__(self, wanted: frozenset[str] | None, known: dict[str, tuple[str, Labels] | None]) -> None:
         self._wanted = wanted
         self._known = known
         self._seen: set[str] = set()

@@ -72,9 +72,12 @@ def measure(now: Snapshot, before: Snapshot | None = None, span_s: float | None 
         estimated_flops_per_s_per_gpu=rate.get(Counter.ESTIMATED_FLOPS) or None,
         estimated_read_bytes_per_s_per_gpu=rate.get(Counter.ESTIMATED_READ_BYTES) or None,
         latencies={
-            name: distribution(histograms[name])
-            for name in Latency
-            if name in histograms and histograms[name].count > 0
+            **now.latencies,
+            **{
+                name: distribution(histograms[name])
+                for name in Latency
+                if name in histograms and histograms[name].count > 0
+            },
         },
         mean_prompt_tokens=distribution(histograms.get(Length.PROMPT)).mean,
         mean_generation_tokens=distribution(histograms.get(Length.GENERATION)).mean,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from perfd.analysis.serving.histograms import Histogram
+from perfd.analysis.serving.histograms import Distribution, Histogram
 
 
 class Engine(StrEnum):
@@ -65,6 +65,10 @@ class Snapshot:
     """By the names in `Counter`."""
     histograms: Mapping[str, Histogram] = field(default_factory=dict)
     """By the names in `Latency` and `Length`."""
+    latencies: Mapping[str, Distribution] = field(default_factory=dict)
+    """By the names in `Latency`, where the server states quantiles and no histograms."""
+    reports_rates: bool = False
+    """The reported rates were counted over an interval, as in a log, and need no second look."""
     notes: Sequence[str] = ()
     """What is wrong with what was read, as sentences."""
 

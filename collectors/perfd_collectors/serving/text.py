@@ -1,0 +1,45 @@
+"""What logs of serving engines have in common: `key: value` parts, and arguments as Python prints them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Any
+
+ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+_NUMBER = re.compile(r"\s*(-?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|nan|inf)\s*(%?)")
+_ARGUMENT = re.compile(r"""(\w+)=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\w.+-]+)(?=[,)\s]|$)""")
+
+
+def parts(text: str) -> Mapping[str, str]:
+    """`a: 1, b (x): 2` by key; a part without a colon is left out, and the first of two wins."""
+    found: dict[str, str] = {}
+    for part in text.split(","):
+        key, colon, value = part.rpartition(": ")
+        if colon:
+            found.setdefault(key.strip(), value.strip())
+    return found
+
+
+def number(text: str | None) -> float | None:
+    """A number, a percentage as a ratio; None for anything else, NaN included."""
+    match = _NUMBER.match(text or "")
+    if match is None:
+        return None
+    value = float(match[1])
+    if value != value or value in {float("inf"), float("-inf")}:
+        return None
+    return value / 100 if match[2] else value
+
+
+def arguments(text: str) -> Mapping[str, Any]:
+    """`Name(a='x', b=8)` by argument, values of Python's simple types."""
+    return {match[1]: _literal(match[2]) for match in _ARGUMENT.finditer(text)}
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text.removeprefix("torch.")

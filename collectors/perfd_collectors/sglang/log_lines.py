@@ -1,0 +1,159 @@
+"""The scheduler's lines in SGLang's log, 0.2.15 to 0.5.23, as a snapshot.
+
+A line is `key: value` parts whose order and number change with every release, so they are read by key. A
+decode line covers the newest 40 steps of one data-parallel rank.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from perfd.analysis.serving.info import ServerInfo, from_arguments
+from perfd.analysis.serving.snapshot import Engine, ReplicaLoad, Snapshot
+from perfd_collectors.serving.text import ANSI, arguments, number, parts
+
+_LINE = re.compile(r"\[(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d(?:\.\d+)?(?P<ranks>[^\]]*)\] (?P<rest>.*)")
+_BATCH = re.compile(
+    r"(?P<kind>Prefill|Decode) batch(?: ?\[\d+\])?(?:\(mixed #running-req: \d+\))?[.,] ?(?P<parts>.*)"
+)
+_REPLICA = re.compile(r"\bDP(\d+)\b")
+_ARGUMENTS = "server_args=ServerArgs("
+
+
+@dataclass(slots=True)
+class _Replica:
+    """The newest values of one data-parallel rank."""
+
+    running: float | None = None
+    queued: float | None = None
+    used: float | None = None
+    tokens: float | None = None
+    generation_per_s: float | None = None
+    input_per_s: float | None = None
+    accept_length: float | None = None
+    accept_ratio: float | None = None
+    graph: bool | None = None
+    occupancy: float | None = None
+
+
+@dataclass(slots=True)
+class SglangLog:
+    """Takes lines in their order; `snapshot` and `info` are what they amount to."""
+
+    info: ServerInfo | None = None
+    lines: int = 0
+    unrecognised: int = 0
+    """Lines that look like a batch and could not be read."""
+    _replicas: dict[str, _Replica] = field(default_factory=dict)
+    _new_tokens: float = 0.0
+    _cached_tokens: float = 0.0
+
+    def line(self, text: str) -> bool:
+        """Take one line; whether it is SGLang's."""
+        if " batch" not in text and _ARGUMENTS not in text:
+            return False
+        match = _LINE.search(ANSI.sub("", text))
+        if match is None:
+            return False
+        start = match["rest"].find(_ARGUMENTS)
+        if start >= 0:
+            said = arguments(match["rest"][start + len(_ARGUMENTS) :])
+            self.info = from_arguments(said)
+            return True
+        batch = _BATCH.match(match["rest"])
+        if batch is None:
+            self.unrecognised += match["rest"].startswith(("Prefill batch", "Decode batch"))
+            return False
+        self._take(batch["kind"], _rank(match["ranks"]), parts(batch["parts"]))
+        return True
+
+    def snapshot(self) -> Snapshot | None:
+        """The newest state of all ranks, or None before the first batch."""
+        if not self.lines:
+            return None
+        replicas = list(self._replicas.values())
+        prompt = self._new_tokens + self._cached_tokens
+        used = [replica.used for replica in replicas if replica.used is not None]
+        notes = []
+        if self.unrecognised:
+            notes.append(f"{self.unrecognised} lines look like batches of another version of SGLang.")
+        return Snapshot(
+            engine=Engine.SGLANG,
+            version=self.info.version if self.info else None,
+            model=self.info.model if self.info else None,
+            replicas=tuple(
+                ReplicaLoad(
+                    replica=name,
+                    running_requests=replica.running,
+                    queued_requests=replica.queued,
+                    kv_cache_used_ratio=replica.used,
+                )
+                for name, replica in sorted(self._replicas.items())
+            ),
+            running_requests=_sum([replica.running for replica in replicas]),
+            queued_requests=_sum([replica.queued for replica in replicas]),
+            kv_cache_used_ratio=sum(used) / len(used) if used else None,
+            kv_used_tokens=_sum([replica.tokens for replica in replicas]),
+            kv_total_tokens=self.info.kv_total_tokens if self.info else None,
+            reported_generation_tokens_per_s=_sum([replica.generation_per_s for replica in replicas]),
+            reported_prompt_tokens_per_s=_sum([replica.input_per_s for replica in replicas]),
+            reported_prefix_hit_ratio=self._cached_tokens / prompt if prompt else None,
+            spec_accept_length=_mean([replica.accept_length for replica in replicas]),
+            spec_accept_ratio=_mean([replica.accept_ratio for replica in replicas]),
+            cuda_graph_ratio=_mean(
+                [None if replica.graph is None else float(replica.graph) for replica in replicas]
+            ),
+            forward_occupancy_ratio=_mean([replica.occupancy for replica in replicas]),
+            reports_rates=True,
+            notes=tuple(notes),
+        )
+
+    def _take(self, kind: str, rank: str, said: Mapping[str, str]) -> None:
+        running = number(said.get("#running-req"))
+        if running is None:
+            self.unrecognised += 1
+            return
+        self.lines += 1
+        replica = self._replicas.setdefault(rank, _Replica())
+        replica.running = running
+        replica.queued = _known(number(said.get("#queue-req")), replica.queued)
+        usages = [number(value) for key, value in said.items() if _is_usage(key)]
+        replica.used = max((value for value in usages if value is not None), default=replica.used)
+        if kind == "Prefill":
+            self._new_tokens += number(said.get("#new-token")) or 0.0
+            self._cached_tokens += number(said.get("#cached-token")) or 0.0
+            replica.input_per_s = _known(number(said.get("input throughput (token/s)")), replica.input_per_s)
+            return
+        tokens = number(said.get("#token", said.get("#full token")))
+        replica.tokens = _known(tokens, replica.tokens)
+        replica.generation_per_s = number(said.get("gen throughput (token/s)"))
+        replica.accept_length = number(said.get("accept len"))
+        replica.accept_ratio = number(said.get("accept rate"))
+        replica.occupancy = number(said.get("fwd occupancy"))
+        graph = next((value for key, value in said.items() if key.endswith(" graph")), None)
+        replica.graph = {"True": True, "False": False}.get(graph or "")
+
+
+def _is_usage(key: str) -> bool:
+    return key.endswith(" usage") and not key.startswith(("pre-allocated", "gpu token"))
+
+
+def _rank(ranks: str) -> str:
+    match = _REPLICA.search(ranks)
+    return match[1] if match else ""
+
+
+def _known(new: float | None, old: float | None) -> float | None:
+    return old if new is None else new
+
+
+def _sum(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

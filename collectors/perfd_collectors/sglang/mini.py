@@ -1,0 +1,72 @@
+"""mini-sglang's log: it has no metrics and no periodic line, so a benchmark's summary is all there is."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from perfd.analysis.serving.histograms import Distribution
+from perfd.analysis.serving.info import ServerInfo
+from perfd.analysis.serving.snapshot import Engine, Latency, Snapshot
+from perfd_collectors.serving.text import ANSI, number
+
+_LINE = re.compile(r"\[\d{4}-\d\d-\d\d\|\d\d:\d\d:\d\d\|[^\]]*\]\s+[A-Z]+\s+(?P<rest>.*)")
+_LATENCY = re.compile(r"(?P<name>TTFT|TPOT|E2E):\s+(?P<mean>[\d.]+) (?P<unit>ms|s) \((?P<rest>[^)]*)\)")
+_QUANTILE = re.compile(r"(p50|p90|p99): ([\d.]+)(?: (ms|s))?")
+_THROUGHPUT = re.compile(r"Throughput:\s+([\d.]+) token/s")
+_IDLE = "Scheduler is idle"
+_NAMES = {"TTFT": Latency.TTFT, "TPOT": Latency.TPOT, "E2E": Latency.E2E}
+
+
+@dataclass(slots=True)
+class MiniSglangLog:
+    """Takes lines in their order; `snapshot` is what they amount to."""
+
+    info: ServerInfo | None = None
+    lines: int = 0
+    unrecognised: int = 0
+    _idle: bool = False
+    _throughput: float | None = None
+    _latencies: dict[str, Distribution] = field(default_factory=dict)
+
+    def line(self, text: str) -> bool:
+        """Take one line; whether it is mini-sglang's."""
+        match = _LINE.search(ANSI.sub("", text))
+        if match is None:
+            return False
+        self.lines += 1
+        rest = match["rest"]
+        self._idle = rest.startswith(_IDLE)
+        latency, throughput = _LATENCY.search(rest), _THROUGHPUT.search(rest)
+        if latency is not None:
+            self._latencies[_NAMES[latency["name"]]] = _distribution(latency)
+        elif throughput is not None:
+            self._throughput = number(throughput[1])
+        return True
+
+    def snapshot(self) -> Snapshot | None:
+        """What the log says, or None when it is not mini-sglang's."""
+        if not self.lines:
+            return None
+        return Snapshot(
+            engine=Engine.MINI_SGLANG,
+            running_requests=0.0 if self._idle else None,
+            queued_requests=0.0 if self._idle else None,
+            reported_generation_tokens_per_s=self._throughput,
+            latencies=dict(self._latencies),
+            reports_rates=True,
+        )
+
+
+def _distribution(match: re.Match[str]) -> Distribution:
+    scale = {"ms": 1e-3, "s": 1.0}
+    default = match["unit"]
+    quantiles = {
+        name: float(value) * scale[unit or default] for name, value, unit in _QUANTILE.findall(match["rest"])
+    }
+    return Distribution(
+        p50=quantiles.get("p50"),
+        p90=quantiles.get("p90"),
+        p99=quantiles.get("p99"),
+        mean=float(match["mean"]) * scale[default],
+    )

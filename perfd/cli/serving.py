@@ -1,0 +1,246 @@
+"""`perfd serving`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import ssl
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from perfd_collectors.serving.exposition import MAX_PAGE_BYTES, PageReader
+from perfd_collectors.serving.fetch import Access, base_of, fetch, metrics_url
+from perfd_collectors.serving.logs import read_log
+from perfd_collectors.serving.servers import WANTED, Look, ask_info, read_page, with_info
+from rich.console import Console
+from rich.table import Table
+
+from perfd.analysis.peaks import find_gpu
+from perfd.analysis.serving.comparison import Comparison, compare
+from perfd.analysis.serving.diagnosis import diagnose
+from perfd.analysis.serving.document import Server, to_json
+from perfd.analysis.serving.histograms import Distribution
+from perfd.analysis.serving.info import ServerInfo
+from perfd.analysis.serving.measured import Measured, measure
+from perfd.analysis.serving.served import served_model
+from perfd.analysis.serving.snapshot import Latency
+from perfd.analysis.serving.theory import ServingLayout, Theory, theory_of
+from perfd.errors import PerfdError
+from perfd.peaks import load_peaks
+
+_HELP = """\
+One look at a serving engine, a saved page of metrics or a log, beside what the hardware allows when the model
+and the GPU are known. With --interval a second look gives rates, and latencies of the time between. With --json
+it prints one object of schema perfd.serving/1; null is what is not known. docs/serving.md explains all of it.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.description = _HELP
+    parser.add_argument(
+        "sources", nargs="+", metavar="URL|FILE", help="http://host:port, a saved page, or a log"
+    )
+    parser.add_argument("--json", action="store_true", help="print one object of schema perfd.serving/1")
+    parser.add_argument(
+        "--interval", type=float, metavar="SECONDS", help="look at each URL again after this time, for rates"
+    )
+    parser.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="for one answer")
+    parser.add_argument(
+        "--authorization-env", metavar="NAME", help="variable with the value of the Authorization header"
+    )
+    parser.add_argument("--ca", metavar="FILE", help="certificates (PEM) to trust for https")
+    add_theory_arguments(parser)
+
+
+def add_theory_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what names the model and the hardware, for every verb that compares with theory."""
+    group = parser.add_argument_group("theory")
+    group.add_argument("--model-config", metavar="FILE", help="the model's config.json (Hugging Face)")
+    group.add_argument("--gpu", metavar="NAME", help='as NVML names it, for example "NVIDIA H100 80GB HBM3"')
+    group.add_argument("--tp", type=int, help="tensor parallelism, when the server does not say it")
+    group.add_argument("--pp", type=int, help="pipeline parallelism, likewise")
+    group.add_argument("--dp", type=int, help="replicas, likewise")
+    group.add_argument("--quantization", metavar="METHOD", help="as the server was told: fp8, awq, ...")
+    group.add_argument("--kv-cache-dtype", metavar="TYPE", help="as the server was told: fp8_e4m3, ...")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what was seen."""
+    servers = [_server(source, args) for source in args.sources]
+    if args.json:
+        print(json.dumps(to_json(servers), indent=2, allow_nan=False))
+        return 0
+    console = Console()
+    for server in servers:
+        _show(server, console)
+    return 0
+
+
+def theory_for(args: argparse.Namespace, info: ServerInfo | None) -> Theory | None:
+    """The limits of a server's model on its GPUs, or None when one of the two is unknown."""
+    said = info or ServerInfo()
+    config = _model_config(args.model_config, said)
+    gpu_name = args.gpu or said.gpu_name
+    if config is None or gpu_name is None:
+        return None
+    gpu = find_gpu(load_peaks(), gpu_name)
+    if gpu is None:
+        raise PerfdError(f"The table of peaks has no GPU called {gpu_name!r}: name it as NVML does.")
+    arguments: dict[str, Any] = dict(said.arguments)
+    given = {"quantization": args.quantization, "kv_cache_dtype": args.kv_cache_dtype}
+    arguments |= {name: value for name, value in given.items() if value is not None}
+    model = served_model(config, arguments)
+    if model is None:
+        raise PerfdError(
+            f"{args.model_config or said.model} lacks the model's sizes: name a config.json with num_hidden_layers, "
+            "hidden_size and num_attention_heads."
+        )
+    layout = said.layout or ServingLayout()
+    layout = replace(layout, tp=args.tp or layout.tp, pp=args.pp or layout.pp, dp=args.dp or layout.dp)
+    return theory_of(model, layout, gpu)
+
+
+def _server(source: str, args: argparse.Namespace) -> Server:
+    if source.startswith(("http://", "https://")):
+        measured, info = _ask(source, args)
+    else:
+        measured, info = _read(Path(source))
+    theory = theory_for(args, info)
+    comparison = None if theory is None else compare(measured, theory)
+    return Server(
+        source=source, measured=measured, comparison=comparison, findings=diagnose(measured, comparison)
+    )
+
+
+def _ask(url: str, args: argparse.Namespace) -> tuple[Measured, ServerInfo | None]:
+    access = _access(args)
+    reader, address = PageReader(WANTED), metrics_url(url)
+
+    def look() -> tuple[Look, float]:
+        snapshot = read_page(reader, fetch(address, access), url)
+        return Look(snapshot=snapshot), time.monotonic()
+
+    first, first_s = look()
+    info = ask_info(first.snapshot.engine, base_of(url), lambda target: fetch(target, access))
+    if args.interval is None:
+        return measure(with_info(first.snapshot, info)), info
+    time.sleep(args.interval)
+    second, second_s = look()
+    now = with_info(second.snapshot, info)
+    return measure(now, with_info(first.snapshot, info), second_s - first_s), info
+
+
+def _access(args: argparse.Namespace) -> Access:
+    authorization = None
+    if args.authorization_env is not None:
+        authorization = os.environ.get(args.authorization_env)
+        if not authorization:
+            raise PerfdError(
+                f"The variable {args.authorization_env} is not set: put the header's value into it."
+            )
+    try:
+        tls = ssl.create_default_context(cafile=args.ca) if args.ca else None
+    except (OSError, ssl.SSLError) as error:
+        raise PerfdError(f"{args.ca} is not a file of certificates: {error}.") from error
+    return Access(timeout_s=args.timeout, authorization=authorization, tls=tls)
+
+
+def _read(path: Path) -> tuple[Measured, ServerInfo | None]:
+    try:
+        with path.open("rb") as file:
+            start = file.read(MAX_PAGE_BYTES + 1)
+    except OSError as error:
+        raise PerfdError(f"{path} cannot be read: {error.strerror or error}. Name a page or log.") from error
+    # A log may be long; its last part is what the server does now, and its start says how it was set up.
+    log = (
+        read_log(start.decode("utf-8", "replace").splitlines()) if b"\n# TYPE " not in b"\n" + start else None
+    )
+    snapshot = None if log is None else log.snapshot()
+    if log is not None and snapshot is not None:
+        return measure(with_info(snapshot, log.info)), log.info
+    return measure(read_page(PageReader(WANTED), start, str(path))), None
+
+
+def _model_config(given: str | None, info: ServerInfo) -> Mapping[str, Any] | None:
+    """The file given, else the one in the model's directory when that is on this machine."""
+    path = Path(given) if given else Path(info.model or "") / "config.json"
+    if given is None and (info.model is None or not path.is_file()):
+        return None
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise PerfdError(f"{path} is not a model's config.json: {error}.") from error
+    if not isinstance(config, dict):
+        raise PerfdError(f"{path} is not a model's config.json: it holds no object.")
+    return config
+
+
+def _show(server: Server, console: Console) -> None:
+    measured, now = server.measured, server.measured.now
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_row("source", server.source)
+    table.add_row("engine", " ".join(filter(None, [now.engine.value, now.version])))
+    table.add_row("model", now.model or "unknown")
+    table.add_row("requests", f"{_count(now.running_requests)} running, {_count(now.queued_requests)} queued")
+    table.add_row("KV cache used", _percent(now.kv_cache_used_ratio))
+    table.add_row("prefix hits", _percent(measured.prefix_hit_ratio))
+    table.add_row(
+        "tokens/s",
+        f"{_count(measured.generation_tokens_per_s)} generated, {_count(measured.prompt_tokens_per_s)} prompt",
+    )
+    latencies = measured.latencies
+    table.add_row("TTFT", _latency(latencies.get(Latency.TTFT)))
+    table.add_row("TPOT", _latency(measured.tpot))
+    table.add_row("end to end", _latency(latencies.get(Latency.E2E)))
+    if server.comparison is not None:
+        for name, text in _theory_rows(server.comparison):
+            table.add_row(name, text)
+    console.print(table)
+    for note in measured.notes:
+        console.print(f"note: {note}", markup=False, highlight=False)
+    for finding in server.findings:
+        console.print(f"\n{finding.kind.value} (confidence {finding.confidence:.1f})", markup=False)
+        for sentence in (*finding.evidence, finding.recommendation):
+            console.print(f"  {sentence}", markup=False, highlight=False)
+    console.print()
+
+
+def _theory_rows(comparison: Comparison) -> list[tuple[str, str]]:
+    theory, step = comparison.theory, comparison.step
+    rows = [
+        ("hardware", f"{theory.layout.gpus} x {theory.gpu.name}, {theory.model.precision}"),
+        (
+            "TPOT floor",
+            f"{_ms(comparison.tpot_floor_s)} alone, {_ms(None if step is None else step.total_s)} now",
+        ),
+        ("TTFT floor", f"{_ms(comparison.ttft_floor_s)} for {comparison.prompt_tokens:.0f} tokens"),
+        ("critical batch", f"{theory.critical_batch:.0f}"),
+    ]
+    ratio = comparison.tpot_over_step_ratio
+    if ratio is not None:
+        rows.append(
+            ("TPOT over theory", f"{ratio:.2f}, memory bandwidth used {_percent(comparison.mbu_ratio)}")
+        )
+    return rows
+
+
+def _latency(found: Distribution | None) -> str:
+    known = found or Distribution()
+    return f"P50 {_ms(known.p50)}, P90 {_ms(known.p90)}, P99 {_ms(known.p99)}, mean {_ms(known.mean)}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "unknown" if seconds is None else f"{1000 * seconds:.1f} ms"
+
+
+def _count(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,.0f}"
+
+
+def _percent(ratio: float | None) -> str:
+    return "unknown" if ratio is None else f"{100 * ratio:.1f} %"
