@@ -100,6 +100,8 @@ class Facts:
     hang: Hang | None = None
     silent_gpu_ranks: Sequence[int] = ()
     """Ranks whose GPU nobody reads, although those of others are read."""
+    transport_remarks: Sequence[str] = ()
+    """What NCCL's own log says of slow transports."""
     nodes: int = 0
     """Nodes that the job's GPUs are read on."""
 

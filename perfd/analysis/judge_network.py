@@ -23,11 +23,12 @@ def judge_links(facts: Facts) -> Finding | None:
     evidence.append(
         "That is transfer alone: what ranks wait for each other is not in it, so no rank is to blame."
     )
+    evidence += [f"{remark} (NCCL_DEBUG)" for remark in facts.transport_remarks]
     if len(slow) > _SHOWN:
         evidence.append(f"{len(slow) - _SHOWN} more groups are slow.")
     return Finding(
         kind=Kind.LINK_DEGRADATION,
-        confidence=max(_CONFIDENCE[group.reference] for group in slow),
+        confidence=0.9 if facts.transport_remarks else max(_CONFIDENCE[group.reference] for group in slow),
         culprits=tuple(Culprit(kind="group", id=_name(group)) for group in slow[:_SHOWN]),
         evidence=evidence,
         recommendation=_advice(slow[0]),

@@ -41,7 +41,7 @@ from perfd.analysis.steady import Steady, steady_rows
 from perfd.analysis.stragglers import stragglers_by_activity, stragglers_by_timers
 from perfd.analysis.tables import AlertRecord, JobData
 from perfd.analysis.timers import Timers
-from perfd.model import ParallelLayout
+from perfd.model import EventKind, ParallelLayout
 
 SCHEMA = "perfd.summary/1"
 
@@ -244,6 +244,13 @@ def _facts(job: JobData, settings: AnalysisSettings, steady: Steady, activity: G
         sequences=unequal_sequences(timers, times, parallel),
         hang=hang(job),
         silent_gpu_ranks=_silent_gpu_ranks(activity, parallel),
+        transport_remarks=tuple(
+            dict.fromkeys(
+                event.message
+                for event in job.events
+                if event.kind is EventKind.NCCL_WARNING and event.message.startswith("NCCL connects")
+            )
+        ),
         nodes=len({key.node for key in activity.gpus}),
     )
 

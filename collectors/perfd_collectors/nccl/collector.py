@@ -9,6 +9,8 @@ from pathlib import Path
 from perfd.collector import Collector, CollectorSpec, Column, ColumnKind, OnUnavailable, Options, Settings
 from perfd.errors import Unavailable
 from perfd.model import Record, SampleTable, Scope
+from perfd_collectors.nccl.debug_files import DebugFiles
+from perfd_collectors.nccl.flight_recorder_files import DumpDirectory, RecordedDump
 from perfd_collectors.nccl.inspector_files import InspectorDirectory, RecordedInspector
 from perfd_collectors.nccl.reduce import Window, busy_ns, reduce_operations
 from perfd_collectors.nccl.rings import Operation, Segment, Wanted, find_segments, sweep
@@ -61,6 +63,10 @@ class NcclOptions(Options, frozen=True):
     """Whether the plugin shall ask NCCL for times on the GPU."""
     inspector_directory: str | None = None
     """Where NCCL's Inspector writes (NCCL_INSPECTOR_DUMP_DIR), for jobs that load it, not the plugin."""
+    flight_recorder_prefix: str | None = "/tmp/nccl_trace_rank_"  # noqa: S108  (PyTorch's own default)
+    """What PyTorch puts before the rank in the names of dumps (TORCH_NCCL_DEBUG_INFO_TEMP_FILE)."""
+    debug_files: tuple[str, ...] = ()
+    """What NCCL writes with NCCL_DEBUG_FILE: files, or patterns with `*`."""
 
 
 @dataclass(slots=True)
@@ -87,6 +93,9 @@ class NcclCollector:
         self._window_end_s = settings.clock.monotonic_s() + options.window_s
         inspected = options.inspector_directory
         self._inspector = InspectorDirectory(Path(inspected), settings) if inspected else None
+        prefix = options.flight_recorder_prefix
+        self._dumps = DumpDirectory(prefix, settings) if prefix else None
+        self._debug = DebugFiles(options.debug_files, settings) if options.debug_files else None
 
     def collect(self) -> Sequence[Record]:
         for process in self._processes.values():
@@ -98,8 +107,9 @@ class NcclCollector:
             return []
         self._window_end_s = now_s + self._options.window_s
         records = [record for process in self._processes.values() for record in self._report(process)]
-        if self._inspector is not None:
-            records += self._inspector.collect()
+        for source in (self._inspector, self._dumps, self._debug):
+            if source is not None:
+                records += source.collect()
         self._find_processes()
         return records
 
@@ -107,8 +117,9 @@ class NcclCollector:
         for process in self._processes.values():
             process.segment.close()
         self._processes.clear()
-        if self._inspector is not None:
-            self._inspector.close()
+        for followed in (self._inspector, self._debug):
+            if followed is not None:
+                followed.close()
 
     def _find_processes(self) -> None:
         sweep(self._directory)
@@ -183,5 +194,5 @@ SPEC = CollectorSpec(
     interval_s=0.1,
     on_unavailable=OnUnavailable.IGNORE,
     columns=COLUMNS,
-    replay={"nccl-inspector": RecordedInspector},
+    replay={"nccl-inspector": RecordedInspector, "flight-recorder": RecordedDump},
 )
