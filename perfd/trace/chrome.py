@@ -18,10 +18,13 @@ import msgspec
 from perfd.errors import TraceError
 
 PIECE_BYTES = 8 * 1024 * 1024
+_HEAD_BYTES = 8 * 1024 * 1024
+"""What stands before the events of a job of thousands of groups."""
 MAX_EVENT_BYTES = 64 * 1024 * 1024
 # Within a string a quote is escaped, and after a string that ends in `},{` no key can follow: so this is
 # between two events. No version of any profiler puts a list of objects into an event.
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{\s*\"\w+\"\s*:)")
+_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 
 
@@ -68,8 +71,9 @@ _decode_loose = msgspec.json.Decoder(list[Any]).decode
 class ChromeFile:
     """One file: its events in pieces, and when they are through, what stood around them."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, piece_bytes: int = PIECE_BYTES) -> None:
         self._path = path
+        self._piece_bytes = piece_bytes
         self.head: dict[str, Any] = {}
         """The object's other members; complete only after the last piece."""
         self.malformed_events = 0
@@ -89,11 +93,11 @@ class ChromeFile:
             raise TraceError(f"{self._path}: cannot be read: {error.strerror or error}.") from error
 
     def _pieces(self, file: BinaryIO) -> Iterator[list[Event]]:
-        buffer = file.read(PIECE_BYTES)
+        buffer = file.read(max(self._piece_bytes, _HEAD_BYTES))
         is_object = buffer.lstrip()[:1] == b"{"
         start, prefix = self._events_start(buffer, is_object)
         rest = buffer[start:]
-        while more := file.read(PIECE_BYTES):
+        while more := file.read(self._piece_bytes):
             rest += more
             cut = _last_boundary(rest)
             if cut is not None:
@@ -104,8 +108,15 @@ class ChromeFile:
                     f"{self._path}: one event is larger than {MAX_EVENT_BYTES} bytes; this is no trace."
                 )
         end, suffix = self._events_end(rest, is_object)
-        self.head = _members(prefix) | suffix
+        self.head = self._prefix_members(prefix) | suffix
         yield self._decode(b"[" + rest[:end] + b"]")
+
+    def _prefix_members(self, prefix: bytes) -> dict[str, Any]:
+        """What stands before the list."""
+        try:
+            return msgspec.json.decode(prefix.strip().rstrip(b",") + b"}", type=dict[str, Any])
+        except _NOT_JSON as error:
+            raise self._damaged(error) from error
 
     def _events_start(self, buffer: bytes, is_object: bool) -> tuple[int, bytes]:
         """Where the first event begins, and what stands before the list."""
@@ -131,7 +142,7 @@ class ChromeFile:
                 break
             try:
                 return end, _suffix_members(suffix)
-            except msgspec.DecodeError:
+            except _NOT_JSON:
                 continue
         raise TraceError(f"{self._path}: the trace is cut: its list of events does not end.")
 
@@ -142,13 +153,13 @@ class ChromeFile:
             events = [_loosely(raw) for raw in self._decode_any(data)]
             self.malformed_events += events.count(None)
             return [event for event in events if event is not None]
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except _NOT_JSON as error:
             raise self._damaged(error) from error
 
     def _decode_any(self, data: bytes) -> list[Any]:
         try:
             return _decode_loose(data)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except _NOT_JSON as error:
             raise self._damaged(error) from error
 
     def _damaged(self, error: Exception) -> TraceError:
@@ -182,14 +193,6 @@ def _last_boundary(buffer: bytes) -> tuple[int, int] | None:
 def _suffix_members(suffix: bytes) -> dict[str, Any]:
     """What stands behind the list; raises `msgspec.DecodeError` when it does not end an object."""
     return msgspec.json.decode(b"{" + suffix.removeprefix(b","), type=dict[str, Any])
-
-
-def _members(prefix: bytes) -> dict[str, Any]:
-    """What stands before the list; nothing when it cannot be understood, as it only describes the run."""
-    try:
-        return msgspec.json.decode(prefix.strip().rstrip(b",") + b"}", type=dict[str, Any])
-    except msgspec.DecodeError:
-        return {}
 
 
 def _loosely(raw: object) -> Event | None:

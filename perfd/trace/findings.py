@@ -160,7 +160,7 @@ def _judge_synchronization(analysis: TraceAnalysis, part: Shares) -> TraceFindin
         evidence=[
             (
                 f"The GPU runs dry for {percent(part.synchronization)} of the window while the host waits"
-                " for it or right after (gaps between operations against synchronising calls; mean over ranks)."
+                " for it or right after (gaps against synchronising calls; mean over ranks)."
             ),
             f"Worst is rank {worst.rank} with {milliseconds(sync_idle_s(worst))}.",
         ],

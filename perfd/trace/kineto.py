@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfd.errors import TraceError
-from perfd.trace.chrome import ChromeFile
+from perfd.trace.chrome import PIECE_BYTES, ChromeFile
 from perfd.trace.classify import kernel_class
 from perfd.trace.communicators import collective, messages_by_operation
 from perfd.trace.intervals import Ns
@@ -64,12 +64,12 @@ class _Head(msgspec.Struct, rename="camel"):
     base_time_nanoseconds: int | None = None
 
 
-def read(path: Path) -> list[RankTrace]:
-    """What the file tells of each GPU that its process used.
+def read(path: Path, piece_bytes: int = PIECE_BYTES) -> list[RankTrace]:
+    """What the file tells of each GPU that its process used; `piece_bytes` of it are decoded at a time.
 
     Raises `TraceError`, naming the file, when it is no such trace, is cut, or holds no GPU operation.
     """
-    file, events, jax = ChromeFile(path), KinetoEvents(), JaxEvents()
+    file, events, jax = ChromeFile(path, piece_bytes), KinetoEvents(), JaxEvents()
     for piece in file.pieces():
         for event in piece:
             if event.cat is None:

@@ -1,0 +1,213 @@
+"""Where a rank's time went, against a sweep over every begin and end."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sqlite3
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfd.testing.traces import COMPUTE, COPY, MATMUL, NCCL, Call, Op, kineto, write_json
+from perfd.trace import kineto as reader
+from perfd.trace.breakdown import Breakdown, RankTimeline
+from perfd.trace.files import read_traces
+
+_KINDS = {COMPUTE: "compute", MATMUL: "compute", NCCL: "communication", COPY: "memory"}
+_LIMIT = 0.001
+"""Of the window: how far the two computations may be apart."""
+
+
+def swept(intervals: Iterable[tuple[int, int, str]], start: int, end: int) -> dict[str, int]:
+    """Where a window's time goes, by walking over every begin and end: the independent computation.
+
+    `intervals` are (start, end, "compute" | "communication" | "memory").
+    """
+    edges = []
+    for interval_start, interval_end, kind in intervals:
+        begin, finish = max(interval_start, start), min(interval_end, end)
+        if finish > begin:
+            edges += [(begin, 1, kind), (finish, -1, kind)]
+    active = {"compute": 0, "communication": 0, "memory": 0}
+    found = dict.fromkeys(
+        ("compute", "communication", "memory", "exposed_communication", "exposed_memory", "idle"), 0
+    )
+    now = start
+    for time, change, kind in [*sorted(edges, key=lambda edge: edge[0]), (end, 0, "compute")]:
+        length = time - now
+        for name, count in active.items():
+            if count:
+                found[name] += length
+        if not any(active.values()):
+            found["idle"] += length
+        elif active["memory"] and not active["compute"]:
+            found["exposed_memory"] += length
+        elif active["communication"] and not active["compute"]:
+            found["exposed_communication"] += length
+        active[kind] += change
+        now = time
+    return found
+
+
+def _check(found: Breakdown, expected: dict[str, int]) -> None:
+    span_ns = found.span_s * 1e9
+    pairs = {
+        "compute": found.compute_s,
+        "communication": found.communication_s,
+        "memory": found.memory_s,
+        "exposed_communication": found.exposed_communication_s,
+        "exposed_memory": found.exposed_memory_s,
+        "idle": found.uncovered_s,
+    }
+    for name, seconds in pairs.items():
+        assert seconds * 1e9 == pytest.approx(expected[name], abs=_LIMIT * span_ns), name
+
+
+def _timeline(trace: object) -> RankTimeline:
+    with tempfile.TemporaryDirectory() as folder:
+        return RankTimeline(reader.read(write_json(Path(folder, "t.json"), trace))[0])
+
+
+_OPERATIONS = st.lists(
+    st.builds(
+        lambda name, start, length: Op(name=name, start=start, end=start + length),
+        st.sampled_from(list(_KINDS)),
+        st.integers(0, 60),
+        st.integers(0, 25),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(_OPERATIONS, st.integers(0, 30), st.integers(1, 60))
+def test_generated_operations_give_what_a_sweep_finds(operations, begin, length):
+    steps = {4: (begin, begin + length), 5: (begin + length, begin + 2 * length)}
+
+    timeline = _timeline(kineto(operations, steps=steps))
+
+    intervals = [(int(op.start * 1000), int(op.end * 1000), _KINDS[op.name]) for op in operations]
+    windows = [(begin, begin + 2 * length), *steps.values()]
+    for found, (start, end) in zip([timeline.whole(), *timeline.by_step()], windows, strict=True):
+        _check(found, swept(intervals, start * 1000, end * 1000))
+        parts = found.compute_s + found.exposed_memory_s + found.exposed_communication_s + found.idle_s
+        assert parts == pytest.approx(found.span_s)
+
+
+def test_the_real_kineto_set_gives_what_a_sweep_finds(shared):
+    for path, trace in zip(shared.kineto, read_traces(shared.kineto), strict=True):
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        steps = [e for e in events if e.get("cat") == "user_annotation" and "ProfilerStep" in e["name"]]
+        intervals = [
+            (_ns(e["ts"]), _ns(e["ts"]) + _ns(e["dur"]), _kind(e))
+            for e in events
+            if e.get("cat") in {"kernel", "gpu_memcpy", "gpu_memset"}
+        ]
+        timeline = RankTimeline(trace)
+        windows = [(_ns(e["ts"]), _ns(e["ts"]) + _ns(e["dur"])) for e in steps]
+        assert len(timeline.by_step()) == len(windows) == 2
+        for found, (start, end) in zip(timeline.by_step(), sorted(windows), strict=True):
+            _check(found, swept(intervals, start, end))
+
+
+def test_the_real_nsys_capture_gives_what_a_sweep_finds(shared, tmp_path):
+    database = tmp_path / "capture.sqlite"
+    database.write_bytes(gzip.decompress(shared.nsys.read_bytes()))
+    connection = sqlite3.connect(database)
+    for trace in read_traces([shared.nsys]):
+        kernels = connection.execute(
+            "SELECT start, end, value LIKE '%nccl%' FROM CUPTI_ACTIVITY_KIND_KERNEL "
+            "JOIN StringIds ON id = shortName WHERE deviceId = ?",
+            (trace.device,),
+        )
+        intervals = [(a, b, "communication" if nccl else "compute") for a, b, nccl in kernels]
+        for table in ("MEMCPY", "MEMSET"):
+            rows = connection.execute(
+                f"SELECT start, end, 'memory' FROM CUPTI_ACTIVITY_KIND_{table} WHERE deviceId = ?",
+                (trace.device,),
+            )
+            intervals += rows.fetchall()
+        start, end = min(one[0] for one in intervals), max(one[1] for one in intervals)
+        _check(RankTimeline(trace).whole(), swept(intervals, start, end))
+    connection.close()
+
+
+def _ns(microseconds: float) -> int:
+    return round(microseconds * 1000)
+
+
+def _kind(event: dict) -> str:
+    if event["cat"] != "kernel":
+        return "memory"
+    return "communication" if event["name"].startswith("nccl") else "compute"
+
+
+def test_a_late_launch_is_launch_idle_and_a_quick_one_is_other():
+    operations = [
+        Op(COMPUTE, 0, 100, launched=-10),
+        # Launched 50 us after the first ended; began 8 us later.
+        Op(COMPUTE, 158, 200, launched=150),
+        # Launched long before: the gap is not the host's.
+        Op(COMPUTE, 230, 300, launched=180),
+    ]
+
+    found = _timeline(kineto(operations, steps={1: (0, 300)})).whole()
+
+    assert found.idle.launch_s == pytest.approx(50e-6)
+    assert found.idle.other_s == pytest.approx(38e-6)
+    assert found.idle.sync_s == 0
+    assert found.idle.host_s == 0
+
+
+def test_waiting_for_a_gpu_that_has_nothing_to_do_is_sync_idle():
+    operations = [Op(COMPUTE, 0, 100, launched=-10), Op(COMPUTE, 400, 500, launched=390)]
+    calls = [Call("cudaStreamSynchronize", 20, 130)]
+
+    found = _timeline(kineto(operations, calls=calls, steps={1: (0, 500)})).whole()
+
+    assert found.idle.sync_s == pytest.approx(30e-6)
+    assert found.idle.launch_s == pytest.approx(260e-6)
+    assert found.idle.after_sync_s == pytest.approx(260e-6)
+    assert found.idle.launch_s + found.idle.sync_s + found.idle.other_s == pytest.approx(found.idle_s)
+
+
+def test_a_long_gap_without_a_launch_is_the_hosts():
+    operations = [Op(COMPUTE, 0, 100, launched=-10), Op(COMPUTE, 900, 950, launched=890)]
+
+    found = _timeline(kineto(operations, steps={1: (0, 950)})).whole()
+
+    assert found.idle.host_s == found.idle.launch_s == pytest.approx(790e-6)
+
+
+def test_without_host_calls_idle_time_has_no_reason():
+    found = _timeline(kineto([Op(COMPUTE, 0, 10), Op(COMPUTE, 90, 100)])).whole()
+
+    assert found.idle_s == pytest.approx(80e-6)
+    assert found.idle is None
+
+
+def test_communication_without_any_has_no_overlap():
+    assert _timeline(kineto([Op(COMPUTE, 0, 10)])).whole().overlap_ratio is None
+
+
+def test_steps_that_the_capture_cut_are_left_out():
+    steps = {1: (-50, 20), 2: (20, 60), 3: (60, 100), 4: (100, 130)}
+
+    timeline = _timeline(kineto([Op(COMPUTE, 0, 125)], steps=steps, captured=(0, 130)))
+
+    assert [step.step for step in timeline.by_step()] == [2, 3]
+    assert timeline.window.dropped_steps == (1, 4)
+    assert timeline.whole().span_s == pytest.approx(80e-6)
+
+
+def test_without_a_whole_step_the_window_is_that_of_the_operations():
+    timeline = _timeline(kineto([Op(COMPUTE, 10, 90)], steps={1: (-5, 200)}, captured=(0, 100)))
+
+    assert timeline.window.source == "operations"
+    assert timeline.whole().span_s == pytest.approx(80e-6)
