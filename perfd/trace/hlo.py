@@ -20,7 +20,8 @@ _CLASSES = tuple(
         ("attention", r"fmha|flash|attention"),
         ("copy", r"^copy|memcpy|memset|dynamic-(?:update-)?slice|transpose"),
         ("reduction", r"reduce|argmax|sort|cumsum"),
-        ("elementwise", r"fusion|add|sub|mul|div|exp|log|tanh|select|convert|broadcast|iota|compare|and|or"),
+        ("elementwise", r"fusion|multiply|divide|subtract|tanh|select|convert|broadcast|iota|compare"
+            r"|\b(?:add|and|or|not|xor|exponential|log|rsqrt|sqrt|power|maximum|minimum|negate|clamp)\b"),
     )
 )
 

@@ -1,0 +1,74 @@
+"""`perfd analyze`: what it prints and how it ends."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from perfd.cli import main
+from perfd.testing.traces import COMPUTE, NCCL, Op, kineto, write_json
+
+_OPERATIONS = [Op(COMPUTE, 0, 60, launched=-5), Op(NCCL, 50, 80, launched=-4)]
+_RANK_KEYS = {
+    "rank", "file", "gpu", "span_s", "compute_s", "communication_s", "exposed_communication_s", "memory_s",
+    "exposed_memory_s", "overlap_ratio", "idle_s", "idle", "kernel_count", "steps", "kernels", "collectives",
+}  # fmt: skip
+
+
+@pytest.fixture
+def trace(tmp_path):
+    return write_json(tmp_path / "t.json", kineto(_OPERATIONS, steps={1: (0, 100)}))
+
+
+def test_json_is_one_object_of_the_documented_shape(trace, capsys):
+    assert main(["analyze", str(trace), "--json"]) == 0
+
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "perfd.trace/1"
+    assert {"ranks", "bottleneck", "findings"} <= document.keys()
+    (rank,) = document["ranks"]
+    assert rank.keys() >= _RANK_KEYS
+    assert rank["idle"].keys() >= {"launch_s", "sync_s", "other_s"}
+    assert rank["overlap_ratio"] == pytest.approx(1 / 3)
+    (step,) = rank["steps"]
+    assert step["step"] == 1
+    assert step["compute_s"] == pytest.approx(60e-6)
+    assert rank["kernels"][0].keys() >= {"name", "class", "count", "total_s"}
+    assert rank["collectives"][0].keys() >= {
+        "group", "operation", "count", "total_s", "transfer_s", "wait_s",
+    }  # fmt: skip
+
+
+def test_the_text_says_what_limits_the_capture(trace, capsys):
+    assert main(["analyze", str(trace)]) == 0
+
+    text = capsys.readouterr().out
+    assert text.startswith("Compute bound")
+    assert "60.0 %" in text
+
+
+def test_mfu_is_told_when_the_models_arithmetic_is_known(trace, capsys):
+    assert main(["analyze", str(trace), "--model-flops-per-step", "4e10", "--json"]) == 0
+
+    assert json.loads(capsys.readouterr().out)["model_use"]["mfu_ratio"] == pytest.approx(0.404, rel=0.01)
+
+
+def test_a_file_that_cannot_be_read_is_one_sentence_and_exit_code_2(tmp_path, capsys):
+    path = tmp_path / "t.json"
+    path.write_text("{", encoding="utf-8")
+
+    assert main(["analyze", str(path)]) == 2
+
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"perfd analyze: {path}: ")
+    assert captured.err.count("\n") == 1
+
+
+def test_the_same_files_give_the_same_bytes(trace, capsys):
+    main(["analyze", str(trace), "--json"])
+    first = capsys.readouterr().out
+    main(["analyze", str(trace), "--json"])
+
+    assert capsys.readouterr().out == first

@@ -1,0 +1,167 @@
+"""Collectives of all ranks side by side: transfer, waiting, and who is waited for."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfd.testing.traces import COMPUTE, NCCL, Op, kineto, write_json
+from perfd.trace.analysis import analyse
+from perfd.trace.collectives import Matching
+from perfd.trace.files import read_traces
+from perfd.trace.findings import diagnose
+from perfd.trace.verdict import FindingKind
+
+_PIPELINE = "PIPELINE_MODEL_PARALLEL_GROUP"
+_GROUP = {"Process Group Name": "3", "Process Group Description": "DP", "Process Group Ranks": "[0, 1]"}
+
+
+def _reduce(start, end, sequence=None, elements=4096, name="allreduce", ranks="[0, 1]"):
+    args = _GROUP | {
+        "Collective name": name,
+        "In msg nelems": elements,
+        "dtype": "Float",
+        "Process Group Ranks": ranks,
+    }
+    return Op(NCCL, start, end, args=args if sequence is None else args | {"Seq": sequence})
+
+
+def _analysis(tmp_path, *ranks, **options):
+    paths = [
+        write_json(tmp_path / f"{rank}.json", kineto(operations, rank=rank, world_size=len(ranks), **options))
+        for rank, operations in enumerate(ranks)
+    ]
+    return analyse(read_traces(paths))
+
+
+def _row(analysis, rank, operation="allreduce"):
+    return next(row for row in analysis.collectives.by_rank[rank] if row.operation == operation)
+
+
+def test_the_shortest_is_the_transfer_and_the_rest_waiting(tmp_path):
+    found = _analysis(tmp_path, [_reduce(0, 100), _reduce(200, 210)], [_reduce(70, 100), _reduce(180, 210)])
+
+    first, second = _row(found, 0), _row(found, 1)
+    assert first.matching is Matching.ORDER
+    assert first.transfer_s == second.transfer_s == pytest.approx(40e-6)
+    assert first.wait_s == pytest.approx(70e-6)
+    assert second.wait_s == pytest.approx(20e-6)
+    assert first.total_s == pytest.approx(first.transfer_s + first.wait_s)
+
+
+def test_numbers_match_what_order_would_not(tmp_path):
+    # Rank 1 was recorded from its second operation on.
+    found = _analysis(
+        tmp_path,
+        [_reduce(0, 100, 7), _reduce(200, 210, 8), _reduce(300, 350, 9)],
+        [_reduce(180, 210, 8), _reduce(320, 350, 9)],
+    )
+
+    row = _row(found, 0)
+    assert row.matching is Matching.SEQUENCE
+    assert (row.count, row.matched_count) == (3, 2)
+    assert row.transfer_s == pytest.approx(40e-6)
+    assert row.wait_s == pytest.approx(20e-6)
+
+
+def test_without_numbers_unequal_counts_are_not_matched(tmp_path):
+    found = _analysis(tmp_path, [_reduce(0, 100), _reduce(200, 210)], [_reduce(180, 210)])
+
+    assert _row(found, 0).transfer_s is None
+    assert _row(found, 0).wait_s is None
+    assert any("1 to 2" in sentence for sentence in found.collectives.unmatched)
+
+
+def test_a_rank_that_was_not_traced_leaves_its_groups_unmatched(tmp_path):
+    ranks = "[0, 1, 2]"
+    found = _analysis(tmp_path, [_reduce(0, 100, ranks=ranks)], [_reduce(50, 100, ranks=ranks)])
+
+    assert _row(found, 0).transfer_s is None
+    assert any("no trace of rank 2" in sentence for sentence in found.collectives.unmatched)
+
+
+def test_a_broadcast_is_not_split(tmp_path):
+    found = _analysis(tmp_path, [_reduce(0, 100, name="broadcast")], [_reduce(70, 100, name="broadcast")])
+
+    assert _row(found, 0, "broadcast").transfer_s is None
+
+
+def test_barriers_and_reductions_of_one_element_are_told_apart(tmp_path):
+    operations = [
+        _reduce(0, 10, elements=0, name="barrier"),
+        _reduce(20, 30, elements=1),
+        _reduce(40, 50, elements=4096),
+    ]
+    found = _analysis(tmp_path, operations, operations)
+
+    rows = [(row.operation, row.barrier, row.count) for row in found.collectives.by_rank[0]]
+    assert sorted(rows) == [("allreduce", False, 1), ("allreduce", True, 1), ("barrier", True, 1)]
+
+
+def _message(name, start, peer):
+    key = "Dst Rank" if name == "send" else "Src Rank"
+    return {
+        "ph": "X", "cat": "cpu_op", "name": "record_param_comms", "pid": 100, "tid": 100,
+        "ts": start, "dur": 1,
+        "args": {"Collective name": name, "Process Group Description": _PIPELINE, key: peer},
+    }  # fmt: skip
+
+
+def test_a_receive_that_waits_for_its_sender_is_waiting(tmp_path):
+    groups = [{"pg_name": "9", "pg_desc": "PIPELINE_MODEL_PARALLEL_GROUP", "ranks": [0, 1]}]
+    sender = kineto(
+        [Op(COMPUTE, 0, 180, launched=-5), Op("ncclDevKernel_SendRecv(x)", 180, 200, launched=179)],
+        rank=0, groups=groups,
+    )  # fmt: skip
+    receiver = kineto(
+        [Op("ncclDevKernel_SendRecv(x)", 20, 200, launched=15), Op(COMPUTE, 200, 260, launched=16)],
+        rank=1, groups=groups,
+    )  # fmt: skip
+    sender["traceEvents"].append(_message("send", 170, 1))
+    receiver["traceEvents"].append(_message("recv", 5, 0))
+    paths = [write_json(tmp_path / "0.json", sender), write_json(tmp_path / "1.json", receiver)]
+
+    analysis = analyse(read_traces(paths))
+
+    row = _row(analysis, 1, "sendrecv")
+    assert row.matching is Matching.MESSAGES
+    assert row.transfer_s == pytest.approx(20e-6)
+    assert row.wait_s == pytest.approx(160e-6)
+    first, second = analysis.stages
+    assert (first.stage, second.stage) == (0, 1)
+    assert second.message_wait_s == pytest.approx(160e-6)
+    assert FindingKind.PIPELINE in {found.kind for found in diagnose(analysis).findings}
+
+
+def test_a_rank_that_the_others_wait_for_is_the_straggler(tmp_path):
+    def step(slow):
+        return [
+            Op(COMPUTE, 0, 150 if slow else 100, launched=-5),
+            _reduce(150 if slow else 100, 170, ranks="[0, 1, 2]"),
+        ]
+
+    analysis = _analysis(tmp_path, step(slow=False), step(slow=False), step(slow=True))
+
+    (found,) = [one for one in diagnose(analysis).findings if one.kind is FindingKind.STRAGGLER]
+    assert list(found.ranks) == [2]
+    assert found.confidence == 0.9
+    assert found.lost_ratio == pytest.approx(50 / 170)
+
+
+def test_equal_ranks_have_no_straggler(tmp_path):
+    step = [Op(COMPUTE, 0, 100, launched=-5), _reduce(100, 120)]
+
+    analysis = _analysis(tmp_path, step, step)
+
+    assert FindingKind.STRAGGLER not in {found.kind for found in diagnose(analysis).findings}
+
+
+def test_in_the_real_pipeline_communication_is_nearly_all_waiting(shared):
+    analysis = analyse(read_traces(shared.kineto))
+
+    for row in (row for rows in analysis.collectives.by_rank.values() for row in rows):
+        assert row.matched_count == row.count
+        assert row.transfer_s + row.wait_s == pytest.approx(row.total_s)
+    transfer = sum(one[0] for one in analysis.collectives.split.values())
+    wait = sum(one[1] for one in analysis.collectives.split.values())
+    assert transfer / (transfer + wait) < 0.02
+    assert [stall.stage for stall in analysis.stages] == [0, 1, 2, 3]

@@ -1,0 +1,137 @@
+"""Which files are read, and how ranks get their numbers."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+
+from perfd.errors import TraceError
+from perfd.testing.traces import COMPUTE, NsysExport, Op, kineto, write_json
+from perfd.trace import files
+from perfd.trace.files import read_traces
+
+_ONE = [Op(COMPUTE, 0, 10)]
+
+
+def _export(path, device=0):
+    export = NsysExport(path)
+    export.kernel(COMPUTE, 0, 10_000, device=device)
+    return export.close()
+
+
+def test_ranks_are_what_their_files_say_and_come_in_order(tmp_path):
+    paths = [write_json(tmp_path / f"{rank}.json", kineto(_ONE, rank=rank)) for rank in (3, 0, 12)]
+
+    assert [trace.rank for trace in read_traces(paths)] == [0, 3, 12]
+
+
+def test_two_files_of_one_rank_are_an_error_that_names_both(tmp_path):
+    paths = [write_json(tmp_path / name, kineto(_ONE, rank=4)) for name in ("a.json", "b.json")]
+
+    with pytest.raises(TraceError, match=r"Rank 4 .*a\.json, .*b\.json"):
+        read_traces(paths)
+
+
+def test_the_same_file_twice_is_an_error(tmp_path):
+    path = write_json(tmp_path / "a.json", kineto(_ONE, rank=0))
+
+    with pytest.raises(TraceError, match="Rank 0"):
+        read_traces([path, path])
+
+
+def test_without_numbers_the_device_is_the_rank(tmp_path):
+    paths = [write_json(tmp_path / f"{d}.json", kineto(_ONE, rank=None, device=d)) for d in (2, 1)]
+
+    assert [(trace.rank, trace.device) for trace in read_traces(paths)] == [(1, 1), (2, 2)]
+
+
+def test_devices_of_several_nodes_are_numbered_by_order(tmp_path):
+    paths = [_export(tmp_path / "node0.sqlite"), _export(tmp_path / "node1.sqlite")]
+
+    assert [(trace.rank, trace.file) for trace in read_traces(paths)] == [
+        (0, str(paths[0])),
+        (1, str(paths[1])),
+    ]
+
+
+def test_a_file_without_a_number_among_numbered_ones_is_an_error(tmp_path):
+    paths = [
+        write_json(tmp_path / "a.json", kineto(_ONE, rank=0)),
+        write_json(tmp_path / "b.json", kineto(_ONE, rank=None, device=1)),
+    ]
+
+    with pytest.raises(TraceError, match=r"b\.json: the trace does not say which rank"):
+        read_traces(paths)
+
+
+def test_the_content_decides_and_not_the_name(tmp_path):
+    path = _export(tmp_path / "x.sqlite")
+    packed = tmp_path / "report"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+
+    (trace,) = read_traces([packed])
+
+    assert trace.file == str(packed)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("t.json.gz", b"{}", "not compressed by gzip"),
+        ("t.json.gz", b"\x1f\x8b\x08\x00", "cut or damaged"),
+        ("t.json", b"", "empty"),
+        ("t.sqlite", b"{}", "no SQLite file"),
+        ("t.nsys-rep", b"NSYS", "nsys is installed"),
+    ],
+)
+def test_what_is_no_trace_is_one_clear_sentence(tmp_path, name, content, words):
+    path = tmp_path / name
+    path.write_bytes(content)
+
+    with pytest.raises(TraceError, match=words) as raised:
+        read_traces([path], nsys_program="no-such-nsys")
+
+    assert str(path) in str(raised.value)
+
+
+def test_a_file_that_is_not_there_and_a_folder_are_one_clear_sentence(tmp_path):
+    for path in (tmp_path / "none.json", tmp_path):
+        with pytest.raises(TraceError, match="cannot be read"):
+            read_traces([path])
+
+
+def test_an_export_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "bomb.sqlite.gz"
+    path.write_bytes(gzip.compress(b"SQLite format 3\0" + bytes(2_000_000)))
+    monkeypatch.setattr(files, "MAX_UNPACKED_BYTES", 1_000_000)
+
+    with pytest.raises(TraceError, match="unpacks to more than"):
+        read_traces([path])
+
+
+def test_a_report_is_exported_by_nsys(tmp_path):
+    made = _export(tmp_path / "made.sqlite")
+    program = _program(tmp_path, f'cp "{made}" "$5"')
+    report = tmp_path / "capture.nsys-rep"
+    report.write_bytes(b"NSYS")
+
+    (trace,) = read_traces([report], nsys_program=str(program))
+
+    assert trace.file == str(report)
+
+
+def test_a_report_that_nsys_cannot_export_says_why(tmp_path):
+    program = _program(tmp_path, "echo 'Importer is missing' >&2")
+    report = tmp_path / "capture.nsys-rep"
+    report.write_bytes(b"NSYS")
+
+    with pytest.raises(TraceError, match="Importer is missing"):
+        read_traces([report], nsys_program=str(program))
+
+
+def _program(folder, line):
+    program = folder / "nsys"
+    program.write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
+    program.chmod(0o755)
+    return program

@@ -1,0 +1,153 @@
+"""Each class of bottleneck, from a trace made to be it; kernels, launches and MFU."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfd.peaks import load_peaks
+from perfd.testing.traces import COMPUTE, COPY, MATMUL, NCCL, Call, NsysExport, Op, kineto, write_json
+from perfd.trace.analysis import TraceSettings, analyse
+from perfd.trace.files import read_traces
+from perfd.trace.findings import diagnose
+from perfd.trace.verdict import FindingKind
+
+
+def _analysis(tmp_path, operations, settings=None, **options):
+    path = write_json(tmp_path / "t.json", kineto(operations, **options))
+    return analyse(read_traces([path]), settings)
+
+
+def _busy(name, share, *, step=1000, **options):
+    """A kernel of so much of a step, and computing for the rest of 95 %."""
+    end = round(step * share)
+    return [Op(name, 0, end, launched=-20, **options), Op(COMPUTE, end, round(step * 0.95), launched=-10)]
+
+
+@pytest.mark.parametrize(
+    ("operations", "calls", "expected"),
+    [
+        (_busy(COMPUTE, 0.9), [], FindingKind.COMPUTE),
+        (_busy(NCCL, 0.6), [], FindingKind.COMMUNICATION),
+        (_busy(COPY, 0.6), [], FindingKind.MEMORY_COPY),
+        (
+            [Op(COMPUTE, at, at + 20, launched=at - 5) for at in range(0, 1000, 100)],
+            [],
+            FindingKind.LAUNCH,
+        ),
+        (
+            [Op(COMPUTE, at, at + 20, launched=at - 5) for at in range(0, 1000, 100)],
+            [Call("cudaDeviceSynchronize", at + 5, at + 80) for at in range(0, 1000, 100)],
+            FindingKind.SYNCHRONIZATION,
+        ),
+    ],
+)
+def test_what_takes_most_is_the_bottleneck(tmp_path, operations, calls, expected):
+    diagnosis = diagnose(_analysis(tmp_path, operations, calls=calls, steps={1: (0, 1000)}))
+
+    assert diagnosis.bottleneck.kind is expected
+    assert diagnosis.bottleneck.evidence
+    assert diagnosis.bottleneck.recommendation
+
+
+def test_shares_add_up_to_the_window(tmp_path):
+    operations = [
+        Op(NCCL, 0, 300, launched=-5),
+        Op(COMPUTE, 200, 500, launched=-5),
+        Op(COPY, 600, 700, launched=580),
+    ]
+
+    found = diagnose(_analysis(tmp_path, operations, steps={1: (0, 1000)})).shares
+
+    parts = (
+        found.compute,
+        found.exposed_communication,
+        found.exposed_memory,
+        found.launch,
+        found.synchronization,
+        found.unexplained_idle,
+    )
+    assert sum(parts) == pytest.approx(1)
+
+
+def test_idle_time_without_host_calls_is_told_as_unexplained(tmp_path):
+    diagnosis = diagnose(_analysis(tmp_path, [Op(COMPUTE, 0, 100)], steps={1: (0, 1000)}))
+
+    assert diagnosis.bottleneck.kind is FindingKind.LAUNCH
+    assert "no host calls" in diagnosis.bottleneck.evidence[0]
+
+
+def test_copies_of_pageable_memory_are_named(tmp_path):
+    diagnosis = diagnose(_analysis(tmp_path, _busy(COPY, 0.05), steps={1: (0, 1000)}))
+
+    (found,) = [one for one in diagnosis.findings if one.kind is FindingKind.MEMORY_COPY]
+    assert "pin_memory" in found.recommendation
+
+
+def test_a_capture_that_lost_its_records_has_no_bottleneck_but_says_so(tmp_path):
+    export = NsysExport(tmp_path / "n.sqlite")
+    export.kernel(COMPUTE, 50_000, 60_000, launched=49_000)
+    export.lost("cudaLaunchKernel_v7000", 30)
+
+    diagnosis = diagnose(analyse(read_traces([export.close()])))
+
+    assert diagnosis.bottleneck is None
+    assert [found.kind for found in diagnosis.findings] == [FindingKind.LOST_RECORDS]
+    assert "30 of 31 launches" in diagnosis.findings[0].evidence[0]
+
+
+def test_kernels_sum_to_the_busy_time_when_each_instant_counts_once(tmp_path):
+    operations = [
+        Op(MATMUL, 0, 100, stream=1),
+        Op(COMPUTE, 50, 120, stream=2),
+        Op(NCCL, 80, 200, stream=3),
+        Op(COPY, 110, 150, stream=4),
+    ]
+
+    (rank,) = _analysis(tmp_path, operations).ranks
+
+    path = {row.name: row.path_s for row in rank.kernels}
+    assert path[MATMUL] == pytest.approx(100e-6)
+    assert path[COMPUTE] == pytest.approx(20e-6)
+    assert path[COPY] == pytest.approx(30e-6)
+    assert path[NCCL] == pytest.approx(50e-6)
+    assert {row.name: row.tensor_cores for row in rank.kernels}[MATMUL]
+
+
+def test_kernels_are_counted_where_they_begin_and_timed_where_they_run(tmp_path):
+    operations = [Op(COMPUTE, -10, 10), Op(COMPUTE, 50, 60), Op(COMPUTE, 95, 120)]
+
+    (rank,) = _analysis(tmp_path, operations, steps={1: (0, 100)}).ranks
+
+    (row,) = rank.kernels
+    assert row.count == rank.whole.kernel_count == 2
+    assert row.total_s == pytest.approx(25e-6)
+
+
+def test_launches_tell_their_cost_and_how_long_their_kernels_queue(tmp_path):
+    operations = [Op(COMPUTE, 10, 12, launched=4), Op(COMPUTE, 30, 50, launched=22)]
+
+    cost = _analysis(tmp_path, operations).ranks[0].launches
+
+    assert cost.count == 2
+    assert cost.call_s == pytest.approx(5e-6)
+    assert cost.queue_s == pytest.approx(7e-6)
+    assert cost.short_kernel_ratio == 0.5
+
+
+def test_mfu_is_of_the_dense_peak_of_all_gpus(tmp_path):
+    settings = TraceSettings(model_flops_per_step=8 * 989.4e12 * 1e-3 * 0.4, peaks=load_peaks())
+
+    use = _analysis(tmp_path, _busy(COMPUTE, 0.9), settings, steps={1: (0, 1000)}, world_size=8).model_use
+
+    assert use.mfu_ratio == pytest.approx(0.4, rel=1e-3)
+    assert use.gpus == 8
+
+
+def test_mfu_of_an_unknown_gpu_is_unknown(tmp_path):
+    settings = TraceSettings(model_flops_per_step=1e12, peaks=load_peaks())
+    trace = kineto(_busy(COMPUTE, 0.9), steps={1: (0, 1000)})
+    trace["deviceProperties"][0]["name"] = "Voodoo 2"
+
+    analysis = analyse(read_traces([write_json(tmp_path / "t.json", trace)]), settings)
+
+    assert analysis.model_use is None
