@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from perfd.analysis.arrivals import Late, late
 from perfd.analysis.findings import Culprit, Facts, Finding, Kind, percent
-from perfd.analysis.nccl import Nccl, NcclRank
+from perfd.analysis.nccl_ranks import NcclRank
 from perfd.analysis.shares import DataLoading
 from perfd.analysis.stragglers import Pattern, Straggler
 
-_LEAST_CAUSED = 0.05
-"""Of the time: what the peers wait for one rank before it is worth a name."""
-_LEAST_LAST = 0.6
 _SLOW_INPUT = 0.05
 _SLOWER_CLOCK = 0.95
 
@@ -27,9 +25,10 @@ def one_rank_loads_slowly(data: DataLoading) -> bool:
 
 def judge_straggler(facts: Facts) -> Finding | None:
     """The rank that the others wait for, by timers of each rank or by GPM; None without one."""
-    late = latest_rank(facts.nccl)
-    if late is not None:
-        return _by_arrival(facts, late)
+    others = (*facts.stragglers_by_timers, *facts.stragglers_by_activity)
+    arrivals = late(facts.nccl.ranks, {straggler.rank for straggler in others})
+    if arrivals is not None:
+        return _by_arrival(facts, arrivals, arrivals.rank) if arrivals.rank else _together(facts, arrivals)
     if facts.stragglers_by_timers:
         return _by_timers(facts, facts.stragglers_by_timers[0])
     for straggler in facts.stragglers_by_activity:
@@ -37,20 +36,6 @@ def judge_straggler(facts: Facts) -> Finding | None:
         if finding is not None:
             return finding
     return None
-
-
-def latest_rank(kernels: Nccl) -> NcclRank | None:
-    """The rank that its peers wait for in NCCL's kernels, if one alone causes enough of it, else None.
-
-    Persistence and magnitude are both needed: by chance some rank is always the last, and one that is
-    always the last may be so by next to nothing.
-    """
-    candidates = [
-        rank
-        for rank in kernels.ranks
-        if (rank.caused_ratio or 0) >= _LEAST_CAUSED and (rank.last_ratio or 0) >= _LEAST_LAST
-    ]
-    return max(candidates, key=lambda rank: rank.caused_ratio or 0) if candidates else None
 
 
 def judge_throttling(facts: Facts) -> Finding | None:
@@ -78,29 +63,62 @@ def judge_throttling(facts: Facts) -> Finding | None:
     )
 
 
-def _by_arrival(facts: Facts, late: NcclRank) -> Finding:
+def _by_arrival(facts: Facts, arrivals: Late, slow: NcclRank) -> Finding:
     others = [*facts.stragglers_by_timers, *facts.stragglers_by_activity]
-    agreeing = [straggler for straggler in others if straggler.rank == late.rank]
+    agreeing = [straggler for straggler in others if straggler.rank == slow.rank]
     arrival = (
-        f"Rank {late.rank} is the last to arrive for {percent(late.last_ratio or 0)} of its peers' waiting in"
+        f"Rank {slow.rank} is the last to arrive for {percent(arrivals.last_ratio)} of its peers' waiting in"
         f" collectives ({facts.nccl.source})."
     )
-    waiting = f"They wait for it about {percent(late.caused_ratio or 0)} of the time" + (
-        "." if late.busy_ratio is None else f"; its own NCCL kernels take {percent(late.busy_ratio)}."
+    waiting = f"They wait for it about {percent(arrivals.caused_ratio)} of the time" + (
+        "." if slow.busy_ratio is None else f"; its own NCCL kernels take {percent(slow.busy_ratio)}."
     )
-    evidence = [arrival, waiting, *(_describe(straggler) for straggler in agreeing)]
+    evidence = [
+        arrival,
+        waiting,
+        *_of_those(arrivals, slow),
+        *(_describe(straggler) for straggler in agreeing),
+    ]
     idle = any(straggler.pattern is Pattern.IDLE for straggler in agreeing)
     advice = (
-        f"Look at rank {late.rank}: a capture of this rank and of one peer shows whether its GPU computes"
+        f"Look at rank {slow.rank}: a capture of this rank and of one peer shows whether its GPU computes"
         " longer or its host keeps it waiting."
     )
     return Finding(
         kind=Kind.DATA_LOADING if idle and one_rank_loads_slowly(facts.data) else Kind.STRAGGLER,
-        confidence=0.9 if agreeing else 0.8 if late.busy_ratio is not None else 0.6,
-        culprits=(Culprit(kind="rank", id=late.rank),),
+        confidence=0.9 if agreeing else 0.8 if slow.busy_ratio is not None else 0.6,
+        culprits=(Culprit(kind="rank", id=slow.rank),),
         evidence=evidence,
         recommendation=_look_at(agreeing[0]) if agreeing else advice,
-        lost_ratio=late.caused_ratio,
+        lost_ratio=arrivals.caused_ratio,
+    )
+
+
+def _of_those(arrivals: Late, slow: NcclRank) -> list[str]:
+    """Why it is this one, when others are late with it."""
+    others = [rank for rank in arrivals.together if rank != slow.rank]
+    if not others or slow.slowdown_ratio is None:
+        return []
+    shown = ", ".join(map(str, others[:8]))
+    return [
+        f"Ranks {shown} are late with it, but they wait meanwhile.",
+        f"Rank {slow.rank} is at work {slow.slowdown_ratio:.2f} times as long as its peers.",
+    ]
+
+
+def _together(facts: Facts, arrivals: Late) -> Finding:
+    shown = ", ".join(map(str, arrivals.together[:8]))
+    return Finding(
+        kind=Kind.STRAGGLER,
+        confidence=0.4,
+        evidence=[
+            f"Ranks {shown} are late together ({facts.nccl.source}).",
+            f"Their peers wait for them about {percent(arrivals.caused_ratio)} of the time.",
+            "Nothing tells which of them is the slow one.",
+        ],
+        recommendation=f"Look at ranks {shown}: captures of them show which one computes while the others"
+        " wait for it, or log timers by rank (Megatron-LM: --timing-log-option all).",
+        lost_ratio=arrivals.caused_ratio,
     )
 
 

@@ -1,0 +1,91 @@
+"""Recorded runs and public timelines of known truth, judged by perfd and by two simpler rules."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.faults.baselines import min_median, sliding_mean
+from benchmarks.faults.score import Case
+from benchmarks.faults.timelines import Evidence, Timeline, job_of, read_timeline
+from perfd.analysis.findings import Kind
+from perfd.analysis.summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.tables import Floats
+from perfd.recording import bundled
+from perfd.session.replay import ReplayOptions, replay
+
+RECORDINGS = {"dp4": (), "dp4_slow2": (2,), "pp2dp2": (), "pp4_few": ()}
+"""By name, the ranks to blame; `pp4_few` has a large bubble by design."""
+TIMELINES = {"AR": (0,), "SE": ()}
+"""AR has a slow worker; in SE sequences are of unequal length and nobody is to blame."""
+_BLAMING = {Kind.STRAGGLER, Kind.DATA_LOADING, Kind.THROTTLING, Kind.HANG}
+
+
+def recorded_cases() -> list[Case]:
+    """The bundled recordings, through agent, wire and aggregator."""
+    cases = []
+    for name, truth in RECORDINGS.items():
+        begun = time.perf_counter()
+        (summary,) = replay(ReplayOptions(recording=bundled(name))).summaries
+        cases.append(_case(name, truth, summary, time.perf_counter() - begun))
+    return cases
+
+
+def timeline_cases(folder: Path) -> list[Case]:
+    """The public timelines, with each kind of evidence on its own."""
+    cases = []
+    for name, truth in TIMELINES.items():
+        timeline = read_timeline(folder / f"{name}.parquet")
+        for evidence in Evidence:
+            job = job_of(name, timeline, evidence)
+            begun = time.perf_counter()
+            summary = summarise(job, AnalysisSettings())
+            cases.append(_case(f"{name}, {evidence}", truth, summary, time.perf_counter() - begun))
+    return cases
+
+
+def baseline_cases(folder: Path | None) -> dict[str, list[Case]]:
+    """The same runs by the simpler rules. Recordings do not hold compute times of each rank."""
+    rules: dict[str, Callable[[Floats], set[int]]] = {
+        "min-median of all ranks, 0.75": min_median,
+        "sliding mean of ten steps": sliding_mean,
+    }
+    timelines = (
+        {} if folder is None else {name: read_timeline(folder / f"{name}.parquet") for name in TIMELINES}
+    )
+    return {
+        rule: [
+            *(Case(name=name, truth=frozenset(truth), blamed=None) for name, truth in RECORDINGS.items()),
+            *(
+                Case(
+                    name=name, truth=frozenset(TIMELINES[name]), blamed=frozenset(judge(_compute_s(timeline)))
+                )
+                for name, timeline in timelines.items()
+            ),
+        ]
+        for rule, judge in rules.items()
+    }
+
+
+def _compute_s(timeline: Timeline) -> Floats:
+    return np.sum([timeline.by_rank(name) for name in ("forward-compute", "backward-compute")], axis=0)
+
+
+def _case(name: str, truth: Sequence[int], summary: JobSummary, seconds: float) -> Case:
+    blamed = {
+        int(culprit.id)
+        for finding in summary.findings
+        if finding.kind in _BLAMING
+        for culprit in finding.culprits
+        if culprit.kind == "rank"
+    }
+    return Case(
+        name=name,
+        truth=frozenset(truth),
+        blamed=frozenset(blamed),
+        kinds=tuple(finding.kind.value for finding in summary.findings),
+        seconds=seconds,
+    )

@@ -1,0 +1,78 @@
+"""The offline fault benchmark: right on every recording, and its own arithmetic."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.faults.__main__ import main
+from benchmarks.faults.baselines import min_median, sliding_mean
+from benchmarks.faults.offline import TIMELINES, recorded_cases, timeline_cases
+from benchmarks.faults.score import Case, confusion, wilson
+
+SHARED = os.environ.get("PERFD_SHARED")
+
+
+def test_no_recording_is_missed_and_none_raises_a_false_alarm():
+    cases = recorded_cases()
+
+    counts = confusion(cases)
+    assert (counts.found, counts.missed, counts.silent, counts.false_alarms) == (1, 0, 3, 0)
+    assert next(case for case in cases if case.name == "pp4_few").kinds[0] == "pipeline_bubble"
+
+
+@pytest.mark.skipif(SHARED is None, reason="PERFD_SHARED does not name the folder of public timelines")
+def test_the_public_timelines_are_told_apart_by_any_evidence():
+    pytest.importorskip("pyarrow", reason="the timelines are parquet files")
+
+    cases = timeline_cases(Path(SHARED or "") / "stragglers")
+
+    assert {case.name: case.blamed for case in cases} == {
+        f"{name}, {evidence}": frozenset(truth)
+        for name, truth in TIMELINES.items()
+        for evidence in ("timers", "nccl", "both")
+    }
+    assert all(
+        "sequence_imbalance" in case.kinds for case in cases if case.name in {"SE, timers", "SE, both"}
+    )
+
+
+def test_the_command_says_what_it_found_and_its_exit_code_is_that_of_the_worst(capsys, monkeypatch):
+    monkeypatch.delenv("PERFD_SHARED", raising=False)
+
+    assert main(["offline", "--json"]) == 0
+
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "perfd.bench.faults/1"
+    assert document["judges"]["perfd"]["false_alarms"] == 0
+    assert len(document["judges"]) == 3
+
+
+def case(truth: set[int], blamed: set[int] | None) -> Case:
+    return Case(name="c", truth=frozenset(truth), blamed=None if blamed is None else frozenset(blamed))
+
+
+def test_a_wrong_name_is_a_miss_and_a_false_alarm():
+    counts = confusion(
+        [case({1}, {2}), case({1}, {1}), case(set(), {3}), case(set(), set()), case({1}, None)]
+    )
+
+    assert (counts.found, counts.missed, counts.false_alarms) == (1, 2, 2)
+    assert (counts.silent, counts.no_input) == (1, 1)
+
+
+def test_the_interval_of_a_proportion_is_wilsons():
+    assert wilson(30, 30) == pytest.approx((0.886, 1.0), abs=1e-3)
+    assert wilson(0, 0) == (0.0, 1.0)
+
+
+def test_the_simpler_rules_flag_a_stage_that_has_more_work():
+    compute = np.tile([1.0, 1.0, 1.4, 1.4], (20, 1))
+
+    assert min_median(compute) == {2, 3}
+    assert sliding_mean(compute) == {2, 3}
+    assert min_median(np.ones((20, 4))) == sliding_mean(np.ones((20, 4))) == set()
