@@ -16,6 +16,7 @@ from perfd.aggregator.history import History
 from perfd.aggregator.intake import Intake, State
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.overview import agent_json, job_json, step_lines
+from perfd.aggregator.progress import progress_columns
 from perfd.aggregator.render import PageRenderer
 from perfd.aggregator.restore import restore
 from perfd.aggregator.rounds import Rounds
@@ -213,6 +214,16 @@ class Aggregator:
             known = self._state.fleet.jobs.get(job)
             table = known.steps.table() if known else None
         return None if table is None else step_lines(table, first_step, limit)
+
+    def series(self, job: str, points: int) -> dict[str, list[Any]] | None:
+        """How step time and MFU of a job went, of schema perfd.series/1; None when it is not in memory."""
+        live = self._rounds.live(job)
+        with self._state.lock:
+            known = self._state.fleet.jobs.get(job)
+            if known is None or live is None:
+                return None
+            table, events = known.steps.table(), tuple(known.events)
+        return progress_columns(table, events, live, points)
 
     def stored_summary(self, job: str) -> Mapping[str, Any] | None:
         """The summary of a job that only history knows."""

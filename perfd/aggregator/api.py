@@ -14,14 +14,18 @@ from perfd.capture.api import StartBody, capture_routes
 from perfd.errors import PerfdError
 from perfd.exposition import CONTENT_TYPE
 from perfd.http import Handler, Request, Response
+from perfd.web.routes import page_routes
 
 _MAX_STEPS = 10_000
+_MAX_POINTS = 2000
 _INDEX = """perfd aggregator {version}
 
+/                               the page, for people
 /metrics                        everything, for Prometheus
 /api/v1/jobs                    jobs, with their newest numbers
 /api/v1/jobs/JOB                the summary of one job (perfd.summary/1)
 /api/v1/jobs/JOB/steps          its progress lines; ?from=STEP&limit=N
+/api/v1/jobs/JOB/series         step time and MFU over its steps; ?points=N
 /api/v1/alerts                  alerts of perfd's own engine
 /api/v1/agents                  agents and their nodes
 /api/v1/captures                captures (perfd.capture/1); POST starts one
@@ -35,6 +39,9 @@ class Source(Protocol):
     def page(self) -> bytes:
         """The page for Prometheus."""
 
+    def jobs(self) -> list[str]:
+        """Names of the jobs in memory."""
+
     def overview(self) -> list[dict[str, Any]]:
         """One entry a job, of schema perfd.jobs/1."""
 
@@ -46,6 +53,9 @@ class Source(Protocol):
 
     def steps(self, job: str, first_step: int, limit: int) -> list[dict[str, Any]] | None:
         """Progress lines of a job; None when it is not known."""
+
+    def series(self, job: str, points: int) -> dict[str, list[Any]] | None:
+        """Columns of schema perfd.series/1; None for a job that is not in memory."""
 
     def alerts(self) -> list[dict[str, Any]]:
         """Alerts, newest first."""
@@ -69,7 +79,8 @@ class Source(Protocol):
 def routes(source: Source) -> dict[str, Handler]:
     """Everything that the aggregator serves, by path."""
     return {
-        "/": lambda _: _text(_INDEX.format(version=__version__)),
+        **page_routes(lambda job: job in source.jobs() or source.stored_summary(job) is not None),
+        "/api/v1": lambda _: _text(_INDEX.format(version=__version__)),
         "/metrics": lambda _: Response(body=source.page(), content_type=CONTENT_TYPE),
         "/api/v1/jobs": lambda _: _json({"schema": "perfd.jobs/1", "jobs": source.overview()}),
         "/api/v1/jobs/": lambda request: _job(source, request),
@@ -89,9 +100,11 @@ def _job(source: Source, request: Request) -> Response:
             return _summary(source, job)
         if rest == "steps":
             return _steps(source, job, request)
+        if rest == "series":
+            return _series(source, job, request)
     except PerfdError as error:
         return _error(503, str(error))
-    return _error(404, f"There is nothing at {request.path}; a job has its summary and `steps`.")
+    return _error(404, f"There is nothing at {request.path}; a job has its summary, `steps` and `series`.")
 
 
 def _summary(source: Source, job: str) -> Response:
@@ -115,6 +128,16 @@ def _steps(source: Source, job: str, request: Request) -> Response:
     if lines is None:
         return _error(404, f"There is no job {job!r}; /api/v1/jobs lists them.")
     return _json({"schema": "perfd.steps/1", "job": job, "steps": lines})
+
+
+def _series(source: Source, job: str, request: Request) -> Response:
+    points = request.query.get("points", "600")
+    if not (points.isdecimal() and len(points) <= 4 and 0 < int(points) <= _MAX_POINTS):
+        return _error(400, f"`points` must be a whole number from 1 to {_MAX_POINTS}.")
+    columns = source.series(job, int(points))
+    if columns is None:
+        return _error(404, f"There is no job {job!r} in memory; /api/v1/jobs lists them.")
+    return _json({"schema": "perfd.series/1", "job": job, **columns})
 
 
 def _error(status: int, message: str) -> Response:

@@ -18,7 +18,7 @@ from perfd.analysis.tables import StepTable
 def job_json(job: JobState, live: JobSummary, now_s: float) -> dict[str, Any]:
     """One entry of schema perfd.jobs/1: where the job stands now, and its newest numbers."""
     entry: dict[str, Any] = msgspec.to_builtins(live)
-    for left_to_the_summary in ("alerts", "findings", "breakdown", "flops_check"):
+    for left_to_the_summary in ("alerts", "findings", "flops_check"):
         entry.pop(left_to_the_summary, None)
     table = job.steps
     entry["steps"] = {"count": len(table), "last": table.last_step}

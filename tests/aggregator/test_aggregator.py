@@ -244,7 +244,7 @@ def test_every_path_of_the_interface_answers(clock):
         agent.hello()
         feed(agent, clock, running, range(1, 31), job="a b/ü", loss=2.0)
         name = quote("a b/ü", safe="")
-        index = get(running, "/")
+        index = get(running, "/api/v1")
         for path in ("/metrics", "/api/v1/jobs", "/api/v1/alerts", "/api/v1/agents", "/api/v1/captures"):
             assert path in index
             assert get(running, path)

@@ -1,0 +1,1 @@
+"""The page that people look at: static assets, and the routes that serve them."""

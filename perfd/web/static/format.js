@@ -1,0 +1,50 @@
+// Numbers as people read them. What is not known is a dash, never a zero.
+
+export const UNKNOWN = "–";
+
+const known = (value) => typeof value === "number" && Number.isFinite(value);
+
+export const percent = (ratio, digits = 1) => (known(ratio) ? `${(ratio * 100).toFixed(digits)} %` : UNKNOWN);
+
+export function duration(seconds) {
+  if (!known(seconds)) return UNKNOWN;
+  if (seconds < 10) return `${(seconds * 1000).toFixed(0)} ms`;
+  if (seconds < 100) return `${seconds.toFixed(1)} s`;
+  if (seconds < 7200) return `${(seconds / 60).toFixed(0)} min`;
+  return `${(seconds / 3600).toFixed(1)} h`;
+}
+
+export const count = (value) => (known(value) ? Math.round(value).toLocaleString("en-US") : UNKNOWN);
+
+export const teraflops = (value) => (known(value) ? (value / 1e12).toFixed(1) : UNKNOWN);
+
+export const watts = (value) => (known(value) ? `${value.toFixed(0)} W` : UNKNOWN);
+
+export function bytes(value) {
+  if (!known(value)) return UNKNOWN;
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  const power = value < 1 ? 0 : Math.min(Math.floor(Math.log10(value) / 3), units.length - 1);
+  return `${(value / 1000 ** power).toFixed(power ? 1 : 0)} ${units[power]}`;
+}
+
+export const clock = (date) => date.toLocaleTimeString("en-GB");
+
+export const moment = (unixS) =>
+  known(unixS) ? new Date(unixS * 1000).toISOString().replace("T", " ").slice(0, 19) + " UTC" : UNKNOWN;
+
+export const words = (name) => String(name ?? "unknown").replaceAll("_", " ");
+
+export function step(job) {
+  const last = job.steps?.last;
+  if (last == null) return UNKNOWN;
+  return job.train_steps ? `${last} of ${job.train_steps}` : String(last);
+}
+
+const DIMENSIONS = ["tp", "pp", "dp", "cp", "ep"];
+
+export function layout(job) {
+  const sizes = DIMENSIONS.filter((name) => (job.parallel?.[name] ?? 1) > 1).map(
+    (name) => `${name.toUpperCase()} ${job.parallel[name]}`,
+  );
+  return [job.framework, job.world_size ? `${job.world_size} GPUs` : null, ...sizes].filter(Boolean).join(" · ");
+}

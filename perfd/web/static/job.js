@@ -1,0 +1,113 @@
+// One job: what limits it, then the numbers that say so.
+
+import { ApiError, get, jobPath } from "./api.js";
+import { breakdownBar, heatMap, stageBars } from "./bars.js";
+import { el, section } from "./dom.js";
+import { isStale } from "./fleet.js";
+import { count, duration, layout, moment, percent, step, teraflops } from "./format.js";
+import { progressChart } from "./progress.js";
+import { headline } from "./verdict.js";
+
+// Loads first and returns what draws, so that a failed request leaves the old picture whole.
+export async function showJob(main, name) {
+  const [jobs, series, alerts, captures] = await Promise.all([
+    get("jobs"),
+    get(`${jobPath(name)}/series`).catch(missing),
+    get("alerts"),
+    get(`captures?job=${encodeURIComponent(name)}`),
+  ]);
+  const job = jobs.jobs.find((one) => one.name === name) ?? (await stored(name));
+  const mine = alerts.alerts.filter((alert) => alert.job === name);
+  return () => draw(main, job, series, mine, captures.captures);
+}
+
+function missing(error) {
+  if (error instanceof ApiError && error.status === 404) return null;
+  throw error;
+}
+
+// A job of which only history knows: its summary, as it was at the end.
+async function stored(name) {
+  const { jobs } = await get(jobPath(name));
+  return { ...jobs[0], ended: true };
+}
+
+function draw(main, job, series, alerts, captures) {
+  const stale = isStale(job);
+  section(main, "title", [job.name, layout(job), step(job), job.ended, stale], () => title(job));
+  section(main, "stale", [stale, stale && Math.floor(job.silent_s)], () => (stale ? [silence(job)] : []));
+  section(main, "verdict", job.bottleneck, () => [headline(job.bottleneck)]);
+  section(main, "numbers", numbers(job), () => [cards(numbers(job))]);
+  section(main, "breakdown", [job.breakdown, job.communication, job.optimizer, job.parallel, job.step_time_s], () => [
+    el("h2", {}, "Where a step goes"), breakdownBar(job),
+  ]);
+  section(main, "progress", [series, alerts, captures], () => charts(main, series, alerts, captures));
+  section(main, "stages", job.pipeline, () => stages(job));
+  section(main, "ranks", [job.gpus, job.nccl?.ranks, job.bottleneck?.culprits], () => ranks(job));
+  section(main, "alerts", alerts, () => alertList(alerts));
+  section(main, "captures", captures, () => captureList(job, captures));
+}
+
+function title(job) {
+  const state = job.ended ? "ended" : isStale(job) ? "silent" : "running";
+  return [el("p", { class: "title" }, el("strong", { id: "job" }, job.name), " ", el("span", { class: `state ${state}` }, state), el("span", { class: "quiet" }, ` ${layout(job)} · step ${step(job)}`))];
+}
+
+const silence = (job) =>
+  el("p", { class: "notice warn", id: "stale" }, `No agent has spoken of this job for ${duration(job.silent_s)}: the numbers are from then.`);
+
+const numbers = (job) => [
+  ["mfu", "MFU", percent(job.mfu_ratio), job.mfu_upper_ratio == null ? "of the dense peak" : `of the dense peak; at most ${percent(job.mfu_upper_ratio, 0)} by tensor activity`],
+  ["step-time", "Step time", duration(job.step_time_s?.median), `95th percentile ${duration(job.step_time_s?.p95)}`],
+  ["tokens", "Tokens/s", count(job.tokens_per_s), `${count(job.tokens_per_s_per_gpu)} a GPU`],
+  ["flops", "TFLOP/s a GPU", teraflops(job.model_flops_per_s_per_gpu), job.peak_flops_per_s ? `peak ${teraflops(job.peak_flops_per_s)} ${job.peak_precision ?? ""}` : ""],
+  ["communication", "Communication", percent(job.communication?.share_ratio), "of a step"],
+  ["stall", "Pipeline stall", percent(job.pipeline?.stall_ratio), job.pipeline?.bubble_theory_ratio ? `theory ${percent(job.pipeline.bubble_theory_ratio)}` : "no pipeline"],
+  ["data", "Input", percent(job.data?.share_ratio), "of a step, the slowest rank"],
+  ["memory", "Memory", percent(job.memory?.max_used_ratio), "of the fullest GPU"],
+];
+
+function cards(all) {
+  return el("dl", { class: "numbers" }, all.map(([id, name, value, note]) => el("div", { class: "card" }, el("dt", {}, name), el("dd", { id }, value), el("dd", { class: "quiet" }, note))));
+}
+
+function charts(main, series, alerts, captures) {
+  if (!series?.step.length) return [el("h2", {}, "Over its steps"), el("p", { class: "quiet" }, series ? "No step yet." : "The steps of this job are no longer in memory.")];
+  const width = main.clientWidth;
+  const marks = [
+    ...alerts.filter((alert) => alert.first_step != null).map((alert) => ({ kind: "alert", step: alert.first_step, text: alert.name })),
+    ...captures.map((one) => ({ kind: "capture", step: stepAt(series, one.requested_unix_s), text: `capture ${one.id}` })),
+  ];
+  return [
+    progressChart({ id: "mfu-chart", name: "MFU", values: series.mfu_ratio, series, marks, width, show: percent }),
+    progressChart({ id: "time-chart", name: "Step time", values: series.step_time_s, series, marks, width, show: duration }),
+  ];
+}
+
+function stepAt(series, unixS) {
+  const at = series.time_unix_s.findIndex((time) => time >= unixS);
+  return series.step[at < 0 ? series.step.length - 1 : at];
+}
+
+function stages(job) {
+  if (!job.pipeline?.bubble_theory_ratio || !job.pipeline.stages.length) return [];
+  return [el("h2", {}, "Pipeline stages"), stageBars(job.pipeline)];
+}
+
+function ranks(job) {
+  const map = heatMap(job);
+  return map ? [el("h2", {}, "Ranks"), map] : [];
+}
+
+function alertList(alerts) {
+  if (!alerts.length) return [];
+  const line = (alert) =>
+    el("li", {}, el("span", { class: `state ${alert.state}` }, alert.state), " ", el("strong", {}, alert.name), ` ${alert.annotations?.summary ?? ""}`, el("span", { class: "quiet" }, ` ${moment(alert.fired_at_unix_s)}`));
+  return [el("h2", {}, "Alerts"), el("ul", { id: "alerts" }, alerts.slice(0, 50).map(line))];
+}
+
+function captureList(job, captures) {
+  if (!captures.length) return [];
+  const line = (one) => el("li", {}, el("span", { class: `state ${one.state}` }, one.state), ` ${one.id} `, el("span", { class: "quiet" }, moment(one.requested_unix_s)));
+  return [el("h2", {}, el("a", { href: `/jobs/${encodeURIComponent(job.name)}/captures` }, "Captures")), el("ul", {}, captures.slice(-5).reverse().map(line))];
+}

@@ -1,0 +1,55 @@
+// What limits a job, as a sentence.
+
+import { el } from "./dom.js";
+import { percent, words } from "./format.js";
+
+const SENTENCES = {
+  none: "Nothing that perfd can see limits this job",
+  compute: "Limited by its own compute",
+  pipeline_bubble: "Limited by the pipeline’s bubble",
+  pipeline_imbalance: "Limited by unequal pipeline stages",
+  communication: "Limited by communication",
+  data_loading: "Limited by its input",
+  optimizer: "Limited by the optimizer",
+  straggler: "Limited by a straggler",
+  throttling: "Limited by GPUs that throttle",
+  memory: "Limited by GPU memory",
+  host_bound: "Limited by the host",
+  launch_bound: "Limited by kernel launches",
+  memory_bound: "Limited by memory bandwidth",
+  host_transfer: "Limited by copies from and to the host",
+  link_degradation: "Limited by a slow link",
+  sequence_imbalance: "Limited by unequal sequences",
+  hang: "The job stands still",
+  missing_telemetry: "Some ranks say nothing, so what limits the job is not judged",
+  unknown: "What limits this job is not known yet",
+};
+const FINE = new Set(["none", "unknown"]);
+const SHOWN = 6;
+
+export const isTrouble = (finding) => Boolean(finding) && !FINE.has(finding.kind);
+
+export function culprits(finding) {
+  const all = (finding?.culprits ?? []).map((who) => `${who.kind} ${who.id}`);
+  const more = all.length > SHOWN ? ` and ${all.length - SHOWN} more` : "";
+  return all.slice(0, SHOWN).join(", ") + more;
+}
+
+export function sentence(finding) {
+  const text = SENTENCES[finding?.kind ?? "unknown"] ?? `Limited by ${words(finding.kind)}`;
+  const who = culprits(finding);
+  return who ? `${text}: ${who}` : text;
+}
+
+export function headline(finding) {
+  const cost = finding?.lost_ratio == null ? null : `costs about ${percent(finding.lost_ratio)} of a step`;
+  const sure = finding?.confidence ? `confidence ${percent(finding.confidence, 0)}` : null;
+  const notes = [cost, sure].filter(Boolean).join(" · ");
+  return el(
+    "div",
+    { class: `verdict ${isTrouble(finding) ? finding.kind : "fine"}` },
+    el("h1", { id: "headline" }, sentence(finding), notes && el("small", {}, notes)),
+    (finding?.evidence ?? []).length > 0 && el("ul", { id: "evidence" }, finding.evidence.map((line) => el("li", {}, line))),
+    finding?.recommendation && el("p", { id: "recommendation" }, el("strong", {}, "What to do: "), finding.recommendation),
+  );
+}
