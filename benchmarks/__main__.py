@@ -17,6 +17,8 @@ STEPS = (
     ("aggregator: a page of 100,000 series, beside prometheus_client", "benchmarks.aggregator_render"),
     ("rules that ship", "benchmarks.rules"),
     ("analysis of 1,024 GPUs", "benchmarks.analysis_summary"),
+    ("waiting and diagnosis of 16,384 ranks", "benchmarks.waiting"),
+    ("faults: recorded runs and public timelines", "benchmarks.faults", "offline"),
     ("replay at full speed", "benchmarks.replay"),
 )
 

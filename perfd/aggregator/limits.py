@@ -28,7 +28,7 @@ class Limits:
     entities_per_scope: int = 256
     """GPUs, interfaces, disks or ranks of one node."""
     collectors_per_node: int = 64
-    communicators_per_job: int = 4_096
+    communicators_per_job: int = 32_768
     """Communicators, and pairs of ranks that send to each other, each with its operations."""
     progress_per_job: int = 262_144
     """Ranks times their communicators, of which it is known how far each is."""

@@ -129,12 +129,11 @@ def _worst(
 def _of_sisters(stack: Stack, bus: Floats, largest: Floats) -> Floats:
     """For each communicator, the median of those of the same dimension with messages of its size."""
     expected = np.full(len(bus), np.nan)
-    names = np.array([str(name) for name in stack.names])
-    for name in np.unique(names):
-        alike = (names == name) & np.isfinite(bus)
+    for name in {name for name in stack.names.tolist() if name is not None}:
+        alike = np.equal(stack.names, name).astype(np.bool_) & np.isfinite(bus)
         size = float(np.median(largest[alike])) if alike.any() else 0.0
         alike &= (largest >= size / 2) & (largest <= 2 * size)
-        if name != "None" and np.count_nonzero(alike) > _FEWEST_SISTERS:
+        if np.count_nonzero(alike) > _FEWEST_SISTERS:
             expected[alike] = np.median(bus[alike])
     return expected
 

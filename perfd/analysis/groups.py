@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perfd.analysis.tables import Ints
 from perfd.model import ParallelLayout
 
 WORLD = "world"
+Names: TypeAlias = NDArray[np.object_]
+"""A name for each communicator, or None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +31,27 @@ class _Dimension:
 
 def group_name(ranks: Sequence[int], parallel: ParallelLayout, operation: str = "") -> str | None:
     """`tp`, `cp`, `dp`, `dp_cp`, `ep`, `edp`, `pp` or `world`; None when the members fit none of them."""
-    return group_names(np.asarray(ranks, dtype=np.int64)[None], parallel, operation)[0]
+    name: str | None = group_names(np.asarray(ranks, dtype=np.int64)[None], parallel, operation)[0]
+    return name
 
 
-def group_names(ranks: Ints, parallel: ParallelLayout, operation: str = "") -> list[str | None]:
+def group_names(ranks: Ints, parallel: ParallelLayout, operation: str = "") -> Names:
     """The same for c communicators of g ranks each, (c, g). `operation` settles what members leave open."""
     communicators, members = ranks.shape
+    names: Names = np.full(communicators, None, dtype=object)
     if members < 2:
-        return [None] * communicators
+        return names
     ordered = np.sort(ranks, axis=1)
     stride = ordered[:, 1] - ordered[:, 0]
-    even = (np.diff(ordered, axis=1) == stride[:, None]).all(axis=1)
-    names: list[str | None] = [None] * communicators
+    even = np.ones(communicators, dtype=np.bool_)
+    if members > 2:
+        even = (np.diff(ordered, axis=1) == stride[:, None]).all(axis=1)
+    # The first name that fits is the one that stays, so the last is written first.
+    for one in reversed(_dimensions(parallel, operation)):
+        if one.size == members:
+            names[even & (stride == one.stride)] = one.name
     if members == parallel.world_size:
-        for index in np.flatnonzero(even & (ordered[:, 0] == 0) & (stride == 1)):
-            names[index] = WORLD
-    fitting = [one for one in _dimensions(parallel, operation) if one.size == members]
-    for index in np.flatnonzero(even):
-        if names[index] is None:
-            names[index] = next((one.name for one in fitting if one.stride == stride[index]), None)
+        names[even & (ordered[:, 0] == 0) & (stride == 1)] = WORLD
     return names
 
 

@@ -62,8 +62,8 @@ def kinds_of(stacks: Sequence[Stack], measures: Sequence[Measures]) -> tuple[Ncc
     """One entry a dimension and operation."""
     found = []
     for stack, of_stack in zip(stacks, measures, strict=True):
-        for name in sorted(set(stack.names), key=str):
-            chosen = np.array([one == name for one in stack.names])
+        for name in sorted(set(stack.names.tolist()), key=str):
+            chosen = np.equal(stack.names, name).astype(np.bool_)
             found.append(
                 NcclKind(
                     group=name,

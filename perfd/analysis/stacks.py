@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.groups import group_names
+from perfd.analysis.groups import Names, group_names
 from perfd.analysis.tables import CollectiveTable, Floats, Ints
 from perfd.analysis.waiting import Blames, WaitSplit, blames_of, split
 from perfd.model import ParallelLayout
@@ -19,7 +19,7 @@ class Stack:
 
     operation: str
     tables: Sequence[CollectiveTable]
-    names: Sequence[str | None]
+    names: Names
     ranks: Ints
     """(c, g)"""
     size_bytes: Floats
@@ -40,10 +40,13 @@ def stacked(tables: Iterable[CollectiveTable], parallel: ParallelLayout) -> list
 
 def _stack(operation: str, tables: Sequence[CollectiveTable], parallel: ParallelLayout) -> Stack:
     ranks = np.array([table.ranks for table in tables], dtype=np.int64)
-    longest = max(len(table.sequence) for table in tables)
-    if all(len(table.sequence) == longest for table in tables):
-        durations = np.stack([table.durations_s for table in tables])
-        sizes = np.stack([table.size_bytes for table in tables])
+    lengths = {len(table.sequence) for table in tables}
+    longest = max(lengths)
+    if len(lengths) == 1:
+        # Several times as fast as `stack`, which makes a view of each array first.
+        durations = np.concatenate([table.durations_s for table in tables])
+        durations = durations.reshape(len(tables), longest, ranks.shape[1])
+        sizes = np.concatenate([table.size_bytes for table in tables]).reshape(len(tables), longest)
     else:
         durations = np.full((len(tables), longest, ranks.shape[1]), np.nan)
         sizes = np.full((len(tables), longest), np.nan)
@@ -57,7 +60,7 @@ def _stack(operation: str, tables: Sequence[CollectiveTable], parallel: Parallel
         names=group_names(ranks, parallel, operation),
         ranks=ranks,
         size_bytes=sizes,
-        kernel_ratio=np.stack([table.kernel_ratio for table in tables]),
+        kernel_ratio=np.concatenate([table.kernel_ratio for table in tables]).reshape(ranks.shape),
         parts=parts,
         blames=blames_of(parts),
     )
