@@ -38,6 +38,7 @@ _RAW_LABELS: Mapping[Scope, Sequence[str]] = {
     Scope.NIC: ("node", "device"),
     Scope.DISK: ("node", "device"),
     Scope.RANK: ("job", "rank", "node"),
+    Scope.SERVER: ("node", "server"),
 }
 _UNIT_ENDINGS = (
     ("bytes_per_second", "bytes per second"),

@@ -21,7 +21,7 @@ _UNIT_WORDS = {
     "ns": "nanoseconds",
     "hz": "hertz",
 }
-_ENTITY_LABELS = {Scope.GPU: "gpu", Scope.NIC: "device", Scope.DISK: "device"}
+_ENTITY_LABELS = {Scope.GPU: "gpu", Scope.NIC: "device", Scope.DISK: "device", Scope.SERVER: "server"}
 _LABEL_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 _HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
 

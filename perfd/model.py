@@ -26,6 +26,8 @@ class Scope(StrEnum):
     """A block device; the entity is its name."""
     RANK = "rank"
     """One rank of a job; the entity is `job/rank`."""
+    SERVER = "server"
+    """A serving engine; the entity is its name or `host:port`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,15 +20,17 @@ VERBS = {
     "parse": "show what perfd understands of a training log",
     "serving": "explain a serving engine, a saved page of its metrics or its log, beside theory",
     "bench-serving": "put results of bench_serving beside theory",
+    "diagnose": "say what limits a job, with evidence and what to do",
     "status": "show the jobs of an aggregator, once",
     "top": "show the jobs of an aggregator, live",
     "capture": "list, show, start and cancel captures of an aggregator's jobs",
     "analyze": "say what limits a capture, from its traces",
+    "report": "write a job's summary as a page to read",
     "rules": "check rules files, and run their unit tests",
     "doctor": "say what this node lacks, and how to mend it",
     "version": "print the version",
 }
-"""Each verb is the module `perfd.cli.VERB`, with `_` for `-`, that has `configure(parser)` and `run(args) -> int`."""
+"""Each verb is the module `perfd.cli.VERB` (`_` for `-`) with `configure(parser)` and `run(args) -> int`."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -33,18 +33,17 @@ from perfd.errors import PerfdError
 from perfd.peaks import load_peaks
 
 _HELP = """\
-One look at a serving engine, a saved page of metrics or a log, beside what the hardware allows when the model
-and the GPU are known. With --interval a second look gives rates, and latencies of the time between. With --json
-it prints one object of schema perfd.serving/1; null is what is not known. docs/serving.md explains all of it.
+One look at a serving engine, a saved page of metrics or a log, beside what the hardware allows when the
+model and the GPU are known. With --interval a second look gives rates, and latencies of the time between.
+With --json it prints one object of schema perfd.serving/1; null is what is not known. docs/serving.md
+explains all of it.
 """
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.description = _HELP
-    parser.add_argument(
-        "sources", nargs="+", metavar="URL|FILE", help="http://host:port, a saved page, or a log"
-    )
+    parser.add_argument("sources", nargs="+", metavar="URL|FILE", help="http://host:port, a page, or a log")
     parser.add_argument("--json", action="store_true", help="print one object of schema perfd.serving/1")
     parser.add_argument(
         "--interval", type=float, metavar="SECONDS", help="look at each URL again after this time, for rates"
@@ -97,7 +96,8 @@ def theory_for(args: argparse.Namespace, info: ServerInfo | None) -> Theory | No
     model = served_model(config, arguments)
     if model is None:
         raise PerfdError(
-            f"{args.model_config or said.model} lacks the model's sizes: name a config.json with num_hidden_layers, "
+            f"{args.model_config or said.model} lacks the model's sizes: name a config.json with "
+            f"num_hidden_layers, "
             "hidden_size and num_attention_heads."
         )
     layout = said.layout or ServingLayout()
@@ -191,7 +191,8 @@ def _show(server: Server, console: Console) -> None:
     table.add_row("prefix hits", _percent(measured.prefix_hit_ratio))
     table.add_row(
         "tokens/s",
-        f"{_count(measured.generation_tokens_per_s)} generated, {_count(measured.prompt_tokens_per_s)} prompt",
+        f"{_count(measured.generation_tokens_per_s)} generated, "
+        f"{_count(measured.prompt_tokens_per_s)} prompt",
     )
     latencies = measured.latencies
     table.add_row("TTFT", _latency(latencies.get(Latency.TTFT)))

@@ -24,6 +24,7 @@ _ENTITIES = {
     Scope.NIC: re.compile(r"[^/]+(/\d+)?"),
     Scope.DISK: re.compile(r"[^/]+"),
     Scope.RANK: re.compile(r".+/\d+"),
+    Scope.SERVER: re.compile(r"\S+"),
 }
 _RECORDS = get_args(Record)
 

@@ -1,1 +1,1 @@
-"""What the collectors of serving engines share: the exposition format, HTTP, and the reduction at the edge."""
+"""What the collectors of serving engines share: exposition format, HTTP, reduction at the edge."""

@@ -1,4 +1,4 @@
-"""Results of `bench_serving` (SGLang's and vLLM's): the text on the terminal, and the lines of its JSONL file."""
+"""Results of `bench_serving`, SGLang's and vLLM's: the text on the terminal, and lines of JSONL."""
 
 from __future__ import annotations
 

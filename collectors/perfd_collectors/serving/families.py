@@ -107,7 +107,7 @@ def _shard(labels: Labels) -> tuple[int, ...]:
 
 
 def _histograms(page: Page, name: str) -> list[Histogram]:
-    """One for each set of labels of each replica's leading shard; a set without an open bucket is left out."""
+    """One for each set of labels of each replica's leading shard; without an open bucket it is left out."""
     sets: dict[LabelItems, dict[float, float]] = {}
     shard_of: dict[LabelItems, tuple[str, tuple[int, ...]]] = {}
     for series in page.series.get(f"{name}_bucket", ()):

@@ -7,9 +7,9 @@ from typing import Protocol
 
 from perfd.analysis.serving.info import ServerInfo
 from perfd.analysis.serving.snapshot import Snapshot
-from perfd_collectors.sglang.log_lines import SglangLog
-from perfd_collectors.sglang.mini import MiniSglangLog
-from perfd_collectors.vllm.log_lines import VllmLog
+from perfd_collectors.serving.sglang.log_lines import SglangLog
+from perfd_collectors.serving.sglang.mini import MiniSglangLog
+from perfd_collectors.serving.vllm.log_lines import VllmLog
 
 
 class EngineLog(Protocol):
@@ -25,9 +25,14 @@ class EngineLog(Protocol):
         """What the lines amount to, or None when there was none that tells anything."""
 
 
+def engine_logs() -> tuple[EngineLog, ...]:
+    """A fresh reader for each engine."""
+    return SglangLog(), VllmLog(), MiniSglangLog()
+
+
 def read_log(lines: Iterable[str]) -> EngineLog | None:
     """The log of the first engine that knows enough of the lines for a snapshot, or None."""
-    logs: tuple[EngineLog, ...] = (SglangLog(), VllmLog(), MiniSglangLog())
+    logs = engine_logs()
     for line in lines:
         for log in logs:
             if log.line(line):

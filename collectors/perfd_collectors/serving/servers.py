@@ -11,10 +11,10 @@ from perfd.analysis.serving.snapshot import Engine, Snapshot
 from perfd.errors import PerfdError
 from perfd_collectors.serving.exposition import Page, PageReader, PageState
 from perfd_collectors.serving.fetch import FetchError, Get
-from perfd_collectors.sglang import info as sglang_info
-from perfd_collectors.sglang import metrics as sglang_metrics
-from perfd_collectors.vllm import info as vllm_info
-from perfd_collectors.vllm import metrics as vllm_metrics
+from perfd_collectors.serving.sglang import info as sglang_info
+from perfd_collectors.serving.sglang import metrics as sglang_metrics
+from perfd_collectors.serving.vllm import info as vllm_info
+from perfd_collectors.serving.vllm import metrics as vllm_metrics
 
 _T = TypeVar("_T")
 WANTED = sglang_metrics.WANTED | vllm_metrics.WANTED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +29,7 @@ def number(text: str | None) -> float | None:
     if match is None:
         return None
     value = float(match[1])
-    if value != value or value in {float("inf"), float("-inf")}:
+    if not math.isfinite(value):
         return None
     return value / 100 if match[2] else value
 
@@ -38,7 +39,7 @@ def arguments(text: str) -> Mapping[str, Any]:
     return {match[1]: _literal(match[2]) for match in _ARGUMENT.finditer(text)}
 
 
-def _literal(text: str) -> Any:
+def _literal(text: str) -> object:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

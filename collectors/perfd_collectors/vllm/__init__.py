@@ -1,0 +1,20 @@
+"""vLLM: its servers on this node, by their metrics and logs."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from perfd.analysis.serving.snapshot import Engine
+from perfd.collector import CollectorSpec
+from perfd_collectors.serving.collector import ServingCollector, ServingOptions
+from perfd_collectors.serving.columns import COLUMNS
+
+__all__ = ["SPEC"]
+
+SPEC = CollectorSpec(
+    name="vllm",
+    options=ServingOptions,
+    create=partial(ServingCollector, Engine.VLLM),
+    interval_s=1.0,
+    columns=COLUMNS,
+)

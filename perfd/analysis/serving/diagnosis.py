@@ -84,10 +84,13 @@ def _large_batch(measured: Measured, comparison: Comparison | None) -> ServingFi
         kind=Kind.LARGE_BATCH,
         confidence=0.8 if ratio < _SLOW_RATIO else 0.6,
         evidence=(
-            f"{step.batch:.0f} sequences with {step.context_tokens:.0f} tokens each read KV cache for "
-            f"{milliseconds(step.kv_s)} of a step, beside {milliseconds(step.weights_s)} for the weights: "
-            f"this batch allows {milliseconds(step.total_s)}, a lone sequence "
-            f"{milliseconds(comparison.tpot_floor_s)}.",
+            (
+                f"{step.batch:.0f} sequences with {step.context_tokens:.0f} tokens each read KV cache for "
+                f"{milliseconds(step.kv_s)} of a step, beside {milliseconds(step.weights_s)} for "
+                f"the weights: "
+                f"this batch allows {milliseconds(step.total_s)}, a lone sequence "
+                f"{milliseconds(comparison.tpot_floor_s)}."
+            ),
             f"TPOT P50 is {milliseconds(p50)}, {ratio:.2f} times what this batch allows.",
         ),
         recommendation=_knob(
@@ -105,8 +108,11 @@ def _prefill_interference(measured: Measured, comparison: Comparison | None) -> 
     if between is None or not between.p50 or not between.p99 or between.p99 < _TAIL_RATIO * between.p50:
         return None
     evidence = [
-        f"Between tokens P99 is {milliseconds(between.p99)}, {between.p99 / between.p50:.1f} times the P50 "
-        f"of {milliseconds(between.p50)}: decode alone is even, so some steps wait for a prefill."
+        (
+            f"Between tokens P99 is {milliseconds(between.p99)}, {between.p99 / between.p50:.1f} "
+            f"times the P50 "
+            f"of {milliseconds(between.p50)}: decode alone is even, so some steps wait for a prefill."
+        )
     ]
     if comparison is not None:
         evidence.append(
@@ -121,7 +127,8 @@ def _prefill_interference(measured: Measured, comparison: Comparison | None) -> 
         evidence=tuple(evidence),
         recommendation=_knob(
             measured,
-            "Prefill in smaller pieces (--chunked-prefill-size, --enable-mixed-chunk), or on servers of its own "
+            "Prefill in smaller pieces (--chunked-prefill-size, --enable-mixed-chunk), or on servers of "
+            "its own "
             "(--disaggregation-mode).",
             "Prefill in smaller pieces (--max-num-batched-tokens), or on servers of its own "
             "(--kv-transfer-config).",
@@ -140,10 +147,12 @@ def _long_prompts(measured: Measured, comparison: Comparison | None) -> ServingF
         kind=Kind.LONG_PROMPTS,
         confidence=0.8,
         evidence=(
-            f"Prompts have {comparison.prompt_tokens:.0f} tokens on average, which take at least "
-            f"{milliseconds(floor)} to compute; TTFT P50 is {milliseconds(ttft.p50)}.",
+            (
+                f"Prompts have {comparison.prompt_tokens:.0f} tokens on average, which take at least "
+                f"{milliseconds(floor)} to compute; TTFT P50 is {milliseconds(ttft.p50)}."
+            ),
         ),
-        recommendation="Use the prefix cache (keep what prompts share at their start), more tensor parallelism, "
+        recommendation="Use the prefix cache (share the start of prompts), more tensor parallelism, "
         "or fp8: the hardware is at work.",
     )
 
@@ -167,9 +176,11 @@ def _kv_memory(measured: Measured, _comparison: Comparison | None) -> ServingFin
         evidence=tuple(evidence),
         recommendation=_knob(
             measured,
-            "Give the cache more memory (--mem-fraction-static), halve its entries (--kv-cache-dtype fp8_e4m3), or "
+            "Give the cache more memory (--mem-fraction-static), halve its entries (--kv-cache-dtype "
+            "fp8_e4m3), or "
             "shard the model further (--tp-size); against retractions raise --schedule-conservativeness.",
-            "Give the cache more memory (--gpu-memory-utilization), halve its entries (--kv-cache-dtype fp8), or "
+            "Give the cache more memory (--gpu-memory-utilization), halve its entries (--kv-cache-dtype "
+            "fp8), or "
             "shard the model further (--tensor-parallel-size).",
         ),
     )
@@ -186,14 +197,18 @@ def _low_cache_hits(measured: Measured, _comparison: Comparison | None) -> Servi
         kind=Kind.LOW_CACHE_HITS,
         confidence=0.4,
         evidence=(
-            f"{percent(ratio)} of prompt tokens come from the prefix cache, while "
-            f"{measured.computed_prompt_tokens_per_s:.0f} prompt tokens/s are computed, more than are generated.",
+            (
+                f"{percent(ratio)} of prompt tokens come from the prefix cache, while "
+                f"{measured.computed_prompt_tokens_per_s:.0f} prompt tokens/s are computed, more than are "
+                f"generated."
+            ),
         ),
         recommendation=_knob(
             measured,
             "If prompts share a start, schedule by it (--schedule-policy lpm) and route by it (the router's "
             "cache-aware policy); see that --disable-radix-cache is not set.",
-            "If prompts share a start, see that prefix caching is on (--enable-prefix-caching) and route requests "
+            "If prompts share a start, see that prefix caching is on (--enable-prefix-caching) and route "
+            "requests "
             "with the same start to the same server.",
         ),
     )
@@ -210,10 +225,13 @@ def _few_requests(measured: Measured, comparison: Comparison | None) -> ServingF
         kind=Kind.FEW_REQUESTS,
         confidence=0.6,
         evidence=(
-            f"{comparison.step.batch:.0f} sequences a replica decode at once and none wait; reading the weights "
-            f"would serve about {critical:.0f} at little more cost.",
+            (
+                f"{comparison.step.batch:.0f} sequences a replica decode at once and none wait; reading the "
+                f"weights "
+                f"would serve about {critical:.0f} at little more cost."
+            ),
         ),
-        recommendation="Throughput per GPU needs more load: raise the clients' concurrency, or run fewer replicas.",
+        recommendation="Throughput per GPU needs more load: more concurrent clients, or fewer replicas.",
     )
 
 
@@ -225,14 +243,18 @@ def _cuda_graph(measured: Measured, _comparison: Comparison | None) -> ServingFi
         kind=Kind.CUDA_GRAPH,
         confidence=0.8 if measured.span_s else 0.4,
         evidence=(
-            f"{percent(ratio)} of decode passes run as a CUDA graph; "
-            f"{measured.now.running_requests:.0f} requests run.",
+            (
+                f"{percent(ratio)} of decode passes run as a CUDA graph; "
+                f"{measured.now.running_requests:.0f} requests run."
+            ),
         ),
         recommendation=_knob(
             measured,
-            "Capture graphs up to the batch that runs (--cuda-graph-max-bs), and see that --disable-cuda-graph is "
+            "Capture graphs up to the batch that runs (--cuda-graph-max-bs), and see that "
+            "--disable-cuda-graph is "
             "not set.",
-            "Remove --enforce-eager, and capture graphs up to the batch that runs (--cuda-graph-capture-sizes).",
+            "Remove --enforce-eager, and capture graphs up to the batch that runs "
+            "(--cuda-graph-capture-sizes).",
         ),
     )
 
@@ -250,9 +272,11 @@ def _cpu_overhead(measured: Measured, comparison: Comparison | None) -> ServingF
         evidence=tuple(evidence),
         recommendation=_knob(
             measured,
-            "The scheduler's CPU work is exposed: keep overlap scheduling on (no --disable-overlap-schedule), give "
+            "The scheduler's CPU work is exposed: keep overlap scheduling on (no "
+            "--disable-overlap-schedule), give "
             "the server's processes cores of their own, and stream less often (--stream-interval).",
-            "The scheduler's CPU work is exposed: use --async-scheduling, and give the server's processes cores of "
+            "The scheduler's CPU work is exposed: use --async-scheduling, and give the server's "
+            "processes cores of "
             "their own.",
         ),
     )
@@ -268,7 +292,8 @@ def _queueing(measured: Measured, _comparison: Comparison | None) -> ServingFind
     evidence = [f"{waiting:.0f} requests wait while {running or 0:.0f} run."]
     if queue and queue.p50 is not None and ttft and ttft.p50 is not None:
         evidence.append(
-            f"Half of the requests wait {milliseconds(queue.p50)} or more, of a TTFT P50 of {milliseconds(ttft.p50)}."
+            f"Half of the requests wait {milliseconds(queue.p50)} or more, of a TTFT P50 of "
+            f"{milliseconds(ttft.p50)}."
         )
     return ServingFinding(
         kind=Kind.QUEUEING,
@@ -299,13 +324,17 @@ def _replica_imbalance(measured: Measured, _comparison: Comparison | None) -> Se
         kind=Kind.REPLICA_IMBALANCE,
         confidence=0.6,
         evidence=(
-            f"Replica {busiest} runs {loads[busiest]:.0f} requests, the mean of {len(loads)} is {average:.1f}; with "
-            "attention or expert parallelism over them all wait for the busiest.",
+            (
+                f"Replica {busiest} runs {loads[busiest]:.0f} requests, the mean of {len(loads)} is "
+                f"{average:.1f}; with "
+                "attention or expert parallelism over them all wait for the busiest."
+            ),
         ),
         recommendation=_knob(
             measured,
             "Balance by load (--load-balance-method total_tokens, or the router's policy).",
-            "Balance by load: let one API server distribute (--data-parallel-size), or route by requests in flight.",
+            "Balance by load: let one API server distribute (--data-parallel-size), or route by requests "
+            "in flight.",
         ),
     )
 
@@ -321,9 +350,11 @@ def _speculation(measured: Measured, _comparison: Comparison | None) -> ServingF
         evidence=(f"A verification step accepts {length:.2f} tokens, its own included{share}.",),
         recommendation=_knob(
             measured,
-            "Draft fewer tokens (--speculative-num-steps, --speculative-num-draft-tokens), use a draft that fits the "
+            "Draft fewer tokens (--speculative-num-steps, --speculative-num-draft-tokens), use a draft "
+            "that fits the "
             "model, or turn speculative decoding off: above the critical batch it costs more than it saves.",
-            "Draft fewer tokens (num_speculative_tokens in --speculative-config), use a draft that fits the model, or "
+            "Draft fewer tokens (num_speculative_tokens in --speculative-config), use a draft that fits "
+            "the model, or "
             "turn speculative decoding off: above the critical batch it costs more than it saves.",
         ),
     )
@@ -339,10 +370,13 @@ def _slow_decode(measured: Measured, comparison: Comparison | None) -> ServingFi
         kind=Kind.SLOW_DECODE,
         confidence=0.4,
         evidence=(
-            f"TPOT P50 is {milliseconds(measured.tpot.p50)}; {comparison.step.batch:.0f} sequences with "
-            f"{context_tokens(measured) or 0:.0f} tokens each allow {milliseconds(comparison.step.total_s)}.",
+            (
+                f"TPOT P50 is {milliseconds(measured.tpot.p50)}; {comparison.step.batch:.0f} sequences with "
+                f"{context_tokens(measured) or 0:.0f} tokens each allow "
+                f"{milliseconds(comparison.step.total_s)}."
+            ),
         ),
-        recommendation="Look at a trace of a few decode steps (POST /start_profile): gaps between kernels are the "
+        recommendation="Trace a few decode steps (POST /start_profile): gaps between kernels are the "
         "CPU's, long all-reduces the links', long attention kernels the attention backend's.",
     )
 

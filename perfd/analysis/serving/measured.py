@@ -12,8 +12,11 @@ from perfd.analysis.serving.snapshot import Counter, Latency, Length, Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Derived numbers of a server. Rates need two looks; latencies are of the time between the looks, or
-    of all time since the server started when there is one look. None is unknown."""
+    """Derived numbers of a server; None is unknown.
+
+    Rates need two looks. Latencies are of the time between the looks, or of all time since the server
+    started when there is one look.
+    """
 
     now: Snapshot
     span_s: float | None = None

@@ -1,5 +1,7 @@
-"""The model that a server runs: its shape and the bytes of its weights and KV cache, from Hugging Face's
-`config.json` and the server's own arguments."""
+"""The model that a server runs: its shape, and the bytes of its weights and KV cache.
+
+From Hugging Face's `config.json` and the server's own arguments.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +56,10 @@ class ServedModel:
 
 
 def served_model(config: Mapping[str, Any], arguments: Mapping[str, Any] | None = None) -> ServedModel | None:
-    """Read a `config.json`, or None when it lacks a size. `arguments` of the server (`quantization`,
-    `dtype`, `kv_cache_dtype`) win over what the checkpoint says."""
+    """Read a `config.json`, or None when it lacks a size.
+
+    `arguments` of the server (`quantization`, `dtype`, `kv_cache_dtype`) win over what the checkpoint says.
+    """
     text = config.get("text_config")
     inner = {**config, **text} if isinstance(text, Mapping) else config
     shape = _shape(inner)

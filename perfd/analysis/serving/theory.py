@@ -19,8 +19,11 @@ from perfd.model import ModelShape
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingLayout:
-    """How a model is spread over GPUs. A replica has `tp * pp` GPUs; with attention data parallelism
-    (SGLang: `--enable-dp-attention`) `dp` splits the attention of one group of `tp` GPUs instead."""
+    """How a model is spread over GPUs: a replica has `tp * pp` of them.
+
+    With attention data parallelism (SGLang: `--enable-dp-attention`) `dp` splits the attention of one group
+    of `tp` GPUs instead.
+    """
 
     tp: int = 1
     pp: int = 1
@@ -141,8 +144,10 @@ class Theory:
         )
 
     def _all_reduce_s(self, batch: float) -> float | None:
-        """Two all-reduces a layer (Shoeybi et al. 2019, arXiv:1909.08053), each 2 (n - 1) / n of its bytes
-        over one direction of the link."""
+        """Two all-reduces a layer (Shoeybi et al. 2019, arXiv:1909.08053).
+
+        Each carries 2 (n - 1) / n of its bytes over one direction of the link.
+        """
         tp = self.layout.tp
         if tp == 1:
             return 0.0
@@ -169,8 +174,11 @@ def theory_of(model: ServedModel, layout: ServingLayout, gpu: GpuPeak) -> Theory
 
 
 def matrix_parameters(shape: ModelShape, batch: float | None) -> tuple[float, float]:
-    """Parameters that a step of `batch` tokens reads, of attention and of the rest, without embedding and
-    head. Of experts, those that tokens routed evenly touch; None for all of them."""
+    """Parameters that a step of `batch` tokens reads: of attention, and of the rest.
+
+    Embedding and head are left out. Of experts, those count that tokens routed evenly touch; all of them
+    when `batch` is None.
+    """
     attention = shape.layers * _attention_parameters(shape)
     matrices = 3 if shape.gated_mlp else 2
     dense = shape.layers * matrices * shape.hidden_size * shape.ffn_size

@@ -15,6 +15,7 @@ class Scope(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SCOPE_NIC: _ClassVar[Scope]
     SCOPE_DISK: _ClassVar[Scope]
     SCOPE_RANK: _ClassVar[Scope]
+    SCOPE_SERVER: _ClassVar[Scope]
 
 class TimingSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -49,6 +50,7 @@ SCOPE_NODE: Scope
 SCOPE_NIC: Scope
 SCOPE_DISK: Scope
 SCOPE_RANK: Scope
+SCOPE_SERVER: Scope
 TIMING_SOURCE_UNSPECIFIED: TimingSource
 TIMING_SOURCE_GPU: TimingSource
 TIMING_SOURCE_PROXY: TimingSource

@@ -1,4 +1,4 @@
-"""The statistics lines in vLLM's log, V0 and V1 to 0.33, as a snapshot. They come each 10 s while it works."""
+"""The statistics lines in vLLM's log, V0 and V1 to 0.33, as a snapshot: one each 10 s of work."""
 
 from __future__ import annotations
 

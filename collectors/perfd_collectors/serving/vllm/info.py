@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from perfd.analysis.serving.info import ServerInfo
 
@@ -29,8 +28,9 @@ def parse_model(body: bytes) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _json(body: bytes) -> Any:
+def _json(body: bytes) -> object:
     try:
-        return json.loads(body)
+        said: object = json.loads(body)
     except (ValueError, RecursionError):
         return None
+    return said

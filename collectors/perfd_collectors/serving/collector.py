@@ -1,0 +1,218 @@
+"""The collector of serving engines: scrapes their metrics, reads their logs, and reduces both at the edge."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import ssl
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from perfd.analysis.peaks import find_gpu
+from perfd.analysis.serving.comparison import Comparison, compare
+from perfd.analysis.serving.info import ServerInfo
+from perfd.analysis.serving.measured import Measured, measure
+from perfd.analysis.serving.served import served_model
+from perfd.analysis.serving.snapshot import Engine, Snapshot
+from perfd.analysis.serving.theory import ServingLayout, Theory, theory_of
+from perfd.collector import Options, Settings
+from perfd.errors import ConfigError, PerfdError
+from perfd.model import Record, SampleTable, Scope
+from perfd.peaks import load_peaks
+from perfd_collectors.serving.discovery import find_servers
+from perfd_collectors.serving.exposition import PageReader
+from perfd_collectors.serving.fetch import Access, FetchError, base_of, fetch, metrics_url
+from perfd_collectors.serving.follow import FollowedLog
+from perfd_collectors.serving.rows import row
+from perfd_collectors.serving.servers import WANTED, ask_info, read_page, with_info
+
+_REDISCOVER_S = 10.0
+_BACKOFF_S = 10.0
+_ASK_INFO_AGAIN_S = 300.0
+
+
+class ServingOptions(Options, frozen=True):
+    """Options of the `sglang` and `vllm` collectors."""
+
+    urls: tuple[str, ...] = ()
+    """Addresses of the servers, with a path where metrics are not at /metrics."""
+    discover: bool = True
+    """Look for servers among the node's processes too."""
+    logs: tuple[str, ...] = ()
+    """Log files of servers whose metrics are off."""
+    timeout_s: float = 2.0
+    """For one answer of a server; one that fails is left alone for 10 s."""
+    window_s: float = 30.0
+    """The time that rates and latencies are over."""
+    authorization_file: str | None = None
+    """A file with the value of the `Authorization` header (`Bearer ...`)."""
+    authorization_env: str | None = None
+    """A variable of the agent's environment with it."""
+    ca: str | None = None
+    """Certificates (PEM) to trust for https."""
+    certificate: str | None = None
+    key: str | None = None
+    """The agent's own certificate and key (PEM), where the server wants one."""
+    gpu: str | None = None
+    """The GPU's name as NVML gives it, for theory, where the server does not say it."""
+    model_config_file: str | None = None
+    """The model's config.json, where its path on this node is not the one that the server names."""
+
+
+class ServingCollector:
+    """Looks at the servers of one engine. One that does not answer is a row with `up` 0, not an error."""
+
+    def __init__(self, engine: Engine, options: ServingOptions, settings: Settings) -> None:
+        self._engine = engine
+        self._options = options
+        self._settings = settings
+        self._access = _access(options)
+        self._servers: dict[str, _Server] = {}
+        self._rediscover_s = -math.inf
+        self._logs = {path: FollowedLog(Path(path)) for path in options.logs}
+        for url in options.urls:
+            try:
+                self._add(url)
+            except FetchError as error:
+                raise ConfigError(f"collectors.{engine}.options.urls: {error}") from error
+
+    def collect(self) -> Sequence[Record]:
+        now_s = self._settings.clock.monotonic_s()
+        if self._options.discover and now_s >= self._rediscover_s:
+            self._rediscover_s = now_s + _REDISCOVER_S
+            for found in find_servers(self._settings.proc):
+                if found.engine is self._engine:
+                    self._add(found.url)
+        rows = {name: server.row(now_s) for name, server in self._servers.items()}
+        for path, log in self._logs.items():
+            snapshot = log.read()
+            if snapshot is not None and snapshot.engine is self._engine:
+                rows[path.replace(" ", "_")] = row(measure(snapshot), None)
+        return _tables(self._settings.clock.unix_ns(), rows)
+
+    def close(self) -> None:
+        """Connections are closed after each answer."""
+
+    def _add(self, url: str) -> None:
+        name = urlsplit(base_of(url)).netloc
+        if name not in self._servers:
+            self._servers[name] = _Server(url, self._access, self._options)
+
+
+class _Server:
+    """One server: its newest looks, and what it said about itself."""
+
+    def __init__(self, url: str, access: Access, options: ServingOptions) -> None:
+        self._url = url
+        self._access = access
+        self._options = options
+        self._reader = PageReader(WANTED)
+        self._looks: deque[tuple[float, Snapshot]] = deque()
+        self._info: ServerInfo | None = None
+        self._theory: Theory | None = None
+        self._ask_s = -math.inf
+        self._due_s = -math.inf
+
+    def row(self, now_s: float) -> Mapping[str, float]:
+        """The server's columns; nothing while it is left alone after a failure."""
+        if now_s < self._due_s:
+            return {"up": 0.0}
+        try:
+            body = fetch(metrics_url(self._url), self._access)
+            snapshot = read_page(self._reader, body, self._url)
+        except PerfdError:
+            self._due_s = now_s + _BACKOFF_S
+            self._looks.clear()
+            return {"up": 0.0}
+        self._ask(snapshot.engine, now_s)
+        snapshot = with_info(snapshot, self._info)
+        measured = self._measure(snapshot, now_s)
+        return {"up": 1.0, **row(measured, self._compare(measured))}
+
+    def _measure(self, snapshot: Snapshot, now_s: float) -> Measured:
+        before = self._looks[0] if self._looks else None
+        measured = measure(snapshot, before and before[1], None if before is None else now_s - before[0])
+        if before is not None and measured.span_s is None:
+            # It restarted or has another model: what it said before is of another server.
+            self._looks.clear()
+            self._ask_s = -math.inf
+        self._looks.append((now_s, snapshot))
+        while len(self._looks) > 1 and now_s - self._looks[1][0] >= self._options.window_s:
+            self._looks.popleft()
+        return measured
+
+    def _ask(self, engine: Engine, now_s: float) -> None:
+        if now_s < self._ask_s:
+            return
+        self._ask_s = now_s + _ASK_INFO_AGAIN_S
+        self._info = ask_info(engine, base_of(self._url), lambda url: fetch(url, self._access))
+        self._theory = _theory(self._options, self._info or ServerInfo())
+
+    def _compare(self, measured: Measured) -> Comparison | None:
+        return None if self._theory is None else compare(measured, self._theory)
+
+
+def _theory(options: ServingOptions, info: ServerInfo) -> Theory | None:
+    """The limits of what a server runs, or None when its model or GPU is unknown."""
+    name = options.gpu or info.gpu_name
+    gpu = find_gpu(load_peaks(), name) if name else None
+    path = options.model_config_file or (f"{info.model}/config.json" if info.model else None)
+    if gpu is None or path is None:
+        return None
+    try:
+        config = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        # The model may be in another container's file system; theory is then not known.
+        return None
+    model = served_model(config, info.arguments) if isinstance(config, dict) else None
+    return None if model is None else theory_of(model, info.layout or ServingLayout(), gpu)
+
+
+def _access(options: ServingOptions) -> Access:
+    return Access(timeout_s=options.timeout_s, authorization=_authorization(options), tls=_tls(options))
+
+
+def _authorization(options: ServingOptions) -> str | None:
+    if options.authorization_file is not None:
+        try:
+            return Path(options.authorization_file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"authorization_file {options.authorization_file} cannot be read: {error}."
+            ) from error
+    if options.authorization_env is not None:
+        value = os.environ.get(options.authorization_env)
+        if not value:
+            raise ConfigError(f"authorization_env: the variable {options.authorization_env} is not set.")
+        return value
+    return None
+
+
+def _tls(options: ServingOptions) -> ssl.SSLContext | None:
+    if options.ca is None and options.certificate is None:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=options.ca)
+        if options.certificate is not None:
+            context.load_cert_chain(options.certificate, options.key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"ca, certificate or key cannot be used: {error}.") from error
+    return context
+
+
+def _tables(now_ns: int, rows: Mapping[str, Mapping[str, float]]) -> Sequence[Record]:
+    present = {name: values for name, values in rows.items() if values}
+    if not present:
+        return []
+    names = dict.fromkeys(name for values in present.values() for name in values)
+    return [
+        SampleTable(
+            scope=Scope.SERVER,
+            times_unix_ns=[now_ns] * len(present),
+            entities=list(present),
+            columns={name: [values.get(name, math.nan) for values in present.values()] for name in names},
+        )
+    ]

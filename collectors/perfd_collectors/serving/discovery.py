@@ -1,0 +1,82 @@
+"""Which serving engines run on a node, by the command lines of its processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfd.analysis.serving.snapshot import Engine
+
+_DEFAULT_PORTS = {Engine.SGLANG: 30000, Engine.VLLM: 8000}
+_MODULES = {
+    "sglang.launch_server": Engine.SGLANG,
+    "vllm.entrypoints.openai.api_server": Engine.VLLM,
+    "vllm.entrypoints.api_server": Engine.VLLM,
+}
+_ANY = {"0.0.0.0", "::", "[::]", ""}  # noqa: S104  (compared with, not bound to)
+_MAX_COMMAND_BYTES = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A server that a process listens as."""
+
+    engine: Engine
+    url: str
+
+
+def find_servers(proc: Path) -> Sequence[Found]:
+    """The servers of a node, each once."""
+    found: dict[Found, None] = {}
+    try:
+        processes = [path for path in proc.iterdir() if path.name.isdigit()]
+    except OSError:
+        return ()
+    for process in processes:
+        try:
+            with (process / "cmdline").open("rb") as file:
+                command = file.read(_MAX_COMMAND_BYTES)
+        except OSError:
+            # It ended, or it is another user's.
+            continue
+        server = server_of(command.decode("utf-8", "replace").rstrip("\0").split("\0"))
+        if server is not None:
+            found[server] = None
+    return tuple(found)
+
+
+def server_of(command: Sequence[str]) -> Found | None:
+    """The server that a command line starts, or None when it starts none."""
+    engine = _engine(command)
+    if engine is None:
+        return None
+    host = _option(command, "--host") or ""
+    port = _option(command, "--port") or str(_DEFAULT_PORTS[engine])
+    if not port.isdigit():
+        return None
+    scheme = "https" if _option(command, "--ssl-certfile") else "http"
+    if host in _ANY:
+        host = "127.0.0.1"
+    if ":" in host and not host.startswith("["):
+        host = f"[{host}]"
+    return Found(engine, f"{scheme}://{host}:{port}")
+
+
+def _engine(command: Sequence[str]) -> Engine | None:
+    for before, word in zip(("", *command), command, strict=False):
+        if before == "-m" and word in _MODULES:
+            return _MODULES[word]
+        if word == "serve":
+            name = before.rpartition("/")[2]
+            return Engine(name) if name in {"sglang", "vllm"} else None
+    return None
+
+
+def _option(command: Sequence[str], name: str) -> str | None:
+    for index, word in enumerate(command):
+        if word == name and index + 1 < len(command):
+            return command[index + 1]
+        if word.startswith(name + "="):
+            return word[len(name) + 1 :]
+    return None

@@ -1,0 +1,1 @@
+"""What SGLang and mini-sglang say: metrics, information over HTTP, logs."""

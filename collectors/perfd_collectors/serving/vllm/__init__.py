@@ -1,0 +1,1 @@
+"""What vLLM says: metrics, information over HTTP, logs."""
