@@ -9,7 +9,9 @@ import msgspec
 from rich.console import Console
 
 from perfd.peaks import load_peaks
+from perfd.report.from_trace import report_of_trace
 from perfd.report.terminal import render
+from perfd.report.write import write_report
 from perfd.trace.analysis import TraceSettings, analyse
 from perfd.trace.document import to_json
 from perfd.trace.files import read_traces
@@ -29,6 +31,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="traces of one capture: Nsight Systems (.sqlite[.gz], .nsys-rep), PyTorch or JAX (.json[.gz])",
     )
     parser.add_argument("--json", action="store_true", help="print one object of schema perfd.trace/1, only")
+    parser.add_argument(
+        "--report", type=Path, metavar="FILE", help="write a report too, as Markdown (.md) or HTML (.html)"
+    )
     parser.add_argument(
         "--model-flops-per-step", type=float, metavar="N", help="of the whole job and one step, to tell MFU"
     )
@@ -52,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
     )
     analysis = analyse(read_traces(args.files, args.nsys), settings)
     diagnosis = diagnose(analysis)
+    if args.report:
+        write_report(report_of_trace(analysis, diagnosis), args.report)
     if args.json:
         print(msgspec.json.encode(to_json(analysis, diagnosis)).decode())
     else:

@@ -6,7 +6,7 @@ import re
 
 UNKNOWN = "-"
 _NOISE = re.compile(
-    r"\b(?:void|at::native::|at::cuda::|c10::|<unnamed>::|\(anonymous namespace\)::|std::)\s*"
+    r"(?:(?<![\w:])void |at::native::|at::cuda::|c10::|std::|<unnamed>::|\(anonymous namespace\)::)"
 )
 _CASTS = re.compile(r"\((?:unsigned )?(?:int|long|bool)\)(?=\d)")
 
@@ -20,6 +20,8 @@ def duration(seconds: float | None) -> str:
     """A duration in the unit that leaves three digits, or the sign for unknown."""
     if seconds is None:
         return UNKNOWN
+    if seconds == 0:
+        return "0"
     for limit, unit, scale in ((1e-3, "us", 1e6), (10.0, "ms", 1e3)):
         if abs(seconds) < limit:
             return f"{seconds * scale:.1f} {unit}"

@@ -87,7 +87,7 @@ def _judge_communication(analysis: TraceAnalysis, part: Shares) -> TraceFinding 
             f" last rank and {percent(1 - waiting)} transfer (shortest duration of each operation)."
         )
         if waiting > 0.5:
-            advice = "It is mostly waiting: look at who comes last (straggler, pipeline) before the network."
+            advice = "Communication is mostly waiting: find out who comes last before tuning the network."
     return TraceFinding(
         kind=FindingKind.COMMUNICATION,
         confidence=0.9 if transfer + wait > 0 else 0.8,

@@ -20,8 +20,13 @@ _CLASSES = tuple(
         ("attention", r"fmha|flash|attention"),
         ("copy", r"^copy|memcpy|memset|dynamic-(?:update-)?slice|transpose"),
         ("reduction", r"reduce|argmax|sort|cumsum"),
-        ("elementwise", r"fusion|multiply|divide|subtract|tanh|select|convert|broadcast|iota|compare"
-            r"|\b(?:add|and|or|not|xor|exponential|log|rsqrt|sqrt|power|maximum|minimum|negate|clamp)\b"),
+        (
+            "elementwise",
+            (
+                r"fusion|multiply|divide|subtract|tanh|select|convert|broadcast|iota|compare"
+                r"|\b(?:add|and|or|not|xor|exponential|log|rsqrt|sqrt|power|maximum|minimum|negate|clamp)\b"
+            ),
+        ),
     )
 )
 

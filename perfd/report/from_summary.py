@@ -1,0 +1,163 @@
+"""The report of a job without a trace, from its summary."""
+
+from __future__ import annotations
+
+from perfd.analysis.findings import Finding
+from perfd.analysis.pipeline import Stage
+from perfd.analysis.summary import JobSummary
+from perfd.analysis.tables import AlertRecord
+from perfd.report.model import Bars, Metric, Report, ReportFinding, Segment, Table
+from perfd.report.words import UNKNOWN, duration, percent, title
+
+
+def report_of_summary(job: JobSummary, source: str) -> Report:
+    """Everything that a summary says of one job; `source` is where the summary came from."""
+    bottleneck = job.bottleneck
+    return Report(
+        title=f"How job {job.name} runs",
+        subtitle=_subtitle(job, source),
+        headline=f"{title(bottleneck.kind.value)}.",
+        summary=_sentences(job),
+        metrics=_metrics(job, source),
+        findings=[_finding(found) for found in job.findings or (bottleneck,)],
+        figures=_figures(job, source),
+        tables=[*_gpu_tables(job, source), *_stage_tables(job, source)],
+        notes=[_alert(alert) for alert in job.alerts],
+    )
+
+
+def _subtitle(job: JobSummary, source: str) -> str:
+    sizes = [
+        f"{name.upper()} {value}"
+        for name in ("tp", "pp", "dp", "cp", "ep")
+        if (value := getattr(job.parallel, name)) not in {None, 1}
+    ]
+    world = f"{job.world_size} GPUs" if job.world_size else "an unknown number of GPUs"
+    what = f"{job.framework or 'Unknown framework'} on {world}"
+    return f"{', '.join([what, *sizes])}; {source}"
+
+
+def _sentences(job: JobSummary) -> list[str]:
+    sentences = list(job.bottleneck.evidence[:2])
+    if job.mfu_ratio is not None:
+        sentences.append(
+            f"MFU is {percent(job.mfu_ratio)} of the {job.peak_precision or ''} peak at"
+            f" {duration(job.step_time_s.median)} a step."
+        )
+    if job.bottleneck.recommendation:
+        sentences.append(f"First: {job.bottleneck.recommendation}")
+    return sentences
+
+
+def _metrics(job: JobSummary, source: str) -> list[Metric]:
+    communication = f"{source}; {job.communication.source}"
+    speed = f"{source}; {job.mfu_source or 'source unknown'}"
+    over = f"{source}; median over {job.steps.steady_count} steady of {job.steps.count} steps"
+    rows = (
+        ("Step time", duration(job.step_time_s.median), over),
+        ("Step time, 95th percentile", duration(job.step_time_s.p95), over),
+        ("MFU", percent(job.mfu_ratio), speed),
+        ("HFU", percent(job.hfu_ratio), f"{source}; {job.flops_convention or 'convention unknown'}"),
+        ("Tokens a second", _count(job.tokens_per_s), over),
+        ("TFLOP/s a GPU", _count(job.model_flops_per_s_per_gpu, 1e12), speed),
+        ("Tensor cores active", percent(job.tensor_active_ratio), f"{source}; GPU counters"),
+        ("Communication", percent(job.communication.share_ratio), communication),
+        ("Exposed communication", percent(job.communication.exposed_ratio), communication),
+        ("Pipeline stall", percent(job.pipeline.stall_ratio), f"{source}; {job.pipeline.source}"),
+        ("Bubble by theory", percent(job.pipeline.bubble_theory_ratio), f"{source}; the schedule"),
+        ("Data loading", percent(job.data.share_ratio), f"{source}; {job.data.source}"),
+        ("Optimizer", percent(job.optimizer.share_ratio), f"{source}; {job.optimizer.source}"),
+        ("Memory, fullest GPU", percent(job.memory.max_used_ratio), f"{source}; {job.memory.source}"),
+        ("Goodput", percent(job.goodput_ratio), f"{source}; steps against wall time"),
+    )  # fmt: skip
+    return [Metric(name=name, value=value, source=where) for name, value, where in rows if value != UNKNOWN]
+
+
+def _count(value: float | None, unit: float = 1.0) -> str:
+    return UNKNOWN if value is None else f"{value / unit:,.0f}"
+
+
+def _finding(found: Finding) -> ReportFinding:
+    return ReportFinding(
+        title=title(found.kind.value),
+        evidence=found.evidence,
+        recommendation=found.recommendation,
+        gain_ratio=found.lost_ratio,
+        confidence=found.confidence,
+        who=", ".join(f"{one.kind} {one.id}" for one in found.culprits),
+    )
+
+
+def _figures(job: JobSummary, source: str) -> list[Bars]:
+    stages = [stage for stage in job.pipeline.stages if stage.stall_ratio is not None]
+    if not stages:
+        return []
+    return [
+        Bars(
+            title="How each stage of the pipeline spends its window",
+            source=f"{source}; {job.pipeline.source}",
+            labels=[f"stage {_stage(stage)}" for stage in stages],
+            rows=[
+                [
+                    Segment(kind="compute", ratio=max(0.0, 1 - (stage.stall_ratio or 0.0))),
+                    Segment(kind="idle", ratio=min(1.0, stage.stall_ratio or 0.0)),
+                ]
+                for stage in stages
+            ],
+        )
+    ]
+
+
+def _stage(stage: Stage) -> str:
+    """Its number, or what is known of it when the timers only tell the fastest and the slowest."""
+    return (stage.bound or UNKNOWN).replace("_", " ") if stage.stage is None else str(stage.stage)
+
+
+def _alert(alert: AlertRecord) -> str:
+    since = "" if alert.first_step is None else f" since step {alert.first_step}"
+    return f"Alert {alert.name} is {alert.state}{since}."
+
+
+def _gpu_tables(job: JobSummary, source: str) -> list[Table]:
+    if not job.gpus:
+        return []
+    return [
+        Table(
+            title="GPUs",
+            source=f"{source}; GPU counters, medians over steady steps",
+            columns=("GPU", "rank", "SM active", "tensor active", "DRAM active", "power"),
+            rows=[
+                (
+                    f"{gpu.node}/{gpu.gpu}",
+                    UNKNOWN if gpu.rank is None else str(gpu.rank),
+                    percent(gpu.sm_active_ratio),
+                    percent(gpu.tensor_active_ratio),
+                    percent(gpu.dram_active_ratio),
+                    UNKNOWN if gpu.power_w is None else f"{gpu.power_w:.0f} W",
+                )
+                for gpu in job.gpus
+            ],
+            shares=[gpu.sm_active_ratio or 0.0 for gpu in job.gpus],
+        )
+    ]
+
+
+def _stage_tables(job: JobSummary, source: str) -> list[Table]:
+    if not job.pipeline.stages:
+        return []
+    return [
+        Table(
+            title="Stages of the pipeline",
+            source=f"{source}; {job.pipeline.source}",
+            columns=("stage", "stall", "computes", "imbalance"),
+            rows=[
+                (
+                    _stage(stage),
+                    percent(stage.stall_ratio),
+                    duration(stage.compute_s),
+                    percent(stage.imbalance_ratio),
+                )
+                for stage in job.pipeline.stages
+            ],
+        )
+    ]

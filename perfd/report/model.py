@@ -1,0 +1,103 @@
+"""A report before it is written: the same content for Markdown and HTML. Every number names its source."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One number."""
+
+    name: str
+    value: str
+    source: str
+    """Where it comes from: a file and how it was computed."""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportFinding:
+    """One thing that costs time."""
+
+    title: str
+    evidence: Sequence[str]
+    """Sentences with numbers and their source."""
+    recommendation: str
+    gain_ratio: float | None
+    """How much of the time there is to gain at most; None where that is not known."""
+    confidence: float
+    who: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """Rows of text; `shares` draws a bar of so much behind the first cell of each row."""
+
+    title: str
+    source: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text_columns: int = 1
+    """So many columns from the left are words; the others are numbers."""
+    shares: Sequence[float] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A part of a bar: its length is `ratio` of the bar's."""
+
+    kind: str
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """One stacked bar a row, each of the same full length."""
+
+    title: str
+    source: str
+    labels: Sequence[str]
+    rows: Sequence[Sequence[Segment]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """One row of a timeline: when something was on, as (begin, end, density), all in 0 to 1."""
+
+    label: str
+    kind: str
+    spans: Sequence[tuple[float, float, float]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """What was on when, over one window."""
+
+    title: str
+    source: str
+    span_s: float
+    groups: Sequence[tuple[str, Sequence[Lane]]]
+    """A name, and its lanes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """One report."""
+
+    title: str
+    subtitle: str
+    headline: str
+    summary: Sequence[str]
+    """Sentences."""
+    metrics: Sequence[Metric]
+    findings: Sequence[ReportFinding]
+    figures: Sequence[Bars | Timeline] = ()
+    tables: Sequence[Table] = ()
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    def recommendations(self) -> list[ReportFinding]:
+        """Findings that advise something, those with the most to gain first."""
+        advising = [found for found in self.findings if found.recommendation]
+        return sorted(advising, key=lambda found: -(found.gain_ratio or 0.0))
