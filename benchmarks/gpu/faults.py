@@ -1,10 +1,11 @@
-"""Faults in a real training job on 2 or more GPUs: does perfd name the rank, and nobody when nothing is wrong?
+"""Faults in a real training job on 2 or more GPUs: is the rank named, and nobody when nothing is wrong.
 
     python -m benchmarks.gpu.faults --out FOLDER [--repeat 2] [--seed 1] [--limit-s 500]
 
-Runs `train.py` under `perfd run` once for each case, in random order, with clean runs in between. The truth of a
-case is its fault and its rank; how much the fault really costs is the median step by CUDA events, against the
-clean runs of the same session. A case that costs less than 2 % is not counted: the host had time to spare.
+Runs `train.py` under `perfd run` once for each case, in random order, with clean runs in between. The
+truth of a case is its fault and its rank; how much the fault really costs is the median step by CUDA
+events, against the clean runs of the same session. A case that costs less than 2 % is not counted: the
+host had time to spare.
 """
 
 from __future__ import annotations

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from perfd.aggregator.limits import Counters, Limits
+from perfd.analysis.robust import median
 from perfd.analysis.tables import CollectiveTable, NcclTime
 from perfd.analysis.waiting import MATCHED_OPERATIONS
 from perfd.model import CollectiveProgress, CollectiveTimes, TimingSource
@@ -17,9 +21,10 @@ from perfd.model import CollectiveProgress, CollectiveTimes, TimingSource
 _PAIR = {"Send": 0, "Recv": 1}
 PAIR_OPERATION = "SendRecv"
 
-_SPAN_S = 120.0
-"""Older time in kernels counts ever less than that of the newest so many seconds."""
-_LEFT_AFTER_NS = 120 * 10**9
+_RING_WINDOWS = 32
+"""Newest windows of an operation that its share of time is the median of: the first collectives of a job
+wait for seconds while ranks start, and a mean would carry that for minutes."""
+_LEFT_AFTER_NS = 900 * 10**9
 """Far more than the clocks of nodes disagree by, and than a step takes."""
 _WINDOWS = 64
 """Of time in NCCL's kernels, in memory per rank."""
@@ -114,11 +119,11 @@ class NcclTimes:
         self._readings.clear()
 
     def table(self) -> list[NcclTime]:
-        """The change from the oldest reading to the newest, of ranks that have two, by rank."""
+        """What is usual between the oldest reading and the newest, of ranks that have two, by rank."""
         return [
             NcclTime(
                 rank=rank,
-                busy_s=readings[-1].busy_s - readings[0].busy_s,
+                busy_s=_usual_ratio(readings) * (readings[-1].time_unix_s - readings[0].time_unix_s),
                 span_s=readings[-1].time_unix_s - readings[0].time_unix_s,
                 lost_operations=int(readings[-1].lost - readings[0].lost),
                 operations=_whole(readings[-1].operations),
@@ -165,6 +170,14 @@ class _Reading:
     """When the number of operations became what it is."""
 
 
+def _usual_ratio(readings: Sequence[_Reading]) -> float:
+    """The median over windows of the share of time: as for operations, starting up does not count."""
+    return statistics.median(
+        (after.busy_s - before.busy_s) / (after.time_unix_s - before.time_unix_s)
+        for before, after in pairwise(readings)
+    )
+
+
 def _whole(number: float) -> int | None:
     return int(number) if math.isfinite(number) else None
 
@@ -176,12 +189,19 @@ class _Ring:
     sequence: NDArray[np.int64]
     durations_s: NDArray[np.float64]
     size_bytes: NDArray[np.float64]
-    kernel_s: NDArray[np.float64]
-    """Time in kernels by column, over `span_s`."""
-    span_s: NDArray[np.float64]
+    window_ratio: NDArray[np.float64]
+    """Share of time in kernels by column, of the newest windows that had any; NaN where there is none yet."""
+    windows: NDArray[np.int64]
+    """How many windows each column reported."""
+    covered_ns: NDArray[np.int64]
+    """The length of those windows; kinds of operations that are rare have none for part of the time."""
+    first_unix_ns: NDArray[np.int64]
+    last_unix_ns: NDArray[np.int64]
     newest_unix_ns: int = 0
     source: str = ""
+    largest_bytes: float = _LARGE_BYTES
     best_s_per_byte: float = math.inf
+    """Of operations of at least half the largest size: a byte of a small message takes longer."""
     stretch: list[float] = field(default_factory=list)
     """Seconds a byte of the large operations that newer ones took the place of, since the last median."""
 
@@ -192,8 +212,11 @@ class _Ring:
             sequence=np.full(slots, -1, dtype=np.int64),
             durations_s=np.full((slots, columns), np.nan),
             size_bytes=np.full(slots, np.nan),
-            kernel_s=np.zeros(columns),
-            span_s=np.zeros(columns),
+            window_ratio=np.full((_RING_WINDOWS, columns), np.nan),
+            windows=np.zeros(columns, dtype=np.int64),
+            covered_ns=np.zeros(columns, dtype=np.int64),
+            first_unix_ns=np.zeros(columns, dtype=np.int64),
+            last_unix_ns=np.zeros(columns, dtype=np.int64),
         )
 
     def put(self, column: int, times: CollectiveTimes) -> None:
@@ -201,17 +224,14 @@ class _Ring:
             # Another rank in the same place: the communicator's id was used again by a new one.
             self.sequence[:] = -1
             self.ranks[:] = -1
-            self.kernel_s[:] = self.span_s[:] = 0
-            self.best_s_per_byte = math.inf
+            self.window_ratio[:] = np.nan
+            self.windows[:] = self.covered_ns[:] = 0
+            self.largest_bytes, self.best_s_per_byte = _LARGE_BYTES, math.inf
             self.stretch.clear()
         self.ranks[column] = times.rank
         self.source = times.source
         self.newest_unix_ns = max(self.newest_unix_ns, times.end_unix_ns)
-        if self.span_s[column] > _SPAN_S:
-            self.kernel_s[column] /= 2
-            self.span_s[column] /= 2
-        self.kernel_s[column] += times.total_s
-        self.span_s[column] += max(0.0, (times.end_unix_ns - times.start_unix_ns) / 1e9)
+        self._put_window(column, times)
         newest = slice(-len(self.sequence), None)
         sequence = np.asarray(times.sequences[newest], dtype=np.int64)
         slots = sequence % len(self.sequence)
@@ -227,9 +247,31 @@ class _Ring:
             sizes = np.asarray(times.sizes_bytes[newest], dtype=np.float64)
             self.size_bytes[slots[current]] = sizes[current]
 
+    def _put_window(self, column: int, times: CollectiveTimes) -> None:
+        length_ns = times.end_unix_ns - times.start_unix_ns
+        if length_ns <= 0:
+            return
+        if self.windows[column] == 0:
+            self.first_unix_ns[column] = times.start_unix_ns
+        self.window_ratio[self.windows[column] % _RING_WINDOWS, column] = times.total_s / (length_ns / 1e9)
+        self.windows[column] += 1
+        self.covered_ns[column] += length_ns
+        self.last_unix_ns[column] = max(self.last_unix_ns[column], times.end_unix_ns)
+
+    def _kernel_ratio(self) -> NDArray[np.float64]:
+        elapsed_ns = np.maximum(self.last_unix_ns - self.first_unix_ns, 1)
+        covered = np.minimum(self.covered_ns / elapsed_ns, 1.0)
+        return np.asarray(median(self.window_ratio, axis=0) * covered)
+
     def _retire(self, slots: NDArray[np.int64]) -> None:
         """Remember how fast the operations in `slots` were, of which no newer one will tell."""
-        large = slots[self.size_bytes[slots] >= _LARGE_BYTES]
+        sizes = self.size_bytes[slots]
+        largest = float(np.fmax.reduce(sizes, initial=self.largest_bytes))
+        if largest > 2 * self.largest_bytes:
+            self.best_s_per_byte = math.inf
+            self.stretch.clear()
+        self.largest_bytes = largest
+        large = slots[sizes >= largest / 2]
         transfer_s = self.durations_s[large].min(axis=1)
         speeds = transfer_s / self.size_bytes[large]
         self.stretch += speeds[np.isfinite(speeds)].tolist()
@@ -247,8 +289,9 @@ class _Ring:
             sequence=self.sequence[order],
             durations_s=self.durations_s[order],
             size_bytes=self.size_bytes[order],
-            kernel_ratio=self.kernel_s / np.where(self.span_s > 0, self.span_s, np.nan),
+            kernel_ratio=self._kernel_ratio(),
             best_s_per_byte=self.best_s_per_byte if math.isfinite(self.best_s_per_byte) else None,
+            best_size_bytes=self.largest_bytes,
             timing=timing,
             source=self.source,
         )

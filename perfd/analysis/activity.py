@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from perfd.analysis.robust import mean, median
 from perfd.analysis.tables import Floats, GpuKey, GpuTable, Ints, StepTable
 
+_FEWEST_SAMPLES = 5
+"""Of each GPU, before a median says what is usual."""
 _MOST_STEPS = 64
 """More steps do not make a median over steps better, and a job may have thousands of GPUs."""
 
@@ -35,10 +37,16 @@ class GpuActivity:
 
     @property
     def kernel_metric(self) -> str:
-        """The metric that says how long any kernel ran: GPM's, else NVML's coarser utilisation."""
-        graphics = self.metrics.get("graphics_active_ratio")
-        by_gpm = graphics is not None and bool(np.isfinite(graphics).any())
-        return "graphics_active_ratio" if by_gpm else "busy_ratio"
+        """The metric that says how long any kernel ran: GPM's, else NVML's coarser utilisation.
+
+        GPM's is read at a slow pace because it is dear, so that of a short job it may have one sample,
+        and that may be of its start.
+        """
+        graphics, plain = self.metrics.get("graphics_active_ratio"), self.metrics.get("busy_ratio")
+        if graphics is None:
+            return "busy_ratio"
+        enough = np.isfinite(graphics).sum() >= _FEWEST_SAMPLES * graphics.shape[1]
+        return "graphics_active_ratio" if enough or plain is None else "busy_ratio"
 
 
 METRICS = (

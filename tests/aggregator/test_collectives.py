@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
+import pytest
 
 from perfd.aggregator.collectives import CollectiveRows, NcclTimes
 from perfd.aggregator.limits import Counters, Limits
@@ -136,3 +139,39 @@ def test_time_in_nccl_is_the_change_between_readings_and_a_restarted_counter_sta
 
     nccl.put(1, 12.0, 0.1, 0)
     assert nccl.table() == []
+
+
+def test_what_ranks_wait_while_a_job_starts_is_not_what_is_usual() -> None:
+    state, _ = rows()
+    nccl = NcclTimes(Limits(), Counters())
+    busy_s = 0.0
+    for window, total_s in enumerate([0.9, 0.1, 0.1, 0.1]):
+        start = window * 1_000_000_000
+        for rank in (0, 1):
+            state.put(
+                dataclasses.replace(
+                    times(rank, [window]), total_s=total_s, start_unix_ns=start, end_unix_ns=start + 10**9
+                )
+            )
+        nccl.put(0, float(window), busy_s, 0)
+        busy_s += total_s
+
+    (table,) = state.tables()
+    (time,) = nccl.table()
+    assert table.kernel_ratio.tolist() == pytest.approx([0.1, 0.1])
+    assert time.busy_s / time.span_s == pytest.approx(0.1)
+
+
+def test_a_rare_operation_has_its_share_of_all_time() -> None:
+    state, _ = rows()
+    for window in (0, 9):
+        start = window * 1_000_000_000
+        for rank in (0, 1):
+            state.put(
+                dataclasses.replace(
+                    times(rank, [window]), total_s=0.5, start_unix_ns=start, end_unix_ns=start + 10**9
+                )
+            )
+
+    (table,) = state.tables()
+    assert table.kernel_ratio.tolist() == pytest.approx([0.1, 0.1])
