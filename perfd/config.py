@@ -150,6 +150,100 @@ class CaptureProfile(_Strict, frozen=True):
     """`all`, a list (`0,3,8-11`), or `alert` for the rank that the alert names."""
     cooldown_s: float = 1800.0
     max_per_hour: int = 4
+    quorum_ratio: float = 0.0
+    """Of the asked ranks: when fewer can be captured, the others are stopped too; 1: all or none."""
+
+
+class HttpClientConfig(_Strict, frozen=True):
+    """How requests to a server of others are made."""
+
+    timeout_s: float = 10.0
+    username: str | None = None
+    password_file: str | None = None
+    bearer_token_file: str | None = None
+    ca: str | None = None
+    """Certificates to trust, in a PEM file; null for the system's."""
+
+
+class JsonLinesConfig(_Strict, frozen=True):
+    """Numbers of each job as a line of JSON a second."""
+
+    path: str | None = None
+    """null: off."""
+    max_bytes: int = 256 * 1024 * 1024
+    """A file of this size becomes PATH.1, in place of an older one."""
+
+
+class WandbConfig(_Strict, frozen=True):
+    """Weights & Biases, by the package `perfd[wandb]`."""
+
+    mode: str = "disabled"
+    """`online`, `offline` (written to `directory`, for `wandb sync`) or `disabled`."""
+    project: str = "perfd"
+    entity: str | None = None
+    run: str = "sibling"
+    """`same`: the job's own run; `sibling`: one beside it, its id with `-perfd` at the end."""
+    run_id: str = "{job}"
+    """The id of the job's own run (`WANDB_RUN_ID` in the job); `{job}` is the job's name in perfd."""
+    group: str | None = "{job}"
+    """Of a sibling run."""
+    directory: str | None = None
+    """Where W&B keeps its files; null: `wandb` in the working directory."""
+    base_url: str | None = None
+    """A server of one's own; null for W&B's, or what W&B's own configuration says."""
+    api_key_file: str | None = None
+    """null: W&B's own configuration, for example ~/.netrc."""
+    alerts: bool = True
+    timeout_s: float = 30.0
+    max_runs: int = 64
+
+
+class RemoteWriteConfig(_Strict, frozen=True):
+    """Prometheus remote write 1.0, by the package `perfd[remote-write]`."""
+
+    url: str | None = None
+    """For example http://prometheus:9090/api/v1/write; null: off."""
+    interval_s: float = 5.0
+    external_labels: dict[str, str] = {}
+    max_samples_per_request: int = 5_000
+    max_pending_bytes: int = 64 * 1024 * 1024
+    backoff_initial_s: float = 1.0
+    backoff_max_s: float = 60.0
+    http: HttpClientConfig = HttpClientConfig()
+
+
+class AlertmanagerConfig(_Strict, frozen=True):
+    """Where alerts of the embedded engine go."""
+
+    urls: list[str] = []
+    """All Alertmanagers of a cluster, not a balancer before them; empty: off."""
+    resend_s: float = 60.0
+    external_labels: dict[str, str] = {}
+    external_url: str | None = None
+    """How people reach this aggregator, for links in alerts."""
+    max_alerts: int = 10_000
+    backoff_initial_s: float = 1.0
+    backoff_max_s: float = 30.0
+    http: HttpClientConfig = HttpClientConfig()
+
+
+class ExportersConfig(_Strict, frozen=True):
+    """To whom the aggregator hands numbers and alerts."""
+
+    jsonl: JsonLinesConfig = JsonLinesConfig()
+    wandb: WandbConfig = WandbConfig()
+    remote_write: RemoteWriteConfig = RemoteWriteConfig()
+    alertmanager: AlertmanagerConfig = AlertmanagerConfig()
+    others: dict[str, dict[str, Any]] = {}
+    """Options of exporters from other packages, by the name of their entry point."""
+
+
+class AlertmanagerWebhookConfig(_Strict, frozen=True):
+    """Alerts of a cluster's own Alertmanager that start captures."""
+
+    token_file: str | None = None
+    """Holds the bearer token that it must show; null: the receiver is off."""
+    max_body_bytes: int = 256 * 1024
 
 
 class AggregatorConfig(_Strict, frozen=True):
@@ -167,6 +261,8 @@ class AggregatorConfig(_Strict, frozen=True):
     capture_profiles: dict[str, CaptureProfile] = msgspec.field(
         default_factory=lambda: {"default": CaptureProfile()}
     )
+    exporters: ExportersConfig = ExportersConfig()
+    alertmanager_webhook: AlertmanagerWebhookConfig = AlertmanagerWebhookConfig()
     job_forgotten_after_s: float = 3600.0
     """A job that sent nothing for so long leaves /metrics; history keeps it."""
 

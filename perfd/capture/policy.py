@@ -52,6 +52,8 @@ class Patience:
     """For an agent that is away; then its ranks are lost."""
     lead_s: float = 3.0
     """How far ahead several nodes are told to start, so that they start together."""
+    kineto_lead_s: float = 14.0
+    """The same for Kineto: its processes ask every 5 s, look at the answer within 1 s and then warm up."""
 
 
 class CapturePolicy:
@@ -170,7 +172,7 @@ class CapturePolicy:
             Participant(node="", rank=rank, state=CaptureState.REFUSED, reason=reason)
             for rank, reason in selection.refused.items()
         ]
-        lead_s = self._patience.lead_s if len(selection.by_node) > 1 else 0.0
+        lead_s = self._lead_s(capture.tool) if len(selection.by_node) > 1 else 0.0
         capture = replace(capture, participants=(*asked, *turned_away), start_unix_s=now + lead_s)
         if not asked:
             return self._settle(capture, now)
@@ -178,6 +180,9 @@ class CapturePolicy:
         self._open[capture.capture_id] = capture
         self._starts.setdefault(capture.job, deque(maxlen=1000)).append(now)
         return [Record(capture=capture), *self._requests(capture, selection.by_node)]
+
+    def _lead_s(self, tool: CaptureTool) -> float:
+        return self._patience.kineto_lead_s if tool is CaptureTool.KINETO else self._patience.lead_s
 
     def _requests(self, capture: Capture, nodes: Mapping[str, Sequence[int]]) -> list[SendRequest]:
         together = capture.start_unix_s > capture.requested_unix_s
@@ -220,7 +225,21 @@ class CapturePolicy:
         updated = apply(capture.participants, node, status)
         if updated == tuple(capture.participants):
             return []
-        return self._settle(replace(capture, participants=updated), now)
+        capture = replace(capture, participants=updated)
+        return [*self._settle(capture, now), *self._without_quorum(capture)]
+
+    def _without_quorum(self, capture: Capture) -> list[Action]:
+        """Stop the other ranks when too few are left for what the profile wants to compare."""
+        profile = self._profiles.get(capture.profile)
+        unwilling = [
+            who for who in capture.participants if who.state in (CaptureState.REFUSED, CaptureState.LATE)
+        ]
+        willing = len(capture.participants) - len(unwilling)
+        needed = (profile.quorum_ratio if profile else 0.0) * len(capture.participants)
+        if not unwilling or willing >= needed:
+            return []
+        reason = f"Only {willing} of {len(capture.participants)} ranks can be captured: {unwilling[0].reason}"
+        return [_stop(node, capture.capture_id, reason) for node in open_nodes(capture)]
 
     def _connected(self, node: str) -> list[Action]:
         """Ask again what was asked before: the agent answers with where it stands."""

@@ -25,9 +25,13 @@ import time, torch
 torch.set_num_threads(1)
 model = torch.nn.Linear(64, 64)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+step = 0
 while True:
     model(torch.ones(8, 64)).sum().backward()
     optimizer.step()
+    step += 1
+    if step == 3:
+        print("trains", flush=True)
     time.sleep(0.05)
 """
 
@@ -63,6 +67,8 @@ def test_fourteen_processes_that_start_at_once_are_all_traced(node, monkeypatch)
             )
             node.jobs.append(process)
             placements.append(RankPlacement(job="llama", rank=rank, pid=process.pid))
+        for process in node.jobs:
+            assert process.stdout.readline() == b"trains\n"
         node.until(lambda: len(endpoint.clients()) == PROCESSES)
         executor.handle(request(tool=CaptureTool.KINETO, max_duration_s=1.0))
         ends = {}

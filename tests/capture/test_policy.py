@@ -344,3 +344,26 @@ def test_whatever_happens_every_capture_ends_and_ends_once(story):
     world.tell(Tick(), now + 1000)
     world.check()
     assert not world.policy.open_captures
+
+
+def refusal(capture_id, *ranks):
+    return CaptureStatus(
+        capture_id=capture_id, state=CaptureState.REFUSED, time_unix_ns=0, ranks=ranks, reason="It is busy."
+    )
+
+
+@pytest.mark.parametrize(("quorum_ratio", "stopped"), [(0.0, []), (0.75, []), (1.0, ["a", "b"])])
+def test_without_a_quorum_the_other_ranks_are_stopped(quorum_ratio, stopped):
+    policy = CapturePolicy({"default": CaptureProfile(quorum_ratio=quorum_ratio)}, PATIENCE)
+    policy.handle(ManualRequest(capture_id="c1", job=TWO_NODES), START)
+    actions = policy.handle(StatusReceived(node="a", status=refusal("c1", 0)), START)
+    cancels = [action for action in actions if isinstance(action, SendCancel)]
+    assert [cancel.node for cancel in cancels] == stopped
+    assert all("3 of 4 ranks can be captured: It is busy." in cancel.message.reason for cancel in cancels)
+
+
+def test_kineto_on_several_nodes_starts_late_enough_for_every_poll():
+    policy = CapturePolicy({"default": CaptureProfile(tool="kineto")}, PATIENCE)
+    actions = policy.handle(ManualRequest(capture_id="c1", job=TWO_NODES), START)
+    starts = {a.message.start_unix_ns for a in actions if isinstance(a, SendRequest)}
+    assert starts == {round((START + PATIENCE.kineto_lead_s) * 1e9)}

@@ -127,9 +127,7 @@ class KinetoEndpoint:
 
     def _bind_file(self, server: socket.socket, path: Path) -> None:
         if len(os.fsencode(path.parent)) > _MAX_DIRECTORY_BYTES:
-            raise OSError(
-                errno.ENAMETOOLONG, f"more than {_MAX_DIRECTORY_BYTES} bytes for its folder"
-            )
+            raise OSError(errno.ENAMETOOLONG, f"more than {_MAX_DIRECTORY_BYTES} bytes for its folder")
         path.parent.mkdir(parents=True, exist_ok=True)
         if listened_to(path):
             raise OSError(errno.EADDRINUSE, "it is taken")

@@ -11,7 +11,7 @@ from perfd.capture.kineto.dropbox import DEFAULT_PLACE, Dropbox
 from perfd.capture.kineto.endpoint import KinetoEndpoint
 from perfd.capture.kineto.matching import match
 from perfd.capture.kineto.registry import POLL_PERIOD_S, Client, Delivery
-from perfd.capture.kineto.verify import has_gpu_work
+from perfd.capture.kineto.verify import Work, work_in
 from perfd.capture.processes import environment_of, owner_of, runs
 from perfd.capture.tools import Begun, Outcome, Plan, Readiness, Target, Tool
 from perfd.clock import Clock
@@ -240,7 +240,7 @@ class KinetoTool(Tool):
         path = plan.directory / f"rank{one.rank}_{one.pid}.pt.trace.json"
         try:
             one.box.fetch(one.file, path, max_bytes=plan.max_bytes)
-            busy = has_gpu_work(path)
+            work = work_in(path)
         except CaptureError as error:
             return Outcome(
                 state=CaptureState.FAILED,
@@ -248,7 +248,11 @@ class KinetoTool(Tool):
                 reason=str(error),
                 files=[path] if path.is_file() else [],
             )
-        if busy or self._options.cpu_only:
+        if work is Work.GPU or (work is Work.HOST and self._options.cpu_only):
             return Outcome(state=CaptureState.DONE, ranks=[one.rank], files=[path])
-        reason = "The trace holds no GPU work of this rank (capture.kineto.cpu_only allows that)."
+        reason = (
+            "The trace holds nothing: the process did no work yet, or waited all the time."
+            if work is Work.NONE
+            else "The trace holds no GPU work of this rank (capture.kineto.cpu_only allows that)."
+        )
         return Outcome(state=CaptureState.EMPTY, ranks=[one.rank], reason=reason, files=[path])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from enum import Enum
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,17 @@ _GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 _MARKS = tuple(f'"cat": "{name}"'.encode() for name in _GPU_CATEGORIES)
 
 
+class Work(Enum):
+    """What is in a trace."""
+
+    GPU = "gpu"
+    """Kernels or copies."""
+    HOST = "host"
+    """Only what the host did."""
+    NONE = "none"
+    """Nothing, as of a process that is still importing PyTorch."""
+
+
 class _Event(msgspec.Struct):
     cat: str = ""
 
@@ -24,8 +36,8 @@ class _Trace(msgspec.Struct):
     events: list[_Event] = msgspec.field(name="traceEvents")
 
 
-def has_gpu_work(path: Path) -> bool:
-    """Whether the trace holds kernels or copies; raises `CaptureError` when it is not whole."""
+def work_in(path: Path) -> Work:
+    """What the trace holds; raises `CaptureError` when it is not whole."""
     with path.open("rb") as file:
         if path.stat().st_size == 0:
             raise CaptureError("The trace is empty.")
@@ -35,15 +47,18 @@ def has_gpu_work(path: Path) -> bool:
             return _looked_at(content)
 
 
-def _decoded(content: mmap.mmap) -> bool:
+def _decoded(content: mmap.mmap) -> Work:
     try:
         trace = msgspec.json.decode(content, type=_Trace)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CaptureError(f"The trace is not whole: {error}.") from error
-    return any(event.cat in _GPU_CATEGORIES for event in trace.events)
+    categories = {event.cat for event in trace.events}
+    if not categories.isdisjoint(_GPU_CATEGORIES):
+        return Work.GPU
+    return Work.HOST if any(categories) else Work.NONE
 
 
-def _looked_at(content: mmap.mmap) -> bool:
+def _looked_at(content: mmap.mmap) -> Work:
     """What follows the last array of a whole trace are plain fields and the end of the object."""
     tail = content[-_TAIL_BYTES:]
     rest = tail.rpartition(b"]")[2].strip()
@@ -51,4 +66,5 @@ def _looked_at(content: mmap.mmap) -> bool:
         msgspec.json.decode(b"{" + rest.removeprefix(b","))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise CaptureError("The trace is not whole: its end is missing.") from error
-    return any(content.find(mark) >= 0 for mark in _MARKS)
+    # One so large is not empty.
+    return Work.GPU if any(content.find(mark) >= 0 for mark in _MARKS) else Work.HOST
