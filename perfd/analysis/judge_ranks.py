@@ -100,8 +100,10 @@ def _of_those(arrivals: Late, slow: NcclRank) -> list[str]:
     if not others or slow.slowdown_ratio is None:
         return []
     shown = ", ".join(map(str, others[:8]))
+    one = len(others) == 1
+    who = f"Rank {shown} is late too, but it waits" if one else f"Ranks {shown} are late too, but they wait"
     return [
-        f"Ranks {shown} are late with it, but they wait meanwhile.",
+        f"{who} meanwhile.",
         f"Rank {slow.rank} is at work {slow.slowdown_ratio:.2f} times as long as its peers.",
     ]
 

@@ -77,6 +77,17 @@ def _job(summary: JobSummary, alerts: Sequence[Alert]) -> list[str]:
     return [*lines, "", *_alerts(alerts)]
 
 
+def findings_in_words(summaries: Sequence[JobSummary]) -> list[str]:
+    """Everything that was found of each job, the bottleneck first, one block a finding."""
+    if not summaries:
+        return [f"{NO_JOB}\n"]
+    blocks = []
+    for summary in summaries:
+        findings = [summary.bottleneck, *(one for one in summary.findings if one != summary.bottleneck)]
+        blocks += [f"# {summary.name}", *("\n".join([*_finding(finding), ""]) for finding in findings)]
+    return [f"{block}\n" if block.startswith("#") else block for block in blocks]
+
+
 def _finding(finding: Finding) -> list[str]:
     culprits = ", ".join(f"{culprit.kind} {culprit.id}" for culprit in finding.culprits)
     confidence = f" (confidence {finding.confidence:.0%})" if finding.kind is not Kind.UNKNOWN else ""

@@ -1,0 +1,415 @@
+"""Verdicts that blame a link, a silent rank, the data or the host: and those that blame nobody."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from analysis.jobs import description, gpu_table, infos, job_data, phase_table, step_table
+from analysis.test_nccl import DP4, summary, table
+
+from perfd.analysis.degradation import Reference
+from perfd.analysis.findings import Culprit, Finding, Kind
+from perfd.analysis.hang import hang, patience_s
+from perfd.analysis.summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.tables import GpuKey, GpuTable, NcclTime
+from perfd.model import CollectiveProgress, Event, EventKind, ParallelLayout
+from perfd.peaks import load_peaks
+
+H200 = "NVIDIA H200"
+STEPS = step_table([1.0] * 20)
+
+
+def finding(result: JobSummary, kind: Kind) -> Finding | None:
+    return next((one for one in result.findings if one.kind is kind), None)
+
+
+def ranks_of(found: Finding | None) -> list[int | str]:
+    assert found is not None
+    return [culprit.id for culprit in found.culprits]
+
+
+# Links.
+
+
+def test_a_group_that_was_twice_as_fast_before_has_a_slow_link_and_no_rank_is_blamed():
+    slow = table([0, 1, 2, 3], [0, 0, 0, 0], transfer_s=0.02, best_s_per_byte=0.01 / 1e9, best_size_bytes=1e9)
+
+    result = summary([slow])
+
+    assert result.bottleneck.kind is Kind.LINK_DEGRADATION
+    assert [culprit.kind for culprit in result.bottleneck.culprits] == ["group"]
+    (group,) = result.nccl.slow_groups
+    assert (group.reference, group.slowdown_ratio) == (Reference.HISTORY, pytest.approx(2))
+    # 20 % of the time, of which half would do.
+    assert result.bottleneck.lost_ratio == pytest.approx(0.1)
+    assert finding(result, Kind.STRAGGLER) is None
+
+
+def test_waiting_for_a_late_rank_is_not_taken_for_a_slow_link():
+    late = table([0, 1, 2, 3], [0, 0, 0.05, 0], best_s_per_byte=0.01 / 1e9, best_size_bytes=1e9)
+
+    result = summary([late])
+
+    assert result.nccl.slow_groups == ()
+    assert result.bottleneck.kind is Kind.STRAGGLER
+
+
+def test_small_messages_are_not_held_against_the_pace_of_large_ones():
+    small = table(
+        [0, 1, 2, 3],
+        [0, 0, 0, 0],
+        size_bytes=np.full(100, 1e4),
+        best_s_per_byte=0.01 / 1e9,
+        best_size_bytes=1e9,
+    )
+
+    assert summary([small]).nccl.slow_groups == ()
+
+
+def test_one_slow_group_among_its_sisters_is_found():
+    layout = description(world_size=8, tp=2, dp=4, micro_batch_size=1, global_batch_size=8)
+    pairs = [
+        table(
+            [2 * pair, 2 * pair + 1], [0, 0], transfer_s=0.03 if pair == 2 else 0.01, communicator=f"c{pair}"
+        )
+        for pair in range(4)
+    ]
+
+    result = summary(pairs, job=layout)
+
+    (group,) = result.nccl.slow_groups
+    assert (group.reference, group.ranks, group.group) == (Reference.SISTERS, (4, 5), "tp")
+
+
+def test_nccl_that_does_not_use_nvlink_is_held_against_it():
+    slow = table([0, 1, 2, 3], [0, 0, 0, 0], transfer_s=0.05)
+    gpus = GpuTable(
+        time_unix_s=np.zeros(0), gpus=[GpuKey(node="n", gpu=str(r), rank=r) for r in range(4)], metrics={}
+    )
+    remark = Event(kind=EventKind.NCCL_WARNING, time_unix_ns=1, message="NCCL connects GPUs through SHM.")
+
+    def judged(gpu_name: str) -> JobSummary:
+        return summarise(
+            job_data(
+                STEPS,
+                description=DP4,
+                collectives=[slow],
+                nccl=[NcclTime(rank=r, busy_s=5, span_s=10, lost_operations=0) for r in range(4)],
+                gpu=gpus,
+                gpu_infos={"n": infos(gpu_name, 4)["node0"]},
+                events=[remark],
+            ),
+            AnalysisSettings(peaks=load_peaks()),
+        )
+
+    (group,) = judged(H200).nccl.slow_groups
+    assert (group.reference, group.expected_bytes_per_s) == (Reference.LINKS, pytest.approx(450e9))
+    assert judged(H200).bottleneck.confidence == 0.9
+    assert "NCCL connects GPUs through SHM. (NCCL_DEBUG)" in judged(H200).bottleneck.evidence
+    # Cards that no NVLink joins need not be faster.
+    assert judged("NVIDIA H100 PCIe").nccl.slow_groups == ()
+
+
+def test_a_slow_group_that_takes_next_to_no_time_is_not_told():
+    slow = table(
+        [0, 1, 2, 3],
+        [0, 0, 0, 0],
+        best_s_per_byte=0.001 / 1e9,
+        best_size_bytes=1e9,
+        kernel_ratio=[0.01] * 4,
+    )
+
+    assert summary([slow]).nccl.slow_groups == ()
+
+
+# Pipelines and tensor groups that are late together.
+
+
+def late_pipeline(**recv_waits: float) -> JobSummary:
+    """Two stages of two ranks: pipeline 1 (ranks 1 and 3) is late for both stages' reductions."""
+    layout = description(world_size=4, dp=2, pp=2, micro_batch_size=1, global_batch_size=8)
+    tables = [table([0, 1], [0, 0.02]), table([2, 3], [0, 0.02], communicator="cd")]
+    for name, wait in recv_waits.items():
+        sender, receiver = map(int, name[1:].split("_"))
+        tables.append(table([sender, receiver], [wait, 0.0], operation="SendRecv", communicator=name))
+    return summary(tables, job=layout)
+
+
+def test_of_a_late_pipeline_the_rank_that_waits_for_nobody_is_named():
+    result = late_pipeline(p1_3=0.02)
+
+    assert ranks_of(finding(result, Kind.STRAGGLER)) == [1]
+    assert "Rank 3 is late too, but it waits meanwhile." in result.bottleneck.evidence
+
+
+def test_of_a_late_pipeline_nobody_is_named_when_nothing_tells_them_apart():
+    result = late_pipeline()
+
+    found = finding(result, Kind.STRAGGLER)
+    assert ranks_of(found) == []
+    assert found.confidence == 0.4
+    assert "Nothing tells which of them is the slow one." in found.evidence
+
+
+def test_timers_settle_which_rank_of_a_late_pipeline_is_slow():
+    layout = description(world_size=4, dp=2, pp=2, micro_batch_size=1, global_batch_size=8)
+    by_rank = {"forward-compute": [0.2, 0.2, 0.2, 0.3], "backward-compute": [0.4, 0.4, 0.4, 0.6]}
+    tables = [table([0, 1], [0, 0.02]), table([2, 3], [0, 0.02], communicator="cd")]
+    job = job_data(
+        STEPS,
+        description=layout,
+        phases=phase_table(STEPS, by_rank=by_rank),
+        collectives=tables,
+        nccl=[NcclTime(rank=r, busy_s=2, span_s=10, lost_operations=0) for r in range(4)],
+    )
+
+    result = summarise(job, AnalysisSettings())
+
+    assert ranks_of(result.bottleneck) == [3]
+    assert result.bottleneck.confidence == 0.9
+    assert {one.rank: one.ratio for one in result.slowdowns} == pytest.approx({0: 1, 1: 1, 2: 0.8, 3: 1.2})
+
+
+# Ranks that say nothing.
+
+
+def test_where_a_rank_is_missing_nobody_of_its_stage_is_blamed_and_the_missing_one_is_told():
+    layout = description(world_size=4, tp=2, dp=2, micro_batch_size=1, global_batch_size=8)
+    # Rank 3 is silent; rank 2, in its tensor group, is late because of it.
+    result = summary([table([0, 1], [0, 0]), table([0, 2], [0, 0.05], communicator="cd")], job=layout)
+
+    assert finding(result, Kind.STRAGGLER) is None
+    assert result.nccl.missing_ranks == (3,)
+    missing = finding(result, Kind.MISSING_TELEMETRY)
+    assert ranks_of(missing) == [3]
+    assert "nobody of their stage" in missing.evidence[0]
+
+
+def test_a_rank_whose_agent_died_is_missing_though_it_spoke_before():
+    times = [
+        NcclTime(rank=r, busy_s=1, span_s=10, lost_operations=0, read_unix_s=900 if r == 2 else 1000 + r)
+        for r in range(4)
+    ]
+    job = job_data(STEPS, description=DP4, collectives=[table([0, 1, 2, 3], [0, 0, 0, 0])], nccl=times)
+
+    assert summarise(job, AnalysisSettings()).nccl.missing_ranks == (2,)
+
+
+def test_gpus_that_nobody_reads_are_told():
+    gpu = gpu_table(STEPS, {"sm_active_ratio": [0.8] * 3, "graphics_active_ratio": [0.95] * 3})
+
+    result = summarise(job_data(STEPS, description=DP4, gpu=gpu), AnalysisSettings())
+
+    assert ranks_of(finding(result, Kind.MISSING_TELEMETRY)) == [3]
+
+
+def test_ranks_with_an_nccl_that_tells_no_gpu_time_are_there_but_leave_shares_open():
+    times = [
+        NcclTime(rank=r, busy_s=float("nan") if r == 1 else 1.0, span_s=10, lost_operations=0)
+        for r in range(4)
+    ]
+
+    result = summarise(job_data(STEPS, description=DP4, nccl=times), AnalysisSettings())
+
+    assert result.nccl.missing_ranks == ()
+    assert result.nccl.share_ratio is None
+    assert [rank.busy_ratio for rank in result.nccl.ranks] == [0.1, None, 0.1, 0.1]
+
+
+def test_a_job_that_tells_no_layout_and_sends_nothing_has_no_pipeline_so_all_are_peers():
+    result = summary([table([0, 1, 2, 3], [0, 0, 0.02, 0])], job=replace(DP4, parallel=ParallelLayout()))
+
+    assert ranks_of(result.bottleneck) == [2]
+    transfers = table([0, 1], [0, 0], operation="SendRecv", communicator="p")
+    unknown = summary(
+        [table([0, 1, 2, 3], [0, 0, 0.02, 0]), transfers], job=replace(DP4, parallel=ParallelLayout())
+    )
+    assert finding(unknown, Kind.STRAGGLER) is None
+
+
+def test_a_communicator_of_one_waits_for_nobody():
+    result = summary([table([0], [0.0]), table([0, 1, 2, 3], [0, 0, 0, 0], communicator="cd")])
+
+    assert result.nccl.groups[0].operations == 0
+    assert result.nccl.ranks[0].wait_ratio == pytest.approx(0)
+
+
+# Hangs.
+
+
+def progress(rank: int, enqueued: int, completed: int = 4, members=(0, 1, 2, 3)) -> CollectiveProgress:
+    return CollectiveProgress(
+        job="job",
+        rank=rank,
+        communicator="0",
+        communicator_name="dp",
+        members=members,
+        operation="all_reduce",
+        enqueued=enqueued,
+        completed=completed,
+        time_unix_ns=1,
+        source="flight_recorder",
+    )
+
+
+def silent(seconds: float = 30.0, steps=STEPS, **fields):
+    return job_data(steps, description=DP4, log_silent_s=seconds, **fields)
+
+
+def test_a_flight_recorder_names_the_rank_that_did_not_enter_the_collective():
+    found = hang(silent(progress=[progress(0, 5), progress(1, 5), progress(2, 4), progress(3, 5)]))
+
+    assert found.culprits == (2,)
+    assert "all_reduce 5 of group dp is not complete" in found.evidence[1]
+    result = summarise(
+        silent(90, progress=[progress(r, 4 if r == 2 else 5) for r in range(4)]), AnalysisSettings()
+    )
+    assert result.bottleneck.kind is Kind.HANG
+    assert result.bottleneck.culprits == (Culprit(kind="rank", id=2),)
+
+
+def test_a_rank_that_left_no_dump_is_the_one_that_could_not():
+    assert hang(silent(progress=[progress(r, 5) for r in (0, 1, 3)])).culprits == (2,)
+
+
+def test_when_all_have_entered_the_transfer_hangs_and_nobody_is_named():
+    found = hang(silent(progress=[progress(r, 5) for r in range(4)]))
+
+    assert found.culprits == ()
+    assert "its transfer hangs" in found.evidence[1]
+
+
+def counters(*operations: int, still_s: float = 30.0) -> list[NcclTime]:
+    return [
+        NcclTime(rank=r, busy_s=1, span_s=60, lost_operations=0, operations=count, still_s=still_s)
+        for r, count in enumerate(operations)
+    ]
+
+
+def test_counters_that_stand_name_the_one_that_is_behind():
+    assert hang(silent(nccl=counters(5000, 5000, 4990, 5000))).culprits == (2,)
+    assert hang(silent(nccl=counters(5000, 5000, 5000, 5000))).culprits == ()
+    # Stages do different numbers of operations, so one that is far behind another stage is not late.
+    assert hang(silent(nccl=counters(9000, 9000, 4000, 5000))).culprits == ()
+    assert hang(silent(nccl=counters(5000, 5000, 4990, 5000, still_s=1.0))) is None
+
+
+def test_gpus_that_spin_name_the_one_that_is_idle():
+    times = 1020 + np.arange(30.0)
+    keys = [GpuKey(node="n", gpu=str(r), rank=r) for r in range(4)]
+    spinning = {
+        "graphics_active_ratio": np.tile(np.float32([1, 1, 0, 1]), (30, 1)),
+        "tensor_active_ratio": np.zeros((30, 4), np.float32),
+    }
+
+    found = hang(silent(gpu=GpuTable(time_unix_s=times, gpus=keys, metrics=spinning)))
+
+    assert found.culprits == (2,)
+    working = spinning | {"tensor_active_ratio": np.full((30, 4), 0.3, np.float32)}
+    assert hang(silent(gpu=GpuTable(time_unix_s=times, gpus=keys, metrics=working))) is None
+
+
+def test_silence_alone_is_no_hang_and_neither_is_one_that_the_job_is_used_to():
+    standing = counters(5000, 5000, 4990, 5000)
+
+    assert hang(silent(3600)) is None
+    assert hang(silent(5, nccl=standing)) is None
+    paused = step_table([1.0] * 10, time_unix_s=[1000 + i + (60 if i > 4 else 0) for i in range(10)])
+    assert patience_s(paused) == pytest.approx(91.5)
+    assert hang(silent(60, steps=paused, nccl=standing)) is None
+    assert hang(silent(60, steps=step_table([]), nccl=standing)) is None
+    assert hang(replace(silent(nccl=standing), ended_unix_s=1020.0)) is None
+
+
+# Data and hosts.
+
+
+def sequences(*, fixed: float = 0.0, ranks: int = 8, steps: int = 40) -> JobSummary:
+    """Ranks whose work changes from step to step, and one that is always slower."""
+    random = np.random.default_rng(3)
+    lengths = 1 + 0.6 * random.random((steps, ranks))
+    lengths[:, 5] *= 1 + fixed
+    table = step_table((3 * lengths * 0.1).max(axis=1) + 0.05)
+    phases = phase_table(table, by_rank={"forward-compute": [0.0] * ranks, "backward-compute": [0.0] * ranks})
+    by_rank = {"forward-compute": 0.1 * lengths, "backward-compute": 0.2 * lengths**1.1}
+    job = job_data(
+        table,
+        description=description(world_size=ranks, dp=ranks, micro_batch_size=1, global_batch_size=ranks),
+        phases=replace(phases, by_rank_s=by_rank),
+    )
+    return summarise(job, AnalysisSettings())
+
+
+def test_sequences_of_unequal_length_are_told_and_no_rank_is_blamed():
+    result = sequences()
+
+    found = finding(result, Kind.SEQUENCE_IMBALANCE)
+    assert result.bottleneck == found
+    assert found.culprits == ()
+    assert finding(result, Kind.STRAGGLER) is None
+
+
+def test_a_rank_that_is_always_slow_is_no_matter_of_sequences():
+    result = sequences(fixed=0.8)
+
+    assert finding(result, Kind.SEQUENCE_IMBALANCE) is None
+    assert ranks_of(finding(result, Kind.STRAGGLER)) == [5]
+
+
+def of_gpus(*, in_nccl: float | None = None, **metrics: float) -> JobSummary:
+    gpu = gpu_table(STEPS, {name: [value] * 4 for name, value in metrics.items()})
+    times = (
+        [NcclTime(rank=r, busy_s=in_nccl, span_s=1, lost_operations=0) for r in range(4)] if in_nccl else ()
+    )
+    return summarise(
+        job_data(STEPS, description=DP4, gpu=gpu, gpu_infos=infos(H200, 4), nccl=times), AnalysisSettings()
+    )
+
+
+def test_tiny_kernels_are_told_only_where_it_is_known_that_they_are_not_nccls():
+    tiny = {"graphics_active_ratio": 0.95, "sm_active_ratio": 0.15, "tensor_active_ratio": 0.02}
+
+    found = finding(of_gpus(in_nccl=0.05, **tiny), Kind.LAUNCH_BOUND)
+
+    assert found is not None
+    assert found.lost_ratio > 0.5
+    assert finding(of_gpus(**tiny), Kind.LAUNCH_BOUND) is None
+    assert finding(of_gpus(in_nccl=0.8, **tiny), Kind.LAUNCH_BOUND) is None
+    busy = {"graphics_active_ratio": 0.98, "sm_active_ratio": 0.85, "tensor_active_ratio": 0.02}
+    assert finding(of_gpus(in_nccl=0.1, **busy), Kind.LAUNCH_BOUND) is None
+
+
+def test_traffic_from_the_host_is_told_with_the_gpus_that_receive_it():
+    quiet = of_gpus(graphics_active_ratio=0.8, pcie_rx_bytes_per_s=1e8)
+    heavy = of_gpus(graphics_active_ratio=0.8, pcie_rx_bytes_per_s=20e9)
+
+    assert finding(quiet, Kind.HOST_TRANSFER) is None
+    found = finding(heavy, Kind.HOST_TRANSFER)
+    assert found.lost_ratio == pytest.approx(0.2)
+    # All of them alike: nobody's fault.
+    assert found.culprits == ()
+
+
+def test_compute_that_waits_for_the_gpus_memory_is_told_apart():
+    bound = of_gpus(
+        graphics_active_ratio=0.98, sm_active_ratio=0.9, dram_active_ratio=0.8, tensor_active_ratio=0.1
+    )
+
+    assert (
+        bound.bottleneck.kind is not Kind.MEMORY_BOUND
+    )  # Without an MFU it is not even known to be compute.
+    steps = step_table([1.0] * 20, flops_per_s_per_gpu=0.2e15)
+    gpu = gpu_table(
+        steps,
+        {
+            "graphics_active_ratio": [0.98] * 4,
+            "sm_active_ratio": [0.9] * 4,
+            "dram_active_ratio": [0.8] * 4,
+            "tensor_active_ratio": [0.1] * 4,
+        },
+    )
+    job = job_data(steps, description=DP4, gpu=gpu, gpu_infos=infos(H200, 4))
+    result = summarise(job, AnalysisSettings(peaks=load_peaks()))
+    assert result.bottleneck.kind is Kind.MEMORY_BOUND

@@ -1,0 +1,60 @@
+"""`perfd diagnose`, of a recording and of a live aggregator."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from perfd.aggregator.aggregator import Aggregator
+from perfd.cli import main
+from perfd.clock import VirtualClock
+from perfd.config import AggregatorConfig
+from perfd.model import JobDescription
+from perfd.testing.agent import FakeAgent
+
+
+def test_a_recording_is_diagnosed_with_evidence_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", "dp4_slow2", "--json"]) == 0
+
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "perfd.diagnosis/1"
+    (job,) = document["jobs"]
+    assert job["bottleneck"] == job["diagnosis"][0]
+    assert (job["bottleneck"]["kind"], job["bottleneck"]["culprits"]) == (
+        "straggler",
+        [{"kind": "rank", "id": 2}],
+    )
+
+
+def test_in_words_every_finding_has_its_evidence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", "pp4_few"]) == 0
+
+    said = capsys.readouterr().out
+    assert said.startswith("# pp4_few\n")
+    assert "- Theory expects 42.9 %" in said
+    assert "What to do: Use more micro-batches" in said
+
+
+def test_jobs_of_an_aggregator_are_diagnosed(capsys: pytest.CaptureFixture[str]) -> None:
+    config = AggregatorConfig(listen="127.0.0.1:0", http_listen="127.0.0.1:0")
+    aggregator = Aggregator(config, VirtualClock(10**18), manual=True)
+    aggregator.start()
+    try:
+        with FakeAgent(aggregator.grpc_address) as agent:
+            agent.hello()
+            agent.send(JobDescription(job="a/b", framework="megatron-lm"))
+            aggregator.tick()
+            url = f"http://{aggregator.http_address}"
+            assert main(["diagnose", "--aggregator", url, "--json"]) == 0
+            (job,) = json.loads(capsys.readouterr().out)["jobs"]
+            assert (job["name"], job["bottleneck"]["kind"]) == ("a/b", "unknown")
+            assert main(["diagnose", "--aggregator", url, "--job", "none"]) == 2
+            assert "There is no job 'none'" in capsys.readouterr().err
+    finally:
+        aggregator.stop()
+
+
+def test_a_recording_and_an_aggregator_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diagnose", "dp4", "--job", "x"]) == 2
+    assert "not both" in capsys.readouterr().err
