@@ -134,7 +134,7 @@ class _Reading:
         match = _SERIES.match(line)
         parsed = None if match is None else _parsed(match)
         rest = [] if match is None else line[match.end() :].split()
-        if match is None or parsed is None or not rest:
+        if match is None or parsed is None or not rest or not _is_number(rest[0]):
             self.bad += 1
             return
         series = match[0].rstrip()
@@ -185,6 +185,14 @@ class _Reading:
 def family_of(name: str) -> frozenset[str]:
     """The names of the families that a sample of this name can belong to."""
     return frozenset([name, *(name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix))])
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _parsed(match: re.Match[str]) -> tuple[str, Labels] | None:

@@ -1,0 +1,141 @@
+"""The worked example of docs/serving.md, and what one and two looks amount to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from perfd_collectors.serving.exposition import PageReader
+from perfd_collectors.serving.servers import WANTED, read_page
+
+from perfd.analysis.peaks import find_gpu
+from perfd.analysis.serving.comparison import compare
+from perfd.analysis.serving.diagnosis import Kind, diagnose
+from perfd.analysis.serving.histograms import Histogram, increase, merged, quantile
+from perfd.analysis.serving.measured import measure
+from perfd.analysis.serving.served import served_model
+from perfd.analysis.serving.snapshot import Counter, Engine, ReplicaLoad, Snapshot
+from perfd.analysis.serving.theory import ServingLayout, Theory, theory_of
+from perfd.peaks import load_peaks
+from serving.pages import LLAMA_70B, busy_70b
+
+
+def theory(**config: object) -> Theory:
+    model = served_model({**LLAMA_70B, **config})
+    gpu = find_gpu(load_peaks(), "NVIDIA H100 80GB HBM3")
+    assert model is not None
+    assert gpu is not None
+    found = theory_of(model, ServingLayout(tp=8), gpu)
+    assert found is not None
+    return found
+
+
+def histogram(counts: tuple[float, ...]) -> Histogram:
+    return Histogram(bounds=(0.1, 0.2, 0.4, math.inf), counts=counts, sum=1.0)
+
+
+def test_a_70b_model_on_eight_h100_decodes_in_5_2_ms_at_best() -> None:
+    assert theory().tpot_floor_s == pytest.approx(5.2e-3, rel=0.01)
+    assert theory().critical_batch == pytest.approx(989.4e12 / 3.35e12, rel=0.01)
+
+
+def test_fp8_weights_halve_the_floor_but_for_the_head() -> None:
+    floor = theory(quantization_config={"quant_method": "fp8"}).tpot_floor_s
+    assert 0.5 < floor / theory().tpot_floor_s < 0.52
+
+
+def test_the_batch_of_the_example_explains_12_ms_and_prefill_the_tail() -> None:
+    measured = measure(read_page(PageReader(WANTED), busy_70b(), "page"))
+    comparison = compare(measured, theory())
+    assert measured.tpot.p50 == pytest.approx(12e-3, rel=0.05)
+    assert measured.tpot.p99 == pytest.approx(45e-3, rel=0.3)
+    assert comparison.step is not None
+    assert comparison.step.total_s == pytest.approx(12e-3, rel=0.05)
+    kinds = {finding.kind for finding in diagnose(measured, comparison)}
+    assert kinds == {Kind.LARGE_BATCH, Kind.PREFILL_INTERFERENCE}
+
+
+def test_quantiles_are_those_of_prometheus() -> None:
+    # histogram_quantile(q, ...) of Prometheus for these buckets.
+    found = histogram((0.0, 2.0, 4.0, 5.0))
+    assert quantile(0.2, found) == pytest.approx(0.15)
+    assert quantile(0.5, found) == pytest.approx(0.25)
+    assert quantile(0.99, found) == 0.4
+    assert quantile(0.5, histogram((0.0, 0.0, 0.0, 0.0))) is None
+
+
+def test_histograms_with_other_bounds_add_up_where_they_have_the_same() -> None:
+    other = Histogram(bounds=(0.2, 0.3, math.inf), counts=(1.0, 1.0, 2.0), sum=1.0)
+    both = merged([histogram((1.0, 2.0, 3.0, 4.0)), other])
+    assert both is not None
+    assert (both.bounds, both.counts) == ((0.2, math.inf), (3.0, 6.0))
+
+
+def test_a_histogram_that_went_back_has_no_increase() -> None:
+    assert increase(histogram((1.0, 2.0, 3.0, 4.0)), histogram((0.0, 0.0, 1.0, 1.0))) is None
+
+
+def look(tokens: float, **changes: object) -> Snapshot:
+    counters = {Counter.GENERATION_TOKENS: tokens}
+    made = Snapshot(engine=Engine.SGLANG, model="m", running_requests=4.0, counters=counters)
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+def test_rates_need_two_looks() -> None:
+    assert measure(look(100)).generation_tokens_per_s is None
+    assert measure(look(300), look(100), 10.0).generation_tokens_per_s == 20.0
+
+
+@pytest.mark.parametrize("before", [look(500), look(100, model="other")])
+def test_a_restart_or_another_model_between_the_looks_leaves_rates_unknown(before: Snapshot) -> None:
+    measured = measure(look(300), before, 10.0)
+    assert measured.generation_tokens_per_s is None
+    assert measured.span_s is None
+    assert measured.notes
+
+
+def kinds_of(**changes: object) -> set[Kind]:
+    return {finding.kind for finding in diagnose(measure(look(1, **changes)))}
+
+
+def test_each_state_of_a_server_that_needs_no_theory_has_its_finding() -> None:
+    loads = (ReplicaLoad(replica="0", running_requests=9.0), ReplicaLoad(replica="1", running_requests=1.0))
+    assert kinds_of() == set()
+    assert kinds_of(kv_cache_used_ratio=0.97, queued_requests=9.0) == {Kind.KV_MEMORY, Kind.QUEUEING}
+    assert kinds_of(cuda_graph_ratio=0.0) == {Kind.CUDA_GRAPH}
+    assert kinds_of(forward_occupancy_ratio=0.4) == {Kind.CPU_OVERHEAD}
+    assert kinds_of(spec_accept_length=1.1) == {Kind.SPECULATION}
+    assert kinds_of(replicas=loads) == {Kind.REPLICA_IMBALANCE}
+    assert kinds_of(queued_requests=8.0) == {Kind.QUEUEING}
+
+
+def test_few_requests_are_told_against_the_critical_batch() -> None:
+    snapshot = look(1, running_requests=2.0, kv_used_tokens=1000.0)
+    measured = measure(snapshot)
+    found = diagnose(measured, compare(measured, theory()))
+    assert [finding.kind for finding in found] == [Kind.FEW_REQUESTS]
+
+
+def test_latent_attention_and_experts_are_counted() -> None:
+    deepseek_v3 = {
+        "num_hidden_layers": 61, "hidden_size": 7168, "intermediate_size": 18432, "num_attention_heads": 128,
+        "num_key_value_heads": 128, "vocab_size": 129280, "hidden_act": "silu", "kv_lora_rank": 512,
+        "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128,
+        "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
+        "n_shared_experts": 1, "first_k_dense_replace": 3, "moe_layer_freq": 1,
+        "quantization_config": {"quant_method": "fp8"},
+    }  # fmt: skip
+    model = served_model(deepseek_v3)
+    assert model is not None
+    # DeepSeek-V3 technical report (arXiv:2412.19437): 37 billion of 671 are active, with embeddings.
+    from perfd.analysis.serving.theory import active_parameters, matrix_parameters
+
+    assert active_parameters(model.shape) == pytest.approx(36.5e9, rel=0.03)
+    assert sum(matrix_parameters(model.shape, None)) == pytest.approx(669e9, rel=0.02)
+    assert model.kv_bytes_per_token == 61 * 576 * 2
+
+
+@pytest.mark.parametrize("config", [{}, {"num_hidden_layers": "80"}, {"hidden_size": -1}])
+def test_a_configuration_without_sizes_is_no_model(config: dict[str, object]) -> None:
+    assert served_model(config) is None

@@ -1,0 +1,183 @@
+"""The collectors against servers of this machine: what they send, and what a broken server does to it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from perfd_collectors import sglang, vllm
+from perfd_collectors.serving.collector import ServingOptions
+from perfd_collectors.serving.discovery import Found, server_of
+
+from perfd.analysis.serving.snapshot import Engine
+from perfd.cli import main
+from perfd.clock import VirtualClock
+from perfd.collector import CollectorSpec, Settings
+from perfd.errors import ConfigError
+from perfd.http import HttpServer, Request, Response
+from perfd.model import SampleTable
+from perfd.testing.collectors import check_collector, check_spec
+from serving.pages import LLAMA_70B, busy_70b, counter, gauge
+
+
+class Engines:
+    """What the server answers; tests change it between two looks."""
+
+    def __init__(self) -> None:
+        self.pages: dict[str, Response] = {}
+
+    def answer(self, request: Request) -> Response:
+        return self.pages.get(request.path, Response(status=404, body=b""))
+
+
+@contextmanager
+def serving(pages: Mapping[str, bytes]) -> Iterator[tuple[Engines, str]]:
+    engines = Engines()
+    engines.pages = {path: Response(body=body) for path, body in pages.items()}
+    server = HttpServer(
+        "127.0.0.1:0",
+        {
+            "/v1/": engines.answer,
+            **dict.fromkeys(
+                ("/metrics", "/server_info", "/get_server_info", "/get_load", "/version"), engines.answer
+            ),
+        },
+    )
+    try:
+        yield engines, f"http://{server.address}"
+    finally:
+        server.close()
+
+
+def settings(tmp_path: Path) -> Settings:
+    return Settings(node="n1", job="job", clock=VirtualClock(), proc=tmp_path)
+
+
+def newest(records: object) -> Mapping[str, float]:
+    assert isinstance(records, list)
+    table = records[-1]
+    assert isinstance(table, SampleTable)
+    return {name: values[0] for name, values in table.columns.items()}
+
+
+def live_page(tokens: float) -> bytes:
+    labels = {"model_name": "m", "tp_rank": "0"}
+    return (
+        gauge("sglang:num_running_reqs", (labels, 3))
+        + gauge("sglang:num_queue_reqs", (labels, 1))
+        + counter("sglang:realtime_tokens_total", ({**labels, "mode": "decode"}, tokens))
+        + counter("sglang:generation_tokens_total", ({"model_name": "m"}, tokens))
+    ).encode()
+
+
+@pytest.mark.parametrize("spec", [sglang.SPEC, vllm.SPEC], ids=lambda spec: spec.name)
+def test_both_collectors_keep_the_contract_on_a_node_without_servers(
+    spec: CollectorSpec, tmp_path: Path
+) -> None:
+    check_spec(spec)
+    assert check_collector(spec, settings(tmp_path)) == []
+
+
+def test_rates_are_over_the_time_between_looks(tmp_path: Path) -> None:
+    with serving({"/metrics": live_page(100)}) as (engines, url):
+        looks = iter([200.0, 300.0, 400.0])
+
+        def between() -> None:
+            engines.pages["/metrics"] = Response(body=live_page(next(looks)))
+
+        records = check_collector(
+            sglang.SPEC, settings(tmp_path), options=ServingOptions(urls=(url,)), between=between
+        )
+    row = newest(records)
+    assert (row["up"], row["running_requests"], row["generation_tokens_per_s"]) == (1.0, 3.0, 100.0)
+
+
+def test_theory_is_beside_the_measurement_when_model_and_gpu_are_known(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B))
+    info = {"model_path": str(tmp_path), "tp_size": 8, "version": "0.5.9", "max_total_num_tokens": 600_000}
+    options = ServingOptions(gpu="NVIDIA H100 80GB HBM3")
+    with serving({"/metrics": busy_70b(), "/get_server_info": json.dumps(info).encode()}) as (_, url):
+        records = check_collector(
+            sglang.SPEC, settings(tmp_path), options=ServingOptions(urls=(url,), gpu=options.gpu)
+        )
+    assert newest(records)["tpot_floor_s"] == pytest.approx(5.2e-3, rel=0.01)
+
+
+@pytest.mark.parametrize("body", [b"<html>", b"", b"process_cpu_seconds_total 1\n"])
+def test_a_server_without_metrics_of_an_engine_is_down_and_has_no_value(tmp_path: Path, body: bytes) -> None:
+    with serving({"/metrics": body}) as (_, url):
+        records = check_collector(sglang.SPEC, settings(tmp_path), options=ServingOptions(urls=(url,)))
+    assert newest(records) == {"up": 0.0}
+
+
+def test_a_log_is_read_where_metrics_are_off(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(
+        "[2026-04-05 20:02:51] Decode batch, #running-req: 32, #token: 11179, token usage: 0.08, "
+        "cuda graph: True, gen throughput (token/s): 1635.11, #queue-req: 0\n"
+    )
+    collector = sglang.SPEC.create(ServingOptions(logs=(str(log),)), settings(tmp_path))
+    row = newest(list(collector.collect()))
+    assert (row["running_requests"], row["generation_tokens_per_s"]) == (32.0, 1635.11)
+    assert collector.collect() == []
+
+
+def test_an_address_that_is_none_is_refused_with_its_place(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="urls"):
+        sglang.SPEC.create(ServingOptions(urls=("ftp://x",)), settings(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("command", "found"),
+    [
+        ("python -m sglang.launch_server --host 0.0.0.0", Found(Engine.SGLANG, "http://127.0.0.1:30000")),
+        ("/usr/bin/vllm serve m --port=8001", Found(Engine.VLLM, "http://127.0.0.1:8001")),
+        ("/opt/bin/sglang serve --host ::1 --port 5", Found(Engine.SGLANG, "http://[::1]:5")),
+        ("python train.py --port 3", None),
+        ("grep sglang.launch_server", None),
+    ],
+)
+def test_servers_are_found_by_their_command_lines(command: str, found: Found | None) -> None:
+    assert server_of(command.split()) == found
+
+
+def test_perfd_serving_prints_the_shape_that_is_documented(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, config = tmp_path / "page.prom", tmp_path / "config.json"
+    page.write_bytes(busy_70b())
+    config.write_text(json.dumps(LLAMA_70B))
+    arguments = ["serving", str(page), "--json", "--model-config", str(config), "--gpu", "H100", "--tp", "8"]
+    assert main(arguments) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "perfd.serving/1"
+    (server,) = document["servers"]
+    assert list(server) == [
+        "source", "engine", "version", "model", "running_requests", "queued_requests", "kv_cache_used_ratio",
+        "prefix_hit_ratio", "generation_tokens_per_s", "prompt_tokens_per_s", "ttft_s", "tpot_s", "e2e_s",
+        "theory", "findings",
+    ]  # fmt: skip
+    assert server["generation_tokens_per_s"] is None
+    assert set(server["ttft_s"]) == {"p50", "p90", "p99", "mean"}
+    assert server["theory"]["tpot_floor_s"] == pytest.approx(5.2e-3, rel=0.01)
+    assert main(arguments[:2]) == 0
+    assert "prefill_interference" in capsys.readouterr().out
+
+
+def test_perfd_serving_asks_a_server_twice_for_rates(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving({"/metrics": live_page(100), "/v1/loads": b"{}"}) as (_, url):
+        assert main(["serving", url, "--json", "--interval", "0.01"]) == 0
+    (server,) = json.loads(capsys.readouterr().out)["servers"]
+    assert server["generation_tokens_per_s"] == 0.0
+
+
+def test_a_file_that_is_neither_page_nor_log_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("<html></html>")
+    assert main(["serving", str(page)]) == 2
+    assert "not a page of metrics" in capsys.readouterr().err
