@@ -72,6 +72,16 @@ class KinetoConfig(_Strict, frozen=True):
     """With steps, start at the next multiple of so many optimizer steps; null: by the clock."""
 
 
+class ServerConfig(_Strict, frozen=True):
+    """An inference server of this node that can profile itself."""
+
+    address: str
+    """`host:port` of its HTTP interface."""
+    trace_directory: str
+    """Where it may write traces; for vLLM, where it was launched to write them."""
+    api_key: str | None = None
+
+
 class AgentCaptureConfig(_Strict, frozen=True):
     """What captures may do on this node."""
 
@@ -90,6 +100,12 @@ class AgentCaptureConfig(_Strict, frozen=True):
     gpu_metrics: bool = False
     """Sample GPU metrics in captures; needs admin rights on the GPUs and excludes DCGM's profiling."""
     kineto: KinetoConfig = KinetoConfig()
+    py_spy_path: str | None = None
+    """Default: py-spy on `$PATH`. It dumps the stacks of jobs that hang."""
+    py_spy_nonblocking: bool = True
+    """Do not pause the process; a stack can then be inconsistent, and a pause cannot hurt the job."""
+    sglang: ServerConfig | None = None
+    vllm: ServerConfig | None = None
     max_slowdown_ratio: float | None = 2.0
     """A capture is stopped when steps take so many times as long as before it; null for never."""
     nccl_timeout_s: float = 600.0

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from perfd.capture.executor import CaptureExecutor
+from perfd.capture.flight_recorder import FlightRecorderTool
 from perfd.capture.guards import GuardSettings, JobProgress
 from perfd.capture.installation import find_nsys
 from perfd.capture.kineto.endpoint import KinetoEndpoint
 from perfd.capture.kineto.tool import KinetoOptions, KinetoTool
 from perfd.capture.nsys_tool import NsysOptions, NsysTool
+from perfd.capture.pyspy import PySpyTool
+from perfd.capture.servers import Server, ServerTool
 from perfd.capture.storage import CaptureStore
 from perfd.capture.tools import Tool
 from perfd.clock import Clock
-from perfd.config import AgentCaptureConfig, KinetoConfig
+from perfd.config import AgentCaptureConfig, KinetoConfig, ServerConfig
 from perfd.model import (
     CaptureStatus,
+    CaptureTool,
     Event,
     EventKind,
     JobDescription,
@@ -114,6 +119,15 @@ def create_executor(
             options=NsysOptions(export_sqlite=config.export_sqlite, gpu_metrics=config.gpu_metrics),
         ),
         _kineto(config.kineto, facts=facts, proc=proc, clock=clock),
+        PySpyTool(
+            _py_spy(config.py_spy_path, search_path),
+            placements=facts.placements,
+            proc=proc,
+            nonblocking=config.py_spy_nonblocking,
+        ),
+        FlightRecorderTool(placements=facts.placements, clock=clock, proc=proc),
+        ServerTool(CaptureTool.SGLANG, _server(config.sglang), clock=clock),
+        ServerTool(CaptureTool.VLLM, _server(config.vllm), clock=clock),
     ]
     return CaptureExecutor(
         tools=tools,
@@ -124,6 +138,19 @@ def create_executor(
         guards=GuardSettings(
             max_slowdown_ratio=config.max_slowdown_ratio, nccl_timeout_s=config.nccl_timeout_s
         ),
+    )
+
+
+def _py_spy(configured: str | None, search_path: str | None) -> Path | None:
+    found = configured or (shutil.which("py-spy", path=search_path) if search_path is not None else None)
+    return Path(found) if found and Path(found).is_file() else None
+
+
+def _server(config: ServerConfig | None) -> Server | None:
+    if config is None:
+        return None
+    return Server(
+        address=config.address, trace_directory=Path(config.trace_directory), api_key=config.api_key
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -12,10 +13,21 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
+import msgspec
+
 from perfd.capture.api import PATH
+from perfd.capture.ncu_plan import NcuPlan
+from perfd.capture.ncu_plan import plan as plan_ncu
 from perfd.capture.redact import redact
 from perfd.cli.client import add_aggregator, url_of
 from perfd.errors import PerfdError
+from perfd.peaks import load_peaks
+from perfd.report.from_trace import report_of_trace
+from perfd.report.write import write_report
+from perfd.trace.analysis import TraceSettings, analyse
+from perfd.trace.document import to_json
+from perfd.trace.files import read_traces
+from perfd.trace.findings import diagnose
 
 EXIT_CODES = """\
 Exits with 0 when the aggregator did what was asked, and with 2 when it refused or cannot be reached.
@@ -23,6 +35,7 @@ With --wait, `start` exits with 1 unless every rank is done."""
 
 _TIMEOUT_S = 10.0
 _POLL_S = 0.5
+_TRACES = (".sqlite", ".trace.json", ".trace.json.gz")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +50,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     listing.add_argument("--job", help="only of this job")
     show = actions.add_parser("show", parents=[common], help="one capture, rank by rank")
     show.add_argument("id")
+    show.add_argument(
+        "--analyze",
+        action="store_true",
+        help="on the node that has the files: write perfd.trace.json and perfd.report.html beside them",
+    )
     start = actions.add_parser("start", parents=[common], help="capture now")
     start.add_argument("job", help="the job's name, as `perfd status` shows it")
     start.add_argument("--profile", default="default", help="a name of capture_profiles (%(default)s)")
@@ -52,6 +70,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     cancel = actions.add_parser("cancel", parents=[common], help="end a capture now")
     cancel.add_argument("id")
     cancel.add_argument("--reason", default="Cancelled by hand.")
+    plan = actions.add_parser("plan", help="write the command that profiles one kernel offline, with ncu")
+    plan.add_argument("--ncu", action="store_true", required=True, help="with Nsight Compute")
+    plan.add_argument("--kernel", metavar="REGEX", help="kernels of these names")
+    plan.add_argument("--nvtx", metavar="RANGE", help="what runs in this range, RANGE or DOMAIN@RANGE")
+    plan.add_argument("--skip", type=int, default=0, help="leave out the first so many (%(default)s)")
+    plan.add_argument("--count", type=int, default=1, help="profile so many (%(default)s)")
+    plan.add_argument("--output", default="perfd-ncu", help="name of the report (%(default)s)")
+    plan.add_argument("--shared-gpu", action="store_true", help="leave the clocks alone: others use the GPU")
+    plan.add_argument("command", nargs=argparse.REMAINDER, help="-- and how the job starts on one GPU")
     redaction = actions.add_parser("redact", help="copy an export without the job's environment and output")
     redaction.add_argument("export", type=Path, help="the .sqlite of a capture on this node")
     redaction.add_argument("copy", type=Path, help="the file to write; it must not exist")
@@ -65,6 +92,7 @@ def run(args: argparse.Namespace) -> int:
         "start": _start,
         "cancel": _cancel,
         "redact": _redact,
+        "plan": _plan,
     }
     return actions[args.action](args)
 
@@ -85,8 +113,39 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    _print(_ask(url_of(args), "GET", f"{PATH}/{quote(args.id, safe='')}"), as_json=args.json)
+    document = _ask(url_of(args), "GET", f"{PATH}/{quote(args.id, safe='')}")
+    _print(document, as_json=args.json)
+    if args.analyze:
+        for path in _analyze(document["capture"]):
+            print(path, file=sys.stderr)
     return 0
+
+
+def _analyze(capture: Mapping[str, Any]) -> list[Path]:
+    """Analyse the traces of this node, all ranks of a folder together; the files that were written."""
+    files = {Path(file["path"]) for who in capture["ranks"] for file in who["files"]}
+    traces = sorted(file for file in files if file.name.endswith(_TRACES) and file.is_file())
+    if not traces:
+        raise PerfdError(
+            f"Capture {capture['id']} has no trace that can be read here; "
+            "run this on the node that has its files, as the agent's user."
+        )
+    written: list[Path] = []
+    for folder in dict.fromkeys(trace.parent for trace in traces):
+        analysis = analyse(
+            read_traces([trace for trace in traces if trace.parent == folder], "nsys"),
+            TraceSettings(peaks=load_peaks(None)),
+        )
+        diagnosis = diagnose(analysis)
+        document, report = folder / "perfd.trace.json", folder / "perfd.report.html"
+        for path in (document, report):
+            # A report names kernels and shapes of the model: as private as the trace.
+            path.unlink(missing_ok=True)
+            path.touch(mode=0o600)
+        document.write_bytes(msgspec.json.encode(to_json(analysis, diagnosis)))
+        write_report(report_of_trace(analysis, diagnosis), report)
+        written += [document, report]
+    return written
 
 
 def _start(args: argparse.Namespace) -> int:
@@ -116,6 +175,20 @@ def _cancel(args: argparse.Namespace) -> int:
 def _redact(args: argparse.Namespace) -> int:
     redact(args.export, args.copy)
     print(f"{args.copy} ({args.copy.stat().st_size / 2**20:.1f} MiB) may leave this node.")
+    return 0
+
+
+def _plan(args: argparse.Namespace) -> int:
+    wanted = NcuPlan(
+        command=args.command[1:] if args.command[:1] == ["--"] else args.command,
+        kernel=args.kernel,
+        nvtx_range=args.nvtx,
+        skip=args.skip,
+        count=args.count,
+        output=args.output,
+        shared_gpu=args.shared_gpu,
+    )
+    print(plan_ncu(wanted), end="")
     return 0
 
 

@@ -1,0 +1,110 @@
+"""Stacks of Python processes with py-spy, for jobs that hang."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from perfd.capture.processes import runs
+from perfd.capture.tools import Begun, Outcome, Plan, Readiness, Target, Tool
+from perfd.errors import CaptureError
+from perfd.model import CaptureState, CaptureTool, RankPlacement
+
+_TIMEOUT_S = 30.0
+
+
+class PySpyTool(Tool):
+    """A `perfd.capture.tools.Tool` that dumps the stacks of each rank's threads once."""
+
+    for_hangs = True
+
+    def __init__(
+        self,
+        py_spy: Path | None,
+        *,
+        placements: Callable[[str], Sequence[RankPlacement]],
+        proc: Path = Path("/proc"),
+        nonblocking: bool = True,
+    ) -> None:
+        self._py_spy = py_spy
+        self._placements = placements
+        self._proc = proc
+        self._nonblocking = nonblocking
+
+    @property
+    def kind(self) -> CaptureTool:
+        return CaptureTool.PY_SPY
+
+    def available(self) -> bool:
+        return self._py_spy is not None
+
+    def ready(self, job: str, ranks: Sequence[int]) -> Readiness:
+        if self._py_spy is None:
+            return Readiness(reason="There is no py-spy on this node; install it (pip install py-spy).")
+        return placed_targets(self._placements(job), ranks, self._proc)
+
+    def start(self, targets: Sequence[Target], plan: Plan) -> Begun:  # noqa: ARG002  (all is done in `stop`)
+        return Begun(length_s=0.0)
+
+    def alive(self, targets: Sequence[Target]) -> bool:
+        return any(runs(self._proc, pid) for target in targets for pid in target.processes)
+
+    def stop(self, targets: Sequence[Target], plan: Plan) -> Sequence[Outcome]:
+        # At the same time: of a hang one wants to see who waits for whom.
+        with ThreadPoolExecutor(max_workers=max(1, len(targets))) as pool:
+            return list(pool.map(lambda target: self._dump(target, plan), targets))
+
+    def abort(self, handles: Sequence[str]) -> None:
+        """Nothing: a dump ends by itself."""
+
+    def _dump(self, target: Target, plan: Plan) -> Outcome:
+        ((pid, rank),) = target.processes.items()
+        path = plan.directory / f"rank{rank}_{pid}.stacks.json"
+        options = ["--nonblocking"] if self._nonblocking else []
+        try:
+            output = self._run(["dump", "--pid", str(pid), "--json", *options])
+        except CaptureError as error:
+            return Outcome(state=CaptureState.FAILED, ranks=target.ranks, reason=str(error))
+        path.write_bytes(output)
+        return Outcome(state=CaptureState.DONE, ranks=target.ranks, files=[path])
+
+    def _run(self, arguments: Sequence[str]) -> bytes:
+        try:
+            done = subprocess.run(
+                [str(self._py_spy), *arguments],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_TIMEOUT_S,
+                check=False,
+                start_new_session=True,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise CaptureError(f"py-spy did not end within {_TIMEOUT_S:.0f} s.") from error
+        except OSError as error:
+            raise CaptureError(f"Cannot run {self._py_spy}: {error.strerror}.") from error
+        if done.returncode or not done.stdout.strip():
+            complaint = done.stderr.decode(errors="replace").strip().splitlines()[:1]
+            raise CaptureError(
+                f"py-spy dump failed: {(complaint or ['it printed nothing'])[0]}; it needs the job's user, "
+                "root or CAP_SYS_PTRACE."
+            )
+        return done.stdout
+
+
+def placed_targets(placements: Sequence[RankPlacement], ranks: Sequence[int], proc: Path) -> Readiness:
+    """One target for each wanted rank (none: every one) whose process runs here."""
+    placed = {p.rank: p.pid for p in placements if p.pid is not None and runs(proc, p.pid)}
+    wanted = sorted(ranks or placed)
+    return Readiness(
+        targets=[
+            Target(handle=f"pid:{pid}", processes={pid: rank})
+            for rank in wanted
+            if (pid := placed.get(rank)) is not None
+        ],
+        refused={
+            rank: f"No process of rank {rank} is known on this node." for rank in wanted if rank not in placed
+        },
+        reason="No process of this job is known on this node." if not placed else "",
+    )

@@ -1,0 +1,245 @@
+"""py-spy, the Flight Recorder, inference servers, and the plan for ncu."""
+
+import json
+import os
+import shlex
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+from capture.conftest import Node, request
+
+from perfd.capture.flight_recorder import FlightRecorderTool, dump_stem
+from perfd.capture.guards import JobProgress
+from perfd.capture.pyspy import PySpyTool
+from perfd.capture.servers import Server, ServerTool
+from perfd.cli import main
+from perfd.clock import SystemClock
+from perfd.http import HttpServer, Response
+from perfd.model import CaptureState, CaptureTool, RankPlacement
+
+
+@pytest.fixture
+def node(tmp_path):
+    node = Node(directory=tmp_path, nsys=Path("/nowhere"))
+    yield node
+    node.end()
+
+
+@pytest.fixture
+def rank(node):
+    def start(**environment):
+        process = subprocess.Popen(
+            ["sleep", "60"],
+            env={**os.environ, **environment},
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        node.jobs.append(process)
+        return RankPlacement(job="llama", rank=3, pid=process.pid)
+
+    return start
+
+
+def script(path, body):
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_stacks_of_a_job_that_hangs_are_dumped_though_its_log_is_silent(node, rank, tmp_path):
+    placement = rank()
+    py_spy = script(tmp_path / "py-spy", 'echo "[{\\"args\\": \\"$*\\"}]"')
+    node.progress = JobProgress(last_line_unix_ns=1)
+    tool = PySpyTool(py_spy, placements=lambda job: [placement])
+    node.executor(tools=[tool]).handle(request(tool=CaptureTool.PY_SPY))
+    done = node.until_state(CaptureState.DONE)
+    assert done.ranks == (3,)
+    (said,) = json.loads(Path(done.files[0].path).read_text())
+    assert said["args"] == f"dump --pid {placement.pid} --json --nonblocking"
+
+
+def test_a_dump_that_is_not_allowed_says_what_it_needs(node, rank, tmp_path):
+    py_spy = script(tmp_path / "py-spy", "echo Permission Denied >&2; exit 1")
+    placement = rank()
+    tool = PySpyTool(py_spy, placements=lambda job: [placement])
+    node.executor(tools=[tool]).handle(request(tool=CaptureTool.PY_SPY))
+    assert "Permission Denied; it needs" in node.until_state(CaptureState.FAILED).reason
+
+
+def test_without_py_spy_nothing_is_promised(node):
+    tool = PySpyTool(None, placements=lambda job: ())
+    assert not tool.available()
+    node.executor(tools=[tool]).handle(request(tool=CaptureTool.PY_SPY))
+    assert "pip install py-spy" in node.until_state(CaptureState.REFUSED).reason
+
+
+def recorder(placement):
+    return FlightRecorderTool(placements=lambda job: [placement], clock=SystemClock(), patience_s=1.0)
+
+
+def answering(pipe, dump):
+    """A rank's thread that writes its dump when it is asked."""
+
+    def answer():
+        with pipe.open("rb") as asked:
+            asked.read(1)
+        dump.write_bytes(b"ring")
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    # The pipe has a reader as soon as it can be opened for writing.
+    return thread, os.open(pipe, os.O_WRONLY)
+
+
+def test_the_flight_recorder_is_asked_by_its_pipe(node, rank, tmp_path):
+    pipe, dump = tmp_path / "fr_3.pipe", tmp_path / "dump_3"
+    os.mkfifo(pipe)
+    placement = rank(
+        TORCH_NCCL_DEBUG_INFO_PIPE_FILE=f"{tmp_path}/fr_", TORCH_FR_DUMP_TEMP_FILE=f"{tmp_path}/dump_"
+    )
+    thread, writer = answering(pipe, dump)
+    node.executor(tools=[recorder(placement)]).handle(request(tool=CaptureTool.FLIGHT_RECORDER))
+    done = node.until_state(CaptureState.DONE)
+    os.close(writer)
+    thread.join()
+    assert Path(done.files[0].path).read_bytes() == b"ring"
+
+
+def test_an_old_dump_does_not_pass_for_a_new_one(node, rank, tmp_path):
+    os.mkfifo(tmp_path / "fr_3.pipe")
+    (tmp_path / "dump_3").write_bytes(b"old")
+    reader = os.open(tmp_path / "fr_3.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    placement = rank(
+        TORCH_NCCL_DEBUG_INFO_PIPE_FILE=f"{tmp_path}/fr_", TORCH_FR_DUMP_TEMP_FILE=f"{tmp_path}/dump_"
+    )
+    node.executor(tools=[recorder(placement)]).handle(request(tool=CaptureTool.FLIGHT_RECORDER))
+    assert "No dump came" in node.until_state(CaptureState.LOST).reason
+    os.close(reader)
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({}, "without TORCH_NCCL_DEBUG_INFO_PIPE_FILE"),
+        ({"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/nowhere/", "TORCH_FR_BUFFER_SIZE": "0"}, "records nothing"),
+        ({"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/nowhere/"}, "has no pipe"),
+    ],
+)
+def test_a_rank_that_cannot_be_asked_is_refused(node, rank, environment, words):
+    node.executor(tools=[recorder(rank(**environment))]).handle(request(tool=CaptureTool.FLIGHT_RECORDER))
+    assert words in node.until_state(CaptureState.REFUSED).reason
+
+
+def test_where_dumps_go_follows_pytorchs_own_order():
+    old = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/o", "HOME": "/h"}
+    assert dump_stem({**old, "TORCH_FR_DUMP_TEMP_FILE": "/n"}) == "/n"
+    assert dump_stem(old) == "/o"
+    assert dump_stem({"HOME": "/h"}) == "/h/.cache/torch/comm_lib_trace_rank_"
+
+
+class FakeServer:
+    """An inference server that profiles itself."""
+
+    def __init__(self, traces, version="0.5.9", endpoints=("/start_profile",), start_status=200):
+        self.asked = []
+        self.traces = traces
+        self.start_status = start_status
+
+        def paths(_):
+            return Response(body=json.dumps({"paths": {name: {} for name in endpoints}}).encode())
+
+        self.http = HttpServer(
+            "127.0.0.1:0",
+            {
+                "/openapi.json": paths,
+                "/server_info": lambda _: Response(body=json.dumps({"version": version}).encode()),
+                "/health": lambda _: Response(body=b""),
+                "/start_profile": self.start,
+                "/stop_profile": self.stop,
+            },
+        )
+
+    def start(self, request):
+        body = json.loads(request.body) if request.body else None
+        self.asked.append(body)
+        self.folder = Path(body["output_dir"]) if body else self.traces
+        return Response(body=b"Start profiling.\n", status=self.start_status)
+
+    def stop(self, request):
+        (self.folder / "1-TP-0.trace.json.gz").write_bytes(b"trace")
+        return Response(body=b"Stop profiling.\n")
+
+
+@pytest.fixture
+def serve(tmp_path):
+    servers = []
+
+    def make(**how):
+        traces = tmp_path / "traces"
+        traces.mkdir()
+        servers.append(FakeServer(traces, **how))
+        return servers[-1]
+
+    yield make
+    for server in servers:
+        server.http.close()
+
+
+def capture_server(node, server, kind, **changes):
+    tool = ServerTool(
+        kind, Server(address=server.http.address, trace_directory=server.traces), clock=SystemClock()
+    )
+    node.executor(tools=[tool]).handle(request(tool=kind, **changes))
+
+
+@pytest.mark.parametrize(("version", "has_body"), [("0.4.3", False), ("0.4.6.post1", True), ("0.5.23", True)])
+def test_sglang_is_asked_as_its_version_understands(node, serve, version, has_body):
+    server = serve(version=version)
+    capture_server(node, server, CaptureTool.SGLANG, steps=5)
+    done = node.until_state(CaptureState.DONE)
+    assert [Path(file.path).name for file in done.files] == ["1-TP-0.trace.json.gz"]
+    (body,) = server.asked
+    assert (body is not None) is has_body
+    if body is not None:
+        assert (body["num_steps"], body["activities"]) == (5, ["CPU", "GPU"])
+
+
+def test_vllm_is_asked_without_a_body(node, serve):
+    server = serve(version="0.15.0")
+    capture_server(node, server, CaptureTool.VLLM)
+    node.until_state(CaptureState.DONE)
+    assert server.asked == [None]
+
+
+def test_a_server_that_was_launched_without_a_profiler_is_refused(node, serve):
+    capture_server(node, serve(endpoints=()), CaptureTool.VLLM)
+    assert "--profiler-config" in node.until_state(CaptureState.REFUSED).reason
+
+
+def test_a_server_that_profiles_already_fails_with_its_own_words(node, serve):
+    capture_server(node, serve(start_status=500), CaptureTool.VLLM)
+    assert "/start_profile answers 500: Start profiling." in node.until_state(CaptureState.FAILED).reason
+
+
+def test_a_plan_for_ncu_reruns_one_rank_and_runs_nothing(capsys):
+    command = ["capture", "plan", "--ncu", "--kernel", "gemm.*", "--skip", "3", "--shared-gpu"]
+    assert main([*command, "--", "python", "train.py", "--name", "a b"]) == 0
+    *notes, line = capsys.readouterr().out.splitlines()
+    words = shlex.split(line)
+    assert words[:2] == ["env", "RANK=0"]
+    assert words[-4:] == ["python", "train.py", "--name", "a b"]
+    assert words[words.index("--kernel-name") + 1] == "regex:gemm.*"
+    assert words[words.index("--clock-control") + 1] == "none"
+    assert any("Never run ncu on a rank of a live job" in note for note in notes)
+
+
+def test_a_plan_for_a_range_says_that_it_is_pushed(capsys):
+    assert main(["capture", "plan", "--ncu", "--nvtx", "train@forward", "--", "python", "t.py"]) == 0
+    assert "--nvtx-include train@forward/" in capsys.readouterr().out
+
+
+def test_a_plan_without_a_kernel_or_range_is_refused(capsys):
+    assert main(["capture", "plan", "--ncu", "--", "python", "t.py"]) == 2
+    assert "--kernel REGEX or --nvtx RANGE" in capsys.readouterr().err
