@@ -17,7 +17,7 @@ _TYPES: Mapping[str, str] = {
 }
 _DOCUMENT = "index.html"
 
-# Names, labels and reasons come from jobs. The page writes them as text only; this is for the day it does not.
+# Names, labels and reasons come from jobs. The page writes them as text only; this guards it twice.
 SECURITY_HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "

@@ -4,7 +4,7 @@ export const UNKNOWN = "–";
 
 const known = (value) => typeof value === "number" && Number.isFinite(value);
 
-export const percent = (ratio, digits = 1) => (known(ratio) ? `${(ratio * 100).toFixed(digits)} %` : UNKNOWN);
+export const percent = (ratio, digits = 1) => (known(ratio) ? `${(ratio * 100).toFixed(digits)}\u00a0%` : UNKNOWN);
 
 export function duration(seconds) {
   if (!known(seconds)) return UNKNOWN;

@@ -3,7 +3,7 @@
 import { el, svg } from "./dom.js";
 
 const HEIGHT = 170;
-const LEFT = 56;
+const LEFT = 68;
 const RIGHT = 12;
 const TOP = 18;
 const BOTTOM = 24;

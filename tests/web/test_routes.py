@@ -1,0 +1,116 @@
+"""The page is served whole, with a strict policy, and nothing but the page is."""
+
+from __future__ import annotations
+
+import http.client
+import re
+from collections.abc import Iterator
+from importlib import resources
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfd.http import HttpServer, Request
+from perfd.web.routes import page_routes
+
+ASSETS = sorted(entry.name for entry in (resources.files("perfd.web") / "static").iterdir())
+TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[HttpServer]:
+    server = HttpServer("127.0.0.1:0", page_routes(lambda job: job in {"llama", "a b/ü"}))
+    yield server
+    server.close()
+
+
+def get(server: HttpServer, path: str) -> tuple[int, dict[str, str], str]:
+    # Unlike urllib, this sends a path as it is.
+    connection = http.client.HTTPConnection(server.address, timeout=10)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, dict(answer.headers), answer.read().decode()
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize("name", ASSETS)
+def test_every_packaged_file_is_served_with_its_type_and_the_policy(server: HttpServer, name: str) -> None:
+    status, headers, body = get(server, f"/static/{name}")
+
+    assert status == 200
+    assert body == (resources.files("perfd.web") / "static" / name).read_text()
+    assert headers["Content-Type"].startswith(TYPES[name.rpartition(".")[2]])
+    assert headers["X-Content-Type-Options"] == "nosniff"
+
+
+@pytest.mark.parametrize("path", ["/", "/jobs/llama", "/jobs/nothing", "/static/main.js", "/static/nothing"])
+def test_the_policy_allows_no_inline_script_and_no_other_host(server: HttpServer, path: str) -> None:
+    _, headers, _ = get(server, path)
+    policy = dict(part.strip().split(" ", 1) for part in headers["Content-Security-Policy"].split(";"))
+
+    assert policy["default-src"] == "'none'"
+    assert set(policy.values()) == {"'none'", "'self'"}
+    assert policy["frame-ancestors"] == "'none'"
+
+
+def test_the_page_asks_for_nothing_that_is_not_packaged() -> None:
+    for name in ASSETS:
+        text = (resources.files("perfd.web") / "static" / name).read_text()
+        assert set(re.findall(r"https?://[^\s\"']+", text)) <= {"http://www.w3.org/2000/svg"}
+        assert set(re.findall(r"/static/([\w.]+)", text)) <= set(ASSETS)
+        assert set(re.findall(r'from "\./([\w.]+)"', text)) <= set(ASSETS)
+
+
+def test_the_scripts_never_make_markup_of_text() -> None:
+    for name in ASSETS:
+        text = (resources.files("perfd.web") / "static" / name).read_text()
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|Function\(", text
+        )
+        assert not re.search(r"<script(?![^>]*\bsrc=)|\son\w+=|<style|\sstyle=", text)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../routes.py",
+        "/static/..%2froutes.py",
+        "/static/%2e%2e/routes.py",
+        "/static//etc/passwd",
+        "/static/",
+        "/static/index.html/",
+        "/static/__init__.py",
+    ],
+)
+def test_a_path_that_leads_elsewhere_is_refused(server: HttpServer, path: str) -> None:
+    status, _, body = get(server, path)
+
+    assert (status, body) == (404, "There is no such file.\n")
+
+
+@given(st.text())
+def test_only_packaged_names_are_files(rest: str) -> None:
+    handler = page_routes(lambda _: False)["/static/"]
+
+    response = handler(Request(method="GET", path=f"/static/{rest}", rest=rest, query={}))
+
+    assert (response.status == 200) == (rest in ASSETS)
+
+
+@pytest.mark.parametrize("path", ["/jobs/llama", "/jobs/llama/captures", "/jobs/a%20b%2F%C3%BC"])
+def test_a_known_job_has_the_page(server: HttpServer, path: str) -> None:
+    status, headers, body = get(server, path)
+
+    assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert body == get(server, "/")[2]
+
+
+@pytest.mark.parametrize("path", ["/jobs/nothing", "/jobs/", "/jobs/%ff", "/jobs/%3Cscript%3E"])
+def test_an_unknown_job_has_the_page_that_says_so_and_status_404(server: HttpServer, path: str) -> None:
+    status, _, body = get(server, path)
+
+    assert status == 404
+    assert body == get(server, "/")[2]
