@@ -33,6 +33,7 @@ class Aggregator:
         self.coordinator = CaptureCoordinator({"default": CaptureProfile()})
         self.answer = CaptureState.DONE
         self.sent = []
+        self.file = "/x/r.nsys-rep"
 
     def list(self):
         with self._lock:
@@ -67,7 +68,7 @@ class Aggregator:
                     state=self.answer,
                     time_unix_ns=1,
                     reason="Because.",
-                    files=(CaptureFile(path="/x/r.nsys-rep", size_bytes=2**20),),
+                    files=(CaptureFile(path=self.file, size_bytes=2**20),),
                 )
                 self.coordinator.on_status(node, status, NOW + 5)
 
@@ -181,3 +182,40 @@ def test_mistakes_in_profiles_are_all_named_with_their_path():
             "capture_profiles.c.max_duration_s",
         )
     )
+
+
+def trace():
+    """A step with a kernel, as Kineto writes it."""
+    events = [
+        {
+            "ph": "X",
+            "cat": "user_annotation",
+            "name": "ProfilerStep#1",
+            "pid": 1,
+            "tid": 1,
+            "ts": 0,
+            "dur": 100,
+        },
+        {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 10, "dur": 50}
+        | {"args": {"device": 0, "stream": 7, "correlation": 1}},
+    ]
+    return json.dumps({"schemaVersion": 1, "traceEvents": events, "distributedInfo": {"rank": 0}})
+
+
+def test_show_analyses_traces_that_lie_on_this_node(aggregator, capsys, tmp_path):
+    aggregator.file = str(tmp_path / "rank0_1.pt.trace.json")
+    (tmp_path / "rank0_1.pt.trace.json").write_text(trace())
+    words = ["--aggregator", aggregator.server.address]
+    assert main(["capture", "start", "llama", "--id", "c1", *words]) == 0
+    assert main(["capture", "show", "c1", "--analyze", *words]) == 0
+    assert json.loads((tmp_path / "perfd.trace.json").read_text())["schema"] == "perfd.trace/1"
+    report = tmp_path / "perfd.report.html"
+    assert "gemm" in report.read_text()
+    assert report.stat().st_mode & 0o077 == 0
+
+
+def test_show_says_where_to_analyse_when_the_files_are_elsewhere(aggregator, capsys):
+    words = ["--aggregator", aggregator.server.address]
+    assert main(["capture", "start", "llama", "--id", "c1", *words]) == 0
+    assert main(["capture", "show", "c1", "--analyze", *words]) == 2
+    assert "run this on the node that has its files" in capsys.readouterr().err

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from capture.conftest import request
 
+from perfd.capture.guards import JobProgress
 from perfd.capture.nsys_tool import NsysOptions
 from perfd.capture.tools import Begun, Readiness, Target, Tool
 from perfd.clock import SystemClock
@@ -397,3 +398,56 @@ def test_a_start_far_ahead_means_that_clocks_differ(node):
 def test_a_tool_that_the_node_does_not_have_is_refused(node):
     node.executor().handle(request(tool=CaptureTool.KINETO))
     assert "no capture tool kineto" in node.until_state(CaptureState.REFUSED).reason
+
+
+def progress(last_step, *times_s, **changes):
+    first = last_step - len(times_s) + 1
+    return JobProgress(step=last_step, step_times_s=list(enumerate(times_s, first)), **changes)
+
+
+def test_a_capture_that_slows_its_job_is_stopped_and_keeps_what_it_has(node):
+    node.launch()
+    node.progress = progress(10, 1.0, 1.0, 1.0)
+    node.executor().handle(request(max_duration_s=HOUR_S))
+    node.until_state(CaptureState.RUNNING)
+    node.progress = progress(12, 1.0, 1.0, 1.0, 2.5, 3.0)
+    status = node.until_state(CaptureState.FAILED)
+    assert "steps took 2.5 s, and 1 s before it" in status.reason
+    assert status.files
+    assert node.session_state() == "Launched"
+
+
+def test_one_slow_step_is_what_a_profiler_costs(node):
+    node.launch()
+    node.progress = progress(10, 1.0, 1.0, 1.0)
+    node.executor().handle(request(steps=2, max_duration_s=HOUR_S))
+    node.until_state(CaptureState.RUNNING)
+    node.progress = progress(13, 1.0, 1.0, 1.0, 5.0, 1.0, 1.0)
+    assert node.until_state(CaptureState.DONE).reason == ""
+
+
+def test_a_job_that_saves_a_checkpoint_is_left_alone(node):
+    node.launch()
+    node.progress = progress(100, 1.0, checkpoint_interval_steps=50, last_checkpoint_step=50)
+    executor = node.executor()
+    executor.handle(request())
+    assert "saves a checkpoint after step 100" in node.until_state(CaptureState.REFUSED).reason
+    node.progress = progress(100, 1.0, checkpoint_interval_steps=50, last_checkpoint_step=100)
+    executor.handle(request("c2"))
+    node.until_state(CaptureState.DONE)
+
+
+def test_a_job_near_the_timeout_of_nccl_is_left_alone(node):
+    node.launch()
+    now_unix_ns = SystemClock().unix_ns()
+    node.progress = progress(100, 1.0, last_line_unix_ns=now_unix_ns - 310 * 10**9)
+    node.executor().handle(request())
+    assert "silent for 310 s and NCCL gives up after 600 s" in node.until_state(CaptureState.REFUSED).reason
+
+
+def test_a_job_that_logs_rarely_is_not_silent(node):
+    node.launch()
+    now_unix_ns = SystemClock().unix_ns()
+    node.progress = progress(100, 5.0, steps_per_line=100, last_line_unix_ns=now_unix_ns - 310 * 10**9)
+    node.executor().handle(request())
+    node.until_state(CaptureState.DONE)
