@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from perfd_collectors.serving.exposition import PageReader
 from perfd_collectors.serving.servers import WANTED, read_page
+from serving.pages import LLAMA_70B, busy_70b
 
 from perfd.analysis.peaks import find_gpu
 from perfd.analysis.serving.comparison import compare
@@ -16,9 +17,14 @@ from perfd.analysis.serving.histograms import Histogram, increase, merged, quant
 from perfd.analysis.serving.measured import measure
 from perfd.analysis.serving.served import served_model
 from perfd.analysis.serving.snapshot import Counter, Engine, ReplicaLoad, Snapshot
-from perfd.analysis.serving.theory import ServingLayout, Theory, theory_of
+from perfd.analysis.serving.theory import (
+    ServingLayout,
+    Theory,
+    active_parameters,
+    matrix_parameters,
+    theory_of,
+)
 from perfd.peaks import load_peaks
-from serving.pages import LLAMA_70B, busy_70b
 
 
 def theory(**config: object) -> Theory:
@@ -129,7 +135,6 @@ def test_latent_attention_and_experts_are_counted() -> None:
     model = served_model(deepseek_v3)
     assert model is not None
     # DeepSeek-V3 technical report (arXiv:2412.19437): 37 billion of 671 are active, with embeddings.
-    from perfd.analysis.serving.theory import active_parameters, matrix_parameters
 
     assert active_parameters(model.shape) == pytest.approx(36.5e9, rel=0.03)
     assert sum(matrix_parameters(model.shape, None)) == pytest.approx(669e9, rel=0.02)

@@ -11,6 +11,7 @@ import pytest
 from perfd_collectors import sglang, vllm
 from perfd_collectors.serving.collector import ServingOptions
 from perfd_collectors.serving.discovery import Found, server_of
+from serving.pages import LLAMA_70B, busy_70b, counter, gauge
 
 from perfd.analysis.serving.snapshot import Engine
 from perfd.cli import main
@@ -20,7 +21,6 @@ from perfd.errors import ConfigError
 from perfd.http import HttpServer, Request, Response
 from perfd.model import SampleTable
 from perfd.testing.collectors import check_collector, check_spec
-from serving.pages import LLAMA_70B, busy_70b, counter, gauge
 
 
 class Engines:

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from perfd_collectors.serving.exposition import PageReader, PageState
-
 from serving.pages import busy_70b
 
 

@@ -14,9 +14,9 @@ from perfd_collectors.serving.bench import read_results
 from perfd_collectors.serving.exposition import PageReader
 from perfd_collectors.serving.logs import read_log
 from perfd_collectors.serving.servers import WANTED, read_page
+from serving.pages import counter, gauge, histogram
 
 from perfd.analysis.serving.snapshot import Counter, Latency
-from serving.pages import counter, gauge, histogram
 
 SHARED = os.environ.get("PERFD_SHARED")
 needs_samples = pytest.mark.skipif(not SHARED, reason="PERFD_SHARED does not name the shared samples")
@@ -104,13 +104,19 @@ def test_logs_that_people_posted_are_understood(path: Path) -> None:
 
 
 SGLANG_LINES = [
-    "[12:00:00 TP0] Decode batch. #running-req: 8, #token: 99, token usage: 0.13, "
-    "gen throughput (token/s): 50.5, #queue-req: 2",
-    "(Worker pid=3, ip=1.1.1.1) [2026-01-01 00:00:00.123 DP0 PP0 TP0] Decode batch [17], #running-req: 8, "
-    "#full token: 99, full token usage: 0.13, #swa token: 9, swa token usage: 0.02, cuda graph: True, "
-    "gen throughput (token/s): 50.5, #queue-req: 2, ",
-    "[2027-01-01 00:00:00] Decode batch, #running-req: 8, #token: 99, token usage: 0.13, tomorrow's: [1, 2], "
-    "gen throughput (token/s): 50.5, #queue-req: 2, fwd occupancy: 93.1%, #new-kind: ?",
+    (
+        "[12:00:00 TP0] Decode batch. #running-req: 8, #token: 99, token usage: 0.13, "
+        "gen throughput (token/s): 50.5, #queue-req: 2"
+    ),
+    (
+        "(Worker pid=3, ip=1.1.1.1) [2026-01-01 00:00:00.123 DP0 PP0 TP0] Decode batch [17], #running-req: 8, "
+        "#full token: 99, full token usage: 0.13, #swa token: 9, swa token usage: 0.02, cuda graph: True, "
+        "gen throughput (token/s): 50.5, #queue-req: 2, "
+    ),
+    (
+        "[2027-01-01 00:00:00] Decode batch, #running-req: 8, #token: 99, token usage: 0.13, later: [1, 2], "
+        "gen throughput (token/s): 50.5, #queue-req: 2, fwd occupancy: 93.1%, #new-kind: ?"
+    ),
 ]
 
 

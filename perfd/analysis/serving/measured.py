@@ -61,8 +61,12 @@ def measure(now: Snapshot, before: Snapshot | None = None, span_s: float | None 
     return Measured(
         now=now,
         span_s=span_s if two else None,
-        generation_tokens_per_s=_first(rate, Counter.LIVE_GENERATION_TOKENS, Counter.GENERATION_TOKENS),
-        prompt_tokens_per_s=rate.get(Counter.PROMPT_TOKENS),
+        generation_tokens_per_s=now.reported_generation_tokens_per_s
+        if now.reports_rates
+        else _first(rate, Counter.LIVE_GENERATION_TOKENS, Counter.GENERATION_TOKENS),
+        prompt_tokens_per_s=now.reported_prompt_tokens_per_s
+        if now.reports_rates
+        else rate.get(Counter.PROMPT_TOKENS),
         computed_prompt_tokens_per_s=_computed(rate),
         requests_per_s=rate.get(Counter.REQUESTS),
         preemptions_per_s=rate.get(Counter.PREEMPTIONS),
