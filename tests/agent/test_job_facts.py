@@ -1,0 +1,56 @@
+"""What the agent remembers of a job for its captures."""
+
+from perfd.agent.captures import JobFacts
+from perfd.agent.outgoing import put_status
+from perfd.model import (
+    CaptureState,
+    CaptureStatus,
+    Event,
+    EventKind,
+    JobDescription,
+    LogProgress,
+    RankPlacement,
+    TrainingStep,
+)
+
+
+def test_a_jobs_progress_is_put_together_from_its_records():
+    facts = JobFacts()
+    facts(
+        [
+            JobDescription(
+                job="llama",
+                framework="megatron",
+                arguments={"save_interval": "50", "distributed_timeout_minutes": "20"},
+            ),
+            TrainingStep(job="llama", step=1, step_time_s=30.0, warmup=True),
+            TrainingStep(job="llama", step=2, step_time_s=2.0, steps_covered=5),
+            LogProgress(
+                job="llama", stream="log", lines=3, read_bytes=9, unrecognised_lines=0, last_line_unix_ns=7
+            ),
+            Event(kind=EventKind.CHECKPOINT, time_unix_ns=8, message="saved", job="llama", step=50),
+            Event(kind=EventKind.LOG_ERROR, time_unix_ns=8, message="of nobody"),
+        ]
+    )
+    job = facts.progress("llama")
+    assert (job.step, job.step_time_s, job.steps_per_line) == (2, 2.0, 5)
+    assert (job.checkpoint_interval_steps, job.last_checkpoint_step) == (50, 50)
+    assert (job.nccl_timeout_s, job.last_line_unix_ns) == (1200.0, 7)
+    assert facts.progress("other").step is None
+
+
+def test_the_newest_place_of_a_rank_counts():
+    facts = JobFacts()
+    facts([RankPlacement(job="llama", rank=0, pid=1), RankPlacement(job="llama", rank=0, pid=2)])
+    assert [place.pid for place in facts.placements("llama")] == [2]
+
+
+def test_ranks_that_end_in_different_ways_do_not_replace_each_other():
+    statuses = {}
+    for state, ranks in (
+        (CaptureState.RUNNING, (0, 1)),
+        (CaptureState.EMPTY, (0,)),
+        (CaptureState.DONE, (1,)),
+    ):
+        put_status(statuses, CaptureStatus(capture_id="c1", state=state, time_unix_ns=0, ranks=ranks))
+    assert [status.state for status in statuses.values()] == [CaptureState.EMPTY, CaptureState.DONE]
