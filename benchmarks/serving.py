@@ -13,8 +13,8 @@ import inspect
 import sys
 import time
 import types
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any
 
 from perfd_collectors.serving.exposition import PageReader
 from perfd_collectors.serving.servers import WANTED, read_page
@@ -62,7 +62,7 @@ def run_release(wheel: Path) -> bool:
     for collector in {*REGISTRY._collector_to_names}:  # noqa: SLF001
         REGISTRY.unregister(collector)
     module = _load(wheel)
-    labels = {"model_name": "m", "engine_type": "unified", "tp_rank": "0", "pp_rank": "0"}
+    labels = {"model_name": "m", "engine_type": "unified", "tp_rank": "0", "pp_rank": "0", "moe_ep_rank": "0"}
     kind = getattr(module, "SchedulerMetricsCollector", None) or module.PrometheusMetricsCollector
     more = {"server_args": _Nothing()} if "server_args" in inspect.signature(kind).parameters else {}
     collector = kind(labels=labels, **more)
@@ -76,9 +76,12 @@ def run_release(wheel: Path) -> bool:
     return seen == expected
 
 
-def _load(wheel: Path) -> Any:
+def _load(wheel: Path) -> types.ModuleType:
     path = next(wheel / name for name in _MODULES if (wheel / name).exists())
-    sys.meta_path.insert(0, _Stubs())
+    sys.meta_path[:] = [
+        _Stubs(wheel),
+        *(finder for finder in sys.meta_path if not isinstance(finder, _Stubs)),
+    ]
     spec = importlib.util.spec_from_file_location("release_metrics", path)
     if spec is None or spec.loader is None:
         raise SystemExit(f"{path} cannot be imported")
@@ -91,7 +94,7 @@ def _load(wheel: Path) -> Any:
 class _Meta(type):
     """A class whose attributes are all there, as the members of an enumeration are."""
 
-    def __getattr__(cls, name: str) -> Any:
+    def __getattr__(cls, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
         return lambda *_, **__: None
@@ -107,21 +110,27 @@ class _Nothing:
 class _Anything(types.ModuleType):
     """Stands for the parts of the engine that the metrics module imports and does not need here."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
         return _Meta(name, (), {"__init__": lambda *_, **__: None})
 
 
 class _Stubs:
-    """Finds a stand-in for each module of the engine and of torch."""
+    """Finds a stand-in for each module of the engine and of torch but those that compute buckets."""
 
-    def find_spec(self, name: str, _path: object = None, _target: object = None) -> Any:
-        if name.split(".")[0] not in {"sglang", "torch", "orjson", "zmq"}:
+    def __init__(self, wheel: Path) -> None:
+        self._wheel = wheel
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> ModuleSpec | None:
+        if name.partition(".")[0] not in {"sglang", "torch", "orjson", "zmq"}:
             return None
+        real = self._wheel / (name.replace(".", "/") + ".py")
+        if name.endswith(("metrics.utils", "observability.utils")):
+            return importlib.util.spec_from_file_location(name, real)
         return importlib.util.spec_from_loader(name, self, is_package=True)  # type: ignore[arg-type]
 
-    def create_module(self, spec: Any) -> types.ModuleType:
+    def create_module(self, spec: ModuleSpec) -> types.ModuleType:
         return _Anything(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
@@ -136,7 +145,7 @@ def main() -> int:
     if args.real is None:
         measure_cost()
         return 0
-    return 0 if all([run_release(wheel) for wheel in sorted(args.real.iterdir()) if wheel.is_dir()]) else 1
+    return 0 if all(run_release(wheel) for wheel in sorted(args.real.iterdir()) if wheel.is_dir()) else 1
 
 
 if __name__ == "__main__":
