@@ -13,6 +13,7 @@ import inspect
 import sys
 import time
 import types
+from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
@@ -99,9 +100,14 @@ class _Meta(type):
             raise AttributeError(name)
         return lambda *_, **__: None
 
+    def __iter__(cls) -> Iterator[str]:
+        return iter(())
+
 
 class _Nothing:
-    """Arguments of a server, none of which is set."""
+    """Arguments of a server, none of which is set but one without which no release makes its buckets."""
+
+    prefill_delayer_max_delay_passes = 30
 
     def __getattr__(self, name: str) -> None:
         return None

@@ -114,7 +114,7 @@ SGLANG_LINES = [
         "gen throughput (token/s): 50.5, #queue-req: 2, "
     ),
     (
-        "[2027-01-01 00:00:00] Decode batch, #running-req: 8, #token: 99, token usage: 0.13, x: [1, 2], "
+        "[2027-01-01 00:00:00] Decode batch, #running-req: 8, token usage: 0.13, x: [1, 2], "
         "gen throughput (token/s): 50.5, #queue-req: 2, fwd occupancy: 93.1%, #new-kind: ?"
     ),
 ]
