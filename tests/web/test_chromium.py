@@ -214,3 +214,16 @@ def test_a_silent_job_is_stale_and_its_words_are_only_text(tmp_path: Path) -> No
     assert page.text["evidence"] == "<b>bold</b>"
     assert not {"img", "b"} & page.tags
     assert "No agent has spoken of this job for 45.0 s" in page.text["stale"]
+
+
+def test_an_aggregator_that_is_gone_is_said(tmp_path: Path) -> None:
+    # Two lengths are no answer to a browser: the request fails as if nobody were there.
+    broken = Response(body=b"{}", headers={"Content-Length": "9"})
+    server = HttpServer("127.0.0.1:0", {**page_routes(lambda _: True), "/api/v1/": lambda _: broken})
+    try:
+        page = browse(f"http://{server.address}/", tmp_path)
+    finally:
+        server.close()
+
+    assert "The aggregator does not answer. Trying again every 2 s." in page.dom
+    assert 'data-state="disconnected"' in page.dom
