@@ -119,7 +119,7 @@ class _Anything(types.ModuleType):
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _Meta(name, (), {"__init__": lambda *_, **__: None})
+        return _Meta(name, (_Nothing,), {"__init__": lambda *_, **__: None})
 
 
 class _Stubs:

@@ -109,7 +109,7 @@ SGLANG_LINES = [
         "gen throughput (token/s): 50.5, #queue-req: 2"
     ),
     (
-        "(Worker pid=3, ip=1.1.1.1) [2026-01-01 00:00:00.123 DP0 PP0 TP0] Decode batch [17], #running-req: 8, "
+        "(Worker pid=3) [2026-01-01 00:00:00.123 DP0 PP0 TP0] Decode batch [17], #running-req: 8, "
         "#full token: 99, full token usage: 0.13, #swa token: 9, swa token usage: 0.02, cuda graph: True, "
         "gen throughput (token/s): 50.5, #queue-req: 2, "
     ),
