@@ -25,6 +25,7 @@ VERBS = {
     "top": "show the jobs of an aggregator, live",
     "capture": "list, show, start and cancel captures of an aggregator's jobs",
     "analyze": "say what limits a capture, from its traces",
+    "compare": "say what changed between two runs, and fail when it got worse",
     "report": "write a job's summary as a page to read",
     "rules": "check rules files, and run their unit tests",
     "doctor": "say what this node lacks, and how to mend it",

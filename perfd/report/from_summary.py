@@ -9,6 +9,9 @@ from perfd.analysis.tables import AlertRecord
 from perfd.report.model import Bars, Metric, Report, ReportFinding, Segment, Table
 from perfd.report.words import UNKNOWN, duration, percent, title
 
+_BOUNDS = {"at_least": "busiest", "at_most": "idlest"}
+"""What a stage is called of which only a bound is known."""
+
 
 def report_of_summary(job: JobSummary, source: str) -> Report:
     """Everything that a summary says of one job; `source` is where the summary came from."""
@@ -110,7 +113,7 @@ def _figures(job: JobSummary, source: str) -> list[Bars]:
 
 def _stage(stage: Stage) -> str:
     """Its number, or what is known of it when the timers only tell the fastest and the slowest."""
-    return (stage.bound or UNKNOWN).replace("_", " ") if stage.stage is None else str(stage.stage)
+    return _BOUNDS.get(stage.bound or "", UNKNOWN) if stage.stage is None else str(stage.stage)
 
 
 def _alert(alert: AlertRecord) -> str:

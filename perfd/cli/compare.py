@@ -1,0 +1,164 @@
+"""`perfd compare`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from perfd.errors import PerfdError
+from perfd.peaks import load_peaks
+from perfd.recording.format import bundled_names, find_recording
+from perfd.report.compare import Change, Comparison, compare, to_json
+from perfd.report.measures import Measured, Unit, measures_of_summary, measures_of_trace
+from perfd.report.summaries import jobs_of, one_job
+from perfd.report.words import UNKNOWN, duration, kernel_name, percent
+from perfd.session.replay import ReplayOptions, replay
+from perfd.trace import document
+from perfd.trace.analysis import TraceSettings, analyse
+from perfd.trace.files import read_traces
+from perfd.trace.findings import diagnose
+
+EXIT_CODES = (
+    "Exit codes: 0 no worse than allowed; 1 regressed beyond the bound; 2 the two cannot be compared."
+)
+_WIDTH = 110
+_START_BYTES = 200
+_OURS = re.compile(rb'\s*\{\s*"schema"\s*:\s*"perfd\.')
+_SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".nsys-rep")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = EXIT_CODES
+    kinds = (
+        "a summary (perfd.summary/1), an analysis (perfd.trace/1), a trace or a folder of a capture's traces,"
+        " or a recording"
+    )
+    parser.add_argument("a", metavar="A", help=f"how it was: {kinds}")
+    parser.add_argument("b", metavar="B", help="how it is: the same kind")
+    parser.add_argument(
+        "--max-regression",
+        type=_ratio,
+        default=0.03,
+        metavar="RATIO",
+        help="how much worse step time, throughput or MFU may be, as 3%% or 0.03 (default: 3%%)",
+    )
+    parser.add_argument("--job", metavar="NAME", help="which job, when a summary has several")
+    parser.add_argument(
+        "--model-flops-per-step", type=float, metavar="N", help="of traces, to compare MFU too"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one object of schema perfd.compare/1, only"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Say what changed; fail when it got worse than allowed."""
+    comparison = compare(_measured(args.a, args), _measured(args.b, args), args.max_regression)
+    if args.json:
+        print(msgspec.json.encode(to_json(comparison)).decode())
+    else:
+        console = Console(highlight=False)
+        if not console.is_terminal:
+            console = Console(highlight=False, width=_WIDTH)
+        for part in (_table(comparison), *_kernels(comparison), _verdict(comparison)):
+            console.print(part)
+    return 1 if comparison.regressed else 0
+
+
+def _measured(name: str, args: argparse.Namespace) -> Measured:
+    path = Path(name)
+    if (path / "recording.json").is_file() or (not path.exists() and name in bundled_names()):
+        summaries = replay(ReplayOptions(recording=find_recording(name))).summaries
+        return measures_of_summary(one_job(list(summaries), args.job, name), name)
+    found = _own_document(path)
+    if found is not None and found["schema"] == document.SCHEMA:
+        return measures_of_trace(found, name)
+    if found is not None:
+        return measures_of_summary(one_job(jobs_of(found, name), args.job, name), name)
+    files = sorted(one for one in path.iterdir() if one.name.endswith(_SUFFIXES)) if path.is_dir() else [path]
+    settings = TraceSettings(model_flops_per_step=args.model_flops_per_step, peaks=load_peaks())
+    analysis = analyse(read_traces(files, "nsys"), settings)
+    return measures_of_trace(document.to_json(analysis, diagnose(analysis)), name)
+
+
+def _own_document(path: Path) -> dict[str, Any] | None:
+    """What perfd itself printed; None for a trace of a profiler."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        if not _OURS.match(file.read(_START_BYTES)):
+            return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise PerfdError(f"{path}: the file is cut or damaged: {error}.") from error
+
+
+def _ratio(text: str) -> float:
+    try:
+        value = float(text.removesuffix("%").strip()) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no ratio: write 3% or 0.03.")
+    return value
+
+
+def _table(comparison: Comparison) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for at, name in enumerate(("", "A", "B", "change", "")):
+        table.add_column(name, justify="left" if at in {0, 4} else "right")
+    for change in comparison.changes:
+        if change.a is None and change.b is None:
+            continue
+        ratio = UNKNOWN if change.change_ratio is None else f"{100 * change.change_ratio:+.1f} %"
+        verdict = change.verdict.value
+        style = {"regressed": "bold red", "worse": "yellow", "better": "green"}.get(verdict, "dim")
+        table.add_row(
+            change.name, _value(change.a, change), _value(change.b, change), ratio, Text(verdict, style=style)
+        )
+    return table
+
+
+def _value(value: float | None, change: Change) -> str:
+    if value is None:
+        return UNKNOWN
+    if change.unit == Unit.SECONDS:
+        return duration(value)
+    return percent(value) if change.unit == Unit.RATIO else f"{value:,.0f}"
+
+
+def _kernels(comparison: Comparison) -> list[Table]:
+    if not comparison.kernels:
+        return []
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, title="Kernels that changed most, a step", title_justify="left"
+    )
+    table.add_column("kernel")
+    for name in ("A", "B", "change"):
+        table.add_column(name, justify="right")
+    for kernel in comparison.kernels:
+        table.add_row(
+            Text(kernel_name(kernel.name, 64)),
+            duration(kernel.a_s),
+            duration(kernel.b_s),
+            duration(kernel.b_s - kernel.a_s),
+        )
+    return [table]
+
+
+def _verdict(comparison: Comparison) -> Text:
+    bound = f"{percent(comparison.max_regression_ratio)} allowed"
+    if not comparison.regressed:
+        return Text(f"No regression ({bound}).", style="bold green")
+    names = ", ".join(change.name for change in comparison.changes if change.verdict.value == "regressed")
+    return Text(f"Regressed: {names} ({bound}).", style="bold red")

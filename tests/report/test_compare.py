@@ -1,0 +1,111 @@
+"""`perfd compare`: a gate that lets pass what it should, and nothing that it cannot see."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from perfd.cli import main
+from perfd.testing.traces import COMPUTE, MATMUL, NCCL, Op, kineto, write_json
+
+
+def _capture(folder, name, step_us, *, kernel=MATMUL):
+    directory = folder / name
+    directory.mkdir()
+    for rank in (0, 1):
+        operations = [
+            Op(kernel, 0, step_us * 0.8, launched=-5),
+            Op(NCCL, step_us * 0.7, step_us * 0.9, launched=-4),
+        ]
+        write_json(
+            directory / f"{rank}.json.gz",
+            kineto(operations, rank=rank, steps={1: (0, step_us)}),
+            packed=True,
+        )
+    return str(directory)
+
+
+def test_a_slower_step_beyond_the_bound_fails(tmp_path, capsys):
+    a, b = _capture(tmp_path, "a", 1000), _capture(tmp_path, "b", 1050)
+
+    assert main(["compare", a, b, "--json"]) == 1
+
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "perfd.compare/1"
+    assert document["regressed"] is True
+    (step,) = [one for one in document["changes"] if one["name"] == "step_time_s"]
+    assert step["verdict"] == "regressed"
+    assert step["change_ratio"] == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize(("bound", "code"), [("6%", 0), ("0.06", 0), ("4%", 1), ("0", 1)])
+def test_the_bound_decides(tmp_path, bound, code):
+    a, b = _capture(tmp_path, "a", 1000), _capture(tmp_path, "b", 1050)
+
+    assert main(["compare", a, b, "--max-regression", bound]) == code
+
+
+def test_a_faster_step_passes(tmp_path, capsys):
+    a, b = _capture(tmp_path, "a", 1000), _capture(tmp_path, "b", 900)
+
+    assert main(["compare", a, b]) == 0
+    assert "No regression" in capsys.readouterr().out
+
+
+def test_kernels_that_changed_most_come_first(tmp_path, capsys):
+    a, b = _capture(tmp_path, "a", 1000), _capture(tmp_path, "b", 1000, kernel=COMPUTE)
+
+    main(["compare", a, b, "--json"])
+
+    kernels = json.loads(capsys.readouterr().out)["kernels"]
+    assert {kernel["name"] for kernel in kernels} == {MATMUL, COMPUTE}
+    assert {(kernel["a_s"] > 0, kernel["b_s"] > 0) for kernel in kernels} == {(True, False), (False, True)}
+
+
+def test_an_analysis_that_was_printed_compares_like_its_traces(tmp_path, capsys):
+    a, b = _capture(tmp_path, "a", 1000), _capture(tmp_path, "b", 1050)
+    main(["analyze", *(str(tmp_path / "b" / f"{rank}.json.gz") for rank in (0, 1)), "--json"])
+    printed = tmp_path / "b.json"
+    printed.write_text(capsys.readouterr().out, encoding="utf-8")
+
+    main(["compare", a, b, "--json"])
+    by_traces = json.loads(capsys.readouterr().out)["changes"]
+    main(["compare", a, str(printed), "--json"])
+
+    assert json.loads(capsys.readouterr().out)["changes"] == by_traces
+
+
+def test_recordings_compare_through_their_summaries(capsys):
+    assert main(["compare", "dp4", "dp4_slow2"]) == 1
+    assert "Regressed: step_time_s" in capsys.readouterr().out
+
+
+def test_traces_without_steps_cannot_pass_a_gate(tmp_path, capsys):
+    path = str(write_json(tmp_path / "t.json", kineto([Op(COMPUTE, 0, 10)])))
+
+    assert main(["compare", path, path]) == 2
+    assert "marked steps" in capsys.readouterr().err
+
+
+def test_a_summary_and_a_trace_cannot_be_compared(tmp_path, capsys):
+    assert main(["compare", "dp4", _capture(tmp_path, "a", 1000)]) == 2
+    assert "like with like" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content", ['{"schema": "perfd.trace/1", "ranks": [{}]}', '{"schema": "perfd.trace/1", "ra', ""]
+)
+def test_a_damaged_file_is_one_sentence(tmp_path, capsys, content):
+    path = tmp_path / "x.json"
+    path.write_text(content, encoding="utf-8")
+
+    assert main(["compare", str(path), str(path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("bound", ["3 percent", "-1%", "200%"])
+def test_a_bound_that_is_no_ratio_is_refused(bound, capsys):
+    with pytest.raises(SystemExit):
+        main(["compare", "a", "b", f"--max-regression={bound}"])
+    assert "write 3% or 0.03" in capsys.readouterr().err

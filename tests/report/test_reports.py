@@ -1,0 +1,214 @@
+"""Reports: what they contain, that every number names its source, and that nothing in them is dangerous."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+
+from perfd.cli import main
+from perfd.errors import PerfdError
+from perfd.report.from_trace import report_of_trace
+from perfd.report.html import to_html
+from perfd.report.markdown import to_markdown
+from perfd.report.words import duration, kernel_name, percent, size
+from perfd.report.write import write_report
+from perfd.testing.traces import COMPUTE, MATMUL, NCCL, NsysExport, Op, kineto, write_json
+from perfd.trace.analysis import analyse
+from perfd.trace.files import read_traces
+from perfd.trace.findings import diagnose
+
+_EVIL = "<script>alert(1)</script>|`*_kernel"
+
+
+class _Page(HTMLParser):
+    """Tags that are open, what a page loads, and its text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loads: list[str] = []
+        self.tags: set[str] = set()
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.loads += [value for name, value in attrs if name in {"src", "href", "xlink:href"}]
+        if tag not in {"meta", "br", "line", "rect"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in {"line", "rect"}:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+
+def _report(tmp_path):
+    operations = [
+        Op(MATMUL, 0, 400, launched=-5),
+        Op(COMPUTE, 400, 500, launched=-4),
+        Op(_EVIL, 500, 520, launched=-4),
+        Op(NCCL, 450, 900, launched=-3),
+    ]
+    paths = [
+        write_json(
+            tmp_path / f"{rank}.json", kineto(operations, rank=rank, steps={1: (0, 1000), 2: (1000, 1010)})
+        )
+        for rank in (0, 1)
+    ]
+    analysis = analyse(read_traces(paths))
+    return report_of_trace(analysis, diagnose(analysis))
+
+
+def test_every_metric_figure_and_table_names_its_source(tmp_path):
+    report = _report(tmp_path)
+
+    sources = [one.source for one in (*report.metrics, *report.figures, *report.tables)]
+    assert len(sources) > 10
+    assert all("0.json" in source or "trace" in source for source in sources)
+
+
+def test_the_page_is_well_formed_and_needs_no_network(tmp_path):
+    page = _Page(to_html(_report(tmp_path)))
+
+    assert page.open == []
+    assert page.loads == []
+    assert {"svg", "table", "style"} <= page.tags
+    assert "script" not in page.tags
+
+
+def test_names_of_kernels_do_not_become_markup(tmp_path):
+    report = _report(tmp_path)
+
+    assert "<script>alert" not in to_html(report)
+    assert "<script>alert" not in to_markdown(report)
+    assert _EVIL in "".join(_Page(to_html(report)).words)
+
+
+def test_markdown_has_its_parts_in_order(tmp_path):
+    lines = to_markdown(_report(tmp_path)).splitlines()
+
+    headings = [line[3:] for line in lines if line.startswith("## ")]
+    assert headings[:4] == ["Summary", "Metrics", "Findings", "Recommendations"]
+
+
+def test_rows_of_markdown_tables_have_as_many_cells_as_their_head(tmp_path):
+    width = None
+    for line in to_markdown(_report(tmp_path)).splitlines():
+        if not line.startswith("|"):
+            width = None
+            continue
+        cells = line.replace("\\|", "").count("|")
+        width = width or cells
+        assert cells == width, line
+
+
+def test_recommendations_come_by_what_there_is_to_gain(tmp_path):
+    gains = [found.gain_ratio or 0 for found in _report(tmp_path).recommendations()]
+
+    assert gains == sorted(gains, reverse=True)
+    assert gains[0] > 0
+
+
+def test_a_capture_that_lost_records_shows_what_is_not_known(tmp_path):
+    export = NsysExport(tmp_path / "n.sqlite")
+    export.kernel(COMPUTE, 50_000, 60_000, launched=49_000)
+    export.kernel(COMPUTE, 90_000, 99_000, launched=89_000)
+    export.lost("cudaLaunchKernel_v7000", 30)
+    analysis = analyse(read_traces([export.close()]))
+
+    page = to_html(report_of_trace(analysis, diagnose(analysis)))
+
+    assert "not known (records lost)" in page
+    assert "30 of 32 launches" in page
+
+
+def test_analyze_writes_the_form_that_the_name_asks_for(tmp_path, capsys):
+    trace = write_json(tmp_path / "t.json", kineto([Op(COMPUTE, 0, 10)]))
+
+    assert main(["analyze", str(trace), "--report", str(tmp_path / "r.html")]) == 0
+    assert main(["analyze", str(trace), "--report", str(tmp_path / "r.md")]) == 0
+    assert main(["analyze", str(trace), "--report", str(tmp_path / "r.pdf")]) == 2
+
+    assert (tmp_path / "r.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert (tmp_path / "r.md").read_text(encoding="utf-8").startswith("# ")
+    assert "name it .md or .html" in capsys.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path):
+    with pytest.raises(PerfdError, match="cannot be written"):
+        write_report(_report(tmp_path), tmp_path / "none" / "r.md")
+
+
+@pytest.fixture(scope="module")
+def summary(tmp_path_factory):
+    """The summary of a recording that ships."""
+    path = tmp_path_factory.mktemp("summary") / "summary.json"
+    with pytest.MonkeyPatch.context() as patch:
+        written = []
+        patch.setattr("sys.stdout.write", written.append)
+        assert main(["replay", "dp4_slow2", "--speed", "max", "--json"]) == 0
+    path.write_text("".join(written), encoding="utf-8")
+    return path
+
+
+def test_a_summary_makes_the_same_report_without_a_trace(summary, tmp_path, capsys):
+    assert main(["report", str(summary)]) == 0
+    assert main(["report", str(summary), "--output", str(tmp_path / "r.html")]) == 0
+
+    text = capsys.readouterr().out
+    assert "## Recommendations" in text
+    assert "rank 2" in text
+    assert _Page((tmp_path / "r.html").read_text(encoding="utf-8")).open == []
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "no JSON"),
+        ("[]", "no summary of a job"),
+        ('{"schema": "perfd.trace/1"}', "no summary of a job"),
+        ('{"schema": "perfd.summary/1", "jobs": []}', "names no job"),
+        ('{"schema": "perfd.summary/1", "jobs": [3]}', "not as perfd writes it"),
+    ],
+)
+def test_what_is_no_summary_is_one_sentence(tmp_path, capsys, content, words):
+    path = tmp_path / "s.json"
+    path.write_text(content, encoding="utf-8")
+
+    assert main(["report", str(path)]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_job_that_the_summary_does_not_have_is_named_with_those_it_has(summary, capsys):
+    name = json.loads(summary.read_text(encoding="utf-8"))["jobs"][0]["name"]
+
+    assert main(["report", str(summary), "--job", "other"]) == 2
+    assert name in capsys.readouterr().err
+
+
+def test_numbers_have_the_unit_that_leaves_few_digits():
+    assert [duration(one) for one in (None, 0, 6.5e-6, 0.0104, 1.5, 12)] == [
+        "-",
+        "0",
+        "6.5 us",
+        "10.4 ms",
+        "1500.0 ms",
+        "12.00 s",
+    ]
+    assert [size(one) for one in (None, 12, 2048, 3e6)] == ["-", "12 B", "2.0 kB", "3.0 MB"]
+    assert percent(0.1234) == "12.3 %"
+
+
+def test_names_of_kernels_lose_what_every_name_has():
+    name = "void at::native::vectorized_elementwise_kernel<(int)4, at::native::Add<float>>(int, T2)"
+
+    assert kernel_name(name, 60) == "vectorized_elementwise_kernel<4, Add<float>>"
+    assert kernel_name("(anonymous namespace)::softmax(int)", 60) == "softmax"
+    assert kernel_name("Memcpy HtoD (Pageable -> Device)", 60) == "Memcpy HtoD (Pageable -> Device)"
+    assert kernel_name("x" * 80, 20) == "x" * 17 + "..."
