@@ -59,7 +59,7 @@ class CollectiveRows:
             if len(self._rings) >= self._limits.communicators_per_job:
                 self._counters.rejected["communicators_per_job"] += 1
                 return
-            ring = self._rings[key] = _Ring.empty(self._limits.operations_per_communicator, columns)
+            ring = self._rings[key] = _Ring.empty(self._slots(columns), columns)
         if column < len(ring.ranks):
             ring.put(column, times)
 
@@ -75,6 +75,10 @@ class CollectiveRows:
             for (communicator, operation, _, _, timing), ring in self._rings.items()
             if ring.newest_unix_ns >= oldest_unix_ns and (ring.ranks >= 0).all()
         ]
+
+    def _slots(self, columns: int) -> int:
+        cells = self._limits.operation_cells_per_communicator
+        return max(1, min(self._limits.operations_per_communicator, cells // max(1, columns)))
 
     def _oldest_in_use_unix_ns(self) -> int:
         """Communicators that were last heard of before this are gone, as after a restart of the job."""

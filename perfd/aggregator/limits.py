@@ -32,8 +32,11 @@ class Limits:
     """Communicators, and pairs of ranks that send to each other, each with its operations."""
     progress_per_job: int = 262_144
     """Ranks times their communicators, of which it is known how far each is."""
-    operations_per_communicator: int = 128
-    """Newest operations of a communicator in memory."""
+    operations_per_communicator: int = 1_024
+    """Newest operations of a communicator in memory: some dozens of steps, so that who is late in a few of
+    them is not taken for one that always is."""
+    operation_cells_per_communicator: int = 2_097_152
+    """Operations times ranks; a larger communicator keeps fewer operations."""
     gpu_history_s: float = 300.0
     gpu_history_rows: int = 1_200
     stale_after_s: float = 30.0
@@ -60,3 +63,5 @@ class Counters:
     rule_evaluation_s: float = 0.0
     rejected: Counter[str] = field(default_factory=Counter)
     """By the name of the bound in `Limits` that refused something."""
+    webhook: Counter[str] = field(default_factory=Counter)
+    """Alerts of the webhook, by what became of them."""

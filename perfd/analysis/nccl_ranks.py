@@ -80,6 +80,8 @@ class Tally:
         self.caused: Floats = np.zeros(world)
         self.among_peers: Floats = np.zeros(world)
         """Mean waiting in groups of peers, whoever caused it."""
+        self.kernels: Floats = np.zeros(world)
+        """Time in kernels, summed over operations: those of one group share a kernel, and streams overlap."""
         self.operations: Floats = np.zeros(world)
         self.peer_operations: Floats = np.zeros(world)
 
@@ -100,6 +102,7 @@ class Tally:
         peers = useful & (stages == stages[:, :1]).all(axis=1) & (stages[:, 0] >= 0)
         counts = np.where(useful, result.operations, 0)
         self.wait += self._by_rank(stack.ranks, scale[:, None] * result.waited_s)
+        self.kernels += self._by_rank(stack.ranks, np.where(useful[:, None], stack.kernel_ratio, 0.0))
         self.operations += self._by_rank(stack.ranks, counts[:, None])
         if not blame:
             return
@@ -113,10 +116,14 @@ class Tally:
         known_wait = self.operations[ranks] >= _FEWEST_OPERATIONS
         complete = ~np.isin(stages[ranks], stages[missing[missing < self._world]])
         known_peers = (self.peer_operations[ranks] >= _FEWEST_OPERATIONS) & complete
-        # Operations of one group share a kernel, so their waiting may add up to more than there was.
-        wait = np.where(known_wait, np.fmin(self.wait[ranks], busy), np.nan)
-        caused = np.where(known_peers, self.caused[ranks], np.nan)
-        among = np.where(self.among_peers[ranks] > 0, self.among_peers[ranks], np.nan)
+        # What operations add up to may be more than the time that there was; their waiting alike.
+        summed = np.where(self.kernels[ranks] > 0, self.kernels[ranks], np.nan)
+        real = np.nan_to_num(np.fmin(busy / summed, 1.0), nan=1.0)
+        wait = np.where(known_wait, np.fmin(real * self.wait[ranks], busy), np.nan)
+        # It is the others' time that a rank causes, so theirs is the measure.
+        usual = float(median(real)) if len(real) else 1.0
+        caused = np.where(known_peers, usual * self.caused[ranks], np.nan)
+        among = np.where(self.among_peers[ranks] > 0, usual * self.among_peers[ranks], np.nan)
         return Shares(ranks, busy, wait, caused, caused / among, self._slowdown(ranks, wait, known_peers))
 
     def _slowdown(self, ranks: Ints, wait: Floats, known_peers: Bools) -> Floats:
