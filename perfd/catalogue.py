@@ -15,6 +15,7 @@ from perfd.model import Scope
 
 _GAUGE, _COUNTER = ColumnKind.GAUGE, ColumnKind.COUNTER
 _NEVER = "Never."
+_NO_EXPORTER = "Without that exporter in `exporters`."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -559,6 +560,84 @@ AGGREGATOR_METRICS: Sequence[MetricInfo] = (
         "Rows that could not be written to history.",
         source=_SELF,
         absent="Without `history.path`.",
+        kind=_COUNTER,
+    ),
+    _metric(
+        "perfd_exporter_rounds_total",
+        "Rounds that an exporter took.",
+        labels=("exporter",),
+        source=_SELF,
+        absent=_NO_EXPORTER,
+        kind=_COUNTER,
+    ),
+    _metric(
+        "perfd_exporter_failed_rounds_total",
+        "Of them, those that raised an error.",
+        labels=("exporter",),
+        source=_SELF,
+        absent=_NO_EXPORTER,
+        kind=_COUNTER,
+    ),
+    _metric(
+        "perfd_exporter_dropped_rounds_total",
+        "Rounds dropped because the exporter was too slow.",
+        labels=("exporter",),
+        source=_SELF,
+        absent=_NO_EXPORTER,
+        kind=_COUNTER,
+    ),
+    _metric(
+        "perfd_exporter_queued_rounds",
+        "Rounds that wait for the exporter.",
+        labels=("exporter",),
+        source=_SELF,
+        absent=_NO_EXPORTER,
+    ),
+    _metric(
+        "perfd_exporter_seconds_total",
+        "Time that the exporter's thread spent on rounds.",
+        labels=("exporter",),
+        source=_SELF,
+        absent=_NO_EXPORTER,
+        kind=_COUNTER,
+    ),
+    _metric(
+        "perfd_exporter_sent_total",
+        "Samples, alerts, rows or lines that the other side took.",
+        labels=("exporter",),
+        source=_SELF,
+        absent=_NO_EXPORTER,
+        kind=_COUNTER,
+    ),
+    _metric(
+        "perfd_exporter_lost_total",
+        "Samples, alerts, rows or lines that were refused or given up.",
+        labels=("exporter",),
+        source=_SELF,
+        absent=_NO_EXPORTER,
+        kind=_COUNTER,
+    ),
+    _metric(
+        "perfd_exporter_retries_total",
+        "Attempts at delivery that failed and are made again.",
+        labels=("exporter",),
+        source=_SELF,
+        absent=_NO_EXPORTER,
+        kind=_COUNTER,
+    ),
+    _metric(
+        "perfd_exporter_pending",
+        "Samples, alerts or rows that wait for the other side.",
+        labels=("exporter",),
+        source=_SELF,
+        absent=_NO_EXPORTER,
+    ),
+    _metric(
+        "perfd_webhook_alerts_total",
+        "Alerts that POST /api/v1/alertmanager received, by what became of them.",
+        labels=("outcome",),
+        source=_SELF,
+        absent="Before the first.",
         kind=_COUNTER,
     ),
     _metric("process_cpu_seconds_total", "CPU time of the aggregator.", source="kernel", kind=_COUNTER),

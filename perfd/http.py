@@ -26,6 +26,8 @@ class Request:
     rest: str
     query: Mapping[str, str]
     body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Names in lower case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +108,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(_error(404, f"There is nothing at {url.path}; try {', '.join(sorted(self.routes))}."))
             return
         query = {key: values[-1] for key, values in parse_qs(url.query).items()}
-        request = Request(method=self.command, path=url.path, rest=rest, query=query, body=body)
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        request = Request(
+            method=self.command, path=url.path, rest=rest, query=query, body=body, headers=headers
+        )
         try:
             response = handler(request)
         except Exception:  # Whatever a handler raises, its client gets an answer.

@@ -28,6 +28,7 @@ from perfd.capture.events import ManualRequest
 from perfd.clock import Clock, SystemClock
 from perfd.config import AggregatorConfig
 from perfd.errors import CaptureError, PerfdError
+from perfd.exporters.registry import Exporters
 from perfd.http import HttpServer
 from perfd.series import SeriesFrame
 
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 
 _TICK_S = 1.0
 _GRACE_S = 1.0
+_EXPORT_GRACE_S = 15.0
+"""How long the end may wait for exporters, all together."""
 _START_TIMEOUT_S = 30.0
 
 
@@ -61,7 +64,10 @@ class Aggregator:
         self._history = History(Path(config.history.path)) if config.history.path else None
         try:
             self._captures = Captures(config.capture_profiles, self._clock, self._history)
-            self._rounds = Rounds(config, self._state, self._clock, self._history, self._captures)
+            self._exporters = Exporters(config.exporters, self._clock)
+            self._rounds = Rounds(
+                config, self._state, self._clock, self._history, self._captures, exporters=self._exporters
+            )
         except PerfdError:
             self._close_history()
             raise
@@ -133,6 +139,8 @@ class Aggregator:
         if self._http is not None:
             self._http.close()
         self._rounds.store_summaries()
+        self._rounds.export_last()
+        self._exporters.close(_EXPORT_GRACE_S)
         self._close_history()
         if self._loop_thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)

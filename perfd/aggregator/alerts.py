@@ -62,6 +62,8 @@ class Alerts:
         self._failed: set[tuple[str, str]] = set()
         self.recorded: SeriesFrame | None = None
         """What recording rules gave at the last evaluation."""
+        self.active: Sequence[Alert] = ()
+        """Pending and firing, as of the last evaluation."""
         self.firing: Mapping[str, Sequence[str]] = {}
         """Names of the alerts that fire now, by job."""
 
@@ -77,6 +79,7 @@ class Alerts:
         self._evaluated_unix_s = now_unix_s
         evaluation = self._engine.evaluate(self._store, now_unix_s)
         self.recorded = evaluation.recorded
+        self.active = evaluation.alerts
         self.firing = _firing_by_job(evaluation.alerts)
         self._report_failures(evaluation)
         remembered = [self._remember(change.alert, step_of, now_unix_s) for change in evaluation.changes]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from perfd.aggregator.captures import Captures
 from perfd.aggregator.derive import Derived
 from perfd.aggregator.history import History
 from perfd.aggregator.intake import State
 from perfd.aggregator.names import Names
-from perfd.aggregator.self_series import agent_values, aggregator_values, node_values
+from perfd.aggregator.self_series import agent_values, aggregator_values, exporter_values, node_values
 from perfd.aggregator.series import Block, Blocks, LiveFacts, job_values, node_block
+from perfd.exporters.runner import ExporterStatus
 from perfd.series import SeriesFrame
 
 BlockName = tuple[str, ...]
@@ -32,12 +33,13 @@ class FrameMaker:
         now_s: float,
         derived: Mapping[str, Derived],
         facts: Mapping[str, LiveFacts],
+        exporters: Sequence[ExporterStatus] = (),
     ) -> dict[str, SeriesFrame]:
         """The frames of one instant."""
         groups = {
             "jobs": self._jobs(derived, facts),
             "nodes": self._nodes(now_s),
-            "self": self._self(now_s),
+            "self": self._self(now_s, exporters),
         }
         self._blocks.keep(name for blocks in groups.values() for name in blocks)
         return {
@@ -66,12 +68,13 @@ class FrameMaker:
                 blocks[name] = block
             return blocks
 
-    def _self(self, now_s: float) -> dict[BlockName, Block]:
+    def _self(self, now_s: float, exporters: Sequence[ExporterStatus]) -> dict[BlockName, Block]:
         outcomes = self._captures.outcomes()
         with self._state.lock:
             values = [
                 *(value for node in self._state.fleet.nodes.values() for value in node_values(node)),
                 *agent_values(list(self._state.agents), now_s),
                 *aggregator_values(self._state, self._history, outcomes),
+                *exporter_values(exporters),
             ]
         return {("self",): self._blocks.block(("self",), values)}

@@ -13,6 +13,7 @@ from perfd.aggregator.alerts import Alerts, RememberedAlert, alert_json
 from perfd.aggregator.captures import Captures
 from perfd.aggregator.derive import Derived, Deriver
 from perfd.aggregator.frames import FrameMaker
+from perfd.aggregator.handover import Handover
 from perfd.aggregator.history import History
 from perfd.aggregator.history_rows import alert_row, summary_row
 from perfd.aggregator.intake import State
@@ -26,7 +27,9 @@ from perfd.capture.ranks import JobView
 from perfd.clock import Clock
 from perfd.config import AggregatorConfig, AnalysisConfig
 from perfd.errors import ConfigError
+from perfd.exporters.registry import Exporters
 from perfd.peaks import load_peaks
+from perfd.rules.model import AlertChange
 from perfd.series import SeriesFrame
 
 _SUMMARY_EVERY_S = 60.0
@@ -43,6 +46,8 @@ class Rounds:
         clock: Clock,
         history: History | None,
         captures: Captures,
+        *,
+        exporters: Exporters,
     ) -> None:
         whole = analysis_settings(config.analysis)
         live = replace(whole, window_steps=config.analysis.window_steps)
@@ -51,6 +56,8 @@ class Rounds:
         self._clock = clock
         self._history = history
         self._captures = captures
+        self._exporters = exporters
+        self._handover = Handover()
         self._deriver = Deriver(state.fleet, state.lock, live, whole)
         self._alerts = Alerts(config.rules)
         self._names = Names.installed()
@@ -81,8 +88,9 @@ class Rounds:
             self._forget(now_s)
             derived = self._derive(now_unix_s, now_s)
             facts = {name: self._facts(name, found, now_s) for name, found in derived.items()}
-            frames = self._maker.make(now_unix_s, now_s, derived, facts)
-            self._evaluate(frames, derived, now_unix_s)
+            frames = self._maker.make(now_unix_s, now_s, derived, facts, self._exporters.status())
+            changes = self._evaluate(frames, derived, now_unix_s)
+            self._export(derived, facts, changes)
             self._captures.tick(now_unix_s)
             self._keep(now_s)
         with self._state.lock:
@@ -156,7 +164,7 @@ class Rounds:
 
     def _evaluate(
         self, frames: Mapping[str, SeriesFrame], derived: Mapping[str, Derived], now_unix_s: float
-    ) -> None:
+    ) -> Sequence[AlertChange]:
         started_s = time.perf_counter()
         outcome = self._alerts.evaluate(frames, now_unix_s, lambda job: _last_step(derived.get(job)))
         with self._state.lock:
@@ -171,6 +179,33 @@ class Rounds:
             )
         recorded = self._alerts.recorded
         self._frames = {**frames, "rules": recorded} if recorded is not None else frames
+        return outcome.changes
+
+    def _export(
+        self, derived: Mapping[str, Derived], facts: Mapping[str, LiveFacts], changes: Sequence[AlertChange]
+    ) -> None:
+        if self._exporters:
+            self._exporters.offer(
+                self._handover.make(
+                    self._now_unix_s,
+                    frames=self._frames,
+                    derived=derived,
+                    facts=facts,
+                    active=self._alerts.active,
+                    changes=changes,
+                    whole=self._whole_summary,
+                )
+            )
+
+    def export_last(self) -> None:
+        """Hand the summaries of jobs that go on to the exporters, before the end."""
+        if self._exporters:
+            with self._lock:
+                self._exporters.offer(self._handover.last(self._now_unix_s, self.jobs(), self._whole_summary))
+
+    def _whole_summary(self, name: str) -> JobSummary | None:
+        found = self._whole(name)
+        return found.summary if found else None
 
     def _view_of_alert(self, job: str, derived: Mapping[str, Derived]) -> JobView | None:
         if not job and len(derived) == 1:

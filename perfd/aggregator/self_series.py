@@ -13,6 +13,7 @@ from perfd.aggregator.history import History
 from perfd.aggregator.intake import State
 from perfd.aggregator.nodes import NodeState
 from perfd.aggregator.series import Value
+from perfd.exporters.runner import ExporterStatus
 
 
 def agent_values(agents: Sequence[AgentState], now_s: float) -> list[Value]:
@@ -47,6 +48,25 @@ def node_values(node: NodeState) -> list[Value]:
     return values
 
 
+def exporter_values(exporters: Sequence[ExporterStatus]) -> list[Value]:
+    """What each exporter did, and what waits for it."""
+    values: list[Value] = []
+    for status in exporters:
+        labels = {"exporter": status.name}
+        values += [
+            ("perfd_exporter_rounds_total", labels, status.rounds),
+            ("perfd_exporter_failed_rounds_total", labels, status.failed_rounds),
+            ("perfd_exporter_dropped_rounds_total", labels, status.dropped_rounds),
+            ("perfd_exporter_queued_rounds", labels, status.queued_rounds),
+            ("perfd_exporter_seconds_total", labels, status.seconds),
+            ("perfd_exporter_sent_total", labels, status.sent),
+            ("perfd_exporter_lost_total", labels, status.lost),
+            ("perfd_exporter_retries_total", labels, status.retries),
+            ("perfd_exporter_pending", labels, status.pending),
+        ]
+    return values
+
+
 def aggregator_values(
     state: State, history: History | None, outcomes: Mapping[tuple[str, str], int]
 ) -> list[Value]:
@@ -73,6 +93,10 @@ def aggregator_values(
         ("perfd_rejected_total", {"bound": bound}, count)
         for bound, count in sorted(counters.rejected.items())
         if count
+    ]
+    values += [
+        ("perfd_webhook_alerts_total", {"outcome": outcome}, count)
+        for outcome, count in sorted(counters.webhook.items())
     ]
     values += [
         ("perfd_capture_ranks", {"job": job, "state": outcome}, count)

@@ -1,0 +1,90 @@
+"""One JSON line a round, for scripts and notebooks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from perfd.config import JsonLinesConfig
+from perfd.errors import ConfigError
+from perfd.exporters.contract import AlertUpdate, ExporterContext, Round
+from perfd.exporters.numbers import job_numbers
+
+SCHEMA = "perfd.round/1"
+
+
+class JsonLinesExporter:
+    """Appends to a file; when it is full it becomes FILE.1 and a new one begins."""
+
+    def __init__(self, config: JsonLinesConfig, context: ExporterContext) -> None:
+        if config.path is None:
+            raise ConfigError("exporters.jsonl.path: say where the lines go.")
+        self._path = Path(config.path)
+        self._max_bytes = config.max_bytes
+        self._tally = context.tally
+        self._file: BinaryIO | None = None
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("ab")
+        except OSError as error:
+            raise ConfigError(
+                f"exporters.jsonl.path: cannot write {self._path}: {error.strerror}."
+            ) from error
+
+    def export(self, round_: Round) -> None:
+        line = msgspec.json.encode(round_json(round_)) + b"\n"
+        try:
+            file = self._room_for(len(line))
+            file.write(line)
+            file.flush()
+        except OSError:
+            self._tally.lost += 1
+            self.close()
+            raise
+        self._tally.sent += 1
+
+    def close(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.close()
+
+    def _room_for(self, size: int) -> BinaryIO:
+        file = self._file or self._path.open("ab")
+        self._file = file
+        if file.tell() and file.tell() + size > self._max_bytes:
+            self.close()
+            self._path.replace(self._path.with_name(self._path.name + ".1"))
+            self._file = file = self._path.open("ab")
+        return file
+
+
+def round_json(round_: Round) -> dict[str, Any]:
+    """One line of schema perfd.round/1."""
+    return {
+        "schema": SCHEMA,
+        "time_unix_s": round_.time_unix_s,
+        "jobs": [
+            {
+                "job": job.summary.name,
+                "step": job.step,
+                "attempt": job.attempt,
+                "ended": job.ended,
+                "bottleneck": job.summary.bottleneck.kind.value,
+                "numbers": job_numbers(job),
+            }
+            for job in round_.jobs
+        ],
+        "alerts": [_alert_json(alert) for alert in round_.changes],
+    }
+
+
+def _alert_json(alert: AlertUpdate) -> dict[str, Any]:
+    return {
+        "name": alert.name,
+        "labels": dict(alert.labels),
+        "value": alert.value,
+        "fired_at_unix_s": alert.fired_at_unix_s,
+        "resolved_at_unix_s": alert.resolved_at_unix_s,
+    }

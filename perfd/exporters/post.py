@@ -1,0 +1,125 @@
+"""POST requests to one address over a kept connection, with a bound on time and on the answer."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import ssl
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from perfd import __version__
+from perfd.config import HttpClientConfig
+from perfd.errors import ConfigError
+
+_MAX_ANSWER_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came back; status 0 when nothing did."""
+
+    status: int
+    text: str = ""
+    retry_after_s: float | None = None
+
+    @property
+    def taken(self) -> bool:
+        """Whether the other side has it."""
+        return 200 <= self.status < 300
+
+    @property
+    def worth_retrying(self) -> bool:
+        """Whether the same request may go well later: nothing came back, 429, or 5xx."""
+        return self.status in {0, http.HTTPStatus.TOO_MANY_REQUESTS} or self.status >= 500
+
+
+class Poster:
+    """Sends bodies to one URL. Raises `ConfigError` when the URL or a file of secrets cannot be used."""
+
+    def __init__(self, url: str, config: HttpClientConfig, *, key: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ConfigError(f"{key}: {url!r} is not an http or https URL.")
+        self._host, self._port, self._tls = parts.hostname, parts.port, parts.scheme == "https"
+        self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self._timeout_s = config.timeout_s
+        self._headers = {"User-Agent": f"perfd/{__version__}", **_authorization(config, key)}
+        self._context = _context(config, key) if self._tls else None
+        self._connection: http.client.HTTPConnection | None = None
+
+    def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+        """Send one body; never raises for what the network or the other side does."""
+        try:
+            return self._once(body, headers)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            return Answer(status=0, text=str(error) or type(error).__name__)
+
+    def close(self) -> None:
+        """Close the connection; the next request opens a new one."""
+        if self._connection is not None:
+            with suppress(OSError):
+                self._connection.close()
+            self._connection = None
+
+    def _once(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+        if self._connection is None:
+            self._connection = self._connect()
+        self._connection.request("POST", self._path, body, {**self._headers, **headers})
+        response = self._connection.getresponse()
+        text = response.read(_MAX_ANSWER_BYTES).decode(errors="replace")
+        if not response.isclosed():
+            # More than we read is no answer of these interfaces: begin anew.
+            self.close()
+        return Answer(
+            status=response.status,
+            text=text.strip(),
+            retry_after_s=_seconds(response.getheader("Retry-After")),
+        )
+
+    def _connect(self) -> http.client.HTTPConnection:
+        if self._tls:
+            return http.client.HTTPSConnection(
+                self._host, self._port, timeout=self._timeout_s, context=self._context
+            )
+        return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+
+
+def read_secret(path: str, key: str) -> str:
+    """The first line of a file of secrets; raises `ConfigError` when there is none."""
+    try:
+        secret = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{key}: cannot read {path}: {error}.") from error
+    if not secret or "\n" in secret:
+        raise ConfigError(f"{key}: {path} must hold one line, the secret.")
+    return secret
+
+
+def _authorization(config: HttpClientConfig, key: str) -> dict[str, str]:
+    if config.bearer_token_file is not None and config.username is not None:
+        raise ConfigError(f"{key}: choose `bearer_token_file` or `username`, not both.")
+    if config.bearer_token_file is not None:
+        return {"Authorization": "Bearer " + read_secret(config.bearer_token_file, key)}
+    if config.username is not None:
+        password = read_secret(config.password_file, key) if config.password_file else ""
+        return {
+            "Authorization": "Basic " + base64.b64encode(f"{config.username}:{password}".encode()).decode()
+        }
+    return {}
+
+
+def _context(config: HttpClientConfig, key: str) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=config.ca)
+    except OSError as error:
+        raise ConfigError(f"{key}: cannot use the certificates in {config.ca}: {error}.") from error
+
+
+def _seconds(text: str | None) -> float | None:
+    # A date is legal too, but rare; without it the back-off decides.
+    return float(text) if text is not None and text.isascii() and text.isdigit() else None

@@ -1,0 +1,81 @@
+"""From configuration to running exporters: those that ship, and those of others by entry point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from time import monotonic
+
+from perfd.clock import Clock
+from perfd.config import ExportersConfig
+from perfd.errors import ConfigError
+from perfd.exporters.alertmanager import AlertmanagerExporter
+from perfd.exporters.contract import Exporter, ExporterContext, MakeExporter, Round, Tally
+from perfd.exporters.jsonl import JsonLinesExporter
+from perfd.exporters.remote_write import RemoteWriteExporter
+from perfd.exporters.runner import ExporterRunner, ExporterStatus
+from perfd.exporters.wandb import WandbExporter
+
+EXPORTER_GROUP = "perfd.exporters"
+
+Made = tuple[str, Callable[[ExporterContext], Exporter]]
+
+
+class Exporters:
+    """All exporters that are configured, running. Raises `ConfigError` when one cannot work."""
+
+    def __init__(self, config: ExportersConfig, clock: Clock) -> None:
+        # All are made before the first thread starts: a mistake in one leaves nothing behind.
+        made = []
+        for name, make in _configured(config):
+            tally = Tally()
+            made.append((name, make(ExporterContext(clock=clock, tally=tally)), tally))
+        self._runners = [ExporterRunner(name, exporter, tally) for name, exporter, tally in made]
+
+    def __bool__(self) -> bool:
+        return bool(self._runners)
+
+    def offer(self, round_: Round) -> None:
+        """Hand a round to each; returns at once."""
+        for runner in self._runners:
+            runner.offer(round_)
+
+    def status(self) -> list[ExporterStatus]:
+        """What each one did so far."""
+        return [runner.status() for runner in self._runners]
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until each has exported what it was offered; False when the time is over before."""
+        deadline_s = monotonic() + timeout_s
+        return all(runner.drain(max(0.0, deadline_s - monotonic())) for runner in self._runners)
+
+    def close(self, timeout_s: float) -> None:
+        """End all of them, in this time together."""
+        deadline_s = monotonic() + timeout_s
+        for runner in self._runners:
+            runner.close(max(0.0, deadline_s - monotonic()))
+
+
+def _configured(config: ExportersConfig) -> Iterator[Made]:
+    jsonl, wandb = config.jsonl, config.wandb
+    remote_write, alertmanager = config.remote_write, config.alertmanager
+    if jsonl.path is not None:
+        yield "jsonl", lambda context: JsonLinesExporter(jsonl, context)
+    if wandb.mode != "disabled":
+        yield "wandb", lambda context: WandbExporter(wandb, context)
+    if remote_write.url is not None:
+        yield "remote_write", lambda context: RemoteWriteExporter(remote_write, context)
+    if alertmanager.urls:
+        yield "alertmanager", lambda context: AlertmanagerExporter(alertmanager, context)
+    for name, options in config.others.items():
+        make = _load(name)
+        yield name, lambda context, make=make, options=options: make(options, context)  # type: ignore[misc]  # defaults bind the loop's values
+
+
+def _load(name: str) -> MakeExporter:
+    points = {point.name: point for point in entry_points(group=EXPORTER_GROUP)}
+    if name not in points:
+        known = ", ".join(sorted(points)) or "none"
+        raise ConfigError(f"exporters.others: there is no exporter called {name!r}; installed are: {known}.")
+    make: MakeExporter = points[name].load()
+    return make

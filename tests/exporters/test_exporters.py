@@ -1,0 +1,263 @@
+"""Exporters through the aggregator, and against servers that are away, refuse, or are the real thing."""
+
+import json
+import struct
+import threading
+
+import cramjam
+import numpy as np
+import pytest
+from aggregator.support import aggregator, gpus, place, step
+
+from perfd.clock import VirtualClock
+from perfd.config import (
+    AlertmanagerConfig,
+    ExportersConfig,
+    JsonLinesConfig,
+    RemoteWriteConfig,
+    WandbConfig,
+)
+from perfd.errors import ConfigError
+from perfd.exporters.alertmanager import AlertmanagerExporter
+from perfd.exporters.backoff import Backoff
+from perfd.exporters.contract import AlertUpdate, ExporterContext, Round, Tally
+from perfd.exporters.delivery import Deliveries
+from perfd.exporters.registry import Exporters
+from perfd.exporters.remote_write import RemoteWriteExporter
+from perfd.exporters.runner import ExporterRunner
+from perfd.exporters.write_request import FrameEncoder
+from perfd.http import HttpServer, Response
+from perfd.series import SeriesFrame, SeriesKey
+from perfd.testing.agent import FakeAgent
+
+
+def context():
+    return ExporterContext(clock=VirtualClock(), tally=Tally())
+
+
+def alert(name="Slow", *, fired=100.0, resolved=None, **labels):
+    return AlertUpdate(
+        name=name,
+        labels={"alertname": name, **labels},
+        annotations={},
+        value=1.0,
+        fired_at_unix_s=fired,
+        resolved_at_unix_s=resolved,
+    )
+
+
+def frame(time_s, *values, keys=None):
+    keys = keys or [SeriesKey.of("perfd_x", {"i": str(i)}) for i in range(len(values))]
+    return SeriesFrame(time_s, keys, np.array(values, np.float64))
+
+
+class Gate:
+    """An exporter that waits until it is let through."""
+
+    def __init__(self):
+        self.rounds = []
+        self.entered = threading.Event()
+        self.open = threading.Event()
+
+    def export(self, round_):
+        self.entered.set()
+        assert self.open.wait(30)
+        self.rounds.append(round_)
+
+    def close(self):
+        pass
+
+
+def test_a_slow_exporter_drops_the_oldest_rounds_and_keeps_their_alerts():
+    gate = Gate()
+    runner = ExporterRunner("gate", gate, Tally(), max_queued=2)
+    runner.offer(Round(time_unix_s=0.0))
+    assert gate.entered.wait(30)
+    for second in range(1, 6):
+        runner.offer(Round(time_unix_s=float(second), changes=[alert(fired=float(second))]))
+    gate.open.set()
+    assert runner.close(30)
+    assert runner.status().dropped_rounds == 3
+    assert [round_.time_unix_s for round_ in gate.rounds] == [0.0, 4.0, 5.0]
+    assert [one.fired_at_unix_s for round_ in gate.rounds for one in round_.changes] == [1, 2, 3, 4, 5]
+
+
+def test_an_exporter_that_raises_is_counted_and_goes_on():
+    class Broken:
+        def export(self, round_):
+            raise ValueError(round_)
+
+        def close(self):
+            raise ValueError
+
+    runner = ExporterRunner("broken", Broken(), Tally())
+    runner.offer(Round(time_unix_s=0.0))
+    runner.offer(Round(time_unix_s=1.0))
+    assert runner.close(30)
+    assert (runner.status().rounds, runner.status().failed_rounds) == (2, 2)
+
+
+def test_the_aggregator_writes_a_line_for_each_round(tmp_path):
+    path = tmp_path / "rounds.jsonl"
+    exporters = ExportersConfig(jsonl=JsonLinesConfig(path=str(path)))
+    with aggregator(exporters=exporters) as running:
+        with FakeAgent(running.grpc_address) as agent:
+            agent.send(*(step(number, time_s=1_700_000_000.0 + number) for number in range(1, 9)))
+        running.tick()
+        page = running.page().decode()
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines[-2]["schema"] == "perfd.round/1"
+    assert lines[-2]["jobs"][0]["job"] == "llm"
+    assert lines[-2]["jobs"][0]["numbers"]["step_time_s"] == 1.0
+    assert 'perfd_exporter_lost_total{exporter="jsonl"} 0' in page
+
+
+def test_a_full_file_is_set_aside(tmp_path):
+    path = tmp_path / "rounds.jsonl"
+    exporters = Exporters(
+        ExportersConfig(jsonl=JsonLinesConfig(path=str(path), max_bytes=100)), VirtualClock()
+    )
+    for second in range(5):
+        exporters.offer(Round(time_unix_s=float(second)))
+    exporters.close(30)
+    assert path.stat().st_size <= 100
+    assert (tmp_path / "rounds.jsonl.1").stat().st_size <= 100
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (ExportersConfig(remote_write=RemoteWriteConfig(url="ftp://x")), "ftp://x"),
+        (ExportersConfig(alertmanager=AlertmanagerConfig(urls=["nowhere"])), "nowhere"),
+        (ExportersConfig(wandb=WandbConfig(mode="maybe")), "maybe"),
+        (ExportersConfig(wandb=WandbConfig(mode="offline", run_id="{rank}")), "rank"),
+        (ExportersConfig(others={"nobody": {}}), "nobody"),
+    ],
+)
+def test_a_mistake_is_told_before_anything_starts(config, words):
+    with pytest.raises(ConfigError, match=words):
+        Exporters(config, VirtualClock())
+
+
+def test_waits_double_up_to_a_bound_and_honour_what_the_server_asks():
+    backoff = Backoff(initial_s=1.0, max_s=5.0)
+    waits = []
+    for _ in range(4):
+        backoff = backoff.failed(0.0)
+        waits.append(backoff.next_try_s)
+    assert waits == [1.0, 2.0, 4.0, 5.0]
+    assert Backoff(initial_s=1.0, max_s=5.0).failed(0.0, at_least_s=3.0).next_try_s == 3.0
+
+
+def test_a_series_that_vanishes_is_ended_with_a_stale_marker():
+    encoder = FrameEncoder({}, 100)
+    keys = [SeriesKey("perfd_a"), SeriesKey("perfd_b")]
+    first = list(encoder.encode({"g": frame(1.0, 1.0, 2.0, keys=keys)}))
+    again = list(encoder.encode({"g": frame(1.0, 1.0, 2.0, keys=keys)}))
+    ended = list(encoder.encode({"g": frame(2.0, 1.0, float("nan"), keys=keys)}))
+    later = list(encoder.encode({"g": frame(3.0, 1.0, float("nan"), keys=keys)}))
+    marker = struct.pack("<Q", 0x7FF0000000000002)
+    assert sum(body.samples for body in first) == 2
+    assert again == []
+    assert sum(body.samples for body in ended) == 2
+    assert marker in ended[0].data
+    assert marker not in later[0].data
+
+
+def test_samples_wait_for_a_server_that_is_away_and_none_is_lost():
+    statuses, bodies = [503, 503], []
+
+    def take(request):
+        if statuses:
+            return Response(body=b"", status=statuses.pop())
+        bodies.append(bytes(cramjam.snappy.decompress_raw(request.body)))
+        return Response(body=b"", status=204)
+
+    server = HttpServer("127.0.0.1:0", {"/api/v1/write": take})
+    try:
+        given = context()
+        url = f"http://{server.address}/api/v1/write"
+        exporter = RemoteWriteExporter(RemoteWriteConfig(url=url, interval_s=1.0), given)
+        for second in range(10):
+            exporter.export(Round(time_unix_s=float(second), frames={"g": frame(float(second), 1.0, 2.0)}))
+            given.clock.advance(1.0)
+        exporter.close()
+    finally:
+        server.close()
+    assert given.tally == Tally(sent=20, lost=0, retries=2, pending=0)
+    assert len(bodies) == 10
+
+
+def test_beyond_the_bound_the_oldest_samples_go_and_are_counted():
+    given = context()
+    config = RemoteWriteConfig(url="http://127.0.0.1:9/api/v1/write", interval_s=1.0, max_pending_bytes=200)
+    exporter = RemoteWriteExporter(config, given)
+    for second in range(20):
+        exporter.export(Round(time_unix_s=float(second), frames={"g": frame(float(second), 1.0)}))
+    assert given.tally.lost + given.tally.pending == 20
+    assert given.tally.lost > 0
+
+
+def test_an_alert_that_ended_while_the_alertmanager_was_away_is_told_first_as_firing():
+    deliveries = Deliveries(resend_s=60.0, max_alerts=10)
+    deliveries.update([alert()], [alert()])
+    deliveries.update([alert(resolved=110.0)], [])
+    first = deliveries.due(200.0)
+    assert [one.as_resolved for one in first] == [False]
+    deliveries.told(first, 200.0)
+    assert deliveries.due(230.0) == []
+    last = deliveries.due(260.0)
+    assert [(one.as_resolved, one.ends_at_unix_s) for one in last] == [(True, 110.0)]
+    deliveries.told(last, 260.0)
+    assert deliveries.due(1000.0) == []
+
+
+def test_a_firing_alert_is_told_again_and_its_end_at_once():
+    deliveries = Deliveries(resend_s=60.0, max_alerts=10)
+    deliveries.update([alert()], [alert()])
+    deliveries.told(deliveries.due(100.0), 100.0)
+    assert deliveries.due(130.0) == []
+    assert len(deliveries.due(160.0)) == 1
+    deliveries.update([alert(resolved=131.0)], [])
+    assert [one.as_resolved for one in deliveries.due(131.0)] == [True]
+
+
+def test_alerts_wait_for_an_alertmanager_that_is_away():
+    posts, away = [], [True]
+
+    def take(request):
+        if away[0]:
+            return Response(body=b"", status=503)
+        posts.append(json.loads(request.body))
+        return Response(body=b"")
+
+    server = HttpServer("127.0.0.1:0", {"/api/v2/alerts": take})
+    try:
+        given = context()
+        config = AlertmanagerConfig(urls=[f"http://{server.address}"], external_labels={"cluster": "c1"})
+        exporter = AlertmanagerExporter(config, given)
+        exporter.export(Round(time_unix_s=100.0, changes=[alert(job="llm")], firing=[alert(job="llm")]))
+        away[0] = False
+        given.clock.advance(5.0)
+        exporter.export(Round(time_unix_s=105.0, firing=[alert(job="llm")]))
+        exporter.export(Round(time_unix_s=106.0, changes=[alert(job="llm", resolved=106.0)]))
+        exporter.close()
+    finally:
+        server.close()
+    assert [post[0]["labels"]["cluster"] for post in posts] == ["c1", "c1"]
+    assert posts[0][0]["endsAt"] > posts[1][0]["endsAt"]
+    assert (given.tally.sent, given.tally.retries, given.tally.pending) == (2, 1, 0)
+
+
+def test_wandb_offline_keeps_steps_alerts_and_the_report(tmp_path):
+    config = WandbConfig(mode="offline", directory=str(tmp_path))
+    with aggregator(exporters=ExportersConfig(wandb=config)) as running:
+        with FakeAgent(running.grpc_address) as agent:
+            agent.send(place(0, 0), gpus(1_700_000_000.0, sm_active_ratio=0.5))
+            agent.send(*(step(number, time_s=1_700_000_000.0 + number) for number in range(1, 9)))
+        running.tick()
+    [log_file] = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    [report] = tmp_path.glob("wandb/offline-run-*/files/perfd-summary.json")
+    content = log_file.read_bytes()
+    assert b"perfd/step_time_s" in content or b"step_time_s" in content
+    assert json.loads(report.read_text())["jobs"][0]["name"] == "llm"
