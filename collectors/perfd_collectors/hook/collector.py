@@ -1,0 +1,132 @@
+"""The `hook` collector: a Unix datagram socket that training loops write to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import stat
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from perfd.collector import CollectorSpec, OnUnavailable, Options, Settings
+from perfd.errors import Unavailable
+from perfd.hook import default_socket
+from perfd.model import Record
+from perfd_collectors.hook.messages import (
+    MAX_BYTES,
+    HookMessage,
+    description_of,
+    parse_message,
+    records_of,
+)
+
+_MOST_AT_ONCE = 10_000
+_RECEIVE_BUFFER_BYTES = 4 << 20
+
+
+class HookOptions(Options, frozen=True):
+    """What an operator may set."""
+
+    socket: str | None = None
+    """Where to listen; by default where `perfd.hook` looks. Jobs find another by PERFD_HOOK_SOCKET."""
+    mode: int = 0o666
+    """Permissions of the socket: the job may be another user's."""
+    listen_s: float = 0.5
+    """How long one look lasts. Linux keeps ten datagrams for a listener, so it must listen all the time."""
+
+
+class HookCollector:
+    """Listens, and gives what came as records. Datagrams that are not sound are dropped and counted."""
+
+    def __init__(self, options: HookOptions, settings: Settings) -> None:
+        self._path = Path(options.socket or default_socket())
+        self._job = settings.job
+        self._listen_s = min(0.9, options.listen_s)
+        self._socket = _bound(self._path, options.mode)
+        self._poll = select.poll()
+        self._poll.register(self._socket, select.POLLIN)
+        self._described: set[str] = set()
+        self.unsound_messages = 0
+
+    def collect(self) -> Sequence[Record]:
+        messages = self._messages()
+        return [*self._descriptions(messages), *records_of(messages, self._job)]
+
+    def close(self) -> None:
+        if self._socket.fileno() >= 0:
+            self._socket.close()
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+
+    def _messages(self) -> list[HookMessage]:
+        messages: list[HookMessage] = []
+        until_s = time.monotonic() + self._listen_s
+        while len(messages) < _MOST_AT_ONCE:
+            # What is there is always taken; for what may come, only the rest of the time is waited.
+            left_s = max(0.0, until_s - time.monotonic())
+            if not self._poll.poll(1000 * left_s):
+                break
+            message = parse_message(self._socket.recv(MAX_BYTES))
+            if message is None:
+                self.unsound_messages += 1
+            else:
+                messages.append(message)
+        return messages
+
+    def _descriptions(self, messages: Sequence[HookMessage]) -> list[Record]:
+        records: list[Record] = []
+        for message in messages:
+            job = message.job or self._job
+            if job not in self._described and len(self._described) < _MOST_AT_ONCE:
+                self._described.add(job)
+                description = description_of(message, self._job)
+                if description is not None:
+                    records.append(description)
+        return records
+
+
+def _bound(path: Path, mode: int) -> socket.socket:
+    """A socket at `path`; one that an agent left there when it was killed is taken over."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
+    try:
+        if _left_over(path):
+            path.unlink()
+        listener.bind(str(path))
+        path.chmod(mode)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
+    except OSError as error:
+        listener.close()
+        raise Unavailable(
+            f"Cannot listen for training loops at {path}: {error.strerror or error}; name another place with "
+            "collectors.hook.options.socket, and set PERFD_HOOK_SOCKET for the job."
+        ) from error
+    return listener
+
+
+def _left_over(path: Path) -> bool:
+    try:
+        if not stat.S_ISSOCK(path.lstat().st_mode) or path.lstat().st_uid != os.getuid():
+            return False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as probe:
+            probe.connect(str(path))
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _create(options: HookOptions, settings: Settings) -> HookCollector:
+    return HookCollector(options, settings)
+
+
+SPEC = CollectorSpec(
+    name="hook",
+    options=HookOptions,
+    create=_create,
+    interval_s=0.05,
+    on_unavailable=OnUnavailable.IGNORE,
+)

@@ -1,0 +1,120 @@
+"""`perfd.hook.benchmark`: one synchronisation, at the end, and doubts about numbers that deserve them."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfd.hook import benchmark
+
+
+class Device:
+    """A device whose work takes as long as the function says."""
+
+    def __init__(self, times_ms: list[float], *, bytes_a_call: int = 0) -> None:
+        self._times_ms = times_ms
+        self._bytes_a_call = bytes_a_call
+        self.now_ms = 0.0
+        self.calls = 0
+        self.synchronisations_at: list[int] = []
+        self.marks_at: list[int] = []
+
+    def work(self) -> None:
+        self.now_ms += self._times_ms[self.calls % len(self._times_ms)]
+        self.calls += 1
+
+    def mark(self) -> Mark:
+        self.marks_at.append(self.calls)
+        return Mark(self)
+
+    def synchronise(self) -> None:
+        self.synchronisations_at.append(self.calls)
+
+    def allocated_bytes(self) -> int:
+        return self.calls * self._bytes_a_call
+
+
+class Mark:
+    """An event on the device of a test."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.at_ms = 0.0
+
+    def record(self) -> None:
+        self.at_ms = self._device.now_ms
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: Mark) -> float:
+        return end.at_ms - self.at_ms
+
+
+def measured(device: Device, **options):
+    return benchmark(
+        device.work,
+        new_mark=device.mark,
+        synchronise=device.synchronise,
+        allocated_bytes=device.allocated_bytes,
+        **options,
+    )
+
+
+def test_the_numbers_are_those_of_the_calls_after_warming_up():
+    device = Device([1000.0] * 2 + [1.0, 2.0, 3.0, 6.0])
+
+    result = measured(device, iterations=4, warmup=2)
+
+    assert (result.iterations, result.clock) == (4, "cuda")
+    assert (result.mean_s, result.median_s, result.min_s, result.max_s) == pytest.approx(
+        (3e-3, 2.5e-3, 1e-3, 6e-3)
+    )
+    assert result.stdev_s == pytest.approx(2.16e-3, rel=1e-2)
+
+
+def test_marks_are_made_before_the_first_timed_call_and_the_host_waits_before_and_after_only():
+    device = Device([1.0])
+
+    measured(device, iterations=50, warmup=10)
+
+    assert set(device.marks_at) == {10}
+    assert device.synchronisations_at == [10, 60]
+
+
+def test_steady_work_raises_no_doubt():
+    assert measured(Device([100.0])).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("device", "doubt"),
+    [
+        (Device([100.0], bytes_a_call=512), "51200 bytes more are allocated"),
+        (Device([0.005]), "One call takes 5.0 us"),
+        (Device([100.0] * 35 + [50.0] * 75), "warm up longer"),
+        (Device([100.0, 100.0, 100.0, 100.0, 180.0]), "scatter by more than 10 %"),
+    ],
+)
+def test_known_mistakes_are_told(device: Device, doubt: str):
+    assert doubt in " ".join(measured(device).warnings)
+
+
+def test_without_a_gpu_the_clock_of_the_host_is_used():
+    result = benchmark(lambda: sum(range(1000)), iterations=5, warmup=1)
+
+    assert result.min_s <= result.median_s <= result.max_s
+    assert result.min_s > 0
+
+
+def test_no_iterations_are_refused():
+    with pytest.raises(ValueError, match="at least one iteration"):
+        benchmark(lambda: None, iterations=0)
+
+
+def test_torch_is_timed_on_its_own_device():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    a = torch.ones(64, 64)
+
+    result = benchmark(lambda: a @ a, iterations=5)
+
+    assert result.clock == ("cuda" if torch.cuda.is_available() else "host")
+    assert result.median_s > 0

@@ -1,0 +1,166 @@
+"""The agent's end of the hook: untrusted datagrams become phases by rank, and a culprit becomes known."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from perfd_collectors.hook import SPEC
+from perfd_collectors.hook.collector import HookOptions
+from perfd_collectors.hook.messages import parse_message, records_of
+
+from perfd.clock import VirtualClock
+from perfd.collector import Settings
+from perfd.hook import StepTimer
+from perfd.model import JobDescription, StepPhases, TrainingStep
+from perfd.testing.collectors import check_collector, check_unavailable
+
+
+def message(rank: int = 0, step: int = 7, **fields) -> bytes:
+    content = {
+        "v": 1,
+        "job": None,
+        "rank": rank,
+        "world_size": 4,
+        "layout": {},
+        "report_steps": False,
+        "clock": "cuda",
+        "step": step,
+        "unix_ns": 10**18,
+        "step_s": 0.5,
+        "phases": {"forward": 0.1, "backward": 0.2},
+        "dropped": 0,
+    }
+    return json.dumps(content | fields).encode()
+
+
+def settings() -> Settings:
+    return Settings(node="n", job="train", clock=VirtualClock(10**18))
+
+
+def test_ranks_of_one_step_are_one_block():
+    parsed = [parse_message(message(rank, phases={"forward": 0.1 + rank})) for rank in (0, 2)]
+
+    (block,) = records_of([one for one in parsed if one], "train")
+
+    assert isinstance(block, StepPhases)
+    assert (block.job, block.step) == ("train", 7)
+    assert block.phases["forward"].by_rank == {0: 0.1, 2: 2.1}
+
+
+def test_steps_are_told_by_rank_0_and_only_where_the_job_asks_for_it():
+    def told(**fields):
+        parsed = parse_message(message(**fields))
+        return [record for record in records_of([parsed], "train") if isinstance(record, TrainingStep)]
+
+    (step,) = told(report_steps=True)
+    assert (step.step, step.step_time_s, step.time_unix_ns) == (7, 0.5, 10**18 + 500_000_000)
+    assert told(report_steps=True, rank=1) == told() == []
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        b"",
+        b"garbage",
+        b"[]",
+        message()[:-1],
+        message(v=2),
+        message(rank=-1),
+        message(rank=4),
+        message(step=-1),
+        message(step_s=-1.0),
+        message(step_s=1e9),
+        message(phases={"f": -0.1}),
+        message(phases={"x" * 65: 0.1}),
+        message(phases={str(n): 0.1 for n in range(65)}),
+        message(layout={"tp": 0}),
+        message(job=""),
+        message(unix_ns=0),
+        message(world_size=1 << 30),
+    ],
+)
+def test_what_is_not_sound_is_no_message(bad: bytes):
+    assert parse_message(bad) is None
+
+
+@given(st.binary(max_size=300))
+def test_any_datagram_is_read_or_dropped(data: bytes):
+    parse_message(data)
+
+
+@given(st.integers(0, len(message()) - 1))
+def test_a_cut_datagram_is_dropped(cut: int):
+    assert parse_message(message()[:cut]) is None
+
+
+def test_a_real_timer_is_heard_by_the_real_collector(tmp_path: Path):
+    options = HookOptions(listen_s=0.0, socket=str(tmp_path / "hook.sock"))
+    collector = SPEC.create(options, settings())
+    timer = StepTimer(
+        rank=1,
+        world_size=4,
+        layout={"dp": 4},
+        warmup_steps=0,
+        report_steps=True,
+        socket_path=options.socket,
+    )
+    for _ in range(3):
+        with timer.step(), timer.phase("forward"):
+            pass
+
+    records = collector.collect()
+
+    assert [type(record) for record in records] == [JobDescription, StepPhases, StepPhases]
+    assert records[0].parallel.dp == 4
+    assert records[1].phases["forward"].by_rank.keys() == {1}
+    timer.close()
+    collector.close()
+
+
+def test_the_collector_keeps_the_contract(tmp_path: Path):
+    path = tmp_path / "hook.sock"
+
+    def send() -> None:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.connect(str(path))
+            sender.send(message())
+            sender.send(b"garbage")
+
+    records = check_collector(
+        SPEC, settings(), options=HookOptions(listen_s=0.0, socket=str(path)), between=send
+    )
+
+    assert len(records) == 2
+    assert not path.exists()
+
+
+def test_a_socket_that_was_left_behind_is_taken_over_and_a_live_one_is_not(tmp_path: Path):
+    options = HookOptions(listen_s=0.0, socket=str(tmp_path / "hook.sock"))
+    left = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    left.bind(options.socket or "")
+    left.close()
+
+    collector = SPEC.create(options, settings())
+
+    assert "Cannot listen" in check_unavailable(SPEC, settings(), options=options)
+    collector.close()
+
+
+def test_a_place_that_cannot_be_written_says_what_to_do(tmp_path: Path):
+    options = HookOptions(listen_s=0.0, socket=str(tmp_path / "no" / "hook.sock"))
+
+    assert "PERFD_HOOK_SOCKET" in check_unavailable(SPEC, settings(), options=options)
+
+
+def test_a_file_of_somebody_is_not_removed(tmp_path: Path):
+    path = tmp_path / "hook.sock"
+    path.write_text("precious")
+
+    check_unavailable(SPEC, settings(), options=HookOptions(listen_s=0.0, socket=str(path)))
+
+    assert path.read_text() == "precious"

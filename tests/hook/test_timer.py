@@ -1,0 +1,255 @@
+"""The step timer: nothing waits for the GPU, warm-up is left out, and no agent means no work."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from perfd import hook
+from perfd.hook import StepTimer, default_socket
+
+
+class Gpu:
+    """A stream that is as far as the test says, and the marks that were recorded on it."""
+
+    def __init__(self) -> None:
+        self.enqueued_ms = 0.0
+        self.done_ms = float("inf")
+        self.marks = 0
+
+    def mark(self) -> Mark:
+        self.marks += 1
+        return Mark(self)
+
+
+class Mark:
+    """An event on the stream of a test."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self.at_ms = float("nan")
+
+    def record(self) -> None:
+        self.at_ms = self._gpu.enqueued_ms
+
+    def query(self) -> bool:
+        return self.at_ms <= self._gpu.done_ms
+
+    def elapsed_time(self, end: Mark) -> float:
+        assert end.query(), "Reading a mark that was not passed makes the host wait."
+        return end.at_ms - self.at_ms
+
+
+class Agent:
+    """The other end of the socket."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(str(path))
+        self.socket.setblocking(False)
+
+    def heard(self) -> list[dict]:
+        messages = []
+        while True:
+            try:
+                messages.append(json.loads(self.socket.recv(1 << 16)))
+            except BlockingIOError:
+                return messages
+
+
+@pytest.fixture
+def agent(tmp_path: Path):
+    one = Agent(tmp_path / "hook.sock")
+    yield one
+    one.socket.close()
+
+
+@pytest.fixture
+def gpu() -> Gpu:
+    return Gpu()
+
+
+def timer_of(agent_path: Path, gpu: Gpu, **options) -> StepTimer:
+    settings = {"rank": 3, "world_size": 8, "warmup_steps": 0} | options
+    return StepTimer(socket_path=str(agent_path), new_mark=gpu.mark, **settings)
+
+
+def steps(timer: StepTimer, gpu: Gpu, count: int) -> None:
+    for _ in range(count):
+        with timer.step():
+            with timer.phase("forward"):
+                gpu.enqueued_ms += 10
+            with timer.phase("backward"):
+                gpu.enqueued_ms += 20
+            gpu.enqueued_ms += 5
+
+
+def test_a_step_is_told_when_the_gpu_has_passed_it(agent: Agent, gpu: Gpu):
+    timer = timer_of(agent.path, gpu)
+
+    steps(timer, gpu, 3)
+
+    first, second = agent.heard()
+    assert (first["step"], second["step"], first["rank"], first["world_size"]) == (1, 2, 3, 8)
+    assert first["step_s"] == pytest.approx(0.035)
+    assert first["phases"] == pytest.approx({"forward": 0.01, "backward": 0.02})
+    timer.close()
+
+
+def test_a_gpu_that_is_behind_is_not_waited_for(agent: Agent, gpu: Gpu):
+    timer = timer_of(agent.path, gpu)
+    gpu.done_ms = 20
+
+    steps(timer, gpu, 4)
+    assert agent.heard() == []
+
+    gpu.done_ms = 100
+    steps(timer, gpu, 1)
+    assert [message["step"] for message in agent.heard()] == [1, 2]
+    timer.close()
+
+
+def test_steps_that_the_gpu_never_passes_are_given_up_and_counted(agent: Agent, gpu: Gpu):
+    timer = timer_of(agent.path, gpu)
+    gpu.done_ms = -1
+
+    steps(timer, gpu, 30)
+    gpu.done_ms = float("inf")
+    steps(timer, gpu, 1)
+
+    told = agent.heard()
+    steps(timer, gpu, 1)
+    told += agent.heard()
+    assert [message["step"] for message in told][:17] == list(range(15, 32))
+    assert timer.dropped_steps == 14
+    assert told[-1]["dropped"] == 14
+    timer.close()
+
+
+def test_marks_are_used_again(agent: Agent, gpu: Gpu):
+    timer = timer_of(agent.path, gpu)
+
+    steps(timer, gpu, 5)
+    made = gpu.marks
+    steps(timer, gpu, 50)
+
+    assert gpu.marks == made
+    timer.close()
+
+
+def test_warm_up_is_left_out(agent: Agent, gpu: Gpu):
+    timer = timer_of(agent.path, gpu, warmup_steps=2)
+
+    steps(timer, gpu, 5)
+
+    assert [message["step"] for message in agent.heard()] == [3, 4]
+    timer.close()
+
+
+def test_waiting_for_data_is_a_phase_of_the_step_that_it_delayed(agent: Agent, gpu: Gpu, monkeypatch):
+    now_s = 100.0
+    monkeypatch.setattr(hook.time, "perf_counter", lambda: now_s)
+
+    def loader():
+        nonlocal now_s
+        for delay_s in (0.5, 0.25, 0.0):
+            now_s += delay_s
+            yield delay_s
+
+    timer = timer_of(agent.path, gpu)
+    for _ in timer.batches(loader()):
+        with timer.step():
+            gpu.enqueued_ms += 1
+
+    assert [message["phases"] for message in agent.heard()] == [{"data_loading": 0.5}, {"data_loading": 0.25}]
+    timer.close()
+
+
+def test_a_phase_of_each_micro_batch_is_summed_up(agent: Agent, gpu: Gpu):
+    timer = timer_of(agent.path, gpu)
+    for _ in range(2):
+        with timer.step():
+            for _ in range(4):
+                with timer.phase("forward"):
+                    gpu.enqueued_ms += 2
+
+    assert agent.heard()[0]["phases"] == pytest.approx({"forward": 0.008})
+    timer.close()
+
+
+def test_without_an_agent_no_mark_is_made(tmp_path: Path, gpu: Gpu):
+    timer = timer_of(tmp_path / "none.sock", gpu)
+
+    steps(timer, gpu, 10)
+
+    assert gpu.marks == 0
+    timer.close()
+
+
+def test_an_agent_that_comes_later_is_found(tmp_path: Path, gpu: Gpu):
+    timer = timer_of(tmp_path / "hook.sock", gpu)
+    steps(timer, gpu, 10)
+    late = Agent(tmp_path / "hook.sock")
+
+    steps(timer, gpu, 42)
+
+    assert [message["step"] for message in late.heard()] == [50, 51]
+    timer.close()
+    late.socket.close()
+
+
+def test_an_agent_that_goes_away_does_not_disturb_the_loop(agent: Agent, gpu: Gpu):
+    timer = timer_of(agent.path, gpu)
+    steps(timer, gpu, 3)
+    agent.socket.close()
+
+    steps(timer, gpu, 20)
+
+    made = gpu.marks
+    steps(timer, gpu, 5)
+    assert gpu.marks == made
+    timer.close()
+
+
+def test_an_agent_that_does_not_read_does_not_block_the_loop(agent: Agent, gpu: Gpu):
+    timer = timer_of(agent.path, gpu)
+
+    steps(timer, gpu, 3000)
+
+    assert timer.dropped_steps > 0
+    assert agent.heard()[0]["step"] == 1
+    timer.close()
+
+
+def test_an_error_inside_a_step_gets_through_and_the_next_step_is_timed(agent: Agent, gpu: Gpu):
+    timer = timer_of(agent.path, gpu)
+    with pytest.raises(RuntimeError, match="of the job"), timer.step(), timer.phase("forward"):
+        raise RuntimeError("of the job")
+
+    steps(timer, gpu, 2)
+
+    assert [message["step"] for message in agent.heard()] == [2]
+    timer.close()
+
+
+def test_the_rank_is_that_of_the_launcher(agent: Agent, gpu: Gpu, monkeypatch):
+    for name in ("RANK", "SLURM_PROCID", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_PROCID", "5")
+    monkeypatch.setenv("SLURM_NTASKS", "16")
+    timer = timer_of(agent.path, gpu, rank=None, world_size=None)
+
+    steps(timer, gpu, 2)
+
+    (message,) = agent.heard()
+    assert (message["rank"], message["world_size"]) == (5, 16)
+    timer.close()
+
+
+def test_the_socket_is_where_the_environment_says():
+    assert default_socket({"PERFD_HOOK_SOCKET": "/x/y"}) == "/x/y"
+    assert default_socket({}).endswith((".sock",))
