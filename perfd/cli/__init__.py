@@ -26,6 +26,7 @@ VERBS = {
     "capture": "list, show, start and cancel captures of an aggregator's jobs",
     "analyze": "say what limits a capture, from its traces",
     "compare": "say what changed between two runs, and fail when it got worse",
+    "roofline": "say what limits an operation on a GPU, from its shape or from Nsight Compute",
     "report": "write a job's summary as a page to read",
     "rules": "check rules files, and run their unit tests",
     "doctor": "say what this node lacks, and how to mend it",

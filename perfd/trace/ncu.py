@@ -1,0 +1,163 @@
+"""Reads the CSV of Nsight Compute: the `raw` page, a row a kernel, and `details`, a row a metric.
+
+(Source: "Nsight Compute CLI", CSV output. Rows of `details` are shorter than the header, programs' own
+output and `==PROF==` lines can stand before it, and units are only sometimes base units.)
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perfd.errors import TraceError
+from perfd.trace.roofline import AT_LIMIT_RATIO, Verdict, verdict_of
+
+_STALL = "smsp__average_warps_issue_stalled_"
+_STALL_ENDS = ("_per_issue_active.ratio",)
+_RAW = {
+    "compute_ratio": ("sm__throughput.avg.pct_of_peak_sustained_elapsed",),
+    "memory_ratio": ("gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",),
+    "dram_ratio": (
+        "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+        "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    ),
+    "occupancy_ratio": ("sm__warps_active.avg.pct_of_peak_sustained_active",),
+    "tensor_ratio": (
+        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+        "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active",
+    ),
+    "duration_s": ("gpu__time_duration.sum",),
+    "waves": ("launch__waves_per_multiprocessor",),
+}
+_DETAILS = {
+    ("GPU Speed Of Light Throughput", "Compute (SM) Throughput"): "compute_ratio",
+    ("GPU Speed Of Light Throughput", "Compute (SM) [%]"): "compute_ratio",
+    ("GPU Speed Of Light Throughput", "Memory Throughput"): "memory_ratio",
+    ("GPU Speed Of Light Throughput", "Memory [%]"): "memory_ratio",
+    ("GPU Speed Of Light Throughput", "DRAM Throughput"): "dram_ratio",
+    ("GPU Speed Of Light Throughput", "Duration"): "duration_s",
+    ("Occupancy", "Achieved Occupancy"): "occupancy_ratio",
+    ("Launch Statistics", "Waves Per SM"): "waves",
+}
+_UNITS = {
+    "%": 0.01, "ns": 1e-9, "nsecond": 1e-9, "us": 1e-6, "usecond": 1e-6, "ms": 1e-3, "msecond": 1e-3,
+    "s": 1.0, "second": 1.0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelMetrics:
+    """One profiled kernel. None for what the report does not hold."""
+
+    name: str
+    duration_s: float | None = None
+    compute_ratio: float | None = None
+    """Of the peak of the busiest unit of the SM."""
+    memory_ratio: float | None = None
+    """Of the peak of the busiest part of the memory system."""
+    dram_ratio: float | None = None
+    occupancy_ratio: float | None = None
+    tensor_ratio: float | None = None
+    waves: float | None = None
+    stalls: Sequence[tuple[str, float]] = ()
+    """Reasons, in warps stalled for each issued instruction, the worst first."""
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """What limits it, by the documented thresholds; None without both throughputs."""
+        if self.compute_ratio is None or self.memory_ratio is None:
+            return None
+        return verdict_of(self.compute_ratio, self.memory_ratio)
+
+    @property
+    def at_limit(self) -> bool | None:
+        """Whether the unit that limits it has nothing left to give."""
+        if self.compute_ratio is None or self.memory_ratio is None:
+            return None
+        return max(self.compute_ratio, self.memory_ratio) >= AT_LIMIT_RATIO
+
+
+def read_ncu(path: Path) -> list[KernelMetrics]:
+    """The kernels of a CSV, in the order in which they ran.
+
+    Raises `TraceError`, naming the file, when it is no such CSV or holds no kernel.
+    """
+    try:
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            kernels = _kernels(path, csv.reader(_lines(file), strict=True))
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror or error}.") from error
+    except csv.Error as error:
+        raise TraceError(f"{path}: this is no CSV of Nsight Compute: {error}.") from error
+    if not kernels:
+        raise TraceError(f"{path}: the report holds no kernel.")
+    return kernels
+
+
+def _kernels(path: Path, rows: Iterator[list[str]]) -> list[KernelMetrics]:
+    header = next((row for row in rows if "ID" in row[:1] and "Kernel Name" in row), None)
+    if header is None:
+        raise TraceError(
+            f"{path}: this is no CSV of Nsight Compute; make one with"
+            " `ncu --import REPORT --csv --page raw --print-units base`."
+        )
+    if "Metric Name" in header:
+        return _details(header, rows)
+    units, table = next(rows, []), list(rows)
+    if any(len(row) < len(header) for row in table):
+        raise TraceError(f"{path}: the CSV is cut: a row has fewer values than the header has names.")
+    return [
+        _raw(dict(zip(header, row, strict=False)), dict(zip(header, units, strict=False))) for row in table
+    ]
+
+
+def _lines(file: Iterable[str]) -> Iterator[str]:
+    """The CSV without what the profiler and the program printed before it."""
+    return (line for line in file if not line.startswith("=="))
+
+
+def _raw(row: Mapping[str, str], units: Mapping[str, str]) -> KernelMetrics:
+    values: dict[str, Any] = {
+        field: value
+        for field, names in _RAW.items()
+        if (value := _first(_value(row.get(name), units.get(name, "")) for name in names)) is not None
+    }
+    stalls = [
+        (name.removeprefix(_STALL).removesuffix(end).replace("_", " "), value)
+        for name in row
+        for end in _STALL_ENDS
+        if name.startswith(_STALL) and name.endswith(end) and (value := _value(row[name], "")) is not None
+    ]
+    stalls = sorted((stall for stall in stalls if stall[0] != "selected"), key=lambda stall: -stall[1])
+    return KernelMetrics(name=row.get("Kernel Name", ""), stalls=tuple(stalls), **values)
+
+
+def _details(header: Sequence[str], rows: Iterable[list[str]]) -> list[KernelMetrics]:
+    names: dict[str, str] = {}
+    values: dict[str, dict[str, Any]] = {}
+    for cells in rows:
+        row = dict(zip(header, cells, strict=False))
+        key = row.get("ID", "")
+        names.setdefault(key, row.get("Kernel Name", ""))
+        field = _DETAILS.get((row.get("Section Name", ""), row.get("Metric Name", "")))
+        value = _value(row.get("Metric Value"), row.get("Metric Unit", ""))
+        if field and value is not None:
+            values.setdefault(key, {})[field] = value
+    return [KernelMetrics(name=name, **values.get(key, {})) for key, name in names.items() if key]
+
+
+def _value(text: str | None, unit: str) -> float | None:
+    """A number in base units; thousands are separated by commas on some pages."""
+    if not text:
+        return None
+    try:
+        return float(text.replace(",", "")) * _UNITS.get(unit, 1.0)
+    except ValueError:
+        return None
+
+
+def _first(values: Iterable[float | None]) -> float | None:
+    return next((value for value in values if value is not None), None)

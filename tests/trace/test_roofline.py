@@ -1,0 +1,260 @@
+"""Rooflines: from shapes, from a line of HLO, and from Nsight Compute's CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfd.analysis.peaks import GpuPeak
+from perfd.cli import main
+from perfd.errors import PerfdError, TraceError
+from perfd.trace.hlo_line import read_line, shapes
+from perfd.trace.ncu import read_ncu
+from perfd.trace.roofline import Verdict, Work, matmul, place
+
+_GPU = GpuPeak(
+    name="T", match=["T"], flops={"bf16": 1e12, "fp32": 1e11}, memory_bytes_per_s=1e10, source="-", date="-"
+)
+"""A ridge of 100 operations a byte."""
+
+
+def test_a_product_counts_two_operations_a_step_and_each_matrix_once():
+    work = matmul(10, 20, 30, "bf16", batch=2)
+
+    assert work.flops == 2 * 2 * 10 * 20 * 30
+    assert work.traffic_bytes == 2 * (10 * 30 + 30 * 20 + 10 * 20) * 2
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"), [((4096, 4096, 4096), Verdict.COMPUTE), ((4096, 1, 4096), Verdict.MEMORY)]
+)
+def test_the_ridge_decides_without_a_time(sizes, expected):
+    assert place(matmul(*sizes, "bf16"), _GPU).verdict is expected
+
+
+@pytest.mark.parametrize(
+    ("share", "expected", "at_limit"),
+    [(0.9, Verdict.COMPUTE, True), (0.7, Verdict.COMPUTE, False), (0.3, Verdict.LATENCY, False)],
+)
+def test_a_measured_time_tells_how_far_from_the_roof_it_is(share, expected, at_limit):
+    work = Work(name="w", flops=1e12, traffic_bytes=1e9, precision="bf16")
+
+    found = place(work, _GPU, time_s=1 / share)
+
+    assert found.verdict is expected
+    assert found.attainable_ratio == pytest.approx(share)
+    assert found.at_limit is at_limit
+
+
+@given(flops=st.floats(1, 1e18), traffic=st.floats(1, 1e15), time=st.floats(1e-9, 1e6))
+def test_the_roof_is_never_higher_than_either_limit(flops, traffic, time):
+    found = place(Work(name="w", flops=flops, traffic_bytes=traffic, precision="bf16"), _GPU, time)
+
+    assert found.attainable_flops_per_s <= found.peak_flops_per_s * (1 + 1e-9)
+    limit = found.intensity_flops_per_byte * found.memory_bytes_per_s
+    assert found.attainable_flops_per_s <= limit * (1 + 1e-9)
+    assert found.attainable_ratio == pytest.approx(max(found.peak_ratio, found.bandwidth_ratio))
+
+
+def test_a_peak_that_the_table_does_not_have_is_an_error():
+    with pytest.raises(PerfdError, match="no fp8 peak of T"):
+        place(matmul(8, 8, 8, "fp8"), _GPU)
+
+
+_DOT = (
+    "%dot.5 = bf16[64,100]{1,0} dot(bf16[64,32]{1,0} %a, bf16[32,100]{1,0} %b), "
+    "lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+)
+
+
+def test_a_dot_contracts_what_it_says():
+    work = read_line(_DOT)
+
+    assert work.flops == 2 * 64 * 100 * 32
+    assert work.traffic_bytes == 2 * (64 * 100 + 64 * 32 + 32 * 100)
+    assert work.precision == "bf16"
+
+
+def test_a_batched_dot_counts_its_batch_once():
+    work = read_line(
+        "ROOT dot.9 = f32[4,8,16]{2,1,0} dot(f32[4,8,32]{2,1,0} a, f32[4,32,16]{2,1,0} b), "
+        "lhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_batch_dims={0}, rhs_contracting_dims={1}"
+    )
+
+    assert work.flops == 2 * 4 * 8 * 16 * 32
+    assert work.precision == "tf32"
+
+
+def test_tiles_pad_along_the_layout():
+    (rows, columns) = shapes("bf16[100,130]{1,0:T(8,128)(2,1)} bf16[100,130]{0,1:T(8,128)}")
+
+    assert rows.padded_elements == 104 * 256
+    assert columns.padded_elements == 128 * 136
+    assert rows.size_bytes == 104 * 256 * 2
+
+
+def test_padding_is_told():
+    work = read_line(_DOT.replace("bf16[64,100]{1,0}", "bf16[64,100]{1,0:T(8,128)}"))
+
+    assert work.notes == ("Tiling pads bf16[64,100] to 1.28 times its size.",)
+
+
+def test_a_convolution_multiplies_its_window_by_its_input_features():
+    work = read_line(
+        "%conv.1 = f32[8,56,56,64]{3,2,1,0} convolution(f32[8,58,58,32]{3,2,1,0} %x, "
+        "f32[3,3,32,64]{3,2,1,0} %w), "
+        "window={size=3x3}, dim_labels=b01f_01io->b01f"
+    )
+
+    assert work.flops == 2 * 8 * 56 * 56 * 64 * 3 * 3 * 32
+
+
+def test_element_wise_work_is_held_against_the_vector_peak():
+    work = read_line("%add.1 = bf16[1024]{0} add(bf16[1024]{0} %a, bf16[1024]{0} %b)")
+
+    assert (work.flops, work.traffic_bytes, work.precision) == (1024, 3 * 2048, "fp32")
+    assert place(work, _GPU).verdict is Verdict.MEMORY
+
+
+def test_a_copy_computes_nothing():
+    assert read_line("%copy.1 = f32[64]{0} copy(f32[64]{0} %a)").flops == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("", "no line of HLO"),
+        ("%x", "no line of HLO"),
+        ("%dot.1 = f32[8,8] dot(%a, %b)", "shapes of its operands"),
+        ("%dot.1 = f32[8,8] dot(f32[8,8] %a, f32[8,8] %b)", "contracts"),
+        ("%dot.1 = f32[8,8] dot(f32[8,8] %a, f32[8,8] %b), lhs_contracting_dims={7}", "contracts"),
+        ("%all-reduce.1 = f32[8] all-reduce(f32[8] %a)", "communicates"),
+        ("%fusion.1 = f32[8] fusion(f32[8] %a), kind=kLoop", "not on its line"),
+        ("%a = f32[8,8]{1,2} add(f32[8] %a, f32[8] %b)", "does not fit"),
+        ("%a = f99[8] add(f99[8] %a, f99[8] %b)", "no dtype"),
+        ("%a = f32[99999999999999999] add(f32[8] %a)", "No array"),
+    ],
+)
+def test_a_line_that_does_not_tell_is_one_clear_sentence(line, words):
+    with pytest.raises(PerfdError, match=words):
+        read_line(line)
+
+
+@given(st.text(alphabet="%=abdot(){}[]f3216,:T ", max_size=80))
+def test_any_line_is_work_or_an_error(line):
+    with suppress(PerfdError):
+        read_line(line)
+
+
+_COMPUTE = "sm__throughput.avg.pct_of_peak_sustained_elapsed"
+_MEMORY = "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed"
+_STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
+
+
+def _csv(path, rows, start=""):
+    text = io.StringIO()
+    csv.writer(text, quoting=csv.QUOTE_ALL).writerows(rows)
+    path.write_text(start + text.getvalue(), encoding="utf-8")
+    return path
+
+
+def _raw(path):
+    header = [
+        "ID", "Process ID", "Kernel Name", "gpu__time_duration.sum", _COMPUTE, _MEMORY,
+        _STALL.format("long_scoreboard"), _STALL.format("wait"),
+    ]  # fmt: skip
+    rows = [
+        header,
+        ["", "", "", "usecond", "%", "%", "inst", "inst"],
+        ["0", "9", "gemm", "1,250.5", "91.5", "40", "2.5", "3.5"],
+        ["1", "9", "add", "10", "12", "88", "9", "1"],
+        ["2", "9", "tiny", "2", "12", "8", "", "n/a"],
+    ]
+    return _csv(path, rows, start="==PROF== Connected to process 9\n==PROF== Disconnected\n")
+
+
+def test_the_raw_page_gives_throughputs_stalls_and_a_verdict(tmp_path):
+    gemm, add, tiny = read_ncu(_raw(tmp_path / "raw.csv"))
+
+    assert gemm.duration_s == pytest.approx(1250.5e-6)
+    assert gemm.compute_ratio == pytest.approx(0.915)
+    assert (gemm.verdict, gemm.at_limit) == (Verdict.COMPUTE, True)
+    assert gemm.stalls == (("wait", 3.5), ("long scoreboard", 2.5))
+    assert (add.verdict, add.at_limit) == (Verdict.MEMORY, True)
+    assert (tiny.verdict, tiny.at_limit) == (Verdict.LATENCY, False)
+
+
+def test_the_details_page_gives_the_same_from_a_row_a_metric(tmp_path):
+    light = "GPU Speed Of Light Throughput"
+    rows = [
+        ["ID", "Kernel Name", "Section Name", "Metric Name", "Metric Unit", "Metric Value", "Rule Name"],
+        ["0", "gemm", light, "Compute (SM) Throughput", "%", "91.5"],
+        ["0", "gemm", light, "Memory Throughput", "%", "40"],
+        ["0", "gemm", light, "Duration", "ns", "1250500"],
+        ["0", "gemm", "Memory Workload Analysis", "Memory Throughput", "byte/second", "1e12"],
+        ["0", "gemm", "Occupancy", "Achieved Occupancy", "%", "25"],
+        ["0", "gemm", light, "", "", "", "SOLBottleneck"],
+    ]
+
+    (gemm,) = read_ncu(_csv(tmp_path / "details.csv", rows))
+
+    assert gemm.compute_ratio == pytest.approx(0.915)
+    assert gemm.memory_ratio == pytest.approx(0.4)
+    assert gemm.duration_s == pytest.approx(1250.5e-6)
+    assert gemm.occupancy_ratio == pytest.approx(0.25)
+    assert gemm.verdict is Verdict.COMPUTE
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "==ERROR== no report\n", '"ID","Kernel Name","x"\n'])
+def test_another_file_is_one_clear_sentence(tmp_path, text):
+    path = tmp_path / "x.csv"
+    path.write_text(text, encoding="utf-8")
+
+    with pytest.raises(TraceError, match=r"x\.csv: (this is no CSV|the report holds no kernel)"):
+        read_ncu(path)
+
+
+@pytest.mark.parametrize("cut", range(2, 40))
+def test_a_cut_csv_never_invents_a_number(tmp_path, cut):
+    path = _raw(tmp_path / "raw.csv")
+    whole = read_ncu(path)
+    path.write_text(path.read_text(encoding="utf-8")[:-cut], encoding="utf-8")
+
+    with suppress(TraceError):
+        assert read_ncu(path) == whole[: len(read_ncu(path))]
+
+
+def test_the_verb_prints_the_placement(capsys):
+    assert (
+        main(["roofline", "--matmul", "8192x8192x8192", "--gpu", "H100", "--time", "1.5e-3", "--json"]) == 0
+    )
+
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "perfd.roofline/1"
+    assert document["operation"]["verdict"] == "compute_bound"
+    assert document["operation"]["peak_ratio"] == pytest.approx(2 * 8192**3 / 1.5e-3 / 989.4e12, rel=1e-3)
+
+
+def test_the_verb_shows_kernels_of_a_report(tmp_path, capsys):
+    assert main(["roofline", "--ncu", str(_raw(tmp_path / "raw.csv"))]) == 0
+    assert "compute bound, at its" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--matmul", "8x8"],
+        ["--matmul", "8x8x8", "--gpu", "Voodoo"],
+        ["--matmul", "0x8x8"],
+        ["--ncu", "none.csv"],
+    ],
+)
+def test_what_cannot_be_placed_is_one_sentence(arguments, capsys):
+    assert main(["roofline", *arguments]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
