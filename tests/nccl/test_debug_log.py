@@ -16,8 +16,8 @@ from perfd.model import EventKind
 
 VERSION = "node1:10:10 [0] NCCL INFO NCCL version 2.28.9+cuda13.0"
 INIT = (
-    "[rank0]: node1:10:77 [0] NCCL INFO ncclCommInitRankConfig comm 0x55aa rank 3 nranks 8 cudaDev 3 nvmlDev 3"
-    " busId 1b000 commId 0xe5ccb016b8db7e - Init COMPLETE"
+    "[rank0]: node1:10:77 [0] NCCL INFO ncclCommInitRankConfig comm 0x55aa rank 3 nranks 8 cudaDev 3"
+    " nvmlDev 3 busId 1b000 commId 0xe5ccb016b8db7e - Init COMPLETE"
 )
 OLD_INIT = (
     "node1:10:77 [0] NCCL INFO comm 0x55aa rank 3 nRanks 8 nNodes 1 busId 1b000 commId 0xab - Init COMPLETE"

@@ -127,6 +127,6 @@ SPEC = CollectorSpec(
     name="hook",
     options=HookOptions,
     create=_create,
-    interval_s=0.05,
+    interval_s=0.1,
     on_unavailable=OnUnavailable.IGNORE,
 )
