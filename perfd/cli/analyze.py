@@ -8,8 +8,10 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from perfd.analysis.summary import JobSummary
 from perfd.peaks import load_peaks
 from perfd.report.from_trace import report_of_trace
+from perfd.report.summaries import one_job, read_summary
 from perfd.report.terminal import render
 from perfd.report.write import write_report
 from perfd.trace.analysis import TraceSettings, analyse
@@ -18,6 +20,7 @@ from perfd.trace.files import read_traces
 from perfd.trace.findings import diagnose
 
 _WIDTH = 110
+SUMMARY_JSON = "summary.json"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +41,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--model-flops-per-step", type=float, metavar="N", help="of the whole job and one step, to tell MFU"
     )
     parser.add_argument(
+        "--summary",
+        type=Path,
+        metavar="FILE",
+        help="a summary of the job (perfd.summary/1) that knows the model, to tell MFU; default: summary.json"
+        " beside the first trace, if it is there",
+    )
+    parser.add_argument(
         "--gpus", type=int, metavar="N", help="GPUs of the whole job; default: as the traces say"
     )
     parser.add_argument("--precision", default="bf16", help="whose dense peak MFU is of (default: bf16)")
@@ -49,8 +59,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the traces and say what limits them."""
+    job = _job(args)
     settings = TraceSettings(
         model_flops_per_step=args.model_flops_per_step,
+        model_flops_per_s_per_gpu=job.model_flops_per_s_per_gpu if job else None,
+        step_time_s=job.step_time_s.median if job else None,
         gpus=args.gpus,
         precision=args.precision,
         peaks=load_peaks(args.peaks),
@@ -67,3 +80,14 @@ def run(args: argparse.Namespace) -> int:
             console = Console(highlight=False, width=_WIDTH)
         console.print(render(analysis, diagnosis))
     return 0
+
+
+def _job(args: argparse.Namespace) -> JobSummary | None:
+    """The job that a summary describes; one that merely lies there must describe one job to be used."""
+    if args.summary:
+        return one_job(read_summary(args.summary), None, str(args.summary))
+    beside = args.files[0].parent / SUMMARY_JSON
+    if not beside.is_file():
+        return None
+    jobs = read_summary(beside)
+    return jobs[0] if len(jobs) == 1 else None

@@ -72,3 +72,16 @@ def test_the_same_files_give_the_same_bytes(trace, capsys):
     main(["analyze", str(trace), "--json"])
 
     assert capsys.readouterr().out == first
+
+
+def test_a_summary_beside_the_trace_tells_the_models_arithmetic(trace, capsys):
+    main(["replay", "dp4", "--speed", "max", "--json"])
+    summary = capsys.readouterr().out
+    (trace.parent / "summary.json").write_text(summary, encoding="utf-8")
+    job = json.loads(summary)["jobs"][0]
+
+    assert main(["analyze", str(trace), "--json"]) == 0
+
+    use = json.loads(capsys.readouterr().out)["model_use"]
+    expected = job["model_flops_per_s_per_gpu"] * job["step_time_s"]["median"]
+    assert use["model_flops_per_gpu_per_step"] == pytest.approx(expected)
