@@ -185,8 +185,11 @@ def test_lines_of_garbage_among_samples_change_nothing(tmp_path):
     assert summary_json(played(recording).summaries) == summary_json(played("pp4_few").summaries)
 
 
-def test_a_kind_that_nobody_plays_is_said_once_for_all_its_streams():
-    (warning,) = played("pp2dp2").warnings
+def test_a_kind_that_nobody_plays_is_said_once_for_all_its_streams(tmp_path):
+    recording = copied(tmp_path, "pp2dp2")
+    manifest = recording / "recording.json"
+    manifest.write_text(manifest.read_text().replace('"nccl-inspector"', '"nobody-plays-this"'))
+    (warning,) = played(recording).warnings
     assert warning.startswith("node0/nccl-inspector-rank0.jsonl.gz and 3 more were left out")
 
 
