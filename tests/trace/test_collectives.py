@@ -132,6 +132,38 @@ def test_a_receive_that_waits_for_its_sender_is_waiting(tmp_path):
     assert FindingKind.PIPELINE in {found.kind for found in diagnose(analysis).findings}
 
 
+def test_a_kernel_of_several_messages_is_done_with_the_last(tmp_path):
+    name, middle = "ncclDevKernel_SendRecv(x)", [_message("recv", 1, 0), _message("send", 2, 2)]
+    traces = [
+        (kineto([Op(name, 90, 100, launched=80)], rank=0), [_message("send", 70, 1)]),
+        (kineto([Op(name, 20, 200, launched=15)], rank=1), middle),
+        (kineto([Op(name, 160, 200, launched=150)], rank=2), [_message("recv", 140, 1)]),
+    ]
+    paths = []
+    for rank, (trace, messages) in enumerate(traces):
+        trace["traceEvents"] += messages
+        paths.append(write_json(tmp_path / f"{rank}.json", trace))
+
+    row = _row(analyse(read_traces(paths)), 1, "sendrecv")
+
+    assert row.transfer_s == pytest.approx(40e-6)
+    assert row.wait_s == pytest.approx(140e-6)
+
+
+def test_two_ranks_that_take_turns_being_last_are_no_straggler(tmp_path):
+    def rank(first, second):
+        return [
+            Op(COMPUTE, 0, first, launched=-5),
+            _reduce(first, 170),
+            Op(COMPUTE, 200, second, launched=-4),
+            _reduce(second, 370),
+        ]
+
+    analysis = _analysis(tmp_path, rank(100, 350), rank(150, 300))
+
+    assert FindingKind.STRAGGLER not in {found.kind for found in diagnose(analysis).findings}
+
+
 def test_a_rank_that_the_others_wait_for_is_the_straggler(tmp_path):
     def step(slow):
         return [

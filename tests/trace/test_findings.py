@@ -113,6 +113,15 @@ def test_kernels_sum_to_the_busy_time_when_each_instant_counts_once(tmp_path):
     assert {row.name: row.tensor_cores for row in rank.kernels}[MATMUL]
 
 
+def test_a_short_kernel_within_a_long_one_does_not_give_its_time_back(tmp_path):
+    operations = [Op(MATMUL, 0, 100, stream=1), Op(COMPUTE, 20, 30, stream=2), Op(COMPUTE, 50, 90, stream=2)]
+
+    (rank,) = _analysis(tmp_path, operations).ranks
+
+    path = {row.name: row.path_s for row in rank.kernels}
+    assert path == {MATMUL: pytest.approx(100e-6), COMPUTE: 0.0}
+
+
 def test_kernels_are_counted_where_they_begin_and_timed_where_they_run(tmp_path):
     operations = [Op(COMPUTE, -10, 10), Op(COMPUTE, 50, 60), Op(COMPUTE, 95, 120)]
 

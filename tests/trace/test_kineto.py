@@ -71,7 +71,7 @@ def test_capitalised_categories_of_2021_are_understood(tmp_path):
 
 
 def test_absolute_whole_microseconds_stay_exact(tmp_path):
-    start = 1_700_000_000_123_456
+    start = 1_700_000_000_123_457
     event = {
         "ph": "X",
         "cat": "kernel",
@@ -285,6 +285,7 @@ def test_one_odd_event_does_not_lose_the_others(tmp_path):
         ('{"traceEvents": [{"ph": "X"', "cut"),
         ('{"traceEvents": [{"ph": "X"}]', "cut"),
         ('{"traceEvents": [{"ph": "X", }]}', "damaged"),
+        ('[{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 1}] and more', "cut"),
         ('{"traceEvents": ' + "[" * 100_000 + "]" * 100_000 + "}", "damaged"),
         ('{"distributedInfo": 3, "traceEvents": [{"ph": "X", "cat": "kernel", "dur": 1}]}', "description"),
     ],
