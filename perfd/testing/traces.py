@@ -204,6 +204,11 @@ class NsysExport:
         self._run("CREATE TABLE ANALYSIS_DETAILS (globalVid INTEGER, duration INTEGER)")
         self._run("INSERT INTO ANALYSIS_DETAILS VALUES (1, ?)", (duration,))
 
+    def epoch(self, unix_ns: int) -> None:
+        """When the collection began."""
+        self._run("CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER)")
+        self._run("INSERT INTO TARGET_INFO_SESSION_START_TIME VALUES (?)", (unix_ns,))
+
     def lost(self, name: str, count: int, process: int = 1) -> None:
         """Launches whose kernels are not in the export."""
         for at in range(count):

@@ -21,6 +21,8 @@ from perfd.trace.breakdown import RankTimeline
 from perfd.trace.classify import collective_operation
 from perfd.trace.model import Collective, Kind
 
+COMMON_END_NS = 50_000
+"""The kernels of one collective end within 2 us on the ranks of a node, but for one in ten (H200, NVLink)."""
 _SHORTEST_IS_TRANSFER = frozenset({"allreduce", "reducescatter", "allgather", "alltoall", "barrier"})
 """A broadcast's or a reduce's root may finish early, so its shortest duration says nothing."""
 
@@ -44,7 +46,8 @@ class Instance:
     group: str
     group_ranks: tuple[int, ...]
     sequence: int | None
-    start_ns: int
+    end_unix_ns: int | None
+    """On the wall's clock, where the trace tells it."""
     duration_s: float
     """Unclipped: a match needs the whole."""
     clipped_s: float
@@ -182,7 +185,7 @@ def _instances(timeline: RankTimeline) -> list[Instance]:
                 group=one.group if one else "",
                 group_ranks=() if name == "sendrecv" or one is None else tuple(sorted(one.group_ranks)),
                 sequence=one.sequence if one else None,
-                start_ns=start,
+                end_unix_ns=None if trace.epoch_ns is None else trace.epoch_ns + end,
                 duration_s=(end - start) / 1e9,
                 clipped_s=(min(end, window.end_ns) - max(start, window.start_ns)) / 1e9,
                 barrier=name == "barrier" or (elements is not None and elements <= 1 and name != "sendrecv"),
@@ -198,21 +201,44 @@ def _why_not(
 ) -> str | None:
     """Why the operations of a group cannot be matched, as a sentence; None when they can."""
     what = f"{key.operation} of {key.group or 'unnamed groups'}"
-    if len(members) < 2:
-        return f"{what}: only one rank was traced." if not key.ranks else f"{what}: its group has one rank."
-    if collective_operation(key.operation) not in _SHORTEST_IS_TRANSFER:
-        return f"{what}: its shortest duration is not its transfer."
     absent = [rank for rank in members if rank not in mine]
-    if absent:
-        return f"{what}: no trace of rank {absent[0]}."
     partial = [rank for rank in members if rank not in complete]
-    if partial:
-        return f"{what}: the trace of rank {partial[0]} lost records."
+    counts = [len(found) for found in mine.values()]
     sequenced = all(one.sequence is not None for found in mine.values() for one in found)
-    counts = [len(mine[rank]) for rank in members]
-    if not sequenced and len(set(counts)) > 1:
-        return f"{what}: the ranks show {min(counts)} to {max(counts)} of them, and there are no numbers."
-    return None
+    reasons = (
+        (len(members) < 2, "its group has one rank" if key.ranks else "only one rank was traced"),
+        (
+            collective_operation(key.operation) not in _SHORTEST_IS_TRANSFER,
+            "its shortest duration is not its transfer",
+        ),
+        (bool(absent), f"no trace of rank {absent[0] if absent else ''}"),
+        (bool(partial), f"the trace of rank {partial[0] if partial else ''} lost records"),
+        (
+            not sequenced and len(set(counts)) > 1,
+            f"the ranks show {min(counts)} to {max(counts)} of them, and there are no numbers",
+        ),
+        (
+            not key.group and len(members) > 2 and not _end_together(list(mine.values())),
+            "the traces do not say which ranks they join",
+        ),
+    )
+    return next((f"{what}: {reason}." for holds, reason in reasons if holds), None)
+
+
+def _end_together(found: Sequence[Sequence[Instance]]) -> bool:
+    """Whether operations of no named group, taken in order, are one group's: those end at one instant.
+
+    Several groups with equally many operations look like one, but for the times at which they end.
+    """
+    if len({len(ones) for ones in found}) > 1:
+        return False
+    spreads = []
+    for together in zip(*found, strict=True):
+        ends = [one.end_unix_ns for one in together if one.end_unix_ns is not None]
+        if len(ends) < len(together):
+            return False
+        spreads.append(max(ends) - min(ends))
+    return bool(np.median(spreads) <= COMMON_END_NS)
 
 
 def _durations(

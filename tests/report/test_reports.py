@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from html.parser import HTMLParser
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
 
 import pytest
 
@@ -212,3 +214,44 @@ def test_names_of_kernels_lose_what_every_name_has():
     assert kernel_name("(anonymous namespace)::softmax(int)", 60) == "softmax"
     assert kernel_name("Memcpy HtoD (Pageable -> Device)", 60) == "Memcpy HtoD (Pageable -> Device)"
     assert kernel_name("x" * 80, 20) == "x" * 17 + "..."
+
+
+class _Aggregator(BaseHTTPRequestHandler):
+    """Answers as an aggregator does for one job."""
+
+    summary = b""
+
+    def do_GET(self):
+        known = self.path == "/api/v1/jobs/llama%2F3"
+        body = self.summary if known else b'{"error": "There is no job."}'
+        self.send_response(200 if known else 404)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *arguments):
+        """Say nothing."""
+
+
+def test_a_live_job_is_reported_from_its_aggregator(summary, capsys):
+    handler = type(
+        "Handler", (_Aggregator,), {"summary": summary.read_bytes().replace(b'"dp4_slow2"', b'"llama/3"')}
+    )
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        found = main(["report", "--job", "llama/3", "--aggregator", url])
+        other = main(["report", "--job", "other", "--aggregator", url])
+        server.shutdown()
+        thread.join()
+
+    captured = capsys.readouterr()
+    assert (found, other) == (0, 2)
+    assert "# How job llama/3 runs" in captured.out
+    assert "There is no job" in captured.err
+
+
+def test_without_a_summary_or_a_job_there_is_nothing_to_report(capsys):
+    assert main(["report"]) == 2
+    assert "--job" in capsys.readouterr().err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfd.testing.traces import COMPUTE, NCCL, Op, kineto, write_json
+from perfd.testing.traces import COMPUTE, NCCL, NsysExport, Op, kineto, write_json
 from perfd.trace.analysis import analyse
 from perfd.trace.collectives import Matching
 from perfd.trace.files import read_traces
@@ -77,6 +77,29 @@ def test_a_rank_that_was_not_traced_leaves_its_groups_unmatched(tmp_path):
 
     assert _row(found, 0).transfer_s is None
     assert any("no trace of rank 2" in sentence for sentence in found.collectives.unmatched)
+
+
+def _unnamed(tmp_path, *ranks):
+    export = NsysExport(tmp_path / "n.sqlite")
+    for rank, times in enumerate(ranks):
+        for start, end in times:
+            export.kernel("ncclDevKernel_AllReduce_Sum_f32", start, end, process=rank + 1, device=rank)
+    export.epoch(1_790_000_000_000_000_000)
+    return analyse(read_traces([export.close()]))
+
+
+def test_operations_of_no_named_group_match_when_they_end_together(tmp_path):
+    found = _unnamed(tmp_path, [(0, 90_000)], [(50_000, 90_100)], [(80_000, 90_200)])
+
+    assert _row(found, 0).transfer_s == pytest.approx(10.2e-6)
+
+
+def test_two_groups_without_names_are_not_taken_for_one(tmp_path):
+    first, second = [(0, 90_000)], [(200_000, 290_000)]
+    found = _unnamed(tmp_path, first, first, second, second)
+
+    assert _row(found, 0).transfer_s is None
+    assert any("which ranks they join" in sentence for sentence in found.collectives.unmatched)
 
 
 def test_a_broadcast_is_not_split(tmp_path):
