@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from perfd.analysis.findings import Facts, Finding, Kind, milliseconds, percent
+from perfd.analysis.findings import Culprit, Facts, Finding, Kind, milliseconds, percent
 from perfd.analysis.judge_compute import judge_compute
 from perfd.analysis.judge_host import judge_host, judge_host_transfer, judge_launches
 from perfd.analysis.judge_network import judge_links
@@ -74,11 +74,16 @@ def _judge_data(facts: Facts) -> Finding | None:
     if one_rank and data.least_ratio is not None:
         evidence.append(
             f"It takes only {percent(data.least_ratio)} on the fastest one, so one rank's input is slow and"
-            " the others wait; the log does not say which rank."
+            + (
+                " the others wait; the log does not say which rank."
+                if data.slow_rank is None
+                else f" the others wait for it: rank {data.slow_rank}."
+            )
         )
     return Finding(
         kind=Kind.DATA_LOADING,
-        confidence=0.6 if one_rank else 0.8,
+        confidence=0.6 if one_rank and data.slow_rank is None else 0.8,
+        culprits=() if data.slow_rank is None else (Culprit(kind="rank", id=data.slow_rank),),
         evidence=evidence,
         recommendation="Give the data loader more workers and prefetching, keep the data on local disks,"
         " and move tokenisation out of the training loop.",

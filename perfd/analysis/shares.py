@@ -7,11 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.analysis.peaks import PeakTable, find_gpu
-from perfd.analysis.robust import known, median_of, percentile_of, sigma_of
+from perfd.analysis.robust import known, median, median_of, percentile_of, sigma_of
 from perfd.analysis.steady import Steady
 from perfd.analysis.tables import Floats, JobData
 from perfd.analysis.timers import BACKWARD, DATA, FORWARD, OPTIMIZER, WINDOW, Timers, share
 from perfd.model import MemoryReport
+
+_SLOW_INPUT = 0.05
+"""Of the step, that one rank loads longer than the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +25,8 @@ class DataLoading:
     """The slowest rank's: the others wait for it."""
     least_ratio: float | None = None
     """The fastest rank's: far below the share when one rank's input is slow and not all."""
+    slow_rank: int | None = None
+    """The rank whose input is slow while that of most is not, where timers are by rank."""
     source: str | None = None
 
 
@@ -74,8 +79,23 @@ def data_loading(timers: Timers, step_time_s: Floats) -> DataLoading:
     return DataLoading(
         share_ratio=share(timers.max_s(name), step_time_s),
         least_ratio=share(timers.min_s(name), step_time_s),
+        slow_rank=_slow_rank(timers.by_rank_s(name), step_time_s),
         source=f"timers: {name}",
     )
+
+
+def _slow_rank(by_rank_s: Floats | None, step_time_s: Floats) -> int | None:
+    """The one rank that loads for 5 % of a step longer than the median rank, if the next one does not."""
+    if by_rank_s is None or by_rank_s.shape[1] < 2:
+        return None
+    shares = median(by_rank_s / step_time_s[:, None], axis=0)
+    if not np.isfinite(shares).all():
+        return None
+    slowest, next_one = np.argsort(-shares, kind="stable")[:2]
+    # Of two ranks, the other one is what it is compared with.
+    typical = float(np.median(np.delete(shares, slowest)))
+    alone = shares[slowest] - typical >= _SLOW_INPUT and shares[next_one] - typical < _SLOW_INPUT / 2
+    return int(slowest) if alone else None
 
 
 def optimizer(timers: Timers, step_time_s: Floats) -> Optimizer:

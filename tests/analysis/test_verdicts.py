@@ -413,3 +413,15 @@ def test_compute_that_waits_for_the_gpus_memory_is_told_apart():
     job = job_data(steps, description=DP4, gpu=gpu, gpu_infos=infos(H200, 4))
     result = summarise(job, AnalysisSettings(peaks=load_peaks()))
     assert result.bottleneck.kind is Kind.MEMORY_BOUND
+
+
+def test_the_rank_whose_input_is_slow_is_named_where_timers_are_by_rank():
+    def loading(*seconds: float) -> JobSummary:
+        phases = phase_table(STEPS, by_rank={"data_loading": list(seconds)})
+        return summarise(job_data(STEPS, description=DP4, phases=phases), AnalysisSettings())
+
+    one = loading(0.01, 0.01, 0.3, 0.01)
+    assert (one.bottleneck.kind, ranks_of(one.bottleneck)) == (Kind.DATA_LOADING, [2])
+    all_alike = loading(0.3, 0.3, 0.31, 0.3)
+    assert (all_alike.bottleneck.kind, ranks_of(all_alike.bottleneck)) == (Kind.DATA_LOADING, [])
+    assert ranks_of(loading(0.01, 0.3, 0.3, 0.01).bottleneck) == []
