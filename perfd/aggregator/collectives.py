@@ -55,7 +55,7 @@ class CollectiveRows:
         ring = self._rings.get(key)
         if ring is None:
             if len(self._rings) >= self._limits.communicators_per_job:
-                self._drop_left()
+                self._drop_left(times.end_unix_ns)
             if len(self._rings) >= self._limits.communicators_per_job:
                 self._counters.rejected["communicators_per_job"] += 1
                 return
@@ -69,7 +69,7 @@ class CollectiveRows:
 
     def tables(self) -> list[CollectiveTable]:
         """One table per communicator and operation of which every rank is known, and that is in use."""
-        oldest_unix_ns = self._oldest_in_use_unix_ns()
+        oldest_unix_ns = self._oldest_in_use_unix_ns(0)
         return [
             ring.table(communicator, operation, timing)
             for (communicator, operation, _, _, timing), ring in self._rings.items()
@@ -80,13 +80,13 @@ class CollectiveRows:
         cells = self._limits.operation_cells_per_communicator
         return max(1, min(self._limits.operations_per_communicator, cells // max(1, columns)))
 
-    def _oldest_in_use_unix_ns(self) -> int:
+    def _oldest_in_use_unix_ns(self, now_unix_ns: int) -> int:
         """Communicators that were last heard of before this are gone, as after a restart of the job."""
         newest = max((ring.newest_unix_ns for ring in self._rings.values()), default=0)
-        return newest - _LEFT_AFTER_NS
+        return max(newest, now_unix_ns) - _LEFT_AFTER_NS
 
-    def _drop_left(self) -> None:
-        oldest_unix_ns = self._oldest_in_use_unix_ns()
+    def _drop_left(self, now_unix_ns: int) -> None:
+        oldest_unix_ns = self._oldest_in_use_unix_ns(now_unix_ns)
         for key in [key for key, ring in self._rings.items() if ring.newest_unix_ns < oldest_unix_ns]:
             del self._rings[key]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -175,3 +176,57 @@ def test_a_rare_operation_has_its_share_of_all_time() -> None:
 
     (table,) = state.tables()
     assert table.kernel_ratio.tolist() == pytest.approx([0.1, 0.1])
+
+
+def paced(rank: int, first: int, duration_ns: int, size: int = 1 << 22, count: int = 64) -> CollectiveTimes:
+    made = times(rank, list(range(first, first + count)))
+    return replace(made, durations_ns=[duration_ns] * count, sizes_bytes=[size] * count)
+
+
+def test_a_communicator_remembers_its_own_best_stretch_of_large_operations() -> None:
+    state, _ = rows(slots=64)
+    for first, duration_ns in ((0, 1_000_000), (64, 4_000_000), (128, 4_000_000)):
+        for rank in (0, 1):
+            state.put(paced(rank, first, duration_ns))
+
+    (table,) = state.tables()
+    assert table.best_s_per_byte == pytest.approx(1e-3 / (1 << 22))
+    assert table.best_size_bytes == 1 << 22
+
+
+def test_small_operations_do_not_make_a_pace_and_larger_ones_begin_a_new_one() -> None:
+    state, _ = rows(slots=64)
+    for rank in (0, 1):
+        state.put(paced(rank, 0, 1000, size=4096))
+    for rank in (0, 1):
+        state.put(paced(rank, 64, 1_000_000))
+    assert state.tables()[0].best_s_per_byte is None
+
+    for first in (128, 192):
+        for rank in (0, 1):
+            state.put(paced(rank, first, 64_000_000, size=1 << 28))
+    assert state.tables()[0].best_s_per_byte == pytest.approx(64e-3 / (1 << 28))
+
+
+def test_communicators_that_are_no_longer_used_give_no_table_and_make_room() -> None:
+    state, counters = rows(communicators=2)
+    later = {"start_unix_ns": 2000 * 10**9, "end_unix_ns": 2001 * 10**9}
+    for rank in (0, 1):
+        state.put(times(rank, [0], communicator="old"))
+        state.put(replace(times(rank, [0], communicator="used"), **later))
+    assert [table.communicator for table in state.tables()] == ["used"]
+
+    for rank in (0, 1):
+        state.put(replace(times(rank, [0], communicator="new"), **later))
+
+    assert [table.communicator for table in state.tables()] == ["used", "new"]
+    assert not counters.rejected
+
+
+def test_a_rank_stands_still_since_its_counter_last_moved() -> None:
+    nccl = NcclTimes(Limits(), Counters())
+    for second, operations in enumerate([5, 6, 6, 6]):
+        nccl.put(0, 100.0 + second, 1.0, 0, operations)
+
+    (time,) = nccl.table()
+    assert (time.operations, time.still_s, time.read_unix_s) == (6, 2.0, 103.0)
