@@ -19,7 +19,7 @@ import numpy as np
 from perfd.analysis.waiting import WaitBlame, blame, split
 from perfd.trace.breakdown import RankTimeline
 from perfd.trace.classify import collective_operation
-from perfd.trace.model import Collective, Kind
+from perfd.trace.instances import Instance, Key, instances
 
 COMMON_END_NS = 50_000
 """The kernels of one collective end within 2 us on the ranks of a node, but for one in ten (H200, NVLink)."""
@@ -36,25 +36,6 @@ class Matching(StrEnum):
     MESSAGES = "messages"
     """By sender, receiver and order."""
     NONE = "none"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Instance:
-    """One communication kernel in the window of one rank."""
-
-    operation: str
-    group: str
-    group_ranks: tuple[int, ...]
-    sequence: int | None
-    end_unix_ns: int | None
-    """On the wall's clock, where the trace tells it."""
-    duration_s: float
-    """Unclipped: a match needs the whole."""
-    clipped_s: float
-    barrier: bool
-    """It moves no data: its time is latency and waiting."""
-    size_bytes: int | None
-    source: Collective | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -109,16 +90,16 @@ class Collectives:
 
 def collectives(timelines: Mapping[int, RankTimeline]) -> Collectives:
     """Match the communication of all ranks; only ranks with all their records take part."""
-    instances = {rank: _instances(timeline) for rank, timeline in timelines.items()}
+    found_by_rank = {rank: instances(timeline) for rank, timeline in timelines.items()}
     complete = {rank for rank, timeline in timelines.items() if timeline.complete}
-    splits: dict[tuple[int, _Key], _Split] = defaultdict(_Split)
+    splits: dict[tuple[int, Key], _Split] = defaultdict(_Split)
     waiting, unmatched = [], []
-    for key in sorted({_key(one) for found in instances.values() for one in found}):
+    for key in sorted({one.key for found in found_by_rank.values() for one in found}):
         members = key.ranks or tuple(sorted(timelines))
         mine = {
-            rank: [one for one in instances[rank] if _key(one) == key]
+            rank: [one for one in found_by_rank[rank] if one.key == key]
             for rank in members
-            if rank in instances
+            if rank in found_by_rank
         }
         if key.operation == "sendrecv":
             continue
@@ -139,8 +120,8 @@ def collectives(timelines: Mapping[int, RankTimeline]) -> Collectives:
         waiting.append(
             GroupWaiting(group=key.group or None, ranks=members, barrier=key.barrier, blame=blame(durations))
         )
-    _split_messages({rank: found for rank, found in instances.items() if rank in complete}, splits)
-    rows = {rank: _rows(found, rank, splits) for rank, found in instances.items()}
+    _split_messages({rank: found for rank, found in found_by_rank.items() if rank in complete}, splits)
+    rows = {rank: _rows(found, rank, splits) for rank, found in found_by_rank.items()}
     return Collectives(
         by_rank=rows,
         waiting=waiting,
@@ -156,48 +137,8 @@ def collectives(timelines: Mapping[int, RankTimeline]) -> Collectives:
     )
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Key:
-    group: str
-    ranks: tuple[int, ...]
-    operation: str
-    barrier: bool
-
-
-def _key(one: Instance) -> _Key:
-    return _Key(one.group, one.group_ranks, one.operation, one.barrier)
-
-
-def _instances(timeline: RankTimeline) -> list[Instance]:
-    trace, window = timeline.trace, timeline.window
-    described = {one.operation: one for one in trace.collectives}
-    operations = trace.operations
-    inside = (operations.start_ns < window.end_ns) & (operations.end_ns > window.start_ns)
-    found = []
-    for at in np.flatnonzero((operations.kind == Kind.COMMUNICATION) & inside).tolist():
-        one = described.get(at)
-        start, end = int(operations.start_ns[at]), int(operations.end_ns[at])
-        name = one.name if one and one.name else collective_operation(trace.names[operations.name[at]])
-        elements = one.elements if one else None
-        found.append(
-            Instance(
-                operation=name,
-                group=one.group if one else "",
-                group_ranks=() if name == "sendrecv" or one is None else tuple(sorted(one.group_ranks)),
-                sequence=one.sequence if one else None,
-                end_unix_ns=None if trace.epoch_ns is None else trace.epoch_ns + end,
-                duration_s=(end - start) / 1e9,
-                clipped_s=(min(end, window.end_ns) - max(start, window.start_ns)) / 1e9,
-                barrier=name == "barrier" or (elements is not None and elements <= 1 and name != "sendrecv"),
-                size_bytes=one.size_bytes if one else None,
-                source=one,
-            )
-        )
-    return found
-
-
 def _why_not(
-    key: _Key, members: Sequence[int], mine: Mapping[int, Sequence[Instance]], complete: set[int]
+    key: Key, members: Sequence[int], mine: Mapping[int, Sequence[Instance]], complete: set[int]
 ) -> str | None:
     """Why the operations of a group cannot be matched, as a sentence; None when they can."""
     what = f"{key.operation} of {key.group or 'unnamed groups'}"
@@ -259,11 +200,11 @@ def _durations(
 
 
 def _split_messages(
-    instances: Mapping[int, Sequence[Instance]], splits: dict[tuple[int, _Key], _Split]
+    found_by_rank: Mapping[int, Sequence[Instance]], splits: dict[tuple[int, Key], _Split]
 ) -> None:
     """Transfer and waiting of sends and receives, into `splits`."""
     ends: dict[tuple[str, int, int], dict[bool, list[float]]] = defaultdict(lambda: {True: [], False: []})
-    for rank, found in instances.items():
+    for rank, found in found_by_rank.items():
         for one in found:
             for message in one.source.messages if one.source else ():
                 pair = (rank, message.peer) if message.sent else (message.peer, rank)
@@ -274,7 +215,7 @@ def _split_messages(
         for pair, sides in ends.items()
         if len(sides[True]) == len(sides[False])
     }
-    for rank, found in instances.items():
+    for rank, found in found_by_rank.items():
         position: dict[tuple[tuple[str, int, int], bool], int] = defaultdict(int)
         for one in found:
             parts = []
@@ -287,7 +228,7 @@ def _split_messages(
             known = [part for part in parts if part is not None]
             if parts and len(known) == len(parts):
                 transfer = min(max(known), one.duration_s)
-                entry = splits[rank, _key(one)]
+                entry = splits[rank, one.key]
                 entry.matched += 1
                 entry.transfer_s += transfer
                 entry.wait_s += one.duration_s - transfer
@@ -295,11 +236,11 @@ def _split_messages(
 
 
 def _rows(
-    found: Sequence[Instance], rank: int, splits: Mapping[tuple[int, _Key], _Split]
+    found: Sequence[Instance], rank: int, splits: Mapping[tuple[int, Key], _Split]
 ) -> list[CollectiveRow]:
-    by_key: dict[_Key, list[Instance]] = defaultdict(list)
+    by_key: dict[Key, list[Instance]] = defaultdict(list)
     for one in found:
-        by_key[_key(one)].append(one)
+        by_key[one.key].append(one)
     rows = []
     for key, ones in by_key.items():
         part = splits.get((rank, key), _Split())
