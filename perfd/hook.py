@@ -33,14 +33,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-try:
-    import torch
-except ImportError:
-    # The module works without, by the host's clock.
-    _torch: Any = None
-else:
-    _torch = torch
-
 SOCKET_VARIABLE = "PERFD_HOOK_SOCKET"
 FORMAT = 1
 _SYSTEM_SOCKET = "/run/perfd/hook.sock"
@@ -135,10 +127,10 @@ class StepTimer:
             "layout": dict(layout or {}),
             "report_steps": report_steps,
         }
-        self._on_gpu = on_gpu = _cuda_works()
-        self._new_mark: Callable[[], Mark] = new_mark or (_cuda_event if on_gpu else _HostMark)
-        self._head["clock"] = "cuda" if on_gpu or new_mark else "host"
-        self._nvtx = nvtx and on_gpu
+        self._cuda = cuda = _cuda()
+        self._new_mark: Callable[[], Mark] = new_mark or (_event_of(cuda) if cuda else _HostMark)
+        self._head["clock"] = "cuda" if cuda or new_mark else "host"
+        self._nvtx = cuda.nvtx if nvtx and cuda else None
         self._warmup_left = warmup_steps
         self._number = first_step - 1
         self._sender = _Sender(socket_path)
@@ -181,7 +173,7 @@ class StepTimer:
     def phase(self, name: str) -> Iterator[None]:
         """Around one phase of a step: `forward`, `backward`, `optimizer`, or any other name."""
         step = self._current
-        if step is None or (self._on_gpu and _torch.cuda.is_current_stream_capturing()):
+        if step is None or (self._cuda and self._cuda.is_current_stream_capturing()):
             # An event that is recorded while a CUDA graph is captured is part of the graph.
             with self._range(name):
                 yield
@@ -231,14 +223,14 @@ class StepTimer:
 
     @contextlib.contextmanager
     def _range(self, name: str) -> Iterator[None]:
-        if not self._nvtx:
+        if self._nvtx is None:
             yield
             return
-        _torch.cuda.nvtx.range_push(name)
+        self._nvtx.range_push(name)
         try:
             yield
         finally:
-            _torch.cuda.nvtx.range_pop()
+            self._nvtx.range_pop()
 
 
 def _times(step: _Step, next_start: Mark) -> dict[str, object]:
@@ -343,13 +335,13 @@ def benchmark(
     """
     if iterations < 1 or warmup < 0:
         raise ValueError("benchmark needs at least one iteration, and no negative warm-up.")
-    on_gpu = _cuda_works()
-    make: Callable[[], Mark] = new_mark or (_cuda_event if on_gpu else _HostMark)
-    wait = synchronise or (_torch.cuda.synchronize if on_gpu else _nothing)
-    memory = allocated_bytes or (_torch.cuda.memory_allocated if on_gpu else int)
+    cuda = _cuda()
+    make: Callable[[], Mark] = new_mark or (_event_of(cuda) if cuda else _HostMark)
+    wait = synchronise or (cuda.synchronize if cuda else _nothing)
+    memory = allocated_bytes or (cuda.memory_allocated if cuda else int)
     for _ in range(warmup):
         fn()
-    synchronised = _synchronises(fn) if on_gpu else False
+    synchronised = _synchronises(fn, cuda) if cuda else False
     marks = [(make(), make()) for _ in range(iterations)]
     wait()
     before_bytes = memory()
@@ -362,7 +354,7 @@ def benchmark(
     wait()
     grown_bytes = memory() - before_bytes
     times_s = [_seconds(start, end) for start, end in marks]
-    by_gpu = on_gpu or new_mark is not None
+    by_gpu = cuda is not None or new_mark is not None
     return Measurement(
         iterations=iterations,
         mean_s=statistics.fmean(times_s),
@@ -410,39 +402,47 @@ def _doubts(
             yield "The times scatter by more than 10 %: use the median, and look for other work on the GPU."
 
 
-def _synchronises(fn: Callable[[], object]) -> bool:
+def _synchronises(fn: Callable[[], object], cuda: Any) -> bool:  # noqa: ANN401  (a module)
     """Whether a call makes the host wait for the GPU, by torch's own watch and by counting calls."""
     import warnings  # noqa: PLC0415  (only here)
 
     calls = 0
-    plain = _torch.cuda.synchronize
+    plain = cuda.synchronize
 
     def counting(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (passed through)
         nonlocal calls
         calls += 1
         plain(*args, **kwargs)
 
-    mode = _torch.cuda.get_sync_debug_mode()
+    mode = cuda.get_sync_debug_mode()
     # The modes of torch warn of what waits in passing; who says it outright is counted.
-    _torch.cuda.synchronize = counting
+    cuda.synchronize = counting
     try:
-        _torch.cuda.set_sync_debug_mode("warn")
+        cuda.set_sync_debug_mode("warn")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             fn()
     finally:
-        _torch.cuda.set_sync_debug_mode(mode)
-        _torch.cuda.synchronize = plain
+        cuda.set_sync_debug_mode(mode)
+        cuda.synchronize = plain
     return calls > 0 or any("synchroniz" in str(warning.message) for warning in caught)
 
 
-def _cuda_works() -> bool:
-    return _torch is not None and bool(_torch.cuda.is_available())
+def _cuda() -> Any:  # noqa: ANN401  (a module)
+    """`torch.cuda` where it works, else None.
+
+    Imported when something is timed and not before: the agent needs this module's names only.
+    """
+    try:
+        import torch  # noqa: PLC0415
+    except ImportError:
+        # The module works without, by the host's clock.
+        return None
+    return torch.cuda if torch.cuda.is_available() else None
 
 
-def _cuda_event() -> Mark:
-    event: Mark = _torch.cuda.Event(enable_timing=True)
-    return event
+def _event_of(cuda: Any) -> Callable[[], Mark]:  # noqa: ANN401  (a module)
+    return lambda: cuda.Event(enable_timing=True)
 
 
 def _nothing() -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -253,3 +256,68 @@ def test_the_rank_is_that_of_the_launcher(agent: Agent, gpu: Gpu, monkeypatch):
 def test_the_socket_is_where_the_environment_says():
     assert default_socket({"PERFD_HOOK_SOCKET": "/x/y"}) == "/x/y"
     assert default_socket({}).endswith((".sock",))
+
+
+class FakeCuda:
+    """As much of `torch.cuda` as the hook uses, on a stream of a test."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu = gpu
+        self.capturing = False
+        self.ranges: list[str] = []
+        self.nvtx = self
+
+    def is_available(self) -> bool:
+        return True
+
+    def Event(self, *, enable_timing: bool) -> Mark:  # noqa: N802  (torch's name)
+        assert enable_timing
+        return self._gpu.mark()
+
+    def is_current_stream_capturing(self) -> bool:
+        return self.capturing
+
+    def range_push(self, name: str) -> None:
+        self.ranges.append(name)
+
+    def range_pop(self) -> None:
+        self.ranges.append("end")
+
+
+@pytest.fixture
+def cuda(gpu: Gpu, monkeypatch) -> FakeCuda:
+    torch = types.ModuleType("torch")
+    torch.cuda = FakeCuda(gpu)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    return torch.cuda
+
+
+def test_with_torch_phases_are_cuda_events_and_nvtx_ranges(agent: Agent, gpu: Gpu, cuda: FakeCuda):
+    timer = StepTimer(socket_path=str(agent.path), rank=0, warmup_steps=0)
+
+    steps(timer, gpu, 2)
+
+    (message,) = agent.heard()
+    assert (message["clock"], message["phases"]) == (
+        "cuda",
+        pytest.approx({"forward": 0.01, "backward": 0.02}),
+    )
+    assert cuda.ranges[:6] == ["step 1", "forward", "end", "backward", "end", "end"]
+    timer.close()
+
+
+def test_while_a_cuda_graph_is_captured_no_event_is_recorded(agent: Agent, gpu: Gpu, cuda: FakeCuda):
+    timer = StepTimer(socket_path=str(agent.path), rank=0, warmup_steps=0)
+    cuda.capturing = True
+
+    steps(timer, gpu, 2)
+
+    (message,) = agent.heard()
+    assert message["phases"] == {}
+    timer.close()
+
+
+def test_the_module_does_not_import_torch_before_something_is_timed():
+    code = "import perfd.hook, perfd_collectors.hook, sys; sys.exit('torch' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

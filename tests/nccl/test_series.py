@@ -1,0 +1,68 @@
+"""What NCCL's evidence is exported as: bounded, and in the catalogue."""
+
+from __future__ import annotations
+
+import pytest
+from analysis.jobs import job_data, step_table
+from analysis.test_nccl import DP4, table
+
+from perfd.aggregator.series import LiveFacts, job_values
+from perfd.analysis.summary import AnalysisSettings, summarise
+from perfd.analysis.tables import NcclTime
+from perfd.catalogue import METRICS
+from perfd.model import JobDescription, ParallelLayout
+
+FACTS = LiveFacts(
+    attempt=1,
+    nodes=1,
+    ranks=4,
+    log_silent_s=None,
+    log_lines=None,
+    unrecognised_lines=None,
+    baseline_step_time_s=None,
+)
+
+
+def exported(ranks: int = 4, late: int = 2, description: JobDescription = DP4) -> dict:
+    arrivals = [0.02 if rank == late else 0.0 for rank in range(ranks)]
+    tables = [table(list(range(ranks)), arrivals, best_s_per_byte=0.004 / 1e9, best_size_bytes=1e9)]
+    data = job_data(
+        step_table([1.0] * 20),
+        description=description,
+        collectives=tables,
+        nccl=[NcclTime(rank=r, busy_s=3, span_s=10, lost_operations=0) for r in range(ranks)],
+    )
+    values = job_values(data, summarise(data, AnalysisSettings()), FACTS)
+    return {(name, *sorted(labels.items())): value for name, labels, value in values}
+
+
+def test_ranks_groups_and_culprits_are_series():
+    series = exported()
+
+    def of(name: str, **labels: str) -> float:
+        return series[(name, *sorted({"job": "job", **labels}.items()))]
+
+    assert of("perfd_nccl_share_ratio") == pytest.approx(0.3)
+    assert of("perfd_nccl_wait_ratio") + of("perfd_nccl_transfer_ratio") == pytest.approx(0.3)
+    assert of("perfd_nccl_missing_ranks") == 0
+    assert of("perfd_wait_caused_ratio", rank="2") == pytest.approx(0.2)
+    assert of("perfd_rank_wait_ratio", rank="0") == pytest.approx(0.2)
+    assert of("perfd_rank_slowdown_ratio", rank="2") == pytest.approx(1 / 0.8)
+    assert of("perfd_culprit_confidence_ratio", rank="2", kind="straggler") == 0.8
+    group = {"group": "world", "operation": "AllReduce"}
+    assert of("perfd_nccl_bus_bytes_per_second", **group) == pytest.approx(1.5e11)
+    assert of("perfd_nccl_transfer_seconds", **group) == pytest.approx(0.01)
+    assert of("perfd_link_slowdown_ratio", **group, communicator="ab") == pytest.approx(2.5)
+    assert {name for name, *_ in series} <= METRICS.keys()
+
+
+def test_of_very_many_ranks_only_those_at_either_end_are_series():
+    ranks = 4096
+    layout = ParallelLayout(world_size=ranks, tp=1, cp=1, pp=1, dp=ranks)
+    job = JobDescription(job="job", framework="megatron-lm", parallel=layout)
+
+    series = exported(ranks, late=3000, description=job)
+
+    told = [dict(labels)["rank"] for name, *labels in series if name == "perfd_wait_caused_ratio"]
+    assert len(told) <= 1024
+    assert "3000" in told
