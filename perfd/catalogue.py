@@ -632,14 +632,6 @@ AGGREGATOR_METRICS: Sequence[MetricInfo] = (
         source=_SELF,
         absent=_NO_EXPORTER,
     ),
-    _metric(
-        "perfd_webhook_alerts_total",
-        "Alerts that POST /api/v1/alertmanager received, by what became of them.",
-        labels=("outcome",),
-        source=_SELF,
-        absent="Before the first.",
-        kind=_COUNTER,
-    ),
     _metric("process_cpu_seconds_total", "CPU time of the aggregator.", source="kernel", kind=_COUNTER),
     _metric("process_resident_memory_bytes", "Resident memory of the aggregator.", source="kernel"),
 )

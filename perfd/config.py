@@ -254,14 +254,6 @@ class ExportersConfig(_Strict, frozen=True):
     """Options of exporters from other packages, by the name of their entry point."""
 
 
-class AlertmanagerWebhookConfig(_Strict, frozen=True):
-    """Alerts of a cluster's own Alertmanager that start captures."""
-
-    token_file: str | None = None
-    """Holds the bearer token that it must show; null: the receiver is off."""
-    max_body_bytes: int = 256 * 1024
-
-
 class AggregatorConfig(_Strict, frozen=True):
     """`perfd aggregator --config FILE`."""
 
@@ -278,7 +270,6 @@ class AggregatorConfig(_Strict, frozen=True):
         default_factory=lambda: {"default": CaptureProfile()}
     )
     exporters: ExportersConfig = ExportersConfig()
-    alertmanager_webhook: AlertmanagerWebhookConfig = AlertmanagerWebhookConfig()
     job_forgotten_after_s: float = 3600.0
     """A job that sent nothing for so long leaves /metrics; history keeps it."""
 

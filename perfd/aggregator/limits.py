@@ -63,5 +63,3 @@ class Counters:
     rule_evaluation_s: float = 0.0
     rejected: Counter[str] = field(default_factory=Counter)
     """By the name of the bound in `Limits` that refused something."""
-    webhook: Counter[str] = field(default_factory=Counter)
-    """Alerts of the webhook, by what became of them."""

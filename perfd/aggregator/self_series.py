@@ -95,10 +95,6 @@ def aggregator_values(
         if count
     ]
     values += [
-        ("perfd_webhook_alerts_total", {"outcome": outcome}, count)
-        for outcome, count in sorted(counters.webhook.items())
-    ]
-    values += [
         ("perfd_capture_ranks", {"job": job, "state": outcome}, count)
         for (job, outcome), count in sorted(outcomes.items())
     ]
