@@ -37,7 +37,7 @@ def judge_hang(facts: Facts) -> Finding | None:
 
 
 def judge_missing(facts: Facts) -> Finding | None:
-    """Ranks that say nothing while others do: what depends on all of them is then not judged."""
+    """Ranks that say nothing while others do, who are no culprits: what depends on all is not judged."""
     evidence = []
     if facts.nccl.missing_ranks:
         evidence.append(
@@ -59,10 +59,6 @@ def judge_missing(facts: Facts) -> Finding | None:
     return Finding(
         kind=Kind.MISSING_TELEMETRY,
         confidence=0.9,
-        culprits=tuple(
-            Culprit(kind="rank", id=rank)
-            for rank in sorted({*facts.nccl.missing_ranks, *facts.silent_gpu_ranks})[:_SHOWN]
-        ),
         evidence=evidence,
         recommendation="Run an agent on every node of the job, and look at perfd_agent_up and"
         " perfd_collector_success of the nodes that these ranks run on.",
