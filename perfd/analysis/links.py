@@ -40,8 +40,10 @@ def node_link_bytes_per_s(infos: Mapping[str, Sequence[GpuInfo]], peaks: PeakTab
     Cards with bridges (PCIe, NVL) are joined in pairs at most, and slices of a GPU not at all.
     """
     found = {}
+    names = {info.name for gpus in infos.values() for info in gpus}
+    row_of = {name: find_gpu(peaks, name) for name in names}
     for node, gpus in infos.items():
-        rows = [None if info.mig else find_gpu(peaks, info.name) for info in gpus]
+        rows = [None if info.mig else row_of[info.name] for info in gpus]
         speeds = [
             row.nvlink_bytes_per_s / 2
             for row in rows

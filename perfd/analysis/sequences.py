@@ -59,16 +59,18 @@ def of_peers(forward_s: Floats, backward_s: Floats, step_time_s: Floats) -> Uneq
     known = np.isfinite(forward_s) & np.isfinite(backward_s)
     if np.count_nonzero(known) < _FEWEST or not known.any(axis=0).all():
         return None
+    compute = forward_s + backward_s
+    lost = float(median((compute.max(axis=1) - median(compute, axis=1)) / step_time_s))
+    by_rank = median(compute, axis=0)
+    moves = float(by_rank.max()) <= _STEADY_RANK * float(np.median(by_rank))
+    if not (lost >= _LEAST_LOST and moves):
+        return None
     forward, backward = forward_s[known], backward_s[known]
     if not (forward.std() > 0 and backward.std() > 0):
         return None
     correlation = float(np.corrcoef(forward, backward)[0, 1])
     spread = min(_spread(forward), _spread(backward))
-    compute = forward_s + backward_s
-    by_rank = median(compute, axis=0)
-    lost = float(median((compute.max(axis=1) - median(compute, axis=1)) / step_time_s))
-    moves = float(by_rank.max()) <= _STEADY_RANK * float(np.median(by_rank))
-    if not (correlation >= _CORRELATION and spread >= _SPREAD and lost >= _LEAST_LOST and moves):
+    if not (correlation >= _CORRELATION and spread >= _SPREAD):
         return None
     return UnequalSequences(correlation=correlation, spread_ratio=spread, lost_ratio=lost)
 
