@@ -31,11 +31,13 @@ def node(tmp_path):
 def rank(node):
     def start(**environment):
         process = subprocess.Popen(
-            ["sleep", "60"],
+            # It speaks once it runs: before that the kernel may not show its environment yet.
+            ["sh", "-c", "echo; exec sleep 60"],
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
+        process.stdout.readline()
         node.jobs.append(process)
         return RankPlacement(job="llama", rank=3, pid=process.pid)
 
