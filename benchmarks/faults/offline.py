@@ -17,8 +17,8 @@ from perfd.analysis.tables import Floats
 from perfd.recording import bundled
 from perfd.session.replay import ReplayOptions, replay
 
-RECORDINGS = {"dp4": (), "dp4_slow2": (2,), "pp2dp2": (), "pp4_few": ()}
-"""By name, the ranks to blame; `pp4_few` has a large bubble by design."""
+RECORDINGS = {"dp2_nccl": (), "dp4": (), "dp4_slow2": (2,), "pp2dp2": (), "pp4_few": ()}
+"""By name, the ranks to blame; `pp4_few` has a large bubble by design, `dp2_nccl` the plugin's timings."""
 TIMELINES = {"AR": (0,), "SE": ()}
 """AR has a slow worker; in SE sequences are of unequal length and nobody is to blame."""
 _BLAMING = {Kind.STRAGGLER, Kind.DATA_LOADING, Kind.THROTTLING, Kind.HANG}

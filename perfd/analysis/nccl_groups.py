@@ -16,6 +16,8 @@ from perfd.model import TimingSource
 _TINY_BYTES = 64 * 1024
 """A message so small is latency, not bandwidth."""
 _MOST_GROUPS = 256
+_RARELY = 0.1
+"""Communicators that take so little of the time of the busiest one of their kind do not stand for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +65,15 @@ def kinds_of(stacks: Sequence[Stack], measures: Sequence[Measures]) -> tuple[Ncc
     found = []
     for stack, of_stack in zip(stacks, measures, strict=True):
         for name in sorted(set(stack.names.tolist()), key=str):
-            chosen = np.equal(stack.names, name).astype(np.bool_)
+            members = np.equal(stack.names, name).astype(np.bool_)
+            taken = np.where(members, np.nan_to_num(of_stack.kernel_ratio), -1.0)
+            # Of one dimension there may be a communicator for data and one for a few numbers.
+            chosen = members & (taken >= _RARELY * taken.max())
             found.append(
                 NcclKind(
                     group=name,
                     operation=stack.operation,
-                    communicators=int(chosen.sum()),
+                    communicators=int(members.sum()),
                     transfer_s=known(float(median(of_stack.transfer_s[chosen]))),
                     wait_ratio=known(float(median(of_stack.wait_ratio[chosen]))),
                     kernel_ratio=known(float(of_stack.kernel_ratio[chosen].mean())),

@@ -151,3 +151,12 @@ def test_without_the_plugin_nothing_is_said():
 )
 def test_communicators_are_named_by_their_members(ranks, name):
     assert group_name(ranks, ParallelLayout(world_size=8, tp=2, dp=2, pp=2, cp=1)) == name
+
+
+def test_a_communicator_for_a_few_numbers_does_not_stand_for_the_one_that_moves_data():
+    data = table([0, 1, 2, 3], [0, 0, 0, 0], transfer_s=0.01)
+    numbers = table([0, 1, 2, 3], [0, 0, 0, 0], transfer_s=3e-6, communicator="cd", kernel_ratio=[3e-5] * 4)
+
+    (kind,) = summary([data, numbers]).nccl.kinds
+
+    assert (kind.communicators, kind.transfer_s) == (2, pytest.approx(0.01))
