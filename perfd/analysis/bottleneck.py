@@ -6,6 +6,7 @@ thresholds are those of docs/analysis.md.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from perfd.analysis.findings import Culprit, Facts, Finding, Kind, milliseconds, percent
@@ -131,11 +132,30 @@ def _hide_communication(facts: Facts, lost: float, *, slow_links: bool) -> str:
         f" --overlap-param-gather with the distributed optimizer): it wins at most {percent(lost)}."
         f" Or accumulate over twice the micro-batches: the share falls to about {percent(accumulated)}."
     )
+    advice += _of_tensor_groups(facts)
     if slow_links:
         advice += (
             " The collectives take over twice what the links allow: check the network and NCCL's topology."
         )
     return advice
+
+
+def _of_tensor_groups(facts: Facts) -> str:
+    """What to do when tensor parallelism is what takes the time, or lies across nodes."""
+    on_node = Counter(key.node for key in facts.activity.gpus)
+    tensor, kinds = facts.parallel.tp or 1, facts.nccl.kinds
+    if tensor > 1 and on_node and tensor > max(on_node.values()):
+        return (
+            f" Tensor parallelism of {tensor} crosses nodes of {max(on_node.values())} GPUs: keep it inside one,"
+            " and use pipeline or context parallelism between them."
+        )
+    busiest = max(kinds, key=lambda kind: kind.kernel_ratio or 0.0, default=None)
+    if busiest is not None and busiest.group == "tp":
+        return (
+            f" Most of it is {busiest.operation} of tensor groups: use less tensor parallelism where memory"
+            " allows it, or overlap it (Megatron-LM: --sequence-parallel, --tp-comm-overlap)."
+        )
+    return ""
 
 
 def _judge_optimizer(facts: Facts) -> Finding | None:

@@ -426,3 +426,21 @@ def test_the_rank_whose_input_is_slow_is_named_where_timers_are_by_rank():
     all_alike = loading(0.3, 0.3, 0.31, 0.3)
     assert (all_alike.bottleneck.kind, ranks_of(all_alike.bottleneck)) == (Kind.DATA_LOADING, [])
     assert ranks_of(loading(0.01, 0.3, 0.3, 0.01).bottleneck) == []
+
+
+def test_communication_of_tensor_groups_is_told_with_what_helps_them():
+    layout = description(world_size=4, tp=2, dp=2, micro_batch_size=1, global_batch_size=8)
+    pairs = [
+        table([0, 1], [0, 0], transfer_s=0.03),
+        table([2, 3], [0, 0], transfer_s=0.03, communicator="cd"),
+    ]
+
+    inside = summary(pairs, job=layout).bottleneck
+
+    assert inside.kind is Kind.COMMUNICATION
+    assert "--tp-comm-overlap" in inside.recommendation
+    gpu = gpu_table(STEPS, {"sm_active_ratio": [0.8] * 4})
+    apart = replace(gpu, gpus=[GpuKey(node=f"n{rank}", gpu="0", rank=rank) for rank in range(4)])
+    times = [NcclTime(rank=r, busy_s=3, span_s=10, lost_operations=0) for r in range(4)]
+    job = job_data(STEPS, description=layout, gpu=apart, collectives=pairs, nccl=times)
+    assert "crosses nodes of 1 GPUs" in summarise(job, AnalysisSettings()).bottleneck.recommendation
