@@ -146,8 +146,8 @@ def _of_tensor_groups(facts: Facts) -> str:
     tensor, kinds = facts.parallel.tp or 1, facts.nccl.kinds
     if tensor > 1 and on_node and tensor > max(on_node.values()):
         return (
-            f" Tensor parallelism of {tensor} crosses nodes of {max(on_node.values())} GPUs: keep it inside one,"
-            " and use pipeline or context parallelism between them."
+            f" Tensor parallelism of {tensor} crosses nodes of {max(on_node.values())} GPUs: keep it inside"
+            " one, and use pipeline or context parallelism between them."
         )
     busiest = max(kinds, key=lambda kind: kind.kernel_ratio or 0.0, default=None)
     if busiest is not None and busiest.group == "tp":
