@@ -87,6 +87,9 @@ class TorchtitanParser:
         loss = number(pairs["loss"])
         per_gpu = grouped(pairs.get("tps", ""))
         mfu = _SHARE.fullmatch(pairs.get("mfu", ""))
+        if mfu:
+            # torchtitan divides by the BF16 peak only, and prints N/A for quantised training.
+            self._out.describe(precision="bf16")
         world = self._out.description.parallel.world_size
         # `tps` is per GPU: a group that works on the same tokens counts them once, and shares them.
         tokens_per_s = per_gpu * world if per_gpu and world else None
