@@ -68,7 +68,7 @@ def cluster(directory: Path, aggregator: Aggregator) -> Iterator[Cluster]:
     started = up(directory, nodes=len(NODES), gpus=8)
     yield started
     down(started)
-    assert processes_that_name(str(directory)) == []
+    until(lambda: processes_that_name(str(directory)) == [], "the end of all processes")
 
 
 def script(directory: Path, *commands: str) -> Path:
@@ -88,7 +88,7 @@ def test_two_lines_in_a_batch_script_show_every_node_and_step(cluster: Cluster, 
         f"{DEPLOY}/perfd-sidecar stop",
     )
     job = cluster.submit(path, PERFD=str(PERFD), PERFD_SPOOL=str(directory))
-    until(lambda: cluster.ended(job), "the end of the job", 90)
+    until(lambda: cluster.ended(job), "the end of the job")
     printed = (path.parent / f"{job}.out").read_text()
     assert "perfd-sidecar:" not in printed
     status = json.loads((path.parent / f"perfd-{job}" / "status.json").read_text())
@@ -107,10 +107,10 @@ def test_scancel_ends_sidecar_and_aggregator(cluster: Cluster, directory: Path) 
         f"srun {HERE}/slurm/trainer.sh 3000",
     )
     job = cluster.submit(path, PERFD=str(PERFD), PERFD_SPOOL=str(directory))
-    until(lambda: "iteration" in output(path, job), "the first step", 60)
-    assert len(processes_that_name(f"{directory}/perfd-{job}-")) >= len(NODES)
+    until(lambda: "iteration" in output(path, job), "the first step")
+    until(lambda: len(processes_that_name(f"{directory}/perfd-{job}-")) >= len(NODES), "four agents")
     cluster("scancel", job)
-    until(lambda: cluster.ended(job), "the end of the job", 60)
+    until(lambda: cluster.ended(job), "the end of the job")
     until(lambda: not processes_that_name(str(path.parent)), "the end of the aggregator")
     until(lambda: not processes_that_name(f"{directory}/perfd-{job}-"), "the end of the agents")
 
@@ -120,12 +120,12 @@ def test_prolog_starts_an_agent_on_each_node_and_epilog_leaves_nothing(
 ) -> None:
     path = script(directory / "whole", "srun bash -c 'env' >environ", "while [ ! -e go ]; do sleep 0.1; done")
     job = cluster.submit(path)
-    until(lambda: nodes_of(aggregator) >= set(NODES), "four agents", 60)
-    assert len(processes_that_name(f"--config {directory}/etc/agent.yaml")) == len(NODES)
+    until(lambda: agents_of(directory, job) == len(NODES), "four agents")
+    until(lambda: nodes_of(aggregator) >= set(NODES), "their streams")
     (path.parent / "go").touch()
-    until(lambda: cluster.ended(job), "the end of the job", 60)
+    until(lambda: cluster.ended(job), "the end of the job")
     until(lambda: not list((directory / "jobs").glob("*/*")), "the end of the Epilogs")
-    assert processes_that_name(f"{directory}/etc/agent.yaml") == []
+    until(lambda: agents_of(directory, job) == 0, "the end of the agents")
     environ = (path.parent / "environ").read_text()
     assert f"NCCL_PROFILER_PLUGIN={directory}/etc/plugin.so\n" in environ
     assert "KINETO_USE_DAEMON=1\n" in environ
@@ -134,6 +134,12 @@ def test_prolog_starts_an_agent_on_each_node_and_epilog_leaves_nothing(
 def output(path: Path, job: str) -> str:
     found = path.parent / f"{job}.out"
     return found.read_text() if found.exists() else ""
+
+
+def agents_of(directory: Path, job: str) -> int:
+    """How many agents run that the Prolog started for a job."""
+    lines = processes_that_name(f" agent --config {directory}/etc/agent.yaml ")
+    return sum(line.rstrip().endswith(f"--job {job}") for line in lines)
 
 
 def nodes_of(aggregator: Aggregator) -> set[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 
-def until(holds: Callable[[], bool], what: str, timeout_s: float = 40.0) -> None:
+def until(holds: Callable[[], bool], what: str, timeout_s: float = 90.0) -> None:
     """Come back as soon as something holds that other processes bring about."""
     end = time.monotonic() + timeout_s
     while not holds():
@@ -44,10 +44,12 @@ class Cluster:
         ).strip()
 
     def ended(self, job: str) -> bool:
-        return not self("squeue", "--noheader", f"--jobs={job}", "--states=all", "--format=%T").strip() or (
-            self("squeue", "--noheader", f"--jobs={job}", "--states=all", "--format=%T").strip()
-            in {"COMPLETED", "CANCELLED", "FAILED", "NODE_FAIL"}
-        )
+        """Whether a job is over, its Epilogs too."""
+        return self.state(job) in {"COMPLETED", "CANCELLED", "FAILED", "NODE_FAIL", "TIMEOUT"}
+
+    def state(self, job: str) -> str:
+        """What SLURM calls the state of a job, as in RUNNING; it remembers a job for five minutes."""
+        return self("squeue", "--noheader", f"--jobs={job}", "--states=all", "--format=%T").strip()
 
 
 def up(directory: Path, nodes: int, gpus: int) -> Cluster:
