@@ -179,6 +179,9 @@ class HttpClientConfig(_Strict, frozen=True):
     bearer_token_file: str | None = None
     ca: str | None = None
     """Certificates to trust, in a PEM file; null for the system's."""
+    certificate: str | None = None
+    """Shown to a server that asks for one (mutual TLS), with its `key`; PEM files."""
+    key: str | None = None
 
 
 class JsonLinesConfig(_Strict, frozen=True):

@@ -48,10 +48,16 @@ class Handover:
             finals=tuple(summary for summary in finals if summary is not None),
         )
 
-    def last(self, now_unix_s: float, jobs: Sequence[str], whole: WholeSummary) -> Round:
-        """The round at the aggregator's own end: what is known of the jobs that go on."""
+    def last(
+        self, now_unix_s: float, jobs: Sequence[str], whole: WholeSummary, *, active: Sequence[Alert]
+    ) -> Round:
+        """The round at the aggregator's own end: what is known of the jobs that go on, and what fires on."""
         summaries = [whole(name) for name in jobs if name not in self._ended]
-        return Round(time_unix_s=now_unix_s, finals=tuple(one for one in summaries if one is not None))
+        return Round(
+            time_unix_s=now_unix_s,
+            firing=_updates(active, AlertState.FIRING),
+            finals=tuple(one for one in summaries if one is not None),
+        )
 
 
 def _job(found: Derived, facts: LiveFacts) -> JobRound:

@@ -201,7 +201,11 @@ class Rounds:
         """Hand the summaries of jobs that go on to the exporters, before the end."""
         if self._exporters:
             with self._lock:
-                self._exporters.offer(self._handover.last(self._now_unix_s, self.jobs(), self._whole_summary))
+                self._exporters.offer(
+                    self._handover.last(
+                        self._now_unix_s, self.jobs(), self._whole_summary, active=self._alerts.active
+                    )
+                )
 
     def _whole_summary(self, name: str) -> JobSummary | None:
         found = self._whole(name)

@@ -7,9 +7,9 @@ import http.client
 import ssl
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from perfd import __version__
 from perfd.config import HttpClientConfig
@@ -25,6 +25,8 @@ class Answer:
     status: int
     text: str = ""
     retry_after_s: float | None = None
+    reconnected: bool = False
+    """The connection that was kept had died, and this answer came over a new one."""
 
     @property
     def taken(self) -> bool:
@@ -38,26 +40,37 @@ class Answer:
 
 
 class Poster:
-    """Sends bodies to one URL. Raises `ConfigError` when the URL or a file of secrets cannot be used."""
+    """Sends bodies to one URL. Raises `ConfigError` when the URL or a file of secrets cannot be used.
+
+    Files of secrets are read for each request, so that a new token counts from the next one on.
+    """
 
     def __init__(self, url: str, config: HttpClientConfig, *, key: str) -> None:
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ConfigError(f"{key}: {url!r} is not an http or https URL.")
-        self._host, self._port, self._tls = parts.hostname, parts.port, parts.scheme == "https"
+        self._host, self._port, self._tls = parts.hostname, _port(parts, key), parts.scheme == "https"
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        self._timeout_s = config.timeout_s
-        self._headers = {"User-Agent": f"perfd/{__version__}", **_authorization(config, key)}
+        self._config = config
+        self._key = key
         self._context = _context(config, key) if self._tls else None
         self._connection: http.client.HTTPConnection | None = None
+        self._closed_at_once = False
+        _authorization(config, key)
 
     def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:
-        """Send one body; never raises for what the network or the other side does."""
+        """Send one body; never raises for what the network, the other side or a file of secrets does."""
         try:
-            return self._once(body, headers)
-        except (OSError, http.client.HTTPException) as error:
-            self.close()
-            return Answer(status=0, text=str(error) or type(error).__name__)
+            authorization = _authorization(self._config, self._key)
+        except ConfigError as error:
+            return Answer(status=0, text=str(error))
+        sent = {"User-Agent": f"perfd/{__version__}", **authorization, **headers}
+        kept = self._connection is not None
+        answer = self._attempt(body, sent)
+        if kept and answer.status == 0 and self._closed_at_once:
+            # The other side, or something between, closed a connection that was idle: no failure yet.
+            answer = replace(self._attempt(body, sent), reconnected=True)
+        return answer
 
     def close(self) -> None:
         """Close the connection; the next request opens a new one."""
@@ -66,13 +79,22 @@ class Poster:
                 self._connection.close()
             self._connection = None
 
+    def _attempt(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+        self._closed_at_once = False
+        try:
+            return self._once(body, headers)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            self._closed_at_once = isinstance(error, ConnectionError)
+            return Answer(status=0, text=str(error) or type(error).__name__)
+
     def _once(self, body: bytes, headers: Mapping[str, str]) -> Answer:
         if self._connection is None:
             self._connection = self._connect()
-        self._connection.request("POST", self._path, body, {**self._headers, **headers})
+        self._connection.request("POST", self._path, body, dict(headers))
         response = self._connection.getresponse()
         text = response.read(_MAX_ANSWER_BYTES).decode(errors="replace")
-        if not response.isclosed():
+        if not response.isclosed() or response.will_close:
             # More than we read is no answer of these interfaces: begin anew.
             self.close()
         return Answer(
@@ -82,11 +104,12 @@ class Poster:
         )
 
     def _connect(self) -> http.client.HTTPConnection:
+        timeout_s = self._config.timeout_s
         if self._tls:
             return http.client.HTTPSConnection(
-                self._host, self._port, timeout=self._timeout_s, context=self._context
+                self._host, self._port, timeout=timeout_s, context=self._context
             )
-        return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
 
 
 def read_secret(path: str, key: str) -> str:
@@ -95,9 +118,16 @@ def read_secret(path: str, key: str) -> str:
         secret = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{key}: cannot read {path}: {error}.") from error
-    if not secret or "\n" in secret:
+    if not secret or not secret.isprintable():
         raise ConfigError(f"{key}: {path} must hold one line, the secret.")
     return secret
+
+
+def _port(parts: SplitResult, key: str) -> int | None:
+    try:
+        return parts.port
+    except ValueError as error:
+        raise ConfigError(f"{key}: {parts.geturl()!r} has no port that can be: {error}.") from error
 
 
 def _authorization(config: HttpClientConfig, key: str) -> dict[str, str]:
@@ -114,10 +144,16 @@ def _authorization(config: HttpClientConfig, key: str) -> dict[str, str]:
 
 
 def _context(config: HttpClientConfig, key: str) -> ssl.SSLContext:
+    if (config.certificate is None) != (config.key is None):
+        raise ConfigError(f"{key}: `certificate` and `key` belong together.")
     try:
-        return ssl.create_default_context(cafile=config.ca)
+        context = ssl.create_default_context(cafile=config.ca)
+        if config.certificate is not None:
+            context.load_cert_chain(config.certificate, config.key)
     except OSError as error:
-        raise ConfigError(f"{key}: cannot use the certificates in {config.ca}: {error}.") from error
+        named = ", ".join(name for name in (config.ca, config.certificate, config.key) if name)
+        raise ConfigError(f"{key}: cannot use the certificates in {named}: {error}.") from error
+    return context
 
 
 def _seconds(text: str | None) -> float | None:

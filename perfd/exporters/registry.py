@@ -65,8 +65,10 @@ def _configured(config: ExportersConfig) -> Iterator[Made]:
         yield "wandb", lambda context: WandbExporter(wandb, context)
     if remote_write.url is not None:
         yield "remote_write", lambda context: RemoteWriteExporter(remote_write, context)
-    if alertmanager.urls:
-        yield "alertmanager", lambda context: AlertmanagerExporter(alertmanager, context)
+    for place, url in enumerate(alertmanager.urls):
+        # One each: what one does not answer must not hold up what another has to hear.
+        name = "alertmanager" if len(alertmanager.urls) == 1 else f"alertmanager-{place}"
+        yield name, lambda context, url=url: AlertmanagerExporter(url, alertmanager, context)  # type: ignore[misc]  # defaults bind the loop's values
     for name, options in config.others.items():
         make = _load(name)
         yield name, lambda context, make=make, options=options: make(options, context)  # type: ignore[misc]  # defaults bind the loop's values

@@ -18,10 +18,8 @@ from perfd.config import (
     WandbConfig,
 )
 from perfd.errors import ConfigError
-from perfd.exporters.alertmanager import AlertmanagerExporter
 from perfd.exporters.backoff import Backoff
 from perfd.exporters.contract import AlertUpdate, ExporterContext, Round, Tally
-from perfd.exporters.delivery import Deliveries
 from perfd.exporters.registry import Exporters
 from perfd.exporters.remote_write import RemoteWriteExporter
 from perfd.exporters.runner import ExporterRunner
@@ -197,57 +195,6 @@ def test_beyond_the_bound_the_oldest_samples_go_and_are_counted():
         exporter.export(Round(time_unix_s=float(second), frames={"g": frame(float(second), 1.0)}))
     assert given.tally.lost + given.tally.pending == 20
     assert given.tally.lost > 0
-
-
-def test_an_alert_that_ended_while_the_alertmanager_was_away_is_told_first_as_firing():
-    deliveries = Deliveries(resend_s=60.0, max_alerts=10)
-    deliveries.update([alert()], [alert()])
-    deliveries.update([alert(resolved=110.0)], [])
-    first = deliveries.due(200.0)
-    assert [one.as_resolved for one in first] == [False]
-    deliveries.told(first, 200.0)
-    assert deliveries.due(230.0) == []
-    last = deliveries.due(260.0)
-    assert [(one.as_resolved, one.ends_at_unix_s) for one in last] == [(True, 110.0)]
-    deliveries.told(last, 260.0)
-    assert deliveries.due(1000.0) == []
-
-
-def test_a_firing_alert_is_told_again_and_its_end_at_once():
-    deliveries = Deliveries(resend_s=60.0, max_alerts=10)
-    deliveries.update([alert()], [alert()])
-    deliveries.told(deliveries.due(100.0), 100.0)
-    assert deliveries.due(130.0) == []
-    assert len(deliveries.due(160.0)) == 1
-    deliveries.update([alert(resolved=131.0)], [])
-    assert [one.as_resolved for one in deliveries.due(131.0)] == [True]
-
-
-def test_alerts_wait_for_an_alertmanager_that_is_away():
-    posts, away = [], [True]
-
-    def take(request):
-        if away[0]:
-            return Response(body=b"", status=503)
-        posts.append(json.loads(request.body))
-        return Response(body=b"")
-
-    server = HttpServer("127.0.0.1:0", {"/api/v2/alerts": take})
-    try:
-        given = context()
-        config = AlertmanagerConfig(urls=[f"http://{server.address}"], external_labels={"cluster": "c1"})
-        exporter = AlertmanagerExporter(config, given)
-        exporter.export(Round(time_unix_s=100.0, changes=[alert(job="llm")], firing=[alert(job="llm")]))
-        away[0] = False
-        given.clock.advance(5.0)
-        exporter.export(Round(time_unix_s=105.0, firing=[alert(job="llm")]))
-        exporter.export(Round(time_unix_s=106.0, changes=[alert(job="llm", resolved=106.0)]))
-        exporter.close()
-    finally:
-        server.close()
-    assert [post[0]["labels"]["cluster"] for post in posts] == ["c1", "c1"]
-    assert posts[0][0]["endsAt"] > posts[1][0]["endsAt"]
-    assert (given.tally.sent, given.tally.retries, given.tally.pending) == (2, 1, 0)
 
 
 def test_wandb_offline_keeps_steps_alerts_and_the_report(tmp_path):
