@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from perfd.errors import PerfdError
@@ -30,14 +32,25 @@ class Request:
     """Names in lower case."""
 
 
+class Stream(Protocol):
+    """Pieces of an answer that come one by one; `close` is called once, whatever happens."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The pieces; waiting for the next one blocks the client's own thread only."""
+
+    def close(self) -> None:
+        """Nobody reads any more."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
-    """What is sent back; the body is complete, not a stream."""
+    """What is sent back: a whole body, or a stream and then the end of the connection."""
 
-    body: bytes
+    body: bytes = b""
     status: int = 200
     content_type: str = "application/json; charset=utf-8"
     headers: Mapping[str, str] = field(default_factory=dict)
+    stream: Stream | None = None
 
 
 Handler = Callable[[Request], Response]
@@ -55,11 +68,12 @@ class HttpServer:
     """Serves `routes` from threads of its own. A route that ends in `/` also takes what is below it.
 
     Port 0 picks a free one; `address` is the real one. Raises `PerfdError` when the port is in use.
+    A client that takes nothing of a stream for `stalled_s` is dropped, and so is one that vanished.
     """
 
-    def __init__(self, address: str, routes: Mapping[str, Handler]) -> None:
+    def __init__(self, address: str, routes: Mapping[str, Handler], *, stalled_s: float = 10.0) -> None:
         host, port = split_address(address)
-        handler = type("_BoundHandler", (_Handler,), {"routes": dict(routes)})
+        handler = type("_BoundHandler", (_Handler,), {"routes": dict(routes), "stalled_s": stalled_s})
         try:
             self._server = ThreadingHTTPServer((host, port), handler)
         except OSError as error:
@@ -89,6 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
     routes: Mapping[str, Handler] = {}
     protocol_version = "HTTP/1.1"
     timeout = 30
+    stalled_s = 10.0
 
     def do_GET(self) -> None:
         self._answer(b"")
@@ -131,13 +146,37 @@ class _Handler(BaseHTTPRequestHandler):
         return self.routes[longest], path[len(longest) :]
 
     def _send(self, response: Response) -> None:
+        try:
+            self._send_head(response)
+            if response.stream is None:
+                self.wfile.write(response.body)
+            else:
+                self._send_stream(response.stream)
+        except OSError:
+            # The client went away, or does not read: that is not worth a word.
+            self.close_connection = True
+        finally:
+            if response.stream is not None:
+                response.stream.close()
+
+    def _send_stream(self, stream: Stream) -> None:
+        self.connection.settimeout(self.stalled_s)
+        vanished_ms = round(self.stalled_s * 1000)
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, vanished_ms)
+        for piece in stream:
+            self.wfile.write(piece)
+
+    def _send_head(self, response: Response) -> None:
         self.send_response(response.status)
         self.send_header("Content-Type", response.content_type)
-        self.send_header("Content-Length", str(len(response.body)))
+        if response.stream is None:
+            self.send_header("Content-Length", str(len(response.body)))
+        else:
+            # Also makes the server end the connection after the last piece.
+            self.send_header("Connection", "close")
         for name, value in response.headers.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(response.body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the name is http.server's)
         """Requests are counted by whoever scrapes; they are not logged."""

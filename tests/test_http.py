@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -73,3 +75,46 @@ def test_a_port_in_use_is_one_sentence(server: HttpServer) -> None:
 def test_what_is_no_address_is_said_so(address: str) -> None:
     with pytest.raises(PerfdError, match="is not an address; write it as host:port"):
         HttpServer(address, {})
+
+
+class Endless:
+    """A stream that is never over, and notes that it was closed."""
+
+    def __init__(self) -> None:
+        self.closed = threading.Event()
+
+    def __iter__(self) -> Iterator[bytes]:
+        while True:
+            yield b"x" * 65_536
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@pytest.mark.parametrize("leaves", [False, True], ids=["reads nothing", "goes away"])
+def test_a_client_that_does_not_take_a_stream_is_dropped(leaves: bool) -> None:
+    stream = Endless()
+    server = HttpServer("127.0.0.1:0", {"/stream": lambda _: Response(stream=stream)}, stalled_s=0.2)
+    host, port = server.address.rsplit(":", 1)
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(b"GET /stream HTTP/1.1\r\nHost: here\r\n\r\n")
+        assert client.recv(1)
+        if leaves:
+            client.close()
+        assert stream.closed.wait(50)
+    server.close()
+
+
+def test_a_stream_ends_its_connection_when_it_is_over() -> None:
+    class Short(Endless):
+        def __iter__(self) -> Iterator[bytes]:
+            return iter([b"a", b"b"])
+
+    stream = Short()
+    server = HttpServer(
+        "127.0.0.1:0", {"/stream": lambda _: Response(stream=stream, content_type="text/plain")}
+    )
+    with urllib.request.urlopen(f"http://{server.address}/stream", timeout=10) as answer:
+        assert (answer.read(), answer.headers["Connection"]) == (b"ab", "close")
+    assert stream.closed.wait(50)
+    server.close()

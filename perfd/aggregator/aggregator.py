@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from perfd.aggregator.captures import Captures
 from perfd.aggregator.history import History
 from perfd.aggregator.intake import Intake, State
 from perfd.aggregator.limits import Limits
-from perfd.aggregator.overview import agent_json, job_json, step_lines
+from perfd.aggregator.overview import agent_json, fleet_row, job_json, step_lines
 from perfd.aggregator.progress import progress_columns
 from perfd.aggregator.render import PageRenderer
 from perfd.aggregator.restore import restore
 from perfd.aggregator.rounds import Rounds
 from perfd.aggregator.server import TelemetryServer
+from perfd.aggregator.servers import server_entries, with_findings
 from perfd.analysis.summary import JobSummary
 from perfd.capture.api import StartBody
 from perfd.capture.coordinator import to_json
@@ -31,6 +33,7 @@ from perfd.errors import CaptureError, PerfdError
 from perfd.exporters.registry import Exporters
 from perfd.http import HttpServer
 from perfd.series import SeriesFrame
+from perfd.web.live import Live
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +84,7 @@ class Aggregator:
         self._stopping = threading.Event()
         self._grpc_address: str | None = None
         self._http: HttpServer | None = None
+        self._live = Live()
 
     @property
     def grpc_address(self) -> str:
@@ -111,7 +115,7 @@ class Aggregator:
                     forgotten_after_s=self._config.job_forgotten_after_s,
                 )
             if self._config.http_listen is not None:
-                self._http = HttpServer(self._config.http_listen, routes(self))
+                self._http = HttpServer(self._config.http_listen, routes(self, self._live))
             self._loop_thread.start()
             self._grpc_address = asyncio.run_coroutine_threadsafe(
                 self._server.start(
@@ -132,6 +136,7 @@ class Aggregator:
         if self._stopping.is_set():
             return
         self._stopping.set()
+        self._live.close()
         if self._tick_thread.is_alive():
             self._tick_thread.join()
         if self._loop_thread.is_alive():
@@ -150,6 +155,7 @@ class Aggregator:
     def tick(self, now_unix_s: float | None = None) -> None:
         """One round: derive, store series, evaluate rules, decide on captures. Returns when it is done."""
         self._rounds.run(self._clock.unix_ns() / 1e9 if now_unix_s is None else now_unix_s)
+        self._live.tell()
 
     def jobs(self) -> list[str]:
         """Names of the jobs in memory."""
@@ -176,9 +182,40 @@ class Aggregator:
     def _renderer_of(self, group: str) -> PageRenderer:
         return self._renderers.setdefault(group, PageRenderer(self._rounds.names.describe))
 
-    def overview(self) -> list[dict[str, Any]]:
-        """One entry a job with its newest numbers, of schema perfd.jobs/1."""
-        return [entry for name in self.jobs() if (entry := self._overview_of(name)) is not None]
+    def overview(self, job: str | None = None) -> list[dict[str, Any]]:
+        """One entry a job with its newest numbers, or that of one job, of schema perfd.jobs/1."""
+        names = self.jobs() if job is None else [job]
+        return [entry for name in names if (entry := self._overview_of(name)) is not None]
+
+    def fleet(self) -> dict[str, Any]:
+        """A short row a job, and how many agents and servers there are, of schema perfd.fleet/1."""
+        firing = Counter(alert["job"] for alert in self._rounds.alerts() if alert["state"] == "firing")
+        live = {name: self._rounds.live(name) for name in self.jobs()}
+        servers = self.servers()
+        now_s = self._clock.monotonic_s()
+        with self._state.lock:
+            jobs = self._state.fleet.jobs
+            rows = [
+                fleet_row(jobs[name], summary, now_s, firing[name])
+                for name, summary in live.items()
+                if summary is not None and name in jobs
+            ]
+            connected = [agent.stream is not None for agent in self._state.agents]
+        return {
+            "jobs": rows,
+            "agents": {"count": len(connected), "connected": sum(connected)},
+            "servers": {"count": len(servers), "up": sum(server["up"] is not False for server in servers)},
+        }
+
+    def servers(self) -> list[dict[str, Any]]:
+        """Serving engines with the alerts that fire about them, of schema perfd.servers/1."""
+        alerts = self.alerts()
+        with self._state.lock:
+            fleet = self._state.fleet
+            entries = server_entries(
+                fleet.nodes.values(), self._clock.monotonic_s(), fleet.limits.stale_after_s
+            )
+        return with_findings(entries, alerts)
 
     def alerts(self) -> list[dict[str, Any]]:
         """Alerts that fired, newest first, of schema perfd.alerts/1."""

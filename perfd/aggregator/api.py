@@ -9,11 +9,13 @@ from urllib.parse import unquote
 import msgspec
 
 from perfd import __version__
+from perfd.aggregator.reports import report_routes
 from perfd.analysis.summary import JobSummary, to_json
 from perfd.capture.api import StartBody, capture_routes
 from perfd.errors import PerfdError
 from perfd.exposition import CONTENT_TYPE
 from perfd.http import Handler, Request, Response
+from perfd.web.live import Live
 from perfd.web.routes import page_routes
 
 _MAX_STEPS = 10_000
@@ -22,12 +24,15 @@ _INDEX = """perfd aggregator {version}
 
 /                               the page, for people
 /metrics                        everything, for Prometheus
-/api/v1/jobs                    jobs, with their newest numbers
+/api/v1/fleet                   jobs, one short row each
+/api/v1/jobs                    jobs, with their newest numbers; ?job=JOB for one
 /api/v1/jobs/JOB                the summary of one job (perfd.summary/1)
 /api/v1/jobs/JOB/steps          its progress lines; ?from=STEP&limit=N
 /api/v1/jobs/JOB/series         step time and MFU over its steps; ?points=N
-/api/v1/alerts                  alerts of perfd's own engine
+/api/v1/alerts                  alerts of perfd's own engine; ?job=JOB
+/api/v1/servers                 serving engines
 /api/v1/agents                  agents and their nodes
+/api/v1/events                  server-sent events: one whenever there are newer numbers
 /api/v1/captures                captures (perfd.capture/1); POST starts one
 /api/v1/healthz, readyz         whether it lives, and whether it serves
 """
@@ -42,8 +47,14 @@ class Source(Protocol):
     def jobs(self) -> list[str]:
         """Names of the jobs in memory."""
 
-    def overview(self) -> list[dict[str, Any]]:
-        """One entry a job, of schema perfd.jobs/1."""
+    def overview(self, job: str | None = None) -> list[dict[str, Any]]:
+        """One entry a job, or that of one job, of schema perfd.jobs/1."""
+
+    def fleet(self) -> dict[str, Any]:
+        """The keys of schema perfd.fleet/1."""
+
+    def servers(self) -> list[dict[str, Any]]:
+        """Serving engines, of schema perfd.servers/1."""
 
     def summary(self, job: str | None = None) -> list[JobSummary]:
         """Summaries of one job or all, in memory."""
@@ -76,15 +87,21 @@ class Source(Protocol):
         """Whether agents are served."""
 
 
-def routes(source: Source) -> dict[str, Handler]:
-    """Everything that the aggregator serves, by path."""
+def routes(source: Source, live: Live) -> dict[str, Handler]:
+    """Everything that the aggregator serves, by path; `live` is told when a round is over."""
     return {
         **page_routes(lambda job: job in source.jobs() or source.stored_summary(job) is not None),
         "/api/v1": lambda _: _text(_INDEX.format(version=__version__)),
         "/metrics": lambda _: Response(body=source.page(), content_type=CONTENT_TYPE),
-        "/api/v1/jobs": lambda _: _json({"schema": "perfd.jobs/1", "jobs": source.overview()}),
+        **report_routes(source),
+        "/api/v1/fleet": lambda _: _json({"schema": "perfd.fleet/1", **source.fleet()}),
+        "/api/v1/jobs": lambda request: _json(
+            {"schema": "perfd.jobs/1", "jobs": source.overview(request.query.get("job"))}
+        ),
         "/api/v1/jobs/": lambda request: _job(source, request),
-        "/api/v1/alerts": lambda _: _json({"schema": "perfd.alerts/1", "alerts": source.alerts()}),
+        "/api/v1/alerts": lambda request: _alerts(source, request.query.get("job")),
+        "/api/v1/servers": lambda _: _json({"schema": "perfd.servers/1", "servers": source.servers()}),
+        "/api/v1/events": live.connect,
         "/api/v1/agents": lambda _: _json({"schema": "perfd.agents/1", "agents": source.agents()}),
         **capture_routes(captures=source.captures, start=source.start_capture, cancel=source.cancel_capture),
         "/api/v1/healthz": lambda _: _text("ok\n"),
@@ -105,6 +122,11 @@ def _job(source: Source, request: Request) -> Response:
     except PerfdError as error:
         return _error(503, str(error))
     return _error(404, f"There is nothing at {request.path}; a job has its summary, `steps` and `series`.")
+
+
+def _alerts(source: Source, job: str | None) -> Response:
+    alerts = [alert for alert in source.alerts() if job in {None, alert["job"]}]
+    return _json({"schema": "perfd.alerts/1", "alerts": alerts})
 
 
 def _summary(source: Source, job: str) -> Response:

@@ -14,6 +14,8 @@ from perfd.aggregator.jobs import JobState
 from perfd.analysis.summary import JobSummary
 from perfd.analysis.tables import StepTable
 
+_SHOWN_CULPRITS = 4
+
 
 def job_json(job: JobState, live: JobSummary, now_s: float) -> dict[str, Any]:
     """One entry of schema perfd.jobs/1: where the job stands now, and its newest numbers."""
@@ -33,6 +35,34 @@ def job_json(job: JobState, live: JobSummary, now_s: float) -> dict[str, Any]:
         "silent_s": max(0.0, now_s - job.received_s),
     }
     return entry
+
+
+def fleet_row(job: JobState, live: JobSummary, now_s: float, firing: int) -> dict[str, Any]:
+    """One row of schema perfd.fleet/1: what a table of hundreds of jobs shows of each."""
+    worst = live.bottleneck
+    return {
+        "name": job.name,
+        "framework": live.framework,
+        "world_size": live.world_size,
+        "parallel": msgspec.to_builtins(live.parallel),
+        "nodes": len(job.nodes),
+        "ended": job.ended,
+        "silent_s": max(0.0, now_s - job.received_s),
+        "step": job.steps.last_step,
+        "train_steps": job.description.train_steps if job.description else None,
+        "step_time_s": live.step_time_s.median,
+        "tokens_per_s": live.tokens_per_s,
+        "mfu_ratio": live.mfu_ratio,
+        "communication_ratio": live.communication.share_ratio,
+        "stall_ratio": live.pipeline.stall_ratio,
+        "bottleneck": {
+            "kind": worst.kind.value,
+            "lost_ratio": worst.lost_ratio,
+            "culprits": msgspec.to_builtins(worst.culprits[:_SHOWN_CULPRITS]),
+            "culprit_count": len(worst.culprits),
+        },
+        "firing_alerts": firing,
+    }
 
 
 def agent_json(agent: AgentState, now_s: float) -> dict[str, Any]:

@@ -1,0 +1,140 @@
+"""Reports that a browser opens: of a job, made from its summary, and of a capture, as it was analysed."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import PurePath
+from typing import Any, Protocol
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from perfd.analysis.summary import JobSummary, from_json
+from perfd.errors import PerfdError
+from perfd.http import Handler, Request, Response
+from perfd.report.from_summary import report_of_summary
+from perfd.report.html import to_html
+
+_NAME = "perfd.report.html"
+_MAX_BYTES = 64 * 1024 * 1024
+# A report holds names of kernels and nodes: it is shown, and can do nothing.
+_HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'; sandbox"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class Source(Protocol):
+    """What reports are made of. Every method may be called from any thread."""
+
+    def summary(self, job: str | None = None) -> list[JobSummary]:
+        """Summaries of one job or all, in memory."""
+
+    def stored_summary(self, job: str) -> Mapping[str, Any] | None:
+        """The summary of a job that only history knows."""
+
+    def captures(self) -> list[dict[str, Any]]:
+        """Captures, oldest first."""
+
+
+def report_routes(source: Source) -> dict[str, Handler]:
+    """`/reports/jobs/JOB` and `/reports/captures/ID`, with `/N` where its ranks lie in several folders."""
+    return {
+        "/reports/jobs/": lambda request: _job(source, unquote(request.rest)),
+        "/reports/captures/": lambda request: _capture(source, request),
+    }
+
+
+def _job(source: Source, name: str) -> Response:
+    try:
+        found = source.summary(name)
+        stored = None if found else source.stored_summary(name)
+        if stored is not None:
+            found = from_json({"schema": "perfd.summary/1", "jobs": [stored]})
+    except (PerfdError, msgspec.ValidationError) as error:
+        return _say(503, "The summary of this job cannot be read", str(error))
+    if not found:
+        return _say(404, "No such job", f"There is no job {name!r}; the page at / lists them.")
+    return _html(to_html(report_of_summary(found[0], "perfd aggregator")).encode())
+
+
+def _capture(source: Source, request: Request) -> Response:
+    capture_id, _, number = request.rest.partition("/")
+    capture = next((one for one in source.captures() if one["id"] == capture_id), None)
+    if capture is None:
+        return _say(404, "No such capture", f"There is no capture {capture_id!r}.")
+    reports = [body for folder in _folders(capture) if (body := _read(folder)) is not None]
+    if not reports:
+        return _say(404, "No report here yet", *_how_to_make(capture))
+    if number.isdecimal() and 0 < int(number) <= len(reports):
+        return _html(reports[int(number) - 1])
+    if number:
+        return _say(404, "No such report", f"This capture has {len(reports)} here.")
+    if len(reports) == 1:
+        return _html(reports[0])
+    address = f"/reports/captures/{quote(capture_id, safe='')}"
+    links = [f'<a href="{address}/{n}">Report {n}</a>' for n in range(1, len(reports) + 1)]
+    return _html(_document(f"Reports of {capture_id}", links))
+
+
+def _folders(capture: Mapping[str, Any]) -> Sequence[PurePath]:
+    """Where agents say that a capture lies; a folder that is not called like the capture is not believed."""
+    files = [PurePath(file["path"]) for who in capture["ranks"] for file in who["files"]]
+    return [
+        folder
+        for folder in dict.fromkeys(file.parent for file in files)
+        if folder.is_absolute() and ".." not in folder.parts and folder.name == capture["id"]
+    ]
+
+
+def _read(folder: PurePath) -> bytes | None:
+    """What `perfd capture show ID --analyze` wrote there; None where there is nothing to be read."""
+    try:
+        descriptor = os.open(folder / _NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        # Most captures lie on other machines; and a link is nothing that perfd wrote.
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
+            return None
+        return file.read(_MAX_BYTES)
+
+
+def _how_to_make(capture: Mapping[str, Any]) -> Sequence[str]:
+    nodes = sorted({who["node"] for who in capture["ranks"] if who["files"] and who["node"]})
+    if not nodes:
+        return ("This capture left no files.",)
+    return (
+        f"Its files are on {', '.join(nodes)}. As the agent's user, run there:",
+        f"perfd capture show {capture['id']} --analyze",
+        "It is shown here when this machine can read that folder: the same machine, or a shared file system.",
+    )
+
+
+def _say(status: int, title: str, *sentences: str) -> Response:
+    body = _document(title, [escape(sentence) for sentence in sentences])
+    return Response(body=body, status=status, content_type="text/html; charset=utf-8", headers=_HEADERS)
+
+
+def _html(body: bytes) -> Response:
+    return Response(body=body, content_type="text/html; charset=utf-8", headers=_HEADERS)
+
+
+def _document(title: str, paragraphs: Sequence[str]) -> bytes:
+    inner = "".join(f"<p>{paragraph}</p>" for paragraph in paragraphs)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>:root{{color-scheme:light dark}}"
+        "body{font:16px/1.5 system-ui,sans-serif;max-width:42rem;margin:12vh auto;padding:0 1rem}</style>"
+        f"</head><body><h1>{escape(title)}</h1>{inner}</body></html>\n"
+    ).encode()
