@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from perfd.errors import PerfdError
-from perfd.session.processes import groups_below
+from perfd.session.processes import followers_of_children, groups_below
 
 FORWARDED = frozenset({
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
@@ -104,6 +104,10 @@ class Job:
 
     def _forward(self, received: signal.struct_siginfo) -> None:
         number = received.si_signo
+        if self._launcher and number in _HANDED_ON:
+            # The launcher tells the application alone; a terminal would tell all of its process group.
+            for follower in followers_of_children(self.pid):
+                _send(os.kill, follower, number)
         if self._launcher and number not in _HANDED_ON:
             for group in groups_below(self.pid):
                 _send(os.killpg, group, number)

@@ -74,8 +74,10 @@ def launch(arguments: list[str]) -> int:
         "CUDA_INJECTION64_PATH": INJECTION,
         "NVTX_INJECTION64_PATH": INJECTION,
     }
-    app = subprocess.Popen(args.command, env=environment)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    # The application leads a session of its own, out of the terminal's reach; two signals are handed on
+    # to it, and of the others this process dies and leaves it (seen with 2025.3.1).
+    app = subprocess.Popen(args.command, env=environment, start_new_session=True)
+    for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _frame: app.send_signal(received))
     # Written once: a second write could undo what a `start` wrote in between.
     save(

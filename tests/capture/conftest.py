@@ -18,6 +18,7 @@ from perfd.capture.nsys_tool import NsysOptions, NsysTool
 from perfd.capture.storage import CaptureStore, free_bytes
 from perfd.clock import SystemClock
 from perfd.model import CaptureRequest, CaptureTool
+from perfd.session.processes import groups_below
 from perfd.testing import nsys
 
 PATIENCE_S = 20
@@ -114,8 +115,10 @@ class Node:
         for executor in self.executors:
             executor.stop()
         for job in self.jobs:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(job.pid, signal.SIGKILL)
+            # What `nsys launch` runs is in a session of its own.
+            for group in (*groups_below(job.pid), job.pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(group, signal.SIGKILL)
             job.stdout.close()
             job.wait()
 
