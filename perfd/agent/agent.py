@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 _COLLECTORS_TIMEOUT_S = 2.0
 _FLUSH_TIMEOUT_S = 3.0
+_TEXT = "text/plain; charset=utf-8"
 
 
 class Agent:
@@ -117,7 +118,8 @@ class Agent:
         """
         try:
             if self._config.listen is not None:
-                self._http = HttpServer(self._config.listen, {"/metrics": self._serve_metrics})
+                routes = {"/metrics": self._serve_metrics, "/healthz": self._serve_health}
+                self._http = HttpServer(self._config.listen, routes)
             if self._manual:
                 for task in self._tasks:
                     task.open()
@@ -206,6 +208,12 @@ class Agent:
 
     def _serve_metrics(self, _request: Request) -> Response:
         return Response(body=self.metrics(), content_type=CONTENT_TYPE)
+
+    def _serve_health(self, _request: Request) -> Response:
+        # Whether the aggregator is there is not asked: a restart of the agent would not bring it back.
+        if self._manual or self._batch_thread.is_alive():
+            return Response(body=b"ok\n", content_type=_TEXT)
+        return Response(body=b"The thread that makes batches has ended.\n", status=503, content_type=_TEXT)
 
     def _refuse(self, request: CaptureRequest | CaptureCancel) -> None:
         if isinstance(request, CaptureRequest):

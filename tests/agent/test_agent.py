@@ -189,6 +189,13 @@ def test_metrics_are_served_over_http(aggregator: FakeAggregator, new_agent: New
         assert b"perfd_agent_build_info" in response.read()
 
 
+def test_the_agent_says_that_it_is_healthy_without_an_aggregator(new_agent: NewAgent) -> None:
+    agent = new_agent("127.0.0.1:1", [], config={"listen": "127.0.0.1:0"})
+    agent.start()
+    with urllib.request.urlopen(f"http://{agent.http_address}/healthz") as response:
+        assert (response.status, response.read()) == (200, b"ok\n")
+
+
 def test_an_agent_whose_source_must_be_there_does_not_start(
     aggregator: FakeAggregator, new_agent: NewAgent
 ) -> None:
