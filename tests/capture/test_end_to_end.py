@@ -1,6 +1,10 @@
 """From a rule to a report on the node: real aggregator, real agent, real wire, stand-in nsys."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +14,7 @@ from capture.conftest import Node
 from perfd.agent.agent import Agent
 from perfd.agent.task import CollectorTask
 from perfd.aggregator.aggregator import Aggregator
-from perfd.capture.processes import rank_of, scan_nsys_processes
+from perfd.capture.processes import environment_of, pids, rank_of
 from perfd.cli import main
 from perfd.collector import CollectorSpec, Options, Settings
 from perfd.config import (
@@ -24,6 +28,8 @@ from perfd.config import (
     UplinkConfig,
 )
 from perfd.model import RankPlacement, TrainingStep
+
+PY_SPY = shutil.which("py-spy", path=str(Path(sys.executable).parent))
 
 RULES = """
 groups:
@@ -48,9 +54,10 @@ class Job:
         self._step += 1
         placements = [
             RankPlacement(job="llama", rank=rank, local_rank=rank, world_size=2, gpu=rank, pid=pid)
-            for pid, environment in scan_nsys_processes(Path("/proc")).environments.items()
-            if (rank := rank_of(environment)) is not None
-            and environment.get("NODE_OF_TEST") == str(self._node.directory)
+            for pid in pids(Path("/proc"))
+            if (environment := environment_of(Path("/proc"), pid)).get("NODE_OF_TEST")
+            == str(self._node.directory)
+            and (rank := rank_of(environment)) is not None
         ]
         now_unix_ns = self._clock.unix_ns()
         return [
@@ -90,13 +97,16 @@ class System:
         self.address = aggregator.grpc_address
         return aggregator
 
-    def agent(self):
+    def agent(self, **capture):
         config = AgentConfig(
             node="n1",
             listen=None,
             uplink=UplinkConfig(address=self.address, batch_interval_s=0.05, backoff_initial_s=0.05),
             capture=AgentCaptureConfig(
-                nsys_path=str(self.node.nsys), output_directory=str(self.node.captures), min_free_bytes=0
+                nsys_path=str(self.node.nsys),
+                output_directory=str(self.node.captures),
+                min_free_bytes=0,
+                **capture,
             ),
         )
         spec = CollectorSpec(
@@ -132,10 +142,11 @@ def make_system(node, tmp_path, monkeypatch):
     monkeypatch.setenv("NODE_OF_TEST", str(node.directory))
     systems = []
 
-    def make(**profile):
+    def make(*, launch=True, **profile):
         profile = CaptureProfile(**{"ranks": "1", "steps": None, "max_duration_s": 0.3, **profile})
         systems.append(System(node=node, directory=tmp_path, profile=profile))
-        node.launch()
+        if launch:
+            node.launch()
         return systems[-1]
 
     yield make
@@ -205,3 +216,40 @@ def test_an_agent_that_stops_in_mid_capture_says_so_before_it_goes(node, make_sy
     assert node.session_state() == "Launched"
     capture = system.until(aggregator, lambda capture: capture["state"] != "open")
     assert (capture["state"], capture["reason"]) == ("failed", "The agent was stopped during the capture.")
+
+
+HANGING = """
+import ctypes, threading
+# Where Yama restricts ptrace to children, py-spy may look all the same.
+ctypes.CDLL(None).prctl(0x59616D61, ctypes.c_ulong(-1), 0, 0, 0)
+
+def waits_for_its_peers():
+    print("hangs", flush=True)
+    threading.Event().wait()
+
+waits_for_its_peers()
+"""
+
+
+@pytest.mark.system
+@pytest.mark.skipif(PY_SPY is None and not os.environ.get("CI"), reason="needs py-spy (`make test-system`)")
+def test_a_rule_leaves_the_stacks_of_a_job_that_hangs(node, make_system):
+    system = make_system(launch=False, tool="py_spy", ranks="all")
+    for rank in range(2):
+        process = subprocess.Popen(
+            [sys.executable, "-c", HANGING],
+            env={**os.environ, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        node.jobs.append(process)
+        assert process.stdout.readline() == b"hangs\n"
+    aggregator = system.aggregator()
+    system.agent(py_spy_path=PY_SPY)
+    capture = system.until(aggregator, lambda capture: capture["state"] != "open")
+    assert capture["alert"] == "Slow"
+    assert [(who["rank"], who["state"]) for who in capture["ranks"]] == [(0, "done"), (1, "done")], capture
+    for who in capture["ranks"]:
+        (threads,) = [json.loads(Path(file["path"]).read_text()) for file in who["files"]]
+        names = [frame["name"] for thread in threads for frame in thread["frames"]]
+        assert "waits_for_its_peers" in names
