@@ -257,6 +257,13 @@ class ExportersConfig(_Strict, frozen=True):
     """Options of exporters from other packages, by the name of their entry point."""
 
 
+class WebhookConfig(_Strict, frozen=True):
+    """Where an Alertmanager tells of alerts that start captures: POST /api/v1/webhooks/alertmanager."""
+
+    token_file: str | None = None
+    """Holds the bearer token that the Alertmanager must show; null: no receiver."""
+
+
 class AggregatorConfig(_Strict, frozen=True):
     """`perfd aggregator --config FILE`."""
 
@@ -272,6 +279,7 @@ class AggregatorConfig(_Strict, frozen=True):
     capture_profiles: dict[str, CaptureProfile] = msgspec.field(
         default_factory=lambda: {"default": CaptureProfile()}
     )
+    webhook: WebhookConfig = WebhookConfig()
     exporters: ExportersConfig = ExportersConfig()
     job_forgotten_after_s: float = 3600.0
     """A job that sent nothing for so long leaves /metrics; history keeps it."""

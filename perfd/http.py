@@ -17,6 +17,8 @@ from perfd.errors import PerfdError
 log = logging.getLogger(__name__)
 _CLOSE_WITHIN_S = 0.1
 MAX_BODY_BYTES = 1024 * 1024
+_MOST_DIGITS = 20
+_DISCARDED_BYTES = 16 * MAX_BODY_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,11 +112,18 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "0")
-        if not length.isdigit() or int(length) > MAX_BODY_BYTES:
+        if not _is_number(length) or int(length) > MAX_BODY_BYTES:
             self.close_connection = True
             self._send(_error(413, f"The body must say its length and be at most {MAX_BODY_BYTES} bytes."))
+            self._discard(length)
             return
         self._answer(self.rfile.read(int(length)))
+
+    def _discard(self, length: str) -> None:
+        """Read some of a body that is too large: a client that is cut off while it writes sees no answer."""
+        left = min(int(length), _DISCARDED_BYTES) if _is_number(length) else 0
+        while left > 0 and (chunk := self.rfile.read(min(left, 65536))):
+            left -= len(chunk)
 
     def _answer(self, body: bytes) -> None:
         url = urlsplit(self.path)
@@ -180,6 +189,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the name is http.server's)
         """Requests are counted by whoever scrapes; they are not logged."""
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS
 
 
 def _error(status: int, message: str) -> Response:

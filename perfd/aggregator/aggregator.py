@@ -7,7 +7,7 @@ import logging
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,13 @@ from perfd.aggregator.intake import Intake, State
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.overview import agent_json, fleet_row, job_json, step_lines
 from perfd.aggregator.progress import progress_columns
+from perfd.aggregator.received import Decision, ReceivedAlert
 from perfd.aggregator.render import PageRenderer
 from perfd.aggregator.restore import restore
 from perfd.aggregator.rounds import Rounds
 from perfd.aggregator.server import TelemetryServer
 from perfd.aggregator.servers import server_entries, with_findings
+from perfd.aggregator.webhook import Webhook
 from perfd.analysis.summary import JobSummary
 from perfd.capture.api import StartBody
 from perfd.capture.coordinator import to_json
@@ -66,10 +68,17 @@ class Aggregator:
         self._state = State.empty(limits or Limits())
         self._history = History(Path(config.history.path)) if config.history.path else None
         try:
+            self._webhook = Webhook(config.webhook)
             self._captures = Captures(config.capture_profiles, self._clock, self._history)
             self._exporters = Exporters(config.exporters, self._clock)
             self._rounds = Rounds(
-                config, self._state, self._clock, self._history, self._captures, exporters=self._exporters
+                config,
+                self._state,
+                self._clock,
+                self._history,
+                self._captures,
+                exporters=self._exporters,
+                webhook=self._webhook,
             )
         except PerfdError:
             self._close_history()
@@ -115,7 +124,10 @@ class Aggregator:
                     forgotten_after_s=self._config.job_forgotten_after_s,
                 )
             if self._config.http_listen is not None:
-                self._http = HttpServer(self._config.http_listen, routes(self, self._live))
+                self._http = HttpServer(
+                    self._config.http_listen,
+                    {**routes(self, self._live), **self._webhook.routes(self.receive_alerts)},
+                )
             self._loop_thread.start()
             self._grpc_address = asyncio.run_coroutine_threadsafe(
                 self._server.start(
@@ -245,6 +257,13 @@ class Aggregator:
             max_duration_s=body.max_duration_s,
         )
         return to_json(self._captures.request(request))
+
+    def receive_alerts(self, alerts: Sequence[ReceivedAlert]) -> list[Decision]:
+        """Decide on alerts that an Alertmanager told of, in order."""
+        known = self._rounds.jobs()
+        wanted = {alert.job(known) for alert in alerts if not alert.resolved}
+        views = {name: self._rounds.view(name) if name in wanted else None for name in known}
+        return self._captures.on_received(alerts, views)
 
     def cancel_capture(self, capture_id: str, reason: str) -> Mapping[str, Any]:
         """End a capture by hand; raises `CaptureError` when there is none of that id."""

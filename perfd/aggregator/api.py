@@ -34,6 +34,7 @@ _INDEX = """perfd aggregator {version}
 /api/v1/agents                  agents and their nodes
 /api/v1/events                  server-sent events: one whenever there are newer numbers
 /api/v1/captures                captures (perfd.capture/1); POST starts one
+/api/v1/webhooks/alertmanager   takes Alertmanager's webhooks, which start captures
 /api/v1/healthz, readyz         whether it lives, and whether it serves
 """
 

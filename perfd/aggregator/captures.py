@@ -10,7 +10,8 @@ import msgspec
 
 from perfd.aggregator.history import History
 from perfd.aggregator.history_rows import capture_row
-from perfd.capture.coordinator import CaptureCoordinator
+from perfd.aggregator.received import Decision, Outcome, ReceivedAlert, unknown_job
+from perfd.capture.coordinator import CAPTURE_LABEL, CaptureCoordinator
 from perfd.capture.events import Capture, ManualRequest
 from perfd.capture.ranks import JobView
 from perfd.clock import Clock
@@ -69,6 +70,15 @@ class Captures:
                     self._coordinator.on_alert(alert, job, now_unix_s)
             self._carry_out()
 
+    def on_received(
+        self, alerts: Sequence[ReceivedAlert], views: Mapping[str, JobView | None]
+    ) -> list[Decision]:
+        """Decide on alerts that an Alertmanager told of; `views` has the jobs that there are, by name."""
+        with self._lock:
+            decisions = [self._receive(alert, views) for alert in alerts]
+            self._carry_out()
+        return decisions
+
     def tick(self, now_unix_s: float) -> None:
         """Time passed."""
         with self._lock:
@@ -103,6 +113,26 @@ class Captures:
         """The ids of the captures that an alert of a job started."""
         with self._lock:
             return tuple(self._by_alert.get((job, alert), ()))
+
+    def _receive(self, alert: ReceivedAlert, views: Mapping[str, JobView | None]) -> Decision:
+        if alert.resolved:
+            return Decision(alert=alert, outcome=Outcome.RESOLVED)
+        if not alert.labels.get(CAPTURE_LABEL):
+            return Decision(alert=alert, outcome=Outcome.NO_CAPTURE)
+        job = views.get(alert.job(views))
+        if job is None:
+            return Decision(alert=alert, outcome=Outcome.UNKNOWN_JOB, reason=unknown_job(alert))
+        if (before := self._coordinator.of_firing(alert, job.job)) is not None:
+            return Decision(alert=alert, outcome=Outcome.REPEATED, capture_id=before.capture_id)
+        capture = self._coordinator.on_alert(alert, job, self._now())
+        if capture is None or capture.state is not None:
+            return Decision(
+                alert=alert,
+                outcome=Outcome.REFUSED,
+                capture_id=capture.capture_id if capture else None,
+                reason=capture.reason if capture else "",
+            )
+        return Decision(alert=alert, outcome=Outcome.STARTED, capture_id=capture.capture_id)
 
     def _carry_out(self) -> None:
         changed = self._coordinator.changed()

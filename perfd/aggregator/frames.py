@@ -9,8 +9,15 @@ from perfd.aggregator.derive import Derived
 from perfd.aggregator.history import History
 from perfd.aggregator.intake import State
 from perfd.aggregator.names import Names
-from perfd.aggregator.self_series import agent_values, aggregator_values, exporter_values, node_values
+from perfd.aggregator.self_series import (
+    agent_values,
+    aggregator_values,
+    exporter_values,
+    node_values,
+    webhook_values,
+)
 from perfd.aggregator.series import Block, Blocks, LiveFacts, job_values, node_block
+from perfd.aggregator.webhook import Webhook
 from perfd.exporters.runner import ExporterStatus
 from perfd.series import SeriesFrame
 
@@ -20,11 +27,14 @@ BlockName = tuple[str, ...]
 class FrameMaker:
     """Makes the frames `jobs` (derived), `nodes` (raw readings) and `self`. One thread at a time."""
 
-    def __init__(self, state: State, history: History | None, captures: Captures, names: Names) -> None:
+    def __init__(
+        self, state: State, history: History | None, captures: Captures, names: Names, webhook: Webhook
+    ) -> None:
         self._state = state
         self._history = history
         self._captures = captures
         self._names = names
+        self._webhook = webhook
         self._blocks = Blocks()
 
     def make(
@@ -76,5 +86,6 @@ class FrameMaker:
                 *agent_values(list(self._state.agents), now_s),
                 *aggregator_values(self._state, self._history, outcomes),
                 *exporter_values(exporters),
+                *webhook_values(self._webhook.requests(), self._webhook.alerts()),
             ]
         return {("self",): self._blocks.block(("self",), values)}

@@ -21,6 +21,7 @@ from perfd.aggregator.jobs import JobState
 from perfd.aggregator.names import Names
 from perfd.aggregator.series import LiveFacts
 from perfd.aggregator.views import job_view
+from perfd.aggregator.webhook import Webhook
 from perfd.analysis.flops import FlopsConvention
 from perfd.analysis.summary import AnalysisSettings, JobSummary, to_json
 from perfd.capture.ranks import JobView
@@ -48,6 +49,7 @@ class Rounds:
         captures: Captures,
         *,
         exporters: Exporters,
+        webhook: Webhook,
     ) -> None:
         whole = analysis_settings(config.analysis)
         live = replace(whole, window_steps=config.analysis.window_steps)
@@ -57,11 +59,12 @@ class Rounds:
         self._history = history
         self._captures = captures
         self._exporters = exporters
+        self._webhook = webhook
         self._handover = Handover()
         self._deriver = Deriver(state.fleet, state.lock, live, whole)
         self._alerts = Alerts(config.rules)
         self._names = Names.installed()
-        self._maker = FrameMaker(state, history, captures, self._names)
+        self._maker = FrameMaker(state, history, captures, self._names, webhook)
         self._lock = threading.RLock()
         self._now_unix_s = clock.unix_ns() / 1e9
         self._frames: Mapping[str, SeriesFrame] = {}

@@ -67,6 +67,20 @@ def exporter_values(exporters: Sequence[ExporterStatus]) -> list[Value]:
     return values
 
 
+def webhook_values(requests: Mapping[str, int], alerts: Mapping[str, int]) -> list[Value]:
+    """What became of Alertmanager's webhooks and of the alerts in them."""
+    return [
+        *(
+            ("perfd_webhook_requests_total", {"outcome": name}, float(count))
+            for name, count in sorted(requests.items())
+        ),
+        *(
+            ("perfd_webhook_alerts_total", {"outcome": name}, float(count))
+            for name, count in sorted(alerts.items())
+        ),
+    ]
+
+
 def aggregator_values(
     state: State, history: History | None, outcomes: Mapping[tuple[str, str], int]
 ) -> list[Value]:

@@ -30,6 +30,10 @@ CAPTURE_LABEL = "capture"
 """The label of an alert that names the capture profile to start."""
 
 
+_CLOCK_GRAIN_S = 0.002
+"""Alertmanager is told of times in milliseconds."""
+
+
 class FiredAlert(Protocol):
     """What the coordinator reads of an alert."""
 
@@ -40,6 +44,10 @@ class FiredAlert(Protocol):
     @property
     def labels(self) -> Mapping[str, str]:
         """Its labels; `capture` names the profile."""
+
+    @property
+    def fired_at_unix_s(self) -> float | None:
+        """When it began to fire."""
 
 
 class CaptureCoordinator:
@@ -63,10 +71,34 @@ class CaptureCoordinator:
         self._changed: dict[str, None] = {}
         self._history = history
 
-    def on_alert(self, alert: FiredAlert, job: JobView, now_unix_s: float) -> None:
-        """An alert began to fire; one without a `capture` label does nothing."""
-        if alert.labels.get(CAPTURE_LABEL):
-            self._handle(AlertFired(alert=alert.name, labels=alert.labels, job=job), now_unix_s)
+    def on_alert(self, alert: FiredAlert, job: JobView, now_unix_s: float) -> Capture | None:
+        """An alert began to fire: its capture, or the record of why there is none.
+
+        One without a `capture` label does nothing and gives None.
+        """
+        if not alert.labels.get(CAPTURE_LABEL):
+            return None
+        fired = AlertFired(
+            alert=alert.name, labels=alert.labels, job=job, fired_at_unix_s=alert.fired_at_unix_s
+        )
+        return self._handle(fired, now_unix_s)
+
+    def of_firing(self, alert: FiredAlert, job: str) -> Capture | None:
+        """What was decided before about an alert of a job that fires on; None for one that fires anew.
+
+        It goes on if it began no later than that decision, or than what was decided on: clocks differ,
+        and of two servers that evaluate a rule the later one's word may come first. Labels that a server
+        adds make no other alert of it.
+        """
+        found = [
+            capture
+            for capture in self._captures.values()
+            if (capture.job, capture.alert) == (job, alert.name)
+            and capture.labels.items() <= alert.labels.items()
+            and (alert.fired_at_unix_s or 0.0)
+            <= max(capture.requested_unix_s, (capture.fired_at_unix_s or 0.0) + _CLOCK_GRAIN_S)
+        ]
+        return found[-1] if found else None
 
     def on_request(self, request: ManualRequest, now_unix_s: float) -> Capture:
         """A person asks for a capture: what became of it at once. The same id again changes nothing.
@@ -135,9 +167,13 @@ class CaptureCoordinator:
             for who in capture.participants
         )
 
-    def _handle(self, event: Event, now_unix_s: float) -> None:
+    def _handle(self, event: Event, now_unix_s: float) -> Capture | None:
+        recorded = None
         for action in self._policy.handle(event, now_unix_s):
             self._carry_out(action)
+            if isinstance(action, Record):
+                recorded = action.capture
+        return recorded
 
     def _carry_out(self, action: Action) -> None:
         if isinstance(action, Record):

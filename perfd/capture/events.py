@@ -24,6 +24,7 @@ class AlertFired:
     alert: str
     labels: Mapping[str, str]
     job: JobView
+    fired_at_unix_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +122,8 @@ class Capture:
     profile: str
     alert: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    fired_at_unix_s: float | None = None
+    """When the alert began to fire, by the clock of whoever evaluated its rule."""
     requested_unix_s: float
     start_unix_s: float
     """When the agents are to start."""

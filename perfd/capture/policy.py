@@ -106,6 +106,7 @@ class CapturePolicy:
             profile=profile_name,
             alert=event.alert,
             labels=dict(event.labels),
+            fired_at_unix_s=event.fired_at_unix_s,
             requested_unix_s=now,
             start_unix_s=now,
             steps=profile.steps if profile else None,
