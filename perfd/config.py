@@ -88,6 +88,10 @@ class AgentCaptureConfig(_Strict, frozen=True):
     enabled: bool = True
     output_directory: str | None = None
     """Default: `captures` in the spool directory. Nothing is written elsewhere."""
+    share_directory: str | None = None
+    """Where redacted copies go that others may read; null: nothing leaves the node."""
+    share_unredacted: bool = False
+    """Put what cannot be redacted there too: an .nsys-rep holds the job's environment and output."""
     max_bytes: int = 2 * 1024 * 1024 * 1024
     min_free_bytes: int = 1024 * 1024 * 1024
     nsys_path: str | None = None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perfd.agent.batcher import Batcher, Tap
-from perfd.agent.captures import JobFacts, create_executor
+from perfd.agent.captures import JobFacts, create_executor, sharing_of
 from perfd.agent.latest import LatestSamples
 from perfd.agent.metrics import agent_families, collector_families, process_families
 from perfd.agent.runner import Runner
@@ -68,6 +68,7 @@ class Agent:
                 facts=facts,
                 clock=self._clock,
                 send_status=self.send_status,
+                sharing=sharing_of(config.capture, node),
             )
             if config.capture.enabled
             else None

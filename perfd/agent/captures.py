@@ -17,6 +17,7 @@ from perfd.capture.kineto.tool import KinetoOptions, KinetoTool
 from perfd.capture.nsys_tool import NsysOptions, NsysTool
 from perfd.capture.pyspy import PySpyTool
 from perfd.capture.servers import Server, ServerTool
+from perfd.capture.sharing import Sharing
 from perfd.capture.storage import CaptureStore
 from perfd.capture.tools import Tool
 from perfd.clock import Clock
@@ -103,6 +104,7 @@ def create_executor(
     facts: JobFacts,
     clock: Clock,
     send_status: Callable[[CaptureStatus], None],
+    sharing: Sharing | None = None,
 ) -> CaptureExecutor:
     """An executor that writes below `directory`, unless the configuration names another place."""
     store = CaptureStore(
@@ -138,7 +140,15 @@ def create_executor(
         guards=GuardSettings(
             max_slowdown_ratio=config.max_slowdown_ratio, nccl_timeout_s=config.nccl_timeout_s
         ),
+        sharing=sharing,
     )
+
+
+def sharing_of(config: AgentCaptureConfig, node: str) -> Sharing | None:
+    """The folder that this node's captures are shared in, as the configuration says."""
+    if config.share_directory is None:
+        return None
+    return Sharing(directory=Path(config.share_directory), node=node, unredacted=config.share_unredacted)
 
 
 def _py_spy(configured: str | None, search_path: str | None) -> Path | None:

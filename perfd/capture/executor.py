@@ -11,6 +11,7 @@ from perfd.capture.guards import GuardSettings, JobProgress
 from perfd.capture.identity import check_capture_id
 from perfd.capture.policy import MAX_DURATION_S
 from perfd.capture.running import CaptureRun, Interruption, Surroundings, recover
+from perfd.capture.sharing import Sharing
 from perfd.capture.storage import CaptureStore
 from perfd.capture.tools import Tool
 from perfd.clock import Clock
@@ -51,6 +52,7 @@ class CaptureExecutor:
         send_status: Callable[[CaptureStatus], None],
         progress: Callable[[str], JobProgress],
         guards: GuardSettings | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
         self._tools: Mapping[CaptureTool, Tool] = {tool.kind: tool for tool in tools}
         self._store = store
@@ -64,6 +66,7 @@ class CaptureExecutor:
             guards=guards or GuardSettings(),
             interruption=self._interruption,
             wait=self._wait,
+            sharing=sharing,
         )
         self._changed = threading.Condition(threading.RLock())
         self._accepted: _Accepted | None = None

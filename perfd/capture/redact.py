@@ -48,34 +48,24 @@ _STRING_COLUMNS = ("demangledName", "jsonTextId", "mangledName", "nameId", "shor
 
 
 def redact(source: Path, target: Path) -> None:
-    """Write a redacted copy of an export, mode 0600; the original stays as it is.
+    """Write what may leave of an export into `target`, which exists and is empty.
 
-    Raises `CaptureError` when `source` is not an export or `target` exists; nothing is left then.
+    Raises `CaptureError` when `source` is not an export.
     """
-    if not source.is_file():
-        raise CaptureError(f"There is no file {source}.")
-    try:
-        target.touch(mode=0o600, exist_ok=False)
-    except OSError as error:
-        raise CaptureError(f"Cannot make {target}: {error.strerror}.") from error
     try:
         with closing(sqlite3.connect(target, uri=True)) as copy:
             copy.execute("ATTACH ? AS original", (f"{source.absolute().as_uri()}?mode=ro",))
-            _copy(copy)
+            _copy(copy, source)
             copy.commit()
     except sqlite3.Error as error:
-        target.unlink()
         raise CaptureError(f"{source} is not an SQLite export of nsys: {error}.") from error
-    except CaptureError:
-        target.unlink()
-        raise
 
 
-def _copy(copy: sqlite3.Connection) -> None:
+def _copy(copy: sqlite3.Connection, source: Path) -> None:
     query = "SELECT name, sql FROM original.sqlite_master WHERE type = 'table' AND sql LIKE 'CREATE TABLE %'"
     tables: dict[str, str] = dict(copy.execute(query).fetchall())
     if "StringIds" not in tables:
-        raise CaptureError("This SQLite file is no export of nsys: it has no table StringIds.")
+        raise CaptureError(f"{source} is not an SQLite export of nsys: it has no table StringIds.")
     copy.execute("CREATE TEMP TABLE kept_strings (id INTEGER PRIMARY KEY)")
     copy.execute("CREATE TEMP TABLE kept_processes (id INTEGER PRIMARY KEY)")
     for name in [name for name in tables if any(fnmatchcase(name, pattern) for pattern in _WHOLE_TABLES)]:

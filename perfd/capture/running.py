@@ -9,6 +9,7 @@ from pathlib import Path
 
 from perfd.capture.ending import Ending, Progress, ending, note
 from perfd.capture.guards import GuardSettings, JobProgress, refusal, slowed
+from perfd.capture.sharing import Sharing
 from perfd.capture.storage import CaptureRecord, CaptureStore
 from perfd.capture.tools import Begun, Outcome, Plan, Readiness, Target, Tool
 from perfd.clock import Clock
@@ -42,6 +43,8 @@ class Surroundings:
     interruption: Callable[[], Interruption | None]
     wait: Callable[[float], None]
     """Wait so many seconds, or less when there is an interruption."""
+    sharing: Sharing | None = None
+    """Where copies go that others may read; None: nothing leaves the node."""
 
 
 class CaptureRun:
@@ -195,10 +198,18 @@ class CaptureRun:
             mine = self._asked(outcome.ranks)
             if outcome.ranks and not mine:
                 continue
-            self._tell(state, " ".join(filter(None, (outcome.reason, remark))), mine, files)
+            shared, unshared = self._share(files)
+            self._tell(
+                state, " ".join(filter(None, (outcome.reason, remark, unshared))), mine, [*files, *shared]
+            )
             spoken.update(mine or ranks)
         if silent := [rank for rank in ranks if rank not in spoken]:
             self._tell(CaptureState.EMPTY, "No report covers this rank.", silent)
+
+    def _share(self, files: Sequence[CaptureFile]) -> tuple[Sequence[CaptureFile], str]:
+        if self._around.sharing is None:
+            return (), ""
+        return self._around.sharing.share(self._request.capture_id, files)
 
     def _refuse_all(self, readiness: Readiness) -> None:
         reasons = list(dict.fromkeys(readiness.refused.values())) or [readiness.reason]

@@ -18,7 +18,7 @@ import msgspec
 from perfd.capture.api import PATH
 from perfd.capture.ncu_plan import NcuPlan
 from perfd.capture.ncu_plan import plan as plan_ncu
-from perfd.capture.redact import redact
+from perfd.capture.sharing import redacted_copy
 from perfd.cli.client import add_aggregator, url_of
 from perfd.errors import PerfdError
 from perfd.peaks import load_peaks
@@ -79,8 +79,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     plan.add_argument("--output", default="perfd-ncu", help="name of the report (%(default)s)")
     plan.add_argument("--shared-gpu", action="store_true", help="leave the clocks alone: others use the GPU")
     plan.add_argument("command", nargs=argparse.REMAINDER, help="-- and how the job starts on one GPU")
-    redaction = actions.add_parser("redact", help="copy an export without the job's environment and output")
-    redaction.add_argument("export", type=Path, help="the .sqlite of a capture on this node")
+    redaction = actions.add_parser("redact", help="copy an artefact without the job's environment and output")
+    redaction.add_argument("export", type=Path, help="a .sqlite, .trace.json or .stacks.json of a capture")
     redaction.add_argument("copy", type=Path, help="the file to write; it must not exist")
 
 
@@ -173,7 +173,7 @@ def _cancel(args: argparse.Namespace) -> int:
 
 
 def _redact(args: argparse.Namespace) -> int:
-    redact(args.export, args.copy)
+    redacted_copy(args.export, args.copy)
     print(f"{args.copy} ({args.copy.stat().st_size / 2**20:.1f} MiB) may leave this node.")
     return 0
 

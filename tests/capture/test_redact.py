@@ -12,7 +12,7 @@ import pytest
 from capture.conftest import request
 
 from perfd.capture.kernels import kernels_by_process
-from perfd.capture.redact import redact
+from perfd.capture.sharing import redacted_copy
 from perfd.cli import main
 from perfd.errors import CaptureError
 from perfd.model import CaptureState
@@ -68,7 +68,7 @@ def rows(path, query):
 
 def test_a_secret_in_any_place_of_the_export_is_not_in_the_bytes_of_the_copy(export, tmp_path):
     assert SECRET.encode() in export.read_bytes()
-    redact(export, tmp_path / "copy.sqlite")
+    redacted_copy(export, tmp_path / "copy.sqlite")
     assert SECRET.encode() not in (tmp_path / "copy.sqlite").read_bytes()
     assert stat.S_IMODE((tmp_path / "copy.sqlite").stat().st_mode) == 0o600
     assert SECRET.encode() in export.read_bytes(), "the original stays as it was"
@@ -76,7 +76,7 @@ def test_a_secret_in_any_place_of_the_export_is_not_in_the_bytes_of_the_copy(exp
 
 def test_what_an_analysis_reads_is_still_there(export, tmp_path):
     copy = tmp_path / "copy.sqlite"
-    redact(export, copy)
+    redacted_copy(export, copy)
     kernels = "SELECT value, globalPid FROM CUPTI_ACTIVITY_KIND_KERNEL JOIN StringIds ON id = shortName"
     assert rows(copy, kernels) == [("gemm", 16777216)]
     assert rows(copy, "SELECT value FROM NVTX_EVENTS JOIN StringIds ON id = textId") == [("forward",)]
@@ -101,19 +101,19 @@ def test_a_capture_of_a_job_with_a_secret_in_its_environment_is_redacted(node, t
 
 @pytest.mark.parametrize("content", [b"", b"not a database, but long enough to look at" * 100])
 def test_what_is_no_export_is_refused_and_leaves_nothing(tmp_path, content):
-    (tmp_path / "x").write_bytes(content)
+    (tmp_path / "x.sqlite").write_bytes(content)
     with pytest.raises(CaptureError, match="export of nsys"):
-        redact(tmp_path / "x", tmp_path / "copy")
+        redacted_copy(tmp_path / "x.sqlite", tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
 
 
 def test_an_existing_file_is_never_overwritten(export, tmp_path):
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(CaptureError, match="File exists"):
-        redact(export, tmp_path / "mine")
+        redacted_copy(export, tmp_path / "mine")
     assert (tmp_path / "mine").read_text() == "mine"
     with pytest.raises(CaptureError, match="no file"):
-        redact(tmp_path / "nosuch", tmp_path / "copy")
+        redacted_copy(tmp_path / "nosuch.sqlite", tmp_path / "copy")
 
 
 @pytest.mark.skipif(SHARED is None, reason="PERFD_SHARED does not name the shared directory")
@@ -124,7 +124,7 @@ def test_every_kernel_and_range_of_a_real_export_keeps_its_name(tmp_path):
     kernels = kernels_by_process(real)
     assert len(kernels) == 4, "four ranks"
     assert sum(kernels.values()) == rows(real, "SELECT count(*) FROM CUPTI_ACTIVITY_KIND_KERNEL")[0][0]
-    redact(real, tmp_path / "copy.sqlite")
+    redacted_copy(real, tmp_path / "copy.sqlite")
     for table, name in (
         ("CUPTI_ACTIVITY_KIND_KERNEL", "demangledName"),
         ("CUPTI_ACTIVITY_KIND_RUNTIME", "nameId"),
