@@ -76,10 +76,15 @@ class ServerConfig(_Strict, frozen=True):
     """An inference server of this node that can profile itself."""
 
     address: str
-    """`host:port` of its HTTP interface."""
+    """`host:port` or `https://host:port` of its HTTP interface."""
     trace_directory: str
-    """Where it may write traces; for vLLM, where it was launched to write them."""
-    api_key: str | None = None
+    """Where it may write traces; for vLLM and SGLang before 0.4.4, where it was launched to write them."""
+    authorization_file: str | None = None
+    """A file with the value of the `Authorization` header (`Bearer ...`)."""
+    ca: str | None = None
+    """Certificates (PEM) to trust for https."""
+    insecure: bool = False
+    """Take any certificate."""
 
 
 class AgentCaptureConfig(_Strict, frozen=True):
@@ -108,8 +113,8 @@ class AgentCaptureConfig(_Strict, frozen=True):
     """Default: py-spy on `$PATH`. It dumps the stacks of jobs that hang."""
     py_spy_nonblocking: bool = True
     """Do not pause the process; a stack can then be inconsistent, and a pause cannot hurt the job."""
-    sglang: ServerConfig | None = None
-    vllm: ServerConfig | None = None
+    sglang: tuple[ServerConfig, ...] = ()
+    vllm: tuple[ServerConfig, ...] = ()
     max_slowdown_ratio: float | None = 2.0
     """A capture is stopped when steps take so many times as long as before it; null for never."""
     nccl_timeout_s: float = 600.0

@@ -16,6 +16,7 @@ from perfd.capture.kineto.endpoint import KinetoEndpoint
 from perfd.capture.kineto.tool import KinetoOptions, KinetoTool
 from perfd.capture.nsys_tool import NsysOptions, NsysTool
 from perfd.capture.pyspy import PySpyTool
+from perfd.capture.server_client import ServerClient
 from perfd.capture.servers import Server, ServerTool
 from perfd.capture.sharing import Sharing
 from perfd.capture.storage import CaptureStore
@@ -33,6 +34,7 @@ from perfd.model import (
     Record,
     TrainingStep,
 )
+from perfd.tls import client_context
 
 _KEPT_STEPS = 64
 
@@ -128,8 +130,8 @@ def create_executor(
             nonblocking=config.py_spy_nonblocking,
         ),
         FlightRecorderTool(placements=facts.placements, clock=clock, proc=proc),
-        ServerTool(CaptureTool.SGLANG, _server(config.sglang), clock=clock),
-        ServerTool(CaptureTool.VLLM, _server(config.vllm), clock=clock),
+        ServerTool(CaptureTool.SGLANG, [_server(one) for one in config.sglang], clock=clock),
+        ServerTool(CaptureTool.VLLM, [_server(one) for one in config.vllm], clock=clock),
     ]
     return CaptureExecutor(
         tools=tools,
@@ -156,12 +158,14 @@ def _py_spy(configured: str | None, search_path: str | None) -> Path | None:
     return Path(found) if found and Path(found).is_file() else None
 
 
-def _server(config: ServerConfig | None) -> Server | None:
-    if config is None:
-        return None
-    return Server(
-        address=config.address, trace_directory=Path(config.trace_directory), api_key=config.api_key
+def _server(config: ServerConfig) -> Server:
+    authorization = Path(config.authorization_file) if config.authorization_file else None
+    client = ServerClient(
+        config.address,
+        authorization_file=authorization,
+        tls=client_context(ca=config.ca, insecure=config.insecure),
     )
+    return Server(client=client, trace_directory=Path(config.trace_directory))
 
 
 def _kineto(config: KinetoConfig, *, facts: JobFacts, proc: Path, clock: Clock) -> KinetoTool:

@@ -11,6 +11,7 @@ import msgspec
 from perfd.aggregator.history import History
 from perfd.aggregator.history_rows import capture_row
 from perfd.aggregator.received import Decision, Outcome, ReceivedAlert, unknown_job
+from perfd.aggregator.views import subject
 from perfd.capture.coordinator import CAPTURE_LABEL, CaptureCoordinator
 from perfd.capture.events import Capture, ManualRequest
 from perfd.capture.ranks import JobView
@@ -65,7 +66,7 @@ class Captures:
         fired = [change.alert for change in changes if change.alert.state is AlertState.FIRING]
         with self._lock:
             for alert in fired:
-                job = view(alert.labels.get("job", ""))
+                job = view(subject(alert.labels))
                 if job is not None:
                     self._coordinator.on_alert(alert, job, now_unix_s)
             self._carry_out()

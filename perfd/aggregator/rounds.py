@@ -20,7 +20,7 @@ from perfd.aggregator.intake import State
 from perfd.aggregator.jobs import JobState
 from perfd.aggregator.names import Names
 from perfd.aggregator.series import LiveFacts
-from perfd.aggregator.views import job_view
+from perfd.aggregator.views import job_view, server_view, subject
 from perfd.aggregator.webhook import Webhook
 from perfd.analysis.flops import FlopsConvention
 from perfd.analysis.summary import AnalysisSettings, JobSummary, to_json
@@ -119,10 +119,12 @@ class Rounds:
         return derived.summary if derived else None
 
     def view(self, job: str) -> JobView | None:
-        """What a decision about a capture may know of a job; None when there is none of that name."""
+        """What a decision about a capture may know of a job or server; None when there is none."""
         with self._lock:
             derived = self._deriver.live(job, self._now_unix_s, self._clock.monotonic_s())
-        return job_view(self._state, derived.data, derived.summary) if derived else None
+        if derived is None:
+            return server_view(self._state, job)
+        return job_view(self._state, derived.data, derived.summary)
 
     def alerts(self) -> list[dict[str, Any]]:
         """Alerts that fired since the start, oldest first, as entries of schema perfd.alerts/1."""
@@ -218,14 +220,14 @@ class Rounds:
         if not job and len(derived) == 1:
             job = next(iter(derived))
         found = derived.get(job)
-        return job_view(self._state, found.data, found.summary) if found else None
+        return job_view(self._state, found.data, found.summary) if found else server_view(self._state, job)
 
     def _whole(self, name: str) -> Derived | None:
         alerts = [alert.record(self._captures_of(alert)) for alert in self._alerts.of_job(name)]
         return self._deriver.whole(name, self._now_unix_s, self._clock.monotonic_s(), alerts)
 
     def _captures_of(self, alert: RememberedAlert) -> Sequence[str]:
-        return self._captures.of_alert(alert.job, alert.alert.name)
+        return self._captures.of_alert(subject(alert.alert.labels), alert.alert.name)
 
     def _keep(self, now_s: float) -> None:
         if self._history is None:

@@ -10,7 +10,7 @@ from perfd.aggregator.intake import State
 from perfd.analysis.summary import JobSummary
 from perfd.analysis.tables import JobData
 from perfd.capture.ranks import JobView, RankView
-from perfd.model import ParallelLayout
+from perfd.model import ParallelLayout, Scope
 
 _COMPUTE_TIMERS = ("forward-compute", "backward-compute")
 
@@ -38,6 +38,24 @@ def job_view(state: State, data: JobData, summary: JobSummary) -> JobView:
             if culprit.kind == "rank"
         ),
     )
+
+
+def subject(labels: Mapping[str, str]) -> str:
+    """What an alert is about: its job, else the server as `NODE/SERVER`."""
+    node, server = labels.get("node"), labels.get("server")
+    return labels.get("job") or (f"{node}/{server}" if node and server else "")
+
+
+def server_view(state: State, name: str) -> JobView | None:
+    """The inference server of this name, `NODE/SERVER`, as a job without ranks; None when there is none."""
+    with state.lock:
+        for node, known in state.fleet.nodes.items():
+            readings = known.readings.get(Scope.SERVER)
+            servers = readings.layout.entities.known if readings else ()
+            if any(name == f"{node}/{server}" for server in servers):
+                connected = state.agents.of_node(node) is not None
+                return JobView(job=name, nodes=(node,) if connected else ())
+    return None
 
 
 def _compute_by_rank(data: JobData) -> Mapping[int, float]:

@@ -2,169 +2,213 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from perfd.capture.server_client import Answer, ServerClient
+from perfd.capture.server_profiles import abilities, body, expected_traces, length_s, version_of
+from perfd.capture.server_traces import brought, own_folder, remove_own_folders, settled, whole
 from perfd.capture.tools import Begun, Outcome, Plan, Readiness, Target, Tool
 from perfd.clock import Clock
 from perfd.errors import CaptureError
-from perfd.http import split_address
 from perfd.model import CaptureState, CaptureTool
 
-_TIMEOUT_S = 60.0
-_FILE_S = 60.0
-_POLL_S = 0.2
+_QUICK_S = 10.0
+_START_S = 60.0
+_STOP_S = 120.0
+"""The request lasts until the traces are written."""
+_FILES_S = 60.0
 _HANDLE = "server:"
-_TRACES = ("*.trace.json.gz", "*.trace.json", "*.pt.trace.json.gz")
-_BODY_SINCE = (0, 4, 4)
-"""SGLang releases before take no body."""
+_NO_ENDPOINT = (
+    "has no /start_profile; vLLM has it only when launched with --profiler-config (before 0.15: "
+    "VLLM_TORCH_PROFILER_DIR)."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
     """Where a server is, and where its traces go."""
 
-    address: str
+    client: ServerClient
     trace_directory: Path
     """SGLang is told to write into a folder of it; for vLLM it is what it was launched with."""
-    api_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Profile:
+    """What a server was asked for."""
+
+    server: Server
+    folder: Path
+    counted: bool
+    began_unix_s: float
+    began_s: float
+    expected: int | None
+    """Traces that its ranks on this node will write."""
 
 
 class ServerTool(Tool):
-    """A `perfd.capture.tools.Tool` for one SGLang or vLLM server of this node."""
+    """A `perfd.capture.tools.Tool` for the SGLang or the vLLM servers of this node.
 
-    def __init__(self, kind: CaptureTool, server: Server | None, *, clock: Clock) -> None:
+    A capture is of one server. Its job is `NODE/ADDRESS`; any other job means the only server there is.
+    """
+
+    def __init__(self, kind: CaptureTool, servers: Sequence[Server], *, clock: Clock) -> None:
         self._kind = kind
-        self._server = server
+        self._servers = servers
         self._clock = clock
-        self._folder: Path | None = None
-        self._began_unix_s = 0.0
+        self._profile: _Profile | None = None
+        self._may_stop = True
+        """Not what somebody else started; a tool that is new stops what the agent before it left."""
 
     @property
     def kind(self) -> CaptureTool:
         return self._kind
 
     def available(self) -> bool:
-        return self._server is not None
+        return bool(self._servers)
 
     def ready(self, job: str, ranks: Sequence[int]) -> Readiness:  # noqa: ARG002  (a server is one target)
-        name = self._kind.value
-        if self._server is None:
-            return Readiness(reason=f"No server is configured; set capture.{name}.address.")
-        paths = self._document("/openapi.json").get("paths", {})
-        if not isinstance(paths, dict) or "/start_profile" not in paths:
-            return Readiness(
-                reason=f"The server at {self._server.address} has no /start_profile; vLLM has it only when "
-                "launched with --profiler-config (before 0.15: VLLM_TORCH_PROFILER_DIR)."
-            )
-        return Readiness(targets=[Target(handle=f"{_HANDLE}{self._server.address}", processes={})])
+        if not self._servers:
+            return Readiness(reason=f"No server is configured; set capture.{self._kind.value}.")
+        server = self._named(job)
+        if server is None:
+            known = ", ".join(one.client.address for one in self._servers)
+            return Readiness(reason=f"{job!r} names none of capture.{self._kind.value}: {known}.")
+        described = server.client.ask("GET", "/openapi.json", _QUICK_S)
+        if described.status in {401, 403}:
+            return Readiness(reason=_refusal(server, described))
+        # A server that describes nothing (`--disable-fastapi-docs`) is asked all the same.
+        if described.status < 400 and '"/start_profile"' not in described.text:
+            return Readiness(reason=f"The server at {server.client.address} {_NO_ENDPOINT}")
+        return Readiness(targets=[Target(handle=_HANDLE + server.client.address, processes={})])
 
-    def start(self, targets: Sequence[Target], plan: Plan) -> Begun:  # noqa: ARG002  (there is one)
-        server = self._configured()
-        self._folder = server.trace_directory
-        body: Mapping[str, Any] | None = None
-        if self._kind is CaptureTool.SGLANG and self._version() >= _BODY_SINCE:
-            self._folder = server.trace_directory / f"perfd-{plan.capture_id}-{secrets.token_hex(4)}"
-            self._folder.mkdir(mode=0o700, parents=True)
-            body = {"output_dir": str(self._folder), "activities": ["CPU", "GPU"]}
-            if plan.steps is not None:
-                body = {**body, "num_steps": plan.steps}
-        self._began_unix_s = self._clock.unix_ns() / 1e9
-        status, text = self._ask("POST", "/start_profile", body)
-        if status >= 400:
-            raise CaptureError(f"/start_profile answers {status}: {text[:200].strip() or 'nothing'}")
-        return Begun()
+    def start(self, targets: Sequence[Target], plan: Plan) -> Begun:
+        server = self._target([target.handle for target in targets])
+        if server is None:
+            raise CaptureError("The server is not configured any more.")
+        self._may_stop = False
+        info = self._info(server)
+        can = abilities(self._kind, version_of(info.get("version")))
+        folder = _own_folder(server, plan) if can.folder else server.trace_directory
+        self._profile = _Profile(
+            server=server,
+            folder=folder,
+            counted=can.steps and plan.steps is not None,
+            began_unix_s=self._clock.unix_ns() / 1e9,
+            began_s=self._clock.monotonic_s(),
+            expected=expected_traces(self._kind, info),
+        )
+        asked = body(self._kind, can, folder, plan.steps)
+        self._may_stop = True
+        answer = server.client.ask("POST", "/start_profile", _START_S, asked)
+        if answer.status >= 400:
+            # It may profile for somebody else.
+            self._may_stop = False
+            raise CaptureError(_refusal(server, answer))
+        return Begun(length_s=length_s(plan.steps, plan.max_duration_s))
 
-    def alive(self, targets: Sequence[Target]) -> bool:  # noqa: ARG002  (there is one)
-        try:
-            return self._ask("GET", "/health", None)[0] < 500
-        except CaptureError:
-            return False
+    def alive(self, targets: Sequence[Target]) -> bool:
+        server = self._target([target.handle for target in targets])
+        return server is not None and server.client.listens()
 
-    def stop(self, targets: Sequence[Target], plan: Plan) -> Sequence[Outcome]:  # noqa: ARG002  (as above)
-        status, text = self._ask("POST", "/stop_profile", None)
-        files = self._files(plan)
-        if files:
-            return [Outcome(state=CaptureState.DONE, ranks=[], files=files)]
-        # With `num_steps` the server has stopped by itself, and says so with an error.
-        reason = f"The server left no trace; /stop_profile answers {status}: {text[:200].strip()}"
-        return [Outcome(state=CaptureState.EMPTY, ranks=[], reason=reason)]
+    def stop(self, targets: Sequence[Target], plan: Plan) -> Sequence[Outcome]:  # noqa: ARG002  (one profile)
+        profile = self._profile
+        if profile is None:
+            raise CaptureError("Nothing was started.")
+        if profile.counted:
+            # It stops by itself; one that has no work is stopped when the time is up.
+            self._settled(profile, profile.began_s + plan.max_duration_s)
+        problem = self._stop(profile.server)
+        found = self._settled(profile, self._clock.monotonic_s() + _FILES_S)
+        outcome = self._outcome(profile, found, plan, problem)
+        remove_own_folders(profile.server.trace_directory)
+        return [outcome]
 
     def abort(self, handles: Sequence[str]) -> None:
-        if any(handle.startswith(_HANDLE) for handle in handles) and self._server is not None:
-            try:
-                self._ask("POST", "/stop_profile", None)
-            except CaptureError:
-                return  # It is gone, and its profiler with it.
+        server = self._target(handles)
+        if server is None:
+            return
+        if self._may_stop:
+            self._stop(server)
+        remove_own_folders(server.trace_directory)
 
-    def _files(self, plan: Plan) -> list[Path]:
-        deadline_s = self._clock.monotonic_s() + _FILE_S
-        found: Mapping[Path, int] = {}
-        # Ranks write at their own pace, in place: all is there when nothing grows any more.
-        while self._clock.monotonic_s() < deadline_s:
-            before, found = found, self._fresh()
-            if found and found == before:
-                break
-            self._clock.sleep(_POLL_S)
-        brought: list[Path] = []
-        for file, size_bytes in sorted(found.items()):
-            if size_bytes <= plan.max_bytes:
-                copy = plan.directory / file.name
-                copy.write_bytes(file.read_bytes())
-                brought.append(copy)
-        return brought
+    def _outcome(self, profile: _Profile, found: Mapping[Path, int], plan: Plan, problem: str) -> Outcome:
+        address, complete = profile.server.client.address, [file for file in found if whole(file)]
+        if not found:
+            reason = f"The server at {address} left no trace in {profile.folder}. {problem}".strip()
+            return Outcome(state=CaptureState.EMPTY, ranks=[], reason=reason)
+        size_bytes = sum(found.values())
+        if size_bytes > plan.max_bytes:
+            for file in found:
+                file.unlink(missing_ok=True)
+            reason = (
+                f"The traces of the server at {address} have {size_bytes / 2**20:.0f} MiB, more than "
+                "capture.max_bytes leaves; they were deleted. Ask for fewer steps."
+            )
+            return Outcome(state=CaptureState.FAILED, ranks=[], reason=reason)
+        files = brought(list(found), plan.directory)
+        missing = max(0, (profile.expected or 0) - len(found))
+        notes = [
+            f"{len(found) - len(complete)} of {len(found)} traces are cut."
+            if len(complete) < len(found)
+            else "",
+            f"{missing} of {profile.expected} ranks wrote no trace." if missing else "",
+        ]
+        state = CaptureState.DONE if complete else CaptureState.FAILED
+        return Outcome(state=state, ranks=[], reason=" ".join(filter(None, notes)), files=files)
 
-    def _fresh(self) -> dict[Path, int]:
-        """Traces that were written since the start, with their sizes."""
-        if self._folder is None:
-            return {}
-        found = [file for pattern in _TRACES for file in self._folder.glob(pattern) if not file.is_symlink()]
-        states = {file: file.stat() for file in found}
-        return {
-            file: state.st_size
-            for file, state in states.items()
-            if state.st_mtime >= self._began_unix_s - 1.0 and state.st_size
-        }
+    def _settled(self, profile: _Profile, deadline_s: float) -> Mapping[Path, int]:
+        return settled(profile.folder, profile.began_unix_s, self._clock, deadline_s, profile.expected)
 
-    def _version(self) -> tuple[int, ...]:
-        """The server's version; SGLang has it in `/server_info`, before 0.5.9 in `/get_server_info`."""
-        for path in ("/server_info", "/get_server_info"):
-            text = str(self._document(path).get("version", ""))
-            numbers = [part for part in text.split(".")[:3] if part.isdecimal()]
-            if numbers:
-                return tuple(int(number) for number in numbers)
-        return (0,)
-
-    def _document(self, path: str) -> dict[str, Any]:
-        status, text = self._ask("GET", path, None)
+    def _stop(self, server: Server) -> str:
+        """End a profile; what the server said against it, which is nothing wrong when it has ended itself."""
         try:
-            document = json.loads(text) if status < 400 else {}
-        except ValueError:
-            document = {}
-        return document if isinstance(document, dict) else {}
+            answer = server.client.ask("POST", "/stop_profile", _STOP_S)
+        except CaptureError as error:
+            return str(error)
+        return "" if answer.status < 400 else f"/stop_profile answers {answer.status}: {answer.words}"
 
-    def _configured(self) -> Server:
-        if self._server is None:
-            raise CaptureError("No server is configured.")
-        return self._server
+    def _named(self, job: str) -> Server | None:
+        address = job.rpartition("/")[2]
+        for server in self._servers:
+            if server.client.serves(address):
+                return server
+        names_server = ":" in address and address.rpartition(":")[2].isdigit()
+        return self._servers[0] if len(self._servers) == 1 and not names_server else None
 
-    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, str]:
-        server = self._configured()
-        host, port = split_address(server.address)
-        headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
-        if body is not None:
-            headers["Content-Type"] = "application/json"
-        connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
-        try:
-            connection.request(method, path, None if body is None else json.dumps(body), headers)
-            response = connection.getresponse()
-            return response.status, response.read(1 << 20).decode(errors="replace")
-        except (OSError, http.client.HTTPException) as error:
-            raise CaptureError(f"The server at {server.address} does not answer: {error}.") from error
-        finally:
-            connection.close()
+    def _target(self, handles: Sequence[str]) -> Server | None:
+        known = {_HANDLE + server.client.address: server for server in self._servers}
+        return next((known[handle] for handle in handles if handle in known), None)
+
+    def _info(self, server: Server) -> Mapping[str, Any]:
+        """What a server says about itself: SGLang since 0.5.9 and before, vLLM."""
+        sglang = self._kind is CaptureTool.SGLANG
+        for path in ("/server_info", "/get_server_info") if sglang else ("/version",):
+            found = server.client.document(path, _QUICK_S)
+            if "version" in found:
+                return found
+        return {}
+
+
+def _own_folder(server: Server, plan: Plan) -> Path:
+    try:
+        return own_folder(server.trace_directory, f"{plan.capture_id}-{secrets.token_hex(4)}")
+    except OSError as error:
+        raise CaptureError(
+            f"trace_directory {server.trace_directory} cannot be written to: {error.strerror or error}."
+        ) from error
+
+
+def _refusal(server: Server, answer: Answer) -> str:
+    if answer.status == 404:
+        return f"The server at {server.client.address} {_NO_ENDPOINT}"
+    if answer.status in {401, 403}:
+        return (
+            f"The server at {server.client.address} wants an authorization (status {answer.status}): name a "
+            "file with it as `authorization_file` (SGLang: the admin key, where there is one)."
+        )
+    return f"/start_profile of {server.client.address} answers {answer.status}: {answer.words}"

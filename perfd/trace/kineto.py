@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -33,6 +34,7 @@ from perfd.trace.model import (
     Step,
     operations_of,
 )
+from perfd.trace.serving import step_name
 
 _ABSOLUTE_TIME_NS = 10**18
 """The year 2001: a clock that shows more counts from 1970."""
@@ -111,7 +113,7 @@ class _File:
         devices, counts = np.unique(columns["device"][valid], return_counts=True)
         main = [int(device) for device in devices[counts >= _STRAY_RATIO * counts.sum()]]
         calls, phases = self._events.calls(), self._events.phases()
-        steps, named = _steps(phases), [phase for phase in phases if not _STEP.fullmatch(phase.name)]
+        steps, named = _steps(phases), _named(phases)
         overhead, captured_ns = self._events.overhead(), self._events.captured_ns()
         classes = [kernel_class(name) for name in self._events.names]
         epoch_ns = self._epoch_ns(int(columns["start_ns"][valid][0]))
@@ -172,6 +174,13 @@ class _File:
         if self._head.base_time_nanoseconds is not None:
             return self._head.base_time_nanoseconds
         return 0 if any_start_ns > _ABSOLUTE_TIME_NS else None
+
+
+def _named(phases: Sequence[Phase]) -> list[Phase]:
+    """The ranges that are no steps; those of inference servers by their kind, not by their batch."""
+    others = [phase for phase in phases if not _STEP.fullmatch(phase.name)]
+    kinds = {name: step_name(name) for name in {phase.name for phase in others}}
+    return [phase if (kind := kinds[phase.name]) is None else replace(phase, name=kind) for phase in others]
 
 
 def _steps(phases: Sequence[Phase]) -> list[Step]:

@@ -1,4 +1,4 @@
-"""py-spy, the Flight Recorder, inference servers, and the plan for ncu."""
+"""py-spy, the Flight Recorder, and the plan for ncu."""
 
 import json
 import os
@@ -13,10 +13,8 @@ from capture.conftest import Node, request
 from perfd.capture.flight_recorder import FlightRecorderTool, dump_stem
 from perfd.capture.guards import JobProgress
 from perfd.capture.pyspy import PySpyTool
-from perfd.capture.servers import Server, ServerTool
 from perfd.cli import main
 from perfd.clock import SystemClock
-from perfd.http import HttpServer, Response
 from perfd.model import CaptureState, CaptureTool, RankPlacement
 
 
@@ -139,90 +137,6 @@ def test_where_dumps_go_follows_pytorchs_own_order():
     assert dump_stem({**old, "TORCH_FR_DUMP_TEMP_FILE": "/n"}) == "/n"
     assert dump_stem(old) == "/o"
     assert dump_stem({"HOME": "/h"}) == "/h/.cache/torch/comm_lib_trace_rank_"
-
-
-class FakeServer:
-    """An inference server that profiles itself."""
-
-    def __init__(self, traces, version="0.5.9", endpoints=("/start_profile",), start_status=200):
-        self.asked = []
-        self.traces = traces
-        self.start_status = start_status
-
-        def paths(_):
-            return Response(body=json.dumps({"paths": {name: {} for name in endpoints}}).encode())
-
-        self.http = HttpServer(
-            "127.0.0.1:0",
-            {
-                "/openapi.json": paths,
-                "/server_info": lambda _: Response(body=json.dumps({"version": version}).encode()),
-                "/health": lambda _: Response(body=b""),
-                "/start_profile": self.start,
-                "/stop_profile": self.stop,
-            },
-        )
-
-    def start(self, request):
-        body = json.loads(request.body) if request.body else None
-        self.asked.append(body)
-        self.folder = Path(body["output_dir"]) if body else self.traces
-        return Response(body=b"Start profiling.\n", status=self.start_status)
-
-    def stop(self, request):
-        (self.folder / "1-TP-0.trace.json.gz").write_bytes(b"trace")
-        return Response(body=b"Stop profiling.\n")
-
-
-@pytest.fixture
-def serve(tmp_path):
-    servers = []
-
-    def make(**how):
-        traces = tmp_path / "traces"
-        traces.mkdir()
-        servers.append(FakeServer(traces, **how))
-        return servers[-1]
-
-    yield make
-    for server in servers:
-        server.http.close()
-
-
-def capture_server(node, server, kind, **changes):
-    tool = ServerTool(
-        kind, Server(address=server.http.address, trace_directory=server.traces), clock=SystemClock()
-    )
-    node.executor(tools=[tool]).handle(request(tool=kind, **changes))
-
-
-@pytest.mark.parametrize(("version", "has_body"), [("0.4.3", False), ("0.4.6.post1", True), ("0.5.23", True)])
-def test_sglang_is_asked_as_its_version_understands(node, serve, version, has_body):
-    server = serve(version=version)
-    capture_server(node, server, CaptureTool.SGLANG, steps=5)
-    done = node.until_state(CaptureState.DONE)
-    assert [Path(file.path).name for file in done.files] == ["1-TP-0.trace.json.gz"]
-    (body,) = server.asked
-    assert (body is not None) is has_body
-    if body is not None:
-        assert (body["num_steps"], body["activities"]) == (5, ["CPU", "GPU"])
-
-
-def test_vllm_is_asked_without_a_body(node, serve):
-    server = serve(version="0.15.0")
-    capture_server(node, server, CaptureTool.VLLM)
-    node.until_state(CaptureState.DONE)
-    assert server.asked == [None]
-
-
-def test_a_server_that_was_launched_without_a_profiler_is_refused(node, serve):
-    capture_server(node, serve(endpoints=()), CaptureTool.VLLM)
-    assert "--profiler-config" in node.until_state(CaptureState.REFUSED).reason
-
-
-def test_a_server_that_profiles_already_fails_with_its_own_words(node, serve):
-    capture_server(node, serve(start_status=500), CaptureTool.VLLM)
-    assert "/start_profile answers 500: Start profiling." in node.until_state(CaptureState.FAILED).reason
 
 
 def test_a_plan_for_ncu_reruns_one_rank_and_runs_nothing(capsys):
