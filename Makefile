@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-system check format bench docs proto clean
+.PHONY: help demo test test-system check format bench docs site proto clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -40,6 +40,7 @@ check: $(VENV)/.installed-dev ## Lint, types, imports, drift of generated files
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m perfd.wire.regenerate --check
 	@$(BIN)/python -m perfd.catalogue_docs --check
+	@$(BIN)/python -m perfd.cli.reference --check
 
 format: $(VENV)/.installed-dev ## Format the code
 	@$(BIN)/ruff check --fix-only --quiet .
@@ -51,8 +52,13 @@ bench: $(VENV)/.installed-dev ## Measure perfd against named references
 proto: $(VENV)/.installed-dev ## Generate the wire code from its .proto
 	@$(BIN)/python -m perfd.wire.regenerate
 
-docs: $(VENV)/.installed-dev ## Generate docs/metrics.md
+docs: $(VENV)/.installed-dev ## Generate docs/metrics.md, docs/cli.md and the shells' completions
 	@$(BIN)/python -m perfd.catalogue_docs
+	@$(BIN)/python -m perfd.cli.reference
+
+site: $(VENV)/.installed-dev ## Build the documentation into site/
+	@$(BIN)/python -m pip install --quiet --group docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 clean: ## Remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -6,7 +6,7 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import ModuleType
 
 from perfd.errors import PerfdError
@@ -40,13 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if arguments is None else arguments)
     # Only the module of the verb in question is imported: the agent must stay small.
     wanted = next((word for word in argv if not word.startswith("-")), None)
-    parser = argparse.ArgumentParser(prog="perfd", description=_description())
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for verb, summary in VERBS.items():
-        subparser = verbs.add_parser(verb, help=summary, description=summary[0].upper() + summary[1:] + ".")
-        if verb == wanted:
-            _module(verb).configure(subparser)
-    args = parser.parse_args(argv)
+    args = build_parser({wanted} if wanted else ()).parse_args(argv)
     try:
         return int(_module(args.verb).run(args))
     except PerfdError as error:
@@ -58,6 +52,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output left, as `head` does: nothing is wrong.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def build_parser(verbs: Collection[str] = VERBS) -> argparse.ArgumentParser:
+    """The parser of the command line, which knows the arguments of `verbs` alone."""
+    parser = argparse.ArgumentParser(prog="perfd", description=_description())
+    choices = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb, summary in VERBS.items():
+        subparser = choices.add_parser(verb, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        if verb in verbs:
+            _module(verb).configure(subparser)
+    return parser
 
 
 def _module(verb: str) -> ModuleType:
