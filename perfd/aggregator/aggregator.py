@@ -155,7 +155,7 @@ class Aggregator:
             asyncio.run_coroutine_threadsafe(self._server.stop(_GRACE_S), self._loop).result()
         if self._http is not None:
             self._http.close()
-        self._rounds.store_summaries()
+        self._rounds.store_all()
         self._rounds.export_last()
         self._exporters.close(_EXPORT_GRACE_S)
         self._close_history()

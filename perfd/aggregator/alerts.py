@@ -6,18 +6,20 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+from perfd.aggregator.history import StoredAlert
 from perfd.analysis.tables import AlertRecord
 from perfd.config import RulesConfig
 from perfd.rules.builtin import builtin_rules
 from perfd.rules.engine import RuleEngine
 from perfd.rules.loader import load_rules
-from perfd.rules.model import Alert, AlertChange, AlertState, Evaluation
+from perfd.rules.model import Alert, AlertChange, AlertState, EngineState, Evaluation
 from perfd.series import SeriesFrame
 
 log = logging.getLogger(__name__)
 _MAX_REMEMBERED = 10_000
+_Key: TypeAlias = tuple[str, tuple[tuple[str, str], ...], float | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +60,9 @@ class Alerts:
         self._store = self._engine.new_store()
         self._interval_s = config.interval_s
         self._evaluated_unix_s: float | None = None
-        self._remembered: dict[tuple[str, tuple[tuple[str, str], ...], float], RememberedAlert] = {}
+        self._remembered: dict[_Key, RememberedAlert] = {}
+        self._ended: Sequence[AlertChange] = ()
+        """The end of restored alerts whose rule is gone, for the first evaluation to tell."""
         self._failed: set[tuple[str, str]] = set()
         self.recorded: SeriesFrame | None = None
         """What recording rules gave at the last evaluation."""
@@ -66,6 +70,27 @@ class Alerts:
         """Pending and firing, as of the last evaluation."""
         self.firing: Mapping[str, Sequence[str]] = {}
         """Names of the alerts that fire now, by job."""
+
+    def restore(self, state: EngineState | None, fired: Sequence[StoredAlert], now_unix_s: float) -> None:
+        """Go on where an earlier aggregator was; before the first evaluation."""
+        for stored in fired[-_MAX_REMEMBERED:]:
+            self._put(
+                RememberedAlert(
+                    job=stored.alert.labels.get("job", ""),
+                    alert=stored.alert,
+                    first_step=stored.first_step,
+                    changed_unix_s=stored.changed_unix_s,
+                )
+            )
+        if state is not None:
+            self._ended = self._engine.restore(state, now_unix_s)
+            self.active = [active.alert for active in self._engine.state(now_unix_s).alerts]
+            self.firing = _firing_by_job(self.active)
+
+    def state(self, now_unix_s: float) -> EngineState:
+        """What a later aggregator goes on from."""
+        evaluated = self._evaluated_unix_s
+        return self._engine.state(now_unix_s if evaluated is None else evaluated)
 
     def evaluate(
         self, frames: Mapping[str, SeriesFrame], now_unix_s: float, step_of: Callable[[str], int | None]
@@ -82,10 +107,10 @@ class Alerts:
         self.active = evaluation.alerts
         self.firing = _firing_by_job(evaluation.alerts)
         self._report_failures(evaluation)
-        remembered = [self._remember(change.alert, step_of, now_unix_s) for change in evaluation.changes]
-        return Outcome(
-            changes=evaluation.changes, remembered=[alert for alert in remembered if alert is not None]
-        )
+        changes = [*self._ended, *evaluation.changes]
+        self._ended = []
+        remembered = [self._remember(change.alert, step_of, now_unix_s) for change in changes]
+        return Outcome(changes=changes, remembered=[alert for alert in remembered if alert is not None])
 
     def of_job(self, job: str) -> list[RememberedAlert]:
         """The alerts of a job that fired, oldest first."""
@@ -100,15 +125,18 @@ class Alerts:
     ) -> RememberedAlert | None:
         if alert.fired_at_unix_s is None:
             return None
-        key = (alert.name, tuple(sorted(alert.labels.items())), alert.fired_at_unix_s)
-        known = self._remembered.get(key)
+        known = self._remembered.get(_key(alert))
         if known is None:
             job = alert.labels.get("job", "")
             known = RememberedAlert(job=job, alert=alert, first_step=step_of(job), changed_unix_s=now_unix_s)
-            while len(self._remembered) >= _MAX_REMEMBERED:
-                del self._remembered[next(iter(self._remembered))]
-        self._remembered[key] = known = replace(known, alert=alert, changed_unix_s=now_unix_s)
+        known = replace(known, alert=alert, changed_unix_s=now_unix_s)
+        self._put(known)
         return known
+
+    def _put(self, alert: RememberedAlert) -> None:
+        self._remembered[_key(alert.alert)] = alert
+        while len(self._remembered) > _MAX_REMEMBERED:
+            del self._remembered[next(iter(self._remembered))]
 
     def _report_failures(self, evaluation: Evaluation) -> None:
         for failure in evaluation.failures:
@@ -118,6 +146,10 @@ class Alerts:
                     "A rule cannot be evaluated: mend its expression.",
                     extra={"group": failure.group, "rule": failure.rule, "error": failure.message},
                 )
+
+
+def _key(alert: Alert) -> _Key:
+    return alert.name, tuple(sorted(alert.labels.items())), alert.fired_at_unix_s
 
 
 def _firing_by_job(alerts: Sequence[Alert]) -> dict[str, Sequence[str]]:

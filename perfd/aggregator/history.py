@@ -10,15 +10,25 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from perfd.aggregator.history_rows import EXPIRED, SCHEMA, SCHEMA_VERSION, Statement, phases_of, step_of
+from perfd.aggregator.history_rows import (
+    EXPIRED,
+    MIGRATIONS,
+    SCHEMA,
+    SCHEMA_VERSION,
+    Statement,
+    phases_of,
+    step_of,
+)
 from perfd.errors import PerfdError
 from perfd.model import Event, GpuInfo, JobDescription, RankPlacement, StepPhases, TrainingStep
+from perfd.rules.model import Alert, EngineState
 
 log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 _STEP_COLUMNS = (
     "step, time_unix_s, step_time_s, steps_covered, warmup, flops_per_s_per_gpu, tokens_per_s, "
     "samples_per_s, global_batch_size, losses"
@@ -38,6 +48,15 @@ class StoredJob:
     phases: Sequence[StepPhases]
     events: Sequence[tuple[str, Event]]
     """With the node that each came from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredAlert:
+    """An alert that fired, and the job's newest step then."""
+
+    alert: Alert
+    first_step: int | None
+    changed_unix_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,18 +159,25 @@ class History:
             line["warmup"] = bool(line["warmup"])
         return lines
 
-    def alerts(self, *, limit: int) -> list[dict[str, Any]]:
-        """The newest alerts, newest first."""
-        columns = "job, name, labels, state, first_step, started_unix_s, changed_unix_s"
+    def alerts(self, *, limit: int) -> list[StoredAlert]:
+        """The newest alerts that fired, oldest first; those that cannot be read are left out."""
         with self._reader() as reader:
             found = reader.execute(
-                f"SELECT {columns} FROM alerts ORDER BY started_unix_s DESC LIMIT ?",  # noqa: S608
+                "SELECT body, first_step, changed_unix_s FROM alerts WHERE body IS NOT NULL "
+                "ORDER BY started_unix_s DESC LIMIT ?",
                 (limit,),
-            )
-            alerts = [dict(zip(columns.split(", "), row, strict=True)) for row in found]
-        for alert in alerts:
-            alert["labels"] = msgspec.json.decode(alert["labels"])
+            ).fetchall()
+        alerts = []
+        for body, first_step, changed in reversed(found):
+            if (alert := self._unpacked(body, Alert)) is not None:
+                alerts.append(StoredAlert(alert=alert, first_step=first_step, changed_unix_s=changed))
         return alerts
+
+    def engine_state(self) -> EngineState | None:
+        """Where the rule engine was, or None."""
+        with self._reader() as reader:
+            row = reader.execute("SELECT body FROM engine").fetchone()
+        return None if row is None else self._unpacked(row[0], EngineState)
 
     def captures(self, *, limit: int) -> list[str]:
         """The newest captures as JSON, oldest first."""
@@ -170,6 +196,16 @@ class History:
                 (job,),
             ).fetchone()
         return None if row is None else msgspec.json.decode(row[0])
+
+    def _unpacked(self, body: bytes, kind: type[_T]) -> _T | None:
+        try:
+            return msgspec.msgpack.decode(body, type=kind)
+        except (msgspec.DecodeError, TypeError) as error:
+            log.warning(
+                "A row of the history cannot be read and is left out.",
+                extra={"path": str(self._path), "kind": kind.__name__, "error": str(error)},
+            )
+            return None
 
     def _stored(self, reader: sqlite3.Connection, row: tuple[Any, ...], steps: int, phases: int) -> StoredJob:
         job, attempt, started, received, description = row
@@ -206,6 +242,8 @@ class History:
         if version > SCHEMA_VERSION:
             connection.close()
             raise sqlite3.DatabaseError(f"it was written by a newer perfd (schema {version})")
+        if version:
+            _migrate(connection, version)
         connection.executescript(SCHEMA)
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
         return connection
@@ -256,3 +294,12 @@ class History:
             if not self._healthy:
                 log.warning("History can be written again.", extra={"path": str(self._path)})
             self._healthy = True
+
+
+def _migrate(connection: sqlite3.Connection, version: int) -> None:
+    """Bring the tables of an older perfd up to date, all or nothing."""
+    connection.execute("BEGIN IMMEDIATE")
+    for older in range(version, SCHEMA_VERSION):
+        connection.execute(MIGRATIONS[older])
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    connection.execute("COMMIT")

@@ -12,11 +12,15 @@ import msgspec
 from perfd.aggregator.fleet import Durable
 from perfd.analysis.tables import AlertRecord
 from perfd.model import Event, GpuInfo, JobDescription, PhaseTime, RankPlacement, StepPhases, TrainingStep
+from perfd.rules.model import Alert, EngineState
 
 _K = TypeVar("_K", int, str)
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """`PRAGMA user_version` of the file. A later version adds tables and columns, and migrates."""
+
+MIGRATIONS = {1: "ALTER TABLE alerts ADD COLUMN body BLOB"}
+"""From each version to the next."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
@@ -35,8 +39,10 @@ CREATE TABLE IF NOT EXISTS events (
   kind TEXT NOT NULL, body TEXT NOT NULL, UNIQUE (job, node, time_unix_s, kind, body));
 CREATE TABLE IF NOT EXISTS alerts (
   job TEXT NOT NULL, name TEXT NOT NULL, labels TEXT NOT NULL, state TEXT NOT NULL, first_step INTEGER,
-  started_unix_s REAL NOT NULL, changed_unix_s REAL NOT NULL,
+  started_unix_s REAL NOT NULL, changed_unix_s REAL NOT NULL, body BLOB,
   PRIMARY KEY (name, labels, started_unix_s)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS engine (
+  id INTEGER PRIMARY KEY CHECK (id = 1), body BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS node_facts (
   node TEXT NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL, received_unix_s REAL NOT NULL,
   body TEXT NOT NULL, PRIMARY KEY (node, kind, key)) WITHOUT ROWID;
@@ -71,7 +77,8 @@ _PHASES = "INSERT OR REPLACE INTO phases VALUES (?, ?, ?, ?, ?)"
 _EVENT = "INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?, ?)"
 _FACT = "INSERT OR REPLACE INTO node_facts VALUES (?, ?, ?, ?, ?)"
 _AGENT = "INSERT OR REPLACE INTO agents VALUES (?, ?, ?, ?)"
-_ALERT = "INSERT OR REPLACE INTO alerts VALUES (?, ?, ?, ?, ?, ?, ?)"
+_ALERT = "INSERT OR REPLACE INTO alerts VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+_ENGINE = "INSERT OR REPLACE INTO engine VALUES (1, ?)"
 _CAPTURE = "INSERT OR REPLACE INTO captures VALUES (?, ?, ?)"
 
 Statement = tuple[str, tuple[Any, ...]]
@@ -115,10 +122,16 @@ def summary_row(job: str, attempt: int, summary: Mapping[str, Any]) -> Statement
     return _SUMMARY, (_json(summary), job, attempt)
 
 
-def alert_row(job: str, alert: AlertRecord, started_unix_s: float, now_unix_s: float) -> Statement:
-    """An alert and the state it is in."""
+def alert_row(job: str, record: AlertRecord, alert: Alert, now_unix_s: float) -> Statement:
+    """An alert that fired and the state it is in; the columns are for people, the body is all of it."""
     labels = _json(dict(sorted(alert.labels.items())))
-    return _ALERT, (job, alert.name, labels, alert.state, alert.first_step, started_unix_s, now_unix_s)
+    columns = (job, alert.name, labels, record.state, record.first_step, alert.fired_at_unix_s, now_unix_s)
+    return _ALERT, (*columns, _packed(alert))
+
+
+def engine_row(state: EngineState) -> Statement:
+    """What the rule engine of a later process goes on from."""
+    return _ENGINE, (_packed(state),)
 
 
 def capture_row(capture_id: str, requested_unix_s: float, body: bytes) -> Statement:
@@ -184,6 +197,11 @@ def _storable(number: int | None) -> int | None:
 
 def _finite(values: Mapping[_K, float]) -> dict[_K, float]:
     return {key: value for key, value in values.items() if math.isfinite(value)}
+
+
+def _packed(value: object) -> bytes:
+    # The value of an alert may be NaN or infinite, which JSON cannot hold.
+    return msgspec.msgpack.encode(value)
 
 
 def _json(value: object) -> str:

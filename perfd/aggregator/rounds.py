@@ -15,7 +15,7 @@ from perfd.aggregator.derive import Derived, Deriver
 from perfd.aggregator.frames import FrameMaker
 from perfd.aggregator.handover import Handover
 from perfd.aggregator.history import History
-from perfd.aggregator.history_rows import alert_row, summary_row
+from perfd.aggregator.history_rows import alert_row, engine_row, summary_row
 from perfd.aggregator.intake import State
 from perfd.aggregator.jobs import JobState
 from perfd.aggregator.names import Names
@@ -34,6 +34,9 @@ from perfd.rules.model import AlertChange
 from perfd.series import SeriesFrame
 
 _SUMMARY_EVERY_S = 60.0
+_ALERTS_EVERY_S = 15.0
+"""How exactly it is known, after a kill, until when rules were evaluated."""
+_MOST_ALERTS = 1000
 _EXPIRE_EVERY_S = 3600.0
 
 
@@ -63,6 +66,9 @@ class Rounds:
         self._handover = Handover()
         self._deriver = Deriver(state.fleet, state.lock, live, whole)
         self._alerts = Alerts(config.rules)
+        if history is not None:
+            now_unix_s = clock.unix_ns() / 1e9
+            self._alerts.restore(history.engine_state(), history.alerts(limit=_MOST_ALERTS), now_unix_s)
         self._names = Names.installed()
         self._maker = FrameMaker(state, history, captures, self._names, webhook)
         self._lock = threading.RLock()
@@ -70,6 +76,7 @@ class Rounds:
         self._frames: Mapping[str, SeriesFrame] = {}
         self._stored_s: dict[str, float] = {}
         self._expired_s: float | None = None
+        self._alerts_stored_unix_s: float | None = None
 
     @property
     def names(self) -> Names:
@@ -175,13 +182,8 @@ class Rounds:
         with self._state.lock:
             self._state.counters.rule_evaluation_s += time.perf_counter() - started_s
         self._captures.on_alerts(outcome.changes, lambda job: self._view_of_alert(job, derived), now_unix_s)
-        if self._history is not None and outcome.remembered:
-            self._history.submit(
-                [
-                    alert_row(alert.job, alert.record(), alert.alert.fired_at_unix_s or 0.0, now_unix_s)
-                    for alert in outcome.remembered
-                ]
-            )
+        if self._history is not None and (outcome.changes or self._alerts_are_old(now_unix_s)):
+            self._store_alerts(outcome.remembered, now_unix_s)
         recorded = self._alerts.recorded
         self._frames = {**frames, "rules": recorded} if recorded is not None else frames
         return outcome.changes
@@ -241,11 +243,23 @@ class Rounds:
             self._expired_s = now_s
             self._history.expire(self._now_unix_s - self._config.history.retention_days * 86_400)
 
-    def store_summaries(self) -> None:
-        """Write the summary of every job to history, before the end."""
+    def store_all(self) -> None:
+        """Write the summary of every job and the state of the rules to history, before the end."""
         with self._lock:
+            self._store_alerts((), self._now_unix_s)
             for name in self.jobs():
                 self._store_summary(name)
+
+    def _alerts_are_old(self, now_unix_s: float) -> bool:
+        stored = self._alerts_stored_unix_s
+        return stored is None or not 0 <= now_unix_s - stored < _ALERTS_EVERY_S
+
+    def _store_alerts(self, changed: Sequence[RememberedAlert], now_unix_s: float) -> None:
+        if self._history is None:
+            return
+        rows = [alert_row(alert.job, alert.record(), alert.alert, now_unix_s) for alert in changed]
+        self._history.submit([*rows, engine_row(self._alerts.state(now_unix_s))])
+        self._alerts_stored_unix_s = now_unix_s
 
     def _store_summary(self, name: str) -> None:
         derived = self._whole(name) if self._history is not None else None

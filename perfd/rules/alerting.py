@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from perfd.rules.model import Alert, AlertChange, AlertingRule, AlertState
+from perfd.rules.model import ActiveAlert, Alert, AlertChange, AlertingRule, AlertState
 from perfd.rules.promql.errors import EvaluationError
 from perfd.rules.store import to_ms
 from perfd.rules.templates import TemplateData
@@ -29,6 +29,8 @@ class _Active:
 
     alert: Alert
     gone_since_unix_s: float | None = None
+    awaited_until_unix_s: float | None = None
+    """It was restored, and until then the engine may not have seen enough to tell whether it still holds."""
 
 
 class AlertBook:
@@ -45,6 +47,24 @@ class AlertBook:
     def alerts(self) -> list[Alert]:
         """The alerts as the last update left them."""
         return [active.alert for active in self._active.values()]
+
+    @property
+    def active(self) -> list[tuple[Alert, float | None]]:
+        """The alerts, each with the time since which its expression no longer holds."""
+        return [(active.alert, active.gone_since_unix_s) for active in self._active.values()]
+
+    def restore(self, alerts: Sequence[ActiveAlert], *, outage_s: float, awaited_until_unix_s: float) -> None:
+        """Go on with alerts of an earlier engine; until `awaited` one stays without a result.
+
+        As in Prometheus, the outage is not counted towards `for`: nobody saw whether the expression held.
+        """
+        for known in alerts:
+            alert = known.alert
+            if alert.state is AlertState.PENDING:
+                alert = replace(alert, active_at_unix_s=alert.active_at_unix_s + outage_s)
+            self._active[tuple(sorted(alert.labels.items()))] = _Active(
+                alert, known.gone_since_unix_s, awaited_until_unix_s
+            )
 
     def update(self, samples: Sequence[tuple[SeriesKey, float]], now_unix_s: float) -> list[AlertChange]:
         """Take the expression's result at an instant; returns the alerts that changed their state.
@@ -115,7 +135,10 @@ class AlertBook:
         return alert
 
     def _kept(self, active: _Active, now_unix_s: float) -> _Active | None:
-        """An alert without a result, if `keep_firing_for` still holds it."""
+        """An alert without a result, if it was restored just now or `keep_firing_for` still holds it."""
+        awaited_until = active.awaited_until_unix_s
+        if awaited_until is not None and now_unix_s < awaited_until:
+            return active
         if active.alert.state is not AlertState.FIRING or not self._rule.keep_firing_for_s:
             return None
         since = active.gone_since_unix_s
@@ -135,11 +158,16 @@ def _changes(
             changes.append(AlertChange(alert=active.alert, previous=previous))
     for labels, active in before.items():
         if labels not in after:
-            fired = active.alert.state is AlertState.FIRING
-            ended = replace(
-                active.alert,
-                state=AlertState.RESOLVED if fired else AlertState.INACTIVE,
-                resolved_at_unix_s=now_unix_s if fired else None,
-            )
-            changes.append(AlertChange(alert=ended, previous=active.alert.state))
+            changes.append(ended(active.alert, now_unix_s))
     return changes
+
+
+def ended(alert: Alert, now_unix_s: float) -> AlertChange:
+    """The change of a pending or firing alert that is no more."""
+    fired = alert.state is AlertState.FIRING
+    over = replace(
+        alert,
+        state=AlertState.RESOLVED if fired else AlertState.INACTIVE,
+        resolved_at_unix_s=now_unix_s if fired else None,
+    )
+    return AlertChange(alert=over, previous=alert.state)

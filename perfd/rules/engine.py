@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 
-from perfd.rules.alerting import AlertBook, External
+from perfd.rules.alerting import AlertBook, External, ended
 from perfd.rules.model import (
+    ActiveAlert,
     Alert,
     AlertChange,
+    AlertState,
+    EngineState,
     Evaluation,
     RecordingRule,
     Rule,
@@ -26,14 +31,17 @@ from perfd.series import SeriesFrame, SeriesKey
 
 _PUNCTUAL = 0.95
 """A group is due this part of its interval early, or a caller's timer that jitters would skip rounds."""
+_OUTAGE_TOLERANCE_S = 3600.0
+"""After a longer outage a `for` starts over; Prometheus' `--rules.alert.for-outage-tolerance`."""
+_RETURN_WITHIN_S = 60.0
+"""In this time agents are back after a restart: twice the longest pause of their reconnecting."""
 _NO_ALERT_SERIES: tuple[SeriesKey, ...] = ()
 
 
 class RuleEngine:
     """Holds the state of alerts between evaluations. One thread at a time.
 
-    Alerts begin anew when the engine does: nothing is restored after a restart,
-    so a `for` starts over.
+    What `state` gave can be handed to the engine of a later process by `restore`: alerts then go on.
     """
 
     def __init__(self, rules: RuleSet, *, external: External | None = None) -> None:
@@ -47,6 +55,27 @@ class RuleEngine:
     def reads(self) -> list[Read]:
         """What the rules read: which series, and how far back."""
         return [read for group in self._groups for read in group.reads()]
+
+    def state(self, now_unix_s: float) -> EngineState:
+        """What has to be kept for a later engine."""
+        alerts = tuple(active for group in self._groups for active in group.active())
+        return EngineState(time_unix_s=now_unix_s, alerts=alerts)
+
+    def restore(self, state: EngineState, now_unix_s: float) -> list[AlertChange]:
+        """Go on where an earlier engine with these rules was; before the first evaluation.
+
+        An alert that is restored stays for a minute, or for the longest range that its rule reads,
+        even if its expression does not hold: agents have to come back, and ranges to fill. Returns
+        the end of alerts whose rule is gone. After an hour's outage what was only pending is dropped.
+        """
+        outage_s = max(0.0, now_unix_s - state.time_unix_s)
+        by_rule: dict[str, list[ActiveAlert]] = {}
+        for active in state.alerts:
+            if active.alert.state is AlertState.FIRING or outage_s <= _OUTAGE_TOLERANCE_S:
+                by_rule.setdefault(active.rule, []).append(active)
+        for group in self._groups:
+            group.restore(by_rule, outage_s, now_unix_s)
+        return [ended(active.alert, now_unix_s) for alerts in by_rule.values() for active in alerts]
 
     def evaluate(self, store: SeriesStore, now_unix_s: float) -> Evaluation:
         """Evaluate the groups that are due, and append what they record, `ALERTS` too, to the store.
@@ -83,9 +112,12 @@ class _Group:
         self._group = group
         self._evaluated_unix_s: float | None = None
         self._rules: list[_Alerting | _Recording] = []
+        named: Counter[str] = Counter()
         for place, rule in enumerate(group.rules):
             source = f"{group.file};{group.name};{place}"
-            self._rules.append(_compiled(rule, group, source, external))
+            identity = f"{Path(group.file).name};{group.name};{rule.name};{named[rule.name]}"
+            named[rule.name] += 1
+            self._rules.append(_compiled(rule, group, source, identity, external))
 
     def reads(self) -> Iterator[Read]:
         for rule in self._rules:
@@ -113,19 +145,35 @@ class _Group:
             if isinstance(rule, _Alerting):
                 yield from rule.book.alerts
 
+    def active(self) -> Iterator[ActiveAlert]:
+        for rule in self._rules:
+            if isinstance(rule, _Alerting):
+                for alert, gone in rule.book.active:
+                    yield ActiveAlert(rule=rule.identity, alert=alert, gone_since_unix_s=gone)
+
+    def restore(self, by_rule: dict[str, list[ActiveAlert]], outage_s: float, now_unix_s: float) -> None:
+        """Take what is of the rules of this group out of `by_rule`."""
+        longest_s = max((read.horizon_ms for read in self.reads()), default=0) / 1000
+        until = now_unix_s + max(_RETURN_WITHIN_S, longest_s)
+        for rule in self._rules:
+            if isinstance(rule, _Alerting):
+                known = by_rule.pop(rule.identity, [])
+                rule.book.restore(known, outage_s=outage_s, awaited_until_unix_s=until)
+
     def recorded(self) -> Iterator[Vector]:
         for rule in self._rules:
             if isinstance(rule, _Recording):
                 yield rule.result
 
 
-def _compiled(rule: Rule, group: RuleGroup, source: str, external: External) -> _Alerting | _Recording:
+def _compiled(
+    rule: Rule, group: RuleGroup, source: str, identity: str, external: External
+) -> _Alerting | _Recording:
     query = compile_query(rule.expression)
     if isinstance(rule, RecordingRule):
         return _Recording(rule.record, query, source, rule, group.limit)
-    return _Alerting(
-        rule.alert, query, source, AlertBook(rule, group.name, limit=group.limit, external=external)
-    )
+    book = AlertBook(rule, group.name, limit=group.limit, external=external)
+    return _Alerting(rule.alert, query, source, identity, book)
 
 
 class _Recording:
@@ -153,8 +201,9 @@ class _Recording:
 
 
 class _Alerting:
-    def __init__(self, name: str, query: Query, source: str, book: AlertBook) -> None:
+    def __init__(self, name: str, query: Query, source: str, identity: str, book: AlertBook) -> None:
         self.name = name
+        self.identity = identity
         self.query = query
         self.book = book
         self._source = source

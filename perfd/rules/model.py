@@ -107,6 +107,25 @@ class AlertChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ActiveAlert:
+    """An alert that is pending or firing, with what an engine needs to go on with it."""
+
+    rule: str
+    """Tells its rule from all others, and stays while the rule's file, group and name do."""
+    alert: Alert
+    gone_since_unix_s: float | None = None
+    """Since when the expression no longer holds, while `keep_firing_for` keeps it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineState:
+    """All that an engine knows of alerts at an instant."""
+
+    time_unix_s: float
+    alerts: Sequence[ActiveAlert] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RuleFailure:
     """A rule that could not be evaluated this time; its alerts stay as they were."""
 

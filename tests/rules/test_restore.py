@@ -1,0 +1,147 @@
+"""Alerts that go on in the engine of a later process."""
+
+import numpy as np
+import pytest
+
+from perfd.rules import Alert, AlertState, RuleEngine
+from perfd.rules.loader import parse_rules
+from perfd.rules.model import Evaluation, RuleSet
+from perfd.rules.source import Source
+from perfd.series import SeriesFrame, SeriesKey
+
+RULES = """
+groups:
+  - name: g
+    rules:
+      - {alert: High, expr: x > 10, for: 100s}
+      - {alert: Lasting, expr: x > 10, keep_firing_for: 300s}
+"""
+RANGE = "groups: [{name: g, rules: [{alert: Errors, expr: 'increase(errors[10m]) > 0'}]}]"
+
+
+class Server:
+    """An engine with its store, given one value a call; `again` is the process that follows it."""
+
+    def __init__(self, text: str = RULES) -> None:
+        file = parse_rules(Source("/etc/perfd/rules.yaml", text))
+        assert file.mistakes == ()
+        self.engine = RuleEngine(RuleSet(groups=file.groups))
+        self.store = self.engine.new_store()
+
+    def at(self, time_s: float, **values: float) -> Evaluation:
+        keys = tuple(map(SeriesKey, values))
+        self.store.append(SeriesFrame(time_s, keys, np.array(list(values.values()), dtype=float)))
+        return self.engine.evaluate(self.store, time_s)
+
+    def states(self, time_s: float, **values: float) -> dict[str, AlertState]:
+        return {alert.name: alert.state for alert in self.at(time_s, **values).alerts}
+
+    def again(self, saved_s: float, restored_s: float, text: str = RULES) -> "Server":
+        later = Server(text)
+        self.ended = later.engine.restore(self.engine.state(saved_s), restored_s)
+        return later
+
+
+def alert_of(evaluation: Evaluation, name: str) -> Alert:
+    return next(alert for alert in evaluation.alerts if alert.name == name)
+
+
+def test_a_for_goes_on_without_the_time_of_the_outage() -> None:
+    server = Server()
+    server.at(0, x=11)
+    server.at(80, x=11)
+    later = server.again(80, 200)
+    assert later.states(201, x=11)["High"] is AlertState.PENDING
+    assert later.states(219, x=11)["High"] is AlertState.PENDING
+    assert later.states(220, x=11)["High"] is AlertState.FIRING
+
+
+def test_an_alert_that_fires_goes_on_with_the_time_it_began_and_is_no_news() -> None:
+    server = Server()
+    before = [server.at(second, x=11) for second in (0, 100)][-1]
+    later = server.again(100, 130).at(131, x=11)
+    assert later.changes == ()
+    assert alert_of(later, "High").fired_at_unix_s == alert_of(before, "High").fired_at_unix_s == 100
+    assert alert_of(later, "High").active_at_unix_s == 0
+
+
+def test_an_alert_waits_a_minute_for_series_to_come_back_and_then_ends() -> None:
+    server = Server()
+    server.at(0, x=11)
+    server.at(100, x=11)
+    later = server.again(100, 130)
+    assert later.states(131)["High"] is AlertState.FIRING
+    assert later.states(189)["High"] is AlertState.FIRING
+    last = later.at(190)
+    assert [(change.alert.name, change.alert.state) for change in last.changes] == [
+        ("High", AlertState.RESOLVED)
+    ]
+    assert last.changes[0].alert.resolved_at_unix_s == 190
+
+
+def test_a_pending_alert_does_not_fire_while_its_series_are_away() -> None:
+    server = Server()
+    server.at(0, x=11)
+    server.at(99, x=11)
+    later = server.again(99, 100)
+    assert later.states(130)["High"] is AlertState.PENDING
+    assert later.states(159)["High"] is AlertState.PENDING
+    assert "High" not in later.states(160)
+
+
+def test_keep_firing_for_counts_from_when_the_expression_ceased_to_hold() -> None:
+    server = Server()
+    server.at(0, x=11)
+    server.at(10, x=1)
+    later = server.again(10, 100)
+    assert later.states(309, x=1)["Lasting"] is AlertState.FIRING
+    assert "Lasting" not in later.states(310, x=1)
+
+
+def test_a_rule_that_looks_back_has_its_range_again_before_its_alert_ends() -> None:
+    server = Server(RANGE)
+    for second, errors in ((0, 0), (60, 1), (120, 1)):
+        server.at(second, errors=errors)
+    later = server.again(120, 130, RANGE)
+    assert later.states(300, errors=1) == {"Errors": AlertState.FIRING}
+    assert later.states(729, errors=1) == {"Errors": AlertState.FIRING}
+    assert later.states(730, errors=1) == {}
+
+
+def test_after_an_hour_away_a_for_starts_over_and_what_fires_still_goes_on() -> None:
+    server = Server()
+    server.at(0, x=11)
+    server.at(99, x=11)
+    assert server.again(99, 3701).states(3702, x=11)["High"] is AlertState.PENDING
+    assert server.again(99, 3701).states(3703, x=11)["Lasting"] is AlertState.FIRING
+    later = server.again(99, 3701)
+    later.at(3702, x=11)
+    assert later.states(3702 + 99, x=11)["High"] is AlertState.PENDING
+    assert later.states(3702 + 100, x=11)["High"] is AlertState.FIRING
+
+
+def test_the_end_of_an_alert_whose_rule_is_gone_is_told() -> None:
+    server = Server()
+    server.at(0, x=11)
+    server.again(0, 10, RANGE)
+    assert [(change.alert.name, change.alert.state) for change in server.ended] == [
+        ("High", AlertState.INACTIVE),
+        ("Lasting", AlertState.RESOLVED),
+    ]
+
+
+@pytest.mark.parametrize("text", ["{alert: Same, expr: x > 10, labels: {severity: a}}"])
+def test_two_rules_of_one_name_keep_their_own_alerts(text: str) -> None:
+    rules = f"groups: [{{name: g, rules: [{text}, {text.replace('a}', 'b}').replace('10', '20')}]}}]"
+    server = Server(rules)
+    server.at(0, x=15)
+    later = server.again(0, 1, rules).at(2, x=15)
+    assert [(alert.labels["severity"], alert.fired_at_unix_s) for alert in later.alerts] == [("a", 0)]
+
+
+def test_a_clock_that_was_set_back_during_the_outage_does_no_harm() -> None:
+    server = Server()
+    server.at(1000, x=11)
+    later = server.again(1000, 500)
+    assert later.states(501, x=11)["High"] is AlertState.PENDING
+    assert later.states(601, x=11)["High"] is AlertState.FIRING
