@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -19,6 +20,7 @@ from perfd.capture.api import PATH
 from perfd.capture.ncu_plan import NcuPlan
 from perfd.capture.ncu_plan import plan as plan_ncu
 from perfd.capture.sharing import redacted_copy
+from perfd.cli import capture_slurm
 from perfd.cli.client import add_aggregator, url_of
 from perfd.errors import PerfdError
 from perfd.peaks import load_peaks
@@ -45,7 +47,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     common = argparse.ArgumentParser(add_help=False)
     add_aggregator(common)
     common.add_argument("--json", action="store_true", help="print the answer, schema perfd.capture/1")
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    capture_slurm.configure(parser)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
     listing = actions.add_parser("list", parents=[common], help="all captures, newest last")
     listing.add_argument("--job", help="only of this job")
     show = actions.add_parser("show", parents=[common], help="one capture, rank by rank")
@@ -94,6 +97,10 @@ def run(args: argparse.Namespace) -> int:
         "redact": _redact,
         "plan": _plan,
     }
+    if args.action is None:
+        return capture_slurm.run(args, partial(_print, as_json=args.slurm_json))
+    if args.slurm is not None:
+        raise PerfdError(f"--slurm stands alone: `perfd capture --slurm JOBID`, without {args.action}.")
     return actions[args.action](args)
 
 

@@ -1,0 +1,103 @@
+"""What the capture and its helpers on the nodes say to each other, through the pipes of one srun."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import msgspec
+
+from perfd.config import AgentCaptureConfig
+from perfd.errors import CaptureError
+from perfd.model import CaptureRequest, CaptureStatus
+
+_MARK = "perfd/1"
+_PIECE = 600
+"""slurmstepd cuts lines at 1,024 bytes, and those of other tasks may come between the parts."""
+_MAX_CHARACTERS = 1 << 20
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The first line to every helper: which ranks to look for, and what captures may do."""
+
+    job: str
+    job_id: str
+    step: int | None
+    directory: str
+    """Each node's files go into a folder of its name below."""
+    capture: AgentCaptureConfig
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The second line to every helper: who captures what. A node that is not named is done."""
+
+    requests: dict[str, CaptureRequest]
+
+
+class Rank(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank that a helper found."""
+
+    rank: int
+    gpu: int | None = None
+
+
+class Present(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A helper runs, and sees these ranks; when none, `reason` says why."""
+
+    ranks: list[Rank] = []
+    reason: str = ""
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Where the capture stands on the helper's node."""
+
+    status: CaptureStatus
+
+
+ToNode: TypeAlias = Setup | Order
+FromNode: TypeAlias = Present | Told
+
+
+def encode(message: ToNode) -> str:
+    """One line for all helpers."""
+    return json.dumps(msgspec.to_builtins(message)) + "\n"
+
+
+def decode(line: str) -> ToNode:
+    """What a line to the helpers says; raises `CaptureError` when it is none."""
+    try:
+        return msgspec.json.decode(line, type=Setup | Order)
+    except msgspec.DecodeError as error:
+        raise CaptureError(f"This is no order of `perfd capture --slurm`: {error}.") from error
+
+
+def lines_of(node: str, message: FromNode) -> Iterator[str]:
+    """A helper's message as lines that are short enough to stay whole; ASCII only."""
+    text = json.dumps(msgspec.to_builtins(message))
+    for start in range(0, len(text), _PIECE):
+        more = "+" if start + _PIECE < len(text) else "."
+        yield f"{_MARK} {node} {more} {text[start : start + _PIECE]}\n"
+
+
+class Assembly:
+    """Puts helpers' lines together again; whatever else stands in between is skipped."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, str] = {}
+
+    def feed(self, line: str) -> tuple[str, FromNode] | None:
+        """The node and its message when this line ends one."""
+        words = line.rstrip("\n").split(" ", 3)
+        if len(words) != 4 or words[0] != _MARK or words[2] not in "+.":
+            return None
+        _, node, more, piece = words
+        text = self._pieces.pop(node, "") + piece
+        if more == "+":
+            if len(text) <= _MAX_CHARACTERS:
+                self._pieces[node] = text
+            return None
+        try:
+            return node, msgspec.json.decode(text, type=Present | Told)
+        except msgspec.DecodeError:
+            return None
