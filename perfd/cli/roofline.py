@@ -18,7 +18,9 @@ from rich.text import Text
 from perfd.analysis.peaks import GpuPeak, find_gpu
 from perfd.errors import PerfdError
 from perfd.peaks import load_peaks
+from perfd.report.roofline import report_of_kernels, report_of_placement
 from perfd.report.words import UNKNOWN, duration, kernel_name, percent
+from perfd.report.write import write_report
 from perfd.trace.hlo_line import read_line
 from perfd.trace.ncu import KernelMetrics, read_ncu
 from perfd.trace.roofline import Placement, Work, matmul, place
@@ -44,6 +46,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--peaks", type=Path, metavar="FILE", help="rows to try before the table of GPU peaks"
     )
     parser.add_argument(
+        "--output",
+        "-o",
+        type=Path,
+        metavar="FILE",
+        help="write a picture (.svg), or a report (.html, .md, .json)",
+    )
+    parser.add_argument(
         "--json", action="store_true", help="print one object of schema perfd.roofline/1, only"
     )
 
@@ -54,11 +63,15 @@ def run(args: argparse.Namespace) -> int:
         kernels = read_ncu(args.ncu)
         document: dict[str, Any] = {"kernels": [_kernel_json(kernel) for kernel in kernels]}
         shown: list[Table | Text] = [_kernels(kernels)]
+        report = report_of_kernels(kernels, args.ncu.name)
     else:
         work = read_line(args.hlo) if args.hlo else _matmul(args.matmul, args.dtype)
         placement = place(work, _gpu(args.gpu, args.peaks), args.time)
         document = {"operation": asdict(placement)}
         shown = [_verdict(placement), _placement(placement)]
+        report = report_of_placement(placement)
+    if args.output:
+        write_report(report, args.output)
     if args.json:
         print(msgspec.json.encode({"schema": "perfd.roofline/1", **document}).decode())
         return 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 from html import escape
 
 from perfd.report import svg
-from perfd.report.model import Bars, Report, ReportFinding, Table, Timeline
+from perfd.report.model import Bars, Report, ReportFinding, Roofline, Table, Timeline
+from perfd.report.roofline_svg import KINDS, PLOT_CSS, plot
 from perfd.report.style import CSS
 from perfd.report.words import percent
 
@@ -26,7 +27,7 @@ def to_html(report: Report) -> str:
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(report.title)}</title>\n<style>{CSS}</style>\n</head>\n<body>\n<main>\n"
+        f"<title>{escape(report.title)}</title>\n<style>{CSS}{PLOT_CSS}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(body)
         + "\n</main>\n</body>\n</html>\n"
     )
@@ -50,15 +51,24 @@ def _metrics(report: Report) -> str:
     return f'<section><h2>Metrics</h2><div class="tiles">{tiles}</div></section>'
 
 
-def _figure(figure: Bars | Timeline) -> str:
-    picture = svg.bars(figure) if isinstance(figure, Bars) else svg.timeline(figure)
+def _figure(figure: Bars | Timeline | Roofline) -> str:
+    picture, names = _picture(figure)
     legend = "".join(
-        f'<span><i class="swatch {kind}"></i>{escape(svg.NAMES[kind])}</span>' for kind in svg.kinds(figure)
+        f'<span><i class="swatch {kind}"></i>{escape(name)}</span>' for kind, name in names.items()
     )
     return (
         f'<section><h2>{escape(figure.title)}</h2><div class="legend">{legend}</div>'
         f"<figure>{picture}<figcaption>Source: {escape(figure.source)}.</figcaption></figure></section>"
     )
+
+
+def _picture(figure: Bars | Timeline | Roofline) -> tuple[str, dict[str, str]]:
+    """The picture, and what its colours mean."""
+    if isinstance(figure, Roofline):
+        drawn = {point.kind for point in figure.points}
+        return plot(figure), {kind: name for kind, name in KINDS.items() if kind in drawn}
+    picture = svg.bars(figure) if isinstance(figure, Bars) else svg.timeline(figure)
+    return picture, {kind: svg.NAMES[kind] for kind in svg.kinds(figure)}
 
 
 def _findings(report: Report) -> str:

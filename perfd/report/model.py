@@ -83,6 +83,31 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """An operation under a roofline; its intensity is relative to the ridge, its speed to the peak."""
+
+    label: str
+    intensity: float
+    speed: float | None
+    """None: no time was measured, so it is drawn on the roof."""
+    kind: str
+    """Its verdict."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """Operations under the roof of their GPU. Without a ridge and a peak the axes are relative."""
+
+    title: str
+    source: str
+    points: Sequence[Point]
+    ridge_flops_per_byte: float | None = None
+    peak_flops_per_s: float | None = None
+    limit_ratio: float
+    latency_ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """One report."""
 
@@ -93,7 +118,7 @@ class Report:
     """Sentences."""
     metrics: Sequence[Metric]
     findings: Sequence[ReportFinding]
-    figures: Sequence[Bars | Timeline] = ()
+    figures: Sequence[Bars | Timeline | Roofline] = ()
     tables: Sequence[Table] = ()
     notes: Sequence[str] = field(default_factory=tuple)
 

@@ -139,7 +139,7 @@ def test_analyze_writes_the_form_that_the_name_asks_for(tmp_path, capsys):
 
     assert (tmp_path / "r.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     assert (tmp_path / "r.md").read_text(encoding="utf-8").startswith("# ")
-    assert "name it .md or .html" in capsys.readouterr().err
+    assert "name it .md, .html or .json" in capsys.readouterr().err
 
 
 def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from contextlib import suppress
+from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given
@@ -258,3 +260,52 @@ def test_the_verb_shows_kernels_of_a_report(tmp_path, capsys):
 def test_what_cannot_be_placed_is_one_sentence(arguments, capsys):
     assert main(["roofline", *arguments]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def _points(picture):
+    """Where the circles of a picture are, and what they say."""
+    tree = ET.fromstring(picture)
+    circles = [one for one in tree.iter() if one.tag.endswith("circle")]
+    return [(float(one.get("cx")), float(one.get("cy")), "".join(one.itertext())) for one in circles]
+
+
+def test_the_picture_is_one_file_that_needs_nothing_else(tmp_path, capsys):
+    path = tmp_path / "r.svg"
+    assert main(["roofline", "--matmul", "4096x4096x1024", "--time", "6e-5", "-o", str(path)]) == 0
+    text = path.read_text(encoding="utf-8")
+    ((_, _, told),) = _points(text)
+    assert told == "matmul 4096 x 4096 x 1024 bf16: latency bound, 57.9 % of the peak"
+    assert "prefers-color-scheme: dark" in text
+    assert not re.search(r"(?:href|src|url|@import)", text)
+
+
+def test_kernels_lie_where_their_shares_of_the_peaks_put_them(tmp_path):
+    path = tmp_path / "r.html"
+    assert main(["roofline", "--ncu", str(_raw(tmp_path / "raw.csv")), "-o", str(path)]) == 0
+    text = path.read_text(encoding="utf-8")
+    points = _points(text[text.index("<svg") : text.index("</svg>") + 6])
+    assert len(points) == sum(1 for kernel in read_ncu(tmp_path / "raw.csv") if kernel.verdict)
+    busiest = min(points, key=lambda point: point[1])
+    assert "compute bound" in busiest[2], "the highest is the one that computes most"
+    assert "at its limit" in text, "the thresholds are told"
+
+
+def test_an_operation_without_a_time_lies_on_the_roof(tmp_path):
+    path = tmp_path / "r.svg"
+    main(["roofline", "--matmul", "4096x64x64", "-o", str(path)])
+    assert "at most, as no time was given" in path.read_text(encoding="utf-8")
+
+
+def test_a_copy_has_a_report_and_no_picture(tmp_path, capsys):
+    line = "%copy.1 = bf16[64,128]{1,0} copy(bf16[64,128]{1,0} %a)"
+    assert main(["roofline", "--hlo", line, "-o", str(tmp_path / "r.html")]) == 0
+    assert "<svg" not in (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert main(["roofline", "--hlo", line, "-o", str(tmp_path / "r.svg")]) == 2
+    assert "name it .md, .html or .json" in capsys.readouterr().err
+
+
+def test_the_report_of_a_roofline_is_json_too(tmp_path):
+    assert main(["roofline", "--matmul", "64x64x64", "-o", str(tmp_path / "r.json")]) == 0
+    document = json.loads((tmp_path / "r.json").read_text())
+    assert document["schema"] == "perfd.report/1"
+    assert all(metric["source"] for metric in document["metrics"])
