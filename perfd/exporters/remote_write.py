@@ -12,6 +12,7 @@ from perfd.config import RemoteWriteConfig
 from perfd.errors import ConfigError
 from perfd.exporters.backoff import Backoff
 from perfd.exporters.contract import ExporterContext, Round
+from perfd.exporters.labels import check_external_labels
 from perfd.exporters.post import Poster
 from perfd.exporters.write_request import Body, FrameEncoder
 
@@ -24,8 +25,16 @@ _HEADERS = {
 _KEY = "exporters.remote_write"
 
 
+_NEWEST_S = 2.0
+_SEND_FOR_S = 5.0
+
+
 class RemoteWriteExporter:
-    """Batches, retries with growing waits, and keeps at most `max_pending_bytes`; the oldest goes first."""
+    """Batches, retries with growing waits, and keeps at most `max_pending_bytes`; the oldest goes first.
+
+    Samples go in the order of their times, as Prometheus refuses others. At the end no series is marked
+    stale: an aggregator that is started again leaves no gap.
+    """
 
     def __init__(self, config: RemoteWriteConfig, context: ExporterContext) -> None:
         if config.url is None:
@@ -34,7 +43,8 @@ class RemoteWriteExporter:
             raise ConfigError(f"{_KEY}.max_samples_per_request must be at least 1.")
         self._compress = _snappy()
         self._poster = Poster(config.url, config.http, key=_KEY)
-        self._encoder = FrameEncoder(config.external_labels, config.max_samples_per_request)
+        labels = check_external_labels(config.external_labels, key=_KEY)
+        self._encoder = FrameEncoder(labels, config.max_samples_per_request)
         self._interval_s = config.interval_s
         self._max_pending_bytes = config.max_pending_bytes
         self._clock = context.clock
@@ -51,13 +61,18 @@ class RemoteWriteExporter:
             self._sent_unix_s = round_.time_unix_s
             for body in self._encoder.encode(round_.frames):
                 self._keep(Body(data=self._compress(body.data), samples=body.samples))
-        self._send()
+        if self._newest(round_) or self._pending_bytes > self._max_pending_bytes // 2:
+            self._send()
 
     def close(self) -> None:
         self._send(at_once=True)
         self._tally.lost += sum(body.samples for body in self._pending)
         self._tally.pending = 0
         self._poster.close()
+
+    def _newest(self, round_: Round) -> bool:
+        """Whether no further round waits: while the other side is slow, rounds are taken first."""
+        return self._clock.unix_ns() / 1e9 - round_.time_unix_s < _NEWEST_S
 
     def _keep(self, body: Body) -> None:
         self._pending.append(body)
@@ -75,7 +90,8 @@ class RemoteWriteExporter:
     def _send(self, *, at_once: bool = False) -> None:
         if not at_once and not self._backoff.due(self._clock.monotonic_s()):
             return
-        while self._pending:
+        deadline_s = self._clock.monotonic_s() + _SEND_FOR_S
+        while self._pending and (at_once or self._clock.monotonic_s() <= deadline_s):
             answer = self._poster.post(self._pending[0].data, _HEADERS)
             if answer.worth_retrying:
                 self._tally.retries += 1

@@ -1,11 +1,8 @@
 """Exporters through the aggregator, and against servers that are away, refuse, or are the real thing."""
 
 import json
-import struct
 import threading
 
-import cramjam
-import numpy as np
 import pytest
 from aggregator.support import aggregator, gpus, place, step
 
@@ -19,18 +16,10 @@ from perfd.config import (
 )
 from perfd.errors import ConfigError
 from perfd.exporters.backoff import Backoff
-from perfd.exporters.contract import AlertUpdate, ExporterContext, Round, Tally
+from perfd.exporters.contract import AlertUpdate, Round, Tally
 from perfd.exporters.registry import Exporters
-from perfd.exporters.remote_write import RemoteWriteExporter
 from perfd.exporters.runner import ExporterRunner
-from perfd.exporters.write_request import FrameEncoder
-from perfd.http import HttpServer, Response
-from perfd.series import SeriesFrame, SeriesKey
 from perfd.testing.agent import FakeAgent
-
-
-def context():
-    return ExporterContext(clock=VirtualClock(), tally=Tally())
 
 
 def alert(name="Slow", *, fired=100.0, resolved=None, **labels):
@@ -42,11 +31,6 @@ def alert(name="Slow", *, fired=100.0, resolved=None, **labels):
         fired_at_unix_s=fired,
         resolved_at_unix_s=resolved,
     )
-
-
-def frame(time_s, *values, keys=None):
-    keys = keys or [SeriesKey.of("perfd_x", {"i": str(i)}) for i in range(len(values))]
-    return SeriesFrame(time_s, keys, np.array(values, np.float64))
 
 
 class Gate:
@@ -146,55 +130,6 @@ def test_waits_double_up_to_a_bound_and_honour_what_the_server_asks():
         waits.append(backoff.next_try_s)
     assert waits == [1.0, 2.0, 4.0, 5.0]
     assert Backoff(initial_s=1.0, max_s=5.0).failed(0.0, at_least_s=3.0).next_try_s == 3.0
-
-
-def test_a_series_that_vanishes_is_ended_with_a_stale_marker():
-    encoder = FrameEncoder({}, 100)
-    keys = [SeriesKey("perfd_a"), SeriesKey("perfd_b")]
-    first = list(encoder.encode({"g": frame(1.0, 1.0, 2.0, keys=keys)}))
-    again = list(encoder.encode({"g": frame(1.0, 1.0, 2.0, keys=keys)}))
-    ended = list(encoder.encode({"g": frame(2.0, 1.0, float("nan"), keys=keys)}))
-    later = list(encoder.encode({"g": frame(3.0, 1.0, float("nan"), keys=keys)}))
-    marker = struct.pack("<Q", 0x7FF0000000000002)
-    assert sum(body.samples for body in first) == 2
-    assert again == []
-    assert sum(body.samples for body in ended) == 2
-    assert marker in ended[0].data
-    assert marker not in later[0].data
-
-
-def test_samples_wait_for_a_server_that_is_away_and_none_is_lost():
-    statuses, bodies = [503, 503], []
-
-    def take(request):
-        if statuses:
-            return Response(body=b"", status=statuses.pop())
-        bodies.append(bytes(cramjam.snappy.decompress_raw(request.body)))
-        return Response(body=b"", status=204)
-
-    server = HttpServer("127.0.0.1:0", {"/api/v1/write": take})
-    try:
-        given = context()
-        url = f"http://{server.address}/api/v1/write"
-        exporter = RemoteWriteExporter(RemoteWriteConfig(url=url, interval_s=1.0), given)
-        for second in range(10):
-            exporter.export(Round(time_unix_s=float(second), frames={"g": frame(float(second), 1.0, 2.0)}))
-            given.clock.advance(1.0)
-        exporter.close()
-    finally:
-        server.close()
-    assert given.tally == Tally(sent=20, lost=0, retries=2, pending=0)
-    assert len(bodies) == 10
-
-
-def test_beyond_the_bound_the_oldest_samples_go_and_are_counted():
-    given = context()
-    config = RemoteWriteConfig(url="http://127.0.0.1:9/api/v1/write", interval_s=1.0, max_pending_bytes=200)
-    exporter = RemoteWriteExporter(config, given)
-    for second in range(20):
-        exporter.export(Round(time_unix_s=float(second), frames={"g": frame(float(second), 1.0)}))
-    assert given.tally.lost + given.tally.pending == 20
-    assert given.tally.lost > 0
 
 
 def test_wandb_offline_keeps_steps_alerts_and_the_report(tmp_path):
