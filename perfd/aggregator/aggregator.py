@@ -177,6 +177,10 @@ class Aggregator:
         """The summary of one job, or of all, over the whole job."""
         return self._rounds.summary(job)
 
+    def summary_since(self, job: str, since_unix_s: float) -> JobSummary | None:
+        """The summary of a job from a moment on, of what is in memory; None when it is not."""
+        return self._rounds.summary_since(job, since_unix_s)
+
     def live(self, job: str) -> JobSummary | None:
         """The newest numbers of a job, over `analysis.window_steps` steady steps."""
         return self._rounds.live(job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 from urllib.parse import unquote
@@ -26,7 +27,7 @@ _INDEX = """perfd aggregator {version}
 /metrics                        everything, for Prometheus
 /api/v1/fleet                   jobs, one short row each
 /api/v1/jobs                    jobs, with their newest numbers; ?job=JOB for one
-/api/v1/jobs/JOB                the summary of one job (perfd.summary/1)
+/api/v1/jobs/JOB                the summary of one job (perfd.summary/1); ?since=UNIX
 /api/v1/jobs/JOB/steps          its progress lines; ?from=STEP&limit=N
 /api/v1/jobs/JOB/series         step time and MFU over its steps; ?points=N
 /api/v1/alerts                  alerts of perfd's own engine; ?job=JOB
@@ -59,6 +60,9 @@ class Source(Protocol):
 
     def summary(self, job: str | None = None) -> list[JobSummary]:
         """Summaries of one job or all, in memory."""
+
+    def summary_since(self, job: str, since_unix_s: float) -> JobSummary | None:
+        """The summary of a job from a moment on; None when it is not in memory."""
 
     def stored_summary(self, job: str) -> Mapping[str, Any] | None:
         """The summary of a job that only history knows."""
@@ -115,7 +119,7 @@ def _job(source: Source, request: Request) -> Response:
     job = unquote(name)
     try:
         if rest == "":
-            return _summary(source, job)
+            return _summary(source, job, request.query.get("since"))
         if rest == "steps":
             return _steps(source, job, request)
         if rest == "series":
@@ -130,7 +134,9 @@ def _alerts(source: Source, job: str | None) -> Response:
     return _json({"schema": "perfd.alerts/1", "alerts": alerts})
 
 
-def _summary(source: Source, job: str) -> Response:
+def _summary(source: Source, job: str, since: str | None) -> Response:
+    if since is not None:
+        return _summary_since(source, job, since)
     found = source.summary(job)
     if found:
         return _json(to_json(found))
@@ -138,6 +144,21 @@ def _summary(source: Source, job: str) -> Response:
     if stored is None:
         return _error(404, f"There is no job {job!r}; /api/v1/jobs lists them.")
     return _json({"schema": "perfd.summary/1", "jobs": [stored]})
+
+
+def _summary_since(source: Source, job: str, since: str) -> Response:
+    try:
+        since_unix_s = float(since)
+    except ValueError:
+        since_unix_s = math.nan
+    if not math.isfinite(since_unix_s):
+        return _error(400, "`since` must be a number of seconds since 1970.")
+    found = source.summary_since(job, since_unix_s)
+    if found is None:
+        return _error(404, f"There is no job {job!r} in memory; /api/v1/jobs lists them.")
+    if not found.steps.count:
+        return _error(404, f"Job {job!r} showed no step since then.")
+    return _json(to_json([found]))
 
 
 def _steps(source: Source, job: str, request: Request) -> Response:

@@ -82,6 +82,15 @@ class Deriver:
         """Numbers over the whole job; None when it is gone."""
         return self._derive(self._whole, name, now_unix_s, now_s, alerts)
 
+    def since(self, name: str, now_unix_s: float, now_s: float, since_unix_s: float) -> JobSummary | None:
+        """Numbers of a job from a moment on, made anew each time; None when it is gone."""
+        with self._lock:
+            job = self._fleet.jobs.get(name)
+            if job is None:
+                return None
+            data = job_data(self._fleet, job, now_unix_s=now_unix_s, now_s=now_s, since_unix_s=since_unix_s)
+        return summarise(data, self._whole.settings)
+
     def baseline_step_time_s(self, name: str) -> float | None:
         """The median time of the steady steps before the newest ones; None with too few of them."""
         with self._lock:

@@ -119,6 +119,11 @@ class Rounds:
             derived = [self._whole(name) for name in names]
         return [found.summary for found in derived if found is not None]
 
+    def summary_since(self, job: str, since_unix_s: float) -> JobSummary | None:
+        """The summary of a job from a moment on, of what is in memory; None when there is none."""
+        with self._lock:
+            return self._deriver.since(job, self._now_unix_s, self._clock.monotonic_s(), since_unix_s)
+
     def live(self, job: str) -> JobSummary | None:
         """The newest numbers of a job, over its window."""
         with self._lock:

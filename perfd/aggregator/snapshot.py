@@ -42,16 +42,20 @@ def job_data(
     now_s: float,
     alerts: Sequence[AlertRecord] = (),
     window_steps: int | None = None,
+    since_unix_s: float | None = None,
 ) -> JobData:
     """All that is known of a job, or its newest `window_steps` progress lines and what belongs to them.
 
+    With `since_unix_s` only progress lines and samples from then on; there may be none.
     The arrays are copies: the state may change while they are read.
     """
     steps = job.steps.table()
+    if since_unix_s is not None:
+        steps = _rows(steps, slice(len(steps) - int((steps.time_unix_s >= since_unix_s).sum()), None))
     if window_steps is not None:
-        steps = _last(steps, window_steps)
+        steps = _rows(steps, slice(-window_steps, None))
     nodes = [fleet.nodes[name] for name in job.nodes if name in fleet.nodes]
-    windowed = window_steps is not None
+    windowed = window_steps is not None or since_unix_s is not None
     first_step = int(steps.step[0]) if windowed and len(steps) else 0
     return JobData(
         name=job.name,
@@ -61,7 +65,7 @@ def job_data(
         phases=job.phases.table(
             first_step=first_step, ranks=min(job.world_size or 0, fleet.limits.ranks_per_job)
         ),
-        gpu=_gpu_table(fleet, job, nodes, steps if windowed else None),
+        gpu=_gpu_table(fleet, job, nodes, steps if window_steps is not None else None, since_unix_s),
         gpu_infos={node.name: tuple(node.gpu_infos.values()) for node in nodes if node.gpu_infos},
         placements={
             node.name: placed
@@ -80,12 +84,18 @@ def job_data(
     )
 
 
-def _last(steps: StepTable, rows: int) -> StepTable:
-    return StepTable(**{f.name: getattr(steps, f.name)[-rows:] for f in dataclasses.fields(StepTable)})
+def _rows(steps: StepTable, rows: slice) -> StepTable:
+    return StepTable(**{f.name: getattr(steps, f.name)[rows] for f in dataclasses.fields(StepTable)})
 
 
-def _gpu_table(fleet: Fleet, job: JobState, nodes: Sequence[NodeState], window: StepTable | None) -> GpuTable:
-    parts = list(_parts(fleet, job, nodes, window))
+def _gpu_table(
+    fleet: Fleet,
+    job: JobState,
+    nodes: Sequence[NodeState],
+    window: StepTable | None,
+    since_unix_s: float | None,
+) -> GpuTable:
+    parts = list(_parts(fleet, job, nodes, window, since_unix_s))
     if len(parts) == 1:
         part = parts[0]
         return _table(part.times_unix_s, part.keys, part.metrics, part.data)
@@ -93,7 +103,11 @@ def _gpu_table(fleet: Fleet, job: JobState, nodes: Sequence[NodeState], window: 
 
 
 def _parts(
-    fleet: Fleet, job: JobState, nodes: Sequence[NodeState], window: StepTable | None
+    fleet: Fleet,
+    job: JobState,
+    nodes: Sequence[NodeState],
+    window: StepTable | None,
+    since_unix_s: float | None,
 ) -> Iterator[_Part]:
     for node in nodes:
         history = node.gpu_history
@@ -101,7 +115,10 @@ def _parts(
         chosen = [index for index, gpu in enumerate(history.layout.entities.known) if gpu in serving]
         if not chosen:
             continue
-        times, data = history.since(_window_start(window, history.newest_unix_s()))
+        start_unix_s = (
+            _window_start(window, history.newest_unix_s()) if since_unix_s is None else since_unix_s
+        )
+        times, data = history.since(start_unix_s)
         if job.ended_unix_s is not None:
             kept = times <= job.ended_unix_s
             times, data = times[kept], data[kept]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from urllib.parse import quote
 
@@ -11,7 +13,10 @@ from perfd.errors import PerfdError
 from perfd.report.from_summary import report_of_summary
 from perfd.report.markdown import to_markdown
 from perfd.report.summaries import jobs_of, one_job, read_summary
-from perfd.report.write import write_report
+from perfd.report.write import to_json, write_report
+
+_AGO = re.compile(r"(\d{1,6})([smhd])")
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -32,24 +37,52 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "-o",
         type=Path,
         metavar="FILE",
-        help="Markdown (.md) or HTML (.html); default: print Markdown",
+        help="Markdown (.md), HTML (.html) or JSON (.json); default: print Markdown",
     )
+    parser.add_argument(
+        "--since",
+        metavar="WHEN",
+        type=_moment,
+        help="of a job of the aggregator: only from then on; 90s, 30m, 2h or 1d ago, or 2026-11-21T07:40:00Z",
+    )
+    parser.add_argument("--json", action="store_true", help="print one object of schema perfd.report/1, only")
     add_aggregator(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Report on one job from its summary."""
+    if args.since is not None and (args.summary or not args.job):
+        raise PerfdError("--since is of a job of the aggregator: name it with --job, without a summary.")
     if args.summary:
         name = args.summary.name
         job = one_job(read_summary(args.summary), args.job, str(args.summary))
     elif args.job:
         name = url_of(args)
-        job = one_job(jobs_of(get(name, f"/api/v1/jobs/{quote(args.job, safe='')}"), name), args.job, name)
+        path = f"/api/v1/jobs/{quote(args.job, safe='')}"
+        if args.since is not None:
+            path += f"?since={args.since.timestamp()!r}"
+        job = one_job(jobs_of(get(name, path), name), args.job, name)
+        if args.since is not None:
+            name += f" since {args.since:%Y-%m-%d %H:%M:%S} UTC"
     else:
         raise PerfdError("Name a summary's file, or a job of the aggregator with --job.")
     report = report_of_summary(job, name)
     if args.output:
         write_report(report, args.output)
-    else:
+    if args.json:
+        print(to_json(report), end="")
+    elif not args.output:
         print(to_markdown(report), end="")
     return 0
+
+
+def _moment(text: str) -> datetime:
+    """A moment that is so long ago, or that is named; without a zone it is UTC."""
+    if ago := _AGO.fullmatch(text):
+        return datetime.now(UTC) - timedelta(seconds=int(ago[1]) * _UNITS_S[ago[2]])
+    try:
+        named = datetime.fromisoformat(text)
+    except ValueError:
+        message = f"{text!r} is no moment: write 30m, or 2026-11-21T07:40:00Z."
+        raise argparse.ArgumentTypeError(message) from None
+    return (named if named.tzinfo else named.replace(tzinfo=UTC)).astimezone(UTC)
