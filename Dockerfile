@@ -1,4 +1,6 @@
 # perfd as an image: agent, aggregator and command line in one. Build it at the root of the repository.
+#   docker build -t perfd .
+# The same sources, base and SOURCE_DATE_EPOCH give the same layers: docs/deploy-kubernetes.md says how to check that.
 ARG PYTHON=python:3.11-slim-bookworm
 
 FROM ${PYTHON} AS build
@@ -7,18 +9,31 @@ FROM ${PYTHON} AS build
 RUN apt-get update \
  && apt-get install -y --no-install-recommends gcc libc6-dev make \
  && rm -rf /var/lib/apt/lists/*
+ENV PIP_NO_CACHE_DIR=1 PIP_NO_COMPILE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /source
-RUN python3 -m venv /opt/perfd
+# What perfd needs comes first, by hash: a change of perfd's own code leaves this layer alone.
+COPY deploy/image/ deploy/image/
+RUN python3 -m venv /opt/perfd && python3 -m venv /opt/build \
+ && /opt/perfd/bin/python -m pip install --require-hashes -r deploy/image/requirements.txt \
+ && /opt/build/bin/python -m pip install --require-hashes -r deploy/image/requirements-build.txt
 COPY . .
-RUN /opt/perfd/bin/python -m pip install --no-cache-dir --no-compile . \
- && /opt/perfd/bin/python -c "import pathlib, perfd_collectors.nccl as n; next(pathlib.Path(n.__file__).parent.glob('*.so'))" \
- && /opt/perfd/bin/python -m pip uninstall -y pip setuptools
+# A wheel without the plugin would be built too; an image without it is a mistake. Jobs copy it from lib/.
+# Tests of libraries are of no use here. Code is compiled now: nobody can write it later.
+RUN /opt/build/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
+ && /opt/perfd/bin/python -m pip install --no-deps --no-index /wheels/*.whl \
+ && ln -s "$(ls /opt/perfd/lib/python3*/site-packages/perfd_collectors/nccl/libnccl-profiler-perfd.so)" /opt/perfd/lib/ \
+ && /opt/perfd/bin/python -m pip uninstall -y pip setuptools \
+ && find /opt/perfd/lib -depth -type d \( -name tests -o -name __pycache__ \) -exec rm -r {} + \
+ && install -m 0755 deploy/image/healthcheck /opt/perfd/bin/perfd-healthcheck \
+ && /opt/perfd/bin/python -m compileall -q --invalidation-mode unchecked-hash /opt/perfd/lib
 
 FROM ${PYTHON}
+ARG SOURCE_DATE_EPOCH=0
 LABEL org.opencontainers.image.title="perfd" \
       org.opencontainers.image.description="Tells how far a GPU job is from what the hardware allows, and why." \
       org.opencontainers.image.licenses="Apache-2.0"
 COPY --from=build /opt/perfd /opt/perfd
+# useradd writes a date into /etc/shadow: that of SOURCE_DATE_EPOCH.
 RUN groupadd --gid 10001 perfd \
  && useradd --uid 10001 --gid 10001 --no-log-init --no-create-home --home-dir /var/lib/perfd perfd \
  && install -d -o 10001 -g 10001 -m 0750 /var/lib/perfd
@@ -32,10 +47,8 @@ ENV PATH=/opt/perfd/bin:$PATH \
     NVIDIA_DRIVER_CAPABILITIES=utility
 USER 10001:10001
 WORKDIR /var/lib/perfd
-# 9460 HTTP of the aggregator, 9461 gRPC of the aggregator, 9462 metrics of an agent.
+# 9460 HTTP of the aggregator, 9461 gRPC of the aggregator, 9462 health and metrics of an agent.
 EXPOSE 9460 9461 9462
-# Healthy while either role answers on its own port of this container.
-HEALTHCHECK --interval=30s --timeout=5s --start-period=10s --retries=3 \
-  CMD ["python3", "-c", "import socket,contextlib as c\nfor p in (9460, 9462):\n with c.suppress(OSError):\n  socket.create_connection(('127.0.0.1', p), 2).close(); raise SystemExit(0)\nraise SystemExit(1)"]
+HEALTHCHECK --interval=30s --timeout=5s --start-period=10s --retries=3 CMD ["perfd-healthcheck"]
 ENTRYPOINT ["perfd"]
 CMD ["--help"]

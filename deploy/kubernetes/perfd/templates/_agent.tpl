@@ -1,0 +1,33 @@
+{{/* The agent's configuration. Takes the root as `root`, and what differs between the two kinds of agent as `config`. */}}
+{{- define "perfd.agentConfig" -}}
+{{- $uplink := dict "address" (include "perfd.aggregatorAddress" .root) -}}
+{{- with .root.Values.tls -}}
+{{- if .agentSecret -}}
+{{- $tls := dict "ca" "/etc/perfd-tls/ca.crt" -}}
+{{- if .mutual -}}
+{{- $tls = merge $tls (dict "certificate" "/etc/perfd-tls/tls.crt" "key" "/etc/perfd-tls/tls.key") -}}
+{{- end -}}
+{{- $_ := set $uplink "tls" $tls -}}
+{{- else -}}
+{{- $_ := set $uplink "allow_plaintext" true -}}
+{{- end -}}
+{{- end -}}
+{{- $fixed := dict "uplink" $uplink "spool" (dict "directory" "/var/lib/perfd/spool") -}}
+{{- toYaml (mergeOverwrite (deepCopy .config) $fixed) -}}
+{{- end -}}
+
+{{/* Arguments that both kinds of agent have; `node` names the field that the node's name is taken from. */}}
+{{- define "perfd.agentEnv" -}}
+- name: PERFD_NODE
+  valueFrom: {fieldRef: {fieldPath: {{ . }}}}
+{{- end -}}
+
+{{/* The kubelet asks over the network, so the agent listens there. It is alive without an aggregator too. */}}
+{{- define "perfd.agentProbe" -}}
+livenessProbe:
+  httpGet: {path: /healthz, port: metrics}
+  initialDelaySeconds: 10
+  periodSeconds: 20
+  timeoutSeconds: 5
+  failureThreshold: 6
+{{- end -}}

@@ -1,0 +1,99 @@
+"""The chart as Helm renders it, and what may be said against a document."""
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import yaml
+
+ROOT = Path(__file__).parents[3]
+CHART = ROOT / "deploy" / "kubernetes" / "perfd"
+KUBERNETES = ("1.29", "1.34")
+CUSTOM = yaml.safe_load((Path(__file__).parent / "custom_resources.yaml").read_text())
+"""Small schemas of what the chart uses of resources that Kubernetes itself does not know."""
+
+Document = dict[str, Any]
+
+
+def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """One run of Helm, whatever comes of it."""
+    return subprocess.run(["helm", *arguments], capture_output=True, text=True, check=False, timeout=60)
+
+
+def render(values: Mapping[str, Any], *arguments: str, chart: Path = CHART) -> list[Document]:
+    """The documents of the chart with these values."""
+    sets = [f"--set-json={key}={json.dumps(value)}" for key, value in values.items()]
+    found = helm("template", "perfd", chart, *sets, *arguments)
+    assert found.returncode == 0, found.stderr
+    return [document for document in yaml.safe_load_all(found.stdout) if document]
+
+
+def refusal(values: Mapping[str, Any]) -> str:
+    """What Helm says against these values."""
+    sets = [f"--set-json={key}={json.dumps(value)}" for key, value in values.items()]
+    found = helm("template", "perfd", CHART, *sets)
+    assert found.returncode != 0, found.stdout
+    return found.stderr
+
+
+def one(documents: Sequence[Document], kind: str, name: str | None = None) -> Document:
+    """The only document of a kind, and of a name where there are several."""
+    found = [d for d in documents if d["kind"] == kind and name in {None, d["metadata"]["name"]}]
+    assert len(found) == 1, [(d["kind"], d["metadata"]["name"]) for d in documents]
+    return found[0]
+
+
+def mistakes(document: Document, version: str) -> list[str]:
+    """What a version of Kubernetes does not know or take of a document."""
+    schema = CUSTOM.get(document["kind"])
+    if schema is None:
+        return core_mistakes(document, version)
+    problems = [error.message for error in jsonschema.Draft202012Validator(schema).iter_errors(document)]
+    for kind, embedded in embedded_documents(document):
+        problems += [f"{kind}: {problem}" for problem in core_mistakes(embedded, version)]
+    return problems
+
+
+def core_mistakes(document: Document, version: str) -> list[str]:
+    try:
+        kubernetes_validate.validate(document, version, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        return [f"{'.'.join(map(str, error.path))}: {error.message}"]
+    return []
+
+
+def embedded_documents(document: Document) -> list[tuple[str, Document]]:
+    """Jobs and pods inside a custom resource, each as a document of its own."""
+    spec = document.get("spec", {})
+    if document["kind"] == "JobSet":
+        found = [("Job", "batch/v1", job["template"]["spec"]) for job in spec["replicatedJobs"]]
+    elif document["kind"] == "PyTorchJob":
+        found = [("Pod", "v1", part["template"]["spec"]) for part in spec["pytorchReplicaSpecs"].values()]
+    else:
+        found = []
+    metadata = {"name": "embedded"}
+    return [
+        (kind, {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": inner})
+        for kind, version, inner in found
+    ]
+
+
+def pod_specs(documents: Sequence[Document]) -> list[Document]:
+    """The specification of every pod that the documents make."""
+    found = []
+    for document in documents:
+        if document["kind"] in {"DaemonSet", "StatefulSet", "Job"}:
+            found.append(document["spec"]["template"]["spec"])
+        for kind, embedded in embedded_documents(document):
+            spec = embedded["spec"]
+            found.append(spec["template"]["spec"] if kind == "Job" else spec)
+    return found
+
+
+def containers(spec: Document) -> list[Document]:
+    """All containers of a pod, those of the start too."""
+    return [*spec.get("initContainers", []), *spec["containers"]]

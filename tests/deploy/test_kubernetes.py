@@ -1,0 +1,218 @@
+"""The Helm chart: what it renders, what it refuses, and a Pod of it that podman runs."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from deploy.kubernetes.chart import (
+    CHART,
+    KUBERNETES,
+    ROOT,
+    containers,
+    helm,
+    mistakes,
+    one,
+    pod_specs,
+    refusal,
+    render,
+)
+
+from perfd.config import AgentConfig, AggregatorConfig, parse
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(
+        not shutil.which("helm") and not os.environ.get("CI"),
+        reason="needs Helm (tests/deploy/kubernetes/install.sh)",
+    ),
+]
+TRAINING = {
+    "training.enabled": True,
+    "training.image": "registry.example/train:1",
+    "training.command": ["torchrun", "train.py"],
+}
+MONITORING = {
+    "serviceMonitor.enabled": True,
+    "podMonitor.enabled": True,
+    "prometheusRule.enabled": True,
+    "grafanaDashboards.enabled": True,
+}
+VALUES: dict[str, dict[str, Any]] = {
+    "as it comes": {},
+    "aggregator only": {"agent.enabled": False},
+    "agents only, of another cluster's aggregator": {
+        "aggregator.enabled": False,
+        "aggregatorAddress": "perfd.example:9461",
+    },
+    "with privileges": {
+        "agent.features": {"ranks": True, "hostNetworkCounters": True},
+        "agent.runtimeClassName": "nvidia",
+        "agent.spoolHostPath": "/var/lib/perfd",
+        "agent.priorityClassName": "system-node-critical",
+    },
+    "without privileges, spool on the node": {"agent.spoolHostPath": "/var/lib/perfd"},
+    "mutual TLS": {"tls": {"aggregatorSecret": "perfd-server", "agentSecret": "perfd-client", "mutual": True}}
+    | TRAINING,
+    "no volume": {"aggregator.persistence.enabled": False, "networkPolicy.enabled": False},
+    "a volume of one's own": {
+        "aggregator.persistence": {"existingClaim": "mine", "storageClassName": "fast"},
+        "aggregator.extraVolumes": [{"name": "key", "secret": {"secretName": "wandb"}}],
+        "aggregator.extraVolumeMounts": [{"name": "key", "mountPath": "/etc/wandb", "readOnly": True}],
+    },
+    "configured": {
+        "aggregator.config": {"history": {"retention_days": 7}, "rules": {"interval_s": 15}},
+        "agent.config": {"spool": {"max_bytes": 5_000_000_000}, "collectors": {"nvml": {"interval_s": 0.1}}},
+    },
+    "monitored": MONITORING,
+    "nobody may ask over HTTP": {"networkPolicy.httpFrom": []},
+    "pinned image": {"image.digest": f"sha256:{'a' * 64}", "imagePullSecrets": [{"name": "pull"}]},
+    "a Job": TRAINING | {"training.kind": "Job"},
+    "a JobSet of many nodes": TRAINING | {"training.kind": "JobSet", "training.nodes": 64},
+    "a PyTorchJob": TRAINING | {"training.kind": "PyTorchJob", "training.nodes": 2},
+    "a PyTorchJob of one node": TRAINING | {"training.kind": "PyTorchJob"},
+    "a Job as root on the node's network, without NCCL": TRAINING
+    | {
+        "training.runAsUser": 0,
+        "training.hostNetwork": True,
+        "training.nccl": False,
+        "training.gpusPerNode": 0,
+        "training.env": [{"name": "A", "value": "b"}],
+        "sidecar.nodeNameFrom": "metadata.name",
+        "sidecar.config": {"collectors": {"nvml": {"enabled": False}}},
+    },
+}
+every_values = pytest.mark.parametrize("values", VALUES.values(), ids=VALUES.keys())
+
+
+def test_helm_finds_nothing_to_say() -> None:
+    found = helm("lint", "--strict", CHART)
+    assert found.returncode == 0, found.stdout
+
+
+@pytest.mark.parametrize("version", KUBERNETES)
+@every_values
+def test_kubernetes_knows_every_field(values: dict[str, Any], version: str) -> None:
+    documents = render(values, f"--kube-version={version}")
+    assert documents
+    said = {
+        f"{document['kind']} {document['metadata']['name']}": found
+        for document in documents
+        if (found := mistakes(document, version))
+    }
+    assert said == {}
+
+
+@every_values
+def test_perfd_takes_the_configuration_that_the_chart_writes(values: dict[str, Any]) -> None:
+    for document in render(values):
+        for name, text in document.get("data", {}).items():
+            if name == "agent.yaml":
+                config = parse(text, AgentConfig)
+                assert config.uplink.tls or config.uplink.allow_plaintext
+            elif name == "aggregator.yaml":
+                parse(text, AggregatorConfig)
+
+
+@every_values
+def test_containers_have_no_privilege_that_nobody_asked_for(values: dict[str, Any]) -> None:
+    ranks = values.get("agent.features", {}).get("ranks", False)
+    added = {"agent": ["SYS_PTRACE", "DAC_READ_SEARCH"]} if ranks else {"own-spool": ["CHOWN"]}
+    for spec in pod_specs(render(values)):
+        names = {container["name"] for container in containers(spec)}
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert spec.get("hostPID", False) is (ranks and "agent" in names)
+        for container in (c for c in containers(spec) if c["name"] != "pytorch"):
+            context = container["securityContext"]
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["capabilities"]["drop"] == ["ALL"]
+            assert context["capabilities"].get("add", []) == added.get(container["name"], [])
+            user = context.get("runAsUser", spec["securityContext"].get("runAsUser"))
+            root_training = "pytorch" in names and values.get("training.runAsUser") == 0
+            assert (user == 0) is (container["name"] in added or root_training)
+
+
+def test_nothing_of_the_chart_may_ask_the_api() -> None:
+    kinds = {document["kind"] for values in VALUES.values() for document in render(values)}
+    assert not [kind for kind in kinds if "Role" in kind]
+
+
+def test_rules_are_those_that_ship_also_in_the_packaged_chart(tmp_path: Path) -> None:
+    assert helm("package", CHART, "--destination", tmp_path).returncode == 0
+    (package,) = tmp_path.iterdir()
+    shipped = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "rules").glob("*.yaml"))]
+    for chart in (CHART, package):
+        documents = render({"prometheusRule.enabled": True}, chart=chart)
+        rules = [document["spec"] for document in documents if document["kind"] == "PrometheusRule"]
+        assert rules == shipped
+
+
+def test_labels_that_prometheus_operator_and_grafana_select_by_are_set() -> None:
+    labels = {"release": "kube-prometheus-stack"}
+    documents = render(MONITORING | {"serviceMonitor.labels": labels, "prometheusRule.labels": labels})
+    for document in documents:
+        if document["kind"] in {"ServiceMonitor", "PrometheusRule"}:
+            assert document["metadata"]["labels"]["release"] == "kube-prometheus-stack"
+
+
+def test_selectors_find_the_pods() -> None:
+    documents = render(MONITORING)
+    pods = {
+        kind: one(documents, kind)["spec"]["template"]["metadata"]["labels"]
+        for kind in ("DaemonSet", "StatefulSet")
+    }
+    for kind, name, target in (
+        ("Service", None, "StatefulSet"),
+        ("NetworkPolicy", "perfd-aggregator", "StatefulSet"),
+        ("NetworkPolicy", "perfd-agent", "DaemonSet"),
+        ("PodMonitor", None, "DaemonSet"),
+    ):
+        spec = one(documents, kind, name)["spec"]
+        wanted = spec.get("selector", spec.get("podSelector"))
+        assert wanted.get("matchLabels", wanted).items() <= pods[target].items()
+    monitor = one(documents, "ServiceMonitor")["spec"]["selector"]["matchLabels"]
+    assert monitor.items() <= one(documents, "Service")["metadata"]["labels"].items()
+
+
+def test_a_new_configuration_makes_new_pods() -> None:
+    def checksum(interval_s: float) -> str:
+        documents = render({"agent.config": {"collectors": {"nvml": {"interval_s": interval_s}}}})
+        annotations: dict[str, str] = one(documents, "DaemonSet")["spec"]["template"]["metadata"][
+            "annotations"
+        ]
+        return annotations["checksum/config"]
+
+    assert checksum(0.5) == checksum(0.5) != checksum(0.2)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"agent.features.ranks": "yes"}, "at '/agent/features/ranks': got string, want boolean"),
+        (
+            {"aggregator.config": {"history": {"retention_days": "a week"}}},
+            "/retention_days': got string, want",
+        ),
+        ({"agent.config": {"spol": {}}}, "additional properties 'spol' not allowed"),
+        ({"aggregatr": {}}, "additional properties 'aggregatr' not allowed"),
+        ({"agent.config": {"uplink": {"address": "a:1"}}}, "at '/agent/config/uplink/address': false schema"),
+        ({"training.enabled": True}, "at '/training/image': got null, want string"),
+        (TRAINING | {"training.kind": "MPIJob"}, "at '/training/kind': value must be one of 'Job'"),
+        (TRAINING | {"training.nodes": 0}, "at '/training/nodes': minimum: got 0, want 1"),
+        (TRAINING | {"training.name": "My_Job"}, "at '/training/name': 'My_Job' does not match"),
+        ({"aggregator.resources": {"limits": {"memory": "lots"}}}, "'lots' does not match pattern"),
+        ({"image.digest": "latest"}, "at '/image/digest': 'latest' does not match pattern"),
+    ],
+)
+def test_a_value_that_cannot_be_is_named(values: dict[str, Any], said: str) -> None:
+    assert said in refusal(values)
+
+
+def test_a_cluster_without_native_sidecars_is_refused() -> None:
+    found = helm("template", "perfd", CHART, "--kube-version=1.28.0")
+    assert "incompatible with Kubernetes v1.28.0" in found.stderr
