@@ -30,7 +30,7 @@ demo: $(VENV)/.installed ## Play a recorded 4-GPU training run through the whole
 test: $(VENV)/.installed-dev ## Run all tests that need no services
 	@$(BIN)/python -m pytest -q -m "not system"
 
-test-system: $(VENV)/.installed-dev ## Run the tests against real services (deploy/ci/install-services installs them)
+test-system: $(VENV)/.installed-dev ## Run the tests against real services (.ci/run installs them)
 	@$(BIN)/python -m pytest -q -m system
 
 check: $(VENV)/.installed-dev ## Lint, types, imports, drift of generated files
@@ -40,6 +40,7 @@ check: $(VENV)/.installed-dev ## Lint, types, imports, drift of generated files
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m perfd.wire.regenerate --check
 	@$(BIN)/python -m perfd.catalogue_docs --check
+	@$(BIN)/python deploy/kubernetes/make_schema.py --check
 	@$(BIN)/python -m perfd.cli.reference --check
 
 format: $(VENV)/.installed-dev ## Format the code
