@@ -21,7 +21,7 @@ from perfd.agent.agent import Agent
 from perfd.agent.collectors import create_tasks
 from perfd.agent.task import CollectorTask
 from perfd.collector import Settings
-from perfd.config import AgentConfig, load
+from perfd.config import AgentConfig, CollectorConfig, load
 from perfd.model import CollectorHealth, Record, SampleTable
 
 ONCE_SCHEMA = "perfd.agent_once/1"
@@ -37,6 +37,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--node", help="name of this node, instead of the host name")
     parser.add_argument("--job", help="name of the job that sources without one belong to")
+    parser.add_argument(
+        "--log",
+        action="append",
+        metavar="FILE",
+        help="the training's log, or a pattern; instead of collectors.training_log.options.paths",
+    )
     parser.add_argument("--once", action="store_true", help="collect twice, print what was seen, and end")
     parser.add_argument("--json", action="store_true", help=f"with --once: print JSON ({ONCE_SCHEMA})")
     parser.add_argument("--log-level", choices=logs.LEVELS, default="info")
@@ -83,7 +89,19 @@ def effective_config(args: argparse.Namespace, environ: Mapping[str, str], host_
     if spool.directory is None:
         spool = msgspec.structs.replace(spool, directory=str(state_directory(environ) / node))
     job = args.job or config.job or environ.get("SLURM_JOB_ID") or "default"
-    return msgspec.structs.replace(config, node=node, job=job, uplink=uplink, spool=spool)
+    collectors = _following(config.collectors, args.log) if args.log else config.collectors
+    return msgspec.structs.replace(
+        config, node=node, job=job, uplink=uplink, spool=spool, collectors=collectors
+    )
+
+
+def _following(
+    collectors: Mapping[str, CollectorConfig], logs_of_job: Sequence[str]
+) -> dict[str, CollectorConfig]:
+    """The collectors with the one for training logs reading these."""
+    reader = collectors.get("training_log", CollectorConfig())
+    options = {**reader.options, "paths": list(logs_of_job)}
+    return {**collectors, "training_log": msgspec.structs.replace(reader, options=options)}
 
 
 def state_directory(environ: Mapping[str, str]) -> Path:

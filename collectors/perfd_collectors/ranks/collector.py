@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 
 from perfd.collector import Column, Options, Settings
@@ -10,7 +11,7 @@ from perfd.errors import Unavailable
 from perfd.model import RankPlacement, Record, SampleTable, Scope
 from perfd_collectors.nvml.library import Fault, Nvml, NvmlError, fault_of, start, unavailable
 from perfd_collectors.nvml.topology import optional
-from perfd_collectors.ranks.environment import Launcher, RankIdentity
+from perfd_collectors.ranks.environment import Launcher, RankIdentity, job_name
 from perfd_collectors.ranks.gpus import Gpu, Held, gpu_expected, gpu_held
 from perfd_collectors.ranks.placement import RankProcess, changed, job_events, placements
 from perfd_collectors.ranks.processes import Process, ProcessTable
@@ -20,6 +21,8 @@ REPEAT_EVERY_S = 30.0
 
 UNNAMED_JOB = "default"
 """The agent's name for a job that nobody named: then the ranks' environment may name it."""
+
+_SLURM_JOB = re.compile(r"\d+(_\d+)?")
 
 _MPS_SERVER = "nvidia-cuda-mps"
 """Its name as /proc has it, cut to 15 letters; it holds every GPU for its clients."""
@@ -150,8 +153,16 @@ class RanksCollector:
         ]
 
     def _counts_as_rank(self, identity: RankIdentity, *, holds_gpu: bool) -> bool:
-        """Slurm's variables are in interactive shells too: they count with a GPU, or below the command."""
-        return holds_gpu or self._root_pid is not None or identity.launcher is not Launcher.SLURM
+        """Slurm's variables are in interactive shells too: they count with a GPU, or below the command.
+
+        An agent of one job of Slurm leaves those of others, which may share the node, to theirs.
+        """
+        if self._root_pid is not None:
+            return True
+        theirs = job_name(identity.environ) if "SLURM_JOB_ID" in identity.environ else None
+        if theirs not in (None, self._settings.job) and _SLURM_JOB.fullmatch(self._settings.job):
+            return False
+        return holds_gpu or identity.launcher is not Launcher.SLURM
 
     def _gpu_of(self, identity: RankIdentity, held: Sequence[Held]) -> int | None:
         same_container = identity.container_id == self._own_container
