@@ -66,7 +66,7 @@ class CaptureStore:
                 f"{_mib(self._min_free_bytes)} must stay free; "
                 "free some space or lower capture.min_free_bytes."
             )
-        if (used := _size(self._directory)) >= self._max_bytes:
+        if (used := size_bytes(self._directory)) >= self._max_bytes:
             raise CaptureError(
                 f"Captures in {self._directory} take {_mib(used)} of {_mib(self._max_bytes)}; "
                 "delete old ones or raise capture.max_bytes."
@@ -78,7 +78,7 @@ class CaptureStore:
 
     def room_bytes(self, request: CaptureRequest) -> int:
         """How large a capture may grow: what it asks for, but never beyond what is left of the quota."""
-        left = max(0, self._max_bytes - _size(self._directory))
+        left = max(0, self._max_bytes - size_bytes(self._directory))
         return min(left, request.max_bytes) if request.max_bytes else left
 
     def create(self, record: CaptureRecord) -> Path:
@@ -119,7 +119,7 @@ class CaptureStore:
 
     def size_bytes(self, capture_id: str) -> int:
         """What a capture takes now."""
-        return _size(self._folder(capture_id))
+        return size_bytes(self._folder(capture_id))
 
     def seal(self, capture_id: str, files: Sequence[Path]) -> list[CaptureFile]:
         """Make everything in a capture's folder private, and describe these files of it.
@@ -157,7 +157,8 @@ def _plain(entry: Path) -> bool:
     return entry.is_dir() and not entry.is_symlink()
 
 
-def _size(path: Path) -> int:
+def size_bytes(path: Path) -> int:
+    """What the files below a folder take; 0 when it is not there."""
     total = 0
     for file in path.rglob("*"):
         try:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from enum import StrEnum
+from dataclasses import asdict
 from typing import Any
 
+from perfd.doctor.capture_checks import check_kineto_socket, check_py_spy, check_quota
 from perfd.doctor.facts import DirectoryFacts, Facts
+from perfd.doctor.findings import Finding, Level
 
 SCHEMA = "perfd.doctor/1"
 _CLOCK_ERROR_S = 0.01
@@ -19,28 +20,6 @@ _PACKAGES: Mapping[str, str] = {
     "libdw.so.1": "libdw1 (in dnf: elfutils-libs)",
     "libssh.so": "libssh-4 (in dnf: libssh)",
 }
-
-
-class Level(StrEnum):
-    """How bad a finding is."""
-
-    OK = "ok"
-    WARN = "warn"
-    """perfd works, and sees less than it could."""
-    FAIL = "fail"
-    """Something that is configured or installed cannot work."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """The verdict of one check."""
-
-    check: str
-    level: Level
-    title: str
-    what: str
-    mend: str = ""
-    """What to do about it; empty when there is nothing to do."""
 
 
 def diagnose(facts: Facts) -> list[Finding]:
@@ -274,10 +253,13 @@ CHECKS: Sequence[Callable[[Facts], Finding]] = (
     check_nsys,
     check_importer,
     check_kineto,
+    check_kineto_socket,
+    check_py_spy,
     check_perf_events,
     check_nccl_plugin,
     check_spool,
     check_captures,
+    check_quota,
     check_clock,
     check_aggregator,
     check_promtool,

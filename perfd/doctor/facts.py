@@ -79,6 +79,29 @@ class AggregatorFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SocketFacts:
+    """The socket that libkineto polls."""
+
+    place: str
+    taken: bool
+    owner: str = ""
+    """Who answers there; empty when that cannot be seen."""
+    problem: str = ""
+    """Why it cannot be tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PySpyFacts:
+    """py-spy, and what the kernel allows it."""
+
+    path: Path | None
+    ptrace_scope: int | None
+    """kernel.yama.ptrace_scope; None where Yama is not."""
+    may_trace: bool
+    """Whether this user has CAP_SYS_PTRACE."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """Everything that the checks judge."""
 
@@ -93,9 +116,14 @@ class Facts:
     spool_max_bytes: int
     captures: DirectoryFacts
     captures_min_free_bytes: int
+    captures_used_bytes: int
+    captures_max_bytes: int
     clock: ClockFacts | None
     nccl_plugin: Path | None
     kineto: Mapping[str, str]
     """Variables of Kineto in doctor's own environment, which a job started from here inherits."""
+    kineto_socket: SocketFacts | None
+    """None when perfd is not to be Kineto's daemon."""
+    py_spy: PySpyFacts
     aggregator: AggregatorFacts
     promtool: Path | None

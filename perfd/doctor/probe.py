@@ -16,8 +16,9 @@ from perfd import __version__
 from perfd.capture.installation import Installation, find_libdw, find_nsys, parse_version
 from perfd.capture.nsys import NsysCli, importer_problem
 from perfd.capture.processes import pids
-from perfd.capture.storage import free_bytes
+from perfd.capture.storage import free_bytes, size_bytes
 from perfd.config import AgentConfig
+from perfd.doctor.capture_probe import probe_kineto_socket, probe_py_spy
 from perfd.doctor.clock_sync import read_clock
 from perfd.doctor.facts import (
     AggregatorFacts,
@@ -65,9 +66,13 @@ def probe(
         spool_max_bytes=config.spool.max_bytes,
         captures=probe_directory(captures),
         captures_min_free_bytes=config.capture.min_free_bytes,
+        captures_used_bytes=size_bytes(captures),
+        captures_max_bytes=config.capture.max_bytes,
         clock=read_clock(),
         nccl_plugin=find_nccl_plugin(),
         kineto={name: environment[name] for name in _KINETO_VARIABLES if name in environment},
+        kineto_socket=probe_kineto_socket(config.capture.kineto, Path(config.proc)),
+        py_spy=probe_py_spy(config.capture, environment, Path(config.proc)),
         aggregator=probe_aggregator(config.uplink.address, configured=configured),
         promtool=Path(promtool) if promtool else None,
     )

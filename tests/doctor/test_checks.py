@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from perfd.capture.installation import Installation
+from perfd.doctor.capture_checks import check_kineto_socket, check_py_spy, check_quota
 from perfd.doctor.checks import (
     Level,
     check_aggregator,
@@ -33,6 +34,8 @@ from perfd.doctor.facts import (
     NsysFacts,
     NvmlFacts,
     ProcessFacts,
+    PySpyFacts,
+    SocketFacts,
 )
 
 NSYS = Installation(
@@ -59,12 +62,20 @@ HEALTHY = Facts(
     spool_max_bytes=2**28,
     captures=GOOD_DIRECTORY,
     captures_min_free_bytes=2**30,
+    captures_used_bytes=2**20,
+    captures_max_bytes=2**31,
     clock=ClockFacts(synchronised=True, max_error_s=0.001),
     nccl_plugin=Path("/lib/libnccl-profiler-perfd.so"),
     kineto={},
+    kineto_socket=SocketFacts(place="@dynolog", taken=False),
+    py_spy=PySpyFacts(path=Path("/usr/bin/py-spy"), ptrace_scope=1, may_trace=True),
     aggregator=AggregatorFacts(address="head:9461", configured=True),
     promtool=None,
 )
+
+
+def spy(**changes):
+    return replace(HEALTHY.py_spy, **changes)
 
 
 def test_a_healthy_node_has_nothing_to_mend():
@@ -108,6 +119,30 @@ def nsys(installation=NSYS, version="2025.3.1", libdw=Path("/lib/libdw.so.1"), p
         (check_importer, nsys(installation=None, libdw=None), Level.OK, "not needed"),
         (check_kineto, {"kineto": {"KINETO_USE_DAEMON": "1"}}, Level.WARN, "--no-nsys"),
         (check_kineto, {"kineto": {"KINETO_USE_DAEMON": "0"}}, Level.OK, "KINETO_USE_DAEMON=0"),
+        (
+            check_kineto_socket,
+            {"kineto_socket": SocketFacts(place="@dynolog", taken=True, owner="dynolog (pid 7)")},
+            Level.FAIL,
+            "@dynolog is taken by dynolog (pid 7)",
+        ),
+        (
+            check_kineto_socket,
+            {"kineto_socket": SocketFacts(place="@dynolog", taken=True, owner="python perfd agent (pid 7)")},
+            Level.OK,
+            "is answered by",
+        ),
+        (
+            check_kineto_socket,
+            {"kineto_socket": SocketFacts(place="/x/dynolog", taken=False, problem="File name too long")},
+            Level.FAIL,
+            "File name too long",
+        ),
+        (check_kineto_socket, {"kineto_socket": None}, Level.OK, "is off"),
+        (check_py_spy, {"py_spy": spy(path=None)}, Level.WARN, "pip install py-spy"),
+        (check_py_spy, {"py_spy": spy(may_trace=False)}, Level.WARN, "CAP_SYS_PTRACE"),
+        (check_py_spy, {"py_spy": spy(may_trace=False, ptrace_scope=None)}, Level.OK, "this user"),
+        (check_py_spy, {"py_spy": spy(ptrace_scope=3)}, Level.WARN, "nobody"),
+        (check_quota, {"captures_used_bytes": 2**31}, Level.FAIL, "none can start"),
         (check_processes, {"processes": ProcessFacts(total=100, unreadable=60)}, Level.WARN, "as root"),
         (check_spool, {"spool": replace(GOOD_DIRECTORY, writable=False)}, Level.FAIL, "spool.directory"),
         (

@@ -1,11 +1,15 @@
 """What `perfd doctor` finds out about nodes made of files."""
 
 import json
+import os
+import socket
+from pathlib import Path
 
 from perfd.capture.installation import find_libdw, find_nsys, parse_version
 from perfd.cli import main
-from perfd.config import AgentConfig, UplinkConfig
-from perfd.doctor.facts import NsysFacts
+from perfd.config import AgentConfig, KinetoConfig, UplinkConfig
+from perfd.doctor.capture_probe import probe_kineto_socket
+from perfd.doctor.facts import NsysFacts, PySpyFacts
 from perfd.doctor.probe import (
     probe,
     probe_aggregator,
@@ -128,6 +132,10 @@ def test_every_fact_of_a_made_up_node_comes_from_its_files(tmp_path):
     proc = tmp_path / "proc"
     (proc / "sys/kernel").mkdir(parents=True)
     (proc / "sys/kernel/perf_event_paranoid").write_text("3\n")
+    (proc / "sys/kernel/yama").mkdir()
+    (proc / "sys/kernel/yama/ptrace_scope").write_text("2\n")
+    (proc / "self").mkdir()
+    (proc / "self/status").write_text("Name:\tperfd\nCapEff:\t0000000000080000\n")
     nsight_compute(tmp_path)
     facts = probe(
         AgentConfig(proc=str(proc), uplink=UplinkConfig(address="127.0.0.1:1")),
@@ -140,7 +148,26 @@ def test_every_fact_of_a_made_up_node_comes_from_its_files(tmp_path):
     assert facts.nsys.installation.importer_missing
     assert facts.kineto == {"KINETO_USE_DAEMON": "1"}
     assert facts.captures.path == tmp_path / "spool" / "captures"
+    assert facts.py_spy == PySpyFacts(path=None, ptrace_scope=2, may_trace=True)
     assert facts.aggregator.error
+
+
+def test_whoever_answers_libkineto_is_named(tmp_path):
+    config = KinetoConfig(enabled=True, socket_directory=str(tmp_path))
+    proc = Path("/proc")
+    assert probe_kineto_socket(KinetoConfig(), proc) is None
+    assert not probe_kineto_socket(config, proc).taken
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
+        other.bind(str(tmp_path / "dynolog"))
+        found = probe_kineto_socket(config, proc)
+        assert (found.taken, found.place) == (True, str(tmp_path / "dynolog"))
+        assert f"(pid {os.getpid()})" in found.owner
+    assert not probe_kineto_socket(config, proc).taken, "a socket that nobody holds any more"
+
+
+def test_a_folder_that_is_too_long_for_a_socket_is_a_problem(tmp_path):
+    config = KinetoConfig(enabled=True, socket_directory=str(tmp_path / ("x" * 200)))
+    assert probe_kineto_socket(config, Path("/proc")).problem
 
 
 def test_the_verb_prints_its_schema_and_fails_only_for_what_cannot_work(tmp_path, capsys, monkeypatch):
