@@ -107,6 +107,13 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 30
     stalled_s = 10.0
 
+    def handle_one_request(self) -> None:
+        try:
+            super().handle_one_request()
+        except ConnectionError:
+            # Between two requests the client went away: that is not worth a word.
+            self.close_connection = True
+
     def do_GET(self) -> None:
         self._answer(b"")
 
@@ -162,7 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 self._send_stream(response.stream)
         except OSError:
-            # The client went away, or does not read: that is not worth a word.
+            # It went away, or does not read: neither is that.
             self.close_connection = True
         finally:
             if response.stream is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 import threading
 import urllib.error
 import urllib.request
@@ -103,6 +104,23 @@ def test_a_client_that_does_not_take_a_stream_is_dropped(leaves: bool) -> None:
             client.close()
         assert stream.closed.wait(50)
     server.close()
+
+
+def test_a_client_that_breaks_off_between_requests_is_not_worth_a_word(
+    server: HttpServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    host, port = server.address.rsplit(":", 1)
+    before = threading.active_count()
+    client = socket.create_connection((host, int(port)))
+    client.sendall(b"GET /tree/ HTTP/1.1\r\nHost: here\r\n\r\n")
+    assert client.recv(1)
+    # Closed with data unread and no time to linger: the peer gets a reset.
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+    while threading.active_count() > before:
+        assert get(server, "/tree/")[0] == 200
+
+    assert capfd.readouterr().err == ""
 
 
 def test_a_stream_ends_its_connection_when_it_is_over() -> None:

@@ -1,4 +1,4 @@
-"""Routes of the page: `/` and `/jobs/NAME` are one document, everything else is a file beside this one."""
+"""Routes of the page: every view is one document, everything else is a file beside this one."""
 
 from __future__ import annotations
 
@@ -57,13 +57,14 @@ def page_routes(known: Callable[[str], bool]) -> dict[str, Handler]:
             )
         return _file(request.rest, body)
 
-    return {"/": home, "/jobs/": job, "/static/": static}
+    return {"/": home, "/servers": home, "/agents": home, "/jobs/": job, "/static/": static}
 
 
 def _assets() -> dict[str, bytes]:
-    folder = resources.files("perfd.web") / "static"
+    folders = [resources.files("perfd.web") / name for name in ("vendor", "static")]
     return {
         entry.name: entry.read_bytes()
+        for folder in folders
         for entry in folder.iterdir()
         if PurePosixPath(entry.name).suffix in _TYPES
     }

@@ -22,7 +22,7 @@ def table(times: list[float], batch: float = 32.0) -> StepTable:
         step=np.arange(1, count + 1),
         time_unix_s=1e9 + np.cumsum(np.nan_to_num(times)),
         step_time_s=np.array(times, dtype=float),
-        steps_covered=np.ones(count),
+        steps_covered=np.ones(count, dtype=int),
         warmup=np.zeros(count, dtype=bool),
         flops_per_s_per_gpu=np.full(count, 2e14),
         tokens_per_s=unknown,

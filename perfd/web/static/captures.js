@@ -1,17 +1,19 @@
 // Captures of a job, newest first, with how each rank ended and where its report lies.
 
 import { el, section } from "./dom.js";
-import { bytes, duration, moment, words } from "./format.js";
+import { bytes, duration, moment, plural, words } from "./format.js";
 
 const MAX_RANKS = 64;
+const MAX_CAPTURES = 100;
 
 export function showCaptures(main, job, captures) {
   section(main, "captures", captures, () => {
     if (!captures.length) {
       return [el("div", { class: "empty", id: "empty" }, el("h1", {}, "No capture of this job yet"), el("p", {}, "A rule starts one when it fires, or a person does:"), el("pre", {}, `perfd capture start ${job} --steps 3 --wait`))];
     }
-    const newest = [...captures].reverse();
-    return [el("h1", {}, captures.length === 1 ? "1 capture" : `${captures.length} captures`), ...newest.map(capture)];
+    const newest = captures.slice(-MAX_CAPTURES).reverse();
+    const older = captures.length - newest.length;
+    return [el("h1", {}, plural(captures.length, "capture")), ...newest.map(capture), older > 0 && el("p", { class: "quiet" }, `and ${older} older ones: perfd capture list`)];
   });
 }
 
@@ -24,6 +26,7 @@ function capture(one) {
     el("h2", {}, one.id, " ", el("span", { class: `state ${one.state}` }, one.state)),
     el("p", { class: "quiet" }, [...facts, took].filter(Boolean).join(" · ")),
     one.reason && el("p", {}, one.reason),
+    one.ranks.some((who) => who.files?.length) && el("p", {}, el("a", { href: `/reports/captures/${encodeURIComponent(one.id)}` }, "Open the report")),
     el("ul", { class: "ranks" }, one.ranks.slice(0, MAX_RANKS).map(rank)),
     one.ranks.length > MAX_RANKS && el("p", { class: "quiet" }, `and ${one.ranks.length - MAX_RANKS} more ranks`),
   );

@@ -1,58 +1,89 @@
-// All jobs, those that are limited by something first.
+// All jobs: those that run and that something limits first.
 
 import { el, section } from "./dom.js";
-import { count, duration, layout, percent, step } from "./format.js";
-import { isTrouble, sentence } from "./verdict.js";
+import { count, duration, layout, percent, plural, progress } from "./format.js";
+import { sortedTable } from "./table.js";
+import { isHeldUp, kind, shortSentence } from "./verdict.js";
 
 const STALE_S = 30;
 
-export function showFleet(main, jobs, alerts) {
-  section(main, "fleet", [jobs.map(row), firing(alerts)], () =>
-    jobs.length ? [el("h1", {}, jobs.length === 1 ? "1 job" : `${jobs.length} jobs`), table(jobs, alerts)] : [empty()],
-  );
-}
-
 export const isStale = (job) => !job.ended && job.silent_s > STALE_S;
 
-const firing = (alerts) => alerts.filter((alert) => alert.state === "firing");
-
-// What of a job is shown, so that a table of which nothing changes is not drawn again.
-const row = (job) => [job.name, state(job), step(job), job.step_time_s, job.tokens_per_s, job.mfu_ratio, job.bottleneck];
-
-function state(job) {
+export function state(job) {
   if (job.ended) return "ended";
   return isStale(job) ? "silent" : "running";
 }
 
-function table(jobs, alerts) {
-  const heads = ["Job", "State", "Step", "Step time", "Tokens/s", "MFU", "Comm", "Limited by", "Alerts"];
-  const numbers = new Set(["Step", "Step time", "Tokens/s", "MFU", "Comm", "Alerts"]);
-  const order = [...jobs].sort((a, b) => a.ended - b.ended || isTrouble(b.bottleneck) - isTrouble(a.bottleneck) || a.name.localeCompare(b.name));
-  const body = order.map((job) => {
-    const count_of = firing(alerts).filter((alert) => alert.job === job.name).length;
-    const cells = [
-      [el("a", { href: `/jobs/${encodeURIComponent(job.name)}`, id: `job-${job.name}` }, job.name), el("small", {}, layout(job))],
-      el("span", { class: `state ${state(job)}` }, state(job)),
-      step(job),
-      duration(job.step_time_s?.median),
-      count(job.tokens_per_s),
-      percent(job.mfu_ratio),
-      percent(job.communication?.share_ratio),
-      el("span", { class: isTrouble(job.bottleneck) ? "limit" : "quiet" }, sentence(job.bottleneck).replace(/^Limited by (the |a |its )?/, "")),
-      count_of ? el("strong", { class: "limit" }, String(count_of)) : "0",
-    ];
-    return el("tr", {}, cells.map((cell, i) => el("td", { "data-label": heads[i], class: numbers.has(heads[i]) && "number" }, cell)));
-  });
-  const head = el("tr", {}, heads.map((name) => el("th", { scope: "col", class: numbers.has(name) && "number" }, name)));
-  return el("table", { class: "jobs", id: "jobs" }, el("thead", {}, head), el("tbody", {}, body));
+const PROGRESS = { running: 0, silent: 1, ended: 2 };
+const rank = (job) => [PROGRESS[state(job)], isHeldUp(job.bottleneck) ? 0 : 1, -(job.bottleneck?.lost_ratio ?? 0)];
+
+function order(a, b) {
+  const [left, right] = [rank(a), rank(b)];
+  const at = left.findIndex((value, i) => value !== right[i]);
+  return at < 0 ? a.name.localeCompare(b.name, "en", { numeric: true }) : left[at] - right[at];
 }
 
-function empty() {
+const table = sortedTable({
+  id: "jobs",
+  noun: "jobs",
+  order,
+  text: (job) => [job.name, job.framework, state(job), kind(job.bottleneck)].join(" "),
+  columns: [
+    { name: "Job", wide: true, value: (job) => job.name, cell: (job) => [el("a", { href: `/jobs/${encodeURIComponent(job.name)}`, id: `job-${job.name}`, class: "row" }, job.name), el("small", {}, layout(job))] },
+    { name: "State", value: state, cell: (job) => el("span", { class: `state ${state(job)}` }, state(job)) },
+    { name: "Step", number: true, value: (job) => job.step, cell: (job) => progress(job.step, job.train_steps) },
+    { name: "Step time", number: true, value: (job) => job.step_time_s, cell: (job) => duration(job.step_time_s) },
+    { name: "Tokens/s", number: true, value: (job) => job.tokens_per_s, cell: (job) => count(job.tokens_per_s) },
+    { name: "MFU", number: true, value: (job) => job.mfu_ratio, cell: (job) => percent(job.mfu_ratio) },
+    { name: "Comm", number: true, value: (job) => job.communication_ratio, cell: (job) => percent(job.communication_ratio) },
+    { name: "Limited by", wide: true, value: (job) => kind(job.bottleneck), cell: (job) => limit(job) },
+    { name: "Alerts", number: true, value: (job) => job.firing_alerts, cell: (job) => (job.firing_alerts ? el("strong", { class: "limit" }, String(job.firing_alerts)) : "0") },
+  ],
+});
+
+function limit(job) {
+  const cost = job.bottleneck?.lost_ratio;
+  const trouble = isHeldUp(job.bottleneck);
+  return [el("span", { class: trouble ? "limit" : "quiet" }, shortSentence(job.bottleneck)), trouble && cost != null && el("small", {}, `costs ${percent(cost)} of a step`)];
+}
+
+export function showFleet(main, fleet) {
+  const { jobs, agents, servers } = fleet;
+  section(main, "summary", [counts(jobs), agents, servers], () => (jobs.length ? [summary(fleet)] : [empty(agents, servers)]));
+  if (jobs.length) table.show(main, jobs);
+}
+
+const counts = (jobs) => [
+  jobs.filter((job) => state(job) === "running").length,
+  jobs.filter((job) => state(job) === "silent").length,
+  jobs.filter((job) => !job.ended && isHeldUp(job.bottleneck)).length,
+  jobs.reduce((sum, job) => sum + job.firing_alerts, 0),
+  jobs.length,
+];
+
+function summary({ jobs, agents, servers }) {
+  const [running, silent, limited, alerts, all] = counts(jobs);
+  const facts = [
+    `${running} running`,
+    silent && `${silent} silent`,
+    all > running + silent && `${all - running - silent} ended`,
+    alerts && plural(alerts, "alert fires", "alerts fire"),
+  ];
+  return el(
+    "div",
+    {},
+    el("h1", { id: "summary" }, limited ? `${limited} of ${plural(running + silent, "job")} held up` : plural(all, "job")),
+    el("p", { class: "quiet" }, facts.filter(Boolean).join(" · "), " · ", el("a", { href: "/agents" }, `${agents.connected} of ${plural(agents.count, "agent")} connected`), servers.count > 0 && [" · ", el("a", { href: "/servers" }, plural(servers.count, "serving engine"))]),
+  );
+}
+
+function empty(agents, servers) {
   return el(
     "div",
     { class: "empty", id: "empty" },
     el("h1", {}, "No job yet"),
-    el("p", {}, "Agents send what they see about once a second. Start one where a job runs:"),
+    el("p", {}, agents.connected ? `${plural(agents.connected, "agent is", "agents are")} connected and none has seen a job. ` : "No agent is connected. Agents send what they see about once a second. ", "Start one where a job runs:"),
     el("pre", {}, "perfd agent\nperfd run -- torchrun train.py"),
+    servers.count > 0 && el("p", {}, el("a", { href: "/servers" }, `See ${plural(servers.count, "serving engine")}`)),
   );
 }

@@ -6,13 +6,25 @@ const known = (value) => typeof value === "number" && Number.isFinite(value);
 
 export const percent = (ratio, digits = 1) => (known(ratio) ? `${(ratio * 100).toFixed(digits)}\u00a0%` : UNKNOWN);
 
+// A difference: always with its sign.
+export const signed = (ratio) => (known(ratio) ? `${ratio < 0 ? "−" : "+"}${percent(Math.abs(ratio))}` : UNKNOWN);
+
 export function duration(seconds) {
   if (!known(seconds)) return UNKNOWN;
-  if (seconds < 10) return `${(seconds * 1000).toFixed(0)} ms`;
+  if (seconds < 2) return `${(seconds * 1000).toFixed(0)} ms`;
+  if (seconds < 10) return `${seconds.toFixed(2)} s`;
   if (seconds < 100) return `${seconds.toFixed(1)} s`;
   if (seconds < 7200) return `${(seconds / 60).toFixed(0)} min`;
   return `${(seconds / 3600).toFixed(1)} h`;
 }
+
+// A latency, whose parts of a millisecond matter.
+export function finer(seconds) {
+  if (known(seconds) && seconds < 0.1) return `${(seconds * 1000).toFixed(1)} ms`;
+  return known(seconds) && seconds >= 1 && seconds < 10 ? `${seconds.toFixed(2)} s` : duration(seconds);
+}
+
+export const plural = (number, one, many = `${one}s`) => `${number} ${number === 1 ? one : many}`;
 
 export const count = (value) => (known(value) ? Math.round(value).toLocaleString("en-US") : UNKNOWN);
 
@@ -34,10 +46,9 @@ export const moment = (unixS) =>
 
 export const words = (name) => String(name ?? "unknown").replaceAll("_", " ");
 
-export function step(job) {
-  const last = job.steps?.last;
-  if (last == null) return UNKNOWN;
-  return job.train_steps ? `${last} of ${job.train_steps}` : String(last);
+export function progress(step, all) {
+  if (step == null) return UNKNOWN;
+  return all ? `${step} of ${all}` : String(step);
 }
 
 const DIMENSIONS = ["tp", "pp", "dp", "cp", "ep"];

@@ -1,24 +1,32 @@
 // One job: what limits it, then the numbers that say so.
 
 import { ApiError, get, jobPath } from "./api.js";
-import { breakdownBar, heatMap, stageBars } from "./bars.js";
+import { breakdownBar, stageBars } from "./bars.js";
 import { el, section } from "./dom.js";
-import { isStale } from "./fleet.js";
-import { count, duration, layout, moment, percent, step, teraflops } from "./format.js";
+import { isStale, state } from "./fleet.js";
+import { count, duration, layout, moment, percent, progress, teraflops } from "./format.js";
 import { progressChart } from "./progress.js";
+import { heatMap } from "./ranks.js";
 import { headline } from "./verdict.js";
+
+const MOST_ALERTS = 50;
+const MOST_CAPTURES = 5;
+const charts = [
+  { chart: progressChart({ id: "mfu-chart", name: "MFU", show: percent }), column: "mfu_ratio" },
+  { chart: progressChart({ id: "time-chart", name: "Step time", show: duration }), column: "step_time_s" },
+];
 
 // Loads first and returns what draws, so that a failed request leaves the old picture whole.
 export async function showJob(main, name) {
+  const asked = encodeURIComponent(name);
   const [jobs, series, alerts, captures] = await Promise.all([
-    get("jobs"),
+    get(`jobs?job=${asked}`),
     get(`${jobPath(name)}/series`).catch(missing),
-    get("alerts"),
-    get(`captures?job=${encodeURIComponent(name)}`),
+    get(`alerts?job=${asked}`),
+    get(`captures?job=${asked}`),
   ]);
-  const job = jobs.jobs.find((one) => one.name === name) ?? (await stored(name));
-  const mine = alerts.alerts.filter((alert) => alert.job === name);
-  return () => draw(main, job, series, mine, captures.captures);
+  const job = jobs.jobs[0] ?? (await stored(name));
+  return () => draw(main, job, series, alerts.alerts, captures.captures);
 }
 
 function missing(error) {
@@ -34,23 +42,30 @@ async function stored(name) {
 
 function draw(main, job, series, alerts, captures) {
   const stale = isStale(job);
-  section(main, "title", [job.name, layout(job), step(job), job.ended, stale], () => title(job));
+  section(main, "title", [job.name, layout(job), steps(job), job.ended, stale], () => [title(job)]);
   section(main, "stale", [stale, stale && Math.floor(job.silent_s)], () => (stale ? [silence(job)] : []));
   section(main, "verdict", job.bottleneck, () => [headline(job.bottleneck)]);
   section(main, "numbers", numbers(job), () => [cards(numbers(job))]);
   section(main, "breakdown", [job.breakdown, job.communication, job.optimizer, job.parallel, job.step_time_s], () => [
     el("h2", {}, "Where a step goes"), breakdownBar(job),
   ]);
-  section(main, "progress", [series, alerts, captures], () => charts(main, series, alerts, captures));
+  drawCharts(main, series, alerts, captures);
   section(main, "stages", job.pipeline, () => stages(job));
-  section(main, "ranks", [job.gpus, job.nccl?.ranks, job.bottleneck?.culprits], () => ranks(job));
+  section(main, "ranks", [job.gpus, job.nccl?.ranks, job.slowdowns, job.bottleneck?.culprits], () => ranks(job, main.clientWidth));
   section(main, "alerts", alerts, () => alertList(alerts));
   section(main, "captures", captures, () => captureList(job, captures));
 }
 
+const steps = (job) => progress(job.steps?.last, job.train_steps);
+
 function title(job) {
-  const state = job.ended ? "ended" : isStale(job) ? "silent" : "running";
-  return [el("p", { class: "title" }, el("strong", { id: "job" }, job.name), " ", el("span", { class: `state ${state}` }, state), el("span", { class: "quiet" }, ` ${layout(job)} · step ${step(job)}`))];
+  return el(
+    "p",
+    { class: "title" },
+    el("strong", { id: "job" }, job.name), " ", el("span", { class: `state ${state(job)}` }, state(job)),
+    el("span", { class: "quiet" }, ` ${layout(job)} · step ${steps(job)} · `),
+    el("a", { href: `/reports/jobs/${encodeURIComponent(job.name)}`, id: "report" }, "Report"),
+  );
 }
 
 const silence = (job) =>
@@ -71,17 +86,16 @@ function cards(all) {
   return el("dl", { class: "numbers" }, all.map(([id, name, value, note]) => el("div", { class: "card" }, el("dt", {}, name), el("dd", { id }, value), el("dd", { class: "quiet" }, note))));
 }
 
-function charts(main, series, alerts, captures) {
-  if (!series?.step.length) return [el("h2", {}, "Over its steps"), el("p", { class: "quiet" }, series ? "No step yet." : "The steps of this job are no longer in memory.")];
-  const width = main.clientWidth;
+function drawCharts(main, series, alerts, captures) {
+  const known = Boolean(series?.step.length);
+  const absent = series ? "No step yet." : "The steps of this job are no longer in memory.";
+  section(main, "progress", [known, absent], () => (known ? charts.map(({ chart }) => chart.element) : [el("h2", {}, "Over its steps"), el("p", { class: "quiet" }, absent)]));
+  if (!known) return;
   const marks = [
     ...alerts.filter((alert) => alert.first_step != null).map((alert) => ({ kind: "alert", step: alert.first_step, text: alert.name })),
     ...captures.map((one) => ({ kind: "capture", step: stepAt(series, one.requested_unix_s), text: `capture ${one.id}` })),
   ];
-  return [
-    progressChart({ id: "mfu-chart", name: "MFU", values: series.mfu_ratio, series, marks, width, show: percent }),
-    progressChart({ id: "time-chart", name: "Step time", values: series.step_time_s, series, marks, width, show: duration }),
-  ];
+  for (const { chart, column } of charts) chart.update({ series, values: series[column], marks, width: main.querySelector('[data-section="progress"]').clientWidth });
 }
 
 function stepAt(series, unixS) {
@@ -94,8 +108,8 @@ function stages(job) {
   return [el("h2", {}, "Pipeline stages"), stageBars(job.pipeline)];
 }
 
-function ranks(job) {
-  const map = heatMap(job);
+function ranks(job, width) {
+  const map = heatMap(job, width);
   return map ? [el("h2", {}, "Ranks"), map] : [];
 }
 
@@ -103,11 +117,12 @@ function alertList(alerts) {
   if (!alerts.length) return [];
   const line = (alert) =>
     el("li", {}, el("span", { class: `state ${alert.state}` }, alert.state), " ", el("strong", {}, alert.name), ` ${alert.annotations?.summary ?? ""}`, el("span", { class: "quiet" }, ` ${moment(alert.fired_at_unix_s)}`));
-  return [el("h2", {}, "Alerts"), el("ul", { id: "alerts" }, alerts.slice(0, 50).map(line))];
+  return [el("h2", {}, "Alerts"), el("ul", { id: "alerts" }, alerts.slice(0, MOST_ALERTS).map(line))];
 }
 
 function captureList(job, captures) {
   if (!captures.length) return [];
-  const line = (one) => el("li", {}, el("span", { class: `state ${one.state}` }, one.state), ` ${one.id} `, el("span", { class: "quiet" }, moment(one.requested_unix_s)));
-  return [el("h2", {}, el("a", { href: `/jobs/${encodeURIComponent(job.name)}/captures` }, "Captures")), el("ul", {}, captures.slice(-5).reverse().map(line))];
+  const all = `/jobs/${encodeURIComponent(job.name)}/captures`;
+  const line = (one) => el("li", {}, el("span", { class: `state ${one.state}` }, one.state), " ", el("a", { href: `${all}#capture-${encodeURIComponent(one.id)}` }, one.id), " ", el("span", { class: "quiet" }, moment(one.requested_unix_s)));
+  return [el("h2", {}, el("a", { href: all }, "Captures")), el("ul", { id: "captures" }, captures.slice(-MOST_CAPTURES).reverse().map(line))];
 }

@@ -1,19 +1,24 @@
-// Which view the address asks for, and the loop that keeps it up to date.
+// Which view the address asks for, and what keeps it up to date.
 
+import { showAgents } from "./agents.js";
 import { get } from "./api.js";
 import { showCaptures } from "./captures.js";
 import { el } from "./dom.js";
 import { showFleet } from "./fleet.js";
 import { clock } from "./format.js";
 import { showJob } from "./job.js";
+import { listenToKeys } from "./keys.js";
+import { follow } from "./live.js";
+import { showServers } from "./servers.js";
 
-const EVERY_MS = 2000;
 const main = document.getElementById("main");
 const place = placeOf(location.pathname);
 let shownAt = null;
+let how = "polling";
 
 function placeOf(path) {
   const [, top, name, view] = path.split("/");
+  if (top === "servers" || top === "agents") return { view: top };
   if (top !== "jobs" || !name) return { view: "fleet" };
   try {
     return { view: view === "captures" ? "captures" : "job", job: decodeURIComponent(name) };
@@ -23,22 +28,35 @@ function placeOf(path) {
 }
 
 function drawPlace() {
+  const link = (view, href, text) => el("a", { href, "aria-current": place.view === view ? "page" : null }, text);
   const where = document.getElementById("where");
-  if (!place.job) return;
+  where.append(link("fleet", "/", "Jobs"), link("servers", "/servers", "Serving"), link("agents", "/agents", "Agents"));
+  if (!place.job) {
+    document.title = `${where.querySelector("[aria-current]").textContent} – perfd`;
+    return;
+  }
   document.title = `${place.job} – perfd`;
   const base = `/jobs/${encodeURIComponent(place.job)}`;
-  const link = (view, href, text) => el("a", { href, "aria-current": place.view === view ? "page" : null }, text);
-  where.append(el("a", { href: "/" }, "Jobs"), link("job", base, place.job), link("captures", `${base}/captures`, "Captures"));
+  document.getElementById("job-place").append(link("job", base, place.job), link("captures", `${base}/captures`, "Captures"));
 }
 
+// Loads first and returns what draws, so that a failed request leaves the old picture whole.
 async function load() {
   if (place.view === "fleet") {
-    const [jobs, alerts] = await Promise.all([get("jobs"), get("alerts")]);
-    return () => showFleet(main, jobs.jobs, alerts.alerts);
+    const fleet = await get("fleet");
+    return () => showFleet(main, fleet);
+  }
+  if (place.view === "servers") {
+    const { servers } = await get("servers");
+    return () => showServers(main, servers);
+  }
+  if (place.view === "agents") {
+    const { agents } = await get("agents");
+    return () => showAgents(main, agents);
   }
   if (place.view === "captures") {
-    const found = await get(`captures?job=${encodeURIComponent(place.job)}`);
-    return () => showCaptures(main, place.job, found.captures);
+    const { captures } = await get(`captures?job=${encodeURIComponent(place.job)}`);
+    return () => showCaptures(main, place.job, captures);
   }
   return showJob(main, place.job);
 }
@@ -46,15 +64,23 @@ async function load() {
 async function refresh() {
   try {
     const draw = await load();
-    if (!shownAt || main.dataset.state === "missing") main.replaceChildren();
+    const first = !shownAt;
+    if (first || main.dataset.state === "missing") main.replaceChildren();
     main.dataset.state = "live";
     draw();
     shownAt = new Date();
     notice(null);
-    document.getElementById("updated").textContent = `Updated ${clock(shownAt)}`;
+    drawUpdated();
+    if (first && location.hash) document.getElementById(decodeURIComponent(location.hash.slice(1)))?.scrollIntoView();
   } catch (error) {
     fail(error);
   }
+}
+
+function drawUpdated() {
+  const updated = document.getElementById("updated");
+  updated.dataset.how = how;
+  updated.textContent = `${how === "live" ? "Live" : "Every 5 s"}${shownAt ? ` · ${clock(shownAt)}` : ""}`;
 }
 
 function fail(error) {
@@ -69,8 +95,8 @@ function fail(error) {
   main.dataset.state = error.status === 0 ? "disconnected" : "error";
   if (!shownAt) main.replaceChildren();
   if (error.status === undefined) console.error(error);
-  const text = error.status === undefined ? "This page failed to show what it got; the browser's console says why." : error.message;
-  notice(`${text} Trying again every ${EVERY_MS / 1000} s.${since}`);
+  const text = error.status === undefined ? "This page failed to show what it got; the browser’s console says why." : error.message;
+  notice(`${text} Trying again every 5 s.${since}`);
 }
 
 function notice(text) {
@@ -79,23 +105,9 @@ function notice(text) {
   notices.replaceChildren(...(text ? [el("p", { class: "notice bad", role: "alert" }, text)] : []));
 }
 
-// Who comes back to the page, or turns the phone, does not wait.
-function pause() {
-  const waking = new AbortController();
-  return new Promise((done) => {
-    setTimeout(done, EVERY_MS);
-    for (const [target, event] of [[document, "visibilitychange"], [window, "resize"]]) {
-      target.addEventListener(event, done, { signal: waking.signal });
-    }
-  }).finally(() => waking.abort());
-}
-
-async function run() {
-  drawPlace();
-  for (;;) {
-    if (document.visibilityState === "visible") await refresh();
-    await pause();
-  }
-}
-
-run();
+drawPlace();
+listenToKeys(place);
+follow(refresh, (now) => {
+  how = now;
+  drawUpdated();
+});

@@ -1,132 +1,155 @@
-// A line over steps, with alerts and captures marked. Pointer and arrow keys read single points.
+// A line over steps, drawn by uPlot, with alerts and captures marked. A pointer and arrow keys read single
+// points, dragging looks closer, and Escape or a double click shows all again.
 
-import { el, svg } from "./dom.js";
+/* global uPlot */
+import { el } from "./dom.js";
 
-const HEIGHT = 170;
-const LEFT = 68;
-const RIGHT = 12;
-const TOP = 18;
-const BOTTOM = 24;
+const HEIGHT = 180;
 const MANY_POINTS = 150;
+const MOST_MARKS = 50;
 
-export function progressChart({ id, name, values, series, marks, width, show }) {
-  const known = values.some((value) => value != null);
-  if (!known) return el("figure", { id }, el("h2", {}, name), el("p", { class: "quiet" }, "Not known for this job."));
-  const scale = scales(series.step, values, series.steady, width);
+const colour = (name) => () => getComputedStyle(document.documentElement).getPropertyValue(name);
+
+// `show` writes a value; `update` draws newer numbers into the chart that is there.
+export function progressChart({ id, name, show }) {
   const readout = el("output", { class: "readout" });
-  const cursor = svg("line", { class: "cursor", y1: TOP, y2: HEIGHT - BOTTOM, visibility: "hidden" });
-  const chart = svg(
-    "svg",
-    { width, height: HEIGHT, viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", tabindex: "0", id: `${id}-drawing`, "aria-label": `${name} over steps ${series.step[0]} to ${series.step.at(-1)}. Arrow keys read single steps.` },
-    grid(scale, width, show),
-    marks.map((mark) => markLine(mark, scale)),
-    svg("path", { class: "line", d: path(series.step, values, scale) }),
-    points(series, values, scale),
-    cursor,
-  );
-  listen(chart, cursor, readout, { series, values, scale, show });
-  return el("figure", { id, class: "chart" }, el("div", { class: "chart-head" }, el("h2", {}, name), readout), chart, legend(marks, values, scale, series));
+  const place = el("div", { class: "plot", id: `${id}-drawing`, role: "img", tabindex: "0" });
+  const keys = el("figcaption", { class: "quiet keys" });
+  const element = el("figure", { id, class: "chart" }, el("div", { class: "chart-head" }, el("h2", {}, name), readout), place, keys);
+  const held = { plot: null, now: null };
+
+  const tell = (index) => {
+    const { series, values } = held.now;
+    const at = index ?? values.length - 1;
+    readout.textContent = `step ${series.step[at]}: ${show(values[at])}${series.steady[at] ? "" : " (not steady)"}`;
+  };
+
+  place.addEventListener("keydown", (event) => {
+    const last = held.now.values.length - 1;
+    const at = held.plot.cursor.idx ?? last;
+    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: last }[event.key];
+    if (event.key === "Escape") held.plot.setData(held.plot.data, true);
+    if (to === undefined) return;
+    event.preventDefault();
+    point(held.plot, Math.min(Math.max(to, 0), last));
+  });
+
+  return {
+    element,
+    update({ series, values, marks, width }) {
+      const known = values.some((value) => value != null);
+      if (!known) {
+        held.plot?.destroy();
+        held.plot = null;
+        keys.replaceChildren("Not known for this job.");
+        return;
+      }
+      const top = topOf(values, series.steady);
+      held.now = { series, values, marks: marks.slice(-MOST_MARKS), top };
+      const data = columns(held.now);
+      if (held.plot?.width !== width) {
+        held.plot?.destroy();
+        place.replaceChildren();
+        held.plot = new uPlot(options(held, { width, show, tell }), data, place);
+      } else {
+        held.plot.setData(data, !isZoomed(held.plot));
+      }
+      place.setAttribute("aria-label", `${name} over steps ${series.step[0]} to ${series.step.at(-1)}. Arrow keys read single steps.`);
+      keys.replaceChildren(...legend(held.now));
+      tell(held.plot.cursor.idx);
+    },
+  };
 }
 
+// The line itself, which stays inside the axis, and the points that count in no median.
+const columns = ({ series, values, top }) => [
+  series.step,
+  values.map((value) => (value == null ? null : Math.min(value, top))),
+  values.map((value, i) => (value != null && value <= top && !series.steady[i] ? value : null)),
+];
+
 // The axis fits what is steady: a first step of a minute must not flatten all others.
-function scales(steps, values, steady, width) {
+function topOf(values, steady) {
   const usual = values.filter((value, i) => value != null && steady[i]);
-  const top = nice(1.1 * Math.max(...(usual.length ? usual : values.filter((value) => value != null))));
-  const first = steps[0];
-  const span = Math.max(steps.at(-1) - first, 1);
-  return {
-    first, last: steps.at(-1), top,
-    x: (step) => LEFT + ((step - first) / span) * (width - LEFT - RIGHT),
-    y: (value) => HEIGHT - BOTTOM - (Math.min(value, top) / top) * (HEIGHT - TOP - BOTTOM),
-  };
+  return nice(1.1 * Math.max(...(usual.length ? usual : values.filter((value) => value != null))));
 }
 
 function nice(value) {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
-  return [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].find((times) => times * power >= value) * power;
+  return [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].find((times) => times * power >= value * 0.999999) * power;
 }
 
-function grid(scale, width, show) {
-  const level = (part) => {
-    const y = scale.y(scale.top * part);
-    return [svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y, y2: y }), svg("text", { x: LEFT - 8, y: y + 4, "text-anchor": "end" }, show(scale.top * part))];
+function options(held, { width, show, tell }) {
+  const line = colour("--forward");
+  const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--rule"), width: 1 }, ticks: { show: false }, font: "12px system-ui, DejaVu Sans, sans-serif" };
+  const hollow = { show: true, size: 7, width: 1.5, stroke: line, fill: colour("--card") };
+  return {
+    width,
+    height: HEIGHT,
+    padding: [18, 16, 0, 0],
+    legend: { show: false },
+    cursor: { y: false, points: { size: 8 }, sync: { key: "steps", scales: ["x", null] }, drag: { x: true, y: false } },
+    scales: { x: { time: false, range: (_, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }, y: { range: () => [0, held.now.top] } },
+    axes: [
+      { ...axis, size: 26, space: 80, values: (_, ticks) => ticks.map((step, i) => (i ? String(step) : `step ${step}`)), incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6] },
+      { ...axis, size: 68, splits: () => [0, 0.5, 1].map((part) => part * held.now.top), values: (_, ticks) => ticks.map((value) => show(value)) },
+    ],
+    series: [
+      {},
+      { stroke: line, width: 2, points: { show: held.now.values.length <= MANY_POINTS, size: 5, fill: line } },
+      { stroke: line, paths: () => null, points: hollow },
+    ],
+    hooks: {
+      setCursor: [(plot) => tell(plot.cursor.idx)],
+      draw: [(plot) => drawBeyond(plot, held.now), (plot) => placeMarks(plot, held.now.marks)],
+    },
   };
-  const base = HEIGHT - 6;
-  return [
-    ...[0, 0.5, 1].flatMap(level),
-    svg("text", { x: LEFT, y: base }, `step ${scale.first}`),
-    svg("text", { x: width - RIGHT, y: base, "text-anchor": "end" }, `step ${scale.last}`),
-  ];
 }
 
-function path(steps, values, scale) {
-  let pen = "M";
-  return values
-    .map((value, i) => {
-      if (value == null) {
-        pen = "M";
-        return "";
-      }
-      const point = `${pen}${scale.x(steps[i]).toFixed(1)} ${scale.y(value).toFixed(1)}`;
-      pen = "L";
-      return point;
-    })
-    .join("");
-}
-
-function points(series, values, scale) {
-  return values.map((value, i) => {
-    const beyond = value > scale.top;
-    if (value == null || (values.length > MANY_POINTS && series.steady[i] && !beyond)) return null;
-    const x = scale.x(series.step[i]);
-    if (beyond) return svg("path", { class: "beyond", d: `M${x - 4} ${TOP + 1}h8l-4 -7z` });
-    return svg("circle", { class: series.steady[i] ? "dot" : "dot unsteady", cx: x, cy: scale.y(value), r: 3 });
+// Triangles at the top of the axis.
+function drawBeyond(plot, { series, values, top }) {
+  const [size, y] = [4 * devicePixelRatio, plot.bbox.top];
+  plot.ctx.save();
+  plot.ctx.fillStyle = colour("--quiet")();
+  values.forEach((value, i) => {
+    const x = plot.valToPos(series.step[i], "x", true);
+    if (!(value > top) || x < plot.bbox.left || x > plot.bbox.left + plot.bbox.width) return;
+    plot.ctx.beginPath();
+    plot.ctx.moveTo(x - size, y);
+    plot.ctx.lineTo(x + size, y);
+    plot.ctx.lineTo(x, y - 2 * size);
+    plot.ctx.fill();
   });
+  plot.ctx.restore();
 }
 
-function markLine(mark, scale) {
-  const x = scale.x(Math.min(Math.max(mark.step, scale.first), scale.last));
-  return svg("g", { class: `mark ${mark.kind}` }, svg("title", {}, `${mark.text}, step ${mark.step}`), svg("line", { x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM }), mark.kind === "alert" ? svg("path", { d: `M${x - 5} ${TOP}h10l-5 -10z` }) : svg("rect", { x: x - 4, y: TOP - 9, width: 8, height: 8 }));
+// As elements, so that they have names.
+function placeMarks(plot, marks) {
+  const { min, max } = plot.scales.x;
+  const inside = marks.filter((mark) => mark.step >= min && mark.step <= max);
+  const element = (mark) => {
+    const says = `${mark.text}, step ${mark.step}`;
+    return el("span", { class: `mark ${mark.kind}`, role: "img", title: says, "aria-label": says, style: { left: `${plot.valToPos(mark.step, "x").toFixed(1)}px` } });
+  };
+  for (const old of plot.over.querySelectorAll(".mark")) old.remove();
+  plot.over.append(...inside.map(element));
 }
 
-function legend(marks, values, scale, series) {
+function legend({ series, values, marks, top }) {
   const of = (kind) => [...new Set(marks.filter((mark) => mark.kind === kind).map((mark) => mark.text))];
   const says = [
-    ["alert", of("alert")],
-    ["capture", of("capture")],
-  ].flatMap(([kind, names]) => (names.length ? [el("span", { class: `key ${kind}` }, kind === "alert" ? "▲ " : "■ ", names.slice(0, 4).join(", "), names.length > 4 ? ` and ${names.length - 4} more` : "")] : []));
+    ["alert", "▲ ", of("alert")],
+    ["capture", "■ ", of("capture")],
+  ].flatMap(([kind, sign, names]) => (names.length ? [el("span", { class: `key ${kind}` }, sign, names.slice(0, 4).join(", "), names.length > 4 && ` and ${names.length - 4} more`)] : []));
   if (series.steady.includes(false)) says.push(el("span", {}, "○ not steady"));
-  if (values.some((value) => value > scale.top)) says.push(el("span", {}, "△ beyond the axis"));
-  return says.length ? el("figcaption", { class: "quiet keys" }, says) : null;
+  if (values.some((value) => value > top)) says.push(el("span", {}, "▲ beyond the axis"));
+  return says;
 }
 
-function listen(chart, cursor, readout, { series, values, scale, show }) {
-  let at = values.length - 1;
-  const tell = (index, pointed) => {
-    at = Math.min(Math.max(index, 0), values.length - 1);
-    readout.textContent = `step ${series.step[at]}: ${show(values[at])}${series.steady[at] ? "" : " (not steady)"}`;
-    const x = scale.x(series.step[at]);
-    cursor.setAttribute("x1", x);
-    cursor.setAttribute("x2", x);
-    cursor.setAttribute("visibility", pointed ? "visible" : "hidden");
-  };
-  const nearest = (event) => {
-    const x = event.clientX - chart.getBoundingClientRect().left;
-    let best = 0;
-    series.step.forEach((step, i) => {
-      if (Math.abs(scale.x(step) - x) < Math.abs(scale.x(series.step[best]) - x)) best = i;
-    });
-    return best;
-  };
-  chart.addEventListener("pointermove", (event) => tell(nearest(event), true));
-  chart.addEventListener("pointerdown", (event) => tell(nearest(event), true));
-  chart.addEventListener("pointerleave", () => tell(values.length - 1, false));
-  chart.addEventListener("keydown", (event) => {
-    const to = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: values.length - 1 }[event.key];
-    if (to === undefined) return;
-    event.preventDefault();
-    tell(to, true);
-  });
-  tell(at, false);
+const isZoomed = (plot) => plot.scales.x.min > plot.data[0][0] || plot.scales.x.max < plot.data[0].at(-1);
+
+// Also moves the cursor of the charts that stand at the same step.
+function point(plot, index) {
+  plot.setCursor({ left: plot.valToPos(plot.data[0][index], "x"), top: 0 }, true, true);
 }

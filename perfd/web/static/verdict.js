@@ -29,10 +29,15 @@ const SHOWN = 6;
 
 export const isTrouble = (finding) => Boolean(finding) && !FINE.has(finding.kind);
 
+// Something other than the job's own work holds it up.
+export const isHeldUp = (finding) => isTrouble(finding) && !["compute", "missing_telemetry"].includes(finding.kind);
+
+export const kind = (finding) => words(finding?.kind);
+
 export function culprits(finding) {
-  const all = (finding?.culprits ?? []).map((who) => `${who.kind} ${who.id}`);
-  const more = all.length > SHOWN ? ` and ${all.length - SHOWN} more` : "";
-  return all.slice(0, SHOWN).join(", ") + more;
+  const all = (finding?.culprits ?? []).map((who) => `${who.kind} ${who.id}`).slice(0, SHOWN);
+  const left = (finding?.culprit_count ?? finding?.culprits?.length ?? 0) - all.length;
+  return all.join(", ") + (left > 0 ? ` and ${left} more` : "");
 }
 
 export function sentence(finding) {
@@ -40,6 +45,8 @@ export function sentence(finding) {
   const who = culprits(finding);
   return who ? `${text}: ${who}` : text;
 }
+
+export const shortSentence = (finding) => sentence(finding).replace(/^Limited by (the |a |its )?/, "");
 
 export function headline(finding) {
   const cost = finding?.lost_ratio == null ? null : `costs about ${percent(finding.lost_ratio)} of a step`;

@@ -1,0 +1,240 @@
+"""Drives a real headless Chromium over a pipe (Chrome DevTools Protocol), for tests and pictures."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-sync",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--remote-debugging-pipe",
+)
+_PATIENCE_S = 40.0
+# The protocol is spoken on the file descriptors 3 and 4, whichever ones the pipes have here.
+_LAUNCH = """
+import os, sys
+from fcntl import F_DUPFD, fcntl
+pipes = [fcntl(int(number), F_DUPFD, 10) for number in sys.argv[1:3]]
+os.dup2(pipes[0], 3)
+os.dup2(pipes[1], 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+
+
+def find_chromium() -> str | None:
+    """The browser of this machine."""
+    return next((found for name in NAMES if (found := shutil.which(name))), None)
+
+
+class BrowserError(AssertionError):
+    """There is no browser, it ended, or a page did not do what was waited for."""
+
+
+class Browser:
+    """One browser process. Not thread-safe."""
+
+    def __init__(self, process: subprocess.Popen[bytes], commands: int, answers: int) -> None:
+        self._process = process
+        self._commands = commands
+        self._answers = answers
+        self._unread = b""
+        self._number = 0
+        self.problems: list[str] = []
+        """What a page wrote into its console as an error or an exception, and what its policy refused."""
+
+    def tab(self) -> Tab:
+        """A new, empty tab."""
+        target = self.ask("Target.createTarget", {"url": "about:blank"})["targetId"]
+        session = self.ask("Target.attachToTarget", {"targetId": target, "flatten": True})["sessionId"]
+        return Tab(self, target, session)
+
+    def ask(
+        self, method: str, parameters: dict[str, Any] | None = None, session: str | None = None
+    ) -> dict[str, Any]:
+        """Run one command and return what came of it."""
+        self._number += 1
+        message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters or {}}
+        if session is not None:
+            message["sessionId"] = session
+        os.write(self._commands, json.dumps(message).encode() + b"\0")
+        while (answer := self._next()).get("id") != self._number:
+            self._note(answer)
+        if "error" in answer:
+            raise BrowserError(f"{method}: {answer['error']}")
+        result: dict[str, Any] = answer["result"]
+        return result
+
+    def _next(self) -> dict[str, Any]:
+        while b"\0" not in self._unread:
+            piece = os.read(self._answers, 1 << 20)
+            if not piece:
+                raise BrowserError(f"The browser ended with {self._process.wait()}.")
+            self._unread += piece
+        text, _, self._unread = self._unread.partition(b"\0")
+        message: dict[str, Any] = json.loads(text)
+        return message
+
+    def _note(self, event: dict[str, Any]) -> None:
+        parameters = event.get("params", {})
+        if event.get("method") == "Runtime.exceptionThrown":
+            self.problems.append(json.dumps(parameters["exceptionDetails"])[:500])
+        entry = parameters.get("entry", {})
+        # That a server is away is something a test does on purpose.
+        if event.get("method") == "Log.entryAdded" and entry["source"] in {"security", "javascript"}:
+            self.problems.append(entry["text"])
+
+
+class Tab:
+    """One tab of a browser."""
+
+    def __init__(self, browser: Browser, target: str, session: str) -> None:
+        self._browser = browser
+        self._target = target
+        self._session = session
+        for domain in ("Page", "Runtime", "Log"):
+            self._ask(f"{domain}.enable")
+
+    def look(self, width: int = 1280, height: int = 900, *, dark: bool = False, calm: bool = False) -> None:
+        """Be a screen of this size, whose owner prefers dark colours or little motion."""
+        screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 640}
+        self._ask("Emulation.setDeviceMetricsOverride", screen)
+        preferred = {
+            "prefers-color-scheme": "dark" if dark else "light",
+            "prefers-reduced-motion": "reduce" if calm else "no-preference",
+        }
+        features = [{"name": name, "value": value} for name, value in preferred.items()]
+        self._ask("Emulation.setEmulatedMedia", {"features": features})
+
+    def open(self, url: str, ready: str = "document.body !== null") -> None:
+        """Go to an address, and return when the expression `ready` is true there."""
+        self._ask("Page.navigate", {"url": url})
+        self.wait(f"location.href.startsWith({json.dumps(url.partition('#')[0])}) && ({ready})")
+
+    def run(self, expression: str) -> Any:  # noqa: ANN401  (JSON)
+        """The value of a JavaScript expression in the page."""
+        asked = {"expression": expression, "returnByValue": True, "awaitPromise": True}
+        answer = self._ask("Runtime.evaluate", asked)
+        if "exceptionDetails" in answer:
+            raise BrowserError(f"{expression}: {answer['exceptionDetails']}")
+        return answer["result"].get("value")
+
+    def wait(self, expression: str) -> None:
+        """Return when an expression is true; raises `BrowserError` when it does not become so."""
+        end_s = time.monotonic() + _PATIENCE_S
+        while not self.run(f"Boolean({expression})"):
+            if time.monotonic() > end_s:
+                raise BrowserError(f"Never true: {expression}\n{self.text('body')[:2000]}")
+            time.sleep(0.02)
+
+    def text(self, selector: str) -> str:
+        """The text of an element as a person reads it; no-break spaces are spaces."""
+        found = self.run(f"document.querySelector({json.dumps(selector)})?.innerText ?? ''")
+        return str(found).replace("\N{NO-BREAK SPACE}", " ")
+
+    def count(self, selector: str) -> int:
+        """How many elements there are."""
+        return int(self.run(f"document.querySelectorAll({json.dumps(selector)}).length"))
+
+    def press(self, key: str) -> None:
+        """Press and release a key."""
+        event: dict[str, Any] = {"key": key, "code": key}
+        if len(key) == 1:
+            event["text"] = key
+        elif key in _CODES:
+            event["windowsVirtualKeyCode"] = _CODES[key]
+            if key == "Enter":
+                event["text"] = "\r"
+        self._ask("Input.dispatchKeyEvent", {"type": "keyDown", **event})
+        self._ask("Input.dispatchKeyEvent", {"type": "keyUp", **event})
+
+    def type(self, text: str) -> None:
+        """Write into what has the focus."""
+        self._ask("Input.insertText", {"text": text})
+
+    def picture(self, *, height: int | None = None) -> bytes:
+        """The screen as PNG, or the page from its top on, as far as `height`."""
+        asked: dict[str, Any] = {"format": "png"}
+        if height is not None:
+            width = self.run("innerWidth")
+            asked |= {
+                "captureBeyondViewport": True,
+                "clip": {"x": 0, "y": 0, "width": width, "height": height, "scale": 1},
+            }
+        return base64.b64decode(self._ask("Page.captureScreenshot", asked)["data"])
+
+    def names(self) -> list[tuple[str, str]]:
+        """Role and name of everything that a screen reader tells of."""
+        nodes = self._ask("Accessibility.getFullAXTree")["nodes"]
+        return [
+            (node["role"]["value"], node.get("name", {}).get("value", ""))
+            for node in nodes
+            if not node.get("ignored")
+        ]
+
+    def close(self) -> None:
+        """Close the tab."""
+        self._browser.ask("Target.closeTarget", {"targetId": self._target})
+
+    def _ask(self, method: str, parameters: dict[str, Any] | None = None) -> dict[str, Any]:
+        return self._browser.ask(method, parameters, self._session)
+
+
+_CODES = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowRight": 39}
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A browser with a profile of its own; it and the profile are gone at the end."""
+    program = find_chromium()
+    if program is None:
+        raise BrowserError("There is no Chromium: install the package chromium.")
+    to_browser, commands = os.pipe()
+    answers, from_browser = os.pipe()
+    with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as profile:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                _LAUNCH,
+                str(to_browser),
+                str(from_browser),
+                program,
+                *FLAGS,
+                f"--user-data-dir={profile}/profile",
+            ],
+            pass_fds=(to_browser, from_browser),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(to_browser)
+        os.close(from_browser)
+        try:
+            browser = Browser(process, commands, answers)
+            yield browser
+            browser.ask("Browser.close")
+        finally:
+            os.close(commands)
+            os.close(answers)
+            if process.poll() is None:
+                process.terminate()
+            process.wait()

@@ -1,0 +1,34 @@
+// Who reports, and who has gone silent.
+
+import { el, section } from "./dom.js";
+import { count, duration, plural } from "./format.js";
+import { sortedTable } from "./table.js";
+
+const state = (agent) => (agent.connected ? "connected" : "away");
+
+const table = sortedTable({
+  id: "agents",
+  noun: "agents",
+  order: (a, b) => a.connected - b.connected || a.node.localeCompare(b.node, "en", { numeric: true }),
+  text: (agent) => [agent.node, state(agent), agent.version].join(" "),
+  columns: [
+    { name: "Node", wide: true, value: (agent) => agent.node, cell: (agent) => el("strong", {}, agent.node) },
+    { name: "State", value: state, cell: (agent) => el("span", { class: `state ${state(agent)}` }, state(agent)) },
+    { name: "Last heard", number: true, value: (agent) => agent.silent_s, cell: (agent) => `${duration(Math.round(agent.silent_s))} ago` },
+    { name: "Batches", number: true, value: (agent) => agent.batches, cell: (agent) => count(agent.batches) },
+    { name: "Lost records", number: true, value: (agent) => agent.dropped_records, cell: (agent) => count(agent.dropped_records) },
+    { name: "Clock ahead", number: true, value: (agent) => agent.clock_offset_s, cell: (agent) => duration(agent.clock_offset_s) },
+    { name: "Captures with", value: (agent) => agent.capture_tools.join(" "), cell: (agent) => agent.capture_tools.join(", ") || "nothing" },
+    { name: "Version", value: (agent) => agent.version, cell: (agent) => agent.version ?? "unknown" },
+  ],
+});
+
+export function showAgents(main, agents) {
+  const connected = agents.filter((agent) => agent.connected).length;
+  section(main, "summary", [connected, agents.length], () =>
+    agents.length
+      ? [el("h1", { id: "summary" }, `${connected} of ${plural(agents.length, "agent")} connected`)]
+      : [el("div", { class: "empty", id: "empty" }, el("h1", {}, "No agent yet"), el("p", {}, "An agent runs on each node and needs this aggregator’s address:"), el("pre", {}, "perfd agent --aggregator HOST:9461"))],
+  );
+  if (agents.length) table.show(main, agents);
+}

@@ -1,0 +1,134 @@
+// Ranks by metric: a cell's colour says how far a rank is from the median of all, so that one who differs
+// stands out. Of many ranks all are drawn as one picture, and the most unusual ones as a table below it.
+
+import { el } from "./dom.js";
+import { percent, signed, UNKNOWN, watts } from "./format.js";
+
+const METRICS = [
+  ["slowdown_ratio", "Compute time", (ratio) => signed(ratio - 1)],
+  ["sm_active_ratio", "SM active", percent],
+  ["tensor_active_ratio", "Tensor active", percent],
+  ["dram_active_ratio", "DRAM active", percent],
+  ["power_w", "Power", watts],
+  ["busy_ratio", "In NCCL", percent],
+  ["wait_ratio", "Waits", percent],
+  ["caused_ratio", "Others wait for it", percent],
+];
+const TABLE_ROWS = 64;
+const UNUSUAL_ROWS = 12;
+const QUIET = 0.05;
+const FULL = 0.4;
+const ROW_PX = 22;
+
+export function heatMap(job, width) {
+  const rows = rankRows(job);
+  const metrics = METRICS.filter(([key]) => rows.some((row) => row[key] != null));
+  if (!metrics.length) return null;
+  const medians = new Map(metrics.map(([key]) => [key, median(rows.map((row) => row[key]))]));
+  const far = (row, key) => deviation(row[key], medians.get(key), key);
+  const strangeness = (row) => (row.culprit ? 1e9 : 0) + Math.max(...metrics.map(([key]) => Math.abs(far(row, key))));
+  const many = rows.length > TABLE_ROWS;
+  const shown = many ? [...rows].sort((a, b) => strangeness(b) - strangeness(a)).slice(0, UNUSUAL_ROWS).filter((row, i) => i === 0 || strangeness(row) > QUIET) : rows;
+  return el(
+    "figure",
+    {},
+    many && picture(rows, metrics, far, width, shown[0]),
+    table(shown, metrics, far),
+    el("figcaption", { class: "quiet" }, el("span", { class: "swatch above" }), "above and ", el("span", { class: "swatch below" }), `below the median of ranks.${many ? ` The table has ${shown.length === 1 ? "the most unusual" : `the ${shown.length} most unusual`} of ${rows.length}.` : ""}`),
+  );
+}
+
+function table(shown, metrics, far) {
+  const line = (row) =>
+    el("tr", { class: row.culprit && "culprit" },
+      el("th", { scope: "row" }, row.name, row.culprit && el("span", { class: "limit" }, " culprit"), row.where && el("small", {}, row.where)),
+      metrics.map(([key, , show]) => cell(row[key], far(row, key), show)));
+  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Ranks by metric" },
+    el("table", { class: "heat", id: "ranks" }, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Rank"), metrics.map(([, name]) => el("th", { scope: "col" }, name)))), el("tbody", {}, shown.map(line))));
+}
+
+const strength = (far) => Math.min(Math.max((Math.abs(far) - QUIET) / (FULL - QUIET), 0), 1);
+
+function cell(value, far, show) {
+  const size = strength(far);
+  const side = size === 0 ? null : far > 0 ? "above" : "below";
+  const says = side && `${signed(far)} beside the median`;
+  return el("td", { class: side, title: says, style: { "--far": `${(size * 100).toFixed(0)}%` } }, value == null ? UNKNOWN : show(value));
+}
+
+// One line a metric, one column a rank; where there are more ranks than pixels, a column shows the most
+// unusual of its ranks.
+function picture(rows, metrics, far, width, strangest) {
+  const canvas = el("canvas", { id: "rank-picture", role: "img", "aria-label": `${rows.length} ranks by ${metrics.length} metrics. Most unusual: ${strangest.name}.` });
+  const readout = el("output", { class: "readout", id: "rank-readout" });
+  const columns = Math.min(rows.length, Math.max(64, Math.floor(width)));
+  const group = (column) => rows.slice(Math.floor((column * rows.length) / columns), Math.floor(((column + 1) * rows.length) / columns));
+  const worst = (column, key) => group(column).reduce((most, row) => (Math.abs(far(row, key)) > Math.abs(far(most, key)) ? row : most));
+  // Fonts and colours are known once the picture has its place in the page.
+  requestAnimationFrame(() => paint(canvas, columns, metrics, (column, key) => far(worst(column, key), key), (column) => group(column).some((row) => row.culprit)));
+  canvas.addEventListener("pointermove", (event) => {
+    const box = canvas.getBoundingClientRect();
+    const column = Math.min(Math.max(Math.floor(((event.clientX - box.left) / box.width) * columns), 0), columns - 1);
+    const [key, name, show] = metrics[Math.min(Math.max(Math.floor((event.clientY - box.top) / ROW_PX), 0), metrics.length - 1)];
+    const row = worst(column, key);
+    readout.textContent = `${row.name}${row.where ? ` (${row.where})` : ""}: ${name} ${row[key] == null ? UNKNOWN : show(row[key])}`;
+  });
+  return el("div", { class: "picture" }, el("div", { class: "chart-head" }, el("span", { class: "quiet" }, `${rows[0].name} to ${rows.at(-1).name}`), readout),
+    el("div", { class: "lines" }, el("ul", { "aria-hidden": "true" }, metrics.map(([, name]) => el("li", {}, name))), canvas));
+}
+
+function paint(canvas, columns, metrics, far, isCulprit) {
+  const ratio = window.devicePixelRatio || 1;
+  const width = canvas.clientWidth;
+  const [mark, height] = [6, metrics.length * ROW_PX];
+  canvas.width = width * ratio;
+  canvas.height = (height + mark) * ratio;
+  canvas.style.setProperty("height", `${height + mark}px`);
+  const pen = canvas.getContext("2d");
+  const colour = (name) => getComputedStyle(canvas).getPropertyValue(name);
+  const sides = [colour("--below"), colour("--above")];
+  pen.scale(ratio, ratio);
+  pen.fillStyle = colour("--card");
+  pen.fillRect(0, 0, width, height);
+  for (let column = 0; column < columns; column += 1) {
+    const [left, right] = [(column * width) / columns, ((column + 1) * width) / columns];
+    metrics.forEach(([key], i) => {
+      const found = far(column, key);
+      pen.globalAlpha = strength(found);
+      pen.fillStyle = sides[found > 0 ? 1 : 0];
+      pen.fillRect(left, i * ROW_PX, Math.max(right - left, 2), ROW_PX - 2);
+    });
+    pen.globalAlpha = 1;
+    if (isCulprit(column)) {
+      pen.fillStyle = colour("--bad");
+      pen.fillRect(left - 2, height, Math.max(right - left, 2) + 4, mark);
+    }
+  }
+}
+
+// Relative, but shares near zero are not far apart because one is twice the other.
+function deviation(value, middle, key) {
+  if (value == null || middle == null) return 0;
+  return (value - middle) / Math.max(Math.abs(middle), key.endsWith("_ratio") ? 0.1 : 1e-9);
+}
+
+export function rankRows(job) {
+  const culprits = new Set((job.bottleneck?.culprits ?? []).map((who) => `${who.kind} ${who.id}`));
+  const rows = new Map();
+  const add = (name, values) => rows.set(name, { where: "", culprit: culprits.has(name), ...rows.get(name), ...values, name });
+  for (const gpu of job.gpus ?? []) {
+    const where = `${gpu.node}/${gpu.gpu}`;
+    const blamed = culprits.has(`gpu ${where}`) || culprits.has(`node ${gpu.node}`);
+    if (gpu.rank == null) add(where, { ...gpu, culprit: blamed });
+    else add(`rank ${gpu.rank}`, { ...gpu, where, culprit: blamed || culprits.has(`rank ${gpu.rank}`) });
+  }
+  for (const one of job.nccl?.ranks ?? []) add(`rank ${one.rank}`, one);
+  for (const one of job.slowdowns ?? []) add(`rank ${one.rank}`, { rank: one.rank, slowdown_ratio: one.ratio });
+  return [...rows.values()].sort((a, b) => (a.rank ?? Infinity) - (b.rank ?? Infinity));
+}
+
+function median(values) {
+  const known = values.filter((value) => value != null).sort((a, b) => a - b);
+  if (!known.length) return null;
+  return (known[(known.length - 1) >> 1] + known[known.length >> 1]) / 2;
+}

@@ -1,0 +1,111 @@
+// Serving engines: latencies beside what the hardware allows, and the knob to turn.
+
+import { el, section } from "./dom.js";
+import { count, duration, finer, percent, plural, UNKNOWN } from "./format.js";
+import { sortedTable } from "./table.js";
+
+const STALE_S = 30;
+const SLOW = 1.5;
+const CARDS = 24;
+
+const silent = (server) => server.silent_s > STALE_S;
+
+function state(server) {
+  if (silent(server)) return "silent";
+  return server.up === false ? "down" : "up";
+}
+
+const overTheory = (server) => {
+  const [measured, allowed] = [server.tpot_s.p50, server.theory?.tpot_theory_s];
+  return measured == null || !allowed ? null : measured / allowed;
+};
+
+const URGENCY = { down: 0, silent: 1, up: 2 };
+const order = (a, b) => URGENCY[state(a)] - URGENCY[state(b)] || b.findings.length - a.findings.length || name(a).localeCompare(name(b), "en", { numeric: true });
+const name = (server) => `${server.node} ${server.server}`;
+const anchor = (server) => `server-${server.node}-${server.server}`;
+
+const table = sortedTable({
+  id: "servers",
+  noun: "servers",
+  order,
+  text: (server) => [name(server), state(server), ...server.findings.map((finding) => finding.name)].join(" "),
+  columns: [
+    { name: "Server", wide: true, value: name, cell: (server) => [el("strong", {}, server.server), el("small", {}, server.node)] },
+    { name: "State", value: state, cell: (server) => el("span", { class: `state ${state(server)}` }, state(server)) },
+    { name: "Running", number: true, value: (server) => server.running_requests, cell: (server) => count(server.running_requests) },
+    { name: "Queued", number: true, value: (server) => server.queued_requests, cell: (server) => count(server.queued_requests) },
+    { name: "KV cache", number: true, value: (server) => server.kv_cache_used_ratio, cell: (server) => percent(server.kv_cache_used_ratio) },
+    { name: "Tokens/s", number: true, value: (server) => server.generation_tokens_per_s, cell: (server) => count(server.generation_tokens_per_s) },
+    { name: "TTFT P50", number: true, value: (server) => server.ttft_s.p50, cell: (server) => finer(server.ttft_s.p50) },
+    { name: "TPOT P50", number: true, value: (server) => server.tpot_s.p50, cell: (server) => finer(server.tpot_s.p50) },
+    { name: "Of theory", number: true, value: overTheory, cell: (server) => times(overTheory(server)) },
+  ],
+});
+
+const times = (ratio) => (ratio == null ? UNKNOWN : `${ratio.toFixed(2)} ×`);
+
+export function showServers(main, servers) {
+  section(main, "summary", servers.map((server) => [state(server), server.findings.length]), () => (servers.length ? [summary(servers)] : [empty()]));
+  if (!servers.length) return;
+  if (servers.length > 1) table.show(main, servers);
+  section(main, "cards", servers, () => [...servers].sort(order).slice(0, CARDS).map(card));
+}
+
+function summary(servers) {
+  const troubled = servers.filter((server) => state(server) !== "up" || server.findings.length).length;
+  return el("h1", { id: "summary" }, troubled ? `${troubled} of ${plural(servers.length, "serving engine")} need a look` : plural(servers.length, "serving engine"));
+}
+
+function card(server) {
+  const theory = server.theory ?? {};
+  return el(
+    "article",
+    { class: `card server ${state(server)}`, id: anchor(server) },
+    el("h2", {}, server.server, " ", el("span", { class: `state ${state(server)}` }, state(server)), el("small", {}, server.node)),
+    el("p", { class: "headline" }, headline(server)),
+    server.findings.map((finding) => el("p", { class: "finding" }, el("strong", {}, `${finding.summary}. `), finding.recommendation)),
+    silent(server) && el("p", { class: "notice warn" }, `Its agent has said nothing for ${duration(server.silent_s)}.`),
+    latencies("Time to first token", server.ttft_s, [["least for a prompt of mean length", theory.ttft_floor_s]]),
+    latencies("Time per token", server.tpot_s, [["least at the batch that runs", theory.tpot_theory_s], ["least of a lone request", theory.tpot_floor_s]]),
+    facts(server),
+  );
+}
+
+function headline(server) {
+  if (server.up === false) return "It does not answer with metrics.";
+  const ratio = overTheory(server);
+  if (ratio == null) return server.theory ? "Nothing was decoded in the newest window." : "What the hardware allows is not known: the server does not say its model or GPU (docs/serving.md).";
+  const measured = `A token takes ${finer(server.tpot_s.p50)}, ${ratio.toFixed(2)} times the ${finer(server.theory.tpot_theory_s)} that its batch allows`;
+  return ratio > SLOW ? `${measured}: more than kernels and links explain.` : `${measured}: it runs as fast as this hardware lets it.`;
+}
+
+// Bars of one scale, with theory as lines through them.
+function latencies(title, found, limits) {
+  const known = [["P50", found.p50], ["P90", found.p90], ["P99", found.p99]].filter(([, value]) => value != null);
+  if (!known.length) return el("p", { class: "quiet" }, `${title}: not known.`);
+  const lines = limits.filter(([, value]) => value != null);
+  const most = Math.max(...known.map(([, value]) => value), ...lines.map(([, value]) => value));
+  const at = (value) => `${((value / most) * 100).toFixed(2)}%`;
+  const row = ([label, value]) =>
+    el("li", {}, el("span", { class: "name" }, label), el("span", { class: "track" }, el("span", { class: "part latency", style: { width: at(value) } }), lines.map(([, limit]) => el("span", { class: "theory", style: { left: at(limit) } }))), el("strong", {}, finer(value)));
+  const says = lines.map(([words, value]) => `${finer(value)} ${words}`).join(", ");
+  return el("figure", {}, el("h3", {}, title), el("ol", { class: "stages" }, known.map(row)), says && el("figcaption", { class: "quiet" }, `Theory: ${says}.`));
+}
+
+function facts(server) {
+  const all = [
+    ["Running", count(server.running_requests)],
+    ["Queued", count(server.queued_requests)],
+    ["KV cache", percent(server.kv_cache_used_ratio)],
+    ["Prefix hits", percent(server.prefix_hit_ratio)],
+    ["Tokens/s", count(server.generation_tokens_per_s)],
+    ["Prompt tokens/s", count(server.prompt_tokens_per_s)],
+    ["Memory bandwidth", percent(server.theory?.memory_bandwidth_used_ratio)],
+    ["CUDA graphs", percent(server.cuda_graph_ratio)],
+  ];
+  return el("dl", { class: "facts" }, all.map(([term, value]) => el("div", {}, el("dt", {}, term), el("dd", {}, value))));
+}
+
+const empty = () =>
+  el("div", { class: "empty", id: "empty" }, el("h1", {}, "No serving engine yet"), el("p", {}, "Agents find SGLang and vLLM on their node by themselves, when these serve metrics. To look at one by hand:"), el("pre", {}, "perfd serving http://127.0.0.1:30000"));

@@ -1,0 +1,77 @@
+"""One browser for all tests of the page, and what they look at."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from perfd.aggregator.aggregator import Aggregator
+from perfd.recording.format import find_recording
+from perfd.session.replay import Progress, ReplayOptions, replay
+from perfd.testing.chromium import Browser, Tab, chromium
+from perfd.testing.pages import StandIn
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def tab(browser: Browser) -> Iterator[Tab]:
+    """A tab in which nothing may go wrong."""
+    browser.problems.clear()
+    tab = browser.tab()
+    tab.look()
+    yield tab
+    tab.close()
+    assert browser.problems == []
+
+
+@pytest.fixture
+def stand_in() -> Iterator[StandIn]:
+    stand_in = StandIn()
+    yield stand_in
+    stand_in.close()
+
+
+@contextmanager
+def held(recording: str) -> Iterator[Aggregator]:
+    """The aggregator of a replay that has come to its end and waits."""
+    ready, seen = threading.Event(), threading.Event()
+    found: list[Aggregator] = []
+
+    def hold(progress: Progress) -> None:
+        if progress.played_s >= progress.total_s and not ready.is_set():
+            progress.aggregator.tick()
+            found.append(progress.aggregator)
+            ready.set()
+            seen.wait()
+
+    options = ReplayOptions(recording=find_recording(recording), http="127.0.0.1:0")
+    thread = threading.Thread(target=replay, args=(options,), kwargs={"on_progress": hold})
+    thread.start()
+    try:
+        assert ready.wait(50)
+        yield found[0]
+    finally:
+        seen.set()
+        thread.join()
+
+
+@pytest.fixture(scope="session")
+def played() -> Iterator[Callable[[str], str]]:
+    """The address of a replay that has come to its end, by its name; each is played once."""
+    with ExitStack() as stack:
+        addresses: dict[str, str] = {}
+
+        def play(recording: str) -> str:
+            if recording not in addresses:
+                addresses[recording] = f"http://{stack.enter_context(held(recording)).http_address}"
+            return addresses[recording]
+
+        yield play

@@ -1,0 +1,485 @@
+"""In a real browser: every state of the page, at every size, with any names, by keyboard and live."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from perfd.http import Response
+from perfd.testing.chromium import Browser, Tab
+from perfd.testing.pages import StandIn, fleet_row, job_entry, server_entry
+from perfd.web.live import Live
+
+pytestmark = pytest.mark.system
+HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}</td><script>alert(2)</script>"
+FLEET = "document.querySelector('#jobs')"
+LIVE = "document.getElementById('updated').dataset.how === 'live'"
+
+# Two lengths are no answer to a browser: the request fails as if nobody were there.
+GONE = Response(body=b"{}", headers={"Content-Length": "9"})
+
+
+def fleet_of(stand_in: StandIn, *jobs: dict[str, Any]) -> None:
+    stand_in.answers["fleet"] = {**stand_in.answers["fleet"], "jobs": list(jobs)}
+
+
+# What is missing, wrong or away
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/", "No job yet"),
+        ("/servers", "No serving engine yet"),
+        ("/agents", "No agent yet"),
+        ("/jobs/llama", "There is no such job."),
+        ("/jobs/llama/captures", "No capture of this job yet"),
+    ],
+)
+def test_an_empty_aggregator_says_so_and_what_to_do(
+    path: str, said: str, tab: Tab, stand_in: StandIn
+) -> None:
+    tab.open(stand_in.url + path, "document.querySelector('main h1')")
+
+    assert said in tab.text("main")
+    assert tab.count("main a, main pre") > 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (Response(status=503, body=b'{"error": "History is away."}'), "History is away. Trying again"),
+        (Response(status=500, body=b"<h1>?"), "The aggregator answered with status 500. Trying again"),
+        (Response(body=b"{"), "not JSON. Trying again"),
+        (GONE, "The aggregator does not answer. Trying"),
+    ],
+)
+def test_an_error_is_said_as_a_sentence(answer: Response, said: str, tab: Tab, stand_in: StandIn) -> None:
+    stand_in.answers["fleet"] = answer
+    tab.open(f"{stand_in.url}/", "document.querySelector('[role=alert]')")
+
+    assert said in tab.text("#notices")
+
+
+def test_what_is_shown_stays_and_turns_pale_when_the_aggregator_is_gone(tab: Tab, stand_in: StandIn) -> None:
+    fleet_of(stand_in, fleet_row("llama"))
+    tab.look(calm=True)
+    tab.open(f"{stand_in.url}/", FLEET)
+    tab.wait(LIVE)
+    stand_in.answers["fleet"] = GONE
+    stand_in.live.close()
+    tab.wait("document.querySelector('main').dataset.state === 'disconnected'")
+
+    assert "The aggregator does not answer. Trying again every 5 s. What is shown is from" in tab.text(
+        "#notices"
+    )
+    assert "llama" in tab.text("#jobs")
+    assert float(tab.run("getComputedStyle(document.querySelector('main section')).opacity")) < 1
+    assert "Every 5 s" in tab.text("#updated")
+
+
+def test_a_silent_job_is_stale_on_both_views(tab: Tab, stand_in: StandIn) -> None:
+    fleet_of(stand_in, fleet_row("llama", silent_s=45.0), fleet_row("mistral"))
+    stand_in.answers["jobs"] = {"jobs": [job_entry("llama", silent_s=45.0)]}
+    tab.open(f"{stand_in.url}/", FLEET)
+    assert "1 silent" in tab.text("main")
+    assert tab.count("#jobs .state.silent") == 1
+
+    tab.open(f"{stand_in.url}/jobs/llama", "document.querySelector('#stale')")
+    assert "No agent has spoken of this job for 45.0 s" in tab.text("#stale")
+
+
+# Live
+
+
+def test_a_round_is_shown_when_it_is_over_without_asking_again_and_again(tab: Tab, stand_in: StandIn) -> None:
+    fleet_of(stand_in, fleet_row("llama", step=1))
+    tab.open(f"{stand_in.url}/", FLEET)
+    tab.wait(LIVE)
+    # From here on only events can make the page ask.
+    tab.run("void (window.setTimeout = () => 0)")
+
+    for step in range(2, 6):
+        fleet_of(stand_in, fleet_row("llama", step=step))
+        stand_in.live.tell()
+        tab.wait(f"document.querySelector('#jobs').innerText.includes('{step} of 1000')")
+    assert "Live" in tab.text("#updated")
+
+
+def test_a_page_that_is_refused_a_stream_asks_every_few_seconds(tab: Tab) -> None:
+    stand_in = StandIn(viewers=0)
+    try:
+        fleet_of(stand_in, fleet_row("llama", step=1))
+        tab.open(f"{stand_in.url}/", FLEET)
+        fleet_of(stand_in, fleet_row("llama", step=2))
+        tab.wait("document.querySelector('#jobs').innerText.includes('2 of 1000')")
+
+        assert "Every 5 s" in tab.text("#updated")
+        assert "fleet" in stand_in.asked
+    finally:
+        stand_in.close()
+
+
+def test_a_stream_that_broke_comes_back(tab: Tab, stand_in: StandIn) -> None:
+    fleet_of(stand_in, fleet_row("llama"))
+    tab.open(f"{stand_in.url}/", FLEET)
+    tab.wait(LIVE)
+    broken, stand_in.live = stand_in.live, Live(viewers=8, heartbeat_s=0.1)
+    broken.close()
+    tab.wait("document.getElementById('updated').dataset.how === 'polling'")
+
+    # The browser tries again by itself.
+    tab.wait(LIVE)
+
+
+def test_a_page_that_nobody_sees_gives_its_stream_back(tab: Tab, stand_in: StandIn) -> None:
+    tab.open(f"{stand_in.url}/", "document.querySelector('#empty')")
+    tab.wait(LIVE)
+    tab.run("void Object.defineProperty(document, 'visibilityState', {value: 'hidden', configurable: true})")
+    tab.run("void document.dispatchEvent(new Event('visibilitychange'))")
+
+    while stand_in.live.viewers:
+        assert tab.run("document.visibilityState") == "hidden"
+
+
+# Names of anyone's choosing
+
+
+def test_no_name_is_ever_read_as_markup(tab: Tab, stand_in: StandIn) -> None:
+    name, culprit = HOSTILE, {"kind": HOSTILE, "id": HOSTILE}
+    finding = {"kind": "straggler", "confidence": 0.9, "evidence": [HOSTILE], "recommendation": HOSTILE}
+    alert = {"name": HOSTILE, "state": "firing", "first_step": 2, "annotations": {"summary": HOSTILE}}
+    who = {"rank": 0, "node": HOSTILE, "state": "done", "reason": HOSTILE}
+    capture = {
+        "id": HOSTILE, "job": name, "tool": HOSTILE, "profile": HOSTILE, "alert": HOSTILE, "state": "done",
+        "reason": HOSTILE, "requested_unix_s": 1e9, "ended_unix_s": 1e9 + 3,
+        "ranks": [{**who, "files": [{"path": f"/x/{HOSTILE}", "size_bytes": 1}]}],
+    }  # fmt: skip
+    job = job_entry(name, framework=HOSTILE, bottleneck={**finding, "culprits": [culprit]})
+    job["gpus"][0]["node"] = HOSTILE
+    job["pipeline"] = {
+        "bubble_theory_ratio": 0.4, "source": HOSTILE, "stages": [{"stage": HOSTILE, "stall_ratio": 0.5}],
+    }  # fmt: skip
+    row = fleet_row(name, framework=HOSTILE, bottleneck={"kind": HOSTILE, "culprits": [culprit]})
+    knob = {"name": HOSTILE, "summary": HOSTILE, "recommendation": HOSTILE}
+    agent = {
+        "agent_id": "a", "node": HOSTILE, "connected": True, "version": HOSTILE, "batches": 1, "silent_s": 1,
+        "dropped_records": 0, "clock_offset_s": None, "capture_tools": [HOSTILE],
+    }  # fmt: skip
+    path = quote(name, safe="")
+    fleet_of(stand_in, row, fleet_row("b"))
+    stand_in.answers |= {
+        "jobs": {"jobs": [job]},
+        "alerts": {"alerts": [alert]},
+        "captures": {"captures": [capture]},
+        "servers": {"servers": [server_entry(HOSTILE, node=HOSTILE, findings=[knob]), server_entry("b")]},
+        "agents": {"agents": [agent, {**agent, "node": "b"}]},
+        f"jobs/{path}/series": {
+            "step": [1, 2, 3], "time_unix_s": [1, 2, 3], "step_time_s": [1, 1, 1], "mfu_ratio": [0.1] * 3,
+            "step_time_max_s": [1, 1, 1], "steady": [True] * 3,
+        },
+    }  # fmt: skip
+
+    for view in ("/", f"/jobs/{path}", f"/jobs/{path}/captures", "/servers", "/agents"):
+        tab.open(stand_in.url + view, "document.querySelector('main h1')")
+        assert tab.count("img, main script, [onerror]") == 0, view
+        assert HOSTILE in tab.text("main"), view
+
+
+# Size
+
+
+def test_of_500_jobs_the_table_draws_100_and_finds_all(tab: Tab, stand_in: StandIn) -> None:
+    jobs = [fleet_row(f"job-{number}", mfu_ratio=number / 1000) for number in range(500)]
+    fleet_of(stand_in, *jobs)
+    tab.open(f"{stand_in.url}/", FLEET)
+    rows = "#jobs tbody tr"
+
+    assert tab.count(rows) == 100
+    assert tab.count("*") < 3000
+    tab.run("document.getElementById('jobs-more').click()")
+    assert tab.count(rows) == 200
+
+    tab.press("/")
+    tab.type("job-49 megatron running")
+    tab.wait("document.querySelector('.count').innerText === '11 of 500'")
+    assert tab.count(rows) == 11
+
+    tab.run("document.getElementById('search').value = ''")
+    tab.run("void document.getElementById('search').dispatchEvent(new Event('input'))")
+    by_mfu = (
+        "[...document.querySelectorAll('#jobs thead button')].find((one) => one.innerText.startsWith('MFU'))"
+    )
+    tab.run(f"{by_mfu}.click()")
+    assert tab.text(f"{rows}:first-child").startswith("job-499")
+    tab.run(f"{by_mfu}.click()")
+    assert tab.text(f"{rows}:first-child").startswith("job-0")
+    assert tab.run("document.querySelector('[aria-sort]').ariaSort") == "ascending"
+
+
+def test_of_1000_agents_those_that_are_away_come_first(tab: Tab, stand_in: StandIn) -> None:
+    stand_in.answers["agents"] = {
+        "agents": [
+            {
+                "agent_id": f"a{number}", "node": f"n{number}", "connected": number != 777, "silent_s": 1.0,
+                "version": "1", "batches": 1, "dropped_records": 0, "clock_offset_s": 0, "capture_tools": [],
+            }
+            for number in range(1000)
+        ]
+    }  # fmt: skip
+    tab.open(f"{stand_in.url}/agents", "document.querySelector('#agents')")
+
+    assert tab.text("h1") == "999 of 1000 agents connected"
+    assert tab.count("#agents tbody tr") == 100
+    assert tab.text("#agents tbody tr").startswith("n777")
+
+
+def test_a_straggler_stands_out_among_1024_ranks(tab: Tab, stand_in: StandIn) -> None:
+    stand_in.answers["jobs"] = {"jobs": [job_entry("llama", ranks=1024, slow=517)]}
+    tab.open(
+        f"{stand_in.url}/jobs/llama",
+        "![undefined, 150].includes(document.querySelector('#rank-picture')?.height)",
+    )
+
+    assert tab.text("#ranks tbody tr").startswith("rank 517 culprit")
+    assert tab.count("*") < 600
+    assert "Most unusual: rank 517." in next(name for _, name in tab.names() if "1024 ranks" in name)
+    # Of all columns of the picture, only the straggler's is coloured in the line of tensor cores.
+    coloured = tab.run(
+        """(() => {
+          const canvas = document.getElementById("rank-picture");
+          const pixels = canvas.getContext("2d").getImageData(0, 30, canvas.width, 1).data;
+          const at = (x) => pixels.slice(4 * x, 4 * x + 3).join();
+          const columns = [...Array(canvas.width).keys()].filter((x) => at(x) !== at(0));
+          return columns.map((x) => x / canvas.width);
+        })()"""
+    )
+    assert coloured
+    assert all(abs(place - 517.5 / 1024) < 0.005 for place in coloured)
+
+
+VIEWS = ("/", "/servers", "/agents", "/jobs/llama", "/jobs/llama/captures")
+
+
+def everything(stand_in: StandIn) -> None:
+    """An aggregator with something on every view."""
+    finding = {
+        "kind": "straggler", "confidence": 0.9, "lost_ratio": 0.2, "culprits": [{"kind": "rank", "id": "3"}],
+        "evidence": ["The tensor cores of rank 3 are active 1.9 times as much."], "recommendation": "Look.",
+    }  # fmt: skip
+    job = job_entry(
+        "llama",
+        slow=3,
+        bottleneck=finding,
+        breakdown={"forward_ratio": 0.3, "backward_ratio": 0.4, "unattributed_ratio": None},
+        communication={"share_ratio": 0.1},
+        optimizer={"share_ratio": 0.1},
+        pipeline={
+            "bubble_theory_ratio": 0.4,
+            "stages": [{"stage": 0, "stall_ratio": 0.5}],
+            "source": "timers",
+        },
+    )
+    capture = {
+        "id": "c1", "job": "llama", "tool": "nsys", "profile": "default", "alert": None, "state": "refused",
+        "reason": "No nsys.", "requested_unix_s": 1e9, "ended_unix_s": 1e9 + 3,
+        "ranks": [{"rank": 0, "node": "n", "state": "refused", "reason": "No nsys.", "files": []}],
+    }  # fmt: skip
+    agent = {
+        "agent_id": "a", "node": "n1", "connected": False, "version": "1", "batches": 1, "silent_s": 100,
+        "dropped_records": 0, "clock_offset_s": 0, "capture_tools": ["nsys"],
+    }  # fmt: skip
+    alert = {"name": "Slow", "state": "firing", "first_step": 2, "annotations": {"summary": "It is slow."}}
+    knob = {"name": "PerfdServerQueue", "summary": "12 requests wait", "recommendation": "Admit more."}
+    worst = {"kind": "straggler", "lost_ratio": 0.2, "culprits": [{"kind": "rank", "id": "3"}]}
+    fleet_of(
+        stand_in,
+        fleet_row("llama", bottleneck=worst, firing_alerts=2),
+        fleet_row("b", ended=True),
+        fleet_row("c", silent_s=99.0),
+    )
+    stand_in.answers |= {
+        "jobs": {"jobs": [job]},
+        "alerts": {"alerts": [alert]},
+        "captures": {"captures": [capture]},
+        "servers": {"servers": [server_entry("h:1", findings=[knob]), server_entry("h:2", up=False)]},
+        "agents": {"agents": [agent, {**agent, "node": "n2", "connected": True}]},
+        "jobs/llama/series": {
+            "step": [1, 2, 3], "time_unix_s": [1, 2, 3], "step_time_s": [9, 1, 1], "mfu_ratio": [0.1] * 3,
+            "step_time_max_s": [9, 1, 1], "steady": [False, True, True],
+        },
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_phone_needs_no_sideways_scrolling(view: str, tab: Tab, stand_in: StandIn) -> None:
+    everything(stand_in)
+    tab.look(390, 844)
+    tab.open(stand_in.url + view, "document.querySelector('main h1')")
+
+    assert tab.run("document.documentElement.scrollWidth") <= 390
+
+
+# For everybody
+
+LOW_CONTRAST = """(() => {
+  const rgba = (text) => {
+    const numbers = text.match(/-?[0-9.]+(e-?[0-9]+)?/g).map(Number);
+    const scale = text.startsWith("color(") ? 255 : 1;
+    return [...numbers.slice(0, 3).map((part) => part * scale), numbers[3] ?? 1];
+  };
+  const over = (top, below) => [0, 1, 2].map((i) => top[i] * top[3] + below[i] * (1 - top[3])).concat(1);
+  const paper = (element) => {
+    if (!element) return [255, 255, 255, 1];
+    const own = rgba(getComputedStyle(element).backgroundColor);
+    return own[3] === 1 ? own : over(own, paper(element.parentElement));
+  };
+  const light = (colour) => {
+    const linear = (part) => (part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+    const [red, green, blue] = colour.map((part) => linear(part / 255));
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+  };
+  const low = [];
+  for (const element of document.querySelectorAll("body *")) {
+    const own = [...element.childNodes].filter((node) => node.nodeType === Node.TEXT_NODE);
+    const text = own.map((node) => node.data.trim()).join("");
+    if (!text || !element.checkVisibility() || element.closest("noscript, .skip")) continue;
+    const [ink, ground] = [rgba(getComputedStyle(element).color), paper(element)];
+    const [bright, dim] = [light(over(ink, ground)), light(ground)].sort((a, b) => b - a);
+    const ratio = (bright + 0.05) / (dim + 0.05);
+    if (ratio < 4.5) low.push(`${element.className}: ${text.slice(0, 40)} ${ratio.toFixed(2)}`);
+  }
+  return low;
+})()"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("view", VIEWS)
+def test_all_text_stands_out_from_its_ground(view: str, dark: bool, tab: Tab, stand_in: StandIn) -> None:
+    everything(stand_in)
+    tab.look(dark=dark, calm=True)
+    tab.open(stand_in.url + view, "document.querySelector('main h1')")
+
+    # WCAG 2.2, 1.4.3: 4.5 to 1.
+    assert tab.run(LOW_CONTRAST) == []
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_everything_that_can_be_used_has_a_name(view: str, tab: Tab, stand_in: StandIn) -> None:
+    everything(stand_in)
+    tab.open(stand_in.url + view, "document.querySelector('main h1')")
+    names = tab.names()
+
+    used = {"button", "link", "image", "img", "searchbox", "region", "table", "dialog", "navigation"} - {
+        "table"
+    }
+    assert [role for role, name in names if role in used and not name] == []
+    assert {"main", "banner", "navigation"} <= {role for role, _ in names}
+
+
+def test_who_wants_little_motion_gets_none(tab: Tab, stand_in: StandIn) -> None:
+    durations = []
+    for calm in (False, True):
+        tab.look(calm=calm)
+        tab.open(f"{stand_in.url}/", "document.querySelector('#empty')")
+        durations.append(tab.run("getComputedStyle(document.querySelector('main > *')).transitionDuration"))
+
+    assert durations == ["0.2s", "0s"]
+
+
+def test_the_focus_goes_from_the_top_to_the_bottom(tab: Tab, stand_in: StandIn) -> None:
+    everything(stand_in)
+    tab.open(f"{stand_in.url}/", FLEET)
+    order = []
+    for _ in range(8):
+        tab.press("Tab")
+        order.append(tab.run("document.activeElement.innerText || document.activeElement.id"))
+
+    assert order == [
+        *("Skip to content", "perfd", "Jobs", "Serving", "Agents", "?"),
+        *("0 of 0 agents connected", "search"),
+    ]
+
+
+def test_keys_open_the_list_of_keys_and_walk_through_jobs(tab: Tab, stand_in: StandIn) -> None:
+    everything(stand_in)
+    tab.open(f"{stand_in.url}/", FLEET)
+    tab.press("?")
+    assert tab.run("document.getElementById('keys').open")
+    assert "serving engines" in tab.text("#keys")
+    tab.press("Escape")
+    tab.wait("!document.getElementById('keys').open")
+
+    tab.press("j")
+    first = tab.run("document.activeElement.innerText")
+    tab.press("j")
+    tab.press("k")
+    assert tab.run("document.activeElement.innerText") == first == "llama"
+    tab.press("Enter")
+    tab.wait("location.pathname === '/jobs/llama' && document.getElementById('headline')")
+    tab.press("c")
+    tab.wait("location.pathname === '/jobs/llama/captures' && document.querySelector('article')")
+    tab.press("s")
+    tab.wait("location.pathname === '/servers' && document.querySelector('article')")
+
+
+def test_the_focus_stays_where_it_is_when_newer_numbers_come(tab: Tab, stand_in: StandIn) -> None:
+    fleet_of(stand_in, fleet_row("llama", step=1), fleet_row("b"))
+    tab.open(f"{stand_in.url}/", FLEET)
+    tab.wait(LIVE)
+    tab.run("document.getElementById('job-llama').focus()")
+    fleet_of(stand_in, fleet_row("llama", step=2), fleet_row("b"))
+    stand_in.live.tell()
+    tab.wait("document.querySelector('#jobs').innerText.includes('2 of 1000')")
+
+    assert tab.run("document.activeElement.id") == "job-llama"
+
+
+# Serving
+
+
+def test_servers_are_shown_beside_theory(tab: Tab, stand_in: StandIn) -> None:
+    knob = {"name": "PerfdServerQueue", "summary": "12 requests wait", "recommendation": "Admit more."}
+    stand_in.answers["servers"] = {"servers": [server_entry("h:1", findings=[knob])]}
+    tab.open(f"{stand_in.url}/servers", "document.querySelector('article')")
+    shown = tab.text("article")
+
+    assert "A token takes 12.0 ms, 0.99 times the 12.1 ms that its batch allows" in shown
+    for text in ("P50", "12.0 ms", "P90", "19.0 ms", "P99", "45.0 ms", "310 ms", "720 ms", "1.40 s"):
+        assert text in shown
+    assert "Theory: 12.1 ms least at the batch that runs, 5.2 ms least of a lone request." in shown
+    assert "Theory: 71.0 ms least for a prompt of mean length." in shown
+    assert "12 requests wait. Admit more." in shown
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"up": False}, "It does not answer with metrics."),
+        ({"theory": None}, "What the hardware allows is not known"),
+        ({"tpot_s": {"p50": 0.03}}, "more than kernels and links explain"),
+        ({"tpot_s": {"p50": None}}, "Nothing was decoded in the newest window."),
+        ({"silent_s": 60.0}, "Its agent has said nothing for 60.0 s."),
+    ],
+)
+def test_a_server_says_what_is_the_matter_with_it(
+    changes: dict[str, Any], said: str, tab: Tab, stand_in: StandIn
+) -> None:
+    stand_in.answers["servers"] = {"servers": [server_entry("h:1", **changes)]}
+    tab.open(f"{stand_in.url}/servers", "document.querySelector('article')")
+
+    assert said in tab.text("article")
+
+
+def test_the_browser_tells_of_what_a_policy_refuses(browser: Browser, stand_in: StandIn) -> None:
+    # The other tests rely on it.
+    tab = browser.tab()
+    tab.open(f"{stand_in.url}/", "document.querySelector('#empty')")
+    tab.run("void (document.body.append(new Image()), (document.images[0].src = 'http://127.0.0.1:9/x'))")
+    while not browser.problems:
+        tab.run("1")
+    tab.close()
+
+    assert "Content Security Policy" in browser.problems[0]
