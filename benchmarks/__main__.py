@@ -19,6 +19,7 @@ STEPS = (
     ("analysis of 1,024 GPUs", "benchmarks.analysis_summary"),
     ("waiting and diagnosis of 16,384 ranks", "benchmarks.waiting"),
     ("faults: recorded runs and public timelines", "benchmarks.faults", "offline"),
+    ("collector of serving engines: a page of 2,000 lines a second", "benchmarks.serving"),
     ("replay at full speed", "benchmarks.replay"),
 )
 

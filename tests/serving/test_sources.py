@@ -45,6 +45,18 @@ def test_processes_that_are_gone_do_not_add_up() -> None:
     assert snapshot(gauge("sglang:num_running_reqs", *pids)).running_requests == 3.0
 
 
+def test_requests_by_priority_are_not_added_to_their_total() -> None:
+    def labels(priority: str) -> dict[str, str]:
+        return {"model_name": "m", "priority": priority}
+
+    running = gauge("sglang:num_running_reqs", (labels(""), 7), (labels("0"), 3), (labels("1"), 4))
+    made = counter("sglang:generation_tokens_total", (labels(""), 10), (labels("1"), 20))
+    found = snapshot(running + made)
+    assert found.running_requests == 7.0
+    # Counters have no total: each request counts under its own priority.
+    assert found.counters[Counter.GENERATION_TOKENS] == 30.0
+
+
 def test_gauges_that_freeze_in_an_idle_server_are_unknown() -> None:
     model = {"model_name": "m"}
     text = gauge("sglang:num_queue_reqs", (model, 0)) + gauge("sglang:gen_throughput", (model, 900))

@@ -10,6 +10,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 MAX_PAGE_BYTES = 50 * 1024 * 1024
 _MAX_CACHED_SERIES = 100_000
@@ -21,6 +22,7 @@ _ESCAPES = {"n": "\n"}
 _SUFFIXES = ("_bucket", "_sum", "_count", "_total", "_created")
 
 Labels = Mapping[str, str]
+LabelItems = tuple[tuple[str, str], ...]
 
 
 class PageState(StrEnum):
@@ -35,12 +37,15 @@ class PageState(StrEnum):
     EMPTY = "empty"
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One series of a page."""
+class Series(NamedTuple):
+    """One series of a page. There are thousands on each, so that what it costs to make one counts."""
 
     labels: Labels
     value: float
+    others: LabelItems = ()
+    """The labels but `le`: one object for all buckets of a histogram, on each page that a reader reads."""
+    bound: float | None = None
+    """What `le` says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +70,8 @@ class PageReader:
     def __init__(self, wanted: Collection[str] | None = None) -> None:
         """`wanted` are names of families without suffixes of samples; None for all."""
         self._wanted = None if wanted is None else frozenset(wanted)
-        self._known: dict[str, tuple[str, Labels] | None] = {}
+        self._known: dict[str, _Known | None] = {}
+        self._label_sets: dict[LabelItems, LabelItems] = {}
 
     def read(self, body: bytes) -> Page:
         """What is on a page."""
@@ -79,25 +85,41 @@ class PageReader:
             return Page(state=PageState.NOT_METRICS)
         lines = stripped.split("\n")
         cut = lines.pop()
-        reading = _Reading(self._wanted, self._known)
+        reading = _Reading(self._wanted, self._known, self._label_sets)
         for line in lines:
             reading.line(line)
         if not reading.samples and not reading.types:
             return Page(state=PageState.NOT_METRICS, bad_lines=reading.bad)
         if len(self._known) > _MAX_CACHED_SERIES:
             self._known.clear()
+            self._label_sets.clear()
         if cut.strip() and not cut.startswith("# EOF"):
             reading.forget_last_family(cut)
             return reading.page(PageState.CUT)
         return reading.page(PageState.COMPLETE)
 
 
+class _Known(NamedTuple):
+    """What a series' text before its value means."""
+
+    name: str
+    labels: Labels
+    others: LabelItems
+    bound: float | None
+
+
 class _Reading:
     """One pass over the lines of a page."""
 
-    def __init__(self, wanted: frozenset[str] | None, known: dict[str, tuple[str, Labels] | None]) -> None:
+    def __init__(
+        self,
+        wanted: frozenset[str] | None,
+        known: dict[str, _Known | None],
+        label_sets: dict[LabelItems, LabelItems],
+    ) -> None:
         self._wanted = wanted
         self._known = known
+        self._label_sets = label_sets
         self._seen: set[str] = set()
         self._series: dict[str, list[Series]] = {}
         self._last = ""
@@ -138,15 +160,21 @@ class _Reading:
             self.bad += 1
             return
         series = match[0].rstrip()
-        name, _ = parsed
-        entry = parsed if self._wanted is None or family_of(name) & self._wanted else None
+        entry = self._entry(*parsed)
         self._known[series] = entry
         self._last = series
         self.samples += 1
         if entry is not None:
             self._add(series, entry, rest[0])
 
-    def _add(self, series: str, entry: tuple[str, Labels], number: str) -> None:
+    def _entry(self, name: str, labels: Labels) -> _Known | None:
+        if self._wanted is not None and not family_of(name) & self._wanted:
+            return None
+        others = tuple(item for item in labels.items() if item[0] != "le")
+        others = self._label_sets.setdefault(others, others)
+        return _Known(name, labels, others, _bound(labels.get("le")))
+
+    def _add(self, series: str, entry: _Known, number: str) -> None:
         try:
             value = float(number)
         except ValueError:
@@ -156,8 +184,11 @@ class _Reading:
             self.duplicates += 1
             return
         self._seen.add(series)
-        name, labels = entry
-        self._series.setdefault(name, []).append(Series(labels, value))
+        name, labels, others, bound = entry
+        found = self._series.get(name)
+        if found is None:
+            found = self._series[name] = []
+        found.append(Series(labels, value, others, bound))
 
     def forget_last_family(self, cut: str) -> None:
         """Drop what the cut line belongs to, and the family before it when the cut hides which that is."""
@@ -185,6 +216,10 @@ class _Reading:
 def family_of(name: str) -> frozenset[str]:
     """The names of the families that a sample of this name can belong to."""
     return frozenset([name, *(name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix))])
+
+
+def _bound(text: str | None) -> float | None:
+    return float(text) if text is not None and _is_number(text) else None
 
 
 def _is_number(text: str) -> bool:

@@ -7,16 +7,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from perfd.analysis.serving.histograms import Histogram, merged
 from perfd.analysis.serving.snapshot import ReplicaLoad
-from perfd_collectors.serving.exposition import Labels, Page, PageState, Series
+from perfd_collectors.serving.exposition import LabelItems, Labels, Page, PageState
 
 _REPLICA_LABELS = ("engine", "dp_rank", "engine_type")
 _SHARD_LABELS = ("pp_rank", "tp_rank", "moe_ep_rank", "attn_cp_rank", "moe_dp_rank")
 """Ranks that hold parts of one replica and repeat its numbers."""
 _IGNORED_LABELS = frozenset({"pid", "worker_pid"})
 """Of the multi-process registry: one series a process that ever lived."""
+_PRIORITY = "priority"
+"""SGLang 0.5.12 and later: of a gauge the series without a priority is the sum of the others; of a counter it
+is what came without one."""
 
 Where = Callable[[Labels], bool]
-LabelItems = tuple[tuple[str, str], ...]
 
 
 def replica(labels: Labels) -> str:
@@ -27,11 +29,14 @@ def replica(labels: Labels) -> str:
 def by_replica(page: Page, name: str, where: Where | None = None) -> Mapping[str, float]:
     """The value of a gauge or counter for each replica: the sum over its own labels, of its leading shard."""
     shards: dict[str, dict[tuple[int, ...], dict[LabelItems, float]]] = {}
+    gauge = page.types.get(name) == "gauge"
     for series in page.series.get(name, ()):
         if math.isnan(series.value) or not (where is None or where(series.labels)):
             continue
+        if gauge and series.labels.get(_PRIORITY):
+            continue
         values = shards.setdefault(replica(series.labels), {}).setdefault(_shard(series.labels), {})
-        identity = _identity(series.labels)
+        identity = _identity(series.labels.items())
         # Processes that are gone keep their series, so the highest is taken and not the sum.
         values[identity] = max(series.value, values.get(identity, -math.inf))
     return {key: math.fsum(parts[min(parts)].values()) for key, parts in shards.items()}
@@ -98,48 +103,35 @@ def notes(page: Page) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _identity(labels: Labels) -> LabelItems:
-    return tuple(item for item in labels.items() if item[0] not in _IGNORED_LABELS)
+def _histograms(page: Page, name: str) -> list[Histogram]:
+    """One for each set of labels of each replica's leading shard; without an open bucket it is left out."""
+    buckets: dict[int, tuple[LabelItems, dict[float, float]]] = {}
+    for _, value, others, bound in page.series.get(f"{name}_bucket", ()):
+        if bound is None or value != value:  # noqa: PLR0124  (NaN, and faster than a call)
+            continue
+        # All buckets of a histogram share one object, so that its labels need not be compared.
+        found = buckets.get(id(others))
+        if found is None:
+            found = buckets[id(others)] = (others, {})
+        found[1].setdefault(bound, value)
+    sums = {_identity(series.others): series.value for series in page.series.get(f"{name}_sum", ())}
+    parts: dict[str, dict[tuple[int, ...], dict[LabelItems, Histogram]]] = {}
+    for others, counts in buckets.values():
+        if math.inf in counts:
+            labels, identity = dict(others), _identity(others)
+            shard = parts.setdefault(replica(labels), {}).setdefault(_shard(labels), {})
+            shard.setdefault(identity, _histogram(counts, sums.get(identity)))
+    return [histogram for shards in parts.values() for histogram in shards[min(shards)].values()]
+
+
+def _histogram(counts: Mapping[float, float], total: float | None) -> Histogram:
+    bounds = tuple(sorted(counts))
+    return Histogram(bounds=bounds, counts=tuple(map(counts.__getitem__, bounds)), sum=total)
+
+
+def _identity(items: Iterable[tuple[str, str]]) -> LabelItems:
+    return tuple(item for item in items if item[0] not in _IGNORED_LABELS)
 
 
 def _shard(labels: Labels) -> tuple[int, ...]:
     return tuple(int(value) if (value := labels.get(name, "")).isdigit() else 0 for name in _SHARD_LABELS)
-
-
-def _histograms(page: Page, name: str) -> list[Histogram]:
-    """One for each set of labels of each replica's leading shard; without an open bucket it is left out."""
-    sets: dict[LabelItems, dict[float, float]] = {}
-    shard_of: dict[LabelItems, tuple[str, tuple[int, ...]]] = {}
-    for series in page.series.get(f"{name}_bucket", ()):
-        bound = _bound(series.labels.get("le", ""))
-        if bound is None or math.isnan(series.value):
-            continue
-        rest = _without_bound(series)
-        if rest not in sets:
-            sets[rest] = {}
-            shard_of[rest] = (replica(series.labels), _shard(series.labels))
-        sets[rest].setdefault(bound, series.value)
-    leading: dict[str, tuple[int, ...]] = {}
-    for where, shard in shard_of.values():
-        leading[where] = min(shard, leading.get(where, shard))
-    sums = {_identity(series.labels): series.value for series in page.series.get(f"{name}_sum", ())}
-    return [
-        Histogram(
-            bounds=tuple(sorted(buckets)),
-            counts=tuple(buckets[bound] for bound in sorted(buckets)),
-            sum=sums.get(rest),
-        )
-        for rest, buckets in sets.items()
-        if math.inf in buckets and shard_of[rest][1] == leading[shard_of[rest][0]]
-    ]
-
-
-def _without_bound(series: Series) -> LabelItems:
-    return tuple(item for item in series.labels.items() if item[0] not in {"le", *_IGNORED_LABELS})
-
-
-def _bound(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
