@@ -282,6 +282,8 @@ class AggregatorConfig(_Strict, frozen=True):
     allow_plaintext: bool = False
     http_listen: str | None = "127.0.0.1:9460"
     """/metrics and /api/v1; null for none."""
+    round_interval_s: float = 1.0
+    """Between two rounds of analysis; /metrics, rules and exporters see numbers that are so old at most."""
     history: HistoryConfig = HistoryConfig()
     rules: RulesConfig = RulesConfig()
     analysis: AnalysisConfig = AnalysisConfig()

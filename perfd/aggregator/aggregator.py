@@ -31,7 +31,7 @@ from perfd.capture.coordinator import to_json
 from perfd.capture.events import ManualRequest
 from perfd.clock import Clock, SystemClock
 from perfd.config import AggregatorConfig
-from perfd.errors import CaptureError, PerfdError
+from perfd.errors import CaptureError, ConfigError, PerfdError
 from perfd.exporters.registry import Exporters
 from perfd.http import HttpServer
 from perfd.series import SeriesFrame
@@ -39,7 +39,7 @@ from perfd.web.live import Live
 
 log = logging.getLogger(__name__)
 
-_TICK_S = 1.0
+_SHORTEST_ROUND_S = 0.05
 _GRACE_S = 1.0
 _EXPORT_GRACE_S = 15.0
 """How long the end may wait for exporters, all together."""
@@ -49,7 +49,7 @@ _START_TIMEOUT_S = 30.0
 class Aggregator:
     """Serves agents from `start` to `stop`, in threads of its own.
 
-    A round of analysis runs each second, or with `manual` only when the owner calls
+    A round of analysis runs each `round_interval_s`, or with `manual` only when the owner calls
     `tick`, and `clock` may then be a virtual one. Raises `ConfigError`, `RulesError` or
     `PerfdError` at once when the configuration, the rules or the history cannot be used.
     """
@@ -62,6 +62,8 @@ class Aggregator:
         manual: bool = False,
         limits: Limits | None = None,
     ) -> None:
+        if not config.round_interval_s >= _SHORTEST_ROUND_S:
+            raise ConfigError(f"round_interval_s: it must be at least {_SHORTEST_ROUND_S}.")
         self._config = config
         self._clock = clock or SystemClock()
         self._manual = manual
@@ -312,7 +314,7 @@ class Aggregator:
 
     def _tick_forever(self) -> None:
         broken = False
-        while not self._stopping.wait(_TICK_S):
+        while not self._stopping.wait(self._config.round_interval_s):
             try:
                 self.tick()
                 broken = False

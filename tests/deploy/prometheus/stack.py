@@ -1,0 +1,113 @@
+"""perfd's own processes, and what ships for Prometheus and Alertmanager put around them, all on loopback."""
+
+import shutil
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+from perfd.testing.services import Service, alertmanager, free_port, prometheus
+
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy" / "prometheus"
+PERFD = Path(sys.executable).with_name("perfd")
+LOG = ROOT / "perfd" / "data" / "recordings" / "pp4_few" / "node0" / "stdout.log"
+JOB = "pretrain"
+
+
+class Stack:
+    """An aggregator, an agent that follows a job's log, Prometheus and Alertmanager; a context manager."""
+
+    def __init__(self, folder, alertmanager_token="swordfish"):
+        self.folder = folder
+        self.alertmanager_token = alertmanager_token
+        self._services = ExitStack()
+
+    def __enter__(self):
+        with ExitStack() as undo:
+            self._start(undo)
+            self._services = undo.pop_all()
+        return self
+
+    def __exit__(self, *_):
+        self._services.close()
+
+    def _start(self, stack):
+        self.token = self.folder / "right-token"
+        self.token.write_text("swordfish\n")
+        # Alertmanager's own; its file says so.
+        (self.folder / "perfd-token").write_text(self.alertmanager_token + "\n")
+        self._log()
+        self.aggregator = stack.enter_context(self._aggregator())
+        self.agent = stack.enter_context(self._agent())
+        replaced = {"127.0.0.1:9460": f"127.0.0.1:{self.aggregator.port}"}
+        self.alertmanager = stack.enter_context(
+            alertmanager(self.folder, shipped("alertmanager.yaml", replaced))
+        )
+        shutil.copytree(ROOT / "rules", self.folder / "rules")
+        (self.folder / "fleet.yaml").write_text(shipped("fleet.yaml", {": 30s": ": 250ms"}))
+        (self.folder / "targets").mkdir()
+        replaced["127.0.0.1:9093"] = f"127.0.0.1:{self.alertmanager.port}"
+        # As often as the issue asks, where the shipped file says each five seconds.
+        replaced[": 5s"] = ": 250ms"
+        self.prometheus = stack.enter_context(prometheus(self.folder, shipped("prometheus.yaml", replaced)))
+
+    def _log(self):
+        """The log of a job that runs: its recorded end is left out."""
+        lines = LOG.read_text().splitlines(keepends=True)
+        self.log = self.folder / "train.log"
+        self.log.write_text("".join(lines[:-40]))
+
+    def _aggregator(self):
+        self.grpc = f"127.0.0.1:{free_port()}"
+        path = self.folder / "aggregator.yaml"
+        path.write_text(
+            # The cluster's Prometheus is the only rule engine.
+            f"listen: {self.grpc}\nrules: {{builtin: false}}\nround_interval_s: 0.25\n"
+            f"webhook: {{token_file: {self.token}}}\n"
+        )
+        return Service(
+            lambda port: [PERFD, "aggregator", "--config", path, "--http", f"127.0.0.1:{port}"],
+            ready="/api/v1/readyz",
+            folder=self.folder,
+        )
+
+    def _agent(self):
+        def command(port):
+            path = self.folder / "agent.yaml"
+            path.write_text(
+                f"node: n1\njob: {JOB}\nlisten: 127.0.0.1:{port}\n"
+                f"uplink: {{address: '{self.grpc}', batch_interval_s: 0.25}}\n"
+                f"spool: {{directory: {self.folder}/spool}}\n"
+                f"collectors: {{training_log: {{options: {{paths: [{self.log}]}}}}}}\n"
+            )
+            return [PERFD, "agent", "--config", path]
+
+        return Service(command, ready="/metrics", folder=self.folder)
+
+    def query(self, expression):
+        """An instant query of Prometheus: labels and value of each series."""
+        found = self.prometheus.get("/api/v1/query", query=expression)["data"]["result"]
+        return [(one["metric"], float(one["value"][1])) for one in found]
+
+    def captures(self):
+        """What the aggregator says of captures."""
+        return self.aggregator.get("/api/v1/captures")["captures"]
+
+
+def shipped(name, replaced):
+    """A file of deploy/prometheus with other addresses."""
+    text = (DEPLOY / name).read_text()
+    for before, after in replaced.items():
+        assert before in text, f"{name} no longer has {before}"
+        text = text.replace(before, after)
+    return text
+
+
+def until(condition, *, within_s=90.0):
+    """What a condition gives once it is true; an assertion fails when it never is."""
+    deadline = time.monotonic() + within_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "the condition never held"
+        time.sleep(0.05)
+    return found

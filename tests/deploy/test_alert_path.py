@@ -1,0 +1,117 @@
+"""From a training log to a capture, with a real Prometheus and a real Alertmanager as the rule engine."""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+from deploy.prometheus.stack import JOB, Stack, shipped, until
+
+from perfd.testing.services import prometheus
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.timeout(240),
+    pytest.mark.skipif(
+        not all(map(shutil.which, ("prometheus", "prometheus-alertmanager"))) and not os.environ.get("CI"),
+        reason="needs the Debian packages `prometheus` and `prometheus-alertmanager`",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory):
+    with Stack(tmp_path_factory.mktemp("stack")) as running:
+        yield running
+
+
+def test_prometheus_scrapes_the_aggregator_and_keeps_its_labels(stack):
+    [(labels, value)] = until(lambda: stack.query("perfd_pipeline_stall_ratio"))
+    assert (labels["job"], value) == (JOB, pytest.approx(0.4556, abs=1e-3))
+    assert stack.query('up{job="perfd"}')[0][1] == 1
+    assert stack.query('{exported_job!=""}') == []
+    assert {labels["node"] for labels, _ in stack.query("perfd_agent_up")} == {"n1"}
+
+
+def test_promtool_finds_nothing_to_say_about_the_live_pages(stack):
+    until(lambda: stack.query("perfd_pipeline_stall_ratio"))
+    for server in (stack.aggregator, stack.agent):
+        checked = subprocess.run(
+            ["promtool", "check", "metrics"],
+            input=server.text("/metrics").encode(),
+            capture_output=True,
+            check=False,
+        )
+        assert (checked.returncode, checked.stdout + checked.stderr) == (0, b"")
+
+
+def test_every_rule_that_ships_is_evaluated_without_an_error(stack):
+    def rules():
+        groups = stack.prometheus.get("/api/v1/rules")["data"]["groups"]
+        return [rule for group in groups for rule in group["rules"]]
+
+    until(lambda: all(rule["health"] != "unknown" for rule in rules()))
+    assert len(rules()) > 40
+    assert [(rule["name"], rule.get("lastError")) for rule in rules() if rule["health"] != "ok"] == []
+
+
+def test_an_alert_of_prometheus_becomes_a_capture(stack):
+    [capture] = until(stack.captures)
+    assert (capture["job"], capture["alert"], capture["profile"]) == (JOB, "PerfdPipelineStall", "default")
+    assert capture["labels"]["severity"] == "warning"
+    [alert] = [
+        alert
+        for alert in stack.prometheus.get("/api/v1/alerts")["data"]["alerts"]
+        if alert["labels"]["alertname"] == "PerfdPipelineStall"
+    ]
+    assert alert["state"] == "firing"
+    known = stack.alertmanager.get("/api/v2/alerts")
+    assert "PerfdPipelineStall" in {one["labels"]["alertname"] for one in known}
+    counted = until(lambda: stack.query('perfd_webhook_alerts_total{outcome="started"}'))
+    assert counted[0][1] == 1
+
+
+def test_a_job_that_writes_its_own_target_file_is_found(stack):
+    (stack.folder / "targets" / "4711.yaml").write_text(
+        f"- targets: ['127.0.0.1:{stack.aggregator.port}']\n  labels: {{cluster: c1}}\n"
+    )
+    found = until(lambda: stack.query(f'perfd_job_ended{{job="{JOB}",cluster="c1"}}'))
+    assert found[0][1] == 0
+
+
+def test_of_all_pods_only_running_aggregators_are_scraped(tmp_path):
+    """The relabelling of kubernetes.yaml, on pods as Prometheus would have discovered them."""
+    pods = [
+        pod("127.0.0.1:1", "perfd", "aggregator", "http", "Running"),
+        pod("127.0.0.1:2", "perfd", "aggregator", "grpc", "Running"),
+        pod("127.0.0.1:3", "perfd", "agent", "http", "Running"),
+        pod("127.0.0.1:4", "perfd", "aggregator", "http", "Succeeded"),
+        pod("127.0.0.1:5", "other", "aggregator", "http", "Running"),
+    ]
+    (tmp_path / "pods.yaml").write_text("\n".join(pods))
+    text = shipped(
+        "kubernetes.yaml",
+        {"kubernetes_sd_configs:\n      - role: pod": "file_sd_configs:\n      - files: [pods.yaml]"},
+    )
+    with prometheus(tmp_path, text) as server:
+        targets = until(lambda: server.get("/api/v1/targets")["data"]["activeTargets"])
+    assert [(one["labels"]["instance"], one["labels"]["namespace"]) for one in targets] == [
+        ("127.0.0.1:1", "training")
+    ]
+
+
+def pod(address, name, component, port, phase):
+    meta = "__meta_kubernetes"
+    return (
+        f"- targets: ['{address}']\n"
+        f"  labels: {{{meta}_pod_label_app_kubernetes_io_name: {name}, {meta}_namespace: training,"
+        f" {meta}_pod_label_app_kubernetes_io_component: {component},"
+        f" {meta}_pod_container_port_name: {port}, {meta}_pod_phase: {phase}}}\n"
+    )
+
+
+def test_an_alertmanager_with_a_wrong_token_is_turned_away_and_counted(tmp_path):
+    with Stack(tmp_path, alertmanager_token="another") as stack:
+        until(lambda: stack.query('perfd_webhook_requests_total{outcome="unauthorized"}'))
+        until(lambda: "401" in stack.alertmanager.log)
+        assert stack.captures() == []
