@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -13,8 +15,9 @@ from rich.console import Console
 from rich.live import Live
 
 from perfd import logs
+from perfd.aggregator.aggregator import Aggregator
 from perfd.cli.display import render
-from perfd.config import HistoryConfig
+from perfd.config import AggregatorConfig, HistoryConfig
 from perfd.recording.format import bundled_names, find_recording
 from perfd.session.configuration import SessionConfig, load_session
 from perfd.session.replay import Progress, ReplayOptions, ReplayResult, replay
@@ -23,7 +26,8 @@ from perfd.session.words import in_words, wrapped
 
 EXIT_CODES = """\
 Exit codes: 0 the recording was played to its end; 2 it, the configuration or a rules file cannot
-be used; 130 interrupted. Alerts that fire do not change the exit code."""
+be used; 130 interrupted before its end. Alerts that fire do not change the exit code."""
+_HTTP = AggregatorConfig().http_listen
 _PROGRESS_EVERY_RATIO = 0.1
 _DRAW_EVERY_S = 0.2
 
@@ -63,7 +67,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="more rules files, beside the shipped ones",
     )
-    parser.add_argument("--http", metavar="HOST:PORT", help="serve /metrics and /api/v1 meanwhile")
+    parser.add_argument("--http", metavar="HOST:PORT", help="serve the page, /metrics and /api/v1 meanwhile")
+    parser.add_argument(
+        "--hold",
+        action="store_true",
+        help=f"after the end, serve until Ctrl-C or SIGTERM (with --http, else at {_HTTP})",
+    )
     parser.add_argument(
         "--allow-missing", action="store_true", help="play what is there when files are missing"
     )
@@ -78,28 +87,50 @@ def run(args: argparse.Namespace) -> int:
         skip_s=args.skip,
         allow_missing=args.allow_missing,
         config=_configuration(args),
-        http=args.http,
+        http=args.http or (_HTTP if args.hold else None),
     )
-    if args.json:
-        result = replay(options)
-        for warning in result.warnings:
-            print(f"perfd replay: {warning}", file=sys.stderr)
-        sys.stdout.write(summary_json(result.summaries).decode())
-        return 0
-    result = _played(options)
-    text = in_words(result.summaries, result.alerts, result.warnings)
-    print(wrapped(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text, end="")
-    factor = f", {result.played_s / result.took_s:.0f} times real time" if args.speed is None else ""
-    print(f"\nPlayed {result.played_s:.1f} s in {result.took_s:.2f} s{factor}.")
+    console = Console()
+    live = Live(console=console, auto_refresh=False) if console.is_terminal and not args.json else None
+
+    def end(result: ReplayResult, aggregator: Aggregator) -> None:
+        if live is not None:
+            live.stop()
+        _print(result, as_json=args.json, fast=args.speed is None)
+        if args.hold:
+            _hold(aggregator)
+
+    if live is not None:
+        with live:
+            replay(options, on_progress=_LiveTable(live).show, on_end=end)
+    else:
+        replay(options, on_progress=_nothing if args.json else _ProgressLines().show, on_end=end)
     return 0
 
 
-def _played(options: ReplayOptions) -> ReplayResult:
-    console = Console()
-    if not console.is_terminal:
-        return replay(options, on_progress=_ProgressLines().show)
-    with Live(console=console, auto_refresh=False) as live:
-        return replay(options, on_progress=_LiveTable(live).show)
+def _print(result: ReplayResult, *, as_json: bool, fast: bool) -> None:
+    if as_json:
+        for warning in result.warnings:
+            print(f"perfd replay: {warning}", file=sys.stderr)
+        sys.stdout.write(summary_json(result.summaries).decode())
+        return
+    text = in_words(result.summaries, result.alerts, result.warnings)
+    print(wrapped(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text, end="")
+    factor = f", {result.played_s / result.took_s:.0f} times real time" if fast else ""
+    print(f"\nPlayed {result.played_s:.1f} s in {result.took_s:.2f} s{factor}.")
+
+
+def _hold(aggregator: Aggregator) -> None:
+    """Serve on until somebody wants the end: the recording's time stands still meanwhile."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    sys.stdout.flush()
+    print(f"Serving at http://{aggregator.http_address}/ until Ctrl-C.", file=sys.stderr, flush=True)
+    stop.wait()
+
+
+def _nothing(_: Progress) -> None:
+    """With --json, progress is not shown."""
 
 
 class _LiveTable:

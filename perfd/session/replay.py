@@ -77,6 +77,7 @@ def replay(
     options: ReplayOptions,
     *,
     on_progress: Callable[[Progress], None] = lambda _: None,
+    on_end: Callable[[ReplayResult, Aggregator], None] = lambda _, __: None,
     players: Players | None = None,
     real_clock: Clock | None = None,
 ) -> ReplayResult:
@@ -84,7 +85,8 @@ def replay(
 
     One clock, which only this function moves, is shared by all agents and the
     aggregator. Each tick collects, sends and waits for the acknowledgement; when
-    rules are due, it evaluates too. So the result is the same at any speed.
+    rules are due, it evaluates too. So the result is the same at any speed. The aggregator
+    serves until `on_end` returns.
     """
     pace = _Pace(options.speed, options.skip_s, real_clock or SystemClock())
     recording = open_recording(options.recording, allow_missing=options.allow_missing)
@@ -115,13 +117,15 @@ def replay(
                 aggregator.tick()
             show(played_s)
         aggregator.tick()
-        return ReplayResult(
+        result = ReplayResult(
             summaries=aggregator.summary(),
             alerts=aggregator.alerts(),
             warnings=playback.warnings,
             played_s=total_s,
             took_s=pace.elapsed_s(),
         )
+        on_end(result, aggregator)
+        return result
 
 
 class _Pace:
