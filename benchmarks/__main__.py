@@ -6,6 +6,7 @@ stands that of a named reference in the same run, where there is one.
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -21,6 +22,8 @@ STEPS = (
     ("faults: recorded runs and public timelines", "benchmarks.faults", "offline"),
     ("collector of serving engines: a page of 2,000 lines a second", "benchmarks.serving"),
     ("replay at full speed", "benchmarks.replay"),
+    ("traces: real captures beside plain decoding", "benchmarks.traces"),
+    ("traces of a gigabyte: time and memory", "benchmarks.traces_large"),
 )
 
 
@@ -29,6 +32,9 @@ def main() -> int:
     for title, module, *arguments in STEPS:
         if module == "benchmarks.prometheus_scrape" and shutil.which("prometheus") is None:
             print(f"## {title}\nnot run: there is no prometheus on PATH (apt-get install prometheus)\n")
+            continue
+        if module == "benchmarks.traces" and "PERFD_SHARED" not in os.environ:
+            print(f"## {title}\nnot run: PERFD_SHARED does not name a directory with captures\n")
             continue
         print(f"## {title}", flush=True)
         code = subprocess.run([sys.executable, "-m", module, *arguments], check=False).returncode

@@ -3,9 +3,9 @@
     python -m benchmarks.traces --shared DIR [--runs 5] [--hta PYTHON] [--nsys NSYS] [--json]
 
 DIR holds `traces/kineto-pp4_few/*.json.gz` and `traces/nsys-pp2dp2.sqlite.gz`; PERFD_SHARED names it too.
-Plain decoding is gunzip and orjson (`pip install orjson`; the benchmark alone needs it), for the export
-gunzip alone. PYTHON is the interpreter of an environment with HolisticTraceAnalysis, which is asked for
-its temporal breakdown and its overlap. All are run in turn, and the best run of each counts.
+Plain decoding is gunzip and orjson (`pip install --group bench`), for the export gunzip and fetching every
+event's row with sqlite3. PYTHON is the interpreter of an environment with HolisticTraceAnalysis, which is
+asked for its temporal breakdown and its overlap. All are run in turn, and the best run of each counts.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import gzip
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +63,7 @@ def measure(
     ways: dict[str, Callable[[], object]] = {
         "kineto_gunzip_orjson_s": lambda: _decoded(kineto),
         "kineto_perfd_s": lambda: _reported(kineto),
-        "nsys_gunzip_s": lambda: _unpacked(export),
+        "nsys_gunzip_sqlite_s": lambda: _fetched(export),
         "nsys_perfd_s": lambda: _reported([export]),
     }
     best = dict.fromkeys(ways, float("inf"))
@@ -72,6 +74,8 @@ def measure(
             best[name] = min(best[name], time.perf_counter() - begin)
     result: dict[str, Any] = {"schema": SCHEMA, "runs": runs, "cores": os.cpu_count(), **best}
     result["kineto_ratio"] = best["kineto_perfd_s"] / best["kineto_gunzip_orjson_s"]
+    result["nsys_ratio"] = best["nsys_perfd_s"] / best["nsys_gunzip_sqlite_s"]
+    result["nsys_events"] = _fetched(export)
     if hta:
         found = _holistic(hta, runs, kineto)
         result |= {"kineto_hta_s": found["seconds"], "hta": found["temporal"]}
@@ -87,8 +91,15 @@ def _decoded(paths: Sequence[Path]) -> int:
     return sum(len(orjson.loads(gzip.decompress(path.read_bytes()))["traceEvents"]) for path in paths)
 
 
-def _unpacked(path: Path) -> int:
-    return len(gzip.decompress(path.read_bytes()))
+def _fetched(export: Path) -> int:
+    """Rows of the tables of events, fetched one table after the other."""
+    tables = "SELECT name FROM sqlite_master WHERE name GLOB 'CUPTI_ACTIVITY_KIND_*' OR name = 'NVTX_EVENTS'"
+    with tempfile.NamedTemporaryFile(suffix=".sqlite") as database:
+        database.write(gzip.decompress(export.read_bytes()))
+        database.flush()
+        with closing(sqlite3.connect(database.name)) as reader:
+            names = reader.execute(tables).fetchall()
+            return sum(len(reader.execute(f"SELECT * FROM {name}").fetchall()) for (name,) in names)
 
 
 def _analysed(paths: Sequence[Path]) -> TraceAnalysis:
@@ -174,6 +185,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, value in result.items():
         if isinstance(value, float):
             print(f"{name:28} {value:8.3f}")
+        elif name == "nsys_events":
+            print(f"{name:28} {value:8,}")
     for theirs, ours in zip(result.get("hta", ()), result.get("perfd_as_hta_cuts", ()), strict=False):
         print(
             f"rank {ours['rank']}: idle {theirs['idle_time(us)']:.1f} us there, {ours['idle_us']:.1f} here;"
