@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -31,6 +30,7 @@ from perfd.analysis.serving.snapshot import Latency
 from perfd.analysis.serving.theory import ServingLayout, Theory, theory_of
 from perfd.errors import PerfdError
 from perfd.peaks import load_peaks
+from perfd.tls import client_context
 
 _HELP = """\
 One look at a serving engine, a saved page of metrics or a log, beside what the hardware allows when the
@@ -52,7 +52,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--authorization-env", metavar="NAME", help="variable with the value of the Authorization header"
     )
+    parser.add_argument("--authorization-file", metavar="FILE", help="a file with it")
     parser.add_argument("--ca", metavar="FILE", help="certificates (PEM) to trust for https")
+    parser.add_argument("--certificate", metavar="FILE", help="your own certificate (PEM), with --key")
+    parser.add_argument("--key", metavar="FILE", help="its key (PEM)")
+    parser.add_argument("--insecure", action="store_true", help="take any certificate of the server")
     add_theory_arguments(parser)
 
 
@@ -143,11 +147,12 @@ def _access(args: argparse.Namespace) -> Access:
             raise PerfdError(
                 f"The variable {args.authorization_env} is not set: put the header's value into it."
             )
-    try:
-        tls = ssl.create_default_context(cafile=args.ca) if args.ca else None
-    except (OSError, ssl.SSLError) as error:
-        raise PerfdError(f"{args.ca} is not a file of certificates: {error}.") from error
-    return Access(timeout_s=args.timeout, authorization=authorization, tls=tls)
+    return Access(
+        timeout_s=args.timeout,
+        authorization=authorization,
+        authorization_file=Path(args.authorization_file) if args.authorization_file else None,
+        tls=client_context(ca=args.ca, certificate=args.certificate, key=args.key, insecure=args.insecure),
+    )
 
 
 def _read(path: Path) -> tuple[Measured, ServerInfo | None]:

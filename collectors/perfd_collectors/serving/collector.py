@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import ssl
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,6 +20,7 @@ from perfd.collector import Options, Settings
 from perfd.errors import ConfigError, PerfdError
 from perfd.model import Record, SampleTable, Scope
 from perfd.peaks import load_peaks
+from perfd.tls import client_context
 from perfd_collectors.serving.discovery import find_servers
 from perfd_collectors.serving.exposition import PageReader
 from perfd_collectors.serving.fetch import Access, FetchError, base_of, fetch, metrics_url
@@ -49,13 +48,13 @@ class ServingOptions(Options, frozen=True):
     """The time that rates and latencies are over."""
     authorization_file: str | None = None
     """A file with the value of the `Authorization` header (`Bearer ...`)."""
-    authorization_env: str | None = None
-    """A variable of the agent's environment with it."""
     ca: str | None = None
     """Certificates (PEM) to trust for https."""
     certificate: str | None = None
     key: str | None = None
     """The agent's own certificate and key (PEM), where the server wants one."""
+    insecure: bool = False
+    """Take any certificate of a server: who listens in between can read and change all of it."""
     gpu: str | None = None
     """The GPU's name as NVML gives it, for theory, where the server does not say it."""
     model_config_file: str | None = None
@@ -172,35 +171,13 @@ def _theory(options: ServingOptions, info: ServerInfo) -> Theory | None:
 
 
 def _access(options: ServingOptions) -> Access:
-    return Access(timeout_s=options.timeout_s, authorization=_authorization(options), tls=_tls(options))
-
-
-def _authorization(options: ServingOptions) -> str | None:
-    if options.authorization_file is not None:
-        try:
-            return Path(options.authorization_file).read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(
-                f"authorization_file {options.authorization_file} cannot be read: {error}."
-            ) from error
-    if options.authorization_env is not None:
-        value = os.environ.get(options.authorization_env)
-        if not value:
-            raise ConfigError(f"authorization_env: the variable {options.authorization_env} is not set.")
-        return value
-    return None
-
-
-def _tls(options: ServingOptions) -> ssl.SSLContext | None:
-    if options.ca is None and options.certificate is None:
-        return None
-    try:
-        context = ssl.create_default_context(cafile=options.ca)
-        if options.certificate is not None:
-            context.load_cert_chain(options.certificate, options.key)
-    except (OSError, ssl.SSLError) as error:
-        raise ConfigError(f"ca, certificate or key cannot be used: {error}.") from error
-    return context
+    file = None if options.authorization_file is None else Path(options.authorization_file)
+    if file is not None and not file.is_file():
+        raise ConfigError(f"authorization_file: there is no file {file}.")
+    tls = client_context(
+        ca=options.ca, certificate=options.certificate, key=options.key, insecure=options.insecure
+    )
+    return Access(timeout_s=options.timeout_s, authorization_file=file, tls=tls)
 
 
 def _tables(now_ns: int, rows: Mapping[str, Mapping[str, float]]) -> Sequence[Record]:

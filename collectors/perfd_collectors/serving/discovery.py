@@ -14,6 +14,13 @@ _MODULES = {
     "vllm.entrypoints.openai.api_server": Engine.VLLM,
     "vllm.entrypoints.api_server": Engine.VLLM,
 }
+_PROGRAMS = {
+    "sglang": Engine.SGLANG,
+    "sglang.cli.main": Engine.SGLANG,
+    "vllm": Engine.VLLM,
+    "vllm.entrypoints.cli.main": Engine.VLLM,
+}
+"""Before `serve`. A router, a benchmark or a client is none of these."""
 _ANY = {"0.0.0.0", "::", "[::]", ""}  # noqa: S104  (compared with, not bound to)
 _MAX_COMMAND_BYTES = 65536
 
@@ -49,7 +56,7 @@ def find_servers(proc: Path) -> Sequence[Found]:
 def server_of(command: Sequence[str]) -> Found | None:
     """The server that a command line starts, or None when it starts none."""
     engine = _engine(command)
-    if engine is None:
+    if engine is None or _is_part(command):
         return None
     host = _option(command, "--host") or ""
     port = _option(command, "--port") or str(_DEFAULT_PORTS[engine])
@@ -68,9 +75,13 @@ def _engine(command: Sequence[str]) -> Engine | None:
         if before == "-m" and word in _MODULES:
             return _MODULES[word]
         if word == "serve":
-            name = before.rpartition("/")[2]
-            return Engine(name) if name in {"sglang", "vllm"} else None
+            return _PROGRAMS.get(before.rpartition("/")[2])
     return None
+
+
+def _is_part(command: Sequence[str]) -> bool:
+    """Whether it is a node of a larger server that answers no requests."""
+    return "--headless" in command or (_option(command, "--node-rank") or "0") != "0"
 
 
 def _option(command: Sequence[str], name: str) -> str | None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import http.client
+import io
 import socket
 import ssl
 import time
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
 from perfd.errors import PerfdError
@@ -28,6 +33,8 @@ class Access:
     """For the whole answer."""
     authorization: str | None = None
     """The value of the `Authorization` header."""
+    authorization_file: Path | None = None
+    """A file with it, read for each request, so that a new key counts."""
     tls: ssl.SSLContext | None = None
 
 
@@ -42,23 +49,22 @@ def fetch(url: str, access: Access, max_bytes: int = MAX_PAGE_BYTES) -> bytes:
     """
     address = urlsplit(url)
     deadline_s = time.monotonic() + access.timeout_s
+    headers = {"Accept": "text/plain; version=0.0.4, */*;q=0.1", **_authorization(access)}
     connection = _connection(address, access)
+    connection.response_class = partial(_response, deadline_s)  # type: ignore[assignment]  # A factory will do.
     try:
-        headers = {"Accept": "text/plain; version=0.0.4, */*;q=0.1"}
-        if access.authorization is not None:
-            headers["Authorization"] = access.authorization
         target = f"{address.path or '/'}{'?' + address.query if address.query else ''}"
         connection.request("GET", target, headers=headers)
         response = connection.getresponse()
         if response.status != 200:
-            raise FetchError(_refused(url, response.status))
-        return _body(url, response, connection.sock, deadline_s, max_bytes)
+            raise FetchError(_refused(url, response.status, response.getheader("Location")))
+        return _body(url, response, max_bytes)
     except TimeoutError as error:
         raise FetchError(
             f"{url} did not answer within {access.timeout_s:g} s: is the server hung?"
         ) from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise FetchError(f"{url} cannot be read: {error or type(error).__name__}.") from error
+    except (OSError, http.client.HTTPException, ValueError, zlib.error) as error:
+        raise FetchError(f"{url} cannot be read: {_words(error)}.") from error
     finally:
         connection.close()
 
@@ -86,34 +92,80 @@ def _connection(address: SplitResult, access: Access) -> http.client.HTTPConnect
     return http.client.HTTPConnection(host, address.port, timeout=access.timeout_s)
 
 
-def _body(
-    url: str,
-    response: http.client.HTTPResponse,
-    connected: socket.socket | None,
-    deadline_s: float,
-    max_bytes: int,
-) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        left_s = deadline_s - time.monotonic()
+def _authorization(access: Access) -> dict[str, str]:
+    value = access.authorization
+    if access.authorization_file is not None:
+        try:
+            value = access.authorization_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise FetchError(f"The file of the authorization cannot be read: {error}.") from error
+    if value is not None and not (value.isascii() and value.isprintable()):
+        raise FetchError("The authorization must be one line of plain characters.")
+    return {} if value is None else {"Authorization": value}
+
+
+class _UntilDeadline(io.RawIOBase):
+    """A connection's bytes until a moment: a server that sends one now and then cannot hold us up."""
+
+    def __init__(self, connected: socket.socket, deadline_s: float) -> None:
+        self._socket = connected
+        # It keeps the connection open for as long as somebody reads from it.
+        self._raw = connected.makefile("rb", buffering=0)
+        self._deadline_s = deadline_s
+
+    def makefile(self, *_: object, **__: object) -> io.BufferedReader:
+        """What `http.client` asks of a socket."""
+        return io.BufferedReader(self, _CHUNK_BYTES)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:  # noqa: ANN401  (a buffer, as the base has it)
+        left_s = self._deadline_s - time.monotonic()
         if left_s <= 0:
             raise TimeoutError
-        if connected is not None and connected.fileno() >= 0:
-            connected.settimeout(left_s)
-        part = response.read1(_CHUNK_BYTES)
-        if not part:
-            break
+        self._socket.settimeout(left_s)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+def _response(
+    deadline_s: float, connected: socket.socket, debuglevel: int = 0, method: str | None = None
+) -> http.client.HTTPResponse:
+    bounded: Any = _UntilDeadline(connected, deadline_s)
+    return http.client.HTTPResponse(bounded, debuglevel, method)
+
+
+def _body(url: str, response: http.client.HTTPResponse, max_bytes: int) -> bytes:
+    # We ask for plain text; a proxy may pack it all the same.
+    packed = response.getheader("Content-Encoding", "").lower() in {"gzip", "x-gzip", "deflate"}
+    unpack = zlib.decompressobj(wbits=47) if packed else None
+    parts: list[bytes] = []
+    size = 0
+    while part := response.read1(_CHUNK_BYTES):
+        if unpack is not None:
+            part = unpack.decompress(part, max_bytes - size + 1)
         parts.append(part)
         size += len(part)
         if size > max_bytes:
             raise FetchError(f"{url} sent more than {max_bytes} bytes: this is not a page of metrics.")
-    if response.length:
-        raise FetchError(f"{url} closed the connection {response.length} bytes before the end of its answer.")
+    if response.length or (unpack is not None and not unpack.eof):
+        raise FetchError(f"{url} closed the connection before the end of its answer.")
     return b"".join(parts)
 
 
-def _refused(url: str, status: int) -> str:
+def _words(error: Exception) -> str:
+    """What an error says, in one line: it may quote what the server sent."""
+    words = " ".join("".join(letter if letter.isprintable() else " " for letter in str(error)).split())
+    return words[:200] or type(error).__name__
+
+
+def _refused(url: str, status: int, location: str | None) -> str:
+    if 300 <= status < 400:
+        return f"{url} answered with status {status}, to {location}: give that address, if you trust it."
     if status in {401, 403}:
         return f"{url} wants an authorization (status {status}): name a file or variable with it."
     if status == 404:

@@ -18,6 +18,8 @@ from perfd_collectors.serving.vllm import metrics as vllm_metrics
 
 _T = TypeVar("_T")
 WANTED = sglang_metrics.WANTED | vllm_metrics.WANTED
+_ROUTERS = ("smg_", "sgl_router_", "vllm_router_", "vllm:current_qps")
+"""Of sglang-router, of vllm-router, and of vLLM's production stack, which repeats its engines' names."""
 _STATES: Mapping[PageState, str] = {
     PageState.TOO_LARGE: "is larger than 50 MiB: this is not a page of metrics",
     PageState.NOT_METRICS: "is not a page of metrics: give the address of the engine, or of its /metrics",
@@ -38,6 +40,8 @@ def read_page(reader: PageReader, body: bytes, source: str) -> Snapshot:
     page = reader.read(body)
     if page.state in _STATES:
         raise PerfdError(f"{source} {_STATES[page.state]}.")
+    if any(name.startswith(_ROUTERS) for name in page.types):
+        raise PerfdError(f"{source} has the metrics of a router: give the addresses of its workers.")
     snapshot = _snapshot(page)
     if snapshot is None:
         raise PerfdError(f"{source} has metrics, but none of SGLang or vLLM.")
