@@ -202,6 +202,15 @@ class JsonLinesConfig(_Strict, frozen=True):
     """A file of this size becomes PATH.1, in place of an older one."""
 
 
+class TensorBoardConfig(_Strict, frozen=True):
+    """Event files for TensorBoard."""
+
+    directory: str | None = None
+    """JOB/attempt-N below it is a run of TensorBoard's; null: off."""
+    max_jobs: int = 64
+    """Jobs that are written at once; those beyond are counted as lost."""
+
+
 class WandbConfig(_Strict, frozen=True):
     """Weights & Biases, by the package `perfd[wandb]`."""
 
@@ -223,7 +232,8 @@ class WandbConfig(_Strict, frozen=True):
     """null: W&B's own configuration, for example ~/.netrc."""
     alerts: bool = True
     timeout_s: float = 30.0
-    max_runs: int = 64
+    max_runs: int = 16
+    """Runs that are open at once, each a process of W&B's; rows of jobs beyond are counted as lost."""
 
 
 class RemoteWriteConfig(_Strict, frozen=True):
@@ -259,6 +269,7 @@ class ExportersConfig(_Strict, frozen=True):
     """To whom the aggregator hands numbers and alerts."""
 
     jsonl: JsonLinesConfig = JsonLinesConfig()
+    tensorboard: TensorBoardConfig = TensorBoardConfig()
     wandb: WandbConfig = WandbConfig()
     remote_write: RemoteWriteConfig = RemoteWriteConfig()
     alertmanager: AlertmanagerConfig = AlertmanagerConfig()

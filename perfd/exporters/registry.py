@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from importlib.metadata import entry_points
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
 from time import monotonic
+from typing import Any
 
 from perfd.clock import Clock
 from perfd.config import ExportersConfig
@@ -14,9 +16,11 @@ from perfd.exporters.contract import Exporter, ExporterContext, MakeExporter, Ro
 from perfd.exporters.jsonl import JsonLinesExporter
 from perfd.exporters.remote_write import RemoteWriteExporter
 from perfd.exporters.runner import ExporterRunner, ExporterStatus
+from perfd.exporters.tensorboard import TensorBoardExporter
 from perfd.exporters.wandb import WandbExporter
 
 EXPORTER_GROUP = "perfd.exporters"
+SHIPPED = frozenset({"jsonl", "tensorboard", "wandb", "remote_write", "alertmanager"})
 
 Made = tuple[str, Callable[[ExporterContext], Exporter]]
 
@@ -53,14 +57,18 @@ class Exporters:
         """End all of them, in this time together."""
         deadline_s = monotonic() + timeout_s
         for runner in self._runners:
+            runner.finish()
+        for runner in self._runners:
             runner.close(max(0.0, deadline_s - monotonic()))
 
 
 def _configured(config: ExportersConfig) -> Iterator[Made]:
-    jsonl, wandb = config.jsonl, config.wandb
+    jsonl, tensorboard, wandb = config.jsonl, config.tensorboard, config.wandb
     remote_write, alertmanager = config.remote_write, config.alertmanager
     if jsonl.path is not None:
         yield "jsonl", lambda context: JsonLinesExporter(jsonl, context)
+    if tensorboard.directory is not None:
+        yield "tensorboard", lambda context: TensorBoardExporter(tensorboard, context)
     if wandb.mode != "disabled":
         yield "wandb", lambda context: WandbExporter(wandb, context)
     if remote_write.url is not None:
@@ -70,14 +78,26 @@ def _configured(config: ExportersConfig) -> Iterator[Made]:
         name = "alertmanager" if len(alertmanager.urls) == 1 else f"alertmanager-{place}"
         yield name, lambda context, url=url: AlertmanagerExporter(url, alertmanager, context)  # type: ignore[misc]  # defaults bind the loop's values
     for name, options in config.others.items():
-        make = _load(name)
-        yield name, lambda context, make=make, options=options: make(options, context)  # type: ignore[misc]  # defaults bind the loop's values
+        yield name, partial(_make_other, _entry_point(name), options)
 
 
-def _load(name: str) -> MakeExporter:
+def _entry_point(name: str) -> EntryPoint:
+    if name in SHIPPED:
+        raise ConfigError(f"exporters.others: {name!r} is an exporter of perfd; configure exporters.{name}.")
     points = {point.name: point for point in entry_points(group=EXPORTER_GROUP)}
     if name not in points:
         known = ", ".join(sorted(points)) or "none"
         raise ConfigError(f"exporters.others: there is no exporter called {name!r}; installed are: {known}.")
-    make: MakeExporter = points[name].load()
-    return make
+    return points[name]
+
+
+def _make_other(point: EntryPoint, options: Mapping[str, Any], context: ExporterContext) -> Exporter:
+    try:
+        make: MakeExporter = point.load()
+        return make(options, context)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"exporters.others.{point.name}: {point.value} raised {type(error).__name__}: {error}"
+        ) from error

@@ -66,11 +66,15 @@ class ExporterRunner:
         with self._changed:
             return self._changed.wait_for(lambda: not self._queue and not self._busy, timeout_s)
 
-    def close(self, timeout_s: float) -> bool:
-        """Export what is queued, close the exporter, and wait for it no longer than this."""
+    def finish(self) -> None:
+        """Take no more rounds: export what is queued and close the exporter. Returns at once."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
+
+    def close(self, timeout_s: float) -> bool:
+        """As `finish`, and wait for it no longer than this; False when the exporter did not end."""
+        self.finish()
         self._thread.join(timeout_s)
         ended = not self._thread.is_alive()
         if not ended:
@@ -112,7 +116,7 @@ class ExporterRunner:
             broken = error is not None
         try:
             self._exporter.close()
-        except Exception as error:  # noqa: BLE001  An exporter of others may raise anything.
+        except BaseException as error:  # noqa: BLE001  As in `_attempt`.
             self._report(error)
 
     def _next(self) -> Round | None:
@@ -123,14 +127,14 @@ class ExporterRunner:
             self._busy = True
             return self._queue.popleft()
 
-    def _attempt(self, round_: Round) -> Exception | None:
+    def _attempt(self, round_: Round) -> BaseException | None:
         try:
             self._exporter.export(round_)
-        except Exception as error:  # noqa: BLE001  An exporter of others may raise anything.
+        except BaseException as error:  # noqa: BLE001  An exporter of others may raise anything, SystemExit too.
             return error
         return None
 
-    def _report(self, error: Exception) -> None:
+    def _report(self, error: BaseException) -> None:
         log.error(
             "An exporter failed; the next round tries again.",
             exc_info=error,

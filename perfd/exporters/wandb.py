@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import msgspec
 
@@ -17,59 +18,64 @@ from perfd.errors import ConfigError
 from perfd.exporters.backoff import Backoff
 from perfd.exporters.contract import AlertUpdate, ExporterContext, JobRound, Round
 from perfd.exporters.numbers import job_numbers, summary_numbers
+from perfd.exporters.post import read_secret
+from perfd.exporters.wandb_messages import Alert, Log, Message, Report
+from perfd.exporters.wandb_process import END_WITHIN_S, WandbProcess
+from perfd.report.from_summary import report_of_summary
+from perfd.report.html import to_html
+
+SUMMARY_FILE, REPORT_FILE = "perfd-summary.json", "perfd-report.html"
 
 log = logging.getLogger(__name__)
 _MAX_WAITING = 10_000
 """Rows and alerts of one job that wait for its run to open."""
 _KEY = "exporters.wandb"
+_LEVELS = {"critical": "ERROR", "warning": "WARN"}
+
+Item: TypeAlias = Log | Alert | Report
 
 
 class Run(Protocol):
-    """What is needed of a run of W&B. None of it waits for the server, but for `finish`."""
+    """An open run. An `OSError` of `send` means that it is closed."""
 
-    def log(self, row: Mapping[str, float]) -> None:
-        """Add one row of history."""
+    def send(self, message: Message, /) -> None:
+        """Wait, for a bounded time, until W&B has the message."""
 
-    def alert(self, alert: AlertUpdate) -> None:
-        """Send an alert."""
+    def hang_up(self) -> None:
+        """Let W&B upload what is left and end."""
 
-    def report(self, summary: Mapping[str, float], document: bytes) -> None:
-        """Set the run's summary and keep the report as its file."""
-
-    def finish(self) -> None:
-        """Upload what is left."""
+    def end(self, within_s: float) -> None:
+        """Wait for that no longer than this."""
 
 
-class OpenRun(Protocol):
-    """Opens the run of a job; raises `OSError` when W&B does not answer."""
-
-    def __call__(self, job: str, config: WandbConfig) -> Run:
-        """The run, open."""
+OpenRun: TypeAlias = Callable[[str, WandbConfig], Run]
+"""Opens the run of a job; raises `OSError` when W&B does not answer or refuses."""
 
 
 @dataclass(slots=True)
 class _Job:
     run: Run | None = None
-    waiting: deque[dict[str, float] | AlertUpdate] = field(default_factory=deque)
+    waiting: deque[Item] = field(default_factory=deque)
     step: tuple[int, int] | None = None
+    ended: bool = False
     backoff: Backoff = field(default_factory=Backoff)
 
 
 class WandbExporter:
     """One run for each job: the job's own (`run: same`) or one beside it (`run: sibling`).
 
-    Rows go to W&B's own process, which keeps them on disk and uploads them when it can. Until a run is
+    Each is in a process of its own, which keeps rows on disk and uploads them when it can. Until a run is
     open its rows wait here.
     """
 
     def __init__(
-        self, config: WandbConfig, context: ExporterContext, *, open_run: OpenRun | None = None
+        self, config: WandbConfig, context: ExporterContext, *, open_run: OpenRun = WandbProcess
     ) -> None:
-        if open_run is None and find_spec("wandb") is None:
+        if find_spec("wandb") is None:
             raise ConfigError(f"{_KEY}: install perfd[wandb].")
         check(config)
         self._config = config
-        self._open = open_run or _open_wandb
+        self._open = open_run
         self._clock = context.clock
         self._tally = context.tally
         self._jobs: dict[str, _Job] = {}
@@ -79,85 +85,106 @@ class WandbExporter:
             self._row(job)
         for alert in round_.changes:
             self._alert(alert)
-        for name, known in self._jobs.items():
-            self._flush(name, known)
         for summary in round_.finals:
-            self._finish(summary)
+            self._report(summary)
+        for name, known in list(self._jobs.items()):
+            self._flush(name, known)
+            if known.ended and not known.waiting:
+                del self._jobs[name]
+                _end([known])
         self._tally.pending = sum(len(known.waiting) for known in self._jobs.values())
 
     def close(self) -> None:
         for name, job in self._jobs.items():
-            job.backoff = job.backoff.succeeded()
-            self._flush(name, job)
+            if not job.backoff.failures:
+                self._flush(name, job)
             self._tally.lost += len(job.waiting)
-            if job.run is not None:
-                job.run.finish()
+        _end(self._jobs.values())
         self._jobs.clear()
         self._tally.pending = 0
 
-    def _job(self, name: str) -> _Job | None:
-        known = self._jobs.get(name)
-        if known is None and len(self._jobs) < self._config.max_runs:
-            known = self._jobs[name] = _Job()
-        if known is None:
-            self._tally.lost += 1
-        return known
-
     def _row(self, job: JobRound) -> None:
-        if job.step is None or (job.ended and job.summary.name not in self._jobs):
+        name = job.summary.name
+        if job.step is None or (job.ended and name not in self._jobs):
             return
-        known = self._job(job.summary.name)
+        known = self._jobs.get(name)
+        if known is None:
+            if len(self._jobs) >= self._config.max_runs:
+                self._tally.lost += 1
+                return
+            known = self._jobs[name] = _Job()
+        known.ended = job.ended
         position = (job.attempt, job.step)
-        if known is None or position == known.step:
+        if position == known.step:
             return
         known.step = position
-        numbers = {f"perfd/{name}": value for name, value in job_numbers(job).items()}
-        self._wait(known, {"perfd/step": float(job.step), "perfd/attempt": float(job.attempt), **numbers})
+        numbers = {f"perfd/{key}": value for key, value in job_numbers(job).items()}
+        row = {"perfd/step": float(job.step), "perfd/attempt": float(job.attempt), **numbers}
+        self._wait(known, Log(row))
 
     def _alert(self, alert: AlertUpdate) -> None:
-        known = self._jobs.get(alert.job) if alert.job else None
-        if known is None and len(self._jobs) == 1 and not alert.job:
-            known = next(iter(self._jobs.values()))
-        if known is not None and alert.resolved_at_unix_s is None and self._config.alerts:
-            self._wait(known, alert)
+        # One of no job is told in the run of the only job that there is.
+        name = alert.job or (next(iter(self._jobs)) if len(self._jobs) == 1 else "")
+        if not self._config.alerts or name not in self._jobs or alert.resolved_at_unix_s is not None:
+            return
+        text = alert.annotations.get("description") or alert.annotations.get("summary") or alert.name
+        level = _LEVELS.get(alert.labels.get("severity", ""), "INFO")
+        self._wait(self._jobs[name], Alert(alert.name, text, level))
 
-    def _wait(self, job: _Job, item: dict[str, float] | AlertUpdate) -> None:
+    def _report(self, summary: JobSummary) -> None:
+        job = self._jobs.get(summary.name)
+        if job is None:
+            return
+        numbers = {f"perfd/final/{key}": value for key, value in summary_numbers(summary).items()}
+        files = {
+            SUMMARY_FILE: msgspec.json.encode(to_json([summary])).decode() + "\n",
+            REPORT_FILE: to_html(report_of_summary(summary, "perfd aggregator")),
+        }
+        self._wait(job, Report(numbers, files))
+
+    def _wait(self, job: _Job, item: Item) -> None:
         job.waiting.append(item)
         if len(job.waiting) > _MAX_WAITING:
             job.waiting.popleft()
             self._tally.lost += 1
 
     def _flush(self, name: str, job: _Job) -> None:
-        if job.run is None:
-            self._try_open(name, job)
-        while job.run is not None and job.waiting:
-            item = job.waiting.popleft()
-            if isinstance(item, AlertUpdate):
-                job.run.alert(item)
-            else:
-                job.run.log(item)
-            self._tally.sent += 1
-
-    def _try_open(self, name: str, job: _Job) -> None:
         if not job.waiting or not job.backoff.due(self._clock.monotonic_s()):
             return
         try:
-            job.run = self._open(name, self._config)
+            job.run = job.run or self._open(name, self._config)
+            while job.waiting:
+                self._send(job.run, job.waiting.popleft())
         except OSError as error:
+            job.run = None
             self._tally.retries += 1
             if job.backoff.failures == 0:
                 log.warning(
-                    "W&B does not open the run of a job; its rows wait.",
+                    "W&B does not take the rows of a job; they wait.",
                     extra={"job": name, "error": str(error)},
                 )
             job.backoff = job.backoff.failed(self._clock.monotonic_s())
+        else:
+            job.backoff = job.backoff.succeeded()
 
-    def _finish(self, summary: JobSummary) -> None:
-        job = self._jobs.get(summary.name)
-        if job is None or job.run is None:
-            return
-        numbers = {f"perfd/final/{name}": value for name, value in summary_numbers(summary).items()}
-        job.run.report(numbers, msgspec.json.encode(to_json([summary])) + b"\n")
+    def _send(self, run: Run, item: Item) -> None:
+        try:
+            run.send(item)
+        except OSError:
+            # Whether W&B has it is unknown: sent again it might be there twice, or fail for ever.
+            self._tally.lost += 1
+            raise
+        self._tally.sent += 1
+
+
+def _end(jobs: Iterable[_Job]) -> None:
+    """End the runs of these jobs, all at the same time."""
+    runs = [job.run for job in jobs if job.run is not None]
+    for run in runs:
+        run.hang_up()
+    deadline_s = time.monotonic() + END_WITHIN_S
+    for run in runs:
+        run.end(max(0.0, deadline_s - time.monotonic()))
 
 
 def check(config: WandbConfig) -> None:
@@ -166,15 +193,10 @@ def check(config: WandbConfig) -> None:
         raise ConfigError(f"{_KEY}.run: {config.run!r} is neither `same` nor `sibling`.")
     if config.mode not in {"online", "offline"}:
         raise ConfigError(f"{_KEY}.mode: {config.mode!r} is none of disabled, offline, online.")
+    if config.api_key_file is not None:
+        read_secret(config.api_key_file, f"{_KEY}.api_key_file")
     for key, template in (("run_id", config.run_id), ("group", config.group)):
         try:
             (template or "").format(job="job")
         except (KeyError, IndexError, ValueError, AttributeError):
             raise ConfigError(f"{_KEY}.{key}: {template!r} may hold {{job}} and nothing else.") from None
-
-
-def _open_wandb(job: str, config: WandbConfig) -> Run:
-    # W&B takes half a second and 50 MB to import: only where it is configured.
-    from perfd.exporters.wandb_run import open_run  # noqa: PLC0415
-
-    return open_run(job, config)

@@ -1,0 +1,16 @@
+"""Names of jobs as other systems and file systems take them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+_MAX_LENGTH = 100
+
+
+def plain_name(name: str) -> str:
+    """The name itself, or one of letters, digits, `_`, `.` and `-` that is as unique by a hash at its end."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]", "-", name)[:_MAX_LENGTH].lstrip(".")
+    if plain == name and plain:
+        return plain
+    return f"{plain}-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"

@@ -1,0 +1,70 @@
+"""What the exporter and its process for W&B say to each other: one line of JSON each, asked and answered."""
+
+from __future__ import annotations
+
+import socket
+from typing import TypeAlias
+
+import msgspec
+
+from perfd.config import WandbConfig
+
+
+class Open(msgspec.Struct, frozen=True, tag="open"):
+    """Open the run of a job: the first message, and the only one of its kind."""
+
+    job: str
+    config: WandbConfig
+
+
+class Log(msgspec.Struct, frozen=True, tag="log"):
+    """Add one row of history."""
+
+    row: dict[str, float]
+
+
+class Alert(msgspec.Struct, frozen=True, tag="alert"):
+    """Send an alert; `level` is W&B's."""
+
+    title: str
+    text: str
+    level: str
+
+
+class Report(msgspec.Struct, frozen=True, tag="report"):
+    """Set the run's summary, and keep files as an artifact."""
+
+    numbers: dict[str, float]
+    files: dict[str, str]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Empty when it went well, else the reason."""
+
+    error: str = ""
+
+
+Message: TypeAlias = Open | Log | Alert | Report
+
+
+class Line:
+    """One end of the connection. `OSError` of the socket, its timeout too, goes to the caller."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._received = bytearray()
+
+    def send(self, message: Message | Answer) -> None:
+        """Write one message."""
+        self._socket.sendall(msgspec.json.encode(message) + b"\n")
+
+    def receive(self) -> bytes | None:
+        """The next message, not decoded; None when the other end is gone."""
+        while (end := self._received.find(b"\n")) < 0:
+            data = self._socket.recv(65536)
+            if not data:
+                return None
+            self._received += data
+        line = bytes(self._received[:end])
+        del self._received[: end + 1]
+        return line

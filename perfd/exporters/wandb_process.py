@@ -1,0 +1,75 @@
+"""A run of W&B in a process of its own, which is killed when it does not answer (docs/adr/0006)."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+
+import msgspec
+
+from perfd.config import WandbConfig
+from perfd.exporters.wandb_messages import Answer, Line, Message, Open
+
+END_WITHIN_S = 12.0
+"""What a process is given to end in: more than W&B is given to finish a run."""
+
+
+class WandbProcess:
+    """The open run of one job. Raises `OSError` with W&B's reason when it cannot be opened.
+
+    After an `OSError` of any method the process is gone.
+    """
+
+    def __init__(self, job: str, config: WandbConfig) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(config.timeout_s + END_WITHIN_S)
+        self._line = Line(self._socket)
+        with theirs:
+            # In a session of its own: a Ctrl-C in the terminal is not meant for it, and it can be killed with
+            # all that it starts. Nobody can answer W&B's questions, so it must not ask any.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "perfd.exporters.wandb_worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
+                env=os.environ | {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"},
+            )
+        self.send(Open(job, config))
+
+    def send(self, message: Message) -> None:
+        """Wait until W&B has the message."""
+        try:
+            answer = self._ask(message)
+        except OSError as error:
+            self.end(within_s=0.0)
+            raise OSError(f"W&B's process: {error}") from error
+        if answer.error:
+            self.end(within_s=0.0)
+            raise OSError(answer.error)
+
+    def hang_up(self) -> None:
+        """Let W&B upload what is left and end."""
+        self._socket.close()
+
+    def end(self, within_s: float) -> None:
+        """Wait for the end, and kill what has not ended in time. Legal twice."""
+        self.hang_up()
+        with suppress(subprocess.TimeoutExpired):
+            if self._process.wait(within_s) == 0:
+                return
+        # What it started must not stay either.
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _ask(self, message: Message) -> Answer:
+        self._line.send(message)
+        data = self._line.receive()
+        if data is None:
+            raise ConnectionResetError("it ended by itself")
+        return msgspec.json.decode(data, type=Answer)

@@ -1,0 +1,20 @@
+"""A job at one instant, in a line."""
+
+from dataclasses import replace
+from functools import cache
+
+from analysis.jobs import job_data, step_table
+
+from perfd.analysis.summary import AnalysisSettings, summarise
+from perfd.exporters.contract import JobRound
+
+
+def job_round(step, *, name="llm", attempt=1, ended=False, loss=None, **summary):
+    """A job of steps of one second; what else its summary says is given by name."""
+    found = replace(_summary(), name=name, **summary)
+    return JobRound(summary=found, step=step, attempt=attempt, ended=ended, loss=loss)
+
+
+@cache
+def _summary():
+    return summarise(job_data(step_table([1.0] * 30)), AnalysisSettings())

@@ -1,0 +1,205 @@
+"""What is handed to W&B, when, and what happens when W&B does not take it."""
+
+import pytest
+from exporters.rounds import job_round
+from exporters.support import alert, context
+
+from perfd.config import WandbConfig
+from perfd.errors import ConfigError
+from perfd.exporters.contract import Round
+from perfd.exporters.wandb import REPORT_FILE, SUMMARY_FILE, WandbExporter
+from perfd.exporters.wandb_messages import Alert, Log, Report
+
+
+class FakeWandb:
+    """Runs that remember what they were sent. `broken` runs fail, and while `away`, none opens."""
+
+    def __init__(self):
+        self.sent = {}
+        self.ended = []
+        self.opened = []
+        self.away = False
+        self.broken = False
+
+    def __call__(self, job, config):
+        if self.away:
+            raise OSError("nobody answers")
+        self.opened.append(job)
+        return FakeRun(self, job)
+
+    def rows(self, job="llm"):
+        return [int(message.row["perfd/step"]) for message in self.sent.get(job, []) if type(message) is Log]
+
+
+class FakeRun:
+    """One of them."""
+
+    def __init__(self, wandb, job):
+        self.wandb, self.job = wandb, job
+
+    def send(self, message):
+        if self.wandb.broken:
+            raise OSError("it is gone")
+        self.wandb.sent.setdefault(self.job, []).append(message)
+
+    def hang_up(self):
+        pass
+
+    def end(self, within_s):
+        self.wandb.ended.append(self.job)
+
+
+def exporter(wandb, given, **options):
+    return WandbExporter(WandbConfig(mode="offline", **options), given, open_run=wandb)
+
+
+def rounds(*steps, **options):
+    return [Round(time_unix_s=float(step), jobs=[job_round(step, **options)]) for step in steps]
+
+
+def test_each_step_is_one_row_however_often_a_round_comes():
+    wandb, given = FakeWandb(), context()
+    tested = exporter(wandb, given)
+    for round_ in rounds(1, 1, 2, 2, 2, 5):
+        tested.export(round_)
+    assert wandb.rows() == [1, 2, 5]
+    assert given.tally.sent == 3
+
+
+def test_steps_that_are_made_again_after_a_restart_are_told_apart_by_the_attempt():
+    wandb = FakeWandb()
+    tested = exporter(wandb, context())
+    for round_ in (*rounds(10), *rounds(9, 10, attempt=2)):
+        tested.export(round_)
+    positions = [(message.row["perfd/attempt"], message.row["perfd/step"]) for message in wandb.sent["llm"]]
+    assert positions == [(1, 10), (2, 9), (2, 10)]
+
+
+def test_a_row_holds_what_is_known_and_nothing_else():
+    wandb = FakeWandb()
+    exporter(wandb, context()).export(rounds(3, mfu_ratio=0.41, tokens_per_s=None)[0])
+    row = wandb.sent["llm"][0].row
+    assert row["perfd/mfu_ratio"] == 0.41
+    assert "perfd/tokens_per_s" not in row
+
+
+def test_rows_and_alerts_wait_in_order_while_wandb_is_away_and_none_is_lost():
+    wandb, given = FakeWandb(), context()
+    wandb.away = True
+    tested = exporter(wandb, given)
+    for step, round_ in enumerate(rounds(1, 2, 3)):
+        tested.export(round_)
+        assert given.tally.pending == step + 1
+    tested.export(Round(time_unix_s=4.0, changes=[alert(job="llm", severity="critical")]))
+    wandb.away = False
+    given.clock.advance(100.0)
+    tested.export(rounds(4)[0])
+    assert [type(message) for message in wandb.sent["llm"]] == [Log, Log, Log, Alert, Log]
+    assert wandb.sent["llm"][3].level == "ERROR"
+    assert (given.tally.lost, given.tally.pending) == (0, 0)
+
+
+def test_beyond_the_bound_the_oldest_rows_go_and_are_counted():
+    wandb, given = FakeWandb(), context()
+    wandb.away = True
+    tested = exporter(wandb, given)
+    for round_ in rounds(*range(10_005)):
+        tested.export(round_)
+    assert (given.tally.lost, given.tally.pending) == (5, 10_000)
+
+
+def test_attempts_to_open_a_run_become_rarer():
+    wandb, given = FakeWandb(), context()
+    wandb.away = True
+    tested = exporter(wandb, given)
+    for step in range(100):
+        tested.export(rounds(step)[0])
+        given.clock.advance(1.0)
+    assert given.tally.retries == 7
+
+
+def test_a_run_that_breaks_is_opened_again_and_only_the_row_in_flight_is_lost():
+    wandb, given = FakeWandb(), context()
+    tested = exporter(wandb, given)
+    tested.export(rounds(1)[0])
+    wandb.broken = True
+    tested.export(rounds(2)[0])
+    tested.export(rounds(3)[0])
+    wandb.broken = False
+    given.clock.advance(10.0)
+    tested.export(rounds(4)[0])
+    assert wandb.rows() == [1, 3, 4]
+    assert wandb.opened == ["llm", "llm"]
+    assert (given.tally.lost, given.tally.retries) == (1, 1)
+
+
+def test_one_job_that_cannot_open_its_run_holds_up_no_other():
+    wandb, given = FakeWandb(), context()
+
+    def open_run(job, config):
+        if job == "bad":
+            raise OSError("no")
+        return FakeRun(wandb, job)
+
+    tested = WandbExporter(WandbConfig(mode="offline"), given, open_run=open_run)
+    tested.export(Round(time_unix_s=0.0, jobs=[job_round(1, name="bad"), job_round(1, name="good")]))
+    assert wandb.rows("good") == [1]
+
+
+def test_a_job_that_ended_leaves_its_report_and_makes_room_for_another():
+    wandb, given = FakeWandb(), context()
+    tested = exporter(wandb, given, max_runs=1)
+    tested.export(rounds(1)[0])
+    ended = job_round(2, ended=True)
+    tested.export(Round(time_unix_s=2.0, jobs=[ended], finals=[ended.summary]))
+    tested.export(Round(time_unix_s=3.0, jobs=[ended, job_round(1, name="next")]))
+    report = wandb.sent["llm"][-1]
+    assert type(report) is Report
+    assert set(report.files) == {SUMMARY_FILE, REPORT_FILE}
+    assert report.numbers["perfd/final/step_time_s"] == 1.0
+    assert wandb.ended == ["llm"]
+    assert wandb.rows("next") == [1]
+    assert wandb.opened == ["llm", "next"]
+
+
+def test_jobs_beyond_the_bound_are_counted():
+    wandb, given = FakeWandb(), context()
+    tested = exporter(wandb, given, max_runs=1)
+    tested.export(Round(time_unix_s=0.0, jobs=[job_round(1), job_round(1, name="other")]))
+    assert wandb.opened == ["llm"]
+    assert given.tally.lost == 1
+
+
+def test_an_alert_is_told_once_where_its_job_is():
+    wandb = FakeWandb()
+    tested = exporter(wandb, context())
+    tested.export(Round(time_unix_s=0.0, jobs=[job_round(1), job_round(1, name="other")]))
+    tested.export(Round(time_unix_s=1.0, changes=[alert("Mine", job="other"), alert("Nobodys")]))
+    tested.export(Round(time_unix_s=2.0, changes=[alert("Mine", job="other", resolved=2.0)]))
+    told = [
+        (job, message.title) for job, sent in wandb.sent.items() for message in sent if type(message) is Alert
+    ]
+    assert told == [("other", "Mine")]
+
+
+def test_at_the_end_what_no_run_took_is_counted_as_lost():
+    wandb, given = FakeWandb(), context()
+    wandb.away = True
+    tested = exporter(wandb, given)
+    tested.export(rounds(1)[0])
+    tested.close()
+    assert (given.tally.lost, given.tally.pending) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"run": "both"}, "neither `same` nor `sibling`"),
+        ({"run_id": "{rank}"}, "may hold {job}"),
+        ({"group": "{0}"}, "may hold {job}"),
+        ({"api_key_file": "/nowhere/key"}, "cannot read /nowhere/key"),
+    ],
+)
+def test_a_mistake_in_the_configuration_is_told_at_the_start(options, words):
+    with pytest.raises(ConfigError, match=words):
+        exporter(FakeWandb(), context(), **options)

@@ -1,0 +1,225 @@
+"""The real `wandb` package: offline, and against a server that stands in for W&B's."""
+
+import json
+import os
+import signal
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from aggregator.support import START_S, aggregator, gpus, place, step
+from exporters.support import until
+from wandb.proto import wandb_internal_pb2
+
+from perfd.clock import VirtualClock
+from perfd.config import ExportersConfig, RulesConfig, WandbConfig
+from perfd.exporters.wandb import REPORT_FILE, SUMMARY_FILE
+from perfd.exporters.wandb_messages import Log
+from perfd.exporters.wandb_process import WandbProcess
+from perfd.exporters.wandb_worker import init_arguments, run_id
+from perfd.testing.agent import FakeAgent
+from perfd.testing.wandb import WandbServer, read_records
+
+# W&B's processes start slowly on a machine that is busy.
+pytestmark = pytest.mark.timeout(180)
+STEPS = 8
+SLOW = {
+    "groups": [
+        {
+            "name": "g",
+            "rules": [
+                {
+                    "alert": "Slow",
+                    "expr": "perfd_step_time_seconds > 0",
+                    "labels": {"severity": "warning"},
+                    "annotations": {"description": "It is slow."},
+                }
+            ],
+        }
+    ]
+}
+
+
+@pytest.fixture
+def server():
+    with WandbServer() as started:
+        yield started
+
+
+@pytest.fixture
+def online(server, tmp_path):
+    key = tmp_path / "key"
+    key.write_text("k" * 40 + "\n")
+    return {
+        "mode": "online",
+        "base_url": server.url,
+        "api_key_file": str(key),
+        "directory": str(tmp_path),
+        "timeout_s": 60.0,
+    }
+
+
+@contextmanager
+def watched(tmp_path, clock=None, **wandb):
+    """An aggregator that has seen a job of a few steps, and an alert."""
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(json.dumps(SLOW))
+    exporters = ExportersConfig(wandb=WandbConfig(**wandb))
+    with aggregator(
+        clock, exporters=exporters, rules=RulesConfig(builtin=False, files=[str(rules)])
+    ) as running:
+        with FakeAgent(running.grpc_address) as agent:
+            agent.hello()
+            agent.send(place(0, 0))
+            agent.send(*(gpus(START_S + second, sm_active_ratio=0.5) for second in range(STEPS + 1)))
+            agent.send(*(step(number, time_s=START_S + number) for number in range(1, STEPS + 1)))
+        running.tick(START_S + 30.0)
+        yield running
+
+
+def records(path):
+    return [wandb_internal_pb2.Record.FromString(data) for data in read_records(path)]
+
+
+def values(record):
+    return {
+        item.nested_key[0] if item.nested_key else item.key: json.loads(item.value_json)
+        for item in record.item
+    }
+
+
+def test_offline_keeps_steps_alerts_and_the_report(tmp_path):
+    with watched(tmp_path, mode="offline", directory=str(tmp_path)):
+        pass
+    [path] = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    read = records(path)
+    [row] = [values(record.history) for record in read if record.HasField("history")]
+    assert row["perfd/step"] == STEPS
+    assert row["perfd/step_time_s"] == 1.0
+    assert row["perfd/gpu/sm_active_ratio"] == 0.5
+    axes = {
+        record.metric.name or record.metric.glob_name: record.metric.step_metric
+        for record in read
+        if record.HasField("metric")
+    }
+    assert axes["perfd/*"] == "perfd/step"
+    [told] = [record.alert for record in read if record.HasField("alert")]
+    assert (told.title, told.text, told.level) == ("Slow", "It is slow.", "WARN")
+    [artifact] = [record.artifact for record in read if record.HasField("artifact")]
+    files = {entry.path: entry.local_path for entry in artifact.manifest.contents}
+    assert set(files) == {SUMMARY_FILE, REPORT_FILE}
+    assert json.loads(Path(files[SUMMARY_FILE]).read_text())["jobs"][0]["name"] == "llm"
+    [run] = [record.run for record in read if record.HasField("run")]
+    assert (run.run_id, run.run_group) == ("llm-perfd", "llm")
+
+
+@pytest.mark.system
+def test_online_a_sibling_run_gets_steps_the_alert_and_the_report(server, online, tmp_path):
+    with watched(tmp_path, **online, run="sibling"):
+        pass
+    [run] = server.runs.values()
+    assert (run.run_id, run.group, run.job_type, run.project) == ("llm-perfd", "llm", "perfd", "perfd")
+    assert [row["perfd/step"] for row in run.rows] == [STEPS]
+    assert run.summary["perfd/final/step_time_s"] == 1.0
+    assert [told["title"] for told in run.alerts] == ["Slow"]
+    [artifact] = server.artifacts
+    assert (artifact.run_id, artifact.kind) == ("llm-perfd", "perfd-report")
+    assert json.loads(artifact.files[SUMMARY_FILE])["jobs"][0]["name"] == "llm"
+    assert b"How job llm runs" in artifact.files[REPORT_FILE]
+
+
+@pytest.mark.system
+def test_online_the_jobs_own_run_is_written_beside_the_job_and_not_ended(server, online):
+    config = WandbConfig(**online, run="same")
+    job = WandbProcess("llm", WandbConfig(**online, run="sibling", run_id="llm"))
+    perfd = WandbProcess("llm", config)
+    perfd.send(Log({"perfd/step": 7.0, "perfd/mfu_ratio": 0.4}))
+    perfd.end(60.0)
+    job.end(60.0)
+    assert init_arguments("llm", config)["id"] == "llm"
+    assert [row["perfd/mfu_ratio"] for row in server.runs["llm"].rows] == [0.4]
+    assert server.runs["llm"].exit_codes == []
+
+
+@pytest.mark.system
+def test_online_a_run_is_resumed_after_a_restart_of_perfd(server, online):
+    for step_number in (1.0, 2.0):
+        run = WandbProcess("llm", WandbConfig(**online))
+        run.send(Log({"perfd/step": step_number}))
+        run.end(60.0)
+    [stored] = server.runs.values()
+    assert [row["perfd/step"] for row in stored.rows] == [1.0, 2.0]
+    assert [row["_step"] for row in stored.rows] == [0, 1]
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_a_server_that_refuses_is_told_in_a_sentence(server, online, status):
+    server.status = status
+    with pytest.raises(OSError, match=str(status)):
+        WandbProcess("llm", WandbConfig(**online))
+
+
+@pytest.mark.system
+def test_without_a_key_nobody_is_asked_for_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    with pytest.raises(OSError, match="No API key configured"):
+        WandbProcess("llm", WandbConfig(mode="online", directory=str(tmp_path)))
+
+
+@pytest.mark.system
+def test_rows_wait_until_a_server_that_fails_is_well_again(server, online, tmp_path):
+    server.status = 500
+    clock = VirtualClock(round(START_S * 1e9))
+    with watched(tmp_path, clock, **{**online, "timeout_s": 2.0}) as running:
+        until(lambda: 'perfd_exporter_retries_total{exporter="wandb"} 1' in ticked(running))
+        server.status = 200
+        clock.advance(120.0)
+        until(lambda: 'perfd_exporter_pending{exporter="wandb"} 0' in ticked(running))
+    assert [row["perfd/step"] for row in server.runs["llm-perfd"].rows] == [STEPS]
+
+
+@pytest.mark.system
+def test_a_server_that_hangs_holds_up_neither_rounds_nor_the_end_and_no_process_stays(
+    online, server, tmp_path
+):
+    with watched(tmp_path, **{**online, "timeout_s": 2.0}) as running:
+        until(lambda: 'perfd_exporter_sent_total{exporter="wandb"} 2' in ticked(running))
+        server.hang = True
+        for _ in range(100):
+            running.tick()
+        assert 'perfd_exporter_rounds_total{exporter="wandb"}' in ticked(running)
+    assert until(lambda: not psutil.Process().children(recursive=True))
+    [path] = tmp_path.glob("wandb/run-*/*.wandb")
+    # What was not uploaded is on disk, for `wandb sync`.
+    assert Counter(record.WhichOneof("record_type") for record in records(path))["history"] == 1
+
+
+@pytest.mark.system
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_run_whose_processes_are_killed_or_stopped_fails_and_leaves_nothing(server, online, ending):
+    run = WandbProcess("llm", WandbConfig(**{**online, "timeout_s": 3.0}))
+    [worker] = psutil.Process().children()
+    for process in (*worker.children(recursive=True), worker):
+        os.kill(process.pid, ending)
+    with pytest.raises(OSError, match="W&B's process"):
+        run.send(Log({"perfd/step": 1.0}))
+    assert not worker.is_running()
+    assert until(lambda: not psutil.Process().children(recursive=True))
+
+
+@pytest.mark.parametrize(("job", "wanted"), [("llm", "llm"), ("a/b", "a-b-"), ("", "-"), ("é" * 300, "-")])
+def test_the_id_of_a_run_is_one_that_wandb_takes(job, wanted):
+    found = run_id(job, WandbConfig())
+    assert found.startswith(wanted)
+    assert len(found) <= 128
+    assert run_id(job + "x", WandbConfig()) != found
+
+
+def ticked(running):
+    running.tick()
+    return running.page().decode()
