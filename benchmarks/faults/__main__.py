@@ -1,9 +1,15 @@
 """Whether perfd names the right rank, and only then.
 
     python -m benchmarks.faults offline [--timelines DIR] [--json]
+    python -m benchmarks.faults simulated [--world held-out] [--rounds 4] [--seed 2] [--json]
 
-Judges the bundled recordings, and the public timelines AR.parquet and SE.parquet of DIR (default:
+`offline` judges the bundled recordings, and the public timelines AR.parquet and SE.parquet of DIR (default:
 $PERFD_SHARED/stragglers; needs pyarrow). Exits with 1 on any false alarm or miss.
+
+`simulated` is a simulation and says so: jobs of 2 to 64 ranks, operation by operation, with noise from
+recordings; their operations go through the collector's reduction and the aggregator's state to the analysis,
+which is asked once a second. The world `tuning` is what thresholds were chosen with, `held-out` has other
+noise and other seeds. Exits with 1 beyond the bounds of `simulated.py`.
 """
 
 from __future__ import annotations
@@ -12,9 +18,11 @@ import argparse
 import dataclasses
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.faults import simulated as simulation
 from benchmarks.faults.offline import baseline_cases, recorded_cases, timeline_cases
 from benchmarks.faults.score import Case, Confusion, confusion, wilson
 
@@ -30,7 +38,37 @@ def main(arguments: list[str] | None = None) -> int:
     offline = commands.add_parser("offline", help="recordings and public timelines; needs no GPU")
     offline.add_argument("--timelines", type=Path, metavar="DIR", default=_default_timelines())
     offline.add_argument("--json", action="store_true", help=f"print one object of schema {SCHEMA}")
+    simulated = commands.add_parser("simulated", help="many made jobs; needs no GPU")
+    simulated.add_argument("--world", choices=("tuning", "held-out"), default="held-out")
+    simulated.add_argument("--rounds", type=int, default=4, help="how often each fault is made")
+    simulated.add_argument("--seed", type=int, default=2)
+    simulated.add_argument("--most-ranks", type=int, default=64)
+    simulated.add_argument(
+        "--json", action="store_true", help="print one object of schema " + simulation.SCHEMA
+    )
     args = parser.parse_args(arguments)
+    return _simulated(args) if args.command == "simulated" else _offline(args)
+
+
+def _simulated(args: argparse.Namespace) -> int:
+    quiet: Callable[[object], None] = lambda _: None  # noqa: E731
+    verdicts = simulation.run(
+        world=args.world,
+        rounds=args.rounds,
+        seed=args.seed,
+        most_ranks=args.most_ranks,
+        on_verdict=quiet if args.json else lambda one: print(simulation.describe(one), flush=True),
+    )
+    missed = simulation.failures(verdicts)
+    if args.json:
+        print(json.dumps(simulation.document(verdicts, args.world), indent=1))
+    else:
+        print(f"\n{len(verdicts)} simulated jobs, world {args.world}:\n{simulation.show(verdicts)}")
+        print("\n".join(missed), end="\n" if missed else "")
+    return 1 if missed else 0
+
+
+def _offline(args: argparse.Namespace) -> int:
     cases = recorded_cases() + (timeline_cases(args.timelines) if args.timelines else [])
     baselines = baseline_cases(args.timelines)
     total = confusion(cases)

@@ -28,6 +28,7 @@ _LEFT_AFTER_NS = 900 * 10**9
 """Far more than the clocks of nodes disagree by, and than a step takes."""
 _WINDOWS = 64
 """Of time in NCCL's kernels, in memory per rank."""
+_STRETCHES = 8
 _LARGE_BYTES = 1 << 20
 """From here on a message's time is by its bytes, not by its latency."""
 _STRETCH = 32
@@ -175,10 +176,15 @@ class _Reading:
 
 
 def _usual_ratio(readings: Sequence[_Reading]) -> float:
-    """The median over windows of the share of time: as for operations, starting up does not count."""
+    """The share of time in the usual stretch, the median of eight.
+
+    As for operations, starting up does not count; and a stretch is longer than most steps, whose
+    communication may be all at their end.
+    """
+    bounds = np.linspace(0, len(readings) - 1, 1 + min(_STRETCHES, len(readings) - 1)).round().astype(int)
     return statistics.median(
-        (after.busy_s - before.busy_s) / (after.time_unix_s - before.time_unix_s)
-        for before, after in pairwise(readings)
+        (readings[b].busy_s - readings[a].busy_s) / (readings[b].time_unix_s - readings[a].time_unix_s)
+        for a, b in pairwise(bounds.tolist())
     )
 
 
@@ -195,6 +201,9 @@ class _Ring:
     size_bytes: NDArray[np.float64]
     window_ratio: NDArray[np.float64]
     """Share of time in kernels by column, of the newest windows that had any; NaN where there is none yet."""
+    window_operations: NDArray[np.int64]
+    """Operations in those windows."""
+    window_start_ns: NDArray[np.int64]
     windows: NDArray[np.int64]
     """How many windows each column reported."""
     covered_ns: NDArray[np.int64]
@@ -217,6 +226,8 @@ class _Ring:
             durations_s=np.full((slots, columns), np.nan),
             size_bytes=np.full(slots, np.nan),
             window_ratio=np.full((_RING_WINDOWS, columns), np.nan),
+            window_operations=np.zeros((_RING_WINDOWS, columns), dtype=np.int64),
+            window_start_ns=np.zeros((_RING_WINDOWS, columns), dtype=np.int64),
             windows=np.zeros(columns, dtype=np.int64),
             covered_ns=np.zeros(columns, dtype=np.int64),
             first_unix_ns=np.zeros(columns, dtype=np.int64),
@@ -229,6 +240,7 @@ class _Ring:
             self.sequence[:] = -1
             self.ranks[:] = -1
             self.window_ratio[:] = np.nan
+            self.window_operations[:] = 0
             self.windows[:] = self.covered_ns[:] = 0
             self.largest_bytes, self.best_s_per_byte = _LARGE_BYTES, math.inf
             self.stretch.clear()
@@ -257,7 +269,10 @@ class _Ring:
             return
         if self.windows[column] == 0:
             self.first_unix_ns[column] = times.start_unix_ns
-        self.window_ratio[self.windows[column] % _RING_WINDOWS, column] = times.total_s / (length_ns / 1e9)
+        place = self.windows[column] % _RING_WINDOWS, column
+        self.window_ratio[place] = times.total_s / (length_ns / 1e9)
+        self.window_operations[place] = times.count
+        self.window_start_ns[place] = times.start_unix_ns
         self.windows[column] += 1
         self.covered_ns[column] += length_ns
         self.last_unix_ns[column] = max(self.last_unix_ns[column], times.end_unix_ns)
@@ -266,6 +281,17 @@ class _Ring:
         elapsed_ns = np.maximum(self.last_unix_ns - self.first_unix_ns, 1)
         covered = np.minimum(self.covered_ns / elapsed_ns, 1.0)
         return np.asarray(median(self.window_ratio, axis=0) * covered)
+
+    def _operations_per_s(self) -> float | None:
+        """By the column that told most of it, from its oldest window in memory to its newest one."""
+        column = int(np.argmax(self.windows))
+        count = min(int(self.windows[column]), _RING_WINDOWS)
+        if not count:
+            return None
+        oldest = (int(self.windows[column]) - count) % _RING_WINDOWS
+        span_ns = self.last_unix_ns[column] - self.window_start_ns[oldest, column]
+        operations = self.window_operations[:count, column].sum()
+        return float(operations / (span_ns / 1e9)) if span_ns > 0 else None
 
     def _retire(self, slots: NDArray[np.int64]) -> None:
         """Remember how fast the operations in `slots` were, of which no newer one will tell."""
@@ -294,6 +320,7 @@ class _Ring:
             durations_s=self.durations_s[order],
             size_bytes=self.size_bytes[order],
             kernel_ratio=self._kernel_ratio(),
+            operations_per_s=self._operations_per_s(),
             best_s_per_byte=self.best_s_per_byte if math.isfinite(self.best_s_per_byte) else None,
             best_size_bytes=self.largest_bytes,
             timing=timing,

@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from perfd.analysis.nccl_ranks import NcclRank
+from perfd.analysis.nccl_ranks import LEAST_CAUSED, PERSISTENCE, NcclRank
 
-_LEAST_CAUSED = 0.05
-"""Of the time: what the peers wait for one rank before it is worth a name."""
+_LEAST_AT_MOST = 0.05
+"""Of the time: what they may lose. Where nothing hides their waiting, it is what they lose."""
+_SIGMAS = 3.0
 _LEAST_LAST = 0.6
-_LEAST_SLOWDOWN = 1.03
+_LEAST_SLOWDOWN = 0.03
 _APART = 2.0
 """How many times as far above its peers the slowest must be as the next one that is late."""
 
@@ -30,7 +31,9 @@ class Late:
     together: Sequence[int]
     """All that are late, with it."""
     caused_ratio: float
-    """The most that the peers of one of them wait, of all time."""
+    """The most that the peers of one of them lose at least, of all time."""
+    at_most_ratio: float
+    """The same if nothing hides their waiting."""
     last_ratio: float
 
 
@@ -40,26 +43,36 @@ def late(ranks: Sequence[NcclRank], named_elsewhere: Collection[int] = ()) -> La
     Persistence and magnitude are both needed: by chance some rank is always the last, and one that is always
     the last may be so by next to nothing. `named_elsewhere` are ranks that other evidence shows to be slow.
     """
-    persistent = [rank for rank in ranks if (rank.last_ratio or 0) >= _LEAST_LAST]
-    costly = [rank for rank in persistent if (rank.caused_ratio or 0) >= _LEAST_CAUSED]
+    persistent = [rank for rank in ranks if _persistent(rank)]
+    costly = [rank for rank in persistent if _costly(rank)]
     if not costly:
         return None
     worst = max(costly, key=lambda rank: rank.caused_ratio or 0)
+    # Who is late with it may by chance be a little under what is worth a name.
+    together = [rank for rank in ranks if (rank.caused_ratio or 0) >= (worst.caused_ratio or 0) / 2]
     return Late(
-        rank=_slowest(persistent, costly, named_elsewhere),
-        together=tuple(rank.rank for rank in costly),
+        rank=_slowest(together, named_elsewhere),
+        together=tuple(rank.rank for rank in together),
         caused_ratio=worst.caused_ratio or 0.0,
+        at_most_ratio=worst.caused_at_most_ratio or 0.0,
         last_ratio=worst.last_ratio or 0.0,
     )
 
 
-def _slowest(
-    persistent: Sequence[NcclRank], costly: Sequence[NcclRank], named_elsewhere: Collection[int]
-) -> NcclRank | None:
-    confirmed = [rank for rank in persistent if rank.rank in named_elsewhere]
-    if confirmed or len(costly) == 1:
-        return confirmed[0] if confirmed else costly[0]
-    by_slowdown = sorted(persistent, key=lambda rank: -(rank.slowdown_ratio or 0))
+def _persistent(rank: NcclRank) -> bool:
+    return (rank.last_ratio or 0) >= _LEAST_LAST and (rank.persistence_ratio or 0) >= PERSISTENCE
+
+
+def _costly(rank: NcclRank) -> bool:
+    least = max(LEAST_CAUSED, _SIGMAS * (rank.caused_error_ratio or 0.0))
+    return (rank.caused_ratio or 0) >= least and (rank.caused_at_most_ratio or 0) >= _LEAST_AT_MOST
+
+
+def _slowest(together: Sequence[NcclRank], named_elsewhere: Collection[int]) -> NcclRank | None:
+    confirmed = [rank for rank in together if rank.rank in named_elsewhere]
+    if confirmed or len(together) == 1:
+        return confirmed[0] if confirmed else together[0]
+    by_slowdown = sorted(together, key=lambda rank: -(rank.slowdown_ratio or 0))
     first, second = (max(0.0, (rank.slowdown_ratio or 0) - 1) for rank in by_slowdown[:2])
-    apart = 1 + first >= _LEAST_SLOWDOWN and first >= _APART * second
+    apart = first - second >= _LEAST_SLOWDOWN and first >= _APART * second
     return by_slowdown[0] if apart else None

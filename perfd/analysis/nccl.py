@@ -17,8 +17,7 @@ from perfd.analysis.nccl_groups import NcclGroup, NcclKind, groups_of, kinds_of,
 from perfd.analysis.nccl_ranks import NcclRank, Tally
 from perfd.analysis.pipeline import stage_of_ranks
 from perfd.analysis.stacks import Stack, stacked
-from perfd.analysis.tables import Floats, Ints, JobData, NcclTime
-from perfd.analysis.waiting import MATCHED_OPERATIONS
+from perfd.analysis.tables import Bools, Floats, Ints, JobData, NcclTime
 from perfd.model import ParallelLayout, TimingSource
 
 __all__ = ["Nccl", "NcclGroup", "NcclKind", "NcclRank", "group_name", "nccl"]
@@ -50,10 +49,15 @@ class Nccl:
 
 
 def nccl(
-    job: JobData, parallel: ParallelLayout, *, link_bytes_per_s: Mapping[str, float] | None = None
+    job: JobData,
+    parallel: ParallelLayout,
+    *,
+    step_s: float | None = None,
+    link_bytes_per_s: Mapping[str, float] | None = None,
 ) -> Nccl:
     """What the newest operations of all communicators tell.
 
+    `step_s` is how long a step takes; without it the sizes of operations must tell which are of one step.
     `link_bytes_per_s` is one direction of the links between the GPUs of each node, where it is known: what a
     group inside a node should reach.
     """
@@ -70,8 +74,9 @@ def nccl(
     missing = _missing(ranks, parallel)
     tally = Tally(len(stages), stages)
     for stack in stacks:
-        tally.add(stack, blame=stack.operation in MATCHED_OPERATIONS)
-    shares = tally.shares(ranks, _busy(times, ranks), stages, missing)
+        tally.add(stack)
+    in_doubt = _in_doubt(missing[missing < len(stages)], stages, parallel)
+    shares = tally.shares(ranks, _busy(times, ranks), in_doubt, step_s)
     measures = [measures_of(stack) for stack in stacks]
     whole = bool(times) and bool(np.isfinite(shares.busy).all())
     share = float(shares.busy.mean()) if whole else None
@@ -126,6 +131,20 @@ def _stages(world: int, parallel: ParallelLayout, stacks: Sequence[Stack], *, pa
         return stages
     pipeline = partial or parallel.pp is not None or any(stack.operation == "SendRecv" for stack in stacks)
     return np.full(world, -1 if pipeline else 0, dtype=np.int64)
+
+
+def _in_doubt(missing: Ints, stages: Ints, parallel: ParallelLayout) -> Bools:
+    """Ranks that may be late because of one that says nothing: its stage, and its replica of the model.
+
+    A whole pipeline is late with one of its ranks.
+    """
+    replica_ranks = (parallel.tp or 1) * (parallel.cp or 1)
+    per_stage = replica_ranks * parallel.dp if parallel.dp else len(stages)
+    replicas = np.arange(len(stages)) % per_stage // replica_ranks
+    doubtful = np.isin(stages, stages[missing])
+    if stages.max(initial=0) > 0:
+        doubtful |= np.isin(replicas, replicas[missing])
+    return np.asarray(doubtful)
 
 
 def _busy(times: Sequence[NcclTime], ranks: Ints) -> Floats:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.robust import median
+from perfd.analysis.lateness import LONG_S, Lateness, lateness
+from perfd.analysis.robust import mean, median
 from perfd.analysis.stacks import Stack
 from perfd.analysis.tables import Bools, Floats, Ints
+from perfd.analysis.waiting import MATCHED_OPERATIONS
 
 _FEWEST_OPERATIONS = 20
 """Fewer matched operations say nothing of a rank."""
 _MOST_RANKS = 1024
+LEAST_CAUSED = 0.03
+"""Of the time: what the peers lose at least for one rank before it is worth a name."""
+
+PERSISTENCE = 0.9
+"""Of the blocks of steps: of ten, one may hold a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,14 +31,32 @@ class NcclRank:
     busy_ratio: float | None
     """None when only a part of the operations was recorded, or without times on the GPU."""
     wait_ratio: float | None
-    """Waiting for the others."""
+    """Waiting for the others in kernels, also while something else is computed."""
     caused_ratio: float | None
-    """About what each of its peers waited for it, of all time: ranks of its stage only, since a later
-    stage is last by design."""
-    last_ratio: float | None
+    """What its peers lose by it at least, of all time, as far as they do not wait for another one, too:
+    ranks of its stage only, since a later stage is last by design."""
+    caused_at_most_ratio: float | None = None
+    """The same if nothing is computed while they wait."""
+    caused_error_ratio: float | None = None
+    """The standard error of `caused_ratio`, by its scatter over recent blocks of steps."""
+    last_ratio: float | None = None
     """Its share of all waiting among its peers."""
+    persistence_ratio: float | None = None
+    """The share of these blocks in which they lose at least half of what is worth a name."""
     slowdown_ratio: float | None = None
-    """The time that it does not wait, by that of its peers: 1.2 is 20 % slower."""
+    """The time that it does not lose by others, by that of its peers: 1.2 is 20 % slower, at least."""
+
+
+_COLUMNS = (
+    "busy_ratio",
+    "wait_ratio",
+    "caused_ratio",
+    "caused_at_most_ratio",
+    "caused_error_ratio",
+    "last_ratio",
+    "persistence_ratio",
+    "slowdown_ratio",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,35 +64,34 @@ class Shares:
     """Shares of time by rank; NaN is unknown."""
 
     ranks: Ints
-    busy: Floats
-    wait: Floats
-    caused: Floats
-    last: Floats
-    slowdown: Floats
+    columns: tuple[Floats, ...]
+    """As in `_COLUMNS`."""
+
+    @property
+    def busy(self) -> Floats:
+        """Time in kernels."""
+        return self.columns[0]
+
+    @property
+    def wait(self) -> Floats:
+        """Waiting in them."""
+        return self.columns[1]
 
     def records(self) -> tuple[NcclRank, ...]:
+        """One entry a rank, of very many those at either end."""
         chosen = np.arange(len(self.ranks))
         if len(chosen) > _MOST_RANKS:
             # A page of 16,384 ranks helps nobody: those at either end are what it is about.
-            caused = np.argsort(-np.nan_to_num(self.caused), kind="stable")[: _MOST_RANKS // 2]
+            caused = np.argsort(-np.nan_to_num(self.columns[2]), kind="stable")[: _MOST_RANKS // 2]
             waiting = np.argsort(-np.nan_to_num(self.wait), kind="stable")[: _MOST_RANKS // 2]
             chosen = np.union1d(caused, waiting)
         columns = [
             [None if value != value else value for value in column[chosen].tolist()]  # noqa: PLR0124 - NaN
-            for column in (self.busy, self.wait, self.caused, self.last, self.slowdown)
+            for column in self.columns
         ]
         return tuple(
-            NcclRank(
-                rank=rank,
-                busy_ratio=busy,
-                wait_ratio=wait,
-                caused_ratio=caused,
-                last_ratio=last,
-                slowdown_ratio=slowdown,
-            )
-            for rank, busy, wait, caused, last, slowdown in zip(
-                self.ranks[chosen].tolist(), *columns, strict=True
-            )
+            NcclRank(rank=rank, **dict(zip(_COLUMNS, values, strict=True)))
+            for rank, *values in zip(self.ranks[chosen].tolist(), *columns, strict=True)
         )
 
 
@@ -77,19 +102,15 @@ class Tally:
         self._stages = stages
         self._world = world
         self.wait: Floats = np.zeros(world)
-        self.caused: Floats = np.zeros(world)
-        self.among_peers: Floats = np.zeros(world)
-        """Mean waiting in groups of peers, whoever caused it."""
         self.kernels: Floats = np.zeros(world)
         """Time in kernels, summed over operations: those of one group share a kernel, and streams overlap."""
         self.operations: Floats = np.zeros(world)
         self.peer_operations: Floats = np.zeros(world)
+        """Of groups of peers only, and of those operations whose last rank is to blame for the waiting."""
+        self._judged: list[tuple[Stack, Bools]] = []
 
-    def add(self, stack: Stack, *, blame: bool) -> None:
-        """Add all communicators of a stack.
-
-        Without `blame` only the waiting counts: a receive waits for its turn, which is nobody's fault.
-        """
+    def add(self, stack: Stack) -> None:
+        """Add all communicators of a stack."""
         result = stack.blames
         in_table_s = result.transfer_s[:, None] + result.waited_s
         useful = (result.operations > 0) & in_table_s.any(axis=1)
@@ -98,43 +119,58 @@ class Tally:
         # are in the table. It is the same for all ranks but for what was lost on the way.
         scale = np.zeros(len(useful))
         scale[useful] = stack.kernel_ratio[useful].mean(axis=1) / in_table_s[useful].mean(axis=1)
-        stages = self._stages[stack.ranks]
-        peers = useful & (stages == stages[:, :1]).all(axis=1) & (stages[:, 0] >= 0)
         counts = np.where(useful, result.operations, 0)
         self.wait += self._by_rank(stack.ranks, scale[:, None] * result.waited_s)
         self.kernels += self._by_rank(stack.ranks, np.where(useful[:, None], stack.kernel_ratio, 0.0))
         self.operations += self._by_rank(stack.ranks, counts[:, None])
-        if not blame:
-            return
-        scale = np.where(peers, scale, 0.0)
-        self.caused += self._by_rank(stack.ranks, scale[:, None] * result.caused_s)
-        self.among_peers += self._by_rank(stack.ranks, (scale * result.caused_s.sum(axis=1))[:, None])
-        self.peer_operations += self._by_rank(stack.ranks, np.where(peers, counts, 0)[:, None])
+        if stack.operation in MATCHED_OPERATIONS:
+            stages = self._stages[stack.ranks]
+            useful &= (stages == stages[:, :1]).all(axis=1) & (stages[:, 0] >= 0)
+            self.peer_operations += self._by_rank(stack.ranks, np.where(useful, counts, 0)[:, None])
+        self._judged.append((stack, useful))
 
-    def shares(self, ranks: Ints, busy: Floats, stages: Ints, missing: Ints) -> Shares:
-        """What is known of each of the ranks. Where a peer is missing, it may be the one to blame."""
+    def shares(self, ranks: Ints, busy: Floats, in_doubt: Bools, step_s: float | None) -> Shares:
+        """What is known of each of the ranks. Of those `in_doubt` none is blamed: another one may be late."""
         known_wait = self.operations[ranks] >= _FEWEST_OPERATIONS
-        complete = ~np.isin(stages[ranks], stages[missing[missing < self._world]])
-        known_peers = (self.peer_operations[ranks] >= _FEWEST_OPERATIONS) & complete
+        known_peers = (self.peer_operations[ranks] > 0) & ~in_doubt[ranks]
         # What operations add up to may be more than the time that there was; their waiting alike.
         summed = np.where(self.kernels[ranks] > 0, self.kernels[ranks], np.nan)
         real = np.nan_to_num(np.fmin(busy / summed, 1.0), nan=1.0)
         wait = np.where(known_wait, np.fmin(real * self.wait[ranks], busy), np.nan)
-        # It is the others' time that a rank causes, so theirs is the measure.
-        usual = float(median(real)) if len(real) else 1.0
-        caused = np.where(known_peers, usual * self.caused[ranks], np.nan)
-        among = np.where(self.among_peers[ranks] > 0, usual * self.among_peers[ranks], np.nan)
-        return Shares(ranks, busy, wait, caused, caused / among, self._slowdown(ranks, wait, known_peers))
+        stacks, flags = [stack for stack, _ in self._judged], [judged for _, judged in self._judged]
+        late = lateness(stacks, flags, self._world, step_s=step_s)
+        if not _stands_out(late):
+            late = lateness(stacks, flags, self._world, step_s=step_s, newest_s=LONG_S)
+        caused, at_most, error, last, persistence = (
+            np.where(known_peers, column[ranks], np.nan) for column in _of_blocks(late)
+        )
+        lost = np.fmin(np.nan_to_num(mean(late.waits, axis=1)[ranks]), np.nan_to_num(busy, nan=1.0))
+        slowdown = self._slowdown(ranks, lost, np.isfinite(caused))
+        return Shares(ranks, (busy, wait, caused, at_most, error, last, persistence, slowdown))
 
-    def _slowdown(self, ranks: Ints, wait: Floats, known_peers: Bools) -> Floats:
+    def _slowdown(self, ranks: Ints, lost: Floats, known: Bools) -> Floats:
         slowdown = np.full(len(ranks), np.nan)
-        for stage in np.unique(self._stages[ranks[known_peers]]):
-            peers = known_peers & (self._stages[ranks] == stage)
-            typical = float(median(wait[peers]))
-            if typical < 1:
-                slowdown[peers] = np.maximum(0.0, 1 - wait[peers]) / (1 - typical)
+        for stage in np.unique(self._stages[ranks[known]]):
+            peers = np.flatnonzero(known & (self._stages[ranks] == stage))
+            own = np.maximum(0.0, 1 - lost[peers])
+            # Of two, the other one.
+            usual = own[::-1] if len(peers) == 2 else float(median(own))
+            slowdown[peers] = own / np.where(np.asarray(usual) > 0, usual, np.nan)
         return slowdown
 
     def _by_rank(self, ranks: Ints, values: Floats | Ints) -> Floats:
         spread = np.broadcast_to(values, ranks.shape)
         return np.bincount(ranks.ravel(), weights=spread.ravel(), minlength=self._world).astype(np.float64)
+
+
+def _stands_out(late: Lateness) -> bool:
+    persistent = late.persistence(LEAST_CAUSED / 2) >= PERSISTENCE
+    return bool((persistent & (late.caused() >= LEAST_CAUSED)).any())
+
+
+def _of_blocks(late: Lateness) -> Sequence[Floats]:
+    """What its peers lose by each rank at least and at most, the error, its share, and how often."""
+    among = np.nansum(late.among, axis=1)
+    last = np.nansum(late.at_most, axis=1) / np.where(among > 0, among, np.nan)
+    persistence = late.persistence(LEAST_CAUSED / 2)
+    return np.maximum(late.caused(), 0.0), median(late.at_most, axis=1), late.error(), last, persistence

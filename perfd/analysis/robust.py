@@ -12,6 +12,8 @@ from perfd.analysis.tables import Floats
 
 MAD_TO_SIGMA = 1.4826
 """Scales the median absolute deviation to the standard deviation of a normal distribution."""
+MEDIAN_ERROR = 1.2533
+"""The standard error of a median by that of a mean, for a normal distribution."""
 
 
 def median(values: NDArray[Any], axis: int = -1) -> NDArray[Any]:

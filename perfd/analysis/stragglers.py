@@ -15,12 +15,14 @@ import numpy as np
 
 from perfd.analysis.activity import GpuActivity
 from perfd.analysis.pipeline import stage_of_ranks
-from perfd.analysis.robust import MAD_TO_SIGMA, median
+from perfd.analysis.robust import MAD_TO_SIGMA, MEDIAN_ERROR, median
 from perfd.analysis.tables import Bools, Floats, Ints
 from perfd.analysis.timers import BACKWARD, FORWARD, Timers
 from perfd.model import ParallelLayout
 
 _FEWEST_STEPS = 5
+_FEWEST_SAMPLED_STEPS = 10
+"""Clocks of nodes differ by seconds, so the first samples of steady steps may be of starting up."""
 _PERSISTENCE = 0.8
 """Of the steps, how many must point at the same rank: last arrivers by chance change from step to step."""
 _SIGMAS = 3.0
@@ -28,8 +30,6 @@ _LEAST_SLOWDOWN = 0.10
 """Peer ratio minus one, as in Greyhound's validation and the proposal of docs/analysis.md."""
 _LEAST_WAIT = 0.05
 """Of the step: what the others lose. Less is not worth a name."""
-_MEDIAN_ERROR = 1.2533
-"""The standard error of a median by that of a mean, for a normal distribution."""
 _MAD_FLOOR = 0.005
 """Timers and GPM are no more exact than this."""
 _SMALL_GROUP = 8
@@ -86,7 +86,7 @@ def stragglers_by_timers(
         if not np.isfinite(own).any(axis=0).all():
             continue
         typical = _others(own)
-        difference = _differences(_relative(own, typical))
+        difference = _differences(_relative(own, typical), _FEWEST_STEPS)
         waits = median((own - typical) / step_time_s[:, None], axis=0)
         flagged = difference.flagged & (waits >= _LEAST_WAIT)
         found += _named(flagged, peers, difference, waits, pattern=Pattern.SLOW_COMPUTE)
@@ -125,7 +125,7 @@ def _busy_longer(activity: GpuActivity, peers: Ints, ranks: Ints) -> list[Stragg
     streaming = _of_peers(activity, "sm_active_ratio", peers)
     if tensor is None or streaming is None:
         return []
-    difference = _differences(_relative(tensor, _others(tensor)))
+    difference = _differences(_relative(tensor, _others(tensor)), _FEWEST_SAMPLED_STEPS)
     # What the peers' SMs do not do and the rank's do is their waiting, a little less than all of it.
     waits = median(1 - _relative(_others(streaming), streaming), axis=0)
     flagged = difference.flagged & (waits >= _LEAST_WAIT)
@@ -137,7 +137,7 @@ def _idle(activity: GpuActivity, peers: Ints, ranks: Ints) -> list[Straggler]:
     if active is None:
         return []
     missing = _others(active) - active
-    difference = _differences(1 + missing)
+    difference = _differences(1 + missing, _FEWEST_SAMPLED_STEPS)
     waits = median(missing, axis=0)
     return _named(difference.flagged, ranks[peers], difference, waits, pattern=Pattern.IDLE)
 
@@ -165,15 +165,15 @@ def _relative(values: Floats, reference: Floats) -> Floats:
     return values / np.where(reference > 0, reference, np.nan)
 
 
-def _differences(ratios: Floats) -> _Differences:
-    """Flags peers over the least slowdown, beyond their own scatter, in most of at least five steps."""
+def _differences(ratios: Floats, fewest: int) -> _Differences:
+    """Flags peers over the least slowdown, beyond their own scatter, in most of at least `fewest` steps."""
     steps = np.maximum(np.isfinite(ratios).sum(axis=0), 1)
     middle = median(ratios, axis=0)
     mad = np.maximum(median(np.abs(ratios - middle), axis=0), _MAD_FLOOR)
-    error = _MEDIAN_ERROR * MAD_TO_SIGMA * mad / np.sqrt(steps)
+    error = MEDIAN_ERROR * MAD_TO_SIGMA * mad / np.sqrt(steps)
     persistence = (ratios > 1 + _LEAST_SLOWDOWN / 2).sum(axis=0) / steps
     large = middle - 1 >= np.maximum(_LEAST_SLOWDOWN, _SIGMAS * error)
-    flagged = (steps >= _FEWEST_STEPS) & (persistence >= _PERSISTENCE) & large
+    flagged = (steps >= fewest) & (persistence >= _PERSISTENCE) & large
     return _Differences(flagged, middle, persistence)
 
 

@@ -224,7 +224,13 @@ def _facts(job: JobData, settings: AnalysisSettings, steady: Steady, activity: G
         parallel, gpu_infos(job), job, settings.peaks, settings.network_bytes_per_s
     )
     by_timers = stragglers_by_timers(timers, times, parallel)
-    kernels = nccl(job, parallel, link_bytes_per_s=node_link_bytes_per_s(job.gpu_infos, settings.peaks))
+    of_steps = step_time(job.steps.step_time_s, steady)
+    kernels = nccl(
+        job,
+        parallel,
+        step_s=of_steps.median,
+        link_bytes_per_s=node_link_bytes_per_s(job.gpu_infos, settings.peaks),
+    )
     return Facts(
         parallel=parallel,
         efficiency=_efficiency(job, settings, steady, activity),
@@ -235,7 +241,7 @@ def _facts(job: JobData, settings: AnalysisSettings, steady: Steady, activity: G
         optimizer=optimizer(timers, times),
         breakdown=breakdown(timers, times),
         memory=memory(job, settings.peaks),
-        step_time=step_time(job.steps.step_time_s, steady),
+        step_time=of_steps,
         activity=activity,
         slowdowns=slowdowns(timers, kernels, parallel),
         stragglers_by_timers=by_timers,

@@ -97,6 +97,8 @@ class CollectiveTable:
     kernel_ratio: Floats
     """(g,): share of recent time that each rank spent in kernels of this kind, waiting included. The
     operations in the table are a part of those, as many of a frequent kind as of a rare one."""
+    operations_per_s: float | None = None
+    """How many of this kind a rank did a second lately, those that are not in the table included."""
     best_s_per_byte: float | None = None
     """What a byte took in the communicator's own best stretch of earlier operations of its largest size."""
     best_size_bytes: float = 0.0

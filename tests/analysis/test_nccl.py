@@ -43,7 +43,7 @@ def summary(tables, job=DP4, busy=None) -> JobSummary:
     }
     times = [NcclTime(rank=r, busy_s=10 * shares[r], span_s=10.0, lost_operations=0) for r in ranks]
     return summarise(
-        job_data(step_table([1.0] * 20), description=job, collectives=tables, nccl=times), AnalysisSettings()
+        job_data(step_table([0.1] * 200), description=job, collectives=tables, nccl=times), AnalysisSettings()
     )
 
 

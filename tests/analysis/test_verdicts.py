@@ -155,12 +155,13 @@ def test_of_a_late_pipeline_nobody_is_named_when_nothing_tells_them_apart():
 
 def test_timers_settle_which_rank_of_a_late_pipeline_is_slow():
     layout = description(world_size=4, dp=2, pp=2, micro_batch_size=1, global_batch_size=8)
-    by_rank = {"forward-compute": [0.2, 0.2, 0.2, 0.3], "backward-compute": [0.4, 0.4, 0.4, 0.6]}
+    steps = step_table([0.1] * 200)
+    by_rank = {"forward-compute": [0.02, 0.02, 0.02, 0.03], "backward-compute": [0.04, 0.04, 0.04, 0.06]}
     tables = [table([0, 1], [0, 0.02]), table([2, 3], [0, 0.02], communicator="cd")]
     job = job_data(
-        STEPS,
+        steps,
         description=layout,
-        phases=phase_table(STEPS, by_rank=by_rank),
+        phases=phase_table(steps, by_rank=by_rank),
         collectives=tables,
         nccl=[NcclTime(rank=r, busy_s=2, span_s=10, lost_operations=0) for r in range(4)],
     )

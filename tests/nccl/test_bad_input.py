@@ -92,7 +92,7 @@ class Cluster:
         )
         return [replace(times, **changes), counters]
 
-    def step(self, step: int, took_s: float = 1.0) -> None:
+    def step(self, step: int, took_s: float = 0.1) -> None:
         self.say(
             0, TrainingStep(job="j", step=step, step_time_s=took_s, time_unix_ns=round(self.now_s * SECOND))
         )
@@ -170,7 +170,7 @@ def test_a_restart_begins_anew_though_communicators_of_before_are_remembered_now
     for second in range(10):
         cluster.second(second)
         cluster.step(second + 1)
-    cluster.step(5, took_s=1.5)
+    cluster.step(5, took_s=0.15)
 
     assert cluster.fleet.jobs["j"].collectives.tables() == []
     assert cluster.summary().nccl.ranks == ()

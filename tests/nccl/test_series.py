@@ -27,7 +27,7 @@ def exported(ranks: int = 4, late: int = 2, description: JobDescription = DP4) -
     arrivals = [0.02 if rank == late else 0.0 for rank in range(ranks)]
     tables = [table(list(range(ranks)), arrivals, best_s_per_byte=0.004 / 1e9, best_size_bytes=1e9)]
     data = job_data(
-        step_table([1.0] * 20),
+        step_table([0.1] * 200),
         description=description,
         collectives=tables,
         nccl=[NcclTime(rank=r, busy_s=3, span_s=10, lost_operations=0) for r in range(ranks)],
