@@ -104,9 +104,11 @@ class Agents:
         """The agent that speaks for a node now, or None."""
         return next((a for a in self._agents.values() if a.node == node and a.stream is not None), None)
 
-    def restore(self, agent_id: str, node: str, last_sequence: int) -> None:
+    def restore(self, agent_id: str, node: str, last_sequence: int, received_s: float) -> None:
         """Know an agent from history, so that its repeats are recognised."""
-        self._agents[agent_id] = AgentState(agent_id=agent_id, node=node, last_sequence=last_sequence)
+        self._agents[agent_id] = AgentState(
+            agent_id=agent_id, node=node, last_sequence=last_sequence, received_s=received_s
+        )
 
     def greet(self, hello: Hello, stream: int, now_s: float, received_unix_ns: int) -> Greeting | None:
         """Open a stream for an agent; None when there are too many agents."""

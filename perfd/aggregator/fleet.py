@@ -105,8 +105,8 @@ class Fleet:
         """The job that a source speaks of, made when it is new; None when there are too many."""
         job = self.jobs.get(name)
         if job is None:
-            if len(self.jobs) >= self.limits.jobs:
-                self.counters.rejected["jobs"] += 1
+            if (bound := self._no_room_for_job(name, source.node)) is not None:
+                self.counters.rejected[bound] += 1
                 return None
             job = self.jobs[name] = JobState(name, self.limits, self.counters)
         if source.node not in job.nodes:
@@ -201,6 +201,16 @@ class Fleet:
         if name is None:
             name = self._only_job(node.name)
         return None if name is None else self.job(name, source)
+
+    def _no_room_for_job(self, name: str, node: str) -> str | None:
+        """The bound that refuses a new job, or None."""
+        if len(name) > self.limits.name_chars:
+            return "name_chars"
+        if len(self.jobs) >= self.limits.jobs:
+            return "jobs"
+        # One node that makes up jobs must not take the place of all others'.
+        own = sum(not job.ended and job.nodes.keys() == {node} for job in self.jobs.values())
+        return "jobs_per_node" if own >= self.limits.jobs_per_node else None
 
     def _only_job(self, node: str) -> str | None:
         jobs = [job for job in self.jobs.values() if node in job.nodes]

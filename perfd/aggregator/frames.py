@@ -28,14 +28,22 @@ class FrameMaker:
     """Makes the frames `jobs` (derived), `nodes` (raw readings) and `self`. One thread at a time."""
 
     def __init__(
-        self, state: State, history: History | None, captures: Captures, names: Names, webhook: Webhook
+        self,
+        state: State,
+        history: History | None,
+        captures: Captures,
+        names: Names,
+        webhook: Webhook,
+        *,
+        forgotten_after_s: float,
     ) -> None:
         self._state = state
         self._history = history
         self._captures = captures
         self._names = names
         self._webhook = webhook
-        self._blocks = Blocks()
+        self._forgotten_after_s = forgotten_after_s
+        self._blocks = Blocks(label_chars=state.fleet.limits.name_chars)
 
     def make(
         self,
@@ -46,16 +54,38 @@ class FrameMaker:
         exporters: Sequence[ExporterStatus] = (),
     ) -> dict[str, SeriesFrame]:
         """The frames of one instant."""
-        groups = {
-            "jobs": self._jobs(derived, facts),
-            "nodes": self._nodes(now_s),
-            "self": self._self(now_s, exporters),
-        }
+        # What it says about itself comes first: it tells what is left out.
+        groups = self._bounded(
+            {
+                "self": self._self(now_s, exporters),
+                "jobs": self._jobs(derived, facts),
+                "nodes": self._nodes(now_s),
+            }
+        )
         self._blocks.keep(name for blocks in groups.values() for name in blocks)
         return {
             group: self._blocks.frame(group, now_unix_s, list(blocks.values()))
             for group, blocks in groups.items()
         }
+
+    def _bounded(self, groups: Mapping[str, dict[BlockName, Block]]) -> dict[str, dict[BlockName, Block]]:
+        """The groups without the blocks that are one too many, which are counted."""
+        left, refused = self._state.fleet.limits.series, 0
+        bounded: dict[str, dict[BlockName, Block]] = {}
+        for group, blocks in groups.items():
+            bounded[group] = {}
+            for name, block in blocks.items():
+                if len(block.keys) > left:
+                    refused += len(block.keys)
+                    continue
+                left -= len(block.keys)
+                bounded[group][name] = block
+        with self._state.lock:
+            rejected = self._state.counters.rejected
+            rejected["series"] += refused
+            rejected["name_chars"] += self._blocks.refused
+        self._blocks.refused = 0
+        return bounded
 
     def _jobs(self, derived: Mapping[str, Derived], facts: Mapping[str, LiveFacts]) -> dict[BlockName, Block]:
         return {
@@ -83,7 +113,7 @@ class FrameMaker:
         with self._state.lock:
             values = [
                 *(value for node in self._state.fleet.nodes.values() for value in node_values(node)),
-                *agent_values(list(self._state.agents), now_s),
+                *agent_values(list(self._state.agents), now_s, self._forgotten_after_s),
                 *aggregator_values(self._state, self._history, outcomes),
                 *exporter_values(exporters),
                 *webhook_values(self._webhook.requests(), self._webhook.alerts()),

@@ -122,10 +122,10 @@ class History:
             self._changed.notify()
         self._thread.join()
 
-    def agents(self) -> list[tuple[str, str, int]]:
-        """Every agent's id, node and highest stored sequence."""
+    def agents(self) -> list[tuple[str, str, int, float]]:
+        """Every agent's id, node, highest stored sequence, and when it was last heard of."""
         with self._reader() as reader:
-            return list(reader.execute("SELECT agent_id, node, last_sequence FROM agents"))
+            return list(reader.execute("SELECT agent_id, node, last_sequence, received_unix_s FROM agents"))
 
     def node_facts(self) -> list[tuple[str, GpuInfo | RankPlacement]]:
         """What is known of nodes, with each node's name."""

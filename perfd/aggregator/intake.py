@@ -55,6 +55,9 @@ class Intake:
             )
         if not hello.agent_id or not hello.node:
             raise WireError("A Hello must name the agent and its node.")
+        longest = self._state.fleet.limits.name_chars
+        if max(len(hello.agent_id), len(hello.node)) > longest:
+            raise WireError(f"The names of an agent and its node have at most {longest} characters.")
         if hello.first_sequence > _MAX_SEQUENCE:
             raise WireError(f"The sequence {hello.first_sequence} is out of range.")
         state = self._state

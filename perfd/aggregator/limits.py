@@ -13,6 +13,8 @@ class Limits:
     agents: int = 20_000
     nodes: int = 20_000
     jobs: int = 256
+    jobs_per_node: int = 64
+    """Jobs that go on and of which only this node speaks."""
     nodes_per_job: int = 8_192
     ranks_per_job: int = 65_536
     steps_per_job: int = 50_000
@@ -27,6 +29,12 @@ class Limits:
     """Distinct column names of one scope on one node."""
     entities_per_scope: int = 256
     """GPUs, interfaces, disks or ranks of one node."""
+    series_per_scope: int = 8_192
+    """Entities times metrics of one scope on one node."""
+    series: int = 2_000_000
+    """All series of a round. Jobs and nodes that came last are left out beyond it."""
+    name_chars: int = 256
+    """Of what becomes the value of a label: names of nodes, jobs, entities, and all else."""
     collectors_per_node: int = 64
     communicators_per_job: int = 32_768
     """Communicators, and pairs of ranks that send to each other, each with its operations."""

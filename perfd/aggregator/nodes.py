@@ -20,8 +20,9 @@ class NodeState:
         self.samples = 0
         self.received_s = 0.0
         self.readings: dict[Scope, Readings] = {}
-        gpus = Layout(entities=limits.entities_per_scope, metrics=limits.metrics_per_scope)
-        self.gpu_history = GpuHistory(gpus, seconds=limits.gpu_history_s, rows=limits.gpu_history_rows)
+        self.gpu_history = GpuHistory(
+            _new_layout(limits), seconds=limits.gpu_history_s, rows=limits.gpu_history_rows
+        )
         self.gpu_infos: dict[int, GpuInfo] = {}
         self.placements: dict[tuple[str, int], RankPlacement] = {}
         self.hardware_errors: dict[tuple[str, str, str], int] = {}
@@ -53,7 +54,7 @@ class NodeState:
     def _layout(self, scope: Scope) -> Layout:
         if scope is Scope.GPU:
             return self.gpu_history.layout
-        return Layout(entities=self._limits.entities_per_scope, metrics=self._limits.metrics_per_scope)
+        return _new_layout(self._limits)
 
     def gpu_info(self, info: GpuInfo) -> bool:
         """Know a GPU; returns whether that is news."""
@@ -107,5 +108,14 @@ class NodeState:
             if len(self.health) >= self._limits.collectors_per_node:
                 self._counters.rejected["collectors_per_node"] += 1
                 return
+            if len(health.collector) > self._limits.name_chars:
+                self._counters.rejected["name_chars"] += 1
+                return
             self.version += 1
         self.health[health.collector] = health
+
+
+def _new_layout(limits: Limits) -> Layout:
+    return Layout(
+        entities=limits.entities_per_scope, metrics=limits.metrics_per_scope, cells=limits.series_per_scope
+    )

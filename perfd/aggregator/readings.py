@@ -16,6 +16,9 @@ Floats32 = NDArray[np.float32]
 
 _METRIC = re.compile(r"[a-z][a-z0-9_]{0,99}")
 """What can become the name of an exported series."""
+_ENTITY = re.compile(r".{0,256}", re.DOTALL)
+"""What can become the value of a label."""
+_MOST_CELLS = 8_192
 _FIRST_ROWS = 16
 _SAME_INSTANT_NS = 50_000_000
 
@@ -37,8 +40,12 @@ class Names:
     def __len__(self) -> int:
         return len(self._positions)
 
-    def positions(self, names: Sequence[str]) -> tuple[list[int], int]:
-        """The position of each name, -1 where the bound refused it, and how many names it refused."""
+    def positions(self, names: Sequence[str], most: int | None = None) -> tuple[list[int], int]:
+        """The position of each name, -1 where a bound refused it, and how many names it refused.
+
+        `most` is a second bound on how many names there may be, for now.
+        """
+        limit = self._limit if most is None else min(self._limit, most)
         positions = self._positions
         try:
             return [positions[name] for name in names], 0
@@ -47,7 +54,7 @@ class Names:
             for name in dict.fromkeys(names):
                 if name in positions:
                     continue
-                if len(positions) < self._limit and (self._pattern is None or self._pattern.fullmatch(name)):
+                if len(positions) < limit and (self._pattern is None or self._pattern.fullmatch(name)):
                     positions[name] = len(positions)
                 else:
                     refused.add(name)
@@ -80,9 +87,10 @@ class Plan:
 class Layout:
     """The entities and metrics of one scope of a node, in the order they were first seen."""
 
-    def __init__(self, *, entities: int, metrics: int) -> None:
-        self.entities = Names(entities)
+    def __init__(self, *, entities: int, metrics: int, cells: int = _MOST_CELLS) -> None:
+        self.entities = Names(entities, _ENTITY)
         self.metrics = Names(metrics, _METRIC)
+        self._cells = cells
         self._newest: Plan | None = None
 
     @property
@@ -98,8 +106,10 @@ class Layout:
 
     def _new_plan(self, table: SampleTable) -> Plan:
         columns = tuple(table.columns)
-        rows, refused_entities = self.entities.positions(table.entities)
-        places, refused_metrics = self.metrics.positions(columns)
+        rows, refused_entities = self.entities.positions(
+            table.entities, self._cells // max(1, len(self.metrics))
+        )
+        places, refused_metrics = self.metrics.positions(columns, self._cells // max(1, len(self.entities)))
         waves = _waves(rows)
         everything = range(len(self.entities)), range(len(self.metrics))
         return Plan(

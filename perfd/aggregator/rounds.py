@@ -70,7 +70,9 @@ class Rounds:
             now_unix_s = clock.unix_ns() / 1e9
             self._alerts.restore(history.engine_state(), history.alerts(limit=_MOST_ALERTS), now_unix_s)
         self._names = Names.installed()
-        self._maker = FrameMaker(state, history, captures, self._names, webhook)
+        self._maker = FrameMaker(
+            state, history, captures, self._names, webhook, forgotten_after_s=config.job_forgotten_after_s
+        )
         self._lock = threading.RLock()
         self._now_unix_s = clock.unix_ns() / 1e9
         self._frames: Mapping[str, SeriesFrame] = {}

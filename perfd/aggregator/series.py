@@ -60,16 +60,22 @@ class _Group:
 class Blocks:
     """Makes blocks and frames; an unchanged set of series gives the same `keys` object again."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, label_chars: int = 256) -> None:
         self._keys: dict[tuple[str, ...], tuple[SeriesKey, ...]] = {}
-        self._interned: dict[tuple[str, tuple[tuple[str, str], ...]], SeriesKey] = {}
+        self._interned: dict[tuple[str, tuple[tuple[str, str], ...]], SeriesKey | None] = {}
+        self._label_chars = label_chars
+        self.refused = 0
+        """How many series are left out because the value of a label is too long."""
         self._groups: dict[str, _Group] = {}
 
     def block(self, name: tuple[str, ...], values: Iterable[Value]) -> Block:
         """A block of the name from values in a stable order."""
         keys, numbers = [], []
         for metric, labels, value in values:
-            keys.append(self._key(metric, labels))
+            key = self._key(metric, labels)
+            if key is None:
+                continue
+            keys.append(key)
             numbers.append(np.nan if value is None else value)
         old = self._keys.get(name)
         new = tuple(keys)
@@ -101,12 +107,13 @@ class Blocks:
         values = np.concatenate([block.values for block in blocks]) if blocks else np.zeros(0)
         return SeriesFrame(time_unix_s, known.keys, values)
 
-    def _key(self, metric: str, labels: Mapping[str, str]) -> SeriesKey:
+    def _key(self, metric: str, labels: Mapping[str, str]) -> SeriesKey | None:
         identity = (metric, tuple(labels.items()))
-        key = self._interned.get(identity)
-        if key is None:
-            key = self._interned[identity] = SeriesKey.of(metric, labels)
-        return key
+        if identity not in self._interned:
+            fits = all(len(text) <= self._label_chars for text in labels.values())
+            self._interned[identity] = SeriesKey.of(metric, labels) if fits else None
+            self.refused += not fits
+        return self._interned[identity]
 
 
 def job_values(data: JobData, summary: JobSummary, facts: LiveFacts) -> list[Value]:

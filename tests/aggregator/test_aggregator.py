@@ -348,9 +348,16 @@ def test_stopping_twice_or_before_the_start_is_legal(clock):
         running.stop()
 
 
-def test_rounds_go_on_by_themselves_and_survive_one_that_fails(monkeypatch, caplog):
-    monkeypatch.setattr("perfd.aggregator.aggregator._TICK_S", 0.01)
-    config = AggregatorConfig(listen="127.0.0.1:0", http_listen=None, rules=RulesConfig(builtin=False))
+@pytest.mark.parametrize("interval_s", [0.0, -1.0, float("nan")])
+def test_rounds_without_a_pause_are_refused(interval_s):
+    with pytest.raises(ConfigError, match="round_interval_s"):
+        Aggregator(AggregatorConfig(round_interval_s=interval_s))
+
+
+def test_rounds_go_on_by_themselves_and_survive_one_that_fails(caplog):
+    config = AggregatorConfig(
+        listen="127.0.0.1:0", http_listen=None, rules=RulesConfig(builtin=False), round_interval_s=0.05
+    )
     running = Aggregator(config)
     broken = running.state.fleet.nodes
     running.start()

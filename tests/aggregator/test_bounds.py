@@ -1,0 +1,161 @@
+"""An agent that sends too much of anything: the page stays small, others are not harmed, all is counted."""
+
+import grpc
+import pytest
+from aggregator.support import START_S, aggregator, gpus, place, step, values
+
+from perfd.aggregator.limits import Limits
+from perfd.clock import VirtualClock
+from perfd.config import HistoryConfig
+from perfd.model import (
+    CollectorHealth,
+    Event,
+    EventKind,
+    JobDescription,
+    PhaseTime,
+    SampleTable,
+    Scope,
+    StepPhases,
+)
+from perfd.testing.agent import FakeAgent
+
+
+@pytest.fixture
+def clock():
+    return VirtualClock(round(START_S * 1e9))
+
+
+def page_of(running, clock):
+    clock.advance(1.0)
+    running.tick()
+    return values(running.page())
+
+
+def refused(page):
+    """Bounds that refused something."""
+    prefix = 'perfd_rejected_total{bound="'
+    return {name.removeprefix(prefix).removesuffix('"}') for name in page if name.startswith(prefix)}
+
+
+def table(scope, entities, metrics):
+    return SampleTable(
+        scope=scope,
+        times_unix_ns=[round(START_S * 1e9)] * len(entities),
+        entities=entities,
+        columns={name: [1.0] * len(entities) for name in metrics},
+    )
+
+
+def test_one_agent_cannot_take_the_place_of_all_jobs(clock):
+    with aggregator(clock) as running:
+        with FakeAgent(running.grpc_address, node="bad", agent_id="bad") as bad:
+            bad.hello()
+            bad.send(*(step(1, job=f"made-up-{number}") for number in range(1000)))
+        with FakeAgent(running.grpc_address, node="good", agent_id="good") as good:
+            good.hello()
+            good.send(*(step(number) for number in range(1, 9)))
+            page = page_of(running, clock)
+    assert page['perfd_step{job="llm"}'] == 8
+    assert page["perfd_jobs"] == 65
+    assert page['perfd_rejected_total{bound="jobs_per_node"}'] == 1000 - 64
+
+
+def test_a_job_that_ended_makes_room(clock):
+    with aggregator(clock) as running, FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        for number in range(100):
+            agent.send(step(1, job=f"array-{number}"))
+            ended = Event(
+                kind=EventKind.JOB_ENDED, time_unix_ns=clock.unix_ns(), message="", job=f"array-{number}"
+            )
+            agent.send(ended)
+        page = page_of(running, clock)
+    assert page["perfd_jobs"] == 100
+    assert refused(page) == set()
+
+
+def test_what_one_node_reads_is_bounded_in_entities_and_metrics_together(clock):
+    with aggregator(clock) as running, FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        names = [f"m{number}" for number in range(100)]
+        for scope in Scope:
+            agent.send(table(scope, [f"llm/{number}" for number in range(300)], names))
+        page = page_of(running, clock)
+    made = sum("_m" in name.split("{")[0] for name in page)
+    assert made <= len(Scope) * 8192
+    assert {"names_per_scope"} <= refused(page)
+
+
+def test_the_bound_of_a_scope_holds_in_whatever_order_names_come(clock):
+    with aggregator(clock) as running, FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        for number in range(100):
+            agent.send(table(Scope.NIC, [f"nic{number}"], ["bytes"]))
+        for number in range(0, 120, 10):
+            agent.send(table(Scope.NIC, ["nic0"], [f"m{number + i}" for i in range(10)]))
+        for number in range(100, 256):
+            agent.send(table(Scope.NIC, [f"nic{number}"], ["bytes"]))
+        readings = running.state.fleet.nodes["node0"].readings[Scope.NIC]
+        entities, metrics = readings.layout.shape
+    assert entities * metrics <= 8192
+
+
+def test_long_names_are_refused_and_counted(clock):
+    long = "x" * 10_000
+    with aggregator(clock) as running, FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        agent.send(
+            step(1, job=long),
+            step(1),
+            table(Scope.NIC, [long], ["bytes"]),
+            CollectorHealth(collector=long, time_unix_ns=0, duration_s=1.0, success=True),
+            StepPhases(job="llm", step=1, phases={long: PhaseTime(min_s=1.0, max_s=2.0)}),
+            JobDescription(job="llm", framework=long),
+        )
+        page = page_of(running, clock)
+        longest = max(map(len, page))
+    assert longest < 1000
+    assert refused(page) == {"name_chars", "names_per_scope"}
+    assert page['perfd_job_ended{job="llm"}'] == 0
+
+
+@pytest.mark.parametrize("field", ["node", "agent_id"])
+def test_an_agent_with_a_long_name_is_turned_away_with_the_reason(clock, field):
+    with aggregator(clock) as running:
+        with FakeAgent(running.grpc_address, **{field: "x" * 257}) as agent:
+            with pytest.raises(grpc.RpcError):
+                agent.hello()
+            assert "at most 256 characters" in agent.reason
+        assert 'perfd_agent_up{node="x' not in running.page().decode()
+
+
+def test_beyond_the_bound_of_all_series_the_aggregator_still_speaks_of_itself(clock):
+    with (
+        aggregator(clock, limits=Limits(series=150)) as running,
+        FakeAgent(running.grpc_address) as agent,
+    ):
+        agent.hello()
+        agent.send(place(0, 0), gpus(START_S, count=8, **{f"m{number}": 1.0 for number in range(20)}))
+        page_of(running, clock)
+        page = page_of(running, clock)
+    assert len(page) <= 150
+    assert page['perfd_rejected_total{bound="series"}'] >= 160
+    assert not any(name.startswith("perfd_gpu_") for name in page)
+
+
+def test_an_agent_that_is_long_gone_leaves_the_page_and_one_that_may_return_does_not(clock, tmp_path):
+    history = HistoryConfig(path=str(tmp_path / "history.sqlite"))
+    with aggregator(clock, history=history) as running:
+        for node in ("left", "stays"):
+            with FakeAgent(running.grpc_address, node=node, agent_id=node) as agent:
+                agent.hello()
+                agent.send(step(1))
+            clock.advance(3000.0)
+        page = page_of(running, clock)
+        assert 'perfd_agent_up{node="left"}' not in page
+        assert 'perfd_agent_up{node="stays"}' in page
+    with aggregator(clock, history=history) as running:
+        page = page_of(running, clock)
+        assert 'perfd_agent_up{node="left"}' not in page
+        assert page['perfd_agent_up{node="stays"}'] == 0
+        assert page['perfd_agent_silent_seconds{node="stays"}'] == pytest.approx(3001, abs=2)
