@@ -8,6 +8,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -183,8 +184,10 @@ class NsysCli:
             session = self.session(name)
             if session is None or session.state not in (SessionState.COLLECTION, SessionState.STARTED):
                 break
-            done = self.run([*arguments, f"--session={name}"], timeout_s=STOP_TIMEOUT_S)
-            generated += parse_generated(done.output)
+            # What hangs must not keep the next from being tried.
+            with suppress(CaptureError):
+                done = self.run([*arguments, f"--session={name}"], timeout_s=STOP_TIMEOUT_S)
+                generated += parse_generated(done.output)
         return generated
 
     def stop_all(self, names: Sequence[str]) -> list[Completed]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from perfd.capture.tools import Begun, Outcome, Plan, Readiness, Target, Tool
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import CaptureFile, CaptureRequest, CaptureState, CaptureStatus
+
+log = logging.getLogger(__name__)
 
 LATE_AFTER_S = 1.0
 """A start that is missed by more than this would not be together with the other nodes."""
@@ -87,7 +90,10 @@ class CaptureRun:
         finally:
             # Also for errors that nobody foresaw: the tool must not go on collecting.
             if not quiet:
-                self._abort(readiness.targets)
+                try:
+                    self._abort(readiness.targets)
+                except (CaptureError, OSError) as error:
+                    log.warning("A capture could not be stopped.", extra={"reason": str(error)})
             # Without room for the record the next agent reports the capture as lost; this one still knows.
             with contextlib.suppress(OSError):
                 self._close_record(readiness.targets)
@@ -188,8 +194,13 @@ class CaptureRun:
             self._around.wait(_POLL_S)
 
     def _report(self, outcomes: Sequence[Outcome], why: Ending, remark: str, ranks: Sequence[int]) -> None:
-        """A final status for each outcome, and for ranks that no outcome speaks of."""
+        """A final status for each outcome, and for ranks that no outcome speaks of.
+
+        What no outcome names is deleted: half a report on a disk that is full.
+        """
         spoken: set[int] = set()
+        named = [file for outcome in outcomes for file in outcome.files]
+        self._around.store.discard(self._request.capture_id, keep=named)
         for outcome in outcomes:
             state = outcome.state
             if why.spoils and state is CaptureState.DONE:

@@ -98,9 +98,13 @@ class CaptureStore:
         """Write the record of a capture, all or nothing."""
         path = self._folder(record.request.capture_id) / _RECORD
         fresh = path.with_suffix(".new")
-        fresh.touch(mode=0o600)
-        fresh.write_bytes(msgspec.json.encode(record))
-        fresh.replace(path)
+        try:
+            fresh.touch(mode=0o600)
+            fresh.write_bytes(msgspec.json.encode(record))
+            fresh.replace(path)
+        except OSError:
+            fresh.unlink(missing_ok=True)
+            raise
 
     def load(self, capture_id: str) -> CaptureRecord | None:
         """What an earlier capture of that id left; None when there is none that can be read."""
@@ -134,10 +138,10 @@ class CaptureStore:
             CaptureFile(path=str(file), size_bytes=file.stat().st_size) for file in files if file in regular
         ]
 
-    def discard(self, capture_id: str) -> None:
-        """Delete everything that a tool wrote for a capture; its record stays."""
+    def discard(self, capture_id: str, *, keep: Sequence[Path] = ()) -> None:
+        """Delete everything that a tool wrote for a capture but `keep`; its record stays."""
         for file in self._folder(capture_id).iterdir():
-            if file.name == _RECORD:
+            if file.name == _RECORD or file in keep:
                 continue
             if file.is_dir() and not file.is_symlink():
                 shutil.rmtree(file)

@@ -148,8 +148,13 @@ def stop(arguments: list[str]) -> int:
     if session["state"] != "Collection":
         complain("Collection stop is not allowed in this state.")
         return 1
-    generate(session)
-    save({**session, "state": "Launched"})
+    try:
+        generate(session)
+    except OSError as error:
+        complain(f"Failed to write the report: {error.strerror}.")
+        return 1
+    finally:
+        save({**session, "state": "Launched"})
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import sqlite3
 
 import pytest
 
@@ -135,3 +136,39 @@ def _program(folder, line):
     program.write_text(f"#!/bin/sh\n{line}\n", encoding="utf-8")
     program.chmod(0o755)
     return program
+
+
+@pytest.mark.parametrize(
+    ("head", "piece", "words"),
+    [
+        (b'{"traceEvents": [{"name": "', b"a", "one event is larger"),
+        (b'{"traceEvents": [', b" ", "one event is larger"),
+        (b'{"traceEvents": ', b"[", "one event is larger"),
+        (b'{"x": "', b"a", "no Chrome-format trace"),
+        (b"", b" ", "empty"),
+    ],
+)
+def test_a_file_that_unpacks_to_gigabytes_is_refused_before_it_is_unpacked(tmp_path, head, piece, words):
+    path = tmp_path / "t.json.gz"
+    # Members of gzip follow each other: 10 GB in 10 MB, made at once.
+    member = gzip.compress(piece * (1 << 26), compresslevel=9)
+    path.write_bytes(gzip.compress(head) + member * 150)
+    with pytest.raises(TraceError, match=words):
+        read_traces([path])
+
+
+def test_the_size_that_a_header_claims_reserves_nothing(tmp_path):
+    packed = bytearray(gzip.compress(b'{"traceEvents": []}'))
+    packed[-4:] = (10_000_000_000 % 2**32).to_bytes(4, "little")
+    (tmp_path / "t.json.gz").write_bytes(packed)
+    with pytest.raises(TraceError, match=r"t\.json\.gz"):
+        read_traces([tmp_path / "t.json.gz"])
+    database = tmp_path / "t.sqlite"
+    with sqlite3.connect(database) as made:
+        made.execute("CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT)")
+    content = bytearray(database.read_bytes())
+    # Pages in the file (SQLite's file format, 1.3.8): 10 GB of 4 kB.
+    content[28:32] = (2_441_406).to_bytes(4, "big")
+    database.write_bytes(content)
+    with pytest.raises(TraceError, match=r"t\.sqlite"):
+        read_traces([database])

@@ -1,0 +1,72 @@
+"""Captures whose disk is full or whose profiler hangs: a clear outcome, and nothing left behind."""
+
+import ctypes
+import os
+
+import pytest
+from capture.conftest import request
+
+from perfd.capture import nsys
+from perfd.capture.storage import CaptureStore, free_bytes
+from perfd.model import CaptureState
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+@pytest.fixture
+def with_small_disk():
+    """Mounts 2 MiB of memory where a node keeps its captures."""
+    mounted = []
+
+    def mount(node):
+        node.captures.mkdir(parents=True, mode=0o700)
+        target = os.fsencode(node.captures)
+        if _LIBC.mount(b"tmpfs", target, b"tmpfs", 0, b"size=2m,mode=0700") != 0:
+            pytest.skip(f"a small disk needs the right to mount: {os.strerror(ctypes.get_errno())}")
+        mounted.append((node, target))
+
+    yield mount
+    for node, target in mounted:
+        node.end()
+        _LIBC.umount2(target, 2)
+
+
+def left_in(node):
+    """The files of the capture but its record."""
+    return [path.name for path in (node.captures / "c1").iterdir() if path.name != "capture.json"]
+
+
+def test_a_disk_that_others_fill_in_mid_capture_ends_it(node, with_small_disk):
+    with_small_disk(node)
+    node.launch()
+    node.executor().handle(request(max_duration_s=300))
+    node.until_state(CaptureState.RUNNING)
+    (node.captures / "of-others").write_bytes(b"x" * free_bytes(node.captures))
+    assert "Free space fell" in node.until_state(CaptureState.FAILED).reason
+    assert node.session_state() == "Launched"
+    assert left_in(node) == []
+
+
+def test_a_report_that_does_not_fit_leaves_no_part_of_it(make_node, with_small_disk):
+    node = make_node(report_bytes=8 << 20)
+    with_small_disk(node)
+    node.launch()
+    store = CaptureStore(node.captures, max_bytes=10**9, min_free_bytes=0)
+    node.executor(store=store).handle(request())
+    assert "No space left" in node.until_state(CaptureState.FAILED).reason
+    assert node.session_state() == "Launched"
+    assert left_in(node) == []
+
+
+def test_a_session_that_never_stops_is_shut_down_and_its_job_goes_on(make_node, monkeypatch):
+    monkeypatch.setattr(nsys, "STOP_TIMEOUT_S", 2.0)
+    node = make_node(slow_stop_s=3600)
+    job = node.launch()
+    executor = node.executor()
+    executor.handle(request())
+    assert "did not end within 2 s" in node.until_state(CaptureState.FAILED).reason
+    assert node.session_state() == "Shutdown"
+    assert job.poll() is None
+    assert left_in(node) == []
+    executor.handle(request("c2"))
+    assert node.until_state(CaptureState.REFUSED).capture_id == "c2", "the node takes requests as before"
