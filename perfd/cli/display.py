@@ -13,7 +13,7 @@ from rich.text import Text
 
 Json = Mapping[str, Any]
 
-_UNKNOWN = "-"
+UNKNOWN = "-"
 _BAR_WIDTH = 12
 _MAX_GPUS = 16
 _BARS = " ▏▎▍▌▋▊▉█"
@@ -48,15 +48,15 @@ def job_table(jobs: Sequence[Json], alerts: Sequence[Json] = ()) -> Table:
     table.add_column("LIMITED BY", overflow="fold")
     for job in jobs:
         firing = sum(a.get("job") == job["name"] and a.get("state") == "firing" for a in alerts)
-        kind = str(_get(job, "bottleneck", "kind") or "unknown").replace("_", " ")
+        kind = str(get(job, "bottleneck", "kind") or "unknown").replace("_", " ")
         table.add_row(
             Text(job["name"] + (" (ended)" if job.get("ended") else "")),
             _step(job),
-            _duration(_get(job, "step_time_s", "median")),
-            _count(job.get("tokens_per_s")),
-            _percent(job.get("mfu_ratio")),
-            _percent(_get(job, "communication", "share_ratio")),
-            _percent(_get(job, "pipeline", "stall_ratio")),
+            duration(get(job, "step_time_s", "median")),
+            count(job.get("tokens_per_s")),
+            percent(job.get("mfu_ratio")),
+            percent(get(job, "communication", "share_ratio")),
+            percent(get(job, "pipeline", "stall_ratio")),
             Text(kind) + (f", {firing} alert{'s' if firing > 1 else ''}" if firing else ""),
         )
     return table
@@ -64,23 +64,21 @@ def job_table(jobs: Sequence[Json], alerts: Sequence[Json] = ()) -> Table:
 
 def _numbers(job: Json) -> Table:
     title = Text.assemble((job["name"], "bold"), f"  {job.get('framework') or 'unknown framework'}")
-    layout = _layout(job)
-    if layout:
-        title.append(f"  {layout}", style="dim")
+    title.append(f"  {layout(job)}", style="dim")
     table = Table(box=box.SIMPLE, title=title, title_justify="left", pad_edge=False, show_header=False)
     for _ in range(3):
         table.add_column(justify="left", style="dim", no_wrap=True)
         table.add_column(justify="right", min_width=9, no_wrap=True)
     cells = [
         ("step", _step(job)),
-        ("step time", _duration(_get(job, "step_time_s", "median"))),
-        ("tokens/s", _count(job.get("tokens_per_s"))),
-        ("MFU", _percent(job.get("mfu_ratio"))),
-        ("comm share", _percent(_get(job, "communication", "share_ratio"))),
-        ("pipe stall", _percent(_get(job, "pipeline", "stall_ratio"))),
-        ("TFLOP/s/GPU", _teraflops(job.get("model_flops_per_s_per_gpu"))),
-        ("data wait", _percent(_get(job, "data", "share_ratio"))),
-        ("optimizer", _percent(_get(job, "optimizer", "share_ratio"))),
+        ("step time", duration(get(job, "step_time_s", "median"))),
+        ("tokens/s", count(job.get("tokens_per_s"))),
+        ("MFU", percent(job.get("mfu_ratio"))),
+        ("comm share", percent(get(job, "communication", "share_ratio"))),
+        ("pipe stall", percent(get(job, "pipeline", "stall_ratio"))),
+        ("TFLOP/s/GPU", teraflops(job.get("model_flops_per_s_per_gpu"))),
+        ("data wait", percent(get(job, "data", "share_ratio"))),
+        ("optimizer", percent(get(job, "optimizer", "share_ratio"))),
     ]
     for start in range(0, len(cells), 3):
         table.add_row(*(text for cell in cells[start : start + 3] for text in cell))
@@ -88,12 +86,12 @@ def _numbers(job: Json) -> Table:
 
 
 def _stages(job: Json) -> list[RenderableType]:
-    stages = _get(job, "pipeline", "stages") or []
-    shown = [f"{_stage(stage)} {_percent(stage.get('stall_ratio'))}" for stage in stages]
-    theory = _get(job, "pipeline", "bubble_theory_ratio")
+    stages = get(job, "pipeline", "stages") or []
+    shown = [f"{_stage(stage)} {percent(stage.get('stall_ratio'))}" for stage in stages]
+    theory = get(job, "pipeline", "bubble_theory_ratio")
     if not shown or not theory:
         return []
-    text = f"stall by stage  {'  '.join(shown[:8])}  (theory {_percent(theory)})"
+    text = f"stall by stage  {'  '.join(shown[:8])}  (theory {percent(theory)})"
     return [Text(text, style="dim", overflow="ellipsis", no_wrap=True)]
 
 
@@ -117,20 +115,20 @@ def _gpus(job: Json) -> list[RenderableType]:
         power = gpu.get("power_w")
         table.add_row(
             Text(f"{gpu['node']}/{gpu['gpu']}"[-20:]),
-            _UNKNOWN if gpu.get("rank") is None else str(gpu["rank"]),
-            _bar(gpu.get("sm_active_ratio")),
-            _bar(gpu.get("tensor_active_ratio")),
-            _percent(gpu.get("dram_active_ratio")),
-            _UNKNOWN if power is None else f"{power:.0f} W",
+            UNKNOWN if gpu.get("rank") is None else str(gpu["rank"]),
+            bar(gpu.get("sm_active_ratio")),
+            bar(gpu.get("tensor_active_ratio")),
+            percent(gpu.get("dram_active_ratio")),
+            UNKNOWN if power is None else f"{power:.0f} W",
         )
     left = len(gpus) - _MAX_GPUS
     return [table, Text(f"and {left} more GPUs", style="dim")] if left > 0 else [table]
 
 
 def _bottleneck(job: Json) -> RenderableType:
-    kind = str(_get(job, "bottleneck", "kind") or "unknown").replace("_", " ")
-    culprits = [f"{who['kind']} {who['id']}" for who in _get(job, "bottleneck", "culprits") or []]
-    evidence = _get(job, "bottleneck", "evidence") or []
+    kind = str(get(job, "bottleneck", "kind") or "unknown").replace("_", " ")
+    culprits = [f"{who['kind']} {who['id']}" for who in get(job, "bottleneck", "culprits") or []]
+    evidence = get(job, "bottleneck", "evidence") or []
     text = Text("limited by ", style="dim").append(kind, style="bold not dim yellow")
     if culprits:
         text.append(f" ({', '.join(culprits[:4])})", style="not dim")
@@ -153,7 +151,8 @@ def _progress(done: float, total: float) -> RenderableType:
     return line
 
 
-def _layout(job: Json) -> str:
+def layout(job: Json) -> str:
+    """How many GPUs a job has, and how it is spread over them."""
     parallel = job.get("parallel") or {}
     sizes = [
         f"{name.upper()} {parallel[name]}" for name in ("tp", "pp", "dp", "cp", "ep") if parallel.get(name)
@@ -165,39 +164,45 @@ def _layout(job: Json) -> str:
 
 
 def _step(job: Json) -> str:
-    last, planned = _get(job, "steps", "last"), job.get("train_steps")
+    last, planned = get(job, "steps", "last"), job.get("train_steps")
     if last is None:
-        return _UNKNOWN
+        return UNKNOWN
     return f"{last}/{planned}" if planned else str(last)
 
 
-def _bar(ratio: float | None) -> str:
+def bar(ratio: float | None) -> str:
+    """A ratio as a bar with its figure."""
     if ratio is None:
-        return _UNKNOWN
+        return UNKNOWN
     eighths = round(min(max(ratio, 0.0), 1.0) * _BAR_WIDTH * 8)
     full, rest = divmod(eighths, 8)
     return f"{'█' * full}{_BARS[rest] if rest else ''}".ljust(_BAR_WIDTH) + f"{ratio:4.0%}"
 
 
-def _percent(ratio: float | None) -> str:
-    return _UNKNOWN if ratio is None else f"{ratio * 100:.1f} %"
+def percent(ratio: float | None) -> str:
+    """A ratio as people read it."""
+    return UNKNOWN if ratio is None else f"{ratio * 100:.1f} %"
 
 
-def _duration(seconds: float | None) -> str:
+def duration(seconds: float | None) -> str:
+    """A time as people read it."""
     if seconds is None:
-        return _UNKNOWN
+        return UNKNOWN
     return f"{seconds * 1e3:.0f} ms" if seconds < 10 else f"{seconds:.1f} s"
 
 
-def _count(value: float | None) -> str:
-    return _UNKNOWN if value is None else f"{value:,.0f}"
+def count(value: float | None) -> str:
+    """A number with its thousands apart."""
+    return UNKNOWN if value is None else f"{value:,.0f}"
 
 
-def _teraflops(value: float | None) -> str:
-    return _UNKNOWN if value is None else f"{value / 1e12:.1f}"
+def teraflops(value: float | None) -> str:
+    """FLOP/s in units of 10^12."""
+    return UNKNOWN if value is None else f"{value / 1e12:.1f}"
 
 
-def _get(entry: Json, *path: str) -> Any:  # noqa: ANN401  (JSON)
+def get(entry: Json, *path: str) -> Any:  # noqa: ANN401  (JSON)
+    """What an answer has at a path of keys; None where it has nothing."""
     value: Any = entry
     for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None

@@ -1,0 +1,197 @@
+"""The screens of `perfd top` for a terminal of any size: pure, from the answers of /api/v1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from perfd.cli.display import Json, count, duration, percent
+from perfd.cli.top_state import KEYS, window
+
+STALE_S = 30.0
+_NARROW = 70
+_WIDE = 110
+_HARMLESS = frozenset({"none", "unknown", "compute", "missing_telemetry"})
+
+
+def order(jobs: Sequence[Json]) -> list[Json]:
+    """Rows of perfd.fleet/1 as the page has them: running jobs first, and of those what costs most."""
+    return sorted(jobs, key=_urgency)
+
+
+def _urgency(job: Json) -> tuple[int, bool, float, str]:
+    worst = job["bottleneck"]
+    state = 2 if job["ended"] else 1 if silent(job) else 0
+    return state, worst["kind"] in _HARMLESS, -(worst.get("lost_ratio") or 0.0), job["name"]
+
+
+def silent(entry: Json) -> bool:
+    """Whether nothing has been heard of a job or server for too long."""
+    return not entry.get("ended") and (entry.get("silent_s") or 0.0) > STALE_S
+
+
+def fleet_screen(fleet: Json, row: int, width: int, room: int | None) -> RenderableType:
+    """All jobs, as many lines as there is room for; None for all."""
+    jobs = order(fleet["jobs"])
+    agents, servers = fleet["agents"], fleet["servers"]
+    going = [job for job in jobs if not job["ended"]]
+    held = sum(job["bottleneck"]["kind"] not in _HARMLESS for job in going)
+    running = f"{held} of {len(going)} running jobs held up" if going else "no job runs"
+    head = Text(running, style="bold" if held else "")
+    head.append(f"  {agents['connected']} of {agents['count']} agents connected", style="not bold dim")
+    if servers["count"]:
+        head.append(f"  {servers['up']} of {servers['count']} serving engines up", style="not bold dim")
+    if not jobs:
+        return Group(head, Text("No job yet: agents send what they see about once a second.", style="dim"))
+    shown = range(len(jobs)) if room is None else window(len(jobs), row, room - 3)
+    chosen = None if room is None else min(row, len(jobs) - 1)
+    table = _job_table([(jobs[number], number == chosen) for number in shown], width)
+    left = len(jobs) - len(shown)
+    more = [Text(f"{shown.start + 1} to {shown.stop} of {len(jobs)} jobs", style="dim")] if left else []
+    return Group(_line(head), table, *more)
+
+
+def _job_table(rows: Sequence[tuple[Json, bool]], width: int) -> Table:
+    table = _table()
+    table.add_column("JOB", no_wrap=True, ratio=3, overflow="ellipsis")
+    if width >= _NARROW:
+        table.add_column("STEP", justify="right", no_wrap=True)
+    table.add_column("TIME", justify="right", no_wrap=True)
+    table.add_column("MFU", justify="right", no_wrap=True)
+    if width >= _WIDE:
+        table.add_column("TOKENS/S", justify="right", no_wrap=True)
+        table.add_column("COMM", justify="right", no_wrap=True)
+        table.add_column("STALL", justify="right", no_wrap=True)
+    table.add_column("LIMITED BY", no_wrap=True, ratio=4, overflow="ellipsis")
+    if width >= _NARROW:
+        table.add_column("ALERTS", justify="right", no_wrap=True)
+    for job, chosen in rows:
+        name = Text(("> " if chosen else "  ") + job["name"], style="bold" if chosen else "")
+        cells: list[RenderableType] = [name]
+        if width >= _NARROW:
+            cells.append(_step(job))
+        cells += [duration(job["step_time_s"]), percent(job["mfu_ratio"])]
+        if width >= _WIDE:
+            cells += [
+                count(job["tokens_per_s"]),
+                percent(job["communication_ratio"]),
+                percent(job["stall_ratio"]),
+            ]
+        cells.append(_limit(job))
+        if width >= _NARROW:
+            alerts = job["firing_alerts"]
+            cells.append(Text(str(alerts), style="bold red" if alerts else "dim"))
+        table.add_row(*cells, style="dim" if job["ended"] else "")
+    return table
+
+
+def _limit(job: Json) -> Text:
+    worst = job["bottleneck"]
+    text = Text()
+    if silent(job):
+        text.append(f"silent for {job['silent_s']:.0f} s  ", style="bold yellow")
+    text.append(_kind(worst), style="dim" if worst["kind"] in _HARMLESS else "yellow")
+    names = [f"{who['kind']} {who['id']}" for who in worst["culprits"]]
+    if names:
+        more = worst["culprit_count"] - len(names)
+        text.append(f": {', '.join(names)}{f' and {more} more' if more > 0 else ''}")
+    if worst.get("lost_ratio") is not None:
+        text.append(f"  {percent(worst['lost_ratio'])}", style="dim")
+    return text
+
+
+def server_screen(servers: Sequence[Json], row: int, width: int, room: int | None) -> RenderableType:
+    """All serving engines with their latencies beside theory, and the findings of the chosen one."""
+    if not servers:
+        return Text(
+            "No serving engine yet: agents find SGLang and vLLM on their node by themselves.", style="dim"
+        )
+    chosen = min(row, len(servers) - 1)
+    shown = range(len(servers)) if room is None else window(len(servers), row, room - 3)
+    table = _table()
+    table.add_column("SERVER", no_wrap=True, ratio=1, overflow="ellipsis")
+    names = ["RUN", "WAIT", "KV", "TTFT P50", "TPOT P50"]
+    if width >= _NARROW:
+        names += ["P99", "THEORY"]
+    if width >= _WIDE:
+        names += ["TOKENS/S", "TTFT P99", "FLOOR"]
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+    for number in shown:
+        table.add_row(*_server(servers[number], chosen=number == chosen, width=width))
+    findings = [
+        _line(Text(f"{finding['name']}  {finding['summary']}", style="yellow"))
+        for finding in servers[chosen]["findings"][:2]
+    ]
+    return Group(table, *findings)
+
+
+def _server(server: Json, *, chosen: bool, width: int) -> list[RenderableType]:
+    style = "bold red" if server["up"] is False else "bold yellow" if silent(server) else ""
+    state = " down" if server["up"] is False else " silent" if silent(server) else ""
+    name = Text(f"{'> ' if chosen else '  '}{server['node']} {server['server']}{state}", style=style)
+    theory = server["theory"] or {}
+    cells: list[RenderableType] = [
+        name,
+        count(server["running_requests"]),
+        count(server["queued_requests"]),
+        percent(server["kv_cache_used_ratio"]),
+        _fine(server["ttft_s"]["p50"]),
+        _fine(server["tpot_s"]["p50"]),
+    ]
+    if width >= _NARROW:
+        cells += [_fine(server["tpot_s"]["p99"]), _fine(theory.get("tpot_theory_s"))]
+    if width >= _WIDE:
+        cells += [
+            count(server["generation_tokens_per_s"]),
+            _fine(server["ttft_s"]["p99"]),
+            _fine(theory.get("ttft_floor_s")),
+        ]
+    return cells
+
+
+def _fine(seconds: float | None) -> str:
+    return f"{seconds * 1e3:.1f} ms" if seconds is not None and seconds < 0.1 else duration(seconds)
+
+
+def help_screen() -> RenderableType:
+    """The keys."""
+    table = _table()
+    table.add_column("KEY")
+    table.add_column("")
+    for key, says in KEYS:
+        table.add_row(key, says)
+    return table
+
+
+def framed(
+    screen: RenderableType, *, head: str, width: int, problem: str | None = None, hint: str = ""
+) -> RenderableType:
+    """A screen with a line above and below it, and what is wrong now."""
+    title = Text(head[:width].ljust(width), style="reverse")
+    problems = [Text(problem, style="bold red")] if problem is not None else []
+    return Group(_line(title), *problems, screen, _line(Text(hint, style="dim")))
+
+
+def _line(text: Text) -> Text:
+    text.no_wrap = True
+    text.overflow = "ellipsis"
+    return text
+
+
+def _table() -> Table:
+    return Table(box=None, pad_edge=False, expand=True, header_style="dim", padding=(0, 2, 0, 0))
+
+
+def _kind(finding: Mapping[str, Any]) -> str:
+    return str(finding["kind"]).replace("_", " ")
+
+
+def _step(job: Json) -> str:
+    if job["step"] is None:
+        return "-"
+    return f"{job['step']}/{job['train_steps']}" if job["train_steps"] else str(job["step"])

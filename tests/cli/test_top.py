@@ -1,0 +1,289 @@
+"""`perfd top` in terminals of every size: what it shows, its keys, and when the aggregator goes away."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console, RenderableType
+
+from perfd.cli.top_job import job_screen
+from perfd.cli.top_keys import first_key
+from perfd.cli.top_screens import fleet_screen, help_screen, order, server_screen
+from perfd.cli.top_state import Place, Screen, press, window
+from perfd.http import Response
+from perfd.testing.pages import StandIn, fleet_row, job_entry, server_entry
+
+SIZES = [(80, 22), (40, 12), (200, 60), (60, 8)]
+
+
+def drawn(screen: RenderableType, width: int = 80) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), force_terminal=False)
+    console.print(screen)
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue().splitlines()
+
+
+def fleet(*jobs: dict[str, Any], servers: int = 0) -> dict[str, Any]:
+    agents = {"count": 1000, "connected": 996}
+    return {"jobs": list(jobs), "agents": agents, "servers": {"count": servers, "up": servers}}
+
+
+def straggler(rank: int, lost_ratio: float) -> dict[str, Any]:
+    culprits = [{"kind": "rank", "id": rank}]
+    return {"kind": "straggler", "lost_ratio": lost_ratio, "culprits": culprits, "culprit_count": 1}
+
+
+# Screens
+
+
+@pytest.mark.parametrize(("width", "room"), SIZES)
+@pytest.mark.parametrize("row", [0, 250, 499])
+def test_500_jobs_fit_any_terminal_with_the_chosen_one_among_them(width: int, room: int, row: int) -> None:
+    jobs = [
+        fleet_row(f"a-rather-long-name-of-a-job-{number:03}", firing_alerts=3, bottleneck=straggler(7, 0.2))
+        for number in range(500)
+    ]
+    lines = drawn(fleet_screen(fleet(*jobs), row, width, room), width)
+
+    assert len(lines) <= room
+    assert max(map(len, lines)) <= width
+    (chosen,) = [line for line in lines if line.strip().startswith(">")]
+    assert chosen.strip().startswith("> a-r")
+    assert "of 500 jobs" in lines[-1]
+
+
+@pytest.mark.parametrize(("width", "room"), SIZES)
+def test_1000_ranks_fit_any_terminal_and_the_straggler_is_first(width: int, room: int) -> None:
+    finding = {
+        **straggler(517, 0.2), "evidence": ["word " * 30], "recommendation": "word " * 60,
+    }  # fmt: skip
+    job = job_entry("llama", ranks=1000, slow=517, bottleneck=finding)
+    lines = drawn(job_screen(job, [], width, room), width)
+
+    assert len(lines) <= room
+    assert max(map(len, lines)) <= width
+    assert "rank 517" in lines[1]
+    if room > 20:
+        heading = next(number for number, line in enumerate(lines) if line.startswith("RANK"))
+        assert lines[heading + 1].startswith("rank 517")
+        assert "more that are less unusual" in lines[-1]
+
+
+def test_jobs_that_run_and_lose_most_come_first_and_ended_ones_last() -> None:
+    jobs = [
+        fleet_row("ended", ended=True, bottleneck=straggler(1, 0.9)),
+        fleet_row("fine"),
+        fleet_row("silent", silent_s=60.0, bottleneck=straggler(1, 0.9)),
+        fleet_row("bad", bottleneck=straggler(1, 0.1)),
+        fleet_row("worse", bottleneck=straggler(1, 0.3)),
+    ]
+
+    assert [job["name"] for job in order(jobs)] == ["worse", "bad", "fine", "silent", "ended"]
+    shown = "\n".join(drawn(fleet_screen(fleet(*jobs), 0, 120, 20), 120))
+    assert "3 of 4 running jobs held up" in shown
+    assert "996 of 1000 agents connected" in shown
+    assert "silent for 60 s" in shown
+
+
+def test_a_silent_job_says_that_its_numbers_are_old() -> None:
+    assert (
+        "silent for 45 s: numbers are old"
+        in drawn(job_screen(job_entry("llama", silent_s=45.0), [], 80, 22))[0]
+    )
+
+
+def test_a_job_shows_its_step_as_a_bar_as_wide_as_the_terminal() -> None:
+    job = job_entry(
+        "llama",
+        breakdown={"forward_ratio": 0.25, "backward_ratio": 0.5},
+        communication={"share_ratio": 0.25},
+    )
+    bar = next(line for line in drawn(job_screen(job, [], 80, 22)) if line.startswith("████"))
+
+    assert bar == "█" * 80
+    assert "forward 25.0 %" in "\n".join(drawn(job_screen(job, [], 80, 22)))
+
+
+def test_servers_are_beside_theory_and_the_chosen_ones_findings_are_said() -> None:
+    finding = {"name": "PerfdServerQueue", "summary": "12 requests wait", "recommendation": ""}
+    servers = [server_entry("h:1"), server_entry("h:2", up=False, theory=None, findings=[finding])]
+    shown = drawn(server_screen(servers, 1, 80, 20))
+
+    first, second = (next(line for line in shown if name in line) for name in ("h:1", "h:2"))
+    for value in ("200", "71.0 %", "310 ms", "12.0 ms", "45.0 ms", "12.1 ms"):
+        assert value in first
+    assert "> n1 h:2 down" in second
+    assert "PerfdServerQueue  12 requests wait" in shown[-1]
+    assert max(map(len, shown)) <= 80
+
+
+def test_names_are_shown_as_they_are_and_not_as_markup() -> None:
+    name = "[red]x[/red]"
+    job = fleet_row(name, bottleneck={**straggler(1, 0.1), "culprits": [{"kind": name, "id": name}]})
+    shown = [
+        *drawn(fleet_screen(fleet(job), 0, 160, 20), 160),
+        *drawn(job_screen(job_entry(name, framework=name), [], 160, 20), 160),
+        *drawn(server_screen([server_entry(name, node=name)], 0, 160, 20), 160),
+    ]
+
+    assert sum(line.count(name) for line in shown) >= 6
+
+
+def test_without_anything_there_are_sentences() -> None:
+    assert "No job yet" in drawn(fleet_screen(fleet(), 0, 80, 20))[-1]
+    assert "No serving engine yet" in drawn(server_screen([], 0, 80, 20))[0]
+    assert any("leave" in line for line in drawn(help_screen()))
+
+
+# Keys
+
+
+def test_keys_choose_open_and_go_back() -> None:
+    names = [f"job-{number}" for number in range(30)]
+    place = Place()
+    for key in ("down", "j", "page down", "up", "k"):
+        place = press(place, key, names)
+    assert place.row == 10
+
+    opened = press(place, "enter", names)
+    assert (opened.screen, opened.job) == (Screen.JOB, "job-10")
+    assert press(opened, "h", names).screen is Screen.JOBS
+    assert press(opened, "s", names).screen is Screen.SERVERS
+    assert press(opened, "?", names).screen is Screen.HELP
+    assert press(opened, "q", names).leaving
+    assert press(opened, "x", names) == opened
+
+
+@given(
+    st.lists(st.sampled_from(["up", "down", "page up", "page down", "enter", "h", "s"])), st.integers(0, 50)
+)
+def test_no_keys_lead_out_of_the_list(pressed: list[str], count: int) -> None:
+    place, names = Place(), [str(number) for number in range(count)]
+    for key in pressed:
+        place = press(place, key, names)
+        assert place.row == 0 or place.row < count
+
+
+@given(st.integers(1, 1000), st.integers(0, 2000), st.integers(-5, 100))
+def test_the_chosen_line_is_among_those_that_are_shown(count: int, row: int, room: int) -> None:
+    shown = window(count, min(row, count - 1), room)
+
+    assert min(row, count - 1) in shown or room < 1
+    assert len(shown) <= max(room, 1)
+
+
+@pytest.mark.parametrize(
+    ("typed", "names"),
+    [
+        (b"\x1b[A\x1b[Bq", ["up", "down", "q"]),
+        (b"\x1bOA", ["up"]),
+        (b"h\r", ["h", "enter"]),
+        (b"\x1b", ["escape"]),
+        (b"\x1b[1;5Cq", [None, "q"]),
+        (b"\xc3\xa4j", [None, None, "j"]),
+    ],
+)
+def test_what_terminals_send_is_told_apart(typed: bytes, names: list[str | None]) -> None:
+    found = []
+    while typed:
+        key, length = first_key(typed)
+        found.append(key)
+        typed = typed[length:]
+    assert found == names
+
+
+@given(st.binary(min_size=1, max_size=64))
+def test_any_bytes_are_used_up(typed: bytes) -> None:
+    assert 0 < first_key(typed)[1] <= len(typed)
+
+
+# In a terminal
+
+
+@contextmanager
+def terminal(url: str) -> Iterator[int]:
+    """`perfd top` in a terminal of 80 columns and 24 lines; its other end."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "perfd", "top", "--aggregator", url, "--interval", "0.1"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm"},
+        start_new_session=True,
+    )
+    os.close(theirs)
+    try:
+        yield ours
+        os.write(ours, b"q")
+        drain(ours)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def drain(file: int) -> None:
+    while True:
+        try:
+            if not os.read(file, 4096):
+                return
+        except OSError:
+            return
+
+
+def read_until(file: int, words: str) -> None:
+    seen = b""
+    while words.encode() not in seen:
+        seen += os.read(file, 4096)
+
+
+def test_an_aggregator_that_goes_away_and_comes_back_is_said_and_the_screen_stays() -> None:
+    stand_in = StandIn()
+    stand_in.answers["fleet"] = fleet(fleet_row("llama"), fleet_row("mistral"))
+    try:
+        with terminal(stand_in.url) as screen:
+            read_until(screen, "mistral")
+            answers = stand_in.answers["fleet"]
+            stand_in.answers["fleet"] = Response(status=503, body=b'{"error": "History is away."}')
+            read_until(screen, "Trying again.")
+            read_until(screen, "mistral")
+            # A view that cannot be asked for does not take the old one away.
+            stand_in.answers["servers"] = stand_in.answers["fleet"]
+            os.write(screen, b"s")
+            read_until(screen, "mistral")
+            os.write(screen, b"h")
+            stand_in.answers["fleet"] = answers
+            stand_in.answers["jobs"] = {"jobs": [job_entry("llama")]}
+            os.write(screen, b"\r")
+            read_until(screen, "rank 7")
+    finally:
+        stand_in.close()
+
+
+def test_one_job_is_opened_at_once() -> None:
+    stand_in = StandIn()
+    stand_in.answers |= {
+        "fleet": fleet(fleet_row("llama")),
+        "jobs": {"jobs": [job_entry("llama", slow=3)]},
+    }
+    try:
+        with terminal(stand_in.url) as screen:
+            read_until(screen, "straggler")
+    finally:
+        stand_in.close()
