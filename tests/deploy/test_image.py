@@ -7,10 +7,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from deploy.kubernetes.images import ENVIRONMENT, ROOT, build, copy_of_sources, run
+from deploy.kubernetes.images import ENVIRONMENT, ROOT, STORE, Image, build, buildah
 
 pytestmark = [
     pytest.mark.system,
@@ -20,33 +19,21 @@ pytestmark = [
         reason="needs root, buildah and tests/deploy/kubernetes/install.sh",
     ),
 ]
-TAG = "localhost/perfd-test-image"
 MOST_BYTES = 140_000_000
 """What perfd may add to its base; it is 115 MB, half of it numpy."""
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return copy_of_sources(tmp_path_factory.mktemp("sources"))
-
-
-@pytest.fixture(scope="module")
-def image(sources: Path) -> Iterator[dict[str, Any]]:
-    yield build(sources, TAG, "--no-cache")
-    run("buildah", "rmi", "--force", TAG)
-
-
-@pytest.fixture(scope="module")
-def container(image: dict[str, Any]) -> Iterator[str]:
-    name = run("buildah", "from", "--pull-never", image["FromImageID"]).strip()
+def container(image: Image) -> Iterator[str]:
+    name = buildah("from", "--pull-never", image.id).strip()
     yield name
-    run("buildah", "rm", name)
+    buildah("rm", name)
 
 
 @pytest.fixture(scope="module")
 def files(container: str) -> list[Path]:
     """What perfd adds to its base."""
-    perfd = Path(run("buildah", "mount", container).strip(), "opt", "perfd")
+    perfd = Path(buildah("mount", container).strip(), "opt", "perfd")
     return [perfd, *(path for path in perfd.rglob("*") if not path.is_symlink())]
 
 
@@ -56,18 +43,17 @@ def test_hadolint_finds_nothing() -> None:
     assert (found.returncode, found.stdout) == (0, "")
 
 
-def test_a_second_build_makes_the_same_layers(image: dict[str, Any], sources: Path) -> None:
+def test_a_second_build_makes_the_same_layers(image: Image, image_sources: Path) -> None:
     """What is left is buildah's: it writes the name of its container into the image's configuration."""
-    again = build(sources, f"{TAG}-again", "--no-cache")
-    run("buildah", "rmi", "--force", f"{TAG}-again")
-    assert again["OCIv1"]["rootfs"]["diff_ids"] == image["OCIv1"]["rootfs"]["diff_ids"]
+    again = build(image_sources, f"{image.tag}-again")
+    buildah("rmi", "--force", again.tag)
+    assert again.layers == image.layers
 
 
-def test_it_runs_as_nobody_special_and_says_how_it_fares(image: dict[str, Any]) -> None:
-    config = image["Docker"]["config"]
-    assert config["User"] == "10001:10001"
-    assert config["Entrypoint"] == ["perfd"]
-    assert config["Healthcheck"]["Test"] == ["CMD", "perfd-healthcheck"]
+def test_it_runs_as_nobody_special_and_says_how_it_fares(image: Image) -> None:
+    assert image.config["User"] == "10001:10001"
+    assert image.config["Entrypoint"] == ["perfd"]
+    assert image.config["Healthcheck"]["Test"] == ["CMD", "perfd-healthcheck"]
 
 
 def test_it_is_small_and_has_neither_compiler_nor_pip(files: list[Path]) -> None:
@@ -90,6 +76,6 @@ def test_the_plugin_for_nccl_loads_with_glibc_2_34(files: list[Path]) -> None:
 
 def test_health_is_bad_where_nothing_answers(container: str) -> None:
     # A network of its own: other tests run agents and aggregators on this machine.
-    command = ["unshare", "--net", "buildah", "run", container, "--", "perfd-healthcheck"]
+    command = ["unshare", "--net", "buildah", *STORE, "run", container, "--", "perfd-healthcheck"]
     found = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert (found.returncode, found.stderr.count("Traceback")) == (1, 0)

@@ -4,6 +4,8 @@ import json
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,23 @@ ROOT = HERE.parents[2]
 BASE = "docker.io/library/python:3.11-slim-bookworm"
 SOURCES = ("perfd", "collectors", "rules", "deploy/image")
 FILES = ("Dockerfile", ".dockerignore", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE")
+STORE = ("--root", "/var/lib/perfd-tests", "--runroot", "/run/perfd-tests", "--storage-driver", "overlay")
+"""Images and containers of tests, apart from those of this machine; install.sh has the same."""
 ENVIRONMENT = {
     **os.environ,
     "CONTAINERS_CONF": str(HERE / "containers.conf"),
-    "CONTAINERS_STORAGE_CONF": str(HERE / "storage.conf"),
     "BUILDAH_ISOLATION": "chroot",
 }
+
+
+def buildah(*arguments: str) -> str:
+    """What buildah prints."""
+    return run("buildah", *STORE, *arguments)
+
+
+def podman(*arguments: str) -> str:
+    """What podman prints."""
+    return run("podman", *STORE, "--tmpdir", "/run/perfd-tests/libpod", *arguments)
 
 
 def run(*command: str, cwd: Path | None = None, timeout_s: float = 240) -> str:
@@ -39,12 +52,27 @@ def copy_of_sources(directory: Path) -> Path:
     return directory
 
 
-def build(sources: Path, tag: str, *options: str) -> dict[str, Any]:
-    """Build an image; returns what buildah says of it."""
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """An image that was built."""
+
+    tag: str
+    id: str
+    layers: Sequence[str]
+    config: Mapping[str, Any]
+
+
+def build(sources: Path, tag: str) -> Image:
+    """Build an image from nothing but its base."""
     # The build has the network of this machine, and what it needs to use it.
     files = ("/etc/ssl/certs/ca-certificates.crt", "/etc/resolv.conf", "/etc/hosts")
     volumes = [f"--volume={path}:{path}:ro" for path in files if Path(path).exists()]
-    options = ("--format=docker", "--timestamp=0", "--pull-never", *options)
-    run("buildah", "bud", "--quiet", *options, *volumes, "--tag", tag, str(sources))
-    inspected: dict[str, Any] = json.loads(run("buildah", "inspect", "--type", "image", tag))
-    return inspected
+    options = ("--format=docker", "--timestamp=0", "--pull-never", "--no-cache", "--quiet")
+    buildah("bud", *options, *volumes, "--tag", tag, str(sources))
+    found = json.loads(buildah("inspect", "--type", "image", tag))
+    return Image(
+        tag=tag,
+        id=found["FromImageID"],
+        layers=tuple(found["OCIv1"]["rootfs"]["diff_ids"]),
+        config=found["Docker"]["config"],
+    )

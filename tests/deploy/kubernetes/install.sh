@@ -3,7 +3,7 @@
 # Nothing is done twice.
 set -euo pipefail
 cd "$(dirname "$0")"
-export CONTAINERS_CONF=$PWD/containers.conf CONTAINERS_STORAGE_CONF=$PWD/storage.conf
+buildah=(buildah --root /var/lib/perfd-tests --runroot /run/perfd-tests --storage-driver overlay)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -18,11 +18,11 @@ fi
 
 # The Dockerfile's base from Debian's packages: tests pull nothing from registries of images.
 base=docker.io/library/python:3.11-slim-bookworm
-if ! buildah inspect --type image "$base" >/dev/null 2>&1; then
+if ! "${buildah[@]}" inspect --type image "$base" >/dev/null 2>&1; then
   debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates \
     bookworm "$work/root" http://deb.debian.org/debian >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
   rm -rf "$work/root/var/cache/apt" "$work/root/var/lib/apt/lists"
   tar -C "$work/root" -cf "$work/base.tar" .
   printf 'FROM scratch\nADD base.tar /\n' >"$work/Dockerfile"
-  buildah bud --quiet --tag "$base" "$work" >/dev/null
+  "${buildah[@]}" bud --quiet --tag "$base" "$work" >/dev/null
 fi
