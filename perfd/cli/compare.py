@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from perfd.cli.bench_serving import SCHEMA as BENCH_SCHEMA
+from perfd.cli.bench_serving import document as document_of_benchmark
+from perfd.cli.bench_serving import results_of
 from perfd.errors import PerfdError
 from perfd.peaks import load_peaks
 from perfd.recording.format import bundled_names, find_recording
+from perfd.report.benchmarks import measures_of_benchmarks
 from perfd.report.compare import Change, Comparison, compare, to_json
 from perfd.report.measures import Measured, Unit, measures_of_summary, measures_of_trace
 from perfd.report.summaries import jobs_of, one_job
@@ -30,8 +35,11 @@ EXIT_CODES = (
     "Exit codes: 0 no worse than allowed; 1 regressed beyond the bound; 2 the two cannot be compared."
 )
 _WIDTH = 110
+_WHOLE_ABOVE = 100
 _START_BYTES = 200
 _OURS = re.compile(rb'\s*\{\s*"schema"\s*:\s*"perfd\.')
+_SNIFFED_BYTES = 1024 * 1024
+_BENCHMARK_WORDS = (b"Serving Benchmark Result ==", b'"request_throughput"', b'"completed"')
 _SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".nsys-rep")
 
 
@@ -40,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXIT_CODES
     kinds = (
         "a summary (perfd.summary/1), an analysis (perfd.trace/1), a trace or a folder of a capture's traces,"
-        " or a recording"
+        " a recording, or a result of bench_serving"
     )
     parser.add_argument("a", metavar="A", help=f"how it was: {kinds}")
     parser.add_argument("b", metavar="B", help="how it is: the same kind")
@@ -49,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=_ratio,
         default=0.03,
         metavar="RATIO",
-        help="how much worse step time, throughput or MFU may be, as 3%% or 0.03 (default: 3%%)",
+        help="how much worse a number that counts may be, as 3%% or 0.03 (default: 3%%)",
     )
     parser.add_argument("--job", metavar="NAME", help="which job, when a summary has several")
     parser.add_argument(
@@ -62,7 +70,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Say what changed; fail when it got worse than allowed."""
-    comparison = compare(_measured(args.a, args), _measured(args.b, args), args.max_regression)
+    comparison = compare(*_runs(args), args.max_regression)
     if args.json:
         print(msgspec.json.encode(to_json(comparison)).decode())
     else:
@@ -72,6 +80,32 @@ def run(args: argparse.Namespace) -> int:
         for part in (_table(comparison), *_kernels(comparison), _verdict(comparison)):
             console.print(part)
     return 1 if comparison.regressed else 0
+
+
+def _runs(args: argparse.Namespace) -> tuple[Measured, Measured]:
+    a, b = _benchmark(args.a), _benchmark(args.b)
+    if a and b:
+        return measures_of_benchmarks(a, b, (args.a, args.b))
+    if a or b:
+        one, other = (args.a, args.b) if a else (args.b, args.a)
+        raise PerfdError(f"{one} is a result of bench_serving and {other} is none: compare like with like.")
+    return _measured(args.a, args), _measured(args.b, args)
+
+
+def _benchmark(name: str) -> Sequence[Mapping[str, Any]]:
+    """Entries of perfd.bench_serving/1 when a file is of bench_serving, or of our verb for it; else none."""
+    path = Path(name)
+    if not path.is_file():
+        return ()
+    with path.open("rb") as file:
+        start = file.read(_SNIFFED_BYTES)
+    if _OURS.match(start):
+        found = _own_document(path) or {}
+        results = found.get("results") if found.get("schema") == BENCH_SCHEMA else None
+        return results if isinstance(results, list) else ()
+    if b'"traceEvents"' in start or not any(word in start for word in _BENCHMARK_WORDS):
+        return ()
+    return [document_of_benchmark(result, None) for result in results_of(path)]
 
 
 def _measured(name: str, args: argparse.Namespace) -> Measured:
@@ -134,7 +168,9 @@ def _value(value: float | None, change: Change) -> str:
         return UNKNOWN
     if change.unit == Unit.SECONDS:
         return duration(value)
-    return percent(value) if change.unit == Unit.RATIO else f"{value:,.0f}"
+    if change.unit == Unit.RATIO:
+        return percent(value)
+    return f"{value:,.0f}" if value >= _WHOLE_ABOVE else f"{value:.3g}"
 
 
 def _kernels(comparison: Comparison) -> list[Table]:

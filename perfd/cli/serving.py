@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from perfd_collectors.serving.exposition import MAX_PAGE_BYTES, PageReader
-from perfd_collectors.serving.fetch import Access, base_of, fetch, metrics_url
-from perfd_collectors.serving.logs import read_log
-from perfd_collectors.serving.servers import WANTED, Look, ask_info, read_page, with_info
 from rich.console import Console
 from rich.table import Table
 
@@ -24,13 +20,19 @@ from perfd.analysis.serving.diagnosis import diagnose
 from perfd.analysis.serving.document import Server, to_json
 from perfd.analysis.serving.histograms import Distribution
 from perfd.analysis.serving.info import ServerInfo
-from perfd.analysis.serving.measured import Measured, measure
 from perfd.analysis.serving.served import served_model
 from perfd.analysis.serving.snapshot import Latency
 from perfd.analysis.serving.theory import ServingLayout, Theory, theory_of
+from perfd.cli.serving_sources import (
+    Seen,
+    WatchedServer,
+    access_for,
+    add_access_arguments,
+    is_url,
+    read_file,
+)
 from perfd.errors import PerfdError
 from perfd.peaks import load_peaks
-from perfd.tls import client_context
 
 _HELP = """\
 One look at a serving engine, a saved page of metrics or a log, beside what the hardware allows when the
@@ -48,15 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--interval", type=float, metavar="SECONDS", help="look at each URL again after this time, for rates"
     )
-    parser.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="for one answer")
-    parser.add_argument(
-        "--authorization-env", metavar="NAME", help="variable with the value of the Authorization header"
-    )
-    parser.add_argument("--authorization-file", metavar="FILE", help="a file with it")
-    parser.add_argument("--ca", metavar="FILE", help="certificates (PEM) to trust for https")
-    parser.add_argument("--certificate", metavar="FILE", help="your own certificate (PEM), with --key")
-    parser.add_argument("--key", metavar="FILE", help="its key (PEM)")
-    parser.add_argument("--insecure", action="store_true", help="take any certificate of the server")
+    add_access_arguments(parser)
     add_theory_arguments(parser)
 
 
@@ -73,15 +67,41 @@ def add_theory_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what was seen."""
-    servers = [_server(source, args) for source in args.sources]
-    if args.json:
+    """Print what was seen; sources that cannot be read are named, and make the exit code 2."""
+    seen, failed = _look(args)
+    servers = [_server(one, args) for one in seen]
+    if args.json and servers:
         print(json.dumps(to_json(servers), indent=2, allow_nan=False))
-        return 0
-    console = Console()
-    for server in servers:
-        _show(server, console)
-    return 0
+    elif servers:
+        console = Console()
+        for server in servers:
+            _show(server, console)
+    for error in failed:
+        print(f"perfd: {error}", file=sys.stderr)
+    return 2 if failed else 0
+
+
+def _look(args: argparse.Namespace) -> tuple[list[Seen], list[PerfdError]]:
+    """What each source amounts to, all servers over the same time, and what went wrong with others."""
+    access = access_for(args)
+    found: dict[str, Seen] = {}
+    failed: dict[str, PerfdError] = {}
+    servers = [WatchedServer(source, access) for source in args.sources if is_url(source)]
+    for source in (source for source in args.sources if not is_url(source)):
+        try:
+            found[source] = read_file(Path(source))
+        except PerfdError as error:
+            failed[source] = error
+    for number in range(1 if args.interval is None or not servers else 2):
+        if number:
+            time.sleep(args.interval)
+        for server in servers:
+            try:
+                server.look()
+            except PerfdError as error:
+                failed[server.url] = error
+    found |= {server.url: server.seen() for server in servers if server.url not in failed}
+    return [found[source] for source in args.sources if source in found], list(failed.values())
 
 
 def theory_for(args: argparse.Namespace, info: ServerInfo | None) -> Theory | None:
@@ -109,66 +129,11 @@ def theory_for(args: argparse.Namespace, info: ServerInfo | None) -> Theory | No
     return theory_of(model, layout, gpu)
 
 
-def _server(source: str, args: argparse.Namespace) -> Server:
-    if source.startswith(("http://", "https://")):
-        measured, info = _ask(source, args)
-    else:
-        measured, info = _read(Path(source))
-    theory = theory_for(args, info)
-    comparison = None if theory is None else compare(measured, theory)
-    return Server(
-        source=source, measured=measured, comparison=comparison, findings=diagnose(measured, comparison)
-    )
-
-
-def _ask(url: str, args: argparse.Namespace) -> tuple[Measured, ServerInfo | None]:
-    access = _access(args)
-    reader, address = PageReader(WANTED), metrics_url(url)
-
-    def look() -> tuple[Look, float]:
-        snapshot = read_page(reader, fetch(address, access), url)
-        return Look(snapshot=snapshot), time.monotonic()
-
-    first, first_s = look()
-    info = ask_info(first.snapshot.engine, base_of(url), lambda target: fetch(target, access))
-    if args.interval is None:
-        return measure(with_info(first.snapshot, info)), info
-    time.sleep(args.interval)
-    second, second_s = look()
-    now = with_info(second.snapshot, info)
-    return measure(now, with_info(first.snapshot, info), second_s - first_s), info
-
-
-def _access(args: argparse.Namespace) -> Access:
-    authorization = None
-    if args.authorization_env is not None:
-        authorization = os.environ.get(args.authorization_env)
-        if not authorization:
-            raise PerfdError(
-                f"The variable {args.authorization_env} is not set: put the header's value into it."
-            )
-    return Access(
-        timeout_s=args.timeout,
-        authorization=authorization,
-        authorization_file=Path(args.authorization_file) if args.authorization_file else None,
-        tls=client_context(ca=args.ca, certificate=args.certificate, key=args.key, insecure=args.insecure),
-    )
-
-
-def _read(path: Path) -> tuple[Measured, ServerInfo | None]:
-    try:
-        with path.open("rb") as file:
-            start = file.read(MAX_PAGE_BYTES + 1)
-    except OSError as error:
-        raise PerfdError(f"{path} cannot be read: {error.strerror or error}. Name a page or log.") from error
-    # A log may be long; its last part is what the server does now, and its start says how it was set up.
-    log = (
-        read_log(start.decode("utf-8", "replace").splitlines()) if b"\n# TYPE " not in b"\n" + start else None
-    )
-    snapshot = None if log is None else log.snapshot()
-    if log is not None and snapshot is not None:
-        return measure(with_info(snapshot, log.info)), log.info
-    return measure(read_page(PageReader(WANTED), start, str(path))), None
+def _server(seen: Seen, args: argparse.Namespace) -> Server:
+    theory = theory_for(args, seen.info)
+    comparison = None if theory is None else compare(seen.measured, theory)
+    findings = diagnose(seen.measured, comparison)
+    return Server(source=seen.source, measured=seen.measured, comparison=comparison, findings=findings)
 
 
 def _model_config(given: str | None, info: ServerInfo) -> Mapping[str, Any] | None:
@@ -189,7 +154,9 @@ def _show(server: Server, console: Console) -> None:
     measured, now = server.measured, server.measured.now
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_row("source", server.source)
-    table.add_row("engine", " ".join(filter(None, [now.engine.value, now.version])))
+    roles = ", ".join(role for role in now.roles if role != "unified")
+    engine = " ".join(filter(None, [now.engine.value, now.version, f"({roles})" if roles else ""]))
+    table.add_row("engine", engine)
     table.add_row("model", now.model or "unknown")
     table.add_row("requests", f"{_count(now.running_requests)} running, {_count(now.queued_requests)} queued")
     table.add_row("KV cache used", _percent(now.kv_cache_used_ratio))

@@ -38,7 +38,9 @@ _LABELS = {
     "Total Token throughput (tok/s)": "total_throughput",
     "Concurrency": "concurrency",
     "Accept length": "accept_length",
+    "Acceptance length": "accept_length",
 }
+_LATENCIES = ("ttft", "tpot", "itl", "e2e")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,8 @@ class BenchResult:
     """Infinite when all requests were sent at once."""
     max_concurrency: float | None = None
     completed_requests: float | None = None
+    failed_requests: float | None = None
+    """vLLM counts them; SGLang leaves them out of `completed`."""
     duration_s: float | None = None
     input_tokens: float | None = None
     output_tokens: float | None = None
@@ -75,21 +79,20 @@ class BenchResult:
 
 def read_results(text: str) -> Sequence[BenchResult]:
     """All results of a file, of either form; empty when there is none. A line that was cut is left out."""
-    results = []
-    for line in text.splitlines():
-        if line.lstrip().startswith("{"):
-            said = _object(line)
-            if said is not None:
-                results.append(_result(said))
-    return results or _texts(text)
+    lines = [line for line in text.splitlines() if line.lstrip().startswith("{")]
+    # A file that somebody formatted is one document over many lines.
+    whole = _objects(text) if text.lstrip().startswith(("{", "[")) else []
+    said = whole or [one for line in lines for one in _objects(line)]
+    return [_result(one) for one in said] or _texts(text)
 
 
-def _object(line: str) -> Mapping[str, Any] | None:
+def _objects(text: str) -> list[Mapping[str, Any]]:
     try:
-        said = json.loads(line)
+        said = json.loads(text)
     except (ValueError, RecursionError):
-        return None
-    return said if isinstance(said, dict) and ("completed" in said or "duration" in said) else None
+        return []
+    found = said if isinstance(said, list) else [said]
+    return [one for one in found if isinstance(one, dict) and {"completed", "duration"} & set(one)]
 
 
 def _texts(text: str) -> list[BenchResult]:
@@ -113,27 +116,50 @@ def _texts(text: str) -> list[BenchResult]:
 
 
 def _result(said: Mapping[str, Any]) -> BenchResult:
-    backend, dataset = said.get("backend"), said.get("dataset_name")
+    # vLLM 0.10 says `endpoint_type`.
+    backend, dataset = said.get("backend", said.get("endpoint_type")), said.get("dataset_name")
+    duration, prompt = _number(said, "duration"), _number(said, "total_input_tokens")
+    output, completed = _number(said, "total_output_tokens"), _number(said, "completed")
+    requests_per_s = _first(said, "request_throughput", otherwise=_ratio(completed, duration))
+    latencies = {name: found for name in _LATENCIES if (found := _distribution(said, name)) != Distribution()}
     return BenchResult(
         backend=backend if isinstance(backend, str) else None,
         dataset=dataset if isinstance(dataset, str) else None,
         request_rate_per_s=_number(said, "request_rate", infinite=True),
         max_concurrency=_number(said, "max_concurrency"),
-        completed_requests=_number(said, "completed"),
-        duration_s=_number(said, "duration"),
-        input_tokens=_number(said, "total_input_tokens"),
-        output_tokens=_number(said, "total_output_tokens"),
-        requests_per_s=_number(said, "request_throughput"),
-        input_tokens_per_s=_number(said, "input_throughput"),
-        output_tokens_per_s=_number(said, "output_throughput"),
-        concurrency=_number(said, "concurrency"),
-        accept_length=_number(said, "accept_length"),
-        latencies={
-            name: found
-            for name in ("ttft", "tpot", "itl", "e2e")
-            if (found := _distribution(said, name)) != Distribution()
-        },
+        completed_requests=completed,
+        failed_requests=_number(said, "failed"),
+        duration_s=duration,
+        input_tokens=prompt,
+        output_tokens=output,
+        requests_per_s=requests_per_s,
+        input_tokens_per_s=_first(said, "input_throughput", otherwise=_ratio(prompt, duration)),
+        output_tokens_per_s=_first(said, "output_throughput", otherwise=_ratio(output, duration)),
+        concurrency=_first(
+            said, "concurrency", otherwise=_in_flight(latencies, requests_per_s, output, completed)
+        ),
+        accept_length=_first(said, "accept_length", "spec_decode_acceptance_length"),
+        latencies=latencies,
     )
+
+
+def _in_flight(
+    latencies: Mapping[str, Distribution],
+    requests_per_s: float | None,
+    output: float | None,
+    completed: float | None,
+) -> float | None:
+    """Requests at once by Little's law, for who does not print them: rate times mean time of a request."""
+    whole_s = (latencies.get("e2e") or Distribution()).mean
+    ttft, tpot = (latencies.get(name, Distribution()).mean for name in ("ttft", "tpot"))
+    length = _ratio(output, completed)
+    if whole_s is None and ttft is not None and tpot is not None and length is not None:
+        whole_s = ttft + tpot * max(0.0, length - 1)
+    return None if whole_s is None or requests_per_s is None else whole_s * requests_per_s
+
+
+def _first(said: Mapping[str, Any], *keys: str, otherwise: float | None = None) -> float | None:
+    return next((value for key in keys if (value := _number(said, key)) is not None), otherwise)
 
 
 def _distribution(said: Mapping[str, Any], name: str) -> Distribution:

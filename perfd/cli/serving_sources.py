@@ -1,0 +1,136 @@
+"""Where `perfd serving` and `perfd bench-serving` look: servers over HTTP, saved pages, logs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from perfd_collectors.serving.exposition import MAX_PAGE_BYTES, PageReader
+from perfd_collectors.serving.fetch import Access, base_of, fetch, metrics_url
+from perfd_collectors.serving.logs import read_log
+from perfd_collectors.serving.servers import WANTED, ask_info, read_page, with_info
+
+from perfd.analysis.serving.info import ServerInfo
+from perfd.analysis.serving.measured import Measured, measure
+from perfd.analysis.serving.snapshot import Snapshot
+from perfd.errors import PerfdError
+from perfd.tls import client_context
+
+_LOG_START_BYTES = 4 * 1024 * 1024
+"""A server says at its start how it is set up."""
+_LOG_END_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What looking at a source amounted to."""
+
+    source: str
+    measured: Measured
+    info: ServerInfo | None = None
+
+
+def add_access_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare how servers are asked."""
+    group = parser.add_argument_group("access")
+    group.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="for one answer")
+    group.add_argument(
+        "--authorization-env", metavar="NAME", help="variable with the value of the Authorization header"
+    )
+    group.add_argument(
+        "--authorization-file", metavar="FILE", help="file with the value of the Authorization header"
+    )
+    group.add_argument("--ca", metavar="FILE", help="certificates (PEM) to trust for https")
+    group.add_argument("--certificate", metavar="FILE", help="your own certificate (PEM), with --key")
+    group.add_argument("--key", metavar="FILE", help="its key (PEM)")
+    group.add_argument("--insecure", action="store_true", help="take any certificate of the server")
+
+
+def access_for(args: argparse.Namespace) -> Access:
+    """How the arguments say that servers are asked."""
+    authorization = None
+    if args.authorization_env is not None:
+        authorization = os.environ.get(args.authorization_env)
+        if not authorization:
+            raise PerfdError(
+                f"The variable {args.authorization_env} is not set: put the header's value into it."
+            )
+    return Access(
+        timeout_s=args.timeout,
+        authorization=authorization,
+        authorization_file=Path(args.authorization_file) if args.authorization_file else None,
+        tls=client_context(ca=args.ca, certificate=args.certificate, key=args.key, insecure=args.insecure),
+    )
+
+
+class WatchedServer:
+    """A server that is looked at more than once; every look may raise `PerfdError`."""
+
+    def __init__(self, url: str, access: Access) -> None:
+        self.url = url
+        self._access = access
+        self._reader = PageReader(WANTED)
+        self._looks: list[tuple[float, Snapshot]] = []
+        self.info: ServerInfo | None = None
+        """What it says about itself; None before the first look."""
+
+    def look(self) -> Snapshot:
+        """Read its metrics; the first time also what it says about itself."""
+        snapshot = read_page(self._reader, fetch(metrics_url(self.url), self._access), self.url)
+        now_s = time.monotonic()
+        if not self._looks:
+            self.info = ask_info(
+                snapshot.engine, base_of(self.url), lambda target: fetch(target, self._access)
+            )
+        snapshot = with_info(snapshot, self.info)
+        # Of the looks between, only what they count up to matters.
+        self._looks = [*self._looks[:1], (now_s, snapshot)]
+        return snapshot
+
+    def seen(self) -> Seen:
+        """From the first look to the last."""
+        (first_s, first), (last_s, last) = self._looks[0], self._looks[-1]
+        several = len(self._looks) > 1
+        measured = measure(last, first, last_s - first_s) if several else measure(last)
+        return Seen(source=self.url, measured=measured, info=self.info)
+
+
+def is_url(source: str) -> bool:
+    """Whether a source is a server, not a file."""
+    return source.startswith(("http://", "https://"))
+
+
+def read_file(path: Path) -> Seen:
+    """What a saved page or a log says; raises `PerfdError` when it is neither."""
+    try:
+        with path.open("rb") as file:
+            body = file.read(MAX_PAGE_BYTES + 1)
+            if b"\n# TYPE " not in b"\n" + body:
+                log = _read_log(_start_and_end(file, body))
+                if log is not None:
+                    return Seen(source=str(path), measured=log[0], info=log[1])
+    except OSError as error:
+        raise PerfdError(f"{path} cannot be read: {error.strerror or error}. Name a page or log.") from error
+    return Seen(source=str(path), measured=measure(read_page(PageReader(WANTED), body, str(path))))
+
+
+def _start_and_end(file: BinaryIO, body: bytes) -> list[str]:
+    """The lines of a log, of a long one those that tell how it began and how it is now."""
+    size = file.seek(0, os.SEEK_END)
+    if size > len(body):
+        file.seek(-_LOG_END_BYTES, os.SEEK_END)
+        body = body[:_LOG_START_BYTES] + b"\n" + file.read()
+    lines = body.decode("utf-8", "replace").split("\n")
+    # A line without an end may be cut within a number.
+    return lines[:-1] if len(lines) > 1 else lines
+
+
+def _read_log(lines: Sequence[str]) -> tuple[Measured, ServerInfo | None] | None:
+    log = read_log(lines)
+    snapshot = None if log is None else log.snapshot()
+    return None if log is None or snapshot is None else (measure(with_info(snapshot, log.info)), log.info)

@@ -1,0 +1,51 @@
+"""A command run while a server is watched, as `perfd bench-serving --watch URL --run CMD` does."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from perfd.analysis.serving.snapshot import Snapshot
+from perfd.analysis.serving.window import over
+from perfd.cli.serving_sources import Seen, WatchedServer
+from perfd.errors import PerfdError
+
+_LOOK_EVERY_S = 1.0
+
+
+def watch(server: WatchedServer, command: Sequence[str], *, quiet: bool) -> tuple[int, Seen]:
+    """Run a command to its end; its exit code, and what the server said between its start and its end.
+
+    With `quiet` the command's output goes to standard error. Raises `PerfdError` when the command cannot be
+    started, or the server cannot be read at the start or at the end.
+    """
+    looks: list[Snapshot] = [server.look()]
+    start_s = time.monotonic()
+    try:
+        process = subprocess.Popen(command, stdout=sys.stderr if quiet else None)
+    except OSError as error:
+        raise PerfdError(f"{command[0]} cannot be run: {error.strerror or error}.") from error
+    try:
+        while True:
+            try:
+                code = process.wait(_LOOK_EVERY_S)
+                break
+            except subprocess.TimeoutExpired:
+                looks += _look(server)
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+    looks.append(server.look())
+    measured = over(looks, time.monotonic() - start_s)
+    return code, Seen(source=server.url, measured=measured, info=server.info)
+
+
+def _look(server: WatchedServer) -> list[Snapshot]:
+    try:
+        return [server.look()]
+    except PerfdError:
+        # A server under load may be late once; the ends of the window decide.
+        return []
