@@ -1,5 +1,6 @@
 """The Helm chart: what it renders, what it refuses, and a Pod of it that podman runs."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -150,6 +151,29 @@ def test_rules_are_those_that_ship_also_in_the_packaged_chart(tmp_path: Path) ->
         documents = render({"prometheusRule.enabled": True}, chart=chart)
         rules = [document["spec"] for document in documents if document["kind"] == "PrometheusRule"]
         assert rules == shipped
+
+
+def test_dashboards_are_those_that_ship_one_config_map_each() -> None:
+    shipped = {path.name: path.read_text() for path in (ROOT / "deploy/grafana/dashboards").glob("*.json")}
+    documents = render(
+        {"grafanaDashboards.enabled": True, "aggregator.enabled": False, "agent.enabled": False}
+    )
+    maps = [document for document in documents if document["kind"] == "ConfigMap"]
+    assert all(found["metadata"]["labels"]["grafana_dashboard"] == "1" for found in maps)
+    found = {
+        name.removeprefix("perfd-"): text for document in maps for name, text in document["data"].items()
+    }
+    assert {name: json.loads(text) for name, text in found.items()} == {
+        name: json.loads(text) for name, text in shipped.items()
+    }
+
+
+def test_agents_stream_to_the_service_of_the_aggregator() -> None:
+    documents = render({}, "--namespace=monitoring")
+    service = one(documents, "Service")
+    config = parse(one(documents, "ConfigMap", "perfd-agent")["data"]["agent.yaml"], AgentConfig)
+    port = next(port["port"] for port in service["spec"]["ports"] if port["name"] == "grpc")
+    assert config.uplink.address == f"{service['metadata']['name']}.monitoring.svc:{port}"
 
 
 def test_labels_that_prometheus_operator_and_grafana_select_by_are_set() -> None:

@@ -139,7 +139,7 @@ class Container:
         return found
 
     def ended(self) -> bool:
-        return self.state()["Status"] == "exited"
+        return bool(self.state()["Status"] == "exited")
 
     def log(self) -> str:
         return "".join(line.split(" ", 3)[3] for line in self._log_file().read_text().splitlines(True))
