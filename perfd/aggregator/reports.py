@@ -71,17 +71,22 @@ def _capture(source: Source, request: Request) -> Response:
     capture = next((one for one in source.captures() if one["id"] == capture_id), None)
     if capture is None:
         return _say(404, "No such capture", f"There is no capture {capture_id!r}.")
-    reports = [body for folder in _folders(capture) if (body := _read(folder)) is not None]
-    if not reports:
+    there = [folder for folder in _folders(capture) if _is_file(folder / _NAME)]
+    if not number and len(there) != 1:
+        return _overview(capture, len(there))
+    chosen = next((n for n in range(1, len(there) + 1) if number in {"", str(n)}), 0)
+    body = _read(there[chosen - 1] / _NAME) if chosen else None
+    if body is None:
+        return _say(404, "No such report", f"This capture has {len(there)} here.")
+    return _html(body)
+
+
+def _overview(capture: Mapping[str, Any], count: int) -> Response:
+    if count == 0:
         return _say(404, "No report here yet", *_how_to_make(capture))
-    if number.isdecimal() and 0 < int(number) <= len(reports):
-        return _html(reports[int(number) - 1])
-    if number:
-        return _say(404, "No such report", f"This capture has {len(reports)} here.")
-    if len(reports) == 1:
-        return _html(reports[0])
+    capture_id = capture["id"]
     address = f"/reports/captures/{quote(capture_id, safe='')}"
-    links = [f'<a href="{address}/{n}">Report {n}</a>' for n in range(1, len(reports) + 1)]
+    links = [f'<a href="{address}/{n}">Report {n}</a>' for n in range(1, count + 1)]
     return _html(_document(f"Reports of {capture_id}", links))
 
 
@@ -95,18 +100,30 @@ def _folders(capture: Mapping[str, Any]) -> Sequence[PurePath]:
     ]
 
 
-def _read(folder: PurePath) -> bytes | None:
-    """What `perfd capture show ID --analyze` wrote there; None where there is nothing to be read."""
+def _is_file(path: PurePath) -> bool:
+    """Whether `perfd capture show ID --analyze` can have written it; most captures lie on other machines."""
     try:
-        descriptor = os.open(folder / _NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        status = os.lstat(path)
     except OSError:
-        # Most captures lie on other machines; and a link is nothing that perfd wrote.
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_BYTES
+
+
+def _read(path: PurePath) -> bytes | None:
+    """What it holds; None when it cannot be read, or was made a link or a pipe meanwhile."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
         return None
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             return None
-        return file.read(_MAX_BYTES)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(_MAX_BYTES)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def _how_to_make(capture: Mapping[str, Any]) -> Sequence[str]:

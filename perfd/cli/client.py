@@ -47,8 +47,9 @@ def get(url: str, path: str) -> dict[str, Any]:
         response = connection.getresponse()
         body = response.read()
     except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "strerror", None) or error
         raise PerfdError(
-            f"No aggregator answers at {url}: {error}. Start one with `perfd aggregator`, "
+            f"No aggregator answers at {url}: {reason}. Start one with `perfd aggregator`, "
             "or name another with --aggregator."
         ) from error
     finally:

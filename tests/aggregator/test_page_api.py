@@ -1,0 +1,279 @@
+"""What the interface has for people's eyes: short rows, serving engines, events and reports."""
+
+import http.client
+import json
+import os
+
+import pytest
+from aggregator.support import START_S, aggregator, gpus, step
+
+from perfd.aggregator.reports import report_routes
+from perfd.clock import VirtualClock
+from perfd.config import RulesConfig
+from perfd.http import HttpServer
+from perfd.model import JobDescription, ParallelLayout, SampleTable, Scope
+from perfd.testing.agent import FakeAgent
+
+
+def ask(address, path):
+    # Unlike urllib, this sends a path as it is, and errors are answers.
+    connection = http.client.HTTPConnection(address, timeout=20)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, dict(answer.headers), answer.read().decode()
+    finally:
+        connection.close()
+
+
+def api(running, path):
+    status, _, body = ask(running.http_address, f"/api/v1/{path}")
+    assert status == 200, body
+    return json.loads(body)
+
+
+def servers(*entities, **columns):
+    return SampleTable(
+        scope=Scope.SERVER,
+        times_unix_ns=[round(START_S * 1e9)] * len(entities),
+        entities=entities,
+        columns={name: [value] * len(entities) for name, value in columns.items()},
+    )
+
+
+# Jobs
+
+
+def test_a_row_of_the_fleet_says_what_the_whole_entry_says():
+    with aggregator(http_listen="127.0.0.1:0") as running, FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        layout = ParallelLayout(world_size=4, pp=2, tp=1, dp=2)
+        agent.send(JobDescription(job="llm", framework="megatron-lm", parallel=layout, train_steps=100))
+        agent.send(*(step(number, time_s=number, tokens_per_s=1000.0) for number in range(1, 20)))
+        agent.send(step(1, job="other"), *(gpus(time_s, sm_active_ratio=0.5) for time_s in range(20)))
+        running.tick()
+        fleet, whole = api(running, "fleet"), api(running, "jobs?job=llm")
+        rows = {row["name"]: row for row in fleet["jobs"]}
+        (entry,) = whole["jobs"]
+        nobody = api(running, "jobs?job=nobody")
+
+    assert fleet["schema"] == "perfd.fleet/1"
+    assert set(rows) == {"llm", "other"}
+    row = rows["llm"]
+    assert {name: row[name] for name in ("framework", "world_size", "parallel", "train_steps", "ended")} == {
+        name: entry[name] for name in ("framework", "world_size", "parallel", "train_steps", "ended")
+    }
+    assert row["step"] == entry["steps"]["last"] == 19
+    assert row["step_time_s"] == entry["step_time_s"]["median"]
+    assert row["tokens_per_s"] == entry["tokens_per_s"] == 1000.0
+    assert row["bottleneck"]["kind"] == entry["bottleneck"]["kind"]
+    assert row["firing_alerts"] == 0
+    assert fleet["agents"] == {"count": 1, "connected": 1}
+    assert fleet["servers"] == {"count": 0, "up": 0}
+    assert nobody["jobs"] == []
+
+
+def test_alerts_can_be_those_of_one_job(tmp_path):
+    rules = tmp_path / "rules.yaml"
+    rules.write_text("groups: [{name: g, rules: [{alert: Fast, expr: perfd_step_time_seconds < 9}]}]")
+    clock = VirtualClock(round(START_S * 1e9))
+    config = {"rules": RulesConfig(builtin=False, files=[str(rules)])}
+    with (
+        aggregator(clock, http_listen="127.0.0.1:0", **config) as running,
+        FakeAgent(running.grpc_address) as agent,
+    ):
+        agent.hello()
+        clock.advance(10.0)
+        for job in ("a", "b"):
+            agent.send(*(step(number, job=job, time_s=number) for number in range(1, 20)))
+        running.tick()
+        every, one = api(running, "alerts"), api(running, "alerts?job=b")
+        rows = api(running, "fleet")["jobs"]
+
+    assert {alert["job"] for alert in every["alerts"]} == {"a", "b"}
+    assert {alert["job"] for alert in one["alerts"]} == {"b"}
+    assert [row["firing_alerts"] for row in rows] == [1, 1]
+
+
+# Serving engines
+
+
+def test_servers_have_their_latencies_theory_and_the_alerts_about_them(tmp_path):
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(
+        "groups: [{name: g, rules: [{alert: Queue, expr: perfd_server_queued_requests > 5, "
+        "annotations: {summary: They wait, description: Admit more.}}]}]"
+    )
+    clock = VirtualClock(round(START_S * 1e9))
+    config = {"rules": RulesConfig(builtin=False, files=[str(rules)])}
+    with (
+        aggregator(clock, http_listen="127.0.0.1:0", **config) as running,
+        FakeAgent(running.grpc_address) as agent,
+    ):
+        agent.hello()
+        clock.advance(10.0)
+        agent.send(
+            servers("h:2", up=1.0, queued_requests=9.0, tpot_p50_s=0.012, tpot_theory_s=0.011),
+            servers("h:1", up=0.0),
+        )
+        running.tick()
+        answer, fleet = api(running, "servers"), api(running, "fleet")
+
+    assert answer["schema"] == "perfd.servers/1"
+    down, busy = answer["servers"]
+    assert (down["server"], down["up"], down["theory"], down["findings"]) == ("h:1", False, None, [])
+    assert down["running_requests"] is None
+    assert (busy["server"], busy["up"], busy["queued_requests"]) == ("h:2", True, 9.0)
+    assert busy["tpot_s"] == {"p50": 0.012, "p90": None, "p99": None, "mean": None}
+    assert busy["theory"]["tpot_theory_s"] == 0.011
+    assert busy["findings"] == [{"name": "Queue", "summary": "They wait", "recommendation": "Admit more."}]
+    assert fleet["servers"] == {"count": 2, "up": 1}
+
+
+def test_a_server_of_which_nothing_new_is_heard_keeps_no_number():
+    clock = VirtualClock(round(START_S * 1e9))
+    with (
+        aggregator(clock, http_listen="127.0.0.1:0") as running,
+        FakeAgent(running.grpc_address) as agent,
+    ):
+        agent.hello()
+        agent.send(servers("h:1", up=1.0, running_requests=3.0))
+        clock.advance(100.0)
+        (server,) = api(running, "servers")["servers"]
+
+    assert (server["up"], server["running_requests"]) == (None, None)
+    assert server["silent_s"] == 100.0
+
+
+# Events
+
+
+def test_a_round_is_an_event():
+    with aggregator(http_listen="127.0.0.1:0") as running:
+        connection = http.client.HTTPConnection(running.http_address, timeout=20)
+        connection.request("GET", "/api/v1/events")
+        answer = connection.getresponse()
+        seen = []
+        while len(seen) < 2:
+            line = answer.readline()
+            if line.startswith(b"data: "):
+                seen.append(json.loads(line[6:])["round"])
+                running.tick()
+        connection.close()
+
+    assert seen[1] == seen[0] + 1
+
+
+# Reports
+
+
+class Captures:
+    """A source that knows one job, and captures as they are given."""
+
+    def __init__(self, *captures):
+        self._captures = captures
+
+    def summary(self, job=None):
+        return []
+
+    def stored_summary(self, job):
+        return None
+
+    def captures(self):
+        return list(self._captures)
+
+
+def capture(capture_id, *paths, node="n1"):
+    files = [{"path": str(path), "size_bytes": 1} for path in paths]
+    return {"id": capture_id, "job": "llm", "ranks": [{"rank": 0, "node": node, "files": files}]}
+
+
+def report_in(folder, text="<h1>Where the time went</h1>"):
+    folder.mkdir(parents=True)
+    (folder / "perfd.report.html").write_text(text)
+    return folder / "rank0.sqlite"
+
+
+@pytest.fixture
+def reports():
+    """Serve the reports of captures; returns a function that asks for one."""
+    held = []
+
+    def serve(*captures):
+        held.append(HttpServer("127.0.0.1:0", report_routes(Captures(*captures))))
+        return lambda path: ask(held[-1].address, f"/reports/captures/{path}")
+
+    yield serve
+    for server in held:
+        server.close()
+
+
+def test_the_report_of_a_job_is_made_of_its_summary():
+    with aggregator(http_listen="127.0.0.1:0") as running, FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        agent.send(*(step(number, job="<b>j", time_s=number) for number in range(1, 20)))
+        running.tick()
+        status, headers, body = ask(running.http_address, "/reports/jobs/%3Cb%3Ej")
+        missing = ask(running.http_address, "/reports/jobs/%3Cscript%3E")
+
+    assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
+    assert "How job &lt;b&gt;j runs" in body
+    assert "sandbox" in headers["Content-Security-Policy"]
+    assert missing[0] == 404
+    assert "<script>" not in missing[2]
+
+
+def test_a_report_that_can_be_read_here_is_shown_and_can_do_nothing(reports, tmp_path):
+    get = reports(capture("c1", report_in(tmp_path / "c1")))
+    status, headers, body = get("c1")
+
+    assert (status, body) == (200, "<h1>Where the time went</h1>")
+    policy = headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+    assert "sandbox" in policy
+    assert "script" not in policy
+
+
+def test_reports_in_several_folders_are_listed(reports, tmp_path):
+    first, second = (report_in(tmp_path / name / "c1", name) for name in ("n1", "n2"))
+    get = reports(capture("c1", first, second))
+
+    assert 'href="/reports/captures/c1/2"' in get("c1")[2]
+    assert (get("c1/1")[2], get("c1/2")[2]) == ("n1", "n2")
+    assert get("c1/3")[0] == get("c1/0")[0] == get("c1/x")[0] == 404
+
+
+def test_without_a_report_it_is_said_how_to_make_one(reports, tmp_path):
+    get = reports(capture("c1", tmp_path / "c1" / "rank0.sqlite", node="<b>"), capture("c2"))
+    status, _, body = get("c1")
+
+    assert status == 404
+    assert "perfd capture show c1 --analyze" in body
+    assert "on &lt;b&gt;." in body
+    assert "This capture left no files." in get("c2")[2]
+    assert "There is no capture &#x27;c3&#x27;" in get("c3")[2]
+
+
+def test_nothing_but_a_report_of_that_capture_is_ever_read(reports, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    (tmp_path / "link").mkdir()
+    (tmp_path / "link" / "perfd.report.html").symlink_to(secret)
+    (tmp_path / "folder" / "perfd.report.html").mkdir(parents=True)
+    (tmp_path / "pipe").mkdir()
+    os.mkfifo(tmp_path / "pipe" / "perfd.report.html")
+    elsewhere = report_in(tmp_path / "elsewhere", "secret")
+    get = reports(
+        capture("link", tmp_path / "link" / "a.sqlite"),
+        capture("folder", tmp_path / "folder" / "a.sqlite"),
+        capture("pipe", tmp_path / "pipe" / "a.sqlite"),
+        # An agent that names the folder of something else.
+        capture("mine", elsewhere),
+        capture("elsewhere", f"{tmp_path}/x/../elsewhere/a.sqlite", "elsewhere/a.sqlite", "a.sqlite"),
+        capture("..", f"{tmp_path}/elsewhere/../a.sqlite"),
+    )
+
+    for name in ("link", "folder", "pipe", "mine", "elsewhere", "..", "elsewhere/../mine", "%2e%2e"):
+        status, _, body = get(name)
+        assert status == 404, name
+        assert "secret" not in body, name
