@@ -3,9 +3,10 @@
     python -m benchmarks.waiting [--ranks 16384] [--rounds 15] [--json]
 
 A made job: tensor parallel 8, 8 stages, the rest data parallel. Each rank has 16 all-gathers and 16
-reduce-scatters of its tensor group, 8 transfers to each neighbour stage and 4 reductions of its
-data-parallel group, which is what a plugin that thins operations out keeps of a step; one rank is late. The
-best of several rounds counts, because other work on the machine can only make a round slower.
+reduce-scatters of its tensor group, 8 transfers to each neighbour stage and 10 reductions of its
+data-parallel group: the newest of those that a plugin keeps when it thins operations out to about one of a
+kind a step. One rank is late. The best of several rounds counts, because other work on the machine can only
+make a round slower.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ SCHEMA = "perfd.bench.waiting/1"
 TENSOR, STAGES = 8, 8
 LATE_RANK = 77
 _STEP_S = 1.0
-_LATE_S = 0.2
+_LATE_S = 0.01
+_KEEP = 16
 
 
 def measure(ranks: int = 16_384, rounds: int = 15) -> dict[str, Any]:
@@ -70,7 +72,7 @@ def made_job(ranks: int) -> JobData:
     tables = []
     for operation in ("AllGather", "ReduceScatter"):
         tables += _tables(f"tp-{operation}", operation, grid.reshape(-1, TENSOR), 16, alone, random)
-    tables += _tables("dp", "ReduceScatter", grid.transpose(0, 2, 1).reshape(-1, data), 4, late, random)
+    tables += _tables("dp", "ReduceScatter", grid.transpose(0, 2, 1).reshape(-1, data), 10, late, random)
     for first in range(STAGES - 1):
         pairs = np.stack([grid[first].ravel(), grid[first + 1].ravel()], axis=1)
         tables += _tables(f"pp-{first}", "SendRecv", pairs, 8, late, random)
@@ -94,11 +96,12 @@ def made_job(ranks: int) -> JobData:
 def _tables(  # noqa: PLR0917  (a table of tables reads best)
     name: str, operation: str, groups: Ints, operations: int, late_s: Floats, random: np.random.Generator
 ) -> list[CollectiveTable]:
-    arrival = late_s[groups] / operations
+    arrival = late_s[groups]
     wait = arrival.max(axis=1, keepdims=True) - arrival
     noise = random.random((len(groups), operations, groups.shape[1])) * 1e-5
     durations = 1e-3 + wait[:, None, :] + noise
-    sequence, size = np.arange(operations), np.full(operations, 64e6)
+    # The job runs for a while already, and of 16 operations a step one is kept.
+    sequence, size = _KEEP * np.arange(1000, 1000 + operations), np.full(operations, 64e6)
     return [
         CollectiveTable(
             communicator=f"{name}-{index}",
@@ -107,7 +110,8 @@ def _tables(  # noqa: PLR0917  (a table of tables reads best)
             sequence=sequence,
             durations_s=durations[index],
             size_bytes=size,
-            kernel_ratio=durations[index].sum(axis=0) / _STEP_S,
+            kernel_ratio=_KEEP * durations[index].mean(axis=0) / _STEP_S,
+            operations_per_s=_KEEP / _STEP_S,
         )
         for index, members in enumerate(groups.tolist())
     ]

@@ -12,6 +12,8 @@ from perfd.analysis.stragglers import Pattern, Straggler
 
 _SLOW_INPUT = 0.05
 _SLOWER_CLOCK = 0.95
+_HIDDEN = 1.5
+"""So many times what is lost at least is waited in kernels when compute hides a part of it."""
 
 
 def one_rank_loads_slowly(data: DataLoading) -> bool:
@@ -70,12 +72,10 @@ def _by_arrival(facts: Facts, arrivals: Late, slow: NcclRank) -> Finding:
         f"Rank {slow.rank} is the last to arrive for {percent(arrivals.last_ratio)} of its peers' waiting in"
         f" collectives ({facts.nccl.source})."
     )
-    waiting = f"They wait for it about {percent(arrivals.caused_ratio)} of the time" + (
-        "." if slow.busy_ratio is None else f"; its own NCCL kernels take {percent(slow.busy_ratio)}."
-    )
+    own = "" if slow.busy_ratio is None else f"; its own NCCL kernels take {percent(slow.busy_ratio)}"
     evidence = [
         arrival,
-        waiting,
+        f"They lose by it at least {percent(arrivals.caused_ratio)} of the time{_at_most(arrivals)}{own}.",
         *_of_those(arrivals, slow),
         *(_describe(straggler) for straggler in agreeing),
     ]
@@ -92,6 +92,12 @@ def _by_arrival(facts: Facts, arrivals: Late, slow: NcclRank) -> Finding:
         recommendation=_look_at(agreeing[0]) if agreeing else advice,
         lost_ratio=arrivals.caused_ratio,
     )
+
+
+def _at_most(arrivals: Late) -> str:
+    if arrivals.at_most_ratio < _HIDDEN * arrivals.caused_ratio:
+        return ""
+    return f" (they wait {percent(arrivals.at_most_ratio)} in NCCL's kernels, part of it beside compute)"
 
 
 def _of_those(arrivals: Late, slow: NcclRank) -> list[str]:
@@ -115,7 +121,7 @@ def _together(facts: Facts, arrivals: Late) -> Finding:
         confidence=0.4,
         evidence=[
             f"Ranks {shown} are late together ({facts.nccl.source}).",
-            f"Their peers wait for them about {percent(arrivals.caused_ratio)} of the time.",
+            f"Their peers lose by them at least {percent(arrivals.caused_ratio)} of the time.",
             "Nothing tells which of them is the slow one.",
         ],
         recommendation=f"Look at ranks {shown}: captures of them show which one computes while the others"

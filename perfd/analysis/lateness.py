@@ -12,7 +12,6 @@ Steps are put into blocks so that somebody who is always late is told from many 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,22 +19,14 @@ import numpy as np
 
 from perfd.analysis.robust import MAD_TO_SIGMA, MEDIAN_ERROR, mean, median
 from perfd.analysis.stacks import Stack
-from perfd.analysis.tables import Bools, CollectiveTable, Floats, Ints
+from perfd.analysis.step_shapes import MOST_BLOCKS, Shape, shapes_of
+from perfd.analysis.tables import Bools, Floats, Ints
 from perfd.analysis.waiting import MATCHED_OPERATIONS
 
-BLOCKS = 10
 RECENT_S, LONG_S = 7.0, 30.0
 """How much time is judged: a rank that has just become slow shows in the first, one that stalls now and then
 in the second. At least as many steps are judged as it takes to exclude chance."""
-_FEWEST_STEPS = 5
-_CHANCE = 0.002
-"""That one rank is the last in all blocks although each is as likely to be."""
-_LONGEST_PERIOD = 300
-_ALIKE = 0.95
-_NEAR = 0.25
-"""As exactly are operations a step known by the pace of operations and of steps."""
 _EXCUSED = 0.1
-_START_UP_STEPS = 3
 NEEDED_AT_ONCE = frozenset({"tp", "cp", "ep"})
 """Dimensions whose collectives the next kernel waits for."""
 
@@ -84,12 +75,12 @@ def lateness(
     Over several communicators of a rank, what is needed at once adds up; of the rest the one that shows most
     counts, because the same lag is seen in all of them.
     """
-    at_once = np.zeros((4, world * BLOCKS))
-    beside = np.full((4, world * BLOCKS), np.nan)
-    known: Bools = np.zeros(world * BLOCKS, dtype=np.bool_)
+    at_once = np.zeros((4, world * MOST_BLOCKS))
+    beside = np.full((4, world * MOST_BLOCKS), np.nan)
+    known: Bools = np.zeros(world * MOST_BLOCKS, dtype=np.bool_)
     for stack, flags in zip(stacks, judged, strict=True):
-        for part in _parts(stack, flags, _Time(step_s, newest_s)):
-            place = (part.ranks[:, :, None] * BLOCKS + np.arange(BLOCKS)).ravel()
+        for part in _parts(stack, flags, step_s, newest_s):
+            place = (part.ranks[:, :, None] * MOST_BLOCKS + np.arange(MOST_BLOCKS)).ravel()
             if stack.operation not in MATCHED_OPERATIONS:
                 at_once[3] += np.bincount(place, np.nan_to_num(part.values[3]).ravel(), minlength=len(known))
                 continue
@@ -100,29 +91,7 @@ def lateness(
                 else:
                     np.fmax.at(beside[row], place, values.ravel())
     total = np.where(known, at_once + np.nan_to_num(beside), np.nan)
-    return Lateness(*total.reshape(4, world, BLOCKS))
-
-
-@dataclass(frozen=True, slots=True)
-class _Time:
-    step_s: float | None
-    newest_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    """How the operations of a communicator are laid out in steps."""
-
-    length: int
-    """Of its table."""
-    per_step: int
-    """Of those that are in the table."""
-    keep: int
-    """One in so many is in the table."""
-    steps: int
-    """That are judged, the newest: a multiple of the blocks."""
-    blocks: int
-    needed_at_once: bool
+    return Lateness(*total.reshape(4, world, MOST_BLOCKS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,51 +105,52 @@ class _Part:
     needed_at_once: bool
 
 
-def _parts(stack: Stack, judged: Bools, time: _Time) -> list[_Part]:
-    at_once = np.isin(stack.names.astype(str), list(NEEDED_AT_ONCE))
-    at_once |= stack.operation not in MATCHED_OPERATIONS
-    paces = [_operations_per_s(table) for table in stack.tables]
-    alike: dict[_Shape, list[int]] = {}
-    for row in np.flatnonzero(judged).tolist():
-        shape = _shape(stack.tables[row], paces[row], time, at_once=bool(at_once[row]))
-        if shape is not None:
-            alike.setdefault(shape, []).append(row)
-    return [
-        _part(stack, np.array(rows), shape, np.array([paces[row] for row in rows]), time.step_s)
-        for shape, rows in alike.items()
-    ]
+def _parts(stack: Stack, judged: Bools, step_s: float | None, newest_s: float) -> list[_Part]:
+    at_once = np.full(len(judged), stack.operation not in MATCHED_OPERATIONS)
+    for name in NEEDED_AT_ONCE:
+        at_once |= np.equal(stack.names, name).astype(np.bool_)
+    shapes = shapes_of(stack, judged, at_once, step_s=step_s, newest_s=newest_s)
+    return [_part(stack, shape, step_s) for shape in shapes]
 
 
-def _part(stack: Stack, rows: Ints, shape: _Shape, paces: Floats, step_s: float | None) -> _Part:
+def _part(stack: Stack, shape: Shape, step_s: float | None) -> _Part:
     taken = slice(shape.length - shape.steps * shape.per_step, shape.length)
-    grid = (len(rows), shape.steps, shape.per_step)
-    last = stack.parts.last_arriver[rows, taken]
-    wait = np.where((last >= 0)[..., None], stack.parts.wait_s[rows, taken], 0.0)
+    # Where waits add up, a block is as good as a step.
+    steps = shape.blocks if shape.needed_at_once else shape.steps
+    per_step = shape.steps * shape.per_step // steps
+    grid = (len(shape.rows), steps, per_step)
+    # All of them are a view, which costs nothing.
+    rows = slice(None) if len(shape.rows) == len(stack.tables) else shape.rows
+    last, wait = stack.parts.last_arriver[rows, taken], stack.parts.wait_s[rows, taken]
+    matched = last >= 0
+    if not matched.all():
+        wait, last = np.where(matched[..., None], wait, 0.0), np.maximum(last, 0)
     ranks = wait.shape[-1]
     of_others = _of_next(wait).reshape(grid)
-    seen = (last >= 0).reshape(grid).any(axis=2)
-    last, wait = np.maximum(last, 0).reshape(grid), wait.reshape(*grid, ranks)
-    per_operation = (paces / shape.per_step)[:, None, None]
+    last, wait = last.reshape(grid), wait.reshape(*grid, ranks)
+    per_operation = (shape.paces / per_step)[:, None, None]
     total = _summed(last, of_others, ranks) * per_operation
     if shape.needed_at_once:
         least, waits = total, wait.sum(axis=2) * per_operation
     else:
         # What happens less often than once a step is not lost in every step.
-        steps_per_s = np.minimum(1 / step_s, paces[:, None, None]) if step_s else per_operation / shape.keep
+        often = shape.paces[:, None, None]
+        steps_per_s = np.minimum(1 / step_s, often) if step_s else per_operation / shape.keep
         least, waits = _longest(last, of_others, ranks) * steps_per_s, wait.max(axis=2) * steps_per_s
     # Where all are late in turn, nobody is.
     least = least - (least.sum(axis=2, keepdims=True) - least) / max(1, ranks - 1)
     among = np.broadcast_to(total.sum(axis=2, keepdims=True), total.shape)
     by_step = np.stack([least, total, among, waits])
-    by_step[:, ~seen] = np.nan
-    return _Part(stack.ranks[rows], _in_blocks(by_step, shape.blocks), shape.needed_at_once)
+    if not matched.all():
+        by_step[:, ~matched.reshape(grid).any(axis=2)] = np.nan
+    return _Part(stack.ranks[shape.rows], _in_blocks(by_step, shape.blocks), shape.needed_at_once)
 
 
 def _of_next(wait: Floats) -> Floats:
     """What is lost by the last rank of each operation: what the next one before it waits.
 
-    Had the last one not been late, the others would still have waited for that one. In a large group it is the
-    one after a tenth, so that several slow ranks do not excuse each other.
+    Had the last one not been late, the others would still have waited for that one. In a large group it is
+    the one after a tenth, so that several slow ranks do not excuse each other.
     """
     place = max(1, round(_EXCUSED * (wait.shape[-1] - 1)))
     if place > 1:
@@ -214,73 +184,11 @@ def _longest(last: Ints, of_others: Floats, ranks: int) -> Floats:
 
 
 def _in_blocks(by_step: Floats, blocks: int) -> Floats:
-    """(4, c, steps, g) to (4, c, g, BLOCKS): means over the steps of each block, NaN where there is none."""
+    """(4, c, steps, g) to (4, c, g, MOST_BLOCKS): means over each block's steps, NaN where there is none."""
     columns, groups, steps, ranks = by_step.shape
-    means = mean(by_step.reshape(columns, groups, blocks, steps // blocks, ranks), axis=3)
-    result = np.full((columns, groups, ranks, BLOCKS), np.nan)
-    result[..., BLOCKS - blocks :] = np.moveaxis(means, 2, 3)
+    means = by_step
+    if steps > blocks:
+        means = mean(by_step.reshape(columns, groups, blocks, steps // blocks, ranks), axis=3)
+    result = np.full((columns, groups, ranks, MOST_BLOCKS), np.nan)
+    result[..., MOST_BLOCKS - blocks :] = np.moveaxis(means, 2, 3)
     return result
-
-
-def _shape(table: CollectiveTable, pace: float, time: _Time, *, at_once: bool) -> _Shape | None:
-    """None when too few steps are known to tell lateness from chance, or nobody knows what a step is."""
-    length = len(table.sequence)
-    if not (length and pace > 0):
-        return None
-    keep = max(1, int(np.median(np.diff(table.sequence)))) if length > 1 else 1
-    kept_per_s = pace / keep
-    fewest = fewest_blocks(len(table.ranks))
-    if at_once:
-        # Every wait is lost, so it does not matter where a step begins; but a block should hold a whole one.
-        block_s = max(time.newest_s / fewest, time.step_s or 0.0)
-        per_step: int | None = max(1, min(length // fewest, math.ceil(kept_per_s * block_s)))
-    else:
-        per_step = _operations_per_step(table.size_bytes, kept_per_s, time.step_s)
-    if per_step is None:
-        return None
-    wanted = max(fewest, math.ceil(time.newest_s * kept_per_s / per_step))
-    in_step = kept_per_s * time.step_s if time.step_s else per_step
-    settled = int(np.count_nonzero(table.sequence >= _START_UP_STEPS * in_step * keep))
-    steps = min(settled // per_step, wanted)
-    if steps < min(2 * fewest, wanted):
-        return None
-    return _Shape(length, per_step, keep, steps - steps % fewest, fewest, at_once)
-
-
-def _operations_per_step(sizes: Floats, per_s: float, step_s: float | None) -> int | None:
-    """How many to take for those of one step: rather more than fewer, so that each holds a whole step."""
-    period = _period(sizes)
-    if step_s is None:
-        return period
-    expected = per_s * step_s
-    if period is not None and period > 1 and abs(period / expected - 1) <= _NEAR:
-        return period
-    return 1 if expected < 1 + _NEAR else _rounded((1 + _NEAR) * expected)
-
-
-def fewest_blocks(ranks: int) -> int:
-    """How many blocks must point at one of so many ranks before that is hardly chance."""
-    return min(BLOCKS, max(_FEWEST_STEPS, 1 + math.ceil(math.log(1 / _CHANCE) / math.log(max(2, ranks)))))
-
-
-def _operations_per_s(table: CollectiveTable) -> float:
-    if table.operations_per_s is not None:
-        return table.operations_per_s
-    usual_s = float(mean(table.durations_s.ravel()))
-    return float(np.mean(table.kernel_ratio)) / usual_s if usual_s > 0 else 0.0
-
-
-def _rounded(number: float) -> int:
-    """To about 5 %, so that communicators that do alike are worked on together."""
-    return max(1, round(number if number < 10 else math.exp(round(10 * math.log(number)) / 10)))
-
-
-def _period(sizes: Floats) -> int | None:
-    """After how many operations the sizes repeat: those of a step, if no log tells what a step is."""
-    newest = sizes[-_LONGEST_PERIOD * 3 :]
-    if not np.isfinite(newest).all():
-        return None
-    for period in range(1, len(newest) // 3 + 1):
-        if (newest[period:] == newest[:-period]).mean() >= _ALIKE:
-            return period
-    return None

@@ -115,8 +115,9 @@ def _prefill_interference(measured: Measured, comparison: Comparison | None) -> 
         )
     ]
     if comparison is not None:
+        mean = "the mean" if comparison.prompt_tokens_measured else "for example"
         evidence.append(
-            f"A prompt of {comparison.prompt_tokens:.0f} tokens takes at least "
+            f"A prompt of {comparison.prompt_tokens:.0f} tokens, {mean}, takes at least "
             f"{milliseconds(comparison.ttft_floor_s)} to compute, and holds decode up for as long."
         )
     if measured.computed_prompt_tokens_per_s:

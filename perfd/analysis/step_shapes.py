@@ -1,0 +1,153 @@
+"""How the operations of communicators are laid out in steps, as far as their pace and sizes tell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfd.analysis.robust import mean
+from perfd.analysis.stacks import Stack
+from perfd.analysis.tables import Bools, CollectiveTable, Floats, Ints
+
+MOST_BLOCKS = 10
+_FEWEST_STEPS = 5
+_CHANCE = 0.002
+"""That one rank is the last in all blocks although each is as likely to be."""
+_START_UP_STEPS = 3
+_NEAR = 0.25
+"""As exactly are operations a step known by the pace of operations and of steps."""
+_LONGEST_PERIOD = 300
+_ALIKE = 0.95
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """Of communicators that do alike."""
+
+    rows: Ints
+    """Which of the stack they are."""
+    paces: Floats
+    """Operations a second of each, those that are not in the table included."""
+    length: int
+    """Operations in the table."""
+    per_step: int
+    """Of those."""
+    keep: int
+    """One in so many is in the table."""
+    steps: int
+    """That are judged, the newest: a multiple of the blocks."""
+    blocks: int
+    needed_at_once: bool
+
+
+def fewest_blocks(ranks: int) -> int:
+    """How many blocks must point at one of so many ranks before that is hardly chance."""
+    against_chance = 1 + math.ceil(-math.log(_CHANCE) / math.log(max(2, ranks)))
+    return min(MOST_BLOCKS, max(_FEWEST_STEPS, against_chance))
+
+
+def shapes_of(
+    stack: Stack, judged: Bools, needed_at_once: Bools, *, step_s: float | None, newest_s: float
+) -> list[Shape]:
+    """Those of a stack that are `judged`, by shape.
+
+    Left out are those of which too few steps are known to tell lateness from chance, and those of which
+    nobody knows what a step is. `newest_s` is how much time is judged.
+    """
+    fewest = fewest_blocks(stack.ranks.shape[1])
+    lengths = np.array([len(table.sequence) for table in stack.tables])
+    paces = _paces(stack.tables)
+    chosen = np.flatnonzero(judged & (lengths >= fewest) & (paces > 0))
+    if not len(chosen):
+        return []
+    ends = np.array(
+        [(stack.tables[row].sequence[0], stack.tables[row].sequence[-1]) for row in chosen.tolist()]
+    )
+    lengths, paces, at_once = lengths[chosen], paces[chosen], needed_at_once[chosen]
+    keep = np.maximum(1, np.rint((ends[:, 1] - ends[:, 0]) / np.maximum(lengths - 1, 1))).astype(np.int64)
+    kept_per_s = paces / keep
+    # Where every wait is lost, it does not matter where a step begins; but a block should hold a whole one.
+    block_s = max(newest_s / fewest, step_s or 0.0)
+    per_step = np.clip(_rounded(kept_per_s * block_s), 1, lengths // fewest)
+    for index in np.flatnonzero(~at_once).tolist():
+        sizes = stack.tables[chosen[index]].size_bytes
+        per_step[index] = _operations_per_step(sizes, float(kept_per_s[index]), step_s)
+    per_step[per_step <= 0] = lengths.max() + 1
+    in_step = np.maximum(1.0, kept_per_s * step_s) if step_s else per_step
+    starting = np.ceil(_START_UP_STEPS * in_step - ends[:, 0] / keep)
+    settled = lengths - np.clip(starting, 0, lengths).astype(np.int64)
+    wanted = np.maximum(fewest, np.ceil(newest_s * kept_per_s / per_step)).astype(np.int64)
+    steps = np.minimum(settled // per_step, wanted)
+    enough = steps >= np.where(at_once, fewest, np.minimum(2 * fewest, wanted))
+    steps -= steps % fewest
+    columns = np.stack([lengths, per_step, keep, steps, at_once.astype(np.int64)])
+    return [
+        Shape(
+            rows=chosen[rows],
+            paces=paces[rows],
+            length=int(lengths[rows[0]]),
+            per_step=int(per_step[rows[0]]),
+            keep=int(keep[rows[0]]),
+            steps=int(steps[rows[0]]),
+            blocks=fewest,
+            needed_at_once=bool(at_once[rows[0]]),
+        )
+        for rows in _alike(columns, np.flatnonzero(enough))
+    ]
+
+
+def _alike(columns: Ints, chosen: Ints) -> list[Ints]:
+    """The chosen places by what they have in all columns."""
+    if not len(chosen):
+        return []
+    own = columns[:, chosen]
+    if (own == own[:, :1]).all():
+        return [chosen]
+    _, group = np.unique(own, axis=1, return_inverse=True)
+    return [chosen[group.ravel() == number] for number in range(int(group.max()) + 1)]
+
+
+def _paces(tables: Sequence[CollectiveTable]) -> Floats:
+    told = [table.operations_per_s for table in tables]
+    return np.array(
+        [_pace(table) if pace is None else pace for table, pace in zip(tables, told, strict=True)],
+        dtype=np.float64,
+    )
+
+
+def _pace(table: CollectiveTable) -> float:
+    """By the time in kernels, when nobody counted."""
+    usual_s = float(mean(table.durations_s.ravel()))
+    return float(np.mean(table.kernel_ratio)) / usual_s if usual_s > 0 else 0.0
+
+
+def _operations_per_step(sizes: Floats, per_s: float, step_s: float | None) -> int:
+    """How many to take for those of one step, rather too many than too few; 0 if that is unknown."""
+    period = _period(sizes)
+    if step_s is None:
+        return period
+    expected = per_s * step_s
+    if period > 1 and abs(period / expected - 1) <= _NEAR:
+        return period
+    return 1 if expected < 1 + _NEAR else int(_rounded(np.array((1 + _NEAR) * expected)))
+
+
+def _rounded(numbers: Floats) -> Ints:
+    """Up, to about 5 %, so that communicators that do alike are worked on together."""
+    exact = np.maximum(np.asarray(numbers), 1e-9)
+    coarse = np.exp(np.ceil(10 * np.log(exact) - 1e-6) / 10)
+    return np.ceil(np.where(exact < 10, exact - 1e-6, coarse)).astype(np.int64)
+
+
+def _period(sizes: Floats) -> int:
+    """After how many operations the sizes repeat, 0 if they do not: those of a step have different ones."""
+    newest = sizes[-3 * _LONGEST_PERIOD :]
+    if not np.isfinite(newest).all():
+        return 0
+    for period in range(1, len(newest) // 3 + 1):
+        if (newest[period:] == newest[:-period]).mean() >= _ALIKE:
+            return period
+    return 0

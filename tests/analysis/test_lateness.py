@@ -1,0 +1,167 @@
+"""What is lost by a late rank: not what its peers wait in kernels, and not what chance does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from analysis.jobs import description, job_data, step_table
+
+from perfd.analysis.findings import Kind
+from perfd.analysis.step_shapes import fewest_blocks
+from perfd.analysis.summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.tables import CollectiveTable, NcclTime
+
+STEP_S = 0.08
+BUCKETS = 25
+
+
+def gradients(
+    lags_s: np.ndarray, *, buckets: int = BUCKETS, operation: str = "AllReduce", **fields
+) -> CollectiveTable:
+    """Reductions of steps beside the backward pass: in each, every rank lags by (steps, ranks)."""
+    steps, ranks = lags_s.shape
+    # The fast ranks' kernels begin when the one before has ended, so a long lag shows in the first alone.
+    interval_s = 0.6 * STEP_S / buckets
+    waits = (lags_s.max(axis=1, keepdims=True) - lags_s)[:, None, :].repeat(buckets, axis=1)
+    waits[:, 1:] = np.minimum(waits[:, 1:], interval_s)
+    durations = (waits + 2e-4).reshape(steps * buckets, ranks)
+    sizes = np.tile(np.r_[1e6, np.full(buckets - 1, 4e6)], steps)
+    return CollectiveTable(
+        **{
+            "communicator": "ab",
+            "operation": operation,
+            "ranks": list(range(ranks)),
+            "sequence": 1000 + np.arange(steps * buckets),
+            "durations_s": durations,
+            "size_bytes": sizes,
+            "kernel_ratio": durations.sum(axis=0) / (steps * STEP_S),
+            "operations_per_s": buckets / STEP_S,
+        }
+        | fields
+    )
+
+
+def lags(steps: int, ranks: int, late: dict[int, float]) -> np.ndarray:
+    """By rank, as shares of a step."""
+    result = np.zeros((steps, ranks))
+    for rank, share in late.items():
+        result[:, rank] = share * STEP_S
+    return result
+
+
+def judged(*tables: CollectiveTable, step_s: float | None = STEP_S, **layout: int) -> JobSummary:
+    ranks = max(max(table.ranks) for table in tables) + 1
+    steps = step_table([] if step_s is None else [step_s] * 100)
+    job = description(world_size=ranks, **({"dp": ranks} | layout))
+    times = [NcclTime(rank=rank, busy_s=6.0, span_s=10.0, lost_operations=0) for rank in range(ranks)]
+    return summarise(
+        job_data(steps, description=job, collectives=tables, nccl=times, now_unix_s=2000.0),
+        AnalysisSettings(),
+    )
+
+
+def blamed(summary: JobSummary) -> list[int | str]:
+    return [c.id for one in summary.findings if one.kind is Kind.STRAGGLER for c in one.culprits]
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 64])
+def test_a_lag_that_every_bucket_of_a_step_waits_for_is_lost_once(ranks):
+    summary = judged(gradients(lags(40, ranks, {1: 0.005})))
+
+    # The sum of the waits is 12.5 % of a step, and the lag is half a percent.
+    assert summary.nccl.ranks[1].caused_ratio == pytest.approx(0.005)
+    assert summary.nccl.ranks[1].caused_at_most_ratio == pytest.approx(0.125)
+    assert blamed(summary) == []
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8, 64])
+def test_a_rank_that_costs_a_tenth_of_a_step_is_named_with_what_it_costs(ranks):
+    summary = judged(gradients(lags(40, ranks, {1: 0.1})))
+
+    assert blamed(summary) == [1]
+    assert summary.bottleneck.lost_ratio == pytest.approx(0.1)
+    assert summary.nccl.ranks[1].slowdown_ratio == pytest.approx(1 / 0.9, rel=0.01)
+    assert any("part of it beside compute" in sentence for sentence in summary.bottleneck.evidence)
+
+
+def test_without_a_log_the_sizes_of_operations_tell_what_a_step_is():
+    assert blamed(judged(gradients(lags(40, 4, {1: 0.1})), step_s=None)) == [1]
+    assert blamed(judged(gradients(lags(40, 4, {1: 0.005})), step_s=None)) == []
+
+
+def test_without_a_log_or_sizes_nobody_knows_what_is_lost():
+    unknown = gradients(lags(40, 4, {1: 0.1}), size_bytes=np.full(1000, np.nan))
+
+    summary = judged(unknown, step_s=None)
+
+    assert all(rank.caused_ratio is None for rank in summary.nccl.ranks)
+    assert blamed(summary) == []
+
+
+def test_waits_of_a_tensor_group_add_up_since_nothing_hides_them():
+    waits = gradients(lags(40, 4, {1: 0.005}))
+
+    assert blamed(judged(waits, tp=4, dp=1)) == []  # The group of all ranks could be any.
+    pairs = [
+        gradients(lags(40, 2, {1: 0.005}), communicator=f"tp{pair}", ranks=[2 * pair, 2 * pair + 1])
+        for pair in range(2)
+    ]
+    summary = judged(*pairs, tp=2, dp=2)
+    assert summary.nccl.ranks[1].caused_ratio == pytest.approx(0.125)
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_ranks_that_are_late_in_turn_are_nobodys_fault(ranks):
+    random = np.random.default_rng(1)
+    turns = np.zeros((40, ranks))
+    turns[np.arange(40), random.integers(ranks, size=40)] = 0.2 * STEP_S
+
+    assert blamed(judged(gradients(turns))) == []
+
+
+def test_of_two_equal_culprits_neither_excuses_the_other_in_a_large_group():
+    summary = judged(gradients(lags(40, 32, {3: 0.2, 4: 0.21})))
+
+    assert summary.nccl.ranks[4].caused_ratio == pytest.approx(0.21, rel=0.1)
+
+
+def test_a_pause_in_one_block_of_steps_does_not_blame_who_came_out_of_it_last():
+    pause = lags(40, 4, {})
+    pause[20, 2] = 100 * STEP_S
+
+    assert blamed(judged(gradients(pause))) == []
+
+
+def test_the_first_steps_of_a_job_do_not_count():
+    starting = gradients(lags(10, 8, {1: 0.5}), sequence=np.arange(10 * BUCKETS))
+
+    # Ten steps are known and three of them are of the start, so there are too few.
+    assert judged(starting).nccl.ranks[1].caused_ratio is None
+    assert blamed(judged(gradients(lags(20, 8, {1: 0.5}), sequence=np.arange(20 * BUCKETS)))) == [1]
+
+
+def test_thinned_operations_say_the_same():
+    whole = gradients(lags(80, 4, {1: 0.1}))
+    one_in_four = slice(0, None, 4)
+    thinned = gradients(
+        lags(80, 4, {1: 0.1}),
+        sequence=whole.sequence[one_in_four],
+        durations_s=whole.durations_s[one_in_four],
+        size_bytes=whole.size_bytes[one_in_four],
+    )
+
+    assert blamed(judged(thinned)) in ([], [1])
+    assert judged(thinned).nccl.ranks[1].caused_at_most_ratio == pytest.approx(
+        judged(whole).nccl.ranks[1].caused_at_most_ratio, rel=0.3
+    )
+
+
+def test_the_fewer_peers_there_are_the_more_must_chance_be_excluded():
+    assert [fewest_blocks(ranks) for ranks in (2, 3, 4, 8, 64, 1024)] == [10, 7, 6, 5, 5, 5]
+
+
+def test_a_communicator_of_one_rank_says_nothing():
+    alone = gradients(np.zeros((40, 1)))
+
+    assert judged(alone, dp=1).nccl.ranks[0].caused_ratio in (None, 0.0)
+    assert blamed(judged(alone, dp=1)) == []
