@@ -170,6 +170,13 @@ def test_the_agent_of_one_job_of_slurm_leaves_the_others_on_its_node_to_theirs(t
     assert events(job.collect()) == [(EventKind.JOB_STARTED, "77")]
 
 
+@pytest.mark.parametrize("name", ["80", "77_3"])
+def test_an_agent_may_be_called_by_either_name_of_an_arrays_task(tmp_path: Path, name: str) -> None:
+    job = Job(tmp_path, job=name)
+    job.start(100, torch(0, 1, SLURM_JOB_ID="80", SLURM_ARRAY_JOB_ID="77", SLURM_ARRAY_TASK_ID="3"), gpus=[0])
+    assert events(job.collect()) == [(EventKind.JOB_STARTED, name)]
+
+
 def test_a_job_that_an_operator_named_keeps_that_name(tmp_path: Path) -> None:
     job = Job(tmp_path, job="llama")
     job.start(100, torch(0, SLURM_JOB_ID="77"), gpus=[0])

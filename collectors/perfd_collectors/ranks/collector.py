@@ -159,8 +159,10 @@ class RanksCollector:
         """
         if self._root_pid is not None:
             return True
-        theirs = job_name(identity.environ) if "SLURM_JOB_ID" in identity.environ else None
-        if theirs not in (None, self._settings.job) and _SLURM_JOB.fullmatch(self._settings.job):
+        number = identity.environ.get("SLURM_JOB_ID")
+        # An array's task has a number of its own beside ARRAY_TASK; an agent may be called either.
+        names = (number, job_name(identity.environ))
+        if number and _SLURM_JOB.fullmatch(self._settings.job) and self._settings.job not in names:
             return False
         return holds_gpu or identity.launcher is not Launcher.SLURM
 
