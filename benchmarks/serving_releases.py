@@ -6,12 +6,14 @@ in a process of its own (`benchmarks.release_exporter`), scrapes what it exposes
 - every series with what Prometheus' own Python parser reads on the same page;
 - every quantity that was put in with what perfd makes of the page.
 
-Wheels of vLLM have 200 to 500 MB each. `--keep DIRECTORY` keeps what was unpacked for the next time.
+Wheels of vLLM have 200 to 500 MB each. `--keep DIRECTORY` keeps what was unpacked for the next time;
+`--record tests/fixtures/serving` writes the pages that the tests read.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import math
 import subprocess
@@ -74,8 +76,8 @@ def unpacked(engine: str, version: str, directory: Path) -> Path:
     return folder
 
 
-def run(engine: str, version: str, folder: Path) -> Result:
-    """Expose, scrape and compare one release."""
+def run(engine: str, version: str, folder: Path, record: Path | None) -> Result:
+    """Expose, scrape and compare one release, and keep the page if that is wanted."""
     release = f"{engine} {version}"
     process = subprocess.Popen(
         [sys.executable, str(_EXPORTER), engine, str(folder)],
@@ -100,6 +102,10 @@ def run(engine: str, version: str, folder: Path) -> Result:
         process.stdout.close()
         if process.stderr is not None:
             process.stderr.close()
+    if record is not None:
+        name = f"{engine}-{version}"
+        (record / f"{name}.prom.gz").write_bytes(gzip.compress(body, mtime=0))
+        (record / f"{name}.json").write_text(json.dumps(started["expected"], indent=1) + "\n")
     return compare(release, body, started["expected"])
 
 
@@ -107,7 +113,7 @@ def compare(release: str, body: bytes, expected: Mapping[str, Any]) -> Result:
     """A page against the reference parser, and its snapshot against what was put in."""
     reference, ours = _reference(body), _ours(body)
     different = [key for key in {*reference, *ours} if not _same(reference.get(key), ours.get(key))]
-    seen = _quantities(read_page(PageReader(WANTED), body, release))
+    seen = quantities(read_page(PageReader(WANTED), body, release))
     wrong = [name for name, value in expected.items() if not _same(seen.get(name), value)]
     return Result(
         release=release,
@@ -144,7 +150,7 @@ def _ours(body: bytes) -> dict[Key, float]:
     }
 
 
-def _quantities(snapshot: Snapshot) -> Mapping[str, Any]:
+def quantities(snapshot: Snapshot) -> Mapping[str, Any]:
     plain = {name: getattr(snapshot, name) for name in snapshot.__slots__}
     histograms = {name: [found.count, found.sum] for name, found in snapshot.histograms.items()}
     return {**plain, **{str(name): value for name, value in snapshot.counters.items()}, **histograms}
@@ -163,6 +169,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("releases", nargs="*", metavar="ENGINE==VERSION", help="default: all that are known")
     parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="where unpacked releases stay")
+    parser.add_argument("--record", type=Path, metavar="DIRECTORY", help="where pages are written")
     args = parser.parse_args()
     chosen = [tuple(one.split("==", 1)) for one in args.releases] or list(RELEASES)
     results = []
@@ -170,7 +177,7 @@ def main() -> int:
         directory = args.keep or Path(temporary)
         print(f"{'release':24}{'series':>14}{'quantities':>14}", flush=True)
         for engine, version in chosen:
-            result = run(engine, version, unpacked(engine, version, directory))
+            result = run(engine, version, unpacked(engine, version, directory), args.record)
             results.append(result)
             print(
                 f"{result.release:24}{result.series_same:>7} of {result.series:<5}"

@@ -161,11 +161,8 @@ def _show(server: Server, console: Console) -> None:
     table.add_row("requests", f"{_count(now.running_requests)} running, {_count(now.queued_requests)} queued")
     table.add_row("KV cache used", _percent(now.kv_cache_used_ratio))
     table.add_row("prefix hits", _percent(measured.prefix_hit_ratio))
-    table.add_row(
-        "tokens/s",
-        f"{_count(measured.generation_tokens_per_s)} generated, "
-        f"{_count(measured.prompt_tokens_per_s)} prompt",
-    )
+    generated, prompt = measured.generation_tokens_per_s, measured.prompt_tokens_per_s
+    table.add_row("tokens/s", f"{_count(generated)} generated, {_count(prompt)} prompt")
     latencies = measured.latencies
     table.add_row("TTFT", _latency(latencies.get(Latency.TTFT)))
     table.add_row("TPOT", _latency(measured.tpot))
@@ -185,13 +182,14 @@ def _show(server: Server, console: Console) -> None:
 
 def _theory_rows(comparison: Comparison) -> list[tuple[str, str]]:
     theory, step = comparison.theory, comparison.step
+    guessed = "" if comparison.prompt_tokens_measured else ", for example"
     rows = [
         ("hardware", f"{theory.layout.gpus} x {theory.gpu.name}, {theory.model.precision}"),
         (
             "TPOT floor",
             f"{_ms(comparison.tpot_floor_s)} alone, {_ms(None if step is None else step.total_s)} now",
         ),
-        ("TTFT floor", f"{_ms(comparison.ttft_floor_s)} for {comparison.prompt_tokens:.0f} tokens"),
+        ("TTFT floor", f"{_ms(comparison.ttft_floor_s)} for {comparison.prompt_tokens:.0f} tokens{guessed}"),
         ("critical batch", f"{theory.critical_batch:.0f}"),
     ]
     ratio = comparison.tpot_over_step_ratio
@@ -204,6 +202,8 @@ def _theory_rows(comparison: Comparison) -> list[tuple[str, str]]:
 
 def _latency(found: Distribution | None) -> str:
     known = found or Distribution()
+    if known == Distribution():
+        return "unknown"
     return f"P50 {_ms(known.p50)}, P90 {_ms(known.p90)}, P99 {_ms(known.p99)}, mean {_ms(known.mean)}"
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from perfd_collectors.serving.exposition import PageReader
 from perfd_collectors.serving.servers import WANTED, read_page
-from serving.pages import LLAMA_70B, busy_70b
+from serving.pages import LLAMA_70B
 
 from perfd.analysis.peaks import find_gpu
 from perfd.analysis.serving.comparison import compare
@@ -24,7 +27,10 @@ from perfd.analysis.serving.theory import (
     matrix_parameters,
     theory_of,
 )
+from perfd.cli import main
 from perfd.peaks import load_peaks
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
 def theory(**config: object) -> Theory:
@@ -52,14 +58,38 @@ def test_fp8_weights_halve_the_floor_but_for_the_head() -> None:
 
 
 def test_the_batch_of_the_example_explains_12_ms_and_prefill_the_tail() -> None:
-    measured = measure(read_page(PageReader(WANTED), busy_70b(), "page"))
-    comparison = compare(measured, theory())
-    assert measured.tpot.p50 == pytest.approx(12e-3, rel=0.05)
-    assert measured.tpot.p99 == pytest.approx(45e-3, rel=0.3)
-    assert comparison.step is not None
-    assert comparison.step.total_s == pytest.approx(12e-3, rel=0.05)
-    kinds = {finding.kind for finding in diagnose(measured, comparison)}
-    assert kinds == {Kind.LARGE_BATCH, Kind.PREFILL_INTERFERENCE}
+    """The page and the model of docs/serving.md, whose numbers these are."""
+    page = (EXAMPLES / "serving-70b.prom").read_bytes()
+    measured = measure(read_page(PageReader(WANTED), page, "page"))
+    comparison = compare(measured, theory(**json.loads((EXAMPLES / "llama-70b.config.json").read_text())))
+    assert (measured.tpot.p50, measured.tpot.p99) == (pytest.approx(12e-3), pytest.approx(45e-3))
+    assert measured.now.running_requests == 200
+    step = comparison.step
+    assert step is not None
+    assert comparison.tpot_floor_s == pytest.approx(5.2e-3, rel=0.005)
+    assert (step.weights_s, step.kv_s) == (pytest.approx(5.19e-3, rel=1e-3), pytest.approx(4.89e-3, rel=1e-3))
+    assert step.all_reduce_s == pytest.approx(2.04e-3, rel=2e-3)
+    assert step.total_s == pytest.approx(12.12e-3, rel=1e-3)
+    assert comparison.tpot_over_step_ratio == pytest.approx(0.99, abs=0.005)
+    assert comparison.mbu_ratio == pytest.approx(0.84, abs=0.005)
+    found = diagnose(measured, comparison)
+    assert [finding.kind for finding in found] == [Kind.LARGE_BATCH, Kind.PREFILL_INTERFERENCE]
+    assert "--max-running-requests" in found[0].recommendation
+    assert "--chunked-prefill-size" in found[1].recommendation
+
+
+def test_the_command_of_the_example_prints_what_the_documentation_shows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(EXAMPLES.parents[1])
+    section = (EXAMPLES.parent / "serving.md").read_text().split("## A worked example")[1]
+    command, shown = section[section.index("    perfd serving") : section.index("(Some lines")].split(
+        "\n\n", 1
+    )
+    assert main(shlex.split(command.replace("\\\n", " "))[1:]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    for line in filter(None, map(str.strip, shown.splitlines())):
+        assert " ".join(line.split()) in printed
 
 
 def test_quantiles_are_those_of_prometheus() -> None:

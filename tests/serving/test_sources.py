@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,9 @@ from perfd_collectors.serving.logs import read_log
 from perfd_collectors.serving.servers import WANTED, read_page
 from serving.pages import counter, gauge, histogram
 
-from perfd.analysis.serving.snapshot import Counter, Latency
+from perfd.analysis.serving.snapshot import Counter, Latency, Snapshot
 
+RECORDED = Path(__file__).parents[1] / "fixtures" / "serving"
 SHARED = os.environ.get("PERFD_SHARED")
 needs_samples = pytest.mark.skipif(not SHARED, reason="PERFD_SHARED does not name the shared samples")
 
@@ -92,6 +95,27 @@ def test_both_generations_of_vllm_give_the_same(usage: str, latency: str, suffix
     assert (found.running_requests, found.kv_cache_used_ratio) == (10.0, 0.5)
     assert found.counters[Counter.CACHE_QUERY_TOKENS] == 80.0
     assert found.histograms[Latency.ITL].count == 4
+
+
+@pytest.mark.parametrize("path", sorted(RECORDED.glob("*.prom.gz")), ids=lambda path: path.name)
+def test_pages_of_each_release_say_what_was_put_into_its_own_metric_code(path: Path) -> None:
+    """Recorded by `python -m benchmarks.serving_releases --record`."""
+    expected = json.loads((path.parent / f"{path.name.removesuffix('.prom.gz')}.json").read_text())
+    found = quantities(read_page(PageReader(WANTED), gzip.decompress(path.read_bytes()), path.name))
+    for name, value in expected.items():
+        assert found.get(name) == (pytest.approx(value) if not isinstance(value, str) else value), name
+
+
+def test_pages_are_recorded_of_as_many_releases_as_are_promised() -> None:
+    releases = [path.name for path in RECORDED.glob("*.prom.gz")]
+    assert sum(name.startswith("sglang-") for name in releases) >= 4
+    assert sum(name.startswith("vllm-") for name in releases) >= 3
+
+
+def quantities(snapshot: Snapshot) -> Mapping[str, object]:
+    plain = {name: getattr(snapshot, name) for name in snapshot.__slots__}
+    counters = {str(name): value for name, value in snapshot.counters.items()}
+    return {**plain, **counters, **{name: [h.count, h.sum] for name, h in snapshot.histograms.items()}}
 
 
 @needs_samples
