@@ -6,19 +6,22 @@ import argparse
 import os
 import socket
 import sys
+import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from perfd_collectors.nccl.library import with_plugin
 
 from perfd.capture.installation import find_nsys
 from perfd.capture.launch import Launch, plan_launch
-from perfd.config import AgentCaptureConfig
+from perfd.config import AgentCaptureConfig, AgentConfig, CollectorConfig
 from perfd.errors import PerfdError, RecordingError
+from perfd.hook import SOCKET_VARIABLE
 from perfd.session.configuration import load_session
 from perfd.session.job import CommandError
 from perfd.session.naming import job_name, results_folder
-from perfd.session.run import MonitorSettings, RunOptions
+from perfd.session.run import HOOK_COLLECTOR, MonitorSettings, RunOptions
 from perfd.session.run import run as run_session
 
 EXIT_CODES = """\
@@ -101,18 +104,32 @@ def watch(
         http=http,
         results=str(results_folder(out.absolute(), name, time.time_ns())),
         recording=str(recording.absolute()) if recording else None,
+        hook_socket=_hook_socket(configuration.agent, os.environ),
     )
     try:
         options = RunOptions(
             command=launch.command,
             launcher=launch.session is not None,
             settings=settings,
-            environment=with_plugin(os.environ),
+            environment=_environment(settings, os.environ),
         )
         return run_session(options, say=_say)
     except CommandError as error:
         _say(f"perfd run: {error}")
         return error.exit_code
+
+
+def _hook_socket(agent: AgentConfig, environment: Mapping[str, str]) -> str | None:
+    """Where the job's training loops shall write: a socket of this run alone, unless the user named one."""
+    if SOCKET_VARIABLE in environment:
+        return None
+    configured = agent.collectors.get(HOOK_COLLECTOR, CollectorConfig()).options.get("socket")
+    return str(configured or Path(tempfile.gettempdir(), f"perfd-hook-{os.getuid()}-{os.getpid()}.sock"))
+
+
+def _environment(settings: MonitorSettings, environment: Mapping[str, str]) -> dict[str, str]:
+    told = {SOCKET_VARIABLE: settings.hook_socket} if settings.hook_socket is not None else {}
+    return {**with_plugin(environment), **told}
 
 
 def _plan(command: list[str], job: str, config: AgentCaptureConfig, *, allowed: bool) -> Launch:

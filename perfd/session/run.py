@@ -33,6 +33,7 @@ MONITOR = (sys.executable, "-P", "-m", "perfd.session.monitor")
 """How the monitor is started; `-P`, because the job's working directory must not shadow our modules."""
 
 _NO_MONITOR = "perfd: the monitor failed, so there is no summary; the job was not affected. See {log}."
+HOOK_COLLECTOR = "hook"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,8 @@ class MonitorSettings:
     """An address that the user asked for; None for the configured one."""
     results: str | None = None
     recording: str | None = None
+    hook_socket: str | None = None
+    """Where `perfd.hook` of this job's processes is told to write; None for its usual place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -348,3 +348,37 @@ def test_an_alert_while_a_job_runs_puts_a_report_among_its_results(tmp_path, con
     assert alert["name"] == "Slow"
     assert len(alert["captures"]) == 1
     assert "Slow at step" in err
+
+
+def test_a_training_loop_with_the_hook_finds_the_agent_of_its_own_run(tmp_path, configuration):
+    trainer = [sys.executable, str(Path(__file__).with_name("hooked_trainer.py"))]
+    environment = {name: value for name, value in os.environ.items() if name != "PERFD_HOOK_SOCKET"}
+    done = subprocess.run(
+        command(tmp_path, configuration, "--", *trainer),
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0
+    (told,) = re.findall(r"^socket (.+)$", done.stdout, re.MULTILINE)
+    assert re.search(rf"perfd-hook-{os.getuid()}-\d+\.sock$", told)
+    assert not Path(told).exists()
+    job = only_job(tmp_path)
+    assert job["steps"]["count"] > 0
+    assert job["step_time_s"]["median"] >= 0.01
+    assert job["breakdown"]["forward_ratio"] is None or job["breakdown"]["forward_ratio"] > 0.5
+
+
+def test_a_socket_that_the_user_named_for_the_hook_stays(tmp_path, configuration):
+    mine = str(tmp_path / "mine.sock")
+    done = subprocess.run(
+        command(tmp_path, configuration, "--", "sh", "-c", "echo socket $PERFD_HOOK_SOCKET"),
+        env={**os.environ, "PERFD_HOOK_SOCKET": mine},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert f"socket {mine}\n" in done.stdout

@@ -1,0 +1,16 @@
+"""A training loop that tells perfd of itself by the hook alone, and prints nothing that perfd reads."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from perfd import hook
+
+print("socket", os.environ[hook.SOCKET_VARIABLE], flush=True)
+timer = hook.StepTimer(report_steps=True, layout={"dp": 1, "tp": 1, "pp": 1}, warmup_steps=0)
+# The agent may not listen yet: the hook looks for it again every 50 steps.
+for _ in range(400):
+    with timer.step(), timer.phase("forward"):
+        time.sleep(0.01)
+timer.close()
