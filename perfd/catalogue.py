@@ -451,7 +451,11 @@ _NODE = ("node",)
 
 AGENT_METRICS: Sequence[MetricInfo] = (
     _metric(
-        "perfd_agent_up", "1 while the agent's stream is open, else 0.", labels=_NODE, source="aggregator"
+        "perfd_agent_up",
+        "1 while the agent's stream is open, else 0.",
+        labels=_NODE,
+        source="aggregator",
+        absent="It has been gone for job_forgotten_after_s.",
     ),
     _metric(
         "perfd_agent_info",
