@@ -191,6 +191,8 @@ class HttpClientConfig(_Strict, frozen=True):
     certificate: str | None = None
     """Shown to a server that asks for one (mutual TLS), with its `key`; PEM files."""
     key: str | None = None
+    headers: dict[str, str] = {}
+    """Sent as well, for example `X-Scope-OrgID` to Mimir."""
 
 
 class JsonLinesConfig(_Strict, frozen=True):

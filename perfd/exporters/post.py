@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import http.client
+import re
 import ssl
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,6 +17,7 @@ from perfd.config import HttpClientConfig
 from perfd.errors import ConfigError
 
 _MAX_ANSWER_BYTES = 4096
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,7 @@ class Poster:
         self._connection: http.client.HTTPConnection | None = None
         self._closed_at_once = False
         _authorization(config, key)
+        _check_headers(config, key)
 
     def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:
         """Send one body; never raises for what the network, the other side or a file of secrets does."""
@@ -64,7 +67,7 @@ class Poster:
             authorization = _authorization(self._config, self._key)
         except ConfigError as error:
             return Answer(status=0, text=str(error))
-        sent = {"User-Agent": f"perfd/{__version__}", **authorization, **headers}
+        sent = {"User-Agent": f"perfd/{__version__}", **self._config.headers, **authorization, **headers}
         kept = self._connection is not None
         answer = self._attempt(body, sent)
         if kept and answer.status == 0 and self._closed_at_once:
@@ -121,6 +124,12 @@ def read_secret(path: str, key: str) -> str:
     if not secret or not secret.isprintable():
         raise ConfigError(f"{key}: {path} must hold one line, the secret.")
     return secret
+
+
+def _check_headers(config: HttpClientConfig, key: str) -> None:
+    for name, value in config.headers.items():
+        if not _HEADER_NAME.fullmatch(name) or not (value.isascii() and value.isprintable()):
+            raise ConfigError(f"{key}: {name!r}: {value!r} cannot be a header of HTTP.")
 
 
 def _port(parts: SplitResult, key: str) -> int | None:

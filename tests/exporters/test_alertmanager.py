@@ -199,6 +199,8 @@ def test_a_name_and_a_password_from_a_file_are_sent(tmp_path):
         ("http://h", AlertmanagerConfig(external_labels={"a-b": "x"}), "a-b"),
         ("http://h", AlertmanagerConfig(http=HttpClientConfig(username="u", bearer_token_file="t")), "both"),
         ("http://h", AlertmanagerConfig(http=HttpClientConfig(bearer_token_file="/no/such")), "/no/such"),
+        ("http://h", AlertmanagerConfig(http=HttpClientConfig(headers={"A B": "x"})), "A B"),
+        ("http://h", AlertmanagerConfig(http=HttpClientConfig(headers={"A": "x\r\nB: y"})), "header"),
         ("https://h", AlertmanagerConfig(http=HttpClientConfig(ca="/no/ca.pem")), "/no/ca.pem"),
         ("https://h", AlertmanagerConfig(http=HttpClientConfig(certificate="/no/c.pem")), "belong together"),
     ],

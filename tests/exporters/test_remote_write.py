@@ -239,7 +239,7 @@ def test_the_requests_are_those_of_remote_write_1_0(tmp_path):
     (tmp_path / "token").write_text("swordfish")
     given_context = at_now()
     with Receiver() as receiver:
-        http = HttpClientConfig(bearer_token_file=str(tmp_path / "token"))
+        http = HttpClientConfig(bearer_token_file=str(tmp_path / "token"), headers={"X-Scope-OrgID": "team"})
         sender = exporter(receiver.url, given_context, http=http)
         play(sender, given_context, 1, 1.0)
         sender.close()
@@ -249,6 +249,7 @@ def test_the_requests_are_those_of_remote_write_1_0(tmp_path):
     assert headers["x-prometheus-remote-write-version"] == "0.1.0"
     assert headers["user-agent"].startswith("perfd/")
     assert headers["authorization"] == "Bearer swordfish"
+    assert headers["x-scope-orgid"] == "team"
 
 
 @pytest.mark.parametrize(
