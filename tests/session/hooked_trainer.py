@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 from perfd import hook
 
-print("socket", os.environ[hook.SOCKET_VARIABLE], flush=True)
+sys.stdout.write(f"socket {os.environ[hook.SOCKET_VARIABLE]}\n")
+sys.stdout.flush()
 timer = hook.StepTimer(report_steps=True, layout={"dp": 1, "tp": 1, "pp": 1}, warmup_steps=0)
 # The agent may not listen yet: the hook looks for it again every 50 steps.
 for _ in range(400):
