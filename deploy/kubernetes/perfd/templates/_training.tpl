@@ -14,7 +14,8 @@ annotations:
 {{- if not .Values.training.nccl -}}
 {{- $nccl = dict "enabled" false -}}
 {{- end -}}
-{{- $config := dict "collectors" (dict "training_log" $log "hook" $hook "nccl" $nccl) -}}
+{{- $collectors := dict "training_log" $log "hook" $hook "nccl" $nccl -}}
+{{- $config := dict "capture" (dict "enabled" false) "collectors" $collectors -}}
 {{- /* On the node's network two pods would want one port. */ -}}
 {{- $_ := set $config "listen" (.Values.training.hostNetwork | ternary nil "0.0.0.0:9462") -}}
 {{- include "perfd.agentConfig" (dict "root" . "config" (mergeOverwrite $config .Values.sidecar.config)) -}}
@@ -101,6 +102,9 @@ containers:
     {{- $gpus := ternary (dict "limits" (dict "nvidia.com/gpu" (int $training.gpusPerNode))) dict (gt (int $training.gpusPerNode) 0) }}
     {{- with mergeOverwrite $gpus $training.resources }}
     resources: {{- toYaml . | nindent 6 }}
+    {{- end }}
+    {{- with $training.securityContext }}
+    securityContext: {{- toYaml . | nindent 6 }}
     {{- end }}
     volumeMounts:
       - {name: perfd, mountPath: /run/perfd}
