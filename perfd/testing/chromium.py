@@ -170,14 +170,14 @@ class Tab:
         """Write into what has the focus."""
         self._ask("Input.insertText", {"text": text})
 
-    def picture(self, *, height: int | None = None) -> bytes:
-        """The screen as PNG, or the page from its top on, as far as `height`."""
+    def picture(self, *, top: int = 0, height: int | None = None) -> bytes:
+        """The screen as PNG, or so much of the page from `top` on, however far that goes."""
         asked: dict[str, Any] = {"format": "png"}
         if height is not None:
             width = self.run("innerWidth")
             asked |= {
                 "captureBeyondViewport": True,
-                "clip": {"x": 0, "y": 0, "width": width, "height": height, "scale": 1},
+                "clip": {"x": 0, "y": top, "width": width, "height": height, "scale": 1},
             }
         return base64.b64decode(self._ask("Page.captureScreenshot", asked)["data"])
 

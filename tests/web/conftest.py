@@ -10,7 +10,7 @@ import pytest
 
 from perfd.aggregator.aggregator import Aggregator
 from perfd.recording.format import find_recording
-from perfd.session.replay import Progress, ReplayOptions, replay
+from perfd.session.replay import ReplayOptions, replay
 from perfd.testing.chromium import Browser, Tab, chromium
 from perfd.testing.pages import StandIn
 
@@ -45,15 +45,13 @@ def held(recording: str) -> Iterator[Aggregator]:
     ready, seen = threading.Event(), threading.Event()
     found: list[Aggregator] = []
 
-    def hold(progress: Progress) -> None:
-        if progress.played_s >= progress.total_s and not ready.is_set():
-            progress.aggregator.tick()
-            found.append(progress.aggregator)
-            ready.set()
-            seen.wait()
+    def hold(_: object, aggregator: Aggregator) -> None:
+        found.append(aggregator)
+        ready.set()
+        seen.wait()
 
     options = ReplayOptions(recording=find_recording(recording), http="127.0.0.1:0")
-    thread = threading.Thread(target=replay, args=(options,), kwargs={"on_progress": hold})
+    thread = threading.Thread(target=replay, args=(options,), kwargs={"on_end": hold})
     thread.start()
     try:
         assert ready.wait(50)

@@ -54,7 +54,7 @@ export function showServers(main, servers) {
 
 function summary(servers) {
   const troubled = servers.filter((server) => state(server) !== "up" || server.findings.length).length;
-  return el("h1", { id: "summary" }, troubled ? `${troubled} of ${plural(servers.length, "serving engine")} need a look` : plural(servers.length, "serving engine"));
+  return el("h1", { id: "summary" }, troubled ? `${troubled} of ${plural(servers.length, "serving engine")} ${troubled === 1 ? "needs" : "need"} a look` : plural(servers.length, "serving engine"));
 }
 
 function card(server) {

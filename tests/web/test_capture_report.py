@@ -1,0 +1,82 @@
+"""From a capture that is over to its report, in a real browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfd.aggregator.aggregator import Aggregator
+from perfd.capture.api import StartBody
+from perfd.cli import main
+from perfd.config import AggregatorConfig, CaptureProfile
+from perfd.model import (
+    CaptureFile,
+    CaptureRequest,
+    CaptureState,
+    CaptureStatus,
+    CaptureTool,
+    RankPlacement,
+    TrainingStep,
+)
+from perfd.testing.agent import FakeAgent
+from perfd.testing.chromium import Tab
+from perfd.testing.traces import COMPUTE, Op, kineto, write_json
+
+pytestmark = pytest.mark.system
+
+
+def captured(running: Aggregator, agent: FakeAgent, capture_id: str, folder: Path) -> None:
+    """Let an agent do what it is asked, which leaves a trace."""
+    agent.hello(tools=(CaptureTool.KINETO,))
+    agent.send(
+        *(TrainingStep(job="llm", step=step, step_time_s=1.0) for step in range(1, 20)),
+        RankPlacement(job="llm", rank=0, gpu=0),
+    )
+    running.tick()
+    running.start_capture(StartBody(job="llm", id=capture_id))
+    while not isinstance(request := agent.hear(), CaptureRequest):
+        pass
+    folder.mkdir()
+    trace = write_json(folder / "rank0.trace.json", kineto([Op(COMPUTE, 0, 60)], steps={1: (0, 100)}))
+    for state, files in ((CaptureState.ARMED, ()), (CaptureState.RUNNING, ()), (CaptureState.DONE, (trace,))):
+        agent.say(
+            CaptureStatus(
+                capture_id=request.capture_id,
+                state=state,
+                time_unix_ns=1,
+                ranks=(0,),
+                files=[CaptureFile(path=str(file), size_bytes=file.stat().st_size) for file in files],
+            )
+        )
+    while running.captures()[0]["state"] == "open":
+        running.tick()
+
+
+def test_the_report_of_a_capture_opens_from_its_page_once_it_was_made(tab: Tab, tmp_path: Path) -> None:
+    config = AggregatorConfig(
+        listen="127.0.0.1:0",
+        http_listen="127.0.0.1:0",
+        capture_profiles={"default": CaptureProfile(tool="kineto")},
+    )
+    running = Aggregator(config, manual=True)
+    running.start()
+    try:
+        with FakeAgent(running.grpc_address) as agent:
+            captured(running, agent, "c1", tmp_path / "c1")
+            url = f"http://{running.http_address}"
+
+            tab.open(f"{url}/jobs/llm/captures", "document.querySelector('article a')")
+            assert "done" in tab.text("#capture-c1")
+            tab.run("document.querySelector('#capture-c1 a').click()")
+            tab.wait("location.pathname === '/reports/captures/c1' && document.querySelector('h1')")
+            assert "No report here yet" in tab.text("h1")
+            assert "perfd capture show c1 --analyze" in tab.text("body")
+
+            assert main(["capture", "show", "c1", "--analyze", "--aggregator", url]) == 0
+            tab.open(f"{url}/jobs/llm/captures", "document.querySelector('article a')")
+            tab.run("document.querySelector('#capture-c1 a').click()")
+            tab.wait("location.pathname === '/reports/captures/c1' && document.querySelector('.headline')")
+            assert tab.count("svg") > 0
+    finally:
+        running.stop()
