@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-system check format bench docs site proto clean
+.PHONY: help demo test test-system check format bench dashboards docs site proto clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -42,6 +42,7 @@ check: $(VENV)/.installed-dev ## Lint, types, imports, drift of generated files
 	@$(BIN)/python -m perfd.catalogue_docs --check
 	@$(BIN)/python deploy/kubernetes/make_schema.py --check
 	@$(BIN)/python -m perfd.cli.reference --check
+	@cd deploy/grafana && $(abspath $(BIN))/python -m perfd_dashboards --check
 
 format: $(VENV)/.installed-dev ## Format the code
 	@$(BIN)/ruff check --fix-only --quiet .
@@ -56,6 +57,9 @@ proto: $(VENV)/.installed-dev ## Generate the wire code from its .proto
 docs: $(VENV)/.installed-dev ## Generate docs/metrics.md, docs/cli.md and the shells' completions
 	@$(BIN)/python -m perfd.catalogue_docs
 	@$(BIN)/python -m perfd.cli.reference
+
+dashboards: $(VENV)/.installed-dev ## Generate deploy/grafana/dashboards/
+	@cd deploy/grafana && $(abspath $(BIN))/python -m perfd_dashboards
 
 site: $(VENV)/.installed-dev ## Build the documentation into site/
 	@$(BIN)/python -m pip install --quiet --group docs

@@ -1,0 +1,1 @@
+"""Grafana dashboards as code; `python -m perfd_dashboards` in deploy/grafana writes their JSON."""

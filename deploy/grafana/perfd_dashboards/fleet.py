@@ -1,0 +1,179 @@
+"""All jobs and nodes at once: who needs a look."""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
+
+from perfd_dashboards.panels import (
+    COUNT,
+    PERCENT,
+    SECONDS,
+    Column,
+    board,
+    choice,
+    graph,
+    number,
+    page_link,
+    q,
+    rows,
+)
+
+_JOB = 'job=~"$job"'
+
+
+def dashboard() -> Dashboard:
+    """The dashboard `perfd-fleet`."""
+    fleet = board("fleet", "perfd: fleet", "Every job and node that an aggregator of perfd knows.")
+    fleet = fleet.with_variable(choice("job", "Job", "label_values(perfd_job_ended, job)", many=True))
+    fleet = fleet.link(page_link("Page", "/"))
+    for panel in (_numbers, _jobs, _graphs, _nodes):
+        fleet = panel(fleet)
+    return fleet
+
+
+def _numbers(fleet: Dashboard) -> Dashboard:
+    return (
+        fleet.with_panel(
+            number(
+                "Jobs that run",
+                "count(perfd_job_ended == 0)",
+                unit=COUNT,
+                none="0",
+                help_text="Jobs that have not ended.",
+            )
+        )
+        .with_panel(
+            number(
+                "GPUs in jobs",
+                "sum(perfd_job_ranks and on (job) perfd_job_ended == 0)",
+                unit=COUNT,
+                none="0",
+                help_text="Ranks of these jobs.",
+            )
+        )
+        .with_panel(
+            number(
+                "Agents connected",
+                "sum(perfd_agents_connected)",
+                unit=COUNT,
+                help_text="Agents with an open stream to their aggregator.",
+            )
+        )
+        .with_panel(
+            number(
+                "Agents away",
+                "count(perfd_agent_up == 0)",
+                unit=COUNT,
+                bad_from=1,
+                none="0",
+                help_text="Nodes that were heard of, and whose stream is closed now.",
+            )
+        )
+        .with_panel(
+            number(
+                "Alerts firing",
+                "sum(perfd_alerts_firing)",
+                unit=COUNT,
+                bad_from=1,
+                none="0",
+                help_text="Of perfd's own engine.",
+            )
+        )
+        .with_panel(
+            number(
+                "Batches lost",
+                "sum(perfd_lost_batches_total) - sum(perfd_late_batches_total)",
+                unit=COUNT,
+                bad_from=1,
+                help_text="Batches of agents that never came, since the aggregator started.",
+            )
+        )
+    )
+
+
+def _jobs(fleet: Dashboard) -> Dashboard:
+    columns = (
+        Column(title="GPUs", expr=f"max by (job) (perfd_job_ranks{{{_JOB}}})", unit=COUNT),
+        Column(title="Step", expr=f"max by (job) (perfd_step{{{_JOB}}})", unit="none"),
+        Column(title="Step time", expr=f"max by (job) (perfd_step_time_seconds{{{_JOB}}})", unit=SECONDS),
+        Column(title="MFU", expr=f"max by (job) (perfd_mfu_ratio{{{_JOB}}})", unit=PERCENT),
+        Column(title="Tokens/s", expr=f"max by (job) (perfd_tokens_per_second{{{_JOB}}})", unit=COUNT),
+        Column(
+            title="Communication",
+            expr=f"max by (job) (perfd_communication_share_ratio{{{_JOB}}})",
+            unit=PERCENT,
+        ),
+        Column(
+            title="Stall", expr=f'max by (job) (perfd_pipeline_stall_ratio{{{_JOB}, stage=""}})', unit=PERCENT
+        ),
+        Column(title="Goodput", expr=f"max by (job) (perfd_goodput_ratio{{{_JOB}}})", unit=PERCENT),
+        Column(title="Alerts", expr=f"sum by (job) (perfd_alerts_firing{{{_JOB}}})", unit=COUNT),
+    )
+    return fleet.with_row(Row("Jobs")).with_panel(
+        rows(
+            "Jobs",
+            "job",
+            columns,
+            help_text="The newest numbers of each job; its name leads to its dashboard.",
+            link="/d/perfd-job?var-job=${__value.raw:percentencode}&${__url_time_range}",
+        )
+    )
+
+
+def _graphs(fleet: Dashboard) -> Dashboard:
+    return (
+        fleet.with_panel(
+            graph(
+                "MFU",
+                q(f"perfd_mfu_ratio{{{_JOB}}}", "{{job}}"),
+                unit=PERCENT,
+                help_text="Model FLOP/s over the dense peak of the GPUs.",
+            )
+        )
+        .with_panel(
+            graph(
+                "Slower than before",
+                q(f"perfd_step_time_regression_ratio{{{_JOB}}} > 0", "{{job}}"),
+                q(f"perfd_step_time_jitter_ratio{{{_JOB}}}", "{{job}}, jitter"),
+                unit=PERCENT,
+                help_text="Step time over the job's own baseline, and how far step times spread.",
+            )
+        )
+        .with_panel(
+            graph(
+                "What costs time",
+                q(f"topk(10, perfd_finding_confidence_ratio{{{_JOB}}})", "{{job}}: {{kind}}"),
+                unit=PERCENT,
+                most=1.0,
+                help_text="Findings, and how sure they are.",
+            )
+        )
+        .with_panel(
+            graph(
+                "Alerts firing",
+                q(f"sum by (job, alertname) (perfd_alerts_firing{{{_JOB}}})", "{{job}}: {{alertname}}"),
+                unit=COUNT,
+                stacked=True,
+                help_text="Of perfd's own engine.",
+            )
+        )
+    )
+
+
+def _nodes(fleet: Dashboard) -> Dashboard:
+    columns = (
+        Column(title="Connected", expr="max by (node) (perfd_agent_up)", unit="bool_yes_no"),
+        Column(title="Silent", expr="max by (node) (perfd_agent_silent_seconds)", unit=SECONDS),
+        Column(title="Clock ahead", expr="max by (node) (perfd_agent_clock_offset_seconds)", unit=SECONDS),
+        Column(title="Collectors that fail", expr="sum by (node) (1 - perfd_collector_success)", unit=COUNT),
+        Column(title="Records dropped", expr="sum by (node) (perfd_agent_dropped_records_total)", unit=COUNT),
+    )
+    return fleet.with_row(Row("Nodes")).with_panel(
+        rows(
+            "Nodes",
+            "node",
+            columns,
+            help_text="What the aggregator knows of each agent; the node's name leads to its dashboard.",
+            link="/d/perfd-node?var-node=${__value.raw:percentencode}&${__url_time_range}",
+        )
+    )
