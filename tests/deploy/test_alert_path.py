@@ -1,13 +1,17 @@
 """From a training log to a capture, with a real Prometheus and a real Alertmanager as the rule engine."""
 
 import os
+import re
 import shutil
+import sqlite3
 import subprocess
+from contextlib import closing
 
 import pytest
-from deploy.prometheus.stack import JOB, Stack, shipped, until
+from deploy.prometheus.stack import JOB, Stack, agent, aggregator, shipped, until
+from exporters.support import Receiver
 
-from perfd.testing.services import prometheus
+from perfd.testing.services import alertmanager, free_port, prometheus
 
 pytestmark = [
     pytest.mark.system,
@@ -17,6 +21,16 @@ pytestmark = [
         reason="needs the Debian packages `prometheus` and `prometheus-alertmanager`",
     ),
 ]
+
+
+STALL = "PerfdPipelineStall"
+SENT = re.compile(r'perfd_exporter_sent_total{exporter="alertmanager"} [1-9]')
+PEOPLE = """
+route: {{receiver: people, group_by: [alertname, job], group_wait: 0s, group_interval: 1s}}
+receivers:
+  - name: people
+    webhook_configs: [{{url: "{url}"}}]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -57,17 +71,15 @@ def test_every_rule_that_ships_is_evaluated_without_an_error(stack):
 
 def test_an_alert_of_prometheus_becomes_a_capture(stack):
     captures = until(stack.captures)
-    capture = next(one for one in captures if one["alert"] == "PerfdPipelineStall")
+    capture = next(one for one in captures if one["alert"] == STALL)
     assert (capture["job"], capture["profile"]) == (JOB, "default")
     assert capture["labels"]["severity"] == "warning"
     [alert] = [
-        alert
-        for alert in stack.prometheus.get("/api/v1/alerts")["data"]["alerts"]
-        if alert["labels"]["alertname"] == "PerfdPipelineStall"
+        alert for alert in stack.prometheus.get("/api/v1/alerts")["data"]["alerts"] if told_of(alert, STALL)
     ]
     assert alert["state"] == "firing"
     known = stack.alertmanager.get("/api/v2/alerts")
-    assert "PerfdPipelineStall" in {one["labels"]["alertname"] for one in known}
+    assert STALL in {one["labels"]["alertname"] for one in known}
     counted = until(lambda: stack.query('perfd_webhook_alerts_total{outcome="started"}'))
     assert counted[0][1] >= 1
 
@@ -116,3 +128,40 @@ def test_an_alertmanager_with_a_wrong_token_is_turned_away_and_counted(tmp_path)
         until(lambda: stack.query('perfd_webhook_requests_total{outcome="unauthorized"}'))
         until(lambda: "401" in stack.alertmanager.log)
         assert stack.captures() == []
+
+
+def test_a_kill_of_the_aggregator_neither_ends_an_alert_nor_tells_it_again(tmp_path):
+    """Here the embedded engine evaluates the rule, and tells the Alertmanager."""
+    grpc = f"127.0.0.1:{free_port()}"
+    path = tmp_path / "history.sqlite"
+    with Receiver() as people, alertmanager(tmp_path, PEOPLE.format(url=people.url)) as server:
+        config = f"history: {{path: {path}}}\nexporters: {{alertmanager: {{urls: ['{server.url}']}}}}\n"
+        with aggregator(tmp_path, grpc, config) as killed, agent(tmp_path, grpc):
+
+            def known():
+                """What Alertmanager knows of the alert: since when it fires."""
+                alerts = server.get("/api/v2/alerts")
+                return [one["startsAt"] for one in alerts if one["labels"]["alertname"] == STALL]
+
+            before = until(known)
+            until(lambda: stored(path, "SELECT 1 FROM alerts WHERE name = ?", STALL))
+            until(lambda: stored(path, "SELECT 1 FROM captures WHERE body LIKE ?", f"%{STALL}%"))
+            killed.kill()
+            killed.start()
+            until(lambda: "\nperfd_agents_connected 1" in killed.text("/metrics"))
+            until(lambda: SENT.search(killed.text("/metrics")))
+            assert known() == before
+            captures = killed.get("/api/v1/captures")["captures"]
+            assert len([one for one in captures if one["alert"] == STALL]) == 1
+        told = [one["status"] for body in people.bodies for one in body["alerts"] if told_of(one, STALL)]
+    assert told == ["firing"]
+
+
+def told_of(alert, name):
+    return alert["labels"]["alertname"] == name
+
+
+def stored(path, query, *parameters):
+    """Whether the history of an aggregator that runs has such a row."""
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as reader:
+        return reader.execute(query, parameters).fetchone() is not None

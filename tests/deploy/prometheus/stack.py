@@ -37,9 +37,11 @@ class Stack:
         self.token.write_text("swordfish\n")
         # Alertmanager's own; its file says so.
         (self.folder / "perfd-token").write_text(self.alertmanager_token + "\n")
-        self._log()
-        self.aggregator = stack.enter_context(self._aggregator())
-        self.agent = stack.enter_context(self._agent())
+        grpc = f"127.0.0.1:{free_port()}"
+        # The cluster's Prometheus is the only rule engine.
+        config = f"rules: {{builtin: false}}\nwebhook: {{token_file: {self.token}}}\n"
+        self.aggregator = stack.enter_context(aggregator(self.folder, grpc, config))
+        self.agent = stack.enter_context(agent(self.folder, grpc))
         replaced = {"127.0.0.1:9460": f"127.0.0.1:{self.aggregator.port}"}
         self.alertmanager = stack.enter_context(
             alertmanager(self.folder, shipped("alertmanager.yaml", replaced))
@@ -52,39 +54,6 @@ class Stack:
         replaced[": 5s"] = ": 250ms"
         self.prometheus = stack.enter_context(prometheus(self.folder, shipped("prometheus.yaml", replaced)))
 
-    def _log(self):
-        """The log of a job that runs: its recorded end is left out."""
-        lines = LOG.read_text().splitlines(keepends=True)
-        self.log = self.folder / "train.log"
-        self.log.write_text("".join(lines[:-40]))
-
-    def _aggregator(self):
-        self.grpc = f"127.0.0.1:{free_port()}"
-        path = self.folder / "aggregator.yaml"
-        path.write_text(
-            # The cluster's Prometheus is the only rule engine.
-            f"listen: {self.grpc}\nrules: {{builtin: false}}\nround_interval_s: 0.25\n"
-            f"webhook: {{token_file: {self.token}}}\n"
-        )
-        return Service(
-            lambda port: [PERFD, "aggregator", "--config", path, "--http", f"127.0.0.1:{port}"],
-            ready="/api/v1/readyz",
-            folder=self.folder,
-        )
-
-    def _agent(self):
-        def command(port):
-            path = self.folder / "agent.yaml"
-            path.write_text(
-                f"node: n1\njob: {JOB}\nlisten: 127.0.0.1:{port}\n"
-                f"uplink: {{address: '{self.grpc}', batch_interval_s: 0.25}}\n"
-                f"spool: {{directory: {self.folder}/spool}}\n"
-                f"collectors: {{training_log: {{options: {{paths: [{self.log}]}}}}}}\n"
-            )
-            return [PERFD, "agent", "--config", path]
-
-        return Service(command, ready="/metrics", folder=self.folder)
-
     def query(self, expression):
         """An instant query of Prometheus: labels and value of each series."""
         found = self.prometheus.get("/api/v1/query", query=expression)["data"]["result"]
@@ -93,6 +62,35 @@ class Stack:
     def captures(self):
         """What the aggregator says of captures."""
         return self.aggregator.get("/api/v1/captures")["captures"]
+
+
+def aggregator(folder, grpc, config):
+    """`perfd aggregator` with rounds as frequent as the issue asks."""
+    path = folder / "aggregator.yaml"
+    path.write_text(f"listen: {grpc}\nround_interval_s: 0.25\n{config}")
+    return Service(
+        lambda port: [PERFD, "aggregator", "--config", path, "--http", f"127.0.0.1:{port}"],
+        ready="/api/v1/readyz",
+        folder=folder,
+    )
+
+
+def agent(folder, grpc):
+    """`perfd agent` that follows the log of a job that runs: the recorded end is left out."""
+    log = folder / "train.log"
+    log.write_text("".join(LOG.read_text().splitlines(keepends=True)[:-40]))
+    path = folder / "agent.yaml"
+
+    def command(port):
+        path.write_text(
+            f"node: n1\njob: {JOB}\nlisten: 127.0.0.1:{port}\n"
+            f"uplink: {{address: '{grpc}', batch_interval_s: 0.25}}\n"
+            f"spool: {{directory: {folder}/spool}}\n"
+            f"collectors: {{training_log: {{options: {{paths: [{log}]}}}}}}\n"
+        )
+        return [PERFD, "agent", "--config", path]
+
+    return Service(command, ready="/metrics", folder=folder)
 
 
 def shipped(name, replaced):
