@@ -125,9 +125,64 @@ def test_a_log_is_read_where_metrics_are_off(tmp_path: Path) -> None:
     assert collector.collect() == []
 
 
+def test_a_log_that_names_its_model_is_put_beside_theory_too(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B))
+    log = tmp_path / "server.log"
+    log.write_text(
+        f"[2026-04-05 20:00:00] server_args=ServerArgs(model_path='{tmp_path}', tp_size=8, dp_size=1)\n"
+        "[2026-04-05 20:02:51] Decode batch, #running-req: 200, #token: 400000, token usage: 0.60, "
+        "cuda graph: True, gen throughput (token/s): 16000.00, #queue-req: 0\n"
+    )
+    options = ServingOptions(logs=(str(log),), gpu="NVIDIA H100 80GB HBM3", discover=False)
+    row = newest(list(sglang.SPEC.create(options, settings(tmp_path)).collect()))
+    assert row["tpot_floor_s"] == pytest.approx(5.2e-3, rel=0.01)
+    assert row["tpot_theory_s"] == pytest.approx(12.1e-3, rel=0.01)
+
+
 def test_an_address_that_is_none_is_refused_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="urls"):
         sglang.SPEC.create(ServingOptions(urls=("ftp://x",)), settings(tmp_path))
+
+
+def test_several_servers_of_a_node_are_found_and_told_apart(tmp_path: Path) -> None:
+    pages = {role: role_page(role, running) for role, running in (("prefill", 2), ("decode", 9))}
+    with (
+        serving({"/metrics": pages["prefill"]}) as (_, one),
+        serving({"/metrics": pages["decode"]}) as (_, two),
+    ):
+        for pid, url in (("1", one), ("2", two), ("3", one)):
+            (tmp_path / pid).mkdir()
+            port = url.rpartition(":")[2]
+            command = f"python -m sglang.launch_server --port {port}".replace(" ", "\0")
+            (tmp_path / pid / "cmdline").write_text(command)
+        collector = sglang.SPEC.create(ServingOptions(), settings(tmp_path))
+        (table,) = collector.collect()
+    assert isinstance(table, SampleTable)
+    running = dict(zip(table.entities, table.columns["running_requests"], strict=True))
+    assert running == {one.removeprefix("http://"): 2.0, two.removeprefix("http://"): 9.0}
+
+
+def role_page(role: str, running: float) -> bytes:
+    labels = {"model_name": "m", "engine_type": role, "tp_rank": "0"}
+    return gauge("sglang:num_running_reqs", (labels, running)).encode()
+
+
+def test_the_role_of_a_server_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.prom"
+    page.write_bytes(role_page("prefill", 1))
+    assert main(["serving", str(page)]) == 0
+    assert "sglang (prefill)" in capsys.readouterr().out
+
+
+def test_of_several_sources_those_that_can_be_read_are_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.prom"
+    page.write_bytes(role_page("unified", 5))
+    assert main(["serving", str(page), str(tmp_path / "nothing"), "--json"]) == 2
+    said = capsys.readouterr()
+    assert [server["running_requests"] for server in json.loads(said.out)["servers"]] == [5.0]
+    assert "cannot be read" in said.err
 
 
 @pytest.mark.parametrize(
@@ -138,6 +193,21 @@ def test_an_address_that_is_none_is_refused_with_its_place(tmp_path: Path) -> No
         ("/opt/bin/sglang serve --host ::1 --port 5", Found(Engine.SGLANG, "http://[::1]:5")),
         ("python train.py --port 3", None),
         ("grep sglang.launch_server", None),
+        ("python -m vllm.entrypoints.cli.main serve m", Found(Engine.VLLM, "http://127.0.0.1:8000")),
+        (
+            "python -m sglang.launch_server --disaggregation-mode prefill --port 30001 --ssl-certfile c",
+            Found(Engine.SGLANG, "https://127.0.0.1:30001"),
+        ),
+        (
+            "python -m sglang.launch_server --nnodes 2 --node-rank 0",
+            Found(Engine.SGLANG, "http://127.0.0.1:30000"),
+        ),
+        ("python -m sglang.launch_server --nnodes 2 --node-rank 1", None),
+        ("vllm serve m --headless", None),
+        ("vllm bench serve --port 8000", None),
+        ("python -m sglang_router.launch_router --port 30000", None),
+        ("vllm-router --port 30000", None),
+        ("python -m sglang.bench_serving --port 30000", None),
     ],
 )
 def test_servers_are_found_by_their_command_lines(command: str, found: Found | None) -> None:

@@ -89,11 +89,15 @@ class ServingCollector:
         for path, log in self._logs.items():
             snapshot = log.read()
             if snapshot is not None and snapshot.engine is self._engine:
-                rows[path.replace(" ", "_")] = row(measure(snapshot), None)
+                rows[path.replace(" ", "_")] = self._row_of_log(measure(snapshot), log.info)
         return _tables(self._settings.clock.unix_ns(), rows)
 
     def close(self) -> None:
         """Connections are closed after each answer."""
+
+    def _row_of_log(self, measured: Measured, info: ServerInfo | None) -> Mapping[str, float]:
+        theory = None if info is None else _theory(self._options, info)
+        return row(measured, None if theory is None else compare(measured, theory))
 
     def _add(self, url: str) -> None:
         name = urlsplit(base_of(url)).netloc
