@@ -1,17 +1,33 @@
 #!/bin/bash
-# Epilog of slurmd: ends the job's agent on this node and leaves nothing. It never fails, as that drains the node.
-set -u
-: "${PERFD_SLURM_CONF:=/etc/perfd/slurm.sh}"
-# shellcheck source=deploy/slurm/slurm.sh
-. "$PERFD_SLURM_CONF" || exit 0
+# Epilog of slurmd: ends the job's agent on this node and leaves nothing.
+# As with the Prolog, an Epilog that fails drains the node: this one ends with 0 and within a minute, and what went
+# wrong is in the system's log, as `perfd-epilog`.
+if [ "${1:-}" != run ]; then
+  {
+    timeout -k 2 50 bash "$0" run ||
+      echo "the agent of job ${SLURM_JOB_ID:-(SLURM_JOB_ID is not set)} may be left on this node: status $?"
+  } </dev/null 2>&1 | logger -t perfd-epilog
+  exit 0
+fi
 
-state=$PERFD_STATE/${SLURMD_NODENAME:-$(hostname -s)}/$SLURM_JOB_ID
-pid=$(cat "$state/agent.pid" 2>/dev/null) || exit 0
+set -u
+# shellcheck source=deploy/slurm/slurm.sh
+. "${PERFD_SLURM_CONF:=/etc/perfd/slurm.sh}" || exit 1
+node=${SLURMD_NODENAME:-$(hostname -s)}
+state=${PERFD_STATE:?is missing in $PERFD_SLURM_CONF}/$node/${SLURM_JOB_ID:?is what slurmd sets for an Epilog}
+[ -d "$state" ] || exit 0
+pid=$(cat "$state/agent.pid" 2>/dev/null)
+
 # A number may belong to another process by now.
-ours() { tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null | grep -q "perfd.* agent .*--config"; }
-ours && kill -TERM "$pid"
-# It sends what is left, in seconds; what it could not send in ten is given up.
-for _ in $(seq 100); do ours || break; sleep 0.1; done
-ours && kill -KILL "$pid"
+ours() { [ -n "$pid" ] && tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline" | grep -q "perfd.* agent .*--config"; }
+gone() { for _ in $(seq "$1"); do ours || return 0; sleep 0.1; done; return 1; }
+
+if ours; then
+  kill -TERM "$pid"
+  # It sends what is left, in seconds; what it could not send in twenty is given up.
+  gone 200 || { kill -KILL "$pid"; gone 100 || echo "process $pid does not end" >&2; }
+else
+  echo "the agent of job $SLURM_JOB_ID ended before the job: $(tail -n 1 "$state/agent.log" 2>&1)" >&2
+fi
 rm -rf "$state"
-exit 0
+[ -z "${PERFD_RUN:-}" ] || rm -f "$PERFD_RUN/$node-$SLURM_JOB_ID.sock"

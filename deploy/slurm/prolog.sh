@@ -1,21 +1,50 @@
 #!/bin/bash
-# Prolog of slurmd: starts an agent for the job on this node. It never fails: a Prolog that does drains the node.
-set -u
-: "${PERFD_SLURM_CONF:=/etc/perfd/slurm.sh}"
-# shellcheck source=deploy/slurm/slurm.sh
-. "$PERFD_SLURM_CONF" || exit 0
+# Prolog of slurmd: starts an agent for the job on this node.
+# slurmd drains the node of a Prolog that fails, and the job waits for one that hangs. Whatever is wrong with perfd,
+# this ends within seconds and with 0; what was wrong is in the system's log, as `perfd-prolog`.
+if [ "${1:-}" != run ]; then
+  {
+    timeout -k 2 20 bash "$0" run ||
+      echo "no agent for job ${SLURM_JOB_ID:-(SLURM_JOB_ID is not set)} on this node: status $?"
+  } </dev/null 2>&1 | logger -t perfd-prolog
+  exit 0
+fi
 
-state=$PERFD_STATE/${SLURMD_NODENAME:-$(hostname -s)}/$SLURM_JOB_ID
-mkdir -p "$state" && chmod 700 "$state" || exit 0
+set -u
+# shellcheck source=deploy/slurm/slurm.sh
+. "${PERFD_SLURM_CONF:=/etc/perfd/slurm.sh}" || exit 1
+: "${SLURM_JOB_ID:?is what slurmd sets for a Prolog}" "${PERFD_AGGREGATOR:?is missing in $PERFD_SLURM_CONF}"
+[ -x "${PERFD:?is missing in $PERFD_SLURM_CONF}" ] || { echo "$PERFD cannot be run here" >&2; exit 1; }
+node=${SLURMD_NODENAME:-$(hostname -s)}
+state=${PERFD_STATE:?is missing in $PERFD_SLURM_CONF}/$node/$SLURM_JOB_ID
+mkdir -p "$state" && chmod 700 "$state" || exit 1
+
 # An array's task is called as the ranks' own environment calls it.
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID:-}}
-# slurmd kills what is left of this script's process group when it ends, so the agent's own session must be there
-# before that: the process id is written from inside it. The buffer is in the job's state.
+arguments=(agent --config "${PERFD_AGENT_CONFIG:?is missing in $PERFD_SLURM_CONF}" --aggregator "$PERFD_AGGREGATOR"
+  --node "$node" --job "${job:-$SLURM_JOB_ID}")
+
+# All nodes see the log: one reads it.
+if [ "$(scontrol show hostnames "${SLURM_NODELIST:-$node}" | head -n 1)" = "$node" ]; then
+  log=${PERFD_LOG:-none}
+  log=${log//%j/$SLURM_JOB_ID}
+  log=${log//%u/${SLURM_JOB_USER:-}}
+  if [ "$log" = stdout ]; then
+    log=$(timeout 5 scontrol show job -o "$SLURM_JOB_ID" | tr ' ' '\n' | sed -n 's/^StdOut=//p' | head -n 1)
+  fi
+  case $log in /*) arguments+=(--log "$log") ;; esac
+fi
+
+if [ -n "${PERFD_RUN:-}" ] && mkdir -p "$PERFD_RUN"; then
+  export PERFD_HOOK_SOCKET=$PERFD_RUN/$node-$SLURM_JOB_ID.sock
+fi
+# The buffer is in the job's state. Two arenas keep glibc from holding memory for each thread.
 export XDG_STATE_HOME=$state MALLOC_ARENA_MAX=2
+# slurmd kills what is left of its script's process group, so the agent's own session must be there before this ends:
+# its process id is written from inside it.
 # shellcheck disable=SC2016
-setsid bash -c 'echo $$ >"$0"; exec "$@"' "$state/agent.pid" \
-  "$PERFD" agent --config "$PERFD_AGENT_CONFIG" --aggregator "$PERFD_AGGREGATOR" \
-  --node "${SLURMD_NODENAME:-$(hostname -s)}" --job "${job:-$SLURM_JOB_ID}" \
+setsid bash -c 'echo $$ >"$0"; exec "$@"' "$state/agent.pid" "$PERFD" "${arguments[@]}" \
   </dev/null >"$state/agent.log" 2>&1 &
-for _ in $(seq 50); do [ -s "$state/agent.pid" ] && break; sleep 0.1; done
-exit 0
+for _ in $(seq 50); do [ -s "$state/agent.pid" ] && exit 0; sleep 0.1; done
+echo "the agent of job $SLURM_JOB_ID does not start" >&2
+exit 1

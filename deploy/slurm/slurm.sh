@@ -1,4 +1,6 @@
-# Settings of prolog.sh, epilog.sh and task-prolog.sh: /etc/perfd/slurm.sh on every node. Read by bash.
+# shellcheck shell=bash disable=SC2034
+# Settings of prolog.sh, epilog.sh and task-prolog.sh: /etc/perfd/slurm.sh on every node. Read by bash, and by
+# task-prolog.sh as the job's user: nothing in it may be secret.
 
 # The command, with its whole path: slurmd gives its scripts no PATH to speak of.
 PERFD=/opt/perfd/bin/perfd
@@ -6,11 +8,19 @@ PERFD=/opt/perfd/bin/perfd
 # The cluster's aggregator, a systemd service of its own (docs/deploy-systemd.md).
 PERFD_AGGREGATOR=perfd.example.org:9461
 
-# TLS, collectors, captures: deploy/agent.yaml, with `listen: null` where several jobs share a node.
+# TLS, collectors, captures: deploy/agent.yaml with `listen: null`, and `capture.output_directory` on a disk that
+# outlives the job: what is in PERFD_STATE goes with it.
 PERFD_AGENT_CONFIG=/etc/perfd/agent.yaml
 
 # Process ids, logs and buffers of running jobs; a local disk, and root's alone.
 PERFD_STATE=/var/lib/perfd/slurm
+
+# Sockets for perfd.hook, one a job.
+PERFD_RUN=/run/perfd-slurm
+
+# The training's log, which the agent of a job's first node follows as root: a path with %j for the job's number and
+# %u for its user; `stdout` for the batch script's output, which slurmctld is asked for once a job; `none`.
+PERFD_LOG=stdout
 
 # For task-prolog.sh, on a disk that the job's containers see too. Its path prints
 #   python -c 'import perfd_collectors.nccl as n; print(*n.__path__)'

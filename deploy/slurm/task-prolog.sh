@@ -1,12 +1,17 @@
 #!/bin/bash
 # TaskProlog: what it prints becomes the environment of the user's task. What the user set stays.
-: "${PERFD_SLURM_CONF:=/etc/perfd/slurm.sh}"
-# shellcheck source=deploy/slurm/slurm.sh
-. "$PERFD_SLURM_CONF" 2>/dev/null || exit 0
-
-# PERFD_NCCL_PLUGIN is looked for once, at installation: starting Python for every task would be slow.
-if [ -z "${NCCL_PROFILER_PLUGIN:-}" ] && [ -r "${PERFD_NCCL_PLUGIN:-}" ]; then
-  echo "export NCCL_PROFILER_PLUGIN=$PERFD_NCCL_PLUGIN"
-fi
-if [ -z "${KINETO_USE_DAEMON:-}" ]; then echo "export KINETO_USE_DAEMON=1"; fi
+# It runs for every task, as the user, and a task whose TaskProlog fails does not start: this one never fails.
+settings() {
+  # shellcheck source=deploy/slurm/slurm.sh
+  . "${PERFD_SLURM_CONF:=/etc/perfd/slurm.sh}" >&2 || return
+  # PERFD_NCCL_PLUGIN is looked for once, at installation: starting Python for every task would be slow.
+  [ -n "${NCCL_PROFILER_PLUGIN:-}" ] || [ ! -r "${PERFD_NCCL_PLUGIN:-}" ] ||
+    echo "export NCCL_PROFILER_PLUGIN=$PERFD_NCCL_PLUGIN"
+  [ -n "${KINETO_USE_DAEMON:-}" ] || echo "export KINETO_USE_DAEMON=1"
+  # The agent may listen later than the task starts: perfd.hook looks for it again.
+  [ -n "${PERFD_HOOK_SOCKET:-}" ] || [ -z "${PERFD_RUN:-}" ] ||
+    echo "export PERFD_HOOK_SOCKET=$PERFD_RUN/${SLURMD_NODENAME:-$(hostname -s)}-$SLURM_JOB_ID.sock"
+}
+# In a shell of its own: not even an `exit` in the settings reaches the task.
+(settings) 2>/dev/null
 exit 0

@@ -1,15 +1,18 @@
-"""perfd beside jobs of a real SLURM: four nodes of eight GPUs each, on this machine."""
+"""perfd beside jobs of a real SLURM: nodes of eight GPUs each, on this machine."""
 
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from deploy.slurm.cluster import Cluster, down, processes_that_name, until, up
+from deploy.slurm.cluster import USER, Cluster, down, processes_that_name, until, up
 
 from perfd.aggregator import Aggregator
 from perfd.config import AggregatorConfig
@@ -17,16 +20,15 @@ from perfd.config import AggregatorConfig
 TOOLS = ("slurmctld", "slurmd", "munged", "srun")
 pytestmark = [
     pytest.mark.system,
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(240),
     pytest.mark.skipif(
         not (all(map(shutil.which, TOOLS)) and os.geteuid() == 0) and not os.environ.get("CI"),
         reason="needs root and SLURM (Debian packages `slurm-wlm` and `munge`)",
     ),
 ]
-HERE = Path(__file__).parent
-DEPLOY = HERE.parents[1] / "deploy" / "slurm"
-PERFD = Path(sys.executable).with_name("perfd")
-NODES = ("n1", "n2", "n3", "n4")
+NODES = {"n1", "n2", "n3", "n4"}
+YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+FOUR_NODES = "--nodes=4 --ntasks-per-node=2 --gpus-per-node=8"
 
 
 @pytest.fixture(scope="module")
@@ -48,99 +50,383 @@ def aggregator() -> Iterator[Aggregator]:
 
 
 @pytest.fixture(scope="module")
-def cluster(directory: Path, aggregator: Aggregator) -> Iterator[Cluster]:
+def settings(directory: Path, aggregator: Aggregator) -> Path:
+    """The file of settings of Prolog, Epilog and TaskProlog."""
     etc = directory / "etc"
-    etc.mkdir()
-    # The nodes share a /tmp here, and with it the place of the hook's socket.
-    (etc / "agent.yaml").write_text("listen: null\ncollectors: {hook: {enabled: false}}\n")
+    (etc / "bin").mkdir(parents=True)
+    (etc / "agent.yaml").write_text("listen: null\n")
     (etc / "plugin.so").touch()
-    (etc / "slurm.sh").write_text(
-        f"PERFD={PERFD}\nPERFD_AGGREGATOR={aggregator.grpc_address}\nPERFD_AGENT_CONFIG={etc}/agent.yaml\n"
-        f"PERFD_STATE={directory}/jobs\nPERFD_NCCL_PLUGIN={etc}/plugin.so\n"
+    # The system's log, in a file.
+    (etc / "bin" / "logger").write_text(f'#!/bin/sh\nexec sed "s/^/$2: /" >>{directory}/system.log\n')
+    (etc / "bin" / "logger").chmod(0o755)
+    path = etc / "slurm.sh"
+    path.write_text(
+        f"PERFD={etc}/perfd\nPERFD_AGGREGATOR={aggregator.grpc_address}\nPERFD_AGENT_CONFIG={etc}/agent.yaml\n"
+        f"PERFD_STATE={directory}/jobs\nPERFD_RUN={directory}/run\nPERFD_LOG=stdout\n"
+        f"PERFD_NCCL_PLUGIN={etc}/plugin.so\n"
     )
+    return path
+
+
+@pytest.fixture(scope="module")
+def cluster(directory: Path, settings: Path) -> Iterator[Cluster]:
+    scripts = directory / "repository" / "deploy" / "slurm"
     for name, script in (("Prolog", "prolog"), ("Epilog", "epilog"), ("TaskProlog", "task-prolog")):
-        path = etc / name
+        path = settings.parent / name
         path.write_text(
-            f"#!/bin/sh\nenv >>{directory}/log/{name}.$SLURMD_NODENAME.env\n"
-            f"export PERFD_SLURM_CONF={etc}/slurm.sh\nexec {DEPLOY}/{script}.sh\n"
+            f"#!/bin/sh\nexport PERFD_SLURM_CONF={settings} PATH={settings.parent}/bin:$PATH\n"
+            f"exec {scripts}/{script}.sh\n"
         )
         path.chmod(0o755)
-    started = up(directory, nodes=len(NODES), gpus=8)
+    started = up(directory, nodes=5, gpus=8)
     yield started
     down(started)
     until(lambda: processes_that_name(str(directory)) == [], "the end of all processes")
 
 
-def script(directory: Path, *commands: str) -> Path:
-    directory.mkdir()
-    path = directory / "job.sh"
-    path.write_text(
-        "\n".join(("#!/bin/bash", "#SBATCH --nodes=4 --ntasks-per-node=2 --gpus-per-node=8", *commands))
+def test_two_lines_in_a_batch_script_show_every_node_and_step(cluster: Cluster) -> None:
+    folder = cluster.folder("sidecar", USER)
+    job = cluster.submit(
+        folder,
+        FOUR_NODES,
+        f"{cluster.sidecar} start",
+        # `start` waits for the first node alone.
+        f"cd {cluster.directory}/spools",
+        "until [ $(ls perfd-$SLURM_JOB_ID-*/spool.sqlite | wc -l) = 4 ]; do sleep 0.1; done",
+        f"srun {cluster.trainer} 20",
+        "result=$?",
+        f"{cluster.sidecar} stop",
+        # What is left when `stop` comes back.
+        "ps -e -o args | grep '[p]erfd-sidecar keep'",
+        "ls",
+        "exit $result",
+        user=USER,
     )
-    return path
-
-
-def test_two_lines_in_a_batch_script_show_every_node_and_step(cluster: Cluster, directory: Path) -> None:
-    path = script(
-        directory / "sidecar",
-        f"{DEPLOY}/perfd-sidecar start",
-        f"srun {HERE}/slurm/trainer.sh 20",
-        f"{DEPLOY}/perfd-sidecar stop",
-    )
-    job = cluster.submit(path, PERFD=str(PERFD), PERFD_SPOOL=str(directory))
     until(lambda: cluster.ended(job), "the end of the job")
-    printed = (path.parent / f"{job}.out").read_text()
-    assert "perfd-sidecar:" not in printed
-    status = json.loads((path.parent / f"perfd-{job}" / "status.json").read_text())
+    assert cluster.state(job) == "COMPLETED"
+    assert all("iteration" in line for line in output(folder).splitlines()[1:])
+    status = json.loads((folder / f"perfd-{job}" / "status.json").read_text())
     (seen,) = [entry for entry in status["jobs"] if entry["name"] == job]
     assert (seen["steps"]["count"], seen["steps"]["last"]) == (20, 20)
-    assert {agent["node"] for agent in status["agents"]} == set(NODES)
+    assert {agent["node"] for agent in status["agents"]} == NODES
     assert [agent["dropped_records"] for agent in status["agents"]] == [0] * 4
-    assert processes_that_name(str(path.parent)) == []
-    assert list(directory.glob("perfd-*")) == []
+    assert left_over(cluster, job) == []
 
 
-def test_scancel_ends_sidecar_and_aggregator(cluster: Cluster, directory: Path) -> None:
-    path = script(
-        directory / "cancelled",
-        f"{DEPLOY}/perfd-sidecar start",
-        f"srun {HERE}/slurm/trainer.sh 3000",
+def test_scancel_ends_sidecar_and_aggregator(cluster: Cluster) -> None:
+    folder = cluster.folder("cancelled", USER)
+    job = cluster.submit(
+        folder, FOUR_NODES, f"{cluster.sidecar} start", f"srun {cluster.trainer} 3000", user=USER
     )
-    job = cluster.submit(path, PERFD=str(PERFD), PERFD_SPOOL=str(directory))
-    until(lambda: "iteration" in output(path, job), "the first step")
-    until(lambda: len(processes_that_name(f"{directory}/perfd-{job}-")) >= len(NODES), "four agents")
+    until(lambda: "iteration" in output(folder), "the first step")
+    until(lambda: len(agents_of_sidecar(cluster, job)) == len(NODES), "four agents")
+    spools = [f"{path.stat().st_mode & 0o777:o} {path.owner()}" for path in spools_of(cluster, job)]
+    assert spools == [f"700 {USER}"] * len(NODES)
     cluster("scancel", job)
     until(lambda: cluster.ended(job), "the end of the job")
-    until(lambda: not processes_that_name(str(path.parent)), "the end of the aggregator")
-    until(lambda: not processes_that_name(f"{directory}/perfd-{job}-"), "the end of the agents")
+    until(lambda: left_over(cluster, job) == [], "the end of all that belonged to it")
+
+
+def test_a_requeued_job_begins_anew_in_the_same_place(cluster: Cluster) -> None:
+    folder = cluster.folder("requeued")
+    job = cluster.submit(
+        folder,
+        f"{FOUR_NODES} --requeue",
+        f"{cluster.sidecar} start",
+        f"srun {cluster.trainer} $([ ${{SLURM_RESTART_COUNT:-0}} = 0 ] && echo 3000 || echo 5)",
+        f"{cluster.sidecar} stop",
+    )
+    until(lambda: "iteration" in output(folder), "the first step")
+    cluster("scontrol", "requeue", job)
+    until(lambda: cluster.state(job) == "PENDING", "its place in the queue")
+    until(lambda: cluster.ended(job), "the end of the job")
+    assert cluster.state(job) == "COMPLETED"
+    assert "perfd-sidecar:" not in output(folder)
+    status = json.loads((folder / f"perfd-{job}" / "status.json").read_text())
+    assert [entry["steps"]["last"] for entry in status["jobs"] if entry["name"] == job] == [5]
+    until(lambda: left_over(cluster, job) == [], "the end of the first run's processes")
+
+
+def test_tasks_of_an_array_that_share_nodes_are_jobs_of_their_own(
+    cluster: Cluster, aggregator: Aggregator
+) -> None:
+    folder = cluster.folder("array", USER)
+    array = cluster.submit(
+        folder,
+        "--array=1-2 --nodes=2 --nodelist=n1,n2 --ntasks-per-node=1 --gpus-per-node=4",
+        f"{cluster.sidecar} start",
+        f"srun {cluster.trainer} $((5 * SLURM_ARRAY_TASK_ID))",
+        "touch done-$SLURM_ARRAY_TASK_ID; while [ ! -e go ]; do sleep 0.1; done",
+        f"{cluster.sidecar} stop",
+        user=USER,
+    )
+    until(lambda: (folder / "done-1").exists() and (folder / "done-2").exists(), "both tasks' steps")
+    # The Prolog knows a task by its own number only; its agents' nodes are told apart by the aggregator.
+    numbers = dict(line.split() for line in cluster("squeue", "-h", "-j", array, "-o", "%K %A").splitlines())
+    until(lambda: steps_of(aggregator, numbers["1"]) == 5, "the first task's steps")
+    until(lambda: steps_of(aggregator, numbers["2"]) == 10, "the second task's steps")
+    (folder / "go").touch()
+    until(lambda: cluster.ended(array), "the end of the array")
+    seen = {}
+    for path in folder.glob("perfd-*/status.json"):
+        (job,) = json.loads(path.read_text())["jobs"]
+        seen[job["name"]] = job["steps"]["last"]
+    assert seen == {f"{array}_1": 5, f"{array}_2": 10}
+
+
+def test_a_node_that_is_lost_takes_the_job_and_leaves_nothing_elsewhere(cluster: Cluster) -> None:
+    folder = cluster.folder("lost")
+    job = cluster.submit(
+        folder,
+        "--no-requeue --nodes=2 --nodelist=n4,n5 --ntasks-per-node=1 --gpus-per-node=8",
+        f"{cluster.sidecar} start",
+        f"srun {cluster.trainer} 3000",
+    )
+    until(lambda: "iteration" in output(folder), "the first step")
+    until(lambda: len(agents_of_sidecar(cluster, job)) == 2, "two agents")
+    cluster.lose("n5")
+    until(lambda: cluster.state(job) == "NODE_FAIL", "the end of the job")
+    # The lost node's own buffer is where it was when it comes back.
+    until(lambda: left_over(cluster, job, but="n5") == [], "the end of all that belonged to it")
+
+
+@pytest.mark.parametrize(
+    ("name", "environ", "words"),
+    [
+        ("unreachable", {"PERFD_AGGREGATOR": "127.0.0.1:1"}, ""),
+        ("nothing", {"PERFD": "/nowhere/perfd"}, "there is no /nowhere/perfd here"),
+        ("broken", {"PERFD": "/bin/false"}, "the aggregator did not start; see"),
+    ],
+)
+def test_a_job_goes_on_whatever_is_wrong_with_perfd(
+    cluster: Cluster, name: str, environ: dict[str, str], words: str
+) -> None:
+    folder = cluster.folder(name, USER)
+    job = cluster.submit(
+        folder,
+        "--nodes=2 --ntasks-per-node=1",
+        "set -e",
+        f"{cluster.sidecar} start",
+        f"srun {cluster.trainer} 2",
+        f"{cluster.sidecar} stop",
+        "echo all of it ran",
+        "exit 7",
+        user=USER,
+        **environ,
+    )
+    until(lambda: cluster.ended(job), "the end of the job")
+    printed = output(folder)
+    assert "iteration        2/" in printed
+    assert "all of it ran" in printed
+    assert words in printed
+    assert cluster.state(job) == "FAILED"
+    assert "ExitCode=7:0" in cluster("scontrol", "show", "job", job)
+    assert left_over(cluster, job) == []
+
+
+@pytest.mark.parametrize("verb", ["start", "stop"])
+def test_outside_of_slurm_the_sidecar_says_what_to_do_and_fails_nothing(verb: str) -> None:
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    script = Path(__file__).parents[2] / "deploy" / "slurm" / "perfd-sidecar"
+    found = subprocess.run([script, verb], env=environ, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (0, "")
+    assert "SLURM_JOB_ID is not set: this belongs into a batch script of SLURM" in found.stderr
 
 
 def test_prolog_starts_an_agent_on_each_node_and_epilog_leaves_nothing(
     cluster: Cluster, directory: Path, aggregator: Aggregator
 ) -> None:
-    path = script(directory / "whole", "srun bash -c 'env' >environ", "while [ ! -e go ]; do sleep 0.1; done")
-    job = cluster.submit(path)
-    until(lambda: agents_of(directory, job) == len(NODES), "four agents")
-    until(lambda: nodes_of(aggregator) >= set(NODES), "their streams")
-    (path.parent / "go").touch()
+    folder = cluster.folder("whole", USER)
+    loop = (
+        "from perfd.hook import StepTimer\n"
+        "import time\n"
+        "timer = StepTimer(warmup_steps=0)\n"
+        "for _ in range(1000):\n"
+        "    with timer.step(), timer.phase('rehearsal'):\n"
+        "        time.sleep(0.05)\n"
+    )
+    (folder / "loop.py").write_text(loop)
+    python = cluster.perfd.read_text().replace('-m perfd "$@"', "loop.py")
+    (folder / "python").write_text(python)
+    (folder / "python").chmod(0o755)
+    job = cluster.submit(
+        folder,
+        FOUR_NODES,
+        "srun env >environ",
+        f"srun {cluster.trainer} 3",
+        "srun ./python & while [ ! -e go ]; do sleep 0.1; done; kill $!",
+        user=USER,
+    )
+    until(lambda: agents_of_prolog(directory, job) == len(NODES), "four agents")
+    until(lambda: nodes_of(aggregator) >= NODES, "their streams")
+    until(lambda: steps_of(aggregator, job) == 3, "the steps of the batch script's output")
+    until(lambda: tells_of_phase(aggregator, job, "rehearsal"), "what the hook measures in the user's loop")
+    (folder / "go").touch()
     until(lambda: cluster.ended(job), "the end of the job")
-    until(lambda: not list((directory / "jobs").glob("*/*")), "the end of the Epilogs")
-    until(lambda: agents_of(directory, job) == 0, "the end of the agents")
-    environ = (path.parent / "environ").read_text()
+    until(lambda: not list((directory / "jobs").glob(f"*/{job}")), "the end of the Epilogs")
+    until(lambda: agents_of_prolog(directory, job) == 0, "the end of the agents")
+    assert list((directory / "run").glob(f"*-{job}.sock")) == []
+    environ = (folder / "environ").read_text()
     assert f"NCCL_PROFILER_PLUGIN={directory}/etc/plugin.so\n" in environ
     assert "KINETO_USE_DAEMON=1\n" in environ
+    assert f"PERFD_HOOK_SOCKET={directory}/run/n1-{job}.sock\n" in environ
 
 
-def output(path: Path, job: str) -> str:
-    found = path.parent / f"{job}.out"
-    return found.read_text() if found.exists() else ""
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "No such file or directory"),
+        ("if then fi", "syntax error"),
+        ("exit 3", "status 3"),
+        ("PERFD=/nowhere/perfd\nPERFD_AGGREGATOR=a:1", "/nowhere/perfd cannot be run here"),
+        ("PERFD=/bin/false", "PERFD_AGGREGATOR: is missing in"),
+        ("PERFD=/bin/false\nPERFD_AGGREGATOR=a:1\nPERFD_STATE=/proc/no", "cannot create directory"),
+    ],
+)
+def test_no_settings_make_a_prolog_drain_its_node_or_stop_a_job(
+    cluster: Cluster, directory: Path, settings: Path, content: str | None, words: str
+) -> None:
+    kept, log = settings.read_text(), directory / "system.log"
+    log.unlink(missing_ok=True)
+    settings.unlink()
+    if content is not None:
+        settings.write_text(content)
+    try:
+        ran = cluster("srun", "--nodes=2", "--ntasks=2", "--immediate=60", "echo", "ran", cwd=directory)
+        until(lambda: "CG" not in cluster("squeue", "-h", "-o", "%t"), "the end of the Epilogs")
+    finally:
+        settings.write_text(kept)
+    assert ran == "ran\nran\n"
+    assert words in log.read_text()
+    assert "perfd-prolog: no agent for job" in log.read_text()
+    assert "drain" not in cluster("sinfo", "-h", "-o", "%T")
 
 
-def agents_of(directory: Path, job: str) -> int:
+def test_an_agent_that_breaks_is_told_of_in_the_systems_log(
+    cluster: Cluster, directory: Path, settings: Path
+) -> None:
+    kept, log = settings.read_text(), directory / "system.log"
+    log.unlink(missing_ok=True)
+    settings.write_text(kept + "PERFD_AGENT_CONFIG=/nowhere.yaml\n")
+    try:
+        cluster("srun", "--nodes=1", "--ntasks=1", "--immediate=60", "sleep", "2", cwd=directory)
+        until(lambda: log.exists() and "ended before the job" in log.read_text(), "the Epilog's word")
+    finally:
+        settings.write_text(kept)
+    assert "/nowhere.yaml" in log.read_text()
+
+
+def test_ranks_are_captured_over_srun_without_agents(cluster: Cluster) -> None:
+    # Under Yama a user's py-spy may not look into processes that it did not start.
+    user = USER if not YAMA.exists() or YAMA.read_text().strip() == "0" else "root"
+    folder = cluster.folder("captured", user)
+    (folder / "train.py").write_text(
+        "import time\ndef train_step():\n    time.sleep(0.05)\nprint('begun', flush=True)\n"
+        "while True:\n    train_step()\n"
+    )
+    python = cluster.perfd.read_text().replace('-m perfd "$@"', "train.py")
+    (folder / "python").write_text(python)
+    (folder / "python").chmod(0o755)
+    job = cluster.submit(
+        folder,
+        FOUR_NODES,
+        # Ranks 6 and 7 are no Python at all.
+        "srun bash -c '[ $SLURM_NODEID = 3 ] && exec sleep 1000; ./python; exit 1' &",
+        "while [ ! -e go ]; do sleep 0.1; done",
+        f"{cluster.perfd} capture --slurm $SLURM_JOB_ID --json >all.json",
+        f"{cluster.perfd} capture --slurm $SLURM_JOB_ID --ranks 1,4,99 --json >some.json",
+        "kill %1",
+        user=user,
+    )
+    until(lambda: output(folder).count("begun") == 6, "six ranks in Python")
+    (folder / "go").touch()
+    until(lambda: cluster.ended(job), "the end of the job")
+    everyone = capture_of(folder / "all.json")
+    assert {(rank["rank"], rank["node"], rank["state"]) for rank in everyone["ranks"]} == {
+        (rank, f"n{rank // 2 + 1}", "done" if rank < 6 else "failed") for rank in range(8)
+    }
+    assert all("py-spy dump failed" in rank["reason"] for rank in everyone["ranks"] if rank["rank"] >= 6)
+    for rank in everyone["ranks"][:6]:
+        (stacks,) = [Path(file["path"]) for file in rank["files"]]
+        assert "train_step" in stacks.read_text()
+        assert (stacks.owner(), stacks.stat().st_mode & 0o777) == (user, 0o600)
+    some = capture_of(folder / "some.json")
+    assert [(rank["rank"], rank["state"]) for rank in some["ranks"]] == [
+        (1, "done"),
+        (4, "done"),
+        (99, "refused"),
+    ]
+
+
+def test_an_interrupted_capture_leaves_no_helper_behind(cluster: Cluster) -> None:
+    folder = cluster.folder("interrupted")
+    job = cluster.submit(folder, "--nodes=2 --ntasks-per-node=1", f"srun {cluster.trainer} 3000")
+    until(lambda: "iteration" in output(folder), "the first step")
+    capture = subprocess.Popen(
+        [sys.executable, "-m", "perfd", "capture", "--slurm", job, "--tool", "kineto"],
+        cwd=folder,
+        env=cluster.environment({}),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    until(lambda: len(helpers()) == 2, "two helpers")
+    capture.send_signal(signal.SIGINT)
+    printed, _ = capture.communicate(timeout=120)
+    assert capture.returncode == 1
+    assert "lost" in printed
+    until(lambda: helpers() == [], "the end of the helpers")
+    cluster("scancel", job)
+    until(lambda: cluster.ended(job), "the end of the job")
+
+
+def output(folder: Path) -> str:
+    """What all jobs of a folder have printed."""
+    return "".join(path.read_text() for path in folder.glob("*.out"))
+
+
+def capture_of(path: Path) -> dict[str, Any]:
+    document = json.loads(path.read_text())
+    assert document["schema"] == "perfd.capture/1"
+    return dict(document["capture"])
+
+
+def helpers() -> list[str]:
+    """The helpers of `perfd capture --slurm` that run on nodes, without their srun."""
+    return [
+        line for line in processes_that_name("-m perfd.cli.capture_slurm") if line.startswith(sys.executable)
+    ]
+
+
+def spools_of(cluster: Cluster, job: str) -> list[Path]:
+    return list((cluster.directory / "spools").glob(f"perfd-{job}-*"))
+
+
+def agents_of_sidecar(cluster: Cluster, job: str) -> list[str]:
+    return processes_that_name(f"-m perfd agent --config {cluster.directory}/spools/perfd-{job}-")
+
+
+def left_over(cluster: Cluster, job: str, but: str = "") -> list[str]:
+    """Processes and files of a sidecar that are still there, but those of a lost node."""
+    files = [path.name for path in spools_of(cluster, job) if not but or not path.name.endswith(f"-{but}")]
+    return [*agents_of_sidecar(cluster, job), *processes_that_name(f"/perfd-{job}/"), *files]
+
+
+def agents_of_prolog(directory: Path, job: str) -> int:
     """How many agents run that the Prolog started for a job."""
     lines = processes_that_name(f" agent --config {directory}/etc/agent.yaml ")
-    return sum(line.rstrip().endswith(f"--job {job}") for line in lines)
+    return sum(f" --job {job} " in f"{line} " for line in lines)
 
 
 def nodes_of(aggregator: Aggregator) -> set[str]:
     return {str(agent["node"]) for agent in aggregator.agents() if agent["connected"]}
+
+
+def steps_of(aggregator: Aggregator, job: str) -> int | None:
+    """The last step that the cluster's aggregator knows of a job."""
+    overview = aggregator.overview(job) if job in aggregator.jobs() else []
+    return overview[0]["steps"]["last"] if overview else None
+
+
+def tells_of_phase(aggregator: Aggregator, job: str, phase: str) -> bool:
+    lines = aggregator.page().decode().splitlines()
+    return any(f'job="{job}"' in line and f'phase="{phase}"' in line for line in lines)

@@ -210,7 +210,7 @@ def test_a_helper_that_dies_is_lost_in_its_own_words(tmp_path: Path):
     )
     assert outcomes(found) == {
         ("n1", 0): (CaptureState.LOST, "Its end was not heard of: perfd: disk full."),
-        ("n2", None): (CaptureState.LOST, "Its helper never spoke: perfd: disk full."),
+        ("n2", None): (CaptureState.LOST, "Nothing was asked of it: perfd: disk full."),
     }
 
 

@@ -54,6 +54,8 @@ class _Heard:
     """What the helpers have said so far."""
 
     present: dict[str, Present] = field(default_factory=dict)
+    asked: bool = False
+    """Whether the nodes that are present were told what to do."""
     participants: tuple[Participant, ...] = ()
     srun_ended: bool = False
 
@@ -114,7 +116,7 @@ class SlurmCapture:
         )
         return _ended(
             capture,
-            [node for node in self._place.nodes if node not in self._heard.present],
+            [node for node in self._place.nodes if not self._heard.asked or node not in self._heard.present],
             self._words(why),
         )
 
@@ -143,6 +145,7 @@ class SlurmCapture:
                 if said.reason and (not views or "all" in self._wish.ranks)
             ),
         )
+        self._heard.asked = True
         self._send(Order(requests=self._requests(chosen)))
 
     def _requests(self, chosen: Selection) -> dict[str, CaptureRequest]:
@@ -238,10 +241,10 @@ def _config(wish: Wish) -> AgentCaptureConfig:
 
 
 def _ended(capture: Capture, silent: Sequence[str], why: str) -> Capture:
-    """The capture with an outcome for everyone; nodes that said nothing at all lost theirs."""
+    """The capture with an outcome for everyone; nodes that were not there to be asked lost theirs."""
     reason = f"Its end was not heard of: {why}."
     lost = tuple(
-        Participant(node=node, rank=None, state=CaptureState.LOST, reason=f"Its helper never spoke: {why}.")
+        Participant(node=node, rank=None, state=CaptureState.LOST, reason=f"Nothing was asked of it: {why}.")
         for node in silent
     )
     capture = end_open(

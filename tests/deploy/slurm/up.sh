@@ -1,6 +1,7 @@
 #!/bin/bash
 # up.sh DIR NODES GPUS: a SLURM of several nodes on this machine, without systemd, cgroups or anything in /etc.
-# Prolog, Epilog and TaskProlog are taken from DIR/etc if they are there. Process ids are in DIR/*.pid.
+# Prolog, Epilog and TaskProlog are taken from DIR/etc if they are there, and DIR/etc/mounts may name folders (FROM TO)
+# that jobs see at another place. Process ids are in DIR/*.pid.
 set -eu
 dir=$1 nodes=$2 gpus=$3
 mkdir -p "$dir"/{etc,munge,state,log,dev}
@@ -64,9 +65,12 @@ CONF
 export SLURM_CONF=$dir/etc/slurm.conf
 setsid slurmctld -c -D -f "$SLURM_CONF" </dev/null >"$dir/log/slurmctld.out" 2>&1 &
 echo $! >"$dir/slurmctld.pid"
+touch "$dir/etc/mounts"
 for node in $(seq "$nodes"); do
-  # A hostname of its own, so that tasks see the node's name.
-  setsid unshare -u sh -c "hostname n$node; exec slurmd -D -N n$node -f $SLURM_CONF" \
+  # A hostname of its own, so that tasks see the node's name. The mounts end with the daemon.
+  # shellcheck disable=SC2016
+  setsid unshare -u -m sh -c 'hostname "$1"; while read -r from to; do mount --bind "$from" "$to"; done <"$3"
+    exec slurmd -D -N "$1" -f "$2"' node "n$node" "$SLURM_CONF" "$dir/etc/mounts" \
     </dev/null >"$dir/log/slurmd-n$node.out" 2>&1 &
   echo $! >"$dir/slurmd-n$node.pid"
 done
