@@ -48,11 +48,6 @@ class Exporters:
         """What each one did so far."""
         return [runner.status() for runner in self._runners]
 
-    def drain(self, timeout_s: float) -> bool:
-        """Wait until each has exported what it was offered; False when the time is over before."""
-        deadline_s = monotonic() + timeout_s
-        return all(runner.drain(max(0.0, deadline_s - monotonic())) for runner in self._runners)
-
     def close(self, timeout_s: float) -> None:
         """End all of them, in this time together."""
         deadline_s = monotonic() + timeout_s

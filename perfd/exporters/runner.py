@@ -43,7 +43,6 @@ class ExporterRunner:
         self._queue: deque[Round] = deque()
         self._changed = threading.Condition()
         self._closing = False
-        self._busy = False
         self._rounds = self._failed = self._dropped = 0
         self._seconds = 0.0
         self._thread = threading.Thread(target=self._work, name=f"perfd-export-{name}", daemon=True)
@@ -60,11 +59,6 @@ class ExporterRunner:
                 self._queue[0] = self._queue[0].after(oldest)
                 self._dropped += 1
             self._changed.notify_all()
-
-    def drain(self, timeout_s: float) -> bool:
-        """Wait until all queued rounds are exported; False when the time is over before."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._queue and not self._busy, timeout_s)
 
     def finish(self) -> None:
         """Take no more rounds: export what is queued and close the exporter. Returns at once."""
@@ -106,7 +100,6 @@ class ExporterRunner:
             started_s = time.perf_counter()
             error = self._attempt(round_)
             with self._changed:
-                self._busy = False
                 self._rounds += 1
                 self._failed += error is not None
                 self._seconds += time.perf_counter() - started_s
@@ -124,7 +117,6 @@ class ExporterRunner:
             self._changed.wait_for(lambda: self._queue or self._closing)
             if not self._queue:
                 return None
-            self._busy = True
             return self._queue.popleft()
 
     def _attempt(self, round_: Round) -> BaseException | None:

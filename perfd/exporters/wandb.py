@@ -98,7 +98,12 @@ class WandbExporter:
         for name, job in self._jobs.items():
             if not job.backoff.failures:
                 self._flush(name, job)
-            self._tally.lost += len(job.waiting)
+            if job.waiting:
+                self._tally.lost += len(job.waiting)
+                log.warning(
+                    "W&B never took these rows and alerts of a job; they are lost.",
+                    extra={"job": name, "count": len(job.waiting)},
+                )
         _end(self._jobs.values())
         self._jobs.clear()
         self._tally.pending = 0

@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from exporters.support import alert
+from exporters.support import alert, until
 
 from perfd.exporters.backoff import Backoff
 from perfd.exporters.contract import Round, Tally
@@ -59,7 +59,7 @@ def test_an_exporter_that_raises_is_counted_told_once_and_goes_on(error, caplog)
     runner = ExporterRunner("broken", Broken(error), Tally())
     for second in range(3):
         runner.offer(Round(time_unix_s=float(second)))
-    assert runner.drain(30)
+    until(lambda: runner.status().rounds == 3)
     assert len(caplog.records) == 1
     assert runner.close(30)
     assert (runner.status().rounds, runner.status().failed_rounds) == (3, 3)
@@ -70,7 +70,6 @@ def test_one_that_hangs_is_left_behind_at_the_end():
     runner = ExporterRunner("gate", gate, Tally())
     runner.offer(Round(time_unix_s=0.0))
     assert gate.entered.wait(30)
-    assert not runner.drain(0.0)
     assert not runner.close(0.0)
     gate.open.set()
     assert runner.close(30)
