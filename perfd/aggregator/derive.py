@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ _WINDOW_SLACK = 4
 
 _GPUS_PER_SECOND = 2048
 """With more GPUs than this in all, the numbers of a job are made every two seconds, and so on."""
+
+_COUNTED_FOR_S = 1.0
 
 Key = tuple[int, ...]
 
@@ -65,6 +68,7 @@ class Deriver:
         self._live = _Scope(live, None if window is None else _WINDOW_SLACK * window, {})
         self._whole = _Scope(whole, None, {})
         self._baselines: dict[str, _Baseline] = {}
+        self._interval = (-math.inf, 0.0)
 
     def live(self, name: str, now_unix_s: float, now_s: float) -> Derived | None:
         """Numbers over the newest steps of a job; None when it is gone.
@@ -72,7 +76,7 @@ class Deriver:
         They are as old as their cost asks for: a second with few GPUs, four with 8,000.
         """
         known = self._live.known.get(name)
-        if known is not None and 0 <= now_s - known.made_s < self._shortest_interval_s():
+        if known is not None and 0 <= now_s - known.made_s < self._shortest_interval_s(now_s):
             return known
         return self._derive(self._live, name, now_unix_s, now_s)
 
@@ -136,10 +140,15 @@ class Deriver:
         scope.known[name] = derived
         return derived
 
-    def _shortest_interval_s(self) -> float:
-        with self._lock:
-            gpus = sum(len(node.gpu_history.layout.entities) for node in self._fleet.nodes.values())
-        return float(gpus // _GPUS_PER_SECOND)
+    def _shortest_interval_s(self, now_s: float) -> float:
+        # Of all jobs it is the same: counting the GPUs for each of 500 jobs anew would be most of a round.
+        counted_s, interval_s = self._interval
+        if not 0 <= now_s - counted_s < _COUNTED_FOR_S:
+            with self._lock:
+                gpus = sum(len(node.gpu_history.layout.entities) for node in self._fleet.nodes.values())
+            interval_s = float(gpus // _GPUS_PER_SECOND)
+            self._interval = (now_s, interval_s)
+        return interval_s
 
     def _key(self, job: JobState) -> Key:
         nodes = [self._fleet.nodes[name] for name in job.nodes if name in self._fleet.nodes]
