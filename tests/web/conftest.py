@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,12 +12,14 @@ import pytest
 from perfd.aggregator.aggregator import Aggregator
 from perfd.recording.format import find_recording
 from perfd.session.replay import ReplayOptions, replay
-from perfd.testing.chromium import Browser, Tab, chromium
+from perfd.testing.chromium import Browser, Tab, chromium, find_chromium
 from perfd.testing.pages import StandIn
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
+    if find_chromium() is None and not os.environ.get("CI"):
+        pytest.skip("needs Chromium (Debian package `chromium`)")
     with chromium() as browser:
         yield browser
 

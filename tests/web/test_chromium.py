@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import urllib.request
 from collections.abc import Callable
 from typing import Any
@@ -156,7 +155,3 @@ def test_the_report_of_a_job_opens_from_its_page(tab: Tab, played: Callable[[str
 
     assert "How job dp4_slow2 runs" in tab.text("h1")
     assert percent(job["mfu_ratio"]) in tab.text("main")
-
-
-def test_chromium_is_the_real_one() -> None:
-    assert shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
