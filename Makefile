@@ -36,6 +36,7 @@ test-system: $(VENV)/.installed-dev ## Run the tests against real services (.ci/
 check: $(VENV)/.installed-dev ## Lint, types, imports, drift of generated files
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/shellcheck -x .ci/run deploy/slurm/* $$(git ls-files '*.sh')
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m perfd.wire.regenerate --check
