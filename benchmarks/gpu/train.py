@@ -1,10 +1,11 @@
-"""A real training job to measure perfd around: a GPT under DistributedDataParallel, on as many GPUs as ranks.
+"""A small GPT in plain PyTorch: data parallel, pipeline parallel, or both; a real job to watch.
 
-    torchrun --nproc-per-node 2 benchmarks/gpu/train.py --steps 200 --times times.json
+    torchrun --nproc-per-node 4 benchmarks/gpu/train.py --steps 200 --stages 2 --times times.json
 
 It knows nothing of perfd. It prints torchtitan's progress line and, with `--times`, writes each step's
-duration as rank 0 measured it with CUDA events that are read only at the end. `--fault` makes one thing
-wrong.
+duration as rank 0 measured it with CUDA events that are read only at the end, and when the fault began.
+`--fault` makes one thing wrong from step `--fault-from` on. Without a GPU it runs on CPUs with gloo, to try
+it. Ranks are in Megatron's order, stages slowest.
 """
 
 from __future__ import annotations
@@ -14,17 +15,22 @@ import datetime as dt
 import itertools
 import json
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from schedule import Pipeline
 from torch import nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-FAULTS = ("none", "slow_rank", "slow_loader", "slow_loaders", "forced_sync", "tiny_kernels", "late_entry")
+FAULTS = (
+    "none", "slow_rank", "slow_loader", "slow_loaders", "forced_sync", "tiny_kernels", "late_entry",
+    "heavy_last_stage", "no_p2p", "sigstop",
+)  # fmt: skip
 VOCABULARY = 32_000
 PEAK_FLOPS = 989.4e12
 
@@ -48,38 +54,77 @@ class Block(nn.Module):
         return x + self.down(functional.gelu(self.up(self.norm_2(x))))
 
 
-class Gpt(nn.Module):
-    def __init__(self, layers: int, hidden: int, heads: int) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, hidden)
-        self.blocks = nn.Sequential(*(Block(hidden, heads) for _ in range(layers)))
-        self.head = nn.Linear(hidden, VOCABULARY, bias=False)
+class Part(nn.Module):
+    """The layers of one stage, with the embedding on the first and the head on the last."""
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return self.head(self.blocks(self.embedding(tokens)))
+    def __init__(self, layers: int, hidden: int, *, first: bool, last: bool) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, hidden) if first else None
+        self.blocks = nn.Sequential(*(Block(hidden, heads=max(1, hidden // 128)) for _ in range(layers)))
+        self.head = nn.Linear(hidden, VOCABULARY, bias=False) if last else None
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        x = self.blocks(given if self.embedding is None else self.embedding(given))
+        return x if self.head is None else self.head(x)
+
+
+class Clock:
+    """Marks of steps that are read only at the end: CUDA events, or the host's clock without a GPU."""
+
+    def __init__(self, steps: int, device: torch.device) -> None:
+        self._events = [
+            torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None for _ in range(steps + 1)
+        ]
+        self._times: list[float] = []
+
+    def mark(self, step: int) -> None:
+        event = self._events[step]
+        if event is not None:
+            event.record()
+        self._times.append(time.perf_counter())
+
+    def seconds(self) -> list[float]:
+        if self._events[0] is None:
+            return [b - a for a, b in itertools.pairwise(self._times)]
+        torch.cuda.synchronize()
+        return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(self._events) if a and b]
 
 
 class Fault:
-    """What goes wrong, on which rank, and how much."""
+    """What goes wrong, on which rank, how much, and from which step on."""
 
-    def __init__(self, kind: str, rank: int, strength: float, device: torch.device) -> None:
-        self.kind, self.strength = kind, strength
-        self.here = kind != "none" and (kind == "slow_loaders" or rank == dist.get_rank())
-        self.matrix = torch.randn(4096, 4096, device=device, dtype=torch.bfloat16)
+    def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
+        self.kind, self.strength, self.first_step = args.fault, args.fault_strength, args.fault_from
+        self.chosen = self.kind == "slow_loaders" or args.fault_rank == dist.get_rank()
+        self.began_unix_s: float | None = None
+        self.here = False
+        size = 4096 if device.type == "cuda" else 256
+        self.matrix = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+
+    def at(self, step: int) -> None:
+        """Called before each step."""
+        if step < self.first_step or self.kind == "none":
+            return
+        if self.began_unix_s is None:
+            self.began_unix_s = time.time()
+        self.here = self.chosen
+        if self.here and self.kind == "sigstop":
+            os.kill(os.getpid(), signal.SIGSTOP)
 
     def in_loader(self) -> None:
         if self.here and self.kind in {"slow_loader", "slow_loaders"}:
             time.sleep(self.strength)
 
     def in_step(self) -> None:
-        """`strength` is in seconds, but for `slow_rank`, where it is a count of 4096-cubed products."""
+        """`strength` is in seconds, but for `slow_rank`, where it is a count of matrix products."""
         if not self.here:
             return
         if self.kind == "slow_rank":
             for _ in range(int(self.strength)):
                 self.matrix @ self.matrix
         if self.kind == "forced_sync":
-            torch.cuda.synchronize()
+            if self.matrix.is_cuda:
+                torch.cuda.synchronize()
             time.sleep(self.strength)
         if self.kind == "tiny_kernels":
             small = torch.zeros(8, device=self.matrix.device)
@@ -91,26 +136,31 @@ class Fault:
             time.sleep(self.strength)
 
 
-def batches(micro_batch: int, sequence: int, device: torch.device, fault: Fault) -> Iterator[torch.Tensor]:
-    generator = torch.Generator(device=device).manual_seed(dist.get_rank())
+def batches(args: argparse.Namespace, device: torch.device, fault: Fault) -> Iterator[list[torch.Tensor]]:
+    """The micro-batches of each step, the same on all stages of a replica."""
+    replicas = dist.get_world_size() // args.stages
+    generator = torch.Generator(device=device).manual_seed(dist.get_rank() % replicas)
+    shape = (args.micro_batch, args.sequence + 1)
+    count = args.micro_batches if args.stages > 1 else 1
     while True:
         fault.in_loader()
-        yield torch.randint(VOCABULARY, (micro_batch, sequence + 1), device=device, generator=generator)
+        yield [torch.randint(VOCABULARY, shape, device=device, generator=generator) for _ in range(count)]
 
 
 def flops_per_step(parameters: int, layers: int, hidden: int, sequence: int, tokens: int) -> float:
     return tokens * (6 * parameters + 6 * layers * hidden * sequence)
 
 
-def print_start(args: argparse.Namespace) -> None:
-    world = dist.get_world_size()
+def print_start(args: argparse.Namespace, replicas: int) -> None:
     now = dt.datetime.now().strftime("%Y-%m-%d %H:%M:%S,%f")[:-3]  # noqa: DTZ005  (as torchtitan prints it)
+    dimensions, sizes = ["dp_replicate"], [replicas]
+    if args.stages > 1:
+        dimensions, sizes = ["pp", *dimensions], [args.stages, *sizes]
+    local = args.micro_batch * (args.micro_batches if args.stages > 1 else 1)
     print(
-        f"[titan] {now} - root - INFO - Building 1-D device mesh with ['dp_replicate'], [{world}]", flush=True
-    )
-    print(
-        f"[titan] {now} - root - INFO - Training starts at step 1, with local batch size {args.micro_batch}, "
-        f"global batch size {args.micro_batch * world}, sequence length {args.sequence}, "
+        f"[titan] {now} - root - INFO - Building {len(sizes)}-D device mesh with {dimensions}, {sizes}\n"
+        f"[titan] {now} - root - INFO - Training starts at step 1, with local batch size {local}, "
+        f"global batch size {local * replicas}, sequence length {args.sequence}, "
         f"total steps {args.steps} (warmup 0)",
         flush=True,
     )
@@ -118,8 +168,10 @@ def print_start(args: argparse.Namespace) -> None:
 
 def print_progress(step: int, loss: float, seconds: float, tokens: int, flops: float) -> None:
     now = dt.datetime.now().strftime("%Y-%m-%d %H:%M:%S,%f")[:-3]  # noqa: DTZ005  (as torchtitan prints it)
-    used = torch.cuda.max_memory_reserved() / 2**30
-    share = 100 * torch.cuda.max_memory_reserved() / torch.cuda.get_device_properties(0).total_memory
+    used, share = 0.0, 0.0
+    if torch.cuda.is_available():
+        used = torch.cuda.max_memory_reserved() / 2**30
+        share = 100 * used * 2**30 / torch.cuda.get_device_properties(0).total_memory
     print(
         f"[titan] {now} - root - INFO - step: {step:2}  loss: {loss:8.5f}  grad_norm:  1.0000  "
         f"memory: {used:5.2f}GiB({share:.2f}%)  tps: {tokens / seconds:,.0f}  "
@@ -128,12 +180,124 @@ def print_progress(step: int, loss: float, seconds: float, tokens: int, flops: f
     )
 
 
+def loss_against(targets: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+class DataParallel:
+    """A whole model on each rank, gradients reduced beside the backward pass."""
+
+    def __init__(self, part: Part, device: torch.device, fault: Fault) -> None:
+        ids = [device.index] if device.type == "cuda" else None
+        self.model = DistributedDataParallel(part, device_ids=ids, gradient_as_bucket_view=True)
+        self.fault = fault
+
+    def step(self, tokens: list[torch.Tensor]) -> torch.Tensor:
+        loss = loss_against(tokens[0][:, 1:], self.model(tokens[0][:, :-1]))
+        self.fault.before_backward()
+        loss.backward()
+        return loss.detach()
+
+
+class Staged:
+    """One stage on each rank; gradients of replicas are reduced after the schedule."""
+
+    def __init__(self, part: Part, args: argparse.Namespace, fault: Fault) -> None:
+        world, rank = dist.get_world_size(), dist.get_rank()
+        replicas = world // args.stages
+        like = next(part.parameters())
+        shape = (args.micro_batch, args.sequence, args.hidden)
+        self.part, self.fault, self.replicas = part, fault, replicas
+        self.pipeline = Pipeline(part, range(rank % replicas, world, replicas), shape, like)
+        groups = [
+            dist.new_group(range(stage * replicas, (stage + 1) * replicas)) for stage in range(args.stages)
+        ]
+        self.group = groups[rank // replicas]
+
+    def step(self, tokens: list[torch.Tensor]) -> torch.Tensor | None:
+        self.fault.before_backward()
+        loss = self.pipeline.step(
+            [batch[:, :-1] for batch in tokens], lambda logits, n: loss_against(tokens[n][:, 1:], logits)
+        )
+        if self.replicas > 1:
+            for parameter in self.part.parameters():
+                dist.all_reduce(parameter.grad, group=self.group)
+        return loss
+
+
+def part_of(args: argparse.Namespace) -> Part:
+    stage = dist.get_rank() // (dist.get_world_size() // args.stages)
+    last = stage == args.stages - 1
+    layers = args.layers // args.stages
+    if args.fault == "heavy_last_stage" and last:
+        layers += int(args.fault_strength)
+    return Part(layers, args.hidden, first=stage == 0, last=last)
+
+
+def profiler_of(folder: Path) -> torch.profiler.profile:
+    """One that has begun."""
+    profiler = torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA],
+        schedule=torch.profiler.schedule(wait=18, warmup=2, active=3, repeat=1),
+        on_trace_ready=lambda p: p.export_chrome_trace(str(folder / f"rank-{dist.get_rank()}.json")),
+    )
+    profiler.start()
+    return profiler
+
+
+def train(args: argparse.Namespace, device: torch.device) -> None:
+    torch.manual_seed(0)
+    part = part_of(args).to(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    fault = Fault(args, device)
+    job = Staged(part, args, fault) if args.stages > 1 else DataParallel(part, device, fault)
+    optimizer = torch.optim.AdamW(part.parameters(), lr=1e-4, fused=device.type == "cuda")
+    replicas = dist.get_world_size() // args.stages
+    tokens = args.micro_batch * args.sequence * (args.micro_batches if args.stages > 1 else 1)
+    layer_parameters = 12 * args.layers * args.hidden**2 + VOCABULARY * args.hidden
+    flops = flops_per_step(layer_parameters, args.layers, args.hidden, args.sequence, tokens) / args.stages
+    data = batches(args, device, fault)
+    # The loss is on the last stage, and so is who prints it.
+    printer = dist.get_world_size() - replicas
+    speaks = dist.get_rank() == printer
+    if speaks:
+        print_start(args, replicas)
+    profiler = profiler_of(args.profile) if args.profile else None
+    clock = Clock(args.steps, device)
+    clock.mark(0)
+    last_print = time.perf_counter()
+    for step in range(1, args.steps + 1):
+        fault.at(step)
+        batch = next(data)
+        fault.in_step()
+        loss = job.step(batch)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        clock.mark(step)
+        if profiler is not None:
+            profiler.step()
+        if step == 1 or step % args.print_every == 0:
+            value = 0.0 if loss is None else loss.item()
+            now = time.perf_counter()
+            if speaks:
+                covered = 1 if step == 1 else args.print_every
+                print_progress(step, value, (now - last_print) / covered, tokens, flops)
+            last_print = now
+    seconds = clock.seconds()
+    if args.times and dist.get_rank() == 0:
+        document = {"seconds": seconds, "fault_unix_s": fault.began_unix_s, "fault_from": args.fault_from}
+        args.times.write_text(json.dumps(document))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--sequence", type=int, default=2048)
     parser.add_argument("--micro-batch", type=int, default=4)
+    parser.add_argument("--micro-batches", type=int, default=8, help="a step, with more than one stage")
+    parser.add_argument("--stages", type=int, default=1)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--print-every", type=int, default=5)
     parser.add_argument("--times", type=Path, help="write step durations here, as JSON")
@@ -143,60 +307,17 @@ def main() -> None:
     parser.add_argument("--fault", choices=FAULTS, default="none")
     parser.add_argument("--fault-rank", type=int, default=1)
     parser.add_argument("--fault-strength", type=float, default=0.0)
+    parser.add_argument("--fault-from", type=int, default=1, metavar="STEP")
     args = parser.parse_args()
-
-    local_rank = int(os.environ["LOCAL_RANK"])
-    device = torch.device("cuda", local_rank)
-    torch.cuda.set_device(device)
-    dist.init_process_group("nccl", device_id=device)
-    torch.manual_seed(0)
-    model = Gpt(args.layers, args.hidden, heads=args.hidden // 128).to(device, torch.bfloat16)
-    parameters = sum(p.numel() for p in model.parameters()) - model.embedding.weight.numel()
-    ddp = DistributedDataParallel(model, device_ids=[local_rank], gradient_as_bucket_view=True)
-    optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-4, fused=True)
-    fault = Fault(args.fault, args.fault_rank, args.fault_strength, device)
-    tokens = args.micro_batch * args.sequence
-    flops = flops_per_step(parameters, args.layers, args.hidden, args.sequence, tokens)
-    data = batches(args.micro_batch, args.sequence, device, fault)
-
-    if dist.get_rank() == 0:
-        print_start(args)
-    profiler = None
-    if args.profile:
-        profiler = torch.profiler.profile(
-            activities=[torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA],
-            schedule=torch.profiler.schedule(wait=18, warmup=2, active=3, repeat=1),
-            on_trace_ready=lambda p: p.export_chrome_trace(
-                str(args.profile / f"rank-{dist.get_rank()}.json")
-            ),
-        )
-        profiler.start()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(args.steps + 1)]
-    marks[0].record()
-    last_print = time.perf_counter()
-    for step in range(1, args.steps + 1):
-        batch = next(data)
-        fault.in_step()
-        logits = ddp(batch[:, :-1])
-        loss = functional.cross_entropy(logits.flatten(0, 1).float(), batch[:, 1:].flatten())
-        fault.before_backward()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        marks[step].record()
-        if profiler:
-            profiler.step()
-        if step == 1 or step % args.print_every == 0:
-            value = loss.item()
-            now = time.perf_counter()
-            if dist.get_rank() == 0:
-                covered = 1 if step == 1 else args.print_every
-                print_progress(step, value, (now - last_print) / covered, tokens, flops)
-            last_print = now
-    torch.cuda.synchronize()
-    if args.times and dist.get_rank() == 0:
-        seconds = [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(marks)]
-        args.times.write_text(json.dumps(seconds))
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        torch.set_num_threads(1)
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    train(args, device)
     dist.destroy_process_group()
 
 
