@@ -242,7 +242,8 @@ def fill(database: sqlite3.Connection, content: Session) -> None:
     if kernels:
         database.execute(
             "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL "
-            "(start INT, end INT, deviceId INT, globalPid INT, demangledName INT, shortName INT)"
+            "(start INT, end INT, deviceId INT, contextId INT, streamId INT, correlationId INT, "
+            "globalPid INT, demangledName INT, shortName INT, graphNodeId INT)"
         )
     database.execute("INSERT INTO StringIds VALUES (1, 'ampere_gemm'), (2, 'output of the program')")
     idle = setting("IDLE_RANKS", "").split(",")
@@ -250,8 +251,8 @@ def fill(database: sqlite3.Connection, content: Session) -> None:
         pid = int(name)
         for number in range(0 if rank in idle else kernels):
             database.execute(
-                "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 0, ?, 1, 1)",
-                (number * 10, number * 10 + 5, pid << 24),
+                "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, 1, 7, ?, ?, 1, 1, NULL)",
+                (number * 10, number * 10 + 5, int(rank or 0), number, pid << 24),
             )
         database.execute("INSERT INTO PROCESSES VALUES (?, ?, ?)", (pid << 24, pid, "/usr/bin/python3"))
     for name, value in content["environment"].items():
