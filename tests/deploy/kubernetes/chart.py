@@ -1,5 +1,6 @@
 """The chart as Helm renders it, and what may be said against a document."""
 
+import functools
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ import yaml
 ROOT = Path(__file__).parents[3]
 CHART = ROOT / "deploy" / "kubernetes" / "perfd"
 KUBERNETES = ("1.29", "1.34")
+Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 CUSTOM = yaml.safe_load((Path(__file__).parent / "custom_resources.yaml").read_text())
 """Small schemas of what the chart uses of resources that Kubernetes itself does not know."""
 
@@ -26,16 +28,27 @@ def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 def render(values: Mapping[str, Any], *arguments: str, chart: Path = CHART) -> list[Document]:
     """The documents of the chart with these values."""
-    sets = [f"--set-json={key}={json.dumps(value)}" for key, value in values.items()]
-    found = helm("template", "perfd", chart, *sets, *arguments)
+    found = template(chart, sets(values), arguments)
     assert found.returncode == 0, found.stderr
-    return [document for document in yaml.safe_load_all(found.stdout) if document]
+    return [document for document in yaml.load_all(found.stdout, Loader) if document]
+
+
+@functools.cache
+def template(
+    chart: Path, values: Sequence[str], arguments: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """What Helm makes of the chart. Its answer is always the same: many tests look at one."""
+    return helm("template", "perfd", chart, *values, *arguments)
+
+
+def sets(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Values as arguments of Helm."""
+    return tuple(f"--set-json={key}={json.dumps(value)}" for key, value in values.items())
 
 
 def refusal(values: Mapping[str, Any]) -> str:
     """What Helm says against these values."""
-    sets = [f"--set-json={key}={json.dumps(value)}" for key, value in values.items()]
-    found = helm("template", "perfd", CHART, *sets)
+    found = template(CHART, sets(values))
     assert found.returncode != 0, found.stdout
     return found.stderr
 

@@ -23,10 +23,10 @@ annotations:
 
 {{- define "perfd.trainingPodSpec" -}}
 {{- $training := .Values.training -}}
+automountServiceAccountToken: false
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
-automountServiceAccountToken: false
 # The sidecar finds the ranks by their processes.
 shareProcessNamespace: true
 {{- if $training.hostNetwork }}
