@@ -104,6 +104,7 @@ def exported() -> dict[str, set[str]]:
 def filled_in(expr: str, **values: str) -> str:
     """The expression as Grafana asks it."""
     expr = expr.replace("$__rate_interval", "1m").replace("${perfd}", "http://127.0.0.1:9460")
+    values = {"rank": ".*", **values}
     return re.sub(r"\$\{?(\w+)(?::\w+)?\}?", lambda found: values[found[1]], expr)
 
 
@@ -140,6 +141,16 @@ def test_a_query_is_valid_and_names_only_metrics_of_the_catalogue_and_their_labe
     for name, matchers in selectors:
         assert name in catalogue
         assert set(re.findall(r"(\w+)\s*(?:=~|!=|=)", matchers)) <= catalogue[name]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_a_variable_is_a_label_of_a_metric_of_the_catalogue(path: Path) -> None:
+    queries = [one["query"] for one in load(path)["templating"]["list"] if one["type"] == "query"]
+    assert queries
+    for query in queries:
+        found = re.fullmatch(r"label_values\((\w+), (\w+)\)", query)
+        assert found
+        assert found[2] in exported()[found[1]]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

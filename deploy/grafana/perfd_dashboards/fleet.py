@@ -124,19 +124,18 @@ def _graphs(fleet: Dashboard) -> Dashboard:
     return (
         fleet.with_panel(
             graph(
-                "MFU",
-                q(f"perfd_mfu_ratio{{{_JOB}}}", "{{job}}"),
+                "Lowest MFU",
+                q(f"bottomk(10, perfd_mfu_ratio{{{_JOB}}})", "{{job}}"),
                 unit=PERCENT,
-                help_text="Model FLOP/s over the dense peak of the GPUs.",
+                help_text="Model FLOP/s over the dense peak of the GPUs, of ten jobs.",
             )
         )
         .with_panel(
             graph(
                 "Slower than before",
-                q(f"perfd_step_time_regression_ratio{{{_JOB}}} > 0", "{{job}}"),
-                q(f"perfd_step_time_jitter_ratio{{{_JOB}}}", "{{job}}, jitter"),
+                q(f"topk(10, perfd_step_time_regression_ratio{{{_JOB}}} > 0)", "{{job}}"),
                 unit=PERCENT,
-                help_text="Step time over the job's own baseline, and how far step times spread.",
+                help_text="Step time over the job's own baseline, of the ten jobs that fell most.",
             )
         )
         .with_panel(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
@@ -13,6 +13,7 @@ from perfd_dashboards.panels import (
     RATE,
     SECONDS,
     WIDTH,
+    Query,
     bars,
     board,
     choice,
@@ -21,9 +22,11 @@ from perfd_dashboards.panels import (
     number,
     page_link,
     q,
+    text,
 )
 
 _JOB = 'job="$job"'
+_RANKS = 'job="$job", rank=~"$rank"'
 
 
 def dashboard() -> Dashboard:
@@ -32,6 +35,7 @@ def dashboard() -> Dashboard:
         "job", "perfd: job", "How far a job is from what the hardware allows, and where the time goes."
     )
     job = job.with_variable(choice("job", "Job", "label_values(perfd_job_ended, job)"))
+    job = job.with_variable(text("rank", "Ranks of heat maps", ".*"))
     job = job.link(page_link("Page", "/jobs/${job:percentencode}"))
     job = job.link(page_link("Report", "/reports/jobs/${job:percentencode}"))
     for panels in (_numbers, _speed, _step, _communication, _stages, _ranks, _gpus):
@@ -247,7 +251,7 @@ def _ranks(job: Dashboard) -> Dashboard:
         .with_panel(
             heat(
                 "Slower than their peers",
-                q(f"perfd_rank_slowdown_ratio{{{_JOB}}}", "{{rank}}"),
+                q(f"perfd_rank_slowdown_ratio{{{_RANKS}}}", "{{rank}}"),
                 unit="none",
                 help_text="A rank's time by that of its peers: 1.2 is 20 % slower. Stragglers are dark.",
             )
@@ -255,7 +259,7 @@ def _ranks(job: Dashboard) -> Dashboard:
         .with_panel(
             heat(
                 "Waiting that they cause",
-                q(f"perfd_wait_caused_ratio{{{_JOB}}}", "{{rank}}"),
+                q(f"perfd_wait_caused_ratio{{{_RANKS}}}", "{{rank}}"),
                 unit=PERCENT,
                 help_text="About what each peer of a rank waits for it. Needs perfd's NCCL plugin.",
             )
@@ -281,12 +285,14 @@ def _ranks(job: Dashboard) -> Dashboard:
 
 
 def _gpus(job: Dashboard) -> Dashboard:
+    used = f"(perfd_gpu_memory_used_bytes{{{_JOB}}} / perfd_gpu_memory_total_bytes{{{_JOB}}})"
+    sent = f"perfd_gpu_nvlink_tx_bytes_per_second{{{_JOB}}}"
     return (
         job.with_row(Row("GPUs"))
         .with_panel(
             heat(
                 "SM active",
-                q(f"max by (rank) (perfd_gpu_sm_active_ratio{{{_JOB}}})", "{{rank}}"),
+                q(f"max by (rank) (perfd_gpu_sm_active_ratio{{{_RANKS}}})", "{{rank}}"),
                 unit=PERCENT,
                 help_text="Share of streaming multiprocessors with a warp resident, by rank.",
             )
@@ -294,7 +300,7 @@ def _gpus(job: Dashboard) -> Dashboard:
         .with_panel(
             heat(
                 "Tensor cores active",
-                q(f"max by (rank) (perfd_gpu_tensor_active_ratio{{{_JOB}}})", "{{rank}}"),
+                q(f"max by (rank) (perfd_gpu_tensor_active_ratio{{{_RANKS}}})", "{{rank}}"),
                 unit=PERCENT,
                 help_text="Share of the time in which the tensor cores worked, by rank.",
             )
@@ -302,37 +308,43 @@ def _gpus(job: Dashboard) -> Dashboard:
         .with_panel(
             graph(
                 "Power",
-                q(f"perfd_gpu_power_watts{{{_JOB}}}", "rank {{rank}}"),
+                *_spread(f"perfd_gpu_power_watts{{{_JOB}}}"),
                 unit="watt",
-                help_text="Board power.",
+                help_text="Board power over all GPUs of the job.",
             )
         )
         .with_panel(
             graph(
                 "SM clock",
-                q(f"perfd_gpu_sm_clock_hertz{{{_JOB}}}", "rank {{rank}}"),
+                *_spread(f"perfd_gpu_sm_clock_hertz{{{_JOB}}}"),
                 unit="hertz",
-                help_text="A clock that is lower than that of the others slows the whole job.",
+                help_text="One GPU with a lower clock than the others slows the whole job.",
             )
         )
         .with_panel(
             graph(
                 "Memory in use",
-                q(
-                    f"perfd_gpu_memory_used_bytes{{{_JOB}}} / perfd_gpu_memory_total_bytes{{{_JOB}}}",
-                    "rank {{rank}}",
-                ),
+                *_spread(used),
                 unit=PERCENT,
                 most=1.0,
-                help_text="Of the GPU's own, with what the driver keeps.",
+                help_text="Of each GPU's own, with what the driver keeps.",
             )
         )
         .with_panel(
             graph(
                 "NVLink",
-                q(f"perfd_gpu_nvlink_tx_bytes_per_second{{{_JOB}}}", "rank {{rank}}"),
+                *_spread(sent),
                 unit=RATE,
-                help_text="Sent over all NVLinks, protocol overhead included.",
+                help_text="Sent by a GPU over all NVLinks, protocol overhead included.",
             )
         )
+    )
+
+
+def _spread(series: str) -> Sequence[Query]:
+    """Three lines however many GPUs there are."""
+    return (
+        q(f"max({series})", "most"),
+        q(f"quantile(0.5, {series})", "median"),
+        q(f"min({series})", "least"),
     )

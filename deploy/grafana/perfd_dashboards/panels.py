@@ -213,10 +213,8 @@ def board(name: str, title: str, help_text: str) -> dashboards.Dashboard:
         .refresh("10s")
         .tooltip(DashboardCursorSync.CROSSHAIR)
         .with_variable(dashboards.DatasourceVariable("datasource").label("Data source").type("prometheus"))
-        .with_variable(
-            # What a browser reaches: Grafana itself never asks there.
-            dashboards.TextBoxVariable("perfd").label("perfd's page").default_value("http://127.0.0.1:9460")
-        )
+        # What a browser reaches: Grafana itself never asks there.
+        .with_variable(text("perfd", "perfd's page", "http://127.0.0.1:9460"))
         .link(
             dashboards.DashboardLink("perfd")
             .type(DashboardLinkType.DASHBOARDS)
@@ -242,6 +240,11 @@ def choice(name: str, label: str, values: str, *, many: bool = False) -> dashboa
         everything = VariableOption(text="All", value="$__all", selected=True)
         variable = variable.multi(True).include_all(True).current(everything)
     return variable
+
+
+def text(name: str, label: str, default: str) -> dashboards.TextBoxVariable:
+    """A variable that one types in."""
+    return dashboards.TextBoxVariable(name).label(label).default_value(default)
 
 
 def page_link(title: str, path: str) -> dashboards.DashboardLink:
