@@ -5,8 +5,8 @@
 
 Runs `train.py` under `perfd run`, with nsys and with Kineto in turn (`--tools` names others). A rule on the
 number of the step fires every so many steps, and each firing starts a capture of all ranks. The job ends by
-itself, with 0 if no capture hurt it. A rank is right when it is done and its kernels are in its trace, as this
-script reads it again, or when it is not done and has none there; so is a capture that was refused as a whole.
+itself, with 0 if no capture hurt it. A rank is right when it is done and its kernels are in its trace, as
+this script reads it again, or when it is not done and has none there; so is a capture refused as a whole.
 `--dry-run` has a stand-in nsys and a job on the CPU.
 """
 
