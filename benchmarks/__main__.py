@@ -22,6 +22,7 @@ STEPS = (
     ("faults: recorded runs and public timelines", "benchmarks.faults", "offline"),
     ("collector of serving engines: a page of 2,000 lines a second", "benchmarks.serving"),
     ("replay at full speed", "benchmarks.replay"),
+    ("remote write: requests, and real servers that take them", "benchmarks.remote_write"),
     ("alerts: from a value to the webhook, through real servers", "benchmarks.alert_path"),
     ("traces: real captures beside plain decoding", "benchmarks.traces"),
     ("traces of a gigabyte: time and memory", "benchmarks.traces_large"),
