@@ -55,8 +55,9 @@ bench: $(VENV)/.installed-dev ## Measure perfd against named references
 proto: $(VENV)/.installed-dev ## Generate the wire code from its .proto
 	@$(BIN)/python -m perfd.wire.regenerate
 
-docs: $(VENV)/.installed-dev ## Generate docs/metrics.md, docs/cli.md and the shells' completions
+docs: $(VENV)/.installed-dev ## Generate docs/metrics.md, docs/cli.md, the shells' completions and the chart's schema
 	@$(BIN)/python -m perfd.catalogue_docs
+	@$(BIN)/python deploy/kubernetes/make_schema.py
 	@$(BIN)/python -m perfd.cli.reference
 
 dashboards: $(VENV)/.installed-dev ## Generate deploy/grafana/dashboards/
