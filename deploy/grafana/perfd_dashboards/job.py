@@ -253,6 +253,9 @@ def _ranks(job: Dashboard) -> Dashboard:
                 "Slower than their peers",
                 q(f"perfd_rank_slowdown_ratio{{{_RANKS}}}", "{{rank}}"),
                 unit="none",
+                # The colours are the same for all jobs: noise stays light.
+                least=1.0,
+                most=1.5,
                 help_text="A rank's time by that of its peers: 1.2 is 20 % slower. Stragglers are dark.",
             )
         )

@@ -139,21 +139,27 @@ def bars(title: str, query: Query, *, unit: str, help_text: str, span: int = WID
     )
 
 
-def heat(title: str, query: Query, *, unit: str, help_text: str, span: int = WIDTH // 2) -> heatmap.Panel:
-    """A row for each series, and its value as colour."""
+def heat(
+    title: str, query: Query, *, unit: str, help_text: str, least: float = 0.0, most: float = 1.0
+) -> heatmap.Panel:
+    """A row for each series, and its value as colour: the lightest at `least`, the darkest from `most` on."""
     color = (
         heatmap.HeatmapColorOptions()
         .mode(heatmap_models.HeatmapColorMode.SCHEME)
         .scheme("Oranges")
+        .fill("dark-orange")
+        .exponent(0.5)
         .steps(64)
         .reverse(False)
+        .min(least)
+        .max(most)
     )
     return (
         heatmap.Panel()
         .title(title)
         .description(help_text)
         .datasource(SOURCE)
-        .span(span)
+        .span(WIDTH // 2)
         .height(8)
         .calculate(False)
         .rows_frame(heatmap.RowsHeatmapOptions().layout(common_models.HeatmapCellLayout.UNKNOWN))
@@ -238,7 +244,7 @@ def choice(name: str, label: str, values: str, *, many: bool = False) -> dashboa
     )
     if many:
         everything = VariableOption(text="All", value="$__all", selected=True)
-        variable = variable.multi(True).include_all(True).current(everything)
+        variable = variable.multi(True).include_all(True).all_value(".*").current(everything)
     return variable
 
 
