@@ -1,4 +1,7 @@
-"""Golden files: what a test produces is compared with a file, which `--update-golden` writes anew."""
+"""Golden files: what a test produces is compared with a file, which `--update-golden` writes anew.
+
+And how hypothesis runs.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# An example may take as long as a loaded machine makes it take.
+settings.register_profile("perfd", settings(), deadline=None)
+settings.load_profile("perfd")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

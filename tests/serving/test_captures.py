@@ -251,6 +251,21 @@ def test_a_trace_that_is_cut_is_kept_and_called_so(scene: Scene) -> None:
     assert "1 of 1 traces are cut" in outcome.reason
 
 
+@pytest.mark.parametrize(
+    ("name", "body", "good"),
+    [
+        ("a.trace.json", b'{"traceEvents": []}\n', True),
+        ("a.trace.json", b'{"traceEvents": [{"ph"', False),
+        ("a.trace.json.gz", gzip.compress(b'{"traceEvents": []}'), True),
+        ("a.trace.json.gz", gzip.compress(b'{"traceEvents": [{"ph"'), False),
+        ("a.trace.json.gz", b"", False),
+    ],
+)
+def test_a_trace_is_whole_when_its_json_ends(tmp_path: Path, name: str, body: bytes, good: bool) -> None:
+    (tmp_path / name).write_bytes(body)
+    assert whole(tmp_path / name) is good
+
+
 def test_traces_that_are_too_large_are_deleted(scene: Scene) -> None:
     scene.serve("sglang", "0.5.9")
     outcome = scene.capture(max_bytes=10)
