@@ -29,8 +29,9 @@ def node(tmp_path):
 def rank(node):
     def start(**environment):
         process = subprocess.Popen(
-            # It speaks once it runs: before that the kernel may not show its environment yet.
-            ["sh", "-c", "echo; exec sleep 60"],
+            # It speaks once it runs and starts no other program in its place: meanwhile the kernel may not
+            # show its environment.
+            ["sh", "-c", "echo; sleep 60; :"],
             env={**os.environ, **environment},
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -75,8 +76,8 @@ def test_without_py_spy_nothing_is_promised(node):
     assert "pip install py-spy" in node.until_state(CaptureState.REFUSED).reason
 
 
-def recorder(placement):
-    return FlightRecorderTool(placements=lambda job: [placement], clock=SystemClock(), patience_s=1.0)
+def recorder(placement, patience_s=PATIENCE_S):
+    return FlightRecorderTool(placements=lambda job: [placement], clock=SystemClock(), patience_s=patience_s)
 
 
 def answering(pipe, dump):
@@ -114,7 +115,9 @@ def test_an_old_dump_does_not_pass_for_a_new_one(node, rank, tmp_path):
     placement = rank(
         TORCH_NCCL_DEBUG_INFO_PIPE_FILE=f"{tmp_path}/fr_", TORCH_FR_DUMP_TEMP_FILE=f"{tmp_path}/dump_"
     )
-    node.executor(tools=[recorder(placement)]).handle(request(tool=CaptureTool.FLIGHT_RECORDER))
+    node.executor(tools=[recorder(placement, patience_s=0.5)]).handle(
+        request(tool=CaptureTool.FLIGHT_RECORDER)
+    )
     assert "No dump came" in node.until_state(CaptureState.LOST).reason
     os.close(reader)
 
