@@ -5,11 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import math
-import shutil
-import socket
 import struct
-import subprocess
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,12 +13,10 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from perfd.series import SeriesKey
+from perfd.testing.services import prometheus
 
 STALE_MARKER_BITS = 0x7FF0000000000002
 """The NaN by which Prometheus marks the end of a series (model/value)."""
-
-_READY = "Server is ready to receive web requests"
-_START_TIMEOUT_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,46 +73,10 @@ class PrometheusServer:
 def prometheus_server(folder: Path) -> Iterator[PrometheusServer]:
     """Run a server with its data in `folder` and its remote-write receiver on; it ends with the block.
 
-    Raises `FileNotFoundError` when the program is not installed.
+    It takes samples of any time. Raises `FileNotFoundError` when the program is not installed.
     """
-    program = shutil.which("prometheus")
-    if program is None:
-        raise FileNotFoundError("There is no prometheus on PATH: install the package `prometheus`.")
-    configuration = folder / "prometheus.yml"
-    configuration.write_text("global: {}\n", encoding="utf-8")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [
-        program,
-        f"--config.file={configuration}",
-        f"--storage.tsdb.path={folder / 'data'}",
-        "--storage.tsdb.retention.time=100y",
-        f"--web.listen-address=127.0.0.1:{port}",
-        "--web.enable-remote-write-receiver",
-    ]
-    ready = threading.Event()
-    lines: list[str] = []
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
-        reader = threading.Thread(target=_follow, args=(process, lines, ready), daemon=True)
-        reader.start()
-        try:
-            if not ready.wait(_START_TIMEOUT_S) or process.poll() is not None:
-                raise OSError("Prometheus did not start: " + " ".join(lines[-3:]))
-            yield PrometheusServer(port)
-        finally:
-            process.terminate()
-            process.wait(timeout=20)
-            reader.join()
-
-
-def _follow(process: subprocess.Popen[str], lines: list[str], ready: threading.Event) -> None:
-    for line in process.stderr or ():
-        lines.append(line)
-        if _READY in line:
-            ready.set()
-    # The end of its output is the end of the server: whoever waits must not wait on.
-    ready.set()
+    with prometheus(folder, "global: {}\n", retention="100y") as server:
+        yield PrometheusServer(server.port)
 
 
 def _key(metric: Mapping[str, str]) -> SeriesKey:

@@ -102,7 +102,7 @@ class Service:
             return False
 
 
-def prometheus(folder: Path, configuration: str) -> Service:
+def prometheus(folder: Path, configuration: str, *, retention: str = "15d") -> Service:
     """A Prometheus with this configuration file, its remote-write receiver on; `folder` holds its data."""
     path = folder / "prometheus.yml"
     path.write_text(configuration, encoding="utf-8")
@@ -112,6 +112,7 @@ def prometheus(folder: Path, configuration: str) -> Service:
             f"--config.file={path}",
             f"--storage.tsdb.path={folder / 'prometheus-data'}",
             f"--web.listen-address=127.0.0.1:{port}",
+            f"--storage.tsdb.retention.time={retention}",
             "--web.enable-remote-write-receiver",
             "--web.enable-lifecycle",
             "--rules.alert.resend-delay=1s",
