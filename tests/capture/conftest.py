@@ -21,7 +21,7 @@ from perfd.model import CaptureRequest, CaptureTool
 from perfd.session.processes import groups_below
 from perfd.testing import nsys
 
-PATIENCE_S = 20
+PATIENCE_S = 45
 """A hang becomes a failure after so long; nothing waits for it otherwise."""
 
 

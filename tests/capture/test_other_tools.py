@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from capture.conftest import Node, request
+from capture.conftest import PATIENCE_S, Node, request
 
 from perfd.capture.flight_recorder import FlightRecorderTool, dump_stem
 from perfd.capture.guards import JobProgress
