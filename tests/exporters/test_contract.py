@@ -1,16 +1,20 @@
 """Exporters of other packages, found by entry point, and what the configuration may not say."""
 
 import textwrap
+from pathlib import Path
 
 import pytest
 from aggregator.support import aggregator
-from exporters.support import until
+from exporters.rounds import job_round
+from exporters.support import context, until
 
 from perfd.clock import VirtualClock
 from perfd.config import AlertmanagerConfig, ExportersConfig, JsonLinesConfig, RemoteWriteConfig, WandbConfig
 from perfd.errors import ConfigError
+from perfd.exporters.contract import Round
 from perfd.exporters.registry import Exporters
 
+DOCUMENTATION = Path(__file__).parents[2] / "docs" / "exporters.md"
 MODULE = """
     import threading
     from pathlib import Path
@@ -62,6 +66,19 @@ def installed(tmp_path, monkeypatch):
     points = "\n".join(f"{name} = tiny_exporters:{target}" for name, target in NAMES.items())
     (info / "entry_points.txt").write_text(f"[perfd.exporters]\n{points}\n")
     monkeypatch.syspath_prepend(str(site))
+
+
+def test_the_example_of_the_documentation_is_an_exporter(capsys):
+    text = DOCUMENTATION.read_text()
+    code = textwrap.dedent(text[text.index("    class Mine:") : text.index("The contract is")])
+    names = {}
+    exec(code, names)
+    given = context()
+    mine = names["Mine"]({}, given)
+    mine.export(Round(time_unix_s=0.0, jobs=[job_round(3, mfu_ratio=0.4)]))
+    mine.close()
+    assert capsys.readouterr().out == "llm 3 0.4\n"
+    assert given.tally.sent == 1
 
 
 def page(running):

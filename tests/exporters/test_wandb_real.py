@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,11 +16,14 @@ from exporters.support import until
 from wandb.proto import wandb_internal_pb2
 
 from perfd.clock import VirtualClock
-from perfd.config import ExportersConfig, RulesConfig, WandbConfig
+from perfd.config import AggregatorConfig, ExportersConfig, RulesConfig, WandbConfig
 from perfd.exporters.wandb import REPORT_FILE, SUMMARY_FILE
 from perfd.exporters.wandb_messages import Log
 from perfd.exporters.wandb_process import WandbProcess
 from perfd.exporters.wandb_worker import init_arguments, run_id
+from perfd.recording import bundled
+from perfd.session.configuration import SessionConfig
+from perfd.session.replay import ReplayOptions, replay
 from perfd.testing.agent import FakeAgent
 from perfd.testing.wandb import WandbServer, read_records
 
@@ -113,6 +118,26 @@ def test_offline_keeps_steps_alerts_and_the_report(tmp_path):
     assert json.loads(Path(files[SUMMARY_FILE]).read_text())["jobs"][0]["name"] == "llm"
     [run] = [record.run for record in read if record.HasField("run")]
     assert (run.run_id, run.run_group) == ("llm-perfd", "llm")
+
+
+def test_a_recorded_job_is_a_run_with_mfu_breakdown_and_activity_over_its_steps(tmp_path):
+    exporters = ExportersConfig(wandb=WandbConfig(mode="offline", directory=str(tmp_path)))
+    config = SessionConfig(aggregator=AggregatorConfig(exporters=exporters))
+    replay(ReplayOptions(recording=bundled("pp4_few"), config=config))
+    [path] = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    rows = [values(record.history) for record in records(path) if record.HasField("history")]
+    steps = [row["perfd/step"] for row in rows]
+    assert len(steps) > 1
+    assert steps == sorted(set(steps))
+    for name in (
+        "mfu_ratio",
+        "tokens_per_s",
+        "breakdown/forward_ratio",
+        "communication/share_ratio",
+        "pipeline/stall_ratio",
+        "gpu/tensor_active_ratio",
+    ):
+        assert rows[-1][f"perfd/{name}"] > 0
 
 
 @pytest.mark.system
@@ -210,6 +235,23 @@ def test_a_run_whose_processes_are_killed_or_stopped_fails_and_leaves_nothing(se
         run.send(Log({"perfd/step": 1.0}))
     assert not worker.is_running()
     assert until(lambda: not psutil.Process().children(recursive=True))
+
+
+@pytest.mark.system
+def test_what_was_handed_over_is_uploaded_even_when_perfd_is_killed(server, online):
+    dying = (
+        "import json, os, signal, sys, msgspec\n"
+        "from perfd.config import WandbConfig\n"
+        "from perfd.exporters.wandb_messages import Log\n"
+        "from perfd.exporters.wandb_process import WandbProcess\n"
+        "run = WandbProcess('llm', msgspec.convert(json.loads(sys.argv[1]), WandbConfig))\n"
+        "run.send(Log({'perfd/step': 5.0}))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", dying, json.dumps(online)], check=False)
+    assert ended.returncode == -signal.SIGKILL
+    until(lambda: "llm-perfd" in server.runs and server.runs["llm-perfd"].exit_codes)
+    assert [row["perfd/step"] for row in server.runs["llm-perfd"].rows] == [5.0]
 
 
 @pytest.mark.parametrize(("job", "wanted"), [("llm", "llm"), ("a/b", "a-b-"), ("", "-"), ("é" * 300, "-")])
