@@ -22,7 +22,13 @@ def job_view(state: State, data: JobData, summary: JobSummary) -> JobView:
         nodes = tuple(node for node in (job.nodes if job else ()) if state.agents.of_node(node) is not None)
     compute_s = _compute_by_rank(data)
     ranks = tuple(
-        RankView(rank=placement.rank, node=node, gpu=placement.gpu, compute_s=compute_s.get(placement.rank))
+        RankView(
+            rank=placement.rank,
+            node=node,
+            gpu=placement.gpu,
+            pod_uid=placement.pod_uid,
+            compute_s=compute_s.get(placement.rank),
+        )
         for node, placements in data.placements.items()
         for placement in placements
     )

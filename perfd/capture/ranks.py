@@ -12,7 +12,7 @@ from perfd.model import ParallelLayout
 
 _RANGE = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
 _ROLE = re.compile(r"(stage|pp|tp|cp|dp|ep)=(first|last|\d{1,7})")
-_PLACE = re.compile(r"(node|gpu)=([A-Za-z0-9][A-Za-z0-9._/-]{0,252})")
+_PLACE = re.compile(r"(node|gpu|pod)=([A-Za-z0-9][A-Za-z0-9._/-]{0,252})")
 _SLOWEST = re.compile(r"slowest:(\d{1,4})")
 _MAX_RANK = 1_000_000
 
@@ -24,6 +24,8 @@ class RankView:
     rank: int
     node: str
     gpu: int | None = None
+    pod_uid: str | None = None
+    """Of the Kubernetes pod that it runs in."""
     compute_s: float | None = None
     """Time per step that this rank computed, without waiting for others; the larger, the slower it is."""
 
@@ -147,7 +149,7 @@ def _parse_conditions(term: str) -> set[int] | list[_Condition]:
         else:
             raise CaptureError(
                 f"{part!r} does not choose ranks; use all, alert, culprits, peer, slowest:N, a list such as "
-                "0,3,8-11, roles such as stage=last,tp=0, or places such as node=n7,gpu=3."
+                "0,3,8-11, roles such as stage=last,tp=0, or places such as node=n7,gpu=3, pod=UID."
             )
     if ranks and conditions:
         raise CaptureError(f"{term!r} mixes ranks with roles or places; join them with + instead of a comma.")
@@ -156,7 +158,7 @@ def _parse_conditions(term: str) -> set[int] | list[_Condition]:
 
 def _place_condition(kind: str, wanted: str) -> _Condition:
     def holds(rank: RankView, _: ParallelLayout) -> bool:
-        return wanted == (rank.node if kind == "node" else str(rank.gpu))
+        return wanted == {"node": rank.node, "gpu": str(rank.gpu), "pod": rank.pod_uid}[kind]
 
     return holds
 
@@ -182,7 +184,9 @@ def _from_labels(view: JobView, labels: Mapping[str, str]) -> set[int]:
     """The narrowest thing that an alert's labels name: a rank, roles, a GPU, a node, else the job."""
     if labels.get("rank", "").isdecimal():
         return {int(labels["rank"])}
-    on_node = [rank for rank in view.ranks if labels.get("node") in (None, "", rank.node)]
+    if pod := {rank.rank for rank in view.ranks if rank.pod_uid and labels.get("uid") == rank.pod_uid}:
+        return pod
+    on_node = [rank for rank in view.ranks if _node_of(labels, view) in ("", rank.node)]
     if gpu := labels.get("gpu", ""):
         return {rank.rank for rank in on_node if str(rank.gpu) == gpu}
     roles = [(name, labels[name]) for name in ("stage", "tp", "dp") if labels.get(name, "").isdecimal()]
@@ -191,6 +195,12 @@ def _from_labels(view: JobView, labels: Mapping[str, str]) -> set[int]:
         for rank in on_node
         if all(coordinate(rank.rank, name, view.layout) == int(value) for name, value in roles)
     }
+
+
+def _node_of(labels: Mapping[str, str], view: JobView) -> str:
+    """The node that labels name, empty without one; an agent in the pod of its job is called as the pod."""
+    pod = labels.get("pod", "")
+    return labels.get("node", "") or (pod if any(rank.node == pod for rank in view.ranks) else "")
 
 
 def _slowest(count: int, view: JobView) -> set[int]:

@@ -11,13 +11,20 @@ from perfd.errors import CaptureError
 from perfd.model import ParallelLayout
 
 # 16 ranks on 2 nodes: tp 2, cp 1, dp 2, pp 4; rank = tp + 2 * (dp + 2 * pp).
+PODS = [f"0123456{pod}-89ab-cdef-0123-456789abcdef" for pod in range(4)]
 LAYOUT = ParallelLayout(world_size=16, tp=2, dp=2, pp=4, ep=2)
 VIEW = JobView(
     job="llama",
     nodes=("a", "b"),
     layout=LAYOUT,
     ranks=tuple(
-        RankView(rank=rank, node="ab"[rank // 8], gpu=rank % 8, compute_s=1.0 + (0.5 if rank == 9 else 0))
+        RankView(
+            rank=rank,
+            node="ab"[rank // 8],
+            gpu=rank % 8,
+            pod_uid=PODS[rank // 4],
+            compute_s=1.0 + (0.5 if rank == 9 else 0),
+        )
         for rank in range(16)
     ),
     culprits=(9,),
@@ -42,6 +49,8 @@ def ranks(selector, view=VIEW, **labels):
         ("node=b,gpu=1", [9]),
         ("node=a,tp=1,pp=0", [1, 3]),
         ("gpu=0", [0, 8]),
+        (f"pod={PODS[1]}", [4, 5, 6, 7]),
+        (f"pod={PODS[1]},tp=0", [4, 6]),
         ("slowest:1", [9]),
         ("culprits", [9]),
         ("culprits+peer", [9, 11]),
@@ -57,6 +66,9 @@ def test_a_selector_means_these_ranks(selector, expected):
     ("labels", "expected"),
     [
         ({"rank": "5"}, [5]),
+        ({"uid": PODS[2]}, [8, 9, 10, 11]),
+        ({"pod": "b", "gpu": "1"}, [9]),
+        ({"pod": "prometheus-0", "stage": "0"}, [0, 1, 2, 3]),
         ({"stage": "3"}, [12, 13, 14, 15]),
         ({"node": "b", "gpu": "1"}, [9]),
         ({"node": "b"}, list(range(8, 16))),
