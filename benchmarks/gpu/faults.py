@@ -1,161 +1,167 @@
 """Faults in a real training job on 2 or more GPUs: is the rank named, and nobody when nothing is wrong.
 
-    python -m benchmarks.gpu.faults --out FOLDER [--repeat 2] [--seed 1] [--limit-s 500]
+    python -m benchmarks.gpu.faults run --out FOLDER [--gpus 2] [--repeat 1] [--seed 1] [--limit-s 540]
+    python -m benchmarks.gpu.faults judge FOLDER
+    python -m benchmarks.gpu.faults run --out FOLDER --dry-run --torchrun PATH [--only slow_rank]
 
-Runs `train.py` under `perfd run` once for each case, in random order, with clean runs in between. The
-truth of a case is its fault and its rank; how much the fault really costs is the median step by CUDA
-events, against the clean runs of the same session. A case that costs less than 2 % is not counted: the
-host had time to spare.
+Runs `train.py` under `perfd run` once for each case, in random order; half of the runs have nothing wrong, or
+nothing that a rank is to blame for. The fault begins in the middle, so that each run has its own clean half.
+The truth of a case is its fault and its rank; what it really costs is the median step by CUDA events after
+the fault's begin against before. A fault that costs less than 2 % is not counted: the host had time to spare.
+
+Meanwhile the session is asked twice a second what it says. Each run is recorded, packed, and can be judged
+again by another version of perfd with `judge`, without a GPU. `--dry-run` makes the job so small that CPUs can
+do it with gloo, to try all of this: verdicts mean nothing there.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import random
 import statistics
-import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-TRAIN = Path(__file__).with_name("train.py")
-STEPS = 90
-WARM_UP_STEPS = 15
-LEAST_COST = 0.02
+from benchmarks.faults.simulated import Ratio
+from benchmarks.gpu.fault_runs import Case, Outcome, Plan, judge_again, run_case
 
-CASES = (
-    ("slow_rank", 40.0), ("slow_rank", 80.0), ("slow_rank", 160.0),
-    ("slow_loader", 0.1), ("forced_sync", 0.02), ("tiny_kernels", 0.2), ("late_entry", 0.1),
-    ("slow_loaders", 0.1),
+LEAST_COST, MUST_FIND = 0.02, 0.10
+DATA_PARALLEL = (
+    ("slow_rank", 40.0), ("slow_rank", 80.0), ("slow_rank", 160.0), ("slow_loader", 0.1),
+    ("forced_sync", 0.02), ("tiny_kernels", 0.2), ("late_entry", 0.1), ("sigstop", 0.0),
 )  # fmt: skip
-BLAMELESS = frozenset({"none", "slow_loaders"})
-"""Cases in which no single rank is to blame."""
+PIPELINE = (("slow_rank", 160.0), ("slow_loader", 0.2), ("forced_sync", 0.1))
+BLAMELESS_DATA_PARALLEL = (*(("none", 0.0),) * 6, ("slow_loaders", 0.1), ("no_p2p", 0.0))
+BLAMELESS_PIPELINE = (*(("none", 0.0),) * 2, ("heavy_last_stage", 6.0))
+_DRY_RUN = ("--layers", "4", "--hidden", "64", "--sequence", "16", "--micro-batch", "2")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """One run, its truth and what perfd said."""
-
-    fault: str
-    strength: float
-    rank: int | None
-    step_s: float
-    kind: str
-    culprits: list[Any]
-    lost_ratio: float | None
-    evidence: list[str]
-
-
-def run_case(fault: str, strength: float, rank: int, gpus: int, folder: Path) -> Outcome | None:
-    """Train once under perfd; None when the job failed."""
-    folder.mkdir(parents=True)
-    times = folder / "times.json"
-    command = [
-        *(sys.executable, "-m", "perfd", "run", "--no-nsys", "--job", "faults", "--out", str(folder), "--"),
-        *(
-            "torchrun",
-            "--nproc-per-node",
-            str(gpus),
-            str(TRAIN),
-            "--steps",
-            str(STEPS),
-            "--times",
-            str(times),
-        ),
-        *("--fault", fault, "--fault-strength", str(strength), "--fault-rank", str(rank)),
+def planned(gpus: int, repeat: int, seed: int) -> list[Case]:
+    """All cases in random order: data parallel, a pipeline, and with four GPUs both at once."""
+    order = random.Random(seed)
+    cases = [
+        Case(fault=fault, strength=strength, rank=order.randrange(gpus), stages=stages)
+        for stages, kinds in (
+            (1, DATA_PARALLEL + BLAMELESS_DATA_PARALLEL),
+            (2, PIPELINE + BLAMELESS_PIPELINE),
+        )
+        # Of two ranks in a pipeline, neither has a peer: nobody can be told to be slow.
+        for fault, strength in kinds * repeat
+        if stages == 1 or gpus > 2 or fault in {"none", "heavy_last_stage"}
     ]
-    with (folder / "log").open("wb") as log:
-        code = subprocess.run(command, stdout=log, stderr=log, check=False, timeout=120).returncode
-    found = sorted(folder.glob("*/summary.json"))
-    if code != 0 or not found or not times.is_file():
-        print(f"{fault} {strength}: the job ended with {code}; see {folder}/log", file=sys.stderr)
-        return None
-    verdict = json.loads(found[-1].read_text())["jobs"][0]["bottleneck"]
-    return Outcome(
-        fault=fault,
-        strength=strength,
-        rank=None if fault in BLAMELESS else rank,
-        step_s=statistics.median(json.loads(times.read_text())[WARM_UP_STEPS:]),
-        kind=verdict["kind"],
-        culprits=[culprit["id"] for culprit in verdict["culprits"]],
-        lost_ratio=verdict["lost_ratio"],
-        evidence=verdict["evidence"],
+    order.shuffle(cases)
+    return cases
+
+
+def report(outcomes: Sequence[Outcome]) -> str:
+    """Each run on a line, then detection, false alarms and their intervals."""
+    lines = [_line(outcome) for outcome in outcomes]
+    counted = [one for one in outcomes if one.case.truth and (one.cost_ratio or 0.0) >= LEAST_COST]
+    costly = [one for one in counted if (one.cost_ratio or 0.0) >= MUST_FIND]
+    blameless = [one for one in outcomes if not one.case.truth]
+    named = [one for one in counted if one.blamed]
+    in_time = [one for one in costly if _in_time(one)]
+    lines += [
+        f"found, of faults that cost 10 % and more  {_ratio([_right(one) for one in costly])}",
+        f"found, of all that cost 2 % and more      {_ratio([_right(one) for one in counted])}",
+        f"the right rank, where one is named        {_ratio([_right(one) for one in named])}",
+        f"within 10 s or 5 steps                    {Ratio(hits=len(in_time), of=len(costly))}",
+        f"false alarms at the end                   {_ratio([bool(one.blamed) for one in blameless])}",
+        f"false alarms at any time                  {_ratio([one.ever_wrong for one in blameless])}",
+    ]
+    errors = [
+        abs(one.lost_ratio - one.cost_ratio / (1 + one.cost_ratio))
+        for one in counted
+        if _right(one) and one.lost_ratio is not None and one.cost_ratio not in (None, float("inf"))
+    ]
+    times = [one.detected_after_s for one in counted if one.detected_after_s is not None]
+    if errors:
+        lines.append(f"lost share of a step, median error        {statistics.median(errors):.1%}")
+    if times:
+        lines.append(f"time to detect, median                    {statistics.median(times):.1f} s")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Run or judge; the exit code is 1 when there is no outcome."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="train, under perfd")
+    run.add_argument("--out", type=Path, required=True)
+    run.add_argument("--gpus", type=int, default=2)
+    run.add_argument("--repeat", type=int, default=1)
+    run.add_argument("--seed", type=int, default=1)
+    run.add_argument("--limit-s", type=float, default=540.0)
+    run.add_argument("--only", help="this fault alone")
+    run.add_argument("--dry-run", action="store_true", help="a job for CPUs")
+    run.add_argument("--torchrun", default="torchrun", help="the program")
+    judge = commands.add_parser("judge", help="judge recorded runs again")
+    judge.add_argument("folder", type=Path)
+    args = parser.parse_args()
+    outcomes = _judged(args.folder) if args.command == "judge" else _run_all(args)
+    print(report(outcomes))
+    return 0 if outcomes else 1
+
+
+def _run_all(args: argparse.Namespace) -> list[Outcome]:
+    plan = Plan(gpus=args.gpus, torchrun=(args.torchrun,))
+    if args.dry_run:
+        plan = Plan(gpus=args.gpus, torchrun=(args.torchrun,), train_options=_DRY_RUN)
+    cases = [
+        case
+        for case in planned(args.gpus, args.repeat, args.seed)
+        if args.only is None or case.fault == args.only
+    ]
+    deadline_s = time.monotonic() + args.limit_s
+    outcomes: list[Outcome] = []
+    longest_s = 0.0
+    for number, case in enumerate(cases):
+        started_s = time.monotonic()
+        if started_s + longest_s > deadline_s:
+            print(f"The time is up after {number} of {len(cases)} runs.", file=sys.stderr)
+            break
+        outcome = run_case(case, plan, args.out / f"{number:02}-{case.name}")
+        longest_s = max(longest_s, time.monotonic() - started_s)
+        if outcome is not None:
+            outcomes.append(outcome)
+            print(_line(outcome), file=sys.stderr, flush=True)
+    (args.out / "outcomes.json").write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
+    return outcomes
+
+
+def _judged(folder: Path) -> list[Outcome]:
+    return [judge_again(case.parent) for case in sorted(folder.glob("*/case.json"))]
+
+
+def _line(one: Outcome) -> str:
+    cost = "-" if one.cost_ratio is None else f"{one.cost_ratio:.1%}"
+    lost = "-" if one.lost_ratio is None else f"{one.lost_ratio:.1%}"
+    after = "-" if one.detected_after_s is None else f"{one.detected_after_s:.1f} s"
+    verdict = "right" if _right(one) else "WRONG" if one.blamed or (one.cost_ratio or 0) >= MUST_FIND else ""
+    return (
+        f"{one.case.name:32} costs {cost:>7}, said {', '.join(one.kinds)} {one.blamed} lost {lost}"
+        f" after {after}{' (once wrong)' if one.ever_wrong else ''}  {verdict}"
     )
 
 
-def wilson(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """The 95 % interval of a proportion (Wilson 1927)."""
-    if not trials:
-        return (0.0, 1.0)
-    p = successes / trials
-    middle = (p + z * z / (2 * trials)) / (1 + z * z / trials)
-    half = z * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials)) / (1 + z * z / trials)
-    return (max(0.0, middle - half), min(1.0, middle + half))
+def _right(one: Outcome) -> bool:
+    return one.blamed == one.case.truth
 
 
-def report(outcomes: list[Outcome]) -> None:
-    """Print each run, then detection and false alarms with their intervals."""
-    clean_s = statistics.median(outcome.step_s for outcome in outcomes if outcome.fault == "none")
-    print(f"clean step {clean_s * 1e3:.2f} ms")
-    found = named = false_alarms = blameless = 0
-    for outcome in outcomes:
-        cost = outcome.step_s / clean_s - 1
-        right = outcome.culprits == ([] if outcome.rank is None else [outcome.rank])
-        counted = outcome.rank is None or cost >= LEAST_COST
-        lost = "-" if outcome.lost_ratio is None else f"{outcome.lost_ratio:.1%}"
-        rank = "-" if outcome.rank is None else outcome.rank
-        print(
-            f"{outcome.fault:13} {outcome.strength:7g} rank {rank}: "
-            f"costs {cost:6.1%}, said {outcome.kind} {outcome.culprits} lost {lost}"
-            f"{'' if not counted else '  right' if right else '  WRONG'}"
-        )
-        if outcome.rank is None:
-            blameless += 1
-            false_alarms += not right
-        elif counted:
-            found += 1
-            named += right
-    low, high = wilson(named, found)
-    print(f"named the rank in {named} of {found} (95 % interval {low:.2f} to {high:.2f})")
-    low, high = wilson(false_alarms, blameless)
-    print(f"false alarms in {false_alarms} of {blameless} (95 % interval {low:.2f} to {high:.2f})")
+def _in_time(one: Outcome) -> bool:
+    after_s = one.detected_after_s
+    return after_s is not None and (after_s <= 10 or after_s <= 5 * (one.after_s or 0.0))
 
 
-def main() -> None:
-    """Run the cases until they are done or the time is up."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--gpus", type=int, default=2)
-    parser.add_argument("--repeat", type=int, default=2)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--limit-s", type=float, default=500.0)
-    args = parser.parse_args()
-    order = random.Random(args.seed)
-    cases = [(fault, strength, order.randrange(args.gpus)) for fault, strength in CASES * args.repeat]
-    order.shuffle(cases)
-    # A clean run first, and then after every second case.
-    plan = [("none", 0.0, 0)]
-    for number, case in enumerate(cases):
-        plan += [case] if number % 2 else [case, ("none", 0.0, 0)]
-    deadline = time.monotonic() + args.limit_s
-    outcomes: list[Outcome] = []
-    longest_s = 0.0
-    for number, (fault, strength, rank) in enumerate(plan):
-        started = time.monotonic()
-        if started + longest_s > deadline:
-            print(f"The time is up after {number} of {len(plan)} runs.")
-            break
-        outcome = run_case(fault, strength, rank, args.gpus, args.out / f"{number:02}-{fault}")
-        longest_s = max(longest_s, time.monotonic() - started)
-        if outcome is not None:
-            outcomes.append(outcome)
-    (args.out / "outcomes.json").write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
-    report(outcomes)
+def _ratio(hits: Sequence[bool]) -> Ratio:
+    return Ratio(hits=sum(hits), of=len(hits))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

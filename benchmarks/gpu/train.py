@@ -95,7 +95,8 @@ class Fault:
 
     def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
         self.kind, self.strength, self.first_step = args.fault, args.fault_strength, args.fault_from
-        self.chosen = self.kind == "slow_loaders" or args.fault_rank == dist.get_rank()
+        self.rank = args.fault_rank
+        self.chosen = self.kind == "slow_loaders" or self.rank == dist.get_rank()
         self.began_unix_s: float | None = None
         self.here = False
         size = 4096 if device.type == "cuda" else 256
@@ -107,6 +108,8 @@ class Fault:
             return
         if self.began_unix_s is None:
             self.began_unix_s = time.time()
+            if dist.get_rank() == self.rank:
+                print(f"[fault] {self.began_unix_s:.3f}", flush=True)
         self.here = self.chosen
         if self.here and self.kind == "sigstop":
             os.kill(os.getpid(), signal.SIGSTOP)

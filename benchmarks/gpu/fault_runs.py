@@ -1,0 +1,259 @@
+"""One training run under perfd with a fault in it: started, watched, recorded, and judged again later."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from perfd.session.replay import ReplayOptions, replay
+
+TRAIN = Path(__file__).with_name("train.py")
+JOB = "faults"
+BLAMELESS = frozenset({"none", "slow_loaders", "heavy_last_stage", "no_p2p"})
+"""Cases in which no single rank is to blame."""
+BLAMING = frozenset({"straggler", "data_loading", "throttling", "hang"})
+_POLL_S = 0.5
+_HANG_S = 30.0
+_ENDING_S = 60.0
+_SETTLED_STEPS = 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """What is run. `rank` has the fault, though it may not be to blame."""
+
+    fault: str
+    strength: float
+    rank: int
+    stages: int
+
+    @property
+    def truth(self) -> list[int]:
+        """Ranks to blame."""
+        return [] if self.fault in BLAMELESS else [self.rank]
+
+    @property
+    def name(self) -> str:
+        return f"{self.fault}-{self.strength:g}-rank{self.rank}-pp{self.stages}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What all runs have in common."""
+
+    gpus: int
+    steps: int = 160
+    fault_from: int = 60
+    torchrun: Sequence[str] = ("torchrun",)
+    train_options: Sequence[str] = ()
+    limit_s: float = 150.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One run, its truth, and what was said of it."""
+
+    case: Case
+    before_s: float | None
+    """Median step before the fault, and after."""
+    after_s: float | None
+    verdicts: list[tuple[float, str, list[Any]]] = field(default_factory=list)
+    """Seconds since the fault began, or since the start; kind; ranks that are blamed."""
+    kinds: list[str] = field(default_factory=list)
+    blamed: list[Any] = field(default_factory=list)
+    """At the end."""
+    lost_ratio: float | None = None
+    evidence: list[str] = field(default_factory=list)
+
+    @property
+    def cost_ratio(self) -> float | None:
+        """How much longer steps are with the fault."""
+        if self.case.fault == "sigstop":
+            return float("inf")
+        return self.after_s / self.before_s - 1 if self.before_s and self.after_s else None
+
+    @property
+    def detected_after_s(self) -> float | None:
+        """From the fault's beginning to the first word that names the right rank alone."""
+        named = (at for at, _, ranks in self.verdicts if at >= 0 and ranks == self.case.truth)
+        return next(named, None) if self.case.truth else None
+
+    @property
+    def ever_wrong(self) -> bool:
+        """Whether anybody was blamed at any time who is not to blame, or before there was a fault."""
+        return any(
+            set(ranks) - set(self.case.truth if at >= 0 else []) for at, _, ranks in self.verdicts
+        ) or bool(set(self.blamed) - set(self.case.truth))
+
+
+def run_case(case: Case, plan: Plan, folder: Path) -> Outcome | None:
+    """Train once under `perfd run`, with a recording; None when the job failed."""
+    folder.mkdir(parents=True)
+    times, recording, port = folder / "times.json", folder / "recording", _free_port()
+    command = [
+        *(sys.executable, "-m", "perfd", "run", "--no-nsys", "--job", JOB, "--http", f"127.0.0.1:{port}"),
+        *("--out", str(folder / "out"), "--record", str(recording), "--"),
+        *(*plan.torchrun, "--nproc-per-node", str(plan.gpus), str(TRAIN)),
+        *("--steps", str(plan.steps), "--stages", str(case.stages), "--times", str(times)),
+        *("--fault", case.fault, "--fault-strength", str(case.strength), "--fault-rank", str(case.rank)),
+        *("--fault-from", str(plan.fault_from), *plan.train_options),
+    ]
+    environment = dict(os.environ) | ({"NCCL_P2P_DISABLE": "1"} if case.fault == "no_p2p" else {})
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+        watcher = _Watcher(port)
+        watcher.start()
+        _wait(process, case, plan, folder / "log")
+        seen = watcher.stop()
+    found = sorted(folder.glob("out/*/summary.json"))
+    hangs = case.fault == "sigstop"
+    if not found or (not hangs and (process.returncode != 0 or not times.is_file())):
+        print(f"{case.name}: the job ended with {process.returncode}; see {folder}/log", file=sys.stderr)
+        return None
+    shutil.copy(found[-1], folder / "summary.json")
+    shutil.rmtree(folder / "out")
+    compress(recording)
+    outcome = _outcome(case, folder, seen, json.loads((folder / "summary.json").read_text()))
+    (folder / "verdicts.json").write_text(json.dumps(outcome.verdicts))
+    (folder / "case.json").write_text(
+        json.dumps({"fault": case.fault, "strength": case.strength, "rank": case.rank, "stages": case.stages})
+    )
+    return outcome
+
+
+def judge_again(folder: Path) -> Outcome:
+    """What today's perfd says of a run that was recorded, from its records."""
+    case = Case(**json.loads((folder / "case.json").read_text()))
+    (summary,) = replay(ReplayOptions(recording=folder / "recording", allow_missing=True)).summaries
+    findings = [
+        {
+            "kind": finding.kind.value,
+            "culprits": [{"kind": culprit.kind, "id": culprit.id} for culprit in finding.culprits],
+            "evidence": list(finding.evidence),
+            "lost_ratio": finding.lost_ratio,
+        }
+        for finding in summary.findings
+    ]
+    return _outcome(case, folder, [], {"jobs": [{"findings": findings}]})
+
+
+def compress(recording: Path) -> None:
+    """Pack every stream of a recording, which is read packed as well."""
+    manifest = recording / "recording.json"
+    document = json.loads(manifest.read_text())
+    for stream in document["streams"]:
+        plain = recording / stream["path"]
+        if plain.suffix == ".gz" or not plain.is_file() or stream["kind"] == "training-log":
+            continue
+        packed = plain.with_name(plain.name + ".gz")
+        with plain.open("rb") as source, gzip.open(packed, "wb") as target:
+            shutil.copyfileobj(source, target)
+        plain.unlink()
+        stream["path"] += ".gz"
+    manifest.write_text(json.dumps(document, indent=1))
+
+
+def _outcome(
+    case: Case, folder: Path, seen: list[tuple[float, list[dict[str, Any]]]], document: dict[str, Any]
+) -> Outcome:
+    log = (folder / "log").read_text(errors="replace")
+    told = re.search(r"^\[fault\] ([\d.]+)", log, re.MULTILINE)
+    began_unix_s = float(told.group(1)) if told else None
+    start = began_unix_s if began_unix_s is not None else (seen[0][0] if seen else 0.0)
+    findings = document["jobs"][0]["findings"]
+    worst = next((one for one in findings if one["kind"] in BLAMING), findings[0])
+    before_s, after_s = _steps(folder / "times.json")
+    return Outcome(
+        case=case,
+        before_s=before_s,
+        after_s=after_s,
+        verdicts=[(at - start, said[0]["kind"], _blamed(said)) for at, said in seen if said],
+        kinds=[one["kind"] for one in findings],
+        blamed=_blamed(findings),
+        lost_ratio=worst["lost_ratio"],
+        evidence=list(worst["evidence"]),
+    )
+
+
+def _blamed(findings: Sequence[dict[str, Any]]) -> list[Any]:
+    return sorted(
+        {
+            culprit["id"]
+            for one in findings
+            if one["kind"] in BLAMING
+            for culprit in one["culprits"]
+            if culprit["kind"] == "rank"
+        }
+    )
+
+
+def _steps(times: Path) -> tuple[float | None, float | None]:
+    if not times.is_file():
+        return None, None
+    document = json.loads(times.read_text())
+    seconds, first = document["seconds"], document["fault_from"] - 1
+    return statistics.median(seconds[_SETTLED_STEPS:first]), statistics.median(seconds[first + 1 :])
+
+
+def _wait(process: subprocess.Popen[bytes], case: Case, plan: Plan, log: Path) -> None:
+    """Until the job ends; one that is stopped for good is ended some time after that."""
+    deadline_s = time.monotonic() + plan.limit_s
+    stopped_s = None
+    while process.poll() is None:
+        now_s = time.monotonic()
+        if case.fault == "sigstop" and stopped_s is None and b"[fault]" in log.read_bytes():
+            stopped_s = now_s
+        if now_s > deadline_s or (stopped_s is not None and now_s > stopped_s + _HANG_S):
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_ENDING_S)
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+            return
+        time.sleep(0.1)
+
+
+class _Watcher(threading.Thread):
+    """Asks the live session what it says, twice a second."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(daemon=True)
+        self._url = f"http://127.0.0.1:{port}/api/v1/jobs/{JOB}"
+        self._ended = threading.Event()
+        self._seen: list[tuple[float, list[dict[str, Any]]]] = []
+
+    def run(self) -> None:
+        while not self._ended.wait(_POLL_S):
+            with contextlib.suppress(OSError, urllib.error.URLError, ValueError, LookupError):
+                with urllib.request.urlopen(self._url, timeout=2) as answer:
+                    said = json.load(answer)["jobs"][0]["findings"]
+                self._seen.append((time.time(), said))
+
+    def stop(self) -> list[tuple[float, list[dict[str, Any]]]]:
+        self._ended.set()
+        self.join()
+        return self._seen
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
