@@ -124,13 +124,22 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(_error(413, f"The body must say its length and be at most {MAX_BODY_BYTES} bytes."))
             self._discard(length)
             return
-        self._answer(self.rfile.read(int(length)))
+        body = self.rfile.read(int(length))
+        if self._is_of_another_site():
+            self._send(_error(403, "A page of another site may not do this."))
+            return
+        self._answer(body)
 
     def _discard(self, length: str) -> None:
         """Read some of a body that is too large: a client that is cut off while it writes sees no answer."""
         left = min(int(length), _DISCARDED_BYTES) if _is_number(length) else 0
         while left > 0 and (chunk := self.rfile.read(min(left, 65536))):
             left -= len(chunk)
+
+    def _is_of_another_site(self) -> bool:
+        """Whether a browser sends this for a page that did not come from here (it always says so)."""
+        origin = self.headers.get("Origin")
+        return origin is not None and origin.partition("://")[2] != self.headers.get("Host")
 
     def _answer(self, body: bytes) -> None:
         url = urlsplit(self.path)

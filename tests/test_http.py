@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import struct
@@ -76,6 +77,21 @@ def test_a_port_in_use_is_one_sentence(server: HttpServer) -> None:
 def test_what_is_no_address_is_said_so(address: str) -> None:
     with pytest.raises(PerfdError, match="is not an address; write it as host:port"):
         HttpServer(address, {})
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [(None, 200), ("http://{address}", 200), ("https://evil.example", 403), ("null", 403), ("[", 403)],
+)
+def test_a_page_of_another_site_cannot_make_a_browser_post_here(
+    server: HttpServer, origin: str | None, status: int
+) -> None:
+    headers = {} if origin is None else {"Origin": origin.format(address=server.address)}
+    connection = http.client.HTTPConnection(server.address, timeout=10)
+    connection.request("POST", "/tree/", body=b"{}", headers=headers)
+
+    assert connection.getresponse().status == status
+    connection.close()
 
 
 class Endless:
