@@ -35,12 +35,14 @@ def fleet_of(stand_in: StandIn, *jobs: dict[str, Any]) -> None:
         ("/servers", "No serving engine yet"),
         ("/agents", "No agent yet"),
         ("/jobs/llama", "There is no such job."),
-        ("/jobs/llama/captures", "No capture of this job yet"),
+        ("/jobs/llama/captures", "There is no such job."),
+        ("/jobs/mistral/captures", "No capture of this job yet"),
     ],
 )
 def test_an_empty_aggregator_says_so_and_what_to_do(
     path: str, said: str, tab: Tab, stand_in: StandIn
 ) -> None:
+    stand_in.answers["jobs/mistral"] = {"jobs": [{"name": "mistral"}]}
     tab.open(stand_in.url + path, "document.querySelector('main h1')")
 
     assert said in tab.text("main")

@@ -1,7 +1,7 @@
 // Which view the address asks for, and what keeps it up to date.
 
 import { showAgents } from "./agents.js";
-import { get } from "./api.js";
+import { get, jobPath } from "./api.js";
 import { showCaptures } from "./captures.js";
 import { el } from "./dom.js";
 import { showFleet } from "./fleet.js";
@@ -56,6 +56,8 @@ async function load() {
   }
   if (place.view === "captures") {
     const { captures } = await get(`captures?job=${encodeURIComponent(place.job)}`);
+    // A job without captures is told from one that does not exist.
+    if (!captures.length) await get(jobPath(place.job));
     return () => showCaptures(main, place.job, captures);
   }
   return showJob(main, place.job);
