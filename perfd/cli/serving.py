@@ -7,7 +7,6 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,10 @@ from perfd.analysis.serving.comparison import Comparison, compare
 from perfd.analysis.serving.diagnosis import diagnose
 from perfd.analysis.serving.document import Server, to_json
 from perfd.analysis.serving.histograms import Distribution
-from perfd.analysis.serving.info import ServerInfo
+from perfd.analysis.serving.info import ServerInfo, layout_of
 from perfd.analysis.serving.served import served_model
 from perfd.analysis.serving.snapshot import Latency
-from perfd.analysis.serving.theory import ServingLayout, Theory, theory_of
+from perfd.analysis.serving.theory import Theory, theory_of
 from perfd.cli.serving_sources import (
     Seen,
     WatchedServer,
@@ -124,8 +123,9 @@ def theory_for(args: argparse.Namespace, info: ServerInfo | None) -> Theory | No
             f"num_hidden_layers, "
             "hidden_size and num_attention_heads."
         )
-    layout = said.layout or ServingLayout()
-    layout = replace(layout, tp=args.tp or layout.tp, pp=args.pp or layout.pp, dp=args.dp or layout.dp)
+    layout = layout_of(said, tp=args.tp, pp=args.pp, dp=args.dp)
+    if layout is None:
+        raise PerfdError("Nothing says how many GPUs share the model: add --tp N, 1 for one.")
     return theory_of(model, layout, gpu)
 
 

@@ -7,13 +7,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from perfd_collectors import sglang, vllm
 from perfd_collectors.serving.collector import ServingOptions
 from perfd_collectors.serving.discovery import Found, server_of
 from serving.pages import LLAMA_70B, busy_70b, counter, gauge
 
+from perfd.analysis.serving.info import completed
 from perfd.analysis.serving.snapshot import Engine
+from perfd.analysis.serving.theory import ServingLayout
 from perfd.cli import main
 from perfd.clock import VirtualClock
 from perfd.collector import CollectorSpec, Settings
@@ -211,7 +214,76 @@ def test_of_several_sources_those_that_can_be_read_are_shown(
     ],
 )
 def test_servers_are_found_by_their_command_lines(command: str, found: Found | None) -> None:
-    assert server_of(command.split()) == found
+    seen = server_of(command.split())
+    assert (seen and (seen.engine, seen.url)) == (found and (found.engine, found.url))
+
+
+@pytest.mark.parametrize(
+    ("command", "layout", "model"),
+    [
+        ("vllm serve /models/m -tp 8 --quantization fp8", ServingLayout(tp=8), "/models/m"),
+        ("vllm serve --model /m --tensor-parallel-size=2 -dp 4", ServingLayout(tp=2, dp=4), "/m"),
+        ("python -m sglang.launch_server --model-path /m --tp 8 --dp-size 8 --enable-dp-attention",
+         ServingLayout(tp=8, dp=8, attention_dp=True), "/m"),
+        ("python -m sglang.launch_server --model /m --tp x", ServingLayout(), "/m"),
+    ],
+)  # fmt: skip
+def test_a_command_line_says_how_the_model_is_spread(command: str, layout: ServingLayout, model: str) -> None:
+    found = server_of(command.split())
+    assert found is not None
+    info = completed(None, found.arguments)
+    assert (info.layout, info.model) == (layout, model)
+
+
+def vllm_page() -> bytes:
+    labels = {"model_name": "m", "engine": "0"}
+    return gauge("vllm:num_requests_running", (labels, 2)).encode()
+
+
+def process(proc: Path, pid: str, command: str) -> Path:
+    (proc / pid).mkdir(exist_ok=True)
+    (proc / pid / "cmdline").write_text(command.replace(" ", "\0"))
+    return proc / pid / "cmdline"
+
+
+def test_a_vllm_server_stands_beside_theory_by_its_command_line(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(LLAMA_70B))
+    options = ServingOptions(gpu="NVIDIA H100 80GB HBM3")
+    with serving({"/metrics": vllm_page()}) as (_, url):
+        process(tmp_path, "7", f"vllm serve {model} --port {url.rpartition(':')[2]} -tp 8")
+        row = newest(list(vllm.SPEC.create(options, settings(tmp_path)).collect()))
+    assert row["tpot_floor_s"] == pytest.approx(5.2e-3, rel=0.01)
+
+
+def test_without_a_layout_there_is_no_theory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_70B))
+    options = ServingOptions(gpu="H100", model_config_file=str(tmp_path / "config.json"), discover=False)
+    with serving({"/metrics": vllm_page()}) as (_, url):
+        options = replace_urls(options, url)
+        row = newest(list(vllm.SPEC.create(options, settings(tmp_path)).collect()))
+        assert "tpot_floor_s" not in row
+        command = ["serving", url, "--gpu", "H100", "--model-config", str(tmp_path / "config.json")]
+        assert main(command) == 2
+        assert "add --tp N" in capsys.readouterr().err
+        assert main([*command, "--tp", "8"]) == 0
+
+
+def replace_urls(options: ServingOptions, *urls: str) -> ServingOptions:
+    return msgspec.structs.replace(options, urls=urls)
+
+
+def test_a_server_whose_process_is_gone_is_down_and_after_a_while_forgotten(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    collector = vllm.SPEC.create(ServingOptions(), Settings(node="n1", job="job", clock=clock, proc=tmp_path))
+    command = process(tmp_path, "7", "vllm serve m --port 1")
+    assert newest(list(collector.collect())) == {"up": 0.0}
+    command.unlink()
+    clock.advance(300.0)
+    assert newest(list(collector.collect())) == {"up": 0.0}
+    clock.advance(301.0)
+    assert collector.collect() == []
 
 
 def test_perfd_serving_prints_the_shape_that_is_documented(

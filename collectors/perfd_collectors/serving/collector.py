@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 
 from perfd.analysis.peaks import find_gpu
 from perfd.analysis.serving.comparison import Comparison, compare
-from perfd.analysis.serving.info import ServerInfo
+from perfd.analysis.serving.info import ServerInfo, completed, layout_of
 from perfd.analysis.serving.measured import Measured, measure
 from perfd.analysis.serving.served import served_model
 from perfd.analysis.serving.snapshot import Engine, Snapshot
-from perfd.analysis.serving.theory import ServingLayout, Theory, theory_of
+from perfd.analysis.serving.theory import Theory, theory_of
 from perfd.collector import Options, Settings
 from perfd.errors import ConfigError, PerfdError
 from perfd.model import Record, SampleTable, Scope
@@ -31,6 +31,8 @@ from perfd_collectors.serving.servers import WANTED, ask_info, read_page, with_i
 _REDISCOVER_S = 10.0
 _BACKOFF_S = 10.0
 _ASK_INFO_AGAIN_S = 300.0
+_FORGET_S = 600.0
+"""For so long a server whose process ended counts as down; then as one that was wanted no more."""
 
 
 class ServingOptions(Options, frozen=True):
@@ -57,6 +59,10 @@ class ServingOptions(Options, frozen=True):
     """Take any certificate of a server: who listens in between can read and change all of it."""
     gpu: str | None = None
     """The GPU's name as NVML gives it, for theory, where the server does not say it."""
+    tp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    """How the model is spread over GPUs, for theory, where neither server nor command line says it."""
     model_config_file: str | None = None
     """The model's config.json, where its path on this node is not the one that the server names."""
 
@@ -84,7 +90,9 @@ class ServingCollector:
             self._rediscover_s = now_s + _REDISCOVER_S
             for found in find_servers(self._settings.proc):
                 if found.engine is self._engine:
-                    self._add(found.url)
+                    self._add(found.url).started(found.arguments, now_s)
+            for name in [name for name, server in self._servers.items() if server.gone(now_s)]:
+                del self._servers[name]
         rows = {name: server.row(now_s) for name, server in self._servers.items()}
         for path, log in self._logs.items():
             snapshot = log.read()
@@ -99,10 +107,9 @@ class ServingCollector:
         theory = None if info is None else _theory(self._options, info)
         return row(measured, None if theory is None else compare(measured, theory))
 
-    def _add(self, url: str) -> None:
+    def _add(self, url: str) -> _Server:
         name = urlsplit(base_of(url)).netloc
-        if name not in self._servers:
-            self._servers[name] = _Server(url, self._access, self._options)
+        return self._servers.setdefault(name, _Server(url, self._access, self._options))
 
 
 class _Server:
@@ -118,6 +125,18 @@ class _Server:
         self._theory: Theory | None = None
         self._ask_s = -math.inf
         self._due_s = -math.inf
+        self._arguments: Mapping[str, object] = {}
+        self._found_s: float | None = None
+
+    def started(self, arguments: Mapping[str, object], now_s: float) -> None:
+        """Its process was seen, with these arguments."""
+        self._found_s = now_s
+        self._arguments = arguments
+
+    def gone(self, now_s: float) -> bool:
+        """Whether it was found by its process alone, and that has been away for long."""
+        configured = self._url in self._options.urls
+        return not configured and self._found_s is not None and now_s - self._found_s > _FORGET_S
 
     def row(self, now_s: float) -> Mapping[str, float]:
         """The server's columns; nothing while it is left alone after a failure."""
@@ -151,8 +170,9 @@ class _Server:
         if now_s < self._ask_s:
             return
         self._ask_s = now_s + _ASK_INFO_AGAIN_S
-        self._info = ask_info(engine, base_of(self._url), lambda url: fetch(url, self._access))
-        self._theory = _theory(self._options, self._info or ServerInfo())
+        said = ask_info(engine, base_of(self._url), lambda url: fetch(url, self._access))
+        self._info = completed(said, self._arguments)
+        self._theory = _theory(self._options, self._info)
 
     def _compare(self, measured: Measured) -> Comparison | None:
         return None if self._theory is None else compare(measured, self._theory)
@@ -171,7 +191,8 @@ def _theory(options: ServingOptions, info: ServerInfo) -> Theory | None:
         # The model may be in another container's file system; theory is then not known.
         return None
     model = served_model(config, info.arguments) if isinstance(config, dict) else None
-    return None if model is None else theory_of(model, info.layout or ServingLayout(), gpu)
+    layout = layout_of(info, tp=options.tp, pp=options.pp, dp=options.dp)
+    return None if model is None or layout is None else theory_of(model, layout, gpu)
 
 
 def _access(options: ServingOptions) -> Access:

@@ -64,6 +64,8 @@ COLUMNS: Sequence[Column] = (
         _THEORY,
         _NO_THEORY,
     ),
+    _gauge("prefill_mfu_ratio", "FLOPs of the prompts over the peak of all GPUs.", _THEORY, _NO_THEORY),
+    _gauge("generation_tokens_per_gpu_per_s", "Tokens generated per second and GPU.", _WINDOW, _NO_THEORY),
     _counter("finished_requests", "Requests finished since the server started."),
     _counter("prompt_tokens", "Prompt tokens since the server started."),
     _counter("generation_tokens", "Tokens generated since the server started."),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfd.analysis.serving.snapshot import Engine
@@ -21,6 +21,24 @@ _PROGRAMS = {
     "vllm.entrypoints.cli.main": Engine.VLLM,
 }
 """Before `serve`. A router, a benchmark or a client is none of these."""
+_SIZES: Mapping[Engine, Mapping[str, tuple[str, ...]]] = {
+    Engine.SGLANG: {
+        "tp_size": ("--tensor-parallel-size", "--tp-size", "--tp"),
+        "pp_size": ("--pipeline-parallel-size", "--pp-size", "--pp"),
+        "dp_size": ("--data-parallel-size", "--dp-size", "--dp"),
+    },
+    Engine.VLLM: {
+        "tensor_parallel_size": ("--tensor-parallel-size", "-tp"),
+        "pipeline_parallel_size": ("--pipeline-parallel-size", "-pp"),
+        "data_parallel_size": ("--data-parallel-size", "-dp"),
+    },
+}
+_WORDS = {
+    "model": ("--model", "--model-path"),
+    "quantization": ("--quantization", "-q"),
+    "kv_cache_dtype": ("--kv-cache-dtype",),
+    "dtype": ("--dtype",),
+}
 _ANY = {"0.0.0.0", "::", "[::]", ""}  # noqa: S104  (compared with, not bound to)
 _MAX_COMMAND_BYTES = 65536
 
@@ -31,11 +49,13 @@ class Found:
 
     engine: Engine
     url: str
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    """Those about the model and its layout, by the engine's own names."""
 
 
 def find_servers(proc: Path) -> Sequence[Found]:
     """The servers of a node, each once."""
-    found: dict[Found, None] = {}
+    found: dict[str, Found] = {}
     try:
         processes = [path for path in proc.iterdir() if path.name.isdigit()]
     except OSError:
@@ -49,8 +69,8 @@ def find_servers(proc: Path) -> Sequence[Found]:
             continue
         server = server_of(command.decode("utf-8", "replace").rstrip("\0").split("\0"))
         if server is not None:
-            found[server] = None
-    return tuple(found)
+            found.setdefault(server.url, server)
+    return tuple(found.values())
 
 
 def server_of(command: Sequence[str]) -> Found | None:
@@ -67,7 +87,25 @@ def server_of(command: Sequence[str]) -> Found | None:
         host = "127.0.0.1"
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
-    return Found(engine, f"{scheme}://{host}:{port}")
+    return Found(engine, f"{scheme}://{host}:{port}", _arguments(command, engine))
+
+
+def _arguments(command: Sequence[str], engine: Engine) -> Mapping[str, object]:
+    said: dict[str, object] = {}
+    for name, spellings in _SIZES[engine].items():
+        text = next((value for flag in spellings if (value := _option(command, flag))), None)
+        # A size that is not given is 1 for both engines.
+        said[name] = int(text) if text is not None and text.isdecimal() else 1
+    for name, flags in _WORDS.items():
+        word = next((value for flag in flags if (value := _option(command, flag))), None)
+        if word is not None:
+            said[name] = word
+    if "serve" in command:
+        after = command[command.index("serve") + 1 :][:1]
+        said |= {"model": after[0]} if after and not after[0].startswith("-") else {}
+    if "--enable-dp-attention" in command:
+        said["enable_dp_attention"] = True
+    return said
 
 
 def _engine(command: Sequence[str]) -> Engine | None:

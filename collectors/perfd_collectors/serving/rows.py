@@ -47,6 +47,8 @@ def row(measured: Measured, comparison: Comparison | None) -> Mapping[str, float
             "tpot_theory_s": None if comparison.step is None else comparison.step.total_s,
             "ttft_floor_s": comparison.ttft_floor_s if comparison.prompt_tokens_measured else None,
             "memory_bandwidth_used_ratio": comparison.mbu_ratio if measured.span_s is not None else None,
+            "prefill_mfu_ratio": comparison.prefill_mfu_ratio,
+            "generation_tokens_per_gpu_per_s": comparison.generation_tokens_per_s_per_gpu,
         }
     return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
 

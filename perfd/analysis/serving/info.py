@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from perfd.analysis.serving.theory import ServingLayout
@@ -46,6 +46,29 @@ def from_arguments(arguments: Mapping[str, Any], version: str | None = None) -> 
         layout=layout,
         kv_total_tokens=float(tokens) if isinstance(tokens, int | float) and tokens > 0 else None,
         arguments=arguments,
+    )
+
+
+def layout_of(
+    info: ServerInfo, *, tp: int | None = None, pp: int | None = None, dp: int | None = None
+) -> ServingLayout | None:
+    """A server's layout with the sizes that somebody gave; None when nobody says how many GPUs share it."""
+    if info.layout is None and tp is None:
+        return None
+    said = info.layout or ServingLayout()
+    return replace(said, tp=tp or said.tp, pp=pp or said.pp, dp=dp or said.dp)
+
+
+def completed(said: ServerInfo | None, started: Mapping[str, Any]) -> ServerInfo:
+    """What a server says about itself, and where it does not, what it was started with."""
+    begun = from_arguments(started)
+    if said is None:
+        return begun
+    return replace(
+        said,
+        model=said.model or begun.model,
+        layout=said.layout or begun.layout,
+        arguments={**begun.arguments, **said.arguments},
     )
 
 
