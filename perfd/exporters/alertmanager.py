@@ -10,6 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 from perfd.config import AlertmanagerConfig
+from perfd.errors import ConfigError
 from perfd.exporters.backoff import Backoff
 from perfd.exporters.contract import AlertUpdate, ExporterContext, Round
 from perfd.exporters.delivery import Deliveries, Outgoing, wire_alert
@@ -27,6 +28,8 @@ class AlertmanagerExporter:
     """Tells one Alertmanager of all alerts; each of a cluster has its own exporter, so that none waits."""
 
     def __init__(self, url: str, config: AlertmanagerConfig, context: ExporterContext) -> None:
+        if not config.resend_s > 0 or config.max_alerts < 1:
+            raise ConfigError(f"{_KEY}: `resend_s` must be positive and `max_alerts` at least 1.")
         self._labels = check_external_labels(config.external_labels, key=_KEY)
         self._external_url = config.external_url
         base = url.rstrip("/")

@@ -126,16 +126,20 @@ class Deliveries:
         first = known.first_told_unix_s
         return known.late and first is not None and now_unix_s - first < RESOLVED_RETENTION_S
 
+    def _lately(self, unix_s: float, now_unix_s: float) -> bool:
+        # A clock that was set back must not keep an alert from being told.
+        return 0 <= now_unix_s - unix_s < self._resend_s
+
     def _outgoing(self, known: _Known, now_unix_s: float) -> Outgoing | None:
         resolved_at = known.alert.resolved_at_unix_s
         told, first = known.told_unix_s, known.first_told_unix_s
-        if told is not None and now_unix_s - told < self._resend_s:
+        if told is not None and self._lately(told, now_unix_s):
             return None
         if resolved_at is None or (known.late and first is None):
             return Outgoing(
                 alert=known.alert, ends_at_unix_s=now_unix_s + 4 * self._resend_s, as_resolved=False
             )
-        if known.late and first is not None and now_unix_s - first < self._resend_s:
+        if known.late and first is not None and self._lately(first, now_unix_s):
             return None
         return Outgoing(alert=known.alert, ends_at_unix_s=min(resolved_at, now_unix_s), as_resolved=True)
 

@@ -41,6 +41,8 @@ class RemoteWriteExporter:
             raise ConfigError(f"{_KEY}.url: say where the samples go.")
         if config.max_samples_per_request < 1:
             raise ConfigError(f"{_KEY}.max_samples_per_request must be at least 1.")
+        if not config.interval_s >= 0:
+            raise ConfigError(f"{_KEY}.interval_s must not be negative.")
         self._compress = _snappy()
         self._poster = Poster(config.url, config.http, key=_KEY)
         labels = check_external_labels(config.external_labels, key=_KEY)

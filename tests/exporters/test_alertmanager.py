@@ -53,6 +53,13 @@ def test_a_firing_alert_is_told_again_and_its_end_at_once():
     assert told(deliveries, 165.0) == [True]
 
 
+def test_a_clock_that_was_set_back_keeps_nothing_from_being_told():
+    deliveries = Deliveries(resend_s=60.0, max_alerts=10)
+    deliveries.update([alert()], [alert()], 5000.0)
+    assert told(deliveries, 5000.0) == [False]
+    assert [told(deliveries, now) for now in (1000.0, 1010.0, 1060.0)] == [[False], [], [False]]
+
+
 def test_an_end_is_told_for_a_quarter_of_an_hour_and_then_forgotten():
     deliveries = Deliveries(resend_s=60.0, max_alerts=10)
     deliveries.update([alert()], [alert()], 100.0)
@@ -196,6 +203,9 @@ def test_a_name_and_a_password_from_a_file_are_sent(tmp_path):
     [
         ("nowhere", AlertmanagerConfig(), "not an http"),
         ("http://h:99999", AlertmanagerConfig(), "port"),
+        ("http://h", AlertmanagerConfig(resend_s=0.0), "resend_s"),
+        ("http://h", AlertmanagerConfig(resend_s=float("nan")), "resend_s"),
+        ("http://h", AlertmanagerConfig(max_alerts=0), "max_alerts"),
         ("http://h", AlertmanagerConfig(external_labels={"a-b": "x"}), "a-b"),
         ("http://h", AlertmanagerConfig(http=HttpClientConfig(username="u", bearer_token_file="t")), "both"),
         ("http://h", AlertmanagerConfig(http=HttpClientConfig(bearer_token_file="/no/such")), "/no/such"),
