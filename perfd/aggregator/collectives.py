@@ -182,7 +182,7 @@ def _usual_ratio(readings: Sequence[_Reading]) -> float:
     communication may be all at their end.
     """
     bounds = np.linspace(0, len(readings) - 1, 1 + min(_STRETCHES, len(readings) - 1)).round().astype(int)
-    ratios = [
+    ratios: list[float] = [
         (readings[b].busy_s - readings[a].busy_s) / (readings[b].time_unix_s - readings[a].time_unix_s)
         for a, b in pairwise(bounds.tolist())
     ]

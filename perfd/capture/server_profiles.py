@@ -69,10 +69,9 @@ def version_of(text: object) -> Version:
 
 def expected_traces(kind: CaptureTool, info: Mapping[str, Any]) -> int | None:
     """How many ranks of this node will write a trace, by SGLang's arguments; None when it is not known."""
-    sizes = [info.get(name, 1) for name in ("tp_size", "pp_size", "nnodes")]
-    if kind is not CaptureTool.SGLANG or "tp_size" not in info:
-        return None
-    if not all(isinstance(size, int) and size > 0 for size in sizes):
+    said = (info.get(name, 1) for name in ("tp_size", "pp_size", "nnodes"))
+    sizes = [size for size in said if isinstance(size, int) and size > 0]
+    if kind is not CaptureTool.SGLANG or "tp_size" not in info or len(sizes) < 3:
         return None
     replicas = info.get("dp_size", 1)
     # With attention data parallelism the replicas share the ranks of the tensor group.

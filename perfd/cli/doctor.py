@@ -10,7 +10,8 @@ from pathlib import Path
 
 from perfd.cli.agent import state_directory
 from perfd.config import AgentConfig, load
-from perfd.doctor.checks import SCHEMA, Finding, Level, diagnose, to_json, worst
+from perfd.doctor.checks import SCHEMA, diagnose, to_json, worst
+from perfd.doctor.findings import Finding, Level
 from perfd.doctor.probe import probe
 
 
