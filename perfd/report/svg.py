@@ -19,6 +19,8 @@ NAMES = {
 }
 _WIDTH = 960
 _LABEL = 78
+_CHARACTER = 7
+"""About as wide as a letter of a label."""
 _BAR = 22
 _ROW = 30
 _LANE = 11
@@ -32,14 +34,15 @@ _LABELLED = 0.055
 def bars(figure: Bars) -> str:
     """One stacked bar a row, each part with its share."""
     height = len(figure.rows) * _ROW + 6
-    room = _WIDTH - _LABEL - 10
+    left = max(_LABEL, *(_CHARACTER * len(label) + 14 for label in figure.labels))
+    room = _WIDTH - left - 10
     parts = []
     for at, (label, row) in enumerate(zip(figure.labels, figure.rows, strict=True)):
         y = at * _ROW + 4
         parts.append(
-            f'<text class="label" x="{_LABEL - 10}" y="{y + 15}" text-anchor="end">{escape(label)}</text>'
+            f'<text class="label" x="{left - 10}" y="{y + 15}" text-anchor="end">{escape(label)}</text>'
         )
-        x = float(_LABEL)
+        x = float(left)
         for segment in row:
             width = segment.ratio * room
             tip = f"{label}: {NAMES.get(segment.kind, segment.kind)} {percent(segment.ratio)}"

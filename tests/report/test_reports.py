@@ -6,14 +6,17 @@ import json
 from html.parser import HTMLParser
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from xml.etree import ElementTree as ET
 
 import pytest
 
 from perfd.cli import main
 from perfd.errors import PerfdError
+from perfd.report import svg
 from perfd.report.from_trace import report_of_trace
 from perfd.report.html import to_html
 from perfd.report.markdown import to_markdown
+from perfd.report.model import Bars, Segment
 from perfd.report.words import duration, kernel_name, percent, size
 from perfd.report.write import write_report
 from perfd.testing.traces import COMPUTE, MATMUL, NCCL, NsysExport, Op, kineto, write_json
@@ -255,3 +258,11 @@ def test_a_live_job_is_reported_from_its_aggregator(summary, capsys):
 def test_without_a_summary_or_a_job_there_is_nothing_to_report(capsys):
     assert main(["report"]) == 2
     assert "--job" in capsys.readouterr().err
+
+
+def test_a_long_label_of_a_bar_has_room():
+    label = "the busiest stage of them all"
+    figure = Bars(title="t", source="s", labels=[label], rows=[[Segment(kind="compute", ratio=1.0)]])
+    picture = ET.fromstring(svg.bars(figure))
+    (text,) = [one for one in picture.iter("text") if one.text == label]
+    assert float(text.get("x")) >= 6 * len(label), "it ends there and begins within the picture"
