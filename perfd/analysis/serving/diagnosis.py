@@ -262,7 +262,8 @@ def _cuda_graph(measured: Measured, _comparison: Comparison | None) -> ServingFi
 
 def _cpu_overhead(measured: Measured, comparison: Comparison | None) -> ServingFinding | None:
     busy = measured.gpu_busy_ratio
-    if busy is None or busy >= _BUSY_RATIO or not measured.now.running_requests:
+    # A GPU that computed nothing at all is not kept from it by overhead.
+    if busy is None or not 0 < busy < _BUSY_RATIO or not measured.now.running_requests:
         return None
     evidence = [f"The GPU runs forward passes in {percent(busy)} of the time in which there is work."]
     if comparison is not None and comparison.tpot_over_step_ratio is not None:
