@@ -61,6 +61,9 @@ class TensorBoardExporter:
                 self._tally.lost += 1
                 self._close(job.summary.name)
                 failed = error
+        for name in self._jobs.keys() - {job.summary.name for job in round_.jobs}:
+            # The aggregator has forgotten it.
+            self._close(name)
         if failed is not None:
             raise failed
 

@@ -87,11 +87,15 @@ class WandbExporter:
             self._alert(alert)
         for summary in round_.finals:
             self._report(summary)
-        for name, known in list(self._jobs.items()):
+        present = {job.summary.name for job in round_.jobs}
+        for name, known in self._jobs.items():
             self._flush(name, known)
-            if known.ended and not known.waiting:
-                del self._jobs[name]
-                _end([known])
+            # One that the aggregator has forgotten ended without a word.
+            known.ended = known.ended or name not in present
+        done = {name: job for name, job in self._jobs.items() if job.ended and not job.waiting}
+        for name in done:
+            del self._jobs[name]
+        _end(done.values())
         self._tally.pending = sum(len(known.waiting) for known in self._jobs.values())
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ class WandbProcess:
 
     def __init__(self, job: str, config: WandbConfig) -> None:
         self._socket, theirs = socket.socketpair()
+        # W&B keeps to the first part of it; to start its processes takes a while too.
         self._socket.settimeout(config.timeout_s + END_WITHIN_S)
         self._line = Line(self._socket)
         with theirs:
@@ -40,6 +41,7 @@ class WandbProcess:
                 env=os.environ | {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"},
             )
         self.send(Open(job, config))
+        self._socket.settimeout(config.timeout_s)
 
     def send(self, message: Message) -> None:
         """Wait until W&B has the message."""

@@ -91,6 +91,10 @@ def test_jobs_beyond_the_bound_are_counted_and_an_ended_one_makes_room(exporter,
     tested.export(at(2.0, ended))
     tested.export(at(3.0, ended, job_round(3, name="next")))
     assert (given.tally.sent, given.tally.lost) == (3, 1)
+    # As does one that the aggregator forgot.
+    tested.export(at(4.0, job_round(1, name="third")))
+    tested.export(at(5.0, job_round(2, name="third")))
+    assert (given.tally.sent, given.tally.lost) == (4, 2)
 
 
 def test_after_a_full_disk_a_new_file_begins_and_what_came_before_is_readable(exporter, tmp_path):

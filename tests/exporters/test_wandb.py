@@ -90,7 +90,9 @@ def test_rows_and_alerts_wait_in_order_while_wandb_is_away_and_none_is_lost():
     for step, round_ in enumerate(rounds(1, 2, 3)):
         tested.export(round_)
         assert given.tally.pending == step + 1
-    tested.export(Round(time_unix_s=4.0, changes=[alert(job="llm", severity="critical")]))
+    tested.export(
+        Round(time_unix_s=4.0, jobs=[job_round(3)], changes=[alert(job="llm", severity="critical")])
+    )
     wandb.away = False
     given.clock.advance(100.0)
     tested.export(rounds(4)[0])
@@ -162,6 +164,21 @@ def test_a_job_that_ended_leaves_its_report_and_makes_room_for_another():
     assert wandb.opened == ["llm", "next"]
 
 
+def test_a_job_that_the_aggregator_forgot_makes_room_once_its_rows_are_there():
+    wandb, given = FakeWandb(), context()
+    wandb.away = True
+    tested = exporter(wandb, given, max_runs=1)
+    tested.export(rounds(1)[0])
+    tested.export(Round(time_unix_s=2.0))
+    assert given.tally.pending == 1
+    wandb.away = False
+    given.clock.advance(10.0)
+    tested.export(Round(time_unix_s=3.0))
+    tested.export(Round(time_unix_s=4.0, jobs=[job_round(1, name="next")]))
+    assert (wandb.rows(), wandb.rows("next")) == ([1], [1])
+    assert wandb.ended == ["llm"]
+
+
 def test_jobs_beyond_the_bound_are_counted():
     wandb, given = FakeWandb(), context()
     tested = exporter(wandb, given, max_runs=1)
@@ -174,8 +191,9 @@ def test_an_alert_is_told_once_where_its_job_is():
     wandb = FakeWandb()
     tested = exporter(wandb, context())
     tested.export(Round(time_unix_s=0.0, jobs=[job_round(1), job_round(1, name="other")]))
-    tested.export(Round(time_unix_s=1.0, changes=[alert("Mine", job="other"), alert("Nobodys")]))
-    tested.export(Round(time_unix_s=2.0, changes=[alert("Mine", job="other", resolved=2.0)]))
+    both = [job_round(1), job_round(1, name="other")]
+    tested.export(Round(time_unix_s=1.0, jobs=both, changes=[alert("Mine", job="other"), alert("Nobodys")]))
+    tested.export(Round(time_unix_s=2.0, jobs=both, changes=[alert("Mine", job="other", resolved=2.0)]))
     told = [
         (job, message.title) for job, sent in wandb.sent.items() for message in sent if type(message) is Alert
     ]
