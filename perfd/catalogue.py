@@ -439,6 +439,13 @@ JOB_METRICS: Sequence[MetricInfo] = (
         absent="The alert does not fire.",
     ),
     _metric(
+        "perfd_captures",
+        "Remembered captures by outcome as a whole; `open` while a rank has none.",
+        labels=(*_JOB, "state"),
+        source="perfd.capture",
+        absent="There was no capture.",
+    ),
+    _metric(
         "perfd_capture_ranks",
         "Ranks of remembered captures by outcome.",
         labels=(*_JOB, "state"),

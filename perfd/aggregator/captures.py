@@ -105,10 +105,14 @@ class Captures:
         with self._lock:
             return self._coordinator.captures()
 
-    def outcomes(self) -> Mapping[tuple[str, str], int]:
-        """How many ranks of captures are in each state, by (job, state)."""
+    def outcomes(self) -> Mapping[tuple[str, str, str], int]:
+        """How many captures and how many ranks of them are in each state, by (series, job, state)."""
         with self._lock:
-            return dict(self._coordinator.outcomes())
+            counts = {
+                "perfd_captures": self._coordinator.states(),
+                "perfd_capture_ranks": self._coordinator.outcomes(),
+            }
+        return {(name, *key): count for name, found in counts.items() for key, count in found.items()}
 
     def of_alert(self, job: str, alert: str) -> tuple[str, ...]:
         """The ids of the captures that an alert of a job started."""

@@ -84,7 +84,7 @@ def webhook_values(requests: Mapping[str, int], alerts: Mapping[str, int]) -> li
 
 
 def aggregator_values(
-    state: State, history: History | None, outcomes: Mapping[tuple[str, str], int]
+    state: State, history: History | None, outcomes: Mapping[tuple[str, str, str], int]
 ) -> list[Value]:
     """Whether everything arrives, what is lost, and what it costs."""
     counters = state.counters
@@ -111,8 +111,8 @@ def aggregator_values(
         if count
     ]
     values += [
-        ("perfd_capture_ranks", {"job": job, "state": outcome}, count)
-        for (job, outcome), count in sorted(outcomes.items())
+        (name, {"job": job, "state": outcome}, count)
+        for (name, job, outcome), count in sorted(outcomes.items())
     ]
     if history is not None:
         values += [

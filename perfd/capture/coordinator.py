@@ -167,6 +167,12 @@ class CaptureCoordinator:
             for who in capture.participants
         )
 
+    def states(self) -> Mapping[tuple[str, str], int]:
+        """How many of the captures in the history are in each state as a whole, by (job, state)."""
+        return Counter(
+            (capture.job, _state(capture.state, whole=True)) for capture in self._captures.values()
+        )
+
     def _handle(self, event: Event, now_unix_s: float) -> Capture | None:
         recorded = None
         for action in self._policy.handle(event, now_unix_s):

@@ -190,7 +190,9 @@ def test_an_alert_is_recorded_with_the_step_that_it_began_at_and_starts_a_captur
         assert [(a.name, a.first_step, a.state, tuple(a.captures)) for a in job.alerts] == [
             ("Slow", 3, "resolved", (request.capture_id,))
         ]
-        assert values(running.page())['perfd_capture_ranks{job="llm",state="done"}'] == 1.0
+        page = values(running.page())
+        assert page['perfd_capture_ranks{job="llm",state="done"}'] == 1.0
+        assert page['perfd_captures{job="llm",state="done"}'] == 1.0
 
 
 def test_what_rules_record_is_on_the_page(clock, rules):
