@@ -15,9 +15,10 @@ from serving.pages import LLAMA_70B
 
 from perfd.analysis.peaks import find_gpu
 from perfd.analysis.serving.comparison import compare
-from perfd.analysis.serving.diagnosis import Kind, diagnose
-from perfd.analysis.serving.histograms import Histogram, increase, merged, quantile
-from perfd.analysis.serving.measured import measure
+from perfd.analysis.serving.diagnosis import diagnose
+from perfd.analysis.serving.histograms import Distribution, Histogram, increase, merged, quantile
+from perfd.analysis.serving.knobs import Kind, knob
+from perfd.analysis.serving.measured import Measured, measure
 from perfd.analysis.serving.served import served_model
 from perfd.analysis.serving.snapshot import Counter, Engine, ReplicaLoad, Snapshot
 from perfd.analysis.serving.theory import (
@@ -151,6 +152,69 @@ def test_few_requests_are_told_against_the_critical_batch() -> None:
     measured = measure(snapshot)
     found = diagnose(measured, compare(measured, theory()))
     assert [finding.kind for finding in found] == [Kind.FEW_REQUESTS]
+
+
+def latencies(**found: tuple[float, float]) -> dict[str, Distribution]:
+    return {name: Distribution(p50=p50, p99=p99, mean=p50) for name, (p50, p99) in found.items()}
+
+
+def found_kinds(measured: Measured, limits: Theory | None) -> set[Kind]:
+    return {finding.kind for finding in diagnose(measured, limits and compare(measured, limits))}
+
+
+def test_prompts_that_take_most_of_the_time_to_the_first_token_are_long() -> None:
+    measured = Measured(
+        now=look(1, running_requests=64.0, kv_used_tokens=64_000.0),
+        latencies=latencies(ttft=(0.8, 1.0)),
+        mean_prompt_tokens=30_000.0,
+    )
+    assert found_kinds(measured, theory()) == {Kind.LONG_PROMPTS}
+    # Half as much for a queue: then it is not the prompts.
+    assert found_kinds(replace(measured, latencies=latencies(ttft=(9.0, 12.0))), theory()) == set()
+
+
+def test_prefill_without_cache_hits_is_told_where_it_outweighs_decode() -> None:
+    measured = Measured(
+        now=look(1), prefix_hit_ratio=0.02, computed_prompt_tokens_per_s=9000.0, generation_tokens_per_s=800.0
+    )
+    assert found_kinds(measured, None) == {Kind.LOW_CACHE_HITS}
+    assert found_kinds(replace(measured, generation_tokens_per_s=20_000.0), None) == set()
+    assert found_kinds(replace(measured, prefix_hit_ratio=0.6), None) == set()
+
+
+def test_decode_that_its_batch_does_not_explain_is_slow_unless_something_else_explains_it() -> None:
+    measured = Measured(
+        now=look(1, running_requests=64.0, kv_used_tokens=64_000.0), latencies=latencies(itl=(0.02, 0.03))
+    )
+    assert found_kinds(measured, theory()) == {Kind.SLOW_DECODE}
+    assert found_kinds(replace(measured, cuda_graph_ratio=0.0, span_s=1.0), theory()) == {Kind.CUDA_GRAPH}
+    assert found_kinds(replace(measured, gpu_busy_ratio=0.5), theory()) == {Kind.CPU_OVERHEAD}
+    assert found_kinds(replace(measured, latencies=latencies(itl=(0.008, 0.012))), theory()) == set()
+
+
+def test_speculation_counts_the_tokens_of_a_step() -> None:
+    """20 ms a step is slow; 20 ms a step that gives three tokens is 6.7 ms a token, as TPOT says."""
+    now = look(1, running_requests=64.0, kv_used_tokens=64_000.0)
+    plain = Measured(now=now, latencies=latencies(itl=(0.0067, 0.008)))
+    spec = replace(plain, spec_accept_length=3.0)
+    assert compare(spec, theory()).tpot_over_step_ratio == pytest.approx(
+        3 * (compare(plain, theory()).tpot_over_step_ratio or 0.0)
+    )
+
+
+def test_knobs_are_called_as_the_engine_calls_them() -> None:
+    full = {"kv_cache_used_ratio": 0.97, "queued_requests": 9.0}
+    (sglang, *_), (vllm, *_) = (
+        diagnose(measure(look(1, engine=engine, **full))) for engine in (Engine.SGLANG, Engine.VLLM)
+    )
+    assert "--mem-fraction-static" in sglang.recommendation
+    assert "--gpu-memory-utilization" in vllm.recommendation
+
+
+@pytest.mark.parametrize("engine", Engine)
+@pytest.mark.parametrize("kind", Kind)
+def test_every_finding_has_a_knob_for_every_engine(kind: Kind, engine: Engine) -> None:
+    assert knob(kind, engine).endswith(".")
 
 
 def test_latent_attention_and_experts_are_counted() -> None:

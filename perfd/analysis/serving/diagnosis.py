@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from perfd.analysis.findings import milliseconds, percent
 from perfd.analysis.serving.comparison import Comparison, context_tokens
+from perfd.analysis.serving.knobs import Kind, knob
 from perfd.analysis.serving.measured import Measured
-from perfd.analysis.serving.snapshot import Engine, Latency
+from perfd.analysis.serving.snapshot import Latency
 
 _KV_READS_RATIO = 0.25
 """Of a decode step: above it, a smaller cache entry or batch pays."""
@@ -27,25 +27,6 @@ _SHORT_ACCEPT_LENGTH = 1.6
 _GRAPH_RATIO = 0.9
 _BUSY_RATIO = 0.8
 _LONG_PREFILL_STEPS = 4
-
-
-class Kind(StrEnum):
-    """What slows a server down."""
-
-    LARGE_BATCH = "large_batch"
-    """Decode is slow because KV reads of many or long sequences dominate its steps."""
-    PREFILL_INTERFERENCE = "prefill_interference"
-    LONG_PROMPTS = "long_prompts"
-    KV_MEMORY = "kv_memory"
-    LOW_CACHE_HITS = "low_cache_hits"
-    FEW_REQUESTS = "few_requests"
-    CUDA_GRAPH = "cuda_graph"
-    CPU_OVERHEAD = "cpu_overhead"
-    QUEUEING = "queueing"
-    REPLICA_IMBALANCE = "replica_imbalance"
-    SPECULATION = "speculation"
-    SLOW_DECODE = "slow_decode"
-    """Decode is slower than its batch allows, and nothing else here explains it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,13 +74,7 @@ def _large_batch(measured: Measured, comparison: Comparison | None) -> ServingFi
             ),
             f"TPOT P50 is {milliseconds(p50)}, {ratio:.2f} times what this batch allows.",
         ),
-        recommendation=_knob(
-            measured,
-            "For shorter TPOT allow fewer sequences (--max-running-requests) or halve the cache "
-            "(--kv-cache-dtype fp8_e4m3); for the same TPOT at this load add replicas (--dp-size).",
-            "For shorter TPOT allow fewer sequences (--max-num-seqs) or halve the cache "
-            "(--kv-cache-dtype fp8); for the same TPOT at this load add replicas (--data-parallel-size).",
-        ),
+        recommendation=knob(Kind.LARGE_BATCH, measured.now.engine),
     )
 
 
@@ -126,14 +101,7 @@ def _prefill_interference(measured: Measured, comparison: Comparison | None) -> 
         kind=Kind.PREFILL_INTERFERENCE,
         confidence=0.8 if measured.computed_prompt_tokens_per_s else 0.6,
         evidence=tuple(evidence),
-        recommendation=_knob(
-            measured,
-            "Prefill in smaller pieces (--chunked-prefill-size, --enable-mixed-chunk), or on servers of "
-            "its own "
-            "(--disaggregation-mode).",
-            "Prefill in smaller pieces (--max-num-batched-tokens), or on servers of its own "
-            "(--kv-transfer-config).",
-        ),
+        recommendation=knob(Kind.PREFILL_INTERFERENCE, measured.now.engine),
     )
 
 
@@ -153,8 +121,7 @@ def _long_prompts(measured: Measured, comparison: Comparison | None) -> ServingF
                 f"{milliseconds(floor)} to compute; TTFT P50 is {milliseconds(ttft.p50)}."
             ),
         ),
-        recommendation="Use the prefix cache (share the start of prompts), more tensor parallelism, "
-        "or fp8: the hardware is at work.",
+        recommendation=knob(Kind.LONG_PROMPTS, measured.now.engine),
     )
 
 
@@ -175,15 +142,7 @@ def _kv_memory(measured: Measured, _comparison: Comparison | None) -> ServingFin
         kind=Kind.KV_MEMORY,
         confidence=0.9 if full and preempted else 0.8,
         evidence=tuple(evidence),
-        recommendation=_knob(
-            measured,
-            "Give the cache more memory (--mem-fraction-static), halve its entries (--kv-cache-dtype "
-            "fp8_e4m3), or "
-            "shard the model further (--tp-size); against retractions raise --schedule-conservativeness.",
-            "Give the cache more memory (--gpu-memory-utilization), halve its entries (--kv-cache-dtype "
-            "fp8), or "
-            "shard the model further (--tensor-parallel-size).",
-        ),
+        recommendation=knob(Kind.KV_MEMORY, measured.now.engine),
     )
 
 
@@ -204,14 +163,7 @@ def _low_cache_hits(measured: Measured, _comparison: Comparison | None) -> Servi
                 f"generated."
             ),
         ),
-        recommendation=_knob(
-            measured,
-            "If prompts share a start, schedule by it (--schedule-policy lpm) and route by it (the router's "
-            "cache-aware policy); see that --disable-radix-cache is not set.",
-            "If prompts share a start, see that prefix caching is on (--enable-prefix-caching) and route "
-            "requests "
-            "with the same start to the same server.",
-        ),
+        recommendation=knob(Kind.LOW_CACHE_HITS, measured.now.engine),
     )
 
 
@@ -232,7 +184,7 @@ def _few_requests(measured: Measured, comparison: Comparison | None) -> ServingF
                 f"would serve about {critical:.0f} at little more cost."
             ),
         ),
-        recommendation="Throughput per GPU needs more load: more concurrent clients, or fewer replicas.",
+        recommendation=knob(Kind.FEW_REQUESTS, measured.now.engine),
     )
 
 
@@ -249,14 +201,7 @@ def _cuda_graph(measured: Measured, _comparison: Comparison | None) -> ServingFi
                 f"{measured.now.running_requests:.0f} requests run."
             ),
         ),
-        recommendation=_knob(
-            measured,
-            "Capture graphs up to the batch that runs (--cuda-graph-max-bs), and see that "
-            "--disable-cuda-graph is "
-            "not set.",
-            "Remove --enforce-eager, and capture graphs up to the batch that runs "
-            "(--cuda-graph-capture-sizes).",
-        ),
+        recommendation=knob(Kind.CUDA_GRAPH, measured.now.engine),
     )
 
 
@@ -272,15 +217,7 @@ def _cpu_overhead(measured: Measured, comparison: Comparison | None) -> ServingF
         kind=Kind.CPU_OVERHEAD,
         confidence=0.8,
         evidence=tuple(evidence),
-        recommendation=_knob(
-            measured,
-            "The scheduler's CPU work is exposed: keep overlap scheduling on (no "
-            "--disable-overlap-schedule), give "
-            "the server's processes cores of their own, and stream less often (--stream-interval).",
-            "The scheduler's CPU work is exposed: use --async-scheduling, and give the server's "
-            "processes cores of "
-            "their own.",
-        ),
+        recommendation=knob(Kind.CPU_OVERHEAD, measured.now.engine),
     )
 
 
@@ -301,11 +238,7 @@ def _queueing(measured: Measured, _comparison: Comparison | None) -> ServingFind
         kind=Kind.QUEUEING,
         confidence=0.9 if many and long_wait else 0.6,
         evidence=tuple(evidence),
-        recommendation=_knob(
-            measured,
-            "Admit more at once (--max-running-requests, as far as the KV cache reaches), or add replicas.",
-            "Admit more at once (--max-num-seqs, as far as the KV cache reaches), or add replicas.",
-        ),
+        recommendation=knob(Kind.QUEUEING, measured.now.engine),
     )
 
 
@@ -332,12 +265,7 @@ def _replica_imbalance(measured: Measured, _comparison: Comparison | None) -> Se
                 "attention or expert parallelism over them all wait for the busiest."
             ),
         ),
-        recommendation=_knob(
-            measured,
-            "Balance by load (--load-balance-method total_tokens, or the router's policy).",
-            "Balance by load: let one API server distribute (--data-parallel-size), or route by requests "
-            "in flight.",
-        ),
+        recommendation=knob(Kind.REPLICA_IMBALANCE, measured.now.engine),
     )
 
 
@@ -350,15 +278,7 @@ def _speculation(measured: Measured, _comparison: Comparison | None) -> ServingF
         kind=Kind.SPECULATION,
         confidence=0.6,
         evidence=(f"A verification step accepts {length:.2f} tokens, its own included{share}.",),
-        recommendation=_knob(
-            measured,
-            "Draft fewer tokens (--speculative-num-steps, --speculative-num-draft-tokens), use a draft "
-            "that fits the "
-            "model, or turn speculative decoding off: above the critical batch it costs more than it saves.",
-            "Draft fewer tokens (num_speculative_tokens in --speculative-config), use a draft that fits "
-            "the model, or "
-            "turn speculative decoding off: above the critical batch it costs more than it saves.",
-        ),
+        recommendation=knob(Kind.SPECULATION, measured.now.engine),
     )
 
 
@@ -378,13 +298,8 @@ def _slow_decode(measured: Measured, comparison: Comparison | None) -> ServingFi
                 f"{milliseconds(comparison.step.total_s)}."
             ),
         ),
-        recommendation="Trace a few decode steps (POST /start_profile): gaps between kernels are the "
-        "CPU's, long all-reduces the links', long attention kernels the attention backend's.",
+        recommendation=knob(Kind.SLOW_DECODE, measured.now.engine),
     )
-
-
-def _knob(measured: Measured, sglang: str, vllm: str) -> str:
-    return vllm if measured.now.engine is Engine.VLLM else sglang
 
 
 _JUDGES: Sequence[Judge] = (
