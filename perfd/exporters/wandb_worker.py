@@ -26,6 +26,8 @@ from perfd.exporters.wandb_process import END_WITHIN_S
 FINISH_WITHIN_S = 10.0
 """How long W&B may go on uploading at the end of a run; what is left stays on disk, for `wandb sync`."""
 _KEY = "exporters.wandb"
+_MAX_TEXT = 120
+"""Of a name or group, which W&B limits to 128 characters."""
 
 
 class Run:
@@ -104,8 +106,8 @@ def init_arguments(job: str, config: WandbConfig) -> dict[str, Any]:
         "project": config.project,
         "entity": config.entity,
         "id": name if same else f"{name}-perfd",
-        "name": None if same else f"{job} perfd",
-        "group": None if same or config.group is None else config.group.format(job=job),
+        "name": None if same else f"{job[:_MAX_TEXT]} perfd",
+        "group": None if same or config.group is None else config.group.format(job=job)[:_MAX_TEXT],
         "job_type": None if same else "perfd",
         "resume": None if shared else "allow",
         "dir": config.directory,
@@ -129,7 +131,7 @@ def _opened(job: str, config: WandbConfig) -> Any:  # noqa: ANN401  `wandb` is n
 
 def _report(run: Any, report: Report) -> None:  # noqa: ANN401  `wandb` is not typed.
     run.summary.update(report.numbers)
-    artifact = wandb.Artifact(f"perfd-{run.id}"[:128], type="perfd-report")
+    artifact = wandb.Artifact(f"perfd-{run.id}", type="perfd-report")
     for name, content in report.files.items():
         path = Path(run.dir) / name
         path.write_text(content, encoding="utf-8")
