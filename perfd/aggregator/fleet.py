@@ -204,7 +204,7 @@ class Fleet:
 
     def _no_room_for_job(self, name: str, node: str) -> str | None:
         """The bound that refuses a new job, or None."""
-        if len(name) > self.limits.name_chars:
+        if not 0 < len(name) <= self.limits.name_chars:
             return "name_chars"
         if len(self.jobs) >= self.limits.jobs:
             return "jobs"

@@ -119,6 +119,15 @@ def test_long_names_are_refused_and_counted(clock):
     assert page['perfd_job_ended{job="llm"}'] == 0
 
 
+def test_a_job_without_a_name_is_refused(clock):
+    with aggregator(clock) as running, FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        agent.send(step(1, job=""))
+        page = page_of(running, clock)
+    assert page["perfd_jobs"] == 0
+    assert refused(page) == {"name_chars"}
+
+
 @pytest.mark.parametrize("field", ["node", "agent_id"])
 def test_an_agent_with_a_long_name_is_turned_away_with_the_reason(clock, field):
     with aggregator(clock) as running:

@@ -11,6 +11,10 @@ import pytest
 from deploy.prometheus.stack import JOB, Stack, agent, aggregator, shipped, until
 from exporters.support import Receiver
 
+from perfd.aggregator import Aggregator
+from perfd.config import AggregatorConfig, RulesConfig
+from perfd.model import PhaseTime, StepPhases
+from perfd.testing.agent import FakeAgent
 from perfd.testing.services import alertmanager, free_port, prometheus
 
 pytestmark = [
@@ -128,6 +132,45 @@ def test_an_alertmanager_with_a_wrong_token_is_turned_away_and_counted(tmp_path)
         until(lambda: stack.query('perfd_webhook_requests_total{outcome="unauthorized"}'))
         until(lambda: "401" in stack.alertmanager.log)
         assert stack.captures() == []
+
+
+def test_prometheus_stores_every_series_of_a_page_with_hostile_names(tmp_path):
+    names = [
+        'a"b',
+        "a\\",
+        "a\nb",
+        "\u00fc\U0001f600",
+        "a\x00b",
+        "{}",
+        'a,b="c"',
+        " ",
+        "\r",
+        "\u2028",
+        "\ufeff",
+    ]
+    config = AggregatorConfig(
+        listen="127.0.0.1:0", http_listen="127.0.0.1:0", rules=RulesConfig(builtin=False)
+    )
+    hostile = Aggregator(config, manual=True)
+    hostile.start()
+    try:
+        with FakeAgent(hostile.grpc_address, node='no"de\n') as sender:
+            sender.hello()
+            for name in names:
+                phases = {phase: PhaseTime(min_s=1.0, max_s=2.0) for phase in names}
+                sender.send(StepPhases(job=name, step=1, phases=phases))
+            hostile.tick()
+            scrape = f"scrape_configs: [{{job_name: perfd, honor_labels: true, scrape_interval: 250ms, \
+static_configs: [{{targets: ['{hostile.http_address}']}}]}}]"
+            with prometheus(tmp_path, scrape) as server:
+                count = 'count({__name__=~"perfd_.+|process_.+"})'
+                scraped = until(lambda: server.get("/api/v1/query", query=count)["data"]["result"])
+                jobs = server.get("/api/v1/label/job/values")["data"]
+        lines = [line for line in hostile.page().split(b"\n") if line and not line.startswith(b"#")]
+    finally:
+        hostile.stop()
+    assert int(scraped[0]["value"][1]) == len(lines)
+    assert set(names) <= set(jobs)
 
 
 def test_a_kill_of_the_aggregator_neither_ends_an_alert_nor_tells_it_again(tmp_path):
