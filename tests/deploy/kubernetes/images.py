@@ -11,7 +11,6 @@ from typing import Any
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-BASE = "docker.io/library/python:3.11-slim-bookworm"
 SOURCES = ("perfd", "collectors", "rules", "deploy/image")
 FILES = ("Dockerfile", ".dockerignore", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE")
 STORE = ("--root", "/var/lib/perfd-tests", "--runroot", "/run/perfd-tests", "--storage-driver", "overlay")

@@ -16,11 +16,11 @@ if ! command -v helm >/dev/null; then
   install -m 0755 "$work/layer/helm/helm" /usr/local/bin/helm
 fi
 
-# The Dockerfile's base from Debian's packages: tests pull nothing from registries of images.
-base=docker.io/library/python:3.11-slim-bookworm
+# The Dockerfile's base, by its name, from Debian's packages: tests pull no images.
+base=$(sed -n 's|^ARG PYTHON=|localhost/|p' ../../../Dockerfile)
 if ! "${buildah[@]}" inspect --type image "$base" >/dev/null 2>&1; then
   debootstrap --variant=minbase --include=python3,python3-venv,ca-certificates \
-    bookworm "$work/root" http://deb.debian.org/debian >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
+    bookworm "$work/root" >"$work/log" 2>&1 || { cat "$work/log" >&2; exit 1; }
   rm -rf "$work/root/var/cache/apt" "$work/root/var/lib/apt/lists"
   tar -C "$work/root" -cf "$work/base.tar" .
   printf 'FROM scratch\nADD base.tar /\n' >"$work/Dockerfile"

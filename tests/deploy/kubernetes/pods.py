@@ -69,9 +69,12 @@ def for_podman(container: Document) -> Document:
 
 
 def volume(found: Document, directory: Path) -> Document:
-    """A volume for podman: a folder where Kubernetes has an empty directory or a claim."""
+    """A volume for podman: a folder where Kubernetes has an empty directory, a claim or a secret."""
     if "configMap" in found or "hostPath" in found:
         return found
+    if "secret" in found:
+        path = directory / found["secret"]["secretName"]
+        return {"name": found["name"], "hostPath": {"path": str(path), "type": "Directory"}}
     path = directory / found["name"]
     if not path.exists():
         path.mkdir()

@@ -3,7 +3,7 @@
 import re
 import tomllib
 
-from deploy.kubernetes.images import BASE, ROOT
+from deploy.kubernetes.images import ROOT
 
 
 def test_every_dependency_of_perfd_is_in_the_image_by_hash() -> None:
@@ -16,10 +16,6 @@ def test_every_dependency_of_perfd_is_in_the_image_by_hash() -> None:
     blocks = re.split(r"^(?=[a-z])", locked, flags=re.MULTILINE)[1:]
     assert len(blocks) == len(pinned)
     assert all("--hash=sha256:" in block for block in blocks)
-
-
-def test_tests_stand_on_the_base_that_the_dockerfile_names() -> None:
-    assert f"ARG PYTHON={BASE.removeprefix('docker.io/library/')}\n" in (ROOT / "Dockerfile").read_text()
 
 
 def version(text: str) -> tuple[int, ...]:

@@ -146,6 +146,43 @@ def one_mount(container: Document, name: str) -> Document:
     return found
 
 
+def test_agent_and_aggregator_show_each_other_their_certificates(
+    image: Image, name: str, tmp_path: Path
+) -> None:
+    make_secrets(tmp_path, "server", "client")
+    tls = {"aggregatorSecret": "server", "agentSecret": "client", "mutual": True}
+    documents = render(values(image) | {"tls": tls})
+    specs = parts(documents)
+    del specs["training"]
+    with running(name, pod(name, documents, specs, tmp_path), tmp_path) as found:
+        until(lambda: ready(found), "the aggregator")
+        until(lambda: bool(found.json("/api/v1/agents")["agents"]), "the agent")
+        assert found.container("agent").memory()[1] < 128 * MIB
+
+
+def make_secrets(directory: Path, *names: str) -> None:
+    """Folders with what a Secret for TLS has, by cert-manager's names; one authority signs all."""
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
+
+    key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    (directory / "san").write_text("subjectAltName=IP:127.0.0.1\n")
+    openssl(
+        "req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.crt", "-subj", "/CN=authority", "-days", "2"
+    )
+    for name in names:
+        (directory / name).mkdir()
+        openssl("req", *key, "-keyout", f"{name}/tls.key", "-out", "csr", "-subj", f"/CN={name}")
+        openssl(
+            *("x509", "-req", "-in", "csr", "-CA", "ca.crt", "-CAkey", "ca.key", "-CAcreateserial"),
+            *("-out", f"{name}/tls.crt", "-days", "2", "-extfile", "san"),
+        )
+        shutil.copy(directory / "ca.crt", directory / name)
+        # The kubelet gives the files of a Secret to the pod's group.
+        (directory / name / "tls.key").chmod(0o444)
+
+
 def test_an_aggregator_without_its_volume_says_so_and_ends(image: Image, name: str, tmp_path: Path) -> None:
     documents = render(values(image))
     # Made for root, as where a class of volumes does not know fsGroup.
