@@ -288,7 +288,9 @@ def analysis_settings(config: AnalysisConfig) -> AnalysisSettings:
             f"analysis.flops_convention: {config.flops_convention!r} is not one of {known}."
         ) from None
     peaks = load_peaks(Path(config.gpu_peaks_file) if config.gpu_peaks_file else None)
-    return AnalysisSettings(convention=convention, peaks=peaks)
+    return AnalysisSettings(
+        convention=convention, peaks=peaks, network_bytes_per_s=config.network_bytes_per_s
+    )
 
 
 def _last_step(derived: Derived | None) -> int | None:

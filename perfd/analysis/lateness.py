@@ -23,7 +23,7 @@ from perfd.analysis.step_shapes import MOST_BLOCKS, Shape, shapes_of
 from perfd.analysis.tables import Bools, Floats, Ints
 from perfd.analysis.waiting import MATCHED_OPERATIONS
 
-RECENT_S, LONG_S = 7.0, 30.0
+RECENT_S, LONG_S = 5.0, 30.0
 """How much time is judged: a rank that has just become slow shows in the first, one that stalls now and then
 in the second. At least as many steps are judged as it takes to exclude chance."""
 _EXCUSED = 0.1
