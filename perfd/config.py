@@ -164,7 +164,7 @@ class AnalysisConfig(_Strict, frozen=True):
     gpu_peaks_file: str | None = None
     """A file in the form of `perfd/data/gpu_peaks.yaml`; its rows win over the built-in ones."""
     network_bytes_per_s: float | None = None
-    """One direction of a GPU's share of the network between nodes (400 Gb/s: 5.0e+10), for the ring formula."""
+    """One direction of a GPU's share of the network between nodes (400 Gb/s: 5.0e+10); the ring needs it."""
 
 
 class CaptureProfile(_Strict, frozen=True):
