@@ -133,20 +133,21 @@ def test_a_server_that_drips_has_as_long_as_one_that_hangs(
         fetch(known[0].url + "/metrics", Access(timeout_s=0.3))
 
 
-def test_a_server_that_hangs_is_down_and_asked_again_later(
-    serve: Callable[..., RawServer], tmp_path: Path
-) -> None:
+def test_a_server_that_hangs_is_down(serve: Callable[..., RawServer], tmp_path: Path) -> None:
     known: list[RawServer] = []
     known.append(serve(hang(known)))
-    watch = Watch(tmp_path, known[0].url, timeout_s=0.2)
+    assert Watch(tmp_path, known[0].url, timeout_s=0.2).look() == {"up": 0.0}
+
+
+def test_a_server_that_failed_is_left_alone_for_ten_seconds(
+    serve: Callable[..., RawServer], tmp_path: Path
+) -> None:
+    server = serve(with_body(b"", status=b"503 Service Unavailable"))
+    watch = Watch(tmp_path, server.url)
     assert watch.look() == {"up": 0.0}
-    asked = len(known[0].asked)
-    assert watch.look() == {"up": 0.0}
-    assert len(known[0].asked) == asked
-    known[0].answer = with_body(PAGE)
-    known[0].ended.set()
-    watch = Watch(tmp_path, known[0].url)
-    assert watch.look()["running_requests"] == 3.0
+    server.answer = with_body(PAGE)
+    assert watch.look(after_s=9.0) == {"up": 0.0}
+    assert watch.look(after_s=1.0)["running_requests"] == 3.0
 
 
 @pytest.mark.parametrize(
