@@ -84,6 +84,16 @@ def cluster(directory: Path, settings: Path) -> Iterator[Cluster]:
     until(lambda: processes_that_name(str(directory)) == [], "the end of all processes")
 
 
+@pytest.fixture(autouse=True)
+def jobs_end_with_their_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    """One test's failure must not keep the next one's job waiting."""
+    yield
+    if "cluster" in request.fixturenames:
+        cluster: Cluster = request.getfixturevalue("cluster")
+        cluster("scancel", "--partition=main")
+        until(lambda: not cluster("squeue", "-h").strip(), "the end of all jobs")
+
+
 def test_two_lines_in_a_batch_script_show_every_node_and_step(cluster: Cluster) -> None:
     folder = cluster.folder("sidecar", USER)
     job = cluster.submit(
@@ -92,7 +102,7 @@ def test_two_lines_in_a_batch_script_show_every_node_and_step(cluster: Cluster) 
         f"{cluster.sidecar} start",
         # `start` waits for the first node alone.
         f"cd {cluster.directory}/spools",
-        "until [ $(ls perfd-$SLURM_JOB_ID-*/spool.sqlite | wc -l) = 4 ]; do sleep 0.1; done",
+        "until [ $(ls perfd-$SLURM_JOB_ID-*/spool.sqlite 2>/dev/null | wc -l) = 4 ]; do sleep 0.1; done",
         f"srun {cluster.trainer} 20",
         "result=$?",
         f"{cluster.sidecar} stop",
