@@ -144,6 +144,37 @@ tls_server_config:
         until(lambda: ("Slow", "firing") in notified(receiver))
 
 
+def test_a_password_is_asked_for_and_read_from_a_file(tmp_path):
+    issue(tmp_path, "server")
+    web = f"""
+tls_server_config: {{cert_file: {tmp_path}/server.pem, key_file: {tmp_path}/server.key}}
+basic_auth_users: {{perfd: {bcrypt("open sesame")}}}
+"""
+    (tmp_path / "right").write_text("open sesame\n")
+    (tmp_path / "wrong").write_text("open barley\n")
+    with (
+        Receiver() as receiver,
+        alertmanager(tmp_path, configuration(receiver), web_configuration=web) as server,
+    ):
+        for name, sent in (("wrong", 0), ("right", 1)):
+            http = HttpClientConfig(
+                ca=f"{tmp_path}/ca.pem", username="perfd", password_file=f"{tmp_path}/{name}"
+            )
+            embedded = Embedded(server.url, http=http)
+            embedded.fire("Slow", job="llm")
+            assert (embedded.given.tally.sent, embedded.given.tally.lost) == (sent, 1 - sent)
+            embedded.exporter.close()
+        until(lambda: ("Slow", "firing") in notified(receiver))
+
+
+def bcrypt(password):
+    """As Alertmanager keeps a password. Perl is on every Debian, and asks the C library."""
+    program = "print crypt($ARGV[0], '$2y$04$' . 'a' x 22)"
+    return subprocess.run(
+        ["perl", "-e", program, password], check=True, capture_output=True, text=True
+    ).stdout
+
+
 def issue(folder, name):
     """A certificate for 127.0.0.1, signed by the authority in `folder` (made if it is not there)."""
 
