@@ -28,6 +28,7 @@ from perfd.errors import PerfdError
 SCHEMA = "perfd.bench_serving/1"
 _MAX_BYTES = 256 * 1024 * 1024
 _WIDTH = 110
+_SOURCE_WIDTH = 28
 _HELP = f"""\
 Puts results of bench_serving, SGLang's or vLLM's, as text, JSON or JSONL, beside what the hardware allows at
 the concurrency and lengths of the run. With --watch and --run it runs the benchmark itself and puts the
@@ -165,8 +166,9 @@ def _quantiles(found: Distribution | None) -> Mapping[str, float | None]:
 
 def _show(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("source", "requests", "at once", "output tok/s", "TTFT P50", "TPOT P50", "P99", "theory"):
-        table.add_column(heading, justify="left" if heading == "source" else "right", no_wrap=True)
+    table.add_column("source", max_width=_SOURCE_WIDTH, no_wrap=True, overflow="ellipsis")
+    for heading in ("requests", "at once", "output tok/s", "TTFT P50", "TPOT P50", "P99", "theory"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         theory, seen = row["theory"] or {}, row["seen"]
         tpot = row["tpot_s"] if row["tpot_s"]["p50"] is not None else row["itl_s"]

@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
         for server in servers:
             _show(server, console)
     for error in failed:
-        print(f"perfd: {error}", file=sys.stderr)
+        print(f"perfd serving: {error}", file=sys.stderr)
     return 2 if failed else 0
 
 

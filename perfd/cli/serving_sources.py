@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from perfd.analysis.serving.snapshot import Snapshot
 from perfd.errors import PerfdError
 from perfd.tls import client_context
 
+_ADDRESS = re.compile(r"[A-Za-z0-9.-]+:\d{1,5}(/.*)?")
 _LOG_START_BYTES = 4 * 1024 * 1024
 """A server says at its start how it is set up."""
 _LOG_END_BYTES = 16 * 1024 * 1024
@@ -101,8 +103,10 @@ class WatchedServer:
 
 
 def is_url(source: str) -> bool:
-    """Whether a source is a server, not a file."""
-    return source.startswith(("http://", "https://"))
+    """Whether a source is a server, not a file; `host:port` is one where no file is called so."""
+    if source.startswith(("http://", "https://")):
+        return True
+    return _ADDRESS.fullmatch(source) is not None and not Path(source).exists()
 
 
 def read_file(path: Path) -> Seen:

@@ -309,6 +309,12 @@ def test_perfd_serving_prints_the_shape_that_is_documented(
     assert "prefill_interference" in capsys.readouterr().out
 
 
+def test_an_address_without_a_scheme_is_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+    with serving({"/metrics": live_page(100)}) as (_, url):
+        assert main(["serving", url.removeprefix("http://")]) == 0
+    assert "3 running" in capsys.readouterr().out
+
+
 def test_perfd_serving_asks_a_server_twice_for_rates(capsys: pytest.CaptureFixture[str]) -> None:
     with serving({"/metrics": live_page(100), "/v1/loads": b"{}"}) as (_, url):
         assert main(["serving", url, "--json", "--interval", "0.01"]) == 0
