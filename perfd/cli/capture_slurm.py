@@ -15,6 +15,7 @@ from typing import Any
 from perfd.capture.api import SCHEMA
 from perfd.capture.coordinator import to_json
 from perfd.capture.policy import MAX_DURATION_S
+from perfd.capture.ranks import check_selector
 from perfd.clock import SystemClock
 from perfd.config import AgentConfig, load
 from perfd.errors import CaptureError
@@ -82,11 +83,13 @@ def run(args: argparse.Namespace, show: Callable[[Mapping[str, Any]], None]) -> 
         raise CaptureError("Say what to do: list, show, start, cancel, plan, redact, or --slurm JOBID.")
     if not 0 < args.slurm_duration <= MAX_DURATION_S:
         raise CaptureError(f"--duration must be above 0 and at most {MAX_DURATION_S:.0f}.")
+    check_selector(args.slurm_ranks)
     slurm = Slurm(os.environ)
     job = slurm.job(args.slurm)
     place = slurm.place(job, args.step)
     where = f"step {job.job_id}.{place.step}" if place.step is not None else "the batch script"
-    print(f"perfd capture: {args.tool} of {where} on {len(place.nodes)} nodes", file=sys.stderr)
+    more = f" and {len(place.nodes) - 8} more nodes" if len(place.nodes) > 8 else ""
+    print(f"perfd capture: {args.tool} of {where} on {', '.join(place.nodes[:8])}{more}", file=sys.stderr)
     wish = Wish(
         capture_id=capture_id(job.name, time.time()),
         tool=CaptureTool(args.tool),

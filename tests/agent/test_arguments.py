@@ -1,0 +1,26 @@
+import argparse
+from pathlib import Path
+
+from perfd.cli import agent
+
+
+def configured(*words: str):
+    parser = argparse.ArgumentParser()
+    agent.configure(parser)
+    return agent.effective_config(parser.parse_args(words), {}, "host")
+
+
+def test_a_log_that_is_named_is_read_instead_of_the_files_paths(tmp_path: Path) -> None:
+    file = tmp_path / "agent.yaml"
+    file.write_text(
+        "collectors:\n  nvml: {enabled: false}\n"
+        "  training_log: {interval_s: 2.0, options: {paths: [/old.log], framework: megatron}}\n"
+    )
+    collectors = configured("--config", str(file), "--log", "/a.log", "--log", "/b-*.log").collectors
+    assert collectors["training_log"].options == {"paths": ["/a.log", "/b-*.log"], "framework": "megatron"}
+    assert collectors["training_log"].interval_s == 2.0
+    assert collectors["nvml"].enabled is False
+
+
+def test_without_a_log_the_files_paths_stay() -> None:
+    assert configured().collectors == {}
