@@ -303,7 +303,10 @@ class AggregatorConfig(_Strict, frozen=True):
     rules: RulesConfig = RulesConfig()
     analysis: AnalysisConfig = AnalysisConfig()
     capture_profiles: dict[str, CaptureProfile] = msgspec.field(
-        default_factory=lambda: {"default": CaptureProfile()}
+        default_factory=lambda: {
+            "default": CaptureProfile(),
+            "hang": CaptureProfile(tool="py_spy", steps=None),
+        }
     )
     webhook: WebhookConfig = WebhookConfig()
     exporters: ExportersConfig = ExportersConfig()
