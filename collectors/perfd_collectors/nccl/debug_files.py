@@ -1,6 +1,6 @@
 """Follows the files that NCCL writes with NCCL_DEBUG_FILE.
 
-What NCCL prints into the training log itself is read there: its warnings are told by `training_log`.
+What NCCL prints into the training log itself is read there, by `training_log`.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from perfd_collectors.training_log.huggingface import HuggingFaceParser
 from perfd_collectors.training_log.lines import MAX_LINE_BYTES, LineBuffer, read_line
 from perfd_collectors.training_log.megatron import MegatronParser
 from perfd_collectors.training_log.nanotron import NanotronParser
+from perfd_collectors.training_log.nccl_lines import NcclLineParser
 from perfd_collectors.training_log.nemo import NemoParser
 from perfd_collectors.training_log.output import Output
 from perfd_collectors.training_log.stamps import Zone
@@ -59,7 +60,7 @@ class LogParser:
         chosen = [framework] if framework is not None else list(FORMATS)
         self._job = job
         self._formats: list[FormatParser] = [FORMATS[name](job) for name in chosen]
-        self._formats.append(FailureParser(job))
+        self._formats += [FailureParser(job), NcclLineParser(job)]
         self._keywords = _fewest(keyword for parser in self._formats for keyword in parser.keywords)
         self._buffer = LineBuffer()
         self._recognised = 0
