@@ -28,7 +28,7 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # By default a server takes pings on a quiet stream for an attack and closes it.
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", _KEEPALIVE_MS // 3),
+    ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 3),
     ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
     ("grpc.keepalive_timeout_ms", 10_000),
     # Without it a second server on the same port would be silently given half of the agents.
