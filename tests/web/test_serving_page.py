@@ -54,6 +54,9 @@ def agent(running: Aggregator, engine: Engine, folder: Path) -> Iterator[None]:
     options = {
         "urls": [f"http://{engine.address}"],
         "discover": False,
+        # On a loaded machine the stand-in may take long to answer.
+        "timeout_s": 30.0,
+        "tp": 8,
         "gpu": "NVIDIA H100 80GB HBM3",
         "model_config_file": str(model),
     }
