@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
 from contextlib import suppress
 
 import msgspec
+import psutil
 
 from perfd.config import WandbConfig
 from perfd.exporters.wandb_messages import Answer, Line, Message, Open
@@ -30,8 +30,8 @@ class WandbProcess:
         self._socket.settimeout(config.timeout_s + END_WITHIN_S)
         self._line = Line(self._socket)
         with theirs:
-            # In a session of its own: a Ctrl-C in the terminal is not meant for it, and it can be killed with
-            # all that it starts. Nobody can answer W&B's questions, so it must not ask any.
+            # In a session of its own: a Ctrl-C in the terminal is not meant for it. Nobody can answer W&B's
+            # questions, so it must not ask any.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "perfd.exporters.wandb_worker", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -62,11 +62,14 @@ class WandbProcess:
         """Wait for the end, and kill what has not ended in time. Legal twice."""
         self.hang_up()
         with suppress(subprocess.TimeoutExpired):
-            if self._process.wait(within_s) == 0:
-                return
-        # What it started must not stay either.
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(within_s)
+            return
+        # Its helper is in a process group of its own, and one that is stopped would not see it go.
+        with suppress(psutil.NoSuchProcess):
+            worker = psutil.Process(self._process.pid)
+            for process in (*worker.children(recursive=True), worker):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
         self._process.wait()
 
     def _ask(self, message: Message) -> Answer:
