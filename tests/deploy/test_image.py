@@ -13,7 +13,7 @@ from deploy.kubernetes.images import ENVIRONMENT, ROOT, STORE, Image, build, bui
 
 pytestmark = [
     pytest.mark.system,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(
         not (shutil.which("buildah") and os.geteuid() == 0) and not os.environ.get("CI"),
         reason="needs root, buildah and tests/deploy/kubernetes/install.sh",

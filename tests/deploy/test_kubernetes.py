@@ -25,7 +25,7 @@ from perfd.config import AgentConfig, AggregatorConfig, parse
 
 pytestmark = [
     pytest.mark.system,
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(300),
     pytest.mark.skipif(
         not shutil.which("helm") and not os.environ.get("CI"),
         reason="needs Helm (tests/deploy/kubernetes/install.sh)",

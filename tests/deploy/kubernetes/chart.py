@@ -23,7 +23,7 @@ Document = dict[str, Any]
 
 def helm(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     """One run of Helm, whatever comes of it."""
-    return subprocess.run(["helm", *arguments], capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(["helm", *arguments], capture_output=True, text=True, check=False, timeout=120)
 
 
 def render(values: Mapping[str, Any], *arguments: str, chart: Path = CHART) -> list[Document]:

@@ -32,7 +32,7 @@ def podman(*arguments: str) -> str:
     return run("podman", *STORE, "--tmpdir", "/run/perfd-tests/libpod", *arguments)
 
 
-def run(*command: str, cwd: Path | None = None, timeout_s: float = 240) -> str:
+def run(*command: str, cwd: Path | None = None, timeout_s: float = 500) -> str:
     """What a command prints; its end with another code than 0 fails the test, with what it said."""
     found = subprocess.run(
         command, env=ENVIRONMENT, cwd=cwd, capture_output=True, text=True, check=False, timeout=timeout_s

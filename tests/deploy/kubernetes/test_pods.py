@@ -17,7 +17,7 @@ from deploy.kubernetes.pods import NODE, PROBES, Running, pod, running, until, w
 TOOLS = ("helm", "podman", "buildah", "runc", "nsenter")
 pytestmark = [
     pytest.mark.system,
-    pytest.mark.timeout(400),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(
         not (all(map(shutil.which, TOOLS)) and os.geteuid() == 0) and not os.environ.get("CI"),
         reason="needs root, podman and tests/deploy/kubernetes/install.sh",
