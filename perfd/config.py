@@ -110,7 +110,7 @@ class AgentCaptureConfig(_Strict, frozen=True):
     """Sample GPU metrics in captures; needs admin rights on the GPUs and excludes DCGM's profiling."""
     kineto: KinetoConfig = KinetoConfig()
     py_spy_path: str | None = None
-    """Default: py-spy on `$PATH`. It dumps the stacks of jobs that hang."""
+    """Default: py-spy on `$PATH`, else the one beside perfd. It dumps the stacks of jobs that hang."""
     py_spy_nonblocking: bool = True
     """Do not pause the process; a stack can then be inconsistent, and a pause cannot hurt the job."""
     sglang: tuple[ServerConfig, ...] = ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ from perfd.capture.installation import find_nsys
 from perfd.capture.kineto.endpoint import KinetoEndpoint
 from perfd.capture.kineto.tool import KinetoOptions, KinetoTool
 from perfd.capture.nsys_tool import NsysOptions, NsysTool
-from perfd.capture.pyspy import PySpyTool
+from perfd.capture.pyspy import PySpyTool, find_py_spy
 from perfd.capture.server_client import ServerClient
 from perfd.capture.servers import Server, ServerTool
 from perfd.capture.sharing import Sharing
@@ -124,7 +123,7 @@ def create_executor(
         ),
         _kineto(config.kineto, facts=facts, proc=proc, clock=clock),
         PySpyTool(
-            _py_spy(config.py_spy_path, search_path),
+            find_py_spy(config.py_spy_path, search_path),
             placements=facts.placements,
             proc=proc,
             nonblocking=config.py_spy_nonblocking,
@@ -151,11 +150,6 @@ def sharing_of(config: AgentCaptureConfig, node: str) -> Sharing | None:
     if config.share_directory is None:
         return None
     return Sharing(directory=Path(config.share_directory), node=node, unredacted=config.share_unredacted)
-
-
-def _py_spy(configured: str | None, search_path: str | None) -> Path | None:
-    found = configured or (shutil.which("py-spy", path=search_path) if search_path is not None else None)
-    return Path(found) if found and Path(found).is_file() else None
 
 
 def _server(config: ServerConfig) -> Server:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +15,18 @@ from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool, RankPlacement
 
 _TIMEOUT_S = 30.0
+
+
+def find_py_spy(configured: str | None, search_path: str | None) -> Path | None:
+    """The configured py-spy, else that on `search_path`, else the one installed beside perfd; None without.
+
+    A configured one that does not exist counts as none: guessing another would hide the mistake.
+    """
+    if configured is not None:
+        return Path(configured) if Path(configured).is_file() else None
+    places = [search_path, str(Path(sys.executable).parent)]
+    found = next((where for path in places if path and (where := shutil.which("py-spy", path=path))), None)
+    return Path(found) if found else None
 
 
 class PySpyTool(Tool):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 from collections.abc import Mapping
 from pathlib import Path
 
 from perfd.capture.kineto.endpoint import NAME, abstract
 from perfd.capture.processes import pids
+from perfd.capture.pyspy import find_py_spy
 from perfd.config import AgentCaptureConfig, KinetoConfig
 from perfd.doctor.facts import PySpyFacts, SocketFacts
 
@@ -37,13 +37,12 @@ def probe_kineto_socket(config: KinetoConfig, proc: Path) -> SocketFacts | None:
 
 def probe_py_spy(config: AgentCaptureConfig, environment: Mapping[str, str], proc: Path) -> PySpyFacts:
     """Where py-spy is, and whether the kernel lets it look at processes that are not its children."""
-    found = config.py_spy_path or shutil.which("py-spy", path=environment.get("PATH", ""))
     try:
         scope = int((proc / "sys/kernel/yama/ptrace_scope").read_text())
     except (OSError, ValueError):
         scope = None
     return PySpyFacts(
-        path=Path(found) if found and Path(found).is_file() else None,
+        path=find_py_spy(config.py_spy_path, environment.get("PATH")),
         ptrace_scope=scope,
         may_trace=_has_capability(proc / "self" / "status", _CAP_SYS_PTRACE),
     )

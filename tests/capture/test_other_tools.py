@@ -12,7 +12,7 @@ from capture.conftest import PATIENCE_S, Node, request
 
 from perfd.capture.flight_recorder import FlightRecorderTool, dump_stem
 from perfd.capture.guards import JobProgress
-from perfd.capture.pyspy import PySpyTool
+from perfd.capture.pyspy import PySpyTool, find_py_spy
 from perfd.cli import main
 from perfd.clock import SystemClock
 from perfd.model import CaptureState, CaptureTool, RankPlacement
@@ -67,6 +67,15 @@ def test_a_dump_that_is_not_allowed_says_what_it_needs(node, rank, tmp_path):
     tool = PySpyTool(py_spy, placements=lambda job: [placement])
     node.executor(tools=[tool]).handle(request(tool=CaptureTool.PY_SPY))
     assert "Permission Denied; it needs" in node.until_state(CaptureState.FAILED).reason
+
+
+def test_py_spy_is_the_configured_one_or_that_on_the_path_and_a_mistake_is_not_hidden(tmp_path):
+    (tmp_path / "bin").mkdir()
+    on_path = script(tmp_path / "bin" / "py-spy", "exit 0")
+    other = script(tmp_path / "other", "exit 0")
+    assert find_py_spy(None, str(tmp_path / "bin")) == on_path
+    assert find_py_spy(str(other), str(tmp_path / "bin")) == other
+    assert find_py_spy(str(tmp_path / "none"), str(tmp_path / "bin")) is None
 
 
 def test_without_py_spy_nothing_is_promised(node):

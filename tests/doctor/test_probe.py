@@ -7,7 +7,7 @@ from pathlib import Path
 
 from perfd.capture.installation import find_libdw, find_nsys, parse_version
 from perfd.cli import main
-from perfd.config import AgentConfig, KinetoConfig, UplinkConfig
+from perfd.config import AgentCaptureConfig, AgentConfig, KinetoConfig, UplinkConfig
 from perfd.doctor.capture_probe import probe_kineto_socket
 from perfd.doctor.facts import NsysFacts, PySpyFacts
 from perfd.doctor.probe import (
@@ -138,7 +138,11 @@ def test_every_fact_of_a_made_up_node_comes_from_its_files(tmp_path):
     (proc / "self/status").write_text("Name:\tperfd\nCapEff:\t0000000000080000\n")
     nsight_compute(tmp_path)
     facts = probe(
-        AgentConfig(proc=str(proc), uplink=UplinkConfig(address="127.0.0.1:1")),
+        AgentConfig(
+            proc=str(proc),
+            uplink=UplinkConfig(address="127.0.0.1:1"),
+            capture=AgentCaptureConfig(py_spy_path=str(tmp_path / "none")),
+        ),
         spool=tmp_path / "spool",
         configured=True,
         environment={"PATH": "", "KINETO_USE_DAEMON": "1", "SECRET": "x"},
