@@ -88,7 +88,7 @@ class FakeNode:
         self.write_proc(f"{pid}/stat", process_stat(pid, name, parent, start_ticks))
         self.write_proc(f"{pid}/cgroup", cgroup)
         pids = _join("\t", [pid, *inner_pids])
-        self.write_proc(f"{pid}/status", f"Name:\t{name}\nNSpid:\t{pids}\n")
+        self.write_proc(f"{pid}/status", f"Name:\t{name}\nPPid:\t{parent}\nNSpid:\t{pids}\n")
         if environ is None:
             # A folder cannot be read by root either, who may read any file.
             (self.proc / str(pid) / "environ").mkdir(exist_ok=True)

@@ -13,6 +13,7 @@ from perfd.clock import SystemClock
 from perfd.config import AgentCaptureConfig
 from perfd.errors import CaptureError
 from perfd.model import CaptureFile, CaptureState, CaptureStatus, CaptureTool
+from perfd.plugins import load_collector
 from perfd.session.slurm.capture import SlurmCapture, Wish
 from perfd.session.slurm.jobs import (
     Place,
@@ -24,7 +25,9 @@ from perfd.session.slurm.jobs import (
     parse_steps,
     running,
 )
+from perfd.session.slurm.members import ranks_here
 from perfd.session.slurm.messages import Assembly, Present, Rank, Told, lines_of
+from perfd.testing.proc import FakeNode
 
 # Printed by SLURM 22.05.8.
 STEPS = """\
@@ -114,6 +117,28 @@ def test_messages_survive_short_lines_and_the_lines_of_others_between(reason: st
 @given(st.text())
 def test_lines_of_others_are_never_messages(line: str):
     assert Assembly().feed(line) is None or line.startswith("perfd/1 ")
+
+
+def test_ranks_are_those_of_the_step_on_this_node_and_their_pythons(tmp_path: Path):
+    node = FakeNode(tmp_path)
+
+    def task(pid: int, rank: int, *, parent: int, program: str, **more: str) -> None:
+        environ = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "1", "SLURMD_NODENAME": "n1", **more}
+        ranks = {"SLURM_PROCID": str(rank), "SLURM_NTASKS": "2"}
+        node.process(pid, {**environ, **ranks}, parent=parent, name=program)
+        (node.proc / str(pid) / "exe").symlink_to(f"/usr/bin/{program}")
+
+    node.process(50, None, name="slurmstepd")
+    task(60, 0, parent=50, program="bash")
+    task(61, 0, parent=60, program="python3.11")
+    task(62, 0, parent=61, program="python3.11")
+    task(70, 1, parent=50, program="python3.11")
+    # Another step, another node of this machine, another job.
+    task(80, 0, parent=50, program="python3.11", SLURM_STEP_ID="0")
+    task(81, 0, parent=51, program="python3.11", SLURMD_NODENAME="n2")
+    task(82, 0, parent=52, program="python3.11", SLURM_JOB_ID="18")
+    found = ranks_here(load_collector("ranks"), job="17", job_id="17", step=1, node="n1", proc=node.proc)
+    assert [(rank.job, rank.rank, rank.pid) for rank in found] == [("17", 0, 61), ("17", 1, 70)]
 
 
 def capture(tmp_path: Path, program: str, *, nodes: tuple[str, ...] = ("n1", "n2"), ranks: str = "all"):
