@@ -124,6 +124,21 @@ def test_a_log_of_tomorrow_is_told_from_one_that_is_not_understood(capsys, tmp_p
     assert "1 lines look like batches of another version of SGLang" in " ".join(out.split())
 
 
+def test_what_an_engine_reckons_of_its_own_use_is_a_check() -> None:
+    said = {"run": 8, "queue": 0, "token": 5, "use": 0.1, "percent": 10.0, "gen": 20.0, "prompt": 1.0}
+    sglang = measure(seen(DECODE["0.5.12"].format(**said)))
+    assert sglang.estimated_flops_per_s_per_gpu == pytest.approx(9.1e12)
+    assert sglang.estimated_read_bytes_per_s_per_gpu == pytest.approx(2000.5e9)
+    line = VLLM["0.8"].format(**said)
+    apart = measure(
+        seen(line, "INFO 12-15 17:38:18 [perf.py:1] Engine 000: MFU: 6.6 TF/s/device 105.0 GB/s/device")
+    )
+    joined = measure(seen(f"{line}, MFU: 6.6 TF/s/GPU 105.0 GB/s/GPU"))
+    for vllm in (apart, joined):
+        assert vllm.estimated_flops_per_s_per_gpu == pytest.approx(6.6e12)
+        assert vllm.now.running_requests == 8.0
+
+
 def test_ranks_of_data_parallelism_add_up_and_the_newest_line_of_each_counts() -> None:
     line = (
         "[2026-01-01 00:00:00 DP{dp} TP0] Decode batch, #running-req: {run}, #token: 5, token usage: 0.50, "

@@ -76,8 +76,9 @@ def measure(now: Snapshot, before: Snapshot | None = None, span_s: float | None 
         or now.spec_accept_ratio,
         cuda_graph_ratio=_graph_ratio(since, now),
         gpu_busy_ratio=_busy(gains, now, span_s) if two else now.forward_occupancy_ratio,
-        estimated_flops_per_s_per_gpu=rate.get(Counter.ESTIMATED_FLOPS) or None,
-        estimated_read_bytes_per_s_per_gpu=rate.get(Counter.ESTIMATED_READ_BYTES) or None,
+        estimated_flops_per_s_per_gpu=rate.get(Counter.ESTIMATED_FLOPS) or now.reported_flops_per_s_per_gpu,
+        estimated_read_bytes_per_s_per_gpu=rate.get(Counter.ESTIMATED_READ_BYTES)
+        or now.reported_read_bytes_per_s_per_gpu,
         latencies={
             **now.latencies,
             **{

@@ -53,6 +53,9 @@ class Snapshot:
     reported_prompt_tokens_per_s: float | None = None
     reported_prefix_hit_ratio: float | None = None
     """The server's own figure of its newest prefills."""
+    reported_flops_per_s_per_gpu: float | None = None
+    """The server's own estimate in its log, as the one below."""
+    reported_read_bytes_per_s_per_gpu: float | None = None
     spec_accept_length: float | None = None
     """Tokens per verification step, the bonus token included; None without speculative decoding."""
     spec_accept_ratio: float | None = None

@@ -36,6 +36,8 @@ class _Replica:
     accept_ratio: float | None = None
     graph: bool | None = None
     occupancy: float | None = None
+    tflops_per_s: float | None = None
+    read_gb_per_s: float | None = None
 
 
 @dataclass(slots=True)
@@ -100,6 +102,8 @@ class SglangLog:
             reported_generation_tokens_per_s=_sum([replica.generation_per_s for replica in replicas]),
             reported_prompt_tokens_per_s=_sum([replica.input_per_s for replica in replicas]),
             reported_prefix_hit_ratio=self._cached_tokens / prompt if prompt else None,
+            reported_flops_per_s_per_gpu=_scaled(_mean([one.tflops_per_s for one in replicas]), 1e12),
+            reported_read_bytes_per_s_per_gpu=_scaled(_mean([one.read_gb_per_s for one in replicas]), 1e9),
             spec_accept_length=_mean([replica.accept_length for replica in replicas]),
             spec_accept_ratio=_mean([replica.accept_ratio for replica in replicas]),
             cuda_graph_ratio=_mean(
@@ -132,6 +136,8 @@ class SglangLog:
         replica.accept_length = number(said.get("accept len"))
         replica.accept_ratio = number(said.get("accept rate"))
         replica.occupancy = number(said.get("fwd occupancy"))
+        replica.tflops_per_s = number(said.get("est. decode TFLOPS/s (per GPU)"))
+        replica.read_gb_per_s = number(said.get("est. read BW (GB/s per GPU)"))
         graph = next((value for key, value in said.items() if key.endswith(" graph")), None)
         replica.graph = {"True": True, "False": False}.get(graph or "")
 
@@ -147,6 +153,10 @@ def _rank(ranks: str) -> str:
 
 def _known(new: float | None, old: float | None) -> float | None:
     return old if new is None else new
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
 
 
 def _sum(values: list[float | None]) -> float | None:

@@ -17,6 +17,9 @@ _SPECULATION = re.compile(r"SpecDecoding metrics: (?P<parts>.*)")
 _CONFIGURATION = re.compile(
     r"Initializing an? (?:V\d )?LLM engine \(v(?P<version>[^)]+)\) with config: (?P<rest>.*)"
 )
+_WORDS = ("Avg prompt throughput", "SpecDecoding", "LLM engine", "MFU: ")
+_USE = re.compile(r"(?:Engine (?P<engine>\d+): )?MFU: (?P<flops>[\d.]+) TF/s/(?:GPU|device) [\d.]+ GB/s")
+"""0.15 and later with --enable-mfu-metrics, a line of its own. Its bytes are those read and written."""
 _RATIO = re.compile(r"[\d.]+%")
 
 
@@ -29,12 +32,16 @@ class VllmLog:
     unrecognised: int = 0
     _engines: dict[str, Mapping[str, str]] = field(default_factory=dict)
     _speculation: Mapping[str, str] = field(default_factory=dict)
+    _flops_per_s: dict[str, float] = field(default_factory=dict)
 
     def line(self, text: str) -> bool:
         """Take one line; whether it is vLLM's."""
-        if "Avg prompt throughput" not in text and "SpecDecoding" not in text and "LLM engine" not in text:
+        if not any(words in text for words in _WORDS):
             return False
         plain = ANSI.sub("", text).strip()
+        use = _USE.search(plain)
+        if use is not None and (tflops := number(use["flops"])) is not None:
+            self._flops_per_s[use["engine"] or ""] = tflops * 1e12
         configuration = _CONFIGURATION.search(plain)
         if configuration is not None:
             self.info = from_arguments(arguments(configuration["rest"]), configuration["version"])
@@ -45,7 +52,7 @@ class VllmLog:
             return True
         statistics = _STATISTICS.search(plain)
         if statistics is None:
-            return False
+            return use is not None
         said = parts(statistics["parts"])
         if number(said.get("Running")) is None:
             self.unrecognised += 1
@@ -61,6 +68,7 @@ class VllmLog:
         engines = list(self._engines.values())
         used = [value for said in engines if (value := _kv_used(said)) is not None]
         hits = [value for said in engines if (value := number(said.get("Prefix cache hit rate"))) is not None]
+        flops = list(self._flops_per_s.values())
         notes = []
         if self.unrecognised:
             notes.append(f"{self.unrecognised} lines look like statistics of another version of vLLM.")
@@ -84,6 +92,7 @@ class VllmLog:
             reported_generation_tokens_per_s=_sum(engines, "Avg generation throughput"),
             reported_prompt_tokens_per_s=_sum(engines, "Avg prompt throughput"),
             reported_prefix_hit_ratio=sum(hits) / len(hits) if hits else None,
+            reported_flops_per_s_per_gpu=sum(flops) / len(flops) if flops else None,
             spec_accept_length=number(self._speculation.get("Mean acceptance length")),
             spec_accept_ratio=accepted / drafted if accepted is not None and drafted else None,
             reports_rates=True,
