@@ -269,7 +269,9 @@ class Aggregator:
         known = self._rounds.jobs()
         wanted = {alert.job(known) for alert in alerts if not alert.resolved}
         views = {name: self._rounds.view(name) if name in wanted else None for name in known}
-        return self._captures.on_received(alerts, views)
+        named = {alert.server for alert in alerts if alert.server and not alert.resolved}
+        servers = {name: self._rounds.view(name) for name in named}
+        return self._captures.on_received(alerts, views, servers)
 
     def cancel_capture(self, capture_id: str, reason: str) -> Mapping[str, Any]:
         """End a capture by hand; raises `CaptureError` when there is none of that id."""

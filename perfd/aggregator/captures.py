@@ -10,8 +10,7 @@ import msgspec
 
 from perfd.aggregator.history import History
 from perfd.aggregator.history_rows import capture_row
-from perfd.aggregator.received import Decision, Outcome, ReceivedAlert, unknown_job
-from perfd.aggregator.views import subject
+from perfd.aggregator.received import Decision, Outcome, ReceivedAlert, server_of, unknown_job
 from perfd.capture.coordinator import CAPTURE_LABEL, CaptureCoordinator
 from perfd.capture.events import Capture, ManualRequest
 from perfd.capture.ranks import JobView
@@ -66,17 +65,20 @@ class Captures:
         fired = [change.alert for change in changes if change.alert.state is AlertState.FIRING]
         with self._lock:
             for alert in fired:
-                job = view(subject(alert.labels))
+                job = view(server_of(alert.labels) or alert.labels.get("job", ""))
                 if job is not None:
                     self._coordinator.on_alert(alert, job, now_unix_s)
             self._carry_out()
 
     def on_received(
-        self, alerts: Sequence[ReceivedAlert], views: Mapping[str, JobView | None]
+        self,
+        alerts: Sequence[ReceivedAlert],
+        views: Mapping[str, JobView | None],
+        servers: Mapping[str, JobView | None],
     ) -> list[Decision]:
-        """Decide on alerts that an Alertmanager told of; `views` has the jobs that there are, by name."""
+        """Decide on alerts that an Alertmanager told of; `views` and `servers` are what there is, by name."""
         with self._lock:
-            decisions = [self._receive(alert, views) for alert in alerts]
+            decisions = [self._receive(alert, views, servers) for alert in alerts]
             self._carry_out()
         return decisions
 
@@ -119,12 +121,17 @@ class Captures:
         with self._lock:
             return tuple(self._by_alert.get((job, alert), ()))
 
-    def _receive(self, alert: ReceivedAlert, views: Mapping[str, JobView | None]) -> Decision:
+    def _receive(
+        self,
+        alert: ReceivedAlert,
+        views: Mapping[str, JobView | None],
+        servers: Mapping[str, JobView | None],
+    ) -> Decision:
         if alert.resolved:
             return Decision(alert=alert, outcome=Outcome.RESOLVED)
         if not alert.labels.get(CAPTURE_LABEL):
             return Decision(alert=alert, outcome=Outcome.NO_CAPTURE)
-        job = views.get(alert.job(views))
+        job = servers.get(alert.server) if alert.server else views.get(alert.job(views))
         if job is None:
             return Decision(alert=alert, outcome=Outcome.UNKNOWN_JOB, reason=unknown_job(alert))
         if (before := self._coordinator.of_firing(alert, job.job)) is not None:

@@ -16,6 +16,15 @@ _VERSION = "4"
 _UNNAMED = "unnamed"
 
 
+def server_of(labels: Mapping[str, str]) -> str:
+    """The inference server that labels name, as `NODE/SERVER`; empty when they name none.
+
+    Prometheus gives its alerts a `job` too, that of the scrape.
+    """
+    node, server = labels.get("node"), labels.get("server")
+    return f"{node}/{server}" if node and server else ""
+
+
 class Outcome(StrEnum):
     """What became of one alert of a webhook."""
 
@@ -46,6 +55,11 @@ class ReceivedAlert:
     def job(self, known: Collection[str]) -> str:
         """The job that it is of; an alert that names none is of the only job there is."""
         return self.labels.get("job") or (next(iter(known)) if len(known) == 1 else "")
+
+    @property
+    def server(self) -> str:
+        """The inference server that it is of, as `NODE/SERVER`; empty when it is of none."""
+        return server_of(self.labels)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

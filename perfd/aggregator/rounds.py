@@ -19,8 +19,9 @@ from perfd.aggregator.history_rows import alert_row, engine_row, summary_row
 from perfd.aggregator.intake import State
 from perfd.aggregator.jobs import JobState
 from perfd.aggregator.names import Names
+from perfd.aggregator.received import server_of
 from perfd.aggregator.series import LiveFacts
-from perfd.aggregator.views import job_view, server_view, subject
+from perfd.aggregator.views import job_view, server_view
 from perfd.aggregator.webhook import Webhook
 from perfd.analysis.flops import FlopsConvention
 from perfd.analysis.summary import AnalysisSettings, JobSummary, to_json
@@ -236,7 +237,7 @@ class Rounds:
         return self._deriver.whole(name, self._now_unix_s, self._clock.monotonic_s(), alerts)
 
     def _captures_of(self, alert: RememberedAlert) -> Sequence[str]:
-        return self._captures.of_alert(subject(alert.alert.labels), alert.alert.name)
+        return self._captures.of_alert(server_of(alert.alert.labels) or alert.job, alert.alert.name)
 
     def _keep(self, now_s: float) -> None:
         if self._history is None:

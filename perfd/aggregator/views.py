@@ -46,12 +46,6 @@ def job_view(state: State, data: JobData, summary: JobSummary) -> JobView:
     )
 
 
-def subject(labels: Mapping[str, str]) -> str:
-    """What an alert is about: its job, else the server as `NODE/SERVER`."""
-    node, server = labels.get("node"), labels.get("server")
-    return labels.get("job") or (f"{node}/{server}" if node and server else "")
-
-
 def server_view(state: State, name: str) -> JobView | None:
     """The inference server of this name, `NODE/SERVER`, as a job without ranks; None when there is none."""
     with state.lock:

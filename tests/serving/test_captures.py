@@ -6,7 +6,7 @@ import gzip
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from serving.pages import counter, gauge
 from perfd.agent.agent import Agent
 from perfd.agent.task import CollectorTask
 from perfd.aggregator.aggregator import Aggregator
+from perfd.aggregator.received import ReceivedAlert
 from perfd.capture.server_client import ServerClient
 from perfd.capture.server_traces import whole
 from perfd.capture.servers import Server, ServerTool
@@ -339,11 +340,12 @@ groups:
 """
 
 
-def test_a_rule_that_fires_captures_the_server_that_it_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by_alertmanager", [False, True], ids=["own rules", "alertmanager"])
+def test_a_rule_that_fires_captures_the_server_that_it_names(tmp_path: Path, by_alertmanager: bool) -> None:
     """From /metrics to a trace: real collector, agent, wire, aggregator and rules; stand-in servers."""
     traces, rules = tmp_path / "traces", tmp_path / "rules.yaml"
     traces.mkdir()
-    rules.write_text(RULES)
+    rules.write_text("groups: []\n" if by_alertmanager else RULES)
     calm, busy = (StandInServer("sglang", "0.5.9", traces, page=page(running)) for running in (1, 200))
     aggregator = Aggregator(
         AggregatorConfig(
@@ -374,13 +376,16 @@ def test_a_rule_that_fires_captures_the_server_that_it_names(tmp_path: Path) -> 
     agent = Agent(config, node="n1", spool_directory=tmp_path / "spool", tasks=[task])
     agent.start()
     try:
-        (capture,) = until_final(aggregator, busy)
+        labels = {"capture": "serving", "node": "n1", "server": busy.address, "job": "the scrape's"}
+        told = ReceivedAlert(name="Busy", labels=labels, resolved=False, fired_at_unix_s=1.0)
+        (capture,) = until_final(aggregator, busy, [told] if by_alertmanager else [])
         assert (capture["job"], capture["alert"]) == (f"n1/{busy.address}", "Busy")
         assert (capture["state"], capture["reason"]) == ("done", "")
         (target,) = capture["ranks"]
         assert read_traces([Path(file["path"]) for file in target["files"]])
-        (alert,) = aggregator.alerts()
-        assert alert["captures"] == [capture["id"]]
+        assert [alert["captures"] for alert in aggregator.alerts()] == (
+            [] if by_alertmanager else [[capture["id"]]]
+        )
         assert calm.asked == []
     finally:
         agent.stop()
@@ -398,11 +403,15 @@ def page(running: float) -> bytes:
     ).encode()
 
 
-def until_final(aggregator: Aggregator, server: StandInServer) -> list[dict[str, Any]]:
+def until_final(
+    aggregator: Aggregator, server: StandInServer, told: Sequence[ReceivedAlert]
+) -> list[dict[str, Any]]:
     """The captures once none is open; the server works meanwhile."""
     waiting = threading.Event()
     for _ in range(2000):
         aggregator.tick()
+        # An Alertmanager tells again and again; only the first time that the server is known counts.
+        aggregator.receive_alerts(told)
         server.steps(1)
         found = aggregator.captures()
         if found and all(capture["state"] != "open" for capture in found):
