@@ -6,7 +6,6 @@ import asyncio
 import logging
 import threading
 import uuid
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,14 @@ from perfd.aggregator.captures import Captures
 from perfd.aggregator.history import History
 from perfd.aggregator.intake import Intake, State
 from perfd.aggregator.limits import Limits
-from perfd.aggregator.overview import agent_json, fleet_row, job_json, step_lines
+from perfd.aggregator.overview import agent_json, fleet_json, job_json, step_lines
 from perfd.aggregator.progress import progress_columns
 from perfd.aggregator.received import Decision, ReceivedAlert
 from perfd.aggregator.render import PageRenderer
 from perfd.aggregator.restore import restore
 from perfd.aggregator.rounds import Rounds
 from perfd.aggregator.server import TelemetryServer
-from perfd.aggregator.servers import server_entries, with_findings
+from perfd.aggregator.servers import servers_json
 from perfd.aggregator.webhook import Webhook
 from perfd.analysis.summary import JobSummary
 from perfd.capture.api import StartBody
@@ -207,33 +206,12 @@ class Aggregator:
 
     def fleet(self) -> dict[str, Any]:
         """A short row a job, and how many agents and servers there are, of schema perfd.fleet/1."""
-        firing = Counter(alert["job"] for alert in self._rounds.alerts() if alert["state"] == "firing")
-        live = {name: self._rounds.live(name) for name in self.jobs()}
-        servers = self.servers()
-        now_s = self._clock.monotonic_s()
-        with self._state.lock:
-            jobs = self._state.fleet.jobs
-            rows = [
-                fleet_row(jobs[name], summary, now_s, firing[name])
-                for name, summary in live.items()
-                if summary is not None and name in jobs
-            ]
-            connected = [agent.stream is not None for agent in self._state.agents]
-        return {
-            "jobs": rows,
-            "agents": {"count": len(connected), "connected": sum(connected)},
-            "servers": {"count": len(servers), "up": sum(server["up"] is not False for server in servers)},
-        }
+        live = {name: summary for name in self.jobs() if (summary := self._rounds.live(name)) is not None}
+        return fleet_json(self._state, live, self._rounds.alerts(), self.servers(), self._clock.monotonic_s())
 
     def servers(self) -> list[dict[str, Any]]:
         """Serving engines with the alerts that fire about them, of schema perfd.servers/1."""
-        alerts = self.alerts()
-        with self._state.lock:
-            fleet = self._state.fleet
-            entries = server_entries(
-                fleet.nodes.values(), self._clock.monotonic_s(), fleet.limits.stale_after_s
-            )
-        return with_findings(entries, alerts)
+        return servers_json(self._state, self.alerts(), self._clock.monotonic_s())
 
     def alerts(self) -> list[dict[str, Any]]:
         """Alerts that fired, newest first, of schema perfd.alerts/1."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from perfd.aggregator.agents import AgentState
+from perfd.aggregator.intake import State
 from perfd.aggregator.jobs import JobState
 from perfd.analysis.summary import JobSummary
 from perfd.analysis.tables import StepTable
@@ -37,8 +40,28 @@ def job_json(job: JobState, live: JobSummary, now_s: float) -> dict[str, Any]:
     return entry
 
 
-def fleet_row(job: JobState, live: JobSummary, now_s: float, firing: int) -> dict[str, Any]:
-    """One row of schema perfd.fleet/1: what a table of hundreds of jobs shows of each."""
+def fleet_json(
+    state: State,
+    live: Mapping[str, JobSummary],
+    alerts: Sequence[Mapping[str, Any]],
+    servers: Sequence[Mapping[str, Any]],
+    now_s: float,
+) -> dict[str, Any]:
+    """The keys of schema perfd.fleet/1, for the jobs whose newest numbers are given."""
+    firing = Counter(alert["job"] for alert in alerts if alert["state"] == "firing")
+    with state.lock:
+        known = [(name, job) for name in live if (job := state.fleet.jobs.get(name)) is not None]
+        rows = [_fleet_row(job, live[name], now_s, firing[name]) for name, job in known]
+        connected = [agent.stream is not None for agent in state.agents]
+    return {
+        "jobs": rows,
+        "agents": {"count": len(connected), "connected": sum(connected)},
+        "servers": {"count": len(servers), "up": sum(server["up"] is not False for server in servers)},
+    }
+
+
+def _fleet_row(job: JobState, live: JobSummary, now_s: float, firing: int) -> dict[str, Any]:
+    """What a table of hundreds of jobs shows of each."""
     worst = live.bottleneck
     return {
         "name": job.name,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from perfd.aggregator.intake import State
 from perfd.aggregator.nodes import NodeState
 from perfd.model import Scope
 
@@ -25,28 +26,33 @@ _PLAIN = (
 _THEORY = ("tpot_floor_s", "tpot_theory_s", "ttft_floor_s", "memory_bandwidth_used_ratio")
 
 
-def server_entries(nodes: Iterable[NodeState], now_s: float, stale_after_s: float) -> list[dict[str, Any]]:
-    """Entries of schema perfd.servers/1 without their findings, by node and name.
+def servers_json(state: State, alerts: Sequence[Mapping[str, Any]], now_s: float) -> list[dict[str, Any]]:
+    """Entries of schema perfd.servers/1, by node and name.
 
     A server whose readings are all old is there with every number unknown.
     """
-    entries = []
-    for node in nodes:
-        readings = node.readings.get(Scope.SERVER)
-        if readings is None:
-            continue
-        metrics = readings.layout.metrics.known
-        fresh = readings.fresh(now_s, stale_after_s)
-        for server, row in zip(readings.layout.entities.known, fresh.tolist(), strict=False):
-            known = {name: value for name, value in zip(metrics, row, strict=False) if math.isfinite(value)}
-            entries.append(_entry(node, server, known, now_s))
-    return sorted(entries, key=lambda entry: (entry["node"], entry["server"]))
+    with state.lock:
+        stale_after_s = state.fleet.limits.stale_after_s
+        entries = [
+            entry for node in state.fleet.nodes.values() for entry in _of_node(node, now_s, stale_after_s)
+        ]
+    return _with_findings(sorted(entries, key=lambda entry: (entry["node"], entry["server"])), alerts)
 
 
-def with_findings(
+def _of_node(node: NodeState, now_s: float, stale_after_s: float) -> Iterator[dict[str, Any]]:
+    readings = node.readings.get(Scope.SERVER)
+    if readings is None:
+        return
+    metrics = readings.layout.metrics.known
+    fresh = readings.fresh(now_s, stale_after_s)
+    for server, row in zip(readings.layout.entities.known, fresh.tolist(), strict=True):
+        known = {name: value for name, value in zip(metrics, row, strict=True) if math.isfinite(value)}
+        yield _entry(node, server, known, now_s)
+
+
+def _with_findings(
     entries: Sequence[Mapping[str, Any]], alerts: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The entries, each with the alerts that fire about it."""
     by_server: dict[tuple[str | None, str | None], list[Mapping[str, Any]]] = {}
     for alert in alerts:
         if alert["state"] == "firing":
