@@ -116,7 +116,9 @@ def read_webhook(body: bytes) -> Sequence[ReceivedAlert]:
 
 
 def unknown_job(alert: ReceivedAlert) -> str:
-    """What to say of an alert of no job that is known."""
+    """What to say of an alert of no job or server that is known."""
+    if alert.server:
+        return f"There is no server {alert.server}; /api/v1/servers lists them."
     if alert.labels.get("exported_job"):
         return "Its job is in `exported_job`: set `honor_labels: true` where Prometheus scrapes perfd."
     job = alert.labels.get("job")
