@@ -418,7 +418,8 @@ def agents_of_sidecar(cluster: Cluster, job: str) -> list[str]:
 def left_over(cluster: Cluster, job: str, but: str = "") -> list[str]:
     """Processes and files of a sidecar that are still there, but those of a lost node."""
     files = [path.name for path in spools_of(cluster, job) if not but or not path.name.endswith(f"-{but}")]
-    return [*agents_of_sidecar(cluster, job), *processes_that_name(f"/perfd-{job}/"), *files]
+    aggregators = [line for line in processes_that_name(f"/perfd-{job}/") if str(cluster.directory) in line]
+    return [*agents_of_sidecar(cluster, job), *aggregators, *files]
 
 
 def agents_of_prolog(directory: Path, job: str) -> int:
