@@ -1,8 +1,9 @@
 """A job that stands still: how that looks from outside, and which rank did not come.
 
-A log is silent while a job saves a checkpoint, too. So silence counts from where it is longer than any
-earlier pause of this job, and something else must show that the ranks wait: counters of NCCL operations
-that stand, GPUs that do nothing but spin in a kernel, or a dump of PyTorch's flight recorder.
+A log is silent while a job saves a checkpoint, too, and all ranks wait for the one that writes. So silence
+counts from where it is longer than any earlier pause of this job, and far longer after the log has said that
+a checkpoint or an evaluation begins; and something else must show that the ranks wait: counters of NCCL
+operations that stand, GPUs that do nothing but spin in a kernel, or a dump of PyTorch's flight recorder.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from perfd.analysis.pipeline import stage_of_ranks
 from perfd.analysis.robust import mean
 from perfd.analysis.tables import Floats, GpuTable, JobData, NcclTime, StepTable
-from perfd.model import CollectiveProgress
+from perfd.model import CollectiveProgress, EventKind, ParallelLayout
 
 _LEAST_SILENT_S = 10.0
 _INTERVALS = 5
@@ -22,6 +24,9 @@ _INTERVALS = 5
 _PAUSES = 1.5
 """Of the longest pause that the job has made before."""
 _SURE_S = 60.0
+_OCCASION_S = 900.0
+"""The longest that saving or evaluating may be silent: terabytes on a shared file system take minutes."""
+_OCCASIONS = frozenset({EventKind.CHECKPOINT, EventKind.EVALUATION, EventKind.PROFILE})
 _SPINNING = 0.9
 _IDLE = 0.1
 _NO_TENSOR = 0.01
@@ -55,7 +60,11 @@ def hang(job: JobData) -> Hang | None:
     silent_s = _silent_s(job)
     if job.ended_unix_s is not None or silent_s is None or silent_s < patience_s(job.steps):
         return None
-    looks = (_by_progress(job.progress), _by_counters(job.nccl, silent_s), _by_gpus(job.gpu, silent_s))
+    if silent_s < _OCCASION_S and _on_occasion(job):
+        return None
+    parallel = job.description.parallel if job.description else ParallelLayout()
+    counters = _by_counters(job.nccl, parallel, silent_s)
+    looks = (_by_progress(job.progress), counters, _by_gpus(job.gpu, silent_s))
     clues = [clue for clue in looks if clue is not None]
     if not clues:
         return None
@@ -81,6 +90,12 @@ def patience_s(steps: StepTable) -> float:
     # The first line comes after start-up, so only pauses between lines count.
     longest_s = float(pauses.max()) if len(pauses) else 0.0
     return max(_LEAST_SILENT_S, _INTERVALS * usual_s, _PAUSES * longest_s)
+
+
+def _on_occasion(job: JobData) -> bool:
+    """Whether the newest that the log told of is no step, but something for which steps wait."""
+    newest_s = float(job.steps.time_unix_s[-1]) if len(job.steps) else 0.0
+    return any(event.kind in _OCCASIONS and event.time_unix_ns / 1e9 >= newest_s for event in job.events)
 
 
 def _silent_s(job: JobData) -> float | None:
@@ -121,21 +136,32 @@ def _by_progress(progress: Sequence[CollectiveProgress]) -> _Clue | None:
     return min(waiting, key=lambda clue: len(clue.culprits) or len(progress), default=None)
 
 
-def _by_counters(times: Sequence[NcclTime], silent_s: float) -> _Clue | None:
+def _by_counters(times: Sequence[NcclTime], parallel: ParallelLayout, silent_s: float) -> _Clue | None:
     counted = [(time.operations, time) for time in times if time.operations is not None]
     if len(counted) < 2 or any(time.still_s < min(silent_s, _LEAST_SILENT_S) for _, time in counted):
         return None
-    most = max(operations for operations, _ in counted)
-    least = min(operations for operations, _ in counted)
-    behind = tuple(time.rank for operations, time in counted if operations == least)
     sentence = "No rank has begun an NCCL operation meanwhile (nccl plugin)"
-    # Ranks of different stages do different numbers of operations: only one that is alone behind is late.
-    if least == most or len(behind) > 1:
+    # Ranks of different stages do different numbers of operations: only who is alone behind its peers is
+    # late, and when that is so in several stages, a whole pipeline is.
+    stages = stage_of_ranks(np.array([time.rank for _, time in counted]), parallel)
+    of_stage: dict[int, list[tuple[int, NcclTime]]] = {}
+    for index, one in enumerate(counted):
+        of_stage.setdefault(0 if stages is None else int(stages[index]), []).append(one)
+    behind = [late for peers in of_stage.values() if (late := _behind(peers)) is not None]
+    if len(behind) != 1:
         return _Clue(f"{sentence}.", ())
+    (operations, late), most = behind[0]
     return _Clue(
-        f"{sentence}: rank {behind[0]} stands at {least}, the others at up to {most}.",
-        behind if _alike(counted) else (),
+        f"{sentence}: rank {late.rank} stands at {operations}, its peers at up to {most}.", (late.rank,)
     )
+
+
+def _behind(peers: Sequence[tuple[int, NcclTime]]) -> tuple[tuple[int, NcclTime], int] | None:
+    """The one of peers that is behind alone, and how far the others are."""
+    ordered = sorted(peers, key=lambda one: one[0])
+    if len(ordered) < 2 or ordered[0][0] == ordered[1][0] or not _alike(ordered):
+        return None
+    return ordered[0], ordered[-1][0]
 
 
 def _alike(counted: Sequence[tuple[int, NcclTime]]) -> bool:

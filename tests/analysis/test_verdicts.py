@@ -325,6 +325,25 @@ def test_silence_alone_is_no_hang_and_neither_is_one_that_the_job_is_used_to():
     assert hang(replace(silent(nccl=standing), ended_unix_s=1020.0)) is None
 
 
+def test_a_checkpoint_that_has_begun_is_no_hang_until_it_lasts_a_quarter_of_an_hour():
+    standing = counters(5000, 5000, 4990, 5000, still_s=100.0)
+    begun = Event(kind=EventKind.CHECKPOINT, time_unix_ns=round(1020.5e9), message="saving", step=20)
+
+    assert hang(silent(100, nccl=standing, events=[begun])) is None
+    assert hang(silent(1000, nccl=standing, events=[begun])) is not None
+    assert hang(silent(100, nccl=standing, events=[replace(begun, time_unix_ns=round(1015e9))])) is not None
+
+
+def test_of_a_pipeline_the_rank_that_is_behind_its_peers_hangs_unless_each_stage_has_one():
+    layout = description(world_size=8, dp=4, pp=2, micro_batch_size=1, global_batch_size=8)
+
+    def named(*operations: int) -> tuple[int, ...]:
+        return tuple(hang(replace(silent(nccl=counters(*operations)), description=layout)).culprits)
+
+    assert named(9000, 9000, 8999, 9000, 4000, 4000, 4000, 4000) == (2,)
+    assert named(9000, 9000, 8990, 9000, 4000, 4000, 3990, 4000) == ()
+
+
 # Data and hosts.
 
 

@@ -108,12 +108,19 @@ def validation(text: str) -> tuple[int | None, dict[str, float]] | None:
 
 
 _SAVED = re.compile(r"successfully saved checkpoint (?:from|at) iteration +(\d+)\b(?= )", re.ASCII)
+_SAVING = re.compile(r"saving checkpoint at iteration +(\d+)\b(?= )", re.ASCII)
 _LOADED = re.compile(r"successfully loaded checkpoint from .* at iteration (\d+)\s*$", re.ASCII)
 
 
 def saved_checkpoint(text: str) -> int | None:
     """The iteration whose checkpoint a line reports as saved."""
     match = _SAVED.search(text)
+    return int(match[1]) if match else None
+
+
+def begun_checkpoint(text: str) -> int | None:
+    """The iteration whose checkpoint a line says is being saved."""
+    match = _SAVING.search(text)
     return int(match[1]) if match else None
 
 

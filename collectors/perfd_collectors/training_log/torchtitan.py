@@ -28,6 +28,7 @@ _TOKENS = re.compile(r"(?<!\S)(\d+) tokens per train step", re.ASCII)
 _MESH = re.compile(r"Building \d+-D device mesh with \[((?:'\w+'(?:, )?)+)\], \[([\d, ]+)\]", re.ASCII)
 _PARALLELISM = re.compile(r"Building device mesh with parallelism: ((?:\w+=\d+(?:, )?)+)\s*$", re.ASCII)
 _SIZE = re.compile(r"\bsize: ([\d,]+) total parameters", re.ASCII)
+_SAVING = "Saving the checkpoint"
 _CHECKPOINT = re.compile(r"Finished saving the checkpoint .*?in ([\d.]+) seconds", re.ASCII)
 _PROFILE = re.compile(r"Dumping (?:profiler )?traces at step (\d+)\b(?=\s*$)", re.ASCII)
 _OF_THE_WORLD = frozenset({"pp", "dp", "dp_replicate", "dp_shard", "cp", "tp"})
@@ -149,6 +150,10 @@ class TorchtitanParser:
         elif match := _CHECKPOINT.search(text):
             message = "A checkpoint was saved."
             self._event(EventKind.CHECKPOINT, message, text, self._steps.last_step, number(match[1]))
+        elif _SAVING in text:
+            self._event(
+                EventKind.CHECKPOINT, "A checkpoint is being saved.", text, self._steps.last_step, None
+            )
         elif match := _PROFILE.search(text):
             self._event(EventKind.PROFILE, "A profile was written.", text, int(match[1]), None)
         else:
