@@ -147,21 +147,19 @@ def _by_counters(times: Sequence[NcclTime], parallel: ParallelLayout, silent_s: 
     of_stage: dict[int, list[tuple[int, NcclTime]]] = {}
     for index, one in enumerate(counted):
         of_stage.setdefault(0 if stages is None else int(stages[index]), []).append(one)
-    behind = [late for peers in of_stage.values() if (late := _behind(peers)) is not None]
+    behind = [found for peers in of_stage.values() if (found := _behind(peers)) is not None]
     if len(behind) != 1:
         return _Clue(f"{sentence}.", ())
-    (operations, late), most = behind[0]
-    return _Clue(
-        f"{sentence}: rank {late.rank} stands at {operations}, its peers at up to {most}.", (late.rank,)
-    )
+    rank, operations, most = behind[0]
+    return _Clue(f"{sentence}: rank {rank} stands at {operations}, its peers at up to {most}.", (rank,))
 
 
-def _behind(peers: Sequence[tuple[int, NcclTime]]) -> tuple[tuple[int, NcclTime], int] | None:
-    """The one of peers that is behind alone, and how far the others are."""
+def _behind(peers: Sequence[tuple[int, NcclTime]]) -> tuple[int, int, int] | None:
+    """The rank that is behind its peers alone, its number of operations, and the most that there are."""
     ordered = sorted(peers, key=lambda one: one[0])
     if len(ordered) < 2 or ordered[0][0] == ordered[1][0] or not _alike(ordered):
         return None
-    return ordered[0], ordered[-1][0]
+    return ordered[0][1].rank, ordered[0][0], ordered[-1][0]
 
 
 def _alike(counted: Sequence[tuple[int, NcclTime]]) -> bool:
