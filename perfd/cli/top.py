@@ -16,7 +16,7 @@ from perfd.cli.client import add_aggregator, get, url_of
 from perfd.cli.display import Json
 from perfd.cli.top_job import job_screen
 from perfd.cli.top_keys import Wait, keys
-from perfd.cli.top_screens import fleet_screen, framed, help_screen, order, server_screen
+from perfd.cli.top_screens import fleet_screen, framed, help_screen, order, server_order, server_screen
 from perfd.cli.top_state import KEYS, Place, Screen, press
 from perfd.errors import PerfdError
 
@@ -95,7 +95,7 @@ def _ask(url: str, place: Place) -> _Answers:
 
 def _lines(answers: _Answers) -> list[str]:
     if answers.servers:
-        return [server["server"] for server in answers.servers]
+        return [server["server"] for server in server_order(answers.servers)]
     return [job["name"] for job in order(answers.fleet.get("jobs", ()))]
 
 

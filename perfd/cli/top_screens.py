@@ -57,7 +57,9 @@ def fleet_screen(fleet: Json, row: int, width: int, room: int | None) -> Rendera
 
 def _job_table(rows: Sequence[tuple[Json, bool]], width: int) -> Table:
     table = _table()
-    table.add_column("JOB", no_wrap=True, ratio=3, overflow="ellipsis")
+    # As much of the names as they need, but never more than a third of the line.
+    name_width = min(max(len(job["name"]) for job, _ in rows) + 2, max(14, width // 3))
+    table.add_column("JOB", no_wrap=True, width=name_width)
     if width >= _NARROW:
         table.add_column("STEP", justify="right", no_wrap=True)
     table.add_column("TIME", justify="right", no_wrap=True)
@@ -66,11 +68,11 @@ def _job_table(rows: Sequence[tuple[Json, bool]], width: int) -> Table:
         table.add_column("TOKENS/S", justify="right", no_wrap=True)
         table.add_column("COMM", justify="right", no_wrap=True)
         table.add_column("STALL", justify="right", no_wrap=True)
-    table.add_column("LIMITED BY", no_wrap=True, ratio=4, overflow="ellipsis")
+    table.add_column("LIMITED BY", no_wrap=True, ratio=1, overflow="ellipsis")
     if width >= _NARROW:
         table.add_column("ALERTS", justify="right", no_wrap=True)
     for job, chosen in rows:
-        name = Text(("> " if chosen else "  ") + job["name"], style="bold" if chosen else "")
+        name = Text(_mark(chosen) + _short(job["name"], name_width - 2), style="bold" if chosen else "")
         cells: list[RenderableType] = [name]
         if width >= _NARROW:
             cells.append(_step(job))
@@ -104,12 +106,18 @@ def _limit(job: Json) -> Text:
     return text
 
 
+def server_order(servers: Sequence[Json]) -> list[Json]:
+    """Entries of perfd.servers/1 as the page has them: what is down or has findings first."""
+    return sorted(servers, key=lambda one: (one["up"] is not False, not silent(one), -len(one["findings"])))
+
+
 def server_screen(servers: Sequence[Json], row: int, width: int, room: int | None) -> RenderableType:
     """All serving engines with their latencies beside theory, and the findings of the chosen one."""
     if not servers:
         return Text(
             "No serving engine yet: agents find SGLang and vLLM on their node by themselves.", style="dim"
         )
+    servers = server_order(servers)
     chosen = min(row, len(servers) - 1)
     shown = range(len(servers)) if room is None else window(len(servers), row, room - 3)
     table = _table()
@@ -132,8 +140,8 @@ def server_screen(servers: Sequence[Json], row: int, width: int, room: int | Non
 
 def _server(server: Json, *, chosen: bool, width: int) -> list[RenderableType]:
     style = "bold red" if server["up"] is False else "bold yellow" if silent(server) else ""
-    state = " down" if server["up"] is False else " silent" if silent(server) else ""
-    name = Text(f"{'> ' if chosen else '  '}{server['node']} {server['server']}{state}", style=style)
+    state = "down " if server["up"] is False else "silent " if silent(server) else ""
+    name = Text(f"{_mark(chosen)}{state}{server['node']} {server['server']}", style=style)
     theory = server["theory"] or {}
     cells: list[RenderableType] = [
         name,
@@ -175,6 +183,18 @@ def framed(
     title = Text(head[:width].ljust(width), style="reverse")
     problems = [Text(problem, style="bold red")] if problem is not None else []
     return Group(_line(title), *problems, screen, _line(Text(hint, style="dim")))
+
+
+def _mark(chosen: bool) -> str:
+    return "> " if chosen else "  "
+
+
+def _short(name: str, width: int) -> str:
+    """A name that fits: its end tells as much as its start."""
+    if len(name) <= width:
+        return name
+    end = (width - 1) // 2
+    return f"{name[: width - 1 - end]}…{name[-end:]}"
 
 
 def _line(text: Text) -> Text:

@@ -62,6 +62,8 @@ def test_500_jobs_fit_any_terminal_with_the_chosen_one_among_them(width: int, ro
     assert max(map(len, lines)) <= width
     (chosen,) = [line for line in lines if line.strip().startswith(">")]
     assert chosen.strip().startswith("> a-r")
+    # Names that differ at their end are told apart.
+    assert f"{row:03}  " in chosen
     assert "of 500 jobs" in lines[-1]
 
 
@@ -120,12 +122,12 @@ def test_a_job_shows_its_step_as_a_bar_as_wide_as_the_terminal() -> None:
 def test_servers_are_beside_theory_and_the_chosen_ones_findings_are_said() -> None:
     finding = {"name": "PerfdServerQueue", "summary": "12 requests wait", "recommendation": ""}
     servers = [server_entry("h:1"), server_entry("h:2", up=False, theory=None, findings=[finding])]
-    shown = drawn(server_screen(servers, 1, 80, 20))
+    shown = drawn(server_screen(servers, 0, 80, 20))
 
     first, second = (next(line for line in shown if name in line) for name in ("h:1", "h:2"))
     for value in ("200", "71.0 %", "310 ms", "12.0 ms", "45.0 ms", "12.1 ms"):
         assert value in first
-    assert "> n1 h:2 down" in second
+    assert second.startswith("> down n1 h:2")
     assert "PerfdServerQueue  12 requests wait" in shown[-1]
     assert max(map(len, shown)) <= 80
 
