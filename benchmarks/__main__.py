@@ -21,6 +21,7 @@ STEPS = (
     ("waiting and diagnosis of 16,384 ranks", "benchmarks.waiting"),
     ("faults: recorded runs and public timelines", "benchmarks.faults", "offline"),
     ("collector of serving engines: a page of 2,000 lines a second", "benchmarks.serving"),
+    ("faults: simulated jobs", "benchmarks.faults", "simulated", "--rounds", "2", "--most-ranks", "16"),
     ("replay at full speed", "benchmarks.replay"),
     ("remote write: requests, and real servers that take them", "benchmarks.remote_write"),
     ("alerts: from a value to the webhook, through real servers", "benchmarks.alert_path"),
