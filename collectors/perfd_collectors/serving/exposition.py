@@ -7,7 +7,7 @@ pages are read as far as the two agree: timestamps, exemplars and `# EOF` are sk
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
@@ -86,8 +86,7 @@ class PageReader:
         lines = stripped.split("\n")
         cut = lines.pop()
         reading = _Reading(self._wanted, self._known, self._label_sets)
-        for line in lines:
-            reading.line(line)
+        reading.lines(lines)
         if not reading.samples and not reading.types:
             return Page(state=PageState.NOT_METRICS, bad_lines=reading.bad)
         if len(self._known) > _MAX_CACHED_SERIES:
@@ -106,6 +105,10 @@ class _Known(NamedTuple):
     labels: Labels
     others: LabelItems
     bound: float | None
+
+
+_NEW = _Known("", {}, (), None)
+"""Stands for a series that was on no page yet."""
 
 
 class _Reading:
@@ -128,20 +131,35 @@ class _Reading:
         self.bad = 0
         self.duplicates = 0
 
-    def line(self, line: str) -> None:
-        if not line or line[0] == "#":
-            if line.startswith("# TYPE "):
-                self._type(line)
-            return
-        series, _, number = line.rpartition(" ")
-        if series not in self._known:
-            self._new_line(line)
-            return
-        self._last = series
-        entry = self._known[series]
-        self.samples += 1
-        if entry is not None:
-            self._add(series, entry, number)
+    def lines(self, lines: Iterable[str]) -> None:
+        """Take lines in their order. Most are as on the page before, and this is what a scrape costs."""
+        known, seen, found = self._known, self._seen, self._series
+        for line in lines:
+            series, _, number = line.rpartition(" ")
+            entry = known.get(series, _NEW)
+            if entry is _NEW:
+                told = self._new_line(line)
+                if told is None:
+                    continue
+                series, number = told
+                entry = known[series]
+            self._last = series
+            self.samples += 1
+            if entry is None:
+                continue
+            try:
+                value = float(number)
+            except ValueError:
+                self.bad += 1
+                continue
+            if series in seen:
+                self.duplicates += 1
+                continue
+            seen.add(series)
+            name, labels, others, bound = entry
+            if name not in found:
+                found[name] = []
+            found[name].append(Series(labels, value, others, bound))
 
     def _type(self, line: str) -> None:
         words = line.split()
@@ -149,23 +167,22 @@ class _Reading:
             self.types[words[2]] = words[3]
             self._last = words[2]
 
-    def _new_line(self, line: str) -> None:
+    def _new_line(self, line: str) -> tuple[str, str] | None:
+        """Learn a series; its text and its value, or None when the line has none."""
         line = line.strip()
         if not line or line.startswith("#"):
-            return
+            if line.startswith("# TYPE "):
+                self._type(line)
+            return None
         match = _SERIES.match(line)
         parsed = None if match is None else _parsed(match)
         rest = [] if match is None else line[match.end() :].split()
         if match is None or parsed is None or not rest or not _is_number(rest[0]):
             self.bad += 1
-            return
+            return None
         series = match[0].rstrip()
-        entry = self._entry(*parsed)
-        self._known[series] = entry
-        self._last = series
-        self.samples += 1
-        if entry is not None:
-            self._add(series, entry, rest[0])
+        self._known[series] = self._entry(*parsed)
+        return series, rest[0]
 
     def _entry(self, name: str, labels: Labels) -> _Known | None:
         if self._wanted is not None and not family_of(name) & self._wanted:
@@ -173,22 +190,6 @@ class _Reading:
         others = tuple(item for item in labels.items() if item[0] != "le")
         others = self._label_sets.setdefault(others, others)
         return _Known(name, labels, others, _bound(labels.get("le")))
-
-    def _add(self, series: str, entry: _Known, number: str) -> None:
-        try:
-            value = float(number)
-        except ValueError:
-            self.bad += 1
-            return
-        if series in self._seen:
-            self.duplicates += 1
-            return
-        self._seen.add(series)
-        name, labels, others, bound = entry
-        found = self._series.get(name)
-        if found is None:
-            found = self._series[name] = []
-        found.append(Series(labels, value, others, bound))
 
     def forget_last_family(self, cut: str) -> None:
         """Drop what the cut line belongs to, and the family before it when the cut hides which that is."""

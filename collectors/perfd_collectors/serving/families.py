@@ -76,6 +76,12 @@ def label(page: Page, names: Iterable[str], key: str) -> Sequence[str]:
     return tuple(dict.fromkeys(value for value in found if value))
 
 
+def first_label(page: Page, key: str) -> str | None:
+    """The first value of a label on the page, or None."""
+    found = (value for series in page.series.values() for one in series if (value := one.labels.get(key)))
+    return next(found, None)
+
+
 def loads(
     running: Mapping[str, float], queued: Mapping[str, float], used: Mapping[str, float]
 ) -> tuple[ReplicaLoad, ...]:

@@ -91,7 +91,7 @@ def snapshot(page: Page) -> Snapshot:
     occupancy = None if idle else families.mean(page, _OCCUPANCY)
     return Snapshot(
         engine=Engine.SGLANG,
-        model=next(iter(families.label(page, page.series, "model_name")), None),
+        model=families.first_label(page, "model_name"),
         roles=families.label(page, (_RUNNING,), "engine_type"),
         replicas=families.loads(running, queued, used),
         running_requests=sum(running.values()) if running else None,

@@ -67,7 +67,7 @@ def snapshot(page: Page) -> Snapshot:
     idle = bool(running) and not any(running.values()) and not any(queued.values())
     return Snapshot(
         engine=Engine.VLLM,
-        model=next(iter(families.label(page, page.series, "model_name")), None),
+        model=families.first_label(page, "model_name"),
         replicas=families.loads(running, queued, used),
         running_requests=sum(running.values()) if running else None,
         queued_requests=sum(queued.values()) if queued else None,
