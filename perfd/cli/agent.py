@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from perfd import logs
 from perfd.agent.agent import Agent
 from perfd.agent.collectors import create_tasks
 from perfd.agent.task import CollectorTask
+from perfd.cli.ending import set_by_signals
 from perfd.collector import Settings
 from perfd.config import AgentConfig, CollectorConfig, load
 from perfd.model import CollectorHealth, Record, SampleTable
@@ -62,9 +62,7 @@ def run(args: argparse.Namespace) -> int:
         return _once(tasks, config, as_json=args.json)
     # gRPC writes lines of its own about connections that fail; the agent says it once, in a sentence.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = set_by_signals(signal.SIGTERM, signal.SIGINT)
     agent = Agent(
         config,
         node=settings.node,

@@ -6,13 +6,13 @@ import argparse
 import logging
 import os
 import signal
-import threading
 from pathlib import Path
 
 import msgspec
 
 from perfd import logs
 from perfd.aggregator import Aggregator
+from perfd.cli.ending import set_by_signals
 from perfd.config import AggregatorConfig, load
 
 log = logging.getLogger("perfd.aggregator")
@@ -37,9 +37,7 @@ def run(args: argparse.Namespace) -> int:
     # gRPC writes lines of its own about connections that fail; what matters is said by perfd.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     config = effective_config(args)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = set_by_signals(signal.SIGTERM, signal.SIGINT)
     aggregator = Aggregator(config)
     aggregator.start()
     log.info(

@@ -7,10 +7,10 @@ import os
 import signal
 import socket
 import sys
-import threading
 from pathlib import Path
 
 from perfd import logs
+from perfd.cli.ending import set_by_signals
 from perfd.cli.run import EXIT_CODES, add_command, command_of, watch
 from perfd.config import AgentConfig, load
 from perfd.errors import PerfdError
@@ -59,9 +59,7 @@ def _record_node(args: argparse.Namespace) -> int:
     logs.configure("warning")
     config = load(Path(args.config), AgentConfig) if args.config else AgentConfig()
     directory = Path(args.out)
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = set_by_signals(signal.SIGTERM, signal.SIGINT)
     record(
         config,
         directory,

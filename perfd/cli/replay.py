@@ -6,7 +6,6 @@ import argparse
 import shutil
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from rich.live import Live
 from perfd import logs
 from perfd.aggregator.aggregator import Aggregator
 from perfd.cli.display import render
+from perfd.cli.ending import set_by_signals
 from perfd.config import AggregatorConfig, HistoryConfig
 from perfd.recording.format import bundled_names, find_recording
 from perfd.session.configuration import SessionConfig, load_session
@@ -121,9 +121,7 @@ def _print(result: ReplayResult, *, as_json: bool, fast: bool) -> None:
 
 def _hold(aggregator: Aggregator) -> None:
     """Serve on until somebody wants the end: the recording's time stands still meanwhile."""
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    stop = set_by_signals(signal.SIGTERM, signal.SIGINT)
     sys.stdout.flush()
     print(f"Serving at http://{aggregator.http_address}/ until Ctrl-C.", file=sys.stderr, flush=True)
     stop.wait()
