@@ -48,8 +48,10 @@ def late(ranks: Sequence[NcclRank], named_elsewhere: Collection[int] = ()) -> La
     if not costly:
         return None
     worst = max(costly, key=lambda rank: rank.caused_ratio or 0)
-    # Who is late with it may by chance be a little under what is worth a name.
-    together = [rank for rank in ranks if (rank.caused_ratio or 0) >= (worst.caused_ratio or 0) / 2]
+    # Who is late with it may by chance be a little under what is worth a name; and the slow one may cost its
+    # own peers little, who wait for its pipeline elsewhere.
+    least = (worst.caused_ratio or 0) / 2
+    together = [rank for rank in ranks if _persistent(rank) or (rank.caused_ratio or 0) >= least]
     return Late(
         rank=_slowest(together, named_elsewhere),
         together=tuple(rank.rank for rank in together),
