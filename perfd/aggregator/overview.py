@@ -18,6 +18,7 @@ from perfd.analysis.summary import JobSummary
 from perfd.analysis.tables import StepTable
 
 _SHOWN_CULPRITS = 4
+_SHOWN_ALERTS = 20
 
 
 def job_json(job: JobState, live: JobSummary, now_s: float) -> dict[str, Any]:
@@ -53,8 +54,13 @@ def fleet_json(
         known = [(name, job) for name in live if (job := state.fleet.jobs.get(name)) is not None]
         rows = [_fleet_row(job, live[name], now_s, firing[name]) for name, job in known]
         connected = [agent.stream is not None for agent in state.agents]
+    elsewhere = [alert for alert in alerts if alert["state"] == "firing" and alert["job"] is None]
     return {
         "jobs": rows,
+        "alerts": [
+            {"name": alert["name"], "summary": alert["annotations"].get("summary", "")}
+            for alert in elsewhere[-_SHOWN_ALERTS:]
+        ],
         "agents": {"count": len(connected), "connected": sum(connected)},
         "servers": {"count": len(servers), "up": sum(server["up"] is not False for server in servers)},
     }

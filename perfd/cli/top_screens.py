@@ -15,6 +15,8 @@ from perfd.cli.top_state import KEYS, window
 STALE_S = 30.0
 _NARROW = 70
 _WIDE = 110
+_ALERTS = 2
+"""Of those that belong to no job."""
 _HARMLESS = frozenset({"none", "unknown", "compute", "missing_telemetry"})
 
 
@@ -45,14 +47,20 @@ def fleet_screen(fleet: Json, row: int, width: int, room: int | None) -> Rendera
     head.append(f"  {agents['connected']} of {agents['count']} agents connected", style="not bold dim")
     if servers["count"]:
         head.append(f"  {servers['up']} of {servers['count']} serving engines up", style="not bold dim")
+    alerts = [
+        _line(Text(f"ALERT {alert['name']}  {alert['summary']}", style="bold red"))
+        for alert in fleet["alerts"][-_ALERTS:]
+    ]
     if not jobs:
-        return Group(head, Text("No job yet: agents send what they see about once a second.", style="dim"))
-    shown = range(len(jobs)) if room is None else window(len(jobs), row, room - 3)
+        return Group(
+            head, *alerts, Text("No job yet: agents send what they see about once a second.", style="dim")
+        )
+    shown = range(len(jobs)) if room is None else window(len(jobs), row, room - 3 - len(alerts))
     chosen = None if room is None else min(row, len(jobs) - 1)
     table = _job_table([(jobs[number], number == chosen) for number in shown], width)
     left = len(jobs) - len(shown)
     more = [Text(f"{shown.start + 1} to {shown.stop} of {len(jobs)} jobs", style="dim")] if left else []
-    return Group(_line(head), table, *more)
+    return Group(_line(head), *alerts, table, *more)
 
 
 def _job_table(rows: Sequence[tuple[Json, bool]], width: int) -> Table:

@@ -18,7 +18,7 @@ class StandIn:
 
     def __init__(self, *, viewers: int = 8) -> None:
         self.answers: dict[str, Any] = {
-            "fleet": {"jobs": [], "agents": _none("connected"), "servers": _none("up")},
+            "fleet": {"jobs": [], "alerts": [], "agents": _none("connected"), "servers": _none("up")},
             "jobs": {"jobs": []},
             "alerts": {"alerts": []},
             "captures": {"captures": []},

@@ -98,7 +98,7 @@ def _fleet(stand_in: StandIn) -> None:
             )
         )
     agents, servers = {"count": 1000, "connected": 998}, {"count": 6, "up": 6}
-    stand_in.answers["fleet"] = {"jobs": jobs, "agents": agents, "servers": servers}
+    stand_in.answers["fleet"] = {"jobs": jobs, "alerts": [], "agents": agents, "servers": servers}
 
 
 def _ranks(stand_in: StandIn) -> None:

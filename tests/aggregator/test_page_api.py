@@ -128,6 +128,7 @@ def test_servers_have_their_latencies_theory_and_the_alerts_about_them(tmp_path)
     assert busy["theory"]["tpot_theory_s"] == 0.011
     assert busy["findings"] == [{"name": "Queue", "summary": "They wait", "recommendation": "Admit more."}]
     assert fleet["servers"] == {"count": 2, "up": 1}
+    assert fleet["alerts"] == [{"name": "Queue", "summary": "They wait"}]
 
 
 def test_a_server_of_which_nothing_new_is_heard_keeps_no_number():

@@ -38,7 +38,13 @@ def drawn(screen: RenderableType, width: int = 80) -> list[str]:
 
 def fleet(*jobs: dict[str, Any], servers: int = 0) -> dict[str, Any]:
     agents = {"count": 1000, "connected": 996}
-    return {"jobs": list(jobs), "agents": agents, "servers": {"count": servers, "up": servers}}
+    alerts = [{"name": "PerfdXid", "summary": f"GPU {gpu} reports XID 79"} for gpu in range(5)]
+    return {
+        "jobs": list(jobs),
+        "alerts": alerts,
+        "agents": agents,
+        "servers": {"count": servers, "up": servers},
+    }
 
 
 def straggler(rank: int, lost_ratio: float) -> dict[str, Any]:
@@ -98,6 +104,7 @@ def test_jobs_that_run_and_lose_most_come_first_and_ended_ones_last() -> None:
     assert "3 of 4 running jobs held up" in shown
     assert "996 of 1000 agents connected" in shown
     assert "silent for 60 s" in shown
+    assert "ALERT PerfdXid  GPU 4 reports XID 79" in shown
 
 
 def test_a_silent_job_says_that_its_numbers_are_old() -> None:

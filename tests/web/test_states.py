@@ -82,6 +82,14 @@ def test_what_is_shown_stays_and_turns_pale_when_the_aggregator_is_gone(tab: Tab
     assert "Every 5 s" in tab.text("#updated")
 
 
+def test_an_alert_that_belongs_to_no_job_is_above_all_jobs(tab: Tab, stand_in: StandIn) -> None:
+    fleet_of(stand_in, fleet_row("llama"))
+    stand_in.answers["fleet"]["alerts"] = [{"name": "PerfdXid", "summary": "GPU 3 of n7 reports XID 79"}]
+    tab.open(f"{stand_in.url}/", FLEET)
+
+    assert "PerfdXid GPU 3 of n7 reports XID 79" in tab.text("main")
+
+
 def test_a_silent_job_is_stale_on_both_views(tab: Tab, stand_in: StandIn) -> None:
     fleet_of(stand_in, fleet_row("llama", silent_s=45.0), fleet_row("mistral"))
     stand_in.answers["jobs"] = {"jobs": [job_entry("llama", silent_s=45.0)]}
@@ -172,6 +180,7 @@ def test_no_name_is_ever_read_as_markup(tab: Tab, stand_in: StandIn) -> None:
     }  # fmt: skip
     path = quote(name, safe="")
     fleet_of(stand_in, row, fleet_row("b"))
+    stand_in.answers["fleet"]["alerts"] = [{"name": HOSTILE, "summary": HOSTILE}]
     stand_in.answers |= {
         "jobs": {"jobs": [job]},
         "alerts": {"alerts": [alert]},

@@ -50,8 +50,12 @@ function limit(job) {
 export function showFleet(main, fleet) {
   const { jobs, agents, servers } = fleet;
   section(main, "summary", [counts(jobs), agents, servers], () => (jobs.length ? [summary(fleet)] : [empty(agents, servers)]));
+  section(main, "elsewhere", fleet.alerts, () => elsewhere(fleet.alerts));
   if (jobs.length) table.show(main, jobs);
 }
+
+// Of nodes and servers: they belong to no job.
+const elsewhere = (alerts) => alerts.map((alert) => el("p", { class: "notice bad" }, el("strong", {}, alert.name), ` ${alert.summary}`));
 
 const counts = (jobs) => [
   jobs.filter((job) => state(job) === "running").length,
