@@ -188,7 +188,9 @@ def _in_blocks(by_step: Floats, blocks: int) -> Floats:
     columns, groups, steps, ranks = by_step.shape
     means = by_step
     if steps > blocks:
-        means = mean(by_step.reshape(columns, groups, blocks, steps // blocks, ranks), axis=3)
+        grouped = by_step.reshape(columns, groups, blocks, steps // blocks, ranks)
+        # Looking for what is absent costs more than the mean.
+        means = mean(grouped, axis=3) if np.isnan(grouped[0]).any() else grouped.mean(axis=3)
     result = np.full((columns, groups, ranks, MOST_BLOCKS), np.nan)
     result[..., MOST_BLOCKS - blocks :] = np.moveaxis(means, 2, 3)
     return result

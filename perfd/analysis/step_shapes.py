@@ -59,6 +59,8 @@ def shapes_of(
     """
     fewest = fewest_blocks(stack.ranks.shape[1])
     lengths = np.array([len(table.sequence) for table in stack.tables])
+    if lengths.max() < fewest:
+        return []
     paces = _paces(stack.tables)
     chosen = np.flatnonzero(judged & (lengths >= fewest) & (paces > 0))
     if not len(chosen):
