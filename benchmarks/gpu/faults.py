@@ -10,8 +10,8 @@ The truth of a case is its fault and its rank; what it really costs is the media
 the fault's begin against before. A fault that costs less than 2 % is not counted: the host had time to spare.
 
 Meanwhile the session is asked twice a second what it says. Each run is recorded, packed, and can be judged
-again by another version of perfd with `judge`, without a GPU. `--dry-run` makes the job so small that CPUs can
-do it with gloo, to try all of this: verdicts mean nothing there.
+again by another version of perfd with `judge`, without a GPU. `--dry-run` makes the job so small that CPUs
+can do it with gloo, to try all of this: verdicts mean nothing there.
 """
 
 from __future__ import annotations
