@@ -60,18 +60,16 @@ def redact_trace(source: Path, target: Path) -> None:
     The events are copied as they are and never held as objects, so that a large trace costs little. Raises
     `CaptureError` when the source is no trace.
     """
-    with source.open("rb") as file:
-        try:
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                fields = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
-                if "traceEvents" not in fields:
-                    raise CaptureError(f"{source} is no trace of Kineto: it has no traceEvents.")
-                kept = {name: fields[name] for name in _TRACE_FIELDS if name in fields}
-                _write(target, kept)
-                # They point into the file.
-                del fields, kept
-        except (ValueError, msgspec.DecodeError) as error:
-            raise CaptureError(f"{source} is no trace of Kineto: {error}.") from error
+    try:
+        with source.open("rb") as file:
+            # Not closed by hand: the fields point into it, and the traceback of an error holds them.
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        fields = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+    except (ValueError, msgspec.DecodeError) as error:
+        raise CaptureError(f"{source} is no trace of Kineto: {error}.") from error
+    if "traceEvents" not in fields:
+        raise CaptureError(f"{source} is no trace of Kineto: it has no traceEvents.")
+    _write(target, {name: fields[name] for name in _TRACE_FIELDS if name in fields})
 
 
 def redact_stacks(source: Path, target: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 from capture.conftest import request
 from capture.test_end_to_end import make_system  # noqa: F401  (a fixture)
 
+from perfd.capture.redact_json import redact_trace
 from perfd.capture.sharing import Sharing, redacted_copy
 from perfd.errors import CaptureError
 from perfd.model import CaptureFile, CaptureState
@@ -83,12 +84,18 @@ def test_redacted_stacks_keep_who_is_where(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["x.trace.json", "x.stacks.json", "x.sqlite", "x.nsys-rep"])
-@pytest.mark.parametrize("content", [b"", b"[1", b"{}", b'{"traceEvents": [', b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"", b"[1", b"{}", b'{"other": 1}', b'{"traceEvents": [', b"\xff\xfe"])
 def test_a_damaged_file_leaves_nothing_there_and_says_why(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CaptureError, match=name):
         redacted_copy(tmp_path / name, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
+
+
+def test_a_disk_that_is_full_is_said_and_not_hidden_by_what_is_still_open(tmp_path):
+    artefacts(tmp_path / "captures")
+    with pytest.raises(OSError, match="No space left"):
+        redact_trace(tmp_path / "captures" / "rank3.pt.trace.json", Path("/dev/full"))
 
 
 def test_a_folder_that_cannot_be_written_costs_the_copies_and_not_the_capture(node, tmp_path):
