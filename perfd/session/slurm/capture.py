@@ -32,6 +32,7 @@ _PRESENT_S = 90.0
 _END_S = 150.0
 """Beyond the capture's own length: profilers write and check their files."""
 _LEAVE_S = 40.0
+_WORDS_S = 10.0
 _LEAD_S: Mapping[CaptureTool, float] = {CaptureTool.KINETO: 14.0}
 _USUAL_LEAD_S = 3.0
 """So far ahead is the common start of several nodes."""
@@ -75,7 +76,8 @@ class SlurmCapture:
         self._inbox: SimpleQueue[tuple[str, FromNode] | None] = SimpleQueue()
         self._complaint: list[str] = []
         threading.Thread(target=self._read, name="perfd-srun", daemon=True).start()
-        threading.Thread(target=self._read_errors, name="perfd-srun-errors", daemon=True).start()
+        self._errors = threading.Thread(target=self._read_errors, name="perfd-srun-errors", daemon=True)
+        self._errors.start()
 
     def run(self) -> Capture:
         """Carry it out. Ctrl-C ends it as a cancel would: what runs is stopped and its files are deleted.
@@ -193,6 +195,8 @@ class SlurmCapture:
         if self._srun.poll() is None and not self._heard.srun_ended:
             self._srun.terminate()
         self._srun.wait()
+        # Its last words are the reason; what it left behind may keep the pipe open.
+        self._errors.join(_WORDS_S)
 
     def _words(self, why: str) -> str:
         """Why an outcome is missing, in the words of a helper or of srun where there are any."""
