@@ -92,6 +92,28 @@ class ParallelLayout:
         return self.global_batch_size // (self.micro_batch_size * self.dp) or None
 
 
+class ServerRole(StrEnum):
+    """What a serving engine does of each request."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerInfo:
+    """Which engine a server is and what it serves; sent anew when that changes."""
+
+    server: str
+    """The entity of its rows of scope `SERVER`."""
+    engine: str
+    """`sglang`, `vllm`."""
+    version: str | None = None
+    model: str | None = None
+    parallel: ParallelLayout = field(default_factory=ParallelLayout)
+    role: ServerRole | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlaShape:
     """Multi-head latent attention (DeepSeek-V2): ranks and head sizes in elements."""
@@ -369,6 +391,7 @@ class CollectiveProgress:
 Record: TypeAlias = (
     SampleTable
     | GpuInfo
+    | ServerInfo
     | RankPlacement
     | JobDescription
     | TrainingStep

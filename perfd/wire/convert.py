@@ -47,6 +47,7 @@ _RECORDS = {
     "collector_health": Struct(model.CollectorHealth, pb.CollectorHealth),
     "collective_times": Struct(model.CollectiveTimes, pb.CollectiveTimes),
     "collective_progress": Struct(model.CollectiveProgress, pb.CollectiveProgress),
+    "server_info": Struct(model.ServerInfo, pb.ServerInfo),
 }
 _FROM_AGENT = {
     "hello": Struct(Hello, pb.Hello),

@@ -35,6 +35,8 @@ from perfd.model import (
     Recompute,
     SampleTable,
     Scope,
+    ServerInfo,
+    ServerRole,
     StepPhases,
     TrainingStep,
     Welcome,
@@ -167,6 +169,15 @@ RECORDS = (
     ),
 )
 
+SERVER = ServerInfo(
+    server="127.0.0.1:30000",
+    engine="sglang",
+    version="0.5.9",
+    model="Qwen/Qwen3-32B",
+    parallel=ParallelLayout(tp=4, pp=1, dp=2),
+    role=ServerRole.DECODE,
+)
+
 MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
     "hello": Hello(
         agent_id="6f1c1a3e",
@@ -177,6 +188,7 @@ MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
         capture_tools=(CaptureTool.NSYS, CaptureTool.PY_SPY),
     ),
     "batch": Batch(sequence=42, sent_unix_ns=1_700_000_006_000_000_000, records=RECORDS, dropped_records=9),
+    "batch_server_info": Batch(sequence=43, sent_unix_ns=1_700_000_006_000_000_000, records=(SERVER,)),
     "capture_status": CaptureStatus(
         capture_id="c-1",
         state=CaptureState.DONE,

@@ -38,6 +38,7 @@ RECORDS: dict[type, type[Message]] = {
     model.CollectorHealth: pb.CollectorHealth,
     model.CollectiveTimes: pb.CollectiveTimes,
     model.CollectiveProgress: pb.CollectiveProgress,
+    model.ServerInfo: pb.ServerInfo,
 }
 MESSAGES: dict[type, type[Message]] = {
     model.Hello: pb.Hello,

@@ -37,8 +37,8 @@ def test_every_byte_file_has_its_expectation() -> None:
     assert {path.stem for path in golden_messages.DIRECTORY.iterdir()} == set(golden_messages.MESSAGES)
 
 
-def test_the_golden_batch_leaves_no_field_of_a_record_at_its_default() -> None:
-    for record in golden_messages.RECORDS:
+def test_the_golden_batches_leave_no_field_of_a_record_at_its_default() -> None:
+    for record in (*golden_messages.RECORDS, golden_messages.SERVER):
         for field in dataclasses.fields(record):
             if field.default is not dataclasses.MISSING:
                 assert getattr(record, field.name) != field.default, f"{type(record).__name__}.{field.name}"
