@@ -346,7 +346,7 @@ JOB_METRICS: Sequence[MetricInfo] = (
     ),
     _metric(
         "perfd_wait_caused_ratio",
-        "About what each peer of a rank waits for it, by all time; peers are ranks of its stage.",
+        "What the peers of a rank lose by it at least, by all time; peers are ranks of its stage.",
         labels=(*_JOB, "rank"),
         source="perfd's NCCL plugin or NCCL's Inspector",
         absent="As perfd_rank_wait_ratio, or a rank of the stage is missing, or the layout is unknown.",

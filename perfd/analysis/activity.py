@@ -45,8 +45,11 @@ class GpuActivity:
         graphics, plain = self.metrics.get("graphics_active_ratio"), self.metrics.get("busy_ratio")
         if graphics is None:
             return "busy_ratio"
-        enough = np.isfinite(graphics).sum() >= _FEWEST_SAMPLES * graphics.shape[1]
-        return "graphics_active_ratio" if enough or plain is None else "busy_ratio"
+        return "graphics_active_ratio" if self.usual(graphics) or plain is None else "busy_ratio"
+
+    def usual(self, values: NDArray[np.floating] | None) -> bool:
+        """Whether there are enough samples of each GPU for their median to say what is usual."""
+        return values is not None and bool(np.isfinite(values).sum() >= _FEWEST_SAMPLES * values.shape[1])
 
 
 METRICS = (

@@ -27,6 +27,8 @@ def judge_host(facts: Facts) -> Finding | None:
     active = mean_over_gpus(facts.activity, facts.activity.kernel_metric)
     # Before the first steady step a job is starting, and its GPUs may well idle.
     steady = facts.activity.source == "steady steps"
+    # One sample or two of a short job may be of its start, whatever the log's times say.
+    steady &= facts.activity.usual(facts.activity.metrics.get(facts.activity.kernel_metric))
     if steady and np.isfinite(active) and 1 - active >= _IDLE:
         lost = 1 - active
         evidence.append(f"GPUs run no kernel at all in {percent(1 - active)} of steady steps (NVML).")

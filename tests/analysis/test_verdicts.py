@@ -464,3 +464,13 @@ def test_communication_of_tensor_groups_is_told_with_what_helps_them():
     times = [NcclTime(rank=r, busy_s=3, span_s=10, lost_operations=0) for r in range(4)]
     job = job_data(STEPS, description=layout, gpu=apart, collectives=pairs, nccl=times)
     assert "crosses nodes of 1 GPUs" in summarise(job, AnalysisSettings()).bottleneck.recommendation
+
+
+def test_a_sample_or_two_of_a_short_job_do_not_make_it_host_bound():
+    def idling(samples: int) -> JobSummary:
+        steps = step_table([1.0] * samples)
+        gpu = gpu_table(steps, {"busy_ratio": [0.4] * 4}, per_step=1)
+        return summarise(job_data(steps, description=DP4, gpu=gpu), AnalysisSettings())
+
+    assert finding(idling(4), Kind.HOST_BOUND) is None
+    assert finding(idling(20), Kind.HOST_BOUND) is not None
