@@ -202,7 +202,7 @@ def _cell(value: float | None, far: float, key: str) -> Text:
 
 
 def _strangeness(row: Mapping[str, Any], middle: Mapping[str, float]) -> float:
-    return max(abs(_far(row.get(key), value, key)) for key, value in middle.items())
+    return max((abs(_far(row.get(key), value, key)) for key, value in middle.items()), default=0.0)
 
 
 def _far(value: float | None, middle: float, key: str) -> float:

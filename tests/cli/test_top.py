@@ -90,6 +90,13 @@ def test_1000_ranks_fit_any_terminal_and_the_straggler_is_first(width: int, room
         assert "more that are less unusual" in lines[-1]
 
 
+def test_ranks_of_which_nothing_is_measured_are_listed_too() -> None:
+    # As of MIG slices without power and profiling counters.
+    gpus = [{"node": "n1", "gpu": str(number), "rank": number} for number in range(40)]
+    lines = drawn(job_screen(job_entry("llama", gpus=gpus), [], 80, 24), 80)
+    assert "more that are less unusual" in lines[-1]
+
+
 def test_jobs_that_run_and_lose_most_come_first_and_ended_ones_last() -> None:
     jobs = [
         fleet_row("ended", ended=True, bottleneck=straggler(1, 0.9)),
