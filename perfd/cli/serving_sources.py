@@ -128,7 +128,8 @@ def _start_and_end(file: BinaryIO, body: bytes) -> list[str]:
     size = file.seek(0, os.SEEK_END)
     if size > len(body):
         file.seek(-_LOG_END_BYTES, os.SEEK_END)
-        body = body[:_LOG_START_BYTES] + b"\n" + file.read()
+        # Whole lines only: what a cut leaves of a number is another number.
+        body = body[: body.rfind(b"\n", 0, _LOG_START_BYTES) + 1] + file.read().partition(b"\n")[2]
     lines = body.decode("utf-8", "replace").split("\n")
     # A line without an end may be cut within a number.
     return lines[:-1] if len(lines) > 1 else lines

@@ -248,3 +248,17 @@ def test_of_a_long_log_the_start_and_the_end_are_read(
     out = capsys.readouterr().out
     assert "/models/m" in out
     assert "9 running" in out
+
+
+def test_what_is_cut_where_a_long_log_is_left_out_is_no_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    log = tmp_path / "server.log"
+    access, whole = b"INFO: 10.0.0.1 - POST /generate 200 OK\n", line(4321)
+    cut = len(line(0)) - len(line(0).partition(b"#running-req: ")[2]) + 1
+    with log.open("wb") as file:
+        # The start that is read ends after `#running-req: 4`.
+        file.write(line(7) + b"-" * (4 * 2**20 - len(line(7)) - cut - 1) + b"\n" + whole)
+        file.write(access * 1_500_000)
+    assert main(["serving", str(log)]) == 0
+    assert "7 running" in capsys.readouterr().out
