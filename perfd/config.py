@@ -322,7 +322,13 @@ def parse(text: str, kind: type[T], *, name: str = "configuration") -> T:
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{name}: this is not YAML: {error}") from error
+        raise ConfigError(f"{name}: this is not YAML: {' '.join(str(error).split())}.") from error
+    if data is not None and not isinstance(data, dict):
+        raise ConfigError(f"{name}: a configuration is a mapping of keys to values, such as `KEY: VALUE`.")
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
+        raise ConfigError(f"{place}: this is not YAML: {error.problem or error.context}.") from error
     try:
         return msgspec.convert(data if data is not None else {}, kind)
     except msgspec.ValidationError as error:
@@ -333,6 +339,8 @@ def load(path: Path, kind: type[T]) -> T:
     """Read a configuration file; raises `ConfigError` as `parse` does, and when it cannot be read."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot read the configuration: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot read the configuration: {error.strerror or error}.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: this is not YAML: it is not UTF-8 text.") from error
     return parse(text, kind, name=str(path))

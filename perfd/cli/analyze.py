@@ -16,7 +16,7 @@ from perfd.report.terminal import render
 from perfd.report.write import write_report
 from perfd.trace.analysis import TraceSettings, analyse
 from perfd.trace.document import to_json
-from perfd.trace.files import read_traces
+from perfd.trace.files import read_traces, with_folders_opened
 from perfd.trace.findings import diagnose
 
 _WIDTH = 110
@@ -31,7 +31,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         type=Path,
         nargs="+",
-        help="traces of one capture: Nsight Systems (.sqlite[.gz], .nsys-rep), PyTorch or JAX (.json[.gz])",
+        help="traces of one capture, or a folder of them: Nsight Systems (.sqlite[.gz], .nsys-rep), PyTorch"
+        " or JAX (.json[.gz])",
     )
     parser.add_argument("--json", action="store_true", help="print one object of schema perfd.trace/1, only")
     parser.add_argument(
@@ -59,7 +60,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the traces and say what limits them."""
-    job = _job(args)
+    files = with_folders_opened(args.files)
+    job = _job(args.summary, files[0].parent)
     settings = TraceSettings(
         model_flops_per_step=args.model_flops_per_step,
         model_flops_per_s_per_gpu=job.model_flops_per_s_per_gpu if job else None,
@@ -68,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         precision=args.precision,
         peaks=load_peaks(args.peaks),
     )
-    analysis = analyse(read_traces(args.files, args.nsys), settings)
+    analysis = analyse(read_traces(files, args.nsys), settings)
     diagnosis = diagnose(analysis)
     if args.report:
         write_report(report_of_trace(analysis, diagnosis), args.report)
@@ -82,11 +84,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _job(args: argparse.Namespace) -> JobSummary | None:
+def _job(summary: Path | None, folder: Path) -> JobSummary | None:
     """The job that a summary describes; one that merely lies there must describe one job to be used."""
-    if args.summary:
-        return one_job(read_summary(args.summary), None, str(args.summary))
-    beside = args.files[0].parent / SUMMARY_JSON
+    if summary:
+        return one_job(read_summary(summary), None, str(summary))
+    beside = folder / SUMMARY_JSON
     if not beside.is_file():
         return None
     jobs = read_summary(beside)

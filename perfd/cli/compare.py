@@ -28,7 +28,7 @@ from perfd.report.words import UNKNOWN, duration, kernel_name, percent
 from perfd.session.replay import ReplayOptions, replay
 from perfd.trace import document
 from perfd.trace.analysis import TraceSettings, analyse
-from perfd.trace.files import read_traces
+from perfd.trace.files import read_traces, with_folders_opened
 from perfd.trace.findings import diagnose
 
 EXIT_CODES = (
@@ -40,7 +40,6 @@ _START_BYTES = 200
 _OURS = re.compile(rb'\s*\{\s*"schema"\s*:\s*"perfd\.')
 _SNIFFED_BYTES = 1024 * 1024
 _BENCHMARK_WORDS = (b"Serving Benchmark Result ==", b'"request_throughput"', b'"completed"')
-_SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".nsys-rep")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -118,9 +117,8 @@ def _measured(name: str, args: argparse.Namespace) -> Measured:
         return measures_of_trace(found, name)
     if found is not None:
         return measures_of_summary(one_job(jobs_of(found, name), args.job, name), name)
-    files = sorted(one for one in path.iterdir() if one.name.endswith(_SUFFIXES)) if path.is_dir() else [path]
     settings = TraceSettings(model_flops_per_step=args.model_flops_per_step, peaks=load_peaks())
-    analysis = analyse(read_traces(files, "nsys"), settings)
+    analysis = analyse(read_traces(with_folders_opened([path]), "nsys"), settings)
     return measures_of_trace(document.to_json(analysis, diagnose(analysis)), name)
 
 

@@ -23,6 +23,31 @@ EXPORT_TIMEOUT_S = 600.0
 _SQLITE = b"SQLite format 3\0"
 _GZIP = b"\x1f\x8b"
 _COPY_BYTES = 4 * 1024 * 1024
+_SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".nsys-rep")
+_NO_TRACES = ("perfd.trace.json", "summary.json", ".stacks.json")
+"""What perfd leaves beside traces."""
+
+
+def with_folders_opened(paths: Iterable[Path]) -> list[Path]:
+    """The paths with each folder replaced by the traces in it; raises `TraceError` when one has none."""
+    return [file for path in paths for file in (_traces_in(path) if path.is_dir() else [path])]
+
+
+def _traces_in(folder: Path) -> list[Path]:
+    try:
+        files = sorted(folder.iterdir())
+    except OSError as error:
+        raise TraceError(f"{folder}: cannot be read: {error.strerror or error}.") from error
+    # An .nsys-rep holds the same ranks as the .sqlite that was exported from it.
+    exported = {file.with_suffix(".nsys-rep") for file in files if file.suffix == ".sqlite"}
+    traces = [
+        file
+        for file in files
+        if file.name.endswith(_SUFFIXES) and not file.name.endswith(_NO_TRACES) and file not in exported
+    ]
+    if not traces:
+        raise TraceError(f"{folder}: this folder holds no trace: no file ends in {', '.join(_SUFFIXES)}.")
+    return traces
 
 
 def read_traces(paths: Iterable[Path], nsys_program: str | None = None) -> list[RankTrace]:

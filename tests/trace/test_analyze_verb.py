@@ -85,3 +85,23 @@ def test_a_summary_beside_the_trace_tells_the_models_arithmetic(trace, capsys):
     use = json.loads(capsys.readouterr().out)["model_use"]
     expected = job["model_flops_per_s_per_gpu"] * job["step_time_s"]["median"]
     assert use["model_flops_per_gpu_per_step"] == pytest.approx(expected)
+
+
+def test_a_folder_means_the_traces_in_it(tmp_path, capsys):
+    for rank in (0, 1):
+        write_json(tmp_path / f"{rank}.json", kineto(_OPERATIONS, rank=rank, steps={1: (0, 100)}))
+    for beside in ("perfd.trace.json", "0.stacks.json", "notes.txt"):
+        (tmp_path / beside).write_text("{}", encoding="utf-8")
+
+    assert main(["analyze", str(tmp_path), "--json"]) == 0
+
+    assert [one["rank"] for one in json.loads(capsys.readouterr().out)["ranks"]] == [0, 1]
+
+
+def test_a_folder_without_traces_is_one_sentence_and_exit_code_2(tmp_path, capsys):
+    assert main(["analyze", str(tmp_path)]) == 2
+
+    assert capsys.readouterr().err == (
+        f"perfd analyze: {tmp_path}: this folder holds no trace:"
+        " no file ends in .json, .json.gz, .sqlite, .sqlite.gz, .nsys-rep.\n"
+    )

@@ -10,7 +10,7 @@ import pytest
 from perfd.errors import TraceError
 from perfd.testing.traces import COMPUTE, NsysExport, Op, kineto, write_json
 from perfd.trace import files
-from perfd.trace.files import read_traces
+from perfd.trace.files import read_traces, with_folders_opened
 
 _ONE = [Op(COMPUTE, 0, 10)]
 
@@ -172,3 +172,10 @@ def test_the_size_that_a_header_claims_reserves_nothing(tmp_path):
     database.write_bytes(content)
     with pytest.raises(TraceError, match=r"t\.sqlite"):
         read_traces([database])
+
+
+def test_a_folder_names_a_report_of_nsys_and_its_export_once(tmp_path):
+    for name in ("both.nsys-rep", "both.sqlite", "alone.nsys-rep"):
+        (tmp_path / name).touch()
+
+    assert [path.name for path in with_folders_opened([tmp_path])] == ["alone.nsys-rep", "both.sqlite"]
