@@ -321,14 +321,14 @@ def parse(text: str, kind: type[T], *, name: str = "configuration") -> T:
     """
     try:
         data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{name}: this is not YAML: {' '.join(str(error).split())}.") from error
-    if data is not None and not isinstance(data, dict):
-        raise ConfigError(f"{name}: a configuration is a mapping of keys to values, such as `KEY: VALUE`.")
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
         raise ConfigError(f"{place}: this is not YAML: {error.problem or error.context}.") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name}: this is not YAML: {' '.join(str(error).split())}.") from error
+    if data is not None and not isinstance(data, dict):
+        raise ConfigError(f"{name}: a configuration is a mapping of keys to values, such as `KEY: VALUE`.")
     try:
         return msgspec.convert(data if data is not None else {}, kind)
     except msgspec.ValidationError as error:
