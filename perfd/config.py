@@ -297,6 +297,8 @@ class AggregatorConfig(_Strict, frozen=True):
     allow_plaintext: bool = False
     http_listen: str | None = "127.0.0.1:9460"
     """/metrics and /api/v1; null for none."""
+    http_token_file: str | None = None
+    """Holds the bearer token that lets a request change something; null: only this machine's may."""
     round_interval_s: float = 1.0
     """Between two rounds of analysis; /metrics, rules and exporters see numbers that are so old at most."""
     history: HistoryConfig = HistoryConfig()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import socket
 import threading
@@ -64,6 +65,16 @@ def split_address(address: str) -> tuple[str, int]:
     if not separator or not port.isdigit() or int(port) > 65535:
         raise PerfdError(f"{address!r} is not an address; write it as host:port, for example 127.0.0.1:9460.")
     return host.strip("[]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host's name or address means this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 class HttpServer:

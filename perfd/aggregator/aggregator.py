@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from perfd.aggregator.access import Access
 from perfd.aggregator.api import routes
 from perfd.aggregator.captures import Captures
 from perfd.aggregator.history import History
@@ -69,6 +70,7 @@ class Aggregator:
         self._state = State.empty(limits or Limits())
         self._history = History(Path(config.history.path)) if config.history.path else None
         try:
+            self._access = Access(config)
             self._webhook = Webhook(config.webhook)
             self._captures = Captures(config.capture_profiles, self._clock, self._history)
             self._exporters = Exporters(config.exporters, self._clock)
@@ -127,7 +129,10 @@ class Aggregator:
             if self._config.http_listen is not None:
                 self._http = HttpServer(
                     self._config.http_listen,
-                    {**routes(self, self._live), **self._webhook.routes(self.receive_alerts)},
+                    {
+                        **self._access.guard(routes(self, self._live)),
+                        **self._webhook.routes(self.receive_alerts),
+                    },
                 )
             self._loop_thread.start()
             self._grpc_address = asyncio.run_coroutine_threadsafe(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import itertools
 import logging
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from perfd.aggregator.agents import AgentState
 from perfd.aggregator.intake import Intake
 from perfd.config import TlsConfig
 from perfd.errors import ConfigError, PerfdError, WireError
-from perfd.http import split_address
+from perfd.http import is_loopback, split_address
 from perfd.model import Ack, Batch, CaptureCancel, CaptureRequest, CaptureStatus, Hello
 from perfd.wire.convert import decode_agent_message, encode_message
 from perfd.wire.service import CONNECT_METHOD, SERVER_OPTIONS
@@ -73,7 +72,7 @@ class TelemetryServer:
         """Listen; returns the real address. Raises `PerfdError` when that is not possible."""
         host, _ = split_address(address)
         credentials = _credentials(tls) if tls else None
-        if credentials is None and not allow_plaintext and not _is_loopback(host):
+        if credentials is None and not allow_plaintext and not is_loopback(host):
             raise ConfigError(
                 f"listen: {address} can be reached from other machines, and without TLS anyone there "
                 "can read and write. Configure `tls`, or set `allow_plaintext: true`."
@@ -201,15 +200,6 @@ def _resolve(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> N
     """Resolve a future from another thread; a loop that is gone has nobody who waits."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(None))
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _credentials(tls: TlsConfig) -> grpc.ServerCredentials:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hmac
 import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from perfd.aggregator.bearer import BearerToken
 from perfd.aggregator.received import Decision, Outcome, ReceivedAlert, read_webhook
 from perfd.config import WebhookConfig
 from perfd.errors import ConfigError, PerfdError
@@ -29,16 +28,15 @@ Receive = Callable[[Sequence[ReceivedAlert]], Sequence[Decision]]
 class Webhook:
     """One route, which is there only with a token. Raises `ConfigError` when its file cannot be used.
 
-    The file is read for each request, so that a new token counts at once. May be called by many threads.
+    May be called by many threads.
     """
 
     def __init__(self, config: WebhookConfig) -> None:
-        self._token_file = config.token_file
+        path = config.token_file
+        self._token = None if path is None else BearerToken(path, key=_KEY)
         self._lock = threading.Lock()
         self._requests: Counter[str] = Counter()
         self._alerts: Counter[str] = Counter()
-        if self._token_file is not None:
-            _read_token(self._token_file)
 
     def routes(self, receive: Receive) -> dict[str, Handler]:
         """The route, which hands alerts on."""
@@ -55,18 +53,18 @@ class Webhook:
             return dict(self._alerts)
 
     def _answer(self, request: Request, receive: Receive) -> Response:
-        if self._token_file is None:
+        if self._token is None:
             return self._error(
                 404, "disabled", f"This receiver is off: set {_KEY} in the aggregator's configuration."
             )
         if request.method != "POST":
             return self._error(405, "malformed", "Alertmanager sends its webhooks by POST.")
         try:
-            token = _read_token(self._token_file)
+            right = self._token.shown_in(request.headers.get("authorization", ""))
         except ConfigError as error:
             log.error("The webhook's token cannot be read.", extra={"error": str(error)})  # noqa: TRY400  (the sentence says all)
             return self._error(503, "unavailable", "The aggregator cannot read its token; its log says why.")
-        if not _is_bearer(request.headers.get("authorization", ""), token):
+        if not right:
             return self._error(401, "unauthorized", "The bearer token is missing or not the right one.")
         try:
             alerts = read_webhook(request.body)
@@ -91,23 +89,6 @@ class Webhook:
             self._requests[outcome] += 1
         headers = {401: {"WWW-Authenticate": "Bearer"}, 405: {"Allow": "POST"}}.get(status, {})
         return _json(status, {"error": message}, headers)
-
-
-def _is_bearer(authorization: str, token: bytes) -> bool:
-    scheme, _, shown = authorization.partition(" ")
-    # Compared in constant time, so that nobody can guess it piece by piece.
-    right = hmac.compare_digest(shown.strip().encode(errors="surrogateescape"), token)
-    return scheme.lower() == "bearer" and right
-
-
-def _read_token(path: str) -> bytes:
-    try:
-        token = Path(path).read_bytes().strip()
-    except OSError as error:
-        raise ConfigError(f"{_KEY}: cannot read {path}: {error.strerror or error}.") from error
-    if not token or len(token.split()) != 1:
-        raise ConfigError(f"{_KEY}: {path} must hold one word, the token.")
-    return token
 
 
 def _json(status: int, document: Mapping[str, Any], headers: Mapping[str, str] | None = None) -> Response:

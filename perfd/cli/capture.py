@@ -21,7 +21,7 @@ from perfd.capture.ncu_plan import NcuPlan
 from perfd.capture.ncu_plan import plan as plan_ncu
 from perfd.capture.sharing import redacted_copy
 from perfd.cli import capture_slurm
-from perfd.cli.client import add_aggregator, url_of
+from perfd.cli.client import add_aggregator, add_token, authorization_of, url_of
 from perfd.errors import PerfdError
 from perfd.peaks import load_peaks
 from perfd.report.from_trace import report_of_trace
@@ -58,7 +58,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="on the node that has the files: write perfd.trace.json and perfd.report.html beside them",
     )
-    start = actions.add_parser("start", parents=[common], help="capture now")
+    changing = argparse.ArgumentParser(add_help=False, parents=[common])
+    add_token(changing)
+    start = actions.add_parser("start", parents=[changing], help="capture now")
     start.add_argument("job", help="the job's name, as `perfd status` shows it")
     start.add_argument("--profile", default="default", help="a name of capture_profiles (%(default)s)")
     start.add_argument(
@@ -70,7 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     start.add_argument("--duration", type=float, metavar="SECONDS", help="the longest that it may take")
     start.add_argument("--id", help="an id of your own: the same id again captures nothing twice")
     start.add_argument("--wait", action="store_true", help="wait for the outcome of every rank")
-    cancel = actions.add_parser("cancel", parents=[common], help="end a capture now")
+    cancel = actions.add_parser("cancel", parents=[changing], help="end a capture now")
     cancel.add_argument("id")
     cancel.add_argument("--reason", default="Cancelled by hand.")
     plan = actions.add_parser("plan", help="write the command that profiles one kernel offline, with ncu")
@@ -165,7 +167,7 @@ def _start(args: argparse.Namespace) -> int:
         "id": args.id,
     }
     body = {key: value for key, value in asked.items() if value is not None}
-    document = _ask(url_of(args), "POST", PATH, body)
+    document = _tell(args, PATH, body)
     while args.wait and document["capture"]["state"] == "open":
         time.sleep(_POLL_S)
         document = _ask(url_of(args), "GET", f"{PATH}/{document['capture']['id']}")
@@ -175,7 +177,7 @@ def _start(args: argparse.Namespace) -> int:
 
 def _cancel(args: argparse.Namespace) -> int:
     path = f"{PATH}/{quote(args.id, safe='')}/cancel"
-    _print(_ask(url_of(args), "POST", path, {"reason": args.reason}), as_json=args.json)
+    _print(_tell(args, path, {"reason": args.reason}), as_json=args.json)
     return 0
 
 
@@ -199,13 +201,20 @@ def _plan(args: argparse.Namespace) -> int:
     return 0
 
 
-def _ask(url: str, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def _tell(args: argparse.Namespace, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    headers = {"Content-Type": "application/json", **authorization_of(args)}
+    return _ask(url_of(args), "POST", path, json.dumps(body), headers)
+
+
+def _ask(
+    url: str, method: str, path: str, body: str | None = None, headers: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """The aggregator's answer; raises `PerfdError` with its reason when it refuses."""
     parts = urlsplit(url)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=_TIMEOUT_S)
     try:
-        connection.request(method, parts.path.rstrip("/") + path, None if body is None else json.dumps(body))
+        connection.request(method, parts.path.rstrip("/") + path, body, headers or {})
         response = connection.getresponse()
         document = json.loads(response.read())
     except (OSError, http.client.HTTPException, ValueError) as error:

@@ -6,6 +6,7 @@ import argparse
 import http.client
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,6 +16,7 @@ from perfd.errors import PerfdError
 
 DEFAULT_URL = "http://127.0.0.1:9460"
 URL_VARIABLE = "PERFD_AGGREGATOR_URL"
+TOKEN_VARIABLE = "PERFD_TOKEN_FILE"  # noqa: S105  (names a file)
 _TIMEOUT_S = 10.0
 
 
@@ -33,6 +35,30 @@ def url_of(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -
         args.aggregator or (os.environ if environ is None else environ).get(URL_VARIABLE) or DEFAULT_URL
     )
     return found if "//" in found else f"http://{found}"
+
+
+def add_token(parser: argparse.ArgumentParser) -> None:
+    """Declare `--token-file`."""
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help=f"holds the token of the aggregator's http_token_file; default: ${TOKEN_VARIABLE}, else none",
+    )
+
+
+def authorization_of(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The header that shows the token which the arguments or the environment name; raises `PerfdError`."""
+    path = args.token_file or (os.environ if environ is None else environ).get(TOKEN_VARIABLE)
+    if not path:
+        return {}
+    try:
+        token = Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PerfdError(f"Cannot read the token in {path}: {error}.") from error
+    if len(token.split()) != 1:
+        raise PerfdError(f"{path} must hold one word, the token of the aggregator's http_token_file.")
+    return {"Authorization": f"Bearer {token}"}
 
 
 def get(url: str, path: str) -> dict[str, Any]:

@@ -62,7 +62,8 @@ def feed(agent, clock, running, numbers, **fields):
 def get(running, path, *, status=200, body=None):
     connection = http.client.HTTPConnection(running.http_address, timeout=20)
     try:
-        connection.request("GET" if body is None else "POST", path, body=body and json.dumps(body))
+        sent = {} if body is None else {"Content-Type": "application/json"}
+        connection.request("GET" if body is None else "POST", path, body and json.dumps(body), sent)
         response = connection.getresponse()
         data = response.read()
     finally:
