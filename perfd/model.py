@@ -260,6 +260,9 @@ class EventKind(StrEnum):
     """What happened. Kinds are a closed list so that rules can name them."""
 
     CHECKPOINT = "checkpoint"
+    """It was saved."""
+    CHECKPOINT_STARTED = "checkpoint_started"
+    """Told by those that say so at once: until it is saved ranks wait, which looks like a hang."""
     EVALUATION = "evaluation"
     PROFILE = "profile"
     JOB_STARTED = "job_started"

@@ -26,7 +26,9 @@ _PAUSES = 1.5
 _SURE_S = 60.0
 _OCCASION_S = 900.0
 """The longest that saving or evaluating may be silent: terabytes on a shared file system take minutes."""
-_OCCASIONS = frozenset({EventKind.CHECKPOINT, EventKind.EVALUATION, EventKind.PROFILE})
+_OCCASIONS = frozenset({
+    EventKind.CHECKPOINT, EventKind.CHECKPOINT_STARTED, EventKind.EVALUATION, EventKind.PROFILE,
+})  # fmt: skip
 _SPINNING = 0.9
 _IDLE = 0.1
 _NO_TENSOR = 0.01

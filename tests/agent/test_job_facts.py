@@ -2,6 +2,7 @@
 
 from perfd.agent.captures import JobFacts
 from perfd.agent.outgoing import put_status
+from perfd.capture.guards import GuardSettings, refusal
 from perfd.model import (
     CaptureState,
     CaptureStatus,
@@ -37,6 +38,20 @@ def test_a_jobs_progress_is_put_together_from_its_records():
     assert (job.checkpoint_interval_steps, job.last_checkpoint_step) == (50, 50)
     assert (job.nccl_timeout_s, job.last_line_unix_ns) == (1200.0, 7)
     assert facts.progress("other").step is None
+
+
+def test_a_checkpoint_counts_as_saved_only_when_it_is():
+    facts = JobFacts()
+    facts(
+        [
+            JobDescription(job="llama", framework="megatron", arguments={"save_interval": "50"}),
+            TrainingStep(job="llama", step=50, step_time_s=2.0),
+            Event(kind=EventKind.CHECKPOINT_STARTED, time_unix_ns=8, message="", job="llama", step=50),
+        ]
+    )
+    assert "saves a checkpoint after step 50" in refusal(facts.progress("llama"), GuardSettings(), 9)
+    facts([Event(kind=EventKind.CHECKPOINT, time_unix_ns=9, message="", job="llama", step=50)])
+    assert not refusal(facts.progress("llama"), GuardSettings(), 9)
 
 
 def test_the_newest_place_of_a_rank_counts():

@@ -327,7 +327,7 @@ def test_silence_alone_is_no_hang_and_neither_is_one_that_the_job_is_used_to():
 
 def test_a_checkpoint_that_has_begun_is_no_hang_until_it_lasts_a_quarter_of_an_hour():
     standing = counters(5000, 5000, 4990, 5000, still_s=100.0)
-    begun = Event(kind=EventKind.CHECKPOINT, time_unix_ns=round(1020.5e9), message="saving", step=20)
+    begun = Event(kind=EventKind.CHECKPOINT_STARTED, time_unix_ns=round(1020.5e9), message="saving", step=20)
 
     assert hang(silent(100, nccl=standing, events=[begun])) is None
     assert hang(silent(1000, nccl=standing, events=[begun])) is not None

@@ -93,9 +93,8 @@ class MegatronOccasions:
         elif (loaded := reports.loaded_checkpoint(text)) is not None:
             self._steps.resumed(loaded)
         elif (begun := reports.begun_checkpoint(text)) is not None:
-            # Told at once: until it is over the log is silent and ranks wait, which looks like a hang.
             message = f"A checkpoint of iteration {begun} is being saved."
-            self._out.event(EventKind.CHECKPOINT, message, step=begun)
+            self._out.event(EventKind.CHECKPOINT_STARTED, message, step=begun)
         else:
             return "saving checkpoint at iteration" in text
         return True

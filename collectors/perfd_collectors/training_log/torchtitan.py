@@ -151,9 +151,8 @@ class TorchtitanParser:
             message = "A checkpoint was saved."
             self._event(EventKind.CHECKPOINT, message, text, self._steps.last_step, number(match[1]))
         elif _SAVING in text:
-            self._event(
-                EventKind.CHECKPOINT, "A checkpoint is being saved.", text, self._steps.last_step, None
-            )
+            message = "A checkpoint is being saved."
+            self._event(EventKind.CHECKPOINT_STARTED, message, text, self._steps.last_step, None)
         elif match := _PROFILE.search(text):
             self._event(EventKind.PROFILE, "A profile was written.", text, int(match[1]), None)
         else:
