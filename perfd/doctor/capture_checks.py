@@ -18,16 +18,23 @@ def check_kineto_socket(facts: Facts) -> Finding:
         return Finding(check="kineto_socket", level=level, title="socket of Kineto", what=what, mend=mend)
 
     if not facts.captures_enabled or socket is None:
-        return found(Level.OK, "not needed: capture.kineto.enabled is off")
+        what = "capture.kineto.enabled" if facts.captures_enabled else "capture.enabled"
+        return found(Level.OK, f"not needed: {what} is off")
     if socket.problem:
         return found(Level.FAIL, f"{socket.place}: {socket.problem}", "Set capture.kineto.socket_directory.")
     if not socket.taken:
         return found(Level.OK, f"{socket.place} is free")
     if "perfd" in socket.owner:
         return found(Level.OK, f"{socket.place} is answered by {socket.owner}")
+    if not socket.owner:
+        return found(
+            Level.WARN,
+            f"{socket.place} is answered by a process that this user cannot see",
+            "Run doctor as root to see whose it is; an agent of perfd is as it should be.",
+        )
     return found(
         Level.FAIL,
-        f"{socket.place} is taken by {socket.owner or 'a process that cannot be seen'}",
+        f"{socket.place} is taken by {socket.owner}",
         "Stop it (dynolog is one that takes it), or set capture.kineto.socket_directory and "
         "KINETO_IPC_SOCKET_DIR of the job.",
     )
