@@ -39,6 +39,7 @@ class AlertmanagerExporter:
         self._backoff = Backoff(initial_s=config.backoff_initial_s, max_s=config.backoff_max_s)
         self._clock = context.clock
         self._tally = context.tally
+        self._chance = context.chance
         self._now_unix_s: float | None = None
         self._refused = False
 
@@ -104,7 +105,9 @@ class AlertmanagerExporter:
             )
         # When it is back it may have lost what it knew.
         self._deliveries.tell_again()
-        self._backoff = self._backoff.failed(self._clock.monotonic_s(), answer.retry_after_s)
+        self._backoff = self._backoff.failed(
+            self._clock.monotonic_s(), chance=self._chance(), at_least_s=answer.retry_after_s
+        )
 
     def _body(self, chunk: Sequence[Outgoing]) -> bytes:
         alerts = [wire_alert(one, self._generator_url(one.alert)) for one in chunk]

@@ -1,4 +1,7 @@
-"""When to try again after a failure."""
+"""When to try again after a failure: exponential backoff with full jitter.
+
+https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Doubles the wait from failure to failure. A value: each step gives a new one."""
+    """Doubles the longest wait from failure to failure. A value: each step gives a new one."""
 
     initial_s: float = 1.0
     max_s: float = 60.0
@@ -18,11 +21,12 @@ class Backoff:
         """Whether it is time for the next attempt."""
         return now_s >= self.next_try_s
 
-    def failed(self, now_s: float, at_least_s: float | None = None) -> Backoff:
-        """After an attempt that failed; `at_least_s` is what the other side asked for."""
+    def failed(self, now_s: float, *, chance: float, at_least_s: float | None = None) -> Backoff:
+        """After a failure; `chance` is drawn from 0 to 1, `at_least_s` is what the other side asked for."""
         # 2**30 is beyond any bound that makes sense, and no overflow.
-        wait_s = min(self.max_s, self.initial_s * 2.0 ** min(self.failures, 30))
-        wait_s = max(wait_s, min(at_least_s or 0.0, self.max_s))
+        longest_s = min(self.max_s, self.initial_s * 2.0 ** min(self.failures, 30))
+        # Evenly from 0, so that those whom one failure hit do not all come back at one instant.
+        wait_s = max(chance * longest_s, min(at_least_s or 0.0, self.max_s))
         return Backoff(
             initial_s=self.initial_s,
             max_s=self.max_s,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -97,6 +98,8 @@ class ExporterContext:
 
     clock: Clock
     tally: Tally
+    chance: Callable[[], float] = random.random
+    """Draws evenly from 0 to below 1, for waits that shall differ between processes."""
 
 
 class Exporter(Protocol):

@@ -51,6 +51,7 @@ class RemoteWriteExporter:
         self._max_pending_bytes = config.max_pending_bytes
         self._clock = context.clock
         self._tally = context.tally
+        self._chance = context.chance
         self._pending: deque[Body] = deque()
         self._pending_bytes = 0
         self._sent_unix_s: float | None = None
@@ -102,7 +103,9 @@ class RemoteWriteExporter:
                         "Remote write does not get through; samples wait.",
                         extra={"status": answer.status, "answer": answer.text},
                     )
-                self._backoff = self._backoff.failed(self._clock.monotonic_s(), answer.retry_after_s)
+                self._backoff = self._backoff.failed(
+                    self._clock.monotonic_s(), chance=self._chance(), at_least_s=answer.retry_after_s
+                )
                 return
             self._backoff = self._backoff.succeeded()
             body = self._take()

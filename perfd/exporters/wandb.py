@@ -78,6 +78,7 @@ class WandbExporter:
         self._open = open_run
         self._clock = context.clock
         self._tally = context.tally
+        self._chance = context.chance
         self._jobs: dict[str, _Job] = {}
 
     def export(self, round_: Round) -> None:
@@ -172,7 +173,7 @@ class WandbExporter:
                     "W&B does not take the rows of a job; they wait.",
                     extra={"job": name, "error": str(error)},
                 )
-            job.backoff = job.backoff.failed(self._clock.monotonic_s())
+            job.backoff = job.backoff.failed(self._clock.monotonic_s(), chance=self._chance())
         else:
             job.backoff = job.backoff.succeeded()
 

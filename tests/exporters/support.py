@@ -13,7 +13,8 @@ from perfd.series import SeriesFrame, SeriesKey
 
 
 def context(clock=None):
-    return ExporterContext(clock=clock or VirtualClock(), tally=Tally())
+    # The longest waits that there can be: so tests know when an exporter tries again.
+    return ExporterContext(clock=clock or VirtualClock(), tally=Tally(), chance=lambda: 1.0)
 
 
 def real_context():

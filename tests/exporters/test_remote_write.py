@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from perfd.clock import VirtualClock
 from perfd.config import HttpClientConfig, RemoteWriteConfig
 from perfd.errors import ConfigError
-from perfd.exporters.backoff import Backoff
 from perfd.exporters.contract import Round, Tally
 from perfd.exporters.remote_write import RemoteWriteExporter
 from perfd.exporters.write_request import FrameEncoder
@@ -158,16 +157,6 @@ def test_requests_hold_as_many_samples_as_configured():
     encoder = FrameEncoder({}, 4)
     bodies = list(encoder.encode({"a": frame(NOW_S, *range(3)), "b": frame(NOW_S, *range(6))}))
     assert [body.samples for body in bodies] == [4, 4, 1]
-
-
-def test_waits_double_up_to_a_bound_and_honour_what_the_server_asks():
-    backoff = Backoff(initial_s=1.0, max_s=5.0)
-    waits = []
-    for _ in range(4):
-        backoff = backoff.failed(0.0)
-        waits.append(backoff.next_try_s)
-    assert waits == [1.0, 2.0, 4.0, 5.0]
-    assert Backoff(initial_s=1.0, max_s=5.0).failed(0.0, at_least_s=3.0).next_try_s == 3.0
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])

@@ -5,7 +5,6 @@ import threading
 import pytest
 from exporters.support import alert, until
 
-from perfd.exporters.backoff import Backoff
 from perfd.exporters.contract import Round, Tally
 from perfd.exporters.runner import ExporterRunner
 
@@ -82,13 +81,3 @@ def test_rounds_after_the_end_are_not_taken():
     assert runner.close(30)
     runner.offer(Round(time_unix_s=0.0))
     assert gate.rounds == []
-
-
-def test_waits_double_up_to_a_bound_and_honour_what_the_server_asks():
-    backoff = Backoff(initial_s=1.0, max_s=5.0)
-    waits = []
-    for _ in range(4):
-        backoff = backoff.failed(0.0)
-        waits.append(backoff.next_try_s)
-    assert waits == [1.0, 2.0, 4.0, 5.0]
-    assert Backoff(initial_s=1.0, max_s=5.0).failed(0.0, at_least_s=3.0).next_try_s == 3.0
