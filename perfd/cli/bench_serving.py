@@ -56,17 +56,16 @@ def run(args: argparse.Namespace) -> int:
     """Print the results; the exit code is the benchmark's where it was run."""
     if (args.watch is None) != (not args.run):
         raise PerfdError("--watch URL and --run CMD belong together: the server, and what measures it.")
-    before = {name: len(_read(Path(name))) if Path(name).exists() else 0 for name in args.results}
+    before: dict[str, Sequence[BenchResult]] = {}
     seen: Seen | None = None
     if args.watch is not None:
+        before = {name: _read(Path(name)) for name in args.results if Path(name).exists()}
         code, seen = watch(WatchedServer(args.watch, access_for(args)), args.run, quiet=args.json)
         if code != 0:
             print(f"perfd bench-serving: {args.run[0]} ended with exit code {code}.", file=sys.stderr)
             return code
     found = [
-        (name, result)
-        for name in args.results
-        for result in results_of(Path(name), skip=before[name] if seen else 0)
+        (name, result) for name in args.results for result in results_of(Path(name), before.get(name, ()))
     ]
     theory = theory_for(args, None if seen is None else seen.info)
     watched = None if seen is None else _watched(seen, theory)
@@ -79,16 +78,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def results_of(path: Path, *, skip: int = 0) -> Sequence[BenchResult]:
-    """The results of a file after the first `skip`; raises `PerfdError` when there is none."""
+def results_of(path: Path, before: Sequence[BenchResult] = ()) -> Sequence[BenchResult]:
+    """The results of a file that had those of `before`; raises `PerfdError` when there is none new."""
     results = _read(path)
-    if skip and len(results) <= skip:
-        raise PerfdError(f"{path} has no result of this run: let the benchmark write there.")
     if not results:
         raise PerfdError(
             f"{path} holds no result of bench_serving: name its --output-file or what it printed."
         )
-    return results[skip:]
+    # SGLang's benchmark appends to its file; vLLM's writes it anew.
+    new = results[len(before) :] if results[: len(before)] == before else results
+    if not new:
+        raise PerfdError(f"{path} has no result of this run: let the benchmark write there.")
+    return new
 
 
 def _read(path: Path) -> Sequence[BenchResult]:

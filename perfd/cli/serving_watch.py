@@ -11,12 +11,13 @@ from perfd.analysis.serving.snapshot import Snapshot
 from perfd.analysis.serving.window import over
 from perfd.cli.serving_sources import Seen, WatchedServer
 from perfd.errors import PerfdError
+from perfd.session.job import exit_code
 
 _LOOK_EVERY_S = 1.0
 
 
 def watch(server: WatchedServer, command: Sequence[str], *, quiet: bool) -> tuple[int, Seen]:
-    """Run a command to its end; its exit code, and what the server said between its start and its end.
+    """Run a command to its end; its exit code (128 + n if signal n ended it), and what the server said meanwhile.
 
     With `quiet` the command's output goes to standard error. Raises `PerfdError` when the command cannot be
     started, or the server cannot be read at the start or at the end.
@@ -40,7 +41,7 @@ def watch(server: WatchedServer, command: Sequence[str], *, quiet: bool) -> tupl
         raise
     looks.append(server.look())
     measured = over(looks, time.monotonic() - start_s)
-    return code, Seen(source=server.url, measured=measured, info=server.info)
+    return exit_code(code), Seen(source=server.url, measured=measured, info=server.info)
 
 
 def _look(server: WatchedServer) -> list[Snapshot]:

@@ -239,10 +239,22 @@ def test_a_benchmark_that_is_run_stands_beside_what_the_server_says_of_the_same_
     assert "sglang's own" in out
 
 
+def test_a_benchmark_that_writes_its_file_anew_is_the_result(
+    write: Write, engines: Engines, capfd: pytest.CaptureFixture[str]
+) -> None:
+    result, url = write("r.json", {**SGLANG, "completed": 7}), f"http://{engines.http.address}"
+    anew = BENCHMARK.replace('"a"', '"w"')
+    command = [sys.executable, "-c", anew, url, result, json.dumps(SGLANG)]
+    assert main(["bench-serving", result, "--json", "--watch", url, "--run", *command]) == 0
+    (row,) = json.loads(capfd.readouterr().out)["results"]
+    assert row["completed_requests"] == 1000.0
+
+
 @pytest.mark.parametrize(
     ("command", "code", "words"),
     [
         ([sys.executable, "-c", "raise SystemExit(3)"], 3, "exit code 3"),
+        ([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"], 137, "exit code 137"),
         (["/nowhere/bench"], 2, "cannot be run"),
         ([sys.executable, "-c", ""], 2, "has no result of this run"),
     ],
