@@ -17,7 +17,7 @@ _LOOK_EVERY_S = 1.0
 
 
 def watch(server: WatchedServer, command: Sequence[str], *, quiet: bool) -> tuple[int, Seen]:
-    """Run a command to its end; its exit code (128 + n if signal n ended it), and what the server said meanwhile.
+    """Run a command to its end; its exit code (128 + n if signal n ended it), and what the server said then.
 
     With `quiet` the command's output goes to standard error. Raises `PerfdError` when the command cannot be
     started, or the server cannot be read at the start or at the end.
