@@ -471,6 +471,13 @@ AGENT_METRICS: Sequence[MetricInfo] = (
         source="the agent's Hello",
     ),
     _metric(
+        "perfd_server_info",
+        "Which engine a server is, and what it serves; always 1.",
+        labels=(*_NODE, "server", "engine", "version", "model"),
+        source="the server's /metrics, /server_info or /version, its command line or log",
+        absent="There is no reading of the server; a label without a value where it does not say it.",
+    ),
+    _metric(
         "perfd_agent_silent_seconds",
         "Time since the agent's newest message.",
         labels=_NODE,

@@ -24,6 +24,7 @@ from perfd.model import (
     Record,
     SampleTable,
     Scope,
+    ServerInfo,
     StepPhases,
     TrainingStep,
 )
@@ -174,6 +175,8 @@ class Fleet:
     def _apply_to_node(self, record: Record, node: NodeState, source: Source) -> list[Durable]:
         if isinstance(record, GpuInfo):
             return [_durable(record, source)] if node.gpu_info(record) else []
+        if isinstance(record, ServerInfo):
+            return [_durable(record, source)] if node.server_info(record) else []
         if isinstance(record, RankPlacement):
             job = self.job(record.job, source)
             if job is None or not node.place(record):

@@ -14,6 +14,7 @@ from perfd.aggregator.self_series import (
     aggregator_values,
     exporter_values,
     node_values,
+    server_values,
     webhook_values,
 )
 from perfd.aggregator.series import Block, Blocks, LiveFacts, job_values, node_block
@@ -111,8 +112,11 @@ class FrameMaker:
     def _self(self, now_s: float, exporters: Sequence[ExporterStatus]) -> dict[BlockName, Block]:
         outcomes = self._captures.outcomes()
         with self._state.lock:
+            nodes = self._state.fleet.nodes.values()
+            stale_after_s = self._state.fleet.limits.stale_after_s
             values = [
-                *(value for node in self._state.fleet.nodes.values() for value in node_values(node)),
+                *(value for node in nodes for value in node_values(node)),
+                *(value for node in nodes for value in server_values(node, now_s, stale_after_s)),
                 *agent_values(list(self._state.agents), now_s, self._forgotten_after_s),
                 *aggregator_values(self._state, self._history, outcomes),
                 *exporter_values(exporters),

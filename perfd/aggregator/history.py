@@ -24,7 +24,15 @@ from perfd.aggregator.history_rows import (
     step_of,
 )
 from perfd.errors import PerfdError
-from perfd.model import Event, GpuInfo, JobDescription, RankPlacement, StepPhases, TrainingStep
+from perfd.model import (
+    Event,
+    GpuInfo,
+    JobDescription,
+    RankPlacement,
+    ServerInfo,
+    StepPhases,
+    TrainingStep,
+)
 from perfd.rules.model import Alert, EngineState
 
 log = logging.getLogger(__name__)
@@ -127,9 +135,9 @@ class History:
         with self._reader() as reader:
             return list(reader.execute("SELECT agent_id, node, last_sequence, received_unix_s FROM agents"))
 
-    def node_facts(self) -> list[tuple[str, GpuInfo | RankPlacement]]:
+    def node_facts(self) -> list[tuple[str, GpuInfo | RankPlacement | ServerInfo]]:
         """What is known of nodes, with each node's name."""
-        kinds: dict[str, Any] = {"gpu": GpuInfo, "rank": RankPlacement}
+        kinds: dict[str, Any] = {"gpu": GpuInfo, "rank": RankPlacement, "server": ServerInfo}
         with self._reader() as reader:
             found = reader.execute("SELECT node, kind, body FROM node_facts ORDER BY received_unix_s")
             return [(node, msgspec.json.decode(body, type=kinds[kind])) for node, kind, body in found]

@@ -11,7 +11,16 @@ import msgspec
 
 from perfd.aggregator.fleet import Durable
 from perfd.analysis.tables import AlertRecord
-from perfd.model import Event, GpuInfo, JobDescription, PhaseTime, RankPlacement, StepPhases, TrainingStep
+from perfd.model import (
+    Event,
+    GpuInfo,
+    JobDescription,
+    PhaseTime,
+    RankPlacement,
+    ServerInfo,
+    StepPhases,
+    TrainingStep,
+)
 from perfd.rules.model import Alert, EngineState
 
 _K = TypeVar("_K", int, str)
@@ -108,6 +117,8 @@ def rows(durable: Durable, now_unix_s: float) -> Iterator[Statement]:
         yield _EVENT, (job, attempt, durable.node, record.time_unix_ns / 1e9, record.kind, _json(finite))
     elif isinstance(record, GpuInfo):
         yield _FACT, (durable.node, "gpu", str(record.index), now_unix_s, _json(record))
+    elif isinstance(record, ServerInfo):
+        yield _FACT, (durable.node, "server", record.server, now_unix_s, _json(record))
     elif isinstance(record, RankPlacement):
         yield _FACT, (durable.node, "rank", f"{record.job}/{record.rank}", now_unix_s, _json(record))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from perfd.aggregator.limits import Counters, Limits
 from perfd.aggregator.readings import GpuHistory, Layout, Readings, values_of
-from perfd.model import CollectorHealth, Event, GpuInfo, RankPlacement, SampleTable, Scope
+from perfd.model import CollectorHealth, Event, GpuInfo, RankPlacement, SampleTable, Scope, ServerInfo
 
 
 class NodeState:
@@ -24,6 +26,8 @@ class NodeState:
             _new_layout(limits), seconds=limits.gpu_history_s, rows=limits.gpu_history_rows
         )
         self.gpu_infos: dict[int, GpuInfo] = {}
+        self.server_infos: dict[str, ServerInfo] = {}
+        """By the server's name; the one that was told longest ago goes first."""
         self.placements: dict[tuple[str, int], RankPlacement] = {}
         self.hardware_errors: dict[tuple[str, str, str], int] = {}
         """By job (empty when none is known), GPU and code."""
@@ -66,6 +70,33 @@ class NodeState:
         self.gpu_infos[info.index] = info
         self.version += 1
         return True
+
+    def server_info(self, info: ServerInfo) -> bool:
+        """Know what a server is; returns whether that is news.
+
+        Of more servers than there may be, the one that was told of longest ago is forgotten: ports
+        change from one start to the next.
+        """
+        if len(info.server) > self._limits.name_chars or len(info.engine) > self._limits.name_chars:
+            self._counters.rejected["name_chars"] += 1
+            return False
+        info = self._with_short_names(info)
+        known = self.server_infos.pop(info.server, None)
+        while len(self.server_infos) >= self._limits.entities_per_scope:
+            self._counters.rejected["entities_per_scope"] += 1
+            del self.server_infos[next(iter(self.server_infos))]
+        self.server_infos[info.server] = info
+        return known != info
+
+    def _with_short_names(self, info: ServerInfo) -> ServerInfo:
+        """Without the texts that are too long to be the value of a label."""
+        return dataclasses.replace(info, version=self._short(info.version), model=self._short(info.model))
+
+    def _short(self, text: str | None) -> str | None:
+        if text is None or len(text) <= self._limits.name_chars:
+            return text
+        self._counters.rejected["name_chars"] += 1
+        return None
 
     def place(self, placement: RankPlacement) -> bool:
         """Know where a rank runs; returns whether that is news. A GPU serves the job that came last."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from perfd.aggregator.history import History, StoredJob
 from perfd.aggregator.intake import State
 from perfd.aggregator.jobs import Source
-from perfd.model import GpuInfo
+from perfd.model import GpuInfo, ServerInfo
 
 _PHASE_BLOCKS = 1_000
 
@@ -29,6 +29,8 @@ def restore(
         node.received_s = now_s
         if isinstance(fact, GpuInfo):
             node.gpu_info(fact)
+        elif isinstance(fact, ServerInfo):
+            node.server_info(fact)
         elif fact.job in known and state.fleet.job(fact.job, _source(name, now_unix_s, now_s)) is not None:
             node.place(fact)
 

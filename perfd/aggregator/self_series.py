@@ -7,6 +7,8 @@ import resource
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from perfd import __version__
 from perfd.aggregator.agents import AgentState
 from perfd.aggregator.history import History
@@ -14,6 +16,7 @@ from perfd.aggregator.intake import State
 from perfd.aggregator.nodes import NodeState
 from perfd.aggregator.series import Value
 from perfd.exporters.runner import ExporterStatus
+from perfd.model import Scope
 
 
 def agent_values(agents: Sequence[AgentState], now_s: float, forgotten_after_s: float) -> list[Value]:
@@ -48,6 +51,29 @@ def node_values(node: NodeState) -> list[Value]:
         values.append(("perfd_collector_success", labels, float(health.success)))
         values.append(("perfd_collector_duration_seconds", labels, health.duration_s))
     return values
+
+
+def server_values(node: NodeState, now_s: float, stale_after_s: float) -> list[Value]:
+    """What each serving engine of one node is, as long as there are readings of it."""
+    readings = node.readings.get(Scope.SERVER)
+    if readings is None or not node.server_infos:
+        return []
+    fresh = np.isfinite(readings.fresh(now_s, stale_after_s))
+    return [
+        (
+            "perfd_server_info",
+            {
+                "node": node.name,
+                "server": server,
+                "engine": info.engine,
+                "version": info.version or "",
+                "model": info.model or "",
+            },
+            1.0,
+        )
+        for server, heard in zip(readings.layout.entities.known, fresh, strict=True)
+        if heard.any() and (info := node.server_infos.get(server)) is not None
+    ]
 
 
 def exporter_values(exporters: Sequence[ExporterStatus]) -> list[Value]:

@@ -23,6 +23,7 @@ _PLAIN = (
     "cuda_graph_ratio",
     "replica_imbalance_ratio",
 )
+_PARALLEL = ("tp", "pp", "dp")
 _THEORY = ("tpot_floor_s", "tpot_theory_s", "ttft_floor_s", "memory_bandwidth_used_ratio")
 
 
@@ -77,9 +78,15 @@ def _with_findings(
 def _entry(node: NodeState, server: str, known: Mapping[str, float], now_s: float) -> dict[str, Any]:
     up = known.get("up")
     theory = {name: known.get(name) for name in _THEORY}
+    info = node.server_infos.get(server)
     return {
         "node": node.name,
         "server": server,
+        "engine": info.engine if info else None,
+        "version": info.version if info else None,
+        "model": info.model if info else None,
+        "role": info.role if info else None,
+        "parallel": {name: getattr(info.parallel, name) if info else None for name in _PARALLEL},
         "up": None if up is None else bool(up),
         "silent_s": max(0.0, now_s - node.received_s),
         **{name: known.get(name) for name in _PLAIN},

@@ -25,6 +25,7 @@ from perfd.model import (
     JobDescription,
     ParallelLayout,
     PhaseTime,
+    ServerInfo,
     StepPhases,
 )
 
@@ -63,6 +64,8 @@ def test_a_restart_finds_jobs_as_they_were(path):
     history = History(path)
     described = JobDescription(job="llm", framework="nemo", parallel=ParallelLayout(tp=2, pp=4))
     keep(history, made, described, place(0, 3), GpuInfo(index=3, name="H200"), gpus(0, a=1.0))
+    server = ServerInfo(server="h:1", engine="vllm", model="m", parallel=ParallelLayout(tp=2))
+    keep(history, made, server)
     keep(history, made, step(1, loss=2.5), step(2, step_time_s=None), step(3, warmup=True))
     keep(history, made, StepPhases(job="llm", step=3, phases={"f": PhaseTime(by_rank={1: 2.0})}))
     history.close()
@@ -76,6 +79,7 @@ def test_a_restart_finds_jobs_as_they_were(path):
     assert job.phases.table().by_rank_s["f"][0, 1] == 2.0
     assert job.started_unix_s == START_S
     assert state.fleet.nodes["n0"].gpu_infos[3].name == "H200"
+    assert state.fleet.nodes["n0"].server_infos["h:1"] == server
     assert ("llm", 0) in state.fleet.nodes["n0"].placements
     assert [(agent.agent_id, agent.node, agent.last_sequence) for agent in state.agents] == [("a", "n0", 7)]
 

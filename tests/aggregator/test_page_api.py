@@ -1,5 +1,6 @@
 """What the interface has for people's eyes: short rows, serving engines, events and reports."""
 
+import dataclasses
 import http.client
 import json
 import os
@@ -7,11 +8,12 @@ import os
 import pytest
 from aggregator.support import START_S, aggregator, gpus, step
 
+from perfd.aggregator.limits import Limits
 from perfd.aggregator.reports import report_routes
 from perfd.clock import VirtualClock
 from perfd.config import RulesConfig
 from perfd.http import HttpServer
-from perfd.model import JobDescription, ParallelLayout, SampleTable, Scope
+from perfd.model import JobDescription, ParallelLayout, SampleTable, Scope, ServerInfo, ServerRole
 from perfd.testing.agent import FakeAgent
 
 
@@ -144,6 +146,71 @@ def test_a_server_of_which_nothing_new_is_heard_keeps_no_number():
 
     assert (server["up"], server["running_requests"]) == (None, None)
     assert server["silent_s"] == 100.0
+
+
+QWEN = ServerInfo(
+    server="h:1",
+    engine="sglang",
+    version="0.5.9",
+    model="Qwen/Qwen3-32B",
+    parallel=ParallelLayout(tp=4, pp=1, dp=2),
+    role=ServerRole.PREFILL,
+)
+
+
+def info_series(running):
+    status, _, page = ask(running.http_address, "/metrics")
+    assert status == 200
+    return [line for line in page.splitlines() if line.startswith("perfd_server_info{")]
+
+
+def test_a_server_says_what_it_is_until_it_is_something_else():
+    clock = VirtualClock(round(START_S * 1e9))
+    with (
+        aggregator(clock, http_listen="127.0.0.1:0") as running,
+        FakeAgent(running.grpc_address) as agent,
+    ):
+        agent.hello()
+        agent.send(QWEN, servers("h:1", "h:2", up=1.0))
+        running.tick()
+        known, unknown = api(running, "servers")["servers"]
+        series = info_series(running)
+        agent.send(dataclasses.replace(QWEN, engine="vllm", version=None, model="m" * 300))
+        running.tick()
+        changed = api(running, "servers")["servers"][0]
+        changed_series = info_series(running)
+        clock.advance(100.0)
+        running.tick()
+        silent_series = info_series(running)
+
+    assert {name: known[name] for name in ("engine", "version", "model", "role", "parallel")} == {
+        "engine": "sglang",
+        "version": "0.5.9",
+        "model": "Qwen/Qwen3-32B",
+        "role": "prefill",
+        "parallel": {"tp": 4, "pp": 1, "dp": 2},
+    }
+    assert (unknown["engine"], unknown["model"], unknown["parallel"]["tp"]) == (None, None, None)
+    labels = 'engine="sglang",model="Qwen/Qwen3-32B",node="node0",server="h:1",version="0.5.9"'
+    assert series == [f"perfd_server_info{{{labels}}} 1.0"]
+    assert (changed["engine"], changed["version"], changed["model"]) == ("vllm", None, None)
+    assert changed_series == ['perfd_server_info{engine="vllm",node="node0",server="h:1"} 1.0']
+    assert silent_series == []
+
+
+def test_a_node_with_ever_new_servers_keeps_the_newest():
+    clock = VirtualClock(round(START_S * 1e9))
+    limits = Limits(entities_per_scope=4)
+    with (
+        aggregator(clock, limits=limits, http_listen="127.0.0.1:0") as running,
+        FakeAgent(running.grpc_address) as agent,
+    ):
+        agent.hello()
+        agent.send(*(dataclasses.replace(QWEN, server=f"h:{port}") for port in range(9)))
+        agent.send(servers("h:0", "h:8", up=1.0))
+        oldest, newest = api(running, "servers")["servers"]
+
+    assert (oldest["engine"], newest["engine"]) == (None, "sglang")
 
 
 # Events

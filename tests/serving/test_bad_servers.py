@@ -98,7 +98,7 @@ class Watch:
 
     def look(self, after_s: float = 1.0) -> dict[str, float]:
         self.clock.advance(after_s)
-        (table,) = self._collector.collect()
+        *_, table = self._collector.collect()
         assert isinstance(table, SampleTable)
         return {name: values[0] for name, values in table.columns.items()}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,8 +22,9 @@ from perfd.clock import VirtualClock
 from perfd.collector import CollectorSpec, Settings
 from perfd.errors import ConfigError
 from perfd.http import HttpServer, Request, Response
-from perfd.model import SampleTable
+from perfd.model import ParallelLayout, Record, SampleTable, ServerInfo, ServerRole
 from perfd.testing.collectors import check_collector, check_spec
+from perfd.wire.convert import check
 
 
 class Engines:
@@ -159,10 +160,82 @@ def test_several_servers_of_a_node_are_found_and_told_apart(tmp_path: Path) -> N
             command = f"python -m sglang.launch_server --port {port}".replace(" ", "\0")
             (tmp_path / pid / "cmdline").write_text(command)
         collector = sglang.SPEC.create(ServingOptions(), settings(tmp_path))
-        (table,) = collector.collect()
+        *infos, table = collector.collect()
     assert isinstance(table, SampleTable)
+    assert roles(infos) == {
+        one.removeprefix("http://"): ServerRole.PREFILL,
+        two.removeprefix("http://"): ServerRole.DECODE,
+    }
     running = dict(zip(table.entities, table.columns["running_requests"], strict=True))
     assert running == {one.removeprefix("http://"): 2.0, two.removeprefix("http://"): 9.0}
+
+
+def infos_of(records: Sequence[Record]) -> list[ServerInfo]:
+    return [record for record in records if isinstance(record, ServerInfo)]
+
+
+def roles(records: Sequence[Record]) -> Mapping[str, ServerRole | None]:
+    return {info.server: info.role for info in infos_of(records)}
+
+
+def test_a_server_is_described_once_and_when_it_changes(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    said = {"model_path": "/models/a", "tp_size": 4, "dp_size": 2, "version": "0.5.9"}
+    with serving({"/metrics": role_page("unified", 1), "/get_server_info": json.dumps(said).encode()}) as (
+        engines,
+        url,
+    ):
+        where = Settings(node="n1", job="job", clock=clock, proc=tmp_path)
+        collector = sglang.SPEC.create(ServingOptions(urls=(url,), discover=False), where)
+
+        def look() -> list[ServerInfo]:
+            clock.advance(1.0)
+            return infos_of(collector.collect())
+
+        first = ServerInfo(
+            server=url.removeprefix("http://"),
+            engine="sglang",
+            version="0.5.9",
+            model="m",
+            parallel=ParallelLayout(tp=4, pp=1, dp=2),
+            role=ServerRole.BOTH,
+        )
+        assert look() == [first]
+        assert look() == []
+        engines.pages["/metrics"] = Response(status=503, body=b"")
+        assert look() == []
+        said |= {"version": "0.5.10", "tp_size": 8}
+        engines.pages["/get_server_info"] = Response(body=json.dumps(said).encode())
+        engines.pages["/metrics"] = Response(body=role_page("unified", 1).replace(b'"m"', b'"other"'))
+        clock.advance(10.0)
+        (changed,) = look()
+        assert (changed.version, changed.model, changed.parallel.tp) == ("0.5.10", "other", 8)
+        clock.advance(60.0)
+        assert look() == [changed], "An aggregator that came later hears of it too."
+
+
+@pytest.mark.parametrize("model", ["m" * 300, "\ud800", "a\nb", 7])
+def test_a_name_that_cannot_be_shown_is_unknown(tmp_path: Path, model: object) -> None:
+    said = {"model_path": model, "tp_size": 1 << 40}
+    page = gauge("sglang:num_running_reqs", ({"tp_rank": "0"}, 1)).encode()
+    with serving({"/metrics": page, "/server_info": json.dumps(said).encode()}) as (_, url):
+        options = ServingOptions(urls=(url,), discover=False)
+        (info,) = infos_of(sglang.SPEC.create(options, settings(tmp_path)).collect())
+    assert (info.engine, info.model, info.parallel) == ("sglang", None, ParallelLayout(pp=1, dp=1))
+    check(info)
+
+
+def test_a_server_known_by_its_log_alone_is_described(tmp_path: Path) -> None:
+    log = tmp_path / "server.log"
+    log.write_text(
+        "[2026-04-05 20:00:00] server_args=ServerArgs(model_path='/m', tp_size=8, "
+        "disaggregation_mode='decode')\n"
+        "[2026-04-05 20:02:51] Decode batch, #running-req: 2, #token: 4, token usage: 0.60, "
+        "cuda graph: True, gen throughput (token/s): 16.00, #queue-req: 0\n"
+    )
+    options = ServingOptions(logs=(str(log),), discover=False)
+    (info,) = infos_of(sglang.SPEC.create(options, settings(tmp_path)).collect())
+    assert (info.server, info.model, info.parallel.tp, info.role) == (str(log), "/m", 8, ServerRole.DECODE)
 
 
 def role_page(role: str, running: float) -> bytes:

@@ -19,8 +19,10 @@ from perfd.analysis.serving.theory import Theory, theory_of
 from perfd.collector import Options, Settings
 from perfd.errors import ConfigError, PerfdError
 from perfd.model import Record, SampleTable, Scope
+from perfd.model import ServerInfo as Description
 from perfd.peaks import load_peaks
 from perfd.tls import client_context
+from perfd_collectors.serving.described import Descriptions, describe
 from perfd_collectors.serving.discovery import find_servers
 from perfd_collectors.serving.exposition import PageReader
 from perfd_collectors.serving.fetch import Access, FetchError, base_of, fetch, metrics_url
@@ -76,8 +78,10 @@ class ServingCollector:
         self._settings = settings
         self._access = _access(options)
         self._servers: dict[str, _Server] = {}
+        self._descriptions = Descriptions()
         self._rediscover_s = -math.inf
         self._logs = {path: FollowedLog(Path(path)) for path in options.logs}
+        self._of_logs: dict[str, Description] = {}
         for url in options.urls:
             try:
                 self._add(url)
@@ -97,8 +101,14 @@ class ServingCollector:
         for path, log in self._logs.items():
             snapshot = log.read()
             if snapshot is not None and snapshot.engine is self._engine:
-                rows[path.replace(" ", "_")] = self._row_of_log(measure(snapshot), log.info)
-        return _tables(self._settings.clock.unix_ns(), rows)
+                name = path.replace(" ", "_")
+                rows[name] = self._row_of_log(measure(snapshot), log.info)
+                self._of_logs[name] = describe(name, snapshot, log.info)
+        described = dict(self._of_logs)
+        for name, server in self._servers.items():
+            if (info := server.described(name)) is not None:
+                described[name] = info
+        return [*self._descriptions.news(described, now_s), *_tables(self._settings.clock.unix_ns(), rows)]
 
     def close(self) -> None:
         """Connections are closed after each answer."""
@@ -121,6 +131,7 @@ class _Server:
         self._options = options
         self._reader = PageReader(WANTED)
         self._looks: deque[tuple[float, Snapshot]] = deque()
+        self._newest: Snapshot | None = None
         self._info: ServerInfo | None = None
         self._theory: Theory | None = None
         self._ask_s = -math.inf
@@ -148,11 +159,17 @@ class _Server:
         except PerfdError:
             self._due_s = now_s + _BACKOFF_S
             self._looks.clear()
+            # Another version or model may listen there when it is back.
+            self._ask_s = -math.inf
             return {"up": 0.0}
         self._ask(snapshot.engine, now_s)
-        snapshot = with_info(snapshot, self._info)
+        snapshot = self._newest = with_info(snapshot, self._info)
         measured = self._measure(snapshot, now_s)
         return {"up": 1.0, **row(measured, self._compare(measured))}
+
+    def described(self, name: str) -> Description | None:
+        """What it is, as it was when it last answered; None before it did."""
+        return None if self._newest is None else describe(name, self._newest, self._info)
 
     def _measure(self, snapshot: Snapshot, now_s: float) -> Measured:
         before = self._looks[0] if self._looks else None

@@ -38,6 +38,7 @@ _WORDS = {
     "quantization": ("--quantization", "-q"),
     "kv_cache_dtype": ("--kv-cache-dtype",),
     "dtype": ("--dtype",),
+    "disaggregation_mode": ("--disaggregation-mode",),
 }
 _ANY = {"0.0.0.0", "::", "[::]", ""}  # noqa: S104  (compared with, not bound to)
 _MAX_COMMAND_BYTES = 65536
