@@ -72,8 +72,9 @@ def measure(now: Snapshot, before: Snapshot | None = None, span_s: float | None 
         preemptions_per_s=rate.get(Counter.PREEMPTIONS),
         prefix_hit_ratio=_hit_ratio(gains, now),
         spec_accept_length=_accept_length(since) or now.spec_accept_length,
-        spec_accept_ratio=_share(since, Counter.SPEC_ACCEPTED_TOKENS, Counter.SPEC_DRAFT_TOKENS)
-        or now.spec_accept_ratio,
+        spec_accept_ratio=_known(
+            _share(since, Counter.SPEC_ACCEPTED_TOKENS, Counter.SPEC_DRAFT_TOKENS), now.spec_accept_ratio
+        ),
         cuda_graph_ratio=_graph_ratio(since, now),
         gpu_busy_ratio=_busy(gains, now, span_s) if two else now.forward_occupancy_ratio,
         estimated_flops_per_s_per_gpu=rate.get(Counter.ESTIMATED_FLOPS) or now.reported_flops_per_s_per_gpu,
@@ -111,6 +112,10 @@ def _gains(before: Snapshot, now: Snapshot) -> Mapping[str, float]:
 def _observed(before: Snapshot, now: Snapshot) -> Mapping[str, Histogram]:
     found = {name: increase(before.histograms.get(name), value) for name, value in now.histograms.items()}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _known(measured: float | None, otherwise: float | None) -> float | None:
+    return otherwise if measured is None else measured
 
 
 def _first(values: Mapping[str, float], *names: str) -> float | None:
