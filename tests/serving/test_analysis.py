@@ -124,13 +124,13 @@ def test_rates_need_two_looks() -> None:
     assert measure(look(300), look(100), 10.0).generation_tokens_per_s == 20.0
 
 
-@pytest.mark.parametrize("before", [look(500), look(100, model="other")])
 def test_drafts_of_which_none_was_accepted_are_not_replaced_by_an_older_ratio() -> None:
     drafts = {Counter.SPEC_DRAFT_TOKENS: 90.0, Counter.SPEC_ACCEPTED_TOKENS: 0.0}
     now = Snapshot(engine=Engine.VLLM, counters=drafts, spec_accept_ratio=0.7)
     assert measure(now).spec_accept_ratio == 0.0
 
 
+@pytest.mark.parametrize("before", [look(500), look(100, model="other")])
 def test_a_restart_or_another_model_between_the_looks_leaves_rates_unknown(before: Snapshot) -> None:
     measured = measure(look(300), before, 10.0)
     assert measured.generation_tokens_per_s is None
