@@ -185,6 +185,7 @@ class HttpClientConfig(_Strict, frozen=True):
     """How requests to a server of others are made."""
 
     timeout_s: float = 10.0
+    """For a whole request and its answer."""
     username: str | None = None
     password_file: str | None = None
     bearer_token_file: str | None = None

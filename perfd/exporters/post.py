@@ -6,6 +6,7 @@ import base64
 import http.client
 import re
 import ssl
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 from perfd import __version__
 from perfd.config import HttpClientConfig
 from perfd.errors import ConfigError
+from perfd.exporters.connection import BoundedConnection, BoundedTlsConnection
 
 _MAX_ANSWER_BYTES = 4096
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -56,23 +58,27 @@ class Poster:
         self._config = config
         self._key = key
         self._context = _context(config, key) if self._tls else None
-        self._connection: http.client.HTTPConnection | None = None
+        self._connection: BoundedConnection | None = None
         self._closed_at_once = False
         _authorization(config, key)
         _check_headers(config, key)
 
     def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:
-        """Send one body; never raises for what the network, the other side or a file of secrets does."""
+        """Send one body; never raises for what the network, the other side or a file of secrets does.
+
+        It returns within `timeout_s`, however slowly the other side reads and answers.
+        """
         try:
             authorization = _authorization(self._config, self._key)
         except ConfigError as error:
             return Answer(status=0, text=str(error))
         sent = {"User-Agent": f"perfd/{__version__}", **self._config.headers, **authorization, **headers}
         kept = self._connection is not None
-        answer = self._attempt(body, sent)
+        deadline_s = time.monotonic() + self._config.timeout_s
+        answer = self._attempt(body, sent, deadline_s)
         if kept and answer.status == 0 and self._closed_at_once:
             # The other side, or something between, closed a connection that was idle: no failure yet.
-            answer = replace(self._attempt(body, sent), reconnected=True)
+            answer = replace(self._attempt(body, sent, deadline_s), reconnected=True)
         return answer
 
     def close(self) -> None:
@@ -82,18 +88,19 @@ class Poster:
                 self._connection.close()
             self._connection = None
 
-    def _attempt(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+    def _attempt(self, body: bytes, headers: Mapping[str, str], deadline_s: float) -> Answer:
         self._closed_at_once = False
         try:
-            return self._once(body, headers)
+            return self._once(body, headers, deadline_s)
         except (OSError, http.client.HTTPException) as error:
             self.close()
             self._closed_at_once = isinstance(error, ConnectionError)
             return Answer(status=0, text=str(error) or type(error).__name__)
 
-    def _once(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+    def _once(self, body: bytes, headers: Mapping[str, str], deadline_s: float) -> Answer:
         if self._connection is None:
             self._connection = self._connect()
+        self._connection.deadline_s = deadline_s
         self._connection.request("POST", self._path, body, dict(headers))
         response = self._connection.getresponse()
         text = response.read(_MAX_ANSWER_BYTES).decode(errors="replace")
@@ -106,13 +113,10 @@ class Poster:
             retry_after_s=_seconds(response.getheader("Retry-After")),
         )
 
-    def _connect(self) -> http.client.HTTPConnection:
-        timeout_s = self._config.timeout_s
+    def _connect(self) -> BoundedConnection:
         if self._tls:
-            return http.client.HTTPSConnection(
-                self._host, self._port, timeout=timeout_s, context=self._context
-            )
-        return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+            return BoundedTlsConnection(self._host, self._port, context=self._context)
+        return BoundedConnection(self._host, self._port)
 
 
 def read_secret(path: str, key: str) -> str:
