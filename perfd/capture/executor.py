@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ from perfd.model import (
     CaptureStatus,
     CaptureTool,
 )
+
+log = logging.getLogger(__name__)
 
 _REMEMBERED_CAPTURES = 256
 
@@ -135,7 +138,7 @@ class CaptureExecutor:
         if self._stopping:
             return "The agent is being stopped."
         if not self.running:
-            return "The agent's capture thread does not run; its log says why."
+            return "The agent has only just started; try again."
         if self._accepted is not None:
             return f"Busy: capture {self._accepted.request.capture_id} is running on this node."
         if request.tool not in self._tools:
@@ -143,14 +146,16 @@ class CaptureExecutor:
         return ""
 
     def _refuse(self, request: CaptureRequest, reason: str) -> None:
-        self._tell(
-            CaptureStatus(
-                capture_id=request.capture_id,
-                state=CaptureState.REFUSED,
-                time_unix_ns=self._clock.unix_ns(),
-                reason=reason,
-                ranks=tuple(request.ranks),
-            )
+        self._tell(self._ended(request, CaptureState.REFUSED, reason))
+
+    def _ended(self, request: CaptureRequest, state: CaptureState, reason: str) -> CaptureStatus:
+        """The end of all that was asked for."""
+        return CaptureStatus(
+            capture_id=request.capture_id,
+            state=state,
+            time_unix_ns=self._clock.unix_ns(),
+            reason=reason,
+            ranks=tuple(request.ranks),
         )
 
     def _cancel(self, message: CaptureCancel) -> None:
@@ -174,6 +179,11 @@ class CaptureExecutor:
             finals: Sequence[CaptureStatus] = ()
             try:
                 finals = CaptureRun(request, self._tools[request.tool], self._around).run()
+            except Exception as error:
+                # A defect in one capture must not end all later ones.
+                log.exception("A capture met a defect.", extra={"capture": request.capture_id})
+                reason = f"A defect of perfd ended the capture ({error!r}); the agent's log says more."
+                finals = [self._ended(request, CaptureState.FAILED, reason)]
             finally:
                 with self._changed:
                     self._accepted = None
