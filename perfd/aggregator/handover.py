@@ -21,6 +21,7 @@ class Handover:
 
     def __init__(self) -> None:
         self._ended: dict[str, int] = {}
+        self._over: frozenset[str] = frozenset()
 
     def make(
         self,
@@ -31,28 +32,36 @@ class Handover:
         facts: Mapping[str, LiveFacts],
         active: Sequence[Alert],
         changes: Sequence[AlertChange],
+        forgotten: Sequence[JobSummary],
         whole: WholeSummary,
     ) -> Round:
-        """One round; the whole of a job is summarised once for each attempt that ended."""
+        """One round; the whole of a job is summarised once for each attempt that ended.
+
+        `forgotten` jobs have left since the round before; those whose end was not heard of end here.
+        """
         jobs = tuple(_job(found, facts[name]) for name, found in derived.items())
         self._ended = {name: attempt for name, attempt in self._ended.items() if name in derived}
         ended = [job for job in jobs if job.ended and self._ended.get(job.summary.name) != job.attempt]
         self._ended |= {job.summary.name: job.attempt for job in ended}
         finals = (whole(job.summary.name) for job in ended)
+        silent = [summary for summary in forgotten if summary.name not in self._over]
+        self._over = frozenset(
+            job.summary.name for job in jobs if self._ended.get(job.summary.name) == job.attempt
+        )
         return Round(
             time_unix_s=now_unix_s,
             frames=frames,
             jobs=jobs,
             firing=_updates(active, AlertState.FIRING),
             changes=_updates([change.alert for change in changes], AlertState.FIRING, AlertState.RESOLVED),
-            finals=tuple(summary for summary in finals if summary is not None),
+            finals=(*silent, *(summary for summary in finals if summary is not None)),
         )
 
     def last(
         self, now_unix_s: float, jobs: Sequence[str], whole: WholeSummary, *, active: Sequence[Alert]
     ) -> Round:
         """The round at the aggregator's own end: what is known of the jobs that go on, and what fires on."""
-        summaries = [whole(name) for name in jobs if name not in self._ended]
+        summaries = [whole(name) for name in jobs if name not in self._over]
         return Round(
             time_unix_s=now_unix_s,
             firing=_updates(active, AlertState.FIRING),

@@ -98,12 +98,12 @@ class Rounds:
         with self._lock:
             self._now_unix_s = now_unix_s
             now_s = self._clock.monotonic_s()
-            self._forget(now_s)
+            forgotten = self._forget(now_s)
             derived = self._derive(now_unix_s, now_s)
             facts = {name: self._facts(name, found, now_s) for name, found in derived.items()}
             frames = self._maker.make(now_unix_s, now_s, derived, facts, self._exporters.status())
             changes = self._evaluate(frames, derived, now_unix_s)
-            self._export(derived, facts, changes)
+            self._export(derived, facts, changes, forgotten)
             self._captures.tick(now_unix_s)
             self._keep(now_s)
         with self._state.lock:
@@ -146,7 +146,8 @@ class Rounds:
         with self._lock:
             return [alert_json(alert, self._captures_of(alert)) for alert in self._alerts.list()]
 
-    def _forget(self, now_s: float) -> None:
+    def _forget(self, now_s: float) -> list[JobSummary]:
+        """Drop the jobs that are silent for too long; their summaries, where somebody wants them."""
         with self._state.lock:
             fleet = self._state.fleet
             going = [
@@ -154,13 +155,16 @@ class Rounds:
                 for name, job in fleet.jobs.items()
                 if now_s - job.received_s > self._config.job_forgotten_after_s
             ]
+        last: dict[str, JobSummary | None] = {}
         for name in going:
             self._store_summary(name)
+            last[name] = self._whole_summary(name) if self._exporters else None
         with self._state.lock:
             gone = fleet.forget(now_s, self._config.job_forgotten_after_s)
         self._deriver.forget(gone)
         for name in gone:
             self._stored_s.pop(name, None)
+        return [summary for name in gone if (summary := last.get(name)) is not None]
 
     def _derive(self, now_unix_s: float, now_s: float) -> dict[str, Derived]:
         derived = {name: self._deriver.live(name, now_unix_s, now_s) for name in self.jobs()}
@@ -197,7 +201,11 @@ class Rounds:
         return outcome.changes
 
     def _export(
-        self, derived: Mapping[str, Derived], facts: Mapping[str, LiveFacts], changes: Sequence[AlertChange]
+        self,
+        derived: Mapping[str, Derived],
+        facts: Mapping[str, LiveFacts],
+        changes: Sequence[AlertChange],
+        forgotten: Sequence[JobSummary],
     ) -> None:
         if self._exporters:
             self._exporters.offer(
@@ -208,6 +216,7 @@ class Rounds:
                     facts=facts,
                     active=self._alerts.active,
                     changes=changes,
+                    forgotten=forgotten,
                     whole=self._whole_summary,
                 )
             )

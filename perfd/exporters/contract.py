@@ -62,7 +62,8 @@ class Round:
     changes: Sequence[AlertUpdate] = ()
     """Alerts that began or ended since the round before, oldest first."""
     finals: Sequence[JobSummary] = ()
-    """Summaries of whole jobs that ended since the round before, or that the aggregator leaves."""
+    """Summaries of whole jobs that ended since the round before, fell silent for so long that the aggregator
+    forgot them, or that it leaves; one for each end."""
 
     def after(self, dropped: Round) -> Round:
         """This round, with what must not be lost of one before it that was dropped."""

@@ -4,7 +4,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from aggregator.support import aggregator
+from aggregator.support import START_S, aggregator, step
 from exporters.rounds import job_round
 from exporters.support import context, until
 
@@ -13,6 +13,8 @@ from perfd.config import AlertmanagerConfig, ExportersConfig, JsonLinesConfig, R
 from perfd.errors import ConfigError
 from perfd.exporters.contract import Round
 from perfd.exporters.registry import Exporters
+from perfd.model import Event, EventKind
+from perfd.testing.agent import FakeAgent
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "exporters.md"
 MODULE = """
@@ -43,6 +45,11 @@ MODULE = """
         def export(self, round_):
             raise RuntimeError("never")
 
+    class Finals(Lines):
+        def export(self, round_):
+            with self.path.open("a") as file:
+                file.writelines(f"{one.name} {one.steps.last}\\n" for one in round_.finals)
+
     def cannot_start(options, context):
         return options["missing"]
 """
@@ -50,6 +57,7 @@ NAMES = {
     "lines": "Lines",
     "hangs": "Hangs",
     "raises": "Raises",
+    "finals": "Finals",
     "cannot_start": "cannot_start",
     "gone": "nothing",
 }
@@ -95,6 +103,57 @@ def test_an_exporter_of_another_package_gets_its_options_and_each_round(tmp_path
     assert path.with_suffix(".closed").exists()
 
 
+def ended(clock):
+    return Event(kind=EventKind.JOB_ENDED, time_unix_ns=clock.unix_ns(), message="", job="llm")
+
+
+@pytest.mark.parametrize(
+    ("ends", "starts_again", "expected"),
+    [
+        (False, False, ["llm 3"]),
+        (True, False, ["llm 3"]),
+        (True, True, ["llm 3", "llm 2"]),
+        (False, True, ["llm 2"]),
+    ],
+    ids=["silent", "ended", "ended and silent after a restart", "restarted and silent"],
+)
+def test_a_job_that_is_forgotten_leaves_one_final_summary_for_each_end(
+    tmp_path, ends, starts_again, expected
+):
+    path, clock = tmp_path / "finals", VirtualClock(round(START_S * 1e9))
+    config = ExportersConfig(others={"finals": {"path": str(path)}})
+    with (
+        aggregator(clock, exporters=config, job_forgotten_after_s=60.0) as running,
+        FakeAgent(running.grpc_address) as agent,
+    ):
+        agent.hello()
+        agent.send(*(step(number, time_s=START_S + number) for number in (1, 2, 3)))
+        running.tick()
+        if ends:
+            agent.send(ended(clock))
+            running.tick()
+        if starts_again:
+            agent.send(*(step(number, time_s=START_S + 10 + number, step_time_s=2.0) for number in (1, 2)))
+            running.tick()
+        for _ in range(3):
+            clock.advance(61)
+            running.tick()
+        assert running.jobs() == []
+    assert path.read_text().splitlines() == expected
+
+
+def test_a_job_that_goes_on_after_a_restart_has_its_summary_when_the_aggregator_ends(tmp_path):
+    path, clock = tmp_path / "finals", VirtualClock(round(START_S * 1e9))
+    config = ExportersConfig(others={"finals": {"path": str(path)}})
+    with aggregator(clock, exporters=config) as running, FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        agent.send(step(3, time_s=START_S), ended(clock))
+        running.tick()
+        agent.send(step(1, time_s=START_S + 10))
+        running.tick()
+    assert path.read_text().splitlines() == ["llm 3", "llm 1"]
+
+
 def test_one_that_hangs_and_one_that_raises_hold_up_neither_rounds_nor_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr("perfd.aggregator.aggregator._EXPORT_GRACE_S", 0.5)
     path, written = tmp_path / "lines", tmp_path / "rounds.jsonl"
@@ -121,7 +180,7 @@ def test_one_that_hangs_and_one_that_raises_hold_up_neither_rounds_nor_the_other
         (ExportersConfig(wandb=WandbConfig(mode="offline", run_id="{rank}")), "rank"),
         (
             ExportersConfig(others={"nobody": {}}),
-            "'nobody'; installed are: cannot_start, gone",
+            "'nobody'; installed are: cannot_start, finals, gone",
         ),
         (ExportersConfig(others={"jsonl": {}}), "configure exporters.jsonl"),
         (ExportersConfig(others={"lines": {}}), "exporters.others.lines.path: say where"),
