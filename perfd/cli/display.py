@@ -1,4 +1,4 @@
-"""Jobs as tables for a terminal: pure, from the entries of perfd.jobs/1 and perfd.alerts/1."""
+"""Jobs and serving engines as tables for a terminal: pure, from the entries of /api/v1."""
 
 from __future__ import annotations
 
@@ -58,6 +58,28 @@ def job_table(jobs: Sequence[Json], alerts: Sequence[Json] = ()) -> Table:
             percent(get(job, "communication", "share_ratio")),
             percent(get(job, "pipeline", "stall_ratio")),
             Text(kind) + (f", {firing} alert{'s' if firing > 1 else ''}" if firing else ""),
+        )
+    return table
+
+
+def server_table(servers: Sequence[Json]) -> Table:
+    """One row a serving engine, for `perfd status`."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
+    for name in ("SERVER", "ENGINE", "MODEL"):
+        table.add_column(name, overflow="fold")
+    for name in ("RUN", "WAIT", "TTFT P50", "TPOT P50", "ALERTS"):
+        table.add_column(name, justify="right")
+    for server in servers:
+        down = " (down)" if server["up"] is False else ""
+        table.add_row(
+            Text(f"{server['node']} {server['server']}{down}"),
+            Text(server["engine"] or UNKNOWN),
+            Text(server["model"] or UNKNOWN),
+            count(server["running_requests"]),
+            count(server["queued_requests"]),
+            duration(server["ttft_s"]["p50"]),
+            duration(server["tpot_s"]["p50"]),
+            count(len(server["findings"])),
         )
     return table
 

@@ -8,7 +8,7 @@ import json
 from rich.console import Console
 
 from perfd.cli.client import add_aggregator, get, url_of
-from perfd.cli.display import job_table
+from perfd.cli.display import job_table, server_table
 
 SCHEMA = "perfd.status/1"
 
@@ -19,18 +19,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json",
         action="store_true",
-        help=f'print {{"schema": "{SCHEMA}", "jobs", "alerts", "agents"}}: the lists of /api/v1',
+        help=f'print {{"schema": "{SCHEMA}", "jobs", "alerts", "agents", "servers"}}: the lists of /api/v1',
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the jobs of an aggregator."""
+    """Print the jobs and serving engines of an aggregator."""
     url = url_of(args)
     jobs = get(url, "/api/v1/jobs")["jobs"]
     alerts = get(url, "/api/v1/alerts")["alerts"]
     agents = get(url, "/api/v1/agents")["agents"]
+    servers = get(url, "/api/v1/servers")["servers"]
     if args.json:
-        print(json.dumps({"schema": SCHEMA, "jobs": jobs, "alerts": alerts, "agents": agents}))
+        document = {"schema": SCHEMA, "jobs": jobs, "alerts": alerts, "agents": agents, "servers": servers}
+        print(json.dumps(document))
         return 0
     console = Console()
     if jobs:
@@ -38,8 +40,10 @@ def run(args: argparse.Namespace) -> int:
         for job in jobs:
             for sentence in job["bottleneck"]["evidence"][:1]:
                 console.print(f"{job['name']}: {sentence}", highlight=False, markup=False)
-    else:
+    elif not servers:
         console.print("No job yet.")
+    if servers:
+        console.print(server_table(servers))
     connected = sum(agent["connected"] for agent in agents)
     console.print(f"{connected} of {len(agents)} agents connected.", highlight=False)
     return 0

@@ -14,7 +14,11 @@ from perfd.cli.top_state import KEYS, window
 
 STALE_S = 30.0
 _NARROW = 70
+_ROOMY = 96
 _WIDE = 110
+_NAMES = 140
+"""So wide that a model's name has a place in the table."""
+_MODEL_CHARS = 32
 _ALERTS = 2
 """Of those that belong to no job."""
 _HARMLESS = frozenset({"none", "unknown", "compute", "missing_telemetry"})
@@ -127,9 +131,13 @@ def server_screen(servers: Sequence[Json], row: int, width: int, room: int | Non
         )
     servers = server_order(servers)
     chosen = min(row, len(servers) - 1)
-    shown = range(len(servers)) if room is None else window(len(servers), row, room - 3)
+    shown = range(len(servers)) if room is None else window(len(servers), row, room - 4)
     table = _table()
     table.add_column("SERVER", no_wrap=True, ratio=1, overflow="ellipsis")
+    if width >= _ROOMY:
+        table.add_column("ENGINE", no_wrap=True)
+    if width >= _NAMES:
+        table.add_column("MODEL", no_wrap=True)
     names = ["RUN", "WAIT", "KV", "TTFT P50", "TPOT P50"]
     if width >= _NARROW:
         names += ["P99", "THEORY"]
@@ -143,7 +151,16 @@ def server_screen(servers: Sequence[Json], row: int, width: int, room: int | Non
         _line(Text(f"{finding['name']}  {finding['summary']}", style="yellow"))
         for finding in servers[chosen]["findings"][:2]
     ]
-    return Group(table, *findings)
+    identity = server_words(servers[chosen])
+    return Group(table, *([_line(Text(identity))] if identity else []), *findings)
+
+
+def server_words(server: Json) -> str:
+    """What an entry of perfd.servers/1 says of the engine: `sglang 0.5.9, Qwen/Qwen3-32B, decode, tp 8`."""
+    sizes = " ".join(f"{name} {size}" for name, size in server["parallel"].items() if (size or 1) > 1)
+    role = server["role"] if server["role"] != "both" else None
+    engine = " ".join(filter(None, [server["engine"], server["version"]]))
+    return ", ".join(filter(None, [engine, server["model"], role, sizes]))
 
 
 def _server(server: Json, *, chosen: bool, width: int) -> list[RenderableType]:
@@ -151,8 +168,12 @@ def _server(server: Json, *, chosen: bool, width: int) -> list[RenderableType]:
     state = "down " if server["up"] is False else "silent " if silent(server) else ""
     name = Text(f"{_mark(chosen)}{state}{server['node']} {server['server']}", style=style)
     theory = server["theory"] or {}
-    cells: list[RenderableType] = [
-        name,
+    cells: list[RenderableType] = [name]
+    if width >= _ROOMY:
+        cells.append(Text(server["engine"] or "-"))
+    if width >= _NAMES:
+        cells.append(Text(_short(server["model"] or "-", _MODEL_CHARS)))
+    cells += [
         count(server["running_requests"]),
         count(server["queued_requests"]),
         percent(server["kv_cache_used_ratio"]),

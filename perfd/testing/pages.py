@@ -121,6 +121,11 @@ def server_entry(name: str, **changes: Any) -> dict[str, Any]:  # noqa: ANN401  
     return {
         "node": "n1",
         "server": name,
+        "engine": "sglang",
+        "version": "0.5.9",
+        "model": "meta-llama/Llama-3.3-70B-Instruct",
+        "role": "both",
+        "parallel": {"tp": 8, "pp": 1, "dp": 1},
         "up": True,
         "silent_s": 0.4,
         "running_requests": 200.0,

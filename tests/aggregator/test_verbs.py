@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from aggregator.support import aggregator, gpus, place, step
+from aggregator.support import START_S, aggregator, gpus, place, step
 from rich.console import Console
 
 from perfd.cli import main
 from perfd.cli.client import get, url_of
 from perfd.cli.display import job_table, render
 from perfd.config import AggregatorConfig, load
-from perfd.model import JobDescription, ParallelLayout
+from perfd.model import JobDescription, ParallelLayout, SampleTable, Scope, ServerInfo
 from perfd.testing.agent import FakeAgent
 
 DEFAULTS = Path(__file__).parents[2] / "deploy" / "aggregator.yaml"
@@ -114,7 +114,24 @@ def served():
         agent.send(*(step(number, time_s=number, tokens_per_s=1000.0) for number in range(1, 20)))
         agent.send(place(0, 0), *(gpus(time_s, sm_active_ratio=0.5) for time_s in range(20)))
         running.tick()
+        agent.send(
+            ServerInfo(server="h:30000", engine="sglang", model="Qwen/Qwen3-32B"),
+            SampleTable(
+                scope=Scope.SERVER,
+                times_unix_ns=[round(START_S * 1e9)],
+                entities=["h:30000"],
+                columns={"up": [1.0], "tpot_p50_s": [0.012]},
+            ),
+        )
         yield running
+
+
+def test_status_shows_what_serves(served, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    assert main(["status", "--aggregator", served.http_address]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "h:30000" in line)
+    assert line.split()[:4] == ["node0", "h:30000", "sglang", "Qwen/Qwen3-32B"]
+    assert "12 ms" in line
 
 
 def test_status_shows_a_job_in_a_line(served, capsys):
@@ -131,6 +148,7 @@ def test_status_as_json_is_versioned(served, capsys):
     assert document["jobs"][0]["steps"]["last"] == 19
     assert document["agents"][0]["node"] == "node0"
     assert document["alerts"] == []
+    assert [server["engine"] for server in document["servers"]] == ["sglang"]
 
 
 def test_top_looks_once_when_asked(served, capsys):

@@ -142,8 +142,27 @@ def test_servers_are_beside_theory_and_the_chosen_ones_findings_are_said() -> No
     for value in ("200", "71.0 %", "310 ms", "12.0 ms", "45.0 ms", "12.1 ms"):
         assert value in first
     assert second.startswith("> down n1 h:2")
+    assert shown[-2] == "sglang 0.5.9, meta-llama/Llama-3.3-70B-Instruct, tp 8"
     assert "PerfdServerQueue  12 requests wait" in shown[-1]
     assert max(map(len, shown)) <= 80
+
+
+def test_a_wide_screen_tells_the_engines_and_models_of_all_servers() -> None:
+    unknown = {"engine": None, "version": None, "model": None, "role": None}
+    servers = [
+        server_entry("h:1", role="prefill"),
+        server_entry("h:2", engine="vllm", model="/models/of/some/team/" + "x" * 40 + "/final"),
+        server_entry("h:3", **unknown, parallel=dict.fromkeys(("tp", "pp", "dp"))),
+    ]
+    shown = drawn(server_screen(servers, 0, 160, 20), 160)
+
+    one, two, three = (next(line for line in shown if name in line).split() for name in ("h:1", "h:2", "h:3"))
+    assert one[3:5] == ["sglang", "meta-llama/Llama….3-70B-Instruct"]
+    assert two[2] == "vllm"
+    assert two[3].endswith("xx/final")
+    assert three[2:4] == ["-", "-"]
+    assert shown[-1] == "sglang 0.5.9, meta-llama/Llama-3.3-70B-Instruct, prefill, tp 8"
+    assert "None" not in "".join(drawn(server_screen(servers, 2, 160, 20), 160))
 
 
 def test_names_are_shown_as_they_are_and_not_as_markup() -> None:

@@ -185,7 +185,12 @@ def test_no_name_is_ever_read_as_markup(tab: Tab, stand_in: StandIn) -> None:
         "jobs": {"jobs": [job]},
         "alerts": {"alerts": [alert]},
         "captures": {"captures": [capture]},
-        "servers": {"servers": [server_entry(HOSTILE, node=HOSTILE, findings=[knob]), server_entry("b")]},
+        "servers": {
+            "servers": [
+                server_entry(HOSTILE, node=HOSTILE, engine=HOSTILE, model=HOSTILE, findings=[knob]),
+                server_entry("b"),
+            ]
+        },
         "agents": {"agents": [agent, {**agent, "node": "b"}]},
         f"jobs/{path}/series": {
             "step": [1, 2, 3], "time_unix_s": [1, 2, 3], "step_time_s": [1, 1, 1], "mfu_ratio": [0.1] * 3,
@@ -457,12 +462,30 @@ def test_servers_are_shown_beside_theory(tab: Tab, stand_in: StandIn) -> None:
     tab.open(f"{stand_in.url}/servers", "document.querySelector('article')")
     shown = tab.text("article")
 
+    assert "sglang 0.5.9 · meta-llama/Llama-3.3-70B-Instruct · tp 8" in shown
     assert "A token takes 12.0 ms, 0.99 times the 12.1 ms that its batch allows" in shown
     for text in ("P50", "12.0 ms", "P90", "19.0 ms", "P99", "45.0 ms", "310 ms", "720 ms", "1.40 s"):
         assert text in shown
     assert "Theory: 12.1 ms least at the batch that runs, 5.2 ms least of a lone request." in shown
     assert "Theory: 71.0 ms least for a prompt of mean length." in shown
     assert "12 requests wait. Admit more." in shown
+
+
+def test_servers_are_found_by_engine_and_model(tab: Tab, stand_in: StandIn) -> None:
+    unsaid = {"engine": None, "version": None, "model": None, "role": None}
+    stand_in.answers["servers"] = {
+        "servers": [
+            server_entry("h:1"),
+            server_entry("h:2", engine="vllm", version="0.11.0", model="Qwen/Qwen3-32B", role="decode"),
+            server_entry("h:3", **unsaid, parallel=dict.fromkeys(("tp", "pp", "dp"))),
+        ]
+    }
+    tab.open(f"{stand_in.url}/servers", "document.querySelectorAll('article').length === 3")
+    shown = tab.text("main")
+
+    assert "vllm 0.11.0 · Qwen/Qwen3-32B · decode · tp 8" in shown
+    assert "null" not in shown
+    assert "undefined" not in shown
 
 
 @pytest.mark.parametrize(

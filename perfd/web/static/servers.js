@@ -22,6 +22,10 @@ const overTheory = (server) => {
 
 const URGENCY = { down: 0, silent: 1, up: 2 };
 const order = (a, b) => URGENCY[state(a)] - URGENCY[state(b)] || b.findings.length - a.findings.length || name(a).localeCompare(name(b), "en", { numeric: true });
+const engine = (server) => [server.engine, server.version].filter(Boolean).join(" ");
+const layout = (server) => Object.entries(server.parallel).filter(([, size]) => size > 1).map(([dimension, size]) => `${dimension} ${size}`).join(" ");
+const role = (server) => (server.role === "both" ? null : server.role);
+const identity = (server) => [engine(server), server.model, role(server), layout(server)].filter(Boolean).join(" · ");
 const name = (server) => `${server.node} ${server.server}`;
 const anchor = (server) => `server-${server.node}-${server.server}`;
 
@@ -29,9 +33,10 @@ const table = sortedTable({
   id: "servers",
   noun: "servers",
   order,
-  text: (server) => [name(server), state(server), ...server.findings.map((finding) => finding.name)].join(" "),
+  text: (server) => [name(server), identity(server), state(server), ...server.findings.map((finding) => finding.name)].join(" "),
   columns: [
     { name: "Server", wide: true, value: name, cell: (server) => [el("strong", {}, server.server), el("small", {}, server.node)] },
+    { name: "Engine", value: engine, cell: (server) => [engine(server) || UNKNOWN, server.model && el("small", {}, server.model)] },
     { name: "State", value: state, cell: (server) => el("span", { class: `state ${state(server)}` }, state(server)) },
     { name: "Running", number: true, value: (server) => server.running_requests, cell: (server) => count(server.running_requests) },
     { name: "Queued", number: true, value: (server) => server.queued_requests, cell: (server) => count(server.queued_requests) },
@@ -63,6 +68,7 @@ function card(server) {
     "article",
     { class: `card server ${state(server)}`, id: anchor(server) },
     el("h2", {}, server.server, " ", el("span", { class: `state ${state(server)}` }, state(server)), el("small", {}, server.node)),
+    identity(server) && el("p", { class: "quiet" }, identity(server)),
     el("p", { class: "headline" }, headline(server)),
     server.findings.map((finding) => el("p", { class: "finding" }, el("strong", {}, `${finding.summary}. `), finding.recommendation)),
     silent(server) && el("p", { class: "notice warn" }, `Its agent has said nothing for ${duration(server.silent_s)}.`),
