@@ -29,7 +29,8 @@ def buildah(*arguments: str) -> str:
 
 def podman(*arguments: str) -> str:
     """What podman prints."""
-    return run("podman", *STORE, "--tmpdir", "/run/perfd-tests/libpod", *arguments)
+    # Of a container that was killed for its memory, conmon leaves a file in the folder where it was started.
+    return run("podman", *STORE, "--tmpdir", "/run/perfd-tests/libpod", *arguments, cwd=Path(STORE[1]))
 
 
 def run(*command: str, cwd: Path | None = None, timeout_s: float = 500) -> str:
