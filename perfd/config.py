@@ -170,7 +170,8 @@ class AnalysisConfig(_Strict, frozen=True):
 class CaptureProfile(_Strict, frozen=True):
     """What an alert's `capture: NAME` label starts."""
 
-    tool: str = "nsys"
+    tool: str | None = None
+    """null: nsys for a job, and for a serving engine the engine's own profiler."""
     steps: int | None = 5
     max_duration_s: float = 30.0
     ranks: str = "all"
@@ -309,6 +310,7 @@ class AggregatorConfig(_Strict, frozen=True):
         default_factory=lambda: {
             "default": CaptureProfile(),
             "hang": CaptureProfile(tool="py_spy", steps=None),
+            "serving": CaptureProfile(steps=10),
         }
     )
     webhook: WebhookConfig = WebhookConfig()

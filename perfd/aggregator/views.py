@@ -10,8 +10,9 @@ from perfd.aggregator.intake import State
 from perfd.analysis.summary import JobSummary
 from perfd.analysis.tables import JobData
 from perfd.capture.ranks import JobView, RankView
-from perfd.model import ParallelLayout, Scope
+from perfd.model import CaptureTool, ParallelLayout, Scope
 
+_PROFILERS = {"sglang": CaptureTool.SGLANG, "vllm": CaptureTool.VLLM}
 _COMPUTE_TIMERS = ("forward-compute", "backward-compute")
 
 
@@ -54,7 +55,13 @@ def server_view(state: State, name: str) -> JobView | None:
             servers = readings.layout.entities.known if readings else ()
             if any(name == f"{node}/{server}" for server in servers):
                 connected = state.agents.of_node(node) is not None
-                return JobView(job=name, nodes=(node,) if connected else ())
+                info = known.server_infos.get(name.removeprefix(f"{node}/"))
+                return JobView(
+                    job=name,
+                    nodes=(node,) if connected else (),
+                    server=True,
+                    tool=_PROFILERS.get(info.engine) if info else None,
+                )
     return None
 
 

@@ -201,7 +201,7 @@ def check_profiles(profiles: Mapping[str, CaptureProfile]) -> None:
     mistakes: list[str] = []
     tools = ", ".join(tool.value for tool in CaptureTool)
     for name, profile in profiles.items():
-        if profile.tool not in set(CaptureTool):
+        if profile.tool is not None and profile.tool not in set(CaptureTool):
             mistakes.append(f"capture_profiles.{name}.tool: {profile.tool!r} is not one of {tools}.")
         try:
             check_selector(profile.ranks)
@@ -218,7 +218,8 @@ def to_json(capture: Capture) -> dict[str, Any]:
     return {
         "id": capture.capture_id,
         "job": capture.job,
-        "tool": capture.tool.value,
+        "server": capture.server,
+        "tool": capture.tool.value if capture.tool else None,
         "profile": capture.profile,
         "alert": capture.alert or None,
         "labels": dict(capture.labels),

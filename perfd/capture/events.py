@@ -118,7 +118,11 @@ class Capture:
 
     capture_id: str
     job: str
-    tool: CaptureTool
+    """A server is called `NODE/ADDRESS`."""
+    server: bool = False
+    """Whether it is of a serving engine, and not of a job."""
+    tool: CaptureTool | None
+    """None when neither a profile nor what is known of the server says it; such a capture is refused."""
     profile: str
     alert: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)

@@ -102,7 +102,8 @@ class CapturePolicy:
         capture = Capture(
             capture_id=self._new_id(event.alert, now),
             job=event.job.job,
-            tool=CaptureTool(profile.tool) if profile else CaptureTool.NSYS,
+            server=event.job.server,
+            tool=_tool(profile, event.job),
             profile=profile_name,
             alert=event.alert,
             labels=dict(event.labels),
@@ -129,7 +130,8 @@ class CapturePolicy:
         capture = Capture(
             capture_id=event.capture_id,
             job=event.job.job,
-            tool=CaptureTool(profile.tool) if profile else CaptureTool.NSYS,
+            server=event.job.server,
+            tool=_tool(profile, event.job),
             profile=event.profile,
             requested_unix_s=now,
             start_unix_s=now,
@@ -147,11 +149,12 @@ class CapturePolicy:
         last = self._last_by_rule.get((event.job.job, event.alert))
         if last is not None and now - last < profile.cooldown_s:
             left = profile.cooldown_s - (now - last)
-            return f"Cooldown: {event.alert} captured this job {now - last:.0f} s ago; {left:.0f} s are left."
+            before = f"{event.alert} captured this {event.job.kind} {now - last:.0f} s ago"
+            return f"Cooldown: {before}; {left:.0f} s are left."
         recent = [start for start in self._starts.get(event.job.job, ()) if now - start < 3600]
         if len(recent) >= profile.max_per_hour:
             return (
-                f"Budget: {len(recent)} captures of this job in the last hour; "
+                f"Budget: {len(recent)} captures of this {event.job.kind} in the last hour; "
                 f"the profile's max_per_hour is {profile.max_per_hour}."
             )
         return ""
@@ -159,7 +162,10 @@ class CapturePolicy:
     def _begin(self, capture: Capture, view: JobView, ranks: str, now: float) -> list[Action]:
         running = next((other for other in self._open.values() if other.job == capture.job), None)
         if running is not None:
-            return self._refuse(capture, f"Capture {running.capture_id} of this job is still running.", now)
+            reason = f"Capture {running.capture_id} of this {view.kind} is still running."
+            return self._refuse(capture, reason, now)
+        if capture.tool is None:
+            return self._refuse(capture, _no_tool(capture), now)
         try:
             selection = select(ranks, view, capture.labels)
         except CaptureError as error:
@@ -182,10 +188,12 @@ class CapturePolicy:
         self._starts.setdefault(capture.job, deque(maxlen=1000)).append(now)
         return [Record(capture=capture), *self._requests(capture, selection.by_node)]
 
-    def _lead_s(self, tool: CaptureTool) -> float:
+    def _lead_s(self, tool: CaptureTool | None) -> float:
         return self._patience.kineto_lead_s if tool is CaptureTool.KINETO else self._patience.lead_s
 
     def _requests(self, capture: Capture, nodes: Mapping[str, Sequence[int]]) -> list[SendRequest]:
+        if capture.tool is None:
+            return []
         together = capture.start_unix_s > capture.requested_unix_s
         return [
             SendRequest(
@@ -325,6 +333,20 @@ class CapturePolicy:
         while (name := base if number == 1 else f"{base}-{number}") in self._known:
             number += 1
         return name
+
+
+def _tool(profile: CaptureProfile | None, view: JobView) -> CaptureTool | None:
+    """What captures a job or server: what the profile names, else what suits it."""
+    if profile is None:
+        return None
+    return view.tool if profile.tool is None else CaptureTool(profile.tool)
+
+
+def _no_tool(capture: Capture) -> str:
+    return (
+        f"It is not known which engine {capture.job} is: let the agent's collectors `sglang` and `vllm` see "
+        f"it, or set capture_profiles.{capture.profile}.tool."
+    )
 
 
 def _stop(node: str, capture_id: str, reason: str) -> SendCancel:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from perfd.errors import CaptureError
-from perfd.model import ParallelLayout
+from perfd.model import CaptureTool, ParallelLayout
 
 _RANGE = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
 _ROLE = re.compile(r"(stage|pp|tp|cp|dp|ep)=(first|last|\d{1,7})")
@@ -41,6 +41,15 @@ class JobView:
     layout: ParallelLayout = field(default_factory=ParallelLayout)
     culprits: Sequence[int] = ()
     """Ranks that the analysis blames."""
+    server: bool = False
+    """Whether it is a serving engine, which is captured as a whole."""
+    tool: CaptureTool | None = CaptureTool.NSYS
+    """What captures it where a profile names no tool; None when nobody says which engine it is."""
+
+    @property
+    def kind(self) -> str:
+        """What to call it in a sentence."""
+        return "server" if self.server else "job"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,8 +90,11 @@ def select(selector: str, view: JobView, labels: Mapping[str, str] | None = None
     Terms joined by `+` are united. A term is `all`, a list (`0,3,8-11`), conditions that must all hold
     (`stage=last,tp=0`, `node=n7,gpu=3`), `alert` (what the alert's labels name), `slowest:N`, `culprits`,
     or `peer` (for each rank of the other terms, a healthy one of the same stage and role).
-    Raises `CaptureError` with the reason when the selector is wrong or nothing can be chosen.
+    Of a server there is nothing to choose. Raises `CaptureError` with the reason when the selector is wrong
+    or nothing can be chosen.
     """
+    if view.server:
+        return _server(view)
     terms = [term.strip() for term in selector.split("+")]
     wants_peer = "peer" in terms
     terms = [term for term in terms if term != "peer"]
@@ -105,6 +117,12 @@ def check_selector(selector: str) -> None:
     for term in (part.strip() for part in selector.split("+")):
         if term not in ("all", "alert", "culprits", "peer") and not _SLOWEST.fullmatch(term):
             _parse_conditions(term)
+
+
+def _server(view: JobView) -> Selection:
+    if not view.nodes:
+        raise CaptureError(f"The agent of the node of server {view.job} is not connected.")
+    return Selection(by_node=dict.fromkeys(view.nodes, ()))
 
 
 def _known(size: int | None, what: str) -> int:

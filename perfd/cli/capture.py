@@ -237,14 +237,21 @@ def _print(document: Mapping[str, Any], *, as_json: bool) -> None:
     capture = document["capture"]
     why = f"alert {capture['alert']}" if capture["alert"] else "by hand"
     print(f"{capture['id']}: {capture['state']}")
-    print(f"  {capture['tool']} of job {capture['job']}, {why}, {_when(capture['requested_unix_s'])} UTC")
+    what = f"{capture['tool'] or 'no tool'} of {'server' if capture['server'] else 'job'} {capture['job']}"
+    print(f"  {what}, {why}, {_when(capture['requested_unix_s'])} UTC")
     if capture["reason"]:
         print(f"  {capture['reason']}")
     for who in capture["ranks"]:
-        rank = "every rank" if who["rank"] is None else f"rank {who['rank']}"
-        print(f"  {rank} on {who['node'] or 'no node'}: {who['state']} {who['reason']}".rstrip())
+        target = _target(who, server=capture["server"])
+        print(f"  {target} on {who['node'] or 'no node'}: {who['state']} {who['reason']}".rstrip())
         for file in who["files"]:
             print(f"    {file['path']} ({file['size_bytes'] / 2**20:.1f} MiB)")
+
+
+def _target(who: Mapping[str, Any], *, server: bool) -> str:
+    if server:
+        return "the server"
+    return "every rank" if who["rank"] is None else f"rank {who['rank']}"
 
 
 def _counts(capture: Mapping[str, Any]) -> str:

@@ -26,7 +26,7 @@ from perfd.capture.policy import CapturePolicy, Patience
 from perfd.capture.ranks import JobView, RankView
 from perfd.config import CaptureProfile
 from perfd.errors import CaptureError
-from perfd.model import CaptureFile, CaptureState, CaptureStatus
+from perfd.model import CaptureFile, CaptureState, CaptureStatus, CaptureTool
 
 START = 1_700_000_000.0
 PROFILES = {
@@ -367,3 +367,56 @@ def test_kineto_on_several_nodes_starts_late_enough_for_every_poll():
     actions = policy.handle(ManualRequest(capture_id="c1", job=TWO_NODES), START)
     starts = {a.message.start_unix_ns for a in actions if isinstance(a, SendRequest)}
     assert starts == {round((START + PATIENCE.kineto_lead_s) * 1e9)}
+
+
+# Servers
+
+
+def server(engine, *, nodes=("a",)):
+    return JobView(job="a/h:1", nodes=nodes, server=True, tool=engine)
+
+
+def fleet_policy(**profile):
+    return CapturePolicy({"serving": CaptureProfile(**profile)}, PATIENCE)
+
+
+@pytest.mark.parametrize("engine", [CaptureTool.SGLANG, CaptureTool.VLLM])
+@pytest.mark.parametrize("ranks", ["all", "alert", "stage=last", "slowest:2"])
+def test_one_profile_captures_servers_of_both_engines_each_as_a_whole(engine, ranks):
+    world = World(fleet_policy(ranks=ranks))
+    fired = AlertFired(alert="Slow", labels={"capture": "serving"}, job=server(engine))
+    *_, asked = world.tell(fired)
+    assert (asked.node, asked.message.tool, asked.message.ranks) == ("a", engine, ())
+    assert world.only().server
+    again = AlertFired(alert="Other", labels={"capture": "serving"}, job=server(engine))
+    (refused,) = world.tell(again, START + 1)
+    assert refused.capture.reason.endswith("of this server is still running.")
+    world.check()
+
+
+def test_a_profile_that_names_a_tool_means_it():
+    world = World(fleet_policy(tool="vllm"))
+    world.tell(ManualRequest(capture_id="c", profile="serving", job=server(CaptureTool.SGLANG)))
+    assert world.newest("c").tool is CaptureTool.VLLM
+
+
+def test_a_profile_without_a_tool_captures_a_job_with_nsys():
+    world = World(fleet_policy())
+    world.tell(ManualRequest(capture_id="c", profile="serving", job=TWO_NODES))
+    assert world.newest("c").tool is CaptureTool.NSYS
+    assert not world.newest("c").server
+
+
+@pytest.mark.parametrize(
+    ("view", "reason"),
+    [
+        (server(None), "not known which engine a/h:1 is"),
+        (server(CaptureTool.VLLM, nodes=()), "The agent of the node of server a/h:1 is not connected."),
+    ],
+)
+def test_a_server_that_cannot_be_captured_is_refused_with_the_reason(view, reason):
+    world = World(fleet_policy())
+    world.tell(ManualRequest(capture_id="c", profile="serving", job=view))
+    assert world.newest("c").state is CaptureState.REFUSED
+    assert reason in world.newest("c").reason
+    world.check()

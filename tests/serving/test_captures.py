@@ -341,7 +341,9 @@ groups:
 
 
 @pytest.mark.parametrize("by_alertmanager", [False, True], ids=["own rules", "alertmanager"])
-def test_a_rule_that_fires_captures_the_server_that_it_names(tmp_path: Path, by_alertmanager: bool) -> None:
+def test_a_rule_that_fires_captures_the_server_that_it_names(
+    tmp_path: Path, by_alertmanager: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     """From /metrics to a trace: real collector, agent, wire, aggregator and rules; stand-in servers."""
     traces, rules = tmp_path / "traces", tmp_path / "rules.yaml"
     traces.mkdir()
@@ -352,7 +354,7 @@ def test_a_rule_that_fires_captures_the_server_that_it_names(tmp_path: Path, by_
             listen="127.0.0.1:0",
             http_listen="127.0.0.1:0",
             rules=RulesConfig(builtin=False, files=[str(rules)], interval_s=0.1),
-            capture_profiles={"serving": CaptureProfile(tool="sglang", ranks="alert", steps=5)},
+            capture_profiles={"serving": CaptureProfile(steps=5)},
         ),
         manual=True,
     )
@@ -381,12 +383,17 @@ def test_a_rule_that_fires_captures_the_server_that_it_names(tmp_path: Path, by_
         (capture,) = until_final(aggregator, busy, [told] if by_alertmanager else [])
         assert (capture["job"], capture["alert"]) == (f"n1/{busy.address}", "Busy")
         assert (capture["state"], capture["reason"]) == ("done", "")
+        assert (capture["server"], capture["tool"]) == (True, "sglang")
         (target,) = capture["ranks"]
         assert read_traces([Path(file["path"]) for file in target["files"]])
         assert [alert["captures"] for alert in aggregator.alerts()] == (
             [] if by_alertmanager else [[capture["id"]]]
         )
         assert calm.asked == []
+        assert main(["capture", "show", capture["id"], "--aggregator", str(aggregator.http_address)]) == 0
+        shown = capsys.readouterr().out
+        assert f"sglang of server n1/{busy.address}" in shown
+        assert "the server on n1: done" in shown
     finally:
         agent.stop()
         aggregator.stop()
