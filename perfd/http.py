@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import ipaddress
 import logging
 import socket
@@ -9,10 +10,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Protocol
 from urllib.parse import parse_qs, urlsplit
 
+from perfd.connections import BoundedServer, RequestReader
 from perfd.errors import PerfdError
 
 log = logging.getLogger(__name__)
@@ -82,19 +84,30 @@ class HttpServer:
 
     Port 0 picks a free one; `address` is the real one. Raises `PerfdError` when the port is in use.
     A client that takes nothing of a stream for `stalled_s` is dropped, and so is one that vanished.
+    Beyond so many `connections` at a time further ones get status 503. One on which no request begins for
+    `idle_s` is closed, and so is one whose request is not whole `request_s` after its first byte.
     """
 
-    def __init__(self, address: str, routes: Mapping[str, Handler], *, stalled_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        routes: Mapping[str, Handler],
+        *,
+        stalled_s: float = 10.0,
+        connections: int = 256,
+        idle_s: float = 30.0,
+        request_s: float = 15.0,
+    ) -> None:
         host, port = split_address(address)
-        handler = type("_BoundHandler", (_Handler,), {"routes": dict(routes), "stalled_s": stalled_s})
+        bound = {"routes": dict(routes), "stalled_s": stalled_s, "idle_s": idle_s, "request_s": request_s}
+        handler = type("_BoundHandler", (_Handler,), bound)
         try:
-            self._server = ThreadingHTTPServer((host, port), handler)
+            self._server = BoundedServer((host, port), handler, connections)
         except OSError as error:
             raise PerfdError(
                 f"Cannot listen on {address}: {error.strerror or error}. "
                 "Choose another address, or stop the process that has it."
             ) from error
-        self._server.daemon_threads = True
         serve = partial(self._server.serve_forever, poll_interval=_CLOSE_WITHIN_S)
         self._thread = threading.Thread(target=serve, name="perfd-http", daemon=True)
         self._thread.start()
@@ -106,19 +119,30 @@ class HttpServer:
         return f"{host!s}:{port}"
 
     def close(self) -> None:
-        """Stop listening; requests in flight end with their threads."""
+        """Stop listening; requests that are here are still answered, by threads that end by themselves."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+        self._server.read_no_more()
 
 
 class _Handler(BaseHTTPRequestHandler):
     routes: Mapping[str, Handler] = {}
     protocol_version = "HTTP/1.1"
     timeout = 30
+    """For one answer to be taken."""
     stalled_s = 10.0
+    idle_s = 30.0
+    request_s = 15.0
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self._reader = RequestReader(self.connection, idle_s=self.idle_s, request_s=self.request_s)
+        self.rfile = io.BufferedReader(self._reader)
 
     def handle_one_request(self) -> None:
+        self._reader.expect()
         try:
             super().handle_one_request()
         except ConnectionError:
@@ -182,6 +206,7 @@ class _Handler(BaseHTTPRequestHandler):
         return self.routes[longest], path[len(longest) :]
 
     def _send(self, response: Response) -> None:
+        self.connection.settimeout(self.timeout)
         try:
             self._send_head(response)
             if response.stream is None:

@@ -152,3 +152,104 @@ def test_a_stream_ends_its_connection_when_it_is_over() -> None:
         assert (answer.read(), answer.headers["Connection"]) == (b"ab", "close")
     assert stream.closed.wait(50)
     server.close()
+
+
+def talk(server: HttpServer, sent: bytes) -> socket.socket:
+    """A connection on which this was sent."""
+    host, port = server.address.rsplit(":", 1)
+    client = socket.create_connection((host, int(port)), timeout=50)
+    client.sendall(sent)
+    return client
+
+
+def to_its_end(client: socket.socket) -> bytes:
+    """What the server sends until it closes or cuts off."""
+    received = b""
+    try:
+        while piece := client.recv(65_536):
+            received += piece
+    except ConnectionResetError:
+        pass
+    client.close()
+    return received
+
+
+def ended(client: socket.socket, drop: bytes) -> bool:
+    """Whether the server has closed a connection, on which a drop more is sent."""
+    try:
+        client.sendall(drop)
+        return client.recv(65_536) == b""
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("first", "drop"),
+    [
+        (b"", b""),
+        (b"", b"G"),
+        (b"GET /tree/ HTTP/1.1\r\n", b"X: y\r\n"),
+        (b"POST /tree/ HTTP/1.1\r\nHost: here\r\nContent-Length: 100000\r\n\r\n", b"x"),
+        (b"POST /tree/ HTTP/1.1\r\nHost: here\r\nContent-Length: 99999999\r\n\r\n", b"x"),
+    ],
+    ids=["nothing", "the request line", "headers", "the body", "a body that is too large"],
+)
+def test_a_request_that_comes_too_slowly_does_not_keep_a_thread(first: bytes, drop: bytes) -> None:
+    idle_s = 1e6 if first or drop else 0.3
+    server = HttpServer("127.0.0.1:0", {"/tree/": lambda _: Response()}, idle_s=idle_s, request_s=0.3)
+    client = talk(server, first)
+    client.settimeout(0.02)
+    while not ended(client, drop):
+        pass
+    client.close()
+    server.close()
+
+
+def test_a_client_that_thinks_between_requests_has_time_for_each() -> None:
+    server = HttpServer("127.0.0.1:0", {"/tree/": lambda _: Response(body=b"x")}, idle_s=50.0, request_s=0.2)
+    connection = http.client.HTTPConnection(server.address, timeout=50)
+    for _ in range(3):
+        # A kept connection rests for longer than one request may take.
+        threading.Event().wait(0.3)
+        connection.request("GET", "/tree/")
+        assert connection.getresponse().read() == b"x"
+    connection.close()
+    server.close()
+
+
+def test_connections_beyond_the_bound_are_refused_until_others_end(caplog: pytest.LogCaptureFixture) -> None:
+    server = HttpServer("127.0.0.1:0", {"/tree/": lambda _: Response(body=b"[]")}, connections=2)
+    kept = [talk(server, b"GET /tree/ HTTP/1.1\r\nHost: here\r\n\r\n") for _ in range(2)]
+    assert all(client.recv(15) == b"HTTP/1.1 200 OK" for client in kept)
+    for _ in range(3):
+        head, _, body = to_its_end(talk(server, b"")).partition(b"\r\n\r\n")
+        assert b" 503 " in head
+        assert b"Too many connections" in json.loads(body)["error"].encode()
+    assert caplog.text.count("Too many HTTP connections") == 1
+    for client in kept:
+        client.close()
+    status = 503
+    while status == 503:
+        answer = to_its_end(talk(server, b"GET /tree/ HTTP/1.0\r\n\r\n"))
+        status = int(answer.split()[1]) if answer else 503
+    assert status == 200
+    server.close()
+
+
+def test_the_end_of_the_server_ends_idle_connections_and_answers_what_is_under_way() -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def slow(_: Request) -> Response:
+        asked.set()
+        go_on.wait()
+        return Response(body=b"late")
+
+    server = HttpServer("127.0.0.1:0", {"/slow": slow}, idle_s=1e6)
+    idle, waiting = talk(server, b""), talk(server, b"GET /slow HTTP/1.1\r\nHost: here\r\n\r\n")
+    assert asked.wait(50)
+    server.close()
+    go_on.set()
+    assert to_its_end(waiting).endswith(b"late")
+    assert to_its_end(idle) == b""
