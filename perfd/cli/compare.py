@@ -20,7 +20,7 @@ from perfd.cli.bench_serving import results_of
 from perfd.errors import PerfdError
 from perfd.peaks import load_peaks
 from perfd.recording.format import bundled_names, find_recording
-from perfd.report.benchmarks import measures_of_benchmarks
+from perfd.report.benchmarks import measures_of_benchmarks, results_in
 from perfd.report.compare import Change, Comparison, compare, to_json
 from perfd.report.measures import Measured, Unit, measures_of_summary, measures_of_trace
 from perfd.report.summaries import jobs_of, one_job
@@ -100,8 +100,7 @@ def _benchmark(name: str) -> Sequence[Mapping[str, Any]]:
         start = file.read(_SNIFFED_BYTES)
     if _OURS.match(start):
         found = _own_document(path) or {}
-        results = found.get("results") if found.get("schema") == BENCH_SCHEMA else None
-        return results if isinstance(results, list) else ()
+        return results_in(found, name) if found.get("schema") == BENCH_SCHEMA else ()
     if b'"traceEvents"' in start or not any(word in start for word in _BENCHMARK_WORDS):
         return ()
     return [document_of_benchmark(result, None) for result in results_of(path)]

@@ -78,11 +78,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _moment(text: str) -> datetime:
     """A moment that is so long ago, or that is named; without a zone it is UTC."""
-    if ago := _AGO.fullmatch(text):
-        return datetime.now(UTC) - timedelta(seconds=int(ago[1]) * _UNITS_S[ago[2]])
     try:
+        if ago := _AGO.fullmatch(text):
+            return datetime.now(UTC) - timedelta(seconds=int(ago[1]) * _UNITS_S[ago[2]])
         named = datetime.fromisoformat(text)
-    except ValueError:
+        return (named if named.tzinfo else named.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
         message = f"{text!r} is no moment: write 30m, or 2026-11-21T07:40:00Z."
         raise argparse.ArgumentTypeError(message) from None
-    return (named if named.tzinfo else named.replace(tzinfo=UTC)).astimezone(UTC)

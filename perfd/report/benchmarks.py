@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import Any, TypedDict
+
+import msgspec
 
 from perfd.errors import PerfdError
 from perfd.report.measures import Better, Measure, Measured, Unit
@@ -16,6 +18,41 @@ _SAME_LENGTH_RATIO = 0.05
 
 Results = Sequence[Mapping[str, Any]]
 """Entries of schema perfd.bench_serving/1."""
+
+
+class _Quantiles(TypedDict, total=False):
+    p50: float | None
+    p99: float | None
+    mean: float | None
+
+
+class _Entry(TypedDict, total=False):
+    """What is compared of an entry."""
+
+    dataset: str | None
+    request_rate_per_s: float | str | None
+    max_concurrency: float | None
+    completed_requests: float | None
+    requests_per_s: float | None
+    input_tokens_per_s: float | None
+    output_tokens_per_s: float | None
+    mean_prompt_tokens: float | None
+    mean_output_tokens: float | None
+    ttft_s: _Quantiles | None
+    tpot_s: _Quantiles | None
+    itl_s: _Quantiles | None
+    e2e_s: _Quantiles | None
+
+
+def results_in(document: Mapping[str, Any], name: str) -> Results:
+    """The entries of a decoded document; raises `PerfdError`, naming `name`, when there are none."""
+    try:
+        results: Results = msgspec.convert(document.get("results"), list[_Entry])
+    except msgspec.ValidationError as error:
+        raise PerfdError(f"{name}: the results are not as perfd writes them: {error}.") from error
+    if not results:
+        raise PerfdError(f"{name}: there is no result in it.")
+    return results
 
 
 def measures_of_benchmarks(a: Results, b: Results, names: tuple[str, str]) -> tuple[Measured, Measured]:

@@ -7,6 +7,7 @@ Waterman, Patterson, "Roofline: an insightful visual performance model", CACM 52
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -72,7 +73,7 @@ def place(work: Work, gpu: GpuPeak, time_s: float | None = None) -> Placement:
     if peak is None or bandwidth is None:
         missing = "memory bandwidth" if bandwidth is None else f"{work.precision} peak"
         raise PerfdError(f"The table of peaks has no {missing} of {gpu.name}; add a row with --peaks.")
-    if work.traffic_bytes <= 0 or (time_s is not None and time_s <= 0):
+    if work.traffic_bytes <= 0 or (time_s is not None and not 0 < time_s < math.inf):
         raise PerfdError("An operation moves more than 0 bytes and takes more than 0 seconds.")
     minimum = max(work.flops / peak, work.traffic_bytes / bandwidth)
     side = Verdict.COMPUTE if work.flops / peak >= work.traffic_bytes / bandwidth else Verdict.MEMORY

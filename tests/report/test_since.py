@@ -70,7 +70,9 @@ def test_a_time_without_steps_is_one_sentence(served, capsys):
     assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("moment", ["yesterday", "5", "2026-13-01", "1w", ""])
+@pytest.mark.parametrize(
+    "moment", ["yesterday", "5", "2026-13-01", "1w", "999999d", "0001-01-01T00:00+14:00", ""]
+)
 def test_what_is_no_moment_is_refused(moment, capsys):
     with pytest.raises(SystemExit) as left:
         main(["report", "--job", "llm", "--since", moment])

@@ -182,6 +182,15 @@ def test_what_the_verb_printed_can_be_compared_too(
     assert gate(str(document), result) == 0
 
 
+@pytest.mark.parametrize("results", [None, 5, [], [5], [{"max_concurrency": "x"}], [{"ttft_s": 3}]])
+def test_what_the_verb_did_not_print_like_that_is_one_sentence(
+    write: Write, capsys: pytest.CaptureFixture[str], results: object
+) -> None:
+    damaged = write("b.json", {"schema": "perfd.bench_serving/1", "results": results})
+    assert gate(damaged, damaged) == 2
+    assert capsys.readouterr().err.startswith(f"perfd compare: {damaged}: the")
+
+
 class Engines:
     """A server that makes tokens when it is told to."""
 
