@@ -19,7 +19,7 @@ import numpy as np
 
 from perfd.analysis.robust import MAD_TO_SIGMA, MEDIAN_ERROR, mean, median
 from perfd.analysis.stacks import Stack
-from perfd.analysis.step_shapes import MOST_BLOCKS, Shape, shapes_of
+from perfd.analysis.step_shapes import Shape, shapes_of
 from perfd.analysis.tables import Bools, Floats, Ints
 from perfd.analysis.waiting import MATCHED_OPERATIONS
 
@@ -75,23 +75,28 @@ def lateness(
     Over several communicators of a rank, what is needed at once adds up; of the rest the one that shows most
     counts, because the same lag is seen in all of them.
     """
-    at_once = np.zeros((4, world * MOST_BLOCKS))
-    beside = np.full((4, world * MOST_BLOCKS), np.nan)
-    known: Bools = np.zeros(world * MOST_BLOCKS, dtype=np.bool_)
-    for stack, flags in zip(stacks, judged, strict=True):
-        for part in _parts(stack, flags, step_s, newest_s):
-            place = (part.ranks[:, :, None] * MOST_BLOCKS + np.arange(MOST_BLOCKS)).ravel()
-            if stack.operation not in MATCHED_OPERATIONS:
-                at_once[3] += np.bincount(place, np.nan_to_num(part.values[3]).ravel(), minlength=len(known))
-                continue
-            known[place[np.isfinite(part.values[0]).ravel()]] = True
-            for row, values in enumerate(part.values):
-                if part.needed_at_once:
-                    at_once[row] += np.bincount(place, np.nan_to_num(values).ravel(), minlength=len(known))
-                else:
-                    np.fmax.at(beside[row], place, values.ravel())
-    total = np.where(known, at_once + np.nan_to_num(beside), np.nan)
-    return Lateness(*total.reshape(4, world, MOST_BLOCKS))
+    parts = [
+        part
+        for stack, flags in zip(stacks, judged, strict=True)
+        for part in _parts(stack, flags, step_s, newest_s)
+    ]
+    blocks = max((part.values.shape[1] for part in parts), default=0)
+    at_once = np.zeros((4, blocks, world))
+    beside = np.full((4, blocks, world), np.nan)
+    known: Bools = np.zeros((blocks, world), dtype=np.bool_)
+    for part in parts:
+        newest = slice(blocks - part.values.shape[1], None)
+        if len(part.values) == 1:
+            _add_by_rank(at_once[3:, newest], part)
+            continue
+        known[newest] |= _any_by_rank(part.ranks, np.isfinite(part.values[0]), world)
+        if part.needed_at_once:
+            _add_by_rank(at_once[:, newest], part)
+        else:
+            _raise_by_rank(beside[:, newest], part)
+    total = np.add(at_once, beside, out=at_once, where=~np.isnan(beside))
+    total[:, ~known] = np.nan
+    return Lateness(*total.transpose(0, 2, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +106,43 @@ class _Part:
     ranks: Ints
     """(c, g)"""
     values: Floats
-    """(4, c, g, blocks): the columns of `Lateness`."""
+    """(4, blocks, c, g): the columns of `Lateness`; of pairs the last one only."""
     needed_at_once: bool
 
 
+def _add_by_rank(total: Floats, part: _Part) -> None:
+    """Add to (columns, blocks, world) what all communicators of a rank show."""
+    ranks = part.ranks.ravel()
+    whole = bool(np.isfinite(part.values).all())
+    # One row after the other fits into the processor's cache.
+    for row in np.ndindex(part.values.shape[:2]):
+        values = part.values[row] if whole else np.nan_to_num(part.values[row])
+        total[row] += np.bincount(ranks, values.ravel(), len(total[row]))
+
+
+def _any_by_rank(ranks: Ints, seen: Bools, world: int) -> Bools:
+    found: Bools = np.zeros((len(seen), world), dtype=np.bool_)
+    block, group, member = np.nonzero(seen) if not seen.all() else (slice(None), slice(None), slice(None))
+    found[block, ranks[group, member]] = True
+    return found
+
+
+def _raise_by_rank(highest: Floats, part: _Part) -> None:
+    """Raise (columns, blocks, world) to the largest that any communicator of a rank shows."""
+    ranks = part.ranks.ravel()
+    once = np.bincount(ranks).max() == 1
+    for row in np.ndindex(part.values.shape[:2]):
+        values = part.values[row].ravel()
+        if once:
+            highest[row][ranks] = np.fmax(highest[row][ranks], values)
+        else:
+            np.fmax.at(highest[row], ranks, values)
+
+
 def _parts(stack: Stack, judged: Bools, step_s: float | None, newest_s: float) -> list[_Part]:
-    at_once = np.full(len(judged), stack.operation not in MATCHED_OPERATIONS)
-    for name in NEEDED_AT_ONCE:
-        at_once |= np.equal(stack.names, name).astype(np.bool_)
+    at_once: Bools = np.ones(len(judged), dtype=np.bool_)
+    if stack.operation in MATCHED_OPERATIONS:
+        at_once = np.array([name in NEEDED_AT_ONCE for name in stack.names.tolist()])
     shapes = shapes_of(stack, judged, at_once, step_s=step_s, newest_s=newest_s)
     return [_part(stack, shape, step_s) for shape in shapes]
 
@@ -123,27 +157,59 @@ def _part(stack: Stack, shape: Shape, step_s: float | None) -> _Part:
     rows = slice(None) if len(shape.rows) == len(stack.tables) else shape.rows
     last, wait = stack.parts.last_arriver[rows, taken], stack.parts.wait_s[rows, taken]
     matched = last >= 0
-    if not matched.all():
+    whole = bool(matched.all())
+    if not whole:
         wait, last = np.where(matched[..., None], wait, 0.0), np.maximum(last, 0)
-    ranks = wait.shape[-1]
-    of_others = _of_next(wait).reshape(grid)
-    last, wait = last.reshape(grid), wait.reshape(*grid, ranks)
-    per_operation = (shape.paces / per_step)[:, None, None]
-    total = _summed(last, of_others, ranks) * per_operation
-    if shape.needed_at_once:
-        least, waits = total, wait.sum(axis=2) * per_operation
+    if stack.operation in MATCHED_OPERATIONS:
+        by_step = _by_step(last.reshape(grid), wait, shape, step_s)
     else:
-        # What happens less often than once a step is not lost in every step.
-        often = shape.paces[:, None, None]
-        steps_per_s = np.minimum(1 / step_s, often) if step_s else per_operation / shape.keep
-        least, waits = _longest(last, of_others, ranks) * steps_per_s, wait.max(axis=2) * steps_per_s
-    # Where all are late in turn, nobody is.
-    least = least - (least.sum(axis=2, keepdims=True) - least) / max(1, ranks - 1)
-    among = np.broadcast_to(total.sum(axis=2, keepdims=True), total.shape)
-    by_step = np.stack([least, total, among, waits])
-    if not matched.all():
+        by_step = _waits(wait.reshape(*grid, -1), shape, step_s)[None]
+    if not whole:
         by_step[:, ~matched.reshape(grid).any(axis=2)] = np.nan
     return _Part(stack.ranks[shape.rows], _in_blocks(by_step, shape.blocks), shape.needed_at_once)
+
+
+def _by_step(last: Ints, wait: Floats, shape: Shape, step_s: float | None) -> Floats:
+    """(4, c, steps, g): the columns of `Lateness`; `last` is (c, steps, operations)."""
+    ranks = wait.shape[-1]
+    of_others = _of_next(wait).reshape(last.shape)
+    total = _summed(last, of_others, ranks)
+    total *= (shape.paces / last.shape[2])[:, None, None]
+    least = total
+    if not shape.needed_at_once:
+        least = _longest(last, of_others, ranks)
+        least *= _steps_per_s(shape, last.shape[2], step_s)
+    by_step = np.empty((4, *total.shape))
+    # Where all are late in turn, nobody is.
+    of_all = least.sum(axis=2, keepdims=True)
+    np.subtract(of_all, least, out=by_step[0])
+    by_step[0] /= max(1, ranks - 1)
+    np.subtract(least, by_step[0], out=by_step[0])
+    by_step[1] = total
+    by_step[2] = total.sum(axis=2, keepdims=True)
+    by_step[3] = _waits(wait.reshape(*last.shape, ranks), shape, step_s)
+    return by_step
+
+
+def _waits(wait: Floats, shape: Shape, step_s: float | None) -> Floats:
+    """(c, steps, g): what each rank itself loses; `wait` is (c, steps, operations, g)."""
+    operations = wait.shape[2]
+    # Operation by operation, since numpy's own loop over a short axis costs more than the sums.
+    result = wait[:, :, 0].copy()
+    for operation in range(1, operations):
+        if shape.needed_at_once:
+            result += wait[:, :, operation]
+        else:
+            np.maximum(result, wait[:, :, operation], out=result)
+    if shape.needed_at_once:
+        return np.asarray(result * (shape.paces / operations)[:, None, None])
+    return np.asarray(result * _steps_per_s(shape, operations, step_s))
+
+
+def _steps_per_s(shape: Shape, operations: int, step_s: float | None) -> Floats:
+    """(c, 1, 1): what happens less often than once a step is not lost in every step."""
+    often = shape.paces[:, None, None]
+    return np.asarray(np.minimum(1 / step_s, often) if step_s else often / operations / shape.keep)
 
 
 def _of_next(wait: Floats) -> Floats:
@@ -184,13 +250,11 @@ def _longest(last: Ints, of_others: Floats, ranks: int) -> Floats:
 
 
 def _in_blocks(by_step: Floats, blocks: int) -> Floats:
-    """(4, c, steps, g) to (4, c, g, MOST_BLOCKS): means over each block's steps, NaN where there is none."""
+    """(columns, c, steps, g) to (columns, blocks, c, g): means over each block's steps, NaN where none is."""
     columns, groups, steps, ranks = by_step.shape
     means = by_step
     if steps > blocks:
         grouped = by_step.reshape(columns, groups, blocks, steps // blocks, ranks)
         # Looking for what is absent costs more than the mean.
         means = mean(grouped, axis=3) if np.isnan(grouped[0]).any() else grouped.mean(axis=3)
-    result = np.full((columns, groups, ranks, MOST_BLOCKS), np.nan)
-    result[..., MOST_BLOCKS - blocks :] = np.moveaxis(means, 2, 3)
-    return result
+    return means.transpose(0, 2, 1, 3)

@@ -65,11 +65,8 @@ def nccl(
         return Nccl()
     times = _fresh(job.nccl)
     stacks = stacked(job.collectives, parallel)
-    size = 1 + max(
-        max((time.rank for time in times), default=0),
-        max((int(stack.ranks.max()) for stack in stacks), default=0),
-    )
     ranks = _seen(times, stacks)
+    size = 1 + max(int(ranks.max(initial=0)), *(int(stack.ranks.max()) for stack in stacks), 0)
     stages = _stages(max(size, parallel.world_size or 0), parallel, stacks, partial=not times)
     missing = _missing(ranks, parallel)
     tally = Tally(len(stages), stages)
@@ -149,8 +146,11 @@ def _in_doubt(missing: Ints, stages: Ints, parallel: ParallelLayout) -> Bools:
 
 def _busy(times: Sequence[NcclTime], ranks: Ints) -> Floats:
     """Share of time in kernels of each of the ranks, NaN where it is unknown."""
-    by_rank = {time.rank: time.busy_s / time.span_s for time in times}
-    return np.array([by_rank.get(rank, np.nan) for rank in ranks.tolist()], dtype=np.float64)
+    by_rank = np.full(int(ranks.max(initial=-1)) + 1, np.nan)
+    if times:
+        told = [time.rank for time in times]
+        by_rank[told] = np.array([time.busy_s for time in times]) / [time.span_s for time in times]
+    return by_rank[ranks]
 
 
 def _node_links(job: JobData, world: int, link_bytes_per_s: Mapping[str, float]) -> Floats:

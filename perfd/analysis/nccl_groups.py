@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.robust import known, median
+from perfd.analysis.robust import highest, known, median
 from perfd.analysis.stacks import Stack
 from perfd.analysis.tables import Floats
 from perfd.analysis.waiting import bus_bandwidth_bytes_per_s
@@ -64,9 +64,11 @@ def kinds_of(stacks: Sequence[Stack], measures: Sequence[Measures]) -> tuple[Ncc
     """One entry a dimension and operation."""
     found = []
     for stack, of_stack in zip(stacks, measures, strict=True):
-        for name in sorted(set(stack.names.tolist()), key=str):
-            members = np.equal(stack.names, name).astype(np.bool_)
-            taken = np.where(members, np.nan_to_num(of_stack.kernel_ratio), -1.0)
+        names = stack.names.tolist()
+        kernel_ratio = np.nan_to_num(of_stack.kernel_ratio)
+        for name in sorted(set(names), key=str):
+            members = np.array([one == name for one in names])
+            taken = np.where(members, kernel_ratio, -1.0)
             # Of one dimension there may be a communicator for data and one for a few numbers.
             chosen = members & (taken >= _RARELY * taken.max())
             found.append(
@@ -114,11 +116,17 @@ def measures_of(stack: Stack) -> Measures:
 
 def groups_of(stacks: Sequence[Stack], measures: Sequence[Measures]) -> tuple[NcclGroup, ...]:
     """One entry a communicator and operation; of very many those that take most of the time."""
-    chosen = [(index, row) for index, stack in enumerate(stacks) for row in range(len(stack.tables))]
-    if len(chosen) > _MOST_GROUPS:
-        taken = np.concatenate([np.nan_to_num(one.kernel_ratio) for one in measures])
-        chosen = [chosen[place] for place in np.sort(np.argsort(-taken, kind="stable")[:_MOST_GROUPS])]
-    return tuple(_group(stacks[index], measures[index], row) for index, row in chosen)
+    if not stacks:
+        return ()
+    taken = np.concatenate([np.nan_to_num(one.kernel_ratio) for one in measures])
+    chosen = np.sort(highest(taken, _MOST_GROUPS))
+    ends = np.cumsum([len(stack.tables) for stack in stacks])
+    indices = np.searchsorted(ends, chosen, side="right")
+    rows = chosen - np.append(0, ends)[indices]
+    return tuple(
+        _group(stacks[index], measures[index], row)
+        for index, row in zip(indices.tolist(), rows.tolist(), strict=True)
+    )
 
 
 def _group(stack: Stack, measures: Measures, row: int) -> NcclGroup:

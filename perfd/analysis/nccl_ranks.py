@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.analysis.lateness import LONG_S, Lateness, lateness
-from perfd.analysis.robust import mean, median
+from perfd.analysis.robust import highest, mean, median
 from perfd.analysis.stacks import Stack
 from perfd.analysis.tables import Bools, Floats, Ints
 from perfd.analysis.waiting import MATCHED_OPERATIONS
@@ -47,25 +47,13 @@ class NcclRank:
     """The time that it does not lose by others, by that of its peers: 1.2 is 20 % slower, at least."""
 
 
-_COLUMNS = (
-    "busy_ratio",
-    "wait_ratio",
-    "caused_ratio",
-    "caused_at_most_ratio",
-    "caused_error_ratio",
-    "last_ratio",
-    "persistence_ratio",
-    "slowdown_ratio",
-)
-
-
 @dataclass(frozen=True, slots=True)
 class Shares:
     """Shares of time by rank; NaN is unknown."""
 
     ranks: Ints
     columns: tuple[Floats, ...]
-    """As in `_COLUMNS`."""
+    """In the order of `NcclRank`."""
 
     @property
     def busy(self) -> Floats:
@@ -82,16 +70,28 @@ class Shares:
         chosen = np.arange(len(self.ranks))
         if len(chosen) > _MOST_RANKS:
             # A page of 16,384 ranks helps nobody: those at either end are what it is about.
-            caused = np.argsort(-np.nan_to_num(self.columns[2]), kind="stable")[: _MOST_RANKS // 2]
-            waiting = np.argsort(-np.nan_to_num(self.wait), kind="stable")[: _MOST_RANKS // 2]
+            caused = highest(np.nan_to_num(self.columns[2]), _MOST_RANKS // 2)
+            waiting = highest(np.nan_to_num(self.wait), _MOST_RANKS // 2)
             chosen = np.union1d(caused, waiting)
         columns = [
             [None if value != value else value for value in column[chosen].tolist()]  # noqa: PLR0124 - NaN
             for column in self.columns
         ]
         return tuple(
-            NcclRank(rank=rank, **dict(zip(_COLUMNS, values, strict=True)))
-            for rank, *values in zip(self.ranks[chosen].tolist(), *columns, strict=True)
+            NcclRank(
+                rank=rank,
+                busy_ratio=busy,
+                wait_ratio=wait,
+                caused_ratio=caused,
+                caused_at_most_ratio=at_most,
+                caused_error_ratio=error,
+                last_ratio=last,
+                persistence_ratio=persistence,
+                slowdown_ratio=slowdown,
+            )
+            for rank, busy, wait, caused, at_most, error, last, persistence, slowdown in zip(
+                self.ranks[chosen].tolist(), *columns, strict=True
+            )
         )
 
 

@@ -3,31 +3,74 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfd.analysis.tables import Floats
+from perfd.analysis.tables import Floats, Ints
 
 MAD_TO_SIGMA = 1.4826
 """Scales the median absolute deviation to the standard deviation of a normal distribution."""
 MEDIAN_ERROR = 1.2533
 """The standard error of a median by that of a mean, for a normal distribution."""
+_SHORT, _MANY = 16, 4096
+"""Up to so long rows are sorted column by column, from so many on."""
 
 
 def median(values: NDArray[Any], axis: int = -1) -> NDArray[Any]:
     """The median over one axis of what is known; NaN where nothing is."""
+    columns = np.moveaxis(values, axis, 0)
+    if not len(columns):
+        return np.full(columns.shape[1:], np.nan)
+    if len(columns) <= _SHORT and columns[0].size >= _MANY:
+        return _median_of_few(columns)
     # Sorting whole rows in memory's order is several times faster than numpy's own
     # median, and puts NaN last, so that the known values are a prefix of known length.
     rows = np.sort(np.ascontiguousarray(np.moveaxis(values, axis, -1)), axis=-1)
-    if not rows.shape[-1]:
-        return np.full(rows.shape[:-1], np.nan)
     known = (~np.isnan(rows)).sum(axis=-1, keepdims=True)
     low = np.take_along_axis(rows, np.maximum(known - 1, 0) // 2, -1)
     high = np.take_along_axis(rows, np.minimum(known // 2, rows.shape[-1] - 1), -1)
     middle = np.where(known > 0, low + (high - low) / 2, np.nan)
     return np.asarray(middle[..., 0])
+
+
+def _median_of_few(columns: NDArray[Any]) -> NDArray[Any]:
+    """The same of many rows that are short: columns are sorted against each other, all rows at once."""
+    ordered = np.array(columns, dtype=np.result_type(columns, np.float16), order="C")
+    absent = np.isnan(ordered)
+    known = len(ordered) - absent.sum(axis=0) if absent.any() else None
+    if known is not None:
+        ordered[absent] = np.inf
+    lower = np.empty_like(ordered[0])
+    for first, second in _sorting_network(len(ordered)):
+        np.minimum(ordered[first], ordered[second], out=lower)
+        np.maximum(ordered[first], ordered[second], out=ordered[second])
+        ordered[first] = lower
+    if known is None:
+        low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
+        return np.asarray(low + (high - low) / 2)
+    low = np.take_along_axis(ordered, np.maximum(known - 1, 0)[None] // 2, 0)[0]
+    high = np.take_along_axis(ordered, np.minimum(known // 2, len(ordered) - 1)[None], 0)[0]
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(known > 0, low + (high - low) / 2, np.nan))
+
+
+def _sorting_network(length: int) -> Iterator[tuple[int, int]]:
+    """Pairs to put in order, one after the other (Batcher 1968; Knuth, TAOCP 3, 5.2.2, algorithm M)."""
+    top = 1 << max(0, (length - 1).bit_length() - 1)
+    stride = top
+    while stride:
+        distance, remainder, step = stride, 0, top
+        while True:
+            yield from (
+                (place, place + distance) for place in range(length - distance) if place & stride == remainder
+            )
+            if step == stride:
+                break
+            distance, remainder, step = step - stride, stride, step // 2
+        stride //= 2
 
 
 def mean(values: NDArray[Any], axis: int = -1) -> NDArray[Any]:
@@ -36,6 +79,16 @@ def mean(values: NDArray[Any], axis: int = -1) -> NDArray[Any]:
     known = values.shape[axis] - absent.sum(axis=axis)
     total = np.where(absent, 0.0, values).sum(axis=axis)
     return np.asarray(np.where(known > 0, total / np.maximum(known, 1), np.nan))
+
+
+def highest(values: Floats, count: int) -> Ints:
+    """Places of the largest values, the largest first and the earlier one of equals; none is absent."""
+    if count < len(values):
+        least = np.partition(values, len(values) - count)[len(values) - count]
+        places = np.flatnonzero(values >= least)
+    else:
+        places = np.arange(len(values))
+    return places[np.argsort(-values[places], kind="stable")[:count]]
 
 
 def median_of(values: Floats) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -28,6 +29,8 @@ class Stack:
     """(c, g)"""
     parts: WaitSplit
     blames: Blames
+    lengths: Ints
+    """(c,): how many operations of each are known, of n."""
 
 
 def stacked(tables: Iterable[CollectiveTable], parallel: ParallelLayout) -> list[Stack]:
@@ -39,21 +42,23 @@ def stacked(tables: Iterable[CollectiveTable], parallel: ParallelLayout) -> list
 
 
 def _stack(operation: str, tables: Sequence[CollectiveTable], parallel: ParallelLayout) -> Stack:
-    ranks = np.array([table.ranks for table in tables], dtype=np.int64)
-    lengths = {len(table.sequence) for table in tables}
-    longest = max(lengths)
-    if len(lengths) == 1:
+    width = len(tables[0].ranks)
+    members = chain.from_iterable(table.ranks for table in tables)
+    ranks = np.fromiter(members, dtype=np.int64, count=len(tables) * width).reshape(len(tables), width)
+    lengths = np.array([len(table.sequence) for table in tables])
+    longest = int(lengths.max())
+    if (lengths == longest).all():
         # Several times as fast as `stack`, which makes a view of each array first.
         durations = np.concatenate([table.durations_s for table in tables])
-        durations = durations.reshape(len(tables), longest, ranks.shape[1])
+        durations = durations.reshape(len(tables), longest, width)
         sizes = np.concatenate([table.size_bytes for table in tables]).reshape(len(tables), longest)
     else:
-        durations = np.full((len(tables), longest, ranks.shape[1]), np.nan)
+        durations = np.full((len(tables), longest, width), np.nan)
         sizes = np.full((len(tables), longest), np.nan)
         for index, table in enumerate(tables):
-            durations[index, : len(table.sequence)] = table.durations_s
-            sizes[index, : len(table.sequence)] = table.size_bytes
-    parts = split(durations)
+            durations[index, : lengths[index]] = table.durations_s
+            sizes[index, : lengths[index]] = table.size_bytes
+    parts = split(durations, in_place=True)
     return Stack(
         operation=operation,
         tables=tables,
@@ -63,4 +68,5 @@ def _stack(operation: str, tables: Sequence[CollectiveTable], parallel: Parallel
         kernel_ratio=np.concatenate([table.kernel_ratio for table in tables]).reshape(ranks.shape),
         parts=parts,
         blames=blames_of(parts),
+        lengths=lengths,
     )

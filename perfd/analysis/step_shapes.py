@@ -58,7 +58,7 @@ def shapes_of(
     nobody knows what a step is. `newest_s` is how much time is judged.
     """
     fewest = fewest_blocks(stack.ranks.shape[1])
-    lengths = np.array([len(table.sequence) for table in stack.tables])
+    lengths = stack.lengths
     if lengths.max() < fewest:
         return []
     paces = _paces(stack.tables)
@@ -113,11 +113,10 @@ def _alike(columns: Ints, chosen: Ints) -> list[Ints]:
 
 
 def _paces(tables: Sequence[CollectiveTable]) -> Floats:
-    told = [table.operations_per_s for table in tables]
-    return np.array(
-        [_pace(table) if pace is None else pace for table, pace in zip(tables, told, strict=True)],
-        dtype=np.float64,
-    )
+    paces = np.array([table.operations_per_s for table in tables], dtype=np.float64)
+    for row in np.flatnonzero(np.isnan(paces)).tolist():
+        paces[row] = _pace(tables[row])
+    return paces
 
 
 def _pace(table: CollectiveTable) -> float:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from perfd.analysis.robust import mean, median, median_of, percentile_of, ratio, sigma_of
+from perfd.analysis.robust import highest, mean, median, median_of, percentile_of, ratio, sigma_of
 
 MAYBE = st.one_of(st.floats(-1e6, 1e6), st.just(float("nan")))
 
@@ -48,3 +48,20 @@ def test_a_ratio_by_nothing_is_unknown():
     assert ratio(None, 2.0) is None
     assert ratio(1.0, None) is None
     assert ratio(1.0, 4.0) == 0.25
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 10, 16, 17])
+def test_the_median_of_many_short_rows_is_that_of_each_row_alone(length: int) -> None:
+    random = np.random.default_rng(length)
+    rows = np.round(random.normal(size=(5000, length)), 1)
+    rows[random.random(rows.shape) < 0.2] = np.nan
+    alone = [float(np.median(known)) if len(known := row[~np.isnan(row)]) else np.nan for row in rows]
+    np.testing.assert_allclose(median(rows, axis=1), alone, rtol=1e-15, atol=1e-15)
+    np.testing.assert_array_equal(median(np.nan_to_num(rows), axis=1), np.median(np.nan_to_num(rows), axis=1))
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 100, 200])
+def test_the_highest_are_those_that_a_stable_sort_puts_first(count: int) -> None:
+    values = np.random.default_rng(count).integers(0, 20, 100).astype(float)
+    expected = np.argsort(-values, kind="stable")[:count]
+    np.testing.assert_array_equal(highest(values, count), expected)
