@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import http.client
-import io
-import socket
-from functools import partial
 from typing import Any
 
-from perfd.deadline import DeadlineReader, left_s
+from perfd.deadline import left_s, limit
 
 
 class BoundedConnection(http.client.HTTPConnection):
@@ -34,16 +31,9 @@ class BoundedConnection(http.client.HTTPConnection):
             unsent = unsent[self.sock.send(unsent) :]
 
     def getresponse(self) -> http.client.HTTPResponse:
-        self.response_class = partial(_Answer, self.deadline_s)  # type: ignore[assignment]  # called like the class
+        limit(self, left_s(self.deadline_s))
         return super().getresponse()
 
 
 class BoundedTlsConnection(BoundedConnection, http.client.HTTPSConnection):
     """The same over TLS."""
-
-
-class _Answer(http.client.HTTPResponse):
-    def __init__(self, deadline_s: float, sock: socket.socket, **more: Any) -> None:  # noqa: ANN401  (for http.client)
-        super().__init__(sock, **more)
-        self.fp.close()
-        self.fp = io.BufferedReader(DeadlineReader(sock, deadline_s))
