@@ -9,6 +9,7 @@ import msgspec
 from rich.console import Console
 
 from perfd.analysis.summary import JobSummary
+from perfd.cli.arguments import positive, positive_whole
 from perfd.peaks import load_peaks
 from perfd.report.from_trace import report_of_trace
 from perfd.report.summaries import one_job, read_summary
@@ -39,7 +40,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--report", type=Path, metavar="FILE", help="write a report too, as Markdown (.md) or HTML (.html)"
     )
     parser.add_argument(
-        "--model-flops-per-step", type=float, metavar="N", help="of the whole job and one step, to tell MFU"
+        "--model-flops-per-step",
+        type=positive,
+        metavar="N",
+        help="of the whole job and one step, to tell MFU",
     )
     parser.add_argument(
         "--summary",
@@ -49,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         " beside the first trace, if it is there",
     )
     parser.add_argument(
-        "--gpus", type=int, metavar="N", help="GPUs of the whole job; default: as the traces say"
+        "--gpus", type=positive_whole, metavar="N", help="GPUs of the whole job; default: as the traces say"
     )
     parser.add_argument("--precision", default="bf16", help="whose dense peak MFU is of (default: bf16)")
     parser.add_argument(

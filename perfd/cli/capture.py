@@ -21,6 +21,7 @@ from perfd.capture.ncu_plan import NcuPlan
 from perfd.capture.ncu_plan import plan as plan_ncu
 from perfd.capture.sharing import redacted_copy
 from perfd.cli import capture_slurm
+from perfd.cli.arguments import positive, positive_whole
 from perfd.cli.client import add_aggregator, add_token, authorization_of, url_of
 from perfd.errors import PerfdError
 from perfd.peaks import load_peaks
@@ -68,8 +69,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="WHO",
         help="all; 0,3,8-11; stage=last,tp=0; slowest:2; culprits; +peer adds healthy ranks to compare with",
     )
-    start.add_argument("--steps", type=int, help="how many training steps")
-    start.add_argument("--duration", type=float, metavar="SECONDS", help="the longest that it may take")
+    start.add_argument("--steps", type=positive_whole, help="how many training steps")
+    start.add_argument("--duration", type=positive, metavar="SECONDS", help="the longest that it may take")
     start.add_argument("--id", help="an id of your own: the same id again captures nothing twice")
     start.add_argument("--wait", action="store_true", help="wait for the outcome of every rank")
     cancel = actions.add_parser("cancel", parents=[changing], help="end a capture now")
@@ -80,7 +81,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     plan.add_argument("--kernel", metavar="REGEX", help="kernels of these names")
     plan.add_argument("--nvtx", metavar="RANGE", help="what runs in this range, RANGE or DOMAIN@RANGE")
     plan.add_argument("--skip", type=int, default=0, help="leave out the first so many (%(default)s)")
-    plan.add_argument("--count", type=int, default=1, help="profile so many (%(default)s)")
+    plan.add_argument("--count", type=positive_whole, default=1, help="profile so many (%(default)s)")
     plan.add_argument("--output", default="perfd-ncu", help="name of the report (%(default)s)")
     plan.add_argument("--shared-gpu", action="store_true", help="leave the clocks alone: others use the GPU")
     plan.add_argument("command", nargs=argparse.REMAINDER, help="-- and how the job starts on one GPU")

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from perfd.cli.arguments import positive
 from perfd.cli.bench_serving import SCHEMA as BENCH_SCHEMA
 from perfd.cli.bench_serving import document as document_of_benchmark
 from perfd.cli.bench_serving import results_of
@@ -60,7 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--job", metavar="NAME", help="which job, when a summary has several")
     parser.add_argument(
-        "--model-flops-per-step", type=float, metavar="N", help="of traces, to compare MFU too"
+        "--model-flops-per-step", type=positive, metavar="N", help="of traces, to compare MFU too"
     )
     parser.add_argument(
         "--json", action="store_true", help="print one object of schema perfd.compare/1, only"

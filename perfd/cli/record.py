@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from perfd import logs
+from perfd.cli.arguments import positive
 from perfd.cli.ending import set_by_signals
 from perfd.cli.run import EXIT_CODES, add_command, command_of, watch
 from perfd.config import AgentConfig, load
@@ -32,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="configuration in YAML")
     parser.add_argument("--job", metavar="NAME", help="name of the job and of the recording")
     parser.add_argument(
-        "--duration", type=float, metavar="S", help="without a command: how many seconds to record"
+        "--duration", type=positive, metavar="S", help="without a command: how many seconds to record"
     )
     add_command(parser)
 

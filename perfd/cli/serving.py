@@ -22,6 +22,7 @@ from perfd.analysis.serving.info import ServerInfo, layout_of
 from perfd.analysis.serving.served import served_model
 from perfd.analysis.serving.snapshot import Latency
 from perfd.analysis.serving.theory import Theory, theory_of
+from perfd.cli.arguments import positive, positive_whole
 from perfd.cli.serving_sources import (
     Seen,
     WatchedServer,
@@ -47,7 +48,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("sources", nargs="+", metavar="URL|FILE", help="http://host:port, a page, or a log")
     parser.add_argument("--json", action="store_true", help="print one object of schema perfd.serving/1")
     parser.add_argument(
-        "--interval", type=float, metavar="SECONDS", help="look at each URL again after this time, for rates"
+        "--interval",
+        type=positive,
+        metavar="SECONDS",
+        help="look at each URL again after this time, for rates",
     )
     add_access_arguments(parser)
     add_theory_arguments(parser)
@@ -58,9 +62,11 @@ def add_theory_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("theory")
     group.add_argument("--model-config", metavar="FILE", help="the model's config.json (Hugging Face)")
     group.add_argument("--gpu", metavar="NAME", help='as NVML names it, for example "NVIDIA H100 80GB HBM3"')
-    group.add_argument("--tp", type=int, help="tensor parallelism, when the server does not say it")
-    group.add_argument("--pp", type=int, help="pipeline parallelism, likewise")
-    group.add_argument("--dp", type=int, help="replicas, likewise")
+    group.add_argument(
+        "--tp", type=positive_whole, help="tensor parallelism, when the server does not say it"
+    )
+    group.add_argument("--pp", type=positive_whole, help="pipeline parallelism, likewise")
+    group.add_argument("--dp", type=positive_whole, help="replicas, likewise")
     group.add_argument("--quantization", metavar="METHOD", help="as the server was told: fp8, awq, ...")
     group.add_argument("--kv-cache-dtype", metavar="TYPE", help="as the server was told: fp8_e4m3, ...")
 

@@ -19,6 +19,7 @@ from perfd_collectors.serving.servers import WANTED, ask_info, read_page, with_i
 from perfd.analysis.serving.info import ServerInfo
 from perfd.analysis.serving.measured import Measured, measure
 from perfd.analysis.serving.snapshot import Snapshot
+from perfd.cli.arguments import positive
 from perfd.errors import PerfdError
 from perfd.tls import client_context
 
@@ -40,7 +41,7 @@ class Seen:
 def add_access_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare how servers are asked."""
     group = parser.add_argument_group("access")
-    group.add_argument("--timeout", type=float, default=5.0, metavar="SECONDS", help="for one answer")
+    group.add_argument("--timeout", type=positive, default=5.0, metavar="SECONDS", help="for one answer")
     group.add_argument(
         "--authorization-env", metavar="NAME", help="variable with the value of the Authorization header"
     )

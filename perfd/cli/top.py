@@ -12,6 +12,7 @@ from rich.console import Console, ConsoleDimensions, RenderableType
 from rich.live import Live
 from rich.text import Text
 
+from perfd.cli.arguments import positive
 from perfd.cli.client import add_aggregator, get, url_of
 from perfd.cli.display import Json
 from perfd.cli.top_job import job_screen
@@ -26,7 +27,9 @@ _HINT = "up/down choose  enter open  h jobs  s serving  ? keys  q leave"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_aggregator(parser)
-    parser.add_argument("--interval", type=float, default=1.0, metavar="S", help="seconds between two looks")
+    parser.add_argument(
+        "--interval", type=positive, default=1.0, metavar="S", help="seconds between two looks"
+    )
     parser.add_argument("--once", action="store_true", help="look once and leave, as in a script")
     parser.epilog = "Keys: " + "; ".join(f"{key}: {says}" for key, says in KEYS) + "."
 

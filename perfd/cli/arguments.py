@@ -1,0 +1,24 @@
+"""Numbers on the command line, as types of argparse."""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+
+def positive(text: str) -> float:
+    """A number above zero; what is none is refused with a sentence."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0.")
+    return value
+
+
+def positive_whole(text: str) -> int:
+    """A whole number from 1; what is none is refused with a sentence."""
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1.")
+    return int(text)
