@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import http.client
 import io
 import socket
 import time
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
+
+_CHUNK_BYTES = 256 * 1024
 
 
 def left_s(deadline_s: float) -> float:
@@ -17,6 +21,12 @@ def left_s(deadline_s: float) -> float:
     if left <= 0:
         raise TimeoutError("timed out")
     return left
+
+
+def limit(connection: http.client.HTTPConnection, timeout_s: float) -> None:
+    """Let reading whatever `connection` answers raise `TimeoutError` when `timeout_s` from now are over."""
+    deadline_s = time.monotonic() + timeout_s
+    connection.response_class = partial(_response, deadline_s)  # type: ignore[assignment]  # A factory will do.
 
 
 class DeadlineReader(io.RawIOBase):
@@ -29,6 +39,10 @@ class DeadlineReader(io.RawIOBase):
         # It keeps the socket alive as long as it is open itself, as http.client relies on.
         self._raw = connection.makefile("rb", buffering=0)
 
+    def makefile(self, *_: object, **__: object) -> io.BufferedReader:
+        """What `http.client` asks of a socket."""
+        return io.BufferedReader(self, _CHUNK_BYTES)
+
     def readable(self) -> bool:
         return True
 
@@ -39,3 +53,10 @@ class DeadlineReader(io.RawIOBase):
     def close(self) -> None:
         self._raw.close()
         super().close()
+
+
+def _response(
+    deadline_s: float, connected: socket.socket, debuglevel: int = 0, method: str | None = None
+) -> http.client.HTTPResponse:
+    bounded: Any = DeadlineReader(connected, deadline_s)
+    return http.client.HTTPResponse(bounded, debuglevel, method)
