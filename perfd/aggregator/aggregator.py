@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 import uuid
@@ -14,6 +13,7 @@ from perfd.aggregator.access import Access
 from perfd.aggregator.api import routes
 from perfd.aggregator.captures import Captures
 from perfd.aggregator.history import History
+from perfd.aggregator.ingest_thread import IngestThread
 from perfd.aggregator.intake import Intake, State
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.overview import agent_json, fleet_json, job_json, step_lines
@@ -40,10 +40,12 @@ from perfd.web.live import Live
 log = logging.getLogger(__name__)
 
 _SHORTEST_ROUND_S = 0.05
-_GRACE_S = 1.0
+_ROUND_GRACE_S = 10.0
+"""How long the end may wait for a round that is under way."""
 _EXPORT_GRACE_S = 15.0
 """How long the end may wait for exporters, all together."""
-_START_TIMEOUT_S = 30.0
+_HISTORY_GRACE_S = 10.0
+"""How long the end may wait for history to be on disk."""
 
 
 class Aggregator:
@@ -90,8 +92,7 @@ class Aggregator:
         self._render_lock = threading.Lock()
         self._server = TelemetryServer(Intake(self._state, self._clock, self._history), self._captures)
         self._captures.send_through(self._server.send)
-        self._loop = asyncio.new_event_loop()
-        self._loop_thread = threading.Thread(target=self._loop.run_forever, name="perfd-ingest", daemon=True)
+        self._ingest = IngestThread(self._server)
         self._tick_thread = threading.Thread(target=self._tick_forever, name="perfd-rounds", daemon=True)
         self._stopping = threading.Event()
         self._grpc_address: str | None = None
@@ -134,13 +135,7 @@ class Aggregator:
                         **self._webhook.routes(self.receive_alerts),
                     },
                 )
-            self._loop_thread.start()
-            self._grpc_address = asyncio.run_coroutine_threadsafe(
-                self._server.start(
-                    self._config.listen, self._config.tls, allow_plaintext=self._config.allow_plaintext
-                ),
-                self._loop,
-            ).result(_START_TIMEOUT_S)
+            self._grpc_address = self._ingest.start(self._config)
         except PerfdError:
             self.stop()
             raise
@@ -150,25 +145,26 @@ class Aggregator:
             self._tick_thread.start()
 
     def stop(self) -> None:
-        """Close the streams, write what history has to keep, and free everything. Legal twice."""
+        """Close the streams, write what history has to keep, and free everything. Legal twice.
+
+        Nothing that hangs, a disk or another system, keeps it for longer than the graces above together.
+        """
         if self._stopping.is_set():
             return
         self._stopping.set()
         self._live.close()
         if self._tick_thread.is_alive():
-            self._tick_thread.join()
-        if self._loop_thread.is_alive():
-            asyncio.run_coroutine_threadsafe(self._server.stop(_GRACE_S), self._loop).result()
+            self._tick_thread.join(_ROUND_GRACE_S)
+        self._ingest.stop()
         if self._http is not None:
             self._http.close()
-        self._rounds.store_all()
-        self._rounds.export_last()
+        if self._tick_thread.is_alive():
+            log.warning("A round of analysis did not end in time; the last summaries are not kept.")
+        else:
+            self._rounds.store_all()
+            self._rounds.export_last()
         self._exporters.close(_EXPORT_GRACE_S)
         self._close_history()
-        if self._loop_thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._loop_thread.join()
-        self._loop.close()
 
     def tick(self, now_unix_s: float | None = None) -> None:
         """One round: derive, store series, evaluate rules, decide on captures. Returns when it is done."""
@@ -312,4 +308,4 @@ class Aggregator:
 
     def _close_history(self) -> None:
         if self._history is not None:
-            self._history.close()
+            self._history.close(_HISTORY_GRACE_S)

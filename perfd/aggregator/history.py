@@ -123,12 +123,19 @@ class History:
         """Delete what is older than a time, soon."""
         self.submit([(statement, (before_unix_s,)) for statement in EXPIRED])
 
-    def close(self) -> None:
-        """Write what is queued and close the file; legal twice."""
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Write what is queued and close the file; False when that took longer. Legal twice."""
         with self._changed:
             self._closing = True
             self._changed.notify()
-        self._thread.join()
+        self._thread.join(timeout_s)
+        ended = not self._thread.is_alive()
+        if not ended:
+            log.error(
+                "History was not on disk in time; the newest of it may be lost.",
+                extra={"path": str(self._path)},
+            )
+        return ended
 
     def agents(self) -> list[tuple[str, str, int, float]]:
         """Every agent's id, node, highest stored sequence, and when it was last heard of."""

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 import yaml
@@ -72,11 +73,26 @@ def test_the_process_serves_until_it_is_told_to_end(number, tmp_path):
             agent.hello()
             agent.send(step(1))
         process.send_signal(number)
-        assert process.wait(20) == 0
+        assert process.wait(50) == 0
     finally:
         process.kill()
         process.communicate()
     assert history.exists()
+
+
+def test_the_process_ends_while_pages_and_agents_are_connected():
+    process, line = start("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
+    try:
+        with FakeAgent(line["agents"]) as agent, urlopen(f"http://{line['http']}/api/v1/events") as viewer:
+            agent.hello()
+            agent.send(step(1))
+            assert viewer.readline().startswith(b"retry:")
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(50) == 0
+            assert b"event: round" in viewer.read()
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_process_that_is_killed_has_what_it_acknowledged(tmp_path):
@@ -177,7 +193,7 @@ def test_top_leaves_when_q_is_pressed(served):
                     break
             except OSError:
                 break
-        assert process.wait(20) == 0
+        assert process.wait(50) == 0
     finally:
         process.kill()
         process.wait()

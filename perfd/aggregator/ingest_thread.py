@@ -1,0 +1,47 @@
+"""The thread in whose event loop agents are served, from its start to an end that takes a bounded time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+
+from perfd.aggregator.server import TelemetryServer
+from perfd.config import AggregatorConfig
+
+log = logging.getLogger(__name__)
+_START_TIMEOUT_S = 30.0
+_GRACE_S = 1.0
+"""How long streams may end by themselves."""
+_END_WITHIN_S = 5.0
+"""How long the server may take to end, and then its loop."""
+
+
+class IngestThread:
+    """Runs a server. `start` is called once; `stop` is legal always, also before and twice."""
+
+    def __init__(self, server: TelemetryServer) -> None:
+        self._server = server
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="perfd-ingest", daemon=True)
+
+    def start(self, config: AggregatorConfig) -> str:
+        """Listen; returns the real address. Raises `PerfdError` when that is not possible."""
+        self._thread.start()
+        listening = self._server.start(config.listen, config.tls, allow_plaintext=config.allow_plaintext)
+        return asyncio.run_coroutine_threadsafe(listening, self._loop).result(_START_TIMEOUT_S)
+
+    def stop(self) -> None:
+        """Close the streams, and end the thread; one that hangs is left behind."""
+        if self._thread.is_alive():
+            stopping = asyncio.run_coroutine_threadsafe(self._server.stop(_GRACE_S), self._loop)
+            try:
+                stopping.result(_END_WITHIN_S)
+            except TimeoutError:
+                log.warning("The server for agents did not end in time; its streams break now.")
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_END_WITHIN_S)
+        if self._thread.is_alive():
+            log.warning("The thread that serves agents did not end in time.")
+        elif not self._loop.is_closed():
+            self._loop.close()
