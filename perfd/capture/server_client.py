@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from perfd.deadline import limit
 from perfd.errors import CaptureError, ConfigError, PerfdError
 from perfd.http import split_address
 
@@ -65,11 +66,12 @@ class ServerClient:
         return same_port and _plain(there.hostname or "") == _plain(self._host)
 
     def ask(self, method: str, path: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> Answer:
-        """One request; `timeout_s` bounds each wait."""
+        """One request; `timeout_s` bounds the whole answer, however slowly the server drips."""
         headers = self._authorization()
         if body is not None:
             headers["Content-Type"] = "application/json"
         connection = self._connection(timeout_s)
+        limit(connection, timeout_s)
         try:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()

@@ -17,10 +17,11 @@ from perfd_collectors.serving.exposition import MAX_PAGE_BYTES
 from perfd_collectors.serving.fetch import Access, FetchError, fetch
 from serving.pages import counter, gauge
 
+from perfd.capture.server_client import ServerClient
 from perfd.cli import main
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
-from perfd.errors import ConfigError
+from perfd.errors import CaptureError, ConfigError
 from perfd.model import SampleTable
 
 Answer = Callable[[socket.socket], None]
@@ -131,6 +132,17 @@ def test_a_server_that_drips_has_as_long_as_one_that_hangs(
     known.append(serve(drip(start + b"a" * 10_000, known) if start else hang(known)))
     with pytest.raises(FetchError, match=r"did not answer within 0.3 s: is the server hung\?"):
         fetch(known[0].url + "/metrics", Access(timeout_s=0.3))
+
+
+@pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\n\r\n"])
+def test_a_capture_waits_no_longer_for_a_server_that_drips(
+    serve: Callable[..., RawServer], start: bytes
+) -> None:
+    known: list[RawServer] = []
+    known.append(serve(drip(start + b"a" * 10_000, known) if start else hang(known)))
+    client = ServerClient(known[0].url.removeprefix("http://"))
+    with pytest.raises(CaptureError, match="does not answer: "):
+        client.ask("POST", "/start_profile", 0.3, {"num_steps": 5})
 
 
 def test_a_server_that_hangs_is_down(serve: Callable[..., RawServer], tmp_path: Path) -> None:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import http.client
-import io
-import socket
 import ssl
-import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
+from perfd.deadline import limit
 from perfd.errors import PerfdError
 from perfd_collectors.serving.exposition import MAX_PAGE_BYTES
 
@@ -48,10 +44,9 @@ def fetch(url: str, access: Access, max_bytes: int = MAX_PAGE_BYTES) -> bytes:
     Raises `FetchError` when there is no answer in time, its status is not 200, or it is too large.
     """
     address = urlsplit(url)
-    deadline_s = time.monotonic() + access.timeout_s
     headers = {"Accept": "text/plain; version=0.0.4, */*;q=0.1", **_authorization(access)}
     connection = _connection(address, access)
-    connection.response_class = partial(_response, deadline_s)  # type: ignore[assignment]  # A factory will do.
+    limit(connection, access.timeout_s)
     try:
         target = f"{address.path or '/'}{'?' + address.query if address.query else ''}"
         connection.request("GET", target, headers=headers)
@@ -102,41 +97,6 @@ def _authorization(access: Access) -> dict[str, str]:
     if value is not None and not (value.isascii() and value.isprintable()):
         raise FetchError("The authorization must be one line of plain characters.")
     return {} if value is None else {"Authorization": value}
-
-
-class _UntilDeadline(io.RawIOBase):
-    """A connection's bytes until a moment: a server that sends one now and then cannot hold us up."""
-
-    def __init__(self, connected: socket.socket, deadline_s: float) -> None:
-        self._socket = connected
-        # It keeps the connection open for as long as somebody reads from it.
-        self._raw = connected.makefile("rb", buffering=0)
-        self._deadline_s = deadline_s
-
-    def makefile(self, *_: object, **__: object) -> io.BufferedReader:
-        """What `http.client` asks of a socket."""
-        return io.BufferedReader(self, _CHUNK_BYTES)
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:  # noqa: ANN401  (a buffer, as the base has it)
-        left_s = self._deadline_s - time.monotonic()
-        if left_s <= 0:
-            raise TimeoutError
-        self._socket.settimeout(left_s)
-        return self._raw.readinto(buffer)
-
-    def close(self) -> None:
-        self._raw.close()
-        super().close()
-
-
-def _response(
-    deadline_s: float, connected: socket.socket, debuglevel: int = 0, method: str | None = None
-) -> http.client.HTTPResponse:
-    bounded: Any = _UntilDeadline(connected, deadline_s)
-    return http.client.HTTPResponse(bounded, debuglevel, method)
 
 
 def _body(url: str, response: http.client.HTTPResponse, max_bytes: int) -> bytes:
