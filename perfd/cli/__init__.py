@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
 from collections.abc import Collection, Sequence
 from types import ModuleType
 
+from perfd.cli.ending import unwound_by_signals
 from perfd.errors import PerfdError
 
 VERBS = {
@@ -40,18 +42,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if arguments is None else arguments)
     # Only the module of the verb in question is imported: the agent must stay small.
     wanted = next((word for word in argv if not word.startswith("-")), None)
-    args = build_parser({wanted} if wanted else ()).parse_args(argv)
     try:
-        return int(_module(args.verb).run(args))
+        args = build_parser({wanted} if wanted else ()).parse_args(argv)
+        with unwound_by_signals():
+            code = int(_module(args.verb).run(args))
+        _flush()
     except PerfdError as error:
-        print(f"perfd {args.verb}: {error}", file=sys.stderr)
+        print(f"perfd {wanted}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         # The reader of our output left, as `head` does: nothing is wrong.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 141
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        print(f"perfd {wanted}: {where}{error.strerror or error}.", file=sys.stderr)
+        _discard_output()
+        return 2
+    return code
+
+
+def _flush() -> None:
+    """Write what is still buffered while a disk that is full can still be told."""
+    if sys.stdout is not None:
+        sys.stdout.flush()
+
+
+def _discard_output() -> None:
+    """Let what is buffered go nowhere, so that the interpreter's end does not fail over it."""
+    with contextlib.suppress(AttributeError, OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def build_parser(verbs: Collection[str] = VERBS) -> argparse.ArgumentParser:

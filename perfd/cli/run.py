@@ -18,6 +18,7 @@ from perfd.capture.launch import Launch, plan_launch
 from perfd.config import AgentCaptureConfig, AgentConfig, CollectorConfig
 from perfd.errors import PerfdError, RecordingError
 from perfd.hook import SOCKET_VARIABLE
+from perfd.http import split_address
 from perfd.session.configuration import load_session
 from perfd.session.job import CommandError
 from perfd.session.naming import job_name, results_folder
@@ -92,6 +93,8 @@ def watch(
     """Run `command` with a monitor beside it; returns its exit code."""
     if recording is not None and recording.exists() and (not recording.is_dir() or any(recording.iterdir())):
         raise RecordingError(f"{recording} is not empty: a recording needs a new folder.")
+    if http is not None:
+        split_address(http)
     configuration = load_session(Path(config) if config else None)
     name = job or configuration.agent.job or job_name(command, os.environ)
     launch = _plan(command, name, configuration.agent.capture, allowed=capture)

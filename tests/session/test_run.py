@@ -242,6 +242,16 @@ def test_nothing_is_started_when_the_configuration_is_wrong(tmp_path, configurat
     assert not (tmp_path / "out").exists()
 
 
+def test_nothing_is_started_when_the_address_is_none(tmp_path, configuration):
+    words = ("--http", "nonsense", "--", "touch", str(tmp_path / "started"))
+    done = subprocess.run(
+        command(tmp_path, configuration, *words), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "'nonsense' is not an address; write it as host:port" in done.stderr
+    assert not (tmp_path / "started").exists()
+
+
 def test_nothing_is_started_when_there_is_no_command_or_it_cannot_be_found(tmp_path, configuration):
     assert "There is no command to run" in perfd("run", "--config", str(configuration)).stderr
     done = subprocess.run(
