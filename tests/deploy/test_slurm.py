@@ -383,7 +383,8 @@ def test_an_interrupted_capture_leaves_no_helper_behind(cluster: Cluster) -> Non
     capture.send_signal(signal.SIGINT)
     printed, _ = capture.communicate(timeout=120)
     assert capture.returncode == 1
-    assert "lost" in printed
+    # A node that had answered already keeps its answer.
+    assert "lost" in printed or "refused" in printed
     until(lambda: helpers() == [], "the end of the helpers")
     cluster("scancel", job)
     until(lambda: cluster.ended(job), "the end of the job")
