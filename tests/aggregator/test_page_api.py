@@ -198,6 +198,29 @@ def test_a_server_says_what_it_is_until_it_is_something_else():
     assert silent_series == []
 
 
+def test_a_rule_can_ask_which_engine_a_server_is(tmp_path):
+    rules = tmp_path / "rules.yaml"
+    rules.write_text(
+        "groups: [{name: g, rules: [{alert: Queue, expr: '(perfd_server_queued_requests > 5) "
+        "* on (node, server) group_left (engine) perfd_server_info', "
+        'annotations: {summary: "{{ $labels.engine }} has {{ $value }}"}}]}]'
+    )
+    clock = VirtualClock(round(START_S * 1e9))
+    config = {"rules": RulesConfig(builtin=False, files=[str(rules)])}
+    with (
+        aggregator(clock, http_listen="127.0.0.1:0", **config) as running,
+        FakeAgent(running.grpc_address) as agent,
+    ):
+        agent.hello()
+        clock.advance(10.0)
+        agent.send(QWEN, servers("h:1", "h:2", queued_requests=9.0))
+        running.tick()
+        known, unknown = api(running, "servers")["servers"]
+
+    assert [finding["summary"] for finding in known["findings"]] == ["sglang has 9"]
+    assert unknown["findings"] == []
+
+
 def test_a_node_with_ever_new_servers_keeps_the_newest():
     clock = VirtualClock(round(START_S * 1e9))
     limits = Limits(entities_per_scope=4)
