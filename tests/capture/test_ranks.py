@@ -1,6 +1,7 @@
 """Choosing ranks: lists, roles, labels, slowness, peers."""
 
 import contextlib
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -115,6 +116,11 @@ def test_slowness_that_nobody_measured_is_an_error_and_not_a_guess():
     view = JobView(job="llama", nodes=("a",), ranks=(RankView(rank=0, node="a"),))
     with pytest.raises(CaptureError, match="no times by rank"):
         select("slowest:2", view)
+
+
+def test_ranks_without_pods_are_not_those_of_an_alert_without_one():
+    view = replace(VIEW, ranks=[replace(rank, pod_uid=None) for rank in VIEW.ranks])
+    assert ranks("alert", view, node="b", gpu="1") == [9]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from rich.console import Console, RenderableType
 
 from perfd.cli.top_job import job_screen
 from perfd.cli.top_keys import first_key
-from perfd.cli.top_screens import fleet_screen, help_screen, order, server_screen
+from perfd.cli.top_screens import fleet_screen, help_screen, order, server_order, server_screen
 from perfd.cli.top_state import Place, Screen, press, window
 from perfd.http import Response
 from perfd.testing.pages import StandIn, fleet_row, job_entry, server_entry
@@ -147,6 +147,26 @@ def test_servers_are_beside_theory_and_the_chosen_ones_findings_are_said() -> No
     assert max(map(len, shown)) <= 80
 
 
+def test_servers_that_are_down_or_silent_come_before_those_with_findings() -> None:
+    finding = {"name": "PerfdServerQueue", "summary": "", "recommendation": ""}
+    servers = [
+        server_entry("well:1"),
+        server_entry("queue:1", findings=[finding]),
+        server_entry("silent:1", silent_s=100.0),
+        server_entry("down:1", up=False),
+    ]
+    ordered = [one["server"] for one in server_order(servers)]
+    assert ordered == ["down:1", "silent:1", "queue:1", "well:1"]
+
+
+def test_a_culprit_is_first_also_when_its_numbers_are_usual() -> None:
+    job = job_entry("llama", ranks=40, bottleneck=straggler(3, 0.2))
+    job["gpus"][30]["power_w"] = 50.0
+    lines = drawn(job_screen(job, [], 80, 24), 80)
+    heading = next(number for number, line in enumerate(lines) if line.startswith("RANK"))
+    assert [line.split()[1] for line in lines[heading + 1 : heading + 3]] == ["3", "30"]
+
+
 def test_a_wide_screen_tells_the_engines_and_models_of_all_servers() -> None:
     unknown = {"engine": None, "version": None, "model": None, "role": None}
     servers = [
@@ -196,7 +216,7 @@ def test_keys_choose_open_and_go_back() -> None:
     opened = press(place, "enter", names)
     assert (opened.screen, opened.job) == (Screen.JOB, "job-10")
     assert press(opened, "h", names).screen is Screen.JOBS
-    assert press(opened, "s", names).screen is Screen.SERVERS
+    assert (press(opened, "s", names).screen, press(opened, "s", names).row) == (Screen.SERVERS, 0)
     assert press(opened, "?", names).screen is Screen.HELP
     assert press(opened, "q", names).leaving
     assert press(opened, "x", names) == opened

@@ -119,6 +119,15 @@ def test_lines_of_others_are_never_messages(line: str):
     assert Assembly().feed(line) is None or line.startswith("perfd/1 ")
 
 
+def test_a_message_that_grows_beyond_a_mebibyte_is_dropped():
+    assembly = Assembly()
+    for _ in range((1 << 20) // 600 + 1):
+        assert assembly.feed(f"perfd/1 n1 + {'x' * 600}\n") is None
+    said = Present(ranks=[], reason="Nobody is here.")
+    (line,) = lines_of("n1", said)
+    assert assembly.feed(line) == ("n1", said), "nothing of the long one stands before it"
+
+
 def test_ranks_are_those_of_the_step_on_this_node_and_their_pythons(tmp_path: Path):
     node = FakeNode(tmp_path)
 
@@ -134,9 +143,9 @@ def test_ranks_are_those_of_the_step_on_this_node_and_their_pythons(tmp_path: Pa
     task(62, 0, parent=61, program="python3.11")
     task(70, 1, parent=50, program="python3.11")
     # Another step, another node of this machine, another job.
-    task(80, 0, parent=50, program="python3.11", SLURM_STEP_ID="0")
-    task(81, 0, parent=51, program="python3.11", SLURMD_NODENAME="n2")
-    task(82, 0, parent=52, program="python3.11", SLURM_JOB_ID="18")
+    task(80, 3, parent=50, program="python3.11", SLURM_STEP_ID="0")
+    task(81, 4, parent=51, program="python3.11", SLURMD_NODENAME="n2")
+    task(82, 5, parent=52, program="python3.11", SLURM_JOB_ID="18")
     found = ranks_here(load_collector("ranks"), job="17", job_id="17", step=1, node="n1", proc=node.proc)
     assert [(rank.job, rank.rank, rank.pid) for rank in found] == [("17", 0, 61), ("17", 1, 70)]
 

@@ -9,6 +9,7 @@ import re
 from contextlib import suppress
 from xml.etree import ElementTree as ET
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -293,8 +294,14 @@ def test_kernels_lie_where_their_shares_of_the_peaks_put_them(tmp_path):
 
 def test_an_operation_without_a_time_lies_on_the_roof(tmp_path):
     path = tmp_path / "r.svg"
-    main(["roofline", "--matmul", "4096x64x64", "-o", str(path)])
-    assert "at most, as no time was given" in path.read_text(encoding="utf-8")
+    for sizes in ("4096x64x64", "8192x8192x8192"):
+        main(["roofline", "--matmul", sizes, "-o", str(path)])
+        picture = path.read_text(encoding="utf-8")
+        ((x, y, told),) = _points(picture)
+        assert "at most, as no time was given" in told
+        (roof,) = re.findall(r'class="roof" points="([^"]+)"', picture)
+        corners = [tuple(map(float, corner.split(","))) for corner in roof.split()]
+        assert y == pytest.approx(np.interp(x, *zip(*corners, strict=True)), abs=0.1)
 
 
 def test_a_copy_has_a_report_and_no_picture(tmp_path, capsys):
