@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from perfd.config import AgentConfig, load
 from perfd.errors import ConfigError
 from perfd.session.configuration import SessionConfig, load_session
 
@@ -42,3 +43,28 @@ def test_a_configuration_that_cannot_be_read_is_one_sentence(tmp_path):
         load_session(tmp_path / "missing.yaml")
     with pytest.raises(ConfigError, match=r"cannot read the configuration: Is a directory\.$"):
         load_session(tmp_path)
+
+
+def test_drop_ins_win_over_the_file_in_the_order_of_their_names(tmp_path):
+    path = tmp_path / "agent.yaml"
+    path.write_text("job: a\nnode: n1\nuplink: {address: 'one:1', allow_plaintext: true}\n")
+    (tmp_path / "agent.d").mkdir()
+    (tmp_path / "agent.d" / "20-late.yaml").write_text("uplink: {address: 'three:3'}\n")
+    (tmp_path / "agent.d" / "10-early.yaml").write_text("job: b\nuplink: {address: 'two:2'}\n")
+    (tmp_path / "agent.d" / "30-kept.yaml.dpkg-old").write_text("job: c\n")
+
+    config = load(path, AgentConfig)
+
+    assert (config.job, config.node) == ("b", "n1")
+    assert (config.uplink.address, config.uplink.allow_plaintext) == ("three:3", True)
+
+
+def test_an_error_names_the_drop_in_that_brought_it(tmp_path):
+    path = tmp_path / "agent.yaml"
+    path.write_text("node: n1\n")
+    (tmp_path / "agent.d").mkdir()
+    (tmp_path / "agent.d" / "10.yaml").write_text("job: a\n")
+    (tmp_path / "agent.d" / "20.yaml").write_text("uplink: {adress: a}\n")
+
+    with pytest.raises(ConfigError, match=r"20\.yaml: .*adress.*\$\.uplink"):
+        load(path, AgentConfig)
