@@ -133,19 +133,20 @@ def test_ranks_are_those_of_the_step_on_this_node_and_their_pythons(tmp_path: Pa
 
     def task(pid: int, rank: int, *, parent: int, program: str, **more: str) -> None:
         environ = {"SLURM_JOB_ID": "17", "SLURM_STEP_ID": "1", "SLURMD_NODENAME": "n1", **more}
-        ranks = {"SLURM_PROCID": str(rank), "SLURM_NTASKS": "2"}
+        ranks = {"SLURM_PROCID": str(rank), "SLURM_NTASKS": "6"}
         node.process(pid, {**environ, **ranks}, parent=parent, name=program)
         (node.proc / str(pid) / "exe").symlink_to(f"/usr/bin/{program}")
 
-    node.process(50, None, name="slurmstepd")
+    for daemon in (50, 51, 52, 53):
+        node.process(daemon, None, name="slurmstepd")
     task(60, 0, parent=50, program="bash")
     task(61, 0, parent=60, program="python3.11")
     task(62, 0, parent=61, program="python3.11")
     task(70, 1, parent=50, program="python3.11")
     # Another step, another node of this machine, another job.
-    task(80, 3, parent=50, program="python3.11", SLURM_STEP_ID="0")
-    task(81, 4, parent=51, program="python3.11", SLURMD_NODENAME="n2")
-    task(82, 5, parent=52, program="python3.11", SLURM_JOB_ID="18")
+    task(80, 3, parent=51, program="python3.11", SLURM_STEP_ID="0")
+    task(81, 4, parent=52, program="python3.11", SLURMD_NODENAME="n2")
+    task(82, 5, parent=53, program="python3.11", SLURM_JOB_ID="18")
     found = ranks_here(load_collector("ranks"), job="17", job_id="17", step=1, node="n1", proc=node.proc)
     assert [(rank.job, rank.rank, rank.pid) for rank in found] == [("17", 0, 61), ("17", 1, 70)]
 
