@@ -164,10 +164,10 @@ def test_two_jobs_on_a_node_are_told_apart(tmp_path: Path) -> None:
 
 def test_the_agent_of_one_job_of_slurm_leaves_the_others_on_its_node_to_theirs(tmp_path: Path) -> None:
     job = Job(tmp_path, job="77")
-    job.start(100, torch(0, 1, SLURM_JOB_ID="77"), gpus=[0])
-    job.start(101, torch(0, 1, SLURM_JOB_ID="78"), gpus=[1])
-    job.start(102, torch(0, 1, SLURM_JOB_ID="80", SLURM_ARRAY_JOB_ID="77", SLURM_ARRAY_TASK_ID="3"), gpus=[2])
-    assert events(job.collect()) == [(EventKind.JOB_STARTED, "77")]
+    job.start(100, torch(0, SLURM_JOB_ID="77"), gpus=[0])
+    job.start(101, torch(1, SLURM_JOB_ID="78"), gpus=[1])
+    job.start(102, torch(2, SLURM_JOB_ID="80", SLURM_ARRAY_JOB_ID="77", SLURM_ARRAY_TASK_ID="3"), gpus=[2])
+    assert [record.pid for record in job.collect() if isinstance(record, RankPlacement)] == [100]
 
 
 @pytest.mark.parametrize("name", ["80", "77_3"])
