@@ -26,6 +26,8 @@ const engine = (server) => [server.engine, server.version].filter(Boolean).join(
 const layout = (server) => Object.entries(server.parallel).filter(([, size]) => size > 1).map(([dimension, size]) => `${dimension} ${size}`).join(" ");
 const role = (server) => (server.role === "both" ? null : server.role);
 const identity = (server) => [engine(server), server.model, role(server), layout(server)].filter(Boolean).join(" · ");
+// The end of a path, which is as long as a model's name at Hugging Face.
+const shortModel = (server) => server.model?.split("/").slice(-2).join("/");
 const name = (server) => `${server.node} ${server.server}`;
 const anchor = (server) => `server-${server.node}-${server.server}`;
 
@@ -36,7 +38,7 @@ const table = sortedTable({
   text: (server) => [name(server), identity(server), state(server), ...server.findings.map((finding) => finding.name)].join(" "),
   columns: [
     { name: "Server", wide: true, value: name, cell: (server) => [el("strong", {}, server.server), el("small", {}, server.node)] },
-    { name: "Engine", value: engine, cell: (server) => [engine(server) || UNKNOWN, server.model && el("small", {}, server.model)] },
+    { name: "Engine", value: engine, cell: (server) => [engine(server) || UNKNOWN, server.model && el("small", { class: "model", title: server.model }, shortModel(server))] },
     { name: "State", value: state, cell: (server) => el("span", { class: `state ${state(server)}` }, state(server)) },
     { name: "Running", number: true, value: (server) => server.running_requests, cell: (server) => count(server.running_requests) },
     { name: "Queued", number: true, value: (server) => server.queued_requests, cell: (server) => count(server.queued_requests) },
