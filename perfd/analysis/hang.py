@@ -19,6 +19,10 @@ from perfd.analysis.tables import Floats, GpuTable, JobData, NcclTime, StepTable
 from perfd.model import CollectiveProgress, EventKind, ParallelLayout
 
 _LEAST_SILENT_S = 10.0
+_LEAST_NAMED_S = 7.5
+"""When one rank alone has not come: in a pause that all make together nobody is behind."""
+_REPORT_S = 1.5
+"""Counters are read once a second, so they are known to stand for less long than the log is silent."""
 _INTERVALS = 5
 """Of the log's usual interval between lines."""
 _PAUSES = 1.5
@@ -60,7 +64,8 @@ class _Clue:
 def hang(job: JobData) -> Hang | None:
     """A job that stands still now, by its silence and at least one other source; None if it moves."""
     silent_s = _silent_s(job)
-    if job.ended_unix_s is not None or silent_s is None or silent_s < patience_s(job.steps):
+    patient_s = patience_s(job.steps, least_s=_LEAST_NAMED_S if len(job.steps) else _LEAST_SILENT_S)
+    if job.ended_unix_s is not None or silent_s is None or silent_s < patient_s:
         return None
     if silent_s < _OCCASION_S and _on_occasion(job):
         return None
@@ -71,6 +76,8 @@ def hang(job: JobData) -> Hang | None:
     if not clues:
         return None
     named = next((clue.culprits for clue in clues if clue.culprits), ())
+    if not named and silent_s < patience_s(job.steps):
+        return None
     said = (
         f"The log has been silent for {silent_s:.0f} s" if job.log_silent_s is not None else "Nothing moved"
     )
@@ -82,7 +89,7 @@ def hang(job: JobData) -> Hang | None:
     )
 
 
-def patience_s(steps: StepTable) -> float:
+def patience_s(steps: StepTable, *, least_s: float = _LEAST_SILENT_S) -> float:
     """How long the job may be silent before that says something."""
     took_s = steps.step_time_s * steps.steps_covered
     known_s = took_s[np.isfinite(took_s)]
@@ -91,7 +98,7 @@ def patience_s(steps: StepTable) -> float:
     pauses = pauses[np.isfinite(pauses)]
     # The first line comes after start-up, so only pauses between lines count.
     longest_s = float(pauses.max()) if len(pauses) else 0.0
-    return max(_LEAST_SILENT_S, _INTERVALS * usual_s, _PAUSES * longest_s)
+    return max(least_s, _INTERVALS * usual_s, _PAUSES * longest_s)
 
 
 def _on_occasion(job: JobData) -> bool:
@@ -106,7 +113,10 @@ def _silent_s(job: JobData) -> float | None:
         # A job that has not made a step yet loads, compiles and connects.
         return job.log_silent_s if len(job.steps) else None
     moving = [time for time in job.nccl if time.operations is not None]
-    return min((time.still_s for time in moving), default=None)
+    silent_s = min((time.still_s for time in moving), default=None)
+    # A rank that has begun nothing at all may still be loading what the others have loaded.
+    starting = any(time.operations == 0 for time in moving)
+    return None if starting and (silent_s or 0.0) < _SURE_S else silent_s
 
 
 def _by_progress(progress: Sequence[CollectiveProgress]) -> _Clue | None:
@@ -140,7 +150,9 @@ def _by_progress(progress: Sequence[CollectiveProgress]) -> _Clue | None:
 
 def _by_counters(times: Sequence[NcclTime], parallel: ParallelLayout, silent_s: float) -> _Clue | None:
     counted = [(time.operations, time) for time in times if time.operations is not None]
-    if len(counted) < 2 or any(time.still_s < min(silent_s, _LEAST_SILENT_S) for _, time in counted):
+    if len(counted) < 2 or any(
+        time.still_s < min(silent_s, _LEAST_NAMED_S) - _REPORT_S for _, time in counted
+    ):
         return None
     sentence = "No rank has begun an NCCL operation meanwhile (nccl plugin)"
     # Ranks of different stages do different numbers of operations: only who is alone behind its peers is

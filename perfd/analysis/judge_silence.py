@@ -44,7 +44,8 @@ def judge_missing(facts: Facts) -> Finding | None:
             f"No NCCL timings came from {_names(facts.nccl.missing_ranks)} ({facts.nccl.source}), so nobody"
             " of their stage is named for waiting in collectives."
         )
-    if facts.nccl.lost_operations:
+    if facts.nccl.lost_operations and (evidence or facts.nccl.wait_ratio is None):
+        # Some lost of many change nothing: the rest is matched all the same.
         evidence.append(
             f"{facts.nccl.lost_operations} NCCL operations were not seen: shares of communication are lower"
             " bounds."

@@ -68,17 +68,18 @@ def lateness(
     *,
     step_s: float | None,
     newest_s: float = RECENT_S,
+    each: int | None = None,
 ) -> Lateness:
     """Of the newest operations of all communicators that are `judged`, a flag each.
 
     These are groups of peers, and pairs that send and receive, whose waiting counts but is nobody's fault.
     Over several communicators of a rank, what is needed at once adds up; of the rest the one that shows most
-    counts, because the same lag is seen in all of them.
+    counts, because the same lag is seen in all of them. With `each` every one of so many steps is a block.
     """
     parts = [
         part
         for stack, flags in zip(stacks, judged, strict=True)
-        for part in _parts(stack, flags, step_s, newest_s)
+        for part in _parts(stack, flags, step_s, newest_s, each)
     ]
     blocks = max((part.values.shape[1] for part in parts), default=0)
     at_once = np.zeros((4, blocks, world))
@@ -139,11 +140,13 @@ def _raise_by_rank(highest: Floats, part: _Part) -> None:
             np.fmax.at(highest[row], ranks, values)
 
 
-def _parts(stack: Stack, judged: Bools, step_s: float | None, newest_s: float) -> list[_Part]:
+def _parts(
+    stack: Stack, judged: Bools, step_s: float | None, newest_s: float, each: int | None
+) -> list[_Part]:
     at_once: Bools = np.ones(len(judged), dtype=np.bool_)
     if stack.operation in MATCHED_OPERATIONS:
         at_once = np.array([name in NEEDED_AT_ONCE for name in stack.names.tolist()])
-    shapes = shapes_of(stack, judged, at_once, step_s=step_s, newest_s=newest_s)
+    shapes = shapes_of(stack, judged, at_once, step_s=step_s, newest_s=newest_s, each=each)
     return [_part(stack, shape, step_s) for shape in shapes]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.analysis.lateness import LONG_S, Lateness, lateness
+from perfd.analysis.onset import MOST_STEPS, onset
 from perfd.analysis.robust import highest, mean, median
 from perfd.analysis.stacks import Stack
 from perfd.analysis.tables import Bools, Floats, Ints
@@ -140,13 +141,24 @@ class Tally:
         stacks, flags = [stack for stack, _ in self._judged], [judged for _, judged in self._judged]
         late = lateness(stacks, flags, self._world, step_s=step_s)
         if not _stands_out(late):
-            late = lateness(stacks, flags, self._world, step_s=step_s, newest_s=LONG_S)
+            late = self._onset(step_s) or lateness(stacks, flags, self._world, step_s=step_s, newest_s=LONG_S)
         caused, at_most, error, last, persistence = (
             np.where(known_peers, column[ranks], np.nan) for column in _of_blocks(late)
         )
         lost = np.fmin(np.nan_to_num(mean(late.waits, axis=1)[ranks]), np.nan_to_num(busy, nan=1.0))
         slowdown = self._slowdown(ranks, lost, np.isfinite(caused))
         return Shares(ranks, (busy, wait, caused, at_most, error, last, persistence, slowdown))
+
+    def _onset(self, step_s: float | None) -> Lateness | None:
+        if step_s is None:
+            return None
+        peers = np.full(self._world, self._world)
+        for stack, judged in self._judged:
+            if stack.operation in MATCHED_OPERATIONS and stack.ranks.shape[1] > 1:
+                np.minimum.at(peers, stack.ranks[judged], stack.ranks.shape[1])
+        stacks, flags = [stack for stack, _ in self._judged], [judged for _, judged in self._judged]
+        by_step = lateness(stacks, flags, self._world, step_s=step_s, each=MOST_STEPS)
+        return onset(by_step, peers)
 
     def _slowdown(self, ranks: Ints, lost: Floats, known: Bools) -> Floats:
         slowdown = np.full(len(ranks), np.nan)

@@ -19,6 +19,7 @@ _CHANCE = 0.002
 _START_UP_STEPS = 3
 _NEAR = 0.25
 """As exactly are operations a step known by the pace of operations and of steps."""
+_FEW_OPERATIONS = 12
 _LONGEST_PERIOD = 300
 _ALIKE = 0.95
 
@@ -50,12 +51,19 @@ def fewest_blocks(ranks: int) -> int:
 
 
 def shapes_of(
-    stack: Stack, judged: Bools, needed_at_once: Bools, *, step_s: float | None, newest_s: float
+    stack: Stack,
+    judged: Bools,
+    needed_at_once: Bools,
+    *,
+    step_s: float | None,
+    newest_s: float,
+    each: int | None = None,
 ) -> list[Shape]:
     """Those of a stack that are `judged`, by shape.
 
     Left out are those of which too few steps are known to tell lateness from chance, and those of which
-    nobody knows what a step is. `newest_s` is how much time is judged.
+    nobody knows what a step is. `newest_s` is how much time is judged. With `each` it is so many steps at
+    most, and each is a block.
     """
     fewest = fewest_blocks(stack.ranks.shape[1])
     lengths = stack.lengths
@@ -72,19 +80,22 @@ def shapes_of(
     keep = np.maximum(1, np.rint((ends[:, 1] - ends[:, 0]) / np.maximum(lengths - 1, 1))).astype(np.int64)
     kept_per_s = paces / keep
     # Where every wait is lost, it does not matter where a step begins; but a block should hold a whole one.
-    block_s = max(newest_s / fewest, step_s or 0.0)
+    block_s = max(newest_s / fewest if each is None else 0.0, step_s or 0.0)
     per_step = np.clip(_rounded(kept_per_s * block_s), 1, lengths // fewest)
     for index in np.flatnonzero(~at_once).tolist():
         sizes = stack.tables[chosen[index]].size_bytes
-        per_step[index] = _operations_per_step(sizes, float(kept_per_s[index]), step_s)
+        per_step[index] = _operations_per_step(sizes, float(kept_per_s[index]), step_s, spare=each is None)
     per_step[per_step <= 0] = lengths.max() + 1
     in_step = np.maximum(1.0, kept_per_s * step_s) if step_s else per_step
     starting = np.ceil(_START_UP_STEPS * in_step - ends[:, 0] / keep)
     settled = lengths - np.clip(starting, 0, lengths).astype(np.int64)
     wanted = np.maximum(fewest, np.ceil(newest_s * kept_per_s / per_step)).astype(np.int64)
+    if each is not None:
+        wanted = np.full(len(chosen), each)
     steps = np.minimum(settled // per_step, wanted)
     enough = steps >= np.where(at_once, fewest, np.minimum(2 * fewest, wanted))
-    steps -= steps % fewest
+    if each is None:
+        steps -= steps % fewest
     columns = np.stack([lengths, per_step, keep, steps, at_once.astype(np.int64)])
     return [
         Shape(
@@ -94,7 +105,7 @@ def shapes_of(
             per_step=int(per_step[rows[0]]),
             keep=int(keep[rows[0]]),
             steps=int(steps[rows[0]]),
-            blocks=fewest,
+            blocks=fewest if each is None else int(steps[rows[0]]),
             needed_at_once=bool(at_once[rows[0]]),
         )
         for rows in _alike(columns, np.flatnonzero(enough))
@@ -125,14 +136,19 @@ def _pace(table: CollectiveTable) -> float:
     return float(np.mean(table.kernel_ratio)) / usual_s if usual_s > 0 else 0.0
 
 
-def _operations_per_step(sizes: Floats, per_s: float, step_s: float | None) -> int:
-    """How many to take for those of one step, rather too many than too few; 0 if that is unknown."""
+def _operations_per_step(sizes: Floats, per_s: float, step_s: float | None, *, spare: bool) -> int:
+    """How many to take for those of one step, rather too many than too few; 0 if that is unknown.
+
+    Without `spare` few are not made more: then some may miss the one that is waited for.
+    """
     period = _period(sizes)
     if step_s is None:
         return period
     expected = per_s * step_s
     if period > 1 and abs(period / expected - 1) <= _NEAR:
         return period
+    if not spare and expected < _FEW_OPERATIONS:
+        return max(1, math.ceil(expected - _NEAR))
     return 1 if expected < 1 + _NEAR else int(_rounded(np.array((1 + _NEAR) * expected)))
 
 

@@ -165,3 +165,14 @@ def test_a_communicator_of_one_rank_says_nothing():
 
     assert judged(alone, dp=1).nccl.ranks[0].caused_ratio in (None, 0.0)
     assert blamed(judged(alone, dp=1)) == []
+
+
+def test_a_lost_operation_is_no_verdict_unless_nothing_can_be_said_without_it():
+    def kinds(*tables: CollectiveTable) -> list[Kind]:
+        job = description(world_size=4, dp=4)
+        times = [NcclTime(rank=rank, busy_s=6.0, span_s=10.0, lost_operations=1) for rank in range(4)]
+        data = job_data(step_table([STEP_S] * 100), description=job, collectives=tables, nccl=times)
+        return [one.kind for one in summarise(data, AnalysisSettings()).findings]
+
+    assert Kind.MISSING_TELEMETRY not in kinds(gradients(lags(40, 4, {})))
+    assert Kind.MISSING_TELEMETRY in kinds()

@@ -298,6 +298,15 @@ def test_counters_that_stand_name_the_one_that_is_behind():
     assert hang(silent(nccl=counters(5000, 5000, 4990, 5000, still_s=1.0))) is None
 
 
+def test_a_rank_that_alone_is_behind_hangs_sooner_than_a_pause_that_all_make():
+    behind, together = counters(5000, 5000, 4990, 5000, still_s=7.0), counters(5000, 5000, 5000, 5000)
+
+    assert hang(silent(8, nccl=behind)).culprits == (2,)
+    assert hang(silent(7, nccl=behind)) is None
+    assert hang(silent(8, nccl=together)) is None
+    assert hang(silent(10, nccl=together)).culprits == ()
+
+
 def test_gpus_that_spin_name_the_one_that_is_idle():
     times = 1020 + np.arange(30.0)
     keys = [GpuKey(node="n", gpu=str(r), rank=r) for r in range(4)]
