@@ -33,6 +33,14 @@ def judge_compute(facts: Facts) -> Finding:
         )
     if mfu is not None and mfu >= _GOOD_MFU:
         return Finding(kind=Kind.NONE, confidence=0.6, evidence=evidence, recommendation="Nothing to do.")
+    if facts.step_time.median is None and facts.breakdown.forward_ratio is None and not facts.activity.gpus:
+        return Finding(
+            kind=Kind.UNKNOWN,
+            confidence=0.0,
+            evidence=[*evidence, "perfd saw no steady step of this job, and no activity of a GPU."],
+            recommendation="Let the job print progress that perfd understands (`perfd parse LOG` shows what"
+            " it does), or tell steps through perfd.hook.",
+        )
     if mfu is None or computing is None or computing < 0.5:
         missing = "perfd saw neither phase timers nor enough GPU activity to say where the time goes."
         if mfu is not None and mfu >= _FAIR_MFU:

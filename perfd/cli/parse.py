@@ -87,7 +87,9 @@ def _refuse_binary(name: str, log: BinaryIO) -> None:
 def _show(understanding: Understanding, console: Console) -> None:
     said = understanding.description
     if said is None:
-        console.print("Nothing here is a training log that perfd knows.")
+        console.print(
+            "Nothing here is a training log that perfd knows; `perfd serving` reads logs of SGLang and vLLM."
+        )
         _show_unrecognised(understanding, console)
         return
     console.print(_about(understanding))

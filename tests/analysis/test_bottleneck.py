@@ -254,3 +254,10 @@ def test_gpus_that_idle_before_the_first_step_are_no_finding():
         job_data(step_table([]), description=DP8, gpu=idle, gpu_infos=infos(H100, 8)), AnalysisSettings()
     )
     assert starting.bottleneck.kind is Kind.UNKNOWN
+
+
+def test_a_job_whose_output_says_nothing_is_told_what_perfd_understands():
+    summary = summarise(job_data(step_table([]), description=DP8), AnalysisSettings())
+    assert summary.bottleneck.kind is Kind.UNKNOWN
+    assert "no steady step" in summary.bottleneck.evidence[-1]
+    assert "perfd parse LOG" in summary.bottleneck.recommendation
