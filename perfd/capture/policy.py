@@ -6,11 +6,11 @@ and failed, which never changes again. docs/captures.md describes each in a sent
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from perfd.capture.budget import CaptureBudget
 from perfd.capture.events import (
     Action,
     AgentConnected,
@@ -64,8 +64,8 @@ class CapturePolicy:
         self._patience = patience or Patience()
         self._open: dict[str, Capture] = {}
         self._known: dict[str, None] = {}
-        self._last_by_rule: dict[tuple[str, str], float] = {}
-        self._starts: dict[str, deque[float]] = {}
+        longest_s = max((profile.cooldown_s for profile in profiles.values()), default=0.0)
+        self._budget = CaptureBudget(longest_s)
         self._gone_since: dict[str, float] = {}
 
     @property
@@ -115,12 +115,9 @@ class CapturePolicy:
         )
         if profile is None:
             return self._refuse(capture, self._no_profile(profile_name), now)
-        if reason := self._held_back(event, profile, now):
+        if reason := self._budget.held_back(event, profile, now):
             return self._refuse(capture, reason, now)
-        actions = self._begin(capture, event.job, profile.ranks, now)
-        if capture.capture_id in self._open:
-            self._last_by_rule[event.job.job, event.alert] = now
-        return actions
+        return self._begin(capture, event.job, profile.ranks, now)
 
     def _manual(self, event: ManualRequest, now: float) -> list[Action]:
         if event.capture_id in self._known:
@@ -143,21 +140,6 @@ class CapturePolicy:
         if profile is None:
             return self._refuse(capture, self._no_profile(event.profile), now)
         return self._begin(capture, event.job, event.ranks or profile.ranks, now)
-
-    def _held_back(self, event: AlertFired, profile: CaptureProfile, now: float) -> str:
-        """Why an alert's capture must wait: cooldown or budget. Empty when it need not."""
-        last = self._last_by_rule.get((event.job.job, event.alert))
-        if last is not None and now - last < profile.cooldown_s:
-            left = profile.cooldown_s - (now - last)
-            before = f"{event.alert} captured this {event.job.kind} {now - last:.0f} s ago"
-            return f"Cooldown: {before}; {left:.0f} s are left."
-        recent = [start for start in self._starts.get(event.job.job, ()) if now - start < 3600]
-        if len(recent) >= profile.max_per_hour:
-            return (
-                f"Budget: {len(recent)} captures of this {event.job.kind} in the last hour; "
-                f"the profile's max_per_hour is {profile.max_per_hour}."
-            )
-        return ""
 
     def _begin(self, capture: Capture, view: JobView, ranks: str, now: float) -> list[Action]:
         running = next((other for other in self._open.values() if other.job == capture.job), None)
@@ -185,7 +167,7 @@ class CapturePolicy:
             return self._settle(capture, now)
         self._remember(capture)
         self._open[capture.capture_id] = capture
-        self._starts.setdefault(capture.job, deque(maxlen=1000)).append(now)
+        self._budget.began(capture)
         return [Record(capture=capture), *self._requests(capture, selection.by_node)]
 
     def _lead_s(self, tool: CaptureTool | None) -> float:
@@ -264,11 +246,8 @@ class CapturePolicy:
         actions: list[Action] = []
         for capture in captures:
             self._remember(capture)
-            if capture.alert and capture.state is not CaptureState.REFUSED:
-                key = (capture.job, capture.alert)
-                self._last_by_rule[key] = max(capture.requested_unix_s, self._last_by_rule.get(key, 0.0))
             if capture.state is not CaptureState.REFUSED:
-                self._starts.setdefault(capture.job, deque(maxlen=1000)).append(capture.requested_unix_s)
+                self._budget.began(capture)
             if capture.state is None:
                 reason = "The aggregator restarted during the capture."
                 actions += [_stop(node, capture.capture_id, reason) for node in open_nodes(capture)]
@@ -277,6 +256,7 @@ class CapturePolicy:
         return actions
 
     def _tick(self, now: float) -> list[Action]:
+        self._budget.forget(now)
         actions: list[Action] = []
         for capture in list(self._open.values()):
             overdue = {
