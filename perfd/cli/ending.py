@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import queue
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -30,19 +30,25 @@ def unwound_by_signals() -> Iterator[None]:
 
 
 def set_by_signals(*numbers: signal.Signals) -> threading.Event:
-    """An event that any of these signals sets; called in the main thread.
+    """An event that any of these signals sets; called in the main thread, once in a process.
 
-    A handler must not set it by itself: it interrupts the main thread, maybe inside the event's own lock,
-    and would wait for itself. Python documents `queue.SimpleQueue.put` as safe there.
+    Python runs a handler in the main thread, maybe inside the event's own lock, where it would wait for
+    itself; and never while the main thread waits and the kernel gave the signal to another one. So a thread
+    reads the numbers that the interpreter writes to a socket at once, whichever thread was interrupted.
     """
-    received: queue.SimpleQueue[None] = queue.SimpleQueue()
     told = threading.Event()
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
 
     def pass_on() -> None:
-        received.get()
-        told.set()
+        # For ever: a signal after the first one must find both ends open.
+        with ours, theirs:
+            while True:
+                if not set(numbers).isdisjoint(ours.recv(64)):
+                    told.set()
 
     threading.Thread(target=pass_on, name="perfd-signals", daemon=True).start()
     for number in numbers:
-        signal.signal(number, lambda *_: received.put(None))
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
     return told
