@@ -34,7 +34,7 @@ class IngestThread:
     def stop(self) -> None:
         """Close the streams, and end the thread; one that hangs is left behind."""
         if self._thread.is_alive():
-            stopping = asyncio.run_coroutine_threadsafe(self._server.stop(_GRACE_S), self._loop)
+            stopping = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
             try:
                 stopping.result(_END_WITHIN_S)
             except TimeoutError:
@@ -45,3 +45,12 @@ class IngestThread:
             log.warning("The thread that serves agents did not end in time.")
         elif not self._loop.is_closed():
             self._loop.close()
+
+    async def _end(self) -> None:
+        await self._server.stop(_GRACE_S)
+        # gRPC leaves tasks of streams that broke, which would complain when they are thrown away.
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        if left:
+            await asyncio.wait(left, timeout=_GRACE_S)
