@@ -12,13 +12,13 @@ from perfd.analysis.tables import Floats, Ints
 
 MOST_STEPS = 40
 """That are looked at, the earlier ones included."""
-_FEWEST, _MOST = 3, 10
+_FEWEST, _MOST = 4, 10
 """Steps since the onset; from then on blocks of recent steps tell it."""
 _LEAST = 0.05
 """Of the time, lost in each of them: by less one is late by turns, as GPUs warm up and cool."""
 _CHANCE = 1e-6
-"""Of each number of newest steps at one look, if nothing has changed. Eight numbers are tried, so that is one
-false alarm in 125,000 steps at most, before `_LEAST` is asked for, too."""
+"""Of each number of newest steps at one look, if nothing has changed. Seven numbers are tried, so that is one
+false alarm in 140,000 steps at most, before `_LEAST` is asked for, too."""
 
 
 def onset(by_step: Lateness, peers: Ints) -> Lateness | None:
@@ -26,12 +26,15 @@ def onset(by_step: Lateness, peers: Ints) -> Lateness | None:
 
     If nothing had changed, steps could have come in any order, and so could the ranks of a group in each.
     Then the chance that the newest k of n steps are among the k + j in which most is lost is C(k + j, k) /
-    C(n, k), and that one of g ranks is the late one in each of them is another 1 / g^(k - 1). So 4 steps
-    suffice after 13 quiet ones among 8 ranks, and 5 after 21 among 2; a pause before costs a step more.
-    (Ranks of exchangeable observations as evidence of change, asked at any time: Vovk, Nouretdinov and
-    Gammerman 2003, "Testing exchangeability on-line".) `peers` is how many ranks the group of each has.
+    C(n, k), and that one of g ranks is the late one in each of them is another 1 / g^(k - 1); where several
+    are as late in a step, by as much more. So 4 steps suffice after 13 quiet ones among 8 ranks, and 5 after
+    21 among 2; a pause before costs a step more. Fewer than 4 never do: when all begin to scatter at once,
+    only the second chance is left. (Ranks of exchangeable observations as evidence of change, asked at any
+    time: Vovk, Nouretdinov and Gammerman 2003, "Testing exchangeability on-line".) `peers` is how many ranks
+    the group of each has.
     """
     known = np.isfinite(by_step.at_least).any(axis=0)
+    known_ranks = np.isfinite(by_step.at_least).any(axis=1)
     lost = np.where(np.isfinite(by_step.at_least), by_step.at_least, 0.0)[:, known]
     steps = lost.shape[1]
     of_step: Floats = lost.max(axis=0, initial=0.0)
@@ -42,7 +45,9 @@ def onset(by_step: Lateness, peers: Ints) -> Lateness | None:
             return None
         as_late = int((of_step[:-newest] >= least[rank]).sum())
         chance = math.comb(newest + as_late, newest) / math.comb(steps, newest)
-        if chance / max(1, int(peers[rank])) ** (newest - 1) <= _CHANCE:
+        together = (lost[:, -newest:] >= least[rank]).sum(axis=0) / max(1, int(known_ranks.sum()))
+        of_rank = np.maximum(together, 1 / max(1, int(peers[rank])))
+        if chance * float(np.sort(of_rank)[1:].prod()) <= _CHANCE:
             taken = np.flatnonzero(known)[-newest:]
             return Lateness(*(getattr(by_step, field.name)[:, taken] for field in fields(by_step)))
     return None

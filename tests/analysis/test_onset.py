@@ -22,7 +22,7 @@ def peers(ranks: int) -> np.ndarray:
     return np.full(ranks, ranks)
 
 
-@pytest.mark.parametrize(("ranks", "before", "steps"), [(8, 13, 4), (2, 21, 5), (64, 13, 3)])
+@pytest.mark.parametrize(("ranks", "before", "steps"), [(8, 13, 4), (2, 21, 5), (64, 9, 4)])
 def test_so_many_steps_suffice_after_quiet_ones_and_one_less_does_not(ranks, before, steps):
     lost = np.concatenate([quiet(ranks, before), quiet(ranks, steps)], axis=1)
     lost[1, before:] = 0.2
@@ -47,6 +47,12 @@ def test_who_is_late_by_little_or_in_turn_is_not_named():
     in_turn[np.arange(10) % 8, np.arange(30, 40)] = 0.3
     assert onset(by_step(little), peers(8)) is None
     assert onset(by_step(in_turn), peers(8)) is None
+
+
+def test_many_that_begin_to_be_late_at_once_hide_the_one_that_is_always_among_them():
+    lost = quiet(8, 25)
+    lost[:, 20:] = 0.2
+    assert onset(by_step(lost), peers(8)) is None
 
 
 def test_steps_that_nobody_knows_do_not_count():
