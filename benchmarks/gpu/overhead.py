@@ -1,0 +1,144 @@
+"""What perfd's plugin, and NCCL's own Inspector, cost a real training job: bare, perfd, Inspector, bare, ...
+
+    python -m benchmarks.gpu.overhead --out FOLDER [--gpus 2] [--rounds 4] [--torchrun PATH] [--dry-run]
+
+The same `train.py` is run in turns; what counts is the median step by CUDA events, without the first fifteen.
+Each round is set against the mean of the bare runs before and after it, so that a GPU that warms up counts
+for nobody. The Inspector takes part if NCCL brings it: with torch's NCCL wheel, or where the loader looks.
+`--dry-run` makes the job so small that CPUs can do it with gloo: then no plugin is ever loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+SCHEMA = "perfd.bench.gpu.overhead/1"
+INSPECTOR = "libnccl-profiler-inspector.so"
+TRAIN = Path(__file__).with_name("train.py")
+_SETTLED_STEPS = 15
+_LIMIT_S = 300
+_DRY_RUN = ("--layers", "2", "--hidden", "64", "--sequence", "16", "--micro-batch", "2")
+_FOLDERS = (
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib64",
+    "/usr/local/lib",
+    "/usr/local/nccl/lib",
+    "/opt/nccl/lib",
+)
+
+
+def inspector_library(python: str, loader_path: str) -> Path | None:
+    """NCCL's Inspector on this machine: beside the NCCL of that Python's torch, or where the loader looks."""
+    code = "import nvidia.nccl as n; print(*n.__path__)"
+    found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+    wheels = [Path(path) / "lib" for path in found.stdout.split()]
+    folders = [*wheels, *(Path(path) for path in loader_path.split(":") if path), *map(Path, _FOLDERS)]
+    return next((folder / INSPECTOR for folder in folders if (folder / INSPECTOR).is_file()), None)
+
+
+def overheads(runs: Sequence[tuple[str, float | None]]) -> dict[str, list[float]]:
+    """By mode, how much longer steps were than in the bare runs before and after, run by run.
+
+    `runs` are modes and median steps in the order in which they ran; a run that failed has no step.
+    """
+    bare = [index for index, (mode, _) in enumerate(runs) if mode == "bare"]
+    found: dict[str, list[float]] = {}
+    for before, after in pairwise(bare):
+        first_s, last_s = runs[before][1], runs[after][1]
+        if first_s is None or last_s is None:
+            continue
+        usual_s = (first_s + last_s) / 2
+        # Two bare runs against each other say how much of a difference means nothing.
+        found.setdefault("bare", []).append(last_s / first_s - 1)
+        for mode, step_s in runs[before + 1 : after]:
+            if step_s is not None:
+                found.setdefault(mode, []).append(step_s / usual_s - 1)
+    return found
+
+
+def run_mode(mode: str, folder: Path, train: Sequence[str], inspector: Path | None) -> float | None:
+    """The median step of one run in seconds; None when the job failed, whose output is in `folder`."""
+    folder.mkdir(parents=True)
+    times = folder / "times.json"
+    command, environment = [*train, "--times", str(times)], _environment(mode, folder, inspector)
+    if mode == "perfd":
+        perfd = (sys.executable, "-m", "perfd", "run", "--no-nsys", "--out", str(folder / "out"), "--")
+        command = [*perfd, *command]
+    with (folder / "log").open("wb") as log:
+        try:
+            subprocess.run(command, stdout=log, stderr=log, env=environment, timeout=_LIMIT_S, check=False)
+        except subprocess.TimeoutExpired:
+            return None
+    if not times.is_file():
+        return None
+    steps: list[float] = json.loads(times.read_text())["seconds"]
+    return statistics.median(steps[_SETTLED_STEPS:]) if len(steps) > _SETTLED_STEPS else None
+
+
+def _environment(mode: str, folder: Path, inspector: Path | None) -> Mapping[str, str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
+    if mode == "inspector" and inspector is not None:
+        environment |= {
+            "NCCL_PROFILER_PLUGIN": str(inspector),
+            "NCCL_INSPECTOR_ENABLE": "1",
+            "NCCL_INSPECTOR_DUMP_DIR": str(folder / "inspector"),
+            "NCCL_INSPECTOR_DUMP_VERBOSE": "1",
+        }
+    return environment
+
+
+def main() -> int:
+    """Run all modes in turns, print, and return 1 when a mode has no result."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument("--torchrun", default="torchrun", help="the program")
+    parser.add_argument("--python", default=sys.executable, help="the Python that has torch")
+    parser.add_argument("--dry-run", action="store_true", help="a job for CPUs")
+    parser.add_argument("--json", action="store_true", help=f"print one object of schema {SCHEMA}")
+    args = parser.parse_args()
+    inspector = inspector_library(args.python, os.environ.get("LD_LIBRARY_PATH", ""))
+    modes = ["perfd", *(["inspector"] if inspector else [])]
+    train = [args.torchrun, "--nproc-per-node", str(args.gpus), str(TRAIN), "--steps", str(args.steps)]
+    train += _DRY_RUN if args.dry_run else ()
+    order = [mode for _ in range(args.rounds) for mode in ("bare", *modes)] + ["bare"]
+    runs = []
+    for number, mode in enumerate(order):
+        runs.append((mode, run_mode(mode, args.out / f"{number:02}-{mode}", train, inspector)))
+        print(f"{number + 1} of {len(order)}: {mode} {runs[-1][1]}", file=sys.stderr, flush=True)
+    found = overheads(runs)
+    document = {
+        "schema": SCHEMA,
+        "inspector": None if inspector is None else str(inspector),
+        "dry_run": args.dry_run,
+        "runs": [{"mode": mode, "step_s": step_s} for mode, step_s in runs],
+        "overhead_ratio": found,
+    }
+    print(json.dumps(document, indent=1) if args.json else show(document))
+    return 0 if all(found.get(mode) for mode in modes) else 1
+
+
+def show(document: Mapping[str, Any]) -> str:
+    """The same as text."""
+    lines = [f"Inspector: {document['inspector'] or 'this machine has none'}"]
+    for mode, ratios in document["overhead_ratio"].items():
+        spread = f"{min(ratios):+.2%} to {max(ratios):+.2%}, {len(ratios)} runs"
+        lines.append(f"{mode:10} {statistics.median(ratios):+.2%} in the median step ({spread})")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
