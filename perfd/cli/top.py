@@ -39,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
     url = url_of(args)
     console = Console()
     answers = _first(url)
-    if args.once:
+    # Nobody presses a key where there is no terminal, or one that cannot move its cursor.
+    if args.once or not console.is_terminal or console.is_dumb_terminal:
         console.print(_screen(answers.place, answers, console.width, None))
         return 0
     with keys() as wait, Live(console=console, screen=True, auto_refresh=False) as live:

@@ -13,6 +13,9 @@ _LAUNCHERS = frozenset({
 })  # fmt: skip
 """Modules that start the script that the job is."""
 
+_LONGEST = 100
+"""Characters of a job's name in that of a folder, which file systems allow 255 for."""
+
 
 def job_name(command: Sequence[str], environment: Mapping[str, str]) -> str:
     """The Slurm job's id, else the script that the command runs, else the command."""
@@ -29,7 +32,8 @@ def job_name(command: Sequence[str], environment: Mapping[str, str]) -> str:
 def results_folder(parent: Path, job: str, now_unix_ns: int) -> Path:
     """Where the results of one run go: a folder that does not exist yet, named by job and time (UTC)."""
     time = datetime.fromtimestamp(now_unix_ns // 1_000_000_000, tz=UTC).strftime("%Y%m%dT%H%M%SZ")
-    name = f"{re.sub(r'[^A-Za-z0-9._-]+', '_', job).lstrip('.') or 'job'}-{time}"
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", job).lstrip(".")[:_LONGEST] or "job"
+    name = f"{safe}-{time}"
     candidate = parent / name
     number = 2
     while candidate.exists():

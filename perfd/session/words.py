@@ -51,7 +51,14 @@ def in_words(summaries: Sequence[JobSummary], alerts: Sequence[Alert] = (), note
         blocks.append("\n".join(["Alerts that belong to no job:", *map(_alert, others)]))
     if notes:
         blocks.append("\n".join(f"Note: {note}" for note in notes))
-    return "\n\n".join(blocks) + "\n"
+    return printable("\n\n".join(blocks)) + "\n"
+
+
+def printable(text: str) -> str:
+    """The text with a mark for each control character: names come from jobs, and terminals obey escapes."""
+    return "".join(
+        sign if sign == "\n" or sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text
+    )
 
 
 def wrapped(text: str, width: int) -> str:
@@ -85,7 +92,7 @@ def findings_in_words(summaries: Sequence[JobSummary]) -> list[str]:
     for summary in summaries:
         findings = [summary.bottleneck, *(one for one in summary.findings if one != summary.bottleneck)]
         blocks += [f"# {summary.name}", *("\n".join([*_finding(finding), ""]) for finding in findings)]
-    return [f"{block}\n" if block.startswith("#") else block for block in blocks]
+    return [printable(f"{block}\n" if block.startswith("#") else block) for block in blocks]
 
 
 def _finding(finding: Finding) -> list[str]:

@@ -342,3 +342,15 @@ def test_one_job_is_opened_at_once() -> None:
             read_until(screen, "straggler")
     finally:
         stand_in.close()
+
+
+def test_without_a_terminal_it_looks_once() -> None:
+    stand_in = StandIn()
+    stand_in.answers["fleet"] = fleet(fleet_row("llama"))
+    command = [sys.executable, "-m", "perfd", "top", "--aggregator", stand_in.url]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    finally:
+        stand_in.close()
+
+    assert "llama" in done.stdout

@@ -38,3 +38,7 @@ def test_a_folder_that_exists_is_never_used_again(tmp_path):
 @pytest.mark.parametrize("job", ["../../etc/cron.d/x", "a/b", "..", "", "a b\0c"])
 def test_a_job_cannot_choose_a_folder_elsewhere(tmp_path, job):
     assert results_folder(tmp_path, job, TIME_NS).parent == tmp_path
+
+
+def test_a_name_of_any_length_has_a_folder(tmp_path):
+    results_folder(tmp_path, "a" * 1000, 0).mkdir()

@@ -7,7 +7,7 @@ import pytest
 from perfd.analysis.findings import Culprit, Finding, Kind
 from perfd.recording import bundled
 from perfd.session.replay import ReplayOptions, replay
-from perfd.session.words import NO_JOB, in_words
+from perfd.session.words import NO_JOB, findings_in_words, in_words
 
 
 @pytest.fixture(scope="module")
@@ -85,3 +85,10 @@ def test_a_job_without_alerts_says_so(summary):
 
 def test_without_any_job_it_says_what_that_means():
     assert in_words([], notes=["the log was empty."]) == f"{NO_JOB}\n\nNote: the log was empty.\n"
+
+
+def test_a_name_cannot_speak_to_the_terminal(summary):
+    named = dataclasses.replace(summary, name="llama\x1b[31m\r\x9b2J\nred")
+
+    for text in (in_words([named]), *findings_in_words([named])):
+        assert all(sign == "\n" or sign.isprintable() for sign in text)
