@@ -104,7 +104,13 @@ def patience_s(steps: StepTable, *, least_s: float = _LEAST_SILENT_S) -> float:
 def _on_occasion(job: JobData) -> bool:
     """Whether the newest that the log told of is no step, but something for which steps wait."""
     newest_s = float(job.steps.time_unix_s[-1]) if len(job.steps) else 0.0
-    return any(event.kind in _OCCASIONS and event.time_unix_ns / 1e9 >= newest_s for event in job.events)
+    since = [e for e in job.events if e.kind in _OCCASIONS and e.time_unix_ns / 1e9 >= newest_s]
+    if not since:
+        return False
+    newest = max(since, key=lambda event: event.time_unix_ns)
+    # Where a log tells of the beginning, its other line tells of the end, after which steps go on.
+    saved = newest.kind is EventKind.CHECKPOINT
+    return not (saved and any(event.kind is EventKind.CHECKPOINT_STARTED for event in job.events))
 
 
 def _silent_s(job: JobData) -> float | None:

@@ -341,6 +341,10 @@ def test_a_checkpoint_that_has_begun_is_no_hang_until_it_lasts_a_quarter_of_an_h
     assert hang(silent(100, nccl=standing, events=[begun])) is None
     assert hang(silent(1000, nccl=standing, events=[begun])) is not None
     assert hang(silent(100, nccl=standing, events=[replace(begun, time_unix_ns=round(1015e9))])) is not None
+    saved = replace(begun, kind=EventKind.CHECKPOINT, time_unix_ns=round(1020.6e9), message="saved")
+    assert hang(silent(100, nccl=standing, events=[begun, saved])) is not None
+    # Of some frameworks this is the only line about a checkpoint, printed before it is written.
+    assert hang(silent(100, nccl=standing, events=[saved])) is None
 
 
 def test_of_a_pipeline_the_rank_that_is_behind_its_peers_hangs_unless_each_stage_has_one():
