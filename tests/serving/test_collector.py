@@ -298,10 +298,15 @@ def test_servers_are_found_by_their_command_lines(command: str, found: Found | N
         ("vllm serve --model /m --tensor-parallel-size=2 -dp 4", ServingLayout(tp=2, dp=4), "/m"),
         ("python -m sglang.launch_server --model-path /m --tp 8 --dp-size 8 --enable-dp-attention",
          ServingLayout(tp=8, dp=8, attention_dp=True), "/m"),
-        ("python -m sglang.launch_server --model /m --tp x", ServingLayout(), "/m"),
+        ("python -m sglang.launch_server --model /m", ServingLayout(), "/m"),
+        ("python -m sglang.launch_server --model /m --tp x", None, "/m"),
+        ("vllm serve /m --config options.yaml", None, "/m"),
+        ("vllm serve /m --config options.yaml -tp 4", ServingLayout(tp=4), "/m"),
     ],
 )  # fmt: skip
-def test_a_command_line_says_how_the_model_is_spread(command: str, layout: ServingLayout, model: str) -> None:
+def test_a_command_line_says_how_the_model_is_spread(
+    command: str, layout: ServingLayout | None, model: str
+) -> None:
     found = server_of(command.split())
     assert found is not None
     info = completed(None, found.arguments)

@@ -93,10 +93,12 @@ def server_of(command: Sequence[str]) -> Found | None:
 
 def _arguments(command: Sequence[str], engine: Engine) -> Mapping[str, object]:
     said: dict[str, object] = {}
+    # A size that is not given is 1 for both engines, but a file of options may give it.
+    usual = "1" if _option(command, "--config") is None else ""
     for name, spellings in _SIZES[engine].items():
-        text = next((value for flag in spellings if (value := _option(command, flag))), None)
-        # A size that is not given is 1 for both engines.
-        said[name] = int(text) if text is not None and text.isdecimal() else 1
+        text = next((value for flag in spellings if (value := _option(command, flag))), usual)
+        if text.isdecimal():
+            said[name] = int(text)
     for name, flags in _WORDS.items():
         word = next((value for flag in flags if (value := _option(command, flag))), None)
         if word is not None:
