@@ -1,10 +1,8 @@
-"""Golden files: what a test produces is compared with a file, which `--update-golden` writes anew.
-
-And how hypothesis runs.
-"""
+"""What all tests share: golden files, how hypothesis runs, and a log that no other test has configured."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +16,15 @@ settings.load_profile("perfd")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
+
+
+@pytest.fixture(autouse=True)
+def _a_log_that_nobody_configured() -> None:
+    """Verbs that an earlier test or fixture ran in this process have said where perfd logs."""
+    logger = logging.getLogger("perfd")
+    logger.handlers.clear()
+    logger.setLevel(logging.NOTSET)
+    logger.propagate = True
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@ from __future__ import annotations
 import io
 import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,11 +10,8 @@ from perfd import logs
 
 
 @pytest.fixture
-def stream() -> Iterator[io.StringIO]:
-    logger = logging.getLogger("perfd")
-    before = logger.handlers[:], logger.level, logger.propagate
-    yield io.StringIO()
-    logger.handlers[:], logger.level, logger.propagate = before
+def stream() -> io.StringIO:
+    return io.StringIO()
 
 
 def test_facts_follow_the_message_as_key_and_value(stream: io.StringIO) -> None:
