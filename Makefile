@@ -26,6 +26,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 demo: $(VENV)/.installed ## Play a recorded 4-GPU training run through the whole system
 	@$(BIN)/perfd replay pp4_few --skip 18
+	@echo "Next: 'source $(VENV)/bin/activate', then 'perfd run -- YOUR COMMAND'; docs/first-hour.md goes on."
 
 test: $(VENV)/.installed-dev ## Run all tests that need no services
 	@$(BIN)/python -m pytest -q -m "not system"

@@ -18,11 +18,11 @@ import argparse
 import dataclasses
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from benchmarks.faults import simulated as simulation
+from benchmarks.faults.judge import Verdict
 from benchmarks.faults.offline import baseline_cases, recorded_cases, timeline_cases
 from benchmarks.faults.score import Case, Confusion, confusion, wilson
 
@@ -51,13 +51,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _simulated(args: argparse.Namespace) -> int:
-    quiet: Callable[[object], None] = lambda _: None  # noqa: E731
+    def tell(verdict: Verdict) -> None:
+        if not args.json:
+            print(simulation.describe(verdict), flush=True)
+
     verdicts = simulation.run(
         world=args.world,
         rounds=args.rounds,
         seed=args.seed,
         most_ranks=args.most_ranks,
-        on_verdict=quiet if args.json else lambda one: print(simulation.describe(one), flush=True),
+        on_verdict=tell,
     )
     missed = simulation.failures(verdicts)
     if args.json:
