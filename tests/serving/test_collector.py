@@ -313,6 +313,25 @@ def test_a_command_line_says_how_the_model_is_spread(
     assert (info.layout, info.model) == (layout, model)
 
 
+@pytest.mark.parametrize(
+    ("config", "mode"),
+    [
+        ('{"kv_connector":"NixlConnector","kv_role":"kv_producer"}', "prefill"),
+        ('{"kv_role":"kv_consumer"}', "decode"),
+        ('{"kv_role":"kv_both"}', None),
+        ('{"kv_role":["kv_consumer"]}', None),
+        ("{", None),
+        ("[]", None),
+        ("[" * 60_000, None),
+    ],
+    ids=range(7),
+)
+def test_a_worker_of_vllm_says_which_half_of_the_work_it_does(config: str, mode: str | None) -> None:
+    found = server_of(["vllm", "serve", "/m", "--kv-transfer-config", config])
+    assert found is not None
+    assert found.arguments.get("disaggregation_mode") == mode
+
+
 def vllm_page() -> bytes:
     labels = {"model_name": "m", "engine": "0"}
     return gauge("vllm:num_requests_running", (labels, 2)).encode()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,8 @@ _WORDS = {
     "dtype": ("--dtype",),
     "disaggregation_mode": ("--disaggregation-mode",),
 }
+_TRANSFERS = {"kv_producer": "prefill", "kv_consumer": "decode"}
+"""vLLM's `kv_role`, in SGLang's words; `kv_both` says nothing, since either side may be started so."""
 _ANY = {"0.0.0.0", "::", "[::]", ""}  # noqa: S104  (compared with, not bound to)
 _MAX_COMMAND_BYTES = 65536
 
@@ -103,12 +106,23 @@ def _arguments(command: Sequence[str], engine: Engine) -> Mapping[str, object]:
         word = next((value for flag in flags if (value := _option(command, flag))), None)
         if word is not None:
             said[name] = word
+    if (mode := _TRANSFERS.get(_kv_role(command))) is not None:
+        said["disaggregation_mode"] = mode
     if "serve" in command:
         after = command[command.index("serve") + 1 :][:1]
         said |= {"model": after[0]} if after and not after[0].startswith("-") else {}
     if "--enable-dp-attention" in command:
         said["enable_dp_attention"] = True
     return said
+
+
+def _kv_role(command: Sequence[str]) -> str:
+    """What vLLM was told to do with keys and values; empty where it was not told, or not in JSON."""
+    try:
+        config = json.loads(_option(command, "--kv-transfer-config") or "{}")
+    except (ValueError, RecursionError):
+        return ""
+    return str(config.get("kv_role", "")) if isinstance(config, dict) else ""
 
 
 def _engine(command: Sequence[str]) -> Engine | None:
