@@ -98,6 +98,10 @@ class AgentCaptureConfig(_Strict, frozen=True):
     """Where redacted copies go that others may read; null: nothing leaves the node."""
     share_unredacted: bool = False
     """Put what cannot be redacted there too: an .nsys-rep holds the job's environment and output."""
+    share_max_bytes: int | None = 100 * 1024 * 1024 * 1024
+    """Of all nodes' captures there: the oldest are removed for new ones; null for no limit."""
+    share_timeout_s: float = 60.0
+    """A file system that takes longer for a capture's copies does not get them."""
     max_bytes: int = 2 * 1024 * 1024 * 1024
     min_free_bytes: int = 1024 * 1024 * 1024
     nsys_path: str | None = None

@@ -17,6 +17,7 @@ from perfd.capture.nsys_tool import NsysOptions, NsysTool
 from perfd.capture.pyspy import PySpyTool, find_py_spy
 from perfd.capture.server_client import ServerClient
 from perfd.capture.servers import Server, ServerTool
+from perfd.capture.shared_folder import SharedFolder
 from perfd.capture.sharing import Sharing
 from perfd.capture.storage import CaptureStore
 from perfd.capture.tools import Tool
@@ -149,7 +150,14 @@ def sharing_of(config: AgentCaptureConfig, node: str) -> Sharing | None:
     """The folder that this node's captures are shared in, as the configuration says."""
     if config.share_directory is None:
         return None
-    return Sharing(directory=Path(config.share_directory), node=node, unredacted=config.share_unredacted)
+    folder = SharedFolder(
+        directory=Path(config.share_directory),
+        node=node,
+        unredacted=config.share_unredacted,
+        max_bytes=config.share_max_bytes,
+        min_free_bytes=config.min_free_bytes,
+    )
+    return Sharing(folder, timeout_s=config.share_timeout_s)
 
 
 def _server(config: ServerConfig) -> Server:

@@ -46,8 +46,8 @@ class Patience:
 
     answer_s: float = 30.0
     """For the first answer of an agent that is connected; then the rank is late."""
-    result_s: float = 180.0
-    """For the result, after the longest time that the capture itself may take: import and export."""
+    result_s: float = 240.0
+    """For the result, after the longest time that the capture itself may take: import, export, sharing."""
     gone_s: float = 60.0
     """For an agent that is away; then its ranks are lost."""
     lead_s: float = 3.0

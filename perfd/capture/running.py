@@ -220,7 +220,9 @@ class CaptureRun:
     def _share(self, files: Sequence[CaptureFile]) -> tuple[Sequence[CaptureFile], str]:
         if self._around.sharing is None:
             return (), ""
-        return self._around.sharing.share(self._request.capture_id, files)
+        return self._around.sharing.share(
+            self._request.capture_id, files, lambda: self._around.interruption() is not None
+        )
 
     def _refuse_all(self, readiness: Readiness) -> None:
         reasons = list(dict.fromkeys(readiness.refused.values())) or [readiness.reason]

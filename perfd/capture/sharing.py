@@ -1,96 +1,98 @@
-"""What of a capture may leave its node, and the folder that it is put into.
+"""Puts copies of a capture where others read them, and never waits for that longer than it may.
 
-Only copies leave that hold nothing of the job's environment, arguments and output and nothing of other
-processes. What cannot be rewritten so (.nsys-rep, .qdstrm, pickles, what servers wrote) stays where it is,
-unless the operator says otherwise.
+A file system of a cluster can hang, and nothing can end a thread that waits for it. So the copies are made
+in a thread that may be left behind, and as long as one hangs no other is started.
 """
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from perfd.capture.identity import check_capture_id, slug
-from perfd.capture.redact import redact
-from perfd.capture.redact_json import redact_stacks, redact_trace
+from perfd.capture.shared_folder import SharedFolder
 from perfd.errors import CaptureError
 from perfd.model import CaptureFile
 
-_REDACTIONS: Mapping[str, Callable[[Path, Path], None]] = {
-    ".sqlite": redact,
-    ".stacks.json": redact_stacks,
-    ".trace.json": redact_trace,
-}
+_LOOK_EVERY_S = 0.1
 
 
-def redacted_copy(source: Path, target: Path) -> None:
-    """Write a copy that may leave the node, mode 0600; the original stays as it is.
-
-    Raises `CaptureError` when that is not possible, and leaves nothing then.
-    """
-    redaction = _redaction(source)
-    if redaction is None:
-        kinds = ", ".join(_REDACTIONS)
-        raise CaptureError(f"{source} cannot be redacted and must not leave the node; {kinds} can.")
-    if not source.is_file():
-        raise CaptureError(f"There is no file {source}.")
-    _write(target, lambda: redaction(source, target))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
-    """A folder that others read too, as one of a cluster's file systems."""
+    """Shares the captures of one node, one at a time; one thread may call it."""
 
-    directory: Path
-    node: str
-    """Stands before the name of each file, since the ranks of all nodes come together in one folder."""
-    unredacted: bool = False
-    """Whether files that cannot be redacted go there too, with all secrets in them."""
+    def __init__(self, folder: SharedFolder, *, timeout_s: float) -> None:
+        self._folder = folder
+        self._timeout_s = timeout_s
+        self._copying: _Copying | None = None
 
-    def share(self, capture_id: str, files: Sequence[CaptureFile]) -> tuple[list[CaptureFile], str]:
-        """Put copies of a capture's files there: those that are new, and why others are not."""
-        folder = self.directory / check_capture_id(capture_id)
-        shared: list[CaptureFile] = []
-        problems: list[str] = []
-        for source in [Path(file.path) for file in files]:
-            target = folder / f"{slug(self.node)}-{source.name}"
-            try:
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                if self._put(source, target):
-                    shared.append(CaptureFile(path=str(target), size_bytes=target.stat().st_size))
-            except CaptureError as error:
-                problems.append(f"Not shared: {error}")
-            except OSError as error:
-                problems.append(f"Not shared: {target}: {error.strerror}.")
-        return shared, " ".join(dict.fromkeys(problems))
+    def share(
+        self, capture_id: str, files: Sequence[CaptureFile], given_up: Callable[[], bool]
+    ) -> tuple[Sequence[CaptureFile], str]:
+        """Copy a capture's files: the copies, and why there are not more of them.
 
-    def _put(self, source: Path, target: Path) -> bool:
-        """Whether the file may go there; it is there then, once for all outcomes that name it."""
-        if target.exists():
-            return True
-        if _redaction(source) is not None:
-            redacted_copy(source, target)
-        elif self.unredacted:
-            _write(target, lambda: shutil.copyfile(source, target))
-        else:
-            return False
-        return True
+        It returns when all is copied, when the time is over, and soon after `given_up` holds.
+        """
+        earlier = self._copying
+        if earlier is not None and earlier.is_alive():
+            return (), f"Not shared: {self._folder.directory} still hangs since capture {earlier.capture_id}."
+        copying = self._copying = _Copying(self._folder, capture_id, files)
+        copying.start()
+        # In slices, since a thread cannot wait for another and for something else.
+        for _ in range(max(1, round(self._timeout_s / _LOOK_EVERY_S))):
+            copying.join(_LOOK_EVERY_S)
+            if given_up() or not copying.is_alive():
+                break
+        slow = f"{self._folder.directory} took longer than capture.share_timeout_s, {self._timeout_s:g} s."
+        return copying.leave("it was interrupted." if given_up() else slow)
 
 
-def _redaction(source: Path) -> Callable[[Path, Path], None] | None:
-    return next((how for suffix, how in _REDACTIONS.items() if source.name.endswith(suffix)), None)
+class _Copying(threading.Thread):
+    """The copies of one capture. Nothing is added to them after `leave`, not even by a thread that hung."""
 
+    def __init__(self, folder: SharedFolder, capture_id: str, files: Sequence[CaptureFile]) -> None:
+        super().__init__(name="perfd-share", daemon=True)
+        self.capture_id = capture_id
+        self._folder = folder
+        self._sources = [Path(file.path) for file in files]
+        self._lock = threading.Lock()
+        self._left = False
+        self._complete = False
+        self._copies: list[CaptureFile] = []
+        self._problems: list[str] = []
 
-def _write(target: Path, write: Callable[[], object]) -> None:
-    """Let a new private file be written; it is gone when that fails."""
-    try:
-        target.touch(mode=0o600, exist_ok=False)
-    except OSError as error:
-        raise CaptureError(f"Cannot make {target}: {error.strerror}.") from error
-    try:
-        write()
-    except BaseException:
-        target.unlink()
-        raise
+    def run(self) -> None:
+        for source in self._sources:
+            if self._left:
+                return
+            self._copy(source)
+        with self._lock:
+            self._complete = True
+
+    def leave(self, why: str) -> tuple[Sequence[CaptureFile], str]:
+        """What there is now; `why` is told when that is not all."""
+        with self._lock:
+            self._left = True
+            problems = self._problems if self._complete else [*self._problems, f"Not all is shared: {why}"]
+            return tuple(self._copies), " ".join(dict.fromkeys(problems))
+
+    def _copy(self, source: Path) -> None:
+        try:
+            found = self._folder.find(self.capture_id, source)
+            copy = found or self._folder.put(self.capture_id, source)
+            if copy is not None and not self._keep(copy) and found is None:
+                Path(copy.path).unlink()
+        except CaptureError as error:
+            self._note(f"Not shared: {error}")
+        except OSError as error:
+            self._note(f"Not shared: {self._folder.directory}: {error.strerror or error}.")
+
+    def _keep(self, copy: CaptureFile) -> bool:
+        """Count a copy in, unless nobody waits for it any more."""
+        with self._lock:
+            if not self._left:
+                self._copies.append(copy)
+            return not self._left
+
+    def _note(self, problem: str) -> None:
+        with self._lock:
+            self._problems.append(problem)

@@ -17,9 +17,9 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from perfd.capture.api import PATH
+from perfd.capture.copies import redacted_copy
 from perfd.capture.ncu_plan import NcuPlan
 from perfd.capture.ncu_plan import plan as plan_ncu
-from perfd.capture.sharing import redacted_copy
 from perfd.cli import capture_slurm
 from perfd.cli.arguments import positive, positive_whole
 from perfd.cli.client import add_aggregator, add_token, authorization_of, url_of
