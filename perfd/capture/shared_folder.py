@@ -8,6 +8,7 @@ unless the operator says otherwise. The oldest captures leave when new ones need
 from __future__ import annotations
 
 import contextlib
+import os
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -111,7 +112,7 @@ class SharedFolder:
         return found
 
 
-def _files(folder: Path) -> list[tuple[Path, stat.stat_result]]:
+def _files(folder: Path) -> list[tuple[Path, os.stat_result]]:
     entries = [(entry, entry.lstat()) for entry in folder.iterdir()]
     return [(entry, status) for entry, status in entries if stat.S_ISREG(status.st_mode)]
 
