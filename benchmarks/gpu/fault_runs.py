@@ -22,6 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import psutil
+
+from benchmarks.faults.baselines import min_median, sliding_mean
 from perfd.session.replay import ReplayOptions, replay
 
 TRAIN = Path(__file__).with_name("train.py")
@@ -30,7 +34,7 @@ BLAMELESS = frozenset({"none", "slow_loaders", "heavy_last_stage", "no_p2p"})
 """Cases in which no single rank is to blame."""
 BLAMING = frozenset({"straggler", "data_loading", "throttling", "hang"})
 _POLL_S = 0.5
-_HANG_S = 30.0
+_HANG_S = 20.0
 _ENDING_S = 60.0
 _SETTLED_STEPS = 15
 
@@ -59,10 +63,12 @@ class Plan:
     """What all runs have in common."""
 
     gpus: int
-    steps: int = 160
+    steps: int = 180
     fault_from: int = 60
     torchrun: Sequence[str] = ("torchrun",)
     train_options: Sequence[str] = ()
+    pipeline_options: Sequence[str] = ("--micro-batch", "2", "--micro-batches", "4")
+    """A step as long as the other ones."""
     limit_s: float = 150.0
 
 
@@ -81,6 +87,8 @@ class Outcome:
     """At the end."""
     lost_ratio: float | None = None
     evidence: list[str] = field(default_factory=list)
+    baselines: dict[str, list[int]] = field(default_factory=dict)
+    """Whom simpler rules blame, given what every rank's own work really took."""
 
     @property
     def cost_ratio(self) -> float | None:
@@ -114,6 +122,7 @@ def run_case(case: Case, plan: Plan, folder: Path) -> Outcome | None:
         *("--steps", str(plan.steps), "--stages", str(case.stages), "--times", str(times)),
         *("--fault", case.fault, "--fault-strength", str(case.strength), "--fault-rank", str(case.rank)),
         *("--fault-from", str(plan.fault_from), *plan.train_options),
+        *(plan.pipeline_options if case.stages > 1 else ()),
     ]
     environment = dict(os.environ) | ({"NCCL_P2P_DISABLE": "1"} if case.fault == "no_p2p" else {})
     with (folder / "log").open("wb") as log:
@@ -189,6 +198,7 @@ def _outcome(
         blamed=_blamed(findings),
         lost_ratio=worst["lost_ratio"],
         evidence=list(worst["evidence"]),
+        baselines=_baselines(folder / "times.json"),
     )
 
 
@@ -202,6 +212,18 @@ def _blamed(findings: Sequence[dict[str, Any]]) -> list[Any]:
             if culprit["kind"] == "rank"
         }
     )
+
+
+def _baselines(times: Path) -> dict[str, list[int]]:
+    """After the fault began; none of a job that never ended."""
+    if not times.is_file():
+        return {}
+    document = json.loads(times.read_text())
+    own_s = np.array(document["own_s"]).T[document["fault_from"] :]
+    return {
+        "min-median over all ranks": sorted(min_median(own_s)),
+        "sliding mean": sorted(sliding_mean(own_s)),
+    }
 
 
 def _steps(times: Path) -> tuple[float | None, float | None]:
@@ -221,6 +243,7 @@ def _wait(process: subprocess.Popen[bytes], case: Case, plan: Plan, log: Path) -
         if case.fault == "sigstop" and stopped_s is None and b"[fault]" in log.read_bytes():
             stopped_s = now_s
         if now_s > deadline_s or (stopped_s is not None and now_s > stopped_s + _HANG_S):
+            _wake(process.pid)
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_ENDING_S)
@@ -229,6 +252,13 @@ def _wait(process: subprocess.Popen[bytes], case: Case, plan: Plan, log: Path) -
                 process.wait()
             return
         time.sleep(0.1)
+
+
+def _wake(process_id: int) -> None:
+    """A stopped process does not hear that it should end."""
+    for child in psutil.Process(process_id).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            child.send_signal(signal.SIGCONT)
 
 
 class _Watcher(threading.Thread):

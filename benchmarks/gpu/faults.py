@@ -31,11 +31,11 @@ from benchmarks.gpu.fault_runs import Case, Outcome, Plan, judge_again, run_case
 
 LEAST_COST, MUST_FIND = 0.02, 0.10
 DATA_PARALLEL = (
-    ("slow_rank", 40.0), ("slow_rank", 80.0), ("slow_rank", 160.0), ("slow_loader", 0.1),
-    ("forced_sync", 0.02), ("tiny_kernels", 0.2), ("late_entry", 0.1), ("sigstop", 0.0),
+    ("slow_rank", 10.0), ("slow_rank", 20.0), ("slow_rank", 40.0), ("slow_rank", 80.0), ("slow_rank", 160.0),
+    ("slow_loader", 0.1), ("forced_sync", 0.02), ("tiny_kernels", 0.2), ("late_entry", 0.1), ("sigstop", 0.0),
 )  # fmt: skip
-PIPELINE = (("slow_rank", 160.0), ("slow_loader", 0.2), ("forced_sync", 0.1))
-BLAMELESS_DATA_PARALLEL = (*(("none", 0.0),) * 6, ("slow_loaders", 0.1), ("no_p2p", 0.0))
+PIPELINE = (("slow_rank", 80.0), ("slow_rank", 160.0), ("slow_loader", 0.1), ("forced_sync", 0.1))
+BLAMELESS_DATA_PARALLEL = (*(("none", 0.0),) * 7, ("slow_loaders", 0.1), ("no_p2p", 0.0))
 BLAMELESS_PIPELINE = (*(("none", 0.0),) * 2, ("heavy_last_stage", 6.0))
 _DRY_RUN = ("--layers", "4", "--hidden", "64", "--sequence", "16", "--micro-batch", "2")
 
@@ -83,7 +83,19 @@ def report(outcomes: Sequence[Outcome]) -> str:
         lines.append(f"lost share of a step, median error        {statistics.median(errors):.1%}")
     if times:
         lines.append(f"time to detect, median                    {statistics.median(times):.1f} s")
+    lines += _baselines(costly, blameless)
     return "\n".join(lines)
+
+
+def _baselines(costly: Sequence[Outcome], blameless: Sequence[Outcome]) -> list[str]:
+    """Simpler rules on the same runs; of a job that never ended they have no step."""
+    lines = ["simpler rules, given what every rank's own work really took:"]
+    for name in dict.fromkeys(name for one in (*costly, *blameless) for name in one.baselines):
+        found = [one.baselines[name] == one.case.truth for one in costly if one.baselines]
+        false = [bool(one.baselines[name]) for one in blameless if one.baselines]
+        lines.append(f"  {name + ': found':38}  {_ratio(found)}")
+        lines.append(f"  {'  false alarms':38}  {_ratio(false)}")
+    return lines
 
 
 def main() -> int:

@@ -85,7 +85,8 @@ def run_mode(mode: str, folder: Path, train: Sequence[str], inspector: Path | No
 
 
 def _environment(mode: str, folder: Path, inspector: Path | None) -> Mapping[str, str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
+    chosen = ("NCCL_PROFILER_PLUGIN", "NCCL_INSPECTOR_")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(chosen)}
     if mode == "inspector" and inspector is not None:
         environment |= {
             "NCCL_PROFILER_PLUGIN": str(inspector),

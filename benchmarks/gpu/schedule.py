@@ -6,6 +6,7 @@ What crosses between two stages is posted together, as Megatron-LM does it, or t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -14,11 +15,20 @@ Stage = Callable[[torch.Tensor], torch.Tensor]
 Loss = Callable[[torch.Tensor, int], torch.Tensor]
 
 
+class OwnTime(Protocol):
+    """Told when work begins and ends in which this rank waits for nobody."""
+
+    def own_begins(self) -> None: ...
+    def own_ends(self) -> None: ...
+
+
 class Pipeline:
     """One rank's part of a pipeline. `ranks` are those of all stages of this replica, in order."""
 
-    def __init__(self, stage: Stage, ranks: Sequence[int], shape: Sequence[int], like: torch.Tensor) -> None:
-        self._stage = stage
+    def __init__(
+        self, stage: Stage, ranks: Sequence[int], shape: Sequence[int], like: torch.Tensor, clock: OwnTime
+    ) -> None:
+        self._stage, self._clock = stage, clock
         place = list(ranks).index(dist.get_rank())
         self._before = ranks[place - 1] if place else None
         self._after = ranks[place + 1] if place + 1 < len(ranks) else None
@@ -50,16 +60,20 @@ class Pipeline:
         self, tokens: torch.Tensor, given: torch.Tensor | None, number: int, loss_of: Loss
     ) -> torch.Tensor:
         source = tokens if given is None else given.requires_grad_()
+        self._clock.own_begins()
         result = self._stage(source)
         if self._after is None:
             result = loss_of(result, number)
             self._losses.append(result.detach())
+        self._clock.own_ends()
         self._held.append((source, result))
         return result.detach()
 
     def _backward(self, gradient: torch.Tensor | None) -> torch.Tensor | None:
         source, result = self._held.pop(0)
+        self._clock.own_begins()
         result.backward(gradient)
+        self._clock.own_ends()
         return source.grad if self._before is not None else None
 
     def _exchange(

@@ -3,7 +3,8 @@
     torchrun --nproc-per-node 4 benchmarks/gpu/train.py --steps 200 --stages 2 --times times.json
 
 It knows nothing of perfd. It prints torchtitan's progress line and, with `--times`, writes each step's
-duration as rank 0 measured it with CUDA events that are read only at the end, and when the fault began.
+duration as rank 0 measured it with CUDA events that are read only at the end, how much of each step each
+rank's own work took, waiting for nobody, and when the fault began.
 `--fault` makes one thing wrong from step `--fault-from` on. Without a GPU it runs on CPUs with gloo, to try
 it. Ranks are in Megatron's order, stages slowest.
 """
@@ -19,6 +20,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,6 +35,9 @@ FAULTS = (
 )  # fmt: skip
 VOCABULARY = 32_000
 PEAK_FLOPS = 989.4e12
+
+Mark = Any
+"""A CUDA event, or a number."""
 
 
 class Block(nn.Module):
@@ -69,25 +74,49 @@ class Part(nn.Module):
 
 
 class Clock:
-    """Marks of steps that are read only at the end: CUDA events, or the host's clock without a GPU."""
+    """Marks that are read only at the end: CUDA events, or the host's clock without a GPU."""
 
-    def __init__(self, steps: int, device: torch.device) -> None:
-        self._events = [
-            torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None for _ in range(steps + 1)
-        ]
-        self._times: list[float] = []
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._steps: list[Mark] = []
+        self._own: list[tuple[int, Mark, Mark]] = []
+        """Step, begin and end of work in which this rank waits for nobody."""
+        self._began: Mark | None = None
 
-    def mark(self, step: int) -> None:
-        event = self._events[step]
-        if event is not None:
-            event.record()
-        self._times.append(time.perf_counter())
+    def step(self) -> None:
+        """A step ends and the next one begins, with work of its own."""
+        self._steps.append(self._mark())
+        self._began = self._steps[-1]
 
-    def seconds(self) -> list[float]:
-        if self._events[0] is None:
-            return [b - a for a, b in itertools.pairwise(self._times)]
-        torch.cuda.synchronize()
-        return [a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(self._events) if a and b]
+    def own_begins(self) -> None:
+        self._began = self._mark()
+
+    def own_ends(self) -> None:
+        if self._began is not None:
+            self._own.append((len(self._steps) - 1, self._began, self._mark()))
+        self._began = None
+
+    def step_seconds(self) -> list[float]:
+        return [_between(a, b) for a, b in itertools.pairwise(self._steps)]
+
+    def own_seconds(self) -> list[float]:
+        seconds = [0.0] * (len(self._steps) - 1)
+        for step, begin, end in self._own:
+            seconds[step] += _between(begin, end)
+        return seconds
+
+    def _mark(self) -> Mark:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def _between(begin: Mark, end: Mark) -> float:
+    if isinstance(begin, float) and isinstance(end, float):
+        return end - begin
+    return begin.elapsed_time(end) / 1e3
 
 
 class Fault:
@@ -160,8 +189,13 @@ def print_start(args: argparse.Namespace, replicas: int) -> None:
     if args.stages > 1:
         dimensions, sizes = ["pp", *dimensions], [args.stages, *sizes]
     local = args.micro_batch * (args.micro_batches if args.stages > 1 else 1)
+    print(f"[titan] {now} - root - INFO - Building {len(sizes)}-D device mesh with {dimensions}, {sizes}")
+    if args.stages > 1:
+        print(
+            f"[titan] {now} - root - INFO - Using pipeline schedule 1F1B with {args.micro_batches}"
+            f" microbatches and {args.stages} stages."
+        )
     print(
-        f"[titan] {now} - root - INFO - Building {len(sizes)}-D device mesh with {dimensions}, {sizes}\n"
         f"[titan] {now} - root - INFO - Training starts at step 1, with local batch size {local}, "
         f"global batch size {local * replicas}, sequence length {args.sequence}, "
         f"total steps {args.steps} (warmup 0)",
@@ -190,14 +224,15 @@ def loss_against(targets: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
 class DataParallel:
     """A whole model on each rank, gradients reduced beside the backward pass."""
 
-    def __init__(self, part: Part, device: torch.device, fault: Fault) -> None:
+    def __init__(self, part: Part, device: torch.device, fault: Fault, clock: Clock) -> None:
         ids = [device.index] if device.type == "cuda" else None
         self.model = DistributedDataParallel(part, device_ids=ids, gradient_as_bucket_view=True)
-        self.fault = fault
+        self.fault, self.clock = fault, clock
 
     def step(self, tokens: list[torch.Tensor]) -> torch.Tensor:
         loss = loss_against(tokens[0][:, 1:], self.model(tokens[0][:, :-1]))
         self.fault.before_backward()
+        self.clock.own_ends()
         loss.backward()
         return loss.detach()
 
@@ -205,13 +240,13 @@ class DataParallel:
 class Staged:
     """One stage on each rank; gradients of replicas are reduced after the schedule."""
 
-    def __init__(self, part: Part, args: argparse.Namespace, fault: Fault) -> None:
+    def __init__(self, part: Part, args: argparse.Namespace, fault: Fault, clock: Clock) -> None:
         world, rank = dist.get_world_size(), dist.get_rank()
         replicas = world // args.stages
         like = next(part.parameters())
         shape = (args.micro_batch, args.sequence, args.hidden)
-        self.part, self.fault, self.replicas = part, fault, replicas
-        self.pipeline = Pipeline(part, range(rank % replicas, world, replicas), shape, like)
+        self.part, self.fault, self.replicas, self.clock = part, fault, replicas, clock
+        self.pipeline = Pipeline(part, range(rank % replicas, world, replicas), shape, like, clock)
         groups = [
             dist.new_group(range(stage * replicas, (stage + 1) * replicas)) for stage in range(args.stages)
         ]
@@ -219,6 +254,7 @@ class Staged:
 
     def step(self, tokens: list[torch.Tensor]) -> torch.Tensor | None:
         self.fault.before_backward()
+        self.clock.own_ends()
         loss = self.pipeline.step(
             [batch[:, :-1] for batch in tokens], lambda logits, n: loss_against(tokens[n][:, 1:], logits)
         )
@@ -252,7 +288,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     torch.manual_seed(0)
     part = part_of(args).to(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
     fault = Fault(args, device)
-    job = Staged(part, args, fault) if args.stages > 1 else DataParallel(part, device, fault)
+    clock = Clock(device)
+    job = Staged(part, args, fault, clock) if args.stages > 1 else DataParallel(part, device, fault, clock)
     optimizer = torch.optim.AdamW(part.parameters(), lr=1e-4, fused=device.type == "cuda")
     replicas = dist.get_world_size() // args.stages
     tokens = args.micro_batch * args.sequence * (args.micro_batches if args.stages > 1 else 1)
@@ -265,8 +302,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     if speaks:
         print_start(args, replicas)
     profiler = profiler_of(args.profile) if args.profile else None
-    clock = Clock(args.steps, device)
-    clock.mark(0)
+    clock.step()
     last_print = time.perf_counter()
     for step in range(1, args.steps + 1):
         fault.at(step)
@@ -275,7 +311,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         loss = job.step(batch)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        clock.mark(step)
+        clock.step()
         if profiler is not None:
             profiler.step()
         if step == 1 or step % args.print_every == 0:
@@ -283,11 +319,24 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             now = time.perf_counter()
             if speaks:
                 covered = 1 if step == 1 else args.print_every
-                print_progress(step, value, (now - last_print) / covered, tokens, flops)
+                print_progress(step, value, (now - last_print) / covered, tokens // args.stages, flops)
             last_print = now
-    seconds = clock.seconds()
-    if args.times and dist.get_rank() == 0:
-        document = {"seconds": seconds, "fault_unix_s": fault.began_unix_s, "fault_from": args.fault_from}
+    if args.times:
+        write_times(args, clock, fault)
+
+
+def write_times(args: argparse.Namespace, clock: Clock, fault: Fault) -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    own_s: list[list[float]] = [[] for _ in range(dist.get_world_size())]
+    dist.all_gather_object(own_s, clock.own_seconds())
+    if dist.get_rank() == 0:
+        document = {
+            "seconds": clock.step_seconds(),
+            "own_s": own_s,
+            "fault_unix_s": fault.began_unix_s,
+            "fault_from": args.fault_from,
+        }
         args.times.write_text(json.dumps(document))
 
 

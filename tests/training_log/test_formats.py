@@ -46,6 +46,7 @@ def test_every_golden_file_has_its_log() -> None:
         ("deepspeed-pipeline", "deepspeed", [10, 20]),
         ("torchtitan", "torchtitan", [1, 10, 20]),
         ("torchtitan-2026", "torchtitan", [101, 110]),
+        ("torchtitan-pipeline", "torchtitan", [1, 10]),
         ("nemo-1-progress-bar", "nemo", [793, 794]),
         ("nemo-2", "nemo", [0, 1, 2]),
         ("hf-trainer-4", "hf-trainer", [10, 20]),
@@ -61,3 +62,17 @@ def test_the_framework_and_the_steps_are_found(name: str, framework: str, steps:
     assert understanding.description is not None
     assert understanding.description.framework == framework
     assert [step.step for step in understanding.steps] == steps
+
+
+@pytest.mark.parametrize(("line_of_the_schedule", "micro_batches"), [(True, 8), (False, None)])
+def test_a_batch_of_torchtitan_is_cut_into_micro_batches_only_as_its_schedule_says(
+    line_of_the_schedule: bool, micro_batches: int | None, tmp_path: Path
+) -> None:
+    lines = (FIXTURES / "torchtitan-pipeline.log").read_text().splitlines(keepends=True)
+    log = tmp_path / "log"
+    log.write_text("".join(line for line in lines if line_of_the_schedule or "schedule" not in line))
+
+    description = understand([log]).description
+
+    assert description is not None
+    assert description.parallel.micro_batches == micro_batches

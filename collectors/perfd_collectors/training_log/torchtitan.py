@@ -27,6 +27,7 @@ _SETTING = re.compile(
 _TOKENS = re.compile(r"(?<!\S)(\d+) tokens per train step", re.ASCII)
 _MESH = re.compile(r"Building \d+-D device mesh with \[((?:'\w+'(?:, )?)+)\], \[([\d, ]+)\]", re.ASCII)
 _PARALLELISM = re.compile(r"Building device mesh with parallelism: ((?:\w+=\d+(?:, )?)+)\s*$", re.ASCII)
+_PIPELINE = re.compile(r"pipeline schedule \S+ with (\d+) microbatches and (\d+) stages", re.ASCII)
 _SIZE = re.compile(r"\bsize: ([\d,]+) total parameters", re.ASCII)
 _SAVING = "Saving the checkpoint"
 _CHECKPOINT = re.compile(r"Finished saving the checkpoint .*?in ([\d.]+) seconds", re.ASCII)
@@ -43,6 +44,7 @@ class TorchtitanParser:
         b"Training ",
         b"Trainer is initialized",
         b"device mesh with",
+        b"pipeline schedule",
         b" total parameters",
         b"saving the checkpoint",
         b"traces at step",
@@ -54,6 +56,8 @@ class TorchtitanParser:
         self._sequence: int | None = None
         self._batch: int | None = None
         self._tokens: int | None = None
+        self._micro_batches: int | None = None
+        """That a batch of one rank is cut into for the pipeline."""
 
     hungry = False
 
@@ -143,6 +147,8 @@ class TorchtitanParser:
         elif match := _PARALLELISM.search(text):
             pairs = [pair.split("=") for pair in match[1].split(", ")]
             self._mesh([name for name, _ in pairs], [size for _, size in pairs])
+        elif match := _PIPELINE.search(text):
+            self._pipeline(micro_batches=int(match[1]), stages=int(match[2]))
         elif "Training completed" in text:
             self._event(EventKind.JOB_ENDED, "The trainer is done.", text, None, None)
         elif match := _SIZE.search(text):
@@ -175,8 +181,15 @@ class TorchtitanParser:
             self._tokens = self._batch * self._sequence
         self._out.describe(framework="torchtitan", train_steps=found.get("total steps"))
         self._out.describe_layout(
-            micro_batch_size=found.get("local batch size"), global_batch_size=found.get("global batch size")
+            micro_batch_size=self._micro_batch(found.get("local batch size")),
+            global_batch_size=found.get("global batch size"),
         )
+
+    def _micro_batch(self, local: int | None) -> int | None:
+        """A pipeline cuts a rank's batch further, by an option that only its own line tells."""
+        if (self._out.description.parallel.pp or 1) == 1:
+            return local
+        return local // self._micro_batches if local and self._micro_batches else None
 
     def _begin(self, text: str) -> None:
         match = _BEGIN.search(text)
@@ -184,6 +197,13 @@ class TorchtitanParser:
             self._steps.started(last_stamp_ns(text[: match.start()]))
             if int(match[1]) > 1:
                 self._steps.resumed(int(match[1]) - 1)
+
+    def _pipeline(self, *, micro_batches: int, stages: int) -> None:
+        """`stages` are model chunks, those of all ranks of a pipeline together."""
+        self._micro_batches = micro_batches or None
+        ranks = self._out.description.parallel.pp
+        if ranks and stages % ranks == 0:
+            self._out.describe_layout(vp=stages // ranks)
 
     def _mesh(self, names: list[str], sizes: list[str]) -> None:
         if len(names) != len(sizes) or not all(size.isdigit() for size in sizes):
