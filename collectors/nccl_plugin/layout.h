@@ -9,7 +9,7 @@
  *   4096   PERFD_COMMUNICATORS x struct perfd_communicator
  *   then   rings: PERFD_RING_HEADER_BYTES, then entries x struct perfd_record
  *
- * A ring has one writer. The writer never waits for a reader: it overwrites
+ * A ring has one writer at a time. The writer never waits for a reader: it overwrites
  * the oldest record, and a reader sees from `written` that it was lapped and
  * counts what it lost. A record is whole when its `sequence` is the position
  * that the reader asked for, plus one, both before and after the copy.
@@ -75,7 +75,7 @@ struct perfd_communicator {
 
 struct perfd_ring_header {
   _Atomic uint64_t written; /* Records ever written. */
-  _Atomic uint32_t owned;   /* Whether a thread writes to it now. */
+  _Atomic uint32_t owned;   /* Whether a thread writes a record now: one at a time. */
   uint8_t pad[52];
 };
 

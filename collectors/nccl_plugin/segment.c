@@ -15,12 +15,13 @@
 
 static struct perfd_header *_Atomic header;
 static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
-static pthread_key_t release_key;
 static int file = -1;
 static char path[512];
 
-/* Initial-exec: the first access from a thread must not allocate. */
-static _Thread_local struct perfd_ring_header *own_ring __attribute__((tls_model("initial-exec")));
+/* The ring that this thread wrote to last, plus one; 0 before its first record. Initial-exec: the first
+ * access from a thread must not allocate. A destructor for it would, so rings are taken for one record. */
+static _Thread_local uint32_t preferred __attribute__((tls_model("initial-exec")));
+static _Atomic uint32_t threads;
 
 uint64_t monotonic_ns(void) {
   struct timespec now;
@@ -71,15 +72,10 @@ static uint32_t ring_entries(void) {
 static void forget_in_child(void) {
   struct perfd_header *segment = segment_header();
   atomic_store_explicit(&header, NULL, memory_order_release);
-  own_ring = NULL;
   if (segment) munmap(segment, segment->file_bytes);
   if (file >= 0) close(file);
   file = -1;
   path[0] = '\0';
-}
-
-static void release_ring(void *ring) {
-  if (segment_header()) atomic_store_explicit(&((struct perfd_ring_header *)ring)->owned, 0, memory_order_release);
 }
 
 __attribute__((destructor)) static void remove_file(void) {
@@ -174,7 +170,6 @@ bool segment_open(uint32_t profiler_version) {
   pthread_mutex_lock(&opening);
   if (!prepared) {
     prepared = true;
-    pthread_key_create(&release_key, release_ring);
     pthread_atfork(NULL, NULL, forget_in_child);
   }
   struct perfd_header *segment = segment_header();
@@ -234,14 +229,18 @@ void segment_identify_communicator(uint16_t communicator, uint64_t id, int rank)
   communicators(segment)[communicator].rank = rank;
 }
 
+/* Threads begin at different rings and stay there, so that they do not meet; who does goes on to the next. */
 static struct perfd_ring_header *claim_ring(struct perfd_header *segment) {
   uint32_t rings = atomic_load_explicit(&segment->rings, memory_order_acquire);
+  uint32_t first = preferred ? preferred - 1 : atomic_fetch_add_explicit(&threads, 1, memory_order_relaxed);
   for (uint32_t i = 0; i < rings; i++) {
-    struct perfd_ring_header *ring = ring_at(segment, i);
+    uint32_t index = (first + i) % rings;
+    struct perfd_ring_header *ring = ring_at(segment, index);
     uint32_t nobody = 0;
-    if (atomic_compare_exchange_strong(&ring->owned, &nobody, 1)) {
-      pthread_setspecific(release_key, ring);
-      return own_ring = ring;
+    if (atomic_compare_exchange_strong_explicit(&ring->owned, &nobody, 1, memory_order_acquire,
+                                                memory_order_relaxed)) {
+      preferred = index + 1;
+      return ring;
     }
   }
   return NULL;
@@ -250,7 +249,7 @@ static struct perfd_ring_header *claim_ring(struct perfd_header *segment) {
 void segment_write(const struct perfd_record *record) {
   struct perfd_header *segment = segment_header();
   if (!segment) return;
-  struct perfd_ring_header *ring = own_ring ? own_ring : claim_ring(segment);
+  struct perfd_ring_header *ring = claim_ring(segment);
   if (!ring) {
     atomic_fetch_add_explicit(&segment->dropped, 1, memory_order_relaxed);
     return;
@@ -267,5 +266,6 @@ void segment_write(const struct perfd_record *record) {
     atomic_store_explicit(&target[word], source[word], memory_order_release);
   atomic_store_explicit(&target[0], position + 1, memory_order_release);
   atomic_store_explicit(&ring->written, position + 1, memory_order_release);
+  atomic_store_explicit(&ring->owned, 0, memory_order_release);
   atomic_fetch_add_explicit(&segment->recorded, 1, memory_order_relaxed);
 }

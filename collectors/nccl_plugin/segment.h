@@ -1,4 +1,4 @@
-/* The process's shared memory: opened once, written through a ring per thread. */
+/* The process's shared memory: opened once, written through rings that threads do not share while they write. */
 #ifndef PERFD_SEGMENT_H
 #define PERFD_SEGMENT_H
 
@@ -26,7 +26,7 @@ void segment_finalize_communicator(uint16_t communicator);
 /* For interfaces that tell the id only with the first operation. */
 void segment_identify_communicator(uint16_t communicator, uint64_t id, int rank);
 
-/* Writes one record into the calling thread's ring; `sequence` of the argument is ignored. */
+/* Writes one record into a ring that nobody else writes to; `sequence` of the argument is ignored. */
 void segment_write(const struct perfd_record *record);
 
 uint64_t monotonic_ns(void);
