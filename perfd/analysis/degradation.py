@@ -64,8 +64,7 @@ def slow_groups(stacks: Sequence[Stack], places: Floats) -> tuple[SlowGroup, ...
 
 
 def _of(stack: Stack, places: Floats) -> list[SlowGroup]:
-    best_size = np.array([table.best_size_bytes for table in stack.tables])
-    best = np.array([np.nan if t.best_s_per_byte is None else t.best_s_per_byte for t in stack.tables])
+    best, best_size = stack.collectives.best_s_per_byte, stack.collectives.best_size_bytes
     largest = np.fmax(np.fmax.reduce(stack.size_bytes, axis=1, initial=0.0), best_size)
     large = stack.size_bytes >= np.maximum(largest / 2, 1)[:, None]
     pace = np.where(large, stack.parts.transfer_s / np.where(large, stack.size_bytes, 1), np.nan)
@@ -111,12 +110,11 @@ def _worst(
         lost = float(moving[row]) * (1 - 1 / slowdown)
         if not lost >= _LEAST_LOST:
             continue
-        table = stack.tables[row]
         return SlowGroup(
-            communicator=table.communicator,
+            communicator=stack.collectives.communicators[row],
             group=stack.names[row],
             operation=stack.operation,
-            ranks=tuple(table.ranks),
+            ranks=tuple(stack.ranks[row].tolist()),
             reference=reference,
             slowdown_ratio=slowdown,
             bus_bytes_per_s=float(bus[row]),

@@ -157,7 +157,7 @@ def _part(stack: Stack, shape: Shape, step_s: float | None) -> _Part:
     per_step = shape.steps * shape.per_step // steps
     grid = (len(shape.rows), steps, per_step)
     # All of them are a view, which costs nothing.
-    rows = slice(None) if len(shape.rows) == len(stack.tables) else shape.rows
+    rows = slice(None) if len(shape.rows) == len(stack.ranks) else shape.rows
     last, wait = stack.parts.last_arriver[rows, taken], stack.parts.wait_s[rows, taken]
     matched = last >= 0
     whole = bool(matched.all())

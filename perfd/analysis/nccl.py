@@ -17,7 +17,7 @@ from perfd.analysis.nccl_groups import NcclGroup, NcclKind, groups_of, kinds_of,
 from perfd.analysis.nccl_ranks import NcclRank, Tally
 from perfd.analysis.pipeline import stage_of_ranks
 from perfd.analysis.stacks import Stack, stacked
-from perfd.analysis.tables import Bools, Floats, Ints, JobData, NcclTime
+from perfd.analysis.tables import Bools, Floats, Ints, JobData, NcclTimeTable
 from perfd.model import ParallelLayout, TimingSource
 
 __all__ = ["Nccl", "NcclGroup", "NcclKind", "NcclRank", "group_name", "nccl"]
@@ -63,7 +63,7 @@ def nccl(
     """
     if not job.nccl and not job.collectives:
         return Nccl()
-    times = _fresh(job.nccl)
+    times = _fresh(NcclTimeTable.of(job.nccl))
     stacks = stacked(job.collectives, parallel)
     ranks = _seen(times, stacks)
     size = 1 + max(int(ranks.max(initial=0)), *(int(stack.ranks.max()) for stack in stacks), 0)
@@ -88,24 +88,20 @@ def nccl(
         ranks=shares.records(),
         slow_groups=slow_groups(stacks, _node_links(job, size, link_bytes_per_s or {})),
         missing_ranks=tuple(missing.tolist()),
-        lost_operations=sum(time.lost_operations for time in times) if times else None,
+        lost_operations=int(times.lost_operations.sum()) if times else None,
         source=_source(times, stacks),
     )
 
 
-def _fresh(times: Sequence[NcclTime]) -> list[NcclTime]:
-    newest = max((time.read_unix_s for time in times if time.read_unix_s is not None), default=0.0)
-    return [
-        time
-        for time in times
-        if time.span_s > 0 and (time.read_unix_s is None or newest - time.read_unix_s <= _SILENT_S)
-    ]
+def _fresh(times: NcclTimeTable) -> NcclTimeTable:
+    newest = np.fmax.reduce(times.read_unix_s, initial=0.0)
+    return times.rows((times.span_s > 0) & ~(newest - times.read_unix_s > _SILENT_S))
 
 
-def _seen(times: Sequence[NcclTime], stacks: Sequence[Stack]) -> Ints:
+def _seen(times: NcclTimeTable, stacks: Sequence[Stack]) -> Ints:
     """The ranks that say something, in order."""
     if times:
-        return np.array(sorted(time.rank for time in times), dtype=np.int64)
+        return np.sort(times.rank)
     return (
         np.unique(np.concatenate([stack.ranks.ravel() for stack in stacks])) if stacks else np.zeros(0, int)
     )
@@ -114,7 +110,9 @@ def _seen(times: Sequence[NcclTime], stacks: Sequence[Stack]) -> Ints:
 def _missing(ranks: Ints, parallel: ParallelLayout) -> Ints:
     if not parallel.world_size or not len(ranks):
         return np.zeros(0, dtype=np.int64)
-    return np.setdiff1d(np.arange(parallel.world_size), ranks)
+    silent: Bools = np.ones(parallel.world_size, dtype=np.bool_)
+    silent[ranks[ranks < parallel.world_size]] = False
+    return np.flatnonzero(silent)
 
 
 def _stages(world: int, parallel: ParallelLayout, stacks: Sequence[Stack], *, partial: bool) -> Ints:
@@ -144,12 +142,10 @@ def _in_doubt(missing: Ints, stages: Ints, parallel: ParallelLayout) -> Bools:
     return np.asarray(doubtful)
 
 
-def _busy(times: Sequence[NcclTime], ranks: Ints) -> Floats:
+def _busy(times: NcclTimeTable, ranks: Ints) -> Floats:
     """Share of time in kernels of each of the ranks, NaN where it is unknown."""
     by_rank = np.full(int(ranks.max(initial=-1)) + 1, np.nan)
-    if times:
-        told = [time.rank for time in times]
-        by_rank[told] = np.array([time.busy_s for time in times]) / [time.span_s for time in times]
+    by_rank[times.rank] = times.busy_s / times.span_s
     return by_rank[ranks]
 
 
@@ -170,9 +166,9 @@ def _node_links(job: JobData, world: int, link_bytes_per_s: Mapping[str, float])
     return places
 
 
-def _source(times: Sequence[NcclTime], stacks: Sequence[Stack]) -> str | None:
-    tables = [stack.tables[0] for stack in stacks]
+def _source(times: NcclTimeTable, stacks: Sequence[Stack]) -> str | None:
+    told = [(stack.collectives.sources[0], stack.collectives.timings[0]) for stack in stacks]
     if times:
-        by_proxy = any(table.timing is TimingSource.PROXY for table in tables)
+        by_proxy = any(timing is TimingSource.PROXY for _, timing in told)
         return recorder("", TimingSource.PROXY if by_proxy else TimingSource.GPU)
-    return recorder(tables[0].source, tables[0].timing) if tables else None
+    return recorder(*told[0]) if told else None

@@ -120,7 +120,7 @@ def groups_of(stacks: Sequence[Stack], measures: Sequence[Measures]) -> tuple[Nc
         return ()
     taken = np.concatenate([np.nan_to_num(one.kernel_ratio) for one in measures])
     chosen = np.sort(highest(taken, _MOST_GROUPS))
-    ends = np.cumsum([len(stack.tables) for stack in stacks])
+    ends = np.cumsum([len(stack.ranks) for stack in stacks])
     indices = np.searchsorted(ends, chosen, side="right")
     rows = chosen - np.append(0, ends)[indices]
     return tuple(
@@ -130,21 +130,22 @@ def groups_of(stacks: Sequence[Stack], measures: Sequence[Measures]) -> tuple[Nc
 
 
 def _group(stack: Stack, measures: Measures, row: int) -> NcclGroup:
-    table, caused = stack.tables[row], stack.blames.caused_s[row]
+    of_all, caused = stack.collectives, stack.blames.caused_s[row]
+    ranks = tuple(stack.ranks[row].tolist())
     total = float(caused.sum())
     last = int(np.argmax(caused)) if total > 0 else None
     return NcclGroup(
-        communicator=table.communicator,
+        communicator=of_all.communicators[row],
         group=stack.names[row],
-        operation=table.operation,
-        ranks=tuple(table.ranks),
+        operation=of_all.operation,
+        ranks=ranks,
         operations=int(stack.blames.operations[row]),
         transfer_s=known(float(measures.transfer_s[row])),
         wait_ratio=known(float(measures.wait_ratio[row])),
         bus_bytes_per_s=known(float(measures.bus_bytes_per_s[row])),
-        last_rank=None if last is None else int(table.ranks[last]),
+        last_rank=None if last is None else ranks[last],
         last_ratio=None if last is None else float(caused[last]) / total,
-        source=recorder(table.source, table.timing),
+        source=recorder(of_all.sources[row], of_all.timings[row]),
     )
 
 

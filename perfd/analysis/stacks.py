@@ -9,64 +9,89 @@ from itertools import chain
 import numpy as np
 
 from perfd.analysis.groups import Names, group_names
-from perfd.analysis.tables import CollectiveTable, Floats, Ints
+from perfd.analysis.tables import CollectiveStack, CollectiveTable, Floats, Ints
 from perfd.analysis.waiting import Blames, WaitSplit, blames_of, split
 from perfd.model import ParallelLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """c communicators of g ranks with the same kind of operation, the newest n of each; NaN is absent."""
+    """c communicators of g ranks with one kind of operation, what they are for, and their waiting."""
 
-    operation: str
-    tables: Sequence[CollectiveTable]
+    collectives: CollectiveStack
     names: Names
-    ranks: Ints
-    """(c, g)"""
-    size_bytes: Floats
-    """(c, n)"""
-    kernel_ratio: Floats
-    """(c, g)"""
     parts: WaitSplit
     blames: Blames
-    lengths: Ints
-    """(c,): how many operations of each are known, of n."""
+
+    @property
+    def operation(self) -> str:
+        """What they do."""
+        return self.collectives.operation
+
+    @property
+    def ranks(self) -> Ints:
+        """(c, g), global ones."""
+        return self.collectives.ranks
+
+    @property
+    def size_bytes(self) -> Floats:
+        """(c, n): of each operation."""
+        return self.collectives.size_bytes
+
+    @property
+    def kernel_ratio(self) -> Floats:
+        """(c, g): as in `CollectiveTable`."""
+        return self.collectives.kernel_ratio
 
 
-def stacked(tables: Iterable[CollectiveTable], parallel: ParallelLayout) -> list[Stack]:
-    """All communicators, in as few stacks as they have operations and sizes."""
+def stacked(
+    collectives: Iterable[CollectiveTable | CollectiveStack], parallel: ParallelLayout
+) -> list[Stack]:
+    """All communicators and their waiting; tables in as few stacks as they have operations and sizes."""
+    stacks: list[CollectiveStack] = []
     alike: dict[tuple[str, int], list[CollectiveTable]] = {}
-    for table in tables:
-        alike.setdefault((table.operation, len(table.ranks)), []).append(table)
-    return [_stack(operation, members, parallel) for (operation, _), members in alike.items()]
+    for one in collectives:
+        if isinstance(one, CollectiveStack):
+            stacks.append(one)
+        else:
+            alike.setdefault((one.operation, len(one.ranks)), []).append(one)
+    stacks += [_side_by_side(tables) for tables in alike.values()]
+    return [_split(stack, parallel) for stack in stacks]
 
 
-def _stack(operation: str, tables: Sequence[CollectiveTable], parallel: ParallelLayout) -> Stack:
-    width = len(tables[0].ranks)
-    members = chain.from_iterable(table.ranks for table in tables)
-    ranks = np.fromiter(members, dtype=np.int64, count=len(tables) * width).reshape(len(tables), width)
-    lengths = np.array([len(table.sequence) for table in tables])
-    longest = int(lengths.max())
-    if (lengths == longest).all():
-        # Several times as fast as `stack`, which makes a view of each array first.
-        durations = np.concatenate([table.durations_s for table in tables])
-        durations = durations.reshape(len(tables), longest, width)
-        sizes = np.concatenate([table.size_bytes for table in tables]).reshape(len(tables), longest)
-    else:
-        durations = np.full((len(tables), longest, width), np.nan)
-        sizes = np.full((len(tables), longest), np.nan)
-        for index, table in enumerate(tables):
-            durations[index, : lengths[index]] = table.durations_s
-            sizes[index, : lengths[index]] = table.size_bytes
-    parts = split(durations, in_place=True)
+def _split(collectives: CollectiveStack, parallel: ParallelLayout) -> Stack:
+    parts = split(collectives.durations_s)
     return Stack(
-        operation=operation,
-        tables=tables,
-        names=group_names(ranks, parallel, operation),
-        ranks=ranks,
-        size_bytes=sizes,
-        kernel_ratio=np.concatenate([table.kernel_ratio for table in tables]).reshape(ranks.shape),
+        collectives=collectives,
+        names=group_names(collectives.ranks, parallel, collectives.operation),
         parts=parts,
         blames=blames_of(parts),
+    )
+
+
+def _side_by_side(tables: Sequence[CollectiveTable]) -> CollectiveStack:
+    width = len(tables[0].ranks)
+    members = chain.from_iterable(table.ranks for table in tables)
+    lengths = np.array([len(table.sequence) for table in tables])
+    shape = (len(tables), int(lengths.max()))
+    sequence, sizes = np.full(shape, -1), np.full(shape, np.nan)
+    durations = np.full((*shape, width), np.nan)
+    for row, table in enumerate(tables):
+        sequence[row, : lengths[row]] = table.sequence
+        sizes[row, : lengths[row]] = table.size_bytes
+        durations[row, : lengths[row]] = table.durations_s
+    return CollectiveStack(
+        operation=tables[0].operation,
+        communicators=[table.communicator for table in tables],
+        ranks=np.fromiter(members, dtype=np.int64, count=len(tables) * width).reshape(-1, width),
         lengths=lengths,
+        sequence=sequence,
+        durations_s=durations,
+        size_bytes=sizes,
+        kernel_ratio=np.array([table.kernel_ratio for table in tables], dtype=np.float64),
+        operations_per_s=np.array([table.operations_per_s for table in tables], dtype=np.float64),
+        best_s_per_byte=np.array([table.best_s_per_byte for table in tables], dtype=np.float64),
+        best_size_bytes=np.array([table.best_size_bytes for table in tables], dtype=np.float64),
+        timings=[table.timing for table in tables],
+        sources=[table.source for table in tables],
     )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from perfd.analysis.robust import mean
 from perfd.analysis.stacks import Stack
-from perfd.analysis.tables import Bools, CollectiveTable, Floats, Ints
+from perfd.analysis.tables import Bools, CollectiveStack, Floats, Ints
 
 MOST_BLOCKS = 10
 _FEWEST_STEPS = 5
@@ -66,28 +65,26 @@ def shapes_of(
     most, and each is a block.
     """
     fewest = fewest_blocks(stack.ranks.shape[1])
-    lengths = stack.lengths
+    lengths, sequence = stack.collectives.lengths, stack.collectives.sequence
     if lengths.max() < fewest:
         return []
-    paces = _paces(stack.tables)
+    paces = _paces(stack.collectives)
     chosen = np.flatnonzero(judged & (lengths >= fewest) & (paces > 0))
     if not len(chosen):
         return []
-    ends = np.array(
-        [(stack.tables[row].sequence[0], stack.tables[row].sequence[-1]) for row in chosen.tolist()]
-    )
     lengths, paces, at_once = lengths[chosen], paces[chosen], needed_at_once[chosen]
-    keep = np.maximum(1, np.rint((ends[:, 1] - ends[:, 0]) / np.maximum(lengths - 1, 1))).astype(np.int64)
+    first, last = sequence[chosen, 0], sequence[chosen, lengths - 1]
+    keep = np.maximum(1, np.rint((last - first) / np.maximum(lengths - 1, 1))).astype(np.int64)
     kept_per_s = paces / keep
     # Where every wait is lost, it does not matter where a step begins; but a block should hold a whole one.
     block_s = max(newest_s / fewest if each is None else 0.0, step_s or 0.0)
     per_step = np.clip(_rounded(kept_per_s * block_s), 1, lengths // fewest)
     for index in np.flatnonzero(~at_once).tolist():
-        sizes = stack.tables[chosen[index]].size_bytes
+        sizes = stack.size_bytes[chosen[index], : lengths[index]]
         per_step[index] = _operations_per_step(sizes, float(kept_per_s[index]), step_s, spare=each is None)
     per_step[per_step <= 0] = lengths.max() + 1
     in_step = np.maximum(1.0, kept_per_s * step_s) if step_s else per_step
-    starting = np.ceil(_START_UP_STEPS * in_step - ends[:, 0] / keep)
+    starting = np.ceil(_START_UP_STEPS * in_step - first / keep)
     settled = lengths - np.clip(starting, 0, lengths).astype(np.int64)
     wanted = np.maximum(fewest, np.ceil(newest_s * kept_per_s / per_step)).astype(np.int64)
     if each is not None:
@@ -123,17 +120,17 @@ def _alike(columns: Ints, chosen: Ints) -> list[Ints]:
     return [chosen[group.ravel() == number] for number in range(int(group.max()) + 1)]
 
 
-def _paces(tables: Sequence[CollectiveTable]) -> Floats:
-    paces = np.array([table.operations_per_s for table in tables], dtype=np.float64)
+def _paces(collectives: CollectiveStack) -> Floats:
+    paces = collectives.operations_per_s.copy()
     for row in np.flatnonzero(np.isnan(paces)).tolist():
-        paces[row] = _pace(tables[row])
+        paces[row] = _pace(collectives, row)
     return paces
 
 
-def _pace(table: CollectiveTable) -> float:
+def _pace(collectives: CollectiveStack, row: int) -> float:
     """By the time in kernels, when nobody counted."""
-    usual_s = float(mean(table.durations_s.ravel()))
-    return float(np.mean(table.kernel_ratio)) / usual_s if usual_s > 0 else 0.0
+    usual_s = float(mean(collectives.durations_s[row, : collectives.lengths[row]].ravel()))
+    return float(np.mean(collectives.kernel_ratio[row])) / usual_s if usual_s > 0 else 0.0
 
 
 def _operations_per_step(sizes: Floats, per_s: float, step_s: float | None, *, spare: bool) -> int:

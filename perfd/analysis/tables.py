@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,6 +110,35 @@ class CollectiveTable:
     """Who recorded them when it was not perfd's plugin, as in `CollectiveTimes`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CollectiveStack:
+    """c communicators of g ranks with one kind of operation, side by side: `CollectiveTable` for thousands.
+
+    n is the most operations that one of them has; rows of others are absent from their own `lengths` on.
+    """
+
+    operation: str
+    communicators: Sequence[str]
+    ranks: Ints
+    """(c, g)"""
+    lengths: Ints
+    """(c,): how many operations of each are known, of n."""
+    sequence: Ints
+    """(c, n), -1 where absent"""
+    durations_s: Floats
+    """(c, n, g)"""
+    size_bytes: Floats
+    """(c, n)"""
+    kernel_ratio: Floats
+    """(c, g)"""
+    operations_per_s: Floats
+    """(c,), as the ones below; NaN is None of `CollectiveTable`."""
+    best_s_per_byte: Floats
+    best_size_bytes: Floats
+    timings: Sequence[TimingSource]
+    sources: Sequence[str]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclTime:
     """Time that a rank's GPU had an NCCL kernel on it, waiting included, over an interval of wall time."""
@@ -123,6 +154,64 @@ class NcclTime:
     """How long that number had not changed at the newest reading."""
     read_unix_s: float | None = None
     """When the newest reading was, by the node's clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class NcclTimeTable(Sequence[NcclTime]):
+    """The same of many ranks, as columns; as a sequence, one `NcclTime` each. NaN is None there."""
+
+    rank: Ints
+    busy_s: Floats
+    span_s: Floats
+    lost_operations: Ints
+    operations: Floats
+    still_s: Floats
+    read_unix_s: Floats
+
+    @classmethod
+    def of(cls, times: Sequence[NcclTime]) -> NcclTimeTable:
+        """The columns of them."""
+        if isinstance(times, cls):
+            return times
+        return cls(
+            rank=np.array([time.rank for time in times], dtype=np.int64),
+            busy_s=np.array([time.busy_s for time in times], dtype=np.float64),
+            span_s=np.array([time.span_s for time in times], dtype=np.float64),
+            lost_operations=np.array([time.lost_operations for time in times], dtype=np.int64),
+            operations=np.array([time.operations for time in times], dtype=np.float64),
+            still_s=np.array([time.still_s for time in times], dtype=np.float64),
+            read_unix_s=np.array([time.read_unix_s for time in times], dtype=np.float64),
+        )
+
+    def rows(self, chosen: Bools | Ints) -> NcclTimeTable:
+        """Those ranks only."""
+        return NcclTimeTable(**{one.name: getattr(self, one.name)[chosen] for one in fields(self)})
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    @overload
+    def __getitem__(self, index: int) -> NcclTime: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[NcclTime]: ...
+
+    def __getitem__(self, index: int | slice) -> NcclTime | Sequence[NcclTime]:
+        chosen = np.arange(len(self))[index]
+        return next(iter(self.rows(chosen[None]))) if isinstance(index, int) else self.rows(chosen)
+
+    def __iter__(self) -> Iterator[NcclTime]:
+        columns = (getattr(self, one.name).tolist() for one in fields(self))
+        for rank, busy, span, lost, operations, still, read in zip(*columns, strict=True):
+            yield NcclTime(
+                rank=rank,
+                busy_s=busy,
+                span_s=span,
+                lost_operations=lost,
+                operations=None if math.isnan(operations) else int(operations),
+                still_s=still,
+                read_unix_s=None if math.isnan(read) else read,
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,8 +243,8 @@ class JobData:
     """The newest report of each rank."""
     events: Sequence[Event] = ()
     alerts: Sequence[AlertRecord] = ()
-    collectives: Sequence[CollectiveTable] = ()
-    """Of the newest operations of each communicator whose ranks are all known."""
+    collectives: Sequence[CollectiveTable | CollectiveStack] = ()
+    """The newest operations of each communicator whose ranks are all known."""
     nccl: Sequence[NcclTime] = ()
     """By rank, over the same recent time."""
     progress: Sequence[CollectiveProgress] = ()
