@@ -14,7 +14,7 @@ from perfd.config import AgentCaptureConfig
 from perfd.errors import CaptureError
 from perfd.model import CaptureFile, CaptureState, CaptureStatus, CaptureTool
 from perfd.plugins import load_collector
-from perfd.session.slurm.capture import SlurmCapture, Wish
+from perfd.session.slurm.capture import Patience, SlurmCapture, Wish
 from perfd.session.slurm.jobs import (
     Place,
     Slurm,
@@ -151,7 +151,14 @@ def test_ranks_are_those_of_the_step_on_this_node_and_their_pythons(tmp_path: Pa
     assert [(rank.job, rank.rank, rank.pid) for rank in found] == [("17", 0, 61), ("17", 1, 70)]
 
 
-def capture(tmp_path: Path, program: str, *, nodes: tuple[str, ...] = ("n1", "n2"), ranks: str = "all"):
+def capture(
+    tmp_path: Path,
+    program: str,
+    *,
+    nodes: tuple[str, ...] = ("n1", "n2"),
+    ranks: str = "all",
+    patience: Patience | None = None,
+):
     """A capture whose srun is a Python program; `say(node, message)` and `orders` are its world."""
     head = (
         "import sys\n"
@@ -181,11 +188,16 @@ def capture(tmp_path: Path, program: str, *, nodes: tuple[str, ...] = ("n1", "n2
         config=AgentCaptureConfig(),
     )
     try:
-        return SlurmCapture(wish, JOB, Place(step=1, nodes=nodes), srun, SystemClock()).run()
+        place = Place(step=1, nodes=nodes)
+        return SlurmCapture(wish, JOB, place, srun, SystemClock(), patience=patience).run()
     finally:
+        gone = srun.poll() is not None
+        srun.kill()
+        srun.wait()
         for pipe in (srun.stdin, srun.stdout, srun.stderr):
             if pipe is not None:
                 pipe.close()
+        assert gone, "srun is gone when the capture is told"
 
 
 def outcomes(found) -> dict[tuple[str, int | None], tuple[CaptureState | None, str]]:
@@ -265,3 +277,17 @@ def test_a_choice_that_means_no_rank_ends_the_helpers_and_says_why(tmp_path: Pat
             "assert sys.stdin.readline() == ''\n",
             ranks="rubbish",
         )
+
+
+@pytest.mark.parametrize("output", ["", "sys.stdout.close(); sys.stderr.close(); os.close(1); os.close(2)\n"])
+def test_an_srun_that_hears_nothing_is_killed_and_what_it_told_stays(tmp_path: Path, output: str):
+    found = capture(
+        tmp_path,
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "order(); say('n1', Present(ranks=[Rank(rank=0)])); order(); told('n1', 'done', 0)\n"
+        f"{output}time.sleep(3600)\n",
+        nodes=("n1",),
+        patience=Patience(leave_s=0.2, insist_s=0.2),
+    )
+    assert outcomes(found) == {("n1", 0): (CaptureState.DONE, "")}

@@ -27,15 +27,23 @@ TOOLS = (CaptureTool.PY_SPY, CaptureTool.KINETO, CaptureTool.NSYS, CaptureTool.F
 """Those that need nothing but the job's processes."""
 
 _HELPER_ID = "capture"
-_PRESENT_S = 90.0
-"""srun waits for a busy controller, and Python starts from a network disk."""
-_END_S = 150.0
-"""Beyond the capture's own length: profilers write and check their files."""
-_LEAVE_S = 40.0
-_WORDS_S = 10.0
 _LEAD_S: Mapping[CaptureTool, float] = {CaptureTool.KINETO: 14.0}
 _USUAL_LEAD_S = 3.0
 """So far ahead is the common start of several nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long srun and the helpers are waited for."""
+
+    present_s: float = 90.0
+    """srun waits for a busy controller, and Python starts from a network disk."""
+    end_s: float = 150.0
+    """Beyond the capture's own length: profilers write and check their files."""
+    leave_s: float = 40.0
+    """For the helpers to stop what runs, after their input was closed."""
+    insist_s: float = 10.0
+    """For srun to end when it was told to, before it is killed; and for its last words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,13 +73,21 @@ class SlurmCapture:
     """One capture over a running srun; every rank that is asked ends in one known state."""
 
     def __init__(
-        self, wish: Wish, job: SlurmJob, place: Place, srun: subprocess.Popen[str], clock: Clock
+        self,
+        wish: Wish,
+        job: SlurmJob,
+        place: Place,
+        srun: subprocess.Popen[str],
+        clock: Clock,
+        *,
+        patience: Patience | None = None,
     ) -> None:
         self._wish = wish
         self._job = job
         self._place = place
         self._srun = srun
         self._clock = clock
+        self._patience = patience or Patience()
         self._heard = _Heard()
         self._inbox: SimpleQueue[tuple[str, FromNode] | None] = SimpleQueue()
         self._complaint: list[str] = []
@@ -96,10 +112,11 @@ class SlurmCapture:
                     capture=_config(self._wish),
                 )
             )
-            self._listen(lambda heard: len(heard.present) == len(self._place.nodes), _PRESENT_S)
+            self._listen(lambda heard: len(heard.present) == len(self._place.nodes), self._patience.present_s)
             self._ask()
             self._listen(
-                lambda heard: all(who.final for who in heard.participants), self._wish.duration_s + _END_S
+                lambda heard: all(who.final for who in heard.participants),
+                self._wish.duration_s + self._patience.end_s,
             )
         except KeyboardInterrupt:
             why = "the capture was interrupted"
@@ -191,12 +208,23 @@ class SlurmCapture:
             # srun may have been faster.
             with contextlib.suppress(OSError):
                 self._srun.stdin.close()
-        self._listen(lambda _: False, _LEAVE_S)
-        if self._srun.poll() is None and not self._heard.srun_ended:
+        self._listen(lambda _: False, self._patience.leave_s)
+        if not self._heard.srun_ended:
             self._srun.terminate()
-        self._srun.wait()
+        self._end()
         # Its last words are the reason; what it left behind may keep the pipe open.
-        self._errors.join(_WORDS_S)
+        self._errors.join(self._patience.insist_s)
+
+    def _end(self) -> None:
+        """See srun gone, by force when it takes too long; the helpers end with their input."""
+        for insist in (self._srun.terminate, self._srun.kill):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._srun.wait(self._patience.insist_s)
+                return
+            insist()
+        # Killed, and not gone: it hangs in the kernel, and the capture is told all the same.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._srun.wait(self._patience.insist_s)
 
     def _words(self, why: str) -> str:
         """Why an outcome is missing, in the words of a helper or of srun where there are any."""
