@@ -8,6 +8,8 @@ from pathlib import Path
 
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 """In the order of how much they say: torchrun's own before the launcher's."""
+RUN_VARIABLE = "PERFD_RUN"
+"""Which `perfd run` a process belongs to: several may watch jobs on one node."""
 NSYS_SESSION_VARIABLE = "NSYS_PROFILING_SESSION_ID"
 """Set by `nsys launch` in the application and inherited by all its children."""
 

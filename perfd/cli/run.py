@@ -8,6 +8,7 @@ import socket
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from perfd_collectors.nccl.library import with_plugin
 
 from perfd.capture.installation import find_nsys
 from perfd.capture.launch import Launch, plan_launch
+from perfd.capture.processes import RUN_VARIABLE
 from perfd.config import AgentCaptureConfig, AgentConfig, CollectorConfig
 from perfd.errors import PerfdError, RecordingError
 from perfd.hook import SOCKET_VARIABLE
@@ -108,6 +110,7 @@ def watch(
         results=str(results_folder(out.absolute(), name, time.time_ns())),
         recording=str(recording.absolute()) if recording else None,
         hook_socket=_hook_socket(configuration.agent, os.environ),
+        run=uuid.uuid4().hex,
     )
     try:
         options = RunOptions(
@@ -131,8 +134,8 @@ def _hook_socket(agent: AgentConfig, environment: Mapping[str, str]) -> str | No
 
 
 def _environment(settings: MonitorSettings, environment: Mapping[str, str]) -> dict[str, str]:
-    told = {SOCKET_VARIABLE: settings.hook_socket} if settings.hook_socket is not None else {}
-    return {**with_plugin(environment), **told}
+    told = {SOCKET_VARIABLE: settings.hook_socket, RUN_VARIABLE: settings.run}
+    return {**with_plugin(environment), **{name: value for name, value in told.items() if value is not None}}
 
 
 def _plan(command: list[str], job: str, config: AgentCaptureConfig, *, allowed: bool) -> Launch:

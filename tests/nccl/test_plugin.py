@@ -12,7 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from perfd_collectors.nccl.collector import NcclCollector, NcclOptions
 from perfd_collectors.nccl.rings import FUNCTIONS, Segment, Timing, Wanted, find_segments, sweep
+
+from perfd.clock import VirtualClock
+from perfd.collector import Settings
+from perfd.model import Record, SampleTable
 
 PLUGIN = Path(__file__).parents[2] / "collectors" / "nccl_plugin"
 DRIVER = Path(__file__).with_name("driver.c")
@@ -56,7 +61,7 @@ def driving(
 
 def wait_for(process: subprocess.Popen[str], word: str) -> list[str]:
     assert process.stdout is not None
-    lines = []
+    lines: list[str] = []
     for line in process.stdout:
         if line.strip() == word:
             return lines
@@ -265,6 +270,31 @@ def test_a_shared_memory_that_fills_up_later_costs_rings_and_no_crash(built: Pat
 def test_without_a_place_for_shared_memory_nccl_is_told_to_call_no_more(built: Path, tmp_path: Path) -> None:
     with driving(built, tmp_path / "absent", 6, "one", 10) as process:
         assert wait_for(process, "ready") == ["mask 0"]
+
+
+def test_two_runs_on_one_node_read_each_their_own_job(built: Path, tmp_path: Path) -> None:
+    with (
+        driving(built, tmp_path, 5, "one", 10, RANK="0", PERFD_RUN="ours") as ours,
+        driving(built, tmp_path, 5, "one", 10, RANK="1", PERFD_RUN="theirs") as theirs,
+        driving(built, tmp_path, 5, "one", 10, RANK="2") as nobodys,
+    ):
+        for process in (ours, theirs, nobodys):
+            wait_for(process, "ready")
+
+        assert ranks_seen(tmp_path, run="ours") == {"job/0"}
+        assert ranks_seen(tmp_path, run=None) == {"job/0", "job/1", "job/2"}
+
+
+def ranks_seen(directory: Path, *, run: str | None) -> set[str]:
+    clock = VirtualClock()
+    options = NcclOptions(directory=str(directory), run=run, flight_recorder_prefix=None)
+    collector = NcclCollector(options, Settings(node="n", job="job", clock=clock))
+    records: list[Record] = []
+    for _ in range(3):
+        clock.advance(options.window_s)
+        records += collector.collect()
+    collector.close()
+    return {entity for table in records if isinstance(table, SampleTable) for entity in table.entities}
 
 
 def test_what_a_killed_job_leaves_behind_is_swept_and_a_live_one_is_not(built: Path, tmp_path: Path) -> None:

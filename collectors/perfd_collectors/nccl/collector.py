@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from perfd.capture.processes import RUN_VARIABLE, environment_of
 from perfd.collector import Collector, CollectorSpec, Column, ColumnKind, OnUnavailable, Options, Settings
 from perfd.errors import Unavailable
 from perfd.model import Record, SampleTable, Scope
@@ -65,6 +66,8 @@ class NcclOptions(Options, frozen=True):
     """Where NCCL's Inspector writes (NCCL_INSPECTOR_DUMP_DIR), for jobs that load it, not the plugin."""
     flight_recorder_prefix: str | None = "/tmp/nccl_trace_rank_"  # noqa: S108  (PyTorch's own default)
     """What PyTorch puts before the rank in the names of dumps (TORCH_NCCL_DEBUG_INFO_TEMP_FILE)."""
+    run: str | None = None
+    """Only processes of this `perfd run`, which tells it itself; None for all."""
     debug_files: tuple[str, ...] = ()
     """What NCCL writes with NCCL_DEBUG_FILE: files, or patterns with `*`."""
 
@@ -90,6 +93,8 @@ class NcclCollector:
         if not self._directory.is_dir():
             raise Unavailable(f"{self._directory} is no directory; name the plugin's with `directory`.")
         self._processes: dict[Path, _Process] = {}
+        self._others: set[Path] = set()
+        """Segments of other jobs on this node."""
         self._window_end_s = settings.clock.monotonic_s() + options.window_s
         inspected = options.inspector_directory
         self._inspector = InspectorDirectory(Path(inspected), settings) if inspected else None
@@ -126,8 +131,9 @@ class NcclCollector:
         present = find_segments(self._directory)
         for path in set(self._processes) - set(present):
             self._processes.pop(path).segment.close()
+        self._others &= set(present)
         for path in present:
-            if path not in self._processes:
+            if path not in self._processes and path not in self._others:
                 self._watch(path)
 
     def _watch(self, path: Path) -> None:
@@ -136,9 +142,20 @@ class NcclCollector:
         except Unavailable:
             # Another user's, being made, or of another version: it is looked at again in the next window.
             return
+        if not self._is_ours(segment.process.pid):
+            segment.close()
+            self._others.add(path)
+            return
         segment.want(Wanted.OPERATIONS | (Wanted.GPU_TIME if self._options.gpu_time else Wanted.NOTHING))
         process = _Process(segment, window_start_unix_ns=self._settings.clock.unix_ns())
         self._processes[path] = process
+
+    def _is_ours(self, pid: int) -> bool:
+        """Whose environment cannot be read is taken for one of ours."""
+        environment = environment_of(self._settings.proc, pid)
+        return (
+            self._options.run is None or not environment or environment.get(RUN_VARIABLE) == self._options.run
+        )
 
     def _report(self, process: _Process) -> list[Record]:
         rank = process.segment.process.rank
