@@ -230,9 +230,12 @@ def check_aggregator(facts: Facts) -> Finding:
     if not aggregator.error:
         what = f"{aggregator.address} answers"
         return Finding(check="aggregator", level=Level.OK, title=title, what=what)
+    if not aggregator.configured:
+        what = f"none at {aggregator.address}; perfd run brings its own"
+        return Finding(check="aggregator", level=Level.OK, title=title, what=what)
     return Finding(
         check="aggregator",
-        level=Level.FAIL if aggregator.configured else Level.WARN,
+        level=Level.FAIL,
         title=title,
         what=f"{aggregator.address} cannot be reached: {aggregator.error}",
         mend="Start perfd aggregator there, or correct uplink.address; batches wait in the spool meanwhile.",
@@ -268,16 +271,23 @@ CHECKS: Sequence[Callable[[Facts], Finding]] = (
 
 
 def _directory(check: str, title: str, facts: DirectoryFacts, needed_bytes: int, option: str) -> Finding:
-    free = f"{facts.free_bytes / 2**30:.1f} GiB free"
-    if not facts.writable:
-        what, mend = f"{facts.path} cannot be written", f"Set {option} to a directory of this user."
+    free = f"{_size(facts.free_bytes)} free"
+    if facts.problem:
+        what = f"{facts.path} cannot be written: {facts.problem}"
+        mend = f"Set {option} to a directory that this user can write."
         return Finding(check=check, level=Level.FAIL, title=title, what=what, mend=mend)
     if facts.free_bytes < needed_bytes:
         return Finding(
             check=check,
             level=Level.WARN,
             title=title,
-            what=f"{facts.path}: {free}, {needed_bytes / 2**30:.1f} GiB wanted",
+            what=f"{facts.path}: {free}, {_size(needed_bytes)} wanted",
             mend=f"Free some space, or set {option} to another disk.",
         )
     return Finding(check=check, level=Level.OK, title=title, what=f"{facts.path}, {free}")
+
+
+def _size(count_bytes: int) -> str:
+    if count_bytes >= 2**30:
+        return f"{count_bytes / 2**30:.1f} GiB"
+    return f"{count_bytes / 2**20:.0f} MiB"

@@ -55,8 +55,9 @@ class DirectoryFacts:
     """A directory that perfd writes to, or would make."""
 
     path: Path
-    writable: bool
     free_bytes: int
+    problem: str = ""
+    """Why nothing can be written there; empty when it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import socket
 from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pynvml
 
@@ -66,7 +66,7 @@ def probe(
         spool_max_bytes=config.spool.max_bytes,
         captures=probe_directory(captures),
         captures_min_free_bytes=config.capture.min_free_bytes,
-        captures_used_bytes=size_bytes(captures),
+        captures_used_bytes=_used_bytes(captures),
         captures_max_bytes=config.capture.max_bytes,
         clock=read_clock(),
         nccl_plugin=find_nccl_plugin(),
@@ -139,12 +139,23 @@ def probe_processes(proc: Path) -> ProcessFacts:
 
 
 def probe_directory(path: Path) -> DirectoryFacts:
-    """Whether a directory, or the nearest parent that exists, can be written, and its free space."""
+    """Whether a directory, or the nearest parent that exists, takes anything, and its free space."""
     existing = path
-    while not existing.exists():
-        existing = existing.parent
-    writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
-    return DirectoryFacts(path=path, writable=writable, free_bytes=free_bytes(existing))
+    try:
+        while not existing.exists():
+            existing = existing.parent
+        # Permissions say too little: root may write everywhere, but not on /proc or a read-only mount.
+        with TemporaryDirectory(prefix=".perfd-doctor-", dir=existing):
+            return DirectoryFacts(path=path, free_bytes=free_bytes(existing))
+    except OSError as error:
+        return DirectoryFacts(path=path, free_bytes=0, problem=error.strerror or str(error))
+
+
+def _used_bytes(path: Path) -> int:
+    try:
+        return size_bytes(path)
+    except OSError:
+        return 0  # That it cannot be read is told where it is judged as a directory.
 
 
 def probe_aggregator(address: str, *, configured: bool) -> AggregatorFacts:

@@ -5,6 +5,8 @@ import os
 import socket
 from pathlib import Path
 
+import pytest
+
 from perfd.capture.installation import find_libdw, find_nsys, parse_version
 from perfd.cli import main
 from perfd.config import AgentCaptureConfig, AgentConfig, KinetoConfig, UplinkConfig
@@ -113,11 +115,26 @@ def test_processes_are_counted_in_the_given_proc(tmp_path):
 
 def test_a_directory_that_is_not_there_yet_is_judged_by_its_parent(tmp_path):
     facts = probe_directory(tmp_path / "not" / "yet")
-    assert facts.writable
+    assert not facts.problem
     assert facts.free_bytes > 0
-    assert not (tmp_path / "not").exists()
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("place", ["file/below", "/proc/home", "/sys/home", "x" * 300])
+def test_where_nothing_can_be_made_the_reason_is_told_to_root_too(tmp_path, place):
     (tmp_path / "file").touch()
-    assert not probe_directory(tmp_path / "file" / "below").writable
+    assert probe_directory(tmp_path / place).problem
+
+
+def test_a_directory_that_cannot_even_be_looked_at_is_one_finding_among_the_others(tmp_path, capsys):
+    unusable = tmp_path / ("x" * 300) / "captures"
+    (tmp_path / "agent.yaml").write_text(
+        f"spool: {{directory: {tmp_path}}}\ncapture: {{output_directory: {unusable}}}\n"
+    )
+    assert main(["doctor", "--config", str(tmp_path / "agent.yaml")]) == 1
+    told = capsys.readouterr().out
+    assert f"fail captures' directory: {unusable} cannot be written: File name too long" in told
+    assert "ok   spool" in told
 
 
 def test_the_aggregator_is_reached_or_the_error_says_why():
