@@ -1,18 +1,23 @@
-"""Reads from a socket that are over at one moment, however slowly the other side sends."""
+"""Connections and reads that are over at one moment, however slow names, networks and the other side are."""
 
 from __future__ import annotations
 
 import http.client
 import io
+import queue
 import socket
+import threading
 import time
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 _CHUNK_BYTES = 256 * 1024
+_Address: TypeAlias = tuple[int, int, int, str, Any]
+"""As `socket.getaddrinfo` has it."""
 
 
 def left_s(deadline_s: float) -> float:
@@ -21,6 +26,48 @@ def left_s(deadline_s: float) -> float:
     if left <= 0:
         raise TimeoutError("timed out")
     return left
+
+
+def connect(host: str, port: int, deadline_s: float) -> socket.socket:
+    """A TCP connection to the first address of a host that takes one; raises `OSError`, at the latest then.
+
+    Each address has its share of the time, so that one that is dead leaves some to the next.
+    """
+    addresses = _look_up(host, port, deadline_s)
+    for place, (family, kind, protocol, _, address) in enumerate(addresses):
+        share_s = left_s(deadline_s) / (len(addresses) - place)
+        connection = socket.socket(family, kind, protocol)
+        try:
+            connection.settimeout(share_s)
+            connection.connect(address)
+        except OSError as error:
+            connection.close()
+            failure = error
+        else:
+            return connection
+    raise failure
+
+
+def _look_up(host: str, port: int, deadline_s: float) -> Sequence[_Address]:
+    """A name's addresses. The system's resolver has limits of its own only, so a thread waits for it."""
+    found: queue.SimpleQueue[Sequence[_Address] | OSError] = queue.SimpleQueue()
+
+    def ask() -> None:
+        try:
+            found.put(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except OSError as error:
+            found.put(error)
+        except UnicodeError as error:
+            found.put(OSError(f"{host!r} is not a name of a host: {error}"))
+
+    threading.Thread(target=ask, name="perfd-lookup", daemon=True).start()
+    try:
+        answer = found.get(timeout=left_s(deadline_s))
+    except queue.Empty:
+        raise TimeoutError(f"the name {host} was not found in time") from None
+    if isinstance(answer, OSError):
+        raise answer
+    return answer
 
 
 def limit(connection: http.client.HTTPConnection, timeout_s: float) -> None:

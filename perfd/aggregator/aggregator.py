@@ -7,6 +7,7 @@ import threading
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from perfd.aggregator.access import Access
@@ -40,12 +41,12 @@ from perfd.web.live import Live
 log = logging.getLogger(__name__)
 
 _SHORTEST_ROUND_S = 0.05
-_ROUND_GRACE_S = 10.0
-"""How long the end may wait for a round that is under way."""
-_EXPORT_GRACE_S = 15.0
-"""How long the end may wait for exporters, all together."""
-_HISTORY_GRACE_S = 10.0
-"""How long the end may wait for history to be on disk."""
+_STOP_WITHIN_S = 10.0
+"""How long the end may take: systemd, Kubernetes and batch scripts kill what takes much longer."""
+_ROUND_GRACE_S = 2.0
+"""How much of it may go to a round that is under way."""
+_LAST_GRACE_S = 3.0
+"""How much of it exporters and history have at least, whatever hung before."""
 
 
 class Aggregator:
@@ -86,7 +87,7 @@ class Aggregator:
                 webhook=self._webhook,
             )
         except PerfdError:
-            self._close_history()
+            self._close_history(_LAST_GRACE_S)
             raise
         self._renderers: dict[str, PageRenderer] = {}
         self._render_lock = threading.Lock()
@@ -147,11 +148,12 @@ class Aggregator:
     def stop(self) -> None:
         """Close the streams, write what history has to keep, and free everything. Legal twice.
 
-        Nothing that hangs, a disk or another system, keeps it for longer than the graces above together.
+        It takes about ten seconds at most, whatever hangs, a disk or another system.
         """
         if self._stopping.is_set():
             return
         self._stopping.set()
+        deadline_s = monotonic() + _STOP_WITHIN_S
         self._live.close()
         if self._tick_thread.is_alive():
             self._tick_thread.join(_ROUND_GRACE_S)
@@ -163,8 +165,12 @@ class Aggregator:
         else:
             self._rounds.store_all()
             self._rounds.export_last()
-        self._exporters.close(_EXPORT_GRACE_S)
-        self._close_history()
+        deadline_s = max(deadline_s, monotonic() + _LAST_GRACE_S)
+        if self._history is not None:
+            # It writes while exporters deliver.
+            self._history.finish()
+        self._exporters.close(deadline_s - monotonic())
+        self._close_history(max(0.0, deadline_s - monotonic()))
 
     def tick(self, now_unix_s: float | None = None) -> None:
         """One round: derive, store series, evaluate rules, decide on captures. Returns when it is done."""
@@ -306,6 +312,6 @@ class Aggregator:
                     log.exception("A round of analysis failed; the next one tries again.")
                 broken = True
 
-    def _close_history(self) -> None:
+    def _close_history(self, within_s: float) -> None:
         if self._history is not None:
-            self._history.close(_HISTORY_GRACE_S)
+            self._history.close(within_s)

@@ -123,11 +123,15 @@ class History:
         """Delete what is older than a time, soon."""
         self.submit([(statement, (before_unix_s,)) for statement in EXPIRED])
 
-    def close(self, timeout_s: float | None = None) -> bool:
-        """Write what is queued and close the file; False when that took longer. Legal twice."""
+    def finish(self) -> None:
+        """Take no more rows: write what is queued and close the file. Returns at once."""
         with self._changed:
             self._closing = True
             self._changed.notify()
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """As `finish`, and wait for it; False when that took longer. Legal twice."""
+        self.finish()
         self._thread.join(timeout_s)
         ended = not self._thread.is_alive()
         if not ended:

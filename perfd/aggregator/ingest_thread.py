@@ -12,9 +12,9 @@ from perfd.config import AggregatorConfig
 log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 30.0
 _GRACE_S = 1.0
-"""How long streams may end by themselves."""
-_END_WITHIN_S = 5.0
-"""How long the server may take to end, and then its loop."""
+"""How long streams may end by themselves, and how long the loop may take once it is told to."""
+_END_WITHIN_S = 3.0
+"""How long the server may take to end."""
 
 
 class IngestThread:
@@ -40,7 +40,7 @@ class IngestThread:
             except TimeoutError:
                 log.warning("The server for agents did not end in time; its streams break now.")
             self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(_END_WITHIN_S)
+            self._thread.join(_GRACE_S)
         if self._thread.is_alive():
             log.warning("The thread that serves agents did not end in time.")
         elif not self._loop.is_closed():

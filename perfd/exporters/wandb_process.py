@@ -14,8 +14,10 @@ import psutil
 from perfd.config import WandbConfig
 from perfd.exporters.wandb_messages import Answer, Line, Message, Open
 
-END_WITHIN_S = 12.0
-"""What a process is given to end in: more than W&B is given to finish a run."""
+START_WITHIN_S = 12.0
+"""What W&B's processes are given to start in, beside the time that W&B has to answer."""
+END_WITHIN_S = 8.0
+"""What a process is given to end in: more than W&B is given to finish a run, less than the aggregator is."""
 
 
 class WandbProcess:
@@ -26,8 +28,7 @@ class WandbProcess:
 
     def __init__(self, job: str, config: WandbConfig) -> None:
         self._socket, theirs = socket.socketpair()
-        # W&B keeps to the first part of it; to start its processes takes a while too.
-        self._socket.settimeout(config.timeout_s + END_WITHIN_S)
+        self._socket.settimeout(START_WITHIN_S + config.timeout_s)
         self._line = Line(self._socket)
         with theirs:
             # In a session of its own: a Ctrl-C in the terminal is not meant for it. Nobody can answer W&B's

@@ -23,7 +23,7 @@ from perfd.exporters.post import read_secret
 from perfd.exporters.wandb_messages import Alert, Answer, Line, Log, Message, Open, Report
 from perfd.exporters.wandb_process import END_WITHIN_S
 
-FINISH_WITHIN_S = 10.0
+FINISH_WITHIN_S = 6.0
 """How long W&B may go on uploading at the end of a run; what is left stays on disk, for `wandb sync`."""
 _KEY = "exporters.wandb"
 _MAX_TEXT = 120

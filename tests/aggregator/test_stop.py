@@ -66,7 +66,8 @@ def test_viewers_idle_connections_and_agents_do_not_hold_up_the_end():
 
 
 def test_a_disk_that_hangs_does_not_keep_the_aggregator(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("perfd.aggregator.aggregator._HISTORY_GRACE_S", 0.1)
+    monkeypatch.setattr("perfd.aggregator.aggregator._STOP_WITHIN_S", 0.0)
+    monkeypatch.setattr("perfd.aggregator.aggregator._LAST_GRACE_S", 0.1)
     disk = threading.Event()
     with aggregator(history=HistoryConfig(path=str(tmp_path / "h.sqlite"))) as running:
         running._history.submit([], done=disk.wait)

@@ -9,7 +9,14 @@ from exporters.rounds import job_round
 from exporters.support import context, until
 
 from perfd.clock import VirtualClock
-from perfd.config import AlertmanagerConfig, ExportersConfig, JsonLinesConfig, RemoteWriteConfig, WandbConfig
+from perfd.config import (
+    AlertmanagerConfig,
+    ExportersConfig,
+    HistoryConfig,
+    JsonLinesConfig,
+    RemoteWriteConfig,
+    WandbConfig,
+)
 from perfd.errors import ConfigError
 from perfd.exporters.contract import Round
 from perfd.exporters.registry import Exporters
@@ -50,6 +57,12 @@ MODULE = """
             with self.path.open("a") as file:
                 file.writelines(f"{one.name} {one.steps.last}\\n" for one in round_.finals)
 
+    class Last(Lines):
+        def close(self):
+            while any(thread.name == "perfd-history" for thread in threading.enumerate()):
+                threading.Event().wait(0.01)
+            super().close()
+
     def cannot_start(options, context):
         return options["missing"]
 """
@@ -58,6 +71,7 @@ NAMES = {
     "hangs": "Hangs",
     "raises": "Raises",
     "finals": "Finals",
+    "last": "Last",
     "cannot_start": "cannot_start",
     "gone": "nothing",
 }
@@ -154,8 +168,18 @@ def test_a_job_that_goes_on_after_a_restart_has_its_summary_when_the_aggregator_
     assert path.read_text().splitlines() == ["llm 3", "llm 1"]
 
 
+def test_history_is_written_while_exporters_deliver_so_that_their_waits_do_not_add_up(tmp_path, caplog):
+    path = tmp_path / "lines"
+    config = ExportersConfig(others={"last": {"path": str(path)}})
+    with aggregator(exporters=config, history=HistoryConfig(path=str(tmp_path / "h.sqlite"))) as running:
+        running.tick()
+    assert path.with_suffix(".closed").exists()
+    assert "in time" not in caplog.text
+
+
 def test_one_that_hangs_and_one_that_raises_hold_up_neither_rounds_nor_the_others(tmp_path, monkeypatch):
-    monkeypatch.setattr("perfd.aggregator.aggregator._EXPORT_GRACE_S", 0.5)
+    monkeypatch.setattr("perfd.aggregator.aggregator._STOP_WITHIN_S", 0.0)
+    monkeypatch.setattr("perfd.aggregator.aggregator._LAST_GRACE_S", 0.5)
     path, written = tmp_path / "lines", tmp_path / "rounds.jsonl"
     # The one that hangs is closed before the others.
     others = {"hangs": {}, "raises": {"path": str(path)}, "lines": {"path": str(path)}}

@@ -85,6 +85,28 @@ def test_a_request_that_nobody_reads_is_given_up_at_the_deadline():
         assert post(server.address, b"x" * 50_000_000).status == 0
 
 
+def test_a_name_that_no_resolver_answers_is_given_up_at_the_deadline(monkeypatch):
+    never = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: never.wait())
+    answer = post("prometheus.example:9090")
+    never.set()
+    assert (answer.status, answer.text) == (0, "the name prometheus.example was not found in time")
+
+
+def test_a_name_that_can_be_none_is_a_failure_like_others():
+    assert post("x" * 70, timeout_s=PATIENT_S).worth_retrying
+
+
+def test_of_several_addresses_the_first_that_answers_is_taken(monkeypatch):
+    with Dripping(b"HTTP/1.1 204 No Content\r\n\r\n") as server, socket.socket() as closed:
+        # Bound and not listening: it refuses.
+        closed.bind(("127.0.0.1", 0))
+        ports = (closed.getsockname()[1], int(server.address.rpartition(":")[2]))
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", port)) for port in ports]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        assert post("prometheus.example:9090", timeout_s=PATIENT_S).status == 204
+
+
 @pytest.mark.parametrize("drop", [b"", b"H"])
 def test_the_same_holds_over_tls(tmp_path, drop):
     certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
