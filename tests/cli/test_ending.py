@@ -1,15 +1,20 @@
-"""Signals end a command wherever its main thread is."""
+"""How the command ends when its output goes nowhere, and when a signal ends it."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+_PERFD = [sys.executable, "-c", "import sys; from perfd.cli import main; sys.exit(main())"]
+
 # The process asks for the signal inside the lock of the event that it waits for, where a handler that sets
 # the event would wait for itself for ever.
-INSIDE_THE_LOCK = """
+_INSIDE_THE_LOCK = """
 import os, signal
 from perfd.cli.ending import set_by_signals
 
@@ -22,7 +27,7 @@ print("ended")
 
 
 # The kernel may give a signal to any thread; the main thread waits, so that Python runs no handler in it.
-GIVEN_TO_ANOTHER_THREAD = """
+_GIVEN_TO_ANOTHER_THREAD = """
 import signal, threading
 from perfd.cli.ending import set_by_signals
 
@@ -40,8 +45,70 @@ print("ended")
 """
 
 
-@pytest.mark.parametrize("script", [INSIDE_THE_LOCK, GIVEN_TO_ANOTHER_THREAD], ids=["the lock", "a thread"])
-def test_a_signal_ends_the_wait_wherever_it_comes(script: str) -> None:
+@pytest.mark.parametrize("verb", [["version"], ["rules", "check"], ["rules", "check", "--json"]])
+def test_a_full_disk_is_one_sentence_and_exit_code_2(verb):
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run([*_PERFD, *verb], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+
+    assert (done.returncode, done.stderr) == (2, f"perfd {verb[0]}: No space left on device.\n")
+
+
+def test_a_reader_that_left_is_no_error():
+    with subprocess.Popen([*_PERFD, "version"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+
+        assert process.wait() == 141
+        assert process.stderr.read() == b""
+
+
+def test_without_any_output_the_verb_does_its_work():
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *_PERFD, "version"], stderr=subprocess.PIPE, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_replay_that_is_ended_leaves_no_temporary_files(tmp_path, number):
+    # Whoever runs these tests may ignore signals, as nohup does; that is inherited.
+    defaults = (
+        "import signal as s, sys; s.signal(s.SIGINT, s.default_int_handler)\n"
+        "s.signal(s.SIGTERM, s.SIG_DFL); s.signal(s.SIGHUP, s.SIG_DFL)\n"
+        "from perfd.cli import main; sys.exit(main(['replay', 'pp4_few', '--speed', '4']))"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", defaults],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"},
+    ) as process:
+        assert process.stdout is not None
+        assert "35.0 s" in process.stdout.readline()
+        assert any(tmp_path.iterdir())
+        process.send_signal(number)
+
+        assert "Traceback" not in process.stdout.read()
+        assert process.wait() == 128 + number
+    assert not any(tmp_path.iterdir())
+
+
+def test_ctrl_c_while_modules_are_still_loaded_is_no_traceback():
+    interrupted = (
+        "import signal, sys; from perfd import cli\n"
+        "cli._module = lambda verb: signal.raise_signal(signal.SIGINT)\n"
+        "sys.exit(cli.main(['version']))"
+    )
+    done = subprocess.run([sys.executable, "-c", interrupted], stderr=subprocess.PIPE, check=False)
+
+    assert (done.returncode, done.stderr) == (130, b"")
+
+
+@pytest.mark.parametrize("script", [_INSIDE_THE_LOCK, _GIVEN_TO_ANOTHER_THREAD], ids=["the lock", "a thread"])
+def test_a_signal_ends_the_wait_wherever_it_comes(script):
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=50
     )
