@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 
-from perfd.analysis.serving.snapshot import Snapshot
-from perfd.analysis.serving.window import over
+from perfd.analysis.serving.window import Window
 from perfd.cli.serving_sources import Seen, WatchedServer
 from perfd.errors import PerfdError
 from perfd.session.job import exit_code
@@ -22,7 +22,7 @@ def watch(server: WatchedServer, command: Sequence[str], *, quiet: bool) -> tupl
     With `quiet` the command's output goes to standard error. Raises `PerfdError` when the command cannot be
     started, or the server cannot be read at the start or at the end.
     """
-    looks: list[Snapshot] = [server.look()]
+    window = Window(server.look())
     start_s = time.monotonic()
     try:
         process = subprocess.Popen(command, stdout=sys.stderr if quiet else None)
@@ -34,19 +34,17 @@ def watch(server: WatchedServer, command: Sequence[str], *, quiet: bool) -> tupl
                 code = process.wait(_LOOK_EVERY_S)
                 break
             except subprocess.TimeoutExpired:
-                looks += _look(server)
+                _look(server, window)
     except BaseException:
         process.terminate()
         process.wait()
         raise
-    looks.append(server.look())
-    measured = over(looks, time.monotonic() - start_s)
+    window.add(server.look())
+    measured = window.measured(time.monotonic() - start_s)
     return exit_code(code), Seen(source=server.url, measured=measured, info=server.info)
 
 
-def _look(server: WatchedServer) -> list[Snapshot]:
-    try:
-        return [server.look()]
-    except PerfdError:
-        # A server under load may be late once; the ends of the window decide.
-        return []
+def _look(server: WatchedServer, window: Window) -> None:
+    # A server under load may be late once; the ends of the window decide.
+    with contextlib.suppress(PerfdError):
+        window.add(server.look())

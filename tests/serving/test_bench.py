@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -13,7 +15,7 @@ from perfd_collectors.serving.bench import read_results
 from serving.pages import LLAMA_70B, counter, gauge, histogram
 
 from perfd.analysis.serving.snapshot import Engine, Snapshot
-from perfd.analysis.serving.window import over
+from perfd.analysis.serving.window import Window
 from perfd.cli import main
 from perfd.http import HttpServer, Request, Response
 
@@ -288,10 +290,30 @@ def test_a_server_and_what_measures_it_belong_together(
     assert "belong together" in capsys.readouterr().err
 
 
+def look(running: float) -> Snapshot:
+    return Snapshot(engine=Engine.SGLANG, running_requests=running, kv_used_tokens=running * 100)
+
+
 def test_gauges_of_a_window_are_means_while_requests_ran() -> None:
-    looks = [
-        Snapshot(engine=Engine.SGLANG, running_requests=running, kv_used_tokens=running * 100)
-        for running in (0.0, 100.0, 300.0, 0.0)
-    ]
-    now = over(looks, 3.0).now
+    window = Window(look(0.0))
+    for running in (100.0, 300.0, 0.0):
+        window.add(look(running))
+    now = window.measured(3.0).now
     assert (now.running_requests, now.kv_used_tokens) == (200.0, 20_000.0)
+
+
+class Counted(Snapshot):
+    """A snapshot of which one can tell whether it is still held: it has no slots."""
+
+
+def test_a_window_of_any_length_holds_the_last_look_beside_the_first() -> None:
+    window = Window(look(0.0))
+    alive = []
+    for number in range(1000):
+        one = Counted(engine=Engine.SGLANG, running_requests=1.0 + number)
+        alive.append(weakref.ref(one))
+        window.add(one)
+    del one
+    gc.collect()
+    assert [at for at, seen in enumerate(alive) if seen() is not None] == [999]
+    assert window.measured(1000.0).now.running_requests == pytest.approx(500.5)

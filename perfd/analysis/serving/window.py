@@ -2,33 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from perfd.analysis.serving.measured import Measured, measure
 from perfd.analysis.serving.snapshot import Snapshot
 
 
-def over(looks: Sequence[Snapshot], span_s: float) -> Measured:
-    """What the looks amount to, the first and the last of them `span_s` apart; there is at least one.
+class Window:
+    """What many looks at a server amount to; it keeps the first and the last, however many there are."""
 
-    Gauges of `now` are means over the looks at which requests ran: before and after, a benchmark waits.
-    """
-    first, last = looks[0], looks[-1]
-    measured = measure(last, first, span_s) if len(looks) > 1 else measure(last)
-    busy = [look for look in looks if look.running_requests]
-    if not busy:
-        return measured
-    now = replace(
-        last,
-        running_requests=_mean([look.running_requests for look in busy]),
-        queued_requests=_mean([look.queued_requests for look in busy]),
-        kv_cache_used_ratio=_mean([look.kv_cache_used_ratio for look in busy]),
-        kv_used_tokens=_mean([look.kv_used_tokens for look in busy]),
-    )
-    return replace(measured, now=now)
+    def __init__(self, first: Snapshot) -> None:
+        self._first = first
+        self._last: Snapshot | None = None
+        self._means = {
+            name: _Mean()
+            for name in ("running_requests", "queued_requests", "kv_cache_used_ratio", "kv_used_tokens")
+        }
+        self._take_in(first)
+
+    def add(self, look: Snapshot) -> None:
+        """Take in the next look."""
+        self._last = look
+        self._take_in(look)
+
+    def measured(self, span_s: float) -> Measured:
+        """The looks so far, the first and the last of them `span_s` apart.
+
+        Gauges of `now` are means over the looks at which requests ran: before and after, a benchmark waits.
+        """
+        last = self._last or self._first
+        measured = measure(last, self._first, span_s) if self._last else measure(last)
+        if not self._means["running_requests"].count:
+            return measured
+        means = {name: mean.value for name, mean in self._means.items()}
+        return replace(measured, now=replace(last, **means))
+
+    def _take_in(self, look: Snapshot) -> None:
+        if look.running_requests:
+            for name, mean in self._means.items():
+                mean.add(getattr(look, name))
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
+class _Mean:
+    """The mean of what is known."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._sum = 0.0
+
+    def add(self, value: float | None) -> None:
+        if value is not None:
+            self.count += 1
+            self._sum += value
+
+    @property
+    def value(self) -> float | None:
+        return self._sum / self.count if self.count else None
