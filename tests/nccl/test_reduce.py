@@ -27,6 +27,8 @@ def operation(
     timing: Timing = Timing.GPU,
     incomplete: bool = False,
     datatype: int = 9,
+    group: int = 0,
+    channels_seen: int = 1,
 ) -> Operation:
     return Operation(
         sequence=sequence + 1,
@@ -38,7 +40,7 @@ def operation(
         gpu_stop_ns=start_ns + duration_ns,
         gpu_longest_ns=duration_ns,
         elements=1024,
-        group=1,
+        group=group,
         peer_or_root=peer,
         communicator=communicator,
         function=function,
@@ -46,7 +48,7 @@ def operation(
         algorithm=1,
         protocol=2,
         channels=1,
-        channels_seen=1,
+        channels_seen=channels_seen,
         timing=timing,
         flags=(1 if incomplete else 0) | (2 if function == SEND else 0),
     )
@@ -81,11 +83,45 @@ def test_an_all_gather_is_as_large_as_what_all_ranks_give() -> None:
 
 @pytest.mark.parametrize(
     "left_out",
-    [operation(0, timing=Timing.HOST), operation(0, incomplete=True)],
-    ids=["untimed", "incomplete"],
+    [
+        operation(0, timing=Timing.HOST),
+        operation(0, incomplete=True),
+        operation(0, start_ns=5000, duration_ns=-1),
+        operation(0, duration_ns=3_000_000_000),
+        operation(0, channels_seen=0),
+    ],
+    ids=["untimed", "incomplete", "ended before it began", "longer than it can be", "without a channel"],
 )
 def test_an_operation_without_a_measured_end_gives_no_duration(left_out: Operation) -> None:
     assert reduce_operations([left_out], {0: TENSOR}, WINDOW) == []
+
+
+def test_collectives_that_share_a_kernel_are_as_long_as_it_is_together() -> None:
+    shared = [operation(i, start_ns=10 * i, duration_ns=1000 - 10 * i, group=7) for i in (3, 4, 5)]
+
+    (record,) = reduce_operations([*shared, operation(6, duration_ns=70)], {0: TENSOR}, WINDOW)
+
+    assert (record.count, record.total_bytes) == (4, 4 * 2048)
+    assert record.total_s == pytest.approx((970 + 70) / 1e9)
+    columns = zip(record.sequences, record.durations_ns, record.sizes_bytes, strict=True)
+    assert list(columns) == [(3, 970, 3 * 2048), (6, 70, 2048)]
+
+
+def test_launches_of_a_graph_are_kernels_of_their_own_though_nccl_counts_them_once() -> None:
+    launches = [operation(0, start_ns=10_000 * i) for i in range(5)]
+
+    (record,) = reduce_operations(launches, {0: TENSOR}, WINDOW)
+
+    assert (record.count, record.max_s, record.total_s) == (5, 1e-6, 5e-6)
+
+
+def test_of_shared_kernels_the_same_ones_are_kept_on_every_rank() -> None:
+    pairs = [operation(1 + i, group=1 + i // 2) for i in range(12)]
+
+    (record,) = reduce_operations(pairs, {0: TENSOR}, WINDOW, keep_one_in=4)
+
+    assert list(record.sequences) == [3, 7, 11]
+    assert record.count == 12
 
 
 def test_an_unknown_type_or_communicator_leaves_the_size_open() -> None:

@@ -44,7 +44,7 @@ COLUMNS = (
     Column(
         scope=Scope.RANK,
         name="nccl_untimed_operations",
-        help="Operations whose time on the GPU never came.",
+        help="Operations whose time on the GPU never came, or cannot be right.",
         source="perfd's NCCL plugin",
         absent="without the plugin",
         kind=ColumnKind.COUNTER,
@@ -80,6 +80,7 @@ class _Process:
     pending: list[Operation] = field(default_factory=list)
     busy_ns: int = 0
     lost: int = 0
+    untimed: int = 0
     window_start_unix_ns: int = 0
 
 
@@ -169,6 +170,7 @@ class NcclCollector:
         )
         communicators = {one.index: one for one in process.segment.communicators()}
         process.busy_ns += busy_ns(operations)
+        process.untimed += sum(one.timed and one.duration_ns is None for one in operations)
         keep = keep_one_in(len(operations), now_unix_ns - start_unix_ns, self._options.max_operations_per_s)
         return [
             *reduce_operations(operations, communicators, window, keep_one_in=keep),
@@ -186,7 +188,7 @@ class NcclCollector:
                 "nccl_busy_s": [process.busy_ns / 1e9 if gpu_time else float("nan")],
                 "nccl_operations": [float(counters.started)],
                 "nccl_lost_operations": [float(counters.dropped + process.lost)],
-                "nccl_untimed_operations": [float(counters.incomplete)],
+                "nccl_untimed_operations": [float(counters.incomplete + process.untimed)],
             },
         )
 

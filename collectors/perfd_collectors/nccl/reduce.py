@@ -40,19 +40,31 @@ def reduce_operations(
 ) -> list[CollectiveTimes]:
     """One record per communicator, operation and peer, of the operations that have a duration.
 
-    With `keep_one_in` of n, the columns hold the operations whose sequence number is a multiple of n: the
-    same ones on every rank, so that they can still be matched. The totals are over all.
+    Collectives of one group share a kernel, so that only the kernel has a duration: it stands for them with
+    the bytes of all and the first one's sequence number. With `keep_one_in` of n, the columns hold those with
+    a sequence number that is a multiple of n: the same ones on every rank, so that they can still be matched.
+    The totals are over all.
     """
-    groups: dict[tuple[int, int, int | None, int], list[Operation]] = {}
+    kinds: dict[tuple[int, int, int | None, int], list[Operation]] = {}
     for operation in operations:
-        if operation.timing in _SOURCES and not operation.incomplete:
+        if operation.duration_ns is not None:
             peer = operation.peer_or_root if operation.point_to_point else None
             key = (operation.communicator, operation.function, peer, operation.timing)
-            groups.setdefault(key, []).append(operation)
+            kinds.setdefault(key, []).append(operation)
     return [
-        _record(members, communicators.get(index), peer, window, keep_one_in)
-        for (index, _, peer, _), members in groups.items()
+        _record(_kernels(members), communicators.get(index), peer, window, keep_one_in)
+        for (index, _, peer, _), members in kinds.items()
     ]
+
+
+def _kernels(operations: Sequence[Operation]) -> list[list[Operation]]:
+    """The operations by the kernel that they ran in, which NCCL calls a group."""
+    if operations[0].point_to_point:
+        return [[operation] for operation in operations]
+    kernels: dict[tuple[int, int], list[Operation]] = {}
+    for index, operation in enumerate(operations):
+        kernels.setdefault((operation.group, 0 if operation.group else index), []).append(operation)
+    return list(kernels.values())
 
 
 def busy_ns(operations: Iterable[Operation]) -> int:
@@ -87,18 +99,19 @@ def size_bytes(operation: Operation, communicator: Communicator | None) -> int |
 
 
 def _record(
-    operations: Sequence[Operation],
+    kernels: Sequence[Sequence[Operation]],
     communicator: Communicator | None,
     peer: int | None,
     window: Window,
     keep_one_in: int,
 ) -> CollectiveTimes:
-    durations = [_duration_ns(operation) for operation in operations]
-    sizes = [size_bytes(operation, communicator) for operation in operations]
+    durations = [_duration_ns(operations) for operations in kernels]
+    sizes = [_kernel_bytes(operations, communicator) for operations in kernels]
     known = [size for size in sizes if size is not None]
     all_known = len(known) == len(sizes)
-    kept = [i for i, operation in enumerate(operations) if operation.operation_sequence % keep_one_in == 0]
-    first = operations[0]
+    sequences = [[operation.operation_sequence for operation in operations] for operations in kernels]
+    kept = [i for i, numbers in enumerate(sequences) if any(number % keep_one_in == 0 for number in numbers)]
+    first = kernels[0][0]
     return CollectiveTimes(
         job=window.job,
         rank=window.rank,
@@ -111,21 +124,32 @@ def _record(
         timing=_SOURCES[Timing(first.timing)],
         start_unix_ns=window.start_unix_ns,
         end_unix_ns=window.end_unix_ns,
-        count=len(operations),
+        count=sum(map(len, kernels)),
         total_bytes=float(sum(known)) if all_known else None,
         total_s=sum(durations) / 1e9,
         min_s=min(durations) / 1e9,
         max_s=max(durations) / 1e9,
         algorithm=_name(ALGORITHMS, first.algorithm),
         protocol=_name(PROTOCOLS, first.protocol),
-        sequences=[operations[i].operation_sequence for i in kept],
+        sequences=[min(sequences[i]) for i in kept],
         durations_ns=[durations[i] for i in kept],
         sizes_bytes=[known[i] for i in kept] if all_known else [],
     )
 
 
-def _duration_ns(operation: Operation) -> int:
-    return max(0, operation.gpu_stop_ns - operation.gpu_start_ns)
+def _duration_ns(operations: Sequence[Operation]) -> int:
+    start = min(operation.gpu_start_ns for operation in operations)
+    return max(operation.gpu_stop_ns for operation in operations) - start
+
+
+def _kernel_bytes(operations: Sequence[Operation], communicator: Communicator | None) -> int | None:
+    total = 0
+    for operation in operations:
+        size = size_bytes(operation, communicator)
+        if size is None:
+            return None
+        total += size
+    return total
 
 
 def _identity(communicator: Communicator | None) -> str:

@@ -37,6 +37,8 @@ FUNCTIONS = (
 ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 PROTOCOLS = ("LL", "LL128", "SIMPLE")
 DATATYPE_BYTES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)
+_EARLY_NS = 1_000_000_000
+"""A kernel may have begun before NCCL announced it: outside graphs it is launched first."""
 
 
 class Timing(IntEnum):
@@ -93,11 +95,27 @@ class Operation(NamedTuple):
         return bool(self.flags & 2)
 
     @property
-    def gpu_duration_ns(self) -> int | None:
-        """From the first channel's start to the last one's stop by the GPU's clock, None without."""
-        if self.timing != Timing.GPU or self.incomplete or self.gpu_stop_ns < self.gpu_start_ns:
+    def timed(self) -> bool:
+        """Whether its kernel was timed, well or badly."""
+        return self.timing != Timing.HOST and not self.incomplete
+
+    @property
+    def duration_ns(self) -> int | None:
+        """From the first channel's start to the last one's stop; None where it was not measured, or wrongly.
+
+        NCCL has told stops before starts, and the times of other kernels than it meant: then a kernel seems
+        to run for longer than there was time between its announcement and its end.
+        """
+        duration_ns = self.gpu_stop_ns - self.gpu_start_ns
+        possible_ns = self.complete_monotonic_ns - self.start_monotonic_ns + _EARLY_NS
+        if not self.timed or self.channels_seen < self.channels or not 0 <= duration_ns <= possible_ns:
             return None
-        return self.gpu_stop_ns - self.gpu_start_ns
+        return duration_ns
+
+    @property
+    def gpu_duration_ns(self) -> int | None:
+        """The same by the GPU's clock, None without."""
+        return self.duration_ns if self.timing == Timing.GPU else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
