@@ -2,7 +2,7 @@
 
 A log is silent while a job saves a checkpoint, too, and all ranks wait for the one that writes. So silence
 counts from where it is longer than any earlier pause of this job, and far longer after the log has said that
-a checkpoint or an evaluation begins; and something else must show that the ranks wait: counters of NCCL
+a checkpoint begins, or the first time that it evaluates; and something else must show that the ranks wait: counters of NCCL
 operations that stand, GPUs that do nothing but spin in a kernel, or a dump of PyTorch's flight recorder.
 """
 
@@ -29,7 +29,10 @@ _PAUSES = 1.5
 """Of the longest pause that the job has made before."""
 _SURE_S = 60.0
 _OCCASION_S = 900.0
-"""The longest that saving or evaluating may be silent: terabytes on a shared file system take minutes."""
+"""The longest that saving may be silent: terabytes on a shared file system take minutes."""
+_FIRST_EVALUATION_S = 300.0
+"""The longest after a job's first evaluation, with which some save without a word. How long it was silent there
+is one of the pauses that the job has made, by which all later ones are judged."""
 _OCCASIONS = frozenset({
     EventKind.CHECKPOINT, EventKind.CHECKPOINT_STARTED, EventKind.EVALUATION, EventKind.PROFILE,
 })  # fmt: skip
@@ -67,7 +70,7 @@ def hang(job: JobData) -> Hang | None:
     patient_s = patience_s(job.steps, least_s=_LEAST_NAMED_S if len(job.steps) else _LEAST_SILENT_S)
     if job.ended_unix_s is not None or silent_s is None or silent_s < patient_s:
         return None
-    if silent_s < _OCCASION_S and _on_occasion(job):
+    if silent_s < _excused_s(job):
         return None
     parallel = job.description.parallel if job.description else ParallelLayout()
     counters = _by_counters(job.nccl, parallel, silent_s)
@@ -101,16 +104,20 @@ def patience_s(steps: StepTable, *, least_s: float = _LEAST_SILENT_S) -> float:
     return max(least_s, _INTERVALS * usual_s, _PAUSES * longest_s)
 
 
-def _on_occasion(job: JobData) -> bool:
-    """Whether the newest that the log told of is no step, but something for which steps wait."""
+def _excused_s(job: JobData) -> float:
+    """How long the log may be silent when the newest that it told of is no step, but makes steps wait."""
     newest_s = float(job.steps.time_unix_s[-1]) if len(job.steps) else 0.0
     since = [e for e in job.events if e.kind in _OCCASIONS and e.time_unix_ns / 1e9 >= newest_s]
     if not since:
-        return False
+        return 0.0
     newest = max(since, key=lambda event: event.time_unix_ns)
+    if newest.kind is EventKind.EVALUATION:
+        before = any(e.kind is EventKind.EVALUATION and e.time_unix_ns / 1e9 < newest_s for e in job.events)
+        return 0.0 if before else _FIRST_EVALUATION_S
     # Where a log tells of the beginning, its other line tells of the end, after which steps go on.
     saved = newest.kind is EventKind.CHECKPOINT
-    return not (saved and any(event.kind is EventKind.CHECKPOINT_STARTED for event in job.events))
+    told = saved and any(event.kind is EventKind.CHECKPOINT_STARTED for event in job.events)
+    return 0.0 if told else _OCCASION_S
 
 
 def _silent_s(job: JobData) -> float | None:

@@ -347,6 +347,22 @@ def test_a_checkpoint_that_has_begun_is_no_hang_until_it_lasts_a_quarter_of_an_h
     assert hang(silent(100, nccl=standing, events=[saved])) is None
 
 
+def test_after_the_first_evaluation_silence_is_judged_by_what_the_first_took():
+    standing = counters(5000, 5000, 4990, 5000, still_s=100.0)
+    first = Event(kind=EventKind.EVALUATION, time_unix_ns=round(1005.5e9), message="evaluated", step=5)
+    again = replace(first, time_unix_ns=round(1070.5e9), step=20)
+    steps = step_table([1.0] * 20, time_unix_s=[1000 + i + (50 if i > 5 else 0) for i in range(20)])
+
+    def judged(seconds: float, *events: Event):
+        return hang(silent(seconds, steps=steps, nccl=standing, events=events))
+
+    assert judged(250, again) is None
+    assert judged(310, again) is not None
+    # The first one made a pause of 51 s.
+    assert judged(70, first, again) is None
+    assert judged(80, first, again).culprits == (2,)
+
+
 def test_of_a_pipeline_the_rank_that_is_behind_its_peers_hangs_unless_each_stage_has_one():
     layout = description(world_size=8, dp=4, pp=2, micro_batch_size=1, global_batch_size=8)
 
