@@ -2,8 +2,9 @@
 
 A log is silent while a job saves a checkpoint, too, and all ranks wait for the one that writes. So silence
 counts from where it is longer than any earlier pause of this job, and far longer after the log has said that
-a checkpoint begins, or the first time that it evaluates; and something else must show that the ranks wait: counters of NCCL
-operations that stand, GPUs that do nothing but spin in a kernel, or a dump of PyTorch's flight recorder.
+a checkpoint begins, or the first time that it evaluates; and something else must show that the ranks wait:
+counters of NCCL operations that stand, GPUs that do nothing but spin in a kernel, or a dump of PyTorch's
+flight recorder.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _SURE_S = 60.0
 _OCCASION_S = 900.0
 """The longest that saving may be silent: terabytes on a shared file system take minutes."""
 _FIRST_EVALUATION_S = 300.0
-"""The longest after a job's first evaluation, with which some save without a word. How long it was silent there
-is one of the pauses that the job has made, by which all later ones are judged."""
+"""The longest after a job's first evaluation, with which some save without a word. How long it was silent
+there is one of the pauses that the job has made, by which all later ones are judged."""
 _OCCASIONS = frozenset({
     EventKind.CHECKPOINT, EventKind.CHECKPOINT_STARTED, EventKind.EVALUATION, EventKind.PROFILE,
 })  # fmt: skip
