@@ -32,11 +32,9 @@ class Captures:
         self._history = history
         self._lock = threading.Lock()
         self._send: Send = _nowhere
-        self._by_alert: dict[tuple[str, str], list[str]] = {}
         if history is not None:
             stored = [msgspec.json.decode(body, type=Capture) for body in history.captures(limit=1000)]
             with self._lock:
-                self._note(stored)
                 self._coordinator.restore(stored, self._now())
 
     def send_through(self, send: Send) -> None:
@@ -119,7 +117,7 @@ class Captures:
     def of_alert(self, job: str, alert: str) -> tuple[str, ...]:
         """The ids of the captures that an alert of a job started."""
         with self._lock:
-            return tuple(self._by_alert.get((job, alert), ()))
+            return self._coordinator.of_alert(job, alert)
 
     def _receive(
         self,
@@ -148,7 +146,6 @@ class Captures:
 
     def _carry_out(self) -> None:
         changed = self._coordinator.changed()
-        self._note(changed)
         if self._history is not None and changed:
             self._history.submit(
                 [
@@ -158,12 +155,6 @@ class Captures:
             )
         for node, message in self._coordinator.drain():
             self._send(node, message)
-
-    def _note(self, captures: Sequence[Capture]) -> None:
-        for capture in captures:
-            started = self._by_alert.setdefault((capture.job, capture.alert), [])
-            if capture.alert and capture.capture_id not in started:
-                started.append(capture.capture_id)
 
     def _now(self) -> float:
         return self._clock.unix_ns() / 1e9

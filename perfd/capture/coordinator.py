@@ -69,6 +69,7 @@ class CaptureCoordinator:
         self._outbox: deque[tuple[str, CaptureRequest | CaptureCancel]] = deque()
         self._captures: dict[str, Capture] = {}
         self._changed: dict[str, None] = {}
+        self._by_alert: dict[tuple[str, str], list[str]] = {}
         self._history = history
 
     def on_alert(self, alert: FiredAlert, job: JobView, now_unix_s: float) -> Capture | None:
@@ -84,21 +85,26 @@ class CaptureCoordinator:
         return self._handle(fired, now_unix_s)
 
     def of_firing(self, alert: FiredAlert, job: str) -> Capture | None:
-        """What was decided before about an alert of a job that fires on; None for one that fires anew.
+        """What was decided last about an alert of a job that fires on; None for one that fires anew.
 
         It goes on if it began no later than that decision, or than what was decided on: clocks differ,
         and of two servers that evaluate a rule the later one's word may come first. Labels that a server
         adds make no other alert of it.
         """
-        found = [
+        began_unix_s = alert.fired_at_unix_s or 0.0
+        decided = [self._captures[capture_id] for capture_id in self.of_alert(job, alert.name)]
+        found = (
             capture
-            for capture in self._captures.values()
-            if (capture.job, capture.alert) == (job, alert.name)
-            and capture.labels.items() <= alert.labels.items()
-            and (alert.fired_at_unix_s or 0.0)
+            for capture in reversed(decided)
+            if capture.labels.items() <= alert.labels.items()
+            and began_unix_s
             <= max(capture.requested_unix_s, (capture.fired_at_unix_s or 0.0) + _CLOCK_GRAIN_S)
-        ]
-        return found[-1] if found else None
+        )
+        return next(found, None)
+
+    def of_alert(self, job: str, alert: str) -> tuple[str, ...]:
+        """The ids of the captures in the history that an alert of a job started, oldest first."""
+        return tuple(self._by_alert.get((job, alert), ()))
 
     def on_request(self, request: ManualRequest, now_unix_s: float) -> Capture:
         """A person asks for a capture: what became of it at once. The same id again changes nothing.
@@ -134,7 +140,7 @@ class CaptureCoordinator:
     def restore(self, captures: Sequence[Capture], now_unix_s: float) -> None:
         """Take over the history of an earlier aggregator; what was open in it is lost."""
         for capture in captures:
-            self._captures[capture.capture_id] = capture
+            self._keep(capture)
         self._handle(Restored(captures=captures), now_unix_s)
 
     def tick(self, now_unix_s: float) -> None:
@@ -183,17 +189,28 @@ class CaptureCoordinator:
 
     def _carry_out(self, action: Action) -> None:
         if isinstance(action, Record):
-            capture = action.capture
-            self._captures[capture.capture_id] = capture
-            self._changed[capture.capture_id] = None
+            self._keep(action.capture)
+            self._changed[action.capture.capture_id] = None
             self._forget_oldest()
         else:
             self._outbox.append((action.node, action.message))
 
+    def _keep(self, capture: Capture) -> None:
+        if capture.alert and capture.capture_id not in self._captures:
+            self._by_alert.setdefault((capture.job, capture.alert), []).append(capture.capture_id)
+        self._captures[capture.capture_id] = capture
+
     def _forget_oldest(self) -> None:
         for capture_id in list(self._captures)[: max(0, len(self._captures) - self._history)]:
             if self._captures[capture_id].state is not None:
-                del self._captures[capture_id]
+                self._drop(self._captures.pop(capture_id))
+
+    def _drop(self, capture: Capture) -> None:
+        of_alert = self._by_alert.get((capture.job, capture.alert), [])
+        if capture.capture_id in of_alert:
+            of_alert.remove(capture.capture_id)
+            if not of_alert:
+                del self._by_alert[capture.job, capture.alert]
 
 
 def check_profiles(profiles: Mapping[str, CaptureProfile]) -> None:

@@ -2,6 +2,8 @@
 
 import json
 import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -182,6 +184,35 @@ def test_mistakes_in_profiles_are_all_named_with_their_path():
             "capture_profiles.c.max_duration_s",
         )
     )
+
+
+@dataclass(frozen=True)
+class Alert:
+    """An alert as the rules engine and Alertmanager tell of it."""
+
+    fired_at_unix_s: float
+    name: str = "Slow"
+    labels: Mapping[str, str] = field(default_factory=lambda: {"capture": "default", "job": "llama"})
+
+
+def test_of_two_decisions_that_an_alert_could_mean_the_last_is_told():
+    # The engine saw it end and begin again; the server that tells of it here did not.
+    coordinator = CaptureCoordinator({"default": CaptureProfile(cooldown_s=0.0)})
+    first = coordinator.on_alert(Alert(NOW), JOB, NOW)
+    second = coordinator.on_alert(Alert(NOW + 60), JOB, NOW + 60)
+    assert (first.state, second.state) == (None, CaptureState.REFUSED)
+    assert coordinator.of_firing(Alert(NOW), "llama").capture_id == second.capture_id
+    assert coordinator.of_firing(Alert(NOW + 600), "llama") is None
+    assert coordinator.of_firing(Alert(NOW), "other") is None
+
+
+def test_what_an_alert_started_is_forgotten_with_its_captures():
+    coordinator = CaptureCoordinator({"default": CaptureProfile()}, history=3)
+    for number in range(50):
+        coordinator.on_alert(Alert(NOW + number, name=f"Slow{number % 2}"), JOB, NOW + number)
+    known = [capture["id"] for capture in coordinator.captures()]
+    assert len(known) <= 4, "three, and the one that runs"
+    assert {*coordinator.of_alert("llama", "Slow0"), *coordinator.of_alert("llama", "Slow1")} == {*known}
 
 
 def trace():

@@ -7,6 +7,8 @@ from dataclasses import replace
 from perfd.analysis.serving.measured import Measured, measure
 from perfd.analysis.serving.snapshot import Snapshot
 
+_GAUGES = ("running_requests", "queued_requests", "kv_cache_used_ratio", "kv_used_tokens")
+
 
 class Window:
     """What many looks at a server amount to; it keeps the first and the last, however many there are."""
@@ -14,10 +16,7 @@ class Window:
     def __init__(self, first: Snapshot) -> None:
         self._first = first
         self._last: Snapshot | None = None
-        self._means = {
-            name: _Mean()
-            for name in ("running_requests", "queued_requests", "kv_cache_used_ratio", "kv_used_tokens")
-        }
+        self._means = {name: _Mean() for name in _GAUGES}
         self._take_in(first)
 
     def add(self, look: Snapshot) -> None:
@@ -34,8 +33,14 @@ class Window:
         measured = measure(last, self._first, span_s) if self._last else measure(last)
         if not self._means["running_requests"].count:
             return measured
-        means = {name: mean.value for name, mean in self._means.items()}
-        return replace(measured, now=replace(last, **means))
+        now = replace(
+            last,
+            running_requests=self._means["running_requests"].value,
+            queued_requests=self._means["queued_requests"].value,
+            kv_cache_used_ratio=self._means["kv_cache_used_ratio"].value,
+            kv_used_tokens=self._means["kv_used_tokens"].value,
+        )
+        return replace(measured, now=now)
 
     def _take_in(self, look: Snapshot) -> None:
         if look.running_requests:
