@@ -36,7 +36,7 @@ from typing import Any, Protocol, TypeVar
 SOCKET_VARIABLE = "PERFD_HOOK_SOCKET"
 FORMAT = 1
 _SYSTEM_SOCKET = "/run/perfd/hook.sock"
-_LOOK_AGAIN_STEPS = 50
+_LOOK_AGAIN_S = 1.0
 """Without an agent: how often a socket is looked for."""
 _MOST_PENDING = 16
 """Steps whose events the GPU has not reached. More are given up: the loop must not pay for them."""
@@ -131,10 +131,11 @@ class StepTimer:
         self._new_mark: Callable[[], Mark] = new_mark or (_event_of(cuda) if cuda else _HostMark)
         self._head["clock"] = "cuda" if cuda or new_mark else "host"
         self._nvtx = cuda.nvtx if nvtx and cuda else None
-        self._warmup_left = warmup_steps
         self._number = first_step - 1
+        self._warm_from = first_step + warmup_steps
         self._sender = _Sender(socket_path)
         self._active = self._sender.open()
+        self._looked_s = time.perf_counter()
         self._spare: list[Mark] = []
         self._current: _Step | None = None
         self._finished: _Step | None = None
@@ -159,8 +160,8 @@ class StepTimer:
     def step(self) -> Iterator[None]:
         """Around one step. A step's time is from its start to the start of the next one."""
         self._number += 1
-        if not self._active and self._number % _LOOK_AGAIN_STEPS == 0:
-            self._active = self._sender.open()
+        if not self._active:
+            self._look_again()
         if self._active:
             self._begin()
         with self._range(f"step {self._number}"):
@@ -193,6 +194,12 @@ class StepTimer:
         self._sender.close()
         self._active = False
 
+    def _look_again(self) -> None:
+        now_s = time.perf_counter()
+        if now_s - self._looked_s >= _LOOK_AGAIN_S:
+            self._looked_s = now_s
+            self._active = self._sender.open()
+
     def _begin(self) -> None:
         mark = self._mark()
         mark.record()
@@ -208,9 +215,7 @@ class StepTimer:
             self.dropped_steps += 1
         while self._pending and self._pending[0][1].query():
             step, next_start = self._pending.popleft()
-            if self._warmup_left > 0:
-                self._warmup_left -= 1
-            elif not self._sender.send(self._message(step, next_start)):
+            if step.number >= self._warm_from and not self._sender.send(self._message(step, next_start)):
                 self.dropped_steps += 1
                 self._active = self._sender.connected
             self._spare += [step.start, *(mark for _, *marks in step.phases for mark in marks)]

@@ -193,14 +193,20 @@ def test_without_an_agent_no_mark_is_made(tmp_path: Path, gpu: Gpu):
     timer.close()
 
 
-def test_an_agent_that_comes_later_is_found(tmp_path: Path, gpu: Gpu):
-    timer = timer_of(tmp_path / "hook.sock", gpu)
-    steps(timer, gpu, 10)
+def test_an_agent_that_comes_later_is_found_within_a_second_and_warm_up_is_over_by_then(
+    tmp_path: Path, gpu: Gpu, monkeypatch
+):
+    now_s = 100.0
+    monkeypatch.setattr(hook.time, "perf_counter", lambda: now_s)
+    timer = timer_of(tmp_path / "hook.sock", gpu, warmup_steps=3)
     late = Agent(tmp_path / "hook.sock")
+    now_s += 0.9
+    steps(timer, gpu, 10)
+    now_s += 0.1
 
-    steps(timer, gpu, 42)
+    steps(timer, gpu, 3)
 
-    assert [message["step"] for message in late.heard()] == [50, 51]
+    assert [message["step"] for message in late.heard()] == [11, 12]
     timer.close()
     late.socket.close()
 

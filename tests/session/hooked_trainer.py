@@ -11,7 +11,7 @@ from perfd import hook
 sys.stdout.write(f"socket {os.environ[hook.SOCKET_VARIABLE]}\n")
 sys.stdout.flush()
 timer = hook.StepTimer(report_steps=True, layout={"dp": 1, "tp": 1, "pp": 1}, warmup_steps=0)
-# The agent may not listen yet: the hook looks for it again every 50 steps.
+# The agent may not listen yet: the hook looks for it again each second.
 for _ in range(400):
     with timer.step(), timer.phase("forward"):
         time.sleep(0.01)
