@@ -238,7 +238,9 @@ class Aggregator:
         """Begin a capture by hand; raises `CaptureError` when the request is wrong."""
         view = self._rounds.view(body.job)
         if view is None:
-            raise CaptureError(f"There is no job {body.job!r}; /api/v1/jobs lists them.")
+            raise CaptureError(
+                f"There is no job or server {body.job!r}; /api/v1/jobs and /api/v1/servers list them."
+            )
         request = ManualRequest(
             capture_id=body.id or f"manual-{uuid.uuid4().hex[:12]}",
             job=view,

@@ -62,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     changing = argparse.ArgumentParser(add_help=False, parents=[common])
     add_token(changing)
     start = actions.add_parser("start", parents=[changing], help="capture now")
-    start.add_argument("job", help="the job's name, as `perfd status` shows it")
+    start.add_argument("job", help="its name as `perfd status` shows it; of a server NODE/ADDRESS")
     start.add_argument("--profile", default="default", help="a name of capture_profiles (%(default)s)")
     start.add_argument(
         "--ranks",

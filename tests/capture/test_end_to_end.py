@@ -254,3 +254,11 @@ def test_a_rule_leaves_the_stacks_of_a_job_that_hangs(node, make_system):
         (threads,) = [json.loads(Path(file["path"]).read_text()) for file in who["files"]]
         names = [frame["name"] for thread in threads for frame in thread["frames"]]
         assert "waits_for_its_peers" in names
+
+
+@pytest.mark.parametrize("name", ["nosuch", "n1/127.0.0.1:30000"])
+def test_what_is_not_there_is_neither_a_job_nor_a_server(make_system, capsys, name):
+    aggregator = make_system(ranks="all").aggregator()
+    assert main(["capture", "start", name, "--aggregator", aggregator.http_address]) == 2
+    assert f"There is no job or server {name!r}" in capsys.readouterr().err
+    assert aggregator.captures() == []
