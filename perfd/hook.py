@@ -34,6 +34,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 SOCKET_VARIABLE = "PERFD_HOOK_SOCKET"
+NODE_VARIABLE = "PERFD_HOOK_NODE"
+"""On which machine that socket is, from those whose job may go on to others with their environment."""
 FORMAT = 1
 _SYSTEM_SOCKET = "/run/perfd/hook.sock"
 _LOOK_AGAIN_S = 1.0
@@ -76,9 +78,15 @@ class _HostMark:
 
 
 def default_socket(environ: Mapping[str, str] | None = None) -> str:
-    """Where the agent listens: as the environment says, else the system's place, else the user's."""
-    said = (os.environ if environ is None else environ).get(SOCKET_VARIABLE)
-    if said:
+    """Where the agent listens: as the environment says, else the system's place, else the user's.
+
+    A socket of another machine is left out, as after `perfd run -- srun ...`; of a container that has another
+    name it may be here all the same.
+    """
+    known = os.environ if environ is None else environ
+    said = known.get(SOCKET_VARIABLE)
+    here = known.get(NODE_VARIABLE) in {None, socket.gethostname()}
+    if said and (here or os.path.exists(said)):  # noqa: PTH110  (pathlib costs the job an import)
         return said
     if os.path.isdir(os.path.dirname(_SYSTEM_SOCKET)):  # noqa: PTH112, PTH120  (pathlib costs the job an import)
         return _SYSTEM_SOCKET

@@ -8,9 +8,16 @@ settings() {
   [ -n "${NCCL_PROFILER_PLUGIN:-}" ] || [ ! -r "${PERFD_NCCL_PLUGIN:-}" ] ||
     echo "export NCCL_PROFILER_PLUGIN=$PERFD_NCCL_PLUGIN"
   [ -n "${KINETO_USE_DAEMON:-}" ] || echo "export KINETO_USE_DAEMON=1"
+  # What the batch script's or `perfd run`'s task got came here with srun, and may be another node's.
+  case "${PERFD_HOOK_SOCKET:-}" in
+    "" | "${PERFD_RUN:-}"/*-"$SLURM_JOB_ID".sock) ;;
+    *) [ "${PERFD_HOOK_NODE:-$(hostname)}" != "$(hostname)" ] || return 0 ;;
+  esac
   # The agent may listen later than the task starts: perfd.hook looks for it again.
-  [ -n "${PERFD_HOOK_SOCKET:-}" ] || [ -z "${PERFD_RUN:-}" ] ||
+  [ -z "${PERFD_RUN:-}" ] || {
     echo "export PERFD_HOOK_SOCKET=$PERFD_RUN/${SLURMD_NODENAME:-$(hostname -s)}-$SLURM_JOB_ID.sock"
+    echo "unset PERFD_HOOK_NODE"
+  }
 }
 # In a shell of its own: not even an `exit` in the settings reaches the task.
 (settings) 2>/dev/null

@@ -19,7 +19,7 @@ from perfd.capture.launch import Launch, plan_launch
 from perfd.capture.processes import RUN_VARIABLE
 from perfd.config import AgentCaptureConfig, AgentConfig, CollectorConfig
 from perfd.errors import PerfdError, RecordingError
-from perfd.hook import SOCKET_VARIABLE
+from perfd.hook import NODE_VARIABLE, SOCKET_VARIABLE
 from perfd.http import split_address
 from perfd.session.configuration import load_session
 from perfd.session.job import CommandError
@@ -135,6 +135,9 @@ def _hook_socket(agent: AgentConfig, environment: Mapping[str, str]) -> str | No
 
 def _environment(settings: MonitorSettings, environment: Mapping[str, str]) -> dict[str, str]:
     told = {SOCKET_VARIABLE: settings.hook_socket, RUN_VARIABLE: settings.run}
+    if settings.hook_socket is not None:
+        # The command may be srun or mpirun, which take the environment to other machines.
+        told[NODE_VARIABLE] = socket.gethostname()
     return {**with_plugin(environment), **{name: value for name, value in told.items() if value is not None}}
 
 

@@ -264,6 +264,17 @@ def test_the_socket_is_where_the_environment_says():
     assert default_socket({}).endswith((".sock",))
 
 
+def test_a_socket_of_another_machine_is_not_looked_for_here(tmp_path: Path):
+    told = {"PERFD_HOOK_SOCKET": str(tmp_path / "hook.sock")}
+    here, elsewhere = {"PERFD_HOOK_NODE": socket.gethostname()}, {"PERFD_HOOK_NODE": "another"}
+
+    assert default_socket(told | here) == told["PERFD_HOOK_SOCKET"]
+    assert default_socket(told | elsewhere) == default_socket({})
+    # A container has a name of its own, and may have the folder of the machine.
+    (tmp_path / "hook.sock").touch()
+    assert default_socket(told | elsewhere) == told["PERFD_HOOK_SOCKET"]
+
+
 class FakeCuda:
     """As much of `torch.cuda` as the hook uses, on a stream of a test."""
 

@@ -9,6 +9,7 @@ import time
 from perfd import hook
 
 sys.stdout.write(f"socket {os.environ[hook.SOCKET_VARIABLE]}\n")
+sys.stdout.write(f"on {os.environ[hook.NODE_VARIABLE]}\n")
 sys.stdout.flush()
 timer = hook.StepTimer(report_steps=True, layout={"dp": 1, "tp": 1, "pp": 1}, warmup_steps=0)
 # The agent may not listen yet: the hook looks for it again each second.

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -375,6 +376,7 @@ def test_a_training_loop_with_the_hook_finds_the_agent_of_its_own_run(tmp_path, 
     (told,) = re.findall(r"^socket (.+)$", done.stdout, re.MULTILINE)
     assert re.search(rf"perfd-hook-{os.getuid()}-\d+\.sock$", told)
     assert not Path(told).exists()
+    assert f"on {socket.gethostname()}\n" in done.stdout
     job = only_job(tmp_path)
     assert job["steps"]["count"] > 0
     assert job["step_time_s"]["median"] >= 0.01
