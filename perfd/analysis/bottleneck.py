@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 from perfd.analysis.findings import Culprit, Facts, Finding, Kind, milliseconds, percent
 from perfd.analysis.judge_compute import judge_compute
@@ -22,6 +23,8 @@ _DATA = 0.05
 _COMMUNICATION = 0.15
 _OPTIMIZER = 0.15
 _MEMORY = 0.95
+_OF_COUNTERS = (Kind.HANG, Kind.MISSING_TELEMETRY)
+"""They rest on counts of all operations, seen or not, or tell of those that were not themselves."""
 
 _FAULTS = (Kind.HANG, Kind.STRAGGLER, Kind.THROTTLING, Kind.LINK_DEGRADATION)
 """Something is broken: it comes before what the job's configuration costs. A hang comes before all."""
@@ -45,7 +48,7 @@ def find_bottlenecks(facts: Facts) -> list[Finding]:
         _judge_memory,
         judge_missing,
     )
-    found = [finding for judge in judges if (finding := judge(facts)) is not None]
+    found = [_with_losses(finding, facts) for judge in judges if (finding := judge(facts)) is not None]
     found.sort(
         key=lambda finding: (
             finding.kind is not Kind.HANG,
@@ -58,6 +61,17 @@ def find_bottlenecks(facts: Facts) -> list[Finding]:
         # Full memory costs no time: it is said after what the job does with its time.
         found.insert(0, judge_compute(facts))
     return found
+
+
+def _with_losses(finding: Finding, facts: Facts) -> Finding:
+    """The finding, and what was lost of the operations that it rests on, as its evidence names them."""
+    lost, source = facts.nccl.lost_operations, facts.nccl.source
+    if not lost or source is None or finding.kind in _OF_COUNTERS:
+        return finding
+    if not any(source in sentence for sentence in finding.evidence):
+        return finding
+    note = f"{lost:,} NCCL operations were not seen ({source}): this rests on the others."
+    return replace(finding, evidence=(*finding.evidence, note))
 
 
 def _judge_data(facts: Facts) -> Finding | None:

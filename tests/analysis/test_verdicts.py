@@ -189,6 +189,24 @@ def test_where_a_rank_is_missing_nobody_of_its_stage_is_blamed_and_the_missing_o
     assert "nobody of their stage" in missing.evidence[0]
 
 
+def test_a_finding_that_rests_on_a_part_of_the_operations_says_so():
+    def judged(lost: int) -> JobSummary:
+        waits = [table([0, 1, 2, 3], [0, 0, 0.02, 0])]
+        times = [NcclTime(rank=r, busy_s=3, span_s=10, lost_operations=lost) for r in range(4)]
+        steps = step_table([0.1] * 200)
+        loading = phase_table(steps, {"batch-generator": (0.01, 0.02)})
+        return summarise(
+            job_data(steps, description=DP4, collectives=waits, nccl=times, phases=loading),
+            AnalysisSettings(),
+        )
+
+    note = "1,200 NCCL operations were not seen (nccl plugin): this rests on the others."
+    some = judged(300)
+    assert finding(some, Kind.STRAGGLER).evidence[-1] == note
+    assert note not in finding(some, Kind.DATA_LOADING).evidence
+    assert all("not seen" not in sentence for one in judged(0).findings for sentence in one.evidence)
+
+
 def test_a_rank_whose_agent_died_is_missing_though_it_spoke_before():
     times = [
         NcclTime(rank=r, busy_s=1, span_s=10, lost_operations=0, read_unix_s=900 if r == 2 else 1000 + r)
