@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
 import sys
 import time
@@ -12,7 +11,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 import msgspec
 
@@ -22,7 +21,7 @@ from perfd.capture.ncu_plan import NcuPlan
 from perfd.capture.ncu_plan import plan as plan_ncu
 from perfd.cli import capture_slurm
 from perfd.cli.arguments import positive, positive_whole
-from perfd.cli.client import add_aggregator, add_token, authorization_of, url_of
+from perfd.cli.client import add_aggregator, add_token, ask, authorization_of, url_of
 from perfd.errors import PerfdError
 from perfd.peaks import load_peaks
 from perfd.report.from_trace import report_of_trace
@@ -36,7 +35,6 @@ EXIT_CODES = """\
 Exits with 0 when the aggregator did what was asked, and with 2 when it refused or cannot be reached.
 With --wait, `start` exits with 1 unless every rank is done."""
 
-_TIMEOUT_S = 10.0
 _POLL_S = 0.5
 _TRACES = (".sqlite", ".trace.json", ".trace.json.gz")
 
@@ -109,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     query = f"?{urlencode({'job': args.job})}" if args.job else ""
-    document = _ask(url_of(args), "GET", PATH + query)
+    document = ask(url_of(args), "GET", PATH + query)
     if args.json:
         print(json.dumps(document))
         return 0
@@ -123,7 +121,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _show(args: argparse.Namespace) -> int:
-    document = _ask(url_of(args), "GET", f"{PATH}/{quote(args.id, safe='')}")
+    document = ask(url_of(args), "GET", f"{PATH}/{quote(args.id, safe='')}")
     _print(document, as_json=args.json)
     if args.analyze:
         for path in _analyze(document["capture"]):
@@ -171,7 +169,7 @@ def _start(args: argparse.Namespace) -> int:
     document = _tell(args, PATH, body)
     while args.wait and document["capture"]["state"] == "open":
         time.sleep(_POLL_S)
-        document = _ask(url_of(args), "GET", f"{PATH}/{document['capture']['id']}")
+        document = ask(url_of(args), "GET", f"{PATH}/{document['capture']['id']}")
     _print(document, as_json=args.json)
     return 0 if not args.wait or document["capture"]["state"] == "done" else 1
 
@@ -204,31 +202,7 @@ def _plan(args: argparse.Namespace) -> int:
 
 def _tell(args: argparse.Namespace, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
     headers = {"Content-Type": "application/json", **authorization_of(args)}
-    return _ask(url_of(args), "POST", path, json.dumps(body), headers)
-
-
-def _ask(
-    url: str, method: str, path: str, body: str | None = None, headers: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """The aggregator's answer; raises `PerfdError` with its reason when it refuses."""
-    parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "", parts.port, timeout=_TIMEOUT_S)
-    try:
-        connection.request(method, parts.path.rstrip("/") + path, body, headers or {})
-        response = connection.getresponse()
-        document = json.loads(response.read())
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        raise PerfdError(
-            f"No aggregator answers at {url}: {error}. Start one with `perfd aggregator`, "
-            "or name another with --aggregator."
-        ) from error
-    finally:
-        connection.close()
-    if not isinstance(document, dict) or response.status >= 400:
-        reason = document.get("error") if isinstance(document, dict) else None
-        raise PerfdError(str(reason or f"{url} answers with status {response.status}."))
-    return document
+    return ask(url_of(args), "POST", path, json.dumps(body), headers)
 
 
 def _print(document: Mapping[str, Any], *, as_json: bool) -> None:

@@ -63,15 +63,18 @@ def authorization_of(args: argparse.Namespace, environ: Mapping[str, str] | None
 
 def get(url: str, path: str) -> dict[str, Any]:
     """The JSON at a path of an aggregator; raises `PerfdError` with what to do when there is none."""
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise PerfdError(f"{url!r} is not an aggregator's address; write it as {DEFAULT_URL}.")
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname, parts.port, timeout=_TIMEOUT_S)
+    return ask(url, "GET", path)
+
+
+def ask(
+    url: str, method: str, path: str, body: str | None = None, headers: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """An aggregator's answer; raises `PerfdError` with its reason when it refuses, or with what to do."""
+    connection, base = _connection(url)
     try:
-        connection.request("GET", parts.path.rstrip("/") + path)
+        connection.request(method, base + path, body, headers or {})
         response = connection.getresponse()
-        body = response.read()
+        content = response.read()
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "strerror", None) or error
         raise PerfdError(
@@ -81,10 +84,24 @@ def get(url: str, path: str) -> dict[str, Any]:
     finally:
         connection.close()
     try:
-        document = msgspec.json.decode(body)
+        document = msgspec.json.decode(content, type=dict[str, Any])
     except msgspec.DecodeError as error:
-        raise PerfdError(f"What answers at {url}{path} is not a perfd aggregator: {error}.") from error
-    if response.status != 200 or not isinstance(document, dict):
-        reason = document.get("error", "") if isinstance(document, dict) else ""
-        raise PerfdError(f"{url}{path} answers {response.status}: {reason}")
+        raise PerfdError(
+            f"What answers at {url} is not a perfd aggregator; name one with --aggregator."
+        ) from error
+    if response.status >= http.HTTPStatus.BAD_REQUEST:
+        raise PerfdError(str(document.get("error") or f"{url}{path} answers with status {response.status}."))
     return document
+
+
+def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:
+    """A connection that is not open yet, and what paths begin with."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:  # A port that cannot be, or half of an IPv6 address.
+        host = None
+    if not host or parts.scheme not in {"http", "https"}:
+        raise PerfdError(f"{url!r} is not an aggregator's address; write it as {DEFAULT_URL}.")
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    return kind(host, port, timeout=_TIMEOUT_S), parts.path.rstrip("/")

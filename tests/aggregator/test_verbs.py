@@ -203,7 +203,12 @@ def test_top_leaves_when_q_is_pressed(served):
 @pytest.mark.parametrize("verb", ["status", "top"])
 @pytest.mark.parametrize(
     ("address", "words"),
-    [("127.0.0.1:1", "No aggregator answers"), ("ftp://x", "is not an aggregator's address")],
+    [
+        ("127.0.0.1:1", "No aggregator answers"),
+        ("ftp://x", "is not an aggregator's address"),
+        ("http://127.0.0.1:99999", "is not an aggregator's address"),
+        ("http://[::1", "is not an aggregator's address"),
+    ],
 )
 def test_without_an_aggregator_the_answer_is_one_sentence(verb, address, words, capsys):
     assert main([verb, "--aggregator", address]) == 2
@@ -214,7 +219,7 @@ def test_without_an_aggregator_the_answer_is_one_sentence(verb, address, words, 
 
 def test_something_else_that_answers_is_told_from_an_aggregator(served, capsys):
     assert main(["status", "--aggregator", f"{served.http_address}/nowhere"]) == 2
-    assert "404" in capsys.readouterr().err
+    assert "There is nothing at /nowhere/api/v1/jobs" in capsys.readouterr().err
 
 
 def test_the_aggregators_address_comes_from_argument_then_environment_then_default():
