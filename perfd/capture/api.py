@@ -46,8 +46,7 @@ def capture_routes(
     def collection(request: Request) -> Response:
         if request.method == "POST":
             return _answer(202, lambda: {"capture": start(_body(request.body, StartBody))})
-        job = request.query.get("job")
-        return _answer(200, lambda: {"captures": [c for c in captures() if job in (None, c["job"])]})
+        return _answer(200, lambda: {"captures": _chosen(captures(), request.query)})
 
     def one(request: Request) -> Response:
         capture_id, _, verb = request.rest.partition("/")
@@ -61,6 +60,18 @@ def capture_routes(
         return _answer(200, lambda: {"capture": found})
 
     return {PATH: collection, PATH + "/": one}
+
+
+def _chosen(captures: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> list[Mapping[str, Any]]:
+    """The captures of one job or server, or of one kind of them."""
+    job, kind = query.get("job"), query.get("kind")
+    if kind not in (None, "job", "server"):
+        raise CaptureError(f"`kind` must be job or server, and not {kind!r}.")
+    return [
+        capture
+        for capture in captures
+        if job in (None, capture["job"]) and kind in (None, "server" if capture["server"] else "job")
+    ]
 
 
 def _body(body: bytes, kind: type[_T]) -> _T:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from perfd.capture.api import capture_routes
+from perfd.capture.api import PATH, capture_routes
 from perfd.capture.coordinator import CaptureCoordinator, check_profiles, to_json
 from perfd.capture.events import ManualRequest
 from perfd.capture.ranks import JobView, RankView
 from perfd.cli import main
+from perfd.cli.client import get
 from perfd.config import CaptureProfile
-from perfd.errors import ConfigError
+from perfd.errors import ConfigError, PerfdError
 from perfd.http import HttpServer
 from perfd.model import CaptureCancel, CaptureFile, CaptureRequest, CaptureState, CaptureStatus
 
@@ -106,6 +107,19 @@ def test_start_passes_on_what_was_asked_and_list_shows_it(perfd, aggregator):
     assert [capture["id"] for capture in document["captures"]] == ["mine"]
     assert "1 done" in perfd("list")
     assert json.loads(perfd("list", "--json", "--job", "other"))["captures"] == []
+
+
+def test_captures_of_servers_are_asked_for_apart(perfd, aggregator):
+    perfd("start", "llama", "--id", "mine")
+
+    def ids(kind):
+        return [
+            one["id"] for one in get(f"http://{aggregator.server.address}", f"{PATH}?kind={kind}")["captures"]
+        ]
+
+    assert (ids("job"), ids("server")) == (["mine"], [])
+    with pytest.raises(PerfdError, match="`kind` must be job or server, and not 'x'"):
+        ids("x")
 
 
 def test_show_tells_every_rank_with_its_files(perfd):

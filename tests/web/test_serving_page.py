@@ -16,6 +16,7 @@ import yaml
 from serving.pages import LLAMA_70B, busy_70b
 
 from perfd.aggregator.aggregator import Aggregator
+from perfd.capture.api import StartBody
 from perfd.config import AggregatorConfig
 from perfd.http import HttpServer, Request, Response
 from perfd.testing.chromium import Tab
@@ -96,6 +97,8 @@ def test_an_engines_latencies_are_on_the_page_beside_theory(tab: Tab, tmp_path: 
                 pass
             # The distribution does not change from look to look, so neither do its quantiles.
             tab.wait("document.querySelector('article').innerText.includes('times the')")
+            running.start_capture(StartBody(job=f"n1/{engine.address}", profile="serving", id="mine"))
+            tab.wait("document.querySelector('article .captures .refused')")
             shown = tab.text("article")
     finally:
         running.stop()
@@ -109,3 +112,5 @@ def test_an_engines_latencies_are_on_the_page_beside_theory(tab: Tab, tmp_path: 
     assert f"{server['theory']['tpot_theory_s'] * 1000:.1f} ms least at the batch that runs" in shown
     assert f"{server['theory']['tpot_floor_s'] * 1000:.1f} ms least of a lone request" in shown
     assert "Running\n200" in shown
+    assert "refused mine" in shown
+    assert "No server is configured; set capture.sglang." in shown

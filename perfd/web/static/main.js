@@ -47,8 +47,8 @@ async function load() {
     return () => showFleet(main, fleet);
   }
   if (place.view === "servers") {
-    const { servers } = await get("servers");
-    return () => showServers(main, servers);
+    const [{ servers }, { captures }] = await Promise.all([get("servers"), get("captures?kind=server")]);
+    return () => showServers(main, servers, captures);
   }
   if (place.view === "agents") {
     const { agents } = await get("agents");

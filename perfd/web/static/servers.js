@@ -1,12 +1,13 @@
 // Serving engines: latencies beside what the hardware allows, and the knob to turn.
 
 import { el, section } from "./dom.js";
-import { count, duration, finer, percent, plural, UNKNOWN } from "./format.js";
+import { count, duration, finer, moment, percent, plural, UNKNOWN } from "./format.js";
 import { sortedTable } from "./table.js";
 
 const STALE_S = 30;
 const SLOW = 1.5;
 const CARDS = 24;
+const MOST_CAPTURES = 5;
 
 const silent = (server) => server.silent_s > STALE_S;
 
@@ -52,11 +53,12 @@ const table = sortedTable({
 
 const times = (ratio) => (ratio == null ? UNKNOWN : `${ratio.toFixed(2)} ×`);
 
-export function showServers(main, servers) {
+export function showServers(main, servers, captures) {
   section(main, "summary", servers.map((server) => [state(server), server.findings.length]), () => (servers.length ? [summary(servers)] : [empty()]));
   if (!servers.length) return;
   if (servers.length > 1) table.show(main, servers);
-  section(main, "cards", servers, () => [...servers].sort(order).slice(0, CARDS).map(card));
+  const of = (server) => captures.filter((one) => one.job === `${server.node}/${server.server}`);
+  section(main, "cards", [servers, captures], () => [...servers].sort(order).slice(0, CARDS).map((server) => card(server, of(server))));
 }
 
 function summary(servers) {
@@ -64,7 +66,7 @@ function summary(servers) {
   return el("h1", { id: "summary" }, troubled ? `${troubled} of ${plural(servers.length, "serving engine")} ${troubled === 1 ? "needs" : "need"} a look` : plural(servers.length, "serving engine"));
 }
 
-function card(server) {
+function card(server, captures) {
   const theory = server.theory ?? {};
   return el(
     "article",
@@ -77,7 +79,15 @@ function card(server) {
     latencies("Time to first token", server.ttft_s, [["least for a prompt of mean length", theory.ttft_floor_s]]),
     latencies("Time per token", server.tpot_s, [["least at the batch that runs", theory.tpot_theory_s], ["least of a lone request", theory.tpot_floor_s]]),
     facts(server),
+    captureList(captures),
   );
+}
+
+function captureList(captures) {
+  if (!captures.length) return null;
+  const id = (one) => (one.ranks.some((who) => who.files?.length) ? el("a", { href: `/reports/captures/${encodeURIComponent(one.id)}` }, one.id) : one.id);
+  const line = (one) => el("li", {}, el("span", { class: `state ${one.state}` }, one.state), " ", id(one), " ", el("span", { class: "quiet" }, moment(one.requested_unix_s)), one.reason && ` ${one.reason}`);
+  return [el("h3", {}, "Captures"), el("ul", { class: "captures" }, captures.slice(-MOST_CAPTURES).reverse().map(line))];
 }
 
 function headline(server) {
