@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from perfd.capture.away import AgentsAway
 from perfd.capture.budget import CaptureBudget
 from perfd.capture.events import (
     Action,
@@ -66,7 +67,7 @@ class CapturePolicy:
         self._known: dict[str, None] = {}
         longest_s = max((profile.cooldown_s for profile in profiles.values()), default=0.0)
         self._budget = CaptureBudget(longest_s)
-        self._gone_since: dict[str, float] = {}
+        self._away = AgentsAway()
 
     @property
     def open_captures(self) -> Sequence[Capture]:
@@ -83,13 +84,13 @@ class CapturePolicy:
             case CancelRequested():
                 return self._cancel(event)
             case StatusReceived():
-                self._gone_since.pop(event.node, None)
+                self._away.back(event.node)
                 return self._status(event.node, event.status, now_unix_s)
             case AgentGone():
-                self._gone_since.setdefault(event.node, now_unix_s)
+                self._away.gone(event.node, now_unix_s)
                 return []
             case AgentConnected():
-                self._gone_since.pop(event.node, None)
+                self._away.back(event.node)
                 return self._connected(event.node)
             case Restored():
                 return self._restore(event.captures, now_unix_s)
@@ -257,6 +258,7 @@ class CapturePolicy:
 
     def _tick(self, now: float) -> list[Action]:
         self._budget.forget(now)
+        self._away.forget(now, {node for capture in self._open.values() for node in open_nodes(capture)})
         actions: list[Action] = []
         for capture in list(self._open.values()):
             overdue = {
@@ -271,9 +273,9 @@ class CapturePolicy:
 
     def _overdue(self, capture: Capture, node: str, now: float) -> tuple[CaptureState, str] | None:
         """The outcome of a node's open ranks when its time is up, else None."""
-        gone_since = self._gone_since.get(node)
-        if gone_since is not None and now - gone_since >= self._patience.gone_s:
-            return CaptureState.LOST, f"The agent of node {node} has been away for {now - gone_since:.0f} s."
+        away_s = self._away.away_s(node, now)
+        if away_s is not None and away_s >= self._patience.gone_s:
+            return CaptureState.LOST, f"The agent of node {node} has been away for {away_s:.0f} s."
         waited_s = now - capture.start_unix_s
         unanswered = any(who.node == node and who.state is None for who in capture.participants)
         if unanswered and waited_s >= self._patience.answer_s:

@@ -271,6 +271,16 @@ def test_an_agent_that_stays_away_loses_its_ranks_and_one_that_returns_is_asked_
     }
 
 
+def test_an_agent_that_went_an_hour_ago_is_as_one_that_never_was(world):
+    world.tell(AgentGone(node="a"))
+    world.tell(Tick(), START + 3600)
+    world.tell(alert(), START + 3601)
+    world.tell(Tick(), START + 3602)
+    assert CaptureState.LOST not in states(world.only()).values()
+    world.tell(Tick(), START + 3640)
+    assert states(world.only())[0] is CaptureState.LATE
+
+
 def test_what_still_runs_after_its_end_is_stopped(world):
     world.tell(alert(capture="blamed", rank="0"))
     capture_id = world.only().capture_id
