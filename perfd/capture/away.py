@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 _REMEMBERED_S = 3600.0
-"""Machines that come and go have new names each time: there would be no end of those that nobody waits for."""
+"""Machines that come and go have new names each time: those that nobody waits for would have no end."""
 
 
 class AgentsAway:
