@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from perfd.aggregator.collectives import CollectiveRows, NcclTimes, ProgressRows
+from perfd.aggregator.collectives import CollectiveRows, ProgressRows
 from perfd.aggregator.limits import Counters, Limits
+from perfd.aggregator.nccl_times import NcclTimes
 from perfd.aggregator.steps import PhaseRows, StepRows
 from perfd.model import (
     CollectiveProgress,

@@ -75,7 +75,7 @@ def job_data(
         memory=tuple(job.memory.values()),
         events=tuple(job.events),
         alerts=tuple(alerts),
-        collectives=job.collectives.tables(),
+        collectives=job.collectives.stacks(),
         nccl=job.nccl.table(),
         progress=job.progress.newest(),
         log_silent_s=job.log_silent_s(now_s),

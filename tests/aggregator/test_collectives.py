@@ -7,10 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from perfd.aggregator.collectives import CollectiveRows, NcclTimes
+from perfd.aggregator.collectives import CollectiveRows
 from perfd.aggregator.limits import Counters, Limits
+from perfd.aggregator.nccl_times import NcclTimes
+from perfd.analysis.robust import known
+from perfd.analysis.tables import CollectiveTable
 from perfd.model import CollectiveTimes, TimingSource
+
+SPAN = 48
+"""Sequence numbers that the random communicators keep; more than arrays begin with room for."""
 
 
 def times(
@@ -50,13 +58,40 @@ def rows(slots: int = 8, communicators: int = 4) -> tuple[CollectiveRows, Counte
     return CollectiveRows(limits, counters), counters
 
 
+def tables(state: CollectiveRows) -> list[CollectiveTable]:
+    """What is known of each communicator."""
+    for stack in state.stacks():
+        absent = np.arange(stack.sequence.shape[1]) >= stack.lengths[:, None]
+        assert (stack.sequence[absent] == -1).all()
+        assert np.isnan(stack.durations_s[absent]).all()
+        assert np.isnan(stack.size_bytes[absent]).all()
+    return [
+        CollectiveTable(
+            communicator=name,
+            operation=stack.operation,
+            ranks=stack.ranks[row].tolist(),
+            sequence=stack.sequence[row, :length],
+            durations_s=stack.durations_s[row, :length],
+            size_bytes=stack.size_bytes[row, :length],
+            kernel_ratio=stack.kernel_ratio[row],
+            operations_per_s=known(float(stack.operations_per_s[row])),
+            best_s_per_byte=known(float(stack.best_s_per_byte[row])),
+            best_size_bytes=float(stack.best_size_bytes[row]),
+            timing=stack.timings[row],
+            source=stack.sources[row],
+        )
+        for stack in state.stacks()
+        for row, (name, length) in enumerate(zip(stack.communicators, stack.lengths, strict=True))
+    ]
+
+
 def test_operations_are_matched_by_sequence_in_any_order_of_arrival() -> None:
     state, _ = rows()
 
     state.put(times(1, [2, 3]))
     state.put(times(0, [0, 1, 2]))
 
-    (table,) = state.tables()
+    (table,) = tables(state)
     assert (table.sequence.tolist(), list(table.ranks)) == ([0, 1, 2, 3], [0, 1])
     assert np.isnan(table.durations_s[[0, 1, 3], [1, 1, 0]]).all()
     assert np.floor(table.durations_s[2]).tolist() == [1.0, 2.0]
@@ -70,7 +105,7 @@ def test_a_communicator_with_a_silent_rank_gives_no_table() -> None:
     state.put(times(0, [0], size=3))
     state.put(times(1, [0], size=3))
 
-    assert state.tables() == []
+    assert tables(state) == []
 
 
 def test_newer_operations_take_the_place_of_older_ones_and_late_ones_are_ignored() -> None:
@@ -80,7 +115,7 @@ def test_newer_operations_take_the_place_of_older_ones_and_late_ones_are_ignored
 
     state.put(times(0, [1]))
 
-    (table,) = state.tables()
+    (table,) = tables(state)
     assert table.sequence.tolist() == [6, 7, 8, 9]
     assert np.isfinite(table.durations_s).all()
 
@@ -92,7 +127,7 @@ def test_a_send_meets_its_receive() -> None:
     state.put(times(5, [0, 1], operation="Recv", communicator_rank=1, peer=0, size=4))
     state.put(times(5, [0], operation="Send", communicator_rank=1, peer=0, size=4))
 
-    (table,) = state.tables()
+    (table,) = tables(state)
     assert (table.operation, list(table.ranks)) == ("SendRecv", [4, 5])
     assert np.isfinite(table.durations_s).all()
 
@@ -104,7 +139,7 @@ def test_what_cannot_be_matched_is_left_out() -> None:
     state.put(times(0, [0], communicator=""))
     state.put(times(0, [0], size=None))
 
-    assert state.tables() == []
+    assert tables(state) == []
 
 
 def test_an_id_used_again_by_another_communicator_starts_afresh() -> None:
@@ -113,10 +148,10 @@ def test_an_id_used_again_by_another_communicator_starts_afresh() -> None:
         state.put(times(rank, [0, 1]))
 
     state.put(times(7, [0], communicator_rank=1))
-    assert state.tables() == []
+    assert tables(state) == []
     state.put(times(6, [0], communicator_rank=0))
 
-    (table,) = state.tables()
+    (table,) = tables(state)
     assert (list(table.ranks), table.sequence.tolist()) == ([6, 7], [0])
 
 
@@ -139,7 +174,7 @@ def test_time_in_nccl_is_the_change_between_readings_and_a_restarted_counter_sta
     assert (time.rank, time.busy_s, time.span_s, time.lost_operations) == (1, 0.25, 1.0, 2)
 
     nccl.put(1, 12.0, 0.1, 0)
-    assert nccl.table() == []
+    assert not nccl.table()
 
 
 def test_what_ranks_wait_while_a_job_starts_is_not_what_is_usual() -> None:
@@ -157,7 +192,7 @@ def test_what_ranks_wait_while_a_job_starts_is_not_what_is_usual() -> None:
         nccl.put(0, float(window), busy_s, 0)
         busy_s += total_s
 
-    (table,) = state.tables()
+    (table,) = tables(state)
     (time,) = nccl.table()
     assert table.kernel_ratio.tolist() == pytest.approx([0.1, 0.1])
     assert time.busy_s / time.span_s == pytest.approx(0.1)
@@ -174,7 +209,7 @@ def test_a_rare_operation_has_its_share_of_all_time() -> None:
                 )
             )
 
-    (table,) = state.tables()
+    (table,) = tables(state)
     assert table.kernel_ratio.tolist() == pytest.approx([0.1, 0.1])
 
 
@@ -189,7 +224,7 @@ def test_a_communicator_remembers_its_own_best_stretch_of_large_operations() -> 
         for rank in (0, 1):
             state.put(paced(rank, first, duration_ns))
 
-    (table,) = state.tables()
+    (table,) = tables(state)
     assert table.best_s_per_byte == pytest.approx(1e-3 / (1 << 22))
     assert table.best_size_bytes == 1 << 22
 
@@ -200,12 +235,12 @@ def test_small_operations_do_not_make_a_pace_and_larger_ones_begin_a_new_one() -
         state.put(paced(rank, 0, 1000, size=4096))
     for rank in (0, 1):
         state.put(paced(rank, 64, 1_000_000))
-    assert state.tables()[0].best_s_per_byte is None
+    assert tables(state)[0].best_s_per_byte is None
 
     for first in (128, 192):
         for rank in (0, 1):
             state.put(paced(rank, first, 64_000_000, size=1 << 28))
-    assert state.tables()[0].best_s_per_byte == pytest.approx(64e-3 / (1 << 28))
+    assert tables(state)[0].best_s_per_byte == pytest.approx(64e-3 / (1 << 28))
 
 
 def test_communicators_that_are_no_longer_used_give_no_table_and_make_room() -> None:
@@ -214,12 +249,12 @@ def test_communicators_that_are_no_longer_used_give_no_table_and_make_room() -> 
     for rank in (0, 1):
         state.put(times(rank, [0], communicator="old"))
         state.put(replace(times(rank, [0], communicator="used"), **later))
-    assert [table.communicator for table in state.tables()] == ["used"]
+    assert [table.communicator for table in tables(state)] == ["used"]
 
     for rank in (0, 1):
         state.put(replace(times(rank, [0], communicator="new"), **later))
 
-    assert [table.communicator for table in state.tables()] == ["used", "new"]
+    assert {table.communicator for table in tables(state)} == {"used", "new"}
     assert not counters.rejected
 
 
@@ -230,3 +265,110 @@ def test_a_rank_stands_still_since_its_counter_last_moved() -> None:
 
     (time,) = nccl.table()
     assert (time.operations, time.still_s, time.read_unix_s) == (6, 2.0, 103.0)
+
+
+def test_of_many_readings_the_newest_64_count() -> None:
+    nccl = NcclTimes(Limits(), Counters())
+    random = np.random.default_rng(1)
+    busy_s = np.cumsum(random.random(150))
+    for second, busy in enumerate(busy_s.tolist()):
+        nccl.put(3, float(second), busy, lost=10.0 * second)
+        if second > 100:
+            nccl.put(1, float(second), busy, lost=0.0)
+
+    fewer, more = nccl.table()
+
+    bounds = np.linspace(86, 149, 9).round().astype(int)
+    usual = np.median(np.diff(busy_s[bounds]) / np.diff(bounds))
+    assert (more.rank, more.span_s, more.lost_operations) == (3, 63.0, 630)
+    assert more.busy_s == pytest.approx(63 * usual)
+    assert (fewer.rank, fewer.span_s, fewer.lost_operations) == (1, 48.0, 0)
+
+
+@dataclasses.dataclass
+class Told:
+    """What the random records told of one communicator, in the plainest form."""
+
+    ranks: dict[int, int] = dataclasses.field(default_factory=dict)
+    durations_s: dict[int, dict[int, float]] = dataclasses.field(default_factory=dict)
+
+    def put(self, record: CollectiveTimes) -> None:
+        column = record.communicator_rank or 0
+        if self.ranks.get(column, record.rank) != record.rank:
+            self.ranks, self.durations_s = {}, {}
+        self.ranks[column] = record.rank
+        columns = dict(zip(record.sequences, record.durations_ns, strict=True))
+        newest = max([*self.durations_s, *columns])
+        for sequence, duration_ns in columns.items():
+            self.durations_s.setdefault(sequence, {})[column] = duration_ns / 1e9
+        self.durations_s = {s: of for s, of in self.durations_s.items() if s > newest - SPAN}
+
+
+@st.composite
+def reports(draw: st.DrawFn) -> CollectiveTimes:
+    first = draw(st.integers(0, 200))
+    gaps = st.sampled_from([1, 1, 1, 2, 16])
+    sequences = np.cumsum([first, *draw(st.lists(gaps, max_size=20))]).tolist()
+    if draw(st.booleans()):
+        sequences = draw(st.permutations([*sequences, sequences[0]]))
+    column = draw(st.integers(0, 1))
+    replaced = draw(st.sampled_from([0] * 9 + [10]))
+    return dataclasses.replace(
+        times(replaced + column, sequences, communicator=draw(st.sampled_from("abc"))),
+        communicator_rank=column,
+        durations_ns=draw(st.lists(st.integers(0, 10**9), min_size=len(sequences), max_size=len(sequences))),
+    )
+
+
+@given(st.lists(reports(), min_size=1, max_size=40))
+def test_whatever_comes_in_whatever_order_the_newest_are_held(records: list[CollectiveTimes]) -> None:
+    state, _ = rows(slots=SPAN)
+    told: dict[str, Told] = {}
+    for record in records:
+        state.put(record)
+        told.setdefault(record.communicator, Told()).put(record)
+
+    whole = {name: one for name, one in told.items() if len(one.ranks) == 2}
+    found = {table.communicator: table for table in tables(state)}
+
+    assert found.keys() == whole.keys()
+    for name, one in whole.items():
+        assert list(found[name].ranks) == [one.ranks[0], one.ranks[1]]
+        assert found[name].sequence.tolist() == sorted(one.durations_s)
+        expected = [[one.durations_s[s].get(c, np.nan) for c in (0, 1)] for s in sorted(one.durations_s)]
+        np.testing.assert_array_equal(found[name].durations_s, expected)
+
+
+def test_columns_that_contradict_each_other_are_left_out() -> None:
+    state, _ = rows()
+    state.put(times(0, [0, 1]))
+
+    state.put(replace(times(1, [0, 1]), durations_ns=[1]))
+    assert np.isnan(tables(state)[0].durations_s[:, 1]).all()
+
+    state.put(replace(times(1, [0, 1]), sizes_bytes=[1]))
+    state.put(replace(times(1, [1 << 63]), durations_ns=[1]))
+    assert tables(state)[0].sequence.tolist() == [0, 1]
+    assert np.isnan(tables(state)[0].durations_s[:, 1]).all()
+
+
+def test_a_look_is_a_copy_that_later_operations_do_not_change() -> None:
+    state, _ = rows()
+    for rank in (0, 1):
+        state.put(times(rank, [0, 1]))
+    (stack,) = state.stacks()
+    before = stack.durations_s.copy()
+
+    for rank in (0, 1):
+        state.put(replace(times(rank, [0, 1]), durations_ns=[7, 7]))
+
+    np.testing.assert_array_equal(stack.durations_s, before)
+
+
+def test_an_impossibly_large_communicator_is_refused_and_counted() -> None:
+    state, counters = rows()
+
+    state.put(times(0, [0], size=1 << 32))
+
+    assert state.stacks() == []
+    assert counters.rejected["ranks_per_job"] == 1

@@ -9,8 +9,8 @@ from analysis.jobs import description, job_data, step_table
 from perfd.analysis.findings import Culprit, Kind
 from perfd.analysis.nccl import group_name, nccl
 from perfd.analysis.summary import AnalysisSettings, JobSummary, summarise
-from perfd.analysis.tables import CollectiveTable, NcclTime
-from perfd.model import ParallelLayout
+from perfd.analysis.tables import CollectiveStack, CollectiveTable, NcclTime, NcclTimeTable
+from perfd.model import ParallelLayout, TimingSource
 
 DP4 = description(world_size=4, dp=4, micro_batch_size=1, global_batch_size=8)
 PP2DP2 = description(world_size=4, dp=2, pp=2, micro_batch_size=1, global_batch_size=8)
@@ -160,3 +160,54 @@ def test_a_communicator_for_a_few_numbers_does_not_stand_for_the_one_that_moves_
     (kind,) = summary([data, numbers]).nccl.kinds
 
     assert (kind.communicators, kind.transfer_s) == (2, pytest.approx(0.01))
+
+
+def test_communicators_side_by_side_tell_what_each_tells_alone():
+    random = np.random.default_rng(1)
+    tables = [
+        table(
+            [2 * pair, 2 * pair + 1],
+            [0, 0.02],
+            communicator=str(pair),
+            operations=30,
+            durations_s=0.01 + random.random((30, 2)),
+            operations_per_s=10.0,
+            best_s_per_byte=1e-11 if pair else None,
+            best_size_bytes=1e9 if pair else 0.0,
+        )
+        for pair in range(4)
+    ]
+    stack = CollectiveStack(
+        operation="AllReduce",
+        communicators=[one.communicator for one in tables],
+        ranks=np.arange(8).reshape(4, 2),
+        lengths=np.full(4, 30),
+        sequence=np.tile(np.arange(30), (4, 1)),
+        durations_s=np.stack([one.durations_s for one in tables]),
+        size_bytes=np.full((4, 30), 1e9),
+        kernel_ratio=np.stack([one.kernel_ratio for one in tables]),
+        operations_per_s=np.full(4, 10.0),
+        best_s_per_byte=np.array([np.nan, 1e-11, 1e-11, 1e-11]),
+        best_size_bytes=np.array([0.0, 1e9, 1e9, 1e9]),
+        timings=[TimingSource.GPU] * 4,
+        sources=[""] * 4,
+    )
+
+    def told(*collectives):
+        return nccl(job_data(step_table([0.1] * 20), collectives=collectives), ParallelLayout(), step_s=0.1)
+
+    assert told(*tables) == told(stack)
+    assert told(stack).slow_groups
+
+
+def test_times_by_rank_are_one_sequence_as_a_list_and_as_columns():
+    times = [
+        NcclTime(rank=0, busy_s=1.0, span_s=10.0, lost_operations=2),
+        NcclTime(rank=1, busy_s=2.0, span_s=10.0, lost_operations=0, operations=7, read_unix_s=5.0),
+    ]
+
+    columns = NcclTimeTable.of(times)
+
+    assert list(columns) == times
+    assert (columns[-1], list(columns[:1])) == (times[1], times[:1])
+    assert NcclTimeTable.of(columns) is columns

@@ -161,8 +161,8 @@ def test_gaps_in_sequences_cost_the_operations_in_them_and_nothing_else(cluster:
         # Of one rank every other second's operations never came.
         cluster.second(second, silent=(0,) if second % 2 else ())
 
-    table = cluster.fleet.jobs["j"].collectives.tables()[0]
-    assert np.isnan(table.durations_s[:, 0]).sum() == 50
+    (stack,) = cluster.fleet.jobs["j"].collectives.stacks()
+    assert np.isnan(stack.durations_s[0, :, 0]).sum() == 50
     assert blamed(cluster.summary()) == [LATE]
 
 
@@ -172,7 +172,7 @@ def test_a_restart_begins_anew_though_communicators_of_before_are_remembered_now
         cluster.step(second + 1)
     cluster.step(5, took_s=0.15)
 
-    assert cluster.fleet.jobs["j"].collectives.tables() == []
+    assert cluster.fleet.jobs["j"].collectives.stacks() == []
     assert cluster.summary().nccl.ranks == ()
     for second in range(10):
         cluster.second(second, communicator="cd")

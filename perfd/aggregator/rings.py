@@ -1,0 +1,293 @@
+"""The newest operations of communicators that are alike, side by side, so that a look costs one copy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfd.aggregator.rooms import roomier
+from perfd.aggregator.windows import Windows
+from perfd.analysis.tables import CollectiveStack, Floats, Ints
+from perfd.model import CollectiveTimes, TimingSource
+
+_FIRST_ROOM = 32
+_FULL = 0.75
+"""A ring that needs more of its room than this gets more; one that needs less moves to the front of it."""
+_LARGE_BYTES = 1 << 20
+"""From here on a message's time is by its bytes, not by its latency."""
+_STRETCH = 32
+"""Large operations in a row whose median is what the communicator can do."""
+_MOST_SEQUENCE = 1 << 62
+_Value = TypeVar("_Value", np.float64, np.int64)
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True, slots=True)
+class _Reported:
+    """What one rank reported, in the order of sequence numbers; sizes may be unknown."""
+
+    sequence: Ints
+    durations_s: Floats
+    size_bytes: Floats | None
+
+    def rows(self, chosen: NDArray[np.bool_] | Ints) -> _Reported:
+        sizes = None if self.size_bytes is None else self.size_bytes[chosen]
+        return _Reported(self.sequence[chosen], self.durations_s[chosen], sizes)
+
+
+class Rings:
+    """Communicators of one size with one kind of operation, a row each.
+
+    Of each those operations are held, in the order of their sequence numbers, that are among the newest
+    `span` of these numbers. Arrays have room for more rows and operations than there are, and double it when
+    it is full, so that adding costs little; a look copies what is held.
+    """
+
+    def __init__(self, operation: str, columns: int, span: int) -> None:
+        self._operation = operation
+        self._span = span
+        self._free: list[int] = []
+        self._names: list[str] = []
+        self._timings: list[TimingSource] = []
+        self._sources: list[str] = []
+        self._ranks: Ints = np.empty((1, columns), dtype=np.int64)
+        """Global rank of each column; -1 until it reports."""
+        self._heard_unix_ns: Ints = np.empty(1, dtype=np.int64)
+        self._ends: Ints = np.empty((1, 2), dtype=np.int64)
+        """Where in a row its operations begin and end."""
+        self._sequence: Ints = np.empty((1, min(_FIRST_ROOM, self._most_room())), dtype=np.int64)
+        self._size_bytes: Floats = np.empty(self._sequence.shape)
+        self._durations_s: Floats = np.empty((*self._sequence.shape, columns))
+        self._windows = Windows(columns)
+        self._largest_bytes: Floats = np.empty(1)
+        self._best_s_per_byte: Floats = np.empty(1)
+        """Of operations of at least half the largest size: a byte of a small message takes longer."""
+        self._stretches: list[list[float]] = []
+        """Seconds a byte of the large operations that are no longer held, since the last median."""
+
+    def add(self, name: str, timing: TimingSource) -> int:
+        """Begin a communicator; returns its row."""
+        if self._free:
+            row = self._free.pop()
+            self._names[row], self._timings[row] = name, timing
+        else:
+            row = len(self._names)
+            self._names.append(name)
+            self._timings.append(timing)
+            self._sources.append("")
+            self._stretches.append([])
+            if row == len(self._ranks):
+                self._make_rows(2 * row)
+        self._heard_unix_ns[row] = 0
+        self._clear(row)
+        return row
+
+    def drop(self, row: int) -> None:
+        """Forget a communicator; its row is given to another one."""
+        self._clear(row)
+        self._free.append(row)
+
+    def heard_unix_ns(self, row: int) -> int:
+        """When a communicator was last heard of."""
+        return int(self._heard_unix_ns[row])
+
+    def newest_unix_ns(self) -> int:
+        """When any of them was last heard of."""
+        return int(self._heard_unix_ns[: len(self._names)].max(initial=0))
+
+    def put(self, row: int, column: int, times: CollectiveTimes) -> None:
+        """Add what one rank of a communicator reported."""
+        known = self._ranks[row, column]
+        if known != times.rank:
+            if known != -1:
+                # Another rank in the same place: the communicator's id was used again by a new one.
+                self._clear(row)
+            self._ranks[row, column] = times.rank
+        self._sources[row] = times.source
+        self._heard_unix_ns[row] = max(self._heard_unix_ns[row], times.end_unix_ns)
+        self._windows.put(row, column, times)
+        reported = _reported(times, self._span)
+        if reported is not None:
+            self._put_operations(row, column, reported)
+
+    def stack(self, oldest_unix_ns: int) -> CollectiveStack | None:
+        """A copy of what is held of communicators that were heard of since, and whose ranks are all known."""
+        count = len(self._names)
+        lengths = self._ends[:count, 1] - self._ends[:count, 0]
+        whole = (self._ranks[:count] >= 0).all(axis=1)
+        rows = np.flatnonzero(whole & (lengths > 0) & (self._heard_unix_ns[:count] >= oldest_unix_ns))
+        if not len(rows):
+            return None
+        best = self._best_s_per_byte[rows]
+        return CollectiveStack(
+            operation=self._operation,
+            communicators=_picked(self._names, rows),
+            ranks=self._ranks[rows],
+            lengths=lengths[rows],
+            sequence=self._held(self._sequence, rows, -1),
+            durations_s=self._held(self._durations_s, rows, np.nan),
+            size_bytes=self._held(self._size_bytes, rows, np.nan),
+            kernel_ratio=self._windows.usual_ratio(rows),
+            operations_per_s=self._windows.operations_per_s(rows),
+            best_s_per_byte=np.where(np.isfinite(best), best, np.nan),
+            best_size_bytes=self._largest_bytes[rows],
+            timings=_picked(self._timings, rows),
+            sources=_picked(self._sources, rows),
+        )
+
+    def _held(self, array: NDArray[_Value], rows: Ints, absent: float) -> NDArray[_Value]:
+        """What the rows hold of an array, from their first operation on; `absent` beyond the last."""
+        start, end = self._ends[rows].T
+        longest = int((end - start).max())
+        if len(rows) == len(self._names) and (start == start[0]).all() and (end == end[0]).all():
+            # In step with each other, as they mostly are: one block of memory.
+            return array[: len(rows), start[0] : end[0]].copy()
+        places = start[:, None] + np.arange(longest)
+        held: NDArray[_Value] = array[rows[:, None], np.minimum(places, array.shape[1] - 1)]
+        held[places >= end[:, None]] = absent
+        return held
+
+    def _bounds(self, row: int) -> tuple[int, int]:
+        return int(self._ends[row, 0]), int(self._ends[row, 1])
+
+    def _put_operations(self, row: int, column: int, reported: _Reported) -> None:
+        start, end = self._bounds(row)
+        first = int(reported.sequence[0])
+        newest = int(self._sequence[row, end - 1]) if end > start else -1
+        places: slice | Ints
+        if first >= newest:
+            # The newest one that is known, or none, and newer ones.
+            self._append(row, reported.sequence[first == newest :])
+            end = int(self._ends[row, 1])
+            places = slice(end - len(reported.sequence), end)
+        else:
+            self._append(row, reported.sequence[reported.sequence > newest])
+            places, found = self._find(row, reported.sequence)
+            places, reported = places[found], reported.rows(found)
+        self._durations_s[row, places, column] = reported.durations_s
+        if reported.size_bytes is not None:
+            self._size_bytes[row, places] = reported.size_bytes
+
+    def _find(self, row: int, sequence: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+        """Where operations are that are not newer than the newest one; those that came late are added."""
+        start, end = self._bounds(row)
+        held = self._sequence[row, start:end]
+        places = held.searchsorted(sequence)
+        found = held[places] == sequence
+        late = ~found & (sequence > held[-1] - self._span)
+        if late.any():
+            self._insert(row, sequence[late])
+            return self._find(row, sequence)
+        return start + places, found
+
+    def _append(self, row: int, sequence: Ints) -> None:
+        if not len(sequence):
+            return
+        self._let_go(row, int(sequence[-1]) - self._span)
+        end = self._room(row, len(sequence))
+        new = slice(end, end + len(sequence))
+        self._sequence[row, new] = sequence
+        self._durations_s[row, new] = np.nan
+        self._size_bytes[row, new] = np.nan
+        self._ends[row, 1] = new.stop
+
+    def _insert(self, row: int, sequence: Ints) -> None:
+        self._room(row, len(sequence))
+        start, end = self._bounds(row)
+        held, after = slice(start, end), slice(start, end + len(sequence))
+        merged = np.union1d(self._sequence[row, held], sequence)
+        places = merged.searchsorted(self._sequence[row, held])
+        self._sequence[row, after] = merged
+        for array in (self._size_bytes[row], self._durations_s[row]):
+            known = array[held].copy()
+            array[after] = np.nan
+            array[after][places] = known
+        self._ends[row, 1] = after.stop
+
+    def _let_go(self, row: int, last: int) -> None:
+        """Drop the operations up to a number, but remember how fast they were."""
+        start, end = self._bounds(row)
+        if start == end or self._sequence[row, start] > last:
+            return
+        kept = start + int(self._sequence[row, start:end].searchsorted(last, side="right"))
+        self._ends[row, 0] = kept
+        sizes = self._size_bytes[row, start:kept]
+        largest = float(np.fmax.reduce(sizes, initial=self._largest_bytes[row]))
+        stretch = self._stretches[row]
+        if largest > 2 * self._largest_bytes[row]:
+            self._best_s_per_byte[row] = np.inf
+            stretch.clear()
+        self._largest_bytes[row] = largest
+        large = sizes >= largest / 2
+        speeds = self._durations_s[row, start:kept][large].min(axis=1) / sizes[large]
+        stretch += speeds[np.isfinite(speeds)].tolist()
+        if len(stretch) >= _STRETCH:
+            self._best_s_per_byte[row] = min(self._best_s_per_byte[row], float(np.median(stretch)))
+            stretch.clear()
+
+    def _room(self, row: int, more: int) -> int:
+        """Have room for so many more operations in a row; returns where it begins."""
+        start, end = self._bounds(row)
+        room = self._sequence.shape[1]
+        if end + more <= room:
+            return end
+        needed = end - start + more
+        if needed > _FULL * room:
+            shape = (len(self._sequence), min(self._most_room(), max(2 * room, 1 + int(needed / _FULL))))
+            self._sequence = roomier(self._sequence, shape)
+            self._size_bytes = roomier(self._size_bytes, shape)
+            self._durations_s = roomier(self._durations_s, shape)
+        for array in (self._sequence[row], self._size_bytes[row], self._durations_s[row]):
+            array[: end - start] = array[start:end]
+        self._ends[row] = 0, end - start
+        return end - start
+
+    def _most_room(self) -> int:
+        return 1 + int(self._span / _FULL)
+
+    def _make_rows(self, rows: int) -> None:
+        self._ranks = roomier(self._ranks, (rows,))
+        self._heard_unix_ns = roomier(self._heard_unix_ns, (rows,))
+        self._ends = roomier(self._ends, (rows,))
+        self._sequence = roomier(self._sequence, (rows,))
+        self._size_bytes = roomier(self._size_bytes, (rows,))
+        self._durations_s = roomier(self._durations_s, (rows,))
+        self._largest_bytes = roomier(self._largest_bytes, (rows,))
+        self._best_s_per_byte = roomier(self._best_s_per_byte, (rows,))
+        self._windows.make_room(rows)
+
+    def _clear(self, row: int) -> None:
+        self._ranks[row] = -1
+        self._ends[row] = 0
+        self._windows.clear(row)
+        self._largest_bytes[row], self._best_s_per_byte[row] = _LARGE_BYTES, np.inf
+        self._stretches[row].clear()
+
+
+def _reported(times: CollectiveTimes, span: int) -> _Reported | None:
+    """The operations of a record; None when there are none, or its columns contradict each other."""
+    count = len(times.sequences)
+    if count != len(times.durations_ns) or len(times.sizes_bytes) not in {0, count}:
+        return None
+    if not count or not 0 <= min(times.sequences) <= max(times.sequences) < _MOST_SEQUENCE:
+        return None
+    reported = _Reported(
+        sequence=np.array(times.sequences, dtype=np.int64),
+        durations_s=np.array(times.durations_ns, dtype=np.float64) / 1e9,
+        size_bytes=np.array(times.sizes_bytes, dtype=np.float64) if times.sizes_bytes else None,
+    )
+    if count == 1:
+        return reported
+    if not (reported.sequence[1:] > reported.sequence[:-1]).all():
+        # Of two with one number the later one counts.
+        reported = reported.rows(count - 1 - np.unique(reported.sequence[::-1], return_index=True)[1])
+    if reported.sequence[-1] - reported.sequence[0] < span:
+        return reported
+    return reported.rows(reported.sequence > reported.sequence[-1] - span)
+
+
+def _picked(items: list[_Item], rows: Ints) -> list[_Item]:
+    return items.copy() if len(rows) == len(items) else [items[row] for row in rows.tolist()]

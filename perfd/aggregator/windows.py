@@ -1,0 +1,76 @@
+"""Shares of time that ranks spent in one kind of operation, over the newest windows that they told of."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfd.aggregator.rooms import roomier
+from perfd.analysis.robust import median
+from perfd.analysis.tables import Floats, Ints
+from perfd.model import CollectiveTimes
+
+_WINDOWS = 32
+"""Newest windows of an operation that its share of time is the median of: the first collectives of a job
+wait for seconds while ranks start, and a mean would carry that for minutes."""
+_COUNT, _COVERED_NS, _FIRST_NS, _LAST_NS = range(4)
+
+
+class Windows:
+    """Of the columns of communicators, (communicators, columns); rows are made with `make_room`."""
+
+    def __init__(self, columns: int) -> None:
+        self._ratio: Floats = np.full((1, columns, _WINDOWS), np.nan)
+        """Share of time in kernels, of the newest windows that had any; NaN where there is none yet."""
+        self._operations: Ints = np.zeros((1, columns, _WINDOWS), dtype=np.int64)
+        self._start_ns: Ints = np.zeros((1, columns, _WINDOWS), dtype=np.int64)
+        self._sums: Ints = np.zeros((1, columns, 4), dtype=np.int64)
+        """How many windows there were and the time that they cover, the start of the first and the end of the
+        last; kinds of operations that are rare have none for part of the time."""
+
+    def make_room(self, rows: int) -> None:
+        """Have so many rows."""
+        self._ratio = roomier(self._ratio, (rows,))
+        self._operations = roomier(self._operations, (rows,))
+        self._start_ns = roomier(self._start_ns, (rows,))
+        self._sums = roomier(self._sums, (rows,))
+
+    def clear(self, row: int) -> None:
+        """Forget what a communicator told."""
+        self._ratio[row] = np.nan
+        self._operations[row] = 0
+        self._sums[row] = 0
+
+    def put(self, row: int, column: int, times: CollectiveTimes) -> None:
+        """Add a window of one rank."""
+        length_ns = times.end_unix_ns - times.start_unix_ns
+        if length_ns <= 0:
+            return
+        count, covered_ns, first_ns, last_ns = self._sums[row, column].tolist()
+        place = (row, column, count % _WINDOWS)
+        self._ratio[place] = times.total_s / (length_ns / 1e9)
+        self._operations[place] = times.count
+        self._start_ns[place] = times.start_unix_ns
+        self._sums[row, column] = (
+            count + 1,
+            covered_ns + length_ns,
+            first_ns if count else times.start_unix_ns,
+            max(last_ns, times.end_unix_ns),
+        )
+
+    def usual_ratio(self, rows: Ints) -> Floats:
+        """(rows, columns): the share of time in kernels that is usual."""
+        sums = self._sums[rows]
+        elapsed_ns = np.maximum(sums[..., _LAST_NS] - sums[..., _FIRST_NS], 1)
+        covered = np.minimum(sums[..., _COVERED_NS] / elapsed_ns, 1.0)
+        return np.asarray(median(self._ratio[rows]) * covered)
+
+    def operations_per_s(self, rows: Ints) -> Floats:
+        """(rows,): by the column that told most of it, from its oldest window in memory to its newest one."""
+        column = self._sums[rows, :, _COUNT].argmax(axis=1)
+        sums = self._sums[rows, column]
+        count = np.minimum(sums[:, _COUNT], _WINDOWS)
+        oldest = (sums[:, _COUNT] - count) % _WINDOWS
+        span_ns = sums[:, _LAST_NS] - self._start_ns[rows, column, oldest]
+        known = (count > 0) & (span_ns > 0)
+        operations = self._operations[rows, column].sum(axis=1)
+        return np.where(known, operations / (np.where(known, span_ns, 1) / 1e9), np.nan)
