@@ -88,16 +88,7 @@ def _metrics(analysis: TraceAnalysis, shares: Shares | None) -> list[Metric]:
             Metric(name="Computing", value=percent(shares.compute), source=how),
             Metric(name="Exposed communication", value=percent(shares.exposed_communication), source=how),
             Metric(name="Exposed copies", value=percent(shares.exposed_memory), source=how),
-            Metric(
-                name="Idle, not launched",
-                value=percent(shares.launch),
-                source=f"{source}; gaps against the host's calls",
-            ),
-            Metric(
-                name="Idle, synchronising",
-                value=percent(shares.synchronization),
-                source=f"{source}; gaps against the host's calls",
-            ),
+            *_idle_metrics(ranks, f"{source}; gaps against the host's calls, mean over ranks"),
         ]
     overlaps = [rank.whole.overlap_ratio for rank in ranks if rank.whole.overlap_ratio is not None]
     overlap = percent(sum(overlaps) / len(overlaps)) if overlaps else UNKNOWN
@@ -125,6 +116,21 @@ def _metrics(analysis: TraceAnalysis, shares: Shares | None) -> list[Metric]:
         found.append(Metric(name="A launch takes", value=duration(cost.call_s), source=origin))
         found.append(Metric(name="A launch queues", value=duration(cost.queue_s), source=origin))
     return found
+
+
+def _idle_metrics(ranks: Sequence[RankAnalysis], source: str) -> list[Metric]:
+    """Means of what the bars and the table show of each rank."""
+    known = [(rank.whole.idle, rank.whole.span_s) for rank in ranks if rank.whole.idle and rank.whole.span_s]
+    if not known:
+        return []
+    parts = (
+        ("Idle, not launched", [idle.unlaunched_s / span_s for idle, span_s in known]),
+        ("Idle, synchronising", [idle.synchronizing_s / span_s for idle, span_s in known]),
+        ("Idle, launch on its way", [idle.other_s / span_s for idle, span_s in known]),
+    )
+    return [
+        Metric(name=name, value=percent(sum(ratios) / len(ratios)), source=source) for name, ratios in parts
+    ]
 
 
 def _window_words(rank: RankAnalysis) -> str:
@@ -159,8 +165,8 @@ def _bars(analysis: TraceAnalysis) -> Bars:
             parts.append(("idle", whole.idle_s))
         else:
             parts += [
-                ("launch", whole.idle.launch_s),
-                ("sync", whole.idle.sync_s),
+                ("launch", whole.idle.unlaunched_s),
+                ("sync", whole.idle.synchronizing_s),
                 ("other", whole.idle.other_s),
             ]
         rows.append([Segment(kind=kind, ratio=value / span) for kind, value in parts if value > 0])
@@ -186,8 +192,9 @@ def _breakdown_table(analysis: TraceAnalysis) -> Table:
                 duration(whole.exposed_communication_s),
                 duration(whole.exposed_memory_s),
                 duration(whole.idle_s),
-                duration(idle.launch_s if idle else None),
-                duration(idle.sync_s if idle else None),
+                duration(idle.unlaunched_s if idle else None),
+                duration(idle.synchronizing_s if idle else None),
+                duration(idle.other_s if idle else None),
                 str(whole.kernel_count),
             )
         )
@@ -196,7 +203,7 @@ def _breakdown_table(analysis: TraceAnalysis) -> Table:
         source=f"{_source(analysis)}; unions of GPU intervals, clipped to the window",
         columns=(
             "rank", "window", "compute", "communication", "exposed", "exposed copies", "idle", "not launched",
-            "synchronising", "kernels",
+            "synchronising", "on its way", "kernels",
         ),
         rows=rows,
     )  # fmt: skip

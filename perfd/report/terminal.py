@@ -70,8 +70,8 @@ def _ranks(analysis: TraceAnalysis) -> Table:
             percent(whole.exposed_communication_s / span),
             percent(whole.exposed_memory_s / span),
             UNKNOWN if whole.idle_s is None else percent(whole.idle_s / span),
-            percent(idle.launch_s / span) if idle else UNKNOWN,
-            percent(idle.sync_s / span) if idle else UNKNOWN,
+            percent(idle.unlaunched_s / span) if idle else UNKNOWN,
+            percent(idle.synchronizing_s / span) if idle else UNKNOWN,
             percent(idle.other_s / span) if idle else UNKNOWN,
             percent(lost.ratio) if lost and lost.lost else "",
         )

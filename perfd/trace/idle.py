@@ -29,6 +29,16 @@ class Idle:
     after_sync_s: float
     """The part of `launch_s` in gaps that began while the host was waiting: the GPU ran dry by it."""
 
+    @property
+    def unlaunched_s(self) -> float:
+        """What earlier launching would have filled."""
+        return self.launch_s - self.after_sync_s
+
+    @property
+    def synchronizing_s(self) -> float:
+        """What fewer synchronisations would have filled; with `unlaunched_s` and `other_s` all idle time."""
+        return self.sync_s + self.after_sync_s
+
 
 class IdleTimes:
     """Explains the gaps between the operations of one rank."""

@@ -79,10 +79,10 @@ def shares(analysis: TraceAnalysis) -> Shares | None:
 def launch_idle_s(rank: RankAnalysis) -> float:
     """Idle that faster launching would fill."""
     idle = rank.whole.idle
-    return idle.launch_s - idle.after_sync_s + idle.other_s if idle else 0.0
+    return idle.unlaunched_s + idle.other_s if idle else 0.0
 
 
 def sync_idle_s(rank: RankAnalysis) -> float:
     """Idle that fewer synchronisations would fill."""
     idle = rank.whole.idle
-    return idle.sync_s + idle.after_sync_s if idle else 0.0
+    return idle.synchronizing_s if idle else 0.0

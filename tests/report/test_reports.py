@@ -19,7 +19,7 @@ from perfd.report.markdown import to_markdown
 from perfd.report.model import Bars, Segment
 from perfd.report.words import duration, kernel_name, percent, size
 from perfd.report.write import write_report
-from perfd.testing.traces import COMPUTE, MATMUL, NCCL, NsysExport, Op, kineto, write_json
+from perfd.testing.traces import COMPUTE, MATMUL, NCCL, Call, NsysExport, Op, kineto, write_json
 from perfd.trace.analysis import analyse
 from perfd.trace.files import read_traces
 from perfd.trace.findings import diagnose
@@ -76,6 +76,25 @@ def test_every_metric_figure_and_table_names_its_source(tmp_path):
     sources = [one.source for one in (*report.metrics, *report.figures, *report.tables)]
     assert len(sources) > 10
     assert all("0.json" in source or "trace" in source for source in sources)
+
+
+def test_metrics_and_bars_and_findings_name_one_idle_time_alike(tmp_path):
+    # The host waits for the first kernel and only then launches the second: the GPU runs dry by that.
+    operations = [Op(MATMUL, 0, 400, launched=-5), Op(COMPUTE, 600, 1000, launched=590)]
+    calls = [Call("cudaStreamSynchronize", 20, 430)]
+    path = write_json(tmp_path / "0.json", kineto(operations, calls=calls, steps={1: (0, 1000)}))
+    analysis = analyse(read_traces([path]))
+    report = report_of_trace(analysis, diagnose(analysis))
+    (sync,) = [one.value for one in report.metrics if one.name == "Idle, synchronising"]
+    (bar,) = report.figures[0].rows
+    (told,) = [found for found in report.findings if found.title == "Sync bound"]
+    assert (
+        sync == percent(next(part.ratio for part in bar if part.kind == "sync")) == percent(told.gain_ratio)
+    )
+    table = next(table for table in report.tables if table.title == "Every rank")
+    cells = dict(zip(table.columns, table.rows[0], strict=True))
+    assert cells["synchronising"] == duration(190e-6)
+    assert cells["not launched"] == duration(0.0)
 
 
 def test_the_page_is_well_formed_and_needs_no_network(tmp_path):
