@@ -13,6 +13,7 @@ from perfd_collectors.training_log.understanding import Understanding
 from rich.console import Console
 from rich.table import Table
 
+from perfd.cli.parse_nccl import nccl_table
 from perfd.errors import PerfdError
 from perfd.model import PhaseTime, TrainingStep
 
@@ -88,9 +89,10 @@ def _show(understanding: Understanding, console: Console) -> None:
     said = understanding.description
     if said is None:
         console.print(
-            "Nothing here is a training log that perfd knows; `perfd serving` reads logs of SGLang and vLLM."
+            "Nothing here is a training log that perfd knows. A loop of your own tells its steps "
+            "by perfd.hook (docs/hook.md); `perfd serving` reads logs of SGLang and vLLM."
         )
-        _show_unrecognised(understanding, console)
+        _show_rest(understanding, console)
         return
     console.print(_about(understanding))
     if understanding.steps:
@@ -104,7 +106,7 @@ def _show(understanding: Understanding, console: Console) -> None:
     hidden = len(understanding.events) - _SHOWN_EVENTS
     if hidden > 0:
         console.print(f"... and {hidden} more events")
-    _show_unrecognised(understanding, console)
+    _show_rest(understanding, console)
 
 
 def _about(understanding: Understanding) -> Table:
@@ -178,7 +180,9 @@ def _phases_table(step: int, phases: Mapping[str, PhaseTime]) -> Table:
     return table
 
 
-def _show_unrecognised(understanding: Understanding, console: Console) -> None:
+def _show_rest(understanding: Understanding, console: Console) -> None:
+    if understanding.nccl:
+        console.print(nccl_table(understanding.nccl))
     console.print(f"{understanding.unrecognised_lines} of {understanding.lines} lines were not recognised.")
     if understanding.examples:
         console.print("Among these are lines that look like progress; please report them:")

@@ -103,7 +103,8 @@ def run(args: argparse.Namespace) -> int:
         with live:
             replay(options, on_progress=_LiveTable(live).show, on_end=end)
     else:
-        replay(options, on_progress=_nothing if args.json else _ProgressLines().show, on_end=end)
+        show = _nothing if args.json else _ProgressLines(args.skip).show
+        replay(options, on_progress=show, on_end=end)
     return 0
 
 
@@ -149,14 +150,18 @@ class _LiveTable:
 
 
 class _ProgressLines:
-    """A line whenever another tenth of the recording was played, for output that is no terminal."""
+    """A line whenever another tenth of the recording was played, for output that is no terminal.
 
-    def __init__(self) -> None:
+    None for what is skipped.
+    """
+
+    def __init__(self, skip_s: float) -> None:
+        self._skip_s = skip_s
         self._next_ratio = _PROGRESS_EVERY_RATIO
 
     def show(self, progress: Progress) -> None:
         ratio = progress.played_s / progress.total_s if progress.total_s else 1.0
-        if ratio < self._next_ratio:
+        if ratio < self._next_ratio or progress.played_s < min(self._skip_s, progress.total_s):
             return
         self._next_ratio = (int(ratio / _PROGRESS_EVERY_RATIO) + 1) * _PROGRESS_EVERY_RATIO
         print(f"{progress.played_s:7.1f} of {progress.total_s:.1f} s  {_jobs(progress)}", flush=True)

@@ -65,7 +65,7 @@ class LiveSession:
         self._agent.start()
         self._tell(EventKind.JOB_STARTED, "perfd run started the job.", self._started_unix_ns)
         if self._aggregator.http_address:
-            self._say(f"perfd: live metrics are at http://{self._aggregator.http_address}/metrics")
+            self._say(f"perfd: the job is live at http://{self._aggregator.http_address}/")
 
     def log(self, lines: bytes, unix_ns: int) -> None:
         """Take whole lines that the job had printed by `unix_ns`."""

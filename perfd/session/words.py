@@ -120,7 +120,9 @@ def _numbers(summary: JobSummary) -> list[str]:
         ("goodput", _percent(summary.goodput_ratio)),
     )
     width = max(len(name) for name, _ in rows)
-    return [f"    {name:<{width}}  {value or 'unknown'}" for name, value in rows]
+    unknown = [name for name, value in rows if value is None]
+    told = [*rows, ("unknown", ", ".join(unknown) or None)]
+    return [f"    {name:<{width}}  {value}" for name, value in told if value is not None]
 
 
 def _steps(summary: JobSummary) -> str:
@@ -160,8 +162,10 @@ def _flops(summary: JobSummary) -> str | None:
 
 def _mfu(summary: JobSummary) -> str | None:
     if summary.mfu_ratio is None:
-        upper = _percent(summary.mfu_upper_ratio)
-        return f"unknown; at most {upper} by the tensor cores' activity" if upper else None
+        if upper := _percent(summary.mfu_upper_ratio):
+            return f"unknown; at most {upper} by the tensor cores' activity"
+        no_peak = summary.model_flops_per_s_per_gpu is not None and summary.peak_flops_per_s is None
+        return "unknown: perfd saw no GPU whose peak it knows" if no_peak else None
     hfu = f", HFU {_percent(summary.hfu_ratio)}" if summary.hfu_ratio is not None else ""
     active = (
         f", tensor cores active {_percent(summary.tensor_active_ratio)}"

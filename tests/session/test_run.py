@@ -189,10 +189,10 @@ def test_metrics_are_served_while_the_job_runs(tmp_path, configuration):
         text=True,
     )
     assert process.stderr is not None
-    address = next(found[0] for line in process.stderr if (found := re.search(r"http://\S+/metrics", line)))
+    address = next(found[0] for line in process.stderr if (found := re.search(r"http://\S+/", line)))
     page = ""
     while "perfd_step_time_seconds" not in page:
-        with urllib.request.urlopen(address) as response:
+        with urllib.request.urlopen(f"{address}metrics") as response:
             page = response.read().decode()
     process.send_signal(signal.SIGTERM)
     process.communicate()
@@ -204,7 +204,7 @@ def test_a_port_that_is_taken_does_not_keep_the_job_from_running(tmp_path, confi
     inner = command(tmp_path, configuration, "--http", "127.0.0.1:1", "--", *TRAINER, "3", "0.01")
     done = subprocess.run(inner, capture_output=True, text=True, check=False)
     assert done.returncode == 0
-    assert "Cannot listen on 127.0.0.1:1" in done.stderr or "live metrics" in done.stderr
+    assert "Cannot listen on 127.0.0.1:1" in done.stderr or "the job is live at" in done.stderr
     assert only_job(tmp_path)["steps"]["count"] == 3
 
 

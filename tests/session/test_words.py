@@ -62,8 +62,16 @@ def test_what_is_not_known_is_said_to_be_unknown_and_never_zero(summary):
         memory=type(summary.memory)(),
         goodput_ratio=None,
     )
-    numbers = [line for line in in_words([bare]).splitlines() if line.startswith("    ")]
-    assert [line.split()[-1] for line in numbers[1:]] == ["unknown"] * (len(numbers) - 1)
+    _, *numbers = [line for line in in_words([bare]).splitlines() if line.startswith("    ")]
+    (line,) = numbers
+    name, *told = line.replace(",", "").split()
+    assert name == "unknown"
+    assert {"MFU", "stall", "optimizer", "goodput"} <= set(told)
+
+
+def test_why_mfu_is_unknown_is_said_where_flops_are_known(summary):
+    unseen = dataclasses.replace(summary, mfu_ratio=None, mfu_upper_ratio=None, peak_flops_per_s=None)
+    assert "MFU                   unknown: perfd saw no GPU whose peak it knows\n" in in_words([unseen])
 
 
 def test_alerts_of_a_job_stand_below_it_oldest_first(summary):

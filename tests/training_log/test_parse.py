@@ -101,7 +101,7 @@ def test_a_log_without_any_known_line_says_so(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "other.log").write_text("hello\n")
 
     assert main(["parse", str(tmp_path / "other.log")]) == 0
-    assert "Nothing here is a training log" in capsys.readouterr().out
+    assert "perfd.hook" in capsys.readouterr().out
 
 
 def test_a_missing_file_a_directory_and_a_binary_file_are_named_in_one_sentence(
