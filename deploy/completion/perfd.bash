@@ -36,7 +36,7 @@ _shtab_perfd_rules_test_option_strings=(-h --help --json)
 _shtab_perfd_rules_option_strings=(-h --help)
 _shtab_perfd_doctor_option_strings=(-h --help --config --json)
 _shtab_perfd_version_option_strings=(-h --help --json)
-_shtab_perfd_option_strings=(-h --help)
+_shtab_perfd_option_strings=(-h --help --version)
 
 _shtab_perfd_run___config_COMPGEN=_shtab_compgen_files
 _shtab_perfd_run___out_COMPGEN=_shtab_compgen_dirs
@@ -192,6 +192,7 @@ _shtab_perfd_version___json_nargs=0
 _shtab_perfd_pos_0_nargs=A...
 _shtab_perfd__h_nargs=0
 _shtab_perfd___help_nargs=0
+_shtab_perfd___version_nargs=0
 
 
 # $1=COMP_WORDS[1]

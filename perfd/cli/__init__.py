@@ -10,6 +10,7 @@ import sys
 from collections.abc import Collection, Sequence
 from types import ModuleType
 
+from perfd import __version__
 from perfd.cli.ending import unwound_by_signals
 from perfd.errors import PerfdError
 
@@ -40,6 +41,9 @@ VERBS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code; errors that perfd raises on purpose become one sentence."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
+    if not argv:
+        build_parser(()).print_help(sys.stderr)
+        return 2
     # Only the module of the verb in question is imported: the agent must stay small.
     wanted = next((word for word in argv if not word.startswith("-")), None)
     try:
@@ -79,6 +83,7 @@ def _discard_output() -> None:
 def build_parser(verbs: Collection[str] = VERBS) -> argparse.ArgumentParser:
     """The parser of the command line, which knows the arguments of `verbs` alone."""
     parser = argparse.ArgumentParser(prog="perfd", description=_description())
+    parser.add_argument("--version", action="version", version=__version__, help="print the version")
     choices = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb, summary in VERBS.items():
         subparser = choices.add_parser(verb, help=summary, description=summary[0].upper() + summary[1:] + ".")

@@ -1,4 +1,4 @@
-"""Numbers that make no sense are refused where they are written."""
+"""What the command refuses where it is written, and what it says when it is asked for nothing."""
 
 from __future__ import annotations
 
@@ -31,3 +31,17 @@ def test_a_number_that_makes_no_sense_is_one_sentence(
     assert left.value.code == 2
     *_, last = capsys.readouterr().err.splitlines()
     assert " is no number above 0." in last or " is no whole number from 1." in last
+
+
+def test_without_a_verb_all_verbs_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "run a command and watch it" in capsys.readouterr().err
+
+
+def test_the_version_is_told_where_people_look_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+    assert left.value.code == 0
+    assert main(["version"]) == 0
+    first, second = capsys.readouterr().out.split()
+    assert first == second
