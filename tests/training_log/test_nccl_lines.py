@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
+import pytest
 from perfd_collectors.training_log.understanding import Understanding
 
+from perfd.cli import main
 from perfd.model import EventKind
 
 LOG = """\
@@ -39,6 +42,36 @@ def test_transports_versions_and_warnings_of_nccl_are_told_once_and_steps_all_th
     assert any("different versions of NCCL: 2.27.3 and 2.28.9" in message for message in messages)
     assert any(message.startswith("NCCL WARN socketStartConnect") for message in messages)
     assert [step.step for step in understanding.steps] == [1]
+
+
+def test_communicators_with_their_ranks_and_how_these_are_connected_are_told():
+    assert read(LOG).document()["nccl"] == {
+        "versions": ["2.27.3", "2.28.9"],
+        "networks": ["Socket"],
+        "connections": {"SHM": 1},
+        "communicators": [{"id": "2a", "ranks": 2, "members": [{"rank": 0, "host": "node0", "pid": 71}]}],
+    }
+    assert read("step: 1").document()["nccl"] is None
+
+
+def test_logs_of_several_ranks_are_one_jobs():
+    understanding = read(LOG)
+    other = LOG.replace("rank 0 nranks", "rank 1 nranks").replace("node0:71", "node1:80")
+    understanding.read(io.BytesIO(other.encode()))
+
+    (communicator,) = understanding.document()["nccl"]["communicators"]
+    assert [member["host"] for member in communicator["members"]] == ["node0", "node1"]
+
+
+def test_people_are_shown_communicators_by_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "log").write_text(LOG)
+    (tmp_path / "nccl").write_text(LOG.split("\n", 1)[1].rsplit("[titan]", 1)[0])
+
+    for name in ("log", "nccl"):
+        assert main(["parse", str(tmp_path / name)]) == 0
+        printed = capsys.readouterr().out
+        assert "1 of 2 ranks" in printed
+        assert "1 by SHM" in printed
 
 
 def test_lines_of_nccl_are_no_unknown_progress():

@@ -66,6 +66,10 @@ class DebugLog:
     _pairs: set[tuple[str, int, int, int]] = field(default_factory=set)
     _told: set[str] = field(default_factory=set)
 
+    def __bool__(self) -> bool:
+        """Whether anything was said."""
+        return bool(self.versions or self.communicators or self.transports or self.networks)
+
     def take(self, line: str) -> Iterator[Remark]:
         """Take in one line; yields what somebody should know of."""
         if "NCCL " not in line:

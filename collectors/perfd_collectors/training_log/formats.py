@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from perfd.model import TrainingStep
+from perfd_collectors.nccl.debug_log import DebugLog
 from perfd_collectors.training_log.lines import Line
 from perfd_collectors.training_log.output import Output
 from perfd_collectors.training_log.steps import StepLog
@@ -18,6 +19,7 @@ class Job:
 
     out: Output
     steps: StepLog
+    nccl: DebugLog = field(default_factory=DebugLog)
 
 
 class FormatParser(Protocol):

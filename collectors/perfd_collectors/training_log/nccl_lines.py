@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfd.model import EventKind
-from perfd_collectors.nccl.debug_log import DebugLog
 from perfd_collectors.training_log.formats import Job
 from perfd_collectors.training_log.lines import Line
 
 
 class NcclLineParser:
-    """The lines of all ranks in one log. Warnings are `FailureParser`'s."""
+    """The lines of all ranks, in one log or several. Warnings are `FailureParser`'s."""
 
     keywords: Sequence[bytes] = (b"NCCL INFO", b"NCCL version")
 
     def __init__(self, job: Job) -> None:
         self._out = job.out
         self._steps = job.steps
-        self._log = DebugLog()
+        self._log = job.nccl
 
     @property
     def hungry(self) -> bool:

@@ -17,6 +17,7 @@ from perfd.model import (
     StepPhases,
     TrainingStep,
 )
+from perfd_collectors.nccl.debug_log import DebugLog
 from perfd_collectors.training_log.parser import LogParser, new_job
 from perfd_collectors.training_log.stamps import Zone
 
@@ -38,6 +39,8 @@ class Understanding:
         self._positions: dict[int, int] = {}
         self.events: list[Event] = []
         self.memory: list[MemoryReport] = []
+        self.nccl = self._job.nccl
+        """What NCCL says of itself."""
         self.lines = 0
         self.unrecognised_lines = 0
         self.examples: list[str] = []
@@ -72,6 +75,7 @@ class Understanding:
             "steps": [self._step(position) for position in range(len(self.steps))],
             "memory": [_without_job(report) for report in self.memory],
             "events": [_event(event) for event in self.events],
+            "nccl": _nccl(self.nccl) if self.nccl else None,
             "lines": self.lines,
             "unrecognised_lines": self.unrecognised_lines,
             "unrecognised_examples": self.examples,
@@ -126,6 +130,19 @@ def _phase(phase: PhaseTime) -> dict[str, Any]:
 
 def _without_job(record: TrainingStep | MemoryReport) -> dict[str, Any]:
     return {name: value for name, value in asdict(record).items() if name != "job"}
+
+
+def _nccl(log: DebugLog) -> dict[str, Any]:
+    communicators: dict[str, dict[str, Any]] = {}
+    for (identity, _), one in sorted(log.communicators.items()):
+        entry = communicators.setdefault(identity, {"id": identity, "ranks": one.ranks, "members": []})
+        entry["members"].append({"rank": one.rank, "host": one.host, "pid": one.pid})
+    return {
+        "versions": sorted(log.versions),
+        "networks": sorted(log.networks),
+        "connections": dict(sorted(log.transports.items())),
+        "communicators": list(communicators.values()),
+    }
 
 
 def _event(event: Event) -> dict[str, Any]:
