@@ -156,12 +156,19 @@ class NsysExport:
         if launched is not None:
             self.call("cudaLaunchKernel_v7000", launched - 5000, launched, process, self._correlation)
 
-    def copy(self, start: int, end: int, *, process: int = 1, device: int = 0) -> None:
-        """A copy from pageable memory to the device."""
+    def copy(
+        self, start: int, end: int, *, process: int = 1, device: int = 0, launched: int | None = None
+    ) -> None:
+        """A copy from pageable memory to the device, and the call that launched it when that is known."""
         self._run(f"CREATE TABLE IF NOT EXISTS CUPTI_ACTIVITY_KIND_MEMCPY ({_COPY_COLUMNS})")
+        correlation = 0
+        if launched is not None:
+            self._correlation += 1
+            correlation = self._correlation
+            self.call("cudaMemcpyAsync_v3020", launched - 5000, launched, process, correlation)
         self._run(
-            "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?, ?, ?, 1, 7, 0, ?, 8, 1, 0, 2)",
-            (start, end, device, _process(process)),
+            "INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (?, ?, ?, 1, 7, ?, ?, 8, 1, 0, 2)",
+            (start, end, device, correlation, _process(process)),
         )
 
     def graph(self, start: int, end: int, *, process: int = 1, device: int = 0) -> None:

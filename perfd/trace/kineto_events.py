@@ -13,8 +13,10 @@ from perfd.trace.communicators import HostMessage
 from perfd.trace.intervals import Ns
 from perfd.trace.model import Call, HostCalls, Kind, Message, Phase, calls_of
 
-_MAX_TIME_US = 9e15
-"""The year 2255: what is later is no time."""
+_MAX_TIME_US = 4e15
+"""The year 2096: what is later is no time."""
+_MAX_DURATION_US = 1e14
+"""Three years. From the earliest start to the latest end are nanoseconds that 64 bits hold."""
 _KERNEL, _MEMORY, _CALL, _ANNOTATION, _HOST_OPERATION, _OVERHEAD, _SPAN = range(7)
 _CATEGORIES = {
     spelling: code
@@ -168,7 +170,7 @@ class _Times:
     def ns(self) -> tuple[Ns, Ns, NDArray[np.bool_]]:
         """Starts, ends, and which of them are times at all."""
         start, duration = np.array(self.start_us), np.array(self.duration_us)
-        valid = (np.abs(start) < _MAX_TIME_US) & (duration >= 0) & (duration < _MAX_TIME_US)
+        valid = (np.abs(start) < _MAX_TIME_US) & (duration >= 0) & (duration < _MAX_DURATION_US)
         start, duration = np.where(valid, start, 0), np.where(valid, duration, 0)
         # Whole microseconds apart, as absolute times in nanoseconds do not fit into a double.
         whole = np.floor(start)

@@ -37,8 +37,9 @@ def losses(trace: RankTrace) -> Losses | None:
         return None
     recorded = np.isin(calls.correlation[launches], known)
     if not recorded.any():
-        # Numbers that never match are not of one kind: nothing can be said.
-        return None
+        copies = calls.correlation[(calls.kind == Call.COPY) & (calls.correlation > 0)]
+        # Numbers that never match are not of one kind: nothing can be said. When copies do, kernels are gone.
+        return Losses(launches=len(recorded), lost=len(recorded)) if np.isin(copies, known).any() else None
     settled = recorded[: int(np.flatnonzero(recorded)[-1]) + 1]
     return Losses(launches=len(settled), lost=int((~settled).sum()))
 

@@ -68,10 +68,13 @@ def _check_size(path: Path, name: str) -> None:
 def _traces(name: str, tables: Tables) -> list[RankTrace]:
     activity = tables.activity()
     if not len(activity.rows):
-        raise TraceError(f"{name}: the capture has no GPU operation; was it taken with --trace=cuda?")
+        why = "none has a valid time." if activity.invalid else "was it taken with --trace=cuda?"
+        raise TraceError(f"{name}: the capture has no GPU operation; {why}")
     classes = [kernel_class(one) for one in activity.names]
     calls, phases, gpus = tables.calls(), tables.phases(), tables.gpu_names()
     captured, epoch_ns, notes = tables.captured_ns(), tables.epoch_ns(), tables.notes()
+    if activity.invalid:
+        notes = (*notes, f"{activity.invalid} GPU operations have no valid time, and are left out.")
     traces = []
     for process, device, mine in _by_gpu(activity):
         operations, _ = operations_of({column: activity.column(column)[mine] for column in _OPERATION})

@@ -30,6 +30,8 @@ _OPERATION = "start, end, deviceId, streamId, COALESCE(correlationId, -1), globa
 _PUSH_POP, _START_END = 59, 60
 # A global thread id is (hardware, virtual machine, process, thread); without the thread it names the process.
 _THREAD_BITS = 24
+_MAX_TIME_NS = 10**17
+"""Three years: what claims more is damaged, and sums of it would overflow."""
 _DROPPED = re.compile(r"events dropped:\s*(\d+)")
 _COPY_KINDS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
 _MEMORY_KINDS = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
@@ -41,6 +43,8 @@ class Activity:
 
     names: Sequence[str]
     rows: NDArray[np.int64]
+    invalid: int = 0
+    """Rows without a valid time, which are left out."""
     columns: Sequence[str] = (
         "start_ns",
         "end_ns",
@@ -73,7 +77,8 @@ class Tables:
         names: list[str] = []
         parts = [part for part in self._activities(names) if len(part)]
         rows = np.concatenate(parts) if parts else np.empty((0, 8), dtype=np.int64)
-        return Activity(names=names, rows=rows[rows[:, 1] >= rows[:, 0]])
+        valid = _are_times(rows[:, 0], rows[:, 1])
+        return Activity(names=names, rows=rows[valid], invalid=int((~valid).sum()))
 
     def _activities(self, names: list[str]) -> Iterator[NDArray[np.int64]]:
         if _KERNELS in self._tables:
@@ -111,9 +116,10 @@ class Tables:
         wanted = ", ".join(str(int(key)) for key, kind in kinds.items() if kind is not Call.OTHER) or "NULL"
         rows = self._rows(
             f"SELECT start, end, COALESCE(correlationId, -1), globalTid, nameId FROM {_RUNTIME} "  # noqa: S608
-            f"WHERE nameId IN ({wanted}) AND COALESCE(returnValue, 0) = 0 AND end >= start",
+            f"WHERE nameId IN ({wanted}) AND COALESCE(returnValue, 0) = 0",
             5,
         )
+        rows = rows[_are_times(rows[:, 0], rows[:, 1])]
         used, index = np.unique(rows[:, 4], return_inverse=True)
         kind = np.array([kinds[int(key)] for key in used], dtype=np.int64)[index]
         process = rows[:, 3] >> _THREAD_BITS << _THREAD_BITS
@@ -131,7 +137,7 @@ class Tables:
         )
         phases: dict[int, list[Phase]] = {}
         for start, end, thread, text in self._connection.execute(query):
-            if isinstance(text, str) and text:
+            if isinstance(text, str) and text and abs(start) < _MAX_TIME_NS and end < _MAX_TIME_NS:
                 phases.setdefault(int(thread) >> _THREAD_BITS << _THREAD_BITS, []).append(
                     Phase(name=text, start_ns=int(start), end_ns=int(end), thread=int(thread))
                 )
@@ -143,6 +149,7 @@ class Tables:
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
         of_process = f"globalTid >> {_THREAD_BITS} << {_THREAD_BITS} = {process}"
         rows = self._rows(f"SELECT start, end FROM {_OVERHEAD} WHERE {of_process}", 2)  # noqa: S608
+        rows = rows[_are_times(rows[:, 0], rows[:, 1])]
         return rows[:, 0], rows[:, 1]
 
     def gpu_names(self) -> Mapping[tuple[int | None, int], str]:
@@ -201,6 +208,11 @@ class Tables:
         cursor = self._connection.execute(query)
         flat = np.fromiter(chain.from_iterable(cursor), dtype=np.int64)
         return flat.reshape(-1, width)
+
+
+def _are_times(start_ns: Ns, end_ns: Ns) -> NDArray[np.bool_]:
+    valid: NDArray[np.bool_] = (start_ns > -_MAX_TIME_NS) & (end_ns >= start_ns) & (end_ns < _MAX_TIME_NS)
+    return valid
 
 
 def _named(rows: NDArray[np.int64], names: NDArray[np.int64], kind: Kind) -> NDArray[np.int64]:

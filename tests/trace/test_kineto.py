@@ -156,6 +156,14 @@ def test_a_bare_list_of_events_is_a_trace(tmp_path):
     assert len(_read(tmp_path, events)[0].operations) == 1
 
 
+def test_times_whose_sum_no_number_holds_are_left_out_and_told(tmp_path):
+    operations = [Op(COMPUTE, 1, 2), Op(COMPUTE, -8e15, 0), Op(COMPUTE, 1, 1e15), Op(COMPUTE, 3.9e15, 3.9e15)]
+    (trace,) = _read(tmp_path, kineto(operations))
+
+    assert trace.operations.start_ns.tolist() == [1_000, int(3.9e18)]
+    assert trace.notes == ["2 GPU operations have no valid time, and are left out."]
+
+
 def test_negative_durations_are_left_out_and_told(tmp_path):
     (trace,) = _read(tmp_path, kineto([Op(COMPUTE, 1, 2), Op(COMPUTE, 9, 5)]))
 

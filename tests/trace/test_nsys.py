@@ -107,6 +107,38 @@ def test_lost_records_are_counted_and_idle_is_unknown(export):
     assert timeline.whole().uncovered_s > 0
 
 
+def test_without_any_kernel_all_launches_are_lost_when_copies_show_that_numbers_match(export):
+    export.lost("cudaLaunchKernel_v7000", 20)
+    export.copy(100_000, 200_000, launched=90_000)
+
+    timeline = RankTimeline(nsys.read(export.close())[0])
+
+    assert (timeline.losses.launches, timeline.losses.lost) == (20, 20)
+    assert timeline.whole().idle_s is None
+
+
+@pytest.mark.parametrize("end", [500, 2**63 - 1, 10**17])
+def test_operations_without_a_valid_time_are_left_out_and_counted(export, end):
+    export.kernel(COMPUTE, 1_000, 4_000)
+    export.kernel(COMPUTE, 2_000, end)
+    export.call("cudaLaunchKernel_v7000", 10, end)
+    export.nvtx("forward", 900, end)
+
+    (trace,) = nsys.read(export.close())
+
+    assert trace.operations.end_ns.tolist() == [4_000]
+    assert trace.notes == ("1 GPU operations have no valid time, and are left out.",)
+    assert RankTimeline(trace).whole().span_s == pytest.approx(3e-6)
+    assert not [phase for phase in trace.phases if phase.end_ns > 10**16]
+
+
+def test_a_capture_whose_times_are_all_invalid_says_so(export):
+    export.kernel(COMPUTE, 2_000, 1_000)
+
+    with pytest.raises(TraceError, match="no GPU operation; none has a valid time"):
+        nsys.read(export.close())
+
+
 def test_launches_in_flight_at_the_end_are_not_lost(export):
     export.kernel(COMPUTE, 10_000, 20_000, launched=9_000)
     for at in range(5):
