@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from perfd.report.model import Metric, Point, Report, ReportFinding, Roofline, Table
 from perfd.report.words import UNKNOWN, duration, kernel_name, percent, title
+from perfd.trace.confidence import MEASURED, MODELLED
 from perfd.trace.ncu import KernelMetrics
 from perfd.trace.roofline import AT_LIMIT_RATIO, LATENCY_RATIO, Placement, Verdict
 
@@ -52,7 +53,14 @@ def report_of_placement(found: Placement) -> Report:
         metrics=[
             Metric(name=name, value=value, source=source) for name, value, source in rows if value != UNKNOWN
         ],
-        findings=[_finding(found.verdict, [_why(found)], found.attainable_ratio)],
+        findings=[
+            _finding(
+                found.verdict,
+                [_why(found)],
+                MODELLED if found.time_s is None else MEASURED,
+                attainable=found.attainable_ratio,
+            )
+        ],
         # What computes nothing has no place on a logarithmic axis.
         figures=[_picture([_point(found)], f"{shapes}; {peaks}", found)] if work.flops else [],
     )
@@ -79,7 +87,7 @@ def report_of_kernels(kernels: Sequence[KernelMetrics], source: str) -> Report:
         summary=[THRESHOLDS],
         metrics=[],
         findings=[
-            _finding(kernel.verdict, _evidence(kernel), None, kernel_name(kernel.name, _NAME_WIDTH))
+            _finding(kernel.verdict, _evidence(kernel), MEASURED, who=kernel_name(kernel.name, _NAME_WIDTH))
             for kernel in kernels
             if kernel.verdict
         ],
@@ -133,13 +141,20 @@ def _evidence(kernel: KernelMetrics) -> list[str]:
     return evidence
 
 
-def _finding(verdict: Verdict, evidence: list[str], attainable: float | None, who: str = "") -> ReportFinding:
+def _finding(
+    verdict: Verdict,
+    evidence: list[str],
+    confidence: float,
+    *,
+    attainable: float | None = None,
+    who: str = "",
+) -> ReportFinding:
     return ReportFinding(
         title=title(verdict.value),
         evidence=evidence,
         recommendation=_ADVICE[verdict],
         gain_ratio=None if attainable is None else max(0.0, 1 - attainable),
-        confidence=0.8,
+        confidence=confidence,
         who=who,
     )
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from perfd.analysis.findings import milliseconds, percent
 from perfd.trace.analysis import TraceAnalysis
+from perfd.trace.confidence import CONFIRMED, MEASURED, UNEXPLAINED, seen
 from perfd.trace.judge_ranks import judge_losses, judge_pipeline, judge_straggler
 from perfd.trace.kernels import KernelRow, busy_by_class
 from perfd.trace.verdict import FindingKind, Shares, TraceFinding, launch_idle_s, shares, sync_idle_s
@@ -90,7 +91,7 @@ def _judge_communication(analysis: TraceAnalysis, part: Shares) -> TraceFinding 
             advice = "Communication is mostly waiting: find out who comes last before tuning the network."
     return TraceFinding(
         kind=FindingKind.COMMUNICATION,
-        confidence=0.9 if transfer + wait > 0 else 0.8,
+        confidence=seen(CONFIRMED if transfer + wait > 0 else MEASURED, analysis),
         evidence=evidence,
         recommendation=advice,
         lost_ratio=part.exposed_communication,
@@ -99,7 +100,7 @@ def _judge_communication(analysis: TraceAnalysis, part: Shares) -> TraceFinding 
 
 def _judge_launch(analysis: TraceAnalysis, part: Shares) -> TraceFinding | None:
     if part.unexplained_idle > LAUNCH_RATIO:
-        return _unexplained(part)
+        return _unexplained(analysis, part)
     if part.launch <= LAUNCH_RATIO:
         return None
     worst = max(analysis.complete, key=launch_idle_s)
@@ -126,7 +127,7 @@ def _judge_launch(analysis: TraceAnalysis, part: Shares) -> TraceFinding | None:
         )
     return TraceFinding(
         kind=FindingKind.LAUNCH,
-        confidence=0.8,
+        confidence=seen(MEASURED, analysis),
         ranks=[worst.rank] if len(analysis.complete) > 1 else [],
         evidence=evidence,
         recommendation=advice,
@@ -134,10 +135,10 @@ def _judge_launch(analysis: TraceAnalysis, part: Shares) -> TraceFinding | None:
     )
 
 
-def _unexplained(part: Shares) -> TraceFinding:
+def _unexplained(analysis: TraceAnalysis, part: Shares) -> TraceFinding:
     return TraceFinding(
         kind=FindingKind.LAUNCH,
-        confidence=0.4,
+        confidence=seen(UNEXPLAINED, analysis),
         evidence=[
             (
                 f"The GPU runs nothing for {percent(part.unexplained_idle)} of the window (mean over ranks);"
@@ -155,7 +156,7 @@ def _judge_synchronization(analysis: TraceAnalysis, part: Shares) -> TraceFindin
     worst = max(analysis.complete, key=sync_idle_s)
     return TraceFinding(
         kind=FindingKind.SYNCHRONIZATION,
-        confidence=0.8,
+        confidence=seen(MEASURED, analysis),
         ranks=[worst.rank] if len(analysis.complete) > 1 else [],
         evidence=[
             (
@@ -195,7 +196,7 @@ def _judge_memory(analysis: TraceAnalysis, part: Shares) -> TraceFinding | None:
         advice = "Pin the host's memory (pin_memory=True) and copy with non_blocking=True."
     return TraceFinding(
         kind=FindingKind.MEMORY_COPY,
-        confidence=0.8,
+        confidence=seen(MEASURED, analysis),
         evidence=evidence,
         recommendation=advice,
         lost_ratio=max(part.exposed_memory, pageable),
@@ -226,7 +227,7 @@ def _judge_compute(analysis: TraceAnalysis, part: Shares) -> TraceFinding:
     )
     return TraceFinding(
         kind=FindingKind.COMPUTE,
-        confidence=0.8,
+        confidence=seen(MEASURED, analysis),
         evidence=evidence,
         recommendation=advice,
         lost_ratio=None,

@@ -9,6 +9,7 @@ import numpy as np
 from perfd.analysis.findings import milliseconds, percent
 from perfd.trace.analysis import TraceAnalysis, by_rank
 from perfd.trace.breakdown import MAX_LOST_RATIO
+from perfd.trace.confidence import CONFIRMED, MEASURED, seen
 from perfd.trace.stages import spans_stages
 from perfd.trace.verdict import FindingKind, TraceFinding
 
@@ -31,7 +32,7 @@ def judge_losses(analysis: TraceAnalysis) -> TraceFinding | None:
     ]
     return TraceFinding(
         kind=FindingKind.LOST_RECORDS,
-        confidence=0.9,
+        confidence=CONFIRMED,
         ranks=[rank.rank for rank in ranks],
         evidence=evidence,
         recommendation=(
@@ -73,7 +74,7 @@ def judge_straggler(analysis: TraceAnalysis) -> TraceFinding | None:
     advice = (
         f"Look at the host of rank {worst} (input, Python, CPU): its GPU computes no longer than its peers'."
     )
-    confidence = 0.8
+    confidence = MEASURED
     if slower is not None and slower > SLOWER_RATIO:
         evidence.append(
             f"Its kernels run {slower:.2f} times as long as its peers' median (union of compute)."
@@ -82,10 +83,10 @@ def judge_straggler(analysis: TraceAnalysis) -> TraceFinding | None:
             f"Compare the kernels of rank {worst} with a peer's: slower ones mean the GPU (clock, heat,"
             " another process), more of them mean uneven work."
         )
-        confidence = 0.9
+        confidence = CONFIRMED
     return TraceFinding(
         kind=FindingKind.STRAGGLER,
-        confidence=confidence,
+        confidence=seen(confidence, analysis),
         ranks=[worst],
         evidence=evidence,
         recommendation=advice,
@@ -122,7 +123,7 @@ def judge_pipeline(analysis: TraceAnalysis) -> TraceFinding | None:
         )
     return TraceFinding(
         kind=FindingKind.PIPELINE,
-        confidence=0.8,
+        confidence=seen(MEASURED, analysis),
         ranks=[busiest.rank] if uneven else [],
         evidence=evidence,
         recommendation=(

@@ -28,7 +28,7 @@ class TraceFinding:
 
     kind: FindingKind
     confidence: float
-    """0 to 1: 0.9 two independent signs agree, 0.8 measured directly, 0.6 measured in part."""
+    """0 to 1, as `perfd.trace.confidence` says."""
     ranks: Sequence[int] = ()
     """Who is to blame; empty when it is all of them."""
     evidence: Sequence[str] = ()

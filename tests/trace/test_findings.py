@@ -95,6 +95,24 @@ def test_a_capture_that_lost_its_records_has_no_bottleneck_but_says_so(tmp_path)
     assert "30 of 31 launches" in diagnosis.findings[0].evidence[0]
 
 
+def _two_ranks(path, *, lost):
+    export = NsysExport(path)
+    for process in (1, 2):
+        for start in range(0, 100_000, 10_000):
+            export.kernel(COMPUTE, start, start + 9_000, process=process, device=process, launched=start - 10)
+    export.lost("cudaLaunchKernel_v7000", lost)
+    return diagnose(analyse(read_traces([export.close()])))
+
+
+def test_a_finding_is_less_sure_by_the_ranks_that_could_not_be_seen(tmp_path):
+    whole, half = _two_ranks(tmp_path / "whole.sqlite", lost=0), _two_ranks(tmp_path / "half.sqlite", lost=10)
+
+    assert (whole.bottleneck.kind, half.bottleneck.kind) == (FindingKind.COMPUTE, FindingKind.COMPUTE)
+    assert half.bottleneck.confidence == whole.bottleneck.confidence / 2
+    assert half.findings[0].kind is FindingKind.LOST_RECORDS
+    assert half.findings[0].confidence > whole.bottleneck.confidence
+
+
 def test_kernels_sum_to_the_busy_time_when_each_instant_counts_once(tmp_path):
     operations = [
         Op(MATMUL, 0, 100, stream=1),

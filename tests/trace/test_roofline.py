@@ -317,3 +317,13 @@ def test_the_report_of_a_roofline_is_json_too(tmp_path):
     document = json.loads((tmp_path / "r.json").read_text())
     assert document["schema"] == "perfd.report/1"
     assert all(metric["source"] for metric in document["metrics"])
+
+
+def test_a_roofline_that_nobody_measured_is_less_sure_than_one_with_a_time(tmp_path):
+    def confidence(*time):
+        words = ["roofline", "--matmul", "4096x4096x4096", *time, "--output", str(tmp_path / "r.json")]
+        assert main(words) == 0
+        (found,) = json.loads((tmp_path / "r.json").read_text())["findings"]
+        return found["confidence"]
+
+    assert confidence() < confidence("--time", "0.0003")
