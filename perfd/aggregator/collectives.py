@@ -29,6 +29,8 @@ class CollectiveRows:
         """By operation and number of columns."""
         self._rows: dict[_Key, tuple[Rings, int, int]] = {}
         """The rings that a communicator is in, its row there, and its number of columns."""
+        self._columns = 0
+        """Of all of them."""
 
     def put(self, times: CollectiveTimes) -> None:
         """Add what one rank reported; what cannot be matched is left out."""
@@ -44,6 +46,7 @@ class CollectiveRows:
         """Forget everything: the job started again."""
         self._rings.clear()
         self._rows.clear()
+        self._columns = 0
 
     def stacks(self) -> list[CollectiveStack]:
         """All communicators that are in use and of which every rank is known; those alike are together."""
@@ -63,13 +66,19 @@ class CollectiveRows:
         communicator, operation, _, _, timing = key
         rings = self._rings.get((operation, columns))
         if rings is None:
-            rings = self._rings[operation, columns] = Rings(operation, columns, self._span(columns))
+            rings = self._rings[operation, columns] = Rings(operation, columns)
         self._rows[key] = found = (rings, rings.add(communicator, timing), columns)
+        self._share(self._columns + columns)
         return found
 
-    def _span(self, columns: int) -> int:
-        cells = self._limits.operation_cells_per_communicator
-        return max(1, min(self._limits.operations_per_communicator, cells // max(1, columns)))
+    def _share(self, columns: int) -> None:
+        """Give each communicator its part of the memory, now that all together have so many columns."""
+        self._columns = columns
+        limits = self._limits
+        fair = limits.operation_cells_per_job // max(1, columns)
+        span = min(limits.operations_per_communicator, max(limits.fewest_operations_per_communicator, fair))
+        for (_, width), rings in self._rings.items():
+            rings.hold(max(1, min(span, limits.operation_cells_per_communicator // max(1, width))))
 
     def _oldest_in_use_unix_ns(self, now_unix_ns: int) -> int:
         """Communicators that were last heard of before this are gone, as after a restart of the job."""
@@ -78,10 +87,11 @@ class CollectiveRows:
 
     def _drop_left(self, now_unix_ns: int) -> None:
         oldest_unix_ns = self._oldest_in_use_unix_ns(now_unix_ns)
-        for key, (rings, row, _) in list(self._rows.items()):
+        for key, (rings, row, columns) in list(self._rows.items()):
             if rings.heard_unix_ns(row) < oldest_unix_ns:
                 rings.drop(row)
                 del self._rows[key]
+                self._columns -= columns
 
 
 class ProgressRows:

@@ -40,11 +40,14 @@ class Limits:
     """Communicators, and pairs of ranks that send to each other, each with its operations."""
     progress_per_job: int = 262_144
     """Ranks times their communicators, of which it is known how far each is."""
-    operations_per_communicator: int = 1_024
+    fewest_operations_per_communicator: int = 1_024
+    operations_per_communicator: int = 4_096
     """Newest operations of a communicator in memory: some dozens of steps, so that who is late in a few of
-    them is not taken for one that always is."""
+    them is not taken for one that always is. Where every layer has a few of its own that is thousands."""
     operation_cells_per_communicator: int = 2_097_152
     """Operations times ranks; a larger communicator keeps fewer operations."""
+    operation_cells_per_job: int = 4_194_304
+    """The same over all communicators of a job, which share it; but each keeps the fewest all the same."""
     gpu_history_s: float = 300.0
     gpu_history_rows: int = 1_200
     stale_after_s: float = 30.0

@@ -46,7 +46,7 @@ class Rings:
     it is full, so that adding costs little; a look copies what is held.
     """
 
-    def __init__(self, operation: str, columns: int, span: int) -> None:
+    def __init__(self, operation: str, columns: int, span: int = 1) -> None:
         self._operation = operation
         self._span = span
         self._free: list[int] = []
@@ -67,6 +67,10 @@ class Rings:
         """Of operations of at least half the largest size: a byte of a small message takes longer."""
         self._stretches: list[list[float]] = []
         """Seconds a byte of the large operations that are no longer held, since the last median."""
+
+    def hold(self, span: int) -> None:
+        """Of how many of the newest sequence numbers the operations are held, from the next ones on."""
+        self._span = span
 
     def add(self, name: str, timing: TimingSource) -> int:
         """Begin a communicator; returns its row."""
