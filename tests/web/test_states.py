@@ -441,6 +441,31 @@ def test_keys_open_the_list_of_keys_and_walk_through_jobs(tab: Tab, stand_in: St
     tab.wait("location.pathname === '/servers' && document.querySelector('article')")
 
 
+def test_ranks_of_a_capture_that_ended_alike_are_one_line(tab: Tab, stand_in: StandIn) -> None:
+    file = {"path": "/captures/c1/rank-0.nsys-rep", "size_bytes": 5}
+    alike = [{"rank": rank, "node": "n", "state": "refused", "reason": "No nsys."} for rank in range(2, 1024)]
+    ranks = [
+        {"rank": 0, "node": "n", "state": "done", "reason": "", "files": [file]},
+        {"rank": 1, "node": "n", "state": "done", "reason": "", "files": [file]},
+        *alike,
+    ]
+    stand_in.answers["captures"] = {
+        "captures": [
+            {
+                "id": "c1", "job": "llama", "tool": "nsys", "profile": "default", "alert": None, "reason": "",
+                "state": "partial", "requested_unix_s": 1e9, "ended_unix_s": 1e9 + 3, "ranks": ranks,
+            }
+        ]
+    }  # fmt: skip
+    tab.open(f"{stand_in.url}/jobs/llama/captures", "document.querySelector('article')")
+
+    assert tab.text("article ul").splitlines() == [
+        *["rank 0 on n done", "/captures/c1/rank-0.nsys-rep 5 B"],
+        *["rank 1 on n done", "/captures/c1/rank-0.nsys-rep 5 B"],
+        f"ranks {', '.join(map(str, range(2, 18)))} and 1006 more on n refused: No nsys.",
+    ]
+
+
 def test_the_focus_stays_where_it_is_when_newer_numbers_come(tab: Tab, stand_in: StandIn) -> None:
     fleet_of(stand_in, fleet_row("llama", step=1), fleet_row("b"))
     tab.open(f"{stand_in.url}/", FLEET)

@@ -27,7 +27,7 @@ export function breakdownBar(job) {
     el("div", { class: "bar", role: "img", "aria-label": `A step of ${duration(job.step_time_s?.median)}: ${say}` },
       parts.map(([key, name, ratio]) => el("span", { class: `part ${key}`, style: width(ratio / scale), title: `${name} ${percent(ratio)}` }, ratio > 0.08 && percent(ratio, 0)))),
     el("ul", { class: "legend" }, parts.map(([key, name, ratio]) => el("li", { "data-part": key }, el("span", { class: `swatch ${key}` }), `${name} `, el("strong", {}, percent(ratio))))),
-    el("figcaption", { class: "quiet" }, `Of a step of ${duration(job.step_time_s?.median)}. Forward and backward are the slowest rank’s`, spread == null ? "." : `: over the fastest’s by ${percent(spread)} of a step.`),
+    el("figcaption", { class: "quiet" }, `Of a step of ${duration(job.step_time_s?.median)}. Forward and backward are those of the slowest rank`, spread == null ? "." : `; the fastest one has ${percent(spread)} of a step less.`),
   );
 }
 

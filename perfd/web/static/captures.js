@@ -4,6 +4,7 @@ import { el, section } from "./dom.js";
 import { bytes, duration, moment, plural, words } from "./format.js";
 
 const MAX_RANKS = 64;
+const MAX_NAMED = 16;
 const MAX_CAPTURES = 100;
 
 export function showCaptures(main, job, captures) {
@@ -20,6 +21,7 @@ export function showCaptures(main, job, captures) {
 function capture(one) {
   const facts = [one.tool, `profile ${one.profile}`, one.alert ? `alert ${one.alert}` : "by hand", moment(one.requested_unix_s)];
   const took = one.ended_unix_s == null ? null : `took ${duration(one.ended_unix_s - one.requested_unix_s)}`;
+  const alike = grouped(one.ranks);
   return el(
     "article",
     { class: "card capture", id: `capture-${one.id}` },
@@ -27,20 +29,37 @@ function capture(one) {
     el("p", { class: "quiet" }, [...facts, took].filter(Boolean).join(" · ")),
     one.reason && el("p", {}, one.reason),
     one.ranks.some((who) => who.files?.length) && el("p", {}, el("a", { href: `/reports/captures/${encodeURIComponent(one.id)}` }, "Open the report")),
-    el("ul", { class: "ranks" }, one.ranks.slice(0, MAX_RANKS).map(rank)),
-    one.ranks.length > MAX_RANKS && el("p", { class: "quiet" }, `and ${one.ranks.length - MAX_RANKS} more ranks`),
+    el("ul", { class: "ranks" }, alike.slice(0, MAX_RANKS).map((ranks) => outcome(ranks, one.reason))),
+    alike.length > MAX_RANKS && el("p", { class: "quiet" }, `and ${alike.slice(MAX_RANKS).flat().length} more ranks`),
   );
 }
 
-function rank(one) {
-  const who = one.rank == null ? "every rank" : `rank ${one.rank}`;
-  const span = one.stopped_unix_s == null || one.started_unix_s == null ? "" : ` for ${duration(one.stopped_unix_s - one.started_unix_s)}`;
+// Ranks that ended in one way, and left no files of their own, are one line: a job may have a thousand.
+function grouped(ranks) {
+  const groups = new Map();
+  for (const [index, one] of ranks.entries()) {
+    const key = JSON.stringify(one.files?.length ? index : [one.node, one.state, one.reason, span(one)]);
+    groups.set(key, [...(groups.get(key) ?? []), one]);
+  }
+  return [...groups.values()];
+}
+
+function outcome(ranks, told) {
+  const [one] = ranks;
   return el(
     "li",
     {},
-    el("strong", {}, who, one.node ? ` on ${one.node}` : ""),
-    ` ${words(one.state)}${span}`,
-    one.reason && `: ${one.reason}`,
+    el("strong", {}, who(ranks), one.node ? ` on ${one.node}` : ""),
+    ` ${words(one.state)}${span(one)}`,
+    one.reason && one.reason !== told && `: ${one.reason}`,
     (one.files ?? []).map((file) => el("div", {}, el("code", {}, file.path), ` ${bytes(file.size_bytes)}`)),
   );
 }
+
+function who(ranks) {
+  if (ranks.some((one) => one.rank == null)) return "every rank";
+  const named = ranks.slice(0, MAX_NAMED).map((one) => one.rank).join(", ");
+  return `${ranks.length === 1 ? "rank" : "ranks"} ${named}${ranks.length > MAX_NAMED ? ` and ${ranks.length - MAX_NAMED} more` : ""}`;
+}
+
+const span = (one) => (one.stopped_unix_s == null || one.started_unix_s == null ? "" : ` for ${duration(one.stopped_unix_s - one.started_unix_s)}`);

@@ -44,6 +44,9 @@ export const clock = (date) => date.toLocaleTimeString("en-GB");
 export const moment = (unixS) =>
   known(unixS) ? new Date(unixS * 1000).toISOString().replace("T", " ").slice(0, 19) + " UTC" : UNKNOWN;
 
+// A sentence whose numbers stay beside their units where a line ends.
+export const unbroken = (text) => text.replace(/(\d) (?=%|(?:ms|s|W|GB|GiB|MiB|MHz|TFLOP\/s)\b)/g, "$1\u00a0");
+
 export const words = (name) => String(name ?? "unknown").replaceAll("_", " ");
 
 export function progress(step, all) {

@@ -77,7 +77,7 @@ const numbers = (job) => [
   ["tokens", "Tokens/s", count(job.tokens_per_s), `${count(job.tokens_per_s_per_gpu)} a GPU`],
   ["flops", "TFLOP/s a GPU", teraflops(job.model_flops_per_s_per_gpu), job.peak_flops_per_s ? `peak ${teraflops(job.peak_flops_per_s)} ${job.peak_precision ?? ""}` : ""],
   ["communication", "Communication", percent(job.communication?.share_ratio), "of a step"],
-  ["stall", "Pipeline stall", percent(job.pipeline?.stall_ratio), job.pipeline?.bubble_theory_ratio ? `theory ${percent(job.pipeline.bubble_theory_ratio)}` : "no pipeline"],
+  ["stall", "Pipeline stall", percent(job.pipeline?.stall_ratio), job.pipeline?.bubble_theory_ratio ? `of the schedule; theory ${percent(job.pipeline.bubble_theory_ratio)}` : "no pipeline"],
   ["data", "Input", percent(job.data?.share_ratio), "of a step, the slowest rank"],
   ["memory", "Memory", percent(job.memory?.max_used_ratio), "of the fullest GPU"],
 ];

@@ -93,7 +93,7 @@ function options(held, { width, show, tell }) {
     scales: { x: { time: false, range: (_, low, high) => (low === high ? [low - 1, high + 1] : [low, high]) }, y: { range: () => [0, held.now.top] } },
     axes: [
       { ...axis, size: 26, space: 80, values: (_, ticks) => ticks.map((step, i) => (i ? String(step) : `step ${step}`)), incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 1e6] },
-      { ...axis, size: 68, splits: () => [0, 0.5, 1].map((part) => part * held.now.top), values: (_, ticks) => ticks.map((value) => show(value)) },
+      { ...axis, size: 74, gap: 11, splits: () => [0, 0.5, 1].map((part) => part * held.now.top), values: (_, ticks) => ticks.map((value) => show(value)) },
     ],
     series: [
       {},

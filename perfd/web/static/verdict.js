@@ -1,7 +1,7 @@
 // What limits a job, as a sentence.
 
 import { el } from "./dom.js";
-import { percent, words } from "./format.js";
+import { percent, unbroken, words } from "./format.js";
 
 const SENTENCES = {
   none: "Nothing that perfd can see limits this job",
@@ -56,7 +56,7 @@ export function headline(finding) {
     "div",
     { class: `verdict ${isTrouble(finding) ? finding.kind : "fine"}` },
     el("h1", { id: "headline" }, sentence(finding), notes && el("small", {}, notes)),
-    (finding?.evidence ?? []).length > 0 && el("ul", { id: "evidence" }, finding.evidence.map((line) => el("li", {}, line))),
-    finding?.recommendation && el("p", { id: "recommendation" }, el("strong", {}, "What to do: "), finding.recommendation),
+    (finding?.evidence ?? []).length > 0 && el("ul", { id: "evidence" }, finding.evidence.map((line) => el("li", {}, unbroken(line)))),
+    finding?.recommendation && el("p", { id: "recommendation" }, el("strong", {}, "What to do: "), unbroken(finding.recommendation)),
   );
 }
