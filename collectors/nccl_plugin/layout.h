@@ -11,8 +11,9 @@
  *
  * A ring has one writer at a time. The writer never waits for a reader: it overwrites
  * the oldest record, and a reader sees from `written` that it was lapped and
- * counts what it lost. A record is whole when its `sequence` is the position
- * that the reader asked for, plus one, both before and after the copy.
+ * counts what it lost. A copy is whole when its `sequence` is the position that
+ * the reader asked for, plus one, and `written`, read after the copy, is less
+ * than a whole ring further: the oldest place may be written to at that time.
  */
 #ifndef PERFD_LAYOUT_H
 #define PERFD_LAYOUT_H

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import pytest
 from perfd_collectors.nccl.collector import NcclCollector, NcclOptions
-from perfd_collectors.nccl.rings import FUNCTIONS, Segment, Timing, Wanted, find_segments, sweep
+from perfd_collectors.nccl.rings import FUNCTIONS, Segment, Timing, Wanted
+from perfd_collectors.nccl.segments import find_segments, sweep
 
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
@@ -150,7 +152,8 @@ def test_a_lapped_reader_counts_what_it_lost(built: Path, tmp_path: Path) -> Non
             reading = segment.read()
 
     assert reading.lost + len(reading.operations) == 5000
-    assert 64 <= len(reading.operations) <= 2 * 64
+    # Of a full ring the oldest place may be under the writer's hands.
+    assert 63 <= len(reading.operations) <= 2 * 63
 
 
 @pytest.mark.parametrize("version", [3, 6])
@@ -305,7 +308,7 @@ def test_what_a_killed_job_leaves_behind_is_swept_and_a_live_one_is_not(built: P
             killed.send_signal(signal.SIGKILL)
             killed.wait()
             assert len(find_segments(tmp_path)) == 2
-            removed = sweep(tmp_path)
+            removed = sweep(tmp_path, time.time())
 
         assert [f"-{killed.pid}-" in path.name for path in removed] == [True]
         assert len(find_segments(tmp_path)) == 1

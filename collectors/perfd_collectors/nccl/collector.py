@@ -14,7 +14,8 @@ from perfd_collectors.nccl.debug_files import DebugFiles
 from perfd_collectors.nccl.flight_recorder_files import DumpDirectory, RecordedDump
 from perfd_collectors.nccl.inspector_files import InspectorDirectory, RecordedInspector
 from perfd_collectors.nccl.reduce import Window, busy_ns, reduce_operations
-from perfd_collectors.nccl.rings import Operation, Segment, Wanted, find_segments, sweep
+from perfd_collectors.nccl.rings import Operation, Segment, Wanted
+from perfd_collectors.nccl.segments import find_segments, sweep
 
 COLUMNS = (
     Column(
@@ -128,7 +129,7 @@ class NcclCollector:
                 followed.close()
 
     def _find_processes(self) -> None:
-        sweep(self._directory)
+        sweep(self._directory, self._settings.clock.unix_ns() / 1e9)
         present = find_segments(self._directory)
         for path in set(self._processes) - set(present):
             self._processes.pop(path).segment.close()

@@ -134,7 +134,12 @@ def _record(
         sequences=[min(sequences[i]) for i in kept],
         durations_ns=[durations[i] for i in kept],
         sizes_bytes=[known[i] for i in kept] if all_known else [],
+        gpu_starts_ns=[kernels[i][0].gpu_start_ns for i in kept] if peer is not None and _on_gpu(first) else [],
     )
+
+
+def _on_gpu(operation: Operation) -> bool:
+    return operation.timing == Timing.GPU
 
 
 def _duration_ns(operations: Sequence[Operation]) -> int:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import mmap
 import os
 import struct
 from collections.abc import Iterator
@@ -15,19 +12,19 @@ from typing import NamedTuple
 
 from perfd.errors import Unavailable
 
-FILE_PREFIX = "perfd-nccl-"
-_MAGIC = 0x314C434E
+MAGIC = b"NCL1"
+_MAGIC = int.from_bytes(MAGIC, "little")
 _LAYOUT_VERSION = 1
 _HEADER_BYTES = 4096
 _COMMUNICATORS = 256
 _RING_HEADER_BYTES = 64
 
 _HEADER = struct.Struct("<IIQIIIIiiiIQQ")
+_WANTED = struct.Struct("<I")
 _WANTED_OFFSET = 128
 _COUNTERS = struct.Struct("<IIQQQQQ")
 _COUNTERS_OFFSET = 256
 _COMMUNICATOR = struct.Struct("<QiiiIQ24s8x")
-_MARK = struct.Struct("<Q")
 _RECORD = struct.Struct("<QQQQQQQQQQiHBBBBBBBB34x")
 
 FUNCTIONS = (
@@ -37,6 +34,8 @@ FUNCTIONS = (
 ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 PROTOCOLS = ("LL", "LL128", "SIMPLE")
 DATATYPE_BYTES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)
+_MOST_AT_ONCE = 65_536
+"""Of one process: what a second brings at three times the pace that is expected of a rank."""
 _EARLY_NS = 1_000_000_000
 """A kernel may have begun before NCCL announced it: outside graphs it is launched first."""
 
@@ -164,33 +163,32 @@ class Reading:
 
 
 class Segment:
-    """One process's segment, mapped. Raises `Unavailable` when the file is not one of this layout."""
+    """One process's segment, open. Raises `Unavailable` when the file is not one of this layout.
+
+    It is read, not mapped: a file that somebody cuts would end a process that has it mapped.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            self._file: int | None = os.open(path, flags)
         except OSError as error:
             raise Unavailable(
                 f"Cannot open {path}: {error.strerror}; run the agent as the job's user."
             ) from error
         try:
-            self._memory = mmap.mmap(descriptor, 0)
-        except (OSError, ValueError) as error:
-            raise Unavailable(f"{path} is not a segment of perfd's NCCL plugin: {error}.") from error
-        finally:
-            os.close(descriptor)
-        try:
             self.process = self._read_header()
         except Unavailable:
-            self._memory.close()
+            self.close()
             raise
         self._positions: dict[int, int] = {}
 
     def _read_header(self) -> ProcessInfo:
-        if len(self._memory) < _HEADER_BYTES:
+        header = self._bytes(0, _HEADER_BYTES)
+        if len(header) < _HEADER_BYTES:
             raise Unavailable(f"{self.path} is too short for a segment of perfd's NCCL plugin.")
-        fields = _HEADER.unpack_from(self._memory, 0)
+        fields = _HEADER.unpack_from(header)
         magic, version, file_bytes, pid, entries, record_bytes, communicators, rank, local, world = fields[
             :10
         ]
@@ -202,10 +200,10 @@ class Segment:
         sound = (
             record_bytes == _RECORD.size and communicators == _COMMUNICATORS and entries & (entries - 1) == 0
         )
-        if not sound or entries == 0 or file_bytes > len(self._memory):
+        if not sound or entries == 0 or file_bytes > self._size():
             raise Unavailable(f"{self.path} contradicts itself; it was written by something else or cut.")
-        self._entries = entries
-        self._ring_bytes = _RING_HEADER_BYTES + entries * _RECORD.size
+        self._entries: int = entries
+        self._ring_bytes: int = _RING_HEADER_BYTES + entries * _RECORD.size
         return ProcessInfo(
             pid=pid,
             rank=_or_none(rank),
@@ -218,9 +216,10 @@ class Segment:
 
     def communicators(self) -> Iterator[Communicator]:
         """Every communicator that the process ever made, as far as the table still holds it."""
-        for index in range(_COMMUNICATORS):
-            offset = _HEADER_BYTES + index * _COMMUNICATOR.size
-            identity, rank, ranks, nodes, state, _, name = _COMMUNICATOR.unpack_from(self._memory, offset)
+        table = _whole(self._bytes(_HEADER_BYTES, _COMMUNICATORS * _COMMUNICATOR.size), _COMMUNICATOR)
+        for index, (identity, rank, ranks, nodes, state, _, name) in enumerate(
+            _COMMUNICATOR.iter_unpack(table)
+        ):
             if state == 0:
                 return
             yield Communicator(
@@ -235,94 +234,79 @@ class Segment:
 
     def counters(self) -> Counters:
         """The plugin's own counts."""
-        _, _, started, recorded, incomplete, dropped, stale = _COUNTERS.unpack_from(
-            self._memory, _COUNTERS_OFFSET
-        )
+        counted = self._bytes(_COUNTERS_OFFSET, _COUNTERS.size).ljust(_COUNTERS.size, b"\0")
+        _, _, started, recorded, incomplete, dropped, stale = _COUNTERS.unpack(counted)
         return Counters(
             started=started, recorded=recorded, incomplete=incomplete, dropped=dropped, stale=stale
         )
 
     def want(self, wanted: Wanted) -> None:
         """Switch recording; the plugin notices at its next operation."""
-        struct.pack_into("<I", self._memory, _WANTED_OFFSET, wanted)
+        if self._file is not None:
+            os.pwrite(self._file, _WANTED.pack(wanted), _WANTED_OFFSET)
 
     def read(self) -> Reading:
-        """The operations recorded since the last call."""
+        """The operations recorded since the last call; of very many the rest comes with the next one."""
         operations: list[Operation] = []
         lost = 0
-        rings = struct.unpack_from("<I", self._memory, _COUNTERS_OFFSET)[0]
         base = _HEADER_BYTES + _COMMUNICATORS * _COMMUNICATOR.size
-        for ring in range(min(rings, (len(self._memory) - base) // self._ring_bytes)):
+        rings = int.from_bytes(self._bytes(_COUNTERS_OFFSET, 4), "little")
+        for ring in range(min(rings, (self._size() - base) // self._ring_bytes)):
             lost += self._read_ring(ring, base + ring * self._ring_bytes, operations)
         return Reading(operations=operations, lost=lost)
 
-    def _read_ring(self, ring: int, offset: int, into: list[Operation]) -> int:
-        written = struct.unpack_from("<Q", self._memory, offset)[0]
-        position = self._positions.get(ring, 0)
-        self._positions[ring] = written
-        lost = 0
-        if written - position > self._entries:
-            lost = written - position - self._entries
-            position = written - self._entries
-        records = offset + _RING_HEADER_BYTES
-        mask = self._entries - 1
-        for wanted in range(position, written):
-            operation = Operation._make(
-                _RECORD.unpack_from(self._memory, records + (wanted & mask) * _RECORD.size)
-            )
-            # The writer may have lapped us while we copied: the mark tells before, and a second look after.
-            after = struct.unpack_from("<Q", self._memory, records + (wanted & mask) * _RECORD.size)[0]
-            if operation.sequence != wanted + 1 or after != wanted + 1:
-                lost += 1
-                continue
-            into.append(operation)
-        return lost
-
-    def alive(self) -> bool:
-        """Whether the process that made the segment still runs: it holds the file's lock."""
-        return _locked(self.path)
-
     def close(self) -> None:
-        """Unmap; legal twice."""
-        self._memory.close()
+        """Close the file; legal twice."""
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
+
+    def _read_ring(self, ring: int, offset: int, into: list[Operation]) -> int:
+        """How many were lost. Those that the writer may have been at while we copied are not whole."""
+        position = self._positions.get(ring, 0)
+        written = self._written(offset)
+        if written <= position:
+            return 0
+        first = max(position, written - self._entries + 1)
+        end = min(written, first + max(0, _MOST_AT_ONCE - len(into)))
+        copied = self._copy(offset + _RING_HEADER_BYTES, first, end)
+        oldest = self._written(offset) - self._entries + 1
+        found = [
+            Operation._make(fields)
+            for wanted, fields in enumerate(_RECORD.iter_unpack(_whole(copied, _RECORD)), first)
+            if fields[0] == wanted + 1 and wanted >= oldest
+        ]
+        into += found
+        self._positions[ring] = end
+        return end - position - len(found)
+
+    def _copy(self, records: int, first: int, end: int) -> bytes:
+        start = first & (self._entries - 1)
+        count = end - first
+        until_wrap = min(count, self._entries - start)
+        copied = self._bytes(records + start * _RECORD.size, until_wrap * _RECORD.size)
+        if until_wrap < count:
+            copied += self._bytes(records, (count - until_wrap) * _RECORD.size)
+        return copied
+
+    def _written(self, offset: int) -> int:
+        return int.from_bytes(self._bytes(offset, 8), "little")
+
+    def _bytes(self, offset: int, count: int) -> bytes:
+        """Fewer than `count` where the file ends, and none once it is closed."""
+        if self._file is None:
+            return b""
+        try:
+            return os.pread(self._file, count, offset)
+        except OSError as error:
+            raise Unavailable(f"{self.path} cannot be read: {error.strerror}.") from error
+
+    def _size(self) -> int:
+        return 0 if self._file is None else os.fstat(self._file).st_size
 
 
-def find_segments(directory: Path) -> list[Path]:
-    """The segments in a directory, live or left over, by name."""
-    try:
-        return sorted(path for path in directory.iterdir() if path.name.startswith(FILE_PREFIX))
-    except OSError:
-        return []
-
-
-def sweep(directory: Path) -> list[Path]:
-    """Remove the segments of processes that are gone, and return their paths."""
-    removed = []
-    for path in find_segments(directory):
-        if not _locked(path):
-            path.unlink(missing_ok=True)
-            removed.append(path)
-    return removed
-
-
-def _locked(path: Path) -> bool:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    except PermissionError:
-        # Not ours to judge: the owner may well be alive.
-        return True
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
-            return True
-        raise
-    else:
-        return False
-    finally:
-        os.close(descriptor)
+def _whole(data: bytes, kind: struct.Struct) -> bytes:
+    return data[: len(data) - len(data) % kind.size]
 
 
 def _or_none(number: int) -> int | None:
