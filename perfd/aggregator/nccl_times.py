@@ -8,12 +8,12 @@ import numpy as np
 
 from perfd.aggregator.limits import Counters, Limits
 from perfd.aggregator.rooms import roomier
+from perfd.analysis.robust import median
 from perfd.analysis.tables import Floats, Ints, NcclTimeTable
 
 _WINDOWS = 64
 """Readings in memory per rank."""
 _STRETCHES = 8
-_TIME_S, _BUSY_S = range(2)
 _LAST_TIME_S, _LAST_BUSY_S, _LAST_LOST, _LAST_OPERATIONS, _SINCE_S = range(5)
 
 
@@ -25,11 +25,14 @@ class NcclTimes:
         self._counters = counters
         self._rows: dict[int, int] = {}
         """By rank."""
+        self._ranks: Ints = np.empty(1, dtype=np.int64)
+        """By row, and so on."""
         self._counts: Ints = np.empty(1, dtype=np.int64)
-        """Readings of each since its counters began."""
-        self._readings: Floats = np.empty((1, _WINDOWS, 2))
-        """Time and time in kernels; the newest take the place of the oldest."""
-        self._lost: Floats = np.empty((1, _WINDOWS))
+        """Readings since the counters began."""
+        self._time_s: Floats = np.empty((_WINDOWS, 1))
+        """One column a rank; the newest readings take the place of the oldest."""
+        self._busy_s: Floats = np.empty((_WINDOWS, 1))
+        self._lost: Floats = np.empty((_WINDOWS, 1))
         self._newest: Floats = np.empty((1, 5))
         """The newest reading: time, time in kernels, lost operations, operations, and since when those are so
         many."""
@@ -51,8 +54,8 @@ class NcclTimes:
                 count = 0
             elif operations == last_operations:
                 since_s = last_since_s
-        self._readings[row, count % _WINDOWS] = time_unix_s, busy_s
-        self._lost[row, count % _WINDOWS] = lost
+        place = count % _WINDOWS, row
+        self._time_s[place], self._busy_s[place], self._lost[place] = time_unix_s, busy_s, lost
         self._newest[row] = time_unix_s, busy_s, lost, operations, since_s
         self._counts[row] = count + 1
 
@@ -62,19 +65,17 @@ class NcclTimes:
 
     def table(self) -> NcclTimeTable:
         """What is usual between the oldest reading and the newest, of ranks that have two, by rank."""
-        ranks = np.array(sorted(self._rows), dtype=np.int64)
-        rows = np.array([self._rows[rank] for rank in ranks.tolist()], dtype=np.int64)
-        enough = self._counts[rows] > 1
-        ranks, rows = ranks[enough], rows[enough]
+        rows = np.argsort(self._ranks[: len(self._rows)])
+        rows = rows[self._counts[rows] > 1]
         newest, counts = self._newest[rows], self._counts[rows]
         operations = newest[:, _LAST_OPERATIONS]
         oldest = np.where(counts > _WINDOWS, counts % _WINDOWS, 0)
-        span_s = newest[:, _LAST_TIME_S] - self._readings[rows, oldest, _TIME_S]
+        span_s = newest[:, _LAST_TIME_S] - self._time_s[oldest, rows]
         return NcclTimeTable(
-            rank=ranks,
+            rank=self._ranks[rows],
             busy_s=self._usual_ratio(rows) * span_s,
             span_s=span_s,
-            lost_operations=(newest[:, _LAST_LOST] - self._lost[rows, oldest]).astype(np.int64),
+            lost_operations=(newest[:, _LAST_LOST] - self._lost[oldest, rows]).astype(np.int64),
             operations=np.where(np.isfinite(operations), operations, np.nan),
             still_s=newest[:, _LAST_TIME_S] - newest[:, _SINCE_S],
             read_unix_s=newest[:, _LAST_TIME_S],
@@ -84,10 +85,12 @@ class NcclTimes:
         row = self._rows[rank] = len(self._rows)
         if row == len(self._counts):
             self._counts = roomier(self._counts, (2 * row,))
-            self._readings = roomier(self._readings, (2 * row,))
-            self._lost = roomier(self._lost, (2 * row,))
+            self._ranks = roomier(self._ranks, (2 * row,))
+            self._time_s = roomier(self._time_s, (_WINDOWS, 2 * row))
+            self._busy_s = roomier(self._busy_s, (_WINDOWS, 2 * row))
+            self._lost = roomier(self._lost, (_WINDOWS, 2 * row))
             self._newest = roomier(self._newest, (2 * row,))
-        self._counts[row] = 0
+        self._ranks[row], self._counts[row] = rank, 0
         return row
 
     def _usual_ratio(self, rows: Ints) -> Floats:
@@ -98,14 +101,14 @@ class NcclTimes:
         """
         usual = np.empty(len(rows))
         counts = self._counts[rows]
-        held = np.minimum(counts, _WINDOWS)
-        for readings in np.unique(held).tolist():
-            alike = np.flatnonzero(held == readings)
+        phases = np.where(counts > _WINDOWS, _WINDOWS + counts % _WINDOWS, counts)
+        for phase in np.unique(phases).tolist():
+            # Ranks that were read as often have their readings in the same places.
+            alike = np.flatnonzero(phases == phase)
+            readings, oldest = min(phase, _WINDOWS), max(0, phase - _WINDOWS)
             stretches = min(_STRETCHES, readings - 1)
             bounds = np.linspace(0, readings - 1, 1 + stretches).round().astype(np.int64)
-            first = np.where(counts[alike] > _WINDOWS, counts[alike] % _WINDOWS, 0)
-            places = (first[:, None] + bounds) % _WINDOWS
-            told = np.diff(self._readings[rows[alike][:, None], places], axis=1)
-            ratios = np.sort(told[..., _BUSY_S] / told[..., _TIME_S], axis=1)
-            usual[alike] = (ratios[:, (stretches - 1) // 2] + ratios[:, stretches // 2]) / 2
+            told = np.ix_((oldest + bounds) % _WINDOWS, rows[alike])
+            ratios = np.diff(self._busy_s[told], axis=0) / np.diff(self._time_s[told], axis=0)
+            usual[alike] = median(ratios, axis=0)
         return usual

@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from perfd.aggregator.rooms import roomier
+from perfd.aggregator.rooms import chosen, roomier
 from perfd.aggregator.windows import Windows
 from perfd.analysis.tables import CollectiveStack, Floats, Ints
 from perfd.model import CollectiveTimes, TimingSource
@@ -146,9 +146,9 @@ class Rings:
         """What the rows hold of an array, from their first operation on; `absent` beyond the last."""
         start, end = self._ends[rows].T
         longest = int((end - start).max())
-        if len(rows) == len(self._names) and (start == start[0]).all() and (end == end[0]).all():
+        if (start == start[0]).all() and (end == end[0]).all():
             # In step with each other, as they mostly are: one block of memory.
-            return array[: len(rows), start[0] : end[0]].copy()
+            return chosen(array, rows)[:, start[0] : end[0]].copy()
         places = start[:, None] + np.arange(longest)
         held: NDArray[_Value] = array[rows[:, None], np.minimum(places, array.shape[1] - 1)]
         held[places >= end[:, None]] = absent
@@ -240,7 +240,8 @@ class Rings:
             return end
         needed = end - start + more
         if needed > _FULL * room:
-            shape = (len(self._sequence), min(self._most_room(), max(2 * room, 1 + int(needed / _FULL))))
+            # Never less than needed: how many operations are held may just have become fewer.
+            shape = (len(self._sequence), max(1 + int(needed / _FULL), min(2 * room, self._most_room())))
             self._sequence = roomier(self._sequence, shape)
             self._size_bytes = roomier(self._size_bytes, shape)
             self._durations_s = roomier(self._durations_s, shape)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfd.aggregator.rooms import roomier
+from perfd.aggregator.rooms import chosen, roomier
 from perfd.analysis.robust import median
 from perfd.analysis.tables import Floats, Ints
 from perfd.model import CollectiveTimes
@@ -59,14 +59,15 @@ class Windows:
 
     def usual_ratio(self, rows: Ints) -> Floats:
         """(rows, columns): the share of time in kernels that is usual."""
-        sums = self._sums[rows]
+        sums = chosen(self._sums, rows)
         elapsed_ns = np.maximum(sums[..., _LAST_NS] - sums[..., _FIRST_NS], 1)
         covered = np.minimum(sums[..., _COVERED_NS] / elapsed_ns, 1.0)
-        return np.asarray(median(self._ratio[rows]) * covered)
+        told = min(int(sums[..., _COUNT].max(initial=0)), _WINDOWS)
+        return np.asarray(median(chosen(self._ratio, rows)[..., :told]) * covered)
 
     def operations_per_s(self, rows: Ints) -> Floats:
         """(rows,): by the column that told most of it, from its oldest window in memory to its newest one."""
-        column = self._sums[rows, :, _COUNT].argmax(axis=1)
+        column = chosen(self._sums, rows)[..., _COUNT].argmax(axis=1)
         sums = self._sums[rows, column]
         count = np.minimum(sums[:, _COUNT], _WINDOWS)
         oldest = (sums[:, _COUNT] - count) % _WINDOWS

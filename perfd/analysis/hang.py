@@ -16,7 +16,7 @@ import numpy as np
 
 from perfd.analysis.pipeline import stage_of_ranks
 from perfd.analysis.robust import mean
-from perfd.analysis.tables import Floats, GpuTable, JobData, NcclTime, StepTable
+from perfd.analysis.tables import Floats, GpuTable, JobData, NcclTime, NcclTimeTable, StepTable
 from perfd.model import CollectiveProgress, EventKind, ParallelLayout
 
 _LEAST_SILENT_S = 10.0
@@ -126,11 +126,14 @@ def _silent_s(job: JobData) -> float | None:
     if job.log_silent_s is not None:
         # A job that has not made a step yet loads, compiles and connects.
         return job.log_silent_s if len(job.steps) else None
-    moving = [time for time in job.nccl if time.operations is not None]
-    silent_s = min((time.still_s for time in moving), default=None)
+    times = NcclTimeTable.of(job.nccl)
+    moving = np.isfinite(times.operations)
+    if not moving.any():
+        return None
+    silent_s = float(times.still_s[moving].min())
     # A rank that has begun nothing at all may still be loading what the others have loaded.
-    starting = any(time.operations == 0 for time in moving)
-    return None if starting and (silent_s or 0.0) < _SURE_S else silent_s
+    starting = bool((times.operations == 0).any())
+    return None if starting and silent_s < _SURE_S else silent_s
 
 
 def _by_progress(progress: Sequence[CollectiveProgress]) -> _Clue | None:

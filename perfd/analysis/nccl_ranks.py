@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -139,13 +138,17 @@ class Tally:
         real = np.nan_to_num(np.fmin(busy / summed, 1.0), nan=1.0)
         wait = np.where(known_wait, np.fmin(real * self.wait[ranks], busy), np.nan)
         stacks, flags = [stack for stack, _ in self._judged], [judged for _, judged in self._judged]
-        late = lateness(stacks, flags, self._world, step_s=step_s)
-        if not _stands_out(late):
-            late = self._onset(step_s) or lateness(stacks, flags, self._world, step_s=step_s, newest_s=LONG_S)
+        late = _Late.of(lateness(stacks, flags, self._world, step_s=step_s))
+        if not late.stands_out():
+            longer = self._onset(step_s) or lateness(
+                stacks, flags, self._world, step_s=step_s, newest_s=LONG_S
+            )
+            late = _Late.of(longer)
+        told = (late.caused, late.at_most, late.error, late.last, late.persistence)
         caused, at_most, error, last, persistence = (
-            np.where(known_peers, column[ranks], np.nan) for column in _of_blocks(late)
+            np.where(known_peers, column[ranks], np.nan) for column in told
         )
-        lost = np.fmin(np.nan_to_num(mean(late.waits, axis=1)[ranks]), np.nan_to_num(busy, nan=1.0))
+        lost = np.fmin(np.nan_to_num(late.lost[ranks]), np.nan_to_num(busy, nan=1.0))
         slowdown = self._slowdown(ranks, lost, np.isfinite(caused))
         return Shares(ranks, (busy, wait, caused, at_most, error, last, persistence, slowdown))
 
@@ -175,14 +178,33 @@ class Tally:
         return np.bincount(ranks.ravel(), weights=spread.ravel(), minlength=self._world).astype(np.float64)
 
 
-def _stands_out(late: Lateness) -> bool:
-    persistent = late.persistence(LEAST_CAUSED / 2) >= PERSISTENCE
-    return bool((persistent & (late.caused() >= LEAST_CAUSED)).any())
+@dataclass(frozen=True, slots=True)
+class _Late:
+    """Lateness by rank over all blocks; NaN is unknown."""
 
+    caused: Floats
+    """What its peers lose by each rank at least."""
+    at_most: Floats
+    error: Floats
+    """The standard error of `caused`."""
+    last: Floats
+    """Its share of what they lose at most by anybody."""
+    persistence: Floats
+    lost: Floats
+    """What each rank itself loses at least by others."""
 
-def _of_blocks(late: Lateness) -> Sequence[Floats]:
-    """What its peers lose by each rank at least and at most, the error, its share, and how often."""
-    among = np.nansum(late.among, axis=1)
-    last = np.nansum(late.at_most, axis=1) / np.where(among > 0, among, np.nan)
-    persistence = late.persistence(LEAST_CAUSED / 2)
-    return np.maximum(late.caused(), 0.0), median(late.at_most, axis=1), late.error(), last, persistence
+    @classmethod
+    def of(cls, late: Lateness) -> _Late:
+        among = np.nansum(late.among, axis=1)
+        return cls(
+            caused=np.maximum(late.caused(), 0.0),
+            at_most=median(late.at_most, axis=1),
+            error=late.error(),
+            last=np.nansum(late.at_most, axis=1) / np.where(among > 0, among, np.nan),
+            persistence=late.persistence(LEAST_CAUSED / 2),
+            lost=mean(late.waits, axis=1),
+        )
+
+    def stands_out(self) -> bool:
+        """Whether some rank is late in nearly all blocks, and costs enough."""
+        return bool(((self.persistence >= PERSISTENCE) & (self.caused >= LEAST_CAUSED)).any())

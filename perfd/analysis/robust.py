@@ -29,11 +29,13 @@ def median(values: NDArray[Any], axis: int = -1) -> NDArray[Any]:
     # Sorting whole rows in memory's order is several times faster than numpy's own
     # median, and puts NaN last, so that the known values are a prefix of known length.
     rows = np.sort(np.ascontiguousarray(np.moveaxis(values, axis, -1)), axis=-1)
+    length = rows.shape[-1]
+    if not np.isnan(rows[..., -1]).any():
+        return _middle(rows[..., (length - 1) // 2], rows[..., length // 2])
     known = (~np.isnan(rows)).sum(axis=-1, keepdims=True)
     low = np.take_along_axis(rows, np.maximum(known - 1, 0) // 2, -1)
-    high = np.take_along_axis(rows, np.minimum(known // 2, rows.shape[-1] - 1), -1)
-    middle = np.where(known > 0, low + (high - low) / 2, np.nan)
-    return np.asarray(middle[..., 0])
+    high = np.take_along_axis(rows, np.minimum(known // 2, length - 1), -1)
+    return np.asarray(np.where(known > 0, _middle(low, high), np.nan)[..., 0])
 
 
 def _median_of_few(columns: NDArray[Any]) -> NDArray[Any]:
@@ -49,12 +51,15 @@ def _median_of_few(columns: NDArray[Any]) -> NDArray[Any]:
         np.maximum(ordered[first], ordered[second], out=ordered[second])
         ordered[first] = lower
     if known is None:
-        low, high = ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2]
-        return np.asarray(low + (high - low) / 2)
+        return _middle(ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2])
     low = np.take_along_axis(ordered, np.maximum(known - 1, 0)[None] // 2, 0)[0]
     high = np.take_along_axis(ordered, np.minimum(known // 2, len(ordered) - 1)[None], 0)[0]
     with np.errstate(invalid="ignore"):
-        return np.asarray(np.where(known > 0, low + (high - low) / 2, np.nan))
+        return np.where(known > 0, _middle(low, high), np.nan)
+
+
+def _middle(low: NDArray[Any], high: NDArray[Any]) -> NDArray[Any]:
+    return np.asarray(low + (high - low) / 2)
 
 
 def _sorting_network(length: int) -> Iterator[tuple[int, int]]:

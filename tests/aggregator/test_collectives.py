@@ -372,3 +372,18 @@ def test_an_impossibly_large_communicator_is_refused_and_counted() -> None:
 
     assert state.stacks() == []
     assert counters.rejected["ranks_per_job"] == 1
+
+
+def test_late_operations_find_room_after_another_communicator_took_its_share() -> None:
+    limits = Limits(fewest_operations_per_communicator=8, operation_cells_per_job=128)
+    state = CollectiveRows(limits, Counters())
+    for rank in (0, 1):
+        state.put(times(rank, [*range(50), *range(55, 64)]))
+    for rank in (0, 1):
+        state.put(times(rank, [0], communicator="cd"))
+
+    state.put(times(0, [50, 51, 52, 53, 54]))
+    state.put(times(0, [64]))
+
+    (first, _) = tables(state)
+    assert first.sequence.tolist() == list(range(33, 65))
