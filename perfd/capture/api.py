@@ -54,9 +54,13 @@ def capture_routes(
             return _answer(
                 202, lambda: {"capture": cancel(capture_id, _body(request.body, CancelBody).reason)}
             )
-        found = next((c for c in captures() if c["id"] == capture_id), None)
-        if request.method == "POST" or verb or found is None:
+        if request.method == "POST" or verb:
             return _error(404, f"There is no {request.path}; GET {PATH} lists the captures.")
+        found = next((c for c in captures() if c["id"] == capture_id), None)
+        if found is None:
+            return _error(
+                404, f"There is no capture {capture_id!r}; `perfd capture list` shows what there is."
+            )
         return _answer(200, lambda: {"capture": found})
 
     return {PATH: collection, PATH + "/": one}

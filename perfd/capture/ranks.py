@@ -108,7 +108,8 @@ def select(selector: str, view: JobView, labels: Mapping[str, str] | None = None
     if wants_peer:
         chosen.update(_peers(chosen, view))
     if not chosen:
-        raise CaptureError(f"No rank of job {view.job} is meant by {selector!r}.")
+        why = "; the analysis blames none now" if "culprits" in terms else ""
+        raise CaptureError(f"No rank of job {view.job} is meant by {selector!r}{why}.")
     return _place(chosen, view)
 
 

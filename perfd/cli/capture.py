@@ -33,7 +33,7 @@ from perfd.trace.findings import diagnose
 
 EXIT_CODES = """\
 Exits with 0 when the aggregator did what was asked, and with 2 when it refused or cannot be reached.
-With --wait, `start` exits with 1 unless every rank is done."""
+`start` exits with 1 when the capture is over and not every rank is done; with --wait it always is over."""
 
 _POLL_S = 0.5
 _TRACES = (".sqlite", ".trace.json", ".trace.json.gz")
@@ -171,7 +171,7 @@ def _start(args: argparse.Namespace) -> int:
         time.sleep(_POLL_S)
         document = ask(url_of(args), "GET", f"{PATH}/{document['capture']['id']}")
     _print(document, as_json=args.json)
-    return 0 if not args.wait or document["capture"]["state"] == "done" else 1
+    return 0 if document["capture"]["state"] in ("open", "done") else 1
 
 
 def _cancel(args: argparse.Namespace) -> int:

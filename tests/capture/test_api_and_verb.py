@@ -152,6 +152,20 @@ def test_start_with_wait_says_by_its_exit_code_whether_every_rank_is_done(perfd,
     perfd("start", "llama", "--id", "bad", "--wait", code=1)
 
 
+def test_a_capture_that_was_refused_at_once_is_no_success(perfd):
+    assert "There is no capture profile 'nosuch'" in perfd("start", "llama", "--profile", "nosuch", code=1)
+
+
+def test_a_capture_that_is_under_way_is_a_success_without_wait(perfd, aggregator):
+    aggregator.answer = None
+    perfd("start", "llama")
+
+
+def test_a_capture_that_there_is_not_is_named_with_where_to_look(aggregator, capsys):
+    assert main(["capture", "show", "nosuch", "--aggregator", aggregator.server.address]) == 2
+    assert "There is no capture 'nosuch'; /api/v1/captures and" in capsys.readouterr().err
+
+
 def test_cancel_reaches_the_agents(perfd, aggregator):
     aggregator.answer = None
     perfd("start", "llama", "--id", "mine")

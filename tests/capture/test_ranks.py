@@ -170,3 +170,10 @@ def test_any_text_is_a_selector_or_a_clear_error(text):
     with contextlib.suppress(CaptureError):
         selection = select(text, VIEW, {})
         assert selection.by_node or selection.refused
+
+
+def test_culprits_that_there_are_not_are_no_ranks_and_keep_nobody_else_out():
+    view = replace(VIEW, culprits=())
+    with pytest.raises(CaptureError, match="by 'culprits'; the analysis blames none now"):
+        select("culprits", view)
+    assert select("culprits+3", view).by_node == select("3", view).by_node
