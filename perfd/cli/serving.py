@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from perfd.analysis.peaks import find_gpu
 from perfd.analysis.serving.comparison import Comparison, compare
@@ -40,6 +42,7 @@ model and the GPU are known. With --interval a second look gives rates, and late
 With --json it prints one object of schema perfd.serving/1; null is what is not known. docs/serving.md
 explains all of it.
 """
+_NO_THEORY = ("theory", "none without GPU and model: add --gpu and --model-config")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -159,6 +162,8 @@ def _model_config(given: str | None, info: ServerInfo) -> Mapping[str, Any] | No
 def _show(server: Server, console: Console) -> None:
     measured, now = server.measured, server.measured.now
     table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column()
+    table.add_column(overflow="fold")
     table.add_row("source", server.source)
     roles = ", ".join(role for role in now.roles if role != "unified")
     engine = " ".join(filter(None, [now.engine.value, now.version, f"({roles})" if roles else ""]))
@@ -173,16 +178,17 @@ def _show(server: Server, console: Console) -> None:
     table.add_row("TTFT", _latency(latencies.get(Latency.TTFT)))
     table.add_row("TPOT", _latency(measured.tpot))
     table.add_row("end to end", _latency(latencies.get(Latency.E2E)))
-    if server.comparison is not None:
-        for name, text in _theory_rows(server.comparison):
-            table.add_row(name, text)
+    theory = [_NO_THEORY] if server.comparison is None else _theory_rows(server.comparison)
+    for name, text in theory:
+        table.add_row(name, text)
     console.print(table)
     for note in measured.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
     for finding in server.findings:
-        console.print(f"\n{finding.kind.value} (confidence {finding.confidence:.1f})", markup=False)
-        for sentence in (*finding.evidence, finding.recommendation):
-            console.print(f"  {sentence}", markup=False, highlight=False)
+        kind = finding.kind.value.replace("_", " ")
+        console.print(f"\n{kind} (confidence {finding.confidence:.0%})", markup=False, highlight=False)
+        for sentence in (*finding.evidence, f"What to do: {finding.recommendation}"):
+            console.print(Padding(Text(sentence), (0, 0, 0, 2), expand=False))
     console.print()
 
 
