@@ -163,7 +163,7 @@ def test_a_capture_that_is_under_way_is_a_success_without_wait(perfd, aggregator
 
 def test_a_capture_that_there_is_not_is_named_with_where_to_look(aggregator, capsys):
     assert main(["capture", "show", "nosuch", "--aggregator", aggregator.server.address]) == 2
-    assert "There is no capture 'nosuch'; /api/v1/captures and" in capsys.readouterr().err
+    assert "There is no capture 'nosuch'; `perfd capture list` shows" in capsys.readouterr().err
 
 
 def test_cancel_reaches_the_agents(perfd, aggregator):
