@@ -19,7 +19,7 @@ from perfd.analysis.peaks import GpuPeak, find_gpu
 from perfd.errors import PerfdError
 from perfd.peaks import load_peaks
 from perfd.report.roofline import report_of_kernels, report_of_placement
-from perfd.report.words import UNKNOWN, duration, kernel_name, percent
+from perfd.report.words import UNKNOWN, duration, flops, kernel_name, percent, size
 from perfd.report.write import write_report
 from perfd.trace.hlo_line import read_line
 from perfd.trace.ncu import KernelMetrics, read_ncu
@@ -124,8 +124,8 @@ def _placement(found: Placement) -> Table:
     table.add_column()
     table.add_column(justify="right")
     rows = [
-        ("work", f"{found.work.flops / 1e9:,.2f} GFLOP"),
-        ("traffic", f"{found.work.traffic_bytes / 1e6:,.2f} MB"),
+        ("work", flops(found.work.flops)),
+        ("traffic", size(found.work.traffic_bytes)),
         ("peak", f"{found.peak_flops_per_s / 1e12:,.0f} TFLOP/s ({found.work.precision}, dense)"),
         ("bandwidth", f"{found.memory_bytes_per_s / 1e12:,.2f} TB/s"),
     ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfd.report.model import Metric, Point, Report, ReportFinding, Roofline, Table
-from perfd.report.words import UNKNOWN, duration, kernel_name, percent, title
+from perfd.report.words import UNKNOWN, duration, flops, kernel_name, percent, size, title
 from perfd.trace.confidence import MEASURED, MODELLED
 from perfd.trace.ncu import KernelMetrics
 from perfd.trace.roofline import AT_LIMIT_RATIO, LATENCY_RATIO, Placement, Verdict
@@ -35,8 +35,8 @@ def report_of_placement(found: Placement) -> Report:
     peaks = f"perfd's table of peaks, {found.gpu}"
     shapes = "counted from the shapes, each array moved once"
     rows = (
-        ("Arithmetic", f"{work.flops / 1e9:,.2f} GFLOP", shapes),
-        ("Traffic", f"{work.traffic_bytes / 1e6:,.2f} MB", shapes),
+        ("Arithmetic", flops(work.flops), shapes),
+        ("Traffic", size(work.traffic_bytes), shapes),
         ("Intensity", f"{found.intensity_flops_per_byte:,.1f} FLOP/byte", shapes),
         ("Ridge", f"{found.ridge_flops_per_byte:,.1f} FLOP/byte", peaks),
         ("Peak", f"{found.peak_flops_per_s / 1e12:,.0f} TFLOP/s ({work.precision}, dense)", peaks),

@@ -22,7 +22,7 @@ def duration(seconds: float | None) -> str:
         return UNKNOWN
     if seconds == 0:
         return "0"
-    for limit, unit, scale in ((1e-3, "us", 1e6), (10.0, "ms", 1e3)):
+    for limit, unit, scale in ((1e-7, "ns", 1e9), (1e-3, "us", 1e6), (10.0, "ms", 1e3)):
         if abs(seconds) < limit:
             return f"{seconds * scale:.1f} {unit}"
     return f"{seconds:.2f} s"
@@ -36,6 +36,14 @@ def size(count_bytes: float | None) -> str:
         if count_bytes >= limit:
             return f"{count_bytes / limit:.1f} {unit}"
     return f"{count_bytes:.0f} B"
+
+
+def flops(count: float) -> str:
+    """A count of operations in the unit that leaves some digits before the point."""
+    for limit, unit in ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP")):
+        if count >= limit:
+            return f"{count / limit:,.2f} {unit}"
+    return f"{count:.0f} FLOP"
 
 
 def kernel_name(name: str, width: int) -> str:

@@ -327,3 +327,11 @@ def test_a_roofline_that_nobody_measured_is_less_sure_than_one_with_a_time(tmp_p
         return found["confidence"]
 
     assert confidence() < confidence("--time", "0.0003")
+
+
+def test_a_small_operation_is_told_in_small_units(capsys):
+    assert main(["roofline", "--matmul", "64x100x32"]) == 0
+    told = capsys.readouterr().out
+    assert "409.60 kFLOP" in told
+    assert "23.3 kB" in told
+    assert "at least 4.9 ns" in told
