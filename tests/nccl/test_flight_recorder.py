@@ -102,6 +102,9 @@ def test_a_pickle_that_calls_anything_is_refused_and_nothing_runs(tmp_path: Path
         b"I" + b"9" * 5000 + b"\n.",
         b"]" * 10,
         b"",
+        b"\x80\x04})" + b"\x85" * 1_000_000 + b"Ns.",
+        b"\x80\x04})\x85" + b"\x942\x86\x94h\x01" * 200 + b"Ns.",
+        b"\x80\x04" + b"]" * 4_100_000 + b".",
     ],
     ids=[
         "global",
@@ -114,6 +117,9 @@ def test_a_pickle_that_calls_anything_is_refused_and_nothing_runs(tmp_path: Path
         "digits",
         "open",
         "empty",
+        "deep key",
+        "deep key by memo",
+        "endless",
     ],
 )
 def test_hand_made_pickles_are_refused_with_a_reason(data: bytes):
@@ -163,6 +169,10 @@ def test_a_dump_without_the_state_of_groups_is_told_by_its_entries():
     (progress,) = read(content)
 
     assert (progress.enqueued, progress.started, progress.completed) == (7, 4, 3)
+
+
+def test_a_number_of_thousands_of_digits_names_no_group():
+    assert read({"entries": [], "pg_status": {1 << 100_000: {"last_enqueued_collective": 5}}}) == []
 
 
 def test_values_of_wrong_types_are_left_out():

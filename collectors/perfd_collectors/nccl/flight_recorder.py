@@ -165,7 +165,9 @@ def _members(ranks: object) -> tuple[int, ...]:
 def _mapping(value: object) -> Mapping[str, object]:
     if not isinstance(value, dict):
         return {}
-    return {str(key)[:256]: item for key, item in value.items() if isinstance(key, str | int)}
+    # Of a number with thousands of digits Python makes no text.
+    named = ((key if isinstance(key, str) else _sequence(key), item) for key, item in value.items())
+    return {str(key)[:256]: item for key, item in named if key is not None}
 
 
 def _sequence(value: object) -> int | None:

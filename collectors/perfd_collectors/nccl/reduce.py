@@ -134,7 +134,9 @@ def _record(
         sequences=[min(sequences[i]) for i in kept],
         durations_ns=[durations[i] for i in kept],
         sizes_bytes=[known[i] for i in kept] if all_known else [],
-        gpu_starts_ns=[kernels[i][0].gpu_start_ns for i in kept] if peer is not None and _on_gpu(first) else [],
+        gpu_starts_ns=[kernels[i][0].gpu_start_ns for i in kept]
+        if peer is not None and _on_gpu(first)
+        else [],
     )
 
 

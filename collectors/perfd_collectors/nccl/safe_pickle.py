@@ -2,7 +2,8 @@
 
 A pickle is a program: it may call any function that can be imported. Here each of its instructions is
 looked at before the first is run, and those that name, call or build anything but plain data are refused.
-What is left makes dictionaries, lists, tuples, sets, texts, bytes, numbers, True, False and None.
+What is left makes dictionaries, lists, tuples, texts, bytes, numbers, True, False and None. Tuples may not
+lie in each other deeply: Python looks for one among a dictionary's keys by a recursion that nothing bounds.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ import pickletools
 from typing import Any, NoReturn
 
 MAX_BYTES = 64 << 20
+_MAX_INSTRUCTIONS = 4_000_000
+"""One byte can ask for an empty list of 56. Dumps have about 20 bytes an instruction."""
+_MAX_DEPTH = 100
 
 _ALLOWED = frozenset(
     {
@@ -21,10 +25,15 @@ _ALLOWED = frozenset(
         "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE",
         "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8",
         "BYTEARRAY8", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "APPEND",
-        "APPENDS", "EMPTY_DICT", "DICT", "SETITEM", "SETITEMS", "EMPTY_SET", "ADDITEMS", "FROZENSET",
+        "APPENDS", "EMPTY_DICT", "DICT", "SETITEM", "SETITEMS",
     }
 )  # fmt: skip
-_MEMO = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
+_PUT = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
+_GET = frozenset({"GET", "BINGET", "LONG_BINGET"})
+_TO_MARK = frozenset({"LIST", "DICT", "APPENDS", "SETITEMS", "POP_MARK", "TUPLE"})
+_TAKES = {"APPEND": 1, "SETITEM": 2, "POP": 1, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_SILENT = frozenset({"PROTO", "FRAME", "STOP", "APPEND", "APPENDS", "SETITEM", "SETITEMS", "POP", "POP_MARK"})
+"""They leave nothing on the stack."""
 
 
 class UnsafePickleError(ValueError):
@@ -48,7 +57,7 @@ def loads(data: bytes) -> Any:  # noqa: ANN401  (plain data of any kind)
 def _look_at(data: bytes) -> None:
     try:
         reason = _forbidden(data)
-    except (ValueError, TypeError, IndexError, OverflowError, MemoryError) as error:
+    except (ValueError, TypeError, LookupError, OverflowError, MemoryError) as error:
         raise UnsafePickleError(f"it is damaged ({error})") from error
     if reason:
         raise UnsafePickleError(reason)
@@ -56,16 +65,59 @@ def _look_at(data: bytes) -> None:
 
 def _forbidden(data: bytes) -> str:
     """Why the instructions may not be run, empty when they may."""
-    memoised = 0
-    for instruction, argument, _ in pickletools.genops(data):
-        if instruction.name not in _ALLOWED:
-            return f"it holds the instruction {instruction.name}, which is no plain data"
-        if instruction.name in _MEMO:
-            memoised += 1
-            # The unpickler makes room for every number below, whether it is used or not.
-            if not isinstance(argument, int) or argument > 2 * memoised + 1024:
-                return "it asks for memory that it does not use"
+    stack = _Depths()
+    for number, (instruction, argument, _) in enumerate(pickletools.genops(data)):
+        name = instruction.name
+        if name not in _ALLOWED:
+            return f"it holds the instruction {name}, which is no plain data"
+        if number >= _MAX_INSTRUCTIONS:
+            return f"it has more than {_MAX_INSTRUCTIONS:,} instructions"
+        # The unpickler makes room for every number below, whether it is used or not.
+        if name in _PUT and (not isinstance(argument, int) or argument > 2 * len(stack.memo) + 1024):
+            return "it asks for memory that it does not use"
+        if stack.run(name, argument) > _MAX_DEPTH:
+            return f"its tuples lie in each other over {_MAX_DEPTH} deep"
     return ""
+
+
+class _Depths:
+    """The unpickler's stack, with only how deep tuples lie in each other for each object."""
+
+    def __init__(self) -> None:
+        self.memo: dict[object, int] = {}
+        self._stack: list[int] = []
+        self._marks: list[int] = []
+
+    def run(self, name: str, argument: object) -> int:
+        """The depth of what an instruction leaves; raises `LookupError` where it lacks what it needs."""
+        if name == "MARK":
+            self._marks.append(len(self._stack))
+            return 0
+        if name in _PUT or name == "MEMOIZE":
+            self.memo[len(self.memo) if argument is None else argument] = self._stack[-1]
+            return 0
+        taken = self._take(name)
+        if name in _SILENT:
+            return 0
+        depth = 0
+        if name in _GET:
+            depth = self.memo[argument]
+        elif name == "DUP":
+            depth = self._stack[-1]
+        elif name.startswith("TUPLE"):
+            depth = 1 + max(taken, default=0)
+        self._stack.append(depth)
+        return depth
+
+    def _take(self, name: str) -> list[int]:
+        count = _TAKES.get(name, 0)
+        if name in _TO_MARK or (name == "POP" and self._marks and self._marks[-1] == len(self._stack)):
+            count = len(self._stack) - self._marks.pop()
+        if count > len(self._stack):
+            raise LookupError(f"{name} lacks what it needs")
+        taken = self._stack[len(self._stack) - count :]
+        del self._stack[len(self._stack) - count :]
+        return taken
 
 
 class _PlainUnpickler(pickle.Unpickler):
