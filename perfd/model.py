@@ -330,9 +330,9 @@ class TimingSource(StrEnum):
 class CollectiveTimes:
     """One rank's operations of one kind on one communicator within a window, reduced at the edge.
 
-    The totals are over all operations. `sequences`, `durations_ns` and `sizes_bytes` are columns of
-    those that were kept, so that ranks can be matched: when an agent must thin them out, it keeps the
-    same sequence numbers on every rank. A duration includes waiting for the other ranks.
+    The totals are over all operations. `sequences` and the columns below it are of those that were kept, so
+    that ranks can be matched: when an agent must thin them out, it keeps the same sequence numbers on every
+    rank. A duration includes waiting for the other ranks.
     """
 
     job: str
@@ -359,6 +359,8 @@ class CollectiveTimes:
     sequences: Sequence[int] = ()
     durations_ns: Sequence[int] = ()
     sizes_bytes: Sequence[int] = ()
+    gpu_starts_ns: Sequence[int] = ()
+    """Of sends and receives: when each began, by the clock of the rank's GPU, which no other one shares."""
     source: str = ""
     """Who recorded them when it was not perfd's plugin: `inspector`. Others may record a part only."""
 

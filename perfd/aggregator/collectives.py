@@ -66,7 +66,9 @@ class CollectiveRows:
         communicator, operation, _, _, timing = key
         rings = self._rings.get((operation, columns))
         if rings is None:
-            rings = self._rings[operation, columns] = Rings(operation, columns)
+            rings = self._rings[operation, columns] = Rings(
+                operation, columns, starts=operation == PAIR_OPERATION
+            )
         self._rows[key] = found = (rings, rings.add(communicator, timing), columns)
         self._share(self._columns + columns)
         return found

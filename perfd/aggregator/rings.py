@@ -32,10 +32,12 @@ class _Reported:
     sequence: Ints
     durations_s: Floats
     size_bytes: Floats | None
+    gpu_starts_ns: Ints | None
 
     def rows(self, chosen: NDArray[np.bool_] | Ints) -> _Reported:
         sizes = None if self.size_bytes is None else self.size_bytes[chosen]
-        return _Reported(self.sequence[chosen], self.durations_s[chosen], sizes)
+        starts = None if self.gpu_starts_ns is None else self.gpu_starts_ns[chosen]
+        return _Reported(self.sequence[chosen], self.durations_s[chosen], sizes, starts)
 
 
 class Rings:
@@ -46,7 +48,8 @@ class Rings:
     it is full, so that adding costs little; a look copies what is held.
     """
 
-    def __init__(self, operation: str, columns: int, span: int = 1) -> None:
+    def __init__(self, operation: str, columns: int, span: int = 1, *, starts: bool = False) -> None:
+        """With `starts` it is held when operations began, too."""
         self._operation = operation
         self._span = span
         self._free: list[int] = []
@@ -61,6 +64,9 @@ class Rings:
         self._sequence: Ints = np.empty((1, min(_FIRST_ROOM, self._most_room())), dtype=np.int64)
         self._size_bytes: Floats = np.empty(self._sequence.shape)
         self._durations_s: Floats = np.empty((*self._sequence.shape, columns))
+        self._gpu_starts_ns: Ints = np.empty(
+            (*self._sequence.shape, columns if starts else 0), dtype=np.int64
+        )
         self._windows = Windows(columns)
         self._largest_bytes: Floats = np.empty(1)
         self._best_s_per_byte: Floats = np.empty(1)
@@ -134,6 +140,7 @@ class Rings:
             sequence=self._held(self._sequence, rows, -1),
             durations_s=self._held(self._durations_s, rows, np.nan),
             size_bytes=self._held(self._size_bytes, rows, np.nan),
+            gpu_starts_ns=self._held(self._gpu_starts_ns, rows, -1),
             kernel_ratio=self._windows.usual_ratio(rows),
             operations_per_s=self._windows.operations_per_s(rows),
             best_s_per_byte=np.where(np.isfinite(best), best, np.nan),
@@ -174,6 +181,8 @@ class Rings:
         self._durations_s[row, places, column] = reported.durations_s
         if reported.size_bytes is not None:
             self._size_bytes[row, places] = reported.size_bytes
+        if reported.gpu_starts_ns is not None and self._gpu_starts_ns.size:
+            self._gpu_starts_ns[row, places, column] = reported.gpu_starts_ns
 
     def _find(self, row: int, sequence: Ints) -> tuple[Ints, NDArray[np.bool_]]:
         """Where operations are that are not newer than the newest one; those that came late are added."""
@@ -196,6 +205,7 @@ class Rings:
         self._sequence[row, new] = sequence
         self._durations_s[row, new] = np.nan
         self._size_bytes[row, new] = np.nan
+        self._gpu_starts_ns[row, new] = -1
         self._ends[row, 1] = new.stop
 
     def _insert(self, row: int, sequence: Ints) -> None:
@@ -205,9 +215,11 @@ class Rings:
         merged = np.union1d(self._sequence[row, held], sequence)
         places = merged.searchsorted(self._sequence[row, held])
         self._sequence[row, after] = merged
-        for array in (self._size_bytes[row], self._durations_s[row]):
+        for array, absent in (
+            (self._size_bytes[row], np.nan), (self._durations_s[row], np.nan), (self._gpu_starts_ns[row], -1),
+        ):  # fmt: skip
             known = array[held].copy()
-            array[after] = np.nan
+            array[after] = absent
             array[after][places] = known
         self._ends[row, 1] = after.stop
 
@@ -245,7 +257,9 @@ class Rings:
             self._sequence = roomier(self._sequence, shape)
             self._size_bytes = roomier(self._size_bytes, shape)
             self._durations_s = roomier(self._durations_s, shape)
-        for array in (self._sequence[row], self._size_bytes[row], self._durations_s[row]):
+            self._gpu_starts_ns = roomier(self._gpu_starts_ns, shape)
+        arrays = (self._sequence, self._size_bytes, self._durations_s, self._gpu_starts_ns)
+        for array in (array[row] for array in arrays):
             array[: end - start] = array[start:end]
         self._ends[row] = 0, end - start
         return end - start
@@ -260,6 +274,7 @@ class Rings:
         self._sequence = roomier(self._sequence, (rows,))
         self._size_bytes = roomier(self._size_bytes, (rows,))
         self._durations_s = roomier(self._durations_s, (rows,))
+        self._gpu_starts_ns = roomier(self._gpu_starts_ns, (rows,))
         self._largest_bytes = roomier(self._largest_bytes, (rows,))
         self._best_s_per_byte = roomier(self._best_s_per_byte, (rows,))
         self._windows.make_room(rows)
@@ -275,7 +290,8 @@ class Rings:
 def _reported(times: CollectiveTimes, span: int) -> _Reported | None:
     """The operations of a record; None when there are none, or its columns contradict each other."""
     count = len(times.sequences)
-    if count != len(times.durations_ns) or len(times.sizes_bytes) not in {0, count}:
+    optional = (times.sizes_bytes, times.gpu_starts_ns)
+    if count != len(times.durations_ns) or any(len(column) not in {0, count} for column in optional):
         return None
     if not count or not 0 <= min(times.sequences) <= max(times.sequences) < _MOST_SEQUENCE:
         return None
@@ -283,6 +299,7 @@ def _reported(times: CollectiveTimes, span: int) -> _Reported | None:
         sequence=np.array(times.sequences, dtype=np.int64),
         durations_s=np.array(times.durations_ns, dtype=np.float64) / 1e9,
         size_bytes=np.array(times.sizes_bytes, dtype=np.float64) if times.sizes_bytes else None,
+        gpu_starts_ns=np.array(times.gpu_starts_ns, dtype=np.int64) if times.gpu_starts_ns else None,
     )
     if count == 1:
         return reported

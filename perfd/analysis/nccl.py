@@ -73,7 +73,8 @@ def nccl(
     for stack in stacks:
         tally.add(stack)
     in_doubt = _in_doubt(missing[missing < len(stages)], stages, parallel)
-    shares = tally.shares(ranks, _busy(times, ranks), in_doubt, step_s)
+    busy = np.minimum(_busy(times, ranks) + _unseen(stacks, len(stages))[ranks], 1.0)
+    shares = tally.shares(ranks, busy, in_doubt, step_s)
     measures = [measures_of(stack) for stack in stacks]
     whole = bool(times) and bool(np.isfinite(shares.busy).all())
     share = float(shares.busy.mean()) if whole else None
@@ -147,6 +148,14 @@ def _busy(times: NcclTimeTable, ranks: Ints) -> Floats:
     by_rank = np.full(int(ranks.max(initial=-1)) + 1, np.nan)
     by_rank[times.rank] = times.busy_s / times.span_s
     return by_rank[ranks]
+
+
+def _unseen(stacks: Sequence[Stack], world: int) -> Floats:
+    """Share of time in kernels of each rank of which NCCL's own stamps tell nothing."""
+    unseen = np.zeros(world)
+    for stack in stacks:
+        np.add.at(unseen, stack.ranks, np.nan_to_num(stack.unseen_ratio))
+    return unseen
 
 
 def _node_links(job: JobData, world: int, link_bytes_per_s: Mapping[str, float]) -> Floats:

@@ -9,8 +9,9 @@ from itertools import chain
 import numpy as np
 
 from perfd.analysis.groups import Names, group_names
+from perfd.analysis.pairs import with_waiting_receivers
 from perfd.analysis.tables import CollectiveStack, CollectiveTable, Floats, Ints
-from perfd.analysis.waiting import Blames, WaitSplit, blames_of, split
+from perfd.analysis.waiting import MATCHED_OPERATIONS, Blames, WaitSplit, blames_of, split
 from perfd.model import ParallelLayout
 
 
@@ -22,6 +23,8 @@ class Stack:
     names: Names
     parts: WaitSplit
     blames: Blames
+    unseen_ratio: Floats
+    """(c, g): the share of time in kernels that is known by the other rank only."""
 
     @property
     def operation(self) -> str:
@@ -60,12 +63,16 @@ def stacked(
 
 
 def _split(collectives: CollectiveStack, parallel: ParallelLayout) -> Stack:
+    told_ratio = collectives.kernel_ratio
+    if collectives.operation not in MATCHED_OPERATIONS:
+        collectives = with_waiting_receivers(collectives)
     parts = split(collectives.durations_s)
     return Stack(
         collectives=collectives,
         names=group_names(collectives.ranks, parallel, collectives.operation),
         parts=parts,
         blames=blames_of(parts),
+        unseen_ratio=collectives.kernel_ratio - told_ratio,
     )
 
 

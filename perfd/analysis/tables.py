@@ -129,6 +129,8 @@ class CollectiveStack:
     """(c, n, g)"""
     size_bytes: Floats
     """(c, n)"""
+    gpu_starts_ns: Ints | None = None
+    """(c, n, g), by the clock of each rank's GPU, negative where unknown; None or empty when nobody asks."""
     kernel_ratio: Floats
     """(c, g)"""
     operations_per_s: Floats

@@ -75,6 +75,17 @@ def test_sends_to_different_peers_are_told_apart() -> None:
     assert [(r.operation, r.peer, r.count) for r in records] == [("Send", 2, 1), ("Send", 3, 1)]
 
 
+def test_sends_tell_when_they_began_by_the_gpus_clock_and_collectives_need_not() -> None:
+    sends = [operation(i, start_ns=100 * i, function=SEND, peer=2) for i in range(4)]
+
+    (sent,) = reduce_operations(sends, {0: TENSOR}, WINDOW, keep_one_in=2)
+    (late,) = reduce_operations([operation(0, function=SEND, timing=Timing.PROXY)], {0: TENSOR}, WINDOW)
+    (reduced,) = reduce_operations([operation(0)], {0: TENSOR}, WINDOW)
+
+    assert sent.gpu_starts_ns == [0, 200]
+    assert (late.gpu_starts_ns, reduced.gpu_starts_ns) == ([], [])
+
+
 def test_an_all_gather_is_as_large_as_what_all_ranks_give() -> None:
     (record,) = reduce_operations([operation(0, function=ALL_GATHER)], {0: TENSOR}, WINDOW)
 
