@@ -74,6 +74,8 @@ def test_a_line_is_one_collective_of_one_rank():
         line()[:-5],
         line(us=0),
         line(us=-4),
+        line(coll_exec_time_us=1e308),
+        line(coll_exec_time_us=-1e308),
         line(rank=2),
         line(coll_sn=-1),
         line(coll_sn=1 << 63),
@@ -81,6 +83,7 @@ def test_a_line_is_one_collective_of_one_rank():
         line(coll_timing_source="collective_cpu"),
         line().replace(b"0xe5ccb016b8db7e", b"0x\xff"),
         line().replace(b"0xe5ccb016b8db7e", b"0x" + b"f" * 40),
+        line().replace(b"0xe5ccb016b8db7e", b"-5"),
     ],
 )
 def test_a_line_that_tells_no_duration_is_none(bad: bytes):

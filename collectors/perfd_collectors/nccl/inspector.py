@@ -7,6 +7,7 @@ pipeline-parallel Megatron-LM no send or receive, and nothing of fewer than 8 Ki
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ _TIMING = {"kernel_gpu": TimingSource.GPU, "kernel_cpu": TimingSource.PROXY}
 """A third source, `collective_cpu`, tells when the call returned, which is no duration."""
 _MAX_LINE_BYTES = 1 << 20
 _MAX_U64 = (1 << 64) - 1
+_MOST_US = 1e12
+"""Eleven days, which no collective takes."""
+_IDENTITY = re.compile("(?:0x)?([0-9a-f]{1,16})", re.ASCII | re.IGNORECASE)
 
 
 class _Header(msgspec.Struct):
@@ -75,24 +79,25 @@ def parse_line(line: bytes) -> InspectedOperation | None:
         return None
     try:
         parsed = _DECODER.decode(line)
-        communicator = f"{int(parsed.header.id, 16):x}"
-    except (msgspec.DecodeError, ValueError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     done, header = parsed.coll_perf, parsed.header
+    identity = _IDENTITY.fullmatch(header.id)
     timing = _TIMING.get(done.coll_timing_source)
+    if identity is None or timing is None or not 0 < done.coll_exec_time_us < _MOST_US:
+        return None
     duration_ns = round(done.coll_exec_time_us * 1000)
     sound = (
         0 <= header.rank < header.n_ranks < 1 << 31
         and 0 <= done.coll_sn < 1 << 62
         and 0 <= done.coll_msg_size_bytes <= _MAX_U64
-        and 0 < duration_ns < 1 << 62
+        and 0 < duration_ns
         and 0 < parsed.metadata.dump_timestamp_us < 1 << 53
-        and len(communicator) <= 16
     )
-    if timing is None or not sound:
+    if not sound:
         return None
     return InspectedOperation(
-        communicator=communicator,
+        communicator=f"{int(identity[1], 16):x}",
         communicator_name="" if header.comm_name == "unknown" else header.comm_name,
         communicator_rank=header.rank,
         communicator_size=header.n_ranks,
