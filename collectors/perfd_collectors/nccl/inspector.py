@@ -91,7 +91,7 @@ def parse_line(line: bytes) -> InspectedOperation | None:
         0 <= header.rank < header.n_ranks < 1 << 31
         and 0 <= done.coll_sn < 1 << 62
         and 0 <= done.coll_msg_size_bytes <= _MAX_U64
-        and 0 < duration_ns
+        and duration_ns > 0
         and 0 < parsed.metadata.dump_timestamp_us < 1 << 53
     )
     if not sound:
