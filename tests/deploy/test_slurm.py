@@ -120,6 +120,7 @@ def test_two_lines_in_a_batch_script_show_every_node_and_step(cluster: Cluster) 
     assert (seen["steps"]["count"], seen["steps"]["last"]) == (20, 20)
     assert {agent["node"] for agent in status["agents"]} == NODES
     assert [agent["dropped_records"] for agent in status["agents"]] == [0] * 4
+    assert f"How job {job} runs" in (folder / f"perfd-{job}" / "report.html").read_text()
     assert left_over(cluster, job) == []
 
 
