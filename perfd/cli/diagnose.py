@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -72,7 +73,11 @@ def _job(summary: JobSummary) -> Mapping[str, Any]:
 
 def _of_recording(name: str) -> Sequence[JobSummary]:
     logs.configure("error")
-    return replay(ReplayOptions(recording=find_recording(name))).summaries
+    result = replay(ReplayOptions(recording=find_recording(name)))
+    for warning in result.warnings:
+        # A diagnosis without what a stream would have told may be another one.
+        print(f"perfd: {warning}", file=sys.stderr)
+    return result.summaries
 
 
 def _live(url: str, job: str | None) -> list[JobSummary]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +13,7 @@ from perfd.cli import main
 from perfd.clock import VirtualClock
 from perfd.config import AggregatorConfig
 from perfd.model import JobDescription
+from perfd.recording.format import find_recording
 from perfd.testing.agent import FakeAgent
 
 
@@ -34,6 +37,26 @@ def test_in_words_every_finding_has_its_evidence(capsys: pytest.CaptureFixture[s
     assert said.startswith("# pp4_few\n")
     assert "- Theory expects 42.9 %" in said
     assert "What to do: Use more micro-batches" in said
+
+
+def test_a_stream_that_cannot_be_read_is_told_and_the_rest_is_diagnosed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recording = shutil.copytree(find_recording("pp4_few"), tmp_path / "recording")
+    manifest = json.loads((recording / "recording.json").read_text())
+    dump = {"kind": "flight-recorder", "path": "dump_3", "node": "node0", "rank": 3}
+    manifest["streams"].append(dump)
+    (recording / "recording.json").write_text(json.dumps(manifest))
+    # A pickle that calls `print`.
+    (recording / "dump_3").write_bytes(b"cbuiltins\nprint\n(S'called'\ntR.")
+
+    assert main(["diagnose", str(recording)]) == 0
+
+    out, err = capsys.readouterr()
+    assert out.startswith("# pp4_few\n")
+    assert "called" not in out
+    assert "dump_3 was left out" in err
+    assert "GLOBAL, which is no plain data" in err
 
 
 def test_jobs_of_an_aggregator_are_diagnosed(capsys: pytest.CaptureFixture[str]) -> None:
