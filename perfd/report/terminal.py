@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +19,7 @@ from perfd.trace.verdict import TraceFinding
 _KERNELS = 10
 _COLLECTIVES = 12
 _RANKS = 32
+_CULPRITS = 4
 
 
 def render(analysis: TraceAnalysis, diagnosis: Diagnosis) -> RenderableType:
@@ -38,6 +40,8 @@ def _headline(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Text:
     else:
         text.append(title(found.kind.value), style="bold yellow")
         text.append(f"  {found.evidence[0]}" if found.evidence else "")
+    if costs := [_cost(finding) for finding in diagnosis.findings if finding.lost_ratio is not None]:
+        text.append(f"\nWhat costs the most of the window: {', '.join(costs)}")
     if analysis.model_use:
         use = analysis.model_use
         text.append(
@@ -45,6 +49,13 @@ def _headline(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Text:
             f" ({use.precision}, {duration(use.step_time_s)} a step, {use.gpus} GPUs)"
         )
     return text
+
+
+def _cost(finding: TraceFinding) -> str:
+    ranks = ", ".join(f"rank {rank}" for rank in finding.ranks[:_CULPRITS])
+    return (
+        f"{title(finding.kind.value).lower()}{f' ({ranks})' if ranks else ''} {percent(finding.lost_ratio)}"
+    )
 
 
 def _table(name: str, columns: Sequence[str], left: int = 1) -> Table:
@@ -115,18 +126,20 @@ def _kernels(rank: RankAnalysis) -> Table:
     return table
 
 
-def _findings(findings: Sequence[TraceFinding]) -> list[Text]:
-    texts = []
+def _findings(findings: Sequence[TraceFinding]) -> list[RenderableType]:
+    parts: list[RenderableType] = []
     for found in findings:
-        text = Text(title(found.kind.value), style="bold")
+        head = Text(f"\n{title(found.kind.value)}" if parts else title(found.kind.value), style="bold")
         if found.lost_ratio is not None:
-            text.append(f"  {percent(found.lost_ratio)} of the window", style="not bold yellow")
-        for sentence in found.evidence:
-            text.append(f"\n  {sentence}", style="not bold")
+            head.append(f"  {percent(found.lost_ratio)} of the window", style="not bold yellow")
+        parts += [head, *(_indented(Text(sentence)) for sentence in found.evidence)]
         if found.recommendation:
-            text.append(f"\n  -> {found.recommendation}", style="not bold green")
-        texts.append(text)
-    return texts
+            parts.append(_indented(Text(f"What to do: {found.recommendation}", style="green")))
+    return parts
+
+
+def _indented(text: Text) -> Padding:
+    return Padding(text, (0, 0, 0, 2), expand=False)
 
 
 def _notes(analysis: TraceAnalysis) -> list[Text]:
