@@ -53,9 +53,8 @@ def _headline(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Text:
 
 def _cost(finding: TraceFinding) -> str:
     ranks = ", ".join(f"rank {rank}" for rank in finding.ranks[:_CULPRITS])
-    return (
-        f"{title(finding.kind.value).lower()}{f' ({ranks})' if ranks else ''} {percent(finding.lost_ratio)}"
-    )
+    who = f" ({ranks})" if ranks else ""
+    return f"{title(finding.kind.value).lower()}{who} {percent(finding.lost_ratio)}"
 
 
 def _table(name: str, columns: Sequence[str], left: int = 1) -> Table:

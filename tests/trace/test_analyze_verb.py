@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from pathlib import Path
 
 import pytest
 
 from perfd.cli import main
+from perfd.testing import example_traces
 from perfd.testing.traces import COMPUTE, NCCL, Op, kineto, write_json
 
 _OPERATIONS = [Op(COMPUTE, 0, 60, launched=-5), Op(NCCL, 50, 80, launched=-4)]
@@ -105,3 +108,20 @@ def test_a_folder_without_traces_is_one_sentence_and_exit_code_2(tmp_path, capsy
         f"perfd analyze: {tmp_path}: this folder holds no trace:"
         " no file ends in .json, .json.gz, .sqlite, .sqlite.gz, .nsys-rep.\n"
     )
+
+
+def test_the_traces_of_the_first_hour_are_as_they_are_made_and_show_what_its_page_says(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(Path(__file__).parents[2])
+    shipped = Path("docs/examples/slow-rank")
+    example_traces.main(tmp_path)
+    for made in tmp_path.iterdir():
+        assert gzip.decompress((shipped / made.name).read_bytes()) == gzip.decompress(made.read_bytes())
+
+    assert main(["analyze", str(shipped)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "communication bound 25.2 %, straggler (rank 2) 21.6 %" in printed
+    page = Path("docs/first-hour.md").read_text(encoding="utf-8")
+    shown = page[page.index("Straggler  21.6 %") :].split("```")[0]
+    assert " ".join(shown.split()) in printed
