@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from perfd.analysis.robust import median
 from perfd.analysis.tables import Bools, CollectiveStack, Floats, Ints
 
 _SENDER, _RECEIVER = 0, 1
@@ -32,44 +33,60 @@ def with_waiting_receivers(pairs: CollectiveStack) -> CollectiveStack:
     if pairs.gpu_starts_ns is None or not pairs.gpu_starts_ns.size:
         return pairs
     durations = pairs.durations_s.copy()
+    durations[..., _RECEIVER] = receiver_durations_s(durations, pairs.gpu_starts_ns)
+    seen_s = np.nansum(pairs.durations_s[..., _RECEIVER], axis=1)
+    longer = np.nansum(durations[..., _RECEIVER], axis=1) / np.where(seen_s > 0, seen_s, np.nan)
     ratio = pairs.kernel_ratio.copy()
-    for row, length in enumerate(pairs.lengths.tolist()):
-        own = slice(0, length)
-        before_s = durations[row, own, _RECEIVER].copy()
-        after_s = receiver_durations_s(durations[row, own], pairs.gpu_starts_ns[row, own])
-        durations[row, own, _RECEIVER] = after_s
-        seen_s = float(np.nansum(before_s))
-        if seen_s > 0:
-            ratio[row, _RECEIVER] = min(1.0, ratio[row, _RECEIVER] * float(np.nansum(after_s)) / seen_s)
+    ratio[:, _RECEIVER] = np.where(
+        seen_s > 0, np.fmin(ratio[:, _RECEIVER] * longer, 1.0), ratio[:, _RECEIVER]
+    )
     return replace(pairs, durations_s=durations, kernel_ratio=ratio)
 
 
 def receiver_durations_s(durations_s: Floats, starts_ns: Ints) -> Floats:
-    """How long each receive of one pair took, in seconds; `durations_s` and `starts_ns` are (n, 2).
+    """How long each receive took, in seconds; both arguments are (n, 2), or (c, n, 2) of several pairs.
 
     Unknown durations are NaN and unknown starts negative; what they concern stays as it is.
     """
-    send_s, receive_s = durations_s.T
-    known: Bools = np.asarray((starts_ns >= 0).all(axis=1) & np.isfinite(durations_s).all(axis=1))
-    ends_ns = starts_ns + np.where(known[:, None], durations_s * 1e9, 0.0).astype(np.int64)
-    marks = np.flatnonzero(known & (receive_s > _WAITED * send_s))
-    if len(marks) < _FEWEST_MARKS:
-        return np.asarray(receive_s)
-    apart_ns = _smooth(ends_ns[marks, _RECEIVER] - ends_ns[marks, _SENDER])
-    nearest = np.clip(np.searchsorted(marks, np.arange(len(known))), 0, len(marks) - 1)
+    if durations_s.ndim == 2:
+        return np.asarray(receiver_durations_s(durations_s[None], starts_ns[None])[0])
+    known: Bools = np.asarray((starts_ns >= 0).all(axis=-1) & np.isfinite(durations_s).all(axis=-1))
+    marks = known & (durations_s[..., _RECEIVER] > _WAITED * durations_s[..., _SENDER])
+    rows = np.flatnonzero(marks.sum(axis=1) >= _FEWEST_MARKS)
+    lasted = durations_s[..., _RECEIVER].copy()
+    if not len(rows):
+        return lasted
+    lasted[rows] = _until_sent(durations_s[rows], starts_ns[rows], known[rows], marks[rows])
+    return lasted
+
+
+def _until_sent(durations_s: Floats, starts_ns: Ints, known: Bools, marks: Bools) -> Floats:
+    send_s, receive_s = durations_s[..., _SENDER], durations_s[..., _RECEIVER]
+    began_ns = starts_ns[..., _RECEIVER]
+    ends_ns = starts_ns + np.where(known[..., None], durations_s * 1e9, 0.0).astype(np.int64)
+    apart_ns = _apart(ends_ns[..., _RECEIVER] - ends_ns[..., _SENDER], marks)
     # A sender whose receiver waits does so for nobody: it takes as long as they usually take.
-    usual_s = float(np.median(send_s[known]))
-    came_ns = starts_ns[:, _SENDER] + apart_ns[nearest] + np.fmin(send_s, usual_s) * 1e9
+    usual_s = median(np.where(known, send_s, np.nan), axis=1)[:, None]
+    came_ns = starts_ns[..., _SENDER] + apart_ns + np.fmin(send_s, usual_s) * 1e9
     # The operations of a communicator follow each other on a GPU.
-    following_ns = np.append(starts_ns[1:, _RECEIVER], np.iinfo(np.int64).max)
-    bound_ns = np.where(following_ns > starts_ns[:, _RECEIVER], following_ns, np.iinfo(np.int64).max)
-    waited_s = (np.minimum(came_ns, bound_ns) - starts_ns[:, _RECEIVER]) / 1e9
+    never = np.iinfo(np.int64).max
+    following_ns = np.full(began_ns.shape, never)
+    following_ns[:, :-1] = began_ns[:, 1:]
+    bound_ns = np.where(following_ns > began_ns, following_ns, never)
+    waited_s = (np.minimum(came_ns, bound_ns) - began_ns) / 1e9
     return np.asarray(np.where(known, np.fmax(receive_s, waited_s), receive_s))
 
 
-def _smooth(values: Ints) -> Floats:
-    width = min(_NEIGHBOURS, len(values))
-    windows = np.lib.stride_tricks.sliding_window_view(values, width)
-    middle = np.median(windows, axis=1)
-    before = width // 2
-    return np.pad(middle, (before, len(values) - len(middle) - before), mode="edge")
+def _apart(distances_ns: Ints, marks: Bools) -> Floats:
+    """How far the clocks are apart at each operation, by the marks around the next one, or the last one."""
+    counts = marks.sum(axis=1)[:, None]
+    ahead = np.argsort(~marks, axis=1, kind="stable")[:, : int(counts.max())]
+    of_marks = np.take_along_axis(distances_ns, ahead, axis=1)
+    width = np.minimum(_NEIGHBOURS, counts)
+    first = np.clip(np.arange(ahead.shape[1]) - width // 2, 0, counts - width)
+    around = np.arange(_NEIGHBOURS)
+    places = np.minimum(first[..., None] + around, ahead.shape[1] - 1)
+    windows = np.take_along_axis(of_marks[:, None], places, axis=2).astype(np.float64)
+    windows[np.broadcast_to((around >= width)[:, None], windows.shape)] = np.nan
+    before: Ints = np.cumsum(marks, axis=1) - marks
+    return np.take_along_axis(median(windows), np.minimum(before, counts - 1), axis=1)
