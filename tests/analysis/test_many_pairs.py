@@ -13,7 +13,7 @@ SEND_S = 70e-6
 
 
 def pair(operations: int, *, every: int, apart_ns: int) -> tuple[Floats, Ints]:
-    """A sender each 10 ms and a receiver that is there 4 ms earlier: only one in `every` receives shows it."""
+    """A sender each 10 ms and a receiver that is there 4 ms earlier; one in `every` receives shows it."""
     sent_ns = 10 * MS * np.arange(1, operations + 1)
     alone = np.arange(operations) % every == 0
     told_s = np.stack([np.full(operations, SEND_S), np.where(alone, SEND_S + 4e-3, SEND_S)], axis=1)
