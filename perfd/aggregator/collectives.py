@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from perfd.aggregator.limits import Counters, Limits
 from perfd.aggregator.rings import Rings
+from perfd.analysis.groups import PAIR_OPERATION
 from perfd.analysis.tables import CollectiveStack
 from perfd.analysis.waiting import MATCHED_OPERATIONS
 from perfd.model import CollectiveProgress, CollectiveTimes, TimingSource
 
 _PAIR = {"Send": 0, "Recv": 1}
-PAIR_OPERATION = "SendRecv"
 
 _LEFT_AFTER_NS = 900 * 10**9
 """Far more than the clocks of nodes disagree by, and than a step takes."""

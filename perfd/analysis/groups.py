@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from perfd.analysis.tables import Ints
 from perfd.model import ParallelLayout
 
+PAIR_OPERATION = "SendRecv"
+"""What perfd calls a send and the receive that it is matched with."""
 WORLD = "world"
 Names: TypeAlias = NDArray[np.object_]
 """A name for each communicator, or None."""
@@ -36,11 +38,16 @@ def group_name(ranks: Sequence[int], parallel: ParallelLayout, operation: str = 
 
 
 def group_names(ranks: Ints, parallel: ParallelLayout, operation: str = "") -> Names:
-    """The same for c communicators of g ranks each, (c, g). `operation` settles what members leave open."""
+    """The same for c communicators of g ranks each, (c, g). `operation` settles what members leave open.
+
+    Of `SendRecv` they are pairs out of a group, such as neighbouring stages of a pipeline.
+    """
     communicators, members = ranks.shape
     names: Names = np.full(communicators, None, dtype=object)
     if members < 2:
         return names
+    if operation == PAIR_OPERATION:
+        return _names_of_pairs(np.sort(ranks, axis=1), parallel)
     ordered = np.sort(ranks, axis=1)
     stride = ordered[:, 1] - ordered[:, 0]
     even = np.ones(communicators, dtype=np.bool_)
@@ -55,6 +62,16 @@ def group_names(ranks: Ints, parallel: ParallelLayout, operation: str = "") -> N
     return names
 
 
+def _names_of_pairs(pairs: Ints, parallel: ParallelLayout) -> Names:
+    names: Names = np.full(len(pairs), None, dtype=object)
+    low, high = pairs.T
+    for one in reversed(_dimensions(parallel, PAIR_OPERATION)):
+        block = one.stride * one.size
+        if one.size > 1:
+            names[(low // block == high // block) & ((high - low) % one.stride == 0)] = one.name
+    return names
+
+
 def _dimensions(parallel: ParallelLayout, operation: str) -> list[_Dimension]:
     """The groups of a layout, the more usual name first where two have the same members."""
     tp, cp, dp, ep = parallel.tp, parallel.cp or 1, parallel.dp, parallel.ep or 1
@@ -65,7 +82,7 @@ def _dimensions(parallel: ParallelLayout, operation: str) -> list[_Dimension]:
         data = [_Dimension("dp", dp, tp * cp), _Dimension("dp_cp", dp * cp, tp)]
         expert = [_Dimension("ep", ep, tp), _Dimension("edp", dp * cp // ep, tp * ep)] if ep > 1 else []
         # Tokens are exchanged over the experts' group, gradients are reduced over the data's.
-        found += [*expert, *data] if operation in {"AlltoAll", "SendRecv"} else [*data, *expert]
+        found += [*expert, *data] if operation in {"AlltoAll", PAIR_OPERATION} else [*data, *expert]
         if parallel.pp:
             found.append(_Dimension("pp", parallel.pp, tp * cp * dp))
     return found

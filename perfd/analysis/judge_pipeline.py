@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from perfd.analysis.findings import Culprit, Facts, Finding, Kind, percent
 from perfd.analysis.pipeline import SOURCE_BY_RANK, Pipeline
+from perfd.analysis.pipeline_waits import SOURCE_WAITING
 
 _STALL = 0.20
 _EXCESS = 0.10
@@ -20,15 +21,16 @@ def judge_pipeline(facts: Facts) -> Finding | None:
         return None
     imbalance = pipeline.imbalance_ratio or 0.0
     unequal = imbalance > max(pipeline.stall_ratio / 2, _LEAST_IMBALANCE)
-    evidence = [
-        f"Stages compute nothing in {percent(pipeline.stall_ratio)} of the schedule ({pipeline.source})."
-    ]
+    waiting = pipeline.source == SOURCE_WAITING
+    stalled = "wait for each other in" if waiting else "compute nothing in"
+    whole = "the time" if waiting else "the schedule"
+    evidence = [f"Stages {stalled} {percent(pipeline.stall_ratio)} of {whole} ({pipeline.source})."]
     if theory is not None:
         evidence.append(
             f"Theory expects {percent(theory)} with {parallel.pp} stages and {parallel.micro_batches}"
             " micro-batches."
         )
-    evidence.append(f"Unequal stages explain {percent(imbalance)} of the schedule.")
+    evidence.append(f"Unequal stages explain {percent(imbalance)} of {whole}.")
     if pipeline.window_excess_ratio is not None:
         evidence.append(
             f"The schedule takes {percent(pipeline.window_excess_ratio)} longer than these stages need"
@@ -66,11 +68,13 @@ def _confidence(pipeline: Pipeline) -> float:
 
 
 def _slowest_stage(facts: Facts) -> tuple[Culprit, ...]:
-    numbered = [stage for stage in facts.pipeline.stages if stage.stage is not None and stage.compute_s]
-    slowest = max(numbered, key=lambda stage: stage.compute_s or 0.0, default=None)
-    if slowest is None or slowest.stage is None:
-        return ()
-    return (Culprit(kind="stage", id=slowest.stage),)
+    numbered = [
+        (stage.stall_ratio, stage.stage)
+        for stage in facts.pipeline.stages
+        if stage.stage is not None and stage.stall_ratio is not None
+    ]
+    # The busiest one stalls least.
+    return (Culprit(kind="stage", id=min(numbered)[1]),) if numbered else ()
 
 
 def _balance() -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.analysis.degradation import SlowGroup, slow_groups
-from perfd.analysis.groups import group_name
+from perfd.analysis.groups import PAIR_OPERATION, group_name
 from perfd.analysis.nccl_groups import NcclGroup, NcclKind, groups_of, kinds_of, measures_of, recorder
 from perfd.analysis.nccl_ranks import NcclRank, Tally
 from perfd.analysis.pipeline import stage_of_ranks
@@ -39,6 +39,8 @@ class Nccl:
     """Of very many those that take most of the time."""
     ranks: Sequence[NcclRank] = ()
     """Of very many those that the others wait for most, and that wait most."""
+    stage_wait_ratios: Sequence[float] = ()
+    """The share of time that ranks of each stage of a pipeline wait in its sends and receives, the mean."""
     slow_groups: Sequence[SlowGroup] = ()
     """Groups whose transfers take far longer than they could, the costliest first."""
     missing_ranks: Sequence[int] = ()
@@ -87,6 +89,7 @@ def nccl(
         kinds=kinds_of(stacks, measures),
         groups=groups_of(stacks, measures),
         ranks=shares.records(),
+        stage_wait_ratios=_stage_waits(tally, ranks, stages, parallel) if times else (),
         slow_groups=slow_groups(stacks, _node_links(job, size, link_bytes_per_s or {})),
         missing_ranks=tuple(missing.tolist()),
         lost_operations=int(times.lost_operations.sum()) if times else None,
@@ -125,8 +128,19 @@ def _stages(world: int, parallel: ParallelLayout, stacks: Sequence[Stack], *, pa
     stages = stage_of_ranks(np.arange(world), parallel)
     if stages is not None:
         return stages
-    pipeline = partial or parallel.pp is not None or any(stack.operation == "SendRecv" for stack in stacks)
+    pipeline = (
+        partial or parallel.pp is not None or any(stack.operation == PAIR_OPERATION for stack in stacks)
+    )
     return np.full(world, -1 if pipeline else 0, dtype=np.int64)
+
+
+def _stage_waits(tally: Tally, ranks: Ints, stages: Ints, parallel: ParallelLayout) -> tuple[float, ...]:
+    """Nothing where compute hides it, as between the chunks of an interleaved schedule."""
+    if (parallel.pp or 1) < 2 or (parallel.vp or 1) > 1 or not tally.pipeline_wait.any():
+        return ()
+    waits = np.fmin(tally.pipeline_wait[ranks], 1.0)
+    of_stage = [waits[stages[ranks] == stage] for stage in range(parallel.pp or 1)]
+    return tuple(float(waits.mean()) for waits in of_stage) if all(map(len, of_stage)) else ()
 
 
 def _in_doubt(missing: Ints, stages: Ints, parallel: ParallelLayout) -> Bools:

@@ -8,6 +8,7 @@ import numpy as np
 
 from perfd.analysis.lateness import LONG_S, Lateness, lateness
 from perfd.analysis.onset import MOST_STEPS, onset
+from perfd.analysis.pairs import knows_receivers
 from perfd.analysis.robust import highest, mean, median
 from perfd.analysis.stacks import Stack
 from perfd.analysis.tables import Bools, Floats, Ints
@@ -105,6 +106,8 @@ class Tally:
         self.kernels: Floats = np.zeros(world)
         """Time in kernels, summed over operations: those of one group share a kernel, and streams overlap."""
         self.operations: Floats = np.zeros(world)
+        self.pipeline_wait: Floats = np.zeros(world)
+        """Of the waiting, in sends and receives between stages."""
         self.peer_operations: Floats = np.zeros(world)
         """Of groups of peers only, and of those operations whose last rank is to blame for the waiting."""
         self._judged: list[tuple[Stack, Bools]] = []
@@ -120,7 +123,12 @@ class Tally:
         scale = np.zeros(len(useful))
         scale[useful] = stack.kernel_ratio[useful].mean(axis=1) / in_table_s[useful].mean(axis=1)
         counts = np.where(useful, result.operations, 0)
-        self.wait += self._by_rank(stack.ranks, scale[:, None] * result.waited_s)
+        waits = scale[:, None] * result.waited_s
+        self.wait += self._by_rank(stack.ranks, waits)
+        if stack.operation not in MATCHED_OPERATIONS and knows_receivers(stack.collectives):
+            stages = self._stages[stack.ranks]
+            between = (stages[:, :1] != stages[:, 1:]) & (stages >= 0).all(axis=1, keepdims=True)
+            self.pipeline_wait += self._by_rank(stack.ranks, np.where(between, waits, 0.0))
         self.kernels += self._by_rank(stack.ranks, np.where(useful[:, None], stack.kernel_ratio, 0.0))
         self.operations += self._by_rank(stack.ranks, counts[:, None])
         if stack.operation in MATCHED_OPERATIONS:

@@ -25,12 +25,17 @@ _NEIGHBOURS = 5
 """The clocks' distance is the median of so many marks: they drift, and one mark may be wrong."""
 
 
+def knows_receivers(pairs: CollectiveStack) -> bool:
+    """Whether it is told when operations began: without, receives are lower bounds."""
+    return pairs.gpu_starts_ns is not None and bool((pairs.gpu_starts_ns >= 0).any())
+
+
 def with_waiting_receivers(pairs: CollectiveStack) -> CollectiveStack:
     """The same pairs of ranks with durations of receives that last until their data came.
 
     Columns are the sender and the receiver. Without the starts of operations nothing is known to be wrong.
     """
-    if pairs.gpu_starts_ns is None or not pairs.gpu_starts_ns.size:
+    if pairs.gpu_starts_ns is None or not knows_receivers(pairs):
         return pairs
     durations = pairs.durations_s.copy()
     durations[..., _RECEIVER] = receiver_durations_s(durations, pairs.gpu_starts_ns)

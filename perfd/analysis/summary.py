@@ -22,6 +22,7 @@ from perfd.analysis.links import data_parallel_link_bytes_per_s, node_link_bytes
 from perfd.analysis.nccl import Nccl, nccl
 from perfd.analysis.peaks import PeakTable
 from perfd.analysis.pipeline import Pipeline, pipeline
+from perfd.analysis.pipeline_waits import with_waiting
 from perfd.analysis.sequences import unequal_sequences
 from perfd.analysis.shares import (
     Breakdown,
@@ -236,7 +237,12 @@ def _facts(job: JobData, settings: AnalysisSettings, steady: Steady, activity: G
         efficiency=_efficiency(job, settings, steady, activity),
         communication=with_kernels(communication(timers, times, description, link), kernels),
         nccl=kernels,
-        pipeline=pipeline(timers, description, {straggler.rank for straggler in by_timers}),
+        pipeline=with_waiting(
+            pipeline(timers, description, {straggler.rank for straggler in by_timers}),
+            parallel,
+            kernels,
+            of_steps.median,
+        ),
         data=data_loading(timers, times),
         optimizer=optimizer(timers, times),
         breakdown=breakdown(timers, times),

@@ -2,91 +2,121 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
+from analysis.jobs import description, job_data, step_table
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfd.analysis.findings import Culprit, Kind
 from perfd.analysis.pairs import receiver_durations_s
-from perfd.analysis.tables import Floats, Ints
+from perfd.analysis.summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.tables import CollectiveStack, Floats, Ints, NcclTime
+from perfd.model import TimingSource
 
 SEND_NS = 70_000
-MILLISECOND_NS = 1_000_000
+MS = 1_000_000
+AFTER_NS = 5 * MS
+"""What comes after the schedule in each step."""
 
 
-def gradients(
-    steps: int, *, micro_batches: int = 4, first_ns: int, last_ns: int, apart_ns: int, drift: float = 0.0
-) -> tuple[Floats, Ints, Floats]:
-    """What NCCL tells of the gradients that the last stage sends to the first one, and what really was.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Direction:
+    """What NCCL tells of the messages from one stage to the other, and what really was."""
 
-    A 1F1B schedule: forward takes a third of a stage's time of a micro-batch, `first_ns` or `last_ns`. All
-    gradients but the last one come in a kernel that sends an activation as well, and that is noted to end
-    when this has left.
+    told_s: Floats
+    starts_ns: Ints
+    truth_s: Floats
+
+
+def played(
+    steps: int, *, first_ns: int, last_ns: int, apart_ns: int = MS, drift: float = 0.0, micro_batches: int = 4
+) -> tuple[Direction, Direction, int]:
+    """Activations, gradients, and how long it takes; a micro-batch takes `first_ns` on one stage.
+
+    A third of it is forward. Of a receive beside a send NCCL tells when the send has left, which never waits.
     """
-    told, starts, truth = [], [], []
-    now = 0
-    for _ in range(steps):
-        first, last = now + 2 * (first_ns // 3), now + first_ns // 3
+    sent: list[list[int]] = [[], []]
+    received: list[list[tuple[int, int, bool]]] = [[], []]
+    """When it began, when it ended, and whether it was alone in its kernel."""
+    now = [0, 0]
+
+    def work(stage: int, thirds: int) -> None:
+        now[stage] += thirds * (first_ns, last_ns)[stage] // 3
+
+    def receive(stage: int, number: int, *, alone: bool) -> None:
+        ends = max(now[stage], sent[1 - stage][number]) + SEND_NS
+        received[stage].append((now[stage], ends, alone))
+        now[stage] = ends
+
+    for step in range(steps):
+        base = step * micro_batches
+        work(0, 1)
+        sent[0].append(now[0])
+        receive(1, base, alone=True)
         for number in range(micro_batches):
-            last += last_ns
-            waits = max(0, last - first)
-            alone = number == micro_batches - 1
-            told.append((SEND_NS, waits + SEND_NS if alone else SEND_NS))
-            starts.append((last, first))
-            truth.append(waits + SEND_NS)
-            first += (
-                waits + SEND_NS + 2 * (first_ns // 3) + (0 if number >= micro_batches - 2 else first_ns // 3)
-            )
-        now = max(first, last) + 5 * MILLISECOND_NS
-    starts_ns = np.array(starts, dtype=np.int64) + 10**9
-    starts_ns[:, 1] += apart_ns + (drift * starts_ns[:, 1]).astype(np.int64)
-    return np.array(told) / 1e9, starts_ns, np.array(truth) / 1e9
+            is_last = number == micro_batches - 1
+            work(1, 3)
+            if not is_last:
+                work(0, 1)
+                sent[0].append(now[0])
+            sent[1].append(now[1])
+            receive(0, base + number, alone=is_last)
+            if not is_last:
+                receive(1, base + number + 1, alone=False)
+            work(0, 2)
+        now = [moment + AFTER_NS for moment in now]
+    directions = []
+    for sender, receiver in ((0, 1), (1, 0)):
+        begin, end, alone = map(np.array, zip(*received[receiver], strict=True))
+        clock = 10**9 + apart_ns * np.array([0, 1])[[sender, receiver]]
+        starts = np.stack([np.array(sent[sender]), begin], axis=1) + clock
+        starts[:, int(sender == 0)] += (drift * begin).astype(np.int64)
+        told = np.stack([np.full(len(end), SEND_NS), np.where(alone, end - begin, SEND_NS)], axis=1)
+        directions.append(Direction(told_s=told / 1e9, starts_ns=starts, truth_s=(end - begin) / 1e9))
+    return directions[0], directions[1], max(now)
 
 
 @given(st.integers(-(10**8), 10**12), st.floats(-2e-5, 2e-5))
 def test_a_receive_lasts_until_its_sender_sent_whatever_the_clocks_say(apart_ns: int, drift: float) -> None:
-    told, starts, truth = gradients(
-        30, first_ns=15 * MILLISECOND_NS, last_ns=19 * MILLISECOND_NS, apart_ns=apart_ns, drift=drift
-    )
-
-    assert np.nansum(told[:, 1]) < 0.6 * truth.sum()
-    assert receiver_durations_s(told, starts) == pytest.approx(truth, abs=2e-5)
+    for one in played(30, first_ns=15 * MS, last_ns=19 * MS, apart_ns=apart_ns, drift=drift)[:2]:
+        assert receiver_durations_s(one.told_s, one.starts_ns) == pytest.approx(one.truth_s, abs=2e-5)
 
 
 def test_a_receiver_that_never_waits_is_left_alone() -> None:
-    told, starts, _ = gradients(
-        30, first_ns=30 * MILLISECOND_NS, last_ns=3 * MILLISECOND_NS, apart_ns=MILLISECOND_NS
-    )
+    _, gradients, _ = played(30, first_ns=30 * MS, last_ns=3 * MS)
 
-    assert receiver_durations_s(told, starts) == pytest.approx(told[:, 1])
+    found = receiver_durations_s(gradients.told_s, gradients.starts_ns)
+
+    assert found == pytest.approx(gradients.told_s[:, 1])
 
 
 def test_without_starts_or_with_too_few_receives_of_their_own_nothing_changes() -> None:
-    told, starts, _ = gradients(
-        30, first_ns=15 * MILLISECOND_NS, last_ns=19 * MILLISECOND_NS, apart_ns=MILLISECOND_NS
-    )
+    _, gradients, _ = played(30, first_ns=15 * MS, last_ns=19 * MS)
+    told, starts = gradients.told_s, gradients.starts_ns
 
     assert receiver_durations_s(told, np.full_like(starts, -1)) == pytest.approx(told[:, 1])
     assert receiver_durations_s(told[:8], starts[:8]) == pytest.approx(told[:8, 1])
 
 
 def test_one_mark_that_is_wrong_moves_nothing() -> None:
-    told, starts, truth = gradients(
-        30, first_ns=15 * MILLISECOND_NS, last_ns=19 * MILLISECOND_NS, apart_ns=MILLISECOND_NS
-    )
+    _, gradients, _ = played(30, first_ns=15 * MS, last_ns=19 * MS)
+    told, truth = gradients.told_s, gradients.truth_s
     told[59, 1] += 0.004
 
-    found = np.delete(receiver_durations_s(told, starts), 59)
+    found = np.delete(receiver_durations_s(told, gradients.starts_ns), 59)
+
     assert found == pytest.approx(np.delete(truth, 59), abs=2e-5)
 
 
 def test_operations_that_are_not_known_on_both_sides_stay_unknown() -> None:
-    told, starts, truth = gradients(
-        30, first_ns=15 * MILLISECOND_NS, last_ns=19 * MILLISECOND_NS, apart_ns=MILLISECOND_NS
-    )
+    _, gradients, _ = played(30, first_ns=15 * MS, last_ns=19 * MS)
+    told, truth = gradients.told_s, gradients.truth_s
     told[10, 0] = told[11, 1] = np.nan
 
-    found = receiver_durations_s(told, starts)
+    found = receiver_durations_s(told, gradients.starts_ns)
 
     assert found[10] == told[10, 1]
     assert np.isnan(found[11])
@@ -105,3 +135,60 @@ def test_whatever_is_told_nothing_gets_shorter(data: st.DataObject) -> None:
 
     assert (np.isnan(found) == np.isnan(told[:, 1])).all()
     assert (found >= told[:, 1])[np.isfinite(found)].all()
+
+
+def summary_of(*, first_ns: int, last_ns: int, micro_batches: int = 4, starts: bool = True) -> JobSummary:
+    steps = 60
+    activations, gradients, total_ns = played(
+        steps, first_ns=first_ns, last_ns=last_ns, micro_batches=micro_batches
+    )
+    total_s = total_ns / 1e9
+    stacks = [
+        CollectiveStack(
+            operation="SendRecv",
+            communicators=["ab"],
+            ranks=np.array([ranks]),
+            lengths=np.array([len(one.truth_s)]),
+            sequence=np.arange(len(one.truth_s))[None],
+            durations_s=one.told_s[None],
+            size_bytes=np.full((1, len(one.truth_s)), 1.6e7),
+            gpu_starts_ns=one.starts_ns[None] if starts else None,
+            kernel_ratio=one.told_s.sum(axis=0)[None] / total_s,
+            operations_per_s=np.array([len(one.truth_s) / total_s]),
+            best_s_per_byte=np.array([np.nan]),
+            best_size_bytes=np.array([np.nan]),
+            timings=[TimingSource.GPU],
+            sources=[""],
+        )
+        for one, ranks in ((activations, [0, 1]), (gradients, [1, 0]))
+    ]
+    times = [
+        NcclTime(rank=rank, busy_s=float(one.told_s[:, 1].sum()), span_s=total_s, lost_operations=0)
+        for rank, one in enumerate((gradients, activations))
+    ]
+    layout = description(world_size=2, dp=1, pp=2, micro_batch_size=1, global_batch_size=micro_batches)
+    job = job_data(step_table([total_s / steps] * 200), description=layout, collectives=stacks, nccl=times)
+    return summarise(job, AnalysisSettings())
+
+
+def test_stages_that_wait_for_each_other_are_told_without_timers() -> None:
+    result = summary_of(first_ns=18 * MS, last_ns=18 * MS, micro_batches=2)
+
+    assert result.pipeline.source == "nccl plugin: waiting in sends and receives"
+    assert result.pipeline.stall_ratio == pytest.approx(18 / 59, abs=0.01)
+    assert result.bottleneck.kind is Kind.PIPELINE_BUBBLE
+    assert result.nccl.share_ratio == pytest.approx(result.pipeline.stall_ratio, abs=0.02)
+
+
+def test_the_stage_that_waits_for_nobody_is_the_heavy_one() -> None:
+    result = summary_of(first_ns=15 * MS, last_ns=35 * MS)
+
+    assert result.bottleneck.kind is Kind.PIPELINE_IMBALANCE
+    assert result.bottleneck.culprits == (Culprit(kind="stage", id=1),)
+    assert [stage.stall_ratio for stage in result.pipeline.stages] == pytest.approx(
+        [95 / 160, 15 / 160], abs=0.02
+    )
+
+
+def test_without_the_starts_of_operations_the_stall_stays_open() -> None:
+    assert summary_of(first_ns=18 * MS, last_ns=18 * MS, starts=False).pipeline.stall_ratio is None
