@@ -129,7 +129,7 @@ def run_case(case: Case, plan: Plan, folder: Path) -> Outcome | None:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
         watcher = _Watcher(port)
         watcher.start()
-        _wait(process, case, plan, folder / "log")
+        ended_unix_s = _wait(process, case, plan, folder / "log")
         seen = watcher.stop()
     found = sorted(folder.glob("out/*/summary.json"))
     hangs = case.fault == "sigstop"
@@ -139,7 +139,12 @@ def run_case(case: Case, plan: Plan, folder: Path) -> Outcome | None:
     shutil.copy(found[-1], folder / "summary.json")
     shutil.rmtree(folder / "out")
     compress(recording)
-    outcome = _outcome(case, folder, seen, json.loads((folder / "summary.json").read_text()))
+    document = json.loads((folder / "summary.json").read_text())
+    while_it_hung = [said for at, said in seen if at <= (ended_unix_s or 0)]
+    if hangs and while_it_hung:
+        # Of a job that was ended for it, what counts is what was said until then.
+        document["jobs"][0]["findings"] = while_it_hung[-1]
+    outcome = _outcome(case, folder, seen, document)
     (folder / "verdicts.json").write_text(json.dumps(outcome.verdicts))
     (folder / "case.json").write_text(
         json.dumps({"fault": case.fault, "strength": case.strength, "rank": case.rank, "stages": case.stages})
@@ -234,8 +239,8 @@ def _steps(times: Path) -> tuple[float | None, float | None]:
     return statistics.median(seconds[_SETTLED_STEPS:first]), statistics.median(seconds[first + 1 :])
 
 
-def _wait(process: subprocess.Popen[bytes], case: Case, plan: Plan, log: Path) -> None:
-    """Until the job ends; one that is stopped for good is ended some time after that."""
+def _wait(process: subprocess.Popen[bytes], case: Case, plan: Plan, log: Path) -> float | None:
+    """Until the job ends; one that is stopped for good is ended some time after that, and this tells when."""
     deadline_s = time.monotonic() + plan.limit_s
     stopped_s = None
     while process.poll() is None:
@@ -243,22 +248,25 @@ def _wait(process: subprocess.Popen[bytes], case: Case, plan: Plan, log: Path) -
         if case.fault == "sigstop" and stopped_s is None and b"[fault]" in log.read_bytes():
             stopped_s = now_s
         if now_s > deadline_s or (stopped_s is not None and now_s > stopped_s + _HANG_S):
-            _wake(process.pid)
+            ended_unix_s = time.time()
+            _kill_stopped(process.pid)
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_ENDING_S)
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-            return
+            return ended_unix_s
         time.sleep(0.1)
+    return None
 
 
-def _wake(process_id: int) -> None:
-    """A stopped process does not hear that it should end."""
+def _kill_stopped(process_id: int) -> None:
+    """A stopped process does not hear that it should end, and its launcher waits long for it."""
     for child in psutil.Process(process_id).children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            child.send_signal(signal.SIGCONT)
+            if child.status() == psutil.STATUS_STOPPED:
+                child.kill()
 
 
 class _Watcher(threading.Thread):
