@@ -63,8 +63,8 @@ class Plan:
     """What all runs have in common."""
 
     gpus: int
-    steps: int = 180
-    fault_from: int = 60
+    steps: int = 150
+    fault_from: int = 50
     torchrun: Sequence[str] = ("torchrun",)
     train_options: Sequence[str] = ()
     pipeline_options: Sequence[str] = ("--micro-batch", "2", "--micro-batches", "4")
