@@ -318,6 +318,8 @@ class AggregatorConfig(_Strict, frozen=True):
             "serving": CaptureProfile(steps=10),
         }
     )
+    capture_reports: bool = True
+    """Analyse the traces of captures that end, where this machine can read them."""
     webhook: WebhookConfig = WebhookConfig()
     exporters: ExportersConfig = ExportersConfig()
     job_forgotten_after_s: float = 3600.0

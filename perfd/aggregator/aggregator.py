@@ -75,7 +75,9 @@ class Aggregator:
         try:
             self._access = Access(config)
             self._webhook = Webhook(config.webhook)
-            self._captures = Captures(config.capture_profiles, self._clock, self._history)
+            self._captures = Captures(
+                config.capture_profiles, self._clock, self._history, reports=config.capture_reports
+            )
             self._exporters = Exporters(config.exporters, self._clock)
             self._rounds = Rounds(
                 config,
@@ -158,6 +160,7 @@ class Aggregator:
         if self._tick_thread.is_alive():
             self._tick_thread.join(_ROUND_GRACE_S)
         self._ingest.stop()
+        self._captures.stop()
         if self._http is not None:
             self._http.close()
         if self._tick_thread.is_alive():

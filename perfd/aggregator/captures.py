@@ -8,11 +8,12 @@ from typing import Any
 
 import msgspec
 
+from perfd.aggregator.capture_reports import CaptureReports
 from perfd.aggregator.history import History
 from perfd.aggregator.history_rows import capture_row
 from perfd.aggregator.received import Decision, Outcome, ReceivedAlert, server_of, unknown_job
 from perfd.capture.coordinator import CAPTURE_LABEL, CaptureCoordinator
-from perfd.capture.events import Capture, ManualRequest
+from perfd.capture.events import Capture, CaptureReport, ManualRequest
 from perfd.capture.ranks import JobView
 from perfd.clock import Clock
 from perfd.config import CaptureProfile
@@ -26,7 +27,16 @@ Send = Callable[[str, CaptureRequest | CaptureCancel], None]
 class Captures:
     """Gives the coordinator every event, with a lock and the time, and carries out what it decides."""
 
-    def __init__(self, profiles: Mapping[str, CaptureProfile], clock: Clock, history: History | None) -> None:
+    def __init__(
+        self,
+        profiles: Mapping[str, CaptureProfile],
+        clock: Clock,
+        history: History | None,
+        *,
+        reports: bool = False,
+    ) -> None:
+        """With `reports`, captures that end and whose traces can be read here are analysed."""
+        self._reports = CaptureReports(self._report_made, clock) if reports else None
         self._coordinator = CaptureCoordinator(profiles)
         self._clock = clock
         self._history = history
@@ -40,6 +50,11 @@ class Captures:
     def send_through(self, send: Send) -> None:
         """From now on messages go this way."""
         self._send = send
+
+    def stop(self) -> None:
+        """Make no more reports."""
+        if self._reports is not None:
+            self._reports.stop()
 
     def agent_connected(self, node: str) -> None:
         with self._lock:
@@ -153,8 +168,17 @@ class Captures:
                     for capture in changed
                 ]
             )
+        if self._reports is not None:
+            for capture in changed:
+                if capture.state is not None and capture.report is None:
+                    self._reports.submit(capture)
         for node, message in self._coordinator.drain():
             self._send(node, message)
+
+    def _report_made(self, capture_id: str, report: CaptureReport) -> None:
+        with self._lock:
+            self._coordinator.on_report(capture_id, report)
+            self._carry_out()
 
     def _now(self) -> float:
         return self._clock.unix_ns() / 1e9

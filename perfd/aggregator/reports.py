@@ -12,13 +12,13 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
+from perfd.aggregator.capture_reports import REPORT_NAME, is_folder_of
 from perfd.analysis.summary import JobSummary, from_json
 from perfd.errors import PerfdError
 from perfd.http import Handler, Request, Response
 from perfd.report.from_summary import report_of_summary
 from perfd.report.html import to_html
 
-_NAME = "perfd.report.html"
 _MAX_BYTES = 64 * 1024 * 1024
 # A report holds names of kernels and nodes: it is shown, and can do nothing.
 _HEADERS: Mapping[str, str] = {
@@ -71,11 +71,11 @@ def _capture(source: Source, request: Request) -> Response:
     capture = next((one for one in source.captures() if one["id"] == capture_id), None)
     if capture is None:
         return _say(404, "No such capture", f"There is no capture {capture_id!r}.")
-    there = [folder for folder in _folders(capture) if _is_file(folder / _NAME)]
+    there = [folder for folder in _folders(capture) if _is_file(folder / REPORT_NAME)]
     if not number and len(there) != 1:
         return _overview(capture, len(there))
     chosen = next((n for n in range(1, len(there) + 1) if number in {"", str(n)}), 0)
-    body = _read(there[chosen - 1] / _NAME) if chosen else None
+    body = _read(there[chosen - 1] / REPORT_NAME) if chosen else None
     if body is None:
         return _say(404, "No such report", f"This capture has {len(there)} here.")
     return _html(body)
@@ -93,11 +93,8 @@ def _overview(capture: Mapping[str, Any], count: int) -> Response:
 def _folders(capture: Mapping[str, Any]) -> Sequence[PurePath]:
     """Where agents say that a capture lies; a folder that is not called like the capture is not believed."""
     files = [PurePath(file["path"]) for who in capture["ranks"] for file in who["files"]]
-    return [
-        folder
-        for folder in dict.fromkeys(file.parent for file in files)
-        if folder.is_absolute() and ".." not in folder.parts and folder.name == capture["id"]
-    ]
+    folders = dict.fromkeys(file.parent for file in files)
+    return [folder for folder in folders if is_folder_of(folder, capture["id"])]
 
 
 def _is_file(path: PurePath) -> bool:

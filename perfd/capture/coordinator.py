@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 from perfd.capture.events import (
@@ -13,6 +14,7 @@ from perfd.capture.events import (
     AlertFired,
     CancelRequested,
     Capture,
+    CaptureReport,
     Event,
     ManualRequest,
     Record,
@@ -143,6 +145,11 @@ class CaptureCoordinator:
             self._keep(capture)
         self._handle(Restored(captures=captures), now_unix_s)
 
+    def on_report(self, capture_id: str, report: CaptureReport) -> None:
+        """The traces of a capture that is over were read."""
+        if (capture := self._captures.get(capture_id)) is not None:
+            self._carry_out(Record(capture=replace(capture, report=report)))
+
     def tick(self, now_unix_s: float) -> None:
         """Time passed; call it about once a second."""
         self._handle(Tick(), now_unix_s)
@@ -246,6 +253,7 @@ def to_json(capture: Capture) -> dict[str, Any]:
         "ended_unix_s": capture.ended_unix_s,
         "steps": capture.steps,
         "max_duration_s": capture.max_duration_s,
+        "report": asdict(capture.report) if capture.report else None,
         "ranks": [
             {
                 "rank": who.rank,

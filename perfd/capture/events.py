@@ -113,6 +113,17 @@ class Participant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureReport:
+    """What the traces of a capture say, or why they say nothing."""
+
+    path: str | None
+    """None when it could not be made."""
+    words: str
+    """What limits the job, in a sentence or two; else why that is not known."""
+    made_unix_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Capture:
     """A capture as a whole; `state` is None until every rank has its outcome."""
 
@@ -137,6 +148,8 @@ class Capture:
     state: CaptureState | None = None
     reason: str = ""
     ended_unix_s: float | None = None
+    report: CaptureReport | None = None
+    """None as long as it is not made, and where the aggregator cannot read the traces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

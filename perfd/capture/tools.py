@@ -10,6 +10,9 @@ from typing import Protocol
 
 from perfd.model import CaptureState, CaptureTool
 
+TRACE_SUFFIXES = (".sqlite", ".trace.json", ".trace.json.gz")
+"""How the names of traces end that perfd can analyse."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:

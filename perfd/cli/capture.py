@@ -19,6 +19,7 @@ from perfd.capture.api import PATH
 from perfd.capture.copies import redacted_copy
 from perfd.capture.ncu_plan import NcuPlan
 from perfd.capture.ncu_plan import plan as plan_ncu
+from perfd.capture.tools import TRACE_SUFFIXES
 from perfd.cli import capture_slurm
 from perfd.cli.arguments import positive, positive_whole
 from perfd.cli.client import add_aggregator, add_token, ask, authorization_of, url_of
@@ -36,7 +37,6 @@ Exits with 0 when the aggregator did what was asked, and with 2 when it refused 
 `start` exits with 1 when the capture is over and not every rank is done; with --wait it always is over."""
 
 _POLL_S = 0.5
-_TRACES = (".sqlite", ".trace.json", ".trace.json.gz")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -132,7 +132,7 @@ def _show(args: argparse.Namespace) -> int:
 def _analyze(capture: Mapping[str, Any]) -> list[Path]:
     """Analyse the traces of this node, all ranks of a folder together; the files that were written."""
     files = {Path(file["path"]) for who in capture["ranks"] for file in who["files"]}
-    traces = sorted(file for file in files if file.name.endswith(_TRACES) and file.is_file())
+    traces = sorted(file for file in files if file.name.endswith(TRACE_SUFFIXES) and file.is_file())
     if not traces:
         raise PerfdError(
             f"Capture {capture['id']} has no trace that can be read here; "
@@ -216,6 +216,8 @@ def _print(document: Mapping[str, Any], *, as_json: bool) -> None:
     print(f"  {what}, {why}, {_when(capture['requested_unix_s'])} UTC")
     if capture["reason"]:
         print(f"  {capture['reason']}")
+    if report := capture["report"]:
+        print(f"  {report['words']}", *([f"    {report['path']}"] if report["path"] else []), sep="\n")
     for who in capture["ranks"]:
         target = _target(who, server=capture["server"])
         print(f"  {target} on {who['node'] or 'no node'}: {who['state']} {who['reason']}".rstrip())

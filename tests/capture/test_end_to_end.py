@@ -89,6 +89,7 @@ class System:
                 history=HistoryConfig(path=str(self.directory / "history.sqlite")),
                 rules=RulesConfig(builtin=False, files=[str(rules)], interval_s=0.1),
                 capture_profiles={"default": self.profile},
+                capture_reports=False,
             ),
             manual=True,
         )

@@ -355,6 +355,7 @@ def test_a_rule_that_fires_captures_the_server_that_it_names(
             http_listen="127.0.0.1:0",
             rules=RulesConfig(builtin=False, files=[str(rules)], interval_s=0.1),
             capture_profiles={"serving": CaptureProfile(steps=5)},
+            capture_reports=False,
         ),
         manual=True,
     )

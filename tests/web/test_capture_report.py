@@ -58,6 +58,7 @@ def test_the_report_of_a_capture_opens_from_its_page_once_it_was_made(tab: Tab, 
         listen="127.0.0.1:0",
         http_listen="127.0.0.1:0",
         capture_profiles={"default": CaptureProfile(tool="kineto")},
+        capture_reports=False,
     )
     running = Aggregator(config, manual=True)
     running.start()

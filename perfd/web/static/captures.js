@@ -28,6 +28,7 @@ function capture(one) {
     el("h2", {}, one.id, " ", el("span", { class: `state ${one.state}` }, one.state)),
     el("p", { class: "quiet" }, [...facts, took].filter(Boolean).join(" · ")),
     one.reason && el("p", {}, one.reason),
+    one.report && el("p", { class: "headline" }, one.report.words),
     one.ranks.some((who) => who.files?.length) && el("p", {}, el("a", { href: `/reports/captures/${encodeURIComponent(one.id)}` }, "Open the report")),
     el("ul", { class: "ranks" }, alike.slice(0, MAX_RANKS).map((ranks) => outcome(ranks, one.reason))),
     alike.length > MAX_RANKS && el("p", { class: "quiet" }, `and ${alike.slice(MAX_RANKS).flat().length} more ranks`),

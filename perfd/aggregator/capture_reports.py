@@ -1,0 +1,214 @@
+"""Reports of captures that end, where this machine can read their traces: made one at a time, by processes.
+
+A trace can take gigabytes of memory and minutes: it is read by a process that gives way to all others, that
+the kernel ends first when memory is short, and that may be killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePath
+
+import msgspec
+
+from perfd.capture.events import Capture, CaptureReport
+from perfd.capture.tools import TRACE_SUFFIXES
+from perfd.clock import Clock
+from perfd.errors import CaptureError
+
+log = logging.getLogger(__name__)
+
+REPORT_NAME = "perfd.report.html"
+DOCUMENT_NAME = "perfd.trace.json"
+_MAX_WAITING = 64
+_TIMEOUT_S = 600.0
+_GONE_S = 1.0
+_PERFD = (sys.executable, "-P", "-m", "perfd")
+_LEAST_URGENT = 19
+_FIRST_TO_GO = "1000"
+
+Made = Callable[[str, CaptureReport], None]
+"""Takes the report of a capture; called from a thread of its own."""
+
+
+class _Finding(msgspec.Struct):
+    kind: str
+    evidence: list[str] = []
+
+
+class _Document(msgspec.Struct):
+    """What is read of an analysis (perfd.trace/1)."""
+
+    bottleneck: _Finding | None = None
+
+
+class CaptureReports:
+    """Makes the report of each capture that it is given, from `submit` to `stop`; both from any thread."""
+
+    def __init__(
+        self, made: Made, clock: Clock, *, timeout_s: float = _TIMEOUT_S, perfd: Sequence[str] = _PERFD
+    ) -> None:
+        self._made = made
+        self._clock = clock
+        self._perfd = perfd
+        self._timeout_s = timeout_s
+        self._waiting: queue.Queue[Capture | None] = queue.Queue(_MAX_WAITING)
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    def submit(self, capture: Capture) -> None:
+        """Make the report of a capture that is over, soon; nothing happens when it left no trace."""
+        if not any(_is_trace(file.path) for who in capture.participants for file in who.files):
+            return
+        with self._lock:
+            if self._stopped:
+                return
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="perfd-reports", daemon=True)
+                self._thread.start()
+        try:
+            self._waiting.put_nowait(capture)
+        except queue.Full:
+            log.warning("Too many captures wait for their report.", extra={"capture": capture.capture_id})
+
+    def stop(self) -> None:
+        """End what runs; it takes about a second at most. Legal twice."""
+        with self._lock:
+            self._stopped = True
+            if self._process is not None:
+                self._process.kill()
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(None)
+        if self._thread is not None:
+            self._thread.join(_GONE_S)
+
+    def _work(self) -> None:
+        while (capture := self._waiting.get()) is not None and not self._stopped:
+            # The traces may lie on a file system that hangs: nobody waits for this thread.
+            traces = readable_traces(capture)
+            if not traces:
+                continue
+            try:
+                report = self._report(traces)
+            except (CaptureError, OSError) as error:
+                report = CaptureReport(path=None, words=str(error), made_unix_s=self._now())
+            if not self._stopped:
+                self._made(capture.capture_id, report)
+
+    def _report(self, traces: Sequence[Path]) -> CaptureReport:
+        folder = traces[0].parent
+        document, page = folder / f".{DOCUMENT_NAME}", folder / f".{REPORT_NAME}"
+        try:
+            # They name kernels and shapes of the model: as private as the traces.
+            with _private(document) as output, _private(page):
+                self._run(["analyze", "--json", "--report", str(page), *map(str, traces)], output)
+            words = _words(document.read_bytes())
+            document.replace(folder / DOCUMENT_NAME)
+            page.replace(folder / REPORT_NAME)
+        finally:
+            for part in (document, page):
+                part.unlink(missing_ok=True)
+        return CaptureReport(path=str(folder / REPORT_NAME), words=words, made_unix_s=self._now())
+
+    def _run(self, arguments: Sequence[str], output: int) -> None:
+        """Run a verb of perfd; raises `CaptureError` with its complaint."""
+        with self._lock:
+            if self._stopped:
+                raise CaptureError("The aggregator was stopped.")
+            process = self._process = subprocess.Popen(
+                [*self._perfd, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.PIPE,
+                # Ctrl-C in a terminal is for the aggregator, which ends it.
+                start_new_session=True,
+            )
+        _give_way(process.pid)
+        try:
+            _, complaint = process.communicate(timeout=self._timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=_GONE_S)
+            raise CaptureError(f"The traces were not read within {self._timeout_s:g} s.") from None
+        finally:
+            with self._lock:
+                self._process = None
+        if process.returncode:
+            raise CaptureError(f"The traces cannot be read: {_complaint(process.returncode, complaint)}")
+
+    def _now(self) -> float:
+        return self._clock.unix_ns() / 1e9
+
+
+def readable_traces(capture: Capture) -> Sequence[Path]:
+    """The traces of one folder of a capture that this process can read: where most ranks are together.
+
+    What agents say is not believed: a folder that is not called like the capture, and what is no plain
+    file, is none of its traces.
+    """
+    folders: dict[Path, list[Path]] = {}
+    for path in dict.fromkeys(Path(file.path) for who in capture.participants for file in who.files):
+        if is_folder_of(path.parent, capture.capture_id) and _is_trace(path.name) and _is_readable(path):
+            folders.setdefault(path.parent, []).append(path)
+    return max(folders.values(), key=len, default=())
+
+
+def is_folder_of(folder: PurePath, capture_id: str) -> bool:
+    """Whether agents may name it as the folder of a capture."""
+    return folder.is_absolute() and ".." not in folder.parts and folder.name == capture_id
+
+
+def _is_trace(path: str) -> bool:
+    return path.endswith(TRACE_SUFFIXES)
+
+
+def _is_readable(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode) and os.access(path, os.R_OK)
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _private(path: Path) -> Iterator[int]:
+    """A new file that only this user can read, open for writing."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _give_way(pid: int) -> None:
+    """Let a process have what others leave of the processor, and be the first to go without memory."""
+    # It may have ended.
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, _LEAST_URGENT)
+        Path(f"/proc/{pid}/oom_score_adj").write_text(_FIRST_TO_GO, encoding="ascii")
+
+
+def _complaint(code: int, output: bytes) -> str:
+    """Why a verb failed: what it said last, else how it ended."""
+    if lines := output.decode(errors="replace").strip().splitlines():
+        return lines[-1].removeprefix("perfd analyze: ")
+    return f"signal {-code} ended the analysis; is there enough memory?" if code < 0 else f"exit code {code}."
+
+
+def _words(document: bytes) -> str:
+    """What limits the capture, in a sentence or two."""
+    found = msgspec.json.decode(document, type=_Document).bottleneck
+    if found is None:
+        return "What limits it is not known: no rank has all its GPU records."
+    return " ".join([f"{found.kind.replace('_', ' ').capitalize()}.", *found.evidence[:1]])

@@ -1,0 +1,189 @@
+"""From the end of a capture to what its traces say, where the aggregator can read them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exporters.support import until
+
+from perfd.aggregator.aggregator import Aggregator
+from perfd.aggregator.capture_reports import CaptureReports, readable_traces
+from perfd.capture.api import StartBody
+from perfd.capture.events import Capture, CaptureReport, Participant
+from perfd.capture.processes import runs
+from perfd.cli import main
+from perfd.clock import SystemClock
+from perfd.config import AggregatorConfig, CaptureProfile, HistoryConfig
+from perfd.model import (
+    CaptureFile,
+    CaptureRequest,
+    CaptureState,
+    CaptureStatus,
+    CaptureTool,
+    RankPlacement,
+    TrainingStep,
+)
+from perfd.testing.agent import FakeAgent
+from perfd.testing.traces import COMPUTE, Op, kineto, write_json
+
+
+def running(tmp_path: Path, **changes: Any) -> Aggregator:
+    config = AggregatorConfig(
+        listen="127.0.0.1:0",
+        http_listen="127.0.0.1:0",
+        history=HistoryConfig(path=str(tmp_path / "history.sqlite")),
+        capture_profiles={"default": CaptureProfile(tool="kineto")},
+        **changes,
+    )
+    aggregator = Aggregator(config, manual=True)
+    aggregator.start()
+    return aggregator
+
+
+def trace(path: Path, rank: int = 0) -> CaptureFile:
+    path.parent.mkdir(exist_ok=True)
+    write_json(path, kineto([Op(COMPUTE, 0, 60)], rank=rank, steps={1: (0, 100)}))
+    return CaptureFile(path=str(path), size_bytes=path.stat().st_size)
+
+
+def capture(aggregator: Aggregator, capture_id: str, *files: CaptureFile) -> None:
+    """Let an agent do what it is asked, which leaves these files."""
+    with FakeAgent(aggregator.grpc_address) as agent:
+        agent.hello(tools=(CaptureTool.KINETO,))
+        agent.send(TrainingStep(job="llm", step=1, step_time_s=1.0), RankPlacement(job="llm", rank=0, gpu=0))
+        aggregator.tick()
+        aggregator.start_capture(StartBody(job="llm", id=capture_id))
+        while not isinstance(agent.hear(), CaptureRequest):
+            pass
+        agent.say(
+            CaptureStatus(
+                capture_id=capture_id, state=CaptureState.DONE, time_unix_ns=1, ranks=(0,), files=files
+            )
+        )
+        until(lambda: aggregator.captures()[0]["state"] == "done")
+
+
+def test_a_capture_that_ends_is_analysed_and_its_report_outlives_the_aggregator(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aggregator = running(tmp_path)
+    try:
+        capture(aggregator, "c1", trace(tmp_path / "c1" / "rank0.trace.json"))
+        until(lambda: aggregator.captures()[0]["report"] is not None)
+        (told,) = aggregator.captures()
+        assert main(["capture", "show", "c1", "--aggregator", str(aggregator.http_address)]) == 0
+    finally:
+        aggregator.stop()
+    assert told["report"]["path"] == str(tmp_path / "c1" / "perfd.report.html")
+    assert told["report"]["words"].startswith("Compute bound. Compute kernels run for 60.0 % of the window")
+    assert told["report"]["made_unix_s"] >= told["ended_unix_s"]
+    assert "Compute bound." in capsys.readouterr().out
+    assert "Compute bound" in (tmp_path / "c1" / "perfd.report.html").read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "c1" / "perfd.trace.json").read_bytes())["schema"] == "perfd.trace/1"
+    made = sorted(path.name for path in (tmp_path / "c1").iterdir())
+    assert made == ["perfd.report.html", "perfd.trace.json", "rank0.trace.json"]
+    assert all((tmp_path / "c1" / name).stat().st_mode & 0o077 == 0 for name in made[:2])
+    again = running(tmp_path)
+    assert again.captures() == [told]
+    again.stop()
+
+
+def test_a_trace_that_cannot_be_read_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    cut = trace(tmp_path / "c1" / "rank0.trace.json")
+    Path(cut.path).write_bytes(Path(cut.path).read_bytes()[:-40])
+    aggregator = running(tmp_path)
+    try:
+        capture(aggregator, "c1", cut)
+        until(lambda: aggregator.captures()[0]["report"] is not None)
+        (told,) = aggregator.captures()
+    finally:
+        aggregator.stop()
+    assert told["report"]["path"] is None
+    assert told["report"]["words"].startswith(f"The traces cannot be read: {cut.path}: the trace is cut")
+    assert [path.name for path in (tmp_path / "c1").iterdir()] == ["rank0.trace.json"]
+
+
+def ended(capture_id: str, *files: CaptureFile) -> Capture:
+    return Capture(
+        capture_id=capture_id,
+        job="llm",
+        tool=CaptureTool.KINETO,
+        profile="default",
+        requested_unix_s=1.0,
+        start_unix_s=1.0,
+        max_duration_s=1.0,
+        state=CaptureState.DONE,
+        participants=[Participant(node="n1", rank=0, state=CaptureState.DONE, files=files)],
+    )
+
+
+def test_the_traces_are_those_of_the_folder_where_most_ranks_are(tmp_path: Path) -> None:
+    (tmp_path / "share").mkdir()
+    own = trace(tmp_path / "c1" / "rank0.trace.json")
+    shared = [trace(tmp_path / "share" / "c1" / f"n{rank}-rank{rank}.trace.json", rank) for rank in (0, 1)]
+    found = readable_traces(ended("c1", own, *shared))
+    assert [str(path) for path in found] == [file.path for file in shared]
+
+
+def test_what_agents_may_not_name_is_not_read(tmp_path: Path) -> None:
+    there = trace(tmp_path / "c1" / "rank0.trace.json")
+    (tmp_path / "c1" / "rank1.trace.json").symlink_to(there.path)
+    link = CaptureFile(path=str(tmp_path / "c1" / "rank1.trace.json"), size_bytes=1)
+    assert readable_traces(ended("c2", there)) == ()
+    assert readable_traces(ended("c1", link)) == ()
+    assert readable_traces(ended("c1", CaptureFile(path="c1/rank0.trace.json", size_bytes=1))) == ()
+    climbing = CaptureFile(path=str(tmp_path / "x/../c1/rank0.trace.json"), size_bytes=1)
+    assert readable_traces(ended("c1", climbing)) == ()
+    stacks = CaptureFile(path=str(tmp_path / "c1" / "rank0.stacks.json"), size_bytes=1)
+    assert readable_traces(ended("c1", stacks)) == ()
+
+
+def hanging(pid_file: Path) -> Sequence[str]:
+    """In place of perfd, a program that never ends."""
+    program = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(3600)"
+    return (sys.executable, "-c", program)
+
+
+def test_an_analysis_that_does_not_end_is_ended(tmp_path: Path) -> None:
+    told: list[CaptureReport] = []
+    reports = CaptureReports(
+        lambda _, report: told.append(report),
+        SystemClock(),
+        timeout_s=0.2,
+        perfd=hanging(tmp_path / "pid"),
+    )
+    reports.submit(ended("c1", trace(tmp_path / "c1" / "rank0.trace.json")))
+    until(lambda: told)
+    reports.stop()
+    assert [(one.path, one.words) for one in told] == [(None, "The traces were not read within 0.2 s.")]
+    assert [path.name for path in (tmp_path / "c1").iterdir()] == ["rank0.trace.json"]
+
+
+def test_who_stops_leaves_no_analysis_running_and_hears_of_none(tmp_path: Path) -> None:
+    told: list[CaptureReport] = []
+    reports = CaptureReports(
+        lambda _, report: told.append(report), SystemClock(), perfd=hanging(tmp_path / "pid")
+    )
+    reports.submit(ended("c1", trace(tmp_path / "c1" / "rank0.trace.json")))
+    pid = int(until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text()))
+    reports.stop()
+    reports.stop()
+    until(lambda: not runs(Path("/proc"), pid))
+    until(lambda: [path.name for path in (tmp_path / "c1").iterdir()] == ["rank0.trace.json"])
+    assert told == []
+
+
+def test_an_operator_may_have_no_reports(tmp_path: Path) -> None:
+    aggregator = running(tmp_path, capture_reports=False)
+    try:
+        capture(aggregator, "c1", trace(tmp_path / "c1" / "rank0.trace.json"))
+    finally:
+        aggregator.stop()
+    assert not [thread for thread in threading.enumerate() if thread.name == "perfd-reports"]
+    assert aggregator.captures()[0]["report"] is None
