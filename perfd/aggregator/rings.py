@@ -21,6 +21,9 @@ _LARGE_BYTES = 1 << 20
 _STRETCH = 32
 """Large operations in a row whose median is what the communicator can do."""
 _MOST_SEQUENCE = 1 << 62
+_HOLE_NS = 3 * 10**9
+"""More than a step's pause between windows, and less than the pause between samples."""
+_HOLE_OPERATIONS = 16
 _Value = TypeVar("_Value", np.float64, np.int64)
 _Item = TypeVar("_Item")
 
@@ -116,10 +119,13 @@ class Rings:
                 # Another rank in the same place: the communicator's id was used again by a new one.
                 self._clear(row)
             self._ranks[row, column] = times.rank
+        reported = _reported(times, self._span)
+        if reported is not None and self._follows_a_hole(row, times, reported):
+            self._ends[row] = 0
+            self._windows.clear(row)
         self._sources[row] = times.source
         self._heard_unix_ns[row] = max(self._heard_unix_ns[row], times.end_unix_ns)
         self._windows.put(row, column, times)
-        reported = _reported(times, self._span)
         if reported is not None:
             self._put_operations(row, column, reported)
 
@@ -160,6 +166,18 @@ class Rings:
         held: NDArray[_Value] = array[rows[:, None], np.minimum(places, array.shape[1] - 1)]
         held[places >= end[:, None]] = absent
         return held
+
+    def _follows_a_hole(self, row: int, times: CollectiveTimes, reported: _Reported) -> bool:
+        """Whether operations are missing for seconds, as between samples, or after an agent was away.
+
+        Neither the pace of operations nor what lies in one step could be told across it.
+        """
+        start, end = self._bounds(row)
+        if start == end or times.start_unix_ns - int(self._heard_unix_ns[row]) < _HOLE_NS:
+            return False
+        missing = int(reported.sequence[0] - self._sequence[row, end - 1])
+        usual = int(reported.sequence[-1] - reported.sequence[0]) // max(1, len(reported.sequence) - 1)
+        return missing > max(_HOLE_OPERATIONS, 4 * usual)
 
     def _bounds(self, row: int) -> tuple[int, int]:
         return int(self._ends[row, 0]), int(self._ends[row, 1])

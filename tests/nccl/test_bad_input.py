@@ -166,6 +166,23 @@ def test_gaps_in_sequences_cost_the_operations_in_them_and_nothing_else(cluster:
     assert blamed(cluster.summary()) == [LATE]
 
 
+def test_between_samples_nothing_is_taken_for_one_long_step(cluster: Cluster):
+    for second in range(100):
+        cluster.now_s += 1
+        for rank in range(RANKS):
+            times, counters = cluster.records(rank, second, "ab")
+            in_sample = second % 50 < 10
+            cluster.say(rank, *([times, counters] if in_sample else [counters]))
+
+    summary = cluster.summary()
+    (stack,) = cluster.fleet.jobs["j"].collectives.stacks()
+    assert stack.sequence[0, : stack.lengths[0]].tolist() == list(range(500, 600))
+    assert stack.operations_per_s.tolist() == pytest.approx([10.0])
+    assert summary.nccl.share_ratio == pytest.approx(0.25, rel=0.05)
+    assert summary.nccl.kinds[0].kernel_ratio == pytest.approx(0.25, rel=0.05)
+    assert blamed(summary) == [LATE]
+
+
 def test_a_restart_begins_anew_though_communicators_of_before_are_remembered_nowhere(cluster: Cluster):
     for second in range(10):
         cluster.second(second)

@@ -19,7 +19,7 @@ from perfd_collectors.nccl.segments import find_segments, sweep
 
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
-from perfd.model import Record, SampleTable
+from perfd.model import CollectiveTimes, Record, SampleTable
 
 PLUGIN = Path(__file__).parents[2] / "collectors" / "nccl_plugin"
 DRIVER = Path(__file__).with_name("driver.c")
@@ -268,6 +268,44 @@ def test_a_shared_memory_that_fills_up_later_costs_rings_and_no_crash(built: Pat
     assert counters.started == 6 * 500
     assert len(reading.operations) + reading.lost + counters.dropped == counters.started
     assert len(reading.operations) > 0
+
+
+def test_the_agent_samples_and_estimates_the_time_in_kernels_between_samples(
+    built: Path, tmp_path: Path
+) -> None:
+    clock = VirtualClock(0)
+    options = NcclOptions(directory=str(tmp_path), sample_one_in=2, sample_s=5.0, flight_recorder_prefix=None)
+    collector = NcclCollector(options, Settings(node="n", job="job", clock=clock))
+
+    def window(process: subprocess.Popen[str], word: str) -> tuple[int, float]:
+        """Operations with a duration, and the counter of time in kernels, when the driver is so far."""
+        wait_for(process, word)
+        clock.advance(1.1)
+        records = collector.collect()
+        timed = sum(record.count for record in records if isinstance(record, CollectiveTimes))
+        (busy_s,) = (r.columns["nccl_busy_s"][0] for r in records if isinstance(r, SampleTable))
+        return timed, busy_s
+
+    def go_on(process: subprocess.Popen[str]) -> None:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+
+    with driving(built, tmp_path, 5, "switch", 50, PERFD_NCCL_EVENTS="off") as process:
+        wait_for(process, "phase")
+        clock.advance(1.1)
+        assert collector.collect() == []
+        go_on(process)
+        timed, busy_s = window(process, "phase")
+        clock.advance(4)
+        collector.collect()
+        go_on(process)
+        timed_between, busy_between_s = window(process, "ready")
+    collector.close()
+
+    assert timed >= 49
+    assert timed_between <= 1
+    assert busy_between_s == pytest.approx(2 * busy_s, rel=0.05)
 
 
 def test_without_a_place_for_shared_memory_nccl_is_told_to_call_no_more(built: Path, tmp_path: Path) -> None:

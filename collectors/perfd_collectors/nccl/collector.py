@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,8 @@ from perfd_collectors.nccl.debug_files import DebugFiles
 from perfd_collectors.nccl.flight_recorder_files import DumpDirectory, RecordedDump
 from perfd_collectors.nccl.inspector_files import InspectorDirectory, RecordedInspector
 from perfd_collectors.nccl.reduce import Window, busy_ns, reduce_operations
-from perfd_collectors.nccl.rings import Operation, Segment, Wanted
+from perfd_collectors.nccl.rings import Counters, Operation, Segment, Wanted
+from perfd_collectors.nccl.sampling import BusyTime, check_sampling, in_sample
 from perfd_collectors.nccl.segments import find_segments, sweep
 
 COLUMNS = (
@@ -22,8 +24,9 @@ COLUMNS = (
         scope=Scope.RANK,
         name="nccl_busy_s",
         help="Time in which at least one NCCL kernel was on the rank's GPU, waiting for peers included.",
-        source="perfd's NCCL plugin: union of the kernels' intervals by the GPU's clock",
-        absent="without the plugin, or with an NCCL before 2.27, which tells no GPU time",
+        source="perfd's NCCL plugin: union of the kernels' intervals by the GPU's clock; between samples by"
+        " the number of operations",
+        absent="without the plugin, with `gpu_time: false`, or an NCCL before 2.27, which tells no GPU time",
         kind=ColumnKind.COUNTER,
     ),
     Column(
@@ -63,6 +66,10 @@ class NcclOptions(Options, frozen=True):
     """Of one rank, in the columns that ranks are matched by; above it they are thinned out alike on all."""
     gpu_time: bool = True
     """Whether the plugin shall ask NCCL for times on the GPU."""
+    sample_one_in: int = 1
+    """With n, times on the GPU are asked for during `sample_s`, and then not for n - 1 times as long."""
+    sample_s: float = 10.0
+    """As long as several steps."""
     inspector_directory: str | None = None
     """Where NCCL's Inspector writes (NCCL_INSPECTOR_DUMP_DIR), for jobs that load it, not the plugin."""
     flight_recorder_prefix: str | None = "/tmp/nccl_trace_rank_"  # noqa: S108  (PyTorch's own default)
@@ -78,11 +85,13 @@ class _Process:
     """One watched process: its segment, and what was read since the last window ended."""
 
     segment: Segment
+    recording: bool
+    """Whether times on the GPU are asked for."""
+    busy: BusyTime
+    window_start_unix_ns: int
     pending: list[Operation] = field(default_factory=list)
-    busy_ns: int = 0
     lost: int = 0
     untimed: int = 0
-    window_start_unix_ns: int = 0
 
 
 class NcclCollector:
@@ -94,6 +103,7 @@ class NcclCollector:
         self._directory = Path(options.directory)
         if not self._directory.is_dir():
             raise Unavailable(f"{self._directory} is no directory; name the plugin's with `directory`.")
+        check_sampling(options.sample_s, options.sample_one_in)
         self._processes: dict[Path, _Process] = {}
         self._others: set[Path] = set()
         """Segments of other jobs on this node."""
@@ -118,6 +128,7 @@ class NcclCollector:
             if source is not None:
                 records += source.collect()
         self._find_processes()
+        self._switch()
         return records
 
     def close(self) -> None:
@@ -148,9 +159,21 @@ class NcclCollector:
             segment.close()
             self._others.add(path)
             return
-        segment.want(Wanted.OPERATIONS | (Wanted.GPU_TIME if self._options.gpu_time else Wanted.NOTHING))
-        process = _Process(segment, window_start_unix_ns=self._settings.clock.unix_ns())
-        self._processes[path] = process
+        recording = self._in_sample()
+        segment.want(_wanted(recording=recording))
+        busy = BusyTime(segment.counters().started)
+        self._processes[path] = _Process(segment, recording, busy, self._settings.clock.unix_ns())
+
+    def _switch(self) -> None:
+        recording = self._in_sample()
+        for process in self._processes.values():
+            if process.recording != recording:
+                process.recording = recording
+                process.segment.want(_wanted(recording=recording))
+
+    def _in_sample(self) -> bool:
+        options, now_unix_s = self._options, self._settings.clock.unix_ns() / 1e9
+        return options.gpu_time and in_sample(now_unix_s, options.sample_s, options.sample_one_in)
 
     def _is_ours(self, pid: int) -> bool:
         """Whose environment cannot be read is taken for one of ours."""
@@ -170,28 +193,33 @@ class NcclCollector:
             job=self._settings.job, rank=rank, start_unix_ns=start_unix_ns, end_unix_ns=now_unix_ns
         )
         communicators = {one.index: one for one in process.segment.communicators()}
-        process.busy_ns += busy_ns(operations)
+        counters = process.segment.counters()
+        process.busy.add(busy_ns(operations), counters.started, recording=process.recording)
         process.untimed += sum(one.timed and one.duration_ns is None for one in operations)
         keep = keep_one_in(len(operations), now_unix_ns - start_unix_ns, self._options.max_operations_per_s)
         return [
             *reduce_operations(operations, communicators, window, keep_one_in=keep),
-            self._totals(process, window),
+            _totals(process, counters, window),
         ]
 
-    def _totals(self, process: _Process, window: Window) -> SampleTable:
-        counters = process.segment.counters()
-        gpu_time = process.segment.process.profiler_version >= 4
-        return SampleTable(
-            scope=Scope.RANK,
-            times_unix_ns=[window.end_unix_ns],
-            entities=[f"{window.job}/{window.rank}"],
-            columns={
-                "nccl_busy_s": [process.busy_ns / 1e9 if gpu_time else float("nan")],
-                "nccl_operations": [float(counters.started)],
-                "nccl_lost_operations": [float(counters.dropped + process.lost)],
-                "nccl_untimed_operations": [float(counters.incomplete + process.untimed)],
-            },
-        )
+
+def _wanted(*, recording: bool) -> Wanted:
+    return Wanted.OPERATIONS | (Wanted.GPU_TIME if recording else Wanted.NOTHING)
+
+
+def _totals(process: _Process, counters: Counters, window: Window) -> SampleTable:
+    busy_s = process.busy.total_s if process.segment.process.profiler_version >= 4 else None
+    return SampleTable(
+        scope=Scope.RANK,
+        times_unix_ns=[window.end_unix_ns],
+        entities=[f"{window.job}/{window.rank}"],
+        columns={
+            "nccl_busy_s": [math.nan if busy_s is None else busy_s],
+            "nccl_operations": [float(counters.started)],
+            "nccl_lost_operations": [float(counters.dropped + process.lost)],
+            "nccl_untimed_operations": [float(counters.incomplete + process.untimed)],
+        },
+    )
 
 
 def keep_one_in(operations: int, window_ns: int, max_per_s: int) -> int:
