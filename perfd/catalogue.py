@@ -324,6 +324,13 @@ JOB_METRICS: Sequence[MetricInfo] = (
         absent="No operation could be matched over all ranks.",
     ),
     _metric(
+        "perfd_nccl_group_share_ratio",
+        "Share of time that a rank of these groups is in these kernels, waiting included; the mean.",
+        labels=(*_JOB, "group", "operation"),
+        source="perfd's NCCL plugin",
+        absent="As perfd_nccl_share_ratio.",
+    ),
+    _metric(
         "perfd_nccl_group_wait_ratio",
         "Share of the time in these kernels that is waiting for other ranks.",
         labels=(*_JOB, "group", "operation"),

@@ -266,6 +266,9 @@ def _nccl(summary: JobSummary, job: Mapping[str, str]) -> list[Value]:
         values.append(("perfd_nccl_bus_bytes_per_second", labels, kind.bus_bytes_per_s))
         values.append(("perfd_nccl_transfer_seconds", labels, kind.transfer_s))
         values.append(("perfd_nccl_group_wait_ratio", labels, kind.wait_ratio))
+        # Of a part of the operations, as the Inspector records, no share of time follows.
+        share = None if kernels.share_ratio is None else kind.kernel_ratio
+        values.append(("perfd_nccl_group_share_ratio", labels, share))
     for group in kernels.slow_groups[:_MOST_SLOW_GROUPS]:
         labels = {
             **job,

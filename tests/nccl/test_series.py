@@ -51,6 +51,7 @@ def test_ranks_groups_and_culprits_are_series():
     assert of("perfd_culprit_confidence_ratio", rank="2", kind="straggler") == 0.8
     group = {"group": "world", "operation": "AllReduce"}
     assert of("perfd_nccl_bus_bytes_per_second", **group) == pytest.approx(1.5e11)
+    assert of("perfd_nccl_group_share_ratio", **group) == pytest.approx(0.25)
     assert of("perfd_nccl_transfer_seconds", **group) == pytest.approx(0.01)
     assert of("perfd_link_slowdown_ratio", **group, communicator="ab") == pytest.approx(2.5)
     assert {name for name, *_ in series} <= METRICS.keys()
