@@ -1,146 +1,236 @@
 """Time to split a step's collectives into transfer and waiting, and to diagnose the job, on very many ranks.
 
-    python -m benchmarks.waiting [--ranks 16384] [--rounds 15] [--json]
+    python -m benchmarks.waiting [--ranks 16384] [--held 12] [--rounds 15] [--json]
 
-A made job: tensor parallel 8, 8 stages, the rest data parallel. Each rank has 16 all-gathers and 16
-reduce-scatters of its tensor group, 8 transfers to each neighbour stage and 10 reductions of its
-data-parallel group: the newest of those that a plugin keeps when it thins operations out to about one of a
-kind a step. One rank is late. The best of several rounds counts, because other work on the machine can only
-make a round slower.
+A made job: tensor parallel 8, 8 stages, the rest data parallel. Each rank has all-gathers and
+reduce-scatters of its tensor group, transfers to each neighbour stage and reductions of its data-parallel
+group: 16 of each in a step, thinned out by the agent to one. One rank is late.
+
+Round by round the records of one more step come in, as they do from the agents of all nodes, and then the
+aggregator looks at the job as it does live: it copies what it holds, the newest `--held` operations of each
+kind (at most 64), and makes the summary. Nothing is kept from one look to the next one. Not timed is what
+comes before: gRPC, protobuf, and the GPU samples of the nodes, which this job has none of.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from perfd.analysis.nccl import nccl
+from perfd.aggregator.fleet import Fleet
+from perfd.aggregator.jobs import Source
+from perfd.aggregator.limits import Counters, Limits
+from perfd.aggregator.snapshot import job_data
 from perfd.analysis.stacks import stacked
 from perfd.analysis.summary import AnalysisSettings, summarise
-from perfd.analysis.tables import (
-    CollectiveTable,
-    Floats,
-    GpuTable,
-    Ints,
-    JobData,
-    NcclTime,
-    PhaseTable,
-    StepTable,
+from perfd.analysis.tables import CollectiveStack, Ints
+from perfd.model import (
+    CollectiveTimes,
+    JobDescription,
+    ParallelLayout,
+    Record,
+    SampleTable,
+    Scope,
+    TimingSource,
+    TrainingStep,
 )
-from perfd.model import JobDescription, ParallelLayout
 
-SCHEMA = "perfd.bench.waiting/1"
-TENSOR, STAGES = 8, 8
+SCHEMA = "perfd.bench.waiting/2"
+TENSOR, STAGES, PER_NODE = 8, 8, 8
 LATE_RANK = 77
-_STEP_S = 1.0
-_LATE_S = 0.01
+_JOB = "made"
+_STEP_NS = 1_000_000_000
+_TRANSFER_NS, _LATE_NS, _NOISE_NS = 1_000_000, 10_000_000, 10_000
 _KEEP = 16
+"""Operations of a kind in a step, of which one is kept."""
+_BEGUN = 1000
+"""The job runs for so many steps already."""
 
 
-def measure(ranks: int = 16_384, rounds: int = 15) -> dict[str, Any]:
-    """Milliseconds of the split alone, of all that follows from it, and of the whole diagnosis."""
-    job = made_job(ranks)
-    layout = job.description.parallel if job.description else ParallelLayout()
-    summary = summarise(job, AnalysisSettings())
-    named = [culprit.id for culprit in summary.bottleneck.culprits]
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Communicators that do alike."""
+
+    name: str
+    operation: str
+    ranks: Ints
+    """(communicators, members)"""
+    late_ns: Ints
+    """By rank."""
+
+
+@dataclass(slots=True)
+class _Times:
+    """Of each round, in seconds."""
+
+    arrival: list[float] = field(default_factory=list)
+    copy: list[float] = field(default_factory=list)
+    diagnosis: list[float] = field(default_factory=list)
+    split: list[float] = field(default_factory=list)
+    """A part of the diagnosis, timed once more by itself."""
+
+    def milliseconds(self) -> dict[str, dict[str, float]]:
+        """Median and minimum of each."""
+        looks = [copy + diagnosis for copy, diagnosis in zip(self.copy, self.diagnosis, strict=True)]
+        columns = {
+            "arrival_ms": self.arrival,
+            "copy_ms": self.copy,
+            "split_ms": self.split,
+            "diagnosis_ms": self.diagnosis,
+            "look_ms": looks,
+        }
+        return {
+            name: {"median": 1000 * statistics.median(times), "min": 1000 * min(times)}
+            for name, times in columns.items()
+        }
+
+
+class MadeJob:
+    """A job of that many ranks in the state of an aggregator, step by step."""
+
+    def __init__(self, ranks: int, held: int) -> None:
+        span = _KEEP * held
+        limits = Limits(operations_per_communicator=span, fewest_operations_per_communicator=span)
+        self._fleet = Fleet(limits, Counters())
+        self._ranks = ranks
+        self._groups = _groups(ranks)
+        self._random = np.random.default_rng(1)
+        self._step = _BEGUN
+        data = ranks // (TENSOR * STAGES)
+        self.layout = ParallelLayout(world_size=ranks, tp=TENSOR, cp=1, pp=STAGES, dp=data)
+        self.apply([[JobDescription(job=_JOB, framework="megatron-lm", parallel=self.layout)]])
+
+    def records(self) -> list[list[Record]]:
+        """What the agent of each node tells of the next step."""
+        self._step += 1
+        end_ns = self._step * _STEP_NS
+        nodes: list[list[Record]] = [[] for _ in range(self._ranks // PER_NODE)]
+        for group in self._groups:
+            for times in self._times(group, end_ns):
+                nodes[times.rank // PER_NODE].append(times)
+        for node, records in enumerate(nodes):
+            records.append(_counters(range(node * PER_NODE, (node + 1) * PER_NODE), self._step, end_ns))
+        nodes[0].append(TrainingStep(job=_JOB, step=self._step, step_time_s=1.0, time_unix_ns=end_ns))
+        return nodes
+
+    def apply(self, nodes: Sequence[Sequence[Record]]) -> None:
+        """Take what agents tell, a batch a node."""
+        for node, records in enumerate(nodes):
+            name = f"node{node}"
+            self._fleet.apply(
+                records, Source(agent_id=name, node=name, sent_unix_s=self._step, now_s=self._step)
+            )
+
+    def round(self, times: _Times) -> bool:
+        """One more step and a look at it; returns whether the late rank is named, and nobody else."""
+        records = self.records()
+        clock = time.perf_counter
+        begun = clock()
+        self.apply(records)
+        arrived = clock()
+        data = job_data(self._fleet, self._fleet.jobs[_JOB], now_unix_s=self._step, now_s=self._step)
+        copied = clock()
+        summary = summarise(data, AnalysisSettings())
+        diagnosed = clock()
+        stacked(data.collectives, self.layout)
+        times.split.append(clock() - diagnosed)
+        times.arrival.append(arrived - begun)
+        times.copy.append(copied - arrived)
+        times.diagnosis.append(diagnosed - copied)
+        return [culprit.id for culprit in summary.bottleneck.culprits] == [LATE_RANK]
+
+    def stacks(self) -> list[CollectiveStack]:
+        """What the aggregator holds of collectives."""
+        return self._fleet.jobs[_JOB].collectives.stacks()
+
+    def _times(self, group: _Group, end_ns: int) -> Iterator[CollectiveTimes]:
+        late_ns = group.late_ns[group.ranks]
+        begun_ns = end_ns - _STEP_NS // 2 + late_ns
+        durations_ns = late_ns.max(axis=1, keepdims=True) - late_ns + _TRANSFER_NS
+        durations_ns += self._random.integers(0, _NOISE_NS, durations_ns.shape)
+        columns = (group.ranks.tolist(), durations_ns.tolist(), begun_ns.tolist())
+        for index, (ranks, durations, starts) in enumerate(zip(*columns, strict=True)):
+            for place, (rank, duration_ns, start_ns) in enumerate(zip(ranks, durations, starts, strict=True)):
+                pair = group.operation == "Send"
+                yield CollectiveTimes(
+                    job=_JOB,
+                    rank=rank,
+                    communicator=f"{group.name}-{index}",
+                    communicator_rank=place,
+                    communicator_size=len(ranks),
+                    operation="Recv" if pair and place else group.operation,
+                    peer=1 - place if pair else None,
+                    timing=TimingSource.GPU,
+                    start_unix_ns=end_ns - _STEP_NS,
+                    end_unix_ns=end_ns,
+                    count=_KEEP,
+                    total_s=_KEEP * duration_ns / 1e9,
+                    min_s=duration_ns / 1e9,
+                    max_s=duration_ns / 1e9,
+                    sequences=[_KEEP * self._step],
+                    durations_ns=[duration_ns],
+                    sizes_bytes=[64_000_000],
+                    gpu_starts_ns=[start_ns] if pair else (),
+                )
+
+
+def measure(ranks: int = 16_384, held: int = 12, rounds: int = 15) -> dict[str, Any]:
+    """Milliseconds of a step's arrival, of the copy of what is held, and of the diagnosis with its split."""
+    job = MadeJob(ranks, held)
+    for _ in range(held):
+        job.apply(job.records())
+    job.round(_Times())
+    times = _Times()
+    named = [job.round(times) for _ in range(rounds)]
+    stacks = job.stacks()
     return {
         "schema": SCHEMA,
         "ranks": ranks,
-        "communicators": len(job.collectives),
-        "operations": sum(table.durations_s.size for table in job.collectives),
-        "split_ms": _best_ms(lambda: stacked(job.collectives, layout), rounds),
-        "nccl_ms": _best_ms(lambda: nccl(job, layout), rounds),
-        "diagnosis_ms": _best_ms(lambda: summarise(job, AnalysisSettings()), rounds),
-        "late_rank_named": named == [LATE_RANK],
+        "communicators": sum(len(stack.communicators) for stack in stacks),
+        "durations": sum(stack.durations_s.size for stack in stacks),
+        "records": sum(stack.ranks.size for stack in stacks),
+        **times.milliseconds(),
+        "late_rank_named": all(named),
     }
 
 
-def made_job(ranks: int) -> JobData:
-    """A job of that many ranks, of which one comes late to everything."""
-    random = np.random.default_rng(1)
+def _groups(ranks: int) -> list[_Group]:
     data = ranks // (TENSOR * STAGES)
     grid = np.arange(ranks).reshape(STAGES, data, TENSOR)
-    late = np.zeros(ranks)
     # Its tensor group is late with it for what the stage does together.
-    late[grid[LATE_RANK // (data * TENSOR), (LATE_RANK // TENSOR) % data]] = _LATE_S
-    alone = np.where(np.arange(ranks) == LATE_RANK, _LATE_S, 0.0)
-    tables = []
-    for operation in ("AllGather", "ReduceScatter"):
-        tables += _tables(f"tp-{operation}", operation, grid.reshape(-1, TENSOR), 16, alone, random)
-    tables += _tables("dp", "ReduceScatter", grid.transpose(0, 2, 1).reshape(-1, data), 10, late, random)
-    for first in range(STAGES - 1):
-        pairs = np.stack([grid[first].ravel(), grid[first + 1].ravel()], axis=1)
-        tables += _tables(f"pp-{first}", "SendRecv", pairs, 8, late, random)
-    steps = _steps()
-    return JobData(
-        name="made",
-        now_unix_s=float(steps.time_unix_s[-1]),
-        description=JobDescription(
-            job="made",
-            framework="megatron-lm",
-            parallel=ParallelLayout(world_size=ranks, tp=TENSOR, cp=1, pp=STAGES, dp=data),
-        ),
-        steps=steps,
-        phases=PhaseTable(step=steps.step, min_s={}, max_s={}, by_rank_s={}),
-        gpu=GpuTable(time_unix_s=np.empty(0), gpus=(), metrics={}),
-        collectives=tables,
-        nccl=[NcclTime(rank=rank, busy_s=5.0, span_s=10.0, lost_operations=0) for rank in range(ranks)],
-    )
-
-
-def _tables(  # noqa: PLR0917  (a table of tables reads best)
-    name: str, operation: str, groups: Ints, operations: int, late_s: Floats, random: np.random.Generator
-) -> list[CollectiveTable]:
-    arrival = late_s[groups]
-    wait = arrival.max(axis=1, keepdims=True) - arrival
-    noise = random.random((len(groups), operations, groups.shape[1])) * 1e-5
-    durations = 1e-3 + wait[:, None, :] + noise
-    # The job runs for a while already, and of 16 operations a step one is kept.
-    sequence, size = _KEEP * np.arange(1000, 1000 + operations), np.full(operations, 64e6)
+    late_ns = np.zeros(ranks, dtype=np.int64)
+    late_ns[grid[LATE_RANK // (data * TENSOR), (LATE_RANK // TENSOR) % data]] = _LATE_NS
+    alone_ns = np.where(np.arange(ranks) == LATE_RANK, _LATE_NS, 0)
+    tensor, replicas = grid.reshape(-1, TENSOR), grid.transpose(0, 2, 1).reshape(-1, data)
+    neighbours = [
+        np.stack([grid[first].ravel(), grid[first + 1].ravel()], axis=1) for first in range(STAGES - 1)
+    ]
     return [
-        CollectiveTable(
-            communicator=f"{name}-{index}",
-            operation=operation,
-            ranks=members,
-            sequence=sequence,
-            durations_s=durations[index],
-            size_bytes=size,
-            kernel_ratio=_KEEP * durations[index].mean(axis=0) / _STEP_S,
-            operations_per_s=_KEEP / _STEP_S,
-        )
-        for index, members in enumerate(groups.tolist())
+        _Group("tp", "AllGather", tensor, alone_ns),
+        _Group("tp", "ReduceScatter", tensor, alone_ns),
+        _Group("dp", "ReduceScatter", replicas, late_ns),
+        *(_Group(f"pp{first}", "Send", pairs, late_ns) for first, pairs in enumerate(neighbours)),
     ]
 
 
-def _steps() -> StepTable:
-    count = 50
-    unknown = np.full(count, np.nan)
-    return StepTable(
-        step=np.arange(1, count + 1),
-        time_unix_s=1000 + _STEP_S * np.arange(1, count + 1),
-        step_time_s=np.full(count, _STEP_S),
-        steps_covered=np.ones(count, dtype=np.int64),
-        warmup=np.zeros(count, dtype=np.bool_),
-        flops_per_s_per_gpu=unknown,
-        tokens_per_s=unknown,
-        samples_per_s=unknown,
-        global_batch_size=unknown,
-        loss=unknown,
+def _counters(ranks: Sequence[int], step: int, time_unix_ns: int) -> SampleTable:
+    return SampleTable(
+        scope=Scope.RANK,
+        times_unix_ns=[time_unix_ns] * len(ranks),
+        entities=[f"{_JOB}/{rank}" for rank in ranks],
+        columns={
+            "nccl_busy_s": [0.5 * step] * len(ranks),
+            "nccl_operations": [float(4 * _KEEP * step)] * len(ranks),
+            "nccl_lost_operations": [0.0] * len(ranks),
+        },
     )
-
-
-def _best_ms(work: Callable[[], object], rounds: int) -> float:
-    best = float("inf")
-    for _ in range(rounds):
-        begun = time.perf_counter()
-        work()
-        best = min(best, time.perf_counter() - begun)
-    return 1000 * best
 
 
 def main() -> None:
@@ -149,20 +239,27 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--ranks", type=int, default=16_384, help="a multiple of 64")
+    parser.add_argument("--held", type=int, default=12, help="operations of a kind in memory, at most 64")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", action="store_true", help=f"print one object of schema {SCHEMA}")
     args = parser.parse_args()
-    result = measure(args.ranks, args.rounds)
+    result = measure(args.ranks, args.held, args.rounds)
     if args.json:
         print(json.dumps(result))
         return
     print(
-        f"{result['ranks']} ranks, {result['communicators']} communicators, {result['operations']} durations"
+        f"{result['ranks']} ranks, {result['communicators']} communicators, {result['durations']} durations"
     )
-    print(f"split into transfer and waiting  {result['split_ms']:6.1f} ms")
-    print(f"and all that follows from it     {result['nccl_ms']:6.1f} ms")
-    print(f"the whole diagnosis              {result['diagnosis_ms']:6.1f} ms")
-    print(f"the late rank is named           {result['late_rank_named']}")
+    print(f"median and least of {args.rounds} rounds, in ms")
+    for name, words in (
+        ("arrival_ms", f"{result['records']} records of a step are taken in"),
+        ("copy_ms", "the look: what is held is copied"),
+        ("split_ms", "(split into transfer and waiting)"),
+        ("diagnosis_ms", "the look: split, and all that follows"),
+        ("look_ms", "the look in all"),
+    ):
+        print(f"{words:44}{result[name]['median']:8.1f}{result[name]['min']:8.1f}")
+    print(f"the late rank is named: {result['late_rank_named']}")
 
 
 if __name__ == "__main__":

@@ -111,6 +111,8 @@ def _parts(
 ) -> Iterator[_Part]:
     for node in nodes:
         history = node.gpu_history
+        if not history.layout.entities.known:
+            continue
         serving = {gpu: rank for gpu, (owner, rank) in fleet.owners(node).items() if owner == job.name}
         chosen = [index for index, gpu in enumerate(history.layout.entities.known) if gpu in serving]
         if not chosen:

@@ -37,14 +37,15 @@ def with_waiting_receivers(pairs: CollectiveStack) -> CollectiveStack:
     """
     if pairs.gpu_starts_ns is None or not knows_receivers(pairs):
         return pairs
-    durations = pairs.durations_s.copy()
-    durations[..., _RECEIVER] = receiver_durations_s(durations, pairs.gpu_starts_ns)
-    seen_s = np.nansum(pairs.durations_s[..., _RECEIVER], axis=1)
-    longer = np.nansum(durations[..., _RECEIVER], axis=1) / np.where(seen_s > 0, seen_s, np.nan)
-    ratio = pairs.kernel_ratio.copy()
-    ratio[:, _RECEIVER] = np.where(
-        seen_s > 0, np.fmin(ratio[:, _RECEIVER] * longer, 1.0), ratio[:, _RECEIVER]
-    )
+    rows, known, marks = _marked(pairs.durations_s, pairs.gpu_starts_ns)
+    if not len(rows):
+        return pairs
+    durations, ratio = pairs.durations_s.copy(), pairs.kernel_ratio.copy()
+    after_s = _until_sent(pairs.durations_s[rows], pairs.gpu_starts_ns[rows], known[rows], marks[rows])
+    seen_s = np.nansum(durations[rows, :, _RECEIVER], axis=1)
+    durations[rows, :, _RECEIVER] = after_s
+    longer = np.nansum(after_s, axis=1) / np.where(seen_s > 0, seen_s, np.nan)
+    ratio[rows, _RECEIVER] = np.fmin(ratio[rows, _RECEIVER] * longer, 1.0)
     return replace(pairs, durations_s=durations, kernel_ratio=ratio)
 
 
@@ -55,14 +56,20 @@ def receiver_durations_s(durations_s: Floats, starts_ns: Ints) -> Floats:
     """
     if durations_s.ndim == 2:
         return np.asarray(receiver_durations_s(durations_s[None], starts_ns[None])[0])
-    known: Bools = np.asarray((starts_ns >= 0).all(axis=-1) & np.isfinite(durations_s).all(axis=-1))
-    marks = known & (durations_s[..., _RECEIVER] > _WAITED * durations_s[..., _SENDER])
-    rows = np.flatnonzero(marks.sum(axis=1) >= _FEWEST_MARKS)
+    rows, known, marks = _marked(durations_s, starts_ns)
     lasted = durations_s[..., _RECEIVER].copy()
-    if not len(rows):
-        return lasted
-    lasted[rows] = _until_sent(durations_s[rows], starts_ns[rows], known[rows], marks[rows])
+    if len(rows):
+        lasted[rows] = _until_sent(durations_s[rows], starts_ns[rows], known[rows], marks[rows])
     return lasted
+
+
+def _marked(durations_s: Floats, starts_ns: Ints) -> tuple[Ints, Bools, Bools]:
+    """Pairs with enough marks; of all pairs and operations, whether it is known, and whether it is a mark."""
+    send_s, receive_s = durations_s[..., _SENDER], durations_s[..., _RECEIVER]
+    known = (starts_ns[..., _SENDER] >= 0) & (starts_ns[..., _RECEIVER] >= 0)
+    known &= np.isfinite(send_s) & np.isfinite(receive_s)
+    marks = known & (receive_s > _WAITED * send_s)
+    return np.flatnonzero(np.count_nonzero(marks, axis=1) >= _FEWEST_MARKS), known, marks
 
 
 def _until_sent(durations_s: Floats, starts_ns: Ints, known: Bools, marks: Bools) -> Floats:
