@@ -89,7 +89,7 @@ def note(request: CaptureRequest, why: Ending, progress: Progress) -> str:
     if why is Ending.TIME and request.steps is not None:
         return f"No steps were seen in the job's log, so it ran for {request.max_duration_s:g} s."
     return {
-        Ending.JOB_ENDED: "The job ended during the capture; what was collected until then is kept.",
+        Ending.JOB_ENDED: "The job ended during the capture.",
         Ending.TOO_LARGE: f"The capture grew beyond {progress.room_bytes / 2**20:.0f} MiB and was deleted.",
         Ending.SLOWED: progress.slowed,
         Ending.DISK: "Free space fell below capture.min_free_bytes; the capture was deleted.",

@@ -210,9 +210,9 @@ class CaptureRun:
             if outcome.ranks and not mine:
                 continue
             shared, unshared = self._share(files)
-            self._tell(
-                state, " ".join(filter(None, (outcome.reason, remark, unshared))), mine, [*files, *shared]
-            )
+            kept = "What was collected until then is kept." if why.spoils and files else ""
+            reason = " ".join(filter(None, (outcome.reason, remark, kept, unshared)))
+            self._tell(state, reason, mine, [*files, *shared])
             spoken.update(mine or ranks)
         if silent := [rank for rank in ranks if rank not in spoken]:
             self._tell(CaptureState.EMPTY, "No report covers this rank.", silent)
@@ -225,8 +225,13 @@ class CaptureRun:
         )
 
     def _refuse_all(self, readiness: Readiness) -> None:
-        reasons = list(dict.fromkeys(readiness.refused.values())) or [readiness.reason]
-        self._tell(CaptureState.REFUSED, " ".join(reasons), self._request.ranks or sorted(readiness.refused))
+        for reason in dict.fromkeys(readiness.refused.values()):
+            mine = [rank for rank, why in sorted(readiness.refused.items()) if why == reason]
+            self._tell(CaptureState.REFUSED, reason, mine)
+        others = [rank for rank in self._request.ranks if rank not in readiness.refused]
+        if others or not readiness.refused:
+            reason = readiness.reason or "Nothing of it can be captured on this node."
+            self._tell(CaptureState.REFUSED, reason, others)
 
     def _why_deleted(self, why: Ending, progress: Progress) -> str:
         interruption = self._around.interruption()

@@ -218,7 +218,7 @@ def test_a_job_that_dies_in_mid_capture_leaves_what_was_collected(node):
     for child in _ranks(node):
         os.kill(child, signal.SIGTERM)
     failed = node.until_state(CaptureState.FAILED)
-    assert "The job ended during the capture" in failed.reason
+    assert "The job ended during the capture. What was collected until then is kept." in failed.reason
     assert [Path(file.path).suffix for file in failed.files] == [".nsys-rep", ".sqlite"]
     assert node.session_state() is None
 

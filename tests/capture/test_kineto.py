@@ -172,6 +172,34 @@ def test_a_rank_under_nsys_is_refused_and_told_why(job, environment, words):
     assert words in job.node.until_state(CaptureState.REFUSED).reason
 
 
+def test_when_all_are_refused_each_rank_has_its_own_reason(job):
+    job.rank(busy=True)
+    job.rank(environment={"NSYS_PROFILING_SESSION_ID": "7"})
+    job.capture()
+    ends = job.finals(2)
+    assert ends[0].reason == "Rank 0 is busy: its profiler traces already."
+    assert ends[1].reason.startswith("Rank 1 runs under `nsys launch`")
+
+
+def test_ranks_that_are_gone_are_not_called_busy(job):
+    process = job.rank(busy=True)
+    executor = job.executor()
+    job.until_polled(1)
+    process.kill()
+    process.wait()
+    executor.handle(request(tool=CaptureTool.KINETO, ranks=(0,)))
+    assert job.finals(1)[0].reason == "No process of rank 0 is known on this node."
+
+
+def test_a_job_that_dies_before_anything_is_written_is_not_said_to_have_left_something(job):
+    job.rank(dies=True)
+    job.capture()
+    (end,) = job.finals(1).values()
+    assert (end.state, end.files) == (CaptureState.FAILED, ())
+    assert end.reason.startswith("The process ended before it wrote its trace.")
+    assert "kept" not in end.reason
+
+
 def test_a_rank_that_does_not_poll_is_refused(job):
     job.executor()
     job.placements.append(RankPlacement(job="llama", rank=0, pid=os.getpid()))

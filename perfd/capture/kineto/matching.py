@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfd.capture.kineto.registry import Client
-from perfd.capture.processes import NSYS_SESSION_VARIABLE, environment_of, lineage, namespace_pids
+from perfd.capture.processes import NSYS_SESSION_VARIABLE, environment_of, lineage, namespace_pids, runs
 from perfd.model import RankPlacement
 
 _SILENT_PERIODS = 3
@@ -27,7 +27,7 @@ def match(
     placements: Sequence[RankPlacement], clients: Sequence[Client], wanted: Sequence[int], proc: Path
 ) -> Match:
     """The polling process of each wanted rank (none: of every rank here)."""
-    placed = {placement.rank: placement.pid for placement in placements if placement.pid is not None}
+    placed = {one.rank: one.pid for one in placements if one.pid is not None and runs(proc, one.pid)}
     chosen: dict[int, Client] = {}
     refused: dict[int, str] = {}
     for rank in sorted(wanted or placed):
