@@ -138,7 +138,7 @@ class StepTimer:
         self._cuda = cuda = _cuda()
         self._new_mark: Callable[[], Mark] = new_mark or (_event_of(cuda) if cuda else _HostMark)
         self._head["clock"] = "cuda" if cuda or new_mark else "host"
-        self._nvtx = cuda.nvtx if nvtx and cuda else None
+        self._nvtx = _nvtx_of(cuda) if nvtx and cuda else None
         self._number = first_step - 1
         self._warm_from = first_step + warmup_steps
         self._sender = _Sender(socket_path)
@@ -170,11 +170,11 @@ class StepTimer:
         self._number += 1
         if not self._active:
             self._look_again()
-        if self._active:
+        if self._active and not self._capturing():
             self._begin()
         with self._range(f"step {self._number}"):
             yield
-        if self._current is not None:
+        if self._current is not None and not self._capturing():
             self._finished, self._current = self._current, None
             self._send_passed()
 
@@ -182,8 +182,7 @@ class StepTimer:
     def phase(self, name: str) -> Iterator[None]:
         """Around one phase of a step: `forward`, `backward`, `optimizer`, or any other name."""
         step = self._current
-        if step is None or (self._cuda and self._cuda.is_current_stream_capturing()):
-            # An event that is recorded while a CUDA graph is captured is part of the graph.
+        if step is None or self._capturing():
             with self._range(name):
                 yield
             return
@@ -201,6 +200,10 @@ class StepTimer:
         self._send_passed()
         self._sender.close()
         self._active = False
+
+    def _capturing(self) -> bool:
+        """Whether a CUDA graph is captured: an event would be part of it, and a question would end it."""
+        return self._cuda is not None and self._cuda.is_current_stream_capturing()
 
     def _look_again(self) -> None:
         now_s = time.perf_counter()
@@ -452,6 +455,15 @@ def _cuda() -> Any:  # noqa: ANN401  (a module)
         # The module works without, by the host's clock.
         return None
     return torch.cuda if torch.cuda.is_available() else None
+
+
+def _nvtx_of(cuda: Any) -> Any:  # noqa: ANN401  (a module)
+    """Its NVTX, None where torch was built without: it says so when it is called."""
+    try:
+        cuda.nvtx.mark("perfd")
+    except RuntimeError:
+        return None
+    return cuda.nvtx
 
 
 def _event_of(cuda: Any) -> Callable[[], Mark]:  # noqa: ANN401  (a module)

@@ -22,6 +22,7 @@ class Gpu:
         self.enqueued_ms = 0.0
         self.done_ms = float("inf")
         self.marks = 0
+        self.capturing = False
 
     def mark(self) -> Mark:
         self.marks += 1
@@ -36,9 +37,11 @@ class Mark:
         self.at_ms = float("nan")
 
     def record(self) -> None:
+        assert not self._gpu.capturing, "The event would be a part of the graph."
         self.at_ms = self._gpu.enqueued_ms
 
     def query(self) -> bool:
+        assert not self._gpu.capturing, "CUDA gives up the capture."
         return self.at_ms <= self._gpu.done_ms
 
     def elapsed_time(self, end: Mark) -> float:
@@ -280,7 +283,6 @@ class FakeCuda:
 
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
-        self.capturing = False
         self.ranges: list[str] = []
         self.nvtx = self
 
@@ -292,13 +294,16 @@ class FakeCuda:
         return self._gpu.mark()
 
     def is_current_stream_capturing(self) -> bool:
-        return self.capturing
+        return self._gpu.capturing
 
     def range_push(self, name: str) -> None:
         self.ranges.append(name)
 
     def range_pop(self) -> None:
         self.ranges.append("end")
+
+    def mark(self, name: str) -> None:
+        """NVTX's own, which stands for an instant."""
 
 
 @pytest.fixture
@@ -323,14 +328,36 @@ def test_with_torch_phases_are_cuda_events_and_nvtx_ranges(agent: Agent, gpu: Gp
     timer.close()
 
 
-def test_while_a_cuda_graph_is_captured_no_event_is_recorded(agent: Agent, gpu: Gpu, cuda: FakeCuda):
+def test_while_a_cuda_graph_is_captured_no_event_is_touched(agent: Agent, gpu: Gpu, cuda: FakeCuda):
     timer = StepTimer(socket_path=str(agent.path), rank=0, warmup_steps=0)
-    cuda.capturing = True
+    gpu.capturing = True
+    steps(timer, gpu, 2)
+    gpu.capturing = False
+    with timer.step():
+        gpu.capturing = True
+        with timer.phase("forward"):
+            pass
+        gpu.capturing = False
+    steps(timer, gpu, 2)
+
+    whole, after = agent.heard()
+    assert (whole["step"], whole["phases"]) == (3, {})
+    assert after["phases"] == pytest.approx({"forward": 0.01, "backward": 0.02})
+    assert cuda.ranges[:6] == ["step 1", "forward", "end", "backward", "end", "end"]
+    timer.close()
+
+
+def test_a_torch_without_nvtx_costs_the_ranges_alone(agent: Agent, gpu: Gpu, cuda: FakeCuda, monkeypatch):
+    def absent(*_: object) -> None:
+        raise RuntimeError("NVTX functions not installed. Are you sure you have a CUDA build?")
+
+    monkeypatch.setattr(cuda, "mark", absent, raising=False)
+    monkeypatch.setattr(cuda, "range_push", absent)
+    timer = StepTimer(socket_path=str(agent.path), rank=0, warmup_steps=0)
 
     steps(timer, gpu, 2)
 
-    (message,) = agent.heard()
-    assert message["phases"] == {}
+    assert len(agent.heard()) == 1
     timer.close()
 
 
