@@ -14,6 +14,7 @@ from rich.text import Text
 Json = Mapping[str, Any]
 
 UNKNOWN = "-"
+_STALE_S = 30.0
 _BAR_WIDTH = 12
 _MAX_GPUS = 16
 _BARS = " ▏▎▍▌▋▊▉█"
@@ -50,7 +51,7 @@ def job_table(jobs: Sequence[Json], alerts: Sequence[Json] = ()) -> Table:
         firing = sum(a.get("job") == job["name"] and a.get("state") == "firing" for a in alerts)
         kind = str(get(job, "bottleneck", "kind") or "unknown").replace("_", " ")
         table.add_row(
-            Text(job["name"] + (" (ended)" if job.get("ended") else "")),
+            Text(job["name"] + (" (ended)" if job.get("ended") else " (silent)" if silent(job) else "")),
             _step(job),
             duration(get(job, "step_time_s", "median")),
             count(job.get("tokens_per_s")),
@@ -171,6 +172,11 @@ def _progress(done: float, total: float) -> RenderableType:
         f"{done:.0f} of {total:.0f} s",
     )
     return line
+
+
+def silent(entry: Json) -> bool:
+    """Whether nothing has been heard of a job or server for too long."""
+    return not entry.get("ended") and (entry.get("silent_s") or 0.0) > _STALE_S
 
 
 def layout(job: Json) -> str:

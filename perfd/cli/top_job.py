@@ -11,8 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from perfd.cli.display import UNKNOWN, Json, count, duration, get, layout, percent, teraflops
-from perfd.cli.top_screens import silent
+from perfd.cli.display import UNKNOWN, Json, count, duration, get, layout, percent, silent, teraflops
 
 _PARTS = (
     ("forward", "blue", ("breakdown", "forward_ratio")),
@@ -65,7 +64,8 @@ def _title(job: Json) -> Text:
         text.append(state, style="dim")
     last, planned = get(job, "steps", "last"), job.get("train_steps")
     step = UNKNOWN if last is None else f"{last}/{planned}" if planned else str(last)
-    text.append(f"  {job.get('framework') or 'unknown framework'}, {layout(job)}  step {step}", style="dim")
+    what = ", ".join(filter(None, [job.get("framework") or "unknown framework", layout(job)]))
+    text.append(f"  {what}  step {step}", style="dim")
     return _line(text)
 
 

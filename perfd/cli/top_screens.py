@@ -9,10 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from perfd.cli.display import Json, count, duration, percent
+from perfd.cli.display import Json, count, duration, percent, silent
 from perfd.cli.top_state import KEYS, window
 
-STALE_S = 30.0
 _NARROW = 70
 _ROOMY = 96
 _WIDE = 110
@@ -33,11 +32,6 @@ def _urgency(job: Json) -> tuple[int, bool, float, str]:
     worst = job["bottleneck"]
     state = 2 if job["ended"] else 1 if silent(job) else 0
     return state, worst["kind"] in _HARMLESS, -(worst.get("lost_ratio") or 0.0), job["name"]
-
-
-def silent(entry: Json) -> bool:
-    """Whether nothing has been heard of a job or server for too long."""
-    return not entry.get("ended") and (entry.get("silent_s") or 0.0) > STALE_S
 
 
 def fleet_screen(fleet: Json, row: int, width: int, room: int | None) -> RenderableType:
@@ -198,6 +192,7 @@ def _fine(seconds: float | None) -> str:
 def help_screen() -> RenderableType:
     """The keys."""
     table = _table()
+    table.expand = False
     table.add_column("KEY")
     table.add_column("")
     for key, says in KEYS:

@@ -116,12 +116,13 @@ class LiveSession:
             wanted = msgspec.structs.replace(wanted, http_listen=asked)
         try:
             return self._started(wanted)
-        except PerfdError as error:
+        except PerfdError:
             if wanted.http_listen is None:
                 raise
             # Another run on this machine has the usual port: the job is watched all the same.
-            self._say(f"perfd: {error} Another port is used instead.")
-            return self._started(msgspec.structs.replace(wanted, http_listen="127.0.0.1:0"))
+            aggregator = self._started(msgspec.structs.replace(wanted, http_listen="127.0.0.1:0"))
+            self._say(f"perfd: {wanted.http_listen} is taken, maybe by another run: a free port is used.")
+            return aggregator
 
     def _started(self, config: AggregatorConfig) -> Aggregator:
         aggregator = Aggregator(config, self._clock)

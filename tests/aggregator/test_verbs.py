@@ -294,3 +294,8 @@ def test_text_of_a_job_is_shown_as_it_is_and_not_as_markup():
     assert "[red]x[/red]" in shown
     assert "[b]y" in shown
     assert "[red]x[/red]" in drawn(job_table([job(name="[red]x[/red]")]))
+
+
+def test_a_job_of_which_nobody_speaks_is_marked_until_it_ended():
+    assert "(silent)" in drawn(job_table([job(silent_s=31.0)]))
+    assert "(silent)" not in drawn(job_table([job(silent_s=29.0), job(silent_s=31.0, ended=True)]))
