@@ -10,12 +10,19 @@ from urllib.parse import quote
 
 from perfd.cli.client import add_aggregator, get, url_of
 from perfd.errors import PerfdError
+from perfd.peaks import load_peaks
 from perfd.report.from_summary import report_of_summary
+from perfd.report.from_trace import report_of_trace
 from perfd.report.markdown import to_markdown
+from perfd.report.model import Report
 from perfd.report.summaries import jobs_of, one_job, read_summary
 from perfd.report.write import to_json, write_report
+from perfd.trace.analysis import TraceSettings, analyse
+from perfd.trace.files import read_traces, with_folders_opened
+from perfd.trace.findings import diagnose
 
 _AGO = re.compile(r"(\d{1,6})([smhd])")
+_START_BYTES = 4096
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
@@ -25,11 +32,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "Exit codes: 0 the report was written; 2 there is nothing to report, or it cannot be written."
     )
     parser.add_argument(
-        "summary",
-        metavar="SUMMARY",
+        "source",
+        metavar="FILE",
         type=Path,
         nargs="?",
-        help="a file of schema perfd.summary/1 (perfd replay --json); without one, an aggregator is asked",
+        help="a summary (perfd.summary/1, as of perfd replay --json), a trace, or a folder of a capture's"
+        " traces; without one, an aggregator is asked",
     )
     parser.add_argument("--job", metavar="NAME", help="which job, when there are several")
     parser.add_argument(
@@ -50,23 +58,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Report on one job from its summary."""
-    if args.since is not None and (args.summary or not args.job):
-        raise PerfdError("--since is of a job of the aggregator: name it with --job, without a summary.")
-    if args.summary:
-        name = args.summary.name
-        job = one_job(read_summary(args.summary), args.job, str(args.summary))
-    elif args.job:
-        name = url_of(args)
-        path = f"/api/v1/jobs/{quote(args.job, safe='')}"
-        if args.since is not None:
-            path += f"?since={args.since.timestamp()!r}"
-        job = one_job(jobs_of(get(name, path), name), args.job, name)
-        if args.since is not None:
-            name += f" since {args.since:%Y-%m-%d %H:%M:%S} UTC"
+    """Report on one job or capture."""
+    if args.since is not None and (args.source or not args.job):
+        raise PerfdError("--since is of a job of the aggregator: name it with --job, without a file.")
+    if args.source is None:
+        report = _of_aggregator(args)
+    elif _holds_summary(args.source):
+        job = one_job(read_summary(args.source), args.job, str(args.source))
+        report = report_of_summary(job, args.source.name)
     else:
-        raise PerfdError("Name a summary's file, or a job of the aggregator with --job.")
-    report = report_of_summary(job, name)
+        traces = read_traces(with_folders_opened([args.source]), "nsys")
+        analysis = analyse(traces, TraceSettings(peaks=load_peaks()))
+        report = report_of_trace(analysis, diagnose(analysis))
     if args.output:
         write_report(report, args.output)
     if args.json:
@@ -74,6 +77,30 @@ def run(args: argparse.Namespace) -> int:
     elif not args.output:
         print(to_markdown(report), end="")
     return 0
+
+
+def _of_aggregator(args: argparse.Namespace) -> Report:
+    if not args.job:
+        raise PerfdError("Name the file of a summary or trace, or a job of the aggregator with --job.")
+    name = url_of(args)
+    path = f"/api/v1/jobs/{quote(args.job, safe='')}"
+    if args.since is not None:
+        path += f"?since={args.since.timestamp()!r}"
+    job = one_job(jobs_of(get(name, path), name), args.job, name)
+    if args.since is not None:
+        name += f" since {args.since:%Y-%m-%d %H:%M:%S} UTC"
+    return report_of_summary(job, name)
+
+
+def _holds_summary(path: Path) -> bool:
+    """Whether it is a document with a schema, as perfd writes them; traces have none."""
+    try:
+        with path.open("rb") as file:
+            return b'"schema"' in file.read(_START_BYTES)
+    except IsADirectoryError:
+        return False
+    except OSError as error:
+        raise PerfdError(f"{path}: cannot be read: {error.strerror or error}.") from error
 
 
 def _moment(text: str) -> datetime:

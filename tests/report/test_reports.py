@@ -194,14 +194,15 @@ def test_a_summary_makes_the_same_report_without_a_trace(summary, tmp_path, caps
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("{", "no JSON"),
-        ("[]", "no summary of a job"),
+        ("{", "no Chrome-format trace"),
+        ("[]", "no GPU operation"),
+        ('{"schema": "perfd.summary/1"', "no JSON"),
         ('{"schema": "perfd.trace/1"}', "no summary of a job"),
         ('{"schema": "perfd.summary/1", "jobs": []}', "names no job"),
         ('{"schema": "perfd.summary/1", "jobs": [3]}', "not as perfd writes it"),
     ],
 )
-def test_what_is_no_summary_is_one_sentence(tmp_path, capsys, content, words):
+def test_what_is_neither_summary_nor_trace_is_one_sentence(tmp_path, capsys, content, words):
     path = tmp_path / "s.json"
     path.write_text(content, encoding="utf-8")
 
@@ -285,3 +286,17 @@ def test_a_long_label_of_a_bar_has_room():
     picture = ET.fromstring(svg.bars(figure))
     (text,) = [one for one in picture.iter("text") if one.text == label]
     assert float(text.get("x")) >= 6 * len(label), "it ends there and begins within the picture"
+
+
+def test_the_verb_reports_on_a_trace_or_a_folder_of_them_too(tmp_path, capsys):
+    (tmp_path / "c1").mkdir()
+    for rank in (0, 1):
+        trace = kineto([Op(MATMUL, 0, 400)], rank=rank, steps={1: (0, 1000)})
+        write_json(tmp_path / "c1" / f"{rank}.json", trace)
+
+    assert main(["report", str(tmp_path / "c1" / "0.json")]) == 0
+    assert "1 rank on NVIDIA H200; 0.json" in capsys.readouterr().out
+    assert main(["report", str(tmp_path / "c1"), "-o", str(tmp_path / "r.html")]) == 0
+    assert "2 ranks on NVIDIA H200" in (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert main(["report", str(tmp_path / "none")]) == 2
+    assert "none: cannot be read" in capsys.readouterr().err
