@@ -11,6 +11,7 @@ from perfd.report.words import UNKNOWN, duration, percent, title
 
 _BOUNDS = {"at_least": "busiest", "at_most": "idlest"}
 """What a stage is called of which only a bound is known."""
+_FLOPS_SOURCES = {"shape": "the model's shape", "log": "the training log"}
 
 
 def report_of_summary(job: JobSummary, source: str) -> Report:
@@ -54,13 +55,14 @@ def _sentences(job: JobSummary) -> list[str]:
 
 def _metrics(job: JobSummary, source: str) -> list[Metric]:
     communication = f"{source}; {job.communication.source}"
-    speed = f"{source}; {job.mfu_source or 'source unknown'}"
-    over = f"{source}; median over {job.steps.steady_count} steady of {job.steps.count} steps"
+    speed = f"{source}; {_FLOPS_SOURCES.get(job.mfu_source or '', 'source unknown')}"
+    steady = f"{job.steps.steady_count} steady of {job.steps.count} steps"
+    over = f"{source}; median over {steady}"
     rows = (
         ("Step time", duration(job.step_time_s.median), over),
-        ("Step time, 95th percentile", duration(job.step_time_s.p95), over),
+        ("Step time, 95th percentile", duration(job.step_time_s.p95), f"{source}; over {steady}"),
         ("MFU", percent(job.mfu_ratio), speed),
-        ("HFU", percent(job.hfu_ratio), f"{source}; {job.flops_convention or 'convention unknown'}"),
+        ("HFU", percent(job.hfu_ratio), f"{source}; convention {job.flops_convention or 'unknown'}"),
         ("Tokens a second", _count(job.tokens_per_s), over),
         ("TFLOP/s a GPU", _count(job.model_flops_per_s_per_gpu, 1e12), speed),
         ("Tensor cores active", percent(job.tensor_active_ratio), f"{source}; GPU counters"),
@@ -99,7 +101,7 @@ def _figures(job: JobSummary, source: str) -> list[Bars]:
         Bars(
             title="How each stage of the pipeline spends its window",
             source=f"{source}; {job.pipeline.source}",
-            labels=[f"stage {_stage(stage)}" for stage in stages],
+            labels=[_stage_name(stage) for stage in stages],
             rows=[
                 [
                     Segment(kind="compute", ratio=max(0.0, 1 - (stage.stall_ratio or 0.0))),
@@ -109,6 +111,10 @@ def _figures(job: JobSummary, source: str) -> list[Bars]:
             ],
         )
     ]
+
+
+def _stage_name(stage: Stage) -> str:
+    return f"{_stage(stage)} stage" if stage.stage is None else f"stage {stage.stage}"
 
 
 def _stage(stage: Stage) -> str:
