@@ -26,7 +26,7 @@
 #define PERFD_HEADER_BYTES 4096
 #define PERFD_COMMUNICATORS 256
 #define PERFD_RING_HEADER_BYTES 64
-#define PERFD_RINGS_MAX 64
+#define PERFD_RINGS_MAX 8 /* A thread has one for as long as a record takes, so few serve many threads. */
 
 /* What the agent may switch on, in `wanted`. The bits are perfd's, not NCCL's. */
 enum {

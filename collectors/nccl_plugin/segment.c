@@ -10,7 +10,8 @@
 #include <time.h>
 #include <unistd.h>
 
-#define DEFAULT_RING_ENTRIES 4096
+/* 1 MiB a ring: 0.4 s of 20,000 operations a second, of which an agent reads ten times as often. */
+#define DEFAULT_RING_ENTRIES 8192
 #define RECORD_WORDS (sizeof(struct perfd_record) / sizeof(uint64_t))
 
 static struct perfd_header *_Atomic header;

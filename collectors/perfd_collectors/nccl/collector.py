@@ -107,6 +107,7 @@ class NcclCollector:
         self._processes: dict[Path, _Process] = {}
         self._others: set[Path] = set()
         """Segments of other jobs on this node."""
+        self._unready: set[Path] = set()
         self._window_end_s = settings.clock.monotonic_s() + options.window_s
         inspected = options.inspector_directory
         self._inspector = InspectorDirectory(Path(inspected), settings) if inspected else None
@@ -115,6 +116,7 @@ class NcclCollector:
         self._debug = DebugFiles(options.debug_files, settings) if options.debug_files else None
 
     def collect(self) -> Sequence[Record]:
+        self._find_processes()
         for process in self._processes.values():
             reading = process.segment.read()
             process.pending += reading.operations
@@ -127,7 +129,7 @@ class NcclCollector:
         for source in (self._inspector, self._dumps, self._debug):
             if source is not None:
                 records += source.collect()
-        self._find_processes()
+        self._forget_processes()
         self._switch()
         return records
 
@@ -140,20 +142,24 @@ class NcclCollector:
                 followed.close()
 
     def _find_processes(self) -> None:
-        sweep(self._directory, self._settings.clock.unix_ns() / 1e9)
-        present = find_segments(self._directory)
-        for path in set(self._processes) - set(present):
-            self._processes.pop(path).segment.close()
-        self._others &= set(present)
-        for path in present:
-            if path not in self._processes and path not in self._others:
+        for path in find_segments(self._directory):
+            if path not in self._processes and path not in self._others and path not in self._unready:
                 self._watch(path)
+
+    def _forget_processes(self) -> None:
+        sweep(self._directory, self._settings.clock.unix_ns() / 1e9)
+        present = set(find_segments(self._directory))
+        for path in set(self._processes) - present:
+            self._processes.pop(path).segment.close()
+        self._others &= present
+        self._unready.clear()
 
     def _watch(self, path: Path) -> None:
         try:
             segment = Segment(path)
         except Unavailable:
             # Another user's, being made, or of another version: it is looked at again in the next window.
+            self._unready.add(path)
             return
         if not self._is_ours(segment.process.pid):
             segment.close()
