@@ -50,6 +50,11 @@ def judge_missing(facts: Facts) -> Finding | None:
             f"{facts.nccl.lost_operations} NCCL operations were not seen: shares of communication are lower"
             " bounds."
         )
+    if facts.nccl.untimed_ranks:
+        evidence.append(
+            f"{_names(facts.nccl.untimed_ranks).capitalize()} told no times on the GPU although others did"
+            f" ({facts.nccl.source}), so shares of time are unknown, and they are compared with nobody."
+        )
     if facts.silent_gpu_ranks:
         evidence.append(
             f"Nobody reads the GPUs of {_names(facts.silent_gpu_ranks)} (NVML), so nobody is named by the"
@@ -62,7 +67,8 @@ def judge_missing(facts: Facts) -> Finding | None:
         confidence=0.9,
         evidence=evidence,
         recommendation="Run an agent on every node of the job, and look at perfd_agent_up and"
-        " perfd_collector_success of the nodes that these ranks run on.",
+        " perfd_collector_success of the nodes that these ranks run on; use one NCCL, 2.27 or newer, and one"
+        " configuration of perfd on all.",
     )
 
 

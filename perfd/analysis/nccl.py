@@ -45,6 +45,8 @@ class Nccl:
     """Groups whose transfers take far longer than they could, the costliest first."""
     missing_ranks: Sequence[int] = ()
     """Ranks of the job that say nothing although others do: then nobody of their stage can be blamed."""
+    untimed_ranks: Sequence[int] = ()
+    """Ranks that tell no times on the GPU although others do: then shares of time are unknown."""
     lost_operations: int | None = None
     """Operations that were not seen, of all ranks: with some lost, the shares are lower bounds."""
     source: str | None = None
@@ -75,7 +77,9 @@ def nccl(
     for stack in stacks:
         tally.add(stack)
     in_doubt = _in_doubt(missing[missing < len(stages)], stages, parallel)
-    busy = np.minimum(_busy(times, ranks) + _unseen(stacks, len(stages))[ranks], 1.0)
+    recorded = _busy(times, ranks)
+    timed = np.isfinite(recorded)
+    busy = np.minimum(recorded + _unseen(stacks, len(stages))[ranks], 1.0)
     shares = tally.shares(ranks, busy, in_doubt, step_s)
     measures = [measures_of(stack) for stack in stacks]
     whole = bool(times) and bool(np.isfinite(shares.busy).all())
@@ -92,6 +96,7 @@ def nccl(
         stage_wait_ratios=_stage_waits(tally, ranks, stages, parallel) if times else (),
         slow_groups=slow_groups(stacks, _node_links(job, size, link_bytes_per_s or {})),
         missing_ranks=tuple(missing.tolist()),
+        untimed_ranks=tuple(ranks[~timed].tolist()) if timed.any() else (),
         lost_operations=int(times.lost_operations.sum()) if times else None,
         source=_source(times, stacks),
     )
