@@ -86,8 +86,8 @@ function empty(agents, servers) {
     "div",
     { class: "empty", id: "empty" },
     el("h1", {}, "No job yet"),
-    el("p", {}, agents.connected ? `${plural(agents.connected, "agent is", "agents are")} connected and none has seen a job. ` : "No agent is connected. Agents send what they see about once a second. ", "Start one where a job runs:"),
-    el("pre", {}, "perfd agent\nperfd run -- torchrun train.py"),
+    el("p", {}, agents.connected ? `${plural(agents.connected, "agent is", "agents are")} connected and none has seen a job. ` : "No agent is connected. ", "Start one where a job runs, and name the training’s log:"),
+    el("pre", {}, "perfd agent --aggregator HOST:9461 --log train.log"),
     servers.count > 0 && el("p", {}, el("a", { href: "/servers" }, `See ${plural(servers.count, "serving engine")}`)),
   );
 }
