@@ -41,7 +41,9 @@ def run(args: argparse.Namespace) -> int:
             for sentence in job["bottleneck"]["evidence"][:1]:
                 console.print(f"{job['name']}: {sentence}", highlight=False, markup=False)
     elif not servers:
-        console.print("No job yet: an agent sees one by its log, as `perfd agent --log FILE`.", highlight=False)
+        console.print(
+            "No job yet: an agent finds one in its log (`perfd agent --log FILE`).", highlight=False
+        )
     if servers:
         console.print(server_table(servers))
     connected = sum(agent["connected"] for agent in agents)
