@@ -36,6 +36,10 @@ class NsysOptions:
 
     export_sqlite: bool = True
     gpu_metrics: bool = False
+    settle_s: float = 2.0
+    """Until CUPTI is on in every process. Each collection of a session covered less of its time than the one
+    before, 1.1 s at first and 0.35 s after eight; the ninth, stopped after half a second, took the job down
+    with it (nsys 2025.3.1 on two H200s)."""
 
 
 class NsysTool(Tool):
@@ -96,7 +100,7 @@ class NsysTool(Tool):
         except CaptureError:
             self.abort(begun)
             raise
-        return Begun()
+        return Begun(settle_s=self._options.settle_s)
 
     def alive(self, targets: Sequence[Target]) -> bool:
         processes = [pair for target in targets for pair in target.processes.items()]

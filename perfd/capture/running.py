@@ -171,15 +171,17 @@ class CaptureRun:
     def _watch(self, targets: Sequence[Target], room_bytes: int, begun: Begun) -> tuple[Ending, Progress]:
         clock = self._around.clock
         began_s = clock.monotonic_s()
-        before = self._around.progress(self._request.job)
+        before = first = self._around.progress(self._request.job)
         while True:
             job = self._around.progress(self._request.job)
             if before.step is None:
                 before = job
+            if first.step is None or clock.monotonic_s() < began_s + begun.settle_s:
+                first = job
             interruption = self._around.interruption()
             progress = Progress(
                 elapsed_s=clock.monotonic_s() - began_s,
-                steps=None if job.step is None or before.step is None else job.step - before.step,
+                steps=None if job.step is None or first.step is None else job.step - first.step,
                 size_bytes=self._around.store.size_bytes(self._request.capture_id),
                 room_bytes=room_bytes,
                 disk_full=self._around.store.short_of_space(),

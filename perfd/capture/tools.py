@@ -74,6 +74,8 @@ class Begun:
     """When it will collect; None: it does already."""
     length_s: float | None = None
     """When it ends by itself; None: it collects until it is stopped."""
+    settle_s: float = 0.0
+    """How long processes may take to switch on what is collected: the steps meanwhile do not count."""
 
 
 class Tool(Protocol):

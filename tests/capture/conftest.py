@@ -77,7 +77,10 @@ class Node:
     def executor(self, *, options=None, clock=None, **changes):
         clock = clock or SystemClock()
         tool = NsysTool(
-            inspect(self.nsys), placements=lambda job: (), clock=clock, options=options or NsysOptions()
+            inspect(self.nsys),
+            placements=lambda job: (),
+            clock=clock,
+            options=options or NsysOptions(settle_s=0),
         )
         settings = {
             "tools": [tool],

@@ -14,7 +14,7 @@ from capture.conftest import request
 from perfd.capture.guards import JobProgress
 from perfd.capture.nsys_tool import NsysOptions
 from perfd.capture.tools import Begun, Readiness, Target, Tool
-from perfd.clock import SystemClock
+from perfd.clock import SystemClock, VirtualClock
 from perfd.errors import CaptureError
 from perfd.model import CaptureCancel, CaptureState, CaptureTool
 
@@ -47,6 +47,25 @@ def test_a_capture_ends_after_the_agreed_whole_steps(node):
     node.until_state(CaptureState.RUNNING)
     node.step = 14
     assert node.until_state(CaptureState.DONE).reason == ""
+
+
+@pytest.mark.parametrize(("settle_s", "first_step"), [(0, 1), (4, 3)])
+def test_steps_while_the_profiler_switches_on_do_not_count(node, settle_s, first_step):
+    node.launch()
+    clock = VirtualClock()
+    looks = []
+
+    def a_step_a_second(job):
+        if node.session_state() == "Collection":
+            clock.advance(1)
+            looks.append(job)
+        return JobProgress(step=len(looks))
+
+    executor = node.executor(options=NsysOptions(settle_s=settle_s), clock=clock, progress=a_step_a_second)
+    executor.handle(request(steps=3, max_duration_s=HOUR_S))
+
+    assert node.until_state(CaptureState.DONE).reason == ""
+    assert len(looks) == first_step + 3 + 1
 
 
 def test_the_time_cap_ends_a_capture_whose_steps_do_not_come(node):
