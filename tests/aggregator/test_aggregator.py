@@ -234,7 +234,7 @@ def test_a_person_can_ask_for_a_capture_over_http(clock):
         request = agent.hear()
         assert (request.capture_id, request.steps) == (made["id"], 7)
         assert (
-            "no job 'other'" in get(running, "/api/v1/captures", status=400, body={"job": "other"})["error"]
+            "no job or server 'other'" in get(running, "/api/v1/captures", status=400, body={"job": "other"})["error"]
         )
 
 
