@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
@@ -23,8 +23,8 @@ class StartBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     job: str
     profile: str = "default"
     ranks: str | None = None
-    steps: int | None = None
-    max_duration_s: float | None = None
+    steps: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_duration_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
     id: str | None = None
     """Chosen by the caller so that a repeated request captures once."""
 

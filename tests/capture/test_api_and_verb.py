@@ -1,5 +1,6 @@
 """`perfd capture` against the HTTP routes and a real coordinator."""
 
+import http.client
 import json
 import threading
 from collections.abc import Mapping
@@ -107,6 +108,27 @@ def test_start_passes_on_what_was_asked_and_list_shows_it(perfd, aggregator):
     assert [capture["id"] for capture in document["captures"]] == ["mine"]
     assert "1 done" in perfd("list")
     assert json.loads(perfd("list", "--json", "--job", "other"))["captures"] == []
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"steps": 0},
+        {"steps": -5},
+        {"max_duration_s": 0},
+        {"max_duration_s": -1.0},
+        {"steps": 1.5},
+        {"ranks": 3},
+    ],
+)
+def test_wishes_that_cannot_be_are_refused_by_name(aggregator, wish):
+    connection = http.client.HTTPConnection(aggregator.server.address, timeout=30)
+    connection.request("POST", PATH, json.dumps({"job": "llama", **wish}))
+    answer = connection.getresponse()
+    assert answer.status == 400
+    assert f"at `$.{next(iter(wish))}`" in json.loads(answer.read())["error"]
+    connection.close()
+    assert aggregator.sent == []
 
 
 def test_captures_of_servers_are_asked_for_apart(perfd, aggregator):
