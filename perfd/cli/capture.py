@@ -14,6 +14,10 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from perfd.capture.api import PATH
 from perfd.capture.copies import redacted_copy
@@ -37,6 +41,8 @@ Exits with 0 when the aggregator did what was asked, and with 2 when it refused 
 `start` exits with 1 when the capture is over and not every rank is done; with --wait it always is over."""
 
 _POLL_S = 0.5
+_WIDTH = 160
+"""Of a list where there is no terminal."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -111,12 +117,20 @@ def _list(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(document))
         return 0
-    rows = [
-        (c["id"], c["job"], c["alert"] or "by hand", _when(c["requested_unix_s"]), c["state"], _counts(c))
-        for c in document["captures"]
-    ]
-    for row in [("ID", "JOB", "ALERT", "ASKED (UTC)", "STATE", "RANKS"), *rows]:
-        print("{:<36} {:<16} {:<20} {:<19} {:<8} {}".format(*row))
+    if not document["captures"]:
+        print("No capture yet.")
+        return 0
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("ID", "JOB", "ALERT", "ASKED (UTC)", "STATE", "RANKS"):
+        # An id is there to be copied.
+        table.add_column(name, overflow="fold", no_wrap=name == "ID")
+    for c in document["captures"]:
+        asked = _when(c["requested_unix_s"])
+        row = (c["id"], c["job"], c["alert"] or "by hand", asked, c["state"], _counts(c))
+        # Names come from jobs: as texts, nothing in them is markup.
+        table.add_row(*map(Text, row))
+    console = Console()
+    (console if console.is_terminal else Console(width=_WIDTH)).print(table)
     return 0
 
 
