@@ -8,8 +8,9 @@ group: 16 of each in a step, thinned out by the agent to one. One rank is late.
 
 Round by round the records of one more step come in, as they do from the agents of all nodes, and then the
 aggregator looks at the job as it does live: it copies what it holds, the newest `--held` operations of each
-kind (at most 64), and makes the summary. Nothing is kept from one look to the next one. Not timed is what
-comes before: gRPC, protobuf, and the GPU samples of the nodes, which this job has none of.
+kind (at most 64), and makes the summary. Nothing is kept from one look to the next one but freed memory, as
+`perfd aggregator` keeps it. Not timed is what comes before, gRPC and protobuf; and this job has no samples of
+GPUs.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 from perfd.aggregator.fleet import Fleet
 from perfd.aggregator.jobs import Source
 from perfd.aggregator.limits import Counters, Limits
+from perfd.aggregator.memory import keep_freed_memory
 from perfd.aggregator.snapshot import job_data
 from perfd.analysis.stacks import stacked
 from perfd.analysis.summary import AnalysisSettings, summarise
@@ -183,6 +185,7 @@ class MadeJob:
 
 def measure(ranks: int = 16_384, held: int = 12, rounds: int = 15) -> dict[str, Any]:
     """Milliseconds of a step's arrival, of the copy of what is held, and of the diagnosis with its split."""
+    keep_freed_memory()
     job = MadeJob(ranks, held)
     for _ in range(held):
         job.apply(job.records())

@@ -12,7 +12,7 @@ from perfd.model import CollectiveTimes
 _WINDOWS = 32
 """Newest windows of an operation that its share of time is the median of: the first collectives of a job
 wait for seconds while ranks start, and a mean would carry that for minutes."""
-_COUNT, _COVERED_NS, _FIRST_NS, _LAST_NS = range(4)
+_COUNT, _COVERED_NS, _FIRST_NS, _LAST_NS, _OPERATIONS = range(5)
 
 
 class Windows:
@@ -23,9 +23,10 @@ class Windows:
         """Share of time in kernels, of the newest windows that had any; NaN where there is none yet."""
         self._operations: Ints = np.zeros((1, columns, _WINDOWS), dtype=np.int64)
         self._start_ns: Ints = np.zeros((1, columns, _WINDOWS), dtype=np.int64)
-        self._sums: Ints = np.zeros((1, columns, 4), dtype=np.int64)
+        self._sums: Ints = np.zeros((1, columns, 5), dtype=np.int64)
         """How many windows there were and the time that they cover, the start of the first and the end of the
-        last; kinds of operations that are rare have none for part of the time."""
+        last, and the operations in those in memory. Rare kinds of operations have no window for part of the
+        time."""
 
     def make_room(self, rows: int) -> None:
         """Have so many rows."""
@@ -45,8 +46,9 @@ class Windows:
         length_ns = times.end_unix_ns - times.start_unix_ns
         if length_ns <= 0:
             return
-        count, covered_ns, first_ns, last_ns = self._sums[row, column].tolist()
+        count, covered_ns, first_ns, last_ns, operations = self._sums[row, column].tolist()
         place = (row, column, count % _WINDOWS)
+        operations += times.count - int(self._operations[place])
         self._ratio[place] = times.total_s / (length_ns / 1e9)
         self._operations[place] = times.count
         self._start_ns[place] = times.start_unix_ns
@@ -55,6 +57,7 @@ class Windows:
             covered_ns + length_ns,
             first_ns if count else times.start_unix_ns,
             max(last_ns, times.end_unix_ns),
+            operations,
         )
 
     def usual_ratio(self, rows: Ints) -> Floats:
@@ -73,5 +76,4 @@ class Windows:
         oldest = (sums[:, _COUNT] - count) % _WINDOWS
         span_ns = sums[:, _LAST_NS] - self._start_ns[rows, column, oldest]
         known = (count > 0) & (span_ns > 0)
-        operations = self._operations[rows, column].sum(axis=1)
-        return np.where(known, operations / (np.where(known, span_ns, 1) / 1e9), np.nan)
+        return np.where(known, sums[:, _OPERATIONS] / (np.where(known, span_ns, 1) / 1e9), np.nan)

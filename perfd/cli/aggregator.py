@@ -12,6 +12,7 @@ import msgspec
 
 from perfd import logs
 from perfd.aggregator import Aggregator
+from perfd.aggregator.memory import keep_freed_memory
 from perfd.cli.ending import set_by_signals
 from perfd.config import AggregatorConfig, load
 
@@ -37,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
     # gRPC writes lines of its own about connections that fail; what matters is said by perfd.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     config = effective_config(args)
+    keep_freed_memory()
     stop = set_by_signals(signal.SIGTERM, signal.SIGINT)
     aggregator = Aggregator(config)
     aggregator.start()
