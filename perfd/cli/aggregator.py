@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--listen", metavar="HOST:PORT", help="for agents, instead of listen")
     parser.add_argument(
-        "--http", metavar="HOST:PORT", help="for /metrics and /api/v1, instead of http_listen"
+        "--http", metavar="HOST:PORT", help="for the page, /metrics and /api/v1, instead of http_listen"
     )
     parser.add_argument("--log-level", choices=logs.LEVELS, default="info")
     parser.add_argument("--log-json", action="store_true", help="log one JSON object a line")

@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--job", metavar="NAME", help="name of the job; default: SLURM_JOB_ID, or the script's name"
     )
-    parser.add_argument("--http", metavar="HOST:PORT", help="where /metrics and /api/v1 are served")
+    parser.add_argument("--http", metavar="HOST:PORT", help="where the page, /metrics and /api/v1 are served")
     parser.add_argument(
         "--out",
         metavar="DIR",

@@ -157,6 +157,11 @@ def test_status_shows_a_job_in_a_line(served, capsys):
         assert word in shown
 
 
+def test_a_list_without_captures_says_so(served, capsys):
+    assert main(["capture", "list", "--aggregator", served.http_address]) == 0
+    assert capsys.readouterr().out == "No capture yet.\n"
+
+
 def test_status_as_json_is_versioned(served, capsys):
     assert main(["status", "--aggregator", f"http://{served.http_address}/", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
