@@ -211,6 +211,11 @@ class NsysExport:
         self._run("CREATE TABLE ANALYSIS_DETAILS (globalVid INTEGER, duration INTEGER)")
         self._run("INSERT INTO ANALYSIS_DETAILS VALUES (1, ?)", (duration,))
 
+    def schema(self, version: str) -> None:
+        """Which schema the export says that it has."""
+        self._run("CREATE TABLE META_DATA_EXPORT (name TEXT, value TEXT)")
+        self._run("INSERT INTO META_DATA_EXPORT VALUES ('EXPORT_SCHEMA_VERSION', ?)", (version,))
+
     def epoch(self, unix_ns: int) -> None:
         """When the collection began."""
         self._run("CREATE TABLE TARGET_INFO_SESSION_START_TIME (utcEpochNs INTEGER)")

@@ -22,6 +22,8 @@ from perfd.trace.nsys_tables import Activity, Tables
 
 # The names that trainers push: Megatron's `iteration 5`, PyTorch's `ProfilerStep#5`, others' `step_5`.
 _STEP = re.compile(r"(?:ProfilerStep#|(?:iteration|iter|step)[ _#:=]*)(\d+)", re.IGNORECASE)
+_OLDEST, _NEWEST = (3, 11), (3, 20)
+"""The schemas that were read. With another first number, columns may mean something else."""
 _STRAY_RATIO = 0.05
 """A device with less than this share of a process' operations is not its device."""
 
@@ -66,13 +68,14 @@ def _check_size(path: Path, name: str) -> None:
 
 
 def _traces(name: str, tables: Tables) -> list[RankTrace]:
+    schema_notes = _of_schema(name, tables.schema())
     activity = tables.activity()
     if not len(activity.rows):
         why = "none has a valid time." if activity.invalid else "was it taken with --trace=cuda?"
         raise TraceError(f"{name}: the capture has no GPU operation; {why}")
     classes = [kernel_class(one) for one in activity.names]
     calls, phases, gpus = tables.calls(), tables.phases(), tables.gpu_names()
-    captured, epoch_ns, notes = tables.captured_ns(), tables.epoch_ns(), tables.notes()
+    captured, epoch_ns, notes = tables.captured_ns(), tables.epoch_ns(), (*schema_notes, *tables.notes())
     if activity.invalid:
         notes = (*notes, f"{activity.invalid} GPU operations have no valid time, and are left out.")
     traces = []
@@ -98,6 +101,19 @@ def _traces(name: str, tables: Tables) -> list[RankTrace]:
             )
         )
     return traces
+
+
+def _of_schema(name: str, schema: tuple[int, int] | None) -> tuple[str, ...]:
+    """What to know of an export by its schema; raises `TraceError` for one that may mean something else."""
+    if schema is None or _OLDEST <= schema <= _NEWEST:
+        return ()
+    said = f"schema {schema[0]}.{schema[1]} of Nsight Systems"
+    known = f"{_OLDEST[0]}.{_OLDEST[1]} to {_NEWEST[0]}.{_NEWEST[1]}"
+    if schema[0] != _NEWEST[0]:
+        raise TraceError(
+            f"{name}: the export has {said}, and perfd reads {known}; export it with such an nsys."
+        )
+    return (f"The export has {said}, with which perfd was not tried; it was with {known}.",)
 
 
 _OPERATION = ("start_ns", "end_ns", "kind", "name", "stream", "correlation")

@@ -32,6 +32,7 @@ _PUSH_POP, _START_END = 59, 60
 _THREAD_BITS = 24
 _MAX_TIME_NS = 10**17
 """Three years: what claims more is damaged, and sums of it would overflow."""
+_VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})")
 _DROPPED = re.compile(r"events dropped:\s*(\d+)")
 _COPY_KINDS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
 _MEMORY_KINDS = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
@@ -179,6 +180,17 @@ class Tables:
             return None
         row = self._connection.execute("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME").fetchone()
         return int(row[0]) if row and row[0] is not None else None
+
+    def schema(self) -> tuple[int, int] | None:
+        """The version of the export's schema, where it says one."""
+        table = next(
+            (name for name in ("META_DATA_EXPORT", "EXPORT_META_DATA") if name in self._tables), None
+        )
+        if table is None:
+            return None
+        said = dict(self._connection.execute(f"SELECT name, value FROM {table}"))  # noqa: S608
+        found = _VERSION.match(str(said.get("EXPORT_SCHEMA_VERSION", "")))
+        return (int(found[1]), int(found[2])) if found else None
 
     def notes(self) -> tuple[str, ...]:
         """What the profiler itself said went missing."""

@@ -12,6 +12,10 @@ from perfd.trace.breakdown import RankTimeline
 from perfd.trace.files import read_traces
 from perfd.trace.model import Kind
 
+NEWER = (
+    "The export has schema 3.24 of Nsight Systems, with which perfd was not tried; it was with 3.11 to 3.20."
+)
+
 
 @pytest.fixture
 def export(tmp_path):
@@ -136,6 +140,35 @@ def test_a_capture_whose_times_are_all_invalid_says_so(export):
     export.kernel(COMPUTE, 2_000, 1_000)
 
     with pytest.raises(TraceError, match="no GPU operation; none has a valid time"):
+        nsys.read(export.close())
+
+
+@pytest.mark.parametrize(
+    ("version", "notes"),
+    [
+        ("3.11.1", ()),
+        ("3.20.3", ()),
+        ("?", ()),
+        ("3.24.1", (NEWER,)),
+    ],
+)
+def test_a_schema_that_perfd_was_not_tried_with_is_told(export, version, notes):
+    export.kernel(COMPUTE, 1_000, 4_000)
+    export.schema(version)
+
+    (trace,) = nsys.read(export.close())
+
+    assert trace.notes == notes
+
+
+@pytest.mark.parametrize("version", ["2.9.0", "4.0.0"])
+def test_a_schema_whose_columns_may_mean_something_else_is_refused(export, version):
+    export.kernel(COMPUTE, 1_000, 4_000)
+    export.schema(version)
+
+    with pytest.raises(
+        TraceError, match=f"schema {version[:3]} of Nsight Systems, and perfd reads 3.11 to 3.20"
+    ):
         nsys.read(export.close())
 
 
