@@ -44,10 +44,17 @@ class _Finding(msgspec.Struct):
     evidence: list[str] = []
 
 
+class _Rank(msgspec.Struct):
+    communication_s: float = 0.0
+    exposed_communication_s: float = 0.0
+    complete: bool = False
+
+
 class _Document(msgspec.Struct):
     """What is read of an analysis (perfd.trace/1)."""
 
     bottleneck: _Finding | None = None
+    ranks: list[_Rank] = []
 
 
 class CaptureReports:
@@ -112,13 +119,18 @@ class CaptureReports:
             # They name kernels and shapes of the model: as private as the traces.
             with _private(document) as output, _private(page):
                 self._run(["analyze", "--json", "--report", str(page), *map(str, traces)], output)
-            words = _words(document.read_bytes())
+            said = msgspec.json.decode(document.read_bytes(), type=_Document)
             document.replace(folder / DOCUMENT_NAME)
             page.replace(folder / REPORT_NAME)
         finally:
             for part in (document, page):
                 part.unlink(missing_ok=True)
-        return CaptureReport(path=str(folder / REPORT_NAME), words=words, made_unix_s=self._now())
+        return CaptureReport(
+            path=str(folder / REPORT_NAME),
+            words=_words(said),
+            made_unix_s=self._now(),
+            overlap_ratio=_overlap_ratio(said),
+        )
 
     def _run(self, arguments: Sequence[str], output: int) -> None:
         """Run a verb of perfd; raises `CaptureError` with its complaint."""
@@ -206,9 +218,16 @@ def _complaint(code: int, output: bytes) -> str:
     return f"signal {-code} ended the analysis; is there enough memory?" if code < 0 else f"exit code {code}."
 
 
-def _words(document: bytes) -> str:
+def _overlap_ratio(document: _Document) -> float | None:
+    ranks = [rank for rank in document.ranks if rank.complete]
+    total_s = sum(rank.communication_s for rank in ranks)
+    exposed_s = sum(rank.exposed_communication_s for rank in ranks)
+    return 1 - exposed_s / total_s if total_s > 0 else None
+
+
+def _words(document: _Document) -> str:
     """What limits the capture, in a sentence or two."""
-    found = msgspec.json.decode(document, type=_Document).bottleneck
+    found = document.bottleneck
     if found is None:
         return "What limits it is not known: no rank has all its GPU records."
     return " ".join([f"{found.kind.replace('_', ' ').capitalize()}.", *found.evidence[:1]])

@@ -11,6 +11,7 @@ from perfd.aggregator.collectives import CollectiveRows, ProgressRows
 from perfd.aggregator.limits import Counters, Limits
 from perfd.aggregator.nccl_times import NcclTimes
 from perfd.aggregator.steps import PhaseRows, StepRows
+from perfd.analysis.tables import TracedOverlap
 from perfd.model import (
     CollectiveProgress,
     CollectiveTimes,
@@ -69,6 +70,8 @@ class JobState:
         self.nodes: dict[str, float] = {}
         """Nodes that speak of the job, with the monotonic time they last did."""
         self.received_s = 0.0
+        self.overlap: TracedOverlap | None = None
+        """By the newest capture."""
         self.started_unix_s: float | None = None
         self.ended_unix_s: float | None = None
         self._limits = limits

@@ -78,6 +78,7 @@ def job_data(
         collectives=job.collectives.stacks(),
         nccl=job.nccl.table(),
         progress=job.progress.newest(),
+        overlap=job.overlap,
         log_silent_s=job.log_silent_s(now_s),
         started_unix_s=job.started_unix_s,
         ended_unix_s=job.ended_unix_s,

@@ -119,6 +119,11 @@ def _judge_communication(facts: Facts) -> Finding | None:
         evidence.append(
             f"Another {percent(communication.wait_ratio)} is waiting for other ranks in NCCL's kernels."
         )
+    if communication.overlap_ratio is not None:
+        evidence.append(
+            f"Computation covered {percent(communication.overlap_ratio)} of communication in the newest"
+            f" capture (trace), so about {percent(communication.exposed_ratio or 0.0)} of a step is exposed."
+        )
     seconds, ring = communication.seconds, communication.ring_estimate_s
     if communication.gradient_bytes is not None and communication.bus_bytes_per_s is not None:
         evidence.append(

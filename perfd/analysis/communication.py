@@ -9,7 +9,7 @@ import numpy as np
 from perfd.analysis.nccl import Nccl
 from perfd.analysis.robust import median_of, ratio
 from perfd.analysis.shape import parameter_counts
-from perfd.analysis.tables import Floats
+from perfd.analysis.tables import Floats, TracedOverlap
 from perfd.analysis.timers import COMMUNICATION, POINT_TO_POINT, Timers, share, usual
 from perfd.model import JobDescription, ParallelLayout
 
@@ -26,7 +26,10 @@ class Communication:
     wait_ratio: float | None = None
     """The part of it that waits for other ranks; only the plugin tells."""
     exposed_ratio: float | None = None
-    """The part with no computation beside it; known when tensor, context and expert groups are of one."""
+    """The part with no computation beside it: by timers when tensor, context and expert groups are of one,
+    else estimated by `overlap_ratio`."""
+    overlap_ratio: float | None = None
+    """Of communication, what computation covered in the newest capture; None where that is not needed."""
     source: str | None = None
     seconds: float | None = None
     """Median seconds a step."""
@@ -73,10 +76,16 @@ def communication(
     )
 
 
-def with_kernels(timed: Communication, kernels: Nccl) -> Communication:
-    """What the log's timers tell, with the shares that NCCL's kernels were seen to take."""
+def with_kernels(timed: Communication, kernels: Nccl, overlap: TracedOverlap | None = None) -> Communication:
+    """What the log's timers tell, with the shares that NCCL's kernels were seen to take.
+
+    How much of these computation covers, only a trace shows: `overlap`, which need not be of the same steps.
+    """
     if kernels.share_ratio is None:
         return timed
+    if overlap is not None and timed.exposed_ratio is None:
+        exposed = kernels.share_ratio * (1 - overlap.ratio)
+        timed = replace(timed, exposed_ratio=exposed, overlap_ratio=overlap.ratio)
     return replace(
         timed,
         share_ratio=kernels.share_ratio,

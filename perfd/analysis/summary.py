@@ -40,7 +40,7 @@ from perfd.analysis.shares import (
 from perfd.analysis.slowdowns import RankSlowdown, slowdowns
 from perfd.analysis.steady import Steady, steady_rows
 from perfd.analysis.stragglers import stragglers_by_activity, stragglers_by_timers
-from perfd.analysis.tables import AlertRecord, JobData
+from perfd.analysis.tables import AlertRecord, JobData, TracedOverlap
 from perfd.analysis.timers import Timers
 from perfd.model import EventKind, ParallelLayout
 
@@ -235,7 +235,9 @@ def _facts(job: JobData, settings: AnalysisSettings, steady: Steady, activity: G
     return Facts(
         parallel=parallel,
         efficiency=_efficiency(job, settings, steady, activity),
-        communication=with_kernels(communication(timers, times, description, link), kernels),
+        communication=with_kernels(
+            communication(timers, times, description, link), kernels, _overlap_of_this_run(job)
+        ),
         nccl=kernels,
         pipeline=with_waiting(
             pipeline(timers, description, {straggler.rank for straggler in by_timers}),
@@ -272,6 +274,11 @@ def _silent_gpu_ranks(activity: GpuActivity, parallel: ParallelLayout) -> tuple[
     if not ranks or not parallel.world_size:
         return ()
     return tuple(rank for rank in range(parallel.world_size) if rank not in ranks)
+
+
+def _overlap_of_this_run(job: JobData) -> TracedOverlap | None:
+    earlier = job.overlap is not None and job.overlap.unix_s < (job.started_unix_s or 0.0)
+    return None if earlier else job.overlap
 
 
 def _efficiency(

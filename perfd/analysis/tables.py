@@ -228,6 +228,15 @@ class AlertRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TracedOverlap:
+    """How much of communication compute covered while a job was captured."""
+
+    ratio: float
+    unix_s: float
+    """When the capture began."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobData:
     """All that is known of a job at one instant. What was never reported is empty or None."""
 
@@ -251,6 +260,8 @@ class JobData:
     """By rank, over the same recent time."""
     progress: Sequence[CollectiveProgress] = ()
     """The newest of each rank and communicator."""
+    overlap: TracedOverlap | None = None
+    """By the newest capture whose traces were read; it may be of an earlier run of that name."""
     log_silent_s: float | None = None
     started_unix_s: float | None = None
     ended_unix_s: float | None = None

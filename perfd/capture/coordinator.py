@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
+from perfd.analysis.tables import TracedOverlap
 from perfd.capture.events import (
     Action,
     AgentConnected,
@@ -171,6 +172,14 @@ class CaptureCoordinator:
     def captures(self) -> list[dict[str, Any]]:
         """The history, oldest first, as the entries of schema perfd.capture/1."""
         return [to_json(capture) for capture in self._captures.values()]
+
+    def overlap(self, job: str) -> TracedOverlap | None:
+        """How much of the job's communication compute covered in its newest capture that tells."""
+        for capture in reversed(self._captures.values()):
+            overlap_ratio = capture.report.overlap_ratio if capture.report else None
+            if capture.job == job and not capture.server and overlap_ratio is not None:
+                return TracedOverlap(ratio=overlap_ratio, unix_s=capture.start_unix_s)
+        return None
 
     def outcomes(self) -> Mapping[tuple[str, str], int]:
         """How many ranks of the captures in the history are in each state, by (job, state)."""

@@ -121,6 +121,8 @@ class CaptureReport:
     words: str
     """What limits the job, in a sentence or two; else why that is not known."""
     made_unix_s: float
+    overlap_ratio: float | None = None
+    """The share of communication that compute covers, over all ranks; None without communication."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,10 +27,12 @@ from perfd.model import (
     CaptureStatus,
     CaptureTool,
     RankPlacement,
+    SampleTable,
+    Scope,
     TrainingStep,
 )
 from perfd.testing.agent import FakeAgent
-from perfd.testing.traces import COMPUTE, Op, kineto, write_json
+from perfd.testing.traces import COMPUTE, NCCL, Op, kineto, write_json
 
 
 def running(tmp_path: Path, **changes: Any) -> Aggregator:
@@ -92,6 +94,34 @@ def test_a_capture_that_ends_is_analysed_and_its_report_outlives_the_aggregator(
     again = running(tmp_path)
     assert again.captures() == [told]
     again.stop()
+
+
+def test_what_a_trace_shows_to_be_hidden_is_taken_off_the_communication_that_nccl_tells(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "c1" / "rank0.trace.json"
+    path.parent.mkdir()
+    half_covered = [Op(COMPUTE, 0, 60), Op(NCCL, 40, 80, stream=9)]
+    write_json(path, kineto(half_covered, steps={1: (0, 100)}))
+    aggregator = running(tmp_path)
+    try:
+        capture(aggregator, "c1", CaptureFile(path=str(path), size_bytes=path.stat().st_size))
+        until(lambda: aggregator.captures()[0]["report"] is not None)
+        assert aggregator.captures()[0]["report"]["overlap_ratio"] == pytest.approx(0.5)
+        with FakeAgent(aggregator.grpc_address, agent_id="agent1") as agent:
+            agent.hello()
+            agent.send(*(in_nccl(second, 0.4 * second) for second in range(1, 4)))
+        aggregator.tick()
+        (summary,) = aggregator.summary("llm")
+    finally:
+        aggregator.stop()
+    assert summary.communication.share_ratio == pytest.approx(0.4)
+    assert summary.communication.exposed_ratio == pytest.approx(0.2)
+
+
+def in_nccl(second: int, busy_s: float) -> SampleTable:
+    columns = {"nccl_busy_s": [busy_s], "nccl_operations": [0.0], "nccl_lost_operations": [0.0]}
+    return SampleTable(scope=Scope.RANK, times_unix_ns=[second * 10**9], entities=["llm/0"], columns=columns)
 
 
 def test_a_trace_that_cannot_be_read_is_told_and_leaves_nothing(tmp_path: Path) -> None:
