@@ -415,7 +415,7 @@ def _doubts(
         if abs(first - last) > _DRIFT * median_s:
             yield "First and last calls take unequal times: warm up longer, or look at the clocks."
         elif statistics.stdev(times_s) > _NOISY * statistics.fmean(times_s):
-            yield "The times scatter by more than 10 %: use the median, and look for other work on the GPU."
+            yield "The times scatter by more than 10 %: use the median, and look for other work beside it."
 
 
 def _synchronises(fn: Callable[[], object], cuda: Any) -> bool:  # noqa: ANN401  (a module)
