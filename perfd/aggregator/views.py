@@ -21,7 +21,7 @@ def job_view(state: State, data: JobData, summary: JobSummary) -> JobView:
     with state.lock:
         job = state.fleet.jobs.get(data.name)
         nodes = tuple(node for node in (job.nodes if job else ()) if state.agents.of_node(node) is not None)
-    compute_s = _compute_by_rank(data)
+    compute_s = _compute_by_rank(data) or _time_without_waiting(summary)
     ranks = tuple(
         RankView(
             rank=placement.rank,
@@ -63,6 +63,18 @@ def server_view(state: State, name: str) -> JobView | None:
                     tool=_PROFILERS.get(info.engine) if info else None,
                 )
     return None
+
+
+def _time_without_waiting(summary: JobSummary) -> Mapping[int, float]:
+    """The part of a step in which each rank did not wait in NCCL's kernels: who waits least is slowest.
+
+    What it waits while something else is computed is taken off too, so the time is a lower bound.
+    """
+    step_time_s = summary.step_time_s.median
+    if step_time_s is None:
+        return {}
+    known = {rank.rank: rank.wait_ratio for rank in summary.nccl.ranks if rank.wait_ratio is not None}
+    return {rank: step_time_s * (1.0 - wait_ratio) for rank, wait_ratio in known.items()}
 
 
 def _compute_by_rank(data: JobData) -> Mapping[int, float]:

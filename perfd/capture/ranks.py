@@ -226,7 +226,8 @@ def _slowest(count: int, view: JobView) -> set[int]:
     timed = [(rank.compute_s, rank.rank) for rank in view.ranks if rank.compute_s is not None]
     if not timed:
         raise CaptureError(
-            f"Nothing tells which ranks of job {view.job} are slowest; the job's log has no times by rank."
+            f"Nothing tells which ranks of job {view.job} are slowest: neither its log by rank, nor NCCL's "
+            "plugin."
         )
     return {rank for _, rank in sorted(timed, key=lambda pair: (-pair[0], pair[1]))[:count]}
 

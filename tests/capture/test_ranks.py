@@ -114,7 +114,7 @@ def test_a_selector_that_chooses_nothing_says_why(selector, words):
 
 def test_slowness_that_nobody_measured_is_an_error_and_not_a_guess():
     view = JobView(job="llama", nodes=("a",), ranks=(RankView(rank=0, node="a"),))
-    with pytest.raises(CaptureError, match="no times by rank"):
+    with pytest.raises(CaptureError, match="neither its log by rank, nor NCCL"):
         select("slowest:2", view)
 
 

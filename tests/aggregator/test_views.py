@@ -1,0 +1,52 @@
+"""What decides who is captured: how long each rank computes, as far as something tells it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from analysis.jobs import job_data, phase_table, step_table
+
+from perfd.aggregator.intake import State
+from perfd.aggregator.limits import Limits
+from perfd.aggregator.views import job_view
+from perfd.analysis.nccl import Nccl
+from perfd.analysis.nccl_ranks import NcclRank
+from perfd.analysis.summary import AnalysisSettings, summarise
+from perfd.capture.ranks import JobView, select
+from perfd.model import RankPlacement
+
+STEPS = step_table([2.0] * 20)
+PLACEMENTS = {"n1": [RankPlacement(job="llm", rank=rank) for rank in range(4)]}
+WAITS = (0.4, 0.1, None, 0.3)
+
+
+def view(waits: tuple[float | None, ...] = (), **fields: Any) -> JobView:
+    data = job_data(STEPS, placements=PLACEMENTS, **fields)
+    ranks = [
+        NcclRank(rank=rank, busy_ratio=0.5, wait_ratio=wait, caused_ratio=None)
+        for rank, wait in enumerate(waits)
+    ]
+    summary = replace(summarise(data, AnalysisSettings()), nccl=Nccl(ranks=ranks))
+    return job_view(State.empty(Limits()), data, summary)
+
+
+def times(found: JobView) -> dict[int, float | None]:
+    return {rank.rank: rank.compute_s for rank in found.ranks}
+
+
+def test_timers_by_rank_tell_who_is_slowest() -> None:
+    by_rank = [1.0, 1.0, 1.5, 1.0]
+    phases = phase_table(STEPS, by_rank={"forward-compute": by_rank, "backward-compute": by_rank})
+    assert times(view(WAITS, phases=phases)) == {0: 2.0, 1: 2.0, 2: 3.0, 3: 2.0}
+
+
+def test_without_timers_the_rank_that_waits_least_in_nccl_is_slowest() -> None:
+    found = view(WAITS)
+    assert times(found) == {0: 2.0 * 0.6, 1: 2.0 * 0.9, 2: None, 3: 2.0 * 0.7}
+    chosen = select("slowest:2", replace(found, nodes=("n1",)))
+    assert chosen.by_node == {"n1": (1, 3)}
+
+
+def test_without_either_nobody_is_slowest() -> None:
+    assert times(view()) == dict.fromkeys(range(4))
