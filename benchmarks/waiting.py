@@ -136,6 +136,8 @@ class MadeJob:
         clock = time.perf_counter
         begun = clock()
         self.apply(records)
+        # As in the aggregator, nothing but its state is left of a batch.
+        del records
         arrived = clock()
         data = job_data(self._fleet, self._fleet.jobs[_JOB], now_unix_s=self._step, now_s=self._step)
         copied = clock()

@@ -14,7 +14,7 @@ import numpy as np
 from perfd.analysis.degradation import SlowGroup, slow_groups
 from perfd.analysis.groups import PAIR_OPERATION, group_name
 from perfd.analysis.nccl_groups import NcclGroup, NcclKind, groups_of, kinds_of, measures_of, recorder
-from perfd.analysis.nccl_ranks import NcclRank, Tally
+from perfd.analysis.nccl_ranks import NcclRank, Shares, Tally
 from perfd.analysis.pipeline import stage_of_ranks
 from perfd.analysis.stacks import Stack, stacked
 from perfd.analysis.tables import Bools, Floats, Ints, JobData, NcclTimeTable
@@ -73,19 +73,14 @@ def nccl(
     size = 1 + max(int(ranks.max(initial=0)), *(int(stack.ranks.max()) for stack in stacks), 0)
     stages = _stages(max(size, parallel.world_size or 0), parallel, stacks, partial=not times)
     missing = _missing(ranks, parallel)
-    tally = Tally(len(stages), stages)
-    for stack in stacks:
-        tally.add(stack)
+    tally = Tally.of(stacks, stages)
     in_doubt = _in_doubt(missing[missing < len(stages)], stages, parallel)
     recorded = _busy(times, ranks)
     timed = np.isfinite(recorded)
     busy = np.minimum(recorded + _unseen(stacks, len(stages))[ranks], 1.0)
     shares = tally.shares(ranks, busy, in_doubt, step_s)
     measures = [measures_of(stack) for stack in stacks]
-    whole = bool(times) and bool(np.isfinite(shares.busy).all())
-    share = float(shares.busy.mean()) if whole else None
-    # Of some ranks' waiting nothing follows for the rest.
-    wait = float(shares.wait.mean()) if whole and bool(np.isfinite(shares.wait).all()) else None
+    share, wait = _of_all(shares) if times else (None, None)
     return Nccl(
         share_ratio=share,
         transfer_ratio=None if share is None or wait is None else max(0.0, share - wait),
@@ -100,6 +95,13 @@ def nccl(
         lost_operations=int(times.lost_operations.sum()) if times else None,
         source=_source(times, stacks),
     )
+
+
+def _of_all(shares: Shares) -> tuple[float | None, float | None]:
+    """Means over ranks of time in kernels and of waiting: of some ranks' nothing follows for the rest."""
+    if not np.isfinite(shares.busy).all():
+        return None, None
+    return float(shares.busy.mean()), float(shares.wait.mean()) if np.isfinite(shares.wait).all() else None
 
 
 def _fresh(times: NcclTimeTable) -> NcclTimeTable:

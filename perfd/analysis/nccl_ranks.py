@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,6 +112,14 @@ class Tally:
         self.peer_operations: Floats = np.zeros(world)
         """Of groups of peers only, and of those operations whose last rank is to blame for the waiting."""
         self._judged: list[tuple[Stack, Bools]] = []
+
+    @classmethod
+    def of(cls, stacks: Sequence[Stack], stages: Ints) -> Tally:
+        """All stacks together; `stages` is the stage of each rank of the world, -1 where it is unknown."""
+        tally = cls(len(stages), stages)
+        for stack in stacks:
+            tally.add(stack)
+        return tally
 
     def add(self, stack: Stack) -> None:
         """Add all communicators of a stack."""
