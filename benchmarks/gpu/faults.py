@@ -113,7 +113,7 @@ def main() -> int:
     run.add_argument("--only", help="this fault alone")
     run.add_argument("--dry-run", action="store_true", help="a job for CPUs")
     run.add_argument("--torchrun", default="torchrun", help="the program")
-    judge = commands.add_parser("judge", help="judge recorded runs again")
+    judge = commands.add_parser("judge", help="judge recorded runs again, but for hangs")
     judge.add_argument("folder", type=Path)
     args = parser.parse_args()
     outcomes = _judged(args.folder) if args.command == "judge" else _run_all(args)
@@ -148,7 +148,9 @@ def _run_all(args: argparse.Namespace) -> list[Outcome]:
 
 
 def _judged(folder: Path) -> list[Outcome]:
-    return [judge_again(case.parent) for case in sorted(folder.glob("*/case.json"))]
+    # Of a job that was ended for its hang the records tell the end, too.
+    cases = [case for case in sorted(folder.glob("*/case.json")) if "sigstop" not in case.parent.name]
+    return [judge_again(case.parent) for case in cases]
 
 
 def _line(one: Outcome) -> str:

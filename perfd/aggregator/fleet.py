@@ -118,7 +118,8 @@ class Fleet:
     def owners(self, node: NodeState) -> dict[str, tuple[str, int | None]]:
         """For each GPU of a node that serves a job: the job, and the rank when it is known.
 
-        A placement says so; where there is none, a node with only one job lends it all its GPUs.
+        A placement says so; where there is none, a node with only one job lends it all its GPUs, unless all
+        ranks of the job have theirs: the others may be at work for somebody whom nobody watches.
         """
         owners: dict[str, tuple[str, int | None]] = {
             str(placement.gpu): (job, rank)
@@ -126,10 +127,18 @@ class Fleet:
             if placement.gpu is not None
         }
         only = self._only_job(node.name)
-        if only is not None:
+        if only is not None and not self._all_placed(only, node):
             for gpu in node.gpu_history.layout.entities.known:
                 owners.setdefault(gpu, (only, None))
         return owners
+
+    def _all_placed(self, name: str, node: NodeState) -> bool:
+        """Whether all ranks of a job are on this node, and on which of its GPUs is known."""
+        placed = [one for (job, _), one in node.placements.items() if job == name and one.gpu is not None]
+        job = self.jobs.get(name)
+        worlds = [*(one.world_size for one in placed), job.world_size if job is not None else None]
+        world = next((world for world in worlds if world), None)
+        return world is not None and len(placed) >= world
 
     def forget(self, now_s: float, after_s: float) -> list[str]:
         """Drop the jobs and nodes that sent nothing for `after_s`; returns the jobs' names."""

@@ -42,6 +42,17 @@ def test_without_placements_the_only_job_of_a_node_has_its_gpus():
     assert owners(made) == {"0": ("llm", None), "1": ("llm", None)}
 
 
+def test_gpus_beside_those_of_a_job_all_of_whose_ranks_are_placed_are_not_its():
+    made = fleet()
+    placed = [
+        RankPlacement(job="llm", rank=rank, local_rank=rank, world_size=2, gpu=2 + rank) for rank in (0, 1)
+    ]
+    made.apply([gpus(0, count=4, a=1.0), step(1), placed[0]], source())
+    assert set(owners(made)) == {"0", "1", "2", "3"}
+    made.apply([placed[1]], source())
+    assert owners(made) == {"2": ("llm", 0), "3": ("llm", 1)}
+
+
 def test_with_two_jobs_and_no_placement_a_gpu_is_nobodys():
     made = fleet()
     made.apply([gpus(0, a=1.0), step(1), step(1, job="other")], source())
