@@ -47,6 +47,8 @@ def run(args: argparse.Namespace) -> int:
         extra={"agents": aggregator.grpc_address, "http": aggregator.http_address or "nowhere"},
     )
     stop.wait()
+    # Who does not want to wait for what is still sent and written presses Ctrl-C again.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     log.info("The aggregator stops.")
     aggregator.stop()
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -114,3 +115,25 @@ def test_a_signal_ends_the_wait_wherever_it_comes(script):
     )
 
     assert (done.stdout, done.stderr) == ("ended\n", "")
+
+
+def test_a_second_ctrl_c_does_not_wait_for_an_exporter_that_hangs(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        config = tmp_path / "aggregator.yaml"
+        config.write_text(
+            "listen: 127.0.0.1:0\nhttp_listen: null\n"
+            f"exporters: {{remote_write: {{url: '{url}', http: {{timeout_s: 100.0}}}}}}\n"
+        )
+        with subprocess.Popen(
+            [*_PERFD, "aggregator", "--config", str(config)], stderr=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stderr is not None
+            # Its first request, which nobody will answer.
+            waiting, _ = silent.accept()
+            with waiting:
+                process.send_signal(signal.SIGINT)
+                assert any("The aggregator stops." in line for line in process.stderr)
+                process.send_signal(signal.SIGINT)
+
+                assert process.wait() == -signal.SIGINT
