@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import math
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from glob import glob
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,8 @@ from perfd.cli.ending import set_by_signals
 from perfd.collector import Settings
 from perfd.config import AgentConfig, CollectorConfig, load
 from perfd.model import CollectorHealth, Record, SampleTable
+
+log = logging.getLogger("perfd.agent")
 
 ONCE_SCHEMA = "perfd.agent_once/1"
 
@@ -58,6 +62,9 @@ def run(args: argparse.Namespace) -> int:
         node=config.node or "", job=config.job or "", proc=Path(config.proc), sys=Path(config.sys)
     )
     tasks = create_tasks(config, settings)
+    for pattern in logs_to_come(args.log or ()):
+        said = "The training's log is not there; it is read when it comes."
+        log.log(logging.ERROR if args.once else logging.WARNING, said, extra={"path": pattern})
     if args.once:
         return _once(tasks, config, as_json=args.json)
     # gRPC writes lines of its own about connections that fail; the agent says it once, in a sentence.
@@ -91,6 +98,11 @@ def effective_config(args: argparse.Namespace, environ: Mapping[str, str], host_
     return msgspec.structs.replace(
         config, node=node, job=job, uplink=uplink, spool=spool, collectors=collectors
     )
+
+
+def logs_to_come(patterns: Iterable[str]) -> list[str]:
+    """The names and patterns that no file has now: a wrong one would stay silent for ever."""
+    return [pattern for pattern in patterns if not glob(pattern, recursive=True)]  # noqa: PTH207  (it may be absolute)
 
 
 def _following(

@@ -24,3 +24,9 @@ def test_a_log_that_is_named_is_read_instead_of_the_files_paths(tmp_path: Path) 
 
 def test_without_a_log_the_files_paths_stay() -> None:
     assert configured().collectors == {}
+
+
+def test_a_log_that_is_not_there_is_named_for_a_wrong_name_would_stay_silent(tmp_path: Path) -> None:
+    (tmp_path / "train-1.log").touch()
+    wrong, right = str(tmp_path / "trian-*.log"), str(tmp_path / "train-*.log")
+    assert agent.logs_to_come([wrong, right]) == [wrong]
