@@ -81,3 +81,26 @@ def test_the_report_of_a_capture_opens_from_its_page_once_it_was_made(tab: Tab, 
             assert tab.count("svg") > 0
     finally:
         running.stop()
+
+
+def test_what_the_traces_say_is_on_the_page_by_itself(tab: Tab, tmp_path: Path) -> None:
+    config = AggregatorConfig(
+        listen="127.0.0.1:0",
+        http_listen="127.0.0.1:0",
+        capture_profiles={"default": CaptureProfile(tool="kineto")},
+    )
+    running = Aggregator(config)
+    running.start()
+    try:
+        with FakeAgent(running.grpc_address) as agent:
+            captured(running, agent, "c1", tmp_path / "c1")
+            tab.open(
+                f"http://{running.http_address}/jobs/llm/captures", "document.querySelector('article a')"
+            )
+            tab.wait("document.querySelector('#capture-c1 .headline')")
+            assert "Compute bound." in tab.text("#capture-c1 .headline")
+            tab.run("document.querySelector('#capture-c1 a').click()")
+            tab.wait("location.pathname === '/reports/captures/c1' && document.querySelector('.headline')")
+            assert tab.count("svg") > 0
+    finally:
+        running.stop()
