@@ -441,6 +441,22 @@ def test_keys_open_the_list_of_keys_and_walk_through_jobs(tab: Tab, stand_in: St
     tab.wait("location.pathname === '/servers' && document.querySelector('article')")
 
 
+def test_a_job_of_which_little_is_known_says_why_and_claims_nothing(tab: Tab, stand_in: StandIn) -> None:
+    unknown = {"kind": "unknown", "confidence": 0.0, "culprits": [], "evidence": ["No timers."]}
+    job = job_entry("llama", mfu_ratio=None, model_flops_per_s_per_gpu=3e14, bottleneck=unknown)
+    stand_in.answers["jobs"] = {"jobs": [job]}
+    tab.open(f"{stand_in.url}/jobs/llama", "document.getElementById('headline')")
+
+    assert "no GPU was seen whose peak is known" in tab.text("dl")
+    assert "no pipeline" not in tab.text("dl")
+    edge = "getComputedStyle(document.querySelector('.verdict')).borderLeftColor"
+    assert tab.run(edge) == tab.run("getComputedStyle(document.querySelector('dd.quiet')).color")
+
+    stand_in.answers["jobs"] = {"jobs": [{**job, "parallel": {"pp": 1}}]}
+    stand_in.live.tell()
+    tab.wait("document.querySelector('dl').innerText.includes('no pipeline')")
+
+
 def test_ranks_of_a_capture_that_ended_alike_are_one_line(tab: Tab, stand_in: StandIn) -> None:
     file = {"path": "/captures/c1/rank-0.nsys-rep", "size_bytes": 5}
     alike = [{"rank": rank, "node": "n", "state": "refused", "reason": "No nsys."} for rank in range(2, 1024)]

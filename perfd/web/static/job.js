@@ -72,15 +72,26 @@ const silence = (job) =>
   el("p", { class: "notice warn", id: "stale" }, `No agent has spoken of this job for ${duration(job.silent_s)}: the numbers are from then.`);
 
 const numbers = (job) => [
-  ["mfu", "MFU", percent(job.mfu_ratio), job.mfu_upper_ratio == null ? "of the dense peak" : `of the dense peak; at most ${percent(job.mfu_upper_ratio, 0)} by tensor activity`],
+  ["mfu", "MFU", percent(job.mfu_ratio), mfuNote(job)],
   ["step-time", "Step time", duration(job.step_time_s?.median), `95th percentile ${duration(job.step_time_s?.p95)}`],
-  ["tokens", "Tokens/s", count(job.tokens_per_s), `${count(job.tokens_per_s_per_gpu)} a GPU`],
+  ["tokens", "Tokens/s", count(job.tokens_per_s), job.tokens_per_s_per_gpu == null ? "" : `${count(job.tokens_per_s_per_gpu)} a GPU`],
   ["flops", "TFLOP/s a GPU", teraflops(job.model_flops_per_s_per_gpu), job.peak_flops_per_s ? `peak ${teraflops(job.peak_flops_per_s)} ${job.peak_precision ?? ""}` : ""],
   ["communication", "Communication", percent(job.communication?.share_ratio), "of a step"],
-  ["stall", "Pipeline stall", percent(job.pipeline?.stall_ratio), job.pipeline?.bubble_theory_ratio ? `of the schedule; theory ${percent(job.pipeline.bubble_theory_ratio)}` : "no pipeline"],
+  ["stall", "Pipeline stall", percent(job.pipeline?.stall_ratio), stallNote(job)],
   ["data", "Input", percent(job.data?.share_ratio), "of a step, the slowest rank"],
   ["memory", "Memory", percent(job.memory?.max_used_ratio), "of the fullest GPU"],
 ];
+
+function mfuNote(job) {
+  const upper = job.mfu_upper_ratio == null ? "" : `at most ${percent(job.mfu_upper_ratio, 0)} by tensor activity`;
+  if (job.mfu_ratio != null) return ["of the dense peak", upper].filter(Boolean).join("; ");
+  return upper || (job.model_flops_per_s_per_gpu != null && job.peak_flops_per_s == null ? "no GPU was seen whose peak is known" : "");
+}
+
+function stallNote(job) {
+  if (job.pipeline?.bubble_theory_ratio) return `of the schedule; theory ${percent(job.pipeline.bubble_theory_ratio)}`;
+  return job.parallel?.pp === 1 ? "no pipeline" : "";
+}
 
 function cards(all) {
   return el("dl", { class: "numbers" }, all.map(([id, name, value, note]) => el("div", { class: "card" }, el("dt", {}, name), el("dd", { id }, value), el("dd", { class: "quiet" }, note))));

@@ -54,7 +54,7 @@ export function headline(finding) {
   const notes = [cost, sure].filter(Boolean).join(" · ");
   return el(
     "div",
-    { class: `verdict ${isTrouble(finding) ? finding.kind : "fine"}` },
+    { class: `verdict ${finding?.kind === "none" ? "fine" : (finding?.kind ?? "unknown")}` },
     el("h1", { id: "headline" }, sentence(finding), notes && el("small", {}, notes)),
     (finding?.evidence ?? []).length > 0 && el("ul", { id: "evidence" }, finding.evidence.map((line) => el("li", {}, unbroken(line)))),
     finding?.recommendation && el("p", { id: "recommendation" }, el("strong", {}, "What to do: "), unbroken(finding.recommendation)),
