@@ -3,8 +3,9 @@
     python -m benchmarks.faults offline [--timelines DIR] [--json]
     python -m benchmarks.faults simulated [--world held-out] [--rounds 4] [--seed 2] [--json]
 
-`offline` judges the bundled recordings, and the public timelines AR.parquet and SE.parquet of DIR (default:
-$PERFD_SHARED/stragglers; needs pyarrow). Exits with 1 on any false alarm or miss.
+`offline` judges the bundled recordings, runs on GPUs with faults in them that were recorded, and the public
+timelines AR.parquet and SE.parquet of DIR (default: $PERFD_SHARED/stragglers; needs pyarrow). Exits with 1 on
+any false alarm or miss.
 
 `simulated` is a simulation and says so: jobs of 2 to 64 ranks, operation by operation, with noise from
 recordings; their operations go through the collector's reduction and the aggregator's state to the analysis,
@@ -23,7 +24,7 @@ from typing import Any
 
 from benchmarks.faults import simulated as simulation
 from benchmarks.faults.judge import Verdict
-from benchmarks.faults.offline import baseline_cases, recorded_cases, timeline_cases
+from benchmarks.faults.offline import baseline_cases, gpu_cases, recorded_cases, timeline_cases
 from benchmarks.faults.score import Case, Confusion, confusion, wilson
 
 SCHEMA = "perfd.bench.faults/1"
@@ -72,7 +73,8 @@ def _simulated(args: argparse.Namespace) -> int:
 
 
 def _offline(args: argparse.Namespace) -> int:
-    cases = recorded_cases() + (timeline_cases(args.timelines) if args.timelines else [])
+    cases = recorded_cases() + gpu_cases()
+    cases += timeline_cases(args.timelines) if args.timelines else []
     baselines = baseline_cases(args.timelines)
     total = confusion(cases)
     if args.json:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import numpy as np
 
 from perfd.analysis.tables import Floats
@@ -27,3 +29,10 @@ def sliding_mean(compute_s: Floats) -> set[int]:
         means = compute_s[start : start + _WINDOW_STEPS].mean(axis=0)
         found |= {int(rank) for rank in np.flatnonzero(means > _SLOWER * means.mean())}
     return found
+
+
+RULES: Mapping[str, Callable[[Floats], set[int]]] = {
+    "min-median of all ranks, 0.75": min_median,
+    "sliding mean of ten steps": sliding_mean,
+}
+"""By name; compute times are (steps, ranks)."""

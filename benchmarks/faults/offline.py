@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.faults.baselines import min_median, sliding_mean
+from benchmarks.faults.baselines import RULES
 from benchmarks.faults.score import Case
 from benchmarks.faults.timelines import Evidence, Timeline, job_of, read_timeline
+from benchmarks.gpu.fault_runs import baselines_of, case_of, judge_again
 from perfd.analysis.findings import Kind
 from perfd.analysis.summary import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.tables import Floats
@@ -19,6 +20,8 @@ from perfd.session.replay import ReplayOptions, replay
 
 RECORDINGS = {"dp2_nccl": (), "dp4": (), "dp4_slow2": (2,), "pp2dp2": (), "pp4_few": ()}
 """By name, the ranks to blame; `pp4_few` has a large bubble by design, `dp2_nccl` the plugin's timings."""
+GPU_RUNS = Path(__file__).parents[1] / "gpu" / "recorded"
+"""Runs of `benchmarks.gpu.faults` on two and four H200s, 2026-11-21; the truth of each is beside it."""
 TIMELINES = {"AR": (0,), "SE": ()}
 """AR has a slow worker; in SE sequences are of unequal length and nobody is to blame."""
 _BLAMING = {Kind.STRAGGLER, Kind.DATA_LOADING, Kind.THROTTLING, Kind.HANG}
@@ -31,6 +34,24 @@ def recorded_cases() -> list[Case]:
         begun = time.perf_counter()
         (summary,) = replay(ReplayOptions(recording=bundled(name))).summaries
         cases.append(_case(name, truth, summary, time.perf_counter() - begun))
+    return cases
+
+
+def gpu_cases() -> list[Case]:
+    """Recorded runs of a real training job into which faults were put."""
+    cases = []
+    for folder in sorted(GPU_RUNS.iterdir()):
+        begun = time.perf_counter()
+        outcome = judge_again(folder)
+        cases.append(
+            Case(
+                name=folder.name,
+                truth=frozenset(outcome.case.truth),
+                blamed=frozenset(outcome.blamed),
+                kinds=tuple(outcome.kinds),
+                seconds=time.perf_counter() - begun,
+            )
+        )
     return cases
 
 
@@ -48,17 +69,14 @@ def timeline_cases(folder: Path) -> list[Case]:
 
 
 def baseline_cases(folder: Path | None) -> dict[str, list[Case]]:
-    """The same runs by the simpler rules. Recordings do not hold compute times of each rank."""
-    rules: dict[str, Callable[[Floats], set[int]]] = {
-        "min-median of all ranks, 0.75": min_median,
-        "sliding mean of ten steps": sliding_mean,
-    }
+    """The same runs by the simpler rules. The bundled recordings do not hold compute times of each rank."""
     timelines = (
         {} if folder is None else {name: read_timeline(folder / f"{name}.parquet") for name in TIMELINES}
     )
     return {
         rule: [
             *(Case(name=name, truth=frozenset(truth), blamed=None) for name, truth in RECORDINGS.items()),
+            *(_by_rule(run, rule) for run in sorted(GPU_RUNS.iterdir())),
             *(
                 Case(
                     name=name, truth=frozenset(TIMELINES[name]), blamed=frozenset(judge(_compute_s(timeline)))
@@ -66,8 +84,13 @@ def baseline_cases(folder: Path | None) -> dict[str, list[Case]]:
                 for name, timeline in timelines.items()
             ),
         ]
-        for rule, judge in rules.items()
+        for rule, judge in RULES.items()
     }
+
+
+def _by_rule(run: Path, rule: str) -> Case:
+    case = case_of(run)
+    return Case(name=run.name, truth=frozenset(case.truth), blamed=frozenset(baselines_of(run)[rule]))
 
 
 def _compute_s(timeline: Timeline) -> Floats:

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from benchmarks.faults.baselines import min_median, sliding_mean
+from benchmarks.faults.baselines import RULES
 from perfd.session.replay import ReplayOptions, replay
 
 TRAIN = Path(__file__).with_name("train.py")
@@ -154,7 +154,7 @@ def run_case(case: Case, plan: Plan, folder: Path) -> Outcome | None:
 
 def judge_again(folder: Path) -> Outcome:
     """What today's perfd says of a run that was recorded, from its records."""
-    case = Case(**json.loads((folder / "case.json").read_text()))
+    case = case_of(folder)
     (summary,) = replay(ReplayOptions(recording=folder / "recording", allow_missing=True)).summaries
     findings = [
         {
@@ -203,7 +203,7 @@ def _outcome(
         blamed=_blamed(findings),
         lost_ratio=worst["lost_ratio"],
         evidence=list(worst["evidence"]),
-        baselines=_baselines(folder / "times.json"),
+        baselines=baselines_of(folder),
     )
 
 
@@ -219,16 +219,19 @@ def _blamed(findings: Sequence[dict[str, Any]]) -> list[Any]:
     )
 
 
-def _baselines(times: Path) -> dict[str, list[int]]:
-    """After the fault began; none of a job that never ended."""
+def case_of(folder: Path) -> Case:
+    """What was run, as it is kept with its recording."""
+    return Case(**json.loads((folder / "case.json").read_text()))
+
+
+def baselines_of(folder: Path) -> dict[str, list[int]]:
+    """Whom simpler rules blame after the fault began; empty for a job that never ended."""
+    times = folder / "times.json"
     if not times.is_file():
         return {}
     document = json.loads(times.read_text())
     own_s = np.array(document["own_s"]).T[document["fault_from"] :]
-    return {
-        "min-median over all ranks": sorted(min_median(own_s)),
-        "sliding mean": sorted(sliding_mean(own_s)),
-    }
+    return {name: sorted(rule(own_s)) for name, rule in RULES.items()}
 
 
 def _steps(times: Path) -> tuple[float | None, float | None]:

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.faults.__main__ import main
 from benchmarks.faults.baselines import min_median, sliding_mean
-from benchmarks.faults.offline import TIMELINES, recorded_cases, timeline_cases
+from benchmarks.faults.offline import GPU_RUNS, TIMELINES, gpu_cases, recorded_cases, timeline_cases
 from benchmarks.faults.score import Case, confusion, wilson
 
 SHARED = os.environ.get("PERFD_SHARED")
@@ -23,6 +23,16 @@ def test_no_recording_is_missed_and_none_raises_a_false_alarm():
     counts = confusion(cases)
     assert (counts.found, counts.missed, counts.silent, counts.false_alarms) == (1, 0, 4, 0)
     assert next(case for case in cases if case.name == "pp4_few").kinds[0] == "pipeline_bubble"
+
+
+def test_of_the_runs_on_gpus_none_is_missed_and_none_raises_a_false_alarm():
+    cases = gpu_cases()
+
+    counts = confusion(cases)
+    assert (counts.found, counts.missed, counts.silent, counts.false_alarms) == (13, 0, 18, 0)
+    assert len(cases) == len(list(GPU_RUNS.iterdir()))
+    heavy = [case.kinds[0] for case in cases if "heavy_last_stage" in case.name]
+    assert sorted(set(heavy)) == ["pipeline_bubble", "pipeline_imbalance"]
 
 
 @pytest.mark.skipif(SHARED is None, reason="PERFD_SHARED does not name the folder of public timelines")
