@@ -515,7 +515,7 @@ AGENT_METRICS: Sequence[MetricInfo] = (
         "1 when the collector's last run succeeded, else 0.",
         labels=(*_NODE, "collector"),
         source="agent",
-        absent="Before its first run.",
+        absent="Before its first run, and where the node has nothing for it to read.",
     ),
     _metric(
         "perfd_collector_duration_seconds",
@@ -730,7 +730,7 @@ AGENT_PAGE_METRICS: Sequence[MetricInfo] = (
         "1 when the last run succeeded, else 0.",
         labels=_COLLECTOR,
         source="the agent's runner",
-        absent=_BEFORE_FIRST,
+        absent="Before its first run, and where the node has nothing for it to read.",
     ),
     _metric(
         "perfd_collector_last_success_timestamp_seconds",

@@ -20,7 +20,8 @@ class Collector(Protocol):
     All calls come from one thread. `collect` may block (an event source waits
     for its events at most a second), must not sleep to pace itself, and may
     raise anything: the runner counts it and calls again at the next interval.
-    `Unavailable` means that the source is gone until `create` succeeds again.
+    `Unavailable` means that the source is gone until `create` succeeds again;
+    its kind `NothingHere`, from `create`, that such a node never has it, which is no failure.
     """
 
     def collect(self) -> Sequence[Record]:

@@ -15,6 +15,10 @@ class Unavailable(PerfdError):
     """A collector or tool cannot work on this node; the message names what the node lacks."""
 
 
+class NothingHere(Unavailable):
+    """A node has, by its nature, nothing for a collector to read, as one without GPUs: no failure."""
+
+
 class RecordingError(PerfdError):
     """A recording cannot be read or written."""
 

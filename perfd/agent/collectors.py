@@ -26,13 +26,14 @@ def create_tasks(
     Raises `ConfigError` when a configured collector does not exist or its options are wrong.
     """
     tasks = []
+    lacks: dict[str, str] = {}
     for name in sorted({*collector_entry_points(), *config.collectors}):
         collector_config = config.collectors.get(name, CollectorConfig())
         if collector_config.enabled is False:
             continue
         spec = _load(name, named=name in config.collectors)
         if spec is not None and (spec.enabled or collector_config.enabled):
-            tasks.append(CollectorTask(adapt(spec), collector_config, settings))
+            tasks.append(CollectorTask(adapt(spec), collector_config, settings, lacks))
     return tasks
 
 

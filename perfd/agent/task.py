@@ -11,7 +11,7 @@ import msgspec
 
 from perfd.collector import Collector, CollectorSpec, OnUnavailable, Settings
 from perfd.config import CollectorConfig
-from perfd.errors import ConfigError, Unavailable, WireError
+from perfd.errors import ConfigError, NothingHere, Unavailable, WireError
 from perfd.model import CollectorHealth, Record
 from perfd.wire import convert
 
@@ -30,7 +30,7 @@ class TaskState:
 
     collector: str
     success: bool | None = None
-    """None before the first run has ended, and for a collector that the agent goes on without."""
+    """None before the first run has ended, and for a collector that has nothing to do on this node."""
     message: str = ""
     duration_s: float | None = None
     last_success_unix_ns: int | None = None
@@ -43,10 +43,17 @@ class TaskState:
 class CollectorTask:
     """One collector with its configuration. All methods but `state` belong to one thread.
 
+    `lacks` is of the agent: what its node lacks by nature, with the collector that said so.
     Raises `ConfigError` when the operator's options are wrong.
     """
 
-    def __init__(self, spec: CollectorSpec, config: CollectorConfig, settings: Settings) -> None:
+    def __init__(
+        self,
+        spec: CollectorSpec,
+        config: CollectorConfig,
+        settings: Settings,
+        lacks: dict[str, str] | None = None,
+    ) -> None:
         self.name = spec.name
         self.interval_s = spec.interval_s if config.interval_s is None else config.interval_s
         if not self.interval_s >= SHORTEST_INTERVAL_S:
@@ -59,6 +66,7 @@ class CollectorTask:
         self._options = _options(spec, config)
         self._spec = spec
         self._settings = settings
+        self._lacks = {} if lacks is None else lacks
         self._collector: Collector | None = None
         self._failed_opens = 0
         self._retry_at_s = float("-inf")
@@ -139,9 +147,11 @@ class CollectorTask:
         before = self._state
         message = "" if error is None else _sentence(error)
         unix_ns = self._settings.clock.unix_ns()
+        # What worked or failed before was there, whatever is said of the node now.
+        not_of_this_node = isinstance(error, NothingHere) and before.success is None
         self._state = dataclasses.replace(
             before,
-            success=None if before.finished else error is None,
+            success=None if before.finished or not_of_this_node else error is None,
             message=message,
             duration_s=duration_s,
             last_success_unix_ns=unix_ns if error is None else before.last_success_unix_ns,
@@ -151,6 +161,10 @@ class CollectorTask:
             log.info(
                 "A collector is left out on this node.", extra={"collector": self.name, "reason": message}
             )
+            return ()
+        if not_of_this_node:
+            if message != before.message:
+                self._say_lack(message)
             return ()
         changed = before.success is not self._state.success
         if changed:
@@ -167,6 +181,15 @@ class CollectorTask:
                 message=message,
             ),
         )
+
+    def _say_lack(self, reason: str) -> None:
+        """One warning for all collectors, and all attempts, that lack the same."""
+        # Other collectors say it from other threads: `setdefault` lets one of them be the first.
+        if self._lacks.setdefault(reason, self.name) == self.name:
+            log.warning(
+                "A collector has nothing to read on this node.",
+                extra={"collector": self.name, "reason": reason},
+            )
 
     def _log_change(self, error: Exception | None, message: str, *, first: bool) -> None:
         facts = {"collector": self.name, "reason": message}

@@ -69,6 +69,11 @@ class FakeNode:
         """Write a file below /proc."""
         _write(self.proc / name, content)
 
+    def put_in_gpu(self) -> None:
+        """Let the PCI bus have a GPU of NVIDIA's; no driver comes with it."""
+        self.write_sys("bus/pci/devices/0000:18:00.0/vendor", "0x10de\n")
+        self.write_sys("bus/pci/devices/0000:18:00.0/class", "0x030200\n")
+
     def write_sys(self, name: str, content: str | bytes) -> None:
         """Write a file below /sys."""
         _write(self.sys / name, content)

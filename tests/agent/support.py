@@ -40,6 +40,7 @@ def task(
     clock: Clock | None = None,
     create: Callable[[Any, Settings], Any] | None = None,
     on_unavailable: OnUnavailable = OnUnavailable.RETRY,
+    lacks: dict[str, str] | None = None,
     **config: Any,
 ) -> CollectorTask:
     spec = CollectorSpec(
@@ -49,7 +50,7 @@ def task(
         on_unavailable=on_unavailable,
     )
     settings = Settings(node="n1", job="j1", clock=clock or VirtualClock())
-    return CollectorTask(spec, CollectorConfig(**config), settings)
+    return CollectorTask(spec, CollectorConfig(**config), settings, lacks)
 
 
 def steps(count: int, *, first: int = 1) -> list[Record]:

@@ -9,7 +9,7 @@ from agent.support import Scripted, gpu_table, steps, task
 from perfd.agent.task import HEALTH_INTERVAL_S, CollectorTask
 from perfd.clock import VirtualClock
 from perfd.collector import OnUnavailable
-from perfd.errors import ConfigError, Unavailable
+from perfd.errors import ConfigError, NothingHere, Unavailable
 from perfd.model import CollectorHealth, Record, SampleTable, Scope, TrainingStep
 
 
@@ -148,6 +148,49 @@ def test_a_missing_source_may_be_ignored_and_is_mentioned_once(caplog: pytest.Lo
     assert one.state.finished
     assert one.state.success is None
     assert [record.levelname for record in caplog.records] == ["INFO"]
+
+
+class Gpuless(Source):
+    """A device that such a node never has, unless somebody builds one in."""
+
+    def create(self, options: object, settings: object) -> Scripted:
+        try:
+            return super().create(options, settings)
+        except Unavailable as error:
+            raise NothingHere("This node has no such device.") from error
+
+
+def test_what_a_node_lacks_by_nature_is_no_failure_and_is_looked_for_again() -> None:
+    source = Gpuless()
+    one = task(broken, create=source.create)
+    assert source.run(one, until_s=50.0) == []
+    assert one.state.success is None
+    assert one.state.message == "This node has no such device."
+    source.present = True
+    records = source.run(one, until_s=120.0)
+    assert [found.success for found in health(records)][:1] == [True]
+
+
+def test_what_several_collectors_lack_by_nature_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    lacks: dict[str, str] = {}
+    with caplog.at_level(logging.INFO, logger="perfd"):
+        for name in ("nvml", "nvml_events", "ranks"):
+            source = Gpuless()
+            source.run(task(broken, name=name, create=source.create, lacks=lacks), until_s=200.0)
+    assert [(record.levelname, record.__dict__["reason"]) for record in caplog.records] == [
+        ("WARNING", "This node has no such device.")
+    ]
+
+
+def test_what_worked_before_fails_when_the_node_lacks_it_all_at_once() -> None:
+    source = Gpuless()
+    source.present = True
+    one = task(broken, create=source.create)
+    source.run(one, until_s=3.0)
+    source.present = False
+    records = source.run(one, until_s=60.0)
+    assert {found.success for found in health(records)} == {False}
+    assert one.state.success is False
 
 
 def test_a_source_that_must_be_there_refuses_to_open_with_a_sentence() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pynvml
 import pytest
@@ -11,10 +12,11 @@ from perfd_collectors.nvml.columns import FAST_FIELDS, GPM_METRICS, NAMES, SLOW_
 
 from perfd.clock import VirtualClock
 from perfd.collector import CollectorSpec, Settings
-from perfd.errors import Unavailable
+from perfd.errors import NothingHere, Unavailable
 from perfd.model import Event, EventKind, GpuInfo, Record, SampleTable
 from perfd.testing.collectors import check_collector, check_unavailable
 from perfd.testing.nvml import FIELDS_HEALTHY, GPM_BUSY, FakeGpu, FakeNvml, FakeSlice
+from perfd.testing.proc import FakeNode
 
 GPM_COLUMNS = {metric.column for metric in GPM_METRICS} - {"graphics_active_ratio"}
 """Those that are read each time."""
@@ -338,9 +340,23 @@ def test_a_driver_that_goes_away_makes_the_source_unavailable_and_close_stays_le
         (pynvml.NVML_ERROR_UNKNOWN, "nvidia-smi"),
     ],
 )
-def test_a_missing_driver_is_unavailable_with_what_to_do(code: int, hint: str) -> None:
+def test_a_missing_driver_is_unavailable_with_what_to_do(code: int, hint: str, tmp_path: Path) -> None:
+    node = FakeNode(tmp_path)
+    node.put_in_gpu()
     fake = FakeNvml([FakeGpu()], init_code=code)
-    assert hint in check_unavailable(spec_of(fake), settings())
+    assert hint in check_unavailable(spec_of(fake), replace(settings(), sys=node.sys))
+
+
+@pytest.mark.parametrize("code", [pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED])
+def test_a_node_without_gpus_has_nothing_to_read(code: int, tmp_path: Path) -> None:
+    node = FakeNode(tmp_path)
+    # Switches and network cards of the same vendor are no GPUs.
+    node.write_sys("bus/pci/devices/0000:05:00.0/vendor", "0x10de\n")
+    node.write_sys("bus/pci/devices/0000:05:00.0/class", "0x068000\n")
+    node.write_sys("bus/pci/devices/0000:06:00.0/vendor", "0x1002\n")
+    node.write_sys("bus/pci/devices/0000:06:00.0/class", "0x030000\n")
+    with pytest.raises(NothingHere, match="no NVIDIA GPU"):
+        spec_of(FakeNvml(init_code=code)).create(NvmlOptions(), replace(settings(), sys=node.sys))
 
 
 def test_a_driver_without_gpus_is_unavailable_and_is_shut_down() -> None:

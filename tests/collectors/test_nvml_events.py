@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pynvml
 import pytest
@@ -20,6 +21,7 @@ from perfd.errors import Unavailable
 from perfd.model import Event, EventKind, Record
 from perfd.testing.collectors import check_collector, check_unavailable
 from perfd.testing.nvml import FakeGpu, FakeNvml
+from perfd.testing.proc import FakeNode
 
 NOW_NS = 1_700_000_000 * 10**9
 
@@ -170,6 +172,8 @@ def test_a_gpu_that_has_no_events_is_unavailable() -> None:
     assert "kernel log" in check_unavailable(spec_of(FakeNvml([FakeGpu(supported_events=0)])), settings())
 
 
-def test_a_missing_driver_is_unavailable() -> None:
+def test_a_missing_driver_is_unavailable(tmp_path: Path) -> None:
+    node = FakeNode(tmp_path)
+    node.put_in_gpu()
     fake = FakeNvml(init_code=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-    assert "libnvidia-ml.so.1" in check_unavailable(spec_of(fake), settings())
+    assert "libnvidia-ml.so.1" in check_unavailable(spec_of(fake), replace(settings(), sys=node.sys))

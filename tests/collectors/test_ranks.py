@@ -12,7 +12,7 @@ from perfd_collectors.ranks import SPEC, RanksCollector, RanksOptions, placement
 
 from perfd.clock import VirtualClock
 from perfd.collector import CollectorSpec, Settings
-from perfd.errors import RecordingError, Unavailable
+from perfd.errors import NothingHere, RecordingError, Unavailable
 from perfd.model import Event, EventKind, RankPlacement, Record, SampleTable
 from perfd.testing.collectors import check_collector, check_replay, check_unavailable
 from perfd.testing.nvml import FakeGpu, FakeNvml, FakeProcess
@@ -271,7 +271,14 @@ def test_a_lost_gpu_leaves_the_ranks_of_the_others(tmp_path: Path) -> None:
 
 def test_without_nvml_and_without_a_command_it_says_why(tmp_path: Path) -> None:
     job = Job(tmp_path, FakeNvml(init_code=NO_NVML))
+    job.node.put_in_gpu()
     assert "NVML cannot tell" in check_unavailable(job.spec, job.settings)
+
+
+def test_on_a_node_without_gpus_there_are_no_ranks_to_find(tmp_path: Path) -> None:
+    job = Job(tmp_path, FakeNvml(init_code=NO_NVML))
+    with pytest.raises(NothingHere):
+        job.spec.create(RanksOptions(), job.settings)
 
 
 def test_a_driver_that_goes_away_makes_the_source_unavailable(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ class NvmlCollector:
     """
 
     def __init__(self, nvml: Nvml, options: NvmlOptions, settings: Settings) -> None:
-        start(nvml)
+        start(nvml, settings.sys)
         self._nvml = nvml
         self._clock = settings.clock
         self._slow_interval_s = options.slow_interval_s

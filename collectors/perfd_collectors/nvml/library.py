@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Any, Protocol, TypeAlias, cast
 
 import pynvml
 
-from perfd.errors import Unavailable
+from perfd.errors import NothingHere, Unavailable
 
 Handle: TypeAlias = Any
 """An opaque device handle of pynvml."""
@@ -64,6 +65,15 @@ class Nvml(Protocol):
     def nvmlDeviceRegisterEvents(self, handle: Handle, types: int, event_set: Structure) -> None: ...
 
 
+_NVIDIA = "0x10de"
+_DISPLAY = "0x03"
+"""The PCI class of GPUs, those for computing only too; switches and network cards have others."""
+_NO_GPU = (
+    "This node has no NVIDIA GPU: there is no driver, and no such device on the PCI bus. That is no failure; "
+    "to stop looking for one, set collectors.nvml.enabled, nvml_events.enabled and ranks.enabled to false."
+)
+
+
 class Fault(Enum):
     """What an NVML error means for the value that was asked for."""
 
@@ -115,15 +125,38 @@ def fault_of(error: Exception) -> Fault:
     return fault_of_code(error_code(error))
 
 
-def start(nvml: Nvml) -> None:
+def start(nvml: Nvml, sys: Path) -> None:
     """Initialise NVML; raises `Unavailable` with a sentence that says what the node lacks.
 
+    `NothingHere` when there is neither a driver nor a GPU in the tree `sys`.
     Each success needs one `nvmlShutdown`: NVML counts them.
     """
     try:
         nvml.nvmlInit()
     except NvmlError as error:
+        lacks_driver = error_code(error) in {
+            pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+            pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        }
+        if lacks_driver and not _has_gpu(sys):
+            raise NothingHere(_NO_GPU) from error
         raise Unavailable(_why(error)) from error
+
+
+def _has_gpu(sys: Path) -> bool:
+    """Whether the PCI bus has a GPU of NVIDIA's, with a driver or without."""
+    devices = sys / "bus" / "pci" / "devices"
+    return any(
+        _word(vendor) == _NVIDIA and _word(vendor.with_name("class")).startswith(_DISPLAY)
+        for vendor in devices.glob("*/vendor")
+    )
+
+
+def _word(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def load() -> Nvml:

@@ -53,7 +53,7 @@ class NvmlEventsCollector:
     """
 
     def __init__(self, nvml: Nvml, options: NvmlEventsOptions, settings: Settings) -> None:
-        start(nvml)
+        start(nvml, settings.sys)
         self._nvml = nvml
         self._clock = settings.clock
         self._wait_ms = round(min(max(options.wait_s, 0.0), 1.0) * 1000)

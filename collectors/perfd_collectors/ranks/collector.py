@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from perfd.collector import Column, Options, Settings
-from perfd.errors import Unavailable
+from perfd.errors import NothingHere, Unavailable
 from perfd.model import RankPlacement, Record, SampleTable, Scope
 from perfd_collectors.nvml.library import Fault, Nvml, NvmlError, fault_of, start, unavailable
 from perfd_collectors.nvml.topology import optional
@@ -75,7 +76,10 @@ class RanksCollector:
         self._gpus: list[Gpu] = []
         self._nvml: Nvml | None = None
         try:
-            self._nvml, self._gpus = nvml, _open(nvml)
+            self._nvml, self._gpus = nvml, _open(nvml, settings.sys)
+        except NothingHere:
+            if options.root_pid is None:
+                raise
         except Unavailable as error:
             if options.root_pid is None:
                 raise Unavailable(
@@ -205,8 +209,8 @@ class RanksCollector:
         return SampleTable(scope=Scope.NODE, times_unix_ns=[now_ns], entities=[""], columns=columns)
 
 
-def _open(nvml: Nvml) -> list[Gpu]:
-    start(nvml)
+def _open(nvml: Nvml, sys: Path) -> list[Gpu]:
+    start(nvml, sys)
     try:
         return _gpus(nvml)
     except Unavailable:
