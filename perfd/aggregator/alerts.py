@@ -71,7 +71,9 @@ class Alerts:
         self.firing: Mapping[str, Sequence[str]] = {}
         """Names of the alerts that fire now, by job."""
 
-    def restore(self, state: EngineState | None, fired: Sequence[StoredAlert], now_unix_s: float) -> None:
+    def restore(
+        self, state: EngineState | None, fired: Sequence[StoredAlert], now_unix_s: float, now_s: float
+    ) -> None:
         """Go on where an earlier aggregator was; before the first evaluation."""
         for stored in fired[-_MAX_REMEMBERED:]:
             self._put(
@@ -83,7 +85,7 @@ class Alerts:
                 )
             )
         if state is not None:
-            self._ended = self._engine.restore(state, now_unix_s)
+            self._ended = self._engine.restore(state, now_unix_s, now_s)
             self.active = [active.alert for active in self._engine.state(now_unix_s).alerts]
             self.firing = _firing_by_job(self.active)
 
@@ -93,7 +95,11 @@ class Alerts:
         return self._engine.state(now_unix_s if evaluated is None else evaluated)
 
     def evaluate(
-        self, frames: Mapping[str, SeriesFrame], now_unix_s: float, step_of: Callable[[str], int | None]
+        self,
+        frames: Mapping[str, SeriesFrame],
+        now_unix_s: float,
+        now_s: float,
+        step_of: Callable[[str], int | None],
     ) -> Outcome:
         """Take the frames of an instant, by group, and evaluate the rules when they are due."""
         for group, frame in frames.items():
@@ -102,7 +108,7 @@ class Alerts:
         if last is not None and 0 <= now_unix_s - last < self._interval_s - 1e-3:
             return Outcome()
         self._evaluated_unix_s = now_unix_s
-        evaluation = self._engine.evaluate(self._store, now_unix_s)
+        evaluation = self._engine.evaluate(self._store, now_unix_s, now_s)
         self.recorded = evaluation.recorded
         self.active = evaluation.alerts
         self.firing = _firing_by_job(evaluation.alerts)

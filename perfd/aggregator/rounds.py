@@ -69,7 +69,8 @@ class Rounds:
         self._alerts = Alerts(config.rules)
         if history is not None:
             now_unix_s = clock.unix_ns() / 1e9
-            self._alerts.restore(history.engine_state(), history.alerts(limit=_MOST_ALERTS), now_unix_s)
+            fired = history.alerts(limit=_MOST_ALERTS)
+            self._alerts.restore(history.engine_state(), fired, now_unix_s, clock.monotonic_s())
         self._names = Names.installed()
         self._maker = FrameMaker(
             state, history, captures, self._names, webhook, forgotten_after_s=config.job_forgotten_after_s
@@ -103,7 +104,7 @@ class Rounds:
             derived = self._derive(now_unix_s, now_s)
             facts = {name: self._facts(name, found, now_s) for name, found in derived.items()}
             frames = self._maker.make(now_unix_s, now_s, derived, facts, self._exporters.status())
-            changes = self._evaluate(frames, derived, now_unix_s)
+            changes = self._evaluate(frames, derived, now_unix_s, now_s)
             self._export(derived, facts, changes, forgotten)
             self._captures.tick(now_unix_s)
             self._keep(now_s)
@@ -196,10 +197,14 @@ class Rounds:
             )
 
     def _evaluate(
-        self, frames: Mapping[str, SeriesFrame], derived: Mapping[str, Derived], now_unix_s: float
+        self,
+        frames: Mapping[str, SeriesFrame],
+        derived: Mapping[str, Derived],
+        now_unix_s: float,
+        now_s: float,
     ) -> Sequence[AlertChange]:
         started_s = time.perf_counter()
-        outcome = self._alerts.evaluate(frames, now_unix_s, lambda job: _last_step(derived.get(job)))
+        outcome = self._alerts.evaluate(frames, now_unix_s, now_s, lambda job: _last_step(derived.get(job)))
         with self._state.lock:
             self._state.counters.rule_evaluation_s += time.perf_counter() - started_s
         self._captures.on_alerts(outcome.changes, lambda job: self._view_of_alert(job, derived), now_unix_s)

@@ -66,6 +66,19 @@ class AlertBook:
                 alert, known.gone_since_unix_s, awaited_until_unix_s
             )
 
+    def shift(self, by_s: float) -> None:
+        """Go on after a step of the clock as if it had always been as it is now.
+
+        What fires keeps the time it began: that tells it from other firings.
+        """
+        for labels, active in self._active.items():
+            alert = active.alert
+            if alert.state is AlertState.PENDING:
+                alert = replace(alert, active_at_unix_s=alert.active_at_unix_s + by_s)
+            self._active[labels] = _Active(
+                alert, _moved(active.gone_since_unix_s, by_s), _moved(active.awaited_until_unix_s, by_s)
+            )
+
     def update(self, samples: Sequence[tuple[SeriesKey, float]], now_unix_s: float) -> list[AlertChange]:
         """Take the expression's result at an instant; returns the alerts that changed their state.
 
@@ -146,6 +159,10 @@ class AlertBook:
         if to_ms(now_unix_s - gone_since) >= to_ms(self._rule.keep_firing_for_s):
             return None
         return _Active(active.alert, gone_since)
+
+
+def _moved(time_s: float | None, by_s: float) -> float | None:
+    return None if time_s is None else time_s + by_s
 
 
 def _changes(

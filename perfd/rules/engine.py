@@ -35,11 +35,17 @@ _OUTAGE_TOLERANCE_S = 3600.0
 """After a longer outage a `for` starts over; Prometheus' `--rules.alert.for-outage-tolerance`."""
 _RETURN_WITHIN_S = 60.0
 """In this time agents are back after a restart: twice the longest pause of their reconnecting."""
+_STEP_S = 1.0
+"""By so much the wall clock may drift before that counts as a step."""
 _NO_ALERT_SERIES: tuple[SeriesKey, ...] = ()
 
 
 class RuleEngine:
     """Holds the state of alerts between evaluations. One thread at a time.
+
+    `steady_s`, where it is taken, is the same instant on a clock that never steps: `for` and
+    `keep_firing_for` then last as long as they say, whatever the wall clock does. Without it the wall
+    clock counts as steady.
 
     What `state` gave can be handed to the engine of a later process by `restore`: alerts then go on.
     """
@@ -47,6 +53,8 @@ class RuleEngine:
     def __init__(self, rules: RuleSet, *, external: External | None = None) -> None:
         self._groups = [_Group(group, external or External()) for group in rules.groups]
         self._recorded_keys = Remembered(_concatenated)
+        self._ahead_s: float | None = None
+        """By how much the wall clock is ahead of the steady one."""
 
     def new_store(self) -> SeriesStore:
         """A store that keeps what these rules read, and no more."""
@@ -61,13 +69,16 @@ class RuleEngine:
         alerts = tuple(active for group in self._groups for active in group.active())
         return EngineState(time_unix_s=now_unix_s, alerts=alerts)
 
-    def restore(self, state: EngineState, now_unix_s: float) -> list[AlertChange]:
+    def restore(
+        self, state: EngineState, now_unix_s: float, steady_s: float | None = None
+    ) -> list[AlertChange]:
         """Go on where an earlier engine with these rules was; before the first evaluation.
 
         An alert that is restored stays for a minute, or for the longest range that its rule reads,
         even if its expression does not hold: agents have to come back, and ranges to fill. Returns
         the end of alerts whose rule is gone. After an hour's outage what was only pending is dropped.
         """
+        self._follow(now_unix_s, steady_s)
         outage_s = max(0.0, now_unix_s - state.time_unix_s)
         by_rule: dict[str, list[ActiveAlert]] = {}
         for active in state.alerts:
@@ -77,12 +88,13 @@ class RuleEngine:
             group.restore(by_rule, outage_s, now_unix_s)
         return [ended(active.alert, now_unix_s) for alerts in by_rule.values() for active in alerts]
 
-    def evaluate(self, store: SeriesStore, now_unix_s: float) -> Evaluation:
+    def evaluate(self, store: SeriesStore, now_unix_s: float, steady_s: float | None = None) -> Evaluation:
         """Evaluate the groups that are due, and append what they record, `ALERTS` too, to the store.
 
-        Time is only ever that of the argument. If it went back since the last call,
+        Time is only ever that of the arguments. If it went back since the last call,
         all groups are due.
         """
+        self._follow(now_unix_s, steady_s)
         changes: list[AlertChange] = []
         failures: list[RuleFailure] = []
         for group in self._groups:
@@ -95,6 +107,17 @@ class RuleEngine:
             recorded=self._recorded(now_unix_s),
             failures=tuple(failures),
         )
+
+    def _follow(self, now_unix_s: float, steady_s: float | None) -> None:
+        """Notice that the wall clock stepped, and take what is timed along."""
+        if steady_s is None:
+            return
+        ahead_s = now_unix_s - steady_s
+        stepped_s = 0.0 if self._ahead_s is None else ahead_s - self._ahead_s
+        if self._ahead_s is None or abs(stepped_s) >= _STEP_S:
+            self._ahead_s = ahead_s
+            for group in self._groups:
+                group.shift(stepped_s)
 
     def _recorded(self, now_unix_s: float) -> SeriesFrame:
         results = [result for group in self._groups for result in group.recorded()]
@@ -122,6 +145,14 @@ class _Group:
     def reads(self) -> Iterator[Read]:
         for rule in self._rules:
             yield from rule.query.reads
+
+    def shift(self, by_s: float) -> None:
+        """The clock stepped by so much."""
+        if self._evaluated_unix_s is not None:
+            self._evaluated_unix_s += by_s
+        for rule in self._rules:
+            if isinstance(rule, _Alerting):
+                rule.book.shift(by_s)
 
     def due(self, now_unix_s: float) -> bool:
         """Whether the group's interval has passed."""

@@ -35,9 +35,18 @@ groups:
 """
 
 
+class SteppingClock(VirtualClock):
+    """A clock whose wall time may be set; the time that has passed goes on."""
+
+    stepped_ns = 0
+
+    def unix_ns(self):
+        return super().unix_ns() + self.stepped_ns
+
+
 @pytest.fixture
 def clock():
-    return VirtualClock(round(START_S * 1e9))
+    return SteppingClock(round(START_S * 1e9))
 
 
 @pytest.fixture
@@ -99,6 +108,19 @@ def test_a_for_is_not_started_over(clock, config):
     with aggregator(clock, **config) as running:
         assert "SlowForLong" not in states(running)
         wait(running, clock, 11)
+        assert states(running)["SlowForLong"] == "firing"
+
+
+def test_an_alert_that_waits_does_not_fire_because_the_clock_was_set_ahead(clock, config):
+    with aggregator(clock, **config) as running:
+        feed(running, clock, [1], step_time_s=9.0)
+        clock.stepped_ns = round(600e9)
+        wait(running, clock, 90)
+        assert "SlowForLong" not in states(running)
+    with aggregator(clock, **config) as running:
+        wait(running, clock, 5)
+        assert "SlowForLong" not in states(running)
+        wait(running, clock, 6)
         assert states(running)["SlowForLong"] == "firing"
 
 

@@ -28,17 +28,21 @@ class Server:
         self.engine = RuleEngine(RuleSet(groups=file.groups))
         self.store = self.engine.new_store()
 
-    def at(self, time_s: float, **values: float) -> Evaluation:
+    def at(self, time_s: float, *, wrong_s: float = 0.0, **values: float) -> Evaluation:
+        """An evaluation when the wall clock is wrong by so much."""
         keys = tuple(map(SeriesKey, values))
-        self.store.append(SeriesFrame(time_s, keys, np.array(list(values.values()), dtype=float)))
-        return self.engine.evaluate(self.store, time_s)
+        self.store.append(SeriesFrame(time_s + wrong_s, keys, np.array(list(values.values()), dtype=float)))
+        return self.engine.evaluate(self.store, time_s + wrong_s, time_s)
 
-    def states(self, time_s: float, **values: float) -> dict[str, AlertState]:
-        return {alert.name: alert.state for alert in self.at(time_s, **values).alerts}
+    def states(self, time_s: float, *, wrong_s: float = 0.0, **values: float) -> dict[str, AlertState]:
+        return {alert.name: alert.state for alert in self.at(time_s, wrong_s=wrong_s, **values).alerts}
 
-    def again(self, saved_s: float, restored_s: float, text: str = RULES) -> "Server":
+    def again(
+        self, saved_s: float, restored_s: float, text: str = RULES, *, wrong_s: float = 0.0
+    ) -> "Server":
         later = Server(text)
-        self.ended = later.engine.restore(self.engine.state(saved_s), restored_s)
+        state = self.engine.state(saved_s + wrong_s)
+        self.ended = later.engine.restore(state, restored_s + wrong_s, restored_s)
         return later
 
 
@@ -145,3 +149,58 @@ def test_a_clock_that_was_set_back_during_the_outage_does_no_harm() -> None:
     later = server.again(1000, 500)
     assert later.states(501, x=11)["High"] is AlertState.PENDING
     assert later.states(601, x=11)["High"] is AlertState.FIRING
+
+
+@pytest.mark.parametrize("step_s", [90, 86_400, -90, -86_400])
+def test_a_for_is_not_shorter_or_longer_when_the_clock_steps(step_s: float) -> None:
+    server = Server()
+    server.at(0, x=11)
+    assert server.states(50, x=11)["High"] is AlertState.PENDING
+    assert server.states(51, x=11, wrong_s=step_s)["High"] is AlertState.PENDING
+    assert server.states(99, x=11, wrong_s=step_s)["High"] is AlertState.PENDING
+    assert server.states(100, x=11, wrong_s=step_s)["High"] is AlertState.FIRING
+
+
+def test_a_clock_that_is_set_right_bit_by_bit_counts_as_one_that_steps() -> None:
+    server = Server()
+    for second in range(100):
+        assert server.states(second, x=11, wrong_s=0.4 * second)["High"] is AlertState.PENDING
+    assert server.states(101, x=11, wrong_s=40.4)["High"] is AlertState.FIRING
+
+
+@pytest.mark.parametrize("step_s", [400, -400])
+def test_keep_firing_for_is_not_shorter_or_longer_when_the_clock_steps(step_s: float) -> None:
+    server = Server()
+    server.at(0, x=11)
+    server.at(10, x=1)
+    assert server.states(100, x=1, wrong_s=step_s)["Lasting"] is AlertState.FIRING
+    assert server.states(309, x=1, wrong_s=step_s)["Lasting"] is AlertState.FIRING
+    assert "Lasting" not in server.states(310, x=1, wrong_s=step_s)
+
+
+def test_a_for_goes_on_after_a_step_of_the_clock_and_a_restart() -> None:
+    server = Server()
+    server.at(0, x=11)
+    server.at(50, x=11, wrong_s=3000)
+    later = server.again(50, 60, wrong_s=3000)
+    assert later.states(109, x=11, wrong_s=3000)["High"] is AlertState.PENDING
+    assert later.states(110, x=11, wrong_s=3000)["High"] is AlertState.FIRING
+
+
+def test_an_alert_that_was_restored_waits_for_its_series_although_the_clock_steps() -> None:
+    server = Server()
+    server.at(0, x=11)
+    server.at(100, x=11)
+    later = server.again(100, 130)
+    assert later.states(131, wrong_s=3000)["High"] is AlertState.FIRING
+    assert later.states(189, wrong_s=3000)["High"] is AlertState.FIRING
+    assert "High" not in later.states(190, wrong_s=3000)
+
+
+def test_an_alert_that_fires_stays_the_same_when_the_clock_steps() -> None:
+    server = Server()
+    server.at(0, x=11)
+    before = alert_of(server.at(100, x=11), "High")
+    after = server.at(101, x=11, wrong_s=3000)
+    assert after.changes == ()
+    assert alert_of(after, "High") == before
