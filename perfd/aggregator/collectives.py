@@ -37,6 +37,9 @@ class CollectiveRows:
         place = _place(times)
         if place is None or not times.sequences:
             return
+        if times.rank >= self._limits.ranks_per_job:
+            self._counters.rejected["ranks_per_job"] += 1
+            return
         key, column, columns = place
         found = self._rows.get(key) or self._new(key, columns, times.end_unix_ns)
         if found is not None and column < found[2]:
@@ -58,10 +61,10 @@ class CollectiveRows:
         if columns > self._limits.ranks_per_job:
             self._counters.rejected["ranks_per_job"] += 1
             return None
-        if len(self._rows) >= self._limits.communicators_per_job:
+        if self._bound(columns) is not None:
             self._drop_left(now_unix_ns)
-        if len(self._rows) >= self._limits.communicators_per_job:
-            self._counters.rejected["communicators_per_job"] += 1
+        if (bound := self._bound(columns)) is not None:
+            self._counters.rejected[bound] += 1
             return None
         communicator, operation, _, _, timing = key
         rings = self._rings.get((operation, columns))
@@ -72,6 +75,13 @@ class CollectiveRows:
         self._rows[key] = found = (rings, rings.add(communicator, timing), columns)
         self._share(self._columns + columns)
         return found
+
+    def _bound(self, columns: int) -> str | None:
+        """The bound that refuses a new communicator of so many ranks, or None."""
+        if len(self._rows) >= self._limits.communicators_per_job:
+            return "communicators_per_job"
+        most = self._limits.communicator_ranks_per_job
+        return "communicator_ranks_per_job" if self._columns + columns > most else None
 
     def _share(self, columns: int) -> None:
         """Give each communicator its part of the memory, now that all together have so many columns."""

@@ -61,6 +61,8 @@ _JOB_RECORDS: dict[type, Callable[[JobState, Any, Source], Event | None]] = {
 }
 _MAX_STEP = 1 << 53
 """Larger ones are garbage, and no double holds them."""
+_MOST_DIGITS = 9
+"""Of a rank."""
 _KEPT = (JobDescription, TrainingStep, StepPhases)
 
 
@@ -162,7 +164,8 @@ class Fleet:
         ):
             name, _, rank = entity.rpartition("/")
             job = self.jobs.get(name)
-            if job is not None and rank.isdecimal() and math.isfinite(gone):
+            possible = len(rank) <= _MOST_DIGITS and rank.isdecimal()
+            if job is not None and possible and math.isfinite(gone) and not math.isinf(busy):
                 job.nccl.put(int(rank), time_unix_ns / 1e9, busy, gone, operations)
 
     def _apply_to_job(self, record: _JobRecord, source: Source) -> list[Durable]:

@@ -105,6 +105,9 @@ class JobState:
         The later word wins where it says something. Another layout or model is another
         start of the job, so that nothing of the old one may be mixed into it.
         """
+        if (description.parallel.world_size or 0) > self._limits.ranks_per_job:
+            self._counters.rejected["ranks_per_job"] += 1
+            return None
         self.version += 1
         if self.description is None:
             self.description = description

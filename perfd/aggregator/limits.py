@@ -38,6 +38,8 @@ class Limits:
     collectors_per_node: int = 64
     communicators_per_job: int = 32_768
     """Communicators, and pairs of ranks that send to each other, each with its operations."""
+    communicator_ranks_per_job: int = 1_048_576
+    """Ranks of all communicators together: each has its newest windows, whether it tells much or little."""
     progress_per_job: int = 262_144
     """Ranks times their communicators, of which it is known how far each is."""
     fewest_operations_per_communicator: int = 1_024

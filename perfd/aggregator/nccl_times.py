@@ -43,7 +43,7 @@ class NcclTimes:
         """Add one reading of a rank's counters; one that went back starts afresh, as after a restart."""
         row = self._rows.get(rank)
         if row is None:
-            if len(self._rows) >= self._limits.ranks_per_job:
+            if max(rank, len(self._rows)) >= self._limits.ranks_per_job:
                 self._counters.rejected["ranks_per_job"] += 1
                 return
             row = self._new(rank)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from perfd.aggregator.rooms import chosen, roomier
@@ -12,6 +14,9 @@ from perfd.model import CollectiveTimes
 _WINDOWS = 32
 """Newest windows of an operation that its share of time is the median of: the first collectives of a job
 wait for seconds while ranks start, and a mean would carry that for minutes."""
+_LONGEST_NS = 86_400 * 10**9
+_MOST_OPERATIONS = 1 << 32
+"""Windows of more than this, or of more than a day, are garbage, and their sums might be no numbers."""
 _COUNT, _COVERED_NS, _FIRST_NS, _LAST_NS, _OPERATIONS = range(5)
 
 
@@ -44,7 +49,8 @@ class Windows:
     def put(self, row: int, column: int, times: CollectiveTimes) -> None:
         """Add a window of one rank."""
         length_ns = times.end_unix_ns - times.start_unix_ns
-        if length_ns <= 0:
+        possible = 0 < length_ns <= _LONGEST_NS and times.count <= _MOST_OPERATIONS
+        if not possible or not math.isfinite(times.total_s):
             return
         count, covered_ns, first_ns, last_ns, operations = self._sums[row, column].tolist()
         place = (row, column, count % _WINDOWS)

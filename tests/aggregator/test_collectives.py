@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -372,6 +373,45 @@ def test_an_impossibly_large_communicator_is_refused_and_counted() -> None:
 
     assert state.stacks() == []
     assert counters.rejected["ranks_per_job"] == 1
+
+
+def test_many_large_communicators_are_refused_and_counted_until_others_are_left() -> None:
+    counters = Counters()
+    state = CollectiveRows(Limits(communicator_ranks_per_job=5), counters)
+    for communicator in ("ab", "cd", "ef"):
+        for rank in (0, 1):
+            state.put(times(rank, [0], communicator=communicator))
+    assert [table.communicator for table in tables(state)] == ["ab", "cd"]
+    assert counters.rejected["communicator_ranks_per_job"] == 2
+
+    for rank in (0, 1):
+        state.put(replace(times(rank, [0], communicator="gh"), end_unix_ns=2000 * 10**9))
+    assert [table.communicator for table in tables(state)] == ["gh"]
+
+
+def test_a_rank_beyond_all_bounds_is_refused_and_counted() -> None:
+    state, counters = rows()
+    counted = NcclTimes(Limits(), counters)
+
+    state.put(times((1 << 32) - 1, [0], communicator_rank=0))
+    counted.put((1 << 32) - 1, 1.0, 0.5, 0.0)
+    counted.put((1 << 32) - 1, 2.0, 1.0, 0.0)
+
+    assert state.stacks() == []
+    assert not counted.table()
+    assert counters.rejected["ranks_per_job"] == 3
+
+
+def test_windows_that_cannot_be_say_nothing_of_the_time_in_kernels() -> None:
+    state, _ = rows()
+    for rank in (0, 1):
+        told = times(rank, [0])
+        state.put(told)
+        state.put(replace(told, total_s=math.inf))
+        state.put(replace(told, count=(1 << 64) - 1))
+        state.put(replace(told, start_unix_ns=-1 << 63, end_unix_ns=4 * 10**9))
+
+    assert tables(state)[0].kernel_ratio.tolist() == [0.25, 0.25]
 
 
 def test_late_operations_find_room_after_another_communicator_took_its_share() -> None:

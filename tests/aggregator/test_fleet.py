@@ -15,7 +15,10 @@ from perfd.model import (
     EventKind,
     GpuInfo,
     JobDescription,
+    ParallelLayout,
     RankPlacement,
+    SampleTable,
+    Scope,
     StepPhases,
     TrainingStep,
 )
@@ -125,6 +128,26 @@ def test_what_is_silent_for_long_is_forgotten_with_its_placements():
     assert owners(made) == {}
     assert made.forget(200.0, 60.0) == []
     assert made.nodes == {}
+
+
+def of_rank(rank, second):
+    columns = {"nccl_busy_s": [float(second)], "nccl_operations": [1.0], "nccl_lost_operations": [0.0]}
+    return SampleTable(
+        scope=Scope.RANK, times_unix_ns=[second * 10**9], entities=[f"llm/{rank}"], columns=columns
+    )
+
+
+def test_ranks_and_worlds_that_cannot_be_are_not_believed():
+    made = fleet()
+    described = JobDescription(job="llm", framework="megatron")
+    world = dataclasses.replace(described, parallel=ParallelLayout(world_size=(1 << 32) - 1))
+    made.apply([described, world], source())
+    for rank in ("9" * 9, "9" * 200, "9" * 5000, "-1", ""):
+        for second in (1, 2):
+            made.apply([of_rank(rank, second)], source())
+    assert made.jobs["llm"].world_size is None
+    assert not made.jobs["llm"].nccl.table()
+    assert made.counters.rejected["ranks_per_job"] == 3
 
 
 any_records = st.one_of(tables(), *(of(kind, message) for kind, message in RECORDS.items()))
