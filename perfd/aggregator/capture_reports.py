@@ -10,9 +10,11 @@ import contextlib
 import logging
 import os
 import queue
+import signal
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePath
@@ -31,6 +33,8 @@ DOCUMENT_NAME = "perfd.trace.json"
 _MAX_WAITING = 64
 _TIMEOUT_S = 600.0
 _GONE_S = 1.0
+_MOST_BYTES = 64 << 20
+"""Of what an analysis says: it is read into the aggregator's memory."""
 _PERFD = (sys.executable, "-P", "-m", "perfd")
 _LEAST_URGENT = 19
 _FIRST_TO_GO = "1000"
@@ -93,7 +97,7 @@ class CaptureReports:
         with self._lock:
             self._stopped = True
             if self._process is not None:
-                self._process.kill()
+                _end(self._process)
         with contextlib.suppress(queue.Full):
             self._waiting.put_nowait(None)
         if self._thread is not None:
@@ -117,8 +121,11 @@ class CaptureReports:
         document, page = folder / f".{DOCUMENT_NAME}", folder / f".{REPORT_NAME}"
         try:
             # They name kernels and shapes of the model: as private as the traces.
-            with _private(document) as output, _private(page):
-                self._run(["analyze", "--json", "--report", str(page), *map(str, traces)], output)
+            with _private(document) as output, _private(page), _scratch() as scratch:
+                verb = ["analyze", "--json", "--report", str(page), *map(str, traces)]
+                self._run(["env", f"TMPDIR={scratch}", *self._perfd, *verb], output)
+            if document.stat().st_size > _MOST_BYTES:
+                raise CaptureError(f"What the traces say has more than {_MOST_BYTES >> 20} MiB.")
             said = msgspec.json.decode(document.read_bytes(), type=_Document)
             document.replace(folder / DOCUMENT_NAME)
             page.replace(folder / REPORT_NAME)
@@ -132,13 +139,13 @@ class CaptureReports:
             overlap_ratio=_overlap_ratio(said),
         )
 
-    def _run(self, arguments: Sequence[str], output: int) -> None:
+    def _run(self, command: Sequence[str], output: int) -> None:
         """Run a verb of perfd; raises `CaptureError` with its complaint."""
         with self._lock:
             if self._stopped:
                 raise CaptureError("The aggregator was stopped.")
             process = self._process = subprocess.Popen(
-                [*self._perfd, *arguments],
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.PIPE,
@@ -149,7 +156,7 @@ class CaptureReports:
         try:
             _, complaint = process.communicate(timeout=self._timeout_s)
         except subprocess.TimeoutExpired:
-            process.kill()
+            _end(process)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.communicate(timeout=_GONE_S)
             raise CaptureError(f"The traces were not read within {self._timeout_s:g} s.") from None
@@ -201,6 +208,19 @@ def _private(path: Path) -> Iterator[int]:
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    """A place for what an analysis unpacks, gigabytes perhaps: one that is killed cleans nothing up."""
+    return tempfile.TemporaryDirectory(prefix="perfd-report-", ignore_cleanup_errors=True)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a program and what it started, at once."""
+    # Unless it was waited for: then its number may be another one's.
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 def _give_way(pid: int) -> None:

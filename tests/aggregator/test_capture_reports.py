@@ -209,6 +209,39 @@ def test_who_stops_leaves_no_analysis_running_and_hears_of_none(tmp_path: Path) 
     assert told == []
 
 
+def unpacking(pid_file: Path) -> Sequence[str]:
+    """In place of perfd, a program that leaves something behind, and has started another one."""
+    program = (
+        "import subprocess, sys, tempfile, time; from pathlib import Path; tempfile.mkdtemp(prefix='left-');"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3600)']);"
+        f"told = Path({str(pid_file)!r} + '.part');"
+        f"told.write_text(f'{{child.pid}} {{tempfile.gettempdir()}}'); told.rename({str(pid_file)!r});"
+        "time.sleep(3600)"
+    )
+    return (sys.executable, "-c", program)
+
+
+def test_an_analysis_that_is_ended_leaves_neither_programs_nor_what_it_unpacked(tmp_path: Path) -> None:
+    reports = CaptureReports(lambda *_: None, SystemClock(), perfd=unpacking(tmp_path / "told"))
+    reports.submit(ended("c1", trace(tmp_path / "c1" / "rank0.trace.json")))
+    pid, folder = until(lambda: (tmp_path / "told").exists() and (tmp_path / "told").read_text().split())
+    assert list(Path(folder).glob("left-*"))
+    reports.stop()
+    until(lambda: not runs(Path("/proc"), int(pid)))
+    until(lambda: not Path(folder).exists())
+
+
+def test_an_analysis_that_says_too_much_is_not_read(tmp_path: Path) -> None:
+    told: list[CaptureReport] = []
+    shouting = (sys.executable, "-c", "import os; os.truncate('/proc/self/fd/1', (64 << 20) + 1)")
+    reports = CaptureReports(lambda _, report: told.append(report), SystemClock(), perfd=shouting)
+    reports.submit(ended("c1", trace(tmp_path / "c1" / "rank0.trace.json")))
+    until(lambda: told)
+    reports.stop()
+    assert [(one.path, one.words) for one in told] == [(None, "What the traces say has more than 64 MiB.")]
+    assert [path.name for path in (tmp_path / "c1").iterdir()] == ["rank0.trace.json"]
+
+
 def test_an_operator_may_have_no_reports(tmp_path: Path) -> None:
     aggregator = running(tmp_path, capture_reports=False)
     try:
