@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
-from perfd.analysis.findings import Culprit, Facts, Finding, Kind, milliseconds, percent
+from perfd.analysis.findings import Facts, Finding, Kind, milliseconds, percent
 from perfd.analysis.judge_compute import judge_compute
+from perfd.analysis.judge_data import judge_data
 from perfd.analysis.judge_host import judge_host, judge_host_transfer, judge_launches
 from perfd.analysis.judge_network import judge_links
 from perfd.analysis.judge_pipeline import judge_pipeline
-from perfd.analysis.judge_ranks import judge_straggler, judge_throttling, one_rank_loads_slowly
+from perfd.analysis.judge_ranks import judge_straggler, judge_throttling
 from perfd.analysis.judge_sequences import judge_sequences
 from perfd.analysis.judge_silence import judge_hang, judge_missing
 
-_DATA = 0.05
 _COMMUNICATION = 0.15
 _OPTIMIZER = 0.15
 _MEMORY = 0.95
@@ -32,17 +33,20 @@ _FAULTS = (Kind.HANG, Kind.STRAGGLER, Kind.THROTTLING, Kind.LINK_DEGRADATION)
 
 def find_bottlenecks(facts: Facts) -> list[Finding]:
     """All findings, the one to act on first at the front; never empty."""
+    straggler = judge_straggler(facts)
+    slow = {culprit.id for culprit in straggler.culprits} if straggler else set()
+    left = 1 - ((straggler.lost_ratio if straggler else None) or 0.0)
     judges: tuple[Callable[[Facts], Finding | None], ...] = (
         judge_hang,
-        judge_straggler,
+        lambda _: straggler,
         judge_throttling,
         judge_links,
         judge_sequences,
-        _judge_data,
-        judge_pipeline,
+        partial(judge_data, named=bool(slow)),
+        partial(judge_pipeline, left_ratio=left),
         _judge_communication,
         _judge_optimizer,
-        judge_host,
+        partial(judge_host, slow_ranks=slow),
         judge_launches,
         judge_host_transfer,
         _judge_memory,
@@ -72,38 +76,6 @@ def _with_losses(finding: Finding, facts: Facts) -> Finding:
         return finding
     note = f"{lost:,} NCCL operations were not seen ({source}): this rests on the others."
     return replace(finding, evidence=(*finding.evidence, note))
-
-
-def _judge_data(facts: Facts) -> Finding | None:
-    data = facts.data
-    if (
-        data.share_ratio is None
-        or data.share_ratio < _DATA
-        or any(straggler.wait_ratio >= data.share_ratio / 2 for straggler in facts.stragglers_by_activity)
-    ):
-        return None
-    one_rank = one_rank_loads_slowly(data)
-    evidence = [
-        f"Loading data takes {percent(data.share_ratio)} of a step on the slowest rank ({data.source})."
-    ]
-    if one_rank and data.least_ratio is not None:
-        evidence.append(
-            f"It takes only {percent(data.least_ratio)} on the fastest one, so one rank's input is slow and"
-            + (
-                " the others wait; the log does not say which rank."
-                if data.slow_rank is None
-                else f" the others wait for it: rank {data.slow_rank}."
-            )
-        )
-    return Finding(
-        kind=Kind.DATA_LOADING,
-        confidence=0.6 if one_rank and data.slow_rank is None else 0.8,
-        culprits=() if data.slow_rank is None else (Culprit(kind="rank", id=data.slow_rank),),
-        evidence=evidence,
-        recommendation="Give the data loader more workers and prefetching, keep the data on local disks,"
-        " and move tokenisation out of the training loop.",
-        lost_ratio=data.share_ratio,
-    )
 
 
 def _judge_communication(facts: Facts) -> Finding | None:

@@ -95,6 +95,8 @@ class Facts:
     slowdowns: Sequence[RankSlowdown] = ()
     stragglers_by_timers: Sequence[Straggler] = ()
     stragglers_by_activity: Sequence[Straggler] = ()
+    activity_undecided: bool = False
+    """GPUs are read that may yet show who is slow, in too few steps so far."""
     held_clocks: Sequence[HeldClock] = ()
     sequences: UnequalSequences | None = None
     hang: Hang | None = None

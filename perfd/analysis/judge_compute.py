@@ -12,8 +12,22 @@ _FAIR_MFU = 0.30
 _BUSY_DRAM = 0.6
 """Of the bandwidth of the GPU's memory, over whole steps: what a kernel that only copies reaches is 0.9."""
 _IDLE_TENSOR = 0.3
+_MOST = 0.5
+"""Of a step: what takes less is not where its time goes."""
 _IMPLAUSIBLE_MFU = 0.85
 """No training job comes near; what is over it counts operations or the peak wrongly."""
+
+_TIMERS = (
+    "Log phase timers (Megatron-LM: --timing-log-level 2 --log-throughput), or time the phases of a loop of"
+    " your own through perfd.hook."
+)
+_MORE_TIMERS = (
+    "Time what else a step does (Megatron-LM: --timing-log-level 2; a loop of your own: phases and"
+    " `batches` of perfd.hook)."
+)
+_CAPTURE = (
+    "A capture (`perfd capture start`) shows the kernels that a step is made of, and what runs beside them."
+)
 
 
 def judge_compute(facts: Facts) -> Finding:
@@ -33,24 +47,10 @@ def judge_compute(facts: Facts) -> Finding:
         )
     if mfu is not None and mfu >= _GOOD_MFU:
         return Finding(kind=Kind.NONE, confidence=0.6, evidence=evidence, recommendation="Nothing to do.")
-    if facts.step_time.median is None and facts.breakdown.forward_ratio is None and not facts.activity.gpus:
-        return Finding(
-            kind=Kind.UNKNOWN,
-            confidence=0.0,
-            evidence=[*evidence, "perfd saw no steady step of this job, and no activity of a GPU."],
-            recommendation="Let the job print progress that perfd understands (`perfd parse LOG` shows what"
-            " it does), or tell steps through perfd.hook.",
-        )
-    if mfu is None or computing is None or computing < 0.5:
-        missing = "perfd saw neither phase timers nor enough GPU activity to say where the time goes."
-        if mfu is not None and mfu >= _FAIR_MFU:
-            missing += " An MFU of 30 to 40 % is most often communication."
-        return Finding(
-            kind=Kind.UNKNOWN,
-            confidence=0.0,
-            evidence=[*evidence, missing],
-            recommendation="Log phase timers (Megatron-LM: --timing-log-level 2 --log-throughput).",
-        )
+    if facts.step_time.median is None and facts.breakdown.forward_ratio is None:
+        return _without_steps(facts, evidence)
+    if mfu is None or computing is None or computing < _MOST:
+        return _unknown(facts, evidence, computing)
     if _waits_for_memory(facts):
         return Finding(
             kind=Kind.MEMORY_BOUND,
@@ -66,6 +66,40 @@ def judge_compute(facts: Facts) -> Finding:
         recommendation="Make the kernels larger: bigger micro-batches, fused attention, MLP and norms, less"
         " recomputation; fp8 where the model bears it.",
     )
+
+
+def _without_steps(facts: Facts, evidence: list[str]) -> Finding:
+    without = "" if facts.activity.gpus else ", and no activity of a GPU"
+    return Finding(
+        kind=Kind.UNKNOWN,
+        confidence=0.0,
+        evidence=[*evidence, f"perfd saw no steady step of this job{without}."],
+        recommendation="Let the job print progress that perfd understands (`perfd parse LOG` shows what"
+        " it does), or tell steps through perfd.hook.",
+    )
+
+
+def _unknown(facts: Facts, evidence: list[str], computing: float | None) -> Finding:
+    """What was not seen, and what would show it."""
+    timed = facts.breakdown.forward_ratio is not None and facts.breakdown.backward_ratio is not None
+    mfu = facts.efficiency.mfu_ratio
+    if computing is None:
+        missing = "perfd saw neither timers of forward and backward nor GPM's activity of GPUs."
+        advice = _TIMERS
+    elif computing >= _MOST:
+        told = facts.efficiency.model_flops_per_s_per_gpu is not None
+        reason = "the peak of its GPUs is not known" if told else "nothing tells the model's FLOP/s"
+        missing = f"How well it computes is unknown: {reason}."
+        advice = _CAPTURE if timed else f"{_TIMERS} {_CAPTURE}"
+    elif timed:
+        missing = "No timer that perfd knows holds the rest of the step."
+        advice = f"{_MORE_TIMERS} {_CAPTURE}"
+    else:
+        missing = "Without timers of forward and backward nothing tells where the rest of the step goes."
+        advice = _TIMERS
+    if mfu is not None and mfu >= _FAIR_MFU:
+        missing += " An MFU of 30 to 40 % is most often communication."
+    return Finding(kind=Kind.UNKNOWN, confidence=0.0, evidence=[*evidence, missing], recommendation=advice)
 
 
 def _waits_for_memory(facts: Facts) -> bool:
@@ -92,7 +126,7 @@ def _compute_evidence(facts: Facts) -> list[str]:
     if share.forward_ratio is not None and share.backward_ratio is not None:
         total = share.forward_ratio + share.backward_ratio
         evidence.append(f"Forward and backward compute take {percent(total)} of a step (timers).")
-    if efficiency.tensor_active_ratio is not None:
+    if efficiency.tensor_active_ratio is not None and facts.activity.source == "steady steps":
         evidence.append(f"Active in steady steps: {', '.join(_active_units(facts))} of the time (GPM).")
     return evidence
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 
 from perfd.analysis.degradation import Reference
@@ -21,17 +23,21 @@ _TRANSFER_BYTES_PER_S = 8e9
 _SLOT_BYTES_PER_S = 55e9
 
 
-def judge_host(facts: Facts) -> Finding | None:
-    """GPUs without a kernel, or time in no timer; None when both are small."""
+def judge_host(facts: Facts, *, slow_ranks: Collection[int | str] = ()) -> Finding | None:
+    """GPUs without a kernel, or time in no timer; None when both are small.
+
+    That the GPUs of `slow_ranks` idle is said of them already, and no reason to speak of all.
+    """
     evidence, lost = [], 0.0
-    active = mean_over_gpus(facts.activity, facts.activity.kernel_metric)
+    active = _active_ratio(facts, slow_ranks)
     # Before the first steady step a job is starting, and its GPUs may well idle.
     steady = facts.activity.source == "steady steps"
     # One sample or two of a short job may be of its start, whatever the log's times say.
     steady &= facts.activity.usual(facts.activity.metrics.get(facts.activity.kernel_metric))
     if steady and np.isfinite(active) and 1 - active >= _IDLE:
         lost = 1 - active
-        evidence.append(f"GPUs run no kernel at all in {percent(1 - active)} of steady steps (NVML).")
+        who = "The other GPUs" if slow_ranks else "GPUs"
+        evidence.append(f"{who} run no kernel at all in {percent(1 - active)} of steady steps (NVML).")
     outside = facts.breakdown.unattributed_ratio
     if outside is not None and outside >= _UNATTRIBUTED:
         lost = max(lost, outside)
@@ -48,6 +54,14 @@ def judge_host(facts: Facts) -> Finding | None:
         " capture, use CUDA graphs, and keep Python's garbage collector out of the step.",
         lost_ratio=lost,
     )
+
+
+def _active_ratio(facts: Facts, slow_ranks: Collection[int | str]) -> float:
+    """How much of the time the GPUs of all other ranks run a kernel, NaN when none tells."""
+    by_gpu = facts.activity.of_gpus(facts.activity.kernel_metric)
+    others = np.array([key.rank not in slow_ranks for key in facts.activity.gpus], dtype=np.bool_)
+    counted = by_gpu[np.isfinite(by_gpu) & others]
+    return float(counted.mean()) if len(counted) else np.nan
 
 
 def judge_launches(facts: Facts) -> Finding | None:

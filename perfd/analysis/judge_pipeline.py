@@ -11,12 +11,16 @@ _EXCESS = 0.10
 _LEAST_IMBALANCE = 0.05
 
 
-def judge_pipeline(facts: Facts) -> Finding | None:
-    """A stall that is large, or far over theory; without timers, a bubble that theory expects."""
+def judge_pipeline(facts: Facts, *, left_ratio: float = 1.0) -> Finding | None:
+    """A stall that is large, or far over theory; without timers, a bubble that theory expects.
+
+    `left_ratio` is the part of a step that no slow rank takes: theory is of that.
+    """
     pipeline, parallel = facts.pipeline, facts.parallel
     theory = pipeline.bubble_theory_ratio
     if pipeline.stall_ratio is None:
-        return _expected_bubble(facts) if theory is not None and theory >= _STALL else None
+        expected = (theory or 0.0) * left_ratio
+        return _expected_bubble(facts, expected) if expected >= _STALL else None
     if pipeline.stall_ratio < _STALL and (pipeline.excess_ratio or 0) < _EXCESS:
         return None
     imbalance = pipeline.imbalance_ratio or 0.0
@@ -47,17 +51,22 @@ def judge_pipeline(facts: Facts) -> Finding | None:
     )
 
 
-def _expected_bubble(facts: Facts) -> Finding:
+def _expected_bubble(facts: Facts, lost_ratio: float) -> Finding:
     theory = facts.pipeline.bubble_theory_ratio or 0.0
+    evidence = [f"Theory expects stages to compute nothing in {percent(theory)} of the schedule."]
+    if lost_ratio < theory:
+        evidence.append(
+            "Behind a slow rank that cannot be measured; it is a share of the time that this rank leaves,"
+            f" {percent(lost_ratio)} of a step."
+        )
+    else:
+        evidence.append("No timer measures it (Megatron-LM prints them with --timing-log-level 2).")
     return Finding(
         kind=Kind.PIPELINE_BUBBLE,
         confidence=0.4,
-        evidence=[
-            f"Theory expects stages to compute nothing in {percent(theory)} of the schedule.",
-            "No timer measures it (Megatron-LM prints them with --timing-log-level 2).",
-        ],
+        evidence=evidence,
         recommendation=_fill_the_pipeline(facts),
-        lost_ratio=theory,
+        lost_ratio=lost_ratio,
     )
 
 

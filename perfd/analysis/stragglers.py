@@ -22,7 +22,7 @@ from perfd.model import ParallelLayout
 
 _FEWEST_STEPS = 5
 _FEWEST_SAMPLED_STEPS = 10
-"""Clocks of nodes differ by seconds, so the first samples of steady steps may be of starting up."""
+"""Of several nodes: their clocks differ by seconds, so the first samples may be of starting up."""
 _PERSISTENCE = 0.8
 """Of the steps, how many must point at the same rank: last arrivers by chance change from step to step."""
 _SIGMAS = 3.0
@@ -101,14 +101,26 @@ def stragglers_by_activity(activity: GpuActivity, parallel: ParallelLayout) -> t
     its peers over the same steps, and one that its host keeps waiting shows less
     activity of any kind.
     """
-    ranks = np.array([-1 if key.rank is None else key.rank for key in activity.gpus], dtype=np.int64)
-    if activity.source != "steady steps" or (ranks < 0).any() or len(set(ranks.tolist())) != len(ranks):
+    ranks = _ranks(activity)
+    if activity.source != "steady steps" or ranks is None:
         return ()
     found: list[Straggler] = []
     for peers in peer_groups(ranks, parallel):
         found += _busy_longer(activity, peers, ranks)
         found += _idle(activity, peers, ranks)
     return tuple(sorted(found, key=lambda straggler: -straggler.wait_ratio))
+
+
+def undecided_by_activity(activity: GpuActivity, parallel: ParallelLayout) -> bool:
+    """Whether GPUs of all peers are read that may yet show who is slow, but in too few steps so far."""
+    ranks = _ranks(activity)
+    if activity.source == "all samples" or ranks is None or not peer_groups(ranks, parallel):
+        return False
+    tensor = activity.metrics.get("tensor_active_ratio")
+    sampled = activity.metrics.get(activity.kernel_metric) if tensor is None else tensor
+    if sampled is None:
+        return activity.source is None
+    return bool(np.isfinite(sampled).all(axis=1).sum() < _fewest_sampled_steps(activity))
 
 
 def peer_groups(ranks: Ints, parallel: ParallelLayout) -> list[Ints]:
@@ -120,12 +132,23 @@ def peer_groups(ranks: Ints, parallel: ParallelLayout) -> list[Ints]:
     return [group for group in groups if len(group) > 1]
 
 
+def _ranks(activity: GpuActivity) -> Ints | None:
+    """The rank of each GPU; None when one is unknown, or two are the same."""
+    ranks = np.array([-1 if key.rank is None else key.rank for key in activity.gpus], dtype=np.int64)
+    return None if (ranks < 0).any() or len(set(ranks.tolist())) != len(ranks) else ranks
+
+
+def _fewest_sampled_steps(activity: GpuActivity) -> int:
+    one_clock = len({key.node for key in activity.gpus}) == 1
+    return _FEWEST_STEPS if one_clock else _FEWEST_SAMPLED_STEPS
+
+
 def _busy_longer(activity: GpuActivity, peers: Ints, ranks: Ints) -> list[Straggler]:
     tensor = _of_peers(activity, "tensor_active_ratio", peers)
     streaming = _of_peers(activity, "sm_active_ratio", peers)
     if tensor is None or streaming is None:
         return []
-    difference = _differences(_relative(tensor, _others(tensor)), _FEWEST_SAMPLED_STEPS)
+    difference = _differences(_relative(tensor, _others(tensor)), _fewest_sampled_steps(activity))
     # What the peers' SMs do not do and the rank's do is their waiting, a little less than all of it.
     waits = median(1 - _relative(_others(streaming), streaming), axis=0)
     flagged = difference.flagged & (waits >= _LEAST_WAIT)
@@ -137,7 +160,7 @@ def _idle(activity: GpuActivity, peers: Ints, ranks: Ints) -> list[Straggler]:
     if active is None:
         return []
     missing = _others(active) - active
-    difference = _differences(1 + missing, _FEWEST_SAMPLED_STEPS)
+    difference = _differences(1 + missing, _fewest_sampled_steps(activity))
     waits = median(missing, axis=0)
     return _named(difference.flagged, ranks[peers], difference, waits, pattern=Pattern.IDLE)
 

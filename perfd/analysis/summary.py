@@ -39,7 +39,7 @@ from perfd.analysis.shares import (
 )
 from perfd.analysis.slowdowns import RankSlowdown, slowdowns
 from perfd.analysis.steady import Steady, steady_rows
-from perfd.analysis.stragglers import stragglers_by_activity, stragglers_by_timers
+from perfd.analysis.stragglers import stragglers_by_activity, stragglers_by_timers, undecided_by_activity
 from perfd.analysis.tables import AlertRecord, JobData, TracedOverlap
 from perfd.analysis.timers import Timers
 from perfd.model import EventKind, ParallelLayout
@@ -254,6 +254,7 @@ def _facts(job: JobData, settings: AnalysisSettings, steady: Steady, activity: G
         slowdowns=slowdowns(timers, kernels, parallel),
         stragglers_by_timers=by_timers,
         stragglers_by_activity=stragglers_by_activity(activity, parallel),
+        activity_undecided=undecided_by_activity(activity, parallel),
         held_clocks=held_clocks(job, activity),
         sequences=unequal_sequences(timers, times, parallel),
         hang=hang(job),

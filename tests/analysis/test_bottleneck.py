@@ -98,7 +98,7 @@ def test_without_evidence_the_verdict_abstains_and_says_what_is_missing():
     summary = judge(flops=0.2 * 989.4e12)
     assert summary.bottleneck.kind is Kind.UNKNOWN
     assert summary.bottleneck.confidence == 0
-    assert "neither phase timers" in summary.bottleneck.evidence[-1]
+    assert "neither timers" in summary.bottleneck.evidence[-1]
 
 
 @pytest.mark.parametrize(
@@ -254,6 +254,75 @@ def test_gpus_that_idle_before_the_first_step_are_no_finding():
         job_data(step_table([]), description=DP8, gpu=idle, gpu_infos=infos(H100, 8)), AnalysisSettings()
     )
     assert starting.bottleneck.kind is Kind.UNKNOWN
+
+
+def test_before_the_first_step_nothing_is_said_of_steady_steps():
+    idle = gpu_table(step_table([1.0] * 20), {"tensor_active_ratio": [0.0] * 8, "sm_active_ratio": [0.0] * 8})
+    starting = summarise(
+        job_data(step_table([]), description=DP8, gpu=idle, gpu_infos=infos(H100, 8)), AnalysisSettings()
+    )
+    assert starting.bottleneck.evidence == ["perfd saw no steady step of this job."]
+    assert "perfd parse LOG" in starting.bottleneck.recommendation
+
+
+def test_timers_without_flops_are_not_said_to_be_missing_and_megatron_is_not_assumed():
+    loop = description(None, world_size=8, dp=8)
+    summary = judge(by_rank={"forward": [0.3] * 8, "backward": [0.6] * 8, "optimizer": [0.05] * 8}, job=loop)
+    assert summary.bottleneck.kind is Kind.UNKNOWN
+    assert summary.bottleneck.evidence == [
+        "Forward and backward compute take 90.0 % of a step (timers).",
+        "How well it computes is unknown: nothing tells the model's FLOP/s.",
+    ]
+    assert "Megatron" not in summary.bottleneck.recommendation
+    assert "perfd capture start" in summary.bottleneck.recommendation
+
+
+def test_timers_that_hold_little_of_the_step_are_not_said_to_be_missing():
+    summary = judge(
+        {"forward": (0.1, 0.1), "backward": (0.2, 0.2)}, job=description(None, world_size=8, dp=8)
+    )
+    assert summary.bottleneck.kind is Kind.UNKNOWN
+    assert summary.bottleneck.evidence[-1] == "No timer that perfd knows holds the rest of the step."
+    assert "perfd.hook" in summary.bottleneck.recommendation
+
+
+def few_steps(count: int, **metrics: list[float]) -> JobSummary:
+    """Eight H100 whose log tells that one rank, of which it does not say which, loads 20 % of a step."""
+    steps = step_table([1.0] * (count + 1))
+    extremes = {
+        "batch-generator": (0.01, 0.2),
+        "forward-compute": (0.2, 0.4),
+        "backward-compute": (0.4, 0.4),
+    }
+    data = job_data(
+        steps,
+        description=DP8,
+        phases=phase_table(steps, extremes),
+        gpu=gpu_table(steps, metrics),
+        gpu_infos=infos(H100, 8),
+    )
+    return summarise(data, AnalysisSettings(peaks=load_peaks()))
+
+
+def test_what_a_slow_timer_of_input_means_is_open_until_gpus_have_been_seen_in_enough_steps():
+    tensor, streaming = [0.3] * 8, [0.7] * 8
+    tensor[2], streaming[2] = 0.45, 0.85
+    busy = {"tensor_active_ratio": tensor, "sm_active_ratio": streaming}
+
+    early = few_steps(4, **busy).bottleneck
+    assert (early.kind, early.confidence, early.culprits) == (Kind.UNKNOWN, 0.0, ())
+    assert "20.0 % of a step" in early.evidence[0]
+    assert "too few steps" in early.evidence[-1]
+    assert early.lost_ratio == pytest.approx(0.2)
+
+    enough = few_steps(5, **busy).bottleneck
+    assert (enough.kind, enough.culprits) == (Kind.STRAGGLER, (Culprit(kind="rank", id=2),))
+
+    alike = {"tensor_active_ratio": [0.3] * 8, "sm_active_ratio": [0.7] * 8}
+    assert few_steps(4, **alike).bottleneck.kind is Kind.UNKNOWN
+    assert few_steps(5, **alike).bottleneck.kind is Kind.DATA_LOADING
+    # Where no GPU is read, waiting for samples would be in vain.
+    assert few_steps(4).bottleneck.kind is Kind.DATA_LOADING
 
 
 def test_a_job_whose_output_says_nothing_is_told_what_perfd_understands():

@@ -120,6 +120,15 @@ def test_a_few_steps_are_not_enough():
     assert stragglers_by_activity(activity_of(steps=5, **one_busy(2)), DP8) == ()
 
 
+def test_on_one_node_five_sampled_steps_are_enough_and_on_several_ten():
+    two_nodes = ParallelLayout(world_size=16, pp=1, dp=16)
+    found = [
+        bool(stragglers_by_activity(activity_of(steps=steps, **one_busy(2, count)), layout))
+        for steps, count, layout in ((6, 8, DP8), (6, 16, two_nodes), (11, 16, two_nodes))
+    ]
+    assert found == [True, False, True]
+
+
 def test_permuting_ranks_permutes_the_name():
     order = np.random.default_rng(5).permutation(8)
     activity = activity_of(0.02, **one_busy(2))

@@ -544,3 +544,53 @@ def test_a_sample_or_two_of_a_short_job_do_not_make_it_host_bound():
 
     assert finding(idling(4), Kind.HOST_BOUND) is None
     assert finding(idling(20), Kind.HOST_BOUND) is not None
+
+
+def idle_behind_a_rank(active: list[float], late_s: float) -> JobSummary:
+    """Four ranks whose third comes so late, and what share of the time each GPU has a kernel."""
+    steps = step_table([0.1] * 200)
+    one = table([0, 1, 2, 3], [0, 0, late_s, 0])
+    times = [
+        NcclTime(rank=rank, busy_s=10 * one.kernel_ratio[rank], span_s=10.0, lost_operations=0)
+        for rank in range(4)
+    ]
+    gpu = gpu_table(steps, {"busy_ratio": active}, per_step=1)
+    data = job_data(steps, description=DP4, collectives=[one], nccl=times, gpu=gpu)
+    return summarise(data, AnalysisSettings())
+
+
+def test_the_idle_gpu_of_a_rank_that_is_named_makes_no_host_bound_job():
+    result = idle_behind_a_rank([0.95, 0.95, 0.3, 0.95], 0.03)
+
+    assert ranks_of(result.bottleneck) == [2]
+    assert finding(result, Kind.HOST_BOUND) is None
+
+
+def test_gpus_that_idle_beside_the_rank_that_is_named_are_still_the_hosts_fault():
+    found = finding(idle_behind_a_rank([0.7, 0.7, 0.3, 0.7], 0.03), Kind.HOST_BOUND)
+
+    assert found is not None
+    assert found.lost_ratio == pytest.approx(0.3, abs=1e-6)
+    assert found.evidence == ["The other GPUs run no kernel at all in 30.0 % of steady steps (NVML)."]
+    everybody = finding(idle_behind_a_rank([0.7] * 4, 0.0), Kind.HOST_BOUND)
+    assert everybody is not None
+    assert everybody.evidence == ["GPUs run no kernel at all in 30.0 % of steady steps (NVML)."]
+
+
+@pytest.mark.parametrize(("micro_batches", "theory"), [(4, 0.2), (2, 1 / 3)])
+def test_a_bubble_by_theory_is_one_of_the_time_that_a_slow_rank_leaves(micro_batches: int, theory: float):
+    layout = description(world_size=4, dp=2, pp=2, micro_batch_size=1, global_batch_size=2 * micro_batches)
+    late = summary(
+        [table([0, 1], [0, 0.02], communicator="a"), table([2, 3], [0, 0], communicator="b")], job=layout
+    )
+    bubble = finding(late, Kind.PIPELINE_BUBBLE)
+
+    assert ranks_of(late.bottleneck) == [1]
+    left = theory * (1 - late.bottleneck.lost_ratio)
+    if left < 0.2:
+        assert bubble is None
+    else:
+        assert bubble.lost_ratio == pytest.approx(left)
+        assert bubble.evidence[1].startswith("Behind a slow rank that cannot be measured")
+    alone = finding(summary([], job=layout), Kind.PIPELINE_BUBBLE)
+    assert alone.lost_ratio == pytest.approx(theory)

@@ -13,6 +13,9 @@ from benchmarks.faults.__main__ import main
 from benchmarks.faults.baselines import min_median, sliding_mean
 from benchmarks.faults.offline import GPU_RUNS, TIMELINES, gpu_cases, recorded_cases, timeline_cases
 from benchmarks.faults.score import Case, confusion, wilson
+from perfd.analysis.findings import Kind
+from perfd.recording import bundled
+from perfd.session.replay import Progress, ReplayOptions, replay
 
 SHARED = os.environ.get("PERFD_SHARED")
 
@@ -23,6 +26,19 @@ def test_no_recording_is_missed_and_none_raises_a_false_alarm():
     counts = confusion(cases)
     assert (counts.found, counts.missed, counts.silent, counts.false_alarms) == (1, 0, 4, 0)
     assert next(case for case in cases if case.name == "pp4_few").kinds[0] == "pipeline_bubble"
+
+
+def test_while_it_plays_the_slow_rank_is_never_taken_for_slow_input():
+    said: list[tuple[int, str]] = []
+
+    def note(progress: Progress) -> None:
+        said.extend((one.steps.steady_count, one.bottleneck.kind) for one in progress.aggregator.summary())
+
+    replay(ReplayOptions(recording=bundled("dp4_slow2")), on_progress=note)
+
+    assert {kind for steady, kind in said if steady < 5} == {Kind.UNKNOWN}
+    assert {kind for steady, kind in said if steady >= 5} == {Kind.STRAGGLER}
+    assert min(steady for steady, kind in said if kind == Kind.STRAGGLER) < 10
 
 
 def test_of_the_runs_on_gpus_none_is_missed_and_none_raises_a_false_alarm():
