@@ -427,3 +427,19 @@ def test_late_operations_find_room_after_another_communicator_took_its_share() -
 
     (first, _) = tables(state)
     assert first.sequence.tolist() == list(range(33, 65))
+
+
+def test_late_operations_find_room_in_a_row_that_already_has_more_than_it_may_hold_now() -> None:
+    limits = Limits(fewest_operations_per_communicator=8, operation_cells_per_job=128)
+    state = CollectiveRows(limits, Counters())
+    for rank in (0, 1):
+        state.put(times(rank, [*range(23), 63]))
+    state.put(times(0, [0], communicator="cd", size=6))
+
+    state.put(times(0, list(range(48, 63))))
+    (late,) = tables(state)
+    state.put(times(0, [64]))
+    (first,) = tables(state)
+
+    assert late.sequence.tolist() == [*range(23), *range(48, 64)]
+    assert first.sequence.tolist() == list(range(49, 65))
