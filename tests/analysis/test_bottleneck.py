@@ -321,7 +321,11 @@ def test_what_a_slow_timer_of_input_means_is_open_until_gpus_have_been_seen_in_e
     alike = {"tensor_active_ratio": [0.3] * 8, "sm_active_ratio": [0.7] * 8}
     assert few_steps(4, **alike).bottleneck.kind is Kind.UNKNOWN
     assert few_steps(5, **alike).bottleneck.kind is Kind.DATA_LOADING
-    # Where no GPU is read, waiting for samples would be in vain.
+    # One that is never read leaves it open for good, and waiting for its samples would be in vain.
+    unread = alike | {"tensor_active_ratio": [0.3] * 7 + [float("nan")]}
+    assert few_steps(4, **unread).bottleneck.kind is Kind.UNKNOWN
+    assert few_steps(5, **unread).bottleneck.kind is Kind.DATA_LOADING
+    # So it would be where no GPU is.
     assert few_steps(4).bottleneck.kind is Kind.DATA_LOADING
 
 
