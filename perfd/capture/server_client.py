@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import http.client
 import json
-import socket
 import ssl
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from perfd.deadline import limit
+from perfd.deadline import connect
 from perfd.errors import CaptureError, ConfigError, PerfdError
 from perfd.http import split_address
+from perfd.http_client import BoundedConnection, BoundedTlsConnection
 
 _MAX_ANSWER_BYTES = 8 << 20
 _ALIVE_S = 2.0
@@ -66,12 +67,12 @@ class ServerClient:
         return same_port and _plain(there.hostname or "") == _plain(self._host)
 
     def ask(self, method: str, path: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> Answer:
-        """One request; `timeout_s` bounds the whole answer, however slowly the server drips."""
+        """One request; `timeout_s` bounds all of it, the name of the host and a server that drips too."""
         headers = self._authorization()
         if body is not None:
             headers["Content-Type"] = "application/json"
-        connection = self._connection(timeout_s)
-        limit(connection, timeout_s)
+        connection = self._connection()
+        connection.deadline_s = time.monotonic() + timeout_s
         try:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
@@ -95,19 +96,18 @@ class ServerClient:
     def listens(self) -> bool:
         """Whether something takes connections there; one that is too busy to do so counts as well."""
         try:
-            socket.create_connection((self._host, self._port), timeout=_ALIVE_S).close()
+            connect(self._host, self._port, time.monotonic() + _ALIVE_S).close()
         except TimeoutError:
             return True
         except OSError:
             return False
         return True
 
-    def _connection(self, timeout_s: float) -> http.client.HTTPConnection:
+    def _connection(self) -> BoundedConnection:
         if self._secure:
-            return http.client.HTTPSConnection(
-                self._host, self._port, timeout=timeout_s, context=self._tls or ssl.create_default_context()
-            )
-        return http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+            context = self._tls or ssl.create_default_context()
+            return BoundedTlsConnection(self._host, self._port, context=context)
+        return BoundedConnection(self._host, self._port)
 
     def _authorization(self) -> dict[str, str]:
         """Read anew each time, so that a key that was changed counts."""

@@ -321,3 +321,24 @@ def test_a_server_with_a_certificate_of_its_own_is_trusted_when_told_so(
 def test_trusting_everyone_and_only_some_is_a_contradiction(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="choose one"):
         Watch(tmp_path, "https://127.0.0.1:1", insecure=True, ca="x")
+
+
+@pytest.fixture
+def deaf_resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A system whose resolver does not answer while the test runs."""
+    over = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: over.wait(20))
+    yield
+    over.set()
+
+
+@pytest.mark.usefixtures("deaf_resolver")
+def test_a_name_that_no_resolver_answers_is_given_up_at_the_deadline() -> None:
+    with pytest.raises(FetchError, match=r"did not answer within 0.1 s"):
+        fetch("http://engine.example:30000/metrics", Access(timeout_s=0.1))
+
+
+@pytest.mark.usefixtures("deaf_resolver")
+def test_a_capture_gives_up_a_name_that_no_resolver_answers() -> None:
+    with pytest.raises(CaptureError, match=r"the name engine\.example was not found in time"):
+        ServerClient("engine.example:30000").ask("POST", "/start_profile", 0.1)

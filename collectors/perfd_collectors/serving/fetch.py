@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import http.client
 import ssl
+import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
-from perfd.deadline import limit
 from perfd.errors import PerfdError
+from perfd.http_client import BoundedConnection, BoundedTlsConnection
 from perfd_collectors.serving.exposition import MAX_PAGE_BYTES
 
 _CHUNK_BYTES = 256 * 1024
@@ -26,7 +27,7 @@ class Access:
     """How to ask a server."""
 
     timeout_s: float = 5.0
-    """For the whole answer."""
+    """For all of it: the name of the host, the connection, the whole answer."""
     authorization: str | None = None
     """The value of the `Authorization` header."""
     authorization_file: Path | None = None
@@ -46,7 +47,7 @@ def fetch(url: str, access: Access, max_bytes: int = MAX_PAGE_BYTES) -> bytes:
     address = urlsplit(url)
     headers = {"Accept": "text/plain; version=0.0.4, */*;q=0.1", **_authorization(access)}
     connection = _connection(address, access)
-    limit(connection, access.timeout_s)
+    connection.deadline_s = time.monotonic() + access.timeout_s
     try:
         target = f"{address.path or '/'}{'?' + address.query if address.query else ''}"
         connection.request("GET", target, headers=headers)
@@ -78,13 +79,11 @@ def metrics_url(url: str) -> str:
     return f"{base_of(url)}{path if path not in {'', '/'} else '/metrics'}"
 
 
-def _connection(address: SplitResult, access: Access) -> http.client.HTTPConnection:
+def _connection(address: SplitResult, access: Access) -> BoundedConnection:
     host = address.hostname or ""
     if address.scheme == "https":
-        return http.client.HTTPSConnection(
-            host, address.port, timeout=access.timeout_s, context=access.tls or ssl.create_default_context()
-        )
-    return http.client.HTTPConnection(host, address.port, timeout=access.timeout_s)
+        return BoundedTlsConnection(host, address.port, context=access.tls or ssl.create_default_context())
+    return BoundedConnection(host, address.port)
 
 
 def _authorization(access: Access) -> dict[str, str]:
