@@ -1,12 +1,10 @@
 """Jobs that `perfd run` started under `nsys launch` end as their user wants, with all their processes."""
 
-import fcntl
 import os
 import pty
 import signal
 import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import pytest
@@ -48,14 +46,13 @@ class Run:
         self.terminal, slave = pty.openpty()
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "perfd", "run", "--config", config, "--out", folder / "out"),
+                *("setsid", "--ctty", sys.executable, "-m", "perfd", "run"),
+                *("--config", config, "--out", folder / "out"),
                 *("--", "bash", "-c", SCRIPT.format(folder=folder)),
             ],
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509  (no threads here)
         )
         os.close(slave)
 

@@ -12,7 +12,7 @@ from perfd_collectors.training_log.parser import LogParser, new_job, parse_log
 from perfd_collectors.training_log.stamps import Zone
 from training_log.logs import values_of
 
-from perfd.model import Record, StepPhases, TrainingStep
+from perfd.model import Record, TrainingStep
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "training_log"
 LOGS = {path.stem: path.read_bytes() for path in sorted(FIXTURES.glob("*.log"))}
@@ -158,18 +158,16 @@ def test_interleaving_two_logs_never_invents_a_printed_value(
     records = parse_log(b"".join(mixed))
 
     known = printed(WHOLE[first]) | printed(WHOLE[second])
-    kinds = (TrainingStep,) if _MENDED in {first, second} else (TrainingStep, StepPhases)
-    steps = [record for record in records if isinstance(record, kinds)]
+    # Timers are told per step by the line that they come with, and here that may be the other job's.
+    steps = [record for record in records if isinstance(record, TrainingStep)]
     if not any(name.startswith("hf-trainer") for name in (first, second)):
         assert printed(said(steps)) <= known
 
 
-_MENDED = "megatron-core-0.16-first-iteration"
-"""Its first timers are mended by what its own line says, and here they can meet the other job's line."""
 _DERIVED = {"tokens_per_s", "samples_per_s", "step_time_s"}
 """May follow from a line and a description that are not of one job."""
 
 
 def printed(values: set[tuple[object, ...]]) -> set[tuple[object, ...]]:
-    """Values without the step that they were given to; the timers of two jobs in one stream can meet."""
+    """Values without the step that they were given to."""
     return {(kind, *rest) for kind, _, *rest in values if not (_DERIVED | {"step"}) & set(rest)}
