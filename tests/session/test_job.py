@@ -266,12 +266,10 @@ class Terminal:
         self.master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, b"\x28\0\x78\0\0\0\0\0")
         self.process = subprocess.Popen(
-            arguments(command),
+            ["setsid", "--ctty", *arguments(command)],
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509  (no threads here)
         )
         os.close(slave)
         self.seen = b""
