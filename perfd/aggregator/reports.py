@@ -13,6 +13,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from perfd.aggregator.capture_reports import REPORT_NAME, is_folder_of
+from perfd.aggregator.patience import Patience
 from perfd.analysis.summary import JobSummary, from_json
 from perfd.errors import PerfdError
 from perfd.http import Handler, Request, Response
@@ -45,11 +46,12 @@ class Source(Protocol):
         """Captures, oldest first."""
 
 
-def report_routes(source: Source) -> dict[str, Handler]:
+def report_routes(source: Source, *, file_timeout_s: float = 5.0) -> dict[str, Handler]:
     """`/reports/jobs/JOB` and `/reports/captures/ID`, with `/N` where its ranks lie in several folders."""
+    patience = Patience(file_timeout_s)
     return {
         "/reports/jobs/": lambda request: _job(source, unquote(request.rest)),
-        "/reports/captures/": lambda request: _capture(source, request),
+        "/reports/captures/": lambda request: _capture(source, request, patience),
     }
 
 
@@ -66,11 +68,18 @@ def _job(source: Source, name: str) -> Response:
     return _html(to_html(report_of_summary(found[0], "perfd aggregator")).encode())
 
 
-def _capture(source: Source, request: Request) -> Response:
+def _capture(source: Source, request: Request, patience: Patience) -> Response:
     capture_id, _, number = request.rest.partition("/")
     capture = next((one for one in source.captures() if one["id"] == capture_id), None)
     if capture is None:
         return _say(404, "No such capture", f"There is no capture {capture_id!r}.")
+    try:
+        return patience.call(lambda: _stored(capture, number))
+    except TimeoutError:
+        return _say(503, "The report cannot be read", "The file system that it may lie on does not answer.")
+
+
+def _stored(capture: Mapping[str, Any], number: str) -> Response:
     there = [folder for folder in _folders(capture) if _is_file(folder / REPORT_NAME)]
     if not number and len(there) != 1:
         return _overview(capture, len(there))

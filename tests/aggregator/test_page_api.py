@@ -4,9 +4,11 @@ import dataclasses
 import http.client
 import json
 import os
+import threading
 
 import pytest
 from aggregator.support import START_S, aggregator, gpus, step
+from exporters.support import until
 
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.reports import report_routes
@@ -368,3 +370,30 @@ def test_nothing_but_a_report_of_that_capture_is_ever_read(reports, tmp_path):
         status, _, body = get(name)
         assert status == 404, name
         assert "secret" not in body, name
+
+
+class Hanging(dict):
+    """A capture whose files nobody hears of until `back` is set, as on a file system that hangs."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.back = threading.Event()
+
+    def __getitem__(self, key):
+        if key == "ranks":
+            self.back.wait()
+        return super().__getitem__(key)
+
+
+def test_a_file_system_that_hangs_is_waited_for_no_longer_than_one_may(tmp_path):
+    hanging = Hanging(capture("c1", report_in(tmp_path / "c1")))
+    server = HttpServer("127.0.0.1:0", report_routes(Captures(hanging), file_timeout_s=0.05))
+    try:
+        status, _, body = ask(server.address, "/reports/captures/c1")
+        hanging.back.set()
+        until(lambda: ask(server.address, "/reports/captures/c1")[0] == 200)
+    finally:
+        hanging.back.set()
+        server.close()
+    assert status == 503
+    assert "does not answer" in body
