@@ -6,14 +6,13 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
-import msgspec
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -23,18 +22,10 @@ from perfd.capture.api import PATH
 from perfd.capture.copies import redacted_copy
 from perfd.capture.ncu_plan import NcuPlan
 from perfd.capture.ncu_plan import plan as plan_ncu
-from perfd.capture.tools import TRACE_SUFFIXES
 from perfd.cli import capture_slurm
 from perfd.cli.arguments import positive, positive_whole
 from perfd.cli.client import add_aggregator, add_token, ask, authorization_of, url_of
 from perfd.errors import PerfdError
-from perfd.peaks import load_peaks
-from perfd.report.from_trace import report_of_trace
-from perfd.report.write import write_report
-from perfd.trace.analysis import TraceSettings, analyse
-from perfd.trace.document import to_json
-from perfd.trace.files import read_traces
-from perfd.trace.findings import diagnose
 
 EXIT_CODES = """\
 Exits with 0 when the aggregator did what was asked, and with 2 when it refused or cannot be reached.
@@ -43,6 +34,8 @@ Exits with 0 when the aggregator did what was asked, and with 2 when it refused 
 _POLL_S = 0.5
 _WIDTH = 160
 """Of a list where there is no terminal."""
+_MOST_NAMED = 16
+"""Ranks in one line, as on the page."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -138,36 +131,11 @@ def _show(args: argparse.Namespace) -> int:
     document = ask(url_of(args), "GET", f"{PATH}/{quote(args.id, safe='')}")
     _print(document, as_json=args.json)
     if args.analyze:
-        for path in _analyze(document["capture"]):
+        from perfd.cli.capture_analysis import analyze  # noqa: PLC0415  (slow to import; a rare wish)
+
+        for path in analyze(document["capture"]):
             print(path, file=sys.stderr)
     return 0
-
-
-def _analyze(capture: Mapping[str, Any]) -> list[Path]:
-    """Analyse the traces of this node, all ranks of a folder together; the files that were written."""
-    files = {Path(file["path"]) for who in capture["ranks"] for file in who["files"]}
-    traces = sorted(file for file in files if file.name.endswith(TRACE_SUFFIXES) and file.is_file())
-    if not traces:
-        raise PerfdError(
-            f"Capture {capture['id']} has no trace that can be read here; "
-            "run this on the node that has its files, as the agent's user."
-        )
-    written: list[Path] = []
-    for folder in dict.fromkeys(trace.parent for trace in traces):
-        analysis = analyse(
-            read_traces([trace for trace in traces if trace.parent == folder], "nsys"),
-            TraceSettings(peaks=load_peaks(None)),
-        )
-        diagnosis = diagnose(analysis)
-        document, report = folder / "perfd.trace.json", folder / "perfd.report.html"
-        for path in (document, report):
-            # A report names kernels and shapes of the model: as private as the trace.
-            path.unlink(missing_ok=True)
-            path.touch(mode=0o600)
-        document.write_bytes(msgspec.json.encode(to_json(analysis, diagnosis)))
-        write_report(report_of_trace(analysis, diagnosis), report)
-        written += [document, report]
-    return written
 
 
 def _start(args: argparse.Namespace) -> int:
@@ -232,17 +200,30 @@ def _print(document: Mapping[str, Any], *, as_json: bool) -> None:
         print(f"  {capture['reason']}")
     if report := capture["report"]:
         print(f"  {report['words']}", *([f"    {report['path']}"] if report["path"] else []), sep="\n")
-    for who in capture["ranks"]:
-        target = _target(who, server=capture["server"])
+    for alike in _grouped(capture["ranks"]):
+        who, target = alike[0], _target(alike, server=capture["server"])
         print(f"  {target} on {who['node'] or 'no node'}: {who['state']} {who['reason']}".rstrip())
         for file in who["files"]:
             print(f"    {file['path']} ({file['size_bytes'] / 2**20:.1f} MiB)")
 
 
-def _target(who: Mapping[str, Any], *, server: bool) -> str:
+def _grouped(ranks: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Ranks that ended in one way and left no files of their own, as the page groups them."""
+    groups: dict[tuple[object, ...], list[Mapping[str, Any]]] = {}
+    for place, who in enumerate(ranks):
+        key = (place,) if who["files"] else (who["node"], who["state"], who["reason"])
+        groups.setdefault(key, []).append(who)
+    return list(groups.values())
+
+
+def _target(alike: Sequence[Mapping[str, Any]], *, server: bool) -> str:
     if server:
         return "the server"
-    return "every rank" if who["rank"] is None else f"rank {who['rank']}"
+    if any(who["rank"] is None for who in alike):
+        return "every rank"
+    named = ", ".join(str(who["rank"]) for who in alike[:_MOST_NAMED])
+    more = f" and {len(alike) - _MOST_NAMED} more" if len(alike) > _MOST_NAMED else ""
+    return f"{'rank' if len(alike) == 1 else 'ranks'} {named}{more}"
 
 
 def _counts(capture: Mapping[str, Any]) -> str:

@@ -1,0 +1,46 @@
+"""`perfd capture show --analyze`: a module of its own, as no other action needs traces and numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from perfd.capture.tools import TRACE_SUFFIXES
+from perfd.errors import PerfdError
+from perfd.peaks import load_peaks
+from perfd.report.from_trace import report_of_trace
+from perfd.report.write import write_report
+from perfd.trace.analysis import TraceSettings, analyse
+from perfd.trace.document import to_json
+from perfd.trace.files import read_traces
+from perfd.trace.findings import diagnose
+
+
+def analyze(capture: Mapping[str, Any]) -> list[Path]:
+    """Analyse the traces of this node, all ranks of a folder together; the files that were written."""
+    files = {Path(file["path"]) for who in capture["ranks"] for file in who["files"]}
+    traces = sorted(file for file in files if file.name.endswith(TRACE_SUFFIXES) and file.is_file())
+    if not traces:
+        raise PerfdError(
+            f"Capture {capture['id']} has no trace that can be read here; "
+            "run this on the node that has its files, as the agent's user."
+        )
+    written: list[Path] = []
+    for folder in dict.fromkeys(trace.parent for trace in traces):
+        analysis = analyse(
+            read_traces([trace for trace in traces if trace.parent == folder], "nsys"),
+            TraceSettings(peaks=load_peaks(None)),
+        )
+        diagnosis = diagnose(analysis)
+        document, report = folder / "perfd.trace.json", folder / "perfd.report.html"
+        for path in (document, report):
+            # A report names kernels and shapes of the model: as private as the trace.
+            path.unlink(missing_ok=True)
+            path.touch(mode=0o600)
+        document.write_bytes(msgspec.json.encode(to_json(analysis, diagnosis)))
+        write_report(report_of_trace(analysis, diagnosis), report)
+        written += [document, report]
+    return written
