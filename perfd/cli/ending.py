@@ -19,6 +19,9 @@ def unwound_by_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        # It was that while modules were imported; what is inside may have something to leave in order.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_DFL]
     for number in numbers:
         signal.signal(number, lambda received, _: sys.exit(128 + received))

@@ -137,3 +137,32 @@ def test_a_second_ctrl_c_does_not_wait_for_an_exporter_that_hangs(tmp_path):
                 process.send_signal(signal.SIGINT)
 
                 assert process.wait() == -signal.SIGINT
+
+
+# The signal comes with the first import after the entry point's own lines, as an early Ctrl-C does.
+_EARLY = """
+import builtins, os, signal
+real = builtins.__import__
+
+def importing(name, *rest):
+    if name == "perfd.cli":
+        os.kill(os.getpid(), signal.SIGINT)
+    return real(name, *rest)
+
+signal.signal(signal.SIGINT, {handler})
+builtins.__import__ = importing
+import perfd.__main__
+print("went on")
+"""
+
+
+def test_an_early_ctrl_c_ends_the_command_without_a_traceback():
+    code = _EARLY.format(handler="signal.default_int_handler")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_a_ctrl_c_that_the_caller_ignores_stays_ignored():
+    code = _EARLY.format(handler="signal.SIG_IGN")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")
