@@ -107,6 +107,11 @@ def test_an_operation_without_a_measured_end_gives_no_duration(left_out: Operati
     assert reduce_operations([left_out], {0: TENSOR}, WINDOW) == []
 
 
+@pytest.mark.parametrize("timing", [0, 77])
+def test_a_timing_that_there_is_not_gives_no_duration(timing: int) -> None:
+    assert reduce_operations([operation(1)._replace(timing=timing)], {}, WINDOW) == []
+
+
 def test_collectives_that_share_a_kernel_are_as_long_as_it_is_together() -> None:
     shared = [operation(i, start_ns=10 * i, duration_ns=1000 - 10 * i, group=7) for i in (3, 4, 5)]
 

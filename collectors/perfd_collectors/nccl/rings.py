@@ -51,6 +51,9 @@ class Timing(IntEnum):
     """The GPU's own clock."""
 
 
+_TIMED = frozenset({Timing.PROXY, Timing.GPU})
+
+
 class Wanted(IntFlag):
     """What the plugin shall record."""
 
@@ -96,7 +99,7 @@ class Operation(NamedTuple):
     @property
     def timed(self) -> bool:
         """Whether its kernel was timed, well or badly."""
-        return self.timing != Timing.HOST and not self.incomplete
+        return self.timing in _TIMED and not self.incomplete
 
     @property
     def duration_ns(self) -> int | None:
