@@ -112,7 +112,7 @@ def told_s(operations: Sequence[Mapping[str, Any]]) -> Floats:
 def with_receivers(by_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[int, Floats]:
     """By rank, the same with receives that last until their sender sent.
 
-    Numbers of communicators are each process's own; in this job, whose ranks make them in one order, they agree.
+    Numbers of communicators are each process's own; in this job, whose ranks make them alike, they agree.
     """
     timed = {rank: told_s(operations) for rank, operations in by_rank.items()}
     places = {
