@@ -196,6 +196,8 @@ def main() -> int:
     again.add_argument("folder", type=Path)
     args = parser.parse_args()
     if args.command == "compare":
+        if not (args.folder / OPERATIONS).is_file():
+            parser.error(f"{args.folder} has no {OPERATIONS}: name the folder that `run` wrote.")
         return 0 if compare(args.folder) else 1
     args.out.mkdir(parents=True)
     command = [args.torchrun, "--nproc-per-node", str(args.gpus), str(TRAIN), "--steps", "40"]

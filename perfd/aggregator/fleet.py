@@ -61,8 +61,7 @@ _JOB_RECORDS: dict[type, Callable[[JobState, Any, Source], Event | None]] = {
 }
 _MAX_STEP = 1 << 53
 """Larger ones are garbage, and no double holds them."""
-_MOST_DIGITS = 9
-"""Of a rank."""
+_MOST_RANK_DIGITS = 9
 _KEPT = (JobDescription, TrainingStep, StepPhases)
 
 
@@ -164,7 +163,7 @@ class Fleet:
         ):
             name, _, rank = entity.rpartition("/")
             job = self.jobs.get(name)
-            possible = len(rank) <= _MOST_DIGITS and rank.isdecimal()
+            possible = len(rank) <= _MOST_RANK_DIGITS and rank.isdecimal()
             if job is not None and possible and math.isfinite(gone) and not math.isinf(busy):
                 job.nccl.put(int(rank), time_unix_ns / 1e9, busy, gone, operations)
 

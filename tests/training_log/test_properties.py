@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from perfd_collectors.training_log.parser import LogParser, new_job, parse_log
 from perfd_collectors.training_log.stamps import Zone
 from training_log.logs import values_of
 
-from perfd.model import Record, TrainingStep
+from perfd.model import Record, StepPhases, TrainingStep
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "training_log"
 LOGS = {path.stem: path.read_bytes() for path in sorted(FIXTURES.glob("*.log"))}
@@ -158,14 +160,32 @@ def test_interleaving_two_logs_never_invents_a_printed_value(
     records = parse_log(b"".join(mixed))
 
     known = printed(WHOLE[first]) | printed(WHOLE[second])
-    # Timers are told per step by the line that they come with, and here that may be the other job's.
     steps = [record for record in records if isinstance(record, TrainingStep)]
+    timers = [record for record in records if isinstance(record, StepPhases)]
+    assert all(is_multiple(value, known) for value in printed(said(timers)))
     if not any(name.startswith("hf-trainer") for name in (first, second)):
         assert printed(said(steps)) <= known
 
 
 _DERIVED = {"tokens_per_s", "samples_per_s", "step_time_s"}
 """May follow from a line and a description that are not of one job."""
+
+
+def is_multiple(value: tuple[object, ...], known: set[tuple[object, ...]]) -> bool:
+    """Whether a time is a printed one of that name, by the steps of an interval over those that it covers.
+
+    Timers are mended so by the line that they come with, and here that may be the other job's.
+    """
+    *name, seconds = value
+    if not isinstance(seconds, float):
+        return value in known
+    factors = [seconds / told for *other, told in known if other == name and isinstance(told, float) and told]
+    nearest = [float(Fraction(factor).limit_denominator(_MOST_STEPS)) for factor in factors]
+    return value in known or any(map(math.isclose, factors, nearest))
+
+
+_MOST_STEPS = 100
+"""Of an interval between two lines."""
 
 
 def printed(values: set[tuple[object, ...]]) -> set[tuple[object, ...]]:
