@@ -14,7 +14,7 @@ from perfd_collectors.training_log.stamps import last_stamp_ns
 _GIB = 1024.0**3
 _STEP = re.compile(r"(?<!validate )\bstep: +(\d+)  ", re.ASCII)
 _VALIDATE = re.compile(r"\bvalidate step: +(\d+)  ", re.ASCII)
-_PAIR = re.compile(r"(?<!\S)([a-z_/]+): +(\S+)(?=  |\s*$)", re.ASCII)
+_PAIR = re.compile(r"(?<=  )([a-z_/]+): +(\S+)(?=  |\s*$)", re.ASCII)
 _MEMORY = re.compile(r"([\d.]+)GiB\(([\d.]+)%\)", re.ASCII)
 _SHARE = re.compile(r"([\d.]+)%", re.ASCII)
 # Sizes are on the line of the start, or on one before it; their words have changed.
