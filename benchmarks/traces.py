@@ -35,7 +35,7 @@ from perfd.trace.files import read_traces
 from perfd.trace.findings import diagnose
 from perfd.trace.idle import launching_call
 from perfd.trace.intervals import Coverage
-from perfd.trace.model import Kind
+from perfd.trace.kinds import Kind
 
 SCHEMA = "perfd.bench.traces/1"
 _HTA = """

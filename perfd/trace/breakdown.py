@@ -8,8 +8,9 @@ import numpy as np
 
 from perfd.trace.idle import Idle, IdleTimes
 from perfd.trace.intervals import Coverage
+from perfd.trace.kinds import Kind
 from perfd.trace.losses import Losses, losses
-from perfd.trace.model import Kind, RankTrace, Step
+from perfd.trace.model import RankTrace, Step
 
 MAX_LOST_RATIO = 0.02
 """With more GPU records missing than this, what the GPU did not do is not known."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from perfd.trace.model import Call, Kind
+from perfd.trace.kinds import Call, Kind
 
 # NCCL and RCCL in every spelling, and the communication kernels that are not theirs: the custom
 # all-reduces of vLLM, SGLang, FlashInfer and PyTorch's symmetric memory, DeepEP, NVSHMEM, Transformer

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.trace.chrome import Args
-from perfd.trace.model import Call, Collective, GpuOperations, HostCalls, Message
+from perfd.trace.kinds import Call
+from perfd.trace.model import Collective, GpuOperations, HostCalls, Message
 
 _DTYPE_BYTES = {
     **dict.fromkeys(("byte", "char", "bool", "float8_e4m3fn", "float8_e5m2"), 1),

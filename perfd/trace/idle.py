@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.trace.intervals import Coverage, Ns
-from perfd.trace.model import Call, RankTrace
+from perfd.trace.kinds import Call
+from perfd.trace.model import RankTrace
 
 HOST_WAIT_NS = 100_000
 """A host that launches one kernel after the other leaves gaps of some microseconds. In a longer gap it did

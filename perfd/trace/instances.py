@@ -8,7 +8,8 @@ import numpy as np
 
 from perfd.trace.breakdown import RankTimeline
 from perfd.trace.classify import collective_operation
-from perfd.trace.model import Collective, Kind
+from perfd.trace.kinds import Kind
+from perfd.trace.model import Collective
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -12,7 +12,7 @@ from perfd.trace.breakdown import RankTimeline
 from perfd.trace.classify import uses_tensor_cores
 from perfd.trace.idle import launching_call
 from perfd.trace.intervals import Coverage, Ns
-from perfd.trace.model import Kind
+from perfd.trace.kinds import Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,8 @@ from perfd.trace.chrome import Args, Event
 from perfd.trace.classify import call_kind, kernel_kind
 from perfd.trace.communicators import HostMessage
 from perfd.trace.intervals import Ns
-from perfd.trace.model import Call, HostCalls, Kind, Message, Phase, calls_of
+from perfd.trace.kinds import Call, Kind
+from perfd.trace.model import HostCalls, Message, Phase, calls_of
 
 _MAX_TIME_US = 4e15
 """The year 2096: what is later is no time."""

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfd.trace.intervals import Coverage
-from perfd.trace.model import Call, HostCalls, RankTrace
+from perfd.trace.kinds import Call
+from perfd.trace.model import HostCalls, RankTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from perfd.errors import TraceError
 from perfd.trace.classify import call_kind, kernel_kind
 from perfd.trace.intervals import Ns
-from perfd.trace.model import Call, Kind, Phase
+from perfd.trace.kinds import Call, Kind
+from perfd.trace.model import Phase
 
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 _COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"

@@ -10,7 +10,8 @@ import numpy as np
 from perfd.trace.breakdown import RankTimeline
 from perfd.trace.collectives import Collectives
 from perfd.trace.intervals import Coverage
-from perfd.trace.model import Kind, RankTrace
+from perfd.trace.kinds import Kind
+from perfd.trace.model import RankTrace
 
 _PIPELINE_GROUPS = ("pipeline_model_parallel", "pipeline_parallel")
 _PIPELINE_NAMES = frozenset({"pp", "pipe", "pipeline", "mesh_pp"})

@@ -9,7 +9,7 @@ from perfd.testing.traces import write_json
 from perfd.trace import kineto
 from perfd.trace.files import read_traces
 from perfd.trace.hlo import hlo_class
-from perfd.trace.model import Kind
+from perfd.trace.kinds import Kind
 
 
 def _named(what, process, name, thread=None):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perfd.errors import TraceError
 from perfd.testing.traces import COMPUTE, COPY, MATMUL, NCCL, Call, Op, kineto, write_json
 from perfd.trace import kineto as reader
-from perfd.trace.model import Kind
+from perfd.trace.kinds import Kind
 
 _OPERATIONS = [
     Op(COMPUTE, 10.5, 20.25, launched=9),

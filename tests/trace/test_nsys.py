@@ -10,7 +10,7 @@ from perfd.trace import nsys
 from perfd.trace.analysis import analyse
 from perfd.trace.breakdown import RankTimeline
 from perfd.trace.files import read_traces
-from perfd.trace.model import Kind
+from perfd.trace.kinds import Kind
 
 NEWER = (
     "The export has schema 3.24 of Nsight Systems, with which perfd was not tried; it was with 3.11 to 3.20."
