@@ -46,6 +46,18 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Base of what an operator may write under a collector's `options`."""
 
 
+@dataclass(slots=True)
+class Bookmark:
+    """How far a collector has read, in its own words: it goes on there after a restart of the agent.
+
+    A collector sets `text` as the last thing in `collect`. The agent keeps it on disk in one transaction with
+    the records that were returned, so that a killed agent neither forgets nor repeats any.
+    """
+
+    text: str | None = None
+    """None until the collector says something, in this life of the agent or an earlier one."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What the agent injects into a collector, as opposed to what an operator configures."""
@@ -56,6 +68,7 @@ class Settings:
     clock: Clock = field(default_factory=SystemClock)
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
+    bookmark: Bookmark = field(default_factory=Bookmark)
 
 
 class RecordedStream(Collector, Protocol):

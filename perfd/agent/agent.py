@@ -85,6 +85,9 @@ class Agent:
         except PerfdError:
             self._spool.close()
             raise
+        bookmarks = self._spool.bookmarks()
+        for task in self._tasks:
+            task.bookmark.text = bookmarks.get(task.name)
         self._batcher = Batcher(self._spool, taps=[self._latest, facts, *taps])
         self._runner = Runner(self._tasks, self._batcher.add, self._clock)
         self._stopping = threading.Event()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TypeAlias
 
 from perfd.agent.merging import merge_tables
@@ -34,6 +35,7 @@ class Batcher:
         self._spool = spool
         self._taps = list(taps)
         self._pending: deque[Record] = deque()
+        self._bookmarks: dict[str, str] = {}
         self._max_pending = max_pending
         self._lock = threading.Lock()
         self._crowded = threading.Event()
@@ -44,10 +46,14 @@ class Batcher:
         """Records given up since the start, in this queue and in the spool."""
         return self._dropped_records + self._spool.stats().dropped_records
 
-    def add(self, records: Sequence[Record]) -> None:
-        """Queue records; when there are too many, the oldest are dropped and counted."""
+    def add(self, records: Sequence[Record], bookmarks: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Queue records; when there are too many, the oldest are dropped and counted.
+
+        `bookmarks`, by collector, are stored together with them.
+        """
         with self._lock:
             self._pending.extend(records)
+            self._bookmarks.update(bookmarks)
             while len(self._pending) > self._max_pending:
                 self._pending.popleft()
                 self._dropped_records += 1
@@ -72,11 +78,12 @@ class Batcher:
             self._crowded.clear()
             records = list(self._pending)
             self._pending.clear()
+            bookmarks, self._bookmarks = self._bookmarks, {}
         if not records:
             return None
         merged = merge_tables(records)
         self._hand_to_taps(merged)
-        return self._store(merged, now_unix_ns)
+        return self._store(merged, bookmarks, now_unix_ns)
 
     def _hand_to_taps(self, records: Sequence[Record]) -> None:
         for tap in list(self._taps):
@@ -88,7 +95,7 @@ class Batcher:
                     "A consumer of records failed and gets no more.", extra={"reason": str(error)}
                 )
 
-    def _store(self, records: Sequence[Record], now_unix_ns: int) -> int | None:
+    def _store(self, records: Sequence[Record], bookmarks: Mapping[str, str], now_unix_ns: int) -> int | None:
         dropped_records = self.dropped_records
         limit = _SPLIT_ABOVE_BYTES if len(records) > 1 else MAX_MESSAGE_BYTES
 
@@ -102,7 +109,7 @@ class Batcher:
             return data
 
         try:
-            return self._spool.append(encode, records=len(records))
+            return self._spool.append(encode, records=len(records), bookmarks=bookmarks)
         except WireError as error:
             if len(records) == 1:
                 self._dropped_records += 1
@@ -110,7 +117,8 @@ class Batcher:
                     "A record was dropped because it cannot be sent.",
                     extra={"record": type(records[0]).__name__, "reason": str(error)},
                 )
+                self._spool.keep_bookmarks(bookmarks)
                 return None
         middle = len(records) // 2
-        first = self._store(records[:middle], now_unix_ns)
-        return self._store(records[middle:], now_unix_ns) or first
+        first = self._store(records[:middle], {}, now_unix_ns)
+        return self._store(records[middle:], bookmarks, now_unix_ns) or first

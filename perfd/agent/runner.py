@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
 
 from perfd.agent.schedule import Schedule
 from perfd.agent.task import HEALTH_INTERVAL_S, CollectorTask
@@ -12,6 +13,9 @@ from perfd.clock import Clock
 from perfd.collector import OnUnavailable
 from perfd.errors import Unavailable
 from perfd.model import CollectorHealth, Record
+
+Deliver: TypeAlias = Callable[[Sequence[Record], Mapping[str, str]], None]
+"""Takes what a collector returned, and its bookmark by its name if it has one."""
 
 _OPEN_TIMEOUT_S = 30.0
 _HANG_AFTER_S = 10.0
@@ -25,9 +29,7 @@ class Runner:
     instead, and everything happens in its thread.
     """
 
-    def __init__(
-        self, tasks: Sequence[CollectorTask], deliver: Callable[[Sequence[Record]], None], clock: Clock
-    ) -> None:
+    def __init__(self, tasks: Sequence[CollectorTask], deliver: Deliver, clock: Clock) -> None:
         self._tasks = tasks
         self._deliver = deliver
         self._clock = clock
@@ -111,7 +113,8 @@ class Runner:
     def _collect(self, task: CollectorTask, now_s: float) -> None:
         records = task.run_once(now_s)
         if records:
-            self._deliver(records)
+            text = task.bookmark.text
+            self._deliver(records, {} if text is None else {task.name: text})
 
 
 class _Opening:

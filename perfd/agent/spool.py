@@ -7,10 +7,11 @@ import sqlite3
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from perfd.agent import spool_file
 
@@ -58,6 +59,8 @@ class Spool:
         self._database = self._file.database
         self._lock = threading.Lock()
         self._unwritten: deque[StoredBatch] = deque()
+        self._bookmarks: dict[str, str] = {}
+        """Those that are not written yet."""
         self._dropped_batches = 0
         self._dropped_records = 0
         self._writable = True
@@ -92,16 +95,34 @@ class Spool:
         first = self.read_after(0, limit=1)
         return first[0].sequence if first else self._last_sequence + 1
 
-    def append(self, encode: Callable[[int], bytes], *, records: int) -> int:
+    def bookmarks(self) -> Mapping[str, str]:
+        """How far each collector had read when the newest batch on disk was stored."""
+        with self._lock:
+            rows = self._database.execute("SELECT collector, text FROM bookmark").fetchall()
+        return dict(rows)
+
+    def keep_bookmarks(self, bookmarks: Mapping[str, str]) -> None:
+        """Store these with the next batch."""
+        with self._lock:
+            self._bookmarks.update(bookmarks)
+
+    def append(
+        self,
+        encode: Callable[[int], bytes],
+        *,
+        records: int,
+        bookmarks: Mapping[str, str] = MappingProxyType({}),
+    ) -> int:
         """Store what `encode` makes of the next sequence number; returns that number.
 
-        What `encode` raises is passed on, and no number is used up.
+        What `encode` raises is passed on, and no number is used up. `bookmarks` are on disk when it is.
         """
         with self._lock:
             payload = encode(self._last_sequence + 1)
             self._last_sequence += 1
             batch = StoredBatch(sequence=self._last_sequence, records=records, payload=payload)
             self._unwritten.append(batch)
+            self._bookmarks.update(bookmarks)
             self._write()
             return batch.sequence
 
@@ -197,6 +218,9 @@ class Spool:
                     "UPDATE identity SET agent_id = ?, last_sequence = ?",
                     (self._agent_id, self._last_sequence),
                 )
+                self._database.executemany(
+                    "INSERT OR REPLACE INTO bookmark (collector, text) VALUES (?, ?)", self._bookmarks.items()
+                )
         except sqlite3.Error as error:
             self._report(error)
             self._trim_memory()
@@ -206,6 +230,7 @@ class Spool:
         self._bytes += new_bytes - size
         self._count_dropped(batches, records)
         self._unwritten.clear()
+        self._bookmarks.clear()
         if not self._writable:
             self._writable = True
             log.info("The spool can be written again.", extra={"path": self._file.path})

@@ -145,6 +145,8 @@ def _prepare_schema(database: sqlite3.Connection, path: str) -> None:
         raise SpoolError(
             f"The spool {path} was written by a newer perfd: upgrade this one, or move the file away."
         )
+    # Not part of version 1 at first; a perfd that does not know it is not disturbed by it.
+    database.execute("CREATE TABLE IF NOT EXISTS bookmark (collector TEXT PRIMARY KEY, text TEXT NOT NULL)")
     if version == SCHEMA_VERSION:
         return
     database.execute("BEGIN IMMEDIATE")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from perfd.collector import Collector, CollectorSpec, OnUnavailable, Settings
+from perfd.collector import Bookmark, Collector, CollectorSpec, OnUnavailable, Settings
 from perfd.config import CollectorConfig
 from perfd.errors import ConfigError, NothingHere, Unavailable, WireError
 from perfd.model import CollectorHealth, Record
@@ -65,7 +65,9 @@ class CollectorTask:
         self.columns = spec.columns
         self._options = _options(spec, config)
         self._spec = spec
-        self._settings = settings
+        self.bookmark = Bookmark()
+        """How far the collector has read."""
+        self._settings = dataclasses.replace(settings, bookmark=self.bookmark)
         self._lacks = {} if lacks is None else lacks
         self._collector: Collector | None = None
         self._failed_opens = 0

@@ -47,7 +47,7 @@ def record(
             stop.set()
 
     tasks = create_tasks(config, settings, adapt=lambda spec: tapped(spec, write))
-    runner = Runner(tasks, lambda _: None, clock)
+    runner = Runner(tasks, lambda _records, _bookmarks: None, clock)
     try:
         runner.start()
         stop.wait(duration_s)

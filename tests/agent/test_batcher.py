@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -127,3 +127,30 @@ def test_a_tap_that_fails_is_left_out_and_the_others_go_on(
     assert seen == steps(1) * 2
     assert len(batches(spool)) == 2
     assert len(caplog.records) == 1
+
+
+def test_a_bookmark_is_stored_with_the_records_before_it_and_not_with_a_part_of_them(spool: Spool) -> None:
+    batcher = Batcher(spool)
+    seen: list[tuple[int, str | None]] = []
+
+    def append(encode: Callable[[int], bytes], *, records: int, bookmarks: Mapping[str, str]) -> int:
+        sequence = Spool.append(spool, encode, records=records, bookmarks=bookmarks)
+        seen.append((records, spool.bookmarks().get("log")))
+        return sequence
+
+    spool.append = append  # type: ignore[method-assign]  # what is on disk after each of several batches
+    long = [TrainingStep(job="x" * 1000, step=step) for step in range(2000)]
+    batcher.add(long, {"log": "line 2000"})
+    batcher.flush(1)
+    assert len(seen) > 1
+    assert [text for _, text in seen[:-1]] == [None] * (len(seen) - 1)
+    assert seen[-1][1] == "line 2000"
+
+
+def test_a_bookmark_of_records_that_cannot_be_sent_is_kept(spool: Spool) -> None:
+    batcher = Batcher(spool)
+    batcher.add([TrainingStep(job="x" * (17 << 20), step=1)], {"log": "line 1"})
+    assert batcher.flush(1) is None
+    batcher.add(steps(1))
+    batcher.flush(2)
+    assert spool.bookmarks() == {"log": "line 1"}

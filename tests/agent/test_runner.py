@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 from agent.support import steps, task
@@ -18,11 +18,13 @@ class Sink:
 
     def __init__(self) -> None:
         self.records: list[Record] = []
+        self.bookmarks: dict[str, str] = {}
         self.changed = threading.Condition()
 
-    def __call__(self, records: Sequence[Record]) -> None:
+    def __call__(self, records: Sequence[Record], bookmarks: Mapping[str, str]) -> None:
         with self.changed:
             self.records.extend(records)
+            self.bookmarks.update(bookmarks)
             self.changed.notify_all()
 
     def wait_for(self, count: int) -> bool:
@@ -131,3 +133,15 @@ def test_a_stop_collects_once_more() -> None:
     assert sink.wait_for(1)
     assert runner.stop(20.0) == []
     assert [record for record in sink.records if isinstance(record, TrainingStep)] == steps(2)
+
+
+def test_how_far_a_collector_has_read_comes_with_its_records() -> None:
+    clock, sink = VirtualClock(), Sink()
+    one = task(lambda: steps(1), clock=clock)
+    runner = Runner([one], sink, clock)
+    runner.run_due(clock.monotonic_s())
+    assert sink.bookmarks == {}
+    one.bookmark.text = "line 7"
+    clock.advance(1.0)
+    runner.run_due(clock.monotonic_s())
+    assert sink.bookmarks == {"scripted": "line 7"}

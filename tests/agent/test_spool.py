@@ -53,6 +53,28 @@ def test_sequences_count_from_one_without_gaps(open_spool: Open) -> None:
     assert [batch.payload for batch in spool.read_after(1, limit=1)] == [payload(2)]
 
 
+def test_bookmarks_survive_with_the_newest_of_each_collector(open_spool: Open) -> None:
+    spool = open_spool()
+    spool.append(payload, records=1, bookmarks={"log": "line 1", "nccl": "a"})
+    spool.append(payload, records=1, bookmarks={"log": "line 2"})
+    spool.acknowledge(2)
+    spool.close()
+    assert open_spool().bookmarks() == {"log": "line 2", "nccl": "a"}
+
+
+def test_a_spool_of_a_perfd_without_bookmarks_is_taken_over(open_spool: Open, tmp_path: Path) -> None:
+    spool = open_spool()
+    fill(spool, 2)
+    identity = spool.agent_id
+    spool.close()
+    with sqlite3.connect(tmp_path / "spool.sqlite") as database:
+        database.execute("DROP TABLE bookmark")
+    database.close()
+    taken_over = open_spool()
+    assert (taken_over.agent_id, sequences(taken_over)) == (identity, [1, 2])
+    assert taken_over.bookmarks() == {}
+
+
 def test_what_was_acknowledged_is_forgotten(open_spool: Open) -> None:
     spool = open_spool()
     fill(spool, 5)
