@@ -1,0 +1,244 @@
+"""perfd's plugin in real releases of NCCL: is every operation there, and as long as CUDA's events say.
+
+    python -m benchmarks.gpu.nccl_releases --out FOLDER [--gpus 2] [--non-blocking] LIBNCCL...
+
+Each library (a path of `libnccl.so.2`) does the same collectives, sends and receives on all GPUs
+(`nccl_job.py`): of three sizes, on a communicator that is split, from a CUDA graph, and on one that is made
+after the first has ended. Needs nothing but the CUDA driver. Fails when an operation is missing, or a
+duration of 1 MiB and more differs from the events by more than 5 % in the median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from perfd_collectors.nccl.library import LIBRARY
+from perfd_collectors.nccl.rings import FUNCTIONS, Operation, Segment, Timing
+from perfd_collectors.nccl.segments import find_segments
+
+from benchmarks.gpu.nccl_job import GRAPH_LAUNCHES, GRAPH_OPERATIONS
+from perfd.errors import Unavailable
+
+SCHEMA = "perfd.bench.gpu.nccl_releases/1"
+LARGE_BYTES = 1 << 20
+MOST_ERROR = 0.05
+_LIMIT_S = 60.0
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What became of one rank. Errors are of durations against CUDA's events, None without any duration."""
+
+    nccl: str
+    interface: int
+    rank: int
+    called: int
+    """Operations outside graphs."""
+    recorded: int
+    missing: Mapping[str, int]
+    """By function, how many fewer were recorded than called."""
+    from_graphs: int
+    """Recorded, of `GRAPH_OPERATIONS` captured and launched `GRAPH_LAUNCHES` times."""
+    timing: Mapping[str, int]
+    lost: int
+    incomplete: int
+    dropped: int
+    error_ratio: Mapping[str, float | None]
+    """By function, the median over those of 1 MiB and more."""
+
+    @property
+    def sound(self) -> bool:
+        """Whether all is there, and as long as it was."""
+        errors = [abs(error) for error in self.error_ratio.values() if error is not None]
+        return not (self.missing or self.lost or self.dropped) and all(e <= MOST_ERROR for e in errors)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """All that the plugin wrote of one process."""
+
+    interface: int
+    operations: Sequence[Operation]
+    lost: int
+    incomplete: int
+    dropped: int
+
+
+def judge(written: Mapping[str, Any], rank: int, recorded: Recorded) -> Verdict:
+    """One rank's operations against the calls that it made."""
+    calls = [call for call in written["calls"] if call["phase"] != "graph"]
+    # Calls come in the order of their phases, and so do records: those of graphs are between two phases.
+    before = sum(1 for call in calls if call["phase"] != "again")
+    operations = sorted(recorded.operations, key=lambda one: one.start_monotonic_ns)
+    from_graphs = max(0, len(operations) - len(calls))
+    outside = operations[:before] + operations[before + from_graphs :]
+    called = Counter(call["function"] for call in calls)
+    found = Counter(FUNCTIONS[one.function] for one in outside)
+    return Verdict(
+        nccl=release(written["nccl"]),
+        interface=recorded.interface,
+        rank=rank,
+        called=len(calls),
+        recorded=len(outside),
+        missing=dict(called - found),
+        from_graphs=from_graphs,
+        timing=Counter(Timing(one.timing).name.lower() for one in outside),
+        lost=recorded.lost,
+        incomplete=recorded.incomplete,
+        dropped=recorded.dropped,
+        error_ratio={function: _error(function, calls, outside) for function in called},
+    )
+
+
+def _error(
+    function: str, calls: Sequence[Mapping[str, Any]], operations: Sequence[Operation]
+) -> float | None:
+    """Of the durations of one function; the n-th call is its n-th record."""
+    asked = [call for call in calls if call["function"] == function]
+    told = [one for one in operations if FUNCTIONS[one.function] == function]
+    errors = [
+        one.duration_ns / 1e9 / call["event_s"] - 1
+        for call, one in zip(asked, told, strict=False)
+        if call["event_s"] and call["bytes"] >= LARGE_BYTES and one.duration_ns is not None
+    ]
+    return statistics.median(errors) if errors else None
+
+
+def release(number: int) -> str:
+    """As people write it: 22809 is 2.28.9."""
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+
+
+def run(library: Path, folder: Path, gpus: int, environment: Mapping[str, str]) -> list[Verdict]:
+    """All ranks of one release. Raises `RuntimeError` when one failed, with what it printed."""
+    folder.mkdir(parents=True)
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="perfd-bench-") as shared:
+        ranks = []
+        for rank in range(gpus):
+            command = [sys.executable, "-m", "benchmarks.gpu.nccl_job", "--library", str(library)]
+            command += ["--rank", str(rank), "--ranks", str(gpus), "--exchange", str(folder)]
+            chosen = {
+                **environment,
+                "NCCL_PROFILER_PLUGIN": str(LIBRARY),
+                "PERFD_NCCL_DIR": shared,
+                "RANK": str(rank),
+                "WORLD_SIZE": str(gpus),
+            }
+            log = (folder / f"rank-{rank}.log").open("wb")
+            ranks.append(subprocess.Popen(command, env=chosen, stdout=log, stderr=log))
+        recorded = _read_until_ended(ranks, Path(shared))
+    verdicts = []
+    for rank, process in enumerate(ranks):
+        if process.returncode:
+            printed = (folder / f"rank-{rank}.log").read_text(errors="replace").splitlines()[-4:]
+            message = f"rank {rank} ended with {process.returncode}: {' / '.join(printed)}"
+            raise RuntimeError(message)
+        if rank not in recorded:
+            message = f"rank {rank} recorded nothing: NCCL did not load the plugin."
+            raise RuntimeError(message)
+        written = json.loads((folder / f"rank-{rank}.json").read_text())
+        verdicts.append(judge(written, rank, recorded[rank]))
+    return verdicts
+
+
+def _read_until_ended(ranks: Sequence[subprocess.Popen[bytes]], shared: Path) -> dict[int, Recorded]:
+    segments: dict[Path, Segment] = {}
+    read: dict[Path, tuple[list[Operation], int]] = {}
+    deadline_s = time.monotonic() + _LIMIT_S
+    running = True
+    while running:
+        running = any(process.poll() is None for process in ranks)
+        if running and time.monotonic() > deadline_s:
+            for process in ranks:
+                process.kill()
+        for path in find_segments(shared):
+            if path not in segments:
+                try:
+                    segments[path] = Segment(path)
+                except Unavailable:
+                    continue
+        for path, segment in segments.items():
+            reading = segment.read()
+            operations, lost = read.get(path, ([], 0))
+            read[path] = (operations + reading.operations, lost + reading.lost)
+        time.sleep(_POLL_S)
+    of_rank: dict[int, list[Path]] = {}
+    for path, segment in segments.items():
+        if segment.process.rank is not None:
+            of_rank.setdefault(segment.process.rank, []).append(path)
+    return {
+        rank: _joined([(segments[path], *read[path]) for path in paths]) for rank, paths in of_rank.items()
+    }
+
+
+def _joined(parts: Sequence[tuple[Segment, list[Operation], int]]) -> Recorded:
+    """Of one process: NCCL may unload a plugin with its last communicator, which then begins anew."""
+    counters = [segment.counters() for segment, _, _ in parts]
+    return Recorded(
+        interface=parts[0][0].process.profiler_version,
+        operations=[one for _, operations, _ in parts for one in operations],
+        lost=sum(lost for _, _, lost in parts),
+        incomplete=sum(counted.incomplete for counted in counters),
+        dropped=sum(counted.dropped for counted in counters),
+    )
+
+
+def show(verdict: Verdict) -> str:
+    """One line."""
+    errors = ", ".join(
+        f"{function} {'-' if error is None else f'{error:+.1%}'}"
+        for function, error in verdict.error_ratio.items()
+    )
+    missing = f", missing {dict(verdict.missing)}" if verdict.missing else ""
+    return (
+        f"{verdict.nccl:8} interface {verdict.interface} rank {verdict.rank}: {verdict.recorded} of"
+        f" {verdict.called}{missing}, graphs {verdict.from_graphs} of {GRAPH_OPERATIONS}x{GRAPH_LAUNCHES},"
+        f" {dict(verdict.timing)}, lost {verdict.lost}, incomplete {verdict.incomplete},"
+        f" dropped {verdict.dropped}; {errors}"
+    )
+
+
+def main() -> int:
+    """Try each library; 1 when one is not sound."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("libraries", type=Path, nargs="+", metavar="LIBNCCL")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--gpus", type=int, default=2)
+    parser.add_argument("--non-blocking", action="store_true", help="communicators that do not block")
+    parser.add_argument("--json", action="store_true", help=f"print one object of schema {SCHEMA}")
+    args = parser.parse_args()
+    environment = {**os.environ, **({"NCCL_COMM_BLOCKING": "0"} if args.non_blocking else {})}
+    verdicts, failed = [], []
+    for number, library in enumerate(args.libraries):
+        try:
+            found = run(library, args.out / str(number), args.gpus, environment)
+        except RuntimeError as error:
+            failed.append(f"{library}: {error}")
+            print(failed[-1], file=sys.stderr, flush=True)
+            continue
+        verdicts += found
+        if not args.json:
+            print(*map(show, found), sep="\n", flush=True)
+    if args.json:
+        ranks = [asdict(verdict) for verdict in verdicts]
+        print(json.dumps({"schema": SCHEMA, "ranks": ranks, "failed": failed}, indent=1))
+    return 1 if failed or not all(verdict.sound for verdict in verdicts) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
