@@ -54,6 +54,7 @@ class Plan:
     dry: bool
     gpus: int
     torchrun: str
+    iteration_roundup: int | None = None
 
     @property
     def steps(self) -> int:
@@ -111,7 +112,11 @@ class Plan:
         capture: dict[str, Any] = {
             "min_free_bytes": 0,
             "max_slowdown_ratio": None,
-            "kineto": {"enabled": self.tool == "kineto", "cpu_only": self.dry},
+            "kineto": {
+                "enabled": self.tool == "kineto",
+                "cpu_only": self.dry,
+                "iteration_roundup": self.iteration_roundup,
+            },
         }
         if self.dry:
             capture["nsys_path"] = str(nsys.install(self.folder / "nsys"))
@@ -343,6 +348,7 @@ def main() -> int:
     parser.add_argument("--torchrun", default="torchrun")
     parser.add_argument("--port", type=int, default=9460)
     parser.add_argument("--limit-s", type=float, default=560.0)
+    parser.add_argument("--iteration-roundup", type=int, help="Kineto begins at a multiple of so many steps")
     parser.add_argument("--dry-run", action="store_true")
     args = parser.parse_args()
     tools = args.tools.split(",") * args.rounds
@@ -359,6 +365,7 @@ def main() -> int:
             dry=args.dry_run,
             gpus=args.gpus,
             torchrun=args.torchrun,
+            iteration_roundup=args.iteration_roundup,
         )
         seen = watch(plan, deadline_s)
         codes.append(seen.exit_code)
