@@ -423,6 +423,36 @@ class Batch:
     """Set by the reader, never sent: records of a kind it does not know, which are not in `records`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceShares:
+    """Where the time of a capture's steps went: means over the ranks whose records are all there.
+
+    compute + exposed communication + exposed copies + launch + synchronization + unexplained idle = 1.
+    """
+
+    ranks: tuple[int, ...]
+    step_time_s: float | None = None
+    """Median of the steps that are whole in the traces; None where they mark none."""
+    compute_ratio: float
+    matrix_ratio: float | None = None
+    """Of compute, matrix products, attention and convolutions at most, by the names of kernels: one whose
+    name says nothing counts as such."""
+    communication_ratio: float
+    """What compute hides included."""
+    exposed_communication_ratio: float
+    waiting_ratio: float | None = None
+    """Of communication, what was waiting for other ranks; None where most of it could not be matched."""
+    exposed_copies_ratio: float
+    launch_ratio: float
+    """Idle because the host had not launched, or the launch was on its way."""
+    long_gaps_ratio: float
+    """The part of it in gaps so long that the host must have done something else."""
+    synchronization_ratio: float
+    """Idle while the host waited for the GPU, or because it had."""
+    unexplained_idle_ratio: float
+    """Idle of ranks whose traces have no calls of the host."""
+
+
 class CaptureTool(StrEnum):
     """A profiler that an agent can drive."""
 
@@ -496,6 +526,8 @@ class CaptureStatus:
     files: Sequence[CaptureFile] = ()
     started_unix_ns: int | None = None
     stopped_unix_ns: int | None = None
+    whole_steps: int | None = None
+    """Steps that the traces of these ranks hold from begin to end, by what is in them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from pathlib import Path, PurePath
 
 import msgspec
 
+from perfd.aggregator.trace_document import TraceDocument
 from perfd.capture.events import Capture, CaptureReport
 from perfd.capture.tools import TRACE_SUFFIXES
 from perfd.clock import Clock
@@ -41,24 +42,6 @@ _FIRST_TO_GO = "1000"
 
 Made = Callable[[str, CaptureReport], None]
 """Takes the report of a capture; called from a thread of its own."""
-
-
-class _Finding(msgspec.Struct):
-    kind: str
-    evidence: list[str] = []
-
-
-class _Rank(msgspec.Struct):
-    communication_s: float = 0.0
-    exposed_communication_s: float = 0.0
-    complete: bool = False
-
-
-class _Document(msgspec.Struct):
-    """What is read of an analysis (perfd.trace/1)."""
-
-    bottleneck: _Finding | None = None
-    ranks: list[_Rank] = []
 
 
 class CaptureReports:
@@ -126,7 +109,7 @@ class CaptureReports:
                 self._run(["env", f"TMPDIR={scratch}", *self._perfd, *verb], output)
             if document.stat().st_size > _MOST_BYTES:
                 raise CaptureError(f"What the traces say has more than {_MOST_BYTES >> 20} MiB.")
-            said = msgspec.json.decode(document.read_bytes(), type=_Document)
+            said = msgspec.json.decode(document.read_bytes(), type=TraceDocument)
             document.replace(folder / DOCUMENT_NAME)
             page.replace(folder / REPORT_NAME)
         finally:
@@ -134,9 +117,10 @@ class CaptureReports:
                 part.unlink(missing_ok=True)
         return CaptureReport(
             path=str(folder / REPORT_NAME),
-            words=_words(said),
+            words=said.words(),
             made_unix_s=self._now(),
-            overlap_ratio=_overlap_ratio(said),
+            overlap_ratio=said.overlap_ratio(),
+            shares=said.shares(),
         )
 
     def _run(self, command: Sequence[str], output: int) -> None:
@@ -236,18 +220,3 @@ def _complaint(code: int, output: bytes) -> str:
     if lines := output.decode(errors="replace").strip().splitlines():
         return lines[-1].removeprefix("perfd analyze: ")
     return f"signal {-code} ended the analysis; is there enough memory?" if code < 0 else f"exit code {code}."
-
-
-def _overlap_ratio(document: _Document) -> float | None:
-    ranks = [rank for rank in document.ranks if rank.complete]
-    total_s = sum(rank.communication_s for rank in ranks)
-    exposed_s = sum(rank.exposed_communication_s for rank in ranks)
-    return 1 - exposed_s / total_s if total_s > 0 else None
-
-
-def _words(document: _Document) -> str:
-    """What limits the capture, in a sentence or two."""
-    found = document.bottleneck
-    if found is None:
-        return "What limits it is not known: no rank has all its GPU records."
-    return " ".join([f"{found.kind.replace('_', ' ').capitalize()}.", *found.evidence[:1]])

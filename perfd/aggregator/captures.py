@@ -12,7 +12,7 @@ from perfd.aggregator.capture_reports import CaptureReports
 from perfd.aggregator.history import History
 from perfd.aggregator.history_rows import capture_row
 from perfd.aggregator.received import Decision, Outcome, ReceivedAlert, server_of, unknown_job
-from perfd.analysis.tables import TracedOverlap
+from perfd.analysis.tables import Captured
 from perfd.capture.coordinator import CAPTURE_LABEL, CaptureCoordinator
 from perfd.capture.events import Capture, CaptureReport, ManualRequest
 from perfd.capture.ranks import JobView
@@ -176,10 +176,10 @@ class Captures:
         for node, message in self._coordinator.drain():
             self._send(node, message)
 
-    def overlap(self, job: str) -> TracedOverlap | None:
-        """How much of the job's communication compute covered in its newest capture that tells."""
+    def captured(self, job: str) -> Captured | None:
+        """What the newest capture of the job that tells where its time goes showed."""
         with self._lock:
-            return self._coordinator.overlap(job)
+            return self._coordinator.captured(job)
 
     def _report_made(self, capture_id: str, report: CaptureReport) -> None:
         with self._lock:

@@ -11,7 +11,7 @@ from perfd.aggregator.collectives import CollectiveRows, ProgressRows
 from perfd.aggregator.limits import Counters, Limits
 from perfd.aggregator.nccl_times import NcclTimes
 from perfd.aggregator.steps import PhaseRows, StepRows
-from perfd.analysis.tables import TracedOverlap
+from perfd.analysis.tables import Captured
 from perfd.model import (
     CollectiveProgress,
     CollectiveTimes,
@@ -70,10 +70,11 @@ class JobState:
         self.nodes: dict[str, float] = {}
         """Nodes that speak of the job, with the monotonic time they last did."""
         self.received_s = 0.0
-        self.overlap: TracedOverlap | None = None
-        """By the newest capture."""
+        self.captured: Captured | None = None
+        """By the newest capture that tells."""
         self.started_unix_s: float | None = None
         self.ended_unix_s: float | None = None
+        self._restarted_unix_s: float | None = None
         self._limits = limits
         self._counters = counters
         self._last_step_of: dict[str, int] = {}
@@ -88,6 +89,12 @@ class JobState:
     def world_size(self) -> int | None:
         """How many ranks the job says it has."""
         return self.description.parallel.world_size if self.description else None
+
+    @property
+    def run_began_unix_s(self) -> float | None:
+        """When it started or restarted last."""
+        known = [began for began in (self.started_unix_s, self._restarted_unix_s) if began is not None]
+        return max(known, default=None)
 
     def touch(self, source: Source) -> None:
         """Note that a node spoke of the job."""
@@ -166,10 +173,18 @@ class JobState:
         self.version += 1
         self.events.append(event)
         time_unix_s = event.time_unix_ns / 1e9
+        if event.kind is EventKind.RESTARTED:
+            self._restarted_unix_s = time_unix_s
         if event.kind is EventKind.JOB_STARTED:
             self.started_unix_s, self.ended_unix_s = time_unix_s, None
         elif event.kind is EventKind.JOB_ENDED:
             self.ended_unix_s = time_unix_s
+
+    def take_captured(self, captured: Captured | None) -> None:
+        """Note what the newest capture that tells showed."""
+        if captured != self.captured:
+            self.version += 1
+            self.captured = captured
 
     def log_progress(self, progress: LogProgress, source: Source) -> None:
         """Note how far a log was read."""
@@ -249,6 +264,7 @@ class JobState:
             values=values or {},
         )
         self.events.append(event)
+        self._restarted_unix_s = event.time_unix_ns / 1e9
         return event
 
     def _new_phases(self, limits: Limits) -> PhaseRows:

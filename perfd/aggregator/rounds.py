@@ -100,7 +100,7 @@ class Rounds:
             self._now_unix_s = now_unix_s
             now_s = self._clock.monotonic_s()
             forgotten = self._forget(now_s)
-            self._take_overlaps()
+            self._take_captured()
             derived = self._derive(now_unix_s, now_s)
             facts = {name: self._facts(name, found, now_s) for name, found in derived.items()}
             frames = self._maker.make(now_unix_s, now_s, derived, facts, self._exporters.status())
@@ -112,13 +112,13 @@ class Rounds:
             self._state.counters.ticks += 1
             self._state.counters.tick_s += time.perf_counter() - started_s
 
-    def _take_overlaps(self) -> None:
+    def _take_captured(self) -> None:
         """Let the jobs know what traces of them showed."""
         for name in self.jobs():
-            overlap = self._captures.overlap(name)
+            captured = self._captures.captured(name)
             with self._state.lock:
                 if (job := self._state.fleet.jobs.get(name)) is not None:
-                    job.overlap = overlap
+                    job.take_captured(captured)
 
     def jobs(self) -> list[str]:
         """Names of the jobs in memory."""

@@ -226,16 +226,24 @@ def _efficiency(summary: JobSummary, job: Mapping[str, str]) -> list[Value]:
 
 def _shares(summary: JobSummary, job: Mapping[str, str]) -> list[Value]:
     communication = summary.communication
-    # The kind of source only: which timers there are may change from step to step.
-    by_source = {**job, "source": (communication.source or "").partition(":")[0]}
+    told, exposed = (
+        {**job, "source": _kind_of_source(source)}
+        for source in (communication.source, communication.exposed_source)
+    )
     return [
-        ("perfd_communication_share_ratio", by_source, communication.share_ratio),
-        ("perfd_communication_exposed_ratio", by_source, communication.exposed_ratio),
+        ("perfd_communication_share_ratio", told, communication.share_ratio),
+        ("perfd_communication_exposed_ratio", exposed, communication.exposed_ratio),
         ("perfd_data_share_ratio", job, summary.data.share_ratio),
         ("perfd_optimizer_share_ratio", job, summary.optimizer.share_ratio),
         ("perfd_memory_used_ratio", job, summary.memory.max_used_ratio),
         ("perfd_goodput_ratio", job, summary.goodput_ratio),
     ]
+
+
+def _kind_of_source(source: str | None) -> str:
+    """Which timers there are, and how old a capture is, changes from step to step: that is left out."""
+    kind = (source or "").partition(":")[0]
+    return "capture" if kind.startswith("capture ") else kind
 
 
 def _stages(summary: JobSummary, job: Mapping[str, str]) -> list[Value]:

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from perfd.aggregator.fleet import Fleet
 from perfd.aggregator.jobs import JobState
 from perfd.aggregator.nodes import NodeState
-from perfd.analysis.tables import AlertRecord, Floats, GpuKey, GpuTable, JobData, StepTable
+from perfd.analysis.robust import known, median
+from perfd.analysis.tables import AlertRecord, Captured, Floats, GpuKey, GpuTable, JobData, StepTable
 
 _NO_STEPS_WINDOW_S = 60.0
 _LONGEST_WINDOW_S = 120.0
@@ -50,6 +51,7 @@ def job_data(
     The arrays are copies: the state may change while they are read.
     """
     steps = job.steps.table()
+    captured = job.captured and _with_step_time(job.captured, steps)
     if since_unix_s is not None:
         steps = _rows(steps, slice(len(steps) - int((steps.time_unix_s >= since_unix_s).sum()), None))
     if window_steps is not None:
@@ -78,11 +80,20 @@ def job_data(
         collectives=job.collectives.stacks(),
         nccl=job.nccl.table(),
         progress=job.progress.newest(),
-        overlap=job.overlap,
+        captured=captured,
         log_silent_s=job.log_silent_s(now_s),
         started_unix_s=job.started_unix_s,
+        run_began_unix_s=job.run_began_unix_s,
         ended_unix_s=job.ended_unix_s,
     )
+
+
+def _with_step_time(captured: Captured, steps: StepTable) -> Captured:
+    """What a capture showed, with how long the log's steps took that lie in it in whole or in part."""
+    took_s = np.nan_to_num(steps.step_time_s * steps.steps_covered)
+    ended, began = steps.time_unix_s, steps.time_unix_s - took_s
+    times_s = steps.step_time_s[(ended > captured.start_unix_s) & (began < captured.end_unix_s)]
+    return dataclasses.replace(captured, step_time_s=known(float(median(times_s))))
 
 
 def _rows(steps: StepTable, rows: slice) -> StepTable:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from perfd.analysis.captured import not_used
 from perfd.analysis.findings import Facts, Finding, Kind, milliseconds, percent
 from perfd.analysis.judge_compute import judge_compute
 from perfd.analysis.judge_data import judge_data
@@ -82,6 +83,9 @@ def _judge_communication(facts: Facts) -> Finding | None:
     communication = facts.communication
     # Waiting is the fault of whoever is waited for, and hidden communication costs nothing.
     lost = communication.share_ratio if communication.transfer_ratio is None else communication.transfer_ratio
+    if communication.transfer_ratio is None and _only_captured(facts) and (facts.parallel.pp or 1) > 1:
+        # How much of it is the pipeline's stall, the traces do not say.
+        return None
     if lost is not None and communication.exposed_ratio is not None:
         lost = min(lost, communication.exposed_ratio)
     if lost is None or lost < _COMMUNICATION:
@@ -93,9 +97,12 @@ def _judge_communication(facts: Facts) -> Finding | None:
         )
     if communication.overlap_ratio is not None:
         evidence.append(
-            f"Computation covered {percent(communication.overlap_ratio)} of communication in the newest"
-            f" capture (trace), so about {percent(communication.exposed_ratio or 0.0)} of a step is exposed."
+            f"Computation covered {percent(communication.overlap_ratio)} of communication, so about"
+            f" {percent(communication.exposed_ratio or 0.0)} of a step is exposed"
+            f" ({communication.exposed_source})."
         )
+    elif communication.exposed_ratio is None:
+        evidence += not_used(facts.capture)
     seconds, ring = communication.seconds, communication.ring_estimate_s
     if communication.gradient_bytes is not None and communication.bus_bytes_per_s is not None:
         evidence.append(
@@ -112,6 +119,11 @@ def _judge_communication(facts: Facts) -> Finding | None:
         recommendation=_hide_communication(facts, lost, slow_links=slow_links),
         lost_ratio=lost,
     )
+
+
+def _only_captured(facts: Facts) -> bool:
+    capture = facts.capture
+    return capture is not None and capture.used and facts.communication.source == capture.source
 
 
 def _hide_communication(facts: Facts, lost: float, *, slow_links: bool) -> str:

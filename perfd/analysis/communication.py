@@ -6,12 +6,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from perfd.analysis.captured import CaptureEvidence
 from perfd.analysis.nccl import Nccl
 from perfd.analysis.robust import median_of, ratio
 from perfd.analysis.shape import parameter_counts
-from perfd.analysis.tables import Floats, TracedOverlap
+from perfd.analysis.tables import Floats
 from perfd.analysis.timers import COMMUNICATION, POINT_TO_POINT, Timers, share, usual
 from perfd.model import JobDescription, ParallelLayout
+
+_SAME = 0.1
+"""A share of communication that differs by less from that of a capture is the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,16 +24,18 @@ class Communication:
 
     share_ratio: float | None = None
     """Time in NCCL's kernels, the mean over ranks, where the plugin tells; else time in the collectives
-    that the log times, the longest rank's, which is a lower bound of all communication."""
+    that the log times, the longest rank's, which is a lower bound of all communication; else the newest
+    capture's."""
     transfer_ratio: float | None = None
-    """The part of it that moves data; only the plugin tells."""
+    """The part of it that moves data; only the plugin tells, or a capture."""
     wait_ratio: float | None = None
-    """The part of it that waits for other ranks; only the plugin tells."""
+    """The part of it that waits for other ranks; only the plugin tells, or a capture."""
     exposed_ratio: float | None = None
     """The part with no computation beside it: by timers when tensor, context and expert groups are of one,
-    else estimated by `overlap_ratio`."""
+    else as the newest capture showed it."""
+    exposed_source: str | None = None
     overlap_ratio: float | None = None
-    """Of communication, what computation covered in the newest capture; None where that is not needed."""
+    """Of communication, what computation covered in that capture; None where that is not needed."""
     source: str | None = None
     seconds: float | None = None
     """Median seconds a step."""
@@ -64,10 +70,13 @@ def communication(
     moved = ring_traffic_bytes(size, ranks) if size and ranks else None
     overlapped = _overlaps(description)
     total_share = share(seconds, step_time_s)
+    exposed = total_share if description and _no_inner_groups(description.parallel) else None
+    source = _source(list(counted), overlapped=overlapped)
     return Communication(
         share_ratio=total_share,
-        exposed_ratio=total_share if description and _no_inner_groups(description.parallel) else None,
-        source=_source(list(counted), overlapped=overlapped),
+        exposed_ratio=exposed,
+        exposed_source=None if exposed is None else source,
+        source=source,
         seconds=median_of(seconds) if seconds is not None else None,
         p2p_wait_ratio=_p2p_ratio(timers, step_time_s),
         gradient_bytes=size,
@@ -76,22 +85,50 @@ def communication(
     )
 
 
-def with_kernels(timed: Communication, kernels: Nccl, overlap: TracedOverlap | None = None) -> Communication:
-    """What the log's timers tell, with the shares that NCCL's kernels were seen to take.
-
-    How much of these computation covers, only a trace shows: `overlap`, which need not be of the same steps.
-    """
+def with_kernels(timed: Communication, kernels: Nccl) -> Communication:
+    """What the log's timers tell, with the shares that NCCL's kernels were seen to take."""
     if kernels.share_ratio is None:
         return timed
-    if overlap is not None and timed.exposed_ratio is None:
-        exposed = kernels.share_ratio * (1 - overlap.ratio)
-        timed = replace(timed, exposed_ratio=exposed, overlap_ratio=overlap.ratio)
     return replace(
         timed,
         share_ratio=kernels.share_ratio,
         transfer_ratio=kernels.transfer_ratio,
         wait_ratio=kernels.wait_ratio,
         source="nccl plugin: kernels on the GPU",
+    )
+
+
+def with_capture(seen: Communication, kernels: Nccl, capture: CaptureEvidence | None) -> Communication:
+    """The same, with what a capture showed to be exposed where nothing else tells.
+
+    The share of NCCL's kernels is of now: the exposed part of it is taken to be as large as in the capture.
+    Without it the capture's own shares stand.
+    """
+    if capture is None or not capture.used or seen.exposed_ratio is not None:
+        return seen
+    shares = capture.shares
+    then = capture.of_now(shares.communication_ratio)
+    if then <= 0:
+        return seen
+    exposed = capture.of_now(shares.exposed_communication_ratio)
+    seen = replace(seen, overlap_ratio=1 - exposed / then, exposed_source=capture.source)
+    if kernels.share_ratio is not None:
+        scale = kernels.share_ratio / then
+        scaled = f"{capture.source}, scaled: communication took {100 * then:.1f} % then"
+        return replace(
+            seen,
+            exposed_ratio=exposed * scale,
+            exposed_source=scaled if abs(scale - 1) > _SAME else capture.source,
+        )
+    if seen.share_ratio is not None:
+        return replace(seen, exposed_ratio=exposed)
+    return replace(
+        seen,
+        share_ratio=then,
+        exposed_ratio=exposed,
+        transfer_ratio=None if shares.waiting_ratio is None else then * (1 - shares.waiting_ratio),
+        wait_ratio=None if shares.waiting_ratio is None else then * shares.waiting_ratio,
+        source=capture.source,
     )
 
 

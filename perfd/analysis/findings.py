@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from perfd.analysis.activity import GpuActivity
+from perfd.analysis.captured import CaptureEvidence
 from perfd.analysis.clocks import HeldClock
 from perfd.analysis.communication import Communication
 from perfd.analysis.efficiency import Efficiency
@@ -36,8 +37,11 @@ class Kind(StrEnum):
     THROTTLING = "throttling"
     MEMORY = "memory"
     HOST_BOUND = "host_bound"
+    """The GPU has nothing to run; without a capture it is not known whether launches or waits are why."""
     LAUNCH_BOUND = "launch_bound"
-    """The GPU runs a kernel most of the time, on few of its multiprocessors: kernels are tiny."""
+    """The GPU has nothing to run because the host has not launched, or its kernels are tiny."""
+    SYNC_BOUND = "sync_bound"
+    """The GPU runs dry because the host waits for it."""
     MEMORY_BOUND = "memory_bound"
     """Kernels wait for the GPU's own memory, not for its tensor cores."""
     HOST_TRANSFER = "host_transfer"
@@ -100,6 +104,8 @@ class Facts:
     held_clocks: Sequence[HeldClock] = ()
     sequences: UnequalSequences | None = None
     hang: Hang | None = None
+    capture: CaptureEvidence | None = None
+    """What the newest capture showed, which need not be of the job as it is now."""
     silent_gpu_ranks: Sequence[int] = ()
     """Ranks whose GPU nobody reads, although those of others are read."""
     transport_remarks: Sequence[str] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from perfd.analysis.captured import CaptureEvidence, not_used
 from perfd.analysis.efficiency import mean_over_gpus
 from perfd.analysis.findings import Facts, Finding, Kind, percent
 
@@ -14,6 +15,10 @@ _BUSY_DRAM = 0.6
 _IDLE_TENSOR = 0.3
 _MOST = 0.5
 """Of a step: what takes less is not where its time goes."""
+_LITTLE_MATRIX = 0.5
+"""Of computing: below it most kernels only move data, by their names."""
+_IDLE_DRAM = 0.3
+"""Less than this contradicts the names."""
 _IMPLAUSIBLE_MFU = 0.85
 """No training job comes near; what is over it counts operations or the peak wrongly."""
 
@@ -49,19 +54,21 @@ def judge_compute(facts: Facts) -> Finding:
         return Finding(kind=Kind.NONE, confidence=0.6, evidence=evidence, recommendation="Nothing to do.")
     if facts.step_time.median is None and facts.breakdown.forward_ratio is None:
         return _without_steps(facts, evidence)
-    if mfu is None or computing is None or computing < _MOST:
+    # Without an MFU, only a capture tells that what runs is compute, and which.
+    captured = facts.capture is not None and facts.capture.used
+    if computing is None or computing < _MOST or (mfu is None and not captured):
         return _unknown(facts, evidence, computing)
-    if _waits_for_memory(facts):
+    if memory := _memory_confidence(facts):
         return Finding(
             kind=Kind.MEMORY_BOUND,
-            confidence=0.6,
+            confidence=memory,
             evidence=evidence,
             recommendation="Move fewer bytes for each operation: fused attention, norms and optimizer, bf16"
             " instead of fp32, less recomputation of cheap layers, and a larger micro-batch.",
         )
     return Finding(
         kind=Kind.COMPUTE,
-        confidence=0.6 if facts.breakdown.forward_ratio is not None else 0.4,
+        confidence=0.6 if captured or facts.breakdown.forward_ratio is not None else 0.4,
         evidence=evidence,
         recommendation="Make the kernels larger: bigger micro-batches, fused attention, MLP and norms, less"
         " recomputation; fp8 where the model bears it.",
@@ -99,18 +106,28 @@ def _unknown(facts: Facts, evidence: list[str], computing: float | None) -> Find
         advice = _TIMERS
     if mfu is not None and mfu >= _FAIR_MFU:
         missing += " An MFU of 30 to 40 % is most often communication."
-    return Finding(kind=Kind.UNKNOWN, confidence=0.0, evidence=[*evidence, missing], recommendation=advice)
+    evidence = [*evidence, missing, *not_used(facts.capture)]
+    return Finding(kind=Kind.UNKNOWN, confidence=0.0, evidence=evidence, recommendation=advice)
 
 
-def _waits_for_memory(facts: Facts) -> bool:
+def _memory_confidence(facts: Facts) -> float:
+    """How sure it is that kernels wait for the GPU's memory: by its counters, by kernels' names; 0 for no."""
     dram, tensor = (mean_over_gpus(facts.activity, f"{unit}_active_ratio") for unit in ("dram", "tensor"))
-    return bool(dram >= _BUSY_DRAM and tensor <= _IDLE_TENSOR)
+    capture = facts.capture
+    matrix = capture.shares.matrix_ratio if capture is not None and capture.used else None
+    by_counters = bool(dram >= _BUSY_DRAM and tensor <= _IDLE_TENSOR)
+    by_names = matrix is not None and matrix < _LITTLE_MATRIX and not dram < _IDLE_DRAM
+    if by_counters:
+        return 0.9 if by_names else 0.6
+    return 0.4 if by_names else 0.0
 
 
 def _computing_ratio(facts: Facts) -> float | None:
     forward, backward = facts.breakdown.forward_ratio, facts.breakdown.backward_ratio
     if forward is not None and backward is not None:
         return forward + backward
+    if facts.capture is not None and facts.capture.used:
+        return facts.capture.of_now(facts.capture.shares.compute_ratio)
     active = mean_over_gpus(facts.activity, "sm_active_ratio")
     return active if np.isfinite(active) else None
 
@@ -126,9 +143,18 @@ def _compute_evidence(facts: Facts) -> list[str]:
     if share.forward_ratio is not None and share.backward_ratio is not None:
         total = share.forward_ratio + share.backward_ratio
         evidence.append(f"Forward and backward compute take {percent(total)} of a step (timers).")
+    evidence += _captured_kernels(facts.capture)
     if efficiency.tensor_active_ratio is not None and facts.activity.source == "steady steps":
         evidence.append(f"Active in steady steps: {', '.join(_active_units(facts))} of the time (GPM).")
     return evidence
+
+
+def _captured_kernels(capture: CaptureEvidence | None) -> list[str]:
+    if capture is None or not capture.used:
+        return []
+    computing, matrix = capture.of_now(capture.shares.compute_ratio), capture.shares.matrix_ratio
+    of_it = "" if matrix is None else f", at most {percent(matrix)} of it matrix products and attention"
+    return [f"Compute kernels run {percent(computing)} of a step{of_it} ({capture.source})."]
 
 
 def _active_units(facts: Facts) -> list[str]:

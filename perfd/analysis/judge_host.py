@@ -9,6 +9,7 @@ import numpy as np
 from perfd.analysis.degradation import Reference
 from perfd.analysis.efficiency import mean_over_gpus
 from perfd.analysis.findings import Culprit, Facts, Finding, Kind, percent
+from perfd.analysis.shown_idle import ShownIdle, not_shown, shown_idle
 
 _IDLE = 0.15
 _UNATTRIBUTED = 0.10
@@ -26,8 +27,44 @@ _SLOT_BYTES_PER_S = 55e9
 def judge_host(facts: Facts, *, slow_ranks: Collection[int | str] = ()) -> Finding | None:
     """GPUs without a kernel, or time in no timer; None when both are small.
 
+    Why the GPUs have nothing to run, only a capture tells: the host launches late, or waits for them.
     That the GPUs of `slow_ranks` idle is said of them already, and no reason to speak of all.
     """
+    evidence, lost = _seen_idle(facts, slow_ranks)
+    shown = shown_idle(facts.capture)
+    if shown is not None and not evidence:
+        # What the ranks that are named lose, or the input, is in the traces too.
+        named = not set(shown.ranks).isdisjoint(slow_ranks)
+        lost = shown.lost_ratio - (facts.data.share_ratio or 0.0)
+        shown = None if named or lost < shown.least_ratio else shown
+    if shown is not None:
+        return Finding(
+            kind=shown.kind,
+            confidence=_confidence(facts, shown, also_live=bool(evidence)),
+            evidence=[*evidence, *shown.evidence],
+            recommendation=shown.recommendation,
+            lost_ratio=lost,
+        )
+    if not evidence:
+        return None
+    return Finding(
+        kind=Kind.HOST_BOUND,
+        confidence=0.6 if len(evidence) > 1 else 0.4,
+        evidence=[*evidence, *not_shown(facts.capture)],
+        recommendation="Look for synchronisation and small kernels on the host's path: take an Nsight Systems"
+        " capture, use CUDA graphs, and keep Python's garbage collector out of the step.",
+        lost_ratio=lost,
+    )
+
+
+def _confidence(facts: Facts, shown: ShownIdle, *, also_live: bool) -> float:
+    if also_live:
+        return 0.9
+    return 0.8 if len(shown.ranks) == facts.parallel.world_size else 0.6
+
+
+def _seen_idle(facts: Facts, slow_ranks: Collection[int | str]) -> tuple[list[str], float]:
+    """What is seen without a capture: sentences, and the share of a step."""
     evidence, lost = [], 0.0
     active = _active_ratio(facts, slow_ranks)
     # Before the first steady step a job is starting, and its GPUs may well idle.
@@ -44,16 +81,7 @@ def judge_host(facts: Facts, *, slow_ranks: Collection[int | str] = ()) -> Findi
         evidence.append(
             f"{percent(outside)} of a step is in no timer: barriers, logging and other host work."
         )
-    if not evidence:
-        return None
-    return Finding(
-        kind=Kind.HOST_BOUND,
-        confidence=0.6 if len(evidence) > 1 else 0.4,
-        evidence=evidence,
-        recommendation="Look for synchronisation and small kernels on the host's path: take an Nsight Systems"
-        " capture, use CUDA graphs, and keep Python's garbage collector out of the step.",
-        lost_ratio=lost,
-    )
+    return evidence, lost
 
 
 def _active_ratio(facts: Facts, slow_ranks: Collection[int | str]) -> float:

@@ -11,8 +11,9 @@ import numpy as np
 
 from perfd.analysis.activity import GpuActivity, gpu_activity
 from perfd.analysis.bottleneck import find_bottlenecks
+from perfd.analysis.captured import CaptureEvidence, capture_evidence
 from perfd.analysis.clocks import held_clocks
-from perfd.analysis.communication import Communication, communication, with_kernels
+from perfd.analysis.communication import Communication, communication, with_capture, with_kernels
 from perfd.analysis.efficiency import Efficiency, efficiency, gpu_infos, world_size
 from perfd.analysis.findings import Facts, Finding
 from perfd.analysis.flops import FlopsConvention
@@ -40,7 +41,7 @@ from perfd.analysis.shares import (
 from perfd.analysis.slowdowns import RankSlowdown, slowdowns
 from perfd.analysis.steady import Steady, steady_rows
 from perfd.analysis.stragglers import stragglers_by_activity, stragglers_by_timers, undecided_by_activity
-from perfd.analysis.tables import AlertRecord, JobData, TracedOverlap
+from perfd.analysis.tables import AlertRecord, JobData
 from perfd.analysis.timers import Timers
 from perfd.model import EventKind, ParallelLayout
 
@@ -135,6 +136,8 @@ class JobSummary:
     slowdowns: Sequence[RankSlowdown] = ()
     """Of each rank by its peers."""
     gpus: Sequence[GpuSummary] = ()
+    capture: CaptureEvidence | None = None
+    """What the newest capture that was analysed showed, and whether that is evidence of now."""
     bottleneck: Finding
     findings: Sequence[Finding] = ()
     """All of them, the bottleneck first."""
@@ -210,6 +213,7 @@ def _summarise(job: JobData, settings: AnalysisSettings) -> JobSummary:
         goodput_ratio=goodput_ratio(job, steady, facts.step_time.median),
         slowdowns=facts.slowdowns,
         gpus=_gpus(activity),
+        capture=facts.capture,
         bottleneck=findings[0],
         findings=tuple(findings),
         alerts=tuple(job.alerts),
@@ -226,6 +230,7 @@ def _facts(job: JobData, settings: AnalysisSettings, steady: Steady, activity: G
     )
     by_timers = stragglers_by_timers(timers, times, parallel)
     of_steps = step_time(job.steps.step_time_s, steady)
+    capture = capture_evidence(job, of_steps.median)
     kernels = nccl(
         job,
         parallel,
@@ -235,8 +240,8 @@ def _facts(job: JobData, settings: AnalysisSettings, steady: Steady, activity: G
     return Facts(
         parallel=parallel,
         efficiency=_efficiency(job, settings, steady, activity),
-        communication=with_kernels(
-            communication(timers, times, description, link), kernels, _overlap_of_this_run(job)
+        communication=with_capture(
+            with_kernels(communication(timers, times, description, link), kernels), kernels, capture
         ),
         nccl=kernels,
         pipeline=with_waiting(
@@ -258,6 +263,7 @@ def _facts(job: JobData, settings: AnalysisSettings, steady: Steady, activity: G
         held_clocks=held_clocks(job, activity),
         sequences=unequal_sequences(timers, times, parallel),
         hang=hang(job),
+        capture=capture,
         silent_gpu_ranks=_silent_gpu_ranks(activity, parallel),
         transport_remarks=tuple(
             dict.fromkeys(
@@ -275,11 +281,6 @@ def _silent_gpu_ranks(activity: GpuActivity, parallel: ParallelLayout) -> tuple[
     if not ranks or not parallel.world_size:
         return ()
     return tuple(rank for rank in range(parallel.world_size) if rank not in ranks)
-
-
-def _overlap_of_this_run(job: JobData) -> TracedOverlap | None:
-    earlier = job.overlap is not None and job.overlap.unix_s < (job.started_unix_s or 0.0)
-    return None if earlier else job.overlap
 
 
 def _efficiency(

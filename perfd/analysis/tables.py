@@ -18,6 +18,7 @@ from perfd.model import (
     MemoryReport,
     RankPlacement,
     TimingSource,
+    TraceShares,
 )
 
 Floats = NDArray[np.float64]
@@ -228,12 +229,15 @@ class AlertRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TracedOverlap:
-    """How much of communication compute covered while a job was captured."""
+class Captured:
+    """What the newest capture of a job whose traces were read showed, and when that was."""
 
-    ratio: float
-    unix_s: float
-    """When the capture began."""
+    capture_id: str
+    start_unix_s: float
+    end_unix_s: float
+    shares: TraceShares
+    step_time_s: float | None = None
+    """Median of the log's steps in that time; None when it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,8 +264,10 @@ class JobData:
     """By rank, over the same recent time."""
     progress: Sequence[CollectiveProgress] = ()
     """The newest of each rank and communicator."""
-    overlap: TracedOverlap | None = None
-    """By the newest capture whose traces were read; it may be of an earlier run of that name."""
+    captured: Captured | None = None
+    """It may be of an earlier run of that name."""
     log_silent_s: float | None = None
     started_unix_s: float | None = None
+    run_began_unix_s: float | None = None
+    """When it started last: as `started_unix_s`, or a restart since."""
     ended_unix_s: float | None = None

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
-from perfd.analysis.tables import TracedOverlap
+from perfd.analysis.tables import Captured
 from perfd.capture.events import (
     Action,
     AgentConnected,
@@ -27,7 +27,14 @@ from perfd.capture.policy import CapturePolicy, Patience
 from perfd.capture.ranks import JobView, check_selector
 from perfd.config import CaptureProfile
 from perfd.errors import CaptureError, ConfigError
-from perfd.model import CaptureCancel, CaptureRequest, CaptureState, CaptureStatus, CaptureTool
+from perfd.model import (
+    CaptureCancel,
+    CaptureRequest,
+    CaptureState,
+    CaptureStatus,
+    CaptureTool,
+    TraceShares,
+)
 
 CAPTURE_LABEL = "capture"
 """The label of an alert that names the capture profile to start."""
@@ -173,12 +180,12 @@ class CaptureCoordinator:
         """The history, oldest first, as the entries of schema perfd.capture/1."""
         return [to_json(capture) for capture in self._captures.values()]
 
-    def overlap(self, job: str) -> TracedOverlap | None:
-        """How much of the job's communication compute covered in its newest capture that tells."""
+    def captured(self, job: str) -> Captured | None:
+        """What the newest capture of the job that tells where its time goes showed."""
         for capture in reversed(self._captures.values()):
-            overlap_ratio = capture.report.overlap_ratio if capture.report else None
-            if capture.job == job and not capture.server and overlap_ratio is not None:
-                return TracedOverlap(ratio=overlap_ratio, unix_s=capture.start_unix_s)
+            shares = capture.report.shares if capture.report else None
+            if capture.job == job and not capture.server and shares is not None:
+                return _captured(capture, shares)
         return None
 
     def outcomes(self) -> Mapping[tuple[str, str], int]:
@@ -271,11 +278,24 @@ def to_json(capture: Capture) -> dict[str, Any]:
                 "reason": who.reason,
                 "started_unix_s": _seconds(who.started_unix_ns),
                 "stopped_unix_s": _seconds(who.stopped_unix_ns),
+                "whole_steps": who.whole_steps,
                 "files": [{"path": file.path, "size_bytes": file.size_bytes} for file in who.files],
             }
             for who in capture.participants
         ],
     }
+
+
+def _captured(capture: Capture, shares: TraceShares) -> Captured:
+    started = [who.started_unix_ns / 1e9 for who in capture.participants if who.started_unix_ns]
+    stopped = [who.stopped_unix_ns / 1e9 for who in capture.participants if who.stopped_unix_ns]
+    start_unix_s = min(started, default=capture.start_unix_s)
+    return Captured(
+        capture_id=capture.capture_id,
+        start_unix_s=start_unix_s,
+        end_unix_s=max([*stopped, start_unix_s]),
+        shares=shares,
+    )
 
 
 def _state(state: CaptureState | None, *, whole: bool = False) -> str:

@@ -14,6 +14,7 @@ from perfd.model import (
     CaptureState,
     CaptureStatus,
     CaptureTool,
+    TraceShares,
 )
 
 
@@ -105,6 +106,8 @@ class Participant:
     started_unix_ns: int | None = None
     stopped_unix_ns: int | None = None
     files: Sequence[CaptureFile] = ()
+    whole_steps: int | None = None
+    """Steps that its trace holds from begin to end; None when that cannot be told."""
 
     @property
     def final(self) -> bool:
@@ -123,6 +126,8 @@ class CaptureReport:
     made_unix_s: float
     overlap_ratio: float | None = None
     """The share of communication that compute covers, over all ranks; None without communication."""
+    shares: TraceShares | None = None
+    """None when no rank has all its records."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

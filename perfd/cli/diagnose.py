@@ -26,8 +26,8 @@ sure it is, who is to blame, and what to do. Of the jobs that run now, by their 
 """
 _EPILOG = f"""\
 With --json it prints one object: {{"schema": "{SCHEMA}", "jobs": [{{"name", "bottleneck",
-"diagnosis": [...]}}]}}; each entry has kind, confidence, culprits, evidence, recommendation and
-lost_ratio, as in perfd.summary/1.
+"diagnosis": [...], "capture"}}]}}; each entry has kind, confidence, culprits, evidence, recommendation and
+lost_ratio, as in perfd.summary/1; capture is what the newest analysed capture showed, or null.
 Exit codes: 0 it was diagnosed, whatever was found; 2 there is no such job, recording or aggregator."""
 
 
@@ -66,7 +66,12 @@ def document(summaries: Sequence[JobSummary]) -> Mapping[str, Any]:
 
 def _job(summary: JobSummary) -> Mapping[str, Any]:
     plain: Mapping[str, Any] = msgspec.to_builtins(
-        {"name": summary.name, "bottleneck": summary.bottleneck, "diagnosis": list(summary.findings)}
+        {
+            "name": summary.name,
+            "bottleneck": summary.bottleneck,
+            "diagnosis": list(summary.findings),
+            "capture": summary.capture,
+        }
     )
     return plain
 

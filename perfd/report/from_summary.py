@@ -55,6 +55,7 @@ def _sentences(job: JobSummary) -> list[str]:
 
 def _metrics(job: JobSummary, source: str) -> list[Metric]:
     communication = f"{source}; {job.communication.source}"
+    exposed = f"{source}; {job.communication.exposed_source}"
     speed = f"{source}; {_FLOPS_SOURCES.get(job.mfu_source or '', 'source unknown')}"
     steady = f"{job.steps.steady_count} steady of {job.steps.count} steps"
     over = f"{source}; median over {steady}"
@@ -67,7 +68,7 @@ def _metrics(job: JobSummary, source: str) -> list[Metric]:
         ("TFLOP/s a GPU", _count(job.model_flops_per_s_per_gpu, 1e12), speed),
         ("Tensor cores active", percent(job.tensor_active_ratio), f"{source}; GPU counters"),
         ("Communication", percent(job.communication.share_ratio), communication),
-        ("Exposed communication", percent(job.communication.exposed_ratio), communication),
+        ("Exposed communication", percent(job.communication.exposed_ratio), exposed),
         ("Pipeline stall", percent(job.pipeline.stall_ratio), f"{source}; {job.pipeline.source}"),
         ("Bubble by theory", percent(job.pipeline.bubble_theory_ratio), f"{source}; the schedule"),
         ("Data loading", percent(job.data.share_ratio), f"{source}; {job.data.source}"),

@@ -10,6 +10,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from perfd.analysis.captured import not_used
+from perfd.analysis.communication import Communication
 from perfd.analysis.findings import Finding, Kind
 from perfd.analysis.summary import JobSummary
 
@@ -25,7 +27,8 @@ _LIMITS = {
     Kind.THROTTLING: "Clocks that are held down limit this job",
     Kind.MEMORY: "Full memory limits this job",
     Kind.HOST_BOUND: "The host limits this job",
-    Kind.LAUNCH_BOUND: "Launching tiny kernels limits this job",
+    Kind.LAUNCH_BOUND: "Launching kernels limits this job",
+    Kind.SYNC_BOUND: "Waiting of the host for the GPU limits this job",
     Kind.MEMORY_BOUND: "The bandwidth of the GPUs' memory limits this job",
     Kind.HOST_TRANSFER: "Copies between host and GPU limit this job",
     Kind.LINK_DEGRADATION: "Slow links limit this job",
@@ -92,6 +95,7 @@ def findings_in_words(summaries: Sequence[JobSummary]) -> list[str]:
     for summary in summaries:
         findings = [summary.bottleneck, *(one for one in summary.findings if one != summary.bottleneck)]
         blocks += [f"# {summary.name}", *("\n".join([*_finding(finding), ""]) for finding in findings)]
+        blocks += [f"{sentence}\n" for sentence in not_used(summary.capture)]
     return [printable(f"{block}\n" if block.startswith("#") else block) for block in blocks]
 
 
@@ -112,7 +116,7 @@ def _numbers(summary: JobSummary) -> list[str]:
         ("throughput", _throughput(summary)),
         ("model FLOP/s per GPU", _flops(summary)),
         ("MFU", _mfu(summary)),
-        ("communication", _share(summary.communication.share_ratio, summary.communication.source)),
+        ("communication", _communication(summary.communication)),
         ("pipeline stall", _stall(summary)),
         ("data loading", _share(summary.data.share_ratio, summary.data.source)),
         ("optimizer", _share(summary.optimizer.share_ratio, summary.optimizer.source)),
@@ -186,6 +190,13 @@ def _stall(summary: JobSummary) -> str | None:
         pipeline.bubble_theory_ratio is not None
     )
     return f"{_percent(pipeline.stall_ratio)} of the schedule{theory} ({pipeline.source})"
+
+
+def _communication(communication: Communication) -> str | None:
+    share = _share(communication.share_ratio, communication.source)
+    if share is None or communication.exposed_source in {None, communication.source}:
+        return share
+    return f"{share}; exposed {_share(communication.exposed_ratio, communication.exposed_source)}"
 
 
 def _alerts(alerts: Sequence[Alert]) -> list[str]:

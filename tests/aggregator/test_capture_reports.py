@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import threading
+import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from exporters.support import until
 
 from perfd.aggregator.aggregator import Aggregator
 from perfd.aggregator.capture_reports import CaptureReports, readable_traces
+from perfd.analysis.findings import Kind
 from perfd.capture.api import StartBody
 from perfd.capture.events import Capture, CaptureReport, Participant
 from perfd.capture.processes import runs
@@ -96,27 +98,126 @@ def test_a_capture_that_ends_is_analysed_and_its_report_outlives_the_aggregator(
     again.stop()
 
 
+def launching_late(path: Path) -> CaptureFile:
+    """Three steps of 100 ms in which the GPU works in spells of 70 us, and waits 30 for the next launch."""
+    operations = [Op(COMPUTE, start, start + 70, launched=start - 1) for start in range(0, 300_000, 100)]
+    steps = {number: (1e5 * number, 1e5 * (number + 1)) for number in range(3)}
+    path.parent.mkdir(exist_ok=True)
+    write_json(path, kineto(operations, steps=steps))
+    return CaptureFile(path=str(path), size_bytes=path.stat().st_size)
+
+
+def captured_meanwhile(agent: FakeAgent, aggregator: Aggregator, file: CaptureFile, now_ns: int) -> None:
+    """The job goes on in steps of 0.1 s while an agent takes a capture that leaves this file."""
+    aggregator.start_capture(StartBody(job="llm", id="c1"))
+    while not isinstance(agent.hear(), CaptureRequest):
+        pass
+    agent.say(
+        CaptureStatus(
+            capture_id="c1",
+            state=CaptureState.DONE,
+            time_unix_ns=now_ns,
+            ranks=(0,),
+            files=(file,),
+            started_unix_ns=now_ns - 10**9,
+            stopped_unix_ns=now_ns,
+        )
+    )
+    until(lambda: aggregator.captures()[0]["report"] is not None)
+    assert aggregator.captures()[0]["report"]["path"] is not None, aggregator.captures()[0]["report"]["words"]
+
+
+def test_a_capture_that_was_read_tells_why_gpus_idle_as_long_as_the_job_stays_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    aggregator = running(tmp_path)
+    now_ns = SystemClock().unix_ns()
+    url = aggregator.http_address
+
+    def told(*arguments: str) -> str:
+        assert main([*arguments, "--aggregator", str(url)]) == 0
+        return capsys.readouterr().out
+
+    try:
+        with FakeAgent(aggregator.grpc_address, node="n0") as agent:
+            agent.hello(tools=(CaptureTool.KINETO,))
+            agent.send(RankPlacement(job="llm", rank=0, gpu=0), *steps(now_ns, 1, 40, 0.1))
+            agent.send(*(busy(now_ns - 50_000_000 - step * 100_000_000, 0.7) for step in range(39, -1, -1)))
+            aggregator.tick()
+            assert aggregator.summary("llm")[0].bottleneck.kind is Kind.HOST_BOUND
+            captured_meanwhile(
+                agent, aggregator, launching_late(tmp_path / "c1" / "rank0.trace.json"), now_ns
+            )
+            aggregator.tick()
+            live = told("diagnose")
+            (job,) = json.loads(told("diagnose", "--json"))["jobs"]
+            report = get(f"http://{url}/reports/jobs/llm")
+            # The same job, half as fast: what the capture showed is of another pace.
+            agent.send(*steps(now_ns + 30 * 10**9, 41, 200, 0.2))
+            aggregator.tick()
+            slower = told("diagnose")
+    finally:
+        aggregator.stop()
+    assert live.splitlines()[2].startswith("Launching kernels limits this job (confidence 90%)")
+    assert "the host has not launched (capture c1, " in live
+    assert job["bottleneck"]["kind"] == "launch_bound"
+    assert job["capture"]["used"] is True
+    assert job["capture"]["shares"]["launch_ratio"] == pytest.approx(0.3, abs=0.01)
+    assert "the host has not launched (capture c1, " in report
+    assert "The host limits this job" in slower
+    assert "c1, is not used: steps took 100.0 ms meanwhile and take 200.0 ms now." in slower
+
+
+def get(address: str) -> str:
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def steps(end_ns: int, first: int, count: int, step_time_s: float) -> list[TrainingStep]:
+    """So many steps of that length, the last of which ends then."""
+    return [
+        TrainingStep(
+            job="llm",
+            step=first + at,
+            step_time_s=step_time_s,
+            time_unix_ns=end_ns - round((count - 1 - at) * step_time_s * 1e9),
+        )
+        for at in range(count)
+    ]
+
+
+def busy(time_unix_ns: int, ratio: float) -> SampleTable:
+    return SampleTable(
+        scope=Scope.GPU, times_unix_ns=[time_unix_ns], entities=["0"], columns={"busy_ratio": [ratio]}
+    )
+
+
 def test_what_a_trace_shows_to_be_hidden_is_taken_off_the_communication_that_nccl_tells(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "c1" / "rank0.trace.json"
     path.parent.mkdir()
-    half_covered = [Op(COMPUTE, 0, 60), Op(NCCL, 40, 80, stream=9)]
-    write_json(path, kineto(half_covered, steps={1: (0, 100)}))
+    half_covered = [Op(COMPUTE, 0, 60e3), Op(NCCL, 40e3, 80e3, stream=9)]
+    write_json(path, kineto(half_covered, steps={1: (0, 1e5)}))
     aggregator = running(tmp_path)
+    now_ns = SystemClock().unix_ns()
     try:
-        capture(aggregator, "c1", CaptureFile(path=str(path), size_bytes=path.stat().st_size))
-        until(lambda: aggregator.captures()[0]["report"] is not None)
-        assert aggregator.captures()[0]["report"]["overlap_ratio"] == pytest.approx(0.5)
-        with FakeAgent(aggregator.grpc_address, agent_id="agent1") as agent:
-            agent.hello()
+        with FakeAgent(aggregator.grpc_address, node="n0") as agent:
+            agent.hello(tools=(CaptureTool.KINETO,))
+            agent.send(RankPlacement(job="llm", rank=0, gpu=0), *steps(now_ns, 1, 40, 0.1))
             agent.send(*(in_nccl(second, 0.4 * second) for second in range(1, 4)))
+            aggregator.tick()
+            file = CaptureFile(path=str(path), size_bytes=path.stat().st_size)
+            captured_meanwhile(agent, aggregator, file, now_ns)
+        assert aggregator.captures()[0]["report"]["overlap_ratio"] == pytest.approx(0.5)
         aggregator.tick()
         (summary,) = aggregator.summary("llm")
     finally:
         aggregator.stop()
     assert summary.communication.share_ratio == pytest.approx(0.4)
     assert summary.communication.exposed_ratio == pytest.approx(0.2)
+    assert (summary.communication.exposed_source or "").startswith("capture c1, ")
 
 
 def in_nccl(second: int, busy_s: float) -> SampleTable:

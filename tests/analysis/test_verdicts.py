@@ -13,7 +13,7 @@ from perfd.analysis.degradation import Reference
 from perfd.analysis.findings import Culprit, Finding, Kind
 from perfd.analysis.hang import hang, patience_s
 from perfd.analysis.summary import AnalysisSettings, JobSummary, summarise
-from perfd.analysis.tables import GpuKey, GpuTable, NcclTime, TracedOverlap
+from perfd.analysis.tables import GpuKey, GpuTable, NcclTime
 from perfd.model import CollectiveProgress, Event, EventKind, ParallelLayout
 from perfd.peaks import load_peaks
 
@@ -511,29 +511,6 @@ def test_communication_of_tensor_groups_is_told_with_what_helps_them():
     times = [NcclTime(rank=r, busy_s=3, span_s=10, lost_operations=0) for r in range(4)]
     job = job_data(STEPS, description=layout, gpu=apart, collectives=pairs, nccl=times)
     assert "crosses nodes of 1 GPUs" in summarise(job, AnalysisSettings()).bottleneck.recommendation
-
-
-def test_what_a_capture_showed_to_be_hidden_costs_nothing():
-    layout = description(world_size=4, tp=2, dp=2, micro_batch_size=1, global_batch_size=8)
-    pairs = [
-        table([0, 1], [0, 0], transfer_s=0.03),
-        table([2, 3], [0, 0], transfer_s=0.03, communicator="cd"),
-    ]
-    times = [NcclTime(rank=r, busy_s=3, span_s=10, lost_operations=0) for r in range(4)]
-    job = job_data(STEPS, description=layout, collectives=pairs, nccl=times, started_unix_s=1000.0)
-
-    def judged(ratio: float, unix_s: float = 1010.0) -> JobSummary:
-        traced = TracedOverlap(ratio=ratio, unix_s=unix_s)
-        return summarise(replace(job, overlap=traced), AnalysisSettings())
-
-    some = judged(0.4)
-    assert some.communication.exposed_ratio == pytest.approx(0.18)
-    assert finding(some, Kind.COMMUNICATION).lost_ratio == pytest.approx(0.18)
-    said = "Computation covered 40.0 % of communication in the newest capture (trace), so about 18.0 %"
-    assert any(sentence.startswith(said) for sentence in some.bottleneck.evidence)
-    assert finding(judged(0.9), Kind.COMMUNICATION) is None
-    # A capture of an earlier run of that name says nothing of this one.
-    assert judged(0.9, unix_s=900.0).communication.exposed_ratio is None
 
 
 def test_a_sample_or_two_of_a_short_job_do_not_make_it_host_bound():

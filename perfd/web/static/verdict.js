@@ -16,6 +16,7 @@ const SENTENCES = {
   memory: "Limited by GPU memory",
   host_bound: "Limited by the host",
   launch_bound: "Limited by kernel launches",
+  sync_bound: "Limited by the host’s waits for the GPU",
   memory_bound: "Limited by memory bandwidth",
   host_transfer: "Limited by copies from and to the host",
   link_degradation: "Limited by a slow link",

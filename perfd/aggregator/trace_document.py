@@ -1,0 +1,121 @@
+"""What the aggregator reads of an analysis of traces (`perfd.trace/1`): the verdict, where the time went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from perfd.model import TraceShares
+
+_MATRIX = frozenset({"matmul", "attention", "convolution"})
+_NAMELESS = frozenset({"graph", "other"})
+_NOT_COMPUTE = frozenset({"communication", "copy"})
+_MOST = 0.5
+
+
+class _Finding(msgspec.Struct):
+    kind: str
+    evidence: list[str] = []
+
+
+class _Step(msgspec.Struct):
+    span_s: float
+
+
+class _Idle(msgspec.Struct):
+    launch_s: float
+    sync_s: float
+    other_s: float
+    host_s: float
+    after_sync_s: float
+
+
+class _Collective(msgspec.Struct):
+    total_s: float
+    transfer_s: float | None
+    wait_s: float | None
+
+
+class _Rank(msgspec.Struct):
+    rank: int
+    span_s: float
+    compute_s: float
+    communication_s: float
+    exposed_communication_s: float
+    exposed_memory_s: float
+    idle_s: float | None
+    idle: _Idle | None
+    complete: bool
+    steps: list[_Step] = []
+    classes: dict[str, float] = {}
+    collectives: list[_Collective] = []
+
+
+class TraceDocument(msgspec.Struct):
+    """What is read of the document."""
+
+    bottleneck: _Finding | None = None
+    ranks: list[_Rank] = []
+
+    def words(self) -> str:
+        """What limits the capture, in a sentence or two."""
+        found = self.bottleneck
+        if found is None:
+            return "What limits it is not known: no rank has all its GPU records."
+        return " ".join([f"{found.kind.replace('_', ' ').capitalize()}.", *found.evidence[:1]])
+
+    def overlap_ratio(self) -> float | None:
+        """The share of communication that compute covers; None without communication."""
+        ranks = [rank for rank in self.ranks if rank.complete]
+        total_s = sum(rank.communication_s for rank in ranks)
+        exposed_s = sum(rank.exposed_communication_s for rank in ranks)
+        return 1 - exposed_s / total_s if total_s > 0 else None
+
+    def shares(self) -> TraceShares | None:
+        """Where the time went; None when no rank has all its records."""
+        ranks = [rank for rank in self.ranks if rank.complete and rank.span_s > 0]
+        return _shares(ranks) if ranks else None
+
+
+def _shares(ranks: Sequence[_Rank]) -> TraceShares:
+    def mean(seconds: Callable[[_Rank], float]) -> float:
+        return float(np.mean([seconds(rank) / rank.span_s for rank in ranks]))
+
+    def of_idle(seconds: Callable[[_Idle], float]) -> float:
+        return mean(lambda rank: seconds(rank.idle) if rank.idle else 0.0)
+
+    steps = [step.span_s for rank in ranks for step in rank.steps]
+    return TraceShares(
+        ranks=tuple(sorted(rank.rank for rank in ranks)),
+        step_time_s=float(np.median(steps)) if steps else None,
+        compute_ratio=mean(lambda rank: rank.compute_s),
+        matrix_ratio=_matrix_ratio(ranks),
+        communication_ratio=mean(lambda rank: rank.communication_s),
+        exposed_communication_ratio=mean(lambda rank: rank.exposed_communication_s),
+        waiting_ratio=_waiting_ratio([row for rank in ranks for row in rank.collectives]),
+        exposed_copies_ratio=mean(lambda rank: rank.exposed_memory_s),
+        launch_ratio=of_idle(lambda idle: idle.launch_s - idle.after_sync_s + idle.other_s),
+        long_gaps_ratio=of_idle(lambda idle: idle.host_s),
+        synchronization_ratio=of_idle(lambda idle: idle.sync_s + idle.after_sync_s),
+        unexplained_idle_ratio=mean(lambda rank: 0.0 if rank.idle else rank.idle_s or 0.0),
+    )
+
+
+def _matrix_ratio(ranks: Sequence[_Rank]) -> float | None:
+    total_s, matrix_s = 0.0, 0.0
+    for rank in ranks:
+        computing: Mapping[str, float] = {
+            name: seconds for name, seconds in rank.classes.items() if name not in _NOT_COMPUTE
+        }
+        total_s += sum(computing.values())
+        matrix_s += sum(computing.get(name, 0.0) for name in _MATRIX | _NAMELESS)
+    return matrix_s / total_s if total_s > 0 else None
+
+
+def _waiting_ratio(rows: Sequence[_Collective]) -> float | None:
+    total_s = sum(row.total_s for row in rows)
+    wait_s = sum(row.wait_s or 0.0 for row in rows)
+    matched_s = wait_s + sum(row.transfer_s or 0.0 for row in rows)
+    return wait_s / matched_s if total_s > 0 and matched_s >= _MOST * total_s else None
