@@ -94,3 +94,10 @@ def note(request: CaptureRequest, why: Ending, progress: Progress) -> str:
         Ending.SLOWED: progress.slowed,
         Ending.DISK: "Free space fell below capture.min_free_bytes; the capture was deleted.",
     }.get(why, "")
+
+
+def shortfall(asked: int | None, whole: int | None) -> str:
+    """What to tell the user about a trace with fewer whole steps than were asked for; empty for nothing."""
+    if asked is None or whole is None or whole >= asked:
+        return ""
+    return f"The trace holds {whole} of the {asked} steps from begin to end."

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from perfd.capture.identity import slug
 from perfd.capture.installation import Installation
-from perfd.capture.kernels import kernels_by_process
+from perfd.capture.kernels import kernels_by_process, recorded_by_process
 from perfd.capture.nsys import (
     Completed,
     NsysCli,
@@ -24,9 +24,13 @@ from perfd.capture.tools import Begun, Outcome, Plan, Readiness, Target, Tool
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool, RankPlacement
+from perfd.trace.whole_steps import Recorded, whole_steps
 
 _LATE_REPORT_S = 60.0
 _POLL_S = 0.2
+_SETTLE_MARGIN = 1.5
+_MOST_SETTLE_S = 10.0
+"""A job that waits when the collection starts has its first kernel late, for no fault of the profiler."""
 _NOT_LAUNCHED = "was not started under `nsys launch`; start the job with `perfd run`, or with nsys launch."
 
 
@@ -39,7 +43,7 @@ class NsysOptions:
     settle_s: float = 2.0
     """Until CUPTI is on in every process. Each collection of a session covered less of its time than the one
     before, 1.1 s at first and 0.35 s after eight; the ninth, stopped after half a second, took the job down
-    with it (nsys 2025.3.1 on two H200s)."""
+    with it (nsys 2025.3.1 on two H200s). So it is longer once a report shows that it took longer."""
 
 
 class NsysTool(Tool):
@@ -59,6 +63,7 @@ class NsysTool(Tool):
         self._clock = clock
         self._proc = proc
         self._options = options or NsysOptions()
+        self._settle_s = self._options.settle_s
 
     @property
     def kind(self) -> CaptureTool:
@@ -100,7 +105,7 @@ class NsysTool(Tool):
         except CaptureError:
             self.abort(begun)
             raise
-        return Begun(settle_s=self._options.settle_s)
+        return Begun(settle_s=self._settle_s)
 
     def alive(self, targets: Sequence[Target]) -> bool:
         processes = [pair for target in targets for pair in target.processes.items()]
@@ -112,7 +117,7 @@ class NsysTool(Tool):
         return [
             outcome
             for target, done in zip(targets, stopped, strict=True)
-            for outcome in self._collect(target, done, plan.directory)
+            for outcome in self._collect(target, done, plan)
         ]
 
     def abort(self, handles: Sequence[str]) -> None:
@@ -128,15 +133,16 @@ class NsysTool(Tool):
             raise CaptureError("There is no nsys on this node.")
         return NsysCli(self._installation.nsys)
 
-    def _collect(self, target: Target, done: Completed, directory: Path) -> Sequence[Outcome]:
+    def _collect(self, target: Target, done: Completed, plan: Plan) -> Sequence[Outcome]:
         """Find and check the report of one session. An exit code of 0 does not mean that there is one."""
+        directory = plan.directory
         if done.code and not self._wait_until_gone(target.handle):
             self.abort([target.handle])
             reason = f"nsys stop failed: {done.complaint}"
             return [Outcome(state=CaptureState.FAILED, ranks=target.ranks, reason=reason)]
         report = _fetch(directory / f"{slug(target.handle)}.nsys-rep", done)
         if report is not None and report.stat().st_size:
-            return self._verify(target, report)
+            return self._verify(target, report, plan)
         raw = _fetch(directory / f"{slug(target.handle)}.qdstrm", done)
         if raw is None:
             reason = f"nsys left no report: {done.complaint}"
@@ -156,7 +162,7 @@ class NsysTool(Tool):
             self._clock.sleep(_POLL_S)
         return True
 
-    def _verify(self, target: Target, report: Path) -> Sequence[Outcome]:
+    def _verify(self, target: Target, report: Path, plan: Plan) -> Sequence[Outcome]:
         """One outcome for the ranks whose kernels are in the report, one for those without any."""
         if not self._options.export_sqlite:
             return [Outcome(state=CaptureState.DONE, ranks=target.ranks, files=[report])]
@@ -170,22 +176,48 @@ class NsysTool(Tool):
         if not sum(kernels.values()):
             reason = "The report holds no GPU work."
             return [Outcome(state=CaptureState.EMPTY, ranks=target.ranks, reason=reason, files=files)]
+        steps = self._whole_steps(sqlite, plan)
         # In a container the pids of the report may be others than ours; then ranks cannot be told apart.
-        if not kernels.keys() & target.processes.keys():
-            return [Outcome(state=CaptureState.DONE, ranks=target.ranks, files=files)]
-        busy = {rank for pid, rank in target.processes.items() if kernels.get(pid)}
-        return [
-            Outcome(state=state, ranks=ranks, reason=reason, files=files)
-            for state, ranks, reason in (
-                (CaptureState.DONE, [rank for rank in target.ranks if rank in busy], ""),
-                (
-                    CaptureState.EMPTY,
-                    [rank for rank in target.ranks if rank not in busy],
-                    "The report holds no GPU work of this rank.",
-                ),
-            )
-            if ranks or (state is CaptureState.DONE and not target.ranks)
-        ]
+        if not target.ranks or not kernels.keys() & target.processes.keys():
+            known = [whole for whole in steps.values() if whole is not None]
+            fewest = min(known) if known and len(known) == len(steps) else None
+            return [Outcome(state=CaptureState.DONE, ranks=target.ranks, files=files, whole_steps=fewest)]
+        return _by_rank(target, kernels, steps, files)
+
+    def _whole_steps(self, sqlite: Path, plan: Plan) -> dict[int, int | None]:
+        """The whole steps of each process in the report; what nobody asked for is not looked at."""
+        try:
+            recorded = recorded_by_process(sqlite) if plan.steps is not None else {}
+        except CaptureError:
+            return {}  # Its kernels could be counted.
+        self._learn(list(recorded.values()))
+        return {pid: whole_steps(one, plan.step_time_s) for pid, one in recorded.items()}
+
+    def _learn(self, recorded: Sequence[Recorded]) -> None:
+        """Take longer to count steps the next time, when CUPTI was on later than was thought."""
+        late_s = max(((one.recorded_from_ns or 0) / 1e9 for one in recorded), default=0.0)
+        self._settle_s = max(self._settle_s, min(_MOST_SETTLE_S, late_s * _SETTLE_MARGIN))
+
+
+def _by_rank(
+    target: Target, kernels: Mapping[int, int], steps: Mapping[int, int | None], files: Sequence[Path]
+) -> list[Outcome]:
+    """One outcome for ranks with kernels and equally many steps in the report, one for those without any."""
+    busiest: dict[int, int] = {}
+    for pid, rank in target.processes.items():
+        if rank is not None and kernels.get(pid, 0) > kernels.get(busiest.get(rank, -1), 0):
+            busiest[rank] = pid
+    done: dict[int | None, list[int]] = {}
+    for rank, pid in sorted(busiest.items()):
+        done.setdefault(steps.get(pid), []).append(rank)
+    outcomes = [
+        Outcome(state=CaptureState.DONE, ranks=ranks, files=files, whole_steps=whole)
+        for whole, ranks in done.items()
+    ]
+    if idle := [rank for rank in target.ranks if rank not in busiest]:
+        reason = "The report holds no GPU work of this rank."
+        outcomes.append(Outcome(state=CaptureState.EMPTY, ranks=idle, reason=reason, files=files))
+    return outcomes
 
 
 def _target(session: Session, scan: Scan, placed: Mapping[int, int]) -> Target:

@@ -54,6 +54,7 @@ def _changed(who: Participant, status: CaptureStatus) -> Participant:
         started_unix_ns=status.started_unix_ns or who.started_unix_ns,
         stopped_unix_ns=status.stopped_unix_ns or who.stopped_unix_ns,
         files=tuple(status.files) or who.files,
+        whole_steps=status.whole_steps,
     )
 
 

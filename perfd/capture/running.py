@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfd.capture.ending import Ending, Progress, ending, note
+from perfd.capture.ending import Ending, Progress, ending, note, shortfall
 from perfd.capture.guards import GuardSettings, JobProgress, refusal, slowed
 from perfd.capture.sharing import Sharing
 from perfd.capture.storage import CaptureRecord, CaptureStore
@@ -213,8 +213,9 @@ class CaptureRun:
                 continue
             shared, unshared = self._share(files)
             kept = "What was collected until then is kept." if why.spoils and files else ""
-            reason = " ".join(filter(None, (outcome.reason, remark, kept, unshared)))
-            self._tell(state, reason, mine, [*files, *shared])
+            short = shortfall(self._request.steps, outcome.whole_steps)
+            reason = " ".join(filter(None, (outcome.reason, remark, short, kept, unshared)))
+            self._tell(state, reason, mine, [*files, *shared], outcome.whole_steps)
             spoken.update(mine or ranks)
         if silent := [rank for rank in ranks if rank not in spoken]:
             self._tell(CaptureState.EMPTY, "No report covers this rank.", silent)
@@ -255,6 +256,7 @@ class CaptureRun:
         reason: str,
         ranks: Sequence[int],
         files: Sequence[CaptureFile] = (),
+        whole_steps: int | None = None,
     ) -> None:
         status = CaptureStatus(
             capture_id=self._request.capture_id,
@@ -265,6 +267,7 @@ class CaptureRun:
             files=tuple(files),
             started_unix_ns=self._started_unix_ns,
             stopped_unix_ns=self._stopped_unix_ns,
+            whole_steps=whole_steps,
         )
         if state.final:
             self._finals.append(status)

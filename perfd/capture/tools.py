@@ -48,6 +48,8 @@ class Outcome:
     ranks: Sequence[int]
     reason: str = ""
     files: Sequence[Path] = ()
+    whole_steps: int | None = None
+    """Steps that the files hold from begin to end, by what is in them; None when they do not tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

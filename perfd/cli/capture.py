@@ -202,7 +202,8 @@ def _print(document: Mapping[str, Any], *, as_json: bool) -> None:
         print(f"  {report['words']}", *([f"    {report['path']}"] if report["path"] else []), sep="\n")
     for alike in _grouped(capture["ranks"]):
         who, target = alike[0], _target(alike, server=capture["server"])
-        print(f"  {target} on {who['node'] or 'no node'}: {who['state']} {who['reason']}".rstrip())
+        state = f"{who['state']}{_held(who.get('whole_steps'))}"
+        print(f"  {target} on {who['node'] or 'no node'}: {state} {who['reason']}".rstrip())
         for file in who["files"]:
             print(f"    {file['path']} ({file['size_bytes'] / 2**20:.1f} MiB)")
 
@@ -211,9 +212,16 @@ def _grouped(ranks: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]
     """Ranks that ended in one way and left no files of their own, as the page groups them."""
     groups: dict[tuple[object, ...], list[Mapping[str, Any]]] = {}
     for place, who in enumerate(ranks):
-        key = (place,) if who["files"] else (who["node"], who["state"], who["reason"])
+        key = (place,) if who["files"] else (who["node"], who["state"], who["reason"], who.get("whole_steps"))
         groups.setdefault(key, []).append(who)
     return list(groups.values())
+
+
+def _held(whole_steps: int | None) -> str:
+    """What a trace holds, in brackets; nothing where it does not tell."""
+    if whole_steps is None:
+        return ""
+    return f" ({whole_steps} whole step{'' if whole_steps == 1 else 's'})"
 
 
 def _target(alike: Sequence[Mapping[str, Any]], *, server: bool) -> str:

@@ -10,7 +10,8 @@ runnable file of it, with these variables baked in:
 NSYS_STAND_IN_STATE         directory of the session files
 NSYS_STAND_IN_VERSION       what --version says
 NSYS_STAND_IN_IMPORT        "0": the importer fails, only a .qdstrm is left, with exit code 0
-NSYS_STAND_IN_KERNELS       kernels per process in the export
+NSYS_STAND_IN_KERNELS       kernels per process in the export, one a second
+NSYS_STAND_IN_FIRST_KERNEL_S  when the first of them is, after the start of the collection
 NSYS_STAND_IN_IDLE_RANKS    values of RANK, by comma, whose processes launch no kernel
 NSYS_STAND_IN_REPORT_BYTES  size of a report
 NSYS_STAND_IN_GPU_METRICS   the spelling of --gpu-metrics-device(s) that this version knows
@@ -239,6 +240,7 @@ def fill(database: sqlite3.Connection, content: Session) -> None:
         """
     )
     kernels = int(setting("KERNELS", "5"))
+    first_ns = round(float(setting("FIRST_KERNEL_S", "0")) * 1e9)
     if kernels:
         database.execute(
             "CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL "
@@ -250,9 +252,10 @@ def fill(database: sqlite3.Connection, content: Session) -> None:
     for name, rank in content["ranks"].items():
         pid = int(name)
         for number in range(0 if rank in idle else kernels):
+            start_ns = first_ns + number * 10**9
             database.execute(
                 "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, 1, 7, ?, ?, 1, 1, NULL)",
-                (number * 10, number * 10 + 5, int(rank or 0), number, pid << 24),
+                (start_ns, start_ns + 5, int(rank or 0), number, pid << 24),
             )
         database.execute("INSERT INTO PROCESSES VALUES (?, ?, ?)", (pid << 24, pid, "/usr/bin/python3"))
     for name, value in content["environment"].items():

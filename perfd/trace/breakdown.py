@@ -10,7 +10,8 @@ from perfd.trace.idle import Idle, IdleTimes
 from perfd.trace.intervals import Coverage
 from perfd.trace.kinds import Kind
 from perfd.trace.losses import Losses, losses
-from perfd.trace.model import RankTrace, Step
+from perfd.trace.model import RankTrace
+from perfd.trace.steps import Step, whole_among
 
 MAX_LOST_RATIO = 0.02
 """With more GPU records missing than this, what the GPU did not do is not known."""
@@ -117,7 +118,7 @@ class RankTimeline:
 
 def _window(trace: RankTrace) -> Window:
     """From the first to the last whole step, else from the first to the last operation."""
-    whole = [step for step in trace.steps if _is_whole(step, trace.captured_ns)]
+    whole = whole_among(trace.steps, trace.captured_ns, trace.recorded_from_ns)
     if whole:
         numbers = {step.number for step in whole}
         return Window(
@@ -134,10 +135,3 @@ def _window(trace: RankTrace) -> Window:
         source="operations",
         dropped_steps=tuple(step.number for step in trace.steps),
     )
-
-
-def _is_whole(step: Step, captured_ns: tuple[int, int] | None) -> bool:
-    """Whether the capture saw it from begin to end; a profiler ends what is open where it stops."""
-    if step.end_ns <= step.start_ns:
-        return False
-    return captured_ns is None or (captured_ns[0] <= step.start_ns and step.end_ns < captured_ns[1])

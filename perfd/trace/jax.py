@@ -18,7 +18,8 @@ from perfd.trace.chrome import Args, Event
 from perfd.trace.hlo import hlo_class
 from perfd.trace.intervals import Ns
 from perfd.trace.kinds import Kind
-from perfd.trace.model import RankTrace, Step, no_calls, operations_of
+from perfd.trace.model import RankTrace, no_calls, operations_of
+from perfd.trace.steps import Step
 
 _DEVICE = re.compile(r"/device:(GPU|TPU):(\d+)")
 _STREAM = re.compile(r"Stream #(\d+)")

@@ -8,7 +8,6 @@ host's `ProfilerStep` ranges are the steps; their copies on the GPU's rows are i
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,16 +30,15 @@ from perfd.trace.model import (
     HostCalls,
     Phase,
     RankTrace,
-    Step,
     operations_of,
 )
 from perfd.trace.serving import step_name
+from perfd.trace.steps import PROFILER_STEP, steps_among
 
 _ABSOLUTE_TIME_NS = 10**18
 """The year 2001: a clock that shows more counts from 1970."""
 _STRAY_RATIO = 0.05
 """A device with less than this share of a process' operations is not its device."""
-_STEP = re.compile(r"ProfilerStep#?(\d+)")
 
 
 class _Device(msgspec.Struct):
@@ -113,7 +111,7 @@ class _File:
         devices, counts = np.unique(columns["device"][valid], return_counts=True)
         main = [int(device) for device in devices[counts >= _STRAY_RATIO * counts.sum()]]
         calls, phases = self._events.calls(), self._events.phases()
-        steps, named = _steps(phases), _named(phases)
+        steps, named = steps_among(phases, PROFILER_STEP), _named(phases)
         overhead, captured_ns = self._events.overhead(), self._events.captured_ns()
         classes = [kernel_class(name) for name in self._events.names]
         epoch_ns = self._epoch_ns(int(columns["start_ns"][valid][0]))
@@ -178,18 +176,6 @@ class _File:
 
 def _named(phases: Sequence[Phase]) -> list[Phase]:
     """The ranges that are no steps; those of inference servers by their kind, not by their batch."""
-    others = [phase for phase in phases if not _STEP.fullmatch(phase.name)]
+    others = [phase for phase in phases if not PROFILER_STEP.fullmatch(phase.name)]
     kinds = {name: step_name(name) for name in {phase.name for phase in others}}
     return [phase if (kind := kinds[phase.name]) is None else replace(phase, name=kind) for phase in others]
-
-
-def _steps(phases: Sequence[Phase]) -> list[Step]:
-    """The host's steps in order of their numbers; of two with one number the longer is the step."""
-    steps: dict[int, Step] = {}
-    for phase in phases:
-        if found := _STEP.fullmatch(phase.name):
-            number = int(found[1])
-            known = steps.get(number)
-            if known is None or phase.end_ns - phase.start_ns > known.end_ns - known.start_ns:
-                steps[number] = Step(number=number, start_ns=phase.start_ns, end_ns=phase.end_ns)
-    return [steps[number] for number in sorted(steps)]

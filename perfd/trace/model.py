@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfd.trace.intervals import Ns
+from perfd.trace.steps import Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +41,6 @@ class HostCalls:
 
     def __len__(self) -> int:
         return len(self.start_ns)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One iteration that the trace marks."""
-
-    number: int
-    start_ns: int
-    end_ns: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +114,8 @@ class RankTrace:
     """When the profiler itself held the process up: starts and ends."""
     captured_ns: tuple[int, int] | None = None
     """When the capture began and ended on this clock, when the trace tells it."""
+    recorded_from_ns: int | None = None
+    """When the records of the GPU begin, where they may begin later than the capture and its ranges."""
     epoch_ns: int | None = None
     """Wall time of the clock's zero, when the trace tells it: puts the ranks of a capture on one clock."""
     notes: Sequence[str] = ()

@@ -6,9 +6,8 @@ the start of the collection. (Source: "SQLite schema reference" in Nsight System
 
 from __future__ import annotations
 
-import re
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +16,10 @@ from numpy.typing import NDArray
 from perfd.errors import TraceError
 from perfd.trace.classify import kernel_class
 from perfd.trace.intervals import Ns
-from perfd.trace.model import HostCalls, Phase, RankTrace, Step, calls_of, operations_of
+from perfd.trace.model import HostCalls, RankTrace, calls_of, operations_of
 from perfd.trace.nsys_tables import Activity, Tables
+from perfd.trace.steps import NAMED_STEP, steps_among
 
-# The names that trainers push: Megatron's `iteration 5`, PyTorch's `ProfilerStep#5`, others' `step_5`.
-_STEP = re.compile(r"(?:ProfilerStep#|(?:iteration|iter|step)[ _#:=]*)(\d+)", re.IGNORECASE)
 _OLDEST, _NEWEST = (3, 11), (3, 20)
 """The schemas that were read. With another first number, columns may mean something else."""
 _STRAY_RATIO = 0.05
@@ -81,6 +79,7 @@ def _traces(name: str, tables: Tables) -> list[RankTrace]:
     traces = []
     for process, device, mine in _by_gpu(activity):
         operations, _ = operations_of({column: activity.column(column)[mine] for column in _OPERATION})
+        mine_calls = _calls_of_process(calls, process)
         named = phases.get(process, [])
         traces.append(
             RankTrace(
@@ -91,11 +90,12 @@ def _traces(name: str, tables: Tables) -> list[RankTrace]:
                 names=activity.names,
                 classes=classes,
                 operations=operations,
-                calls=_calls_of_process(calls, process),
-                steps=_steps(named),
-                phases=[phase for phase in named if not _STEP.fullmatch(phase.name)],
+                calls=mine_calls,
+                steps=steps_among(named, NAMED_STEP),
+                phases=[phase for phase in named if not NAMED_STEP.fullmatch(phase.name)],
                 overhead=tables.overhead(process),
                 captured_ns=captured,
+                recorded_from_ns=_first_ns(operations.start_ns, mine_calls.start_ns),
                 epoch_ns=epoch_ns,
                 notes=notes,
             )
@@ -138,13 +138,6 @@ def _calls_of_process(calls: Mapping[str, Ns], process: int) -> HostCalls:
     return calls_of({name: column[mine] for name, column in calls.items() if name != "process"})
 
 
-def _steps(phases: Sequence[Phase]) -> list[Step]:
-    """Ranges that count iterations; of two with one number the longer is the step."""
-    steps: dict[int, Step] = {}
-    for phase in phases:
-        if found := _STEP.fullmatch(phase.name.strip()):
-            number = int(found[1])
-            known = steps.get(number)
-            if known is None or phase.end_ns - phase.start_ns > known.end_ns - known.start_ns:
-                steps[number] = Step(number=number, start_ns=phase.start_ns, end_ns=phase.end_ns)
-    return [steps[number] for number in sorted(steps)]
+def _first_ns(*starts_ns: Ns) -> int:
+    """The earliest of columns that are in order; one at least has a row."""
+    return min(int(starts[0]) for starts in starts_ns if len(starts))

@@ -172,6 +172,16 @@ def test_a_rule_that_fires_leaves_a_report_of_the_asked_rank(node, make_system):
     assert alert["captures"] == [capture["id"]]
 
 
+def test_the_history_tells_how_many_whole_steps_each_rank_has(node, make_system, capsys):
+    system = make_system(steps=9)
+    aggregator = system.aggregator()
+    system.agent()
+    capture = system.until(aggregator, lambda capture: capture["state"] != "open")
+    assert capture["state"] == "done"
+    assert "The trace holds 5 of the 9 steps from begin to end." in capture["reason"]
+    assert [rank["whole_steps"] for rank in capture["ranks"]] == [5], "the stand-in's steps have one kernel"
+
+
 def test_a_person_starts_a_capture_and_waits_for_it(make_system, capsys):
     system = make_system()
     aggregator = system.aggregator()

@@ -12,8 +12,9 @@ import pytest
 from capture.conftest import request
 
 from perfd.capture.guards import JobProgress
-from perfd.capture.nsys_tool import NsysOptions
-from perfd.capture.tools import Begun, Readiness, Target, Tool
+from perfd.capture.installation import inspect
+from perfd.capture.nsys_tool import NsysOptions, NsysTool
+from perfd.capture.tools import Begun, Plan, Readiness, Target, Tool
 from perfd.clock import SystemClock, VirtualClock
 from perfd.errors import CaptureError
 from perfd.model import CaptureCancel, CaptureState, CaptureTool
@@ -442,6 +443,42 @@ def test_one_slow_step_is_what_a_profiler_costs(node):
     node.until_state(CaptureState.RUNNING)
     node.progress = progress(13, 1.0, 1.0, 1.0, 5.0, 1.0, 1.0)
     assert node.until_state(CaptureState.DONE).reason == ""
+
+
+@pytest.mark.parametrize(("kernels", "remark"), [(3, ""), (2, "The trace holds 2 of the 3 steps from begin")])
+def test_the_trace_tells_how_many_whole_steps_are_in_it(make_node, kernels, remark):
+    node = make_node(kernels_per_process=kernels)
+    node.launch()
+    node.progress = progress(10, 1.0, 1.0, 1.0)
+    node.executor().handle(request(steps=3, max_duration_s=HOUR_S))
+    node.until_state(CaptureState.RUNNING)
+    node.progress = progress(14, 1.0, 1.0, 1.0)
+    status = node.until_state(CaptureState.DONE)
+    assert status.whole_steps == kernels, "the stand-in's steps have one kernel"
+    assert status.reason.startswith(remark)
+    assert bool(status.reason) == bool(remark)
+
+
+def test_what_a_trace_does_not_tell_is_not_known(node):
+    node.launch()
+    node.executor().handle(request(steps=3))
+    assert node.until_state(CaptureState.DONE).whole_steps is None, "nobody said how long a step takes"
+
+
+def test_after_a_report_that_began_late_the_next_capture_settles_longer(make_node):
+    node = make_node(first_kernel_s=4.0)
+    node.launch()
+    tool = NsysTool(inspect(node.nsys), placements=lambda job: (), clock=SystemClock())
+    settled_s = []
+    for name in ("first", "second"):
+        plan = Plan(
+            capture_id=name, directory=node.directory / name, max_duration_s=9, max_bytes=10**9, steps=1
+        )
+        plan.directory.mkdir()
+        targets = tool.ready("llama", ()).targets
+        settled_s.append(tool.start(targets, plan).settle_s)
+        tool.stop(targets, plan)
+    assert settled_s == [2.0, 6.0]
 
 
 def test_a_job_that_saves_a_checkpoint_is_left_alone(node):

@@ -144,9 +144,11 @@ def write(path, content):
 def test_a_trace_is_judged_by_its_categories(tmp_path):
     host = b'{"traceEvents": [{"ph": "M"}, {"cat": "cpu_op"}]}'
     gpu = b'{"traceEvents": [{"cat": "cpu_op"}, {"cat": "kernel"}], "traceName": "x"}'
-    assert verify.work_in(write(tmp_path / "a", host)) is verify.Work.HOST
-    assert verify.work_in(write(tmp_path / "b", gpu)) is verify.Work.GPU
-    assert verify.work_in(write(tmp_path / "c", b'{"traceEvents": [{"ph": "M"}]}')) is verify.Work.NONE
+    assert verify.contents_of(write(tmp_path / "a", host)).work is verify.Work.HOST
+    assert verify.contents_of(write(tmp_path / "b", gpu)).work is verify.Work.GPU
+    assert (
+        verify.contents_of(write(tmp_path / "c", b'{"traceEvents": [{"ph": "M"}]}')).work is verify.Work.NONE
+    )
 
 
 @given(st.integers(0, 70))
@@ -154,15 +156,15 @@ def test_a_trace_that_was_cut_anywhere_is_not_whole(tmp_path_factory, length):
     whole = b'{"traceEvents": [{"cat": "kernel", "args": {"x": [1]}}], "traceName": "x"}'
     path = write(tmp_path_factory.mktemp("cut") / "t", whole[:length])
     with pytest.raises(CaptureError, match=r"not whole|empty"):
-        verify.work_in(path)
+        verify.contents_of(path)
 
 
 def test_a_large_trace_is_judged_by_its_end_and_its_marks(tmp_path, monkeypatch):
     monkeypatch.setattr(verify, "_DECODED_BYTES", 10)
     whole = b'{"traceEvents": [{"cat": "kernel", "args": {"x": [1], "y": 2}}], "traceName": "x"}'
-    assert verify.work_in(write(tmp_path / "a", whole)) is verify.Work.GPU
+    assert verify.contents_of(write(tmp_path / "a", whole)).work is verify.Work.GPU
     with pytest.raises(CaptureError, match="end is missing"):
-        verify.work_in(write(tmp_path / "b", whole[:-30]))
+        verify.contents_of(write(tmp_path / "b", whole[:-30]))
 
 
 @pytest.mark.parametrize("place", ["relative", "/a/../b", "/a=b", "/a!b"])

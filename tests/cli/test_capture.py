@@ -53,6 +53,15 @@ def test_ranks_that_ended_in_one_way_are_one_line(capsys):
     ]
 
 
+def test_how_many_whole_steps_a_trace_holds_is_said_where_it_is_known(capsys):
+    ranks = [_rank(rank, "done", "") | {"whole_steps": whole} for rank, whole in enumerate((5, 5, 1, None))]
+    assert _show(capsys, ranks) == [
+        "  ranks 0, 1 on n0: done (5 whole steps)",
+        "  rank 2 on n0: done (1 whole step)",
+        "  rank 3 on n0: done",
+    ]
+
+
 def test_each_rank_with_files_has_its_line(capsys):
     ranks = [_rank(rank, "done", "", f"/x/{rank}") for rank in range(2)]
     assert _show(capsys, ranks) == [
@@ -63,7 +72,7 @@ def test_each_rank_with_files_has_its_line(capsys):
     ]
 
 
-@pytest.mark.parametrize("module", ["numpy", "perfd.trace"])
+@pytest.mark.parametrize("module", ["numpy", "perfd.trace.analysis", "perfd.report"])
 def test_what_reads_no_traces_does_not_wait_for_their_analysis(module):
     parse = "from perfd.cli import build_parser; build_parser(['capture'])"
     code = f"import sys; {parse}; print({module!r} in sys.modules)"

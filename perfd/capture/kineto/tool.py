@@ -11,12 +11,13 @@ from perfd.capture.kineto.dropbox import DEFAULT_PLACE, Dropbox
 from perfd.capture.kineto.endpoint import KinetoEndpoint
 from perfd.capture.kineto.matching import match
 from perfd.capture.kineto.registry import POLL_PERIOD_S, Client, Delivery
-from perfd.capture.kineto.verify import Work, work_in
+from perfd.capture.kineto.verify import Contents, Work, contents_of
 from perfd.capture.processes import environment_of, owner_of, runs
 from perfd.capture.tools import Begun, Outcome, Plan, Readiness, Target, Tool
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool, RankPlacement
+from perfd.trace.whole_steps import whole_steps
 
 _TRACE_NAME = "trace.json"
 _PLACE_VARIABLE = "KINETO_ONDEMAND_TRACE_DIR"
@@ -240,7 +241,7 @@ class KinetoTool(Tool):
         path = plan.directory / f"rank{one.rank}_{one.pid}.pt.trace.json"
         try:
             one.box.fetch(one.file, path, max_bytes=plan.max_bytes)
-            work = work_in(path)
+            contents = contents_of(path)
         except CaptureError as error:
             return Outcome(
                 state=CaptureState.FAILED,
@@ -248,11 +249,19 @@ class KinetoTool(Tool):
                 reason=str(error),
                 files=[path] if path.is_file() else [],
             )
+        work = contents.work
         if work is Work.GPU or (work is Work.HOST and self._options.cpu_only):
-            return Outcome(state=CaptureState.DONE, ranks=[one.rank], files=[path])
+            whole = _whole_steps(contents, plan)
+            return Outcome(state=CaptureState.DONE, ranks=[one.rank], files=[path], whole_steps=whole)
         reason = (
             "The trace holds nothing: the process did no work yet, or waited all the time."
             if work is Work.NONE
             else "The trace holds no GPU work of this rank (capture.kineto.cpu_only allows that)."
         )
         return Outcome(state=CaptureState.EMPTY, ranks=[one.rank], reason=reason, files=[path])
+
+
+def _whole_steps(contents: Contents, plan: Plan) -> int | None:
+    if plan.steps is None or contents.recorded is None:
+        return None
+    return whole_steps(contents.recorded, plan.step_time_s)

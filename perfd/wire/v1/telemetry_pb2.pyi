@@ -645,7 +645,7 @@ class CaptureCancel(_message.Message):
     def __init__(self, capture_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class CaptureStatus(_message.Message):
-    __slots__ = ("capture_id", "state", "reason", "ranks", "files", "time_unix_ns", "started_unix_ns", "stopped_unix_ns")
+    __slots__ = ("capture_id", "state", "reason", "ranks", "files", "time_unix_ns", "started_unix_ns", "stopped_unix_ns", "whole_steps")
     CAPTURE_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -654,6 +654,7 @@ class CaptureStatus(_message.Message):
     TIME_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     STARTED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     STOPPED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_STEPS_FIELD_NUMBER: _ClassVar[int]
     capture_id: str
     state: CaptureState
     reason: str
@@ -662,7 +663,8 @@ class CaptureStatus(_message.Message):
     time_unix_ns: int
     started_unix_ns: int
     stopped_unix_ns: int
-    def __init__(self, capture_id: _Optional[str] = ..., state: _Optional[_Union[CaptureState, str]] = ..., reason: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., files: _Optional[_Iterable[_Union[CaptureFile, _Mapping]]] = ..., time_unix_ns: _Optional[int] = ..., started_unix_ns: _Optional[int] = ..., stopped_unix_ns: _Optional[int] = ...) -> None: ...
+    whole_steps: int
+    def __init__(self, capture_id: _Optional[str] = ..., state: _Optional[_Union[CaptureState, str]] = ..., reason: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., files: _Optional[_Iterable[_Union[CaptureFile, _Mapping]]] = ..., time_unix_ns: _Optional[int] = ..., started_unix_ns: _Optional[int] = ..., stopped_unix_ns: _Optional[int] = ..., whole_steps: _Optional[int] = ...) -> None: ...
 
 class CaptureFile(_message.Message):
     __slots__ = ("path", "size_bytes")
