@@ -357,6 +357,24 @@ static void switch_events(int count) {
   }
 }
 
+/* A job that goes on for as long as its standard input: a burst of COUNT all-reduces for each line, each as
+ * long on the GPU as DRIVER_GPU_NS says. The word after a burst is how many were begun in all. */
+static void run_bursts(int count) {
+  const char *told = getenv("DRIVER_GPU_NS");
+  uint64_t gpu_ns = told ? strtoull(told, NULL, 10) : 1000000, sequence = 0, at = 1000000000;
+  void *context = init(100, atoi(getenv("WORLD_SIZE")), atoi(getenv("RANK")));
+  for (;;) {
+    char word[32];
+    snprintf(word, sizeof word, "%llu", (unsigned long long)sequence);
+    wait_for_reader(word);
+    for (int i = 0; i < count; i++, at += 2 * gpu_ns) {
+      struct task task = {.handle = start_coll(context, NULL, sequence++, 1 << 20, 1), .channels = 1, .gpu_start = at, .gpu_stop = at + gpu_ns};
+      stop(task.handle);
+      run_kernel(context, &task);
+    }
+  }
+}
+
 static int finished;
 
 /* From here on the kernel ends this thread at any system call but its exit. The clock is read without one
@@ -434,6 +452,7 @@ int main(int argc, char **argv) {
   else if (!strcmp(scenario, "fork")) use_in_child(count);
   else if (!strcmp(scenario, "reload")) reload(argv[1], count);
   else if (!strcmp(scenario, "switch")) switch_events(count);
+  else if (!strcmp(scenario, "bursts")) run_bursts(count);
   else if (!strcmp(scenario, "graph")) replay_graph(count);
   else if (!strcmp(scenario, "watch")) watch_callbacks(count);
   else if (!strcmp(scenario, "time")) time_callbacks(count);

@@ -3,82 +3,24 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from nccl.driver import DRIVER, FLAGS, NEEDS_GCC, SOURCES, VERSIONS, driving, go_on, only_segment, wait_for
 from perfd_collectors.nccl.collector import NcclCollector, NcclOptions
 from perfd_collectors.nccl.rings import FUNCTIONS, Segment, Timing, Wanted
 from perfd_collectors.nccl.segments import find_segments, sweep
 
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
-from perfd.model import CollectiveTimes, Record, SampleTable
+from perfd.model import CollectiveTimes, Record, SampleTable, Scope
 
-PLUGIN = Path(__file__).parents[2] / "collectors" / "nccl_plugin"
-DRIVER = Path(__file__).with_name("driver.c")
-FLAGS = ["-std=gnu11", "-D_GNU_SOURCE", "-g", "-O1", "-pthread", f"-I{PLUGIN}"]
-SOURCES = [str(PLUGIN / name) for name in ("plugin.c", "operations.c", "segment.c")]
-VERSIONS = [1, 2, 3, 4, 5, 6]
-
-pytestmark = pytest.mark.skipif(
-    shutil.which("gcc") is None, reason="building the plugin needs gcc: apt-get install gcc"
-)
-
-
-@pytest.fixture(scope="session")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("plugin")
-    subprocess.run(["make", "-s", "-C", PLUGIN, f"OUT={directory}"], check=True)
-    subprocess.run(["gcc", *FLAGS, DRIVER, "-o", directory / "driver", "-ldl", "-rdynamic"], check=True)
-    return directory
-
-
-@contextmanager
-def driving(
-    built: Path, directory: Path, version: int, *scenario: object, **environment: str
-) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [built / "driver", built / "libnccl-profiler-perfd.so", str(version), *map(str, scenario)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PERFD_NCCL_DIR": str(directory), "RANK": "3", "WORLD_SIZE": "8", **environment},
-    )
-    try:
-        yield process
-    finally:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.close()
-        process.wait()
-        process.stdout.close()
-
-
-def wait_for(process: subprocess.Popen[str], word: str) -> list[str]:
-    assert process.stdout is not None
-    lines: list[str] = []
-    for line in process.stdout:
-        if line.strip() == word:
-            return lines
-        lines.append(line.strip())
-    raise AssertionError(f"the driver ended before {word!r} with {process.wait()}")
-
-
-@contextmanager
-def only_segment(directory: Path) -> Iterator[Segment]:
-    (path,) = find_segments(directory)
-    segment = Segment(path)
-    try:
-        yield segment
-    finally:
-        segment.close()
+pytestmark = NEEDS_GCC
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -207,17 +149,14 @@ def test_the_library_may_be_closed_and_opened_again(built: Path, tmp_path: Path)
 def test_the_agent_switches_events_while_the_job_runs(built: Path, tmp_path: Path) -> None:
     with driving(built, tmp_path, 5, "switch", 50, PERFD_NCCL_EVENTS="off") as process:
         wait_for(process, "phase")
-        assert process.stdin is not None
         with only_segment(tmp_path) as segment:
             assert segment.read().operations == []
             segment.want(Wanted.OPERATIONS | Wanted.GPU_TIME)
-            process.stdin.write("\n")
-            process.stdin.flush()
+            go_on(process)
             wait_for(process, "phase")
             with_gpu_time = segment.read().operations
             segment.want(Wanted.OPERATIONS)
-            process.stdin.write("\n")
-            process.stdin.flush()
+            go_on(process)
             wait_for(process, "ready")
             without = segment.read().operations
 
@@ -283,13 +222,8 @@ def test_the_agent_samples_and_estimates_the_time_in_kernels_between_samples(
         clock.advance(1.1)
         records = collector.collect()
         timed = sum(record.count for record in records if isinstance(record, CollectiveTimes))
-        (busy_s,) = (r.columns["nccl_busy_s"][0] for r in records if isinstance(r, SampleTable))
+        (busy_s,) = (table.columns["nccl_busy_s"][0] for table in of_ranks(records))
         return timed, busy_s
-
-    def go_on(process: subprocess.Popen[str]) -> None:
-        assert process.stdin is not None
-        process.stdin.write("\n")
-        process.stdin.flush()
 
     with driving(built, tmp_path, 5, "switch", 50, PERFD_NCCL_EVENTS="off") as process:
         wait_for(process, "phase")
@@ -335,7 +269,11 @@ def ranks_seen(directory: Path, *, run: str | None) -> set[str]:
         clock.advance(options.window_s)
         records += collector.collect()
     collector.close()
-    return {entity for table in records if isinstance(table, SampleTable) for entity in table.entities}
+    return {entity for table in of_ranks(records) for entity in table.entities}
+
+
+def of_ranks(records: Iterable[Record]) -> list[SampleTable]:
+    return [one for one in records if isinstance(one, SampleTable) and one.scope is Scope.RANK]
 
 
 def test_what_a_killed_job_leaves_behind_is_swept_and_a_live_one_is_not(built: Path, tmp_path: Path) -> None:

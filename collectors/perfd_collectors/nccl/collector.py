@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-import math
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from perfd.capture.processes import RUN_VARIABLE, environment_of
 from perfd.collector import Collector, CollectorSpec, Column, ColumnKind, OnUnavailable, Options, Settings
-from perfd.errors import Unavailable
-from perfd.model import Record, SampleTable, Scope
+from perfd.errors import NothingHere, Unavailable
+from perfd.model import Event, EventKind, Record, SampleTable, Scope
 from perfd_collectors.nccl.debug_files import DebugFiles
 from perfd_collectors.nccl.flight_recorder_files import DumpDirectory, RecordedDump
 from perfd_collectors.nccl.inspector_files import InspectorDirectory, RecordedInspector
-from perfd_collectors.nccl.reduce import Window, busy_ns, reduce_operations
-from perfd_collectors.nccl.rings import Counters, Operation, Segment, Wanted
-from perfd_collectors.nccl.sampling import BusyTime, check_sampling, in_sample
+from perfd_collectors.nccl.owners import distrust, writer_of
+from perfd_collectors.nccl.reduce import keep_one_in
+from perfd_collectors.nccl.rings import Segment, Wanted
+from perfd_collectors.nccl.sampling import check_sampling, in_sample
 from perfd_collectors.nccl.segments import find_segments, sweep
+from perfd_collectors.nccl.watched import Progress, Watched, same_file
+
+__all__ = ["COLUMNS", "SPEC", "NcclCollector", "NcclOptions", "keep_one_in"]
+
+_MOST_TOLD = 64
+"""Files that are not believed, of those that are there at one time: anybody can make many."""
+_BOOKMARK = msgspec.json.Decoder(dict[str, Progress])
 
 COLUMNS = (
     Column(
@@ -53,6 +62,13 @@ COLUMNS = (
         absent="without the plugin",
         kind=ColumnKind.COUNTER,
     ),
+    Column(
+        scope=Scope.NODE,
+        name="nccl_ignored_segments",
+        help="Files that look like those of the NCCL plugin and are not believed; an event says why of each.",
+        source="owner, layout and lock of the files in the plugin's directory",
+        absent="without any of the plugin's files",
+    ),
 )
 
 
@@ -80,20 +96,6 @@ class NcclOptions(Options, frozen=True):
     """What NCCL writes with NCCL_DEBUG_FILE: files, or patterns with `*`."""
 
 
-@dataclass(slots=True)
-class _Process:
-    """One watched process: its segment, and what was read since the last window ended."""
-
-    segment: Segment
-    recording: bool
-    """Whether times on the GPU are asked for."""
-    busy: BusyTime
-    window_start_unix_ns: int
-    pending: list[Operation] = field(default_factory=list)
-    lost: int = 0
-    untimed: int = 0
-
-
 class NcclCollector:
     """Reads every segment often, so that no ring overflows, and reports once a window."""
 
@@ -104,10 +106,15 @@ class NcclCollector:
         if not self._directory.is_dir():
             raise Unavailable(f"{self._directory} is no directory; name the plugin's with `directory`.")
         check_sampling(options.sample_s, options.sample_one_in)
-        self._processes: dict[Path, _Process] = {}
+        self._processes: dict[Path, Watched] = {}
+        self._progress = _read_bookmark(settings.bookmark.text)
+        """By file name, of segments that an earlier agent read and this one has not yet opened."""
         self._others: set[Path] = set()
         """Segments of other jobs on this node."""
         self._unready: set[Path] = set()
+        self._ignored: dict[Path, str] = {}
+        """Files that are not believed, and why."""
+        self._told: set[Path] = set()
         self._window_end_s = settings.clock.monotonic_s() + options.window_s
         inspected = options.inspector_directory
         self._inspector = InspectorDirectory(Path(inspected), settings) if inspected else None
@@ -116,26 +123,26 @@ class NcclCollector:
         self._debug = DebugFiles(options.debug_files, settings) if options.debug_files else None
 
     def collect(self) -> Sequence[Record]:
-        self._find_processes()
         for process in self._processes.values():
-            reading = process.segment.read()
-            process.pending += reading.operations
-            process.lost += reading.lost
+            process.read()
+        self._find_processes()
         now_s = self._settings.clock.monotonic_s()
         if now_s < self._window_end_s:
             return []
         self._window_end_s = now_s + self._options.window_s
-        records = [record for process in self._processes.values() for record in self._report(process)]
+        records = self._report()
         for source in (self._inspector, self._dumps, self._debug):
             if source is not None:
                 records += source.collect()
         self._forget_processes()
-        self._switch()
+        wanted = _wanted(recording=self._in_sample())
+        for process in self._processes.values():
+            process.switch(wanted)
         return records
 
     def close(self) -> None:
         for process in self._processes.values():
-            process.segment.close()
+            process.close()
         self._processes.clear()
         for followed in (self._inspector, self._debug):
             if followed is not None:
@@ -143,39 +150,46 @@ class NcclCollector:
 
     def _find_processes(self) -> None:
         for path in find_segments(self._directory):
-            if path not in self._processes and path not in self._others and path not in self._unready:
+            known = (self._processes, self._others, self._unready, self._ignored)
+            if not any(path in paths for paths in known):
                 self._watch(path)
 
     def _forget_processes(self) -> None:
         sweep(self._directory, self._settings.clock.unix_ns() / 1e9)
         present = set(find_segments(self._directory))
         for path in set(self._processes) - present:
-            self._processes.pop(path).segment.close()
+            self._processes.pop(path).close()
         self._others &= present
+        self._told &= present
+        names = {path.name for path in present}
+        self._progress = {name: found for name, found in self._progress.items() if name in names}
+        # They are looked at again in the next window: what is being made is whole then.
         self._unready.clear()
+        self._ignored.clear()
 
     def _watch(self, path: Path) -> None:
         try:
             segment = Segment(path)
-        except Unavailable:
-            # Another user's, being made, or of another version: it is looked at again in the next window.
+        except NothingHere:
             self._unready.add(path)
             return
-        if not self._is_ours(segment.process.pid):
-            segment.close()
-            self._others.add(path)
+        except Unavailable as error:
+            self._ignored[path] = str(error)
             return
-        recording = self._in_sample()
-        segment.want(_wanted(recording=recording))
-        busy = BusyTime(segment.counters().started)
-        self._processes[path] = _Process(segment, recording, busy, self._settings.clock.unix_ns())
-
-    def _switch(self) -> None:
-        recording = self._in_sample()
-        for process in self._processes.values():
-            if process.recording != recording:
-                process.recording = recording
-                process.segment.want(_wanted(recording=recording))
+        pid, status = segment.process.pid, segment.status()
+        reason = distrust(self._settings.proc, status, pid, os.geteuid())
+        if any(same_file(process, segment) for process in self._processes.values()):
+            reason = "it is another name of a file that is read already"
+        pid = writer_of(self._settings.proc, status, pid) or pid
+        if reason:
+            self._ignored[path] = f"{path} is not read: {reason}."
+        elif not self._is_ours(pid):
+            self._others.add(path)
+        else:
+            now_unix_ns, progress = self._settings.clock.unix_ns(), self._progress.pop(path.name, None)
+            self._processes[path] = Watched(segment, now_unix_ns, progress)
+            return
+        segment.close()
 
     def _in_sample(self) -> bool:
         options, now_unix_s = self._options, self._settings.clock.unix_ns() / 1e9
@@ -188,53 +202,50 @@ class NcclCollector:
             self._options.run is None or not environment or environment.get(RUN_VARIABLE) == self._options.run
         )
 
-    def _report(self, process: _Process) -> list[Record]:
-        rank = process.segment.process.rank
-        now_unix_ns = self._settings.clock.unix_ns()
-        start_unix_ns, process.window_start_unix_ns = process.window_start_unix_ns, now_unix_ns
-        operations, process.pending = process.pending, []
-        if rank is None:
-            return []
-        window = Window(
-            job=self._settings.job, rank=rank, start_unix_ns=start_unix_ns, end_unix_ns=now_unix_ns
-        )
-        communicators = {one.index: one for one in process.segment.communicators()}
-        counters = process.segment.counters()
-        process.busy.add(busy_ns(operations), counters.started, recording=process.recording)
-        process.untimed += sum(one.timed and one.duration_ns is None for one in operations)
-        keep = keep_one_in(len(operations), now_unix_ns - start_unix_ns, self._options.max_operations_per_s)
-        return [
-            *reduce_operations(operations, communicators, window, keep_one_in=keep),
-            _totals(process, counters, window),
+    def _report(self) -> list[Record]:
+        job, now_unix_ns = self._settings.job, self._settings.clock.unix_ns()
+        most = self._options.max_operations_per_s
+        records = [
+            record
+            for process in self._processes.values()
+            for record in process.report(job, now_unix_ns, most)
         ]
+        progress = {path.name: process.progress() for path, process in self._processes.items()}
+        self._settings.bookmark.text = msgspec.json.encode(self._progress | progress).decode()
+        if self._processes or self._ignored:
+            records.append(_ignored_segments(len(self._ignored), now_unix_ns))
+        news = [path for path in self._ignored if path not in self._told]
+        for path in news[: _MOST_TOLD - len(self._told)]:
+            self._told.add(path)
+            records.append(
+                Event(
+                    kind=EventKind.NCCL_WARNING,
+                    time_unix_ns=now_unix_ns,
+                    message=self._ignored[path],
+                    job=job,
+                )
+            )
+        return records
 
 
 def _wanted(*, recording: bool) -> Wanted:
     return Wanted.OPERATIONS | (Wanted.GPU_TIME if recording else Wanted.NOTHING)
 
 
-def _totals(process: _Process, counters: Counters, window: Window) -> SampleTable:
-    busy_s = process.busy.total_s if process.segment.process.profiler_version >= 4 else None
+def _ignored_segments(count: int, now_unix_ns: int) -> SampleTable:
     return SampleTable(
-        scope=Scope.RANK,
-        times_unix_ns=[window.end_unix_ns],
-        entities=[f"{window.job}/{window.rank}"],
-        columns={
-            "nccl_busy_s": [math.nan if busy_s is None else busy_s],
-            "nccl_operations": [float(counters.started)],
-            "nccl_lost_operations": [float(counters.dropped + process.lost)],
-            "nccl_untimed_operations": [float(counters.incomplete + process.untimed)],
-        },
+        scope=Scope.NODE,
+        times_unix_ns=[now_unix_ns],
+        entities=[""],
+        columns={"nccl_ignored_segments": [float(count)]},
     )
 
 
-def keep_one_in(operations: int, window_ns: int, max_per_s: int) -> int:
-    """How far to thin out: a power of two, so that ranks that decide differently still share operations."""
-    allowed = max(1.0, max_per_s * window_ns / 1e9)
-    keep = 1
-    while operations / keep > allowed:
-        keep *= 2
-    return keep
+def _read_bookmark(text: str | None) -> dict[str, Progress]:
+    try:
+        return _BOOKMARK.decode(text) if text else {}
+    except msgspec.DecodeError:
+        return {}  # Of another version: what is in the rings is read from their beginning.
 
 
 def _create(options: NcclOptions, settings: Settings) -> Collector:

@@ -86,6 +86,15 @@ def busy_ns(operations: Iterable[Operation]) -> int:
     return total
 
 
+def keep_one_in(operations: int, window_ns: int, max_per_s: int) -> int:
+    """How far to thin out: a power of two, so that ranks that decide differently still share operations."""
+    allowed = max(1.0, max_per_s * window_ns / 1e9)
+    keep = 1
+    while operations / keep > allowed:
+        keep *= 2
+    return keep
+
+
 def size_bytes(operation: Operation, communicator: Communicator | None) -> int | None:
     """Bytes of the whole message, as bus bandwidth counts them; None when its type or ranks are unknown."""
     if operation.datatype >= len(DATATYPE_BYTES):

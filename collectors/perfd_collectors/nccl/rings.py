@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from pathlib import Path
 from typing import NamedTuple
 
-from perfd.errors import Unavailable
+from perfd.errors import NothingHere, Unavailable
 
 MAGIC = b"NCL1"
 _MAGIC = int.from_bytes(MAGIC, "little")
@@ -22,10 +23,13 @@ _RING_HEADER_BYTES = 64
 _HEADER = struct.Struct("<IIQIIIIiiiIQQ")
 _WANTED = struct.Struct("<I")
 _WANTED_OFFSET = 128
+_FLOCK = struct.Struct("@hhqqi4x")
+"""The kernel's `struct flock`: type, whence, start, length, pid."""
 _COUNTERS = struct.Struct("<IIQQQQQ")
 _COUNTERS_OFFSET = 256
 _COMMUNICATOR = struct.Struct("<QiiiIQ24s8x")
 _RECORD = struct.Struct("<QQQQQQQQQQiHBBBBBBBB34x")
+_RINGS_OFFSET = _HEADER_BYTES + _COMMUNICATORS * _COMMUNICATOR.size
 
 FUNCTIONS = (
     "Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce", "SendRecv",
@@ -168,7 +172,8 @@ class Reading:
 class Segment:
     """One process's segment, open. Raises `Unavailable` when the file is not one of this layout.
 
-    It is read, not mapped: a file that somebody cuts would end a process that has it mapped.
+    Its kind `NothingHere` is for a file that is another user's, or is being made. A segment is read, not
+    mapped: a file that somebody cuts would end a process that has it mapped.
     """
 
     def __init__(self, path: Path) -> None:
@@ -177,7 +182,7 @@ class Segment:
             flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             self._file: int | None = os.open(path, flags)
         except OSError as error:
-            raise Unavailable(
+            raise NothingHere(
                 f"Cannot open {path}: {error.strerror}; run the agent as the job's user."
             ) from error
         try:
@@ -189,6 +194,8 @@ class Segment:
 
     def _read_header(self) -> ProcessInfo:
         header = self._bytes(0, _HEADER_BYTES)
+        if not any(header[: len(MAGIC)]):
+            raise NothingHere(f"{self.path} is being made.")
         if len(header) < _HEADER_BYTES:
             raise Unavailable(f"{self.path} is too short for a segment of perfd's NCCL plugin.")
         fields = _HEADER.unpack_from(header)
@@ -243,19 +250,52 @@ class Segment:
             started=started, recorded=recorded, incomplete=incomplete, dropped=dropped, stale=stale
         )
 
+    def wanted(self) -> Wanted:
+        """What the plugin records now."""
+        known = Wanted.OPERATIONS | Wanted.GPU_TIME
+        return Wanted(int.from_bytes(self._bytes(_WANTED_OFFSET, _WANTED.size), "little") & known)
+
     def want(self, wanted: Wanted) -> None:
         """Switch recording; the plugin notices at its next operation."""
         if self._file is not None:
             os.pwrite(self._file, _WANTED.pack(wanted), _WANTED_OFFSET)
 
+    def control(self) -> bool:
+        """Whether it is this reader who switches recording: of several one does, until it closes or ends."""
+        if self._file is None:
+            return False
+        # A lock of the open file, not of the process: `sweep` opens and closes the file, too.
+        lock = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _WANTED_OFFSET, _WANTED.size, 0)
+        try:
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, lock)
+        except (BlockingIOError, PermissionError):
+            return False
+        except OSError:
+            return True  # A file system without such locks.
+        return True
+
+    def status(self) -> os.stat_result:
+        """Of the file that is open, whatever its name means now; raises `Unavailable` once it is closed."""
+        if self._file is None:
+            raise Unavailable(f"{self.path} is closed.")
+        return os.fstat(self._file)
+
+    @property
+    def positions(self) -> Mapping[int, int]:
+        """By ring, how many records were read or are lost."""
+        return dict(self._positions)
+
+    def go_on(self, positions: Mapping[int, int]) -> None:
+        """Read on where another reader was; what was never written is not believed."""
+        for ring, position in positions.items():
+            offset = self._ring_offset(ring)
+            if 0 <= ring < self._rings() and 0 <= position <= self._written(offset):
+                self._positions[ring] = position
+
     def read(self) -> Reading:
         """The operations recorded since the last call; of very many the rest comes with the next one."""
         operations: list[Operation] = []
-        lost = 0
-        base = _HEADER_BYTES + _COMMUNICATORS * _COMMUNICATOR.size
-        rings = int.from_bytes(self._bytes(_COUNTERS_OFFSET, 4), "little")
-        for ring in range(min(rings, (self._size() - base) // self._ring_bytes)):
-            lost += self._read_ring(ring, base + ring * self._ring_bytes, operations)
+        lost = sum(self._read_ring(ring, operations) for ring in range(self._rings()))
         return Reading(operations=operations, lost=lost)
 
     def close(self) -> None:
@@ -264,9 +304,16 @@ class Segment:
         if file is not None:
             os.close(file)
 
-    def _read_ring(self, ring: int, offset: int, into: list[Operation]) -> int:
+    def _rings(self) -> int:
+        told = int.from_bytes(self._bytes(_COUNTERS_OFFSET, 4), "little")
+        return min(told, (self._size() - _RINGS_OFFSET) // self._ring_bytes)
+
+    def _ring_offset(self, ring: int) -> int:
+        return _RINGS_OFFSET + ring * self._ring_bytes
+
+    def _read_ring(self, ring: int, into: list[Operation]) -> int:
         """How many were lost. Those that the writer may have been at while we copied are not whole."""
-        position = self._positions.get(ring, 0)
+        offset, position = self._ring_offset(ring), self._positions.get(ring, 0)
         written = self._written(offset)
         if written <= position:
             return 0

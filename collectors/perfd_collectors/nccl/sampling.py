@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from perfd.errors import Unavailable
 
 _SHORTEST_S = 5.0
@@ -26,32 +28,31 @@ def in_sample(unix_s: float, sample_s: float, one_in: int) -> bool:
     return one_in == 1 or int(unix_s // sample_s) % one_in == 0
 
 
-class BusyTime:
+class BusyTime(msgspec.Struct):
     """A process's time in kernels: measured in samples, between them estimated by operations begun."""
 
-    def __init__(self, begun: int = 0) -> None:
-        self._begun = begun
-        self._total_ns = 0.0
-        self._sample_ns = 0
-        self._sample_operations = 0
-        self._recording = False
-        self._measured = False
+    begun: int = 0
+    total_ns: float = 0.0
+    sample_ns: int = 0
+    sample_operations: int = 0
+    recording: bool = False
+    measured: bool = False
 
     @property
     def total_s(self) -> float | None:
         """Cumulative; None before anything was measured."""
-        return self._total_ns / 1e9 if self._measured else None
+        return self.total_ns / 1e9 if self.measured else None
 
     def add(self, busy_ns: int, begun: int, *, recording: bool) -> None:
         """Take in a window in which times were recorded, or were not; `begun` are operations ever begun."""
-        operations, self._begun = max(0, begun - self._begun), begun
-        if recording and not self._recording:
-            self._sample_ns = self._sample_operations = 0
-        self._recording = recording
+        operations, self.begun = max(0, begun - self.begun), begun
+        if recording and not self.recording:
+            self.sample_ns = self.sample_operations = 0
+        self.recording = recording
         if recording:
-            self._measured = True
-            self._sample_ns += busy_ns
-            self._sample_operations += operations
-            self._total_ns += busy_ns
-        elif self._sample_operations:
-            self._total_ns += operations * self._sample_ns / self._sample_operations
+            self.measured = True
+            self.sample_ns += busy_ns
+            self.sample_operations += operations
+            self.total_ns += busy_ns
+        elif self.sample_operations:
+            self.total_ns += operations * self.sample_ns / self.sample_operations
