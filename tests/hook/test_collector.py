@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import struct
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,12 @@ from hypothesis import strategies as st
 from perfd_collectors.hook import SPEC
 from perfd_collectors.hook.collector import HookOptions
 from perfd_collectors.hook.messages import parse_message, records_of
+from perfd_collectors.hook.speakers import Speakers
 
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
 from perfd.hook import StepTimer
-from perfd.model import JobDescription, StepPhases, TrainingStep
+from perfd.model import JobDescription, SampleTable, StepPhases, TrainingStep
 from perfd.testing.collectors import check_collector, check_unavailable
 
 
@@ -115,7 +118,7 @@ def test_a_real_timer_is_heard_by_the_real_collector(tmp_path: Path):
 
     records = collector.collect()
 
-    assert [type(record) for record in records] == [JobDescription, StepPhases, StepPhases]
+    assert [type(record) for record in records] == [JobDescription, StepPhases, StepPhases, SampleTable]
     assert records[0].parallel.dp == 4
     assert records[1].phases["forward"].by_rank.keys() == {1}
     timer.close()
@@ -135,7 +138,7 @@ def test_the_collector_keeps_the_contract(tmp_path: Path):
         SPEC, settings(), options=HookOptions(listen_s=0.0, socket=str(path)), between=send
     )
 
-    assert len(records) == 2
+    assert [type(record) for record in records] == [StepPhases, SampleTable] * 2
     assert not path.exists()
 
 
@@ -164,3 +167,49 @@ def test_a_file_of_somebody_is_not_removed(tmp_path: Path):
     check_unavailable(SPEC, settings(), options=HookOptions(listen_s=0.0, socket=str(path)))
 
     assert path.read_text() == "precious"
+
+
+def test_a_job_is_spoken_for_by_the_user_who_spoke_first_until_nothing_came_for_a_minute():
+    speakers = Speakers()
+    assert speakers.accept("train", 1000, 0.0)
+    assert not speakers.accept("train", 1001, 1.0)
+    assert speakers.accept("other", 1001, 1.0)
+    assert speakers.accept("train", 1000, 50.0)
+    # What is not accepted keeps nobody waiting.
+    assert not speakers.accept("train", 1001, 100.0)
+    assert speakers.accept("train", 1001, 111.0)
+    assert not speakers.accept("train", 1000, 112.0)
+
+
+def test_endless_jobs_take_no_endless_memory_and_make_room_again():
+    speakers = Speakers()
+    accepted = [speakers.accept(f"job{number}", 1000, 0.0) for number in range(2000)]
+    assert accepted == [True] * 1024 + [False] * 976
+    assert speakers.accept("job0", 1000, 1.0)
+    assert speakers.accept("new", 1000, 61.5)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may send as somebody else")
+def test_datagrams_of_another_user_are_dropped_and_counted(tmp_path):
+    path = tmp_path / "hook.sock"
+    collector = SPEC.create(HookOptions(socket=str(path), listen_s=0.0), settings())
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.connect(str(path))
+
+        def send(rank: int, uid: int) -> None:
+            sent_by = struct.pack("@iII", os.getpid(), uid, uid)
+            credentials = (socket.SOL_SOCKET, socket.SCM_CREDENTIALS, sent_by)
+            sender.sendmsg([message(rank)], [credentials])
+
+        send(0, uid=1000)
+        send(1, uid=1001)
+        send(2, uid=1000)
+        sender.send(b"garbage")
+        phases, counts = collector.collect()
+        assert collector.collect() == []
+    collector.close()
+
+    assert isinstance(phases, StepPhases)
+    assert sorted(phases.phases["forward"].by_rank) == [0, 2]
+    assert isinstance(counts, SampleTable)
+    assert counts.columns == {"hook_unsound_messages": [1.0], "hook_foreign_messages": [1.0]}

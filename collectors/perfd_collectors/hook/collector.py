@@ -7,14 +7,15 @@ import os
 import select
 import socket
 import stat
+import struct
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from perfd.collector import CollectorSpec, OnUnavailable, Options, Settings
+from perfd.collector import CollectorSpec, Column, ColumnKind, OnUnavailable, Options, Settings
 from perfd.errors import Unavailable
 from perfd.hook import default_socket
-from perfd.model import Record
+from perfd.model import Record, SampleTable, Scope
 from perfd_collectors.hook.messages import (
     MAX_BYTES,
     HookMessage,
@@ -22,9 +23,32 @@ from perfd_collectors.hook.messages import (
     parse_message,
     records_of,
 )
+from perfd_collectors.hook.speakers import Speakers
 
 _MOST_AT_ONCE = 10_000
 _RECEIVE_BUFFER_BYTES = 4 << 20
+_NOBODY = 65_534
+"""Whom the kernel names when it does not know."""
+_SENDER = struct.Struct("@iII")
+"""The kernel's `struct ucred`: pid, uid, gid."""
+COLUMNS = (
+    Column(
+        scope=Scope.NODE,
+        name="hook_unsound_messages",
+        help="Datagrams to the hook's socket that were dropped because they are not sound.",
+        source="The hook's socket.",
+        absent="Before the first datagram.",
+        kind=ColumnKind.COUNTER,
+    ),
+    Column(
+        scope=Scope.NODE,
+        name="hook_foreign_messages",
+        help="Datagrams that were dropped because another user than the one of the job sent them.",
+        source="The hook's socket; the kernel tells who sends (SO_PASSCRED).",
+        absent="Before the first datagram.",
+        kind=ColumnKind.COUNTER,
+    ),
+)
 
 
 class HookOptions(Options, frozen=True):
@@ -39,21 +63,31 @@ class HookOptions(Options, frozen=True):
 
 
 class HookCollector:
-    """Listens, and gives what came as records. Datagrams that are not sound are dropped and counted."""
+    """Listens, and gives what came as records.
+
+    Datagrams that are not sound, or of another user than the job's, are dropped and counted.
+    """
 
     def __init__(self, options: HookOptions, settings: Settings) -> None:
         self._path = Path(options.socket or default_socket())
         self._job = settings.job
+        self._clock = settings.clock
+        self._speakers = Speakers()
         self._listen_s = min(0.9, options.listen_s)
         self._socket = _bound(self._path, options.mode)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         self._described: set[str] = set()
         self.unsound_messages = 0
+        self.foreign_messages = 0
 
     def collect(self) -> Sequence[Record]:
+        dropped_before = self._dropped()
         messages = self._messages()
-        return [*self._descriptions(messages), *records_of(messages, self._job)]
+        records = [*self._descriptions(messages), *records_of(messages, self._job)]
+        if messages or self._dropped() != dropped_before:
+            records.append(self._counts())
+        return records
 
     def close(self) -> None:
         if self._socket.fileno() >= 0:
@@ -69,12 +103,37 @@ class HookCollector:
             left_s = max(0.0, until_s - time.monotonic())
             if not self._poll.poll(1000 * left_s):
                 break
-            message = parse_message(self._socket.recv(MAX_BYTES))
+            content, uid = self._receive()
+            message = parse_message(content)
             if message is None:
                 self.unsound_messages += 1
+            elif not self._speakers.accept(message.job or self._job, uid, self._clock.monotonic_s()):
+                self.foreign_messages += 1
             else:
                 messages.append(message)
         return messages
+
+    def _receive(self) -> tuple[bytes, int]:
+        """A datagram, and who sent it."""
+        content, ancillary, _, _ = self._socket.recvmsg(MAX_BYTES, socket.CMSG_SPACE(_SENDER.size))
+        for level, kind, data in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS) and len(data) == _SENDER.size:
+                return content, int(_SENDER.unpack(data)[1])
+        return content, _NOBODY
+
+    def _dropped(self) -> int:
+        return self.unsound_messages + self.foreign_messages
+
+    def _counts(self) -> SampleTable:
+        return SampleTable(
+            scope=Scope.NODE,
+            times_unix_ns=[self._clock.unix_ns()],
+            entities=[""],
+            columns={
+                "hook_unsound_messages": [float(self.unsound_messages)],
+                "hook_foreign_messages": [float(self.foreign_messages)],
+            },
+        )
 
     def _descriptions(self, messages: Sequence[HookMessage]) -> list[Record]:
         records: list[Record] = []
@@ -92,6 +151,8 @@ def _bound(path: Path, mode: int) -> socket.socket:
     """A socket at `path`; one that an agent left there when it was killed is taken over."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
+        # Before anybody can write: later, the first datagrams would be nobody's.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         if _left_over(path):
             path.unlink()
         listener.bind(str(path))
@@ -129,4 +190,5 @@ SPEC = CollectorSpec(
     create=_create,
     interval_s=0.1,
     on_unavailable=OnUnavailable.IGNORE,
+    columns=COLUMNS,
 )
