@@ -11,8 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from perfd.analysis.bandwidth_words import bandwidth_words, busiest
 from perfd.analysis.captured import not_used
-from perfd.analysis.findings import Facts, Finding, Kind, milliseconds, percent
+from perfd.analysis.findings import Facts, Finding, Kind
 from perfd.analysis.judge_compute import judge_compute
 from perfd.analysis.judge_data import judge_data
 from perfd.analysis.judge_host import judge_host, judge_host_transfer, judge_launches
@@ -21,6 +22,7 @@ from perfd.analysis.judge_pipeline import judge_pipeline
 from perfd.analysis.judge_ranks import judge_straggler, judge_throttling
 from perfd.analysis.judge_sequences import judge_sequences
 from perfd.analysis.judge_silence import judge_hang, judge_missing
+from perfd.analysis.words import milliseconds, percent
 
 _COMMUNICATION = 0.15
 _OPTIMIZER = 0.15
@@ -111,6 +113,7 @@ def _judge_communication(facts: Facts) -> Finding | None:
         )
     if ring is not None:
         evidence.append(f"The ring formula gives {milliseconds(ring)} at the bandwidth of the group's links.")
+    evidence += [bandwidth_words(kind) for kind in busiest(facts.nccl.kinds)[:1]]
     slow_links = seconds is not None and ring is not None and seconds > 2 * ring
     return Finding(
         kind=Kind.COMMUNICATION,
@@ -136,6 +139,8 @@ def _hide_communication(facts: Facts, lost: float, *, slow_links: bool) -> str:
         f" Or accumulate over twice the micro-batches: the share falls to about {percent(accumulated)}."
     )
     advice += _of_tensor_groups(facts)
+    if any(kind.latency_bound for kind in busiest(facts.nccl.kinds)[:1]):
+        advice += " Send more at a time: larger gradient buckets, and fewer, fused operations."
     if slow_links:
         advice += (
             " The collectives take over twice what the links allow: check the network and NCCL's topology."

@@ -112,13 +112,3 @@ class Facts:
     """What NCCL's own log says of slow transports."""
     nodes: int = 0
     """Nodes that the job's GPUs are read on."""
-
-
-def percent(ratio: float) -> str:
-    """A ratio as people read it."""
-    return f"{100 * ratio:.1f} %"
-
-
-def milliseconds(seconds: float) -> str:
-    """A duration of the length of a step's parts."""
-    return f"{1000 * seconds:.1f} ms"

@@ -6,7 +6,8 @@ import numpy as np
 
 from perfd.analysis.captured import CaptureEvidence, not_used
 from perfd.analysis.efficiency import mean_over_gpus
-from perfd.analysis.findings import Facts, Finding, Kind, percent
+from perfd.analysis.findings import Facts, Finding, Kind
+from perfd.analysis.words import percent
 
 _GOOD_MFU = 0.40
 _FAIR_MFU = 0.30

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from perfd.analysis.findings import Culprit, Facts, Finding, Kind, percent
+from perfd.analysis.findings import Culprit, Facts, Finding, Kind
 from perfd.analysis.judge_ranks import one_rank_loads_slowly
 from perfd.analysis.shares import DataLoading
+from perfd.analysis.words import percent
 
 _DATA = 0.05
 

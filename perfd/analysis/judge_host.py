@@ -8,8 +8,9 @@ import numpy as np
 
 from perfd.analysis.degradation import Reference
 from perfd.analysis.efficiency import mean_over_gpus
-from perfd.analysis.findings import Culprit, Facts, Finding, Kind, percent
+from perfd.analysis.findings import Culprit, Facts, Finding, Kind
 from perfd.analysis.shown_idle import ShownIdle, not_shown, shown_idle
+from perfd.analysis.words import percent
 
 _IDLE = 0.15
 _UNATTRIBUTED = 0.10

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from perfd.analysis.degradation import Reference, SlowGroup
-from perfd.analysis.findings import Culprit, Facts, Finding, Kind, percent
+from perfd.analysis.findings import Culprit, Facts, Finding, Kind
+from perfd.analysis.words import percent
 
 _SHOWN = 4
 _REFERENCES = {

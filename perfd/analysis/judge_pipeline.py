@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from perfd.analysis.findings import Culprit, Facts, Finding, Kind, percent
+from perfd.analysis.findings import Culprit, Facts, Finding, Kind
 from perfd.analysis.pipeline import SOURCE_BY_RANK, Pipeline
 from perfd.analysis.pipeline_waits import SOURCE_WAITING
+from perfd.analysis.words import percent
 
 _STALL = 0.20
 _EXCESS = 0.10

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from perfd.analysis.arrivals import Late, late
-from perfd.analysis.findings import Culprit, Facts, Finding, Kind, percent
+from perfd.analysis.findings import Culprit, Facts, Finding, Kind
 from perfd.analysis.nccl_ranks import NcclRank
 from perfd.analysis.shares import DataLoading
 from perfd.analysis.stragglers import Pattern, Straggler
+from perfd.analysis.words import percent
 
 _SLOW_INPUT = 0.05
 _SLOWER_CLOCK = 0.95

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from perfd.analysis.findings import Facts, Finding, Kind, percent
+from perfd.analysis.findings import Facts, Finding, Kind
+from perfd.analysis.words import percent
 
 
 def judge_sequences(facts: Facts) -> Finding | None:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfd.analysis.captured import CaptureEvidence, not_used
-from perfd.analysis.findings import Kind, percent
+from perfd.analysis.findings import Kind
+from perfd.analysis.words import percent
 
 _LAUNCH = 0.10
 _SYNCHRONIZATION = 0.05

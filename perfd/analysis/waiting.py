@@ -11,11 +11,13 @@ all-gather and all-to-all, not for broadcast and reduce, whose root may finish e
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perfd.analysis.tables import Floats, Ints
+if TYPE_CHECKING:
+    from perfd.analysis.tables import Floats, Ints
 
 MATCHED_OPERATIONS = frozenset({"AllReduce", "ReduceScatter", "AllGather", "AlltoAll"})
 """Those whose shortest duration is the transfer."""

@@ -5,20 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import msgspec
-from rich.console import Console
-
-from perfd.analysis.summary import JobSummary
 from perfd.cli.arguments import positive, positive_whole
-from perfd.peaks import load_peaks
-from perfd.report.from_trace import report_of_trace
-from perfd.report.summaries import one_job, read_summary
-from perfd.report.terminal import render
-from perfd.report.write import write_report
-from perfd.trace.analysis import TraceSettings, analyse
+from perfd.trace.analysis import TraceAnalysis, TraceSettings, analyse
 from perfd.trace.document import to_json
 from perfd.trace.files import read_traces, with_folders_opened
-from perfd.trace.findings import diagnose
+from perfd.trace.findings import Diagnosis, diagnose
 
 _WIDTH = 110
 SUMMARY_JSON = "summary.json"
@@ -65,35 +56,57 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Read the traces and say what limits them."""
     files = with_folders_opened(args.files)
-    job = _job(args.summary, files[0].parent)
-    settings = TraceSettings(
-        model_flops_per_step=args.model_flops_per_step,
-        model_flops_per_s_per_gpu=job.model_flops_per_s_per_gpu if job else None,
-        step_time_s=job.step_time_s.median if job else None,
-        gpus=args.gpus,
-        precision=args.precision,
-        peaks=load_peaks(args.peaks),
-    )
+    settings = _settings(args, files[0].parent)
     analysis = analyse(read_traces(files, args.nsys), settings)
     diagnosis = diagnose(analysis)
     if args.report:
-        write_report(report_of_trace(analysis, diagnosis), args.report)
+        _write(analysis, diagnosis, args.report)
     if args.json:
-        print(msgspec.json.encode(to_json(analysis, diagnosis)).decode())
+        _print(analysis, diagnosis)
     else:
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            console = Console(highlight=False, width=_WIDTH)
-        console.print(render(analysis, diagnosis))
+        _show(analysis, diagnosis)
     return 0
 
 
-def _job(summary: Path | None, folder: Path) -> JobSummary | None:
-    """The job that a summary describes; one that merely lies there must describe one job to be used."""
-    if summary:
-        return one_job(read_summary(summary), None, str(summary))
-    beside = folder / SUMMARY_JSON
-    if not beside.is_file():
-        return None
-    jobs = read_summary(beside)
-    return jobs[0] if len(jobs) == 1 else None
+# What only some runs need is imported by them: half of the time of this command is Python that starts.
+
+
+def _settings(args: argparse.Namespace, folder: Path) -> TraceSettings:
+    summary = folder / SUMMARY_JSON
+    beside = summary if summary.is_file() else None
+    if not (args.summary or beside or args.peaks or args.model_flops_per_step):
+        return TraceSettings(gpus=args.gpus, precision=args.precision)
+    from perfd.cli.analyze_job import settings_of  # noqa: PLC0415
+
+    return settings_of(
+        named=args.summary,
+        beside=beside,
+        peaks=args.peaks,
+        model_flops_per_step=args.model_flops_per_step,
+        gpus=args.gpus,
+        precision=args.precision,
+    )
+
+
+def _write(analysis: TraceAnalysis, diagnosis: Diagnosis, path: Path) -> None:
+    from perfd.report.from_trace import report_of_trace  # noqa: PLC0415
+    from perfd.report.write import write_report  # noqa: PLC0415
+
+    write_report(report_of_trace(analysis, diagnosis), path)
+
+
+def _print(analysis: TraceAnalysis, diagnosis: Diagnosis) -> None:
+    import msgspec  # noqa: PLC0415
+
+    print(msgspec.json.encode(to_json(analysis, diagnosis)).decode())
+
+
+def _show(analysis: TraceAnalysis, diagnosis: Diagnosis) -> None:
+    from rich.console import Console  # noqa: PLC0415
+
+    from perfd.report.terminal import render  # noqa: PLC0415
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_WIDTH)
+    console.print(render(analysis, diagnosis))

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from perfd.errors import TraceError
-from perfd.trace import kineto, nsys
+from perfd.trace import nsys
 from perfd.trace.model import RankTrace
 
 MAX_UNPACKED_BYTES = 16 * 1024**3
@@ -98,11 +98,18 @@ def _read(path: Path, nsys_program: str | None) -> list[RankTrace]:
         if _unpacked_start(path).startswith(_SQLITE):
             with _unpacked(path) as database:
                 return nsys.read(database, shown_as=str(path))
-        return kineto.read(path)
+        return _chrome(path)
     if path.suffix == ".gz":
         raise TraceError(f"{path}: the name ends in .gz, but the file is not compressed by gzip.")
     if path.suffix in {".sqlite", ".db"}:
         raise TraceError(f"{path}: this is no SQLite file.")
+    return _chrome(path)
+
+
+def _chrome(path: Path) -> list[RankTrace]:
+    # A capture has files of one profiler: the other's reader would only make it start later.
+    from perfd.trace import kineto  # noqa: PLC0415
+
     return kineto.read(path)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from perfd.analysis.findings import milliseconds, percent
+from perfd.analysis.words import milliseconds, percent
 from perfd.trace.analysis import TraceAnalysis
 from perfd.trace.confidence import CONFIRMED, MEASURED, UNEXPLAINED, seen
 from perfd.trace.judge_ranks import judge_losses, judge_pipeline, judge_straggler

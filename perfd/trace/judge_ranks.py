@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from perfd.analysis.findings import milliseconds, percent
+from perfd.analysis.words import milliseconds, percent
 from perfd.trace.analysis import TraceAnalysis, by_rank
 from perfd.trace.breakdown import MAX_LOST_RATIO
 from perfd.trace.confidence import CONFIRMED, MEASURED, seen

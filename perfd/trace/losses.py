@@ -49,7 +49,7 @@ def _into_graphs(calls: HostCalls) -> NDArray[np.bool_]:
     """Which calls were made while their thread captured a graph."""
     into: NDArray[np.bool_] = np.zeros(len(calls), dtype=np.bool_)
     marks = (calls.kind == Call.CAPTURE_BEGIN) | (calls.kind == Call.CAPTURE_END)
-    for thread in np.unique(calls.thread[marks]).tolist():
+    for thread in sorted(set(calls.thread[marks].tolist())):
         mine = calls.thread == thread
         begins = calls.start_ns[mine & (calls.kind == Call.CAPTURE_BEGIN)]
         ends = calls.end_ns[mine & (calls.kind == Call.CAPTURE_END)]

@@ -41,7 +41,7 @@ def phase_rows(timeline: RankTimeline) -> list[PhaseRow]:
     starts, ends = trace.operations.start_ns[known], trace.operations.end_ns[known]
     busy = np.concatenate(([0], np.cumsum(ends - starts)))
     bounds = {
-        int(one): np.searchsorted(thread, (one, one + 1)).tolist() for one in np.unique(thread).tolist()
+        int(one): np.searchsorted(thread, (one, one + 1)).tolist() for one in sorted(set(thread.tolist()))
     }
     rows: dict[str, list[int]] = {}
     for phase in phases:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,11 @@ _OPERATIONS = [Op(COMPUTE, 0, 60, launched=-5), Op(NCCL, 50, 80, launched=-4)]
 _RANK_KEYS = {
     "rank", "file", "gpu", "span_s", "compute_s", "communication_s", "exposed_communication_s", "memory_s",
     "exposed_memory_s", "overlap_ratio", "idle_s", "idle", "kernel_count", "steps", "kernels", "collectives",
+}  # fmt: skip
+
+_UNUSED = {
+    "grpc", "google.protobuf", "yaml", "wandb", "prometheus_client", "perfd.agent", "perfd.aggregator",
+    "perfd.capture", "perfd.wire", "perfd.config", "perfd.model", "perfd.analysis.summary", "perfd.exporters",
 }  # fmt: skip
 
 
@@ -125,3 +132,19 @@ def test_the_traces_of_the_first_hour_are_as_they_are_made_and_show_what_its_pag
     page = Path("docs/first-hour.md").read_text(encoding="utf-8")
     shown = page[page.index("Straggler  21.6 %") :].split("```")[0]
     assert " ".join(shown.split()) in printed
+
+
+@pytest.mark.parametrize("how", [[], ["--json"], ["--report", "report.html"]])
+def test_it_starts_without_what_it_does_not_use(trace, how):
+    """Half of what this command takes is Python that starts."""
+    code = (
+        f"import sys; from perfd.cli import main; main(['analyze', {str(trace)!r}, *{how!r}]);"
+        "print(*sys.modules, sep='\\n', file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=trace.parent
+    )
+    loaded = set(done.stderr.split())
+    assert "perfd.trace.analysis" in loaded
+    assert not loaded & _UNUSED
+    assert ("rich" in loaded) == (how != ["--json"]), "only a terminal needs it"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from perfd.analysis.findings import milliseconds, percent
 from perfd.analysis.serving.comparison import Comparison, context_tokens
 from perfd.analysis.serving.knobs import Kind, knob
 from perfd.analysis.serving.measured import Measured
 from perfd.analysis.serving.snapshot import Latency
+from perfd.analysis.words import milliseconds, percent
 
 _KV_READS_RATIO = 0.25
 """Of a decode step: above it, a smaller cache entry or batch pays."""
