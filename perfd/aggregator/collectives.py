@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from perfd.aggregator.limits import Counters, Limits
 from perfd.aggregator.rings import Rings
+from perfd.aggregator.rooms import roomier
 from perfd.analysis.groups import PAIR_OPERATION
-from perfd.analysis.tables import CollectiveStack
+from perfd.analysis.tables import Bools, CollectiveStack, Ints
 from perfd.analysis.waiting import MATCHED_OPERATIONS
 from perfd.model import CollectiveProgress, CollectiveTimes, TimingSource
 
 _PAIR = {"Send": 0, "Recv": 1}
 
 _LEFT_AFTER_NS = 900 * 10**9
-"""Far more than the clocks of nodes disagree by, and than a step takes."""
+"""Far more than a step takes, and an evaluation or checkpoint between two."""
 
 _Key = tuple[str, str, int, int, TimingSource]
 """Communicator, operation, for a pair the two ranks in it (sender, receiver), else -1, and whose clock:
@@ -31,6 +34,8 @@ class CollectiveRows:
         """The rings that a communicator is in, its row there, and its number of columns."""
         self._columns = 0
         """Of all of them."""
+        self._newest_unix_ns: Ints = np.zeros(1, dtype=np.int64)
+        """By rank, when it last told of any, by the clock of its node."""
 
     def put(self, times: CollectiveTimes) -> None:
         """Add what one rank reported; what cannot be matched is left out."""
@@ -41,7 +46,8 @@ class CollectiveRows:
             self._counters.rejected["ranks_per_job"] += 1
             return
         key, column, columns = place
-        found = self._rows.get(key) or self._new(key, columns, times.end_unix_ns)
+        self._note(times.rank, times.end_unix_ns)
+        found = self._rows.get(key) or self._new(key, columns)
         if found is not None and column < found[2]:
             found[0].put(found[1], column, times)
 
@@ -50,19 +56,26 @@ class CollectiveRows:
         self._rings.clear()
         self._rows.clear()
         self._columns = 0
+        self._newest_unix_ns[:] = 0
 
     def stacks(self) -> list[CollectiveStack]:
         """All communicators that are in use and of which every rank is known; those alike are together."""
-        oldest_unix_ns = self._oldest_in_use_unix_ns(0)
-        stacks = [rings.stack(oldest_unix_ns) for rings in self._rings.values()]
+        stacks = [rings.stack(self._in_use(rings)) for rings in self._rings.values()]
         return [stack for stack in stacks if stack is not None]
 
-    def _new(self, key: _Key, columns: int, now_unix_ns: int) -> tuple[Rings, int, int] | None:
+    def _note(self, rank: int, unix_ns: int) -> None:
+        if rank >= len(self._newest_unix_ns):
+            known = len(self._newest_unix_ns)
+            self._newest_unix_ns = roomier(self._newest_unix_ns, (max(2 * known, 1 + rank),))
+            self._newest_unix_ns[known:] = 0
+        self._newest_unix_ns[rank] = unix_ns
+
+    def _new(self, key: _Key, columns: int) -> tuple[Rings, int, int] | None:
         if columns > self._limits.ranks_per_job:
             self._counters.rejected["ranks_per_job"] += 1
             return None
         if self._bound(columns) is not None:
-            self._drop_left(now_unix_ns)
+            self._drop_left()
         if (bound := self._bound(columns)) is not None:
             self._counters.rejected[bound] += 1
             return None
@@ -92,15 +105,14 @@ class CollectiveRows:
         for (_, width), rings in self._rings.items():
             rings.hold(max(1, min(span, limits.operation_cells_per_communicator // max(1, width))))
 
-    def _oldest_in_use_unix_ns(self, now_unix_ns: int) -> int:
-        """Communicators that were last heard of before this are gone, as after a restart of the job."""
-        newest = max((rings.newest_unix_ns() for rings in self._rings.values()), default=0)
-        return max(newest, now_unix_ns) - _LEFT_AFTER_NS
+    def _in_use(self, rings: Rings) -> Bools:
+        """Which communicators are in use; others are gone, as after a restart of the job."""
+        return rings.in_use(self._newest_unix_ns, _LEFT_AFTER_NS)
 
-    def _drop_left(self, now_unix_ns: int) -> None:
-        oldest_unix_ns = self._oldest_in_use_unix_ns(now_unix_ns)
+    def _drop_left(self) -> None:
+        in_use = {rings: self._in_use(rings) for rings in self._rings.values()}
         for key, (rings, row, columns) in list(self._rows.items()):
-            if rings.heard_unix_ns(row) < oldest_unix_ns:
+            if not in_use[rings][row]:
                 rings.drop(row)
                 del self._rows[key]
                 self._columns -= columns

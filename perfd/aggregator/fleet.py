@@ -86,7 +86,7 @@ class Fleet:
             if isinstance(record, SampleTable):
                 node.sample(record, source.now_s)
                 if record.scope is Scope.RANK:
-                    self._apply_to_ranks(record)
+                    self._apply_to_ranks(record, source)
             elif isinstance(record, _JobRecord):
                 durable += self._apply_to_job(record, source)
             else:
@@ -152,7 +152,7 @@ class Fleet:
             del self.nodes[name]
         return gone
 
-    def _apply_to_ranks(self, table: SampleTable) -> None:
+    def _apply_to_ranks(self, table: SampleTable, source: Source) -> None:
         busy_s = table.columns.get("nccl_busy_s")
         lost = table.columns.get("nccl_lost_operations")
         if busy_s is None or lost is None:
@@ -165,7 +165,10 @@ class Fleet:
             job = self.jobs.get(name)
             possible = len(rank) <= _MOST_RANK_DIGITS and rank.isdecimal()
             if job is not None and possible and math.isfinite(gone) and not math.isinf(busy):
-                job.nccl.put(int(rank), time_unix_ns / 1e9, busy, gone, operations)
+                time_unix_s = time_unix_ns / 1e9
+                # Clocks of nodes may disagree by any amount; how long ago it was by its own one is sure.
+                read_s = source.now_s - max(0.0, source.sent_unix_s - time_unix_s)
+                job.nccl.put(int(rank), time_unix_s, busy, gone, operations, read_s=read_s)
 
     def _apply_to_job(self, record: _JobRecord, source: Source) -> list[Durable]:
         if isinstance(record, TrainingStep | StepPhases) and record.step > _MAX_STEP:

@@ -14,7 +14,7 @@ from perfd.analysis.tables import Floats, Ints, NcclTimeTable
 _WINDOWS = 64
 """Readings in memory per rank."""
 _STRETCHES = 8
-_LAST_TIME_S, _LAST_BUSY_S, _LAST_LOST, _LAST_OPERATIONS, _SINCE_S = range(5)
+_LAST_TIME_S, _LAST_BUSY_S, _LAST_LOST, _LAST_OPERATIONS, _SINCE_S, _READ_S = range(6)
 
 
 class NcclTimes:
@@ -33,14 +33,24 @@ class NcclTimes:
         """One column a rank; the newest readings take the place of the oldest."""
         self._busy_s: Floats = np.empty((_WINDOWS, 1))
         self._lost: Floats = np.empty((_WINDOWS, 1))
-        self._newest: Floats = np.empty((1, 5))
-        """The newest reading: time, time in kernels, lost operations, operations, and since when those are so
-        many."""
+        self._newest: Floats = np.empty((1, 6))
+        """The newest reading: time, time in kernels, lost operations, operations, since when those are so
+        many, and its time by our clock."""
 
     def put(
-        self, rank: int, time_unix_s: float, busy_s: float, lost: float, operations: float = math.nan
+        self,
+        rank: int,
+        time_unix_s: float,
+        busy_s: float,
+        lost: float,
+        operations: float = math.nan,
+        *,
+        read_s: float = 0.0,
     ) -> None:
-        """Add one reading of a rank's counters; one that went back starts afresh, as after a restart."""
+        """Add one reading of a rank's counters; one that went back starts afresh, as after a restart.
+
+        `time_unix_s` is by the clock of the rank's node, `read_s` by one that all ranks share.
+        """
         row = self._rows.get(rank)
         if row is None:
             if max(rank, len(self._rows)) >= self._limits.ranks_per_job:
@@ -49,14 +59,14 @@ class NcclTimes:
             row = self._new(rank)
         count, since_s = int(self._counts[row]), time_unix_s
         if count:
-            last_s, last_busy_s, _, last_operations, last_since_s = self._newest[row].tolist()
+            last_s, last_busy_s, _, last_operations, last_since_s, _ = self._newest[row].tolist()
             if busy_s < last_busy_s or operations < last_operations or time_unix_s <= last_s:
                 count = 0
             elif operations == last_operations:
                 since_s = last_since_s
         place = count % _WINDOWS, row
         self._time_s[place], self._busy_s[place], self._lost[place] = time_unix_s, busy_s, lost
-        self._newest[row] = time_unix_s, busy_s, lost, operations, since_s
+        self._newest[row] = time_unix_s, busy_s, lost, operations, since_s, read_s
         self._counts[row] = count + 1
 
     def clear(self) -> None:
@@ -78,7 +88,7 @@ class NcclTimes:
             lost_operations=(newest[:, _LAST_LOST] - self._lost[oldest, rows]).astype(np.int64),
             operations=np.where(np.isfinite(operations), operations, np.nan),
             still_s=newest[:, _LAST_TIME_S] - newest[:, _SINCE_S],
-            read_unix_s=newest[:, _LAST_TIME_S],
+            read_unix_s=newest[:, _READ_S],
         )
 
     def _new(self, rank: int) -> int:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from perfd.aggregator.rooms import chosen, roomier
 from perfd.aggregator.windows import Windows
-from perfd.analysis.tables import CollectiveStack, Floats, Ints
+from perfd.analysis.tables import Bools, CollectiveStack, Floats, Ints
 from perfd.model import CollectiveTimes, TimingSource
 
 _FIRST_ROOM = 32
@@ -61,7 +61,8 @@ class Rings:
         self._sources: list[str] = []
         self._ranks: Ints = np.empty((1, columns), dtype=np.int64)
         """Global rank of each column; -1 until it reports."""
-        self._heard_unix_ns: Ints = np.empty(1, dtype=np.int64)
+        self._heard_unix_ns: Ints = np.empty((1, columns), dtype=np.int64)
+        """When each column's rank last told of it, by the clock of its node."""
         self._ends: Ints = np.empty((1, 2), dtype=np.int64)
         """Where in a row its operations begin and end."""
         self._sequence: Ints = np.empty((1, min(_FIRST_ROOM, self._most_room())), dtype=np.int64)
@@ -94,7 +95,6 @@ class Rings:
             self._stretches.append([])
             if row == len(self._ranks):
                 self._make_rows(2 * row)
-        self._heard_unix_ns[row] = 0
         self._clear(row)
         return row
 
@@ -103,13 +103,16 @@ class Rings:
         self._clear(row)
         self._free.append(row)
 
-    def heard_unix_ns(self, row: int) -> int:
-        """When a communicator was last heard of."""
-        return int(self._heard_unix_ns[row])
+    def in_use(self, newest_unix_ns: Ints, left_after_ns: int) -> Bools:
+        """Which communicators none of their ranks has left: it tells of others, and not of this, for so long.
 
-    def newest_unix_ns(self) -> int:
-        """When any of them was last heard of."""
-        return int(self._heard_unix_ns[: len(self._names)].max(initial=0))
+        `newest_unix_ns` is when each rank of the job last told of any. Only times by one node's clock are
+        compared: clocks of nodes may disagree by any amount.
+        """
+        count = len(self._names)
+        ranks = self._ranks[:count]
+        silent_ns = newest_unix_ns[ranks] - self._heard_unix_ns[:count]
+        return np.asarray(~((silent_ns > left_after_ns) & (ranks >= 0)).any(axis=1))
 
     def put(self, row: int, column: int, times: CollectiveTimes) -> None:
         """Add what one rank of a communicator reported."""
@@ -120,21 +123,21 @@ class Rings:
                 self._clear(row)
             self._ranks[row, column] = times.rank
         reported = _reported(times, self._span)
-        if reported is not None and self._follows_a_hole(row, times, reported):
+        if reported is not None and self._follows_a_hole(row, column, times, reported):
             self._ends[row] = 0
             self._windows.clear(row)
         self._sources[row] = times.source
-        self._heard_unix_ns[row] = max(self._heard_unix_ns[row], times.end_unix_ns)
+        self._heard_unix_ns[row, column] = times.end_unix_ns
         self._windows.put(row, column, times)
         if reported is not None:
             self._put_operations(row, column, reported)
 
-    def stack(self, oldest_unix_ns: int) -> CollectiveStack | None:
-        """A copy of what is held of communicators that were heard of since, and whose ranks are all known."""
+    def stack(self, in_use: Bools) -> CollectiveStack | None:
+        """A copy of what is held of communicators that are in use, and whose ranks are all known."""
         count = len(self._names)
         lengths = self._ends[:count, 1] - self._ends[:count, 0]
         whole = (self._ranks[:count] >= 0).all(axis=1)
-        rows = np.flatnonzero(whole & (lengths > 0) & (self._heard_unix_ns[:count] >= oldest_unix_ns))
+        rows = np.flatnonzero(whole & (lengths > 0) & in_use)
         if not len(rows):
             return None
         best = self._best_s_per_byte[rows]
@@ -167,13 +170,14 @@ class Rings:
         held[places >= end[:, None]] = absent
         return held
 
-    def _follows_a_hole(self, row: int, times: CollectiveTimes, reported: _Reported) -> bool:
+    def _follows_a_hole(self, row: int, column: int, times: CollectiveTimes, reported: _Reported) -> bool:
         """Whether operations are missing for seconds, as between samples, or after an agent was away.
 
         Neither the pace of operations nor what lies in one step could be told across it.
         """
         start, end = self._bounds(row)
-        if start == end or times.start_unix_ns - int(self._heard_unix_ns[row]) < _HOLE_NS:
+        heard_unix_ns = int(self._heard_unix_ns[row, column])
+        if start == end or not heard_unix_ns or times.start_unix_ns - heard_unix_ns < _HOLE_NS:
             return False
         missing = int(reported.sequence[0] - self._sequence[row, end - 1])
         usual = int(reported.sequence[-1] - reported.sequence[0]) // max(1, len(reported.sequence) - 1)
@@ -299,6 +303,7 @@ class Rings:
 
     def _clear(self, row: int) -> None:
         self._ranks[row] = -1
+        self._heard_unix_ns[row] = 0
         self._ends[row] = 0
         self._windows.clear(row)
         self._largest_bytes[row], self._best_s_per_byte[row] = _LARGE_BYTES, np.inf

@@ -262,10 +262,10 @@ def test_communicators_that_are_no_longer_used_give_no_table_and_make_room() -> 
 def test_a_rank_stands_still_since_its_counter_last_moved() -> None:
     nccl = NcclTimes(Limits(), Counters())
     for second, operations in enumerate([5, 6, 6, 6]):
-        nccl.put(0, 100.0 + second, 1.0, 0, operations)
+        nccl.put(0, 100.0 + second, 1.0, 0, operations, read_s=5.0 + second)
 
     (time,) = nccl.table()
-    assert (time.operations, time.still_s, time.read_unix_s) == (6, 2.0, 103.0)
+    assert (time.operations, time.still_s, time.read_unix_s) == (6, 2.0, 8.0)
 
 
 def test_of_many_readings_the_newest_64_count() -> None:
@@ -387,6 +387,34 @@ def test_many_large_communicators_are_refused_and_counted_until_others_are_left(
     for rank in (0, 1):
         state.put(replace(times(rank, [0], communicator="gh"), end_unix_ns=2000 * 10**9))
     assert [table.communicator for table in tables(state)] == ["gh"]
+
+
+def test_a_clock_that_is_far_ahead_hides_no_communicator_of_other_nodes() -> None:
+    state, _ = rows()
+    hour_ns = 3600 * 10**9
+    for second in range(3):
+        ended_ns = second * 10**9
+        for rank in (0, 1):
+            state.put(replace(times(rank, [second], communicator="ab"), end_unix_ns=ended_ns))
+        for rank in (2, 3):
+            ahead = replace(
+                times(rank, [second], communicator="cd", communicator_rank=rank - 2),
+                end_unix_ns=ended_ns + hour_ns,
+            )
+            state.put(ahead)
+
+    assert [table.communicator for table in tables(state)] == ["ab", "cd"]
+
+
+def test_a_communicator_that_one_of_its_ranks_left_is_gone_though_another_one_is_silent() -> None:
+    state, _ = rows()
+    for rank in (0, 1):
+        state.put(times(rank, [0], communicator="ab"))
+    # Rank 1 was lost; rank 0 goes on with another one.
+    state.put(replace(times(0, [0], communicator="cd"), end_unix_ns=2000 * 10**9))
+    state.put(replace(times(2, [0], communicator="cd", communicator_rank=1), end_unix_ns=2000 * 10**9))
+
+    assert [table.communicator for table in tables(state)] == ["cd"]
 
 
 def test_a_rank_beyond_all_bounds_is_refused_and_counted() -> None:

@@ -135,6 +135,17 @@ def test_clocks_that_disagree_by_seconds_change_nothing(cluster: Cluster):
     assert summary.nccl.wait_ratio == pytest.approx(0.15, rel=0.05)
 
 
+def test_clocks_that_disagree_by_a_quarter_of_an_hour_hide_nobody(cluster: Cluster):
+    cluster.skew_s = {0: 1000.0, 1: 0.0, 2: -7200.0, 3: 0.0}
+    for second in range(10):
+        cluster.second(second)
+
+    summary = cluster.summary()
+    assert blamed(summary) == [LATE]
+    assert summary.nccl.missing_ranks == ()
+    assert len(summary.nccl.groups) == 1
+
+
 def test_a_rank_that_never_speaks_leaves_everybody_unblamed_and_is_told(cluster: Cluster):
     for second in range(10):
         cluster.second(second, silent=(LATE,))
