@@ -22,7 +22,8 @@ from perfd.report.roofline import report_of_kernels, report_of_placement
 from perfd.report.words import UNKNOWN, duration, flops, kernel_name, percent, size
 from perfd.report.write import write_report
 from perfd.trace.hlo_line import read_line
-from perfd.trace.ncu import KernelMetrics, read_ncu
+from perfd.trace.ncu import KernelMetrics
+from perfd.trace.ncu_report import read_ncu
 from perfd.trace.roofline import Placement, Work, matmul, place
 
 _SIZES = re.compile(r"(?:(\d{1,9})x)?(\d{1,9})x(\d{1,9})x(\d{1,9})")
@@ -37,7 +38,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--matmul", metavar="[Bx]MxNxK", help="a matrix product, M x K times K x N, B of them")
     what.add_argument("--hlo", metavar="LINE", help="a line of XLA's HLO, with the shapes of its operands")
     what.add_argument(
-        "--ncu", metavar="CSV", type=Path, help="Nsight Compute's `--csv --page raw` or `--page details`"
+        "--ncu",
+        metavar="FILE",
+        type=Path,
+        help="Nsight Compute's report (.ncu-rep), or its `--csv --page raw` or `--page details`",
     )
     parser.add_argument("--dtype", default="bf16", help="of --matmul (default: bf16)")
     parser.add_argument("--gpu", default="H200", help="as NVML names it, or a part of that (default: H200)")

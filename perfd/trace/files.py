@@ -22,6 +22,7 @@ MAX_UNPACKED_BYTES = 16 * 1024**3
 EXPORT_TIMEOUT_S = 600.0
 _SQLITE = b"SQLite format 3\0"
 _GZIP = b"\x1f\x8b"
+_NSIGHT_COMPUTE = b"NVR\0"
 _COPY_BYTES = 4 * 1024 * 1024
 _SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".nsys-rep")
 _NO_TRACES = ("perfd.trace.json", "summary.json", ".stacks.json")
@@ -89,6 +90,8 @@ def numbered(traces: Sequence[RankTrace]) -> list[RankTrace]:
 
 def _read(path: Path, nsys_program: str | None) -> list[RankTrace]:
     start = _start(path)
+    if start.startswith(_NSIGHT_COMPUTE):
+        raise TraceError(f"{path}: this is a report of Nsight Compute; `perfd roofline --ncu` reads it.")
     if path.suffix == ".nsys-rep":
         with _exported(path, nsys_program) as database:
             return nsys.read(database, shown_as=str(path))

@@ -1,4 +1,4 @@
-"""Reads the CSV of Nsight Compute: the `raw` page, a row a kernel, and `details`, a row a metric.
+"""What Nsight Compute measured of kernels, and how its CSV is read: `raw`, a row a kernel, and `details`.
 
 (Source: "Nsight Compute CLI", CSV output. Rows of `details` are shorter than the header, programs' own
 output and `==PROF==` lines can stand before it, and units are only sometimes base units.)
@@ -7,7 +7,8 @@ output and `==PROF==` lines can stand before it, and units are only sometimes ba
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from perfd.errors import TraceError
 from perfd.trace.roofline import AT_LIMIT_RATIO, Verdict, verdict_of
 
 _STALL = "smsp__average_warps_issue_stalled_"
-_STALL_ENDS = ("_per_issue_active.ratio",)
+_STALL_END = "_per_issue_active.ratio"
 _RAW = {
     "compute_ratio": ("sm__throughput.avg.pct_of_peak_sustained_elapsed",),
     "memory_ratio": ("gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",),
@@ -80,7 +81,7 @@ class KernelMetrics:
         return max(self.compute_ratio, self.memory_ratio) >= AT_LIMIT_RATIO
 
 
-def read_ncu(path: Path) -> list[KernelMetrics]:
+def read_csv(path: Path) -> list[KernelMetrics]:
     """The kernels of a CSV, in the order in which they ran.
 
     Raises `TraceError`, naming the file, when it is no such CSV or holds no kernel.
@@ -95,6 +96,28 @@ def read_ncu(path: Path) -> list[KernelMetrics]:
     if not kernels:
         raise TraceError(f"{path}: the report holds no kernel.")
     return kernels
+
+
+def kernel_of(name: str, metrics: Iterable[str], value: Callable[[str], float | None]) -> KernelMetrics:
+    """A kernel from what Nsight Compute calls its metrics; `value` gives one of them in base units."""
+    values: dict[str, Any] = {
+        field: found
+        for field, names in _RAW.items()
+        if (found := next(filter(_is_known, map(value, names)), None)) is not None
+    }
+    reasons = [metric for metric in metrics if metric.startswith(_STALL) and metric.endswith(_STALL_END)]
+    stalls = [
+        (metric.removeprefix(_STALL).removesuffix(_STALL_END).replace("_", " "), warps)
+        for metric in reasons
+        if (warps := value(metric)) is not None
+    ]
+    stalls = sorted((stall for stall in stalls if stall[0] != "selected"), key=lambda stall: -stall[1])
+    return KernelMetrics(name=name, stalls=tuple(stalls), **values)
+
+
+def in_base_units(value: float, unit: str) -> float | None:
+    """A metric's value in seconds or as a ratio; None for what is no number."""
+    return value * _UNITS.get(unit, 1.0) if math.isfinite(value) else None
 
 
 def _kernels(path: Path, rows: Iterator[list[str]]) -> list[KernelMetrics]:
@@ -120,19 +143,7 @@ def _lines(file: Iterable[str]) -> Iterator[str]:
 
 
 def _raw(row: Mapping[str, str], units: Mapping[str, str]) -> KernelMetrics:
-    values: dict[str, Any] = {
-        field: value
-        for field, names in _RAW.items()
-        if (value := _first(_value(row.get(name), units.get(name, "")) for name in names)) is not None
-    }
-    stalls = [
-        (name.removeprefix(_STALL).removesuffix(end).replace("_", " "), value)
-        for name in row
-        for end in _STALL_ENDS
-        if name.startswith(_STALL) and name.endswith(end) and (value := _value(row[name], "")) is not None
-    ]
-    stalls = sorted((stall for stall in stalls if stall[0] != "selected"), key=lambda stall: -stall[1])
-    return KernelMetrics(name=row.get("Kernel Name", ""), stalls=tuple(stalls), **values)
+    return kernel_of(row.get("Kernel Name", ""), row, lambda name: _value(row.get(name), units.get(name, "")))
 
 
 def _details(header: Sequence[str], rows: Iterable[list[str]]) -> list[KernelMetrics]:
@@ -154,10 +165,10 @@ def _value(text: str | None, unit: str) -> float | None:
     if not text:
         return None
     try:
-        return float(text.replace(",", "")) * _UNITS.get(unit, 1.0)
+        return in_base_units(float(text.replace(",", "")), unit)
     except ValueError:
         return None
 
 
-def _first(values: Iterable[float | None]) -> float | None:
-    return next((value for value in values if value is not None), None)
+def _is_known(value: float | None) -> bool:
+    return value is not None

@@ -18,7 +18,7 @@ from perfd.analysis.peaks import GpuPeak
 from perfd.cli import main
 from perfd.errors import PerfdError, TraceError
 from perfd.trace.hlo_line import read_line, shapes
-from perfd.trace.ncu import read_ncu
+from perfd.trace.ncu_report import read_ncu
 from perfd.trace.roofline import Verdict, Work, matmul, place
 
 _GPU = GpuPeak(
