@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import http.client
 import os
+import ssl
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,11 +15,13 @@ from urllib.parse import urlsplit
 import msgspec
 
 from perfd.errors import PerfdError
+from perfd.http_client import BoundedConnection, BoundedTlsConnection
 
 DEFAULT_URL = "http://127.0.0.1:9460"
 URL_VARIABLE = "PERFD_AGGREGATOR_URL"
 TOKEN_VARIABLE = "PERFD_TOKEN_FILE"  # noqa: S105  (names a file)
 _TIMEOUT_S = 10.0
+"""For a whole request and its answer, the name of the host and the handshake of TLS included."""
 
 
 def add_aggregator(parser: argparse.ArgumentParser) -> None:
@@ -67,10 +71,20 @@ def get(url: str, path: str) -> dict[str, Any]:
 
 
 def ask(
-    url: str, method: str, path: str, body: str | None = None, headers: Mapping[str, str] | None = None
+    url: str,
+    method: str,
+    path: str,
+    body: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    *,
+    timeout_s: float = _TIMEOUT_S,
 ) -> dict[str, Any]:
-    """An aggregator's answer; raises `PerfdError` with its reason when it refuses, or with what to do."""
+    """An aggregator's answer; raises `PerfdError` with its reason when it refuses, or with what to do.
+
+    `timeout_s` bounds all of it: a name that is not found and an answer that drips too.
+    """
     connection, base = _connection(url)
+    connection.deadline_s = time.monotonic() + timeout_s
     try:
         connection.request(method, base + path, body, headers or {})
         response = connection.getresponse()
@@ -94,7 +108,7 @@ def ask(
     return document
 
 
-def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:
+def _connection(url: str) -> tuple[BoundedConnection, str]:
     """A connection that is not open yet, and what paths begin with."""
     try:
         parts = urlsplit(url)
@@ -103,5 +117,7 @@ def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:
         host = None
     if not host or parts.scheme not in {"http", "https"}:
         raise PerfdError(f"{url!r} is not an aggregator's address; write it as {DEFAULT_URL}.")
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    return kind(host, port, timeout=_TIMEOUT_S), parts.path.rstrip("/")
+    base = parts.path.rstrip("/")
+    if parts.scheme == "https":
+        return BoundedTlsConnection(host, port, context=ssl.create_default_context()), base
+    return BoundedConnection(host, port), base

@@ -53,11 +53,11 @@ class Poster:
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             raise ConfigError(f"{key}: {url!r} is not an http or https URL.")
-        self._host, self._port, self._tls = parts.hostname, _port(parts, key), parts.scheme == "https"
+        self._host, self._port = parts.hostname, _port(parts, key)
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         self._config = config
         self._key = key
-        self._context = _context(config, key) if self._tls else None
+        self._context = _context(config, key) if parts.scheme == "https" else None
         self._connection: BoundedConnection | None = None
         self._closed_at_once = False
         _authorization(config, key)
@@ -114,7 +114,7 @@ class Poster:
         )
 
     def _connect(self) -> BoundedConnection:
-        if self._tls:
+        if self._context is not None:
             return BoundedTlsConnection(self._host, self._port, context=self._context)
         return BoundedConnection(self._host, self._port)
 

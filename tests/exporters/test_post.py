@@ -107,6 +107,14 @@ def test_of_several_addresses_the_first_that_answers_is_taken(monkeypatch):
         assert post("prometheus.example:9090", timeout_s=PATIENT_S).status == 204
 
 
+@pytest.mark.parametrize("drop", [b"", b"\x16"], ids=["nothing", "a record, byte by byte"])
+def test_a_handshake_that_drips_is_given_up_at_the_deadline(drop):
+    # The begin of a server's hello that is 16,000 bytes long: each byte is in time for a limit of each read.
+    with Dripping(b"\x16\x03\x03\x3e\x80\x02\x00\x3e\x7c", drop) as server:
+        answer = post(server.address, scheme="https")
+    assert (answer.status, answer.text) == (0, "timed out")
+
+
 @pytest.mark.parametrize("drop", [b"", b"H"])
 def test_the_same_holds_over_tls(tmp_path, drop):
     certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"

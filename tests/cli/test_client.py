@@ -1,0 +1,61 @@
+"""A verb that asks an aggregator ends in time, whatever answers."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from perfd.cli.client import ask
+from perfd.errors import PerfdError
+
+TIMEOUT_S = 0.3
+
+
+@contextmanager
+def dripping(drop: bytes) -> Iterator[str]:
+    """A server's address that sends this to one client until that is gone."""
+    over = threading.Event()
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            try:
+                while not over.wait(0.02):
+                    connection.sendall(drop)
+            except OSError:
+                return
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            over.set()
+            thread.join()
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize("drop", [b"", b"\x16"], ids=["silent", "dripping"])
+def test_an_aggregator_that_does_not_get_done_is_given_up(scheme: str, drop: bytes) -> None:
+    with dripping(drop) as address, pytest.raises(PerfdError, match="No aggregator answers at"):
+        ask(f"{scheme}://{address}", "GET", "/api/v1/jobs", timeout_s=TIMEOUT_S)
+
+
+def test_an_answer_that_drips_is_given_up() -> None:
+    with dripping(b"HTTP/1.1 100 Continue\r\n\r\n") as address, pytest.raises(PerfdError, match="timed out"):
+        ask(f"http://{address}", "GET", "/api/v1/jobs", timeout_s=TIMEOUT_S)
+
+
+def test_a_name_that_no_resolver_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: never.wait())
+    try:
+        with pytest.raises(PerfdError, match=r"the name aggregator\.example was not found in time"):
+            ask("http://aggregator.example:9460", "GET", "/api/v1/jobs", timeout_s=TIMEOUT_S)
+    finally:
+        never.set()
