@@ -317,6 +317,13 @@ JOB_METRICS: Sequence[MetricInfo] = (
         absent="No message of 64 KiB or more, or its size is unknown.",
     ),
     _metric(
+        "perfd_nccl_expected_bus_bytes_per_second",
+        "Bus bandwidth that links allow by the ring formula, of the dimension's busiest communicator.",
+        labels=(*_JOB, "group", "operation"),
+        source="perfd.analysis: NVLink by the GPU's model, the network by its ports or as it was configured",
+        absent="It is not known where the ranks are, or what joins them.",
+    ),
+    _metric(
         "perfd_nccl_transfer_seconds",
         "Median transfer of an operation, waiting taken off, by dimension and operation.",
         labels=(*_JOB, "group", "operation"),

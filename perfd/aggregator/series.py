@@ -272,6 +272,7 @@ def _nccl(summary: JobSummary, job: Mapping[str, str]) -> list[Value]:
     for kind in kernels.kinds:
         labels = {**job, "group": kind.group or "other", "operation": kind.operation}
         values.append(("perfd_nccl_bus_bytes_per_second", labels, kind.bus_bytes_per_s))
+        values.append(("perfd_nccl_expected_bus_bytes_per_second", labels, kind.expected_bus_bytes_per_s))
         values.append(("perfd_nccl_transfer_seconds", labels, kind.transfer_s))
         values.append(("perfd_nccl_group_wait_ratio", labels, kind.wait_ratio))
         # Of a part of the operations, as the Inspector records, no share of time follows.

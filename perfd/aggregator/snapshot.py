@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from perfd.aggregator.fleet import Fleet
 from perfd.aggregator.jobs import JobState
 from perfd.aggregator.nodes import NodeState
+from perfd.aggregator.ports import ports_bytes_per_s
 from perfd.analysis.robust import known, median
 from perfd.analysis.tables import AlertRecord, Captured, Floats, GpuKey, GpuTable, JobData, StepTable
 
@@ -69,6 +70,7 @@ def job_data(
         ),
         gpu=_gpu_table(fleet, job, nodes, steps if window_steps is not None else None, since_unix_s),
         gpu_infos={node.name: tuple(node.gpu_infos.values()) for node in nodes if node.gpu_infos},
+        ports_bytes_per_s={node.name: total for node in nodes if (total := ports_bytes_per_s(node))},
         placements={
             node.name: placed
             for node in nodes

@@ -14,6 +14,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from perfd.analysis.expected import Expected
 from perfd.analysis.robust import median
 from perfd.analysis.stacks import Stack
 from perfd.analysis.tables import Bools, Floats
@@ -57,26 +58,36 @@ class SlowGroup:
     """Of all time."""
 
 
-def slow_groups(stacks: Sequence[Stack], places: Floats) -> tuple[SlowGroup, ...]:
-    """All of them, the costliest first. `places` is (2, world): each rank's node, and that node's links."""
-    found = [slow for stack in stacks if stack.operation in MATCHED_OPERATIONS for slow in _of(stack, places)]
+def slow_groups(stacks: Sequence[Stack], expected: Sequence[Expected]) -> tuple[SlowGroup, ...]:
+    """All of them, the costliest first; `expected` is what the links of each stack allow."""
+    found = [
+        slow
+        for stack, of_links in zip(stacks, expected, strict=True)
+        if stack.operation in MATCHED_OPERATIONS
+        for slow in _of(stack, of_links)
+    ]
     return tuple(sorted(found, key=lambda slow: -slow.lost_ratio))
 
 
-def _of(stack: Stack, places: Floats) -> list[SlowGroup]:
+def _of(stack: Stack, of_links: Expected) -> list[SlowGroup]:
     best, best_size = stack.collectives.best_s_per_byte, stack.collectives.best_size_bytes
-    largest = np.fmax(np.fmax.reduce(stack.size_bytes, axis=1, initial=0.0), best_size)
+    largest = np.fmax.reduce(stack.size_bytes, axis=1, initial=0.0)
     large = stack.size_bytes >= np.maximum(largest / 2, 1)[:, None]
     pace = np.where(large, stack.parts.transfer_s / np.where(large, stack.size_bytes, 1), np.nan)
     enough = np.isfinite(pace).sum(axis=1) >= _FEWEST_OPERATIONS
     pace_s_per_byte = np.where(enough, median(pace, axis=1), np.nan)
     factor = bus_factor(stack.operation, stack.ranks.shape[1])
     bus = factor / np.where(pace_s_per_byte > 0, pace_s_per_byte, np.nan)
+    # Of a small message the pace says how long operations take, and nothing of links.
+    bus[of_links.latency_bound(largest)] = np.nan
+    bulk = (largest >= _BULK_BYTES) & ~of_links.crossing
+    # A job may send once, when it starts, what is far larger than all that comes later.
+    best = np.where(largest >= best_size / 2, best, np.nan)
     # What a communicator can do, by each way to know it; NaN where that way is closed.
     references = (
         (Reference.HISTORY, factor / best, _SLOWER),
         (Reference.SISTERS, _of_sisters(stack, bus, largest), _SLOWER),
-        (Reference.LINKS, np.where(largest >= _BULK_BYTES, _links(stack, places), np.nan), 1 / _OF_LINKS),
+        (Reference.LINKS, np.where(bulk, of_links.bus_bytes_per_s, np.nan), 1 / _OF_LINKS),
     )
     transfer = stack.blames.transfer_s
     in_kernels = transfer + stack.blames.waited_s.mean(axis=1)
@@ -134,10 +145,3 @@ def _of_sisters(stack: Stack, bus: Floats, largest: Floats) -> Floats:
         if np.count_nonzero(alike) > _FEWEST_SISTERS:
             expected[alike] = np.median(bus[alike])
     return expected
-
-
-def _links(stack: Stack, places: Floats) -> Floats:
-    """One direction of the links of a group inside one node; NaN for others."""
-    nodes, links = places[0][stack.ranks], places[1][stack.ranks]
-    inside = (nodes >= 0).all(axis=1) & (nodes == nodes[:, :1]).all(axis=1)
-    return np.where(inside, links.min(axis=1), np.nan)

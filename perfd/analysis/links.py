@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from perfd.analysis.peaks import PeakTable, find_gpu
+from perfd.analysis.places import PORTS, Speeds
 from perfd.analysis.tables import JobData
 from perfd.model import GpuInfo, ParallelLayout
 
@@ -52,6 +53,22 @@ def node_link_bytes_per_s(infos: Mapping[str, Sequence[GpuInfo]], peaks: PeakTab
         if speeds and len(speeds) == len(rows):
             found[node] = min(speeds)
     return found
+
+
+def speeds(job: JobData, peaks: PeakTable, network_bytes_per_s: float | None) -> Speeds:
+    """What joins the GPUs of a job; `network_bytes_per_s` is what somebody told of a GPU's share, if so."""
+    inside = node_link_bytes_per_s(job.gpu_infos, peaks)
+    if network_bytes_per_s is not None:
+        nodes = {key.node for key in job.gpu.gpus} | set(job.placements)
+        return Speeds(
+            inside_bytes_per_s=inside, network_bytes_per_s=dict.fromkeys(nodes, network_bytes_per_s)
+        )
+    shares = {
+        node: total / gpus
+        for node, total in job.ports_bytes_per_s.items()
+        if (gpus := len({info.index for info in job.gpu_infos.get(node, ())}))
+    }
+    return Speeds(inside_bytes_per_s=inside, network_bytes_per_s=shares, network_source=PORTS)
 
 
 def _gpus_per_node(job: JobData) -> int | None:

@@ -6,7 +6,7 @@ for the rule that tells transfer from waiting.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from perfd.analysis.groups import PAIR_OPERATION, group_name
 from perfd.analysis.nccl_groups import NcclGroup, NcclKind, groups_of, kinds_of, measures_of, recorder
 from perfd.analysis.nccl_ranks import NcclRank, Shares, Tally
 from perfd.analysis.pipeline import stage_of_ranks
+from perfd.analysis.places import Speeds, places
 from perfd.analysis.stacks import Stack, stacked
 from perfd.analysis.tables import Bools, Floats, Ints, JobData, NcclTimeTable
 from perfd.model import ParallelLayout, TimingSource
@@ -57,13 +58,12 @@ def nccl(
     parallel: ParallelLayout,
     *,
     step_s: float | None = None,
-    link_bytes_per_s: Mapping[str, float] | None = None,
+    speeds: Speeds | None = None,
 ) -> Nccl:
     """What the newest operations of all communicators tell.
 
     `step_s` is how long a step takes; without it the sizes of operations must tell which are of one step.
-    `link_bytes_per_s` is one direction of the links between the GPUs of each node, where it is known: what a
-    group inside a node should reach.
+    `speeds` is what joins GPUs, where it is known: what a group should reach.
     """
     if not job.nccl and not job.collectives:
         return Nccl()
@@ -79,7 +79,8 @@ def nccl(
     timed = np.isfinite(recorded)
     busy = np.minimum(recorded + _unseen(stacks, len(stages))[ranks], 1.0)
     shares = tally.shares(ranks, busy, in_doubt, step_s)
-    measures = [measures_of(stack) for stack in stacks]
+    where = places(job, size, speeds or Speeds(inside_bytes_per_s={}, network_bytes_per_s={}))
+    measures = [measures_of(stack, where) for stack in stacks]
     share, wait = _of_all(shares) if times else (None, None)
     return Nccl(
         share_ratio=share,
@@ -89,7 +90,7 @@ def nccl(
         groups=groups_of(stacks, measures),
         ranks=shares.records(),
         stage_wait_ratios=_stage_waits(tally, ranks, stages, parallel) if times else (),
-        slow_groups=slow_groups(stacks, _node_links(job, size, link_bytes_per_s or {})),
+        slow_groups=slow_groups(stacks, [one.expected for one in measures]),
         missing_ranks=tuple(missing.tolist()),
         untimed_ranks=tuple(ranks[~timed].tolist()) if timed.any() else (),
         lost_operations=int(times.lost_operations.sum()) if times else None,
@@ -177,23 +178,6 @@ def _unseen(stacks: Sequence[Stack], world: int) -> Floats:
     for stack in stacks:
         np.add.at(unseen, stack.ranks, np.nan_to_num(stack.unseen_ratio))
     return unseen
-
-
-def _node_links(job: JobData, world: int, link_bytes_per_s: Mapping[str, float]) -> Floats:
-    """Where each rank is, and what links it has there.
-
-    The result is (2, world): number of the node, -1 where it is unknown, and its links, NaN where unknown.
-    """
-    places = np.full((2, world), np.nan)
-    places[0] = -1
-    numbers: dict[str, int] = {}
-    nodes = [(key.rank, key.node) for key in job.gpu.gpus if key.rank is not None]
-    nodes += [(placed.rank, node) for node, all_placed in job.placements.items() for placed in all_placed]
-    for rank, node in nodes:
-        if rank < world:
-            places[0, rank] = numbers.setdefault(node, len(numbers))
-            places[1, rank] = link_bytes_per_s.get(node, np.nan)
-    return places
 
 
 def _source(times: NcclTimeTable, stacks: Sequence[Stack]) -> str | None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import numpy as np
 
+from perfd.analysis.expected import Expected, expected_of
+from perfd.analysis.places import Places
 from perfd.analysis.robust import highest, known, median
 from perfd.analysis.stacks import Stack
 from perfd.analysis.tables import Floats
@@ -37,6 +40,15 @@ class NcclGroup:
     """Share of the time in these kernels, over all ranks, that is waiting."""
     bus_bytes_per_s: float | None
     """Median over operations that are large enough to be bound by bandwidth; of their transfer."""
+    size_bytes: float | None = None
+    """Median of these operations' messages, of all where none is that large."""
+    expected_bus_bytes_per_s: float | None = None
+    """What the links between its ranks allow; see `perfd.analysis.expected`."""
+    expected_source: str | None = None
+    latency_bound: bool | None = None
+    """Whether messages of that size are too small for this bandwidth: latency is most of what they need."""
+    latency_s: float | None = None
+    """What an operation takes however small it is, as NCCL reckons."""
     last_rank: int | None
     """The rank that the others waited for most."""
     last_ratio: float | None
@@ -58,6 +70,12 @@ class NcclKind:
     kernel_ratio: float | None
     """Share of all time that a rank of these groups spends in these kernels, waiting included: the mean."""
     bus_bytes_per_s: float | None
+    size_bytes: float | None = None
+    """This and the rest as in `NcclGroup`, of the communicator that takes most of the time."""
+    expected_bus_bytes_per_s: float | None = None
+    expected_source: str | None = None
+    latency_bound: bool | None = None
+    latency_s: float | None = None
 
 
 def kinds_of(stacks: Sequence[Stack], measures: Sequence[Measures]) -> tuple[NcclKind, ...]:
@@ -80,6 +98,7 @@ def kinds_of(stacks: Sequence[Stack], measures: Sequence[Measures]) -> tuple[Ncc
                     wait_ratio=known(float(median(of_stack.wait_ratio[chosen]))),
                     kernel_ratio=known(float(of_stack.kernel_ratio[chosen].mean())),
                     bus_bytes_per_s=known(float(median(of_stack.bus_bytes_per_s[chosen]))),
+                    **_of_links(of_stack, int(np.argmax(taken))),
                 )
             )
     return tuple(found)
@@ -93,16 +112,20 @@ class Measures:
     wait_ratio: Floats
     bus_bytes_per_s: Floats
     kernel_ratio: Floats
+    size_bytes: Floats
+    expected: Expected
 
 
-def measures_of(stack: Stack) -> Measures:
+def measures_of(stack: Stack, where: Places) -> Measures:
     """What the communicators of a stack amount to."""
     result, ranks = stack.blames, stack.ranks.shape[1]
     waited = result.waited_s.sum(axis=1)
     total = result.transfer_s * ranks + waited
+    large = np.where(stack.size_bytes >= _TINY_BYTES, stack.size_bytes, np.nan)
+    large_size = median(large, axis=1)
     bandwidth = bus_bandwidth_bytes_per_s(
         stack.operation,
-        np.where(stack.size_bytes >= _TINY_BYTES, stack.size_bytes, np.nan),
+        large,
         stack.parts.transfer_s,
         ranks,
     )
@@ -111,6 +134,8 @@ def measures_of(stack: Stack) -> Measures:
         wait_ratio=waited / np.where(total > 0, total, np.nan),
         bus_bytes_per_s=median(bandwidth, axis=1),
         kernel_ratio=stack.kernel_ratio.mean(axis=1),
+        size_bytes=np.where(np.isnan(large_size), median(stack.size_bytes, axis=1), large_size),
+        expected=expected_of(stack, where),
     )
 
 
@@ -146,7 +171,29 @@ def _group(stack: Stack, measures: Measures, row: int) -> NcclGroup:
         last_rank=None if last is None else ranks[last],
         last_ratio=None if last is None else float(caused[last]) / total,
         source=recorder(of_all.sources[row], of_all.timings[row]),
+        **_of_links(measures, row),
     )
+
+
+class _OfLinks(TypedDict):
+    size_bytes: float | None
+    expected_bus_bytes_per_s: float | None
+    expected_source: str | None
+    latency_bound: bool | None
+    latency_s: float | None
+
+
+def _of_links(measures: Measures, row: int) -> _OfLinks:
+    """What a communicator's links allow for the messages that it has."""
+    expected, source = measures.expected, measures.expected.source(row)
+    small = expected.latency_bound(measures.size_bytes)[row]
+    return {
+        "size_bytes": known(float(measures.size_bytes[row])),
+        "expected_bus_bytes_per_s": known(float(expected.bus_bytes_per_s[row])),
+        "expected_source": source,
+        "latency_bound": None if source is None else bool(small),
+        "latency_s": known(float(expected.latency_s[row])),
+    }
 
 
 def recorder(source: str, timing: TimingSource) -> str:

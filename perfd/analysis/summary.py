@@ -19,11 +19,12 @@ from perfd.analysis.findings import Facts, Finding
 from perfd.analysis.flops import FlopsConvention
 from perfd.analysis.flops_check import FlopsCheck
 from perfd.analysis.hang import hang
-from perfd.analysis.links import data_parallel_link_bytes_per_s, node_link_bytes_per_s
+from perfd.analysis.links import data_parallel_link_bytes_per_s, speeds
 from perfd.analysis.nccl import Nccl, nccl
 from perfd.analysis.peaks import PeakTable
 from perfd.analysis.pipeline import Pipeline, pipeline
 from perfd.analysis.pipeline_waits import with_waiting
+from perfd.analysis.places import Speeds
 from perfd.analysis.sequences import unequal_sequences
 from perfd.analysis.shares import (
     Breakdown,
@@ -225,18 +226,14 @@ def _facts(job: JobData, settings: AnalysisSettings, steady: Steady, activity: G
     parallel = _with_world(description.parallel if description else ParallelLayout(), job)
     timers = Timers.of(job.phases, job.steps, steady.rows)
     times = job.steps.step_time_s[steady.rows]
+    joined = speeds(job, settings.peaks, settings.network_bytes_per_s)
     link = data_parallel_link_bytes_per_s(
-        parallel, gpu_infos(job), job, settings.peaks, settings.network_bytes_per_s
+        parallel, gpu_infos(job), job, settings.peaks, _slowest(joined, settings)
     )
     by_timers = stragglers_by_timers(timers, times, parallel)
     of_steps = step_time(job.steps.step_time_s, steady)
     capture = capture_evidence(job, of_steps.median)
-    kernels = nccl(
-        job,
-        parallel,
-        step_s=of_steps.median,
-        link_bytes_per_s=node_link_bytes_per_s(job.gpu_infos, settings.peaks),
-    )
+    kernels = nccl(job, parallel, step_s=of_steps.median, speeds=joined)
     return Facts(
         parallel=parallel,
         efficiency=_efficiency(job, settings, steady, activity),
@@ -274,6 +271,11 @@ def _facts(job: JobData, settings: AnalysisSettings, steady: Steady, activity: G
         ),
         nodes=len({key.node for key in activity.gpus}),
     )
+
+
+def _slowest(joined: Speeds, settings: AnalysisSettings) -> float | None:
+    """A GPU's share of the network, where it is least; what was told also holds where no node is known."""
+    return settings.network_bytes_per_s or min(joined.network_bytes_per_s.values(), default=None)
 
 
 def _silent_gpu_ranks(activity: GpuActivity, parallel: ParallelLayout) -> tuple[int, ...]:

@@ -252,6 +252,8 @@ class JobData:
     gpu: GpuTable
     gpu_infos: Mapping[str, Sequence[GpuInfo]] = field(default_factory=dict)
     """By node."""
+    ports_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
+    """By node: what its InfiniBand and RoCE ports send at most together."""
     placements: Mapping[str, Sequence[RankPlacement]] = field(default_factory=dict)
     """By node."""
     memory: Sequence[MemoryReport] = ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from perfd.analysis.bandwidth_words import busiest
 from perfd.analysis.findings import Finding
 from perfd.analysis.pipeline import Stage
 from perfd.analysis.summary import JobSummary
@@ -11,6 +12,7 @@ from perfd.report.words import UNKNOWN, duration, percent, title
 
 _BOUNDS = {"at_least": "busiest", "at_most": "idlest"}
 """What a stage is called of which only a bound is known."""
+_LIMITS = {True: "latency", False: "bandwidth", None: UNKNOWN}
 _FLOPS_SOURCES = {"shape": "the model's shape", "log": "the training log"}
 
 
@@ -25,7 +27,7 @@ def report_of_summary(job: JobSummary, source: str) -> Report:
         metrics=_metrics(job, source),
         findings=[_finding(found) for found in job.findings or (bottleneck,)],
         figures=_figures(job, source),
-        tables=[*_gpu_tables(job, source), *_stage_tables(job, source)],
+        tables=[*_gpu_tables(job, source), *_stage_tables(job, source), *_bandwidth_tables(job, source)],
         notes=[_alert(alert) for alert in job.alerts],
     )
 
@@ -168,6 +170,32 @@ def _stage_tables(job: JobSummary, source: str) -> list[Table]:
                     percent(stage.imbalance_ratio),
                 )
                 for stage in job.pipeline.stages
+            ],
+        )
+    ]
+
+
+def _bandwidth_tables(job: JobSummary, source: str) -> list[Table]:
+    kinds = busiest(job.nccl.kinds)
+    if not kinds:
+        return []
+    return [
+        Table(
+            title="NCCL's transfers beside what their links allow",
+            source=f"{source}; {job.nccl.source}",
+            columns=("group", "operation", "size", "transfer", "bus GB/s", "links GB/s", "limit", "links"),
+            rows=[
+                (
+                    kind.group or "other",
+                    kind.operation,
+                    f"{_count(kind.size_bytes, 1e3)} kB",
+                    duration(kind.transfer_s),
+                    _count(kind.bus_bytes_per_s, 1e9),
+                    _count(kind.expected_bus_bytes_per_s, 1e9),
+                    _LIMITS[kind.latency_bound],
+                    kind.expected_source or UNKNOWN,
+                )
+                for kind in kinds
             ],
         )
     ]

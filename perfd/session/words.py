@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from perfd.analysis.bandwidth_words import bandwidth_words, busiest
 from perfd.analysis.captured import not_used
 from perfd.analysis.communication import Communication
 from perfd.analysis.findings import Finding, Kind
@@ -96,7 +97,13 @@ def findings_in_words(summaries: Sequence[JobSummary]) -> list[str]:
         findings = [summary.bottleneck, *(one for one in summary.findings if one != summary.bottleneck)]
         blocks += [f"# {summary.name}", *("\n".join([*_finding(finding), ""]) for finding in findings)]
         blocks += [f"{sentence}\n" for sentence in not_used(summary.capture)]
+        blocks += _bandwidths(summary)
     return [printable(f"{block}\n" if block.startswith("#") else block) for block in blocks]
+
+
+def _bandwidths(summary: JobSummary) -> list[str]:
+    lines = [f"- {bandwidth_words(kind)}" for kind in busiest(summary.nccl.kinds)]
+    return ["\n".join(["Bandwidth of NCCL's transfers:", *lines, ""])] if lines else []
 
 
 def _finding(finding: Finding) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 from aggregator.support import START_S, fleet, gpus, place, source, step
 
 from perfd.aggregator.snapshot import job_data
-from perfd.model import Event, EventKind
+from perfd.model import Event, EventKind, SampleTable, Scope
 
 
 def data(made, *, window=None, name="llm"):
@@ -86,3 +86,22 @@ def test_a_job_without_gpus_or_steps_has_empty_tables():
     assert len(made_data.steps) == len(made_data.phases) == 0
     assert made_data.gpu.gpus == ()
     assert {node: len(placed) for node, placed in made_data.placements.items()} == {"n0": 1, "n1": 1}
+
+
+def nics(**ports):
+    """Ports by name (`mlx5_0/1` is given as `mlx5_0`): whether each is up, and bytes a second."""
+    up, speed = zip(*ports.values(), strict=True)
+    return SampleTable(
+        scope=Scope.NIC,
+        times_unix_ns=[1] * len(ports),
+        entities=[name if name == "eth0" else f"{name}/1" for name in ports],
+        columns={"link_up": up, "speed_bytes_per_s": speed},
+    )
+
+
+def test_the_ports_of_a_node_that_are_up_are_added_up():
+    made = fleet()
+    ports = nics(mlx5_0=(1.0, 5e10), mlx5_1=(1.0, 5e10), mlx5_2=(0.0, 5e10), eth0=(1.0, 1.25e9))
+    made.apply([place(0, 0), ports], source(node="n0"))
+    made.apply([place(1, 0), nics(eth0=(1.0, 1.25e9))], source(node="n1"))
+    assert data(made).ports_bytes_per_s == {"n0": 1e11}
