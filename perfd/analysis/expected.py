@@ -53,12 +53,13 @@ class Expected:
 
 def expected_of(stack: Stack, where: Places) -> Expected:
     """What the communicators of a stack could reach."""
-    nodes = np.sort(where.node[stack.ranks], axis=1)
-    known = nodes[:, 0] >= 0
-    crossing = known & (nodes[:, 0] != nodes[:, -1])
+    nodes = where.node[stack.ranks]
+    first, last = nodes.min(axis=1), nodes.max(axis=1)
+    known = first >= 0
+    crossing = known & (first != last)
     inside = where.inside_bytes_per_s[stack.ranks].min(axis=1)
     bandwidth = np.where(known, inside, np.nan)
-    spans, fewest, most = _spread(nodes[crossing])
+    spans, fewest, most = _spread(np.sort(nodes[crossing], axis=1))
     bandwidth[crossing] = _over_nodes(
         stack.operation,
         stack.ranks.shape[1],

@@ -12,7 +12,7 @@ from perfd.analysis.expected import Expected, expected_of
 from perfd.analysis.places import Places
 from perfd.analysis.robust import highest, known, median
 from perfd.analysis.stacks import Stack
-from perfd.analysis.tables import Floats
+from perfd.analysis.tables import Bools, Floats
 from perfd.analysis.waiting import bus_bandwidth_bytes_per_s
 from perfd.model import TimingSource
 
@@ -114,6 +114,8 @@ class Measures:
     kernel_ratio: Floats
     size_bytes: Floats
     expected: Expected
+    latency_bound: Bools
+    """False where unknown."""
 
 
 def measures_of(stack: Stack, where: Places) -> Measures:
@@ -122,7 +124,10 @@ def measures_of(stack: Stack, where: Places) -> Measures:
     waited = result.waited_s.sum(axis=1)
     total = result.transfer_s * ranks + waited
     large = np.where(stack.size_bytes >= _TINY_BYTES, stack.size_bytes, np.nan)
-    large_size = median(large, axis=1)
+    sizes = median(large, axis=1)
+    expected = expected_of(stack, where)
+    small = np.isnan(sizes)
+    sizes[small] = median(stack.size_bytes[small], axis=1)
     bandwidth = bus_bandwidth_bytes_per_s(
         stack.operation,
         large,
@@ -134,8 +139,9 @@ def measures_of(stack: Stack, where: Places) -> Measures:
         wait_ratio=waited / np.where(total > 0, total, np.nan),
         bus_bytes_per_s=median(bandwidth, axis=1),
         kernel_ratio=stack.kernel_ratio.mean(axis=1),
-        size_bytes=np.where(np.isnan(large_size), median(stack.size_bytes, axis=1), large_size),
-        expected=expected_of(stack, where),
+        size_bytes=sizes,
+        expected=expected,
+        latency_bound=expected.latency_bound(sizes),
     )
 
 
@@ -186,12 +192,11 @@ class _OfLinks(TypedDict):
 def _of_links(measures: Measures, row: int) -> _OfLinks:
     """What a communicator's links allow for the messages that it has."""
     expected, source = measures.expected, measures.expected.source(row)
-    small = expected.latency_bound(measures.size_bytes)[row]
     return {
         "size_bytes": known(float(measures.size_bytes[row])),
         "expected_bus_bytes_per_s": known(float(expected.bus_bytes_per_s[row])),
         "expected_source": source,
-        "latency_bound": None if source is None else bool(small),
+        "latency_bound": None if source is None else bool(measures.latency_bound[row]),
         "latency_s": known(float(expected.latency_s[row])),
     }
 
