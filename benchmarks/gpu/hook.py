@@ -167,6 +167,8 @@ def main() -> int:
         document["product"] = ranks[0].get("product", document.get("product"))
     document["runs"] = [{"mode": mode, "step_s": step_s} for mode, step_s in runs]
     document["overhead_ratio"] = overheads(runs)
+    # Kept before the capture, which may take the job down.
+    (args.out / "hook.json").write_text(json.dumps(document, indent=1))
     if not args.no_capture:
         document["captured"] = captured_phases((args.out / "capture").absolute(), job)
     print(json.dumps(document, indent=1))

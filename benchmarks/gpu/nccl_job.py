@@ -13,8 +13,7 @@ import argparse
 import ctypes
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from ctypes import byref, c_char, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -83,18 +82,19 @@ class Driver:
         """Until the stream is empty."""
         self._do("cuStreamSynchronize", self.stream)
 
-    @contextmanager
-    def captured(self) -> Iterator[c_void_p]:
-        """What is put on the stream meanwhile becomes a graph that can be launched."""
+    def repeated(self, work: Callable[[], None], launches: int) -> None:
+        """Capture what `work` puts on the stream as a graph, launch it so many times, and forget it."""
         graph, ready = c_void_p(), c_void_p()
         self._do("cuStreamBeginCapture_v2", self.stream, c_int(_CAPTURE_RELAXED))
-        yield ready
+        work()
         self._do("cuStreamEndCapture", self.stream, byref(graph))
         self._do("cuGraphInstantiateWithFlags", byref(ready), graph, ctypes.c_ulonglong(0))
-
-    def launch(self, graph: c_void_p) -> None:
-        """Launch a graph on the stream."""
-        self._do("cuGraphLaunch", graph, self.stream)
+        for _ in range(launches):
+            self._do("cuGraphLaunch", ready, self.stream)
+        self.wait()
+        # A communicator does not end while a graph holds it.
+        self._do("cuGraphExecDestroy", ready)
+        self._do("cuGraphDestroy", graph)
 
     def _do(self, name: str, *arguments: object) -> None:
         code = getattr(self._cuda, name)(*arguments)
@@ -216,12 +216,12 @@ class Job:
 
     def graph(self, communicator: c_void_p) -> None:
         """Operations that are captured once and launched many times."""
-        with self._driver.captured() as ready:
+
+        def work() -> None:
             for _ in range(GRAPH_OPERATIONS):
                 self.collective(communicator, "AllReduce", SIZES_BYTES[1], "graph", timed=False)
-        for _ in range(GRAPH_LAUNCHES):
-            self._driver.launch(ready)
-        self._driver.wait()
+
+        self._driver.repeated(work, GRAPH_LAUNCHES)
 
     def calls(self) -> list[Call]:
         """What was called, in order; waits for all of it."""
