@@ -111,6 +111,7 @@ def main() -> int:
     run.add_argument("--seed", type=int, default=1)
     run.add_argument("--limit-s", type=float, default=540.0)
     run.add_argument("--only", help="this fault alone")
+    run.add_argument("--stages", type=int, help="jobs of that many pipeline stages alone")
     run.add_argument("--dry-run", action="store_true", help="a job for CPUs")
     run.add_argument("--torchrun", default="torchrun", help="the program")
     judge = commands.add_parser("judge", help="judge recorded runs again, but for hangs")
@@ -128,7 +129,7 @@ def _run_all(args: argparse.Namespace) -> list[Outcome]:
     cases = [
         case
         for case in planned(args.gpus, args.repeat, args.seed)
-        if args.only is None or case.fault == args.only
+        if args.only in (None, case.fault) and args.stages in (None, case.stages)
     ]
     deadline_s = time.monotonic() + args.limit_s
     outcomes: list[Outcome] = []

@@ -87,7 +87,8 @@ def train(args: argparse.Namespace, device: torch.device) -> dict[str, list[floa
     optimizer = torch.optim.AdamW(part.parameters(), lr=1e-4, fused=cuda)
     timer = None
     if not args.no_hook:
-        timer = hook.StepTimer(report_steps=True, layout={"dp": dist.get_world_size(), "tp": 1, "pp": 1})
+        layout = {"dp": dist.get_world_size(), "tp": 1, "pp": 1}
+        timer = hook.StepTimer(report_steps=True, layout=layout, nvtx=not args.no_nvtx)
     own = Own(args.steps)
     shape = (args.micro_batch, args.sequence + 1)
 
@@ -147,6 +148,7 @@ def main() -> None:
     parser.add_argument("--print-every", type=int, default=10)
     parser.add_argument("--times", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--no-hook", action="store_true")
+    parser.add_argument("--no-nvtx", action="store_true", help="a hook without ranges")
     args = parser.parse_args()
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
