@@ -393,6 +393,17 @@ class CollectiveProgress:
     """`flight_recorder`, `nccl_plugin`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureFilesRemoved:
+    """Artefacts of a capture are no longer where they were reported."""
+
+    capture_id: str
+    paths: Sequence[str]
+    reason: str
+    """A sentence for people."""
+    time_unix_ns: int
+
+
 Record: TypeAlias = (
     SampleTable
     | GpuInfo
@@ -407,6 +418,7 @@ Record: TypeAlias = (
     | CollectorHealth
     | CollectiveTimes
     | CollectiveProgress
+    | CaptureFilesRemoved
 )
 
 

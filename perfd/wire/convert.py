@@ -48,6 +48,7 @@ _RECORDS = {
     "collective_times": Struct(model.CollectiveTimes, pb.CollectiveTimes),
     "collective_progress": Struct(model.CollectiveProgress, pb.CollectiveProgress),
     "server_info": Struct(model.ServerInfo, pb.ServerInfo),
+    "capture_files_removed": Struct(model.CaptureFilesRemoved, pb.CaptureFilesRemoved),
 }
 _FROM_AGENT = {
     "hello": Struct(Hello, pb.Hello),

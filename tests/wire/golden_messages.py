@@ -14,6 +14,7 @@ from perfd.model import (
     Batch,
     CaptureCancel,
     CaptureFile,
+    CaptureFilesRemoved,
     CaptureRequest,
     CaptureState,
     CaptureStatus,
@@ -178,6 +179,13 @@ SERVER = ServerInfo(
     role=ServerRole.DECODE,
 )
 
+REMOVED = CaptureFilesRemoved(
+    capture_id="c-1",
+    paths=("captures/c-1/r4.nsys-rep",),
+    reason="Older than 30 days.",
+    time_unix_ns=1_700_000_008_000_000_000,
+)
+
 MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
     "hello": Hello(
         agent_id="6f1c1a3e",
@@ -189,6 +197,9 @@ MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
     ),
     "batch": Batch(sequence=42, sent_unix_ns=1_700_000_006_000_000_000, records=RECORDS, dropped_records=9),
     "batch_server_info": Batch(sequence=43, sent_unix_ns=1_700_000_006_000_000_000, records=(SERVER,)),
+    "batch_capture_files_removed": Batch(
+        sequence=44, sent_unix_ns=1_700_000_009_000_000_000, records=(REMOVED,)
+    ),
     "capture_status": CaptureStatus(
         capture_id="c-1",
         state=CaptureState.DONE,

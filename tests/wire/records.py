@@ -39,6 +39,7 @@ RECORDS: dict[type, type[Message]] = {
     model.CollectiveTimes: pb.CollectiveTimes,
     model.CollectiveProgress: pb.CollectiveProgress,
     model.ServerInfo: pb.ServerInfo,
+    model.CaptureFilesRemoved: pb.CaptureFilesRemoved,
 }
 MESSAGES: dict[type, type[Message]] = {
     model.Hello: pb.Hello,

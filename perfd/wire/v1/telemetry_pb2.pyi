@@ -163,7 +163,7 @@ class SampleTable(_message.Message):
     def __init__(self, scope: _Optional[_Union[Scope, str]] = ..., times_unix_ns: _Optional[_Iterable[int]] = ..., entities: _Optional[_Iterable[str]] = ..., entity_of_row: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[SampleTable.Column, _Mapping]]] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("gpu_info", "rank_placement", "job_description", "training_step", "step_phases", "memory_report", "event", "log_progress", "collector_health", "collective_times", "collective_progress", "server_info")
+    __slots__ = ("gpu_info", "rank_placement", "job_description", "training_step", "step_phases", "memory_report", "event", "log_progress", "collector_health", "collective_times", "collective_progress", "server_info", "capture_files_removed")
     GPU_INFO_FIELD_NUMBER: _ClassVar[int]
     RANK_PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     JOB_DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -176,6 +176,7 @@ class Record(_message.Message):
     COLLECTIVE_TIMES_FIELD_NUMBER: _ClassVar[int]
     COLLECTIVE_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     SERVER_INFO_FIELD_NUMBER: _ClassVar[int]
+    CAPTURE_FILES_REMOVED_FIELD_NUMBER: _ClassVar[int]
     gpu_info: GpuInfo
     rank_placement: RankPlacement
     job_description: JobDescription
@@ -188,7 +189,8 @@ class Record(_message.Message):
     collective_times: CollectiveTimes
     collective_progress: CollectiveProgress
     server_info: ServerInfo
-    def __init__(self, gpu_info: _Optional[_Union[GpuInfo, _Mapping]] = ..., rank_placement: _Optional[_Union[RankPlacement, _Mapping]] = ..., job_description: _Optional[_Union[JobDescription, _Mapping]] = ..., training_step: _Optional[_Union[TrainingStep, _Mapping]] = ..., step_phases: _Optional[_Union[StepPhases, _Mapping]] = ..., memory_report: _Optional[_Union[MemoryReport, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., log_progress: _Optional[_Union[LogProgress, _Mapping]] = ..., collector_health: _Optional[_Union[CollectorHealth, _Mapping]] = ..., collective_times: _Optional[_Union[CollectiveTimes, _Mapping]] = ..., collective_progress: _Optional[_Union[CollectiveProgress, _Mapping]] = ..., server_info: _Optional[_Union[ServerInfo, _Mapping]] = ...) -> None: ...
+    capture_files_removed: CaptureFilesRemoved
+    def __init__(self, gpu_info: _Optional[_Union[GpuInfo, _Mapping]] = ..., rank_placement: _Optional[_Union[RankPlacement, _Mapping]] = ..., job_description: _Optional[_Union[JobDescription, _Mapping]] = ..., training_step: _Optional[_Union[TrainingStep, _Mapping]] = ..., step_phases: _Optional[_Union[StepPhases, _Mapping]] = ..., memory_report: _Optional[_Union[MemoryReport, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., log_progress: _Optional[_Union[LogProgress, _Mapping]] = ..., collector_health: _Optional[_Union[CollectorHealth, _Mapping]] = ..., collective_times: _Optional[_Union[CollectiveTimes, _Mapping]] = ..., collective_progress: _Optional[_Union[CollectiveProgress, _Mapping]] = ..., server_info: _Optional[_Union[ServerInfo, _Mapping]] = ..., capture_files_removed: _Optional[_Union[CaptureFilesRemoved, _Mapping]] = ...) -> None: ...
 
 class GpuInfo(_message.Message):
     __slots__ = ("index", "name", "uuid", "memory_bytes", "max_sm_clock_hz", "mig")
@@ -665,6 +667,18 @@ class CaptureStatus(_message.Message):
     stopped_unix_ns: int
     whole_steps: int
     def __init__(self, capture_id: _Optional[str] = ..., state: _Optional[_Union[CaptureState, str]] = ..., reason: _Optional[str] = ..., ranks: _Optional[_Iterable[int]] = ..., files: _Optional[_Iterable[_Union[CaptureFile, _Mapping]]] = ..., time_unix_ns: _Optional[int] = ..., started_unix_ns: _Optional[int] = ..., stopped_unix_ns: _Optional[int] = ..., whole_steps: _Optional[int] = ...) -> None: ...
+
+class CaptureFilesRemoved(_message.Message):
+    __slots__ = ("capture_id", "paths", "reason", "time_unix_ns")
+    CAPTURE_ID_FIELD_NUMBER: _ClassVar[int]
+    PATHS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    TIME_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    capture_id: str
+    paths: _containers.RepeatedScalarFieldContainer[str]
+    reason: str
+    time_unix_ns: int
+    def __init__(self, capture_id: _Optional[str] = ..., paths: _Optional[_Iterable[str]] = ..., reason: _Optional[str] = ..., time_unix_ns: _Optional[int] = ...) -> None: ...
 
 class CaptureFile(_message.Message):
     __slots__ = ("path", "size_bytes")
