@@ -14,7 +14,7 @@ import numpy as np
 from perfd.analysis.groups import PAIR_OPERATION
 from perfd.analysis.places import Places
 from perfd.analysis.stacks import Stack
-from perfd.analysis.tables import Bools, Floats
+from perfd.analysis.tables import Bools, Floats, Ints
 from perfd.analysis.waiting import bus_factor
 
 _RING_S, _TREE_S = 6.6e-6, 6.8e-6
@@ -78,7 +78,7 @@ def expected_of(stack: Stack, where: Places) -> Expected:
     )
 
 
-def _spread(nodes: Floats) -> tuple[Floats, Floats, Floats]:
+def _spread(nodes: Ints) -> tuple[Floats, Floats, Floats]:
     """How many nodes each row of ordered numbers spans, and the fewest and most of its ranks on one."""
     first = np.ones(nodes.shape, dtype=np.bool_)
     first[:, 1:] = nodes[:, 1:] != nodes[:, :-1]

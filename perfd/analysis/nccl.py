@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.analysis.degradation import SlowGroup, slow_groups
-from perfd.analysis.groups import PAIR_OPERATION, group_name
+from perfd.analysis.groups import group_name
 from perfd.analysis.nccl_groups import NcclGroup, NcclKind, groups_of, kinds_of, measures_of, recorder
 from perfd.analysis.nccl_ranks import NcclRank, Shares, Tally
-from perfd.analysis.pipeline import stage_of_ranks
 from perfd.analysis.places import Speeds, places
+from perfd.analysis.roster import Roster, roster
 from perfd.analysis.stacks import Stack, stacked
-from perfd.analysis.tables import Bools, Floats, Ints, JobData, NcclTimeTable
+from perfd.analysis.tables import Floats, JobData, NcclTimeTable
 from perfd.model import ParallelLayout, TimingSource
 
 __all__ = ["Nccl", "NcclGroup", "NcclKind", "NcclRank", "group_name", "nccl"]
@@ -69,18 +69,15 @@ def nccl(
         return Nccl()
     times = _fresh(NcclTimeTable.of(job.nccl))
     stacks = stacked(job.collectives, parallel)
-    ranks = _seen(times, stacks)
-    size = 1 + max(int(ranks.max(initial=0)), *(int(stack.ranks.max()) for stack in stacks), 0)
-    stages = _stages(max(size, parallel.world_size or 0), parallel, stacks, partial=not times)
-    missing = _missing(ranks, parallel)
-    tally = Tally.of(stacks, stages)
-    in_doubt = _in_doubt(missing[missing < len(stages)], stages, parallel)
-    recorded = _busy(times, ranks)
+    known = roster(times, stacks, parallel)
+    placed = [known.placed(stack) for stack in stacks]
+    tally = Tally.of(placed, known.stages)
+    recorded = _busy(times, known)
     timed = np.isfinite(recorded)
-    busy = np.minimum(recorded + _unseen(stacks, len(stages))[ranks], 1.0)
-    shares = tally.shares(ranks, busy, in_doubt, step_s)
-    where = places(job, size, speeds or Speeds(inside_bytes_per_s={}, network_bytes_per_s={}))
-    measures = [measures_of(stack, where) for stack in stacks]
+    busy = np.minimum(recorded + _unseen(placed, known), 1.0)
+    shares = tally.shares(known.telling, busy, known.in_doubt, step_s)
+    where = places(job, known.ranks, speeds or Speeds(inside_bytes_per_s={}, network_bytes_per_s={}))
+    measures = [measures_of(stack, where) for stack in placed]
     share, wait = _of_all(shares) if times else (None, None)
     return Nccl(
         share_ratio=share,
@@ -88,11 +85,11 @@ def nccl(
         wait_ratio=wait,
         kinds=kinds_of(stacks, measures),
         groups=groups_of(stacks, measures),
-        ranks=shares.records(),
-        stage_wait_ratios=_stage_waits(tally, ranks, stages, parallel) if times else (),
+        ranks=shares.records(known.ranks),
+        stage_wait_ratios=_stage_waits(tally, known, parallel) if times else (),
         slow_groups=slow_groups(stacks, [one.expected for one in measures]),
-        missing_ranks=tuple(missing.tolist()),
-        untimed_ranks=tuple(ranks[~timed].tolist()) if timed.any() else (),
+        missing_ranks=tuple(known.missing.tolist()),
+        untimed_ranks=tuple(known.ranks[known.telling[~timed]].tolist()) if timed.any() else (),
         lost_operations=int(times.lost_operations.sum()) if times else None,
         source=_source(times, stacks),
     )
@@ -110,74 +107,28 @@ def _fresh(times: NcclTimeTable) -> NcclTimeTable:
     return times.rows((times.span_s > 0) & ~(newest - times.read_unix_s > _SILENT_S))
 
 
-def _seen(times: NcclTimeTable, stacks: Sequence[Stack]) -> Ints:
-    """The ranks that say something, in order."""
-    if times:
-        return np.sort(times.rank)
-    return (
-        np.unique(np.concatenate([stack.ranks.ravel() for stack in stacks])) if stacks else np.zeros(0, int)
-    )
-
-
-def _missing(ranks: Ints, parallel: ParallelLayout) -> Ints:
-    if not parallel.world_size or not len(ranks):
-        return np.zeros(0, dtype=np.int64)
-    silent: Bools = np.ones(parallel.world_size, dtype=np.bool_)
-    silent[ranks[ranks < parallel.world_size]] = False
-    return np.flatnonzero(silent)
-
-
-def _stages(world: int, parallel: ParallelLayout, stacks: Sequence[Stack], *, partial: bool) -> Ints:
-    """The stage of each rank, -1 where it is unknown.
-
-    A job whose layout nobody tells has one stage if all its operations are seen and none is a send or
-    receive: without them there is no pipeline.
-    """
-    stages = stage_of_ranks(np.arange(world), parallel)
-    if stages is not None:
-        return stages
-    pipeline = (
-        partial or parallel.pp is not None or any(stack.operation == PAIR_OPERATION for stack in stacks)
-    )
-    return np.full(world, -1 if pipeline else 0, dtype=np.int64)
-
-
-def _stage_waits(tally: Tally, ranks: Ints, stages: Ints, parallel: ParallelLayout) -> tuple[float, ...]:
+def _stage_waits(tally: Tally, known: Roster, parallel: ParallelLayout) -> tuple[float, ...]:
     """Nothing where compute hides it, as between the chunks of an interleaved schedule."""
     if (parallel.pp or 1) < 2 or (parallel.vp or 1) > 1 or not tally.pipeline_wait.any():
         return ()
-    waits = np.fmin(tally.pipeline_wait[ranks], 1.0)
-    of_stage = [waits[stages[ranks] == stage] for stage in range(parallel.pp or 1)]
+    waits, stages = np.fmin(tally.pipeline_wait[known.telling], 1.0), known.stages[known.telling]
+    of_stage = [waits[stages == stage] for stage in range(parallel.pp or 1)]
     return tuple(float(waits.mean()) for waits in of_stage) if all(map(len, of_stage)) else ()
 
 
-def _in_doubt(missing: Ints, stages: Ints, parallel: ParallelLayout) -> Bools:
-    """Ranks that may be late because of one that says nothing: its stage, and its replica of the model.
-
-    A whole pipeline is late with one of its ranks.
-    """
-    replica_ranks = (parallel.tp or 1) * (parallel.cp or 1)
-    per_stage = replica_ranks * parallel.dp if parallel.dp else len(stages)
-    replicas = np.arange(len(stages)) % per_stage // replica_ranks
-    doubtful = np.isin(stages, stages[missing])
-    if stages.max(initial=0) > 0:
-        doubtful |= np.isin(replicas, replicas[missing])
-    return np.asarray(doubtful)
+def _busy(times: NcclTimeTable, known: Roster) -> Floats:
+    """Share of time in kernels of each rank that says something, NaN where it is unknown."""
+    if not times:
+        return np.full(len(known.telling), np.nan)
+    return np.asarray((times.busy_s / times.span_s)[np.argsort(times.rank)])
 
 
-def _busy(times: NcclTimeTable, ranks: Ints) -> Floats:
-    """Share of time in kernels of each of the ranks, NaN where it is unknown."""
-    by_rank = np.full(int(ranks.max(initial=-1)) + 1, np.nan)
-    by_rank[times.rank] = times.busy_s / times.span_s
-    return by_rank[ranks]
-
-
-def _unseen(stacks: Sequence[Stack], world: int) -> Floats:
-    """Share of time in kernels of each rank of which NCCL's own stamps tell nothing."""
-    unseen = np.zeros(world)
-    for stack in stacks:
+def _unseen(placed: Sequence[Stack], known: Roster) -> Floats:
+    """Share of time in kernels of each of them of which NCCL's own stamps tell nothing."""
+    unseen = np.zeros(len(known.ranks))
+    for stack in placed:
         np.add.at(unseen, stack.ranks, np.nan_to_num(stack.unseen_ratio))
-    return unseen
+    return np.asarray(unseen[known.telling])
 
 
 def _source(times: NcclTimeTable, stacks: Sequence[Stack]) -> str | None:

@@ -53,7 +53,8 @@ class NcclRank:
 class Shares:
     """Shares of time by rank; NaN is unknown."""
 
-    ranks: Ints
+    places: Ints
+    """Which of the ranks of a `perfd.analysis.roster` they are."""
     columns: tuple[Floats, ...]
     """In the order of `NcclRank`."""
 
@@ -67,9 +68,9 @@ class Shares:
         """Waiting in them."""
         return self.columns[1]
 
-    def records(self) -> tuple[NcclRank, ...]:
-        """One entry a rank, of very many those at either end."""
-        chosen = np.arange(len(self.ranks))
+    def records(self, ranks: Ints) -> tuple[NcclRank, ...]:
+        """One entry a rank, of very many those at either end; `ranks` are their numbers, by place."""
+        chosen = np.arange(len(self.places))
         if len(chosen) > _MOST_RANKS:
             # A page of 16,384 ranks helps nobody: those at either end are what it is about.
             caused = highest(np.nan_to_num(self.columns[2]), _MOST_RANKS // 2)
@@ -92,13 +93,13 @@ class Shares:
                 slowdown_ratio=slowdown,
             )
             for rank, busy, wait, caused, at_most, error, last, persistence, slowdown in zip(
-                self.ranks[chosen].tolist(), *columns, strict=True
+                ranks[self.places[chosen]].tolist(), *columns, strict=True
             )
         )
 
 
 class Tally:
-    """Shares of time by global rank, summed over communicators."""
+    """Shares of time by place of a rank, summed over communicators."""
 
     def __init__(self, world: int, stages: Ints) -> None:
         self._stages = stages
@@ -115,7 +116,7 @@ class Tally:
 
     @classmethod
     def of(cls, stacks: Sequence[Stack], stages: Ints) -> Tally:
-        """All stacks together; `stages` is the stage of each rank of the world, -1 where it is unknown."""
+        """All stacks together, whose ranks are places; `stages` is the stage of each, -1 where unknown."""
         tally = cls(len(stages), stages)
         for stack in stacks:
             tally.add(stack)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from analysis.jobs import description, job_data, step_table
@@ -104,6 +106,24 @@ def test_a_later_stage_that_is_last_by_design_is_not_blamed():
 
     assert all(rank.caused_ratio is None for rank in result.nccl.ranks)
     assert result.bottleneck.kind is not Kind.STRAGGLER
+
+
+def test_a_rank_of_a_large_number_costs_no_more_than_another_and_is_named_by_it():
+    far = 10**15
+
+    def of(ranks):
+        job = description(world_size=None, dp=None, pp=None)
+        return summary([table(ranks, [0, 0, 0.02, 0])], job=job)
+
+    near, result = of([0, 1, 2, 3]), of([0, 1, far, 2 * far])
+
+    assert near.bottleneck.culprits == (Culprit(kind="rank", id=2),)
+    assert result.bottleneck.culprits == (Culprit(kind="rank", id=far),)
+    assert [rank.rank for rank in result.nccl.ranks] == [0, 1, far, 2 * far]
+    assert [replace(rank, rank=0) for rank in result.nccl.ranks] == [
+        replace(rank, rank=0) for rank in near.nccl.ranks
+    ]
+    assert (result.nccl.groups[0].ranks, result.nccl.groups[0].last_rank) == ((0, 1, far, 2 * far), far)
 
 
 def test_a_frequent_kind_of_operation_counts_by_its_time_not_by_its_rows():
