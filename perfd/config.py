@@ -102,7 +102,11 @@ class AgentCaptureConfig(_Strict, frozen=True):
     """Of all nodes' captures there: the oldest are removed for new ones; null for no limit."""
     share_timeout_s: float = 60.0
     """A file system that takes longer for a capture's copies does not get them."""
+    share_retention_days: float | None = 30.0
+    """As `retention_days`, of all nodes' captures there."""
     max_bytes: int = 2 * 1024 * 1024 * 1024
+    retention_days: float | None = 30.0
+    """Captures are removed after so many days on which an agent ran; null: they stay until you remove them."""
     min_free_bytes: int = 1024 * 1024 * 1024
     nsys_path: str | None = None
     launch: bool = True

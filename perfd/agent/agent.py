@@ -22,7 +22,7 @@ from perfd.config import AgentConfig
 from perfd.errors import PerfdError
 from perfd.exposition import CONTENT_TYPE, render
 from perfd.http import HttpServer, Request, Response
-from perfd.model import CaptureCancel, CaptureRequest, CaptureState, CaptureStatus
+from perfd.model import CaptureCancel, CaptureFilesRemoved, CaptureRequest, CaptureState, CaptureStatus
 
 log = logging.getLogger(__name__)
 
@@ -59,21 +59,22 @@ class Agent:
         self._latest = LatestSamples(node, [column for task in tasks for column in task.columns])
         facts = JobFacts()
         self._spool = Spool(spool_directory, max_bytes=config.spool.max_bytes)
-        self._captures = (
-            create_executor(
-                config.capture,
-                directory=spool_directory / "captures",
-                search_path=search_path,
-                proc=Path(config.proc),
-                facts=facts,
-                clock=self._clock,
-                send_status=self.send_status,
-                sharing=sharing_of(config.capture, node),
-            )
-            if config.capture.enabled
-            else None
-        )
         try:
+            self._captures = (
+                create_executor(
+                    config.capture,
+                    directory=spool_directory / "captures",
+                    search_path=search_path,
+                    proc=Path(config.proc),
+                    facts=facts,
+                    clock=self._clock,
+                    send_status=self.send_status,
+                    tell_removed=self._tell_removed,
+                    sharing=sharing_of(config.capture, node, self._tell_removed),
+                )
+                if config.capture.enabled
+                else None
+            )
             self._uplink = Uplink(
                 config.uplink,
                 node=node,
@@ -180,6 +181,18 @@ class Agent:
     def send_status(self, status: CaptureStatus) -> None:
         """Tell the aggregator where a capture stands."""
         self._uplink.send_status(status)
+
+    def _tell_removed(self, capture_id: str, paths: Sequence[Path], reason: str) -> None:
+        if self._stopping.is_set():
+            # What the spool does not take any more, nobody would ever hear of.
+            raise InterruptedError("The agent is being stopped.")
+        removed = CaptureFilesRemoved(
+            capture_id=capture_id,
+            paths=tuple(str(path) for path in paths),
+            reason=reason,
+            time_unix_ns=self._clock.unix_ns(),
+        )
+        self._batcher.store([removed], self._clock.unix_ns())
 
     def metrics(self) -> bytes:
         """The text of /metrics."""

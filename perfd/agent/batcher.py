@@ -85,6 +85,10 @@ class Batcher:
         self._hand_to_taps(merged)
         return self._store(merged, bookmarks, now_unix_ns)
 
+    def store(self, records: Sequence[Record], now_unix_ns: int) -> None:
+        """Put records into the spool now, past what is queued and past the other consumers."""
+        self._store(records, {}, now_unix_ns)
+
     def _hand_to_taps(self, records: Sequence[Record]) -> None:
         for tap in list(self._taps):
             try:

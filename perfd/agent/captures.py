@@ -10,11 +10,13 @@ from pathlib import Path
 from perfd.capture.executor import CaptureExecutor
 from perfd.capture.flight_recorder import FlightRecorderTool
 from perfd.capture.guards import GuardSettings, JobProgress
+from perfd.capture.identity import slug
 from perfd.capture.installation import find_nsys
 from perfd.capture.kineto.endpoint import KinetoEndpoint
 from perfd.capture.kineto.tool import KinetoOptions, KinetoTool
 from perfd.capture.nsys_tool import NsysOptions, NsysTool
 from perfd.capture.pyspy import PySpyTool, find_py_spy
+from perfd.capture.retention import Tell, Watch, keep_s
 from perfd.capture.server_client import ServerClient
 from perfd.capture.servers import Server, ServerTool
 from perfd.capture.shared_folder import SharedFolder
@@ -106,11 +108,13 @@ def create_executor(
     facts: JobFacts,
     clock: Clock,
     send_status: Callable[[CaptureStatus], None],
+    tell_removed: Tell,
     sharing: Sharing | None = None,
 ) -> CaptureExecutor:
     """An executor that writes below `directory`, unless the configuration names another place."""
+    directory = Path(config.output_directory) if config.output_directory else directory
     store = CaptureStore(
-        Path(config.output_directory) if config.output_directory else directory,
+        directory,
         max_bytes=config.max_bytes,
         min_free_bytes=config.min_free_bytes,
     )
@@ -133,6 +137,15 @@ def create_executor(
         ServerTool(CaptureTool.SGLANG, [_server(one) for one in config.sglang], clock=clock),
         ServerTool(CaptureTool.VLLM, [_server(one) for one in config.vllm], clock=clock),
     ]
+    watch = _watch(directory, config.retention_days, "capture.retention_days")
+
+    def remove_old() -> None:
+        now_s = clock.monotonic_s()
+        if sharing is not None:
+            sharing.remove_old(now_s)
+        if watch is not None:
+            store.remove_old(watch, tell_removed, now_s)
+
     return CaptureExecutor(
         tools=tools,
         store=store,
@@ -143,21 +156,30 @@ def create_executor(
             max_slowdown_ratio=config.max_slowdown_ratio, nccl_timeout_s=config.nccl_timeout_s
         ),
         sharing=sharing,
+        remove_old=remove_old,
     )
 
 
-def sharing_of(config: AgentCaptureConfig, node: str) -> Sharing | None:
+def sharing_of(config: AgentCaptureConfig, node: str, tell_removed: Tell) -> Sharing | None:
     """The folder that this node's captures are shared in, as the configuration says."""
     if config.share_directory is None:
         return None
+    directory = Path(config.share_directory)
     folder = SharedFolder(
-        directory=Path(config.share_directory),
+        directory=directory,
         node=node,
         unredacted=config.share_unredacted,
         max_bytes=config.share_max_bytes,
         min_free_bytes=config.min_free_bytes,
+        tell=tell_removed,
     )
-    return Sharing(folder, timeout_s=config.share_timeout_s)
+    watch = _watch(directory, config.share_retention_days, "capture.share_retention_days", slug(node))
+    return Sharing(folder, timeout_s=config.share_timeout_s, watch=watch)
+
+
+def _watch(directory: Path, days: float | None, option: str, who: str = "agent") -> Watch | None:
+    kept_s = keep_s(days, option)
+    return None if kept_s is None else Watch(directory, kept_s, who=who, option=option)
 
 
 def _server(config: ServerConfig) -> Server:

@@ -23,6 +23,7 @@ import msgspec
 
 from perfd.aggregator.trace_document import TraceDocument
 from perfd.capture.events import Capture, CaptureReport
+from perfd.capture.reading import reading
 from perfd.capture.tools import TRACE_SUFFIXES
 from perfd.clock import Clock
 from perfd.errors import CaptureError
@@ -62,7 +63,7 @@ class CaptureReports:
 
     def submit(self, capture: Capture) -> None:
         """Make the report of a capture that is over, soon; nothing happens when it left no trace."""
-        if not any(_is_trace(file.path) for who in capture.participants for file in who.files):
+        if not any(_is_trace(file.path) for who in capture.participants for file in who.files_there):
             return
         with self._lock:
             if self._stopped:
@@ -93,7 +94,8 @@ class CaptureReports:
             if not traces:
                 continue
             try:
-                report = self._report(traces)
+                with reading(traces[0].parent):
+                    report = self._report(traces)
             except (CaptureError, OSError) as error:
                 report = CaptureReport(path=None, words=str(error), made_unix_s=self._now())
             if not self._stopped:
@@ -161,7 +163,7 @@ def readable_traces(capture: Capture) -> Sequence[Path]:
     file, is none of its traces.
     """
     folders: dict[Path, list[Path]] = {}
-    for path in dict.fromkeys(Path(file.path) for who in capture.participants for file in who.files):
+    for path in dict.fromkeys(Path(file.path) for who in capture.participants for file in who.files_there):
         if is_folder_of(path.parent, capture.capture_id) and _is_trace(path.name) and _is_readable(path):
             folders.setdefault(path.parent, []).append(path)
     return max(folders.values(), key=len, default=())

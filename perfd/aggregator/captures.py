@@ -18,7 +18,7 @@ from perfd.capture.events import Capture, CaptureReport, ManualRequest
 from perfd.capture.ranks import JobView
 from perfd.clock import Clock
 from perfd.config import CaptureProfile
-from perfd.model import CaptureCancel, CaptureRequest, CaptureStatus
+from perfd.model import CaptureCancel, CaptureFilesRemoved, CaptureRequest, CaptureStatus
 from perfd.rules.model import AlertChange, AlertState
 
 Send = Callable[[str, CaptureRequest | CaptureCancel], None]
@@ -70,6 +70,11 @@ class Captures:
     def capture_status(self, node: str, status: CaptureStatus) -> None:
         with self._lock:
             self._coordinator.on_status(node, status, self._now())
+            self._carry_out()
+
+    def capture_files_removed(self, removed: CaptureFilesRemoved) -> None:
+        with self._lock:
+            self._coordinator.on_files_removed(removed)
             self._carry_out()
 
     def on_alerts(

@@ -133,9 +133,11 @@ def _read(path: PurePath) -> bytes | None:
 
 
 def _how_to_make(capture: Mapping[str, Any]) -> Sequence[str]:
-    nodes = sorted({who["node"] for who in capture["ranks"] if who["files"] and who["node"]})
+    files = [(who["node"], file.get("removed")) for who in capture["ranks"] for file in who["files"]]
+    nodes = sorted({node for node, removed in files if node and not removed})
     if not nodes:
-        return ("This capture left no files.",)
+        why = next((removed["reason"] for _, removed in files if removed), "")
+        return (f"Its files are gone. {why}",) if why else ("This capture left no files.",)
     return (
         f"Its files are on {', '.join(nodes)}. As the agent's user, run there:",
         f"perfd capture show {capture['id']} --analyze",

@@ -18,7 +18,15 @@ from perfd.aggregator.intake import Intake
 from perfd.config import TlsConfig
 from perfd.errors import ConfigError, PerfdError, WireError
 from perfd.http import is_loopback, split_address
-from perfd.model import Ack, Batch, CaptureCancel, CaptureRequest, CaptureStatus, Hello
+from perfd.model import (
+    Ack,
+    Batch,
+    CaptureCancel,
+    CaptureFilesRemoved,
+    CaptureRequest,
+    CaptureStatus,
+    Hello,
+)
 from perfd.wire.convert import decode_agent_message, encode_message
 from perfd.wire.service import CONNECT_METHOD, SERVER_OPTIONS
 
@@ -39,6 +47,9 @@ class AgentEvents(Protocol):
 
     def capture_status(self, node: str, status: CaptureStatus) -> None:
         """An agent said where a capture stands."""
+
+    def capture_files_removed(self, removed: CaptureFilesRemoved) -> None:
+        """An agent removed files of a capture; it may say so twice."""
 
 
 @dataclass(slots=True)
@@ -165,6 +176,10 @@ class TelemetryServer:
     def _take(self, stream: _Stream, batch: Batch) -> _PendingAck:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
+        # Before the batch is acknowledged: history writes in order.
+        for record in batch.records:
+            if isinstance(record, CaptureFilesRemoved):
+                self._events.capture_files_removed(record)
         stored = self._intake.batch(stream.agent, batch, lambda: _resolve(loop, future))
         return _PendingAck(max(batch.sequence, 0), None if stored else future)
 

@@ -23,12 +23,14 @@ from perfd.capture.events import (
     StatusReceived,
     Tick,
 )
+from perfd.capture.outcomes import without
 from perfd.capture.policy import CapturePolicy, Patience
 from perfd.capture.ranks import JobView, check_selector
 from perfd.config import CaptureProfile
 from perfd.errors import CaptureError, ConfigError
 from perfd.model import (
     CaptureCancel,
+    CaptureFilesRemoved,
     CaptureRequest,
     CaptureState,
     CaptureStatus,
@@ -158,6 +160,14 @@ class CaptureCoordinator:
         if (capture := self._captures.get(capture_id)) is not None:
             self._carry_out(Record(capture=replace(capture, report=report)))
 
+    def on_files_removed(self, gone: CaptureFilesRemoved) -> None:
+        """An agent removed files of a capture, of its node or where those of all nodes lie."""
+        capture = self._captures.get(gone.capture_id)
+        if capture is None or capture.state is None:
+            return
+        if (changed := without(capture, gone)) != capture:
+            self._carry_out(Record(capture=changed))
+
     def tick(self, now_unix_s: float) -> None:
         """Time passed; call it about once a second."""
         self._handle(Tick(), now_unix_s)
@@ -279,7 +289,14 @@ def to_json(capture: Capture) -> dict[str, Any]:
                 "started_unix_s": _seconds(who.started_unix_ns),
                 "stopped_unix_s": _seconds(who.stopped_unix_ns),
                 "whole_steps": who.whole_steps,
-                "files": [{"path": file.path, "size_bytes": file.size_bytes} for file in who.files],
+                "files": [
+                    {
+                        "path": file.path,
+                        "size_bytes": file.size_bytes,
+                        "removed": asdict(who.removed[file.path]) if file.path in who.removed else None,
+                    }
+                    for file in who.files
+                ],
             }
             for who in capture.participants
         ],

@@ -95,6 +95,14 @@ Event: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Removal:
+    """An artefact is gone."""
+
+    unix_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Participant:
     """One rank of a capture. `rank` is None for "all ranks of the job on that node"."""
 
@@ -106,8 +114,15 @@ class Participant:
     started_unix_ns: int | None = None
     stopped_unix_ns: int | None = None
     files: Sequence[CaptureFile] = ()
+    removed: Mapping[str, Removal] = field(default_factory=dict)
+    """Those of its files, by path, that are no longer there."""
     whole_steps: int | None = None
     """Steps that its trace holds from begin to end; None when that cannot be told."""
+
+    @property
+    def files_there(self) -> Sequence[CaptureFile]:
+        """Its files that nobody removed, as far as is known."""
+        return tuple(file for file in self.files if file.path not in self.removed)
 
     @property
     def final(self) -> bool:
@@ -120,7 +135,7 @@ class CaptureReport:
     """What the traces of a capture say, or why they say nothing."""
 
     path: str | None
-    """None when it could not be made."""
+    """None when it could not be made, or was removed."""
     words: str
     """What limits the job, in a sentence or two; else why that is not known."""
     made_unix_s: float

@@ -11,6 +11,7 @@ from perfd.capture.ending import Ending
 from perfd.capture.guards import GuardSettings, JobProgress
 from perfd.capture.identity import check_capture_id
 from perfd.capture.policy import MAX_DURATION_S
+from perfd.capture.retention import LOOK_EVERY_S
 from perfd.capture.running import CaptureRun, Interruption, Surroundings, recover
 from perfd.capture.sharing import Sharing
 from perfd.capture.storage import CaptureStore
@@ -56,10 +57,15 @@ class CaptureExecutor:
         progress: Callable[[str], JobProgress],
         guards: GuardSettings | None = None,
         sharing: Sharing | None = None,
+        remove_old: Callable[[], None] | None = None,
+        look_every_s: float = LOOK_EVERY_S,
     ) -> None:
+        """`remove_old` is called now and then, from the executor's thread and never during a capture."""
         self._tools: Mapping[CaptureTool, Tool] = {tool.kind: tool for tool in tools}
         self._store = store
         self._clock = clock
+        self._remove_old = remove_old
+        self._look_every_s = look_every_s
         self._send_status = send_status
         self._around = Surroundings(
             store=store,
@@ -192,11 +198,27 @@ class CaptureExecutor:
 
     def _next(self) -> _Accepted | None:
         """The next capture to carry out; None when the agent stops."""
+        idle_s = 0.0
+        while not self._wanted(idle_s):
+            self._clean_up()
+            idle_s = self._look_every_s
         with self._changed:
-            self._changed.wait_for(lambda: self._stopping or self._accepted is not None)
             if self._stopping and self._accepted is not None:
                 self._refuse(self._accepted.request, "The agent was stopped before the capture began.")
             return None if self._stopping else self._accepted
+
+    def _wanted(self, within_s: float) -> bool:
+        """Whether there is something else to do than to wait, after `within_s` at the latest."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._stopping or self._accepted is not None, within_s)
+
+    def _clean_up(self) -> None:
+        if self._remove_old is None:
+            return
+        try:
+            self._remove_old()
+        except OSError as error:
+            log.warning("Old captures cannot be removed.", extra={"reason": str(error)})
 
     def _interruption(self) -> Interruption | None:
         with self._changed:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from perfd.capture.events import Capture, Participant
-from perfd.model import CaptureState, CaptureStatus
+from perfd.capture.events import Capture, Participant, Removal
+from perfd.model import CaptureFilesRemoved, CaptureState, CaptureStatus
 
 
 def overall(participants: Sequence[Participant]) -> tuple[CaptureState, str]:
@@ -56,6 +56,21 @@ def _changed(who: Participant, status: CaptureStatus) -> Participant:
         files=tuple(status.files) or who.files,
         whole_steps=status.whole_steps,
     )
+
+
+def without(capture: Capture, gone: CaptureFilesRemoved) -> Capture:
+    """The capture with these of its files marked as removed; what was said of one before stays."""
+    paths = frozenset(gone.paths)
+    removal = Removal(unix_s=gone.time_unix_ns / 1e9, reason=gone.reason)
+
+    def marked(who: Participant) -> Participant:
+        mine = {file.path: removal for file in who.files if file.path in paths}
+        return replace(who, removed={**mine, **who.removed}) if mine else who
+
+    report = capture.report
+    if report is not None and report.path in paths:
+        report = replace(report, path=None)
+    return replace(capture, participants=tuple(map(marked, capture.participants)), report=report)
 
 
 def end_open(capture: Capture, verdicts: Mapping[str, tuple[CaptureState, str]]) -> Capture:

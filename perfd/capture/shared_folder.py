@@ -10,18 +10,23 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from perfd.capture.copies import can_be_redacted, redacted_copy, whole_copy
 from perfd.capture.identity import check_capture_id, slug
+from perfd.capture.reading import MARK, is_read
+from perfd.capture.retention import Tell, Watch
 from perfd.capture.storage import free_bytes
 from perfd.errors import CaptureError
 from perfd.model import CaptureFile
 
-MARK = ".perfd-capture"
-"""In each folder that perfd made: others' folders are neither counted nor ever removed."""
+_NO_ROOM = "Removed for newer captures (capture.share_max_bytes)."
+
+
+def _nobody(_capture_id: str, _paths: Sequence[Path], _why: str) -> None:
+    """Hears what is removed where nobody keeps a history."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +50,8 @@ class SharedFolder:
     max_bytes: int | None = None
     min_free_bytes: int = 0
     free: Callable[[Path], int] = free_bytes
+    tell: Tell = _nobody
+    """Who is told of what is removed, before it is."""
 
     def find(self, capture_id: str, source: Path) -> CaptureFile | None:
         """The copy of a file of a capture that lies there already."""
@@ -66,6 +73,14 @@ class SharedFolder:
         (redacted_copy if can_be_redacted(source) else whole_copy)(source, part)
         part.replace(copy)
         return CaptureFile(path=str(copy), size_bytes=copy.stat().st_size)
+
+    def remove_old(self, watch: Watch, monotonic_s: float) -> None:
+        """Remove the captures that are too old, of whatever node, unless they are being read."""
+        captures = {shared.folder.name: shared.folder for shared in self._captures()}
+        if not captures:
+            return
+        for capture_id in watch.look(captures.keys(), monotonic_s):
+            self._remove(captures[capture_id], watch.why)
 
     def _place(self, capture_id: str, source: Path) -> Path:
         return self.directory / check_capture_id(capture_id) / f"{slug(self.node)}-{source.name}"
@@ -94,13 +109,27 @@ class SharedFolder:
             )
         excess_bytes = sum(shared.size_bytes for shared in captures) + size_bytes - self.max_bytes
         for oldest in sorted(captures, key=lambda shared: (shared.made_s, shared.folder.name)):
-            if excess_bytes > 0 and oldest.folder != folder and _remove(oldest.folder):
+            if excess_bytes > 0 and oldest.folder != folder and self._remove(oldest.folder, _NO_ROOM):
                 excess_bytes -= oldest.size_bytes
         if excess_bytes > 0:
             raise CaptureError(
                 f"{name} has {_mib(size_bytes)}, and older captures in {self.directory} cannot be removed; "
                 f"remove some, or raise capture.share_max_bytes ({_mib(self.max_bytes)})."
             )
+
+    def _remove(self, folder: Path, why: str) -> bool:
+        """Remove the files of a capture, the mark last, and its folder if nothing else is in it."""
+        if is_read(folder):
+            return False
+        # Several nodes make room at the same time.
+        with contextlib.suppress(OSError):
+            files = [file for file, _ in _files(folder) if file.name != MARK]
+            self.tell(folder.name, files, why)
+            for file in files:
+                file.unlink(missing_ok=True)
+            (folder / MARK).unlink(missing_ok=True)
+            folder.rmdir()
+        return not (folder / MARK).exists()
 
     def _captures(self) -> list[_Shared]:
         found: list[_Shared] = []
@@ -115,18 +144,6 @@ class SharedFolder:
 def _files(folder: Path) -> list[tuple[Path, os.stat_result]]:
     entries = [(entry, entry.lstat()) for entry in folder.iterdir()]
     return [(entry, status) for entry, status in entries if stat.S_ISREG(status.st_mode)]
-
-
-def _remove(folder: Path) -> bool:
-    """Remove the files of a capture, the mark last, and its folder if nothing else is in it."""
-    # Several nodes make room at the same time.
-    with contextlib.suppress(OSError):
-        for file, _ in _files(folder):
-            if file.name != MARK:
-                file.unlink(missing_ok=True)
-        (folder / MARK).unlink(missing_ok=True)
-        folder.rmdir()
-    return not (folder / MARK).exists()
 
 
 def _mib(size_bytes: int) -> str:

@@ -11,10 +11,10 @@ from pathlib import Path
 import msgspec
 
 from perfd.capture.identity import check_capture_id
+from perfd.capture.reading import RECORD, is_read
+from perfd.capture.retention import Tell, Watch
 from perfd.errors import CaptureError
 from perfd.model import CaptureFile, CaptureRequest, CaptureStatus, CaptureTool
-
-_RECORD = "capture.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class CaptureStore:
 
     def save(self, record: CaptureRecord) -> None:
         """Write the record of a capture, all or nothing."""
-        path = self._folder(record.request.capture_id) / _RECORD
+        path = self._folder(record.request.capture_id) / RECORD
         fresh = path.with_suffix(".new")
         try:
             fresh.touch(mode=0o600)
@@ -109,17 +109,28 @@ class CaptureStore:
     def load(self, capture_id: str) -> CaptureRecord | None:
         """What an earlier capture of that id left; None when there is none that can be read."""
         try:
-            content = (self._folder(capture_id) / _RECORD).read_bytes()
+            content = (self._folder(capture_id) / RECORD).read_bytes()
             return msgspec.json.decode(content, type=CaptureRecord)
         except (OSError, msgspec.DecodeError):
             return None
 
     def unfinished(self) -> list[CaptureRecord]:
         """Captures that an agent began and did not end."""
+        return [record for record in self._records() if record.open]
+
+    def remove_old(self, watch: Watch, tell: Tell, monotonic_s: float) -> None:
+        """Remove the captures that are too old and that nobody reads; raises `OSError`.
+
+        Not for a time in which one may begin.
+        """
+        ended = [record.request.capture_id for record in self._records() if not record.open]
         if not self._directory.is_dir():
-            return []
-        records = [self.load(entry.name) for entry in sorted(self._directory.iterdir()) if _plain(entry)]
-        return [record for record in records if record is not None and record.open]
+            return
+        for capture_id in watch.look(ended, monotonic_s):
+            folder = self._folder(capture_id)
+            if not is_read(folder):
+                tell(capture_id, sorted(folder.iterdir()), watch.why)
+                shutil.rmtree(folder)
 
     def size_bytes(self, capture_id: str) -> int:
         """What a capture takes now."""
@@ -141,12 +152,18 @@ class CaptureStore:
     def discard(self, capture_id: str, *, keep: Sequence[Path] = ()) -> None:
         """Delete everything that a tool wrote for a capture but `keep`; its record stays."""
         for file in self._folder(capture_id).iterdir():
-            if file.name == _RECORD or file in keep:
+            if file.name == RECORD or file in keep:
                 continue
             if file.is_dir() and not file.is_symlink():
                 shutil.rmtree(file)
             else:
                 file.unlink()
+
+    def _records(self) -> list[CaptureRecord]:
+        if not self._directory.is_dir():
+            return []
+        records = [self.load(entry.name) for entry in sorted(self._directory.iterdir()) if _plain(entry)]
+        return [record for record in records if record is not None]
 
     def _folder(self, capture_id: str) -> Path:
         return self._directory / check_capture_id(capture_id)

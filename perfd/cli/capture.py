@@ -205,7 +205,14 @@ def _print(document: Mapping[str, Any], *, as_json: bool) -> None:
         state = f"{who['state']}{_held(who.get('whole_steps'))}"
         print(f"  {target} on {who['node'] or 'no node'}: {state} {who['reason']}".rstrip())
         for file in who["files"]:
-            print(f"    {file['path']} ({file['size_bytes'] / 2**20:.1f} MiB)")
+            print(f"    {file['path']} ({_size(file)})")
+
+
+def _size(file: Mapping[str, Any]) -> str:
+    """How large a file is, or that it is gone."""
+    if removed := file.get("removed"):
+        return f"gone since {_when(removed['unix_s'])} UTC: {removed['reason']}"
+    return f"{file['size_bytes'] / 2**20:.1f} MiB"
 
 
 def _grouped(ranks: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:

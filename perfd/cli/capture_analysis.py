@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from perfd.capture.reading import reading
 from perfd.capture.tools import TRACE_SUFFIXES
 from perfd.errors import PerfdError
 from perfd.peaks import load_peaks
@@ -30,10 +31,11 @@ def analyze(capture: Mapping[str, Any]) -> list[Path]:
         )
     written: list[Path] = []
     for folder in dict.fromkeys(trace.parent for trace in traces):
-        analysis = analyse(
-            read_traces([trace for trace in traces if trace.parent == folder], "nsys"),
-            TraceSettings(peaks=load_peaks(None)),
-        )
+        with reading(folder):
+            analysis = analyse(
+                read_traces([trace for trace in traces if trace.parent == folder], "nsys"),
+                TraceSettings(peaks=load_peaks(None)),
+            )
         diagnosis = diagnose(analysis)
         document, report = folder / "perfd.trace.json", folder / "perfd.report.html"
         for path in (document, report):

@@ -159,7 +159,7 @@ def test_show_tells_every_rank_with_its_files(perfd):
         "started_unix_s": None,
         "stopped_unix_s": None,
         "whole_steps": None,
-        "files": [{"path": "/x/r.nsys-rep", "size_bytes": 2**20}],
+        "files": [{"path": "/x/r.nsys-rep", "size_bytes": 2**20, "removed": None}],
     }
 
 

@@ -29,7 +29,7 @@ function capture(one) {
     el("p", { class: "quiet" }, [...facts, took].filter(Boolean).join(" · ")),
     one.reason && el("p", {}, one.reason),
     one.report && el("p", { class: "headline" }, one.report.words),
-    one.ranks.some((who) => who.files?.length) && el("p", {}, el("a", { href: `/reports/captures/${encodeURIComponent(one.id)}` }, "Open the report")),
+    one.ranks.some((who) => who.files?.some((file) => !file.removed)) && el("p", {}, el("a", { href: `/reports/captures/${encodeURIComponent(one.id)}` }, "Open the report")),
     el("ul", { class: "ranks" }, alike.slice(0, MAX_RANKS).map((ranks) => outcome(ranks, one.reason))),
     alike.length > MAX_RANKS && el("p", { class: "quiet" }, `and ${alike.slice(MAX_RANKS).flat().length} more ranks`),
   );
@@ -53,7 +53,9 @@ function outcome(ranks, told) {
     el("strong", {}, who(ranks), one.node ? ` on ${one.node}` : ""),
     ` ${words(one.state)}${span(one)}`,
     one.reason && one.reason !== told && `: ${one.reason}`,
-    (one.files ?? []).map((file) => el("div", {}, el("code", {}, file.path), ` ${bytes(file.size_bytes)}`)),
+    (one.files ?? []).map((file) =>
+      el("div", {}, el("code", {}, file.path), file.removed ? ` gone: ${file.removed.reason}` : ` ${bytes(file.size_bytes)}`),
+    ),
   );
 }
 
