@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Collection, Sequence
 from types import ModuleType
+from typing import Any
 
 from perfd import __version__
 from perfd.cli.ending import unwound_by_signals
@@ -80,9 +81,19 @@ def _discard_output() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses what it does not know by itself, so that the usage beside the refusal is the verb's own."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:  # noqa: ANN401  (as declared there)
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, unknown
+
+
 def build_parser(verbs: Collection[str] = VERBS) -> argparse.ArgumentParser:
     """The parser of the command line, which knows the arguments of `verbs` alone."""
-    parser = argparse.ArgumentParser(prog="perfd", description=_description())
+    parser = _Parser(prog="perfd", description=_description())
     parser.add_argument("--version", action="version", version=__version__, help="print the version")
     choices = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb, summary in VERBS.items():

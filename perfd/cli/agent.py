@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from glob import glob
 from pathlib import Path
 from typing import Any
@@ -62,9 +62,8 @@ def run(args: argparse.Namespace) -> int:
         node=config.node or "", job=config.job or "", proc=Path(config.proc), sys=Path(config.sys)
     )
     tasks = create_tasks(config, settings)
-    for pattern in logs_to_come(args.log or ()):
-        said = "The training's log is not there; it is read when it comes."
-        log.log(logging.ERROR if args.once else logging.WARNING, said, extra={"path": pattern})
+    for path, problem in problems_of_logs(args.log or ()):
+        log.log(logging.ERROR if args.once else logging.WARNING, problem, extra={"path": path})
     if args.once:
         return _once(tasks, config, as_json=args.json)
     # gRPC writes lines of its own about connections that fail; the agent says it once, in a sentence.
@@ -100,9 +99,22 @@ def effective_config(args: argparse.Namespace, environ: Mapping[str, str], host_
     )
 
 
-def logs_to_come(patterns: Iterable[str]) -> list[str]:
-    """The names and patterns that no file has now: a wrong one would stay silent for ever."""
-    return [pattern for pattern in patterns if not glob(pattern, recursive=True)]  # noqa: PTH207  (it may be absolute)
+def may_read(path: str) -> bool:
+    """Whether this user may."""
+    return os.access(path, os.R_OK)
+
+
+def problems_of_logs(
+    patterns: Iterable[str], readable: Callable[[str], bool] = may_read
+) -> Iterator[tuple[str, str]]:
+    """What cannot be read now, with a sentence: a wrong name or owner would stay silent for ever."""
+    for pattern in patterns:
+        paths = glob(pattern, recursive=True)  # noqa: PTH207  (it may be absolute)
+        if not paths:
+            yield pattern, "The training's log is not there; it is read when it comes."
+        for path in paths:
+            if not readable(path):
+                yield path, "This user may not read the training's log; it is read when that changes."
 
 
 def _following(

@@ -50,7 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     listing = actions.add_parser("list", parents=[common], help="all captures, newest last")
     listing.add_argument("--job", help="only of this job")
     show = actions.add_parser("show", parents=[common], help="one capture, rank by rank")
-    show.add_argument("id")
+    show.add_argument("id", metavar="ID", help="as `perfd capture list` shows it")
     show.add_argument(
         "--analyze",
         action="store_true",
@@ -59,7 +59,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     changing = argparse.ArgumentParser(add_help=False, parents=[common])
     add_token(changing)
     start = actions.add_parser("start", parents=[changing], help="capture now")
-    start.add_argument("job", help="its name as `perfd status` shows it; of a server NODE/ADDRESS")
+    start.add_argument(
+        "job", metavar="JOB", help="its name as `perfd status` shows it; of a server NODE/ADDRESS"
+    )
     start.add_argument("--profile", default="default", help="a name of capture_profiles (%(default)s)")
     start.add_argument(
         "--ranks",
@@ -71,8 +73,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     start.add_argument("--id", help="an id of your own: the same id again captures nothing twice")
     start.add_argument("--wait", action="store_true", help="wait for the outcome of every rank")
     cancel = actions.add_parser("cancel", parents=[changing], help="end a capture now")
-    cancel.add_argument("id")
-    cancel.add_argument("--reason", default="Cancelled by hand.")
+    cancel.add_argument("id", metavar="ID", help="as `perfd capture list` shows it")
+    cancel.add_argument(
+        "--reason", default="Cancelled by hand.", help="why, for whoever looks later (%(default)s)"
+    )
     plan = actions.add_parser("plan", help="write the command that profiles one kernel offline, with ncu")
     plan.add_argument("--ncu", action="store_true", required=True, help="with Nsight Compute")
     plan.add_argument("--kernel", metavar="REGEX", help="kernels of these names")
@@ -81,10 +85,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     plan.add_argument("--count", type=positive_whole, default=1, help="profile so many (%(default)s)")
     plan.add_argument("--output", default="perfd-ncu", help="name of the report (%(default)s)")
     plan.add_argument("--shared-gpu", action="store_true", help="leave the clocks alone: others use the GPU")
-    plan.add_argument("command", nargs=argparse.REMAINDER, help="-- and how the job starts on one GPU")
+    plan.add_argument(
+        "command", metavar="-- CMD...", nargs=argparse.REMAINDER, help="how the job starts on one GPU"
+    )
     redaction = actions.add_parser("redact", help="copy an artefact without the job's environment and output")
-    redaction.add_argument("export", type=Path, help="a .sqlite, .trace.json or .stacks.json of a capture")
-    redaction.add_argument("copy", type=Path, help="the file to write; it must not exist")
+    redaction.add_argument(
+        "export", metavar="EXPORT", type=Path, help="a .sqlite, .trace.json or .stacks.json of a capture"
+    )
+    redaction.add_argument("copy", metavar="COPY", type=Path, help="the file to write; it must not exist")
 
 
 def run(args: argparse.Namespace) -> int:

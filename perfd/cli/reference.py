@@ -22,7 +22,7 @@ COMPLETIONS = {
     "bash": ROOT / "deploy" / "completion" / "perfd.bash",
     "zsh": ROOT / "deploy" / "completion" / "_perfd",
 }
-_FILES = {"FILE", "RECORDING", "LOG", "URL|FILE", "RESULT", "SUMMARY", "CSV", "A", "B"}
+_FILES = {"FILE", "EXPORT", "COPY", "RECORDING", "LOG", "URL|FILE", "RESULT", "SUMMARY", "CSV", "A", "B"}
 _DIRECTORIES = {"DIR"}
 
 _HEAD = """\
@@ -77,7 +77,7 @@ def _own_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
 
 
 def _row(action: argparse.Action) -> str:
-    name = action.metavar if isinstance(action.metavar, str) else action.dest
+    name = action.metavar if isinstance(action.metavar, str) else action.dest.upper()
     if action.option_strings:
         value = "" if action.nargs == 0 else f" {'|'.join(action.choices) if action.choices else name}"
         name = ", ".join(action.option_strings) + value

@@ -121,7 +121,9 @@ class LiveSession:
                 raise
             # Another run on this machine has the usual port: the job is watched all the same.
             aggregator = self._started(msgspec.structs.replace(wanted, http_listen="127.0.0.1:0"))
-            self._say(f"perfd: {wanted.http_listen} is taken, maybe by another run: a free port is used.")
+            self._say(
+                f"perfd: {wanted.http_listen} is not free (another run may have it): another port is used."
+            )
             return aggregator
 
     def _started(self, config: AggregatorConfig) -> Aggregator:

@@ -29,4 +29,13 @@ def test_without_a_log_the_files_paths_stay() -> None:
 def test_a_log_that_is_not_there_is_named_for_a_wrong_name_would_stay_silent(tmp_path: Path) -> None:
     (tmp_path / "train-1.log").touch()
     wrong, right = str(tmp_path / "trian-*.log"), str(tmp_path / "train-*.log")
-    assert agent.logs_to_come([wrong, right]) == [wrong]
+    [(path, sentence)] = agent.problems_of_logs([wrong, right])
+    assert (path, "not there" in sentence) == (wrong, True)
+
+
+def test_a_log_that_this_user_may_not_read_is_named(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.touch()
+    assert list(agent.problems_of_logs([str(log)])) == []
+    [(path, sentence)] = agent.problems_of_logs([str(tmp_path / "*.log")], readable=lambda _: False)
+    assert (path, "may not read" in sentence) == (str(log), True)

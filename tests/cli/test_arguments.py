@@ -45,3 +45,17 @@ def test_the_version_is_told_where_people_look_for_it(capsys: pytest.CaptureFixt
     assert main(["version"]) == 0
     first, second = capsys.readouterr().out.split()
     assert first == second
+
+
+@pytest.mark.parametrize(
+    ("arguments", "verb"), [("parse --frobnicate x", "parse"), ("rules check --frobnicate", "rules check")]
+)
+def test_an_option_that_a_verb_does_not_have_shows_those_that_it_has(
+    arguments: str, verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(arguments.split())
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"usage: perfd {verb} [-h] [--json]")
+    assert said.endswith(f"perfd {verb}: error: unrecognized arguments: --frobnicate\n")
