@@ -4,7 +4,8 @@
 
 Any release of NCCL can be tried so, whatever torch was built with. GPU and host meet only through the CUDA
 driver and NCCL, by ctypes. Written to `rank-N.json` in the folder: in the order of their calls, each
-operation with its function, bytes, the phase it was in and its time between two CUDA events.
+operation with its function, bytes, the phase it was in and its time between two CUDA events. All of a kind
+wait on the stream until the last of them is there, so that no event is early for a launch that is late.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import argparse
 import ctypes
 import json
 import time
-from collections.abc import Callable, Mapping
-from ctypes import byref, c_char, c_float, c_int, c_size_t, c_uint, c_uint64, c_void_p
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from ctypes import byref, c_char, c_float, c_int, c_size_t, c_uint, c_uint32, c_uint64, c_void_p
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -27,6 +29,7 @@ _FLOAT32, _SUM, _IN_PROGRESS = 7, 0, 7
 _FLOAT32_BYTES = 4
 _UNIQUE_ID_BYTES = 128
 _CAPTURE_RELAXED = 2
+_MAPPED, _AT_LEAST = 2, 0
 _LONG_S = 60.0
 _POLL_S = 0.001
 
@@ -57,6 +60,11 @@ class Driver:
         self._do("cuCtxSetCurrent", context)
         self.stream = c_void_p()
         self._do("cuStreamCreate", byref(self.stream), c_uint(1))
+        gate, self._gate_of_gpu = c_void_p(), c_uint64()
+        self._do("cuMemHostAlloc", byref(gate), c_size_t(4), c_uint(_MAPPED))
+        self._do("cuMemHostGetDevicePointer_v2", byref(self._gate_of_gpu), gate, c_uint(0))
+        self._gate = c_uint32.from_address(gate.value or 0)
+        self._gate.value = 0
 
     def memory(self, size: int) -> c_uint64:
         """Memory on the GPU, until the process ends."""
@@ -77,6 +85,23 @@ class Driver:
         elapsed_ms = c_float()
         self._do("cuEventElapsedTime", byref(elapsed_ms), begin, end)
         return elapsed_ms.value / 1e3
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """The GPU begins what is put on the stream inside when the block ends."""
+        opens_at = self._gate.value + 1
+        wait = (
+            "cuStreamWaitValue32_v2",
+            self.stream,
+            self._gate_of_gpu,
+            c_uint32(opens_at),
+            c_uint(_AT_LEAST),
+        )
+        self._do(*wait)
+        try:
+            yield
+        finally:
+            self._gate.value = opens_at
 
     def wait(self) -> None:
         """Until the stream is empty."""
@@ -202,7 +227,16 @@ class Job:
             timed=timed,
         )
 
-    def exchange(self, communicator: c_void_p, size: int, phase: str) -> None:
+    def repeat(self, one: Callable[..., None], *arguments: object) -> None:
+        """Once for what NCCL sets up with the first, then `REPEATS` times in a row with events."""
+        one(*arguments, timed=False)
+        self._driver.wait()
+        with self._driver.held():
+            for _ in range(REPEATS):
+                one(*arguments, timed=True)
+        self._driver.wait()
+
+    def exchange(self, communicator: c_void_p, size: int, phase: str, *, timed: bool) -> None:
         """To the next rank and from the one before, in one group: one kernel."""
         count, kind, stream = c_size_t(size // _FLOAT32_BYTES), c_int(_FLOAT32), self._driver.stream
         after, before = (self._rank + 1) % self._ranks, (self._rank - 1) % self._ranks
@@ -212,7 +246,7 @@ class Job:
             receive = (self._receive, count, kind, c_int(before), communicator, stream)
             self._nccl.grouped(communicator, {"ncclSend": send, "ncclRecv": receive})
 
-        self._timed((("Send", size), ("Recv", size)), phase, both, timed=True)
+        self._timed((("Send", size), ("Recv", size)), phase, both, timed=timed)
 
     def graph(self, communicator: c_void_p) -> None:
         """Operations that are captured once and launched many times."""
@@ -257,26 +291,18 @@ def _until(true: Callable[[], bool]) -> None:
 def run(nccl: Nccl, job: Job, rank: int, ranks: int, folder: Path) -> None:
     """All phases."""
     world = nccl.communicator(rank, ranks, folder / "id-1")
-    job.collective(world, "AllReduce", SIZES_BYTES[0], "collectives", timed=False)
     for function in COLLECTIVES:
         for size in SIZES_BYTES:
-            for _ in range(REPEATS):
-                job.collective(world, function, size, "collectives", timed=True)
+            job.repeat(job.collective, world, function, size, "collectives")
     for size in SIZES_BYTES:
-        for _ in range(REPEATS):
-            job.exchange(world, size, "send_receive")
-    job.calls()
+        job.repeat(job.exchange, world, size, "send_receive")
     turned = nccl.split(world, rank)
-    for _ in range(REPEATS):
-        job.collective(turned, "AllReduce", SIZES_BYTES[1], "split", timed=True)
-    job.calls()
+    job.repeat(job.collective, turned, "AllReduce", SIZES_BYTES[1], "split")
     nccl.destroy(turned)
     job.graph(world)
     nccl.destroy(world)
     again = nccl.communicator(rank, ranks, folder / "id-2")
-    for _ in range(REPEATS):
-        job.collective(again, "AllReduce", SIZES_BYTES[1], "again", timed=True)
-    job.calls()
+    job.repeat(job.collective, again, "AllReduce", SIZES_BYTES[1], "again")
     nccl.destroy(again)
 
 

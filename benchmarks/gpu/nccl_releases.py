@@ -32,7 +32,7 @@ from benchmarks.gpu.nccl_job import GRAPH_LAUNCHES, GRAPH_OPERATIONS
 from perfd.errors import Unavailable
 
 SCHEMA = "perfd.bench.gpu.nccl_releases/1"
-LARGE_BYTES = 1 << 20
+LARGE_BYTES = 64 << 20
 MOST_ERROR = 0.05
 _LIMIT_S = 60.0
 _POLL_S = 0.02
@@ -57,7 +57,7 @@ class Verdict:
     incomplete: int
     dropped: int
     error_ratio: Mapping[str, float | None]
-    """By function, the median over those of 1 MiB and more."""
+    """By function, the median over those of `LARGE_BYTES`; None where not all are there."""
 
     @property
     def sound(self) -> bool:
@@ -80,41 +80,62 @@ class Recorded:
 def judge(written: Mapping[str, Any], rank: int, recorded: Recorded) -> Verdict:
     """One rank's operations against the calls that it made."""
     calls = [call for call in written["calls"] if call["phase"] != "graph"]
-    # Calls come in the order of their phases, and so do records: those of graphs are between two phases.
-    before = sum(1 for call in calls if call["phase"] != "again")
-    operations = sorted(recorded.operations, key=lambda one: one.start_monotonic_ns)
-    from_graphs = max(0, len(operations) - len(calls))
-    outside = operations[:before] + operations[before + from_graphs :]
-    called = Counter(call["function"] for call in calls)
-    found = Counter(FUNCTIONS[one.function] for one in outside)
+    of_function = {
+        name: _Pairs.of(
+            [call for call in calls if call["function"] == name],
+            [one for one in recorded.operations if FUNCTIONS[one.function] == name],
+        )
+        for name in dict.fromkeys(call["function"] for call in calls)
+    }
     return Verdict(
         nccl=release(written["nccl"]),
         interface=recorded.interface,
         rank=rank,
         called=len(calls),
-        recorded=len(outside),
-        missing=dict(called - found),
-        from_graphs=from_graphs,
-        timing=Counter(Timing(one.timing).name.lower() for one in outside),
+        recorded=sum(len(pairs.operations) for pairs in of_function.values()),
+        missing={name: pairs.missing for name, pairs in of_function.items() if pairs.missing},
+        from_graphs=sum(pairs.from_graphs for pairs in of_function.values()),
+        timing=Counter(
+            Timing(one.timing).name.lower() for pairs in of_function.values() for one in pairs.operations
+        ),
         lost=recorded.lost,
         incomplete=recorded.incomplete,
         dropped=recorded.dropped,
-        error_ratio={function: _error(function, calls, outside) for function in called},
+        error_ratio={name: pairs.error_ratio() for name, pairs in of_function.items()},
     )
 
 
-def _error(
-    function: str, calls: Sequence[Mapping[str, Any]], operations: Sequence[Operation]
-) -> float | None:
-    """Of the durations of one function; the n-th call is its n-th record."""
-    asked = [call for call in calls if call["function"] == function]
-    told = [one for one in operations if FUNCTIONS[one.function] == function]
-    errors = [
-        one.duration_ns / 1e9 / call["event_s"] - 1
-        for call, one in zip(asked, told, strict=False)
-        if call["event_s"] and call["bytes"] >= LARGE_BYTES and one.duration_ns is not None
-    ]
-    return statistics.median(errors) if errors else None
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pairs:
+    """The calls of one function, and what was recorded of it outside graphs, each in order."""
+
+    calls: Sequence[Mapping[str, Any]]
+    operations: Sequence[Operation]
+    from_graphs: int
+
+    @classmethod
+    def of(cls, calls: Sequence[Mapping[str, Any]], operations: Sequence[Operation]) -> _Pairs:
+        """Both come in the order of their phases: what graphs launched is before the last."""
+        ordered = sorted(operations, key=lambda one: one.start_monotonic_ns)
+        before = sum(1 for call in calls if call["phase"] != "again")
+        extra = max(0, len(ordered) - len(calls))
+        return cls(calls=calls, operations=ordered[:before] + ordered[before + extra :], from_graphs=extra)
+
+    @property
+    def missing(self) -> int:
+        """Calls without a record."""
+        return len(self.calls) - len(self.operations)
+
+    def error_ratio(self) -> float | None:
+        """Of the durations; the n-th call is its n-th record."""
+        if self.missing:
+            return None
+        errors = [
+            one.duration_ns / 1e9 / call["event_s"] - 1
+            for call, one in zip(self.calls, self.operations, strict=True)
+            if call["event_s"] and call["bytes"] >= LARGE_BYTES and one.duration_ns is not None
+        ]
+        return statistics.median(errors) if errors else None
 
 
 def release(number: int) -> str:
@@ -149,6 +170,8 @@ def run(library: Path, folder: Path, gpus: int, environment: Mapping[str, str]) 
         if rank not in recorded:
             message = f"rank {rank} recorded nothing: NCCL did not load the plugin."
             raise RuntimeError(message)
+        kept = [{"function": FUNCTIONS[one.function], **one._asdict()} for one in recorded[rank].operations]
+        (folder / f"operations-{rank}.json").write_text(json.dumps(kept))
         written = json.loads((folder / f"rank-{rank}.json").read_text())
         verdicts.append(judge(written, rank, recorded[rank]))
     return verdicts
