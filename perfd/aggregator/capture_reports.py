@@ -1,7 +1,7 @@
 """Reports of captures that end, where this machine can read their traces: made one at a time, by processes.
 
 A trace can take gigabytes of memory and minutes: it is read by a process that gives way to all others, that
-the kernel ends first when memory is short, and that may be killed.
+the kernel ends first when memory is short, that may be killed, and that ends with this one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path, PurePath
 
 import msgspec
 
+from perfd.aggregator import leash
 from perfd.aggregator.trace_document import TraceDocument
 from perfd.capture.events import Capture, CaptureReport
 from perfd.capture.reading import reading
@@ -38,8 +39,7 @@ _GONE_S = 1.0
 _MOST_BYTES = 64 << 20
 """Of what an analysis says: it is read into the aggregator's memory."""
 _PERFD = (sys.executable, "-P", "-m", "perfd")
-_LEAST_URGENT = 19
-_FIRST_TO_GO = "1000"
+_LEASH = (sys.executable, "-I", "-S", leash.__file__)
 
 Made = Callable[[str, CaptureReport], None]
 """Takes the report of a capture; called from a thread of its own."""
@@ -108,7 +108,8 @@ class CaptureReports:
             # They name kernels and shapes of the model: as private as the traces.
             with _private(document) as output, _private(page), _scratch() as scratch:
                 verb = ["analyze", "--json", "--report", str(page), *map(str, traces)]
-                self._run(["env", f"TMPDIR={scratch}", *self._perfd, *verb], output)
+                paths = (scratch, str(document), str(page))
+                self._run([*_LEASH, *paths, "--", "env", f"TMPDIR={scratch}", *self._perfd, *verb], output)
             if document.stat().st_size > _MOST_BYTES:
                 raise CaptureError(f"What the traces say has more than {_MOST_BYTES >> 20} MiB.")
             said = msgspec.json.decode(document.read_bytes(), type=TraceDocument)
@@ -127,18 +128,23 @@ class CaptureReports:
 
     def _run(self, command: Sequence[str], output: int) -> None:
         """Run a verb of perfd; raises `CaptureError` with its complaint."""
-        with self._lock:
-            if self._stopped:
-                raise CaptureError("The aggregator was stopped.")
-            process = self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.PIPE,
-                # Ctrl-C in a terminal is for the aggregator, which ends it.
-                start_new_session=True,
-            )
-        _give_way(process.pid)
+        theirs, ours = os.pipe()
+        with os.fdopen(ours):
+            with os.fdopen(theirs) as leash_end, self._lock:
+                if self._stopped:
+                    raise CaptureError("The aggregator was stopped.")
+                process = self._process = subprocess.Popen(
+                    command,
+                    # It ends where this process does, as nobody else has the other end.
+                    stdin=leash_end,
+                    stdout=output,
+                    stderr=subprocess.PIPE,
+                    # Ctrl-C in a terminal is for the aggregator, which ends it.
+                    start_new_session=True,
+                )
+            self._wait(process)
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
         try:
             _, complaint = process.communicate(timeout=self._timeout_s)
         except subprocess.TimeoutExpired:
@@ -207,14 +213,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-
-
-def _give_way(pid: int) -> None:
-    """Let a process have what others leave of the processor, and be the first to go without memory."""
-    # It may have ended.
-    with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, pid, _LEAST_URGENT)
-        Path(f"/proc/{pid}/oom_score_adj").write_text(_FIRST_TO_GO, encoding="ascii")
 
 
 def _complaint(code: int, output: bytes) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
@@ -330,6 +332,77 @@ def test_an_analysis_that_is_ended_leaves_neither_programs_nor_what_it_unpacked(
     reports.stop()
     until(lambda: not runs(Path("/proc"), int(pid)))
     until(lambda: not Path(folder).exists())
+
+
+HANGING = """
+import os, subprocess, sys, tempfile, time
+from pathlib import Path
+
+if "analyze" in sys.orig_argv:
+    tempfile.mkdtemp(prefix="left-")
+    child = subprocess.Popen(["sleep", "3600"])
+    told = Path(os.environ["TOLD"])
+    part = told.with_suffix(".part")
+    part.write_text(f"{os.getpid()} {child.pid} {tempfile.gettempdir()}")
+    part.rename(told)
+    time.sleep(3600)
+"""
+"""Python runs it at its start, so that analyses hang with all that they have started."""
+
+
+def captured_over_http(aggregator: subprocess.Popen[str], file: CaptureFile) -> None:
+    """Let an agent do what an aggregator of its own process asks, which leaves this file."""
+    assert aggregator.stdout is not None
+    serving = next(json.loads(line) for line in aggregator.stdout if "The aggregator serves" in line)
+    request = urllib.request.Request(
+        f"http://{serving['http']}/api/v1/captures",
+        data=json.dumps({"job": "llm", "id": "c1"}).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+
+    def asked() -> bool:
+        try:
+            urllib.request.urlopen(request).close()
+        except urllib.error.HTTPError as error:
+            if "There is no job" not in error.read().decode():
+                raise
+            return False  # Its next round knows it.
+        return True
+
+    with FakeAgent(serving["agents"]) as agent:
+        agent.hello(tools=(CaptureTool.KINETO,))
+        agent.send(TrainingStep(job="llm", step=1, step_time_s=1.0), RankPlacement(job="llm", rank=0, gpu=0))
+        until(asked)
+        while not isinstance(agent.hear(), CaptureRequest):
+            pass
+        agent.say(
+            CaptureStatus(capture_id="c1", state=CaptureState.DONE, time_unix_ns=1, ranks=(0,), files=(file,))
+        )
+        agent.send(TrainingStep(job="llm", step=2, step_time_s=1.0))
+
+
+def test_an_aggregator_that_is_killed_takes_its_analysis_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hanging").mkdir()
+    (tmp_path / "hanging" / "sitecustomize.py").write_text(HANGING)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hanging"))
+    monkeypatch.setenv("TOLD", str(tmp_path / "told"))
+    (tmp_path / "aggregator.yaml").write_text(
+        "{listen: '127.0.0.1:0', http_listen: '127.0.0.1:0', capture_profiles: {default: {tool: kineto}}}"
+    )
+    words = ["aggregator", "--log-json", "--config", str(tmp_path / "aggregator.yaml")]
+    command = [sys.executable, "-m", "perfd", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        try:
+            captured_over_http(process, trace(tmp_path / "c1" / "rank0.trace.json"))
+            told = until(lambda: (tmp_path / "told").exists() and (tmp_path / "told").read_text())
+        finally:
+            process.kill()
+    *pids, folder = told.split()
+    until(lambda: not any(runs(Path("/proc"), int(pid)) for pid in pids))
+    until(lambda: not Path(folder).exists())
+    until(lambda: [path.name for path in (tmp_path / "c1").iterdir()] == ["rank0.trace.json"])
 
 
 def test_an_analysis_that_says_too_much_is_not_read(tmp_path: Path) -> None:
