@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -92,7 +92,12 @@ def _executor(
         facts=facts,
         clock=clock,
         send_status=inbox.put,
+        tell_removed=_tell_nobody,
     )
+
+
+def _tell_nobody(_capture_id: str, _paths: Sequence[Path], _reason: str) -> None:
+    """No aggregator has a part in these captures, so no history holds the files."""
 
 
 def _present(setup: Setup, found: list[RankPlacement]) -> Present:
