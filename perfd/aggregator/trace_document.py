@@ -44,6 +44,7 @@ class _Rank(msgspec.Struct):
     compute_s: float
     communication_s: float
     exposed_communication_s: float
+    overlap_ratio: float | None
     exposed_memory_s: float
     idle_s: float | None
     idle: _Idle | None
@@ -67,11 +68,10 @@ class TraceDocument(msgspec.Struct):
         return " ".join([f"{found.kind.replace('_', ' ').capitalize()}.", *found.evidence[:1]])
 
     def overlap_ratio(self) -> float | None:
-        """The share of communication that compute covers; None without communication."""
-        ranks = [rank for rank in self.ranks if rank.complete]
-        total_s = sum(rank.communication_s for rank in ranks)
-        exposed_s = sum(rank.exposed_communication_s for rank in ranks)
-        return 1 - exposed_s / total_s if total_s > 0 else None
+        """The share of communication that compute covers, the mean over ranks; None without communication."""
+        found = [rank.overlap_ratio for rank in self.ranks if rank.complete]
+        known = [ratio for ratio in found if ratio is not None]
+        return sum(known) / len(known) if known else None
 
     def shares(self) -> TraceShares | None:
         """Where the time went; None when no rank has all its records."""

@@ -99,7 +99,7 @@ def _judge_communication(facts: Facts) -> Finding | None:
         )
     if communication.overlap_ratio is not None:
         evidence.append(
-            f"Computation covered {percent(communication.overlap_ratio)} of communication, so about"
+            f"Computation and copies hid {percent(communication.overlap_ratio)} of communication, so about"
             f" {percent(communication.exposed_ratio or 0.0)} of a step is exposed"
             f" ({communication.exposed_source})."
         )

@@ -35,7 +35,7 @@ class Communication:
     else as the newest capture showed it."""
     exposed_source: str | None = None
     overlap_ratio: float | None = None
-    """Of communication, what computation covered in that capture; None where that is not needed."""
+    """Of communication, what was not exposed in that capture; None where that is not needed."""
     source: str | None = None
     seconds: float | None = None
     """Median seconds a step."""

@@ -140,7 +140,7 @@ class CaptureReport:
     """What limits the job, in a sentence or two; else why that is not known."""
     made_unix_s: float
     overlap_ratio: float | None = None
-    """The share of communication that compute covers, over all ranks; None without communication."""
+    """The share of communication that compute covers, the mean over ranks; None without communication."""
     shares: TraceShares | None = None
     """None when no rank has all its records."""
 

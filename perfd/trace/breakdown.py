@@ -31,7 +31,10 @@ class Breakdown:
     exposed_memory_s: float
     """Not covered by compute, as far as the records show."""
     overlap_ratio: float | None
-    """Share of communication that compute covers; None without communication."""
+    """Share of communication that compute covers; None without communication.
+
+    What memory operations alone cover is neither this nor exposed.
+    """
     idle_s: float | None
     """None when too many records are missing."""
     idle: Idle | None

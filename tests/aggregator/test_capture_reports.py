@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from exporters.support import until
 
 from perfd.aggregator.aggregator import Aggregator
 from perfd.aggregator.capture_reports import CaptureReports, readable_traces
+from perfd.aggregator.trace_document import TraceDocument
 from perfd.analysis.findings import Kind
 from perfd.capture.api import StartBody
 from perfd.capture.events import Capture, CaptureReport, Participant
@@ -36,7 +38,11 @@ from perfd.model import (
     TrainingStep,
 )
 from perfd.testing.agent import FakeAgent
-from perfd.testing.traces import COMPUTE, NCCL, Op, kineto, write_json
+from perfd.testing.traces import COMPUTE, COPY, NCCL, Op, kineto, write_json
+from perfd.trace.analysis import analyse
+from perfd.trace.document import to_json
+from perfd.trace.files import read_traces
+from perfd.trace.findings import diagnose
 
 
 def running(tmp_path: Path, **changes: Any) -> Aggregator:
@@ -220,6 +226,22 @@ def test_what_a_trace_shows_to_be_hidden_is_taken_off_the_communication_that_ncc
     assert summary.communication.share_ratio == pytest.approx(0.4)
     assert summary.communication.exposed_ratio == pytest.approx(0.2)
     assert (summary.communication.exposed_source or "").startswith("capture c1, ")
+
+
+def test_the_overlap_of_a_capture_is_what_compute_covers_and_not_copies_as_of_each_trace(
+    tmp_path: Path,
+) -> None:
+    half_covered = [
+        Op(COMPUTE, 0, 60e3),
+        Op(NCCL, 40e3, 80e3, stream=9),
+        Op(COPY, 60e3, 70e3, stream=8),
+    ]
+    path = tmp_path / "rank0.trace.json"
+    write_json(path, kineto(half_covered, steps={1: (0, 1e5)}))
+    analysis = analyse(read_traces([path]))
+    said = msgspec.convert(to_json(analysis, diagnose(analysis)), TraceDocument)
+    (rank,) = analysis.ranks
+    assert said.overlap_ratio() == rank.whole.overlap_ratio == pytest.approx(0.5)
 
 
 def in_nccl(second: int, busy_s: float) -> SampleTable:

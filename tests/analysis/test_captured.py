@@ -197,7 +197,7 @@ def test_what_a_capture_showed_to_be_hidden_costs_nothing():
     found = finding(some, Kind.COMMUNICATION)
     assert found.lost_ratio == pytest.approx(0.18)
     said = (
-        "Computation covered 40.0 % of communication, so about 18.0 % of a step is exposed"
+        "Computation and copies hid 40.0 % of communication, so about 18.0 % of a step is exposed"
         " (capture c1, 4 min ago)."
     )
     assert said in found.evidence

@@ -192,6 +192,20 @@ def test_without_host_calls_idle_time_has_no_reason():
     assert found.idle is None
 
 
+def test_what_copies_alone_hide_of_communication_is_neither_overlap_nor_exposed():
+    operations = [
+        Op(COMPUTE, 0, 20),
+        Op(NCCL, 10, 110, stream=9),
+        Op(COPY, 15, 50, stream=8),
+    ]
+    found = _timeline(kineto(operations)).whole()
+
+    assert found.overlap_ratio == pytest.approx(0.1)
+    assert found.exposed_communication_s == pytest.approx(60e-6)
+    assert found.exposed_memory_s == pytest.approx(30e-6)
+    assert found.idle_s == 0
+
+
 def test_communication_without_any_has_no_overlap():
     assert _timeline(kineto([Op(COMPUTE, 0, 10)])).whole().overlap_ratio is None
 
