@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import msgspec
 
 from perfd.collector import Bookmark, Collector, CollectorSpec, OnUnavailable, Settings
-from perfd.config import CollectorConfig
+from perfd.config import CollectorConfig, unknown_keys
 from perfd.errors import ConfigError, NothingHere, Unavailable, WireError
 from perfd.model import CollectorHealth, Record
 from perfd.wire import convert
@@ -209,7 +209,9 @@ def _options(spec: CollectorSpec, config: CollectorConfig) -> object:
     try:
         return msgspec.convert(config.options, spec.options)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"collectors.{spec.name}.options: {error}") from error
+        place = f"collectors.{spec.name}.options"
+        unknown = "\n".join(f"{place}: {sentence}" for sentence in unknown_keys(config.options, spec.options))
+        raise ConfigError(unknown or f"{place}: {error}") from error
 
 
 def _sendable(records: Sequence[Record]) -> tuple[list[Record], Exception | None]:

@@ -27,6 +27,7 @@ from perfd.config.exporters import (
     TensorBoardConfig,
     WandbConfig,
 )
+from perfd.config.keys import unknown_keys
 from perfd.config.reading import load, parse
 
 __all__ = [
@@ -53,4 +54,5 @@ __all__ = [
     "WebhookConfig",
     "load",
     "parse",
+    "unknown_keys",
 ]

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
+from perfd.config.keys import unknown_keys
 from perfd.errors import ConfigError
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -17,7 +18,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 def parse(text: str, kind: type[T], *, name: str = "configuration") -> T:
     """Read YAML of one configuration type.
 
-    Raises `ConfigError` with `name`, and the path of the key or the line that is wrong.
+    Raises `ConfigError` with `name`, and every unknown key, or the first value or line that is wrong.
     """
     return _convert(_mapping(text, name), kind, name)
 
@@ -77,4 +78,5 @@ def _convert(data: Mapping[str, Any], kind: type[T], name: str) -> T:
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{name}: {error}") from error
+        unknown = "\n".join(f"{name}: {sentence}" for sentence in unknown_keys(data, kind))
+        raise ConfigError(unknown or f"{name}: {error}") from error

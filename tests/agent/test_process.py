@@ -103,7 +103,8 @@ def test_an_unknown_key_is_named_with_its_path(tmp_path: Path) -> None:
     config.write_text("uplink: {adress: 127.0.0.1:1}\n")
     code, output, errors = process.run(tmp_path, "--config", str(config))
     assert (code, output) == (2, "")
-    assert errors == f"perfd agent: {config}: Object contains unknown field `adress` - at `$.uplink`\n"
+    sentence = "`adress` is not a key of `uplink`; did you mean `address`?"
+    assert errors == f"perfd agent: {config}: {sentence}\n"
 
 
 def test_a_second_agent_on_a_node_is_told_of_the_first(

@@ -26,7 +26,8 @@ from perfd.session.slurm.jobs import (
     running,
 )
 from perfd.session.slurm.members import ranks_here
-from perfd.session.slurm.messages import Assembly, Present, Rank, Told, lines_of
+from perfd.session.slurm.messages import Assembly, FromNode, Present, Rank, Setup, Told, encode, lines_of
+from perfd.session.slurm.node import serve
 from perfd.testing.proc import FakeNode
 
 # Printed by SLURM 22.05.8.
@@ -239,6 +240,19 @@ def test_ranks_that_the_job_does_not_have_are_refused_and_the_others_captured(tm
         ("n1", 0): (CaptureState.DONE, ""),
         ("", 7): (CaptureState.REFUSED, "Job 17 has no rank 7, or its node is not known."),
     }
+
+
+def test_a_helper_without_the_jobs_ranks_says_so_and_ends_with_its_orders(tmp_path: Path):
+    setup = Setup(
+        job="llama", job_id="17", step=1, directory=str(tmp_path / "files"), capture=AgentCaptureConfig()
+    )
+    proc = FakeNode(tmp_path).proc
+    told: list[FromNode] = []
+    serve([encode(setup)], told.append, node="n1", search_path="", clock=SystemClock(), proc=proc)
+    [present] = told
+    assert isinstance(present, Present)
+    assert present.ranks == []
+    assert "step 17.1" in present.reason
 
 
 def test_a_node_without_ranks_refuses_with_its_reason(tmp_path: Path):

@@ -1,0 +1,65 @@
+"""A key that does not exist is named with where it stands and what it could have been."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfd.config import AgentConfig, AggregatorConfig, parse, unknown_keys
+from perfd.errors import ConfigError
+
+
+def refusal(text: str, kind: type = AgentConfig) -> str:
+    with pytest.raises(ConfigError) as refused:
+        parse(text, kind, name="x.yaml")
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("nodes: a", "`nodes` is not a key; did you mean `node`?"),
+        ("uplink: {tls: {pem: x}}", "`pem` is not a key of `uplink.tls`; the keys are certificate, key, ca."),
+        (
+            "collectors: {nvml: {enabeld: true}}",
+            "`enabeld` is not a key of `collectors.nvml`; did you mean `enabled`?",
+        ),
+        (
+            "capture: {vllm: [{adress: a:1}]}",
+            "`adress` is not a key of `capture.vllm.0`; did you mean `address`?",
+        ),
+    ],
+)
+def test_a_key_that_does_not_exist_is_named_with_its_place(text: str, sentence: str) -> None:
+    assert refusal(text) == f"x.yaml: {sentence}"
+
+
+def test_all_keys_that_do_not_exist_are_named_at_once() -> None:
+    assert len(refusal("{a: 1, uplink: {b: 2}, capture: {kineto: {c: 3}}}").splitlines()) == 3
+
+
+def test_a_value_of_a_wrong_type_keeps_its_path() -> None:
+    assert refusal("history: {retention_days: soon}", AggregatorConfig).endswith(
+        "at `$.history.retention_days`"
+    )
+
+
+KEYS = st.sampled_from(["uplink", "tls", "ca", "capture", "sglang", "address", "collectors", "nvml", "x"])
+DOCUMENTS = st.recursive(
+    st.none() | st.integers() | st.text(max_size=3),
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(KEYS, below, max_size=4),
+)
+
+
+@given(st.dictionaries(KEYS, DOCUMENTS, max_size=5))
+def test_sentences_are_about_what_is_refused_and_only_that(document: dict[str, object]) -> None:
+    try:
+        msgspec.convert(document, AgentConfig)
+        refused = ""
+    except msgspec.ValidationError as error:
+        refused = str(error)
+    said = list(unknown_keys(document, AgentConfig))
+    assert said or "unknown field" not in refused
+    assert refused or not said
