@@ -1,0 +1,65 @@
+"""The records that collectors produce, the wire carries and the analysis reads.
+
+Every record is frozen. SI base units, the unit is the last word of a name
+(`_s`, `_ns`, `_bytes`, `_flops`, `_ratio` from 0 to 1). What is not known is
+`None`, never zero; inside the columns of a `SampleTable` it is NaN.
+"""
+
+from perfd.model.captures import (
+    CaptureCancel,
+    CaptureFile,
+    CaptureFilesRemoved,
+    CaptureRequest,
+    CaptureState,
+    CaptureStatus,
+    CaptureTool,
+    TraceShares,
+)
+from perfd.model.collectives import CollectiveProgress, CollectiveTimes, TimingSource
+from perfd.model.events import CollectorHealth, Event, EventKind
+from perfd.model.jobs import JobDescription, MlaShape, ModelShape, MoeShape, ParallelLayout, Recompute
+from perfd.model.messages import Ack, AgentMessage, AggregatorMessage, Batch, Hello, Record, Welcome
+from perfd.model.placement import GpuInfo, RankPlacement, ServerInfo, ServerRole
+from perfd.model.samples import SampleTable, Scope
+from perfd.model.steps import LogProgress, MemoryReport, PhaseTime, StepPhases, TrainingStep
+
+__all__ = [
+    "Ack",
+    "AgentMessage",
+    "AggregatorMessage",
+    "Batch",
+    "CaptureCancel",
+    "CaptureFile",
+    "CaptureFilesRemoved",
+    "CaptureRequest",
+    "CaptureState",
+    "CaptureStatus",
+    "CaptureTool",
+    "CollectiveProgress",
+    "CollectiveTimes",
+    "CollectorHealth",
+    "Event",
+    "EventKind",
+    "GpuInfo",
+    "Hello",
+    "JobDescription",
+    "LogProgress",
+    "MemoryReport",
+    "MlaShape",
+    "ModelShape",
+    "MoeShape",
+    "ParallelLayout",
+    "PhaseTime",
+    "RankPlacement",
+    "Recompute",
+    "Record",
+    "SampleTable",
+    "Scope",
+    "ServerInfo",
+    "ServerRole",
+    "StepPhases",
+    "TimingSource",
+    "TraceShares",
+    "TrainingStep",
+    "Welcome",
+]
