@@ -15,7 +15,7 @@ from enum import StrEnum
 import numpy as np
 
 from perfd.analysis.expected import Expected
-from perfd.analysis.robust import median
+from perfd.analysis.robust import median, over_last
 from perfd.analysis.stacks import Stack
 from perfd.analysis.tables import Bools, Floats
 from perfd.analysis.waiting import MATCHED_OPERATIONS, bus_factor
@@ -76,7 +76,8 @@ def _of(stack: Stack, of_links: Expected) -> list[SlowGroup]:
     pace = np.where(large, stack.parts.transfer_s / np.where(large, stack.size_bytes, 1), np.nan)
     enough = np.isfinite(pace).sum(axis=1) >= _FEWEST_OPERATIONS
     pace_s_per_byte = np.where(enough, median(pace, axis=1), np.nan)
-    factor = bus_factor(stack.operation, stack.ranks.shape[1])
+    ranks = stack.ranks.shape[1]
+    factor = bus_factor(stack.operation, ranks)
     bus = factor / np.where(pace_s_per_byte > 0, pace_s_per_byte, np.nan)
     # Of a small message the pace says how long operations take, and nothing of links.
     bus[of_links.latency_bound(largest)] = np.nan
@@ -90,8 +91,9 @@ def _of(stack: Stack, of_links: Expected) -> list[SlowGroup]:
         (Reference.LINKS, np.where(bulk, of_links.bus_bytes_per_s, np.nan), 1 / _OF_LINKS),
     )
     transfer = stack.blames.transfer_s
-    in_kernels = transfer + stack.blames.waited_s.mean(axis=1)
-    moving = stack.kernel_ratio.mean(axis=1) * transfer / np.where(in_kernels > 0, in_kernels, np.nan)
+    in_kernels = transfer + over_last(np.add, stack.blames.waited_s) / ranks
+    in_kernels[in_kernels <= 0] = np.nan
+    moving = over_last(np.add, stack.kernel_ratio) / ranks * transfer / in_kernels
     return [
         slow
         for row in _suspects(references, bus)

@@ -13,6 +13,7 @@ import numpy as np
 
 from perfd.analysis.groups import PAIR_OPERATION
 from perfd.analysis.places import Places
+from perfd.analysis.robust import over_last
 from perfd.analysis.stacks import Stack
 from perfd.analysis.tables import Bools, Floats, Ints
 from perfd.analysis.waiting import bus_factor
@@ -54,10 +55,10 @@ class Expected:
 def expected_of(stack: Stack, where: Places) -> Expected:
     """What the communicators of a stack could reach."""
     nodes = where.node[stack.ranks]
-    first, last = nodes.min(axis=1), nodes.max(axis=1)
+    first, last = over_last(np.minimum, nodes), over_last(np.maximum, nodes)
     known = first >= 0
     crossing = known & (first != last)
-    inside = where.inside_bytes_per_s[stack.ranks].min(axis=1)
+    inside = over_last(np.minimum, where.inside_bytes_per_s[stack.ranks])
     bandwidth = np.where(known, inside, np.nan)
     spans, fewest, most = _spread(np.sort(nodes[crossing], axis=1))
     bandwidth[crossing] = _over_nodes(
@@ -65,7 +66,7 @@ def expected_of(stack: Stack, where: Places) -> Expected:
         stack.ranks.shape[1],
         (fewest, most),
         inside[crossing],
-        where.network_bytes_per_s[stack.ranks[crossing]].min(axis=1),
+        over_last(np.minimum, where.network_bytes_per_s[stack.ranks[crossing]]),
     )
     node_count = np.where(known, 1.0, np.nan)
     node_count[crossing] = spans

@@ -48,10 +48,10 @@ class Lateness:
         """The median over blocks of what the peers lose at least: a pause or two do not count."""
         return median(self.at_least, axis=1)
 
-    def error(self) -> Floats:
-        """The standard error of that median."""
+    def error(self, caused: Floats) -> Floats:
+        """The standard error of that median, `caused`."""
         blocks = np.maximum(np.isfinite(self.at_least).sum(axis=1), 1)
-        spread = median(np.abs(self.at_least - self.caused()[:, None]), axis=1)
+        spread = median(np.abs(self.at_least - caused[:, None]), axis=1)
         return np.asarray(MEDIAN_ERROR * MAD_TO_SIGMA * spread / np.sqrt(blocks))
 
     def persistence(self, least: float) -> Floats:
@@ -69,34 +69,39 @@ def lateness(
     step_s: float | None,
     newest_s: float = RECENT_S,
     each: int | None = None,
+    told: int | None = None,
 ) -> Lateness:
     """Of the newest operations of all communicators that are `judged`, a flag each.
 
     These are groups of peers, and pairs that send and receive, whose waiting counts but is nobody's fault.
     Over several communicators of a rank, what is needed at once adds up; of the rest the one that shows most
-    counts, because the same lag is seen in all of them. With `each` every one of so many steps is a block.
+    counts, because the same lag is seen in all of them. With `each` every one of so many steps is a block;
+    with `told` only the newest so many blocks are told of.
     """
     parts = [
         part
         for stack, flags in zip(stacks, judged, strict=True)
-        for part in _parts(stack, flags, step_s, newest_s, each)
+        for part in _parts(stack, flags, step_s=step_s, newest_s=newest_s, each=each, told=told)
     ]
-    blocks = max((part.values.shape[1] for part in parts), default=0)
+    # Of pairs more blocks may be known, in which nobody can be late.
+    blocks = max((part.values.shape[1] for part in parts if not part.of_pairs), default=0)
     at_once = np.zeros((4, blocks, world))
     beside = np.full((4, blocks, world), np.nan)
     known: Bools = np.zeros((blocks, world), dtype=np.bool_)
     for part in parts:
-        newest = slice(blocks - part.values.shape[1], None)
-        if len(part.values) == 1:
-            _add_by_rank(at_once[3:, newest], part)
+        if part.of_pairs:
+            shown = min(blocks, part.values.shape[1])
+            _add_by_rank(at_once[3:, blocks - shown :], part)
             continue
+        newest = slice(blocks - part.values.shape[1], None)
         known[newest] |= _any_by_rank(part.ranks, np.isfinite(part.values[0]), world)
         if part.needed_at_once:
             _add_by_rank(at_once[:, newest], part)
         else:
             _raise_by_rank(beside[:, newest], part)
     total = np.add(at_once, beside, out=at_once, where=~np.isnan(beside))
-    total[:, ~known] = np.nan
+    if not known.all():
+        total[:, ~known] = np.nan
     return Lateness(*total.transpose(0, 2, 1))
 
 
@@ -110,15 +115,33 @@ class _Part:
     """(4, blocks, c, g): the columns of `Lateness`; of pairs the last one only."""
     needed_at_once: bool
 
+    @property
+    def of_pairs(self) -> bool:
+        """Whether their waiting is nobody's fault."""
+        return len(self.values) == 1
+
 
 def _add_by_rank(total: Floats, part: _Part) -> None:
-    """Add to (columns, blocks, world) what all communicators of a rank show."""
-    ranks = part.ranks.ravel()
-    whole = bool(np.isfinite(part.values).all())
+    """Add to (columns, blocks, world) what all communicators of a rank show in the newest blocks."""
+    ranks, newest = part.ranks.ravel(), part.values[:, part.values.shape[1] - total.shape[1] :]
+    whole = bool(np.isfinite(newest).all())
+    place = _place_of_each(ranks, total.shape[-1])
     # One row after the other fits into the processor's cache.
-    for row in np.ndindex(part.values.shape[:2]):
-        values = part.values[row] if whole else np.nan_to_num(part.values[row])
-        total[row] += np.bincount(ranks, values.ravel(), len(total[row]))
+    for row in np.ndindex(newest.shape[:2]):
+        values = (newest[row] if whole else np.nan_to_num(newest[row])).ravel()
+        if place is None:
+            total[row] += np.bincount(ranks, values, len(total[row]))
+        else:
+            total[row] += values.take(place, mode="clip")
+
+
+def _place_of_each(ranks: Ints, world: int) -> Ints | None:
+    """Where each rank is, if all are there once, as in the groups of one dimension; else None."""
+    place = np.full(world, -1)
+    if len(ranks) != world:
+        return None
+    place[ranks] = np.arange(world)
+    return None if place.min() < 0 else place
 
 
 def _any_by_rank(ranks: Ints, seen: Bools, world: int) -> Bools:
@@ -131,23 +154,29 @@ def _any_by_rank(ranks: Ints, seen: Bools, world: int) -> Bools:
 def _raise_by_rank(highest: Floats, part: _Part) -> None:
     """Raise (columns, blocks, world) to the largest that any communicator of a rank shows."""
     ranks = part.ranks.ravel()
-    once = np.bincount(ranks).max() == 1
+    place = _place_of_each(ranks, highest.shape[-1])
     for row in np.ndindex(part.values.shape[:2]):
         values = part.values[row].ravel()
-        if once:
-            highest[row][ranks] = np.fmax(highest[row][ranks], values)
-        else:
+        if place is None:
             np.fmax.at(highest[row], ranks, values)
+        else:
+            np.fmax(highest[row], values.take(place, mode="clip"), out=highest[row])
 
 
 def _parts(
-    stack: Stack, judged: Bools, step_s: float | None, newest_s: float, each: int | None
+    stack: Stack,
+    judged: Bools,
+    *,
+    step_s: float | None,
+    newest_s: float,
+    each: int | None,
+    told: int | None,
 ) -> list[_Part]:
     at_once: Bools = np.ones(len(judged), dtype=np.bool_)
     if stack.operation in MATCHED_OPERATIONS:
         at_once = np.array([name in NEEDED_AT_ONCE for name in stack.names.tolist()])
     shapes = shapes_of(stack, judged, at_once, step_s=step_s, newest_s=newest_s, each=each)
-    return [_part(stack, shape, step_s) for shape in shapes]
+    return [_part(stack, shape if told is None else shape.newest(told), step_s) for shape in shapes]
 
 
 def _part(stack: Stack, shape: Shape, step_s: float | None) -> _Part:
@@ -184,12 +213,13 @@ def _by_step(last: Ints, wait: Floats, shape: Shape, step_s: float | None) -> Fl
         least *= _steps_per_s(shape, last.shape[2], step_s)
     by_step = np.empty((4, *total.shape))
     # Where all are late in turn, nobody is.
-    of_all = least.sum(axis=2, keepdims=True)
+    each = np.ones((ranks, 1))
+    of_all = least @ each
     np.subtract(of_all, least, out=by_step[0])
     by_step[0] /= max(1, ranks - 1)
     np.subtract(least, by_step[0], out=by_step[0])
     by_step[1] = total
-    by_step[2] = total.sum(axis=2, keepdims=True)
+    by_step[2] = total @ each
     by_step[3] = _waits(wait.reshape(*last.shape, ranks), shape, step_s)
     return by_step
 

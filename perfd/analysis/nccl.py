@@ -127,7 +127,9 @@ def _unseen(placed: Sequence[Stack], known: Roster) -> Floats:
     """Share of time in kernels of each of them of which NCCL's own stamps tell nothing."""
     unseen = np.zeros(len(known.ranks))
     for stack in placed:
-        np.add.at(unseen, stack.ranks, np.nan_to_num(stack.unseen_ratio))
+        if stack.unseen_ratio.any():
+            ratios = np.nan_to_num(stack.unseen_ratio).ravel()
+            unseen += np.bincount(stack.ranks.ravel(), ratios, len(unseen))
     return np.asarray(unseen[known.telling])
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from perfd.analysis.expected import Expected, expected_of
 from perfd.analysis.places import Places
-from perfd.analysis.robust import highest, known, median
+from perfd.analysis.robust import highest, known, median, over_last
 from perfd.analysis.stacks import Stack
 from perfd.analysis.tables import Bools, Floats
 from perfd.analysis.waiting import bus_bandwidth_bytes_per_s
@@ -82,10 +82,9 @@ def kinds_of(stacks: Sequence[Stack], measures: Sequence[Measures]) -> tuple[Ncc
     """One entry a dimension and operation."""
     found = []
     for stack, of_stack in zip(stacks, measures, strict=True):
-        names = stack.names.tolist()
         kernel_ratio = np.nan_to_num(of_stack.kernel_ratio)
-        for name in sorted(set(names), key=str):
-            members = np.array([one == name for one in names])
+        for name in sorted(set(stack.names.tolist()), key=str):
+            members = np.equal(stack.names, name).astype(np.bool_)
             taken = np.where(members, kernel_ratio, -1.0)
             # Of one dimension there may be a communicator for data and one for a few numbers.
             chosen = members & (taken >= _RARELY * taken.max())
@@ -121,7 +120,7 @@ class Measures:
 def measures_of(stack: Stack, where: Places) -> Measures:
     """What the communicators of a stack amount to."""
     result, ranks = stack.blames, stack.ranks.shape[1]
-    waited = result.waited_s.sum(axis=1)
+    waited = over_last(np.add, result.waited_s)
     total = result.transfer_s * ranks + waited
     large = np.where(stack.size_bytes >= _TINY_BYTES, stack.size_bytes, np.nan)
     sizes = median(large, axis=1)
@@ -138,7 +137,7 @@ def measures_of(stack: Stack, where: Places) -> Measures:
         transfer_s=median(stack.parts.transfer_s, axis=1),
         wait_ratio=waited / np.where(total > 0, total, np.nan),
         bus_bytes_per_s=median(bandwidth, axis=1),
-        kernel_ratio=stack.kernel_ratio.mean(axis=1),
+        kernel_ratio=over_last(np.add, stack.kernel_ratio) / ranks,
         size_bytes=sizes,
         expected=expected,
         latency_bound=expected.latency_bound(sizes),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from perfd.analysis.lateness import LONG_S, Lateness, lateness
-from perfd.analysis.onset import MOST_STEPS, onset
+from perfd.analysis.onset import MOST_STEPS, NEWEST_STEPS, onset, possible
 from perfd.analysis.pairs import knows_receivers
-from perfd.analysis.robust import highest, mean, median
+from perfd.analysis.robust import highest, mean, median, over_last
 from perfd.analysis.stacks import Stack
 from perfd.analysis.tables import Bools, Floats, Ints
 from perfd.analysis.waiting import MATCHED_OPERATIONS
@@ -126,24 +127,24 @@ class Tally:
         """Add all communicators of a stack."""
         result = stack.blames
         in_table_s = result.transfer_s[:, None] + result.waited_s
-        useful = (result.operations > 0) & in_table_s.any(axis=1)
-        useful &= np.isfinite(stack.kernel_ratio).all(axis=1)
+        in_all_s, share = over_last(np.add, in_table_s), over_last(np.add, stack.kernel_ratio)
+        useful = (result.operations > 0) & (in_all_s > 0) & np.isfinite(share)
         # The operations in the table stand for all of their kind: what they are of the time, by what they
         # are in the table. It is the same for all ranks but for what was lost on the way.
         scale = np.zeros(len(useful))
-        scale[useful] = stack.kernel_ratio[useful].mean(axis=1) / in_table_s[useful].mean(axis=1)
+        np.divide(share, in_all_s, out=scale, where=useful)
         counts = np.where(useful, result.operations, 0)
+        stages = self._stages[stack.ranks]
+        first, last = over_last(np.minimum, stages), over_last(np.maximum, stages)
         waits = scale[:, None] * result.waited_s
         self.wait += self._by_rank(stack.ranks, waits)
         if stack.operation not in MATCHED_OPERATIONS and knows_receivers(stack.collectives):
-            stages = self._stages[stack.ranks]
-            between = (stages[:, :1] != stages[:, 1:]) & (stages >= 0).all(axis=1, keepdims=True)
-            self.pipeline_wait += self._by_rank(stack.ranks, np.where(between, waits, 0.0))
+            between = (first >= 0) & (first != last)
+            self.pipeline_wait += self._by_rank(stack.ranks, np.where(between[:, None], waits, 0.0))
         self.kernels += self._by_rank(stack.ranks, np.where(useful[:, None], stack.kernel_ratio, 0.0))
         self.operations += self._by_rank(stack.ranks, counts[:, None])
         if stack.operation in MATCHED_OPERATIONS:
-            stages = self._stages[stack.ranks]
-            useful &= (stages == stages[:, :1]).all(axis=1) & (stages[:, 0] >= 0)
+            useful &= (first >= 0) & (first == last)
             self.peer_operations += self._by_rank(stack.ranks, np.where(useful, counts, 0)[:, None])
         self._judged.append((stack, useful))
 
@@ -173,13 +174,17 @@ class Tally:
     def _onset(self, step_s: float | None) -> Lateness | None:
         if step_s is None:
             return None
+        stacks, flags = [stack for stack, _ in self._judged], [judged for _, judged in self._judged]
+        look = partial(lateness, stacks, flags, self._world, step_s=step_s, each=MOST_STEPS)
+        return onset(look(), self._peers()) if possible(look(told=NEWEST_STEPS)) else None
+
+    def _peers(self) -> Ints:
+        """How many ranks the smallest group of each has."""
         peers = np.full(self._world, self._world)
         for stack, judged in self._judged:
             if stack.operation in MATCHED_OPERATIONS and stack.ranks.shape[1] > 1:
                 np.minimum.at(peers, stack.ranks[judged], stack.ranks.shape[1])
-        stacks, flags = [stack for stack, _ in self._judged], [judged for _, judged in self._judged]
-        by_step = lateness(stacks, flags, self._world, step_s=step_s, each=MOST_STEPS)
-        return onset(by_step, peers)
+        return peers
 
     def _slowdown(self, ranks: Ints, lost: Floats, known: Bools) -> Floats:
         slowdown = np.full(len(ranks), np.nan)
@@ -213,11 +218,11 @@ class _Late:
 
     @classmethod
     def of(cls, late: Lateness) -> _Late:
-        among = np.nansum(late.among, axis=1)
+        among, caused = np.nansum(late.among, axis=1), late.caused()
         return cls(
-            caused=np.maximum(late.caused(), 0.0),
+            caused=np.maximum(caused, 0.0),
             at_most=median(late.at_most, axis=1),
-            error=late.error(),
+            error=late.error(caused),
             last=np.nansum(late.at_most, axis=1) / np.where(among > 0, among, np.nan),
             persistence=late.persistence(LEAST_CAUSED / 2),
             lost=mean(late.waits, axis=1),

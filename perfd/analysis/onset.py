@@ -14,11 +14,20 @@ MOST_STEPS = 40
 """That are looked at, the earlier ones included."""
 _FEWEST, _MOST = 4, 10
 """Steps since the onset; from then on blocks of recent steps tell it."""
+NEWEST_STEPS = 2 * _FEWEST
+"""Of the last ones nobody may have told yet."""
 _LEAST = 0.05
 """Of the time, lost in each of them: by less one is late by turns, as GPUs warm up and cool."""
 _CHANCE = 1e-6
 """Of each number of newest steps at one look, if nothing has changed. Seven numbers are tried, so that is one
 false alarm in 140,000 steps at most, before `_LEAST` is asked for, too."""
+
+
+def possible(newest: Lateness) -> bool:
+    """Whether `onset` may find one in steps of which these are the newest `NEWEST_STEPS`."""
+    lost = newest.at_least[:, np.isfinite(newest.at_least).any(axis=0)]
+    enough = lost.shape[1] >= _FEWEST
+    return not enough or bool((lost[:, -_FEWEST:] >= _LEAST).all(axis=1).any())
 
 
 def onset(by_step: Lateness, peers: Ints) -> Lateness | None:

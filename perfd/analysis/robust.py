@@ -86,6 +86,11 @@ def mean(values: NDArray[Any], axis: int = -1) -> NDArray[Any]:
     return np.asarray(np.where(known > 0, total / np.maximum(known, 1), np.nan))
 
 
+def over_last(reduction: np.ufunc, values: NDArray[Any]) -> NDArray[Any]:
+    """`reduction.reduce` over the last axis, which may be short: there numpy spends its time between rows."""
+    return np.asarray(reduction.reduce(np.ascontiguousarray(np.moveaxis(values, -1, 0))))
+
+
 def highest(values: Floats, count: int) -> Ints:
     """Places of the largest values, the largest first and the earlier one of equals; none is absent."""
     if count < len(values):

@@ -35,8 +35,8 @@ class Roster:
 
     def placed(self, stack: Stack) -> Stack:
         """The same communicators with the place of each rank instead of its number."""
-        if len(self.ranks) == 1 + self.ranks[-1]:
-            # Numbered from 0 without gaps, as nearly always.
+        if _without_gaps(self.ranks):
+            # As nearly always.
             return stack
         places = np.searchsorted(self.ranks, stack.ranks)
         return replace(stack, collectives=replace(stack.collectives, ranks=places))
@@ -61,11 +61,15 @@ def roster(times: NcclTimeTable, stacks: Sequence[Stack], parallel: ParallelLayo
 
 def _ranks(times: NcclTimeTable, stacks: Sequence[Stack]) -> Ints:
     """All that are told of, in order."""
-    ranks = np.unique(times.rank)
+    ranks = np.sort(times.rank)
     highest = max((int(stack.ranks.max()) for stack in stacks), default=-1)
-    if len(ranks) and highest <= ranks[-1] == len(ranks) - 1:
+    if highest < len(ranks) and _without_gaps(ranks):
         return ranks
     return np.unique(np.concatenate([ranks, *(stack.ranks.ravel() for stack in stacks)]))
+
+
+def _without_gaps(ranks: Ints) -> bool:
+    return bool((ranks == np.arange(len(ranks))).all())
 
 
 def _missing(telling: Ints, parallel: ParallelLayout) -> Ints:
@@ -96,6 +100,8 @@ def _in_doubt(ranks: Ints, stages: Ints, silent: Bools, parallel: ParallelLayout
 
     A whole pipeline is late with one of its ranks.
     """
+    if not silent.any():
+        return silent
     doubtful = np.isin(stages, stages[silent])
     if stages.max(initial=0) > 0:
         replica_ranks = (parallel.tp or 1) * (parallel.cp or 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -41,6 +41,11 @@ class Shape:
     """That are judged, the newest: a multiple of the blocks."""
     blocks: int
     needed_at_once: bool
+
+    def newest(self, blocks: int) -> Shape:
+        """The same without the blocks before the newest so many."""
+        kept = min(blocks, self.blocks)
+        return replace(self, steps=self.steps // self.blocks * kept, blocks=kept)
 
 
 def fewest_blocks(ranks: int) -> int:
