@@ -27,7 +27,7 @@ PATH = Path(__file__).parent.parent / "docs" / "metrics.md"
 _HEAD = """\
 # Metrics
 
-<!-- Made by `make docs` from perfd/catalogue.py and the collectors; do not edit. -->
+<!-- Made by `make docs` from perfd/catalogue/ and the collectors; do not edit. -->
 
 Every metric that perfd exports. What is not known is absent, never 0. Units are base units, ratios
 go from 0 to 1, and names follow Prometheus' conventions: the unit is the last word, and counters end in
