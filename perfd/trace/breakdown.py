@@ -80,6 +80,17 @@ class RankTimeline:
         """Whether the records of this GPU are there, as far as the trace can tell."""
         return self.losses is None or self.losses.ratio <= MAX_LOST_RATIO
 
+    @property
+    def late_ratio(self) -> float:
+        """The share of the GPU's work that came after the host had marked the end of its last step."""
+        if not self.trace.steps:
+            return 0.0
+        operations = self.trace.operations
+        first, last = int(operations.start_ns[0]), int(operations.end_ns.max())
+        marked = max(step.end_ns for step in self.trace.steps)
+        busy_ns = self.busy.covered_ns(first, last)
+        return self.busy.covered_ns(max(first, marked), last) / busy_ns if busy_ns else 0.0
+
     def whole(self) -> Breakdown:
         """Where the time of the whole window went."""
         return self.breakdown(self.window.start_ns, self.window.end_ns)

@@ -14,6 +14,7 @@ from perfd.trace.kernels import KernelRow, busy_by_class
 from perfd.trace.verdict import TraceFinding
 
 SCHEMA = "perfd.trace/1"
+_LATE_RATIO = 0.05
 
 
 def to_json(analysis: TraceAnalysis, diagnosis: Diagnosis) -> dict[str, Any]:
@@ -86,6 +87,11 @@ def notes(rank: RankAnalysis) -> list[str]:
     dropped = timeline.window.dropped_steps
     if dropped:
         found.append(f"Steps {_listed(dropped)} are cut by the capture and left out.")
+    if timeline.window.source == "steps" and timeline.late_ratio > _LATE_RATIO:
+        found.append(
+            f"{timeline.late_ratio:.0%} of the GPU's work came after the host had ended its last step and is"
+            " left out: the host runs ahead. Let it wait for the GPU at the end of each step to see all of it."
+        )
     if timeline.losses and timeline.losses.lost:
         state = "its idle time is not known" if not timeline.complete else "few enough to ignore"
         lost, launches = timeline.losses.lost, timeline.losses.launches

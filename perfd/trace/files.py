@@ -35,16 +35,22 @@ def with_folders_opened(paths: Iterable[Path]) -> list[Path]:
 
 
 def _traces_in(folder: Path) -> list[Path]:
+    # JAX's profiler, told of a folder, has one in it for each of its runs, called after the time.
+    runs = sorted(path for path in folder.glob("plugins/profile/*") if path.is_dir())
+    folder = runs[-1] if runs else folder
     try:
         files = sorted(folder.iterdir())
     except OSError as error:
         raise TraceError(f"{folder}: cannot be read: {error.strerror or error}.") from error
     # An .nsys-rep holds the same ranks as the .sqlite that was exported from it.
-    exported = {file.with_suffix(".nsys-rep") for file in files if file.suffix == ".sqlite"}
+    known = {file.with_suffix(".nsys-rep") for file in files if file.suffix == ".sqlite"}
+    # As does JAX's trace for Perfetto, of those beside it.
+    if any(file.name.endswith(".trace.json.gz") for file in files):
+        known.add(folder / "perfetto_trace.json.gz")
     traces = [
         file
         for file in files
-        if file.name.endswith(_SUFFIXES) and not file.name.endswith(_NO_TRACES) and file not in exported
+        if file.name.endswith(_SUFFIXES) and not file.name.endswith(_NO_TRACES) and file not in known
     ]
     if not traces:
         raise TraceError(f"{folder}: this folder holds no trace: no file ends in {', '.join(_SUFFIXES)}.")

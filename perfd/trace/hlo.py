@@ -18,7 +18,7 @@ _CLASSES = tuple(
         ("matmul", r"dot|gemm|matmul|cublas|cutlass|nvjet|einsum"),
         ("convolution", r"convolution|cudnn.*conv"),
         ("attention", r"fmha|flash|attention"),
-        ("copy", r"^copy|memcpy|memset|dynamic-(?:update-)?slice|transpose"),
+        ("copy", r"^(?:copy|concatenate|slice)|memcpy|memset|dynamic-(?:update-)?slice|transpose"),
         ("reduction", r"reduce|argmax|sort|cumsum"),
         (
             "elementwise",
@@ -39,7 +39,8 @@ def hlo_class(*names: str | None) -> str:
     for name in names:
         if not name:
             continue
-        plain = name.lstrip("%").replace("_", "-")
+        # A fusion of one operation is called after it.
+        plain = name.lstrip("%").replace("_", "-").removeprefix("wrapped-")
         for label, pattern in _CLASSES:
             if pattern.search(plain):
                 return label

@@ -174,6 +174,26 @@ def test_the_size_that_a_header_claims_reserves_nothing(tmp_path):
         read_traces([database])
 
 
+def test_the_folder_that_jax_was_told_means_its_newest_run_and_each_rank_once(tmp_path):
+    for run in ("2026_11_20_23_59_59", "2026_11_21_12_43_19"):
+        folder = tmp_path / "plugins" / "profile" / run
+        folder.mkdir(parents=True)
+        for name in (
+            "host1.trace.json.gz",
+            "host2.trace.json.gz",
+            "perfetto_trace.json.gz",
+            "host1.xplane.pb",
+        ):
+            (folder / name).touch()
+
+    found = ["host1.trace.json.gz", "host2.trace.json.gz"]
+    assert with_folders_opened([tmp_path]) == [folder / name for name in found]
+    assert with_folders_opened([folder]) == [folder / name for name in found]
+    for name in found:
+        (folder / name).unlink()
+    assert with_folders_opened([folder]) == [folder / "perfetto_trace.json.gz"]
+
+
 def test_a_folder_names_a_report_of_nsys_and_its_export_once(tmp_path):
     for name in ("both.nsys-rep", "both.sqlite", "alone.nsys-rep"):
         (tmp_path / name).touch()

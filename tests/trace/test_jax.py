@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 
 from perfd.errors import TraceError
 from perfd.testing.traces import write_json
 from perfd.trace import kineto
+from perfd.trace.analysis import analyse
+from perfd.trace.document import to_json
 from perfd.trace.files import read_traces
+from perfd.trace.findings import diagnose
 from perfd.trace.hlo import hlo_class
 from perfd.trace.kinds import Kind
+
+RECORDED = Path(__file__).parent.parent / "fixtures/traces/jax-0.11-2xh200.trace.json.gz"
+CLASSES = {
+    "nvjet_sm90_tst_128x128_64x6_2x1_v_bz_NNT": "matmul",
+    "gemm_fusion_dot_8": "matmul",
+    "gemm_fusion_dot_11": "matmul",
+    "gemm_fusion_dot_13": "matmul",
+    "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "communication",
+    "all_reduce_4_0_fusion_1": "communication",  # XLA's own, of the loss: one block that waits for its peers.
+    "loop_add_fusion": "elementwise",
+    "loop_convert_fusion": "elementwise",
+    "loop_convert_multiply_fusion_2": "elementwise",
+    "loop_multiply_fusion": "elementwise",
+    "loop_subtract_fusion": "elementwise",
+    "loop_subtract_fusion_3": "elementwise",
+    "input_add_reduce_fusion": "reduction",
+    "input_reduce_fusion": "reduction",
+    "wrapped_concatenate": "copy",
+    "memcpy128": "copy",
+    "MemcpyD2D": "copy",
+    "Memset 0": "copy",
+}
+"""By the names of all that ran in it."""
 
 
 def _named(what, process, name, thread=None):
@@ -111,6 +142,57 @@ def test_a_trace_of_the_host_alone_has_no_gpu_operation(tmp_path):
         kineto.read(write_json(tmp_path / "t.json", _trace()))
 
 
+def swept(operations, start, end):
+    """Seconds of a window in which each set of kinds ran, by a sweep over every begin and end."""
+    changes = {start, end}
+    for begin, finish, _ in operations:
+        changes |= {min(max(begin, start), end), min(max(finish, start), end)}
+    seconds = {}
+    for begin, finish in pairwise(sorted(changes)):
+        running = frozenset(kind for s, e, kind in operations if s <= begin and e >= finish)
+        seconds[running] = seconds.get(running, 0.0) + (finish - begin) / 1e6
+    return seconds
+
+
+def test_what_is_said_of_a_real_trace_is_what_a_sweep_over_its_events_gives():
+    events = json.loads(gzip.decompress(RECORDED.read_bytes()))["traceEvents"]
+    steps = [event for event in events if "step_num" in event.get("args", {})]
+    start, end = min(e["ts"] for e in steps), max(e["ts"] + e["dur"] for e in steps)
+    analysis = analyse(read_traces([RECORDED]))
+    document = to_json(analysis, diagnose(analysis))
+    assert [(rank["rank"], len(rank["steps"])) for rank in document["ranks"]] == [(0, 5), (1, 5)]
+    for rank, process in zip(document["ranks"], (1, 2), strict=True):
+        ran = [e for e in events if e.get("ph") == "X" and e["pid"] == process]
+        seconds = swept(
+            [(e["ts"], e["ts"] + e["dur"], CLASSES[e["name"]]) for e in ran],
+            start,
+            end,
+        )
+
+        def all_with(label, seconds=seconds):
+            return sum(time_s for running, time_s in seconds.items() if label in running)
+
+        compute = sum(t for running, t in seconds.items() if running - {"copy", "communication"})
+        expected = {
+            "span_s": (end - start) / 1e6,
+            "compute_s": compute,
+            "communication_s": all_with("communication"),
+            "memory_s": all_with("copy"),
+            "exposed_communication_s": seconds[frozenset({"communication"})],
+            "idle_s": seconds[frozenset()],
+        }
+        near = 1e-6 * expected["span_s"]
+        assert {key: rank[key] for key in expected} == pytest.approx(expected, abs=near)
+        assert {row["name"]: row["class"] for row in rank["kernels"]}.items() <= CLASSES.items()
+        assert any("came after the host had ended its last step" in note for note in rank["notes"])
+
+
+def test_each_operation_of_a_real_trace_has_its_class():
+    for trace in read_traces([RECORDED]):
+        used = set(trace.operations.name.tolist())
+        assert {trace.names[at]: trace.classes[at] for at in used} == CLASSES
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -125,6 +207,10 @@ def test_a_trace_of_the_host_alone_has_no_gpu_operation(tmp_path):
         ("reduce.19", "reduction"),
         ("loop_multiply_fusion.3", "elementwise"),
         ("copy-start.1", "copy"),
+        ("wrapped_copy.2", "copy"),
+        ("wrapped_slice.2", "copy"),
+        ("wrapped_concatenate", "copy"),
+        ("wrapped_add.1", "elementwise"),
         ("infeed.2", "infeed"),
         ("outfeed.2", "infeed"),
         ("rng-bit-generator.1", "other"),
