@@ -90,7 +90,7 @@ def notes(rank: RankAnalysis) -> list[str]:
     if timeline.window.source == "steps" and timeline.late_ratio > _LATE_RATIO:
         found.append(
             f"{timeline.late_ratio:.0%} of the GPU's work came after the host had ended its last step and is"
-            " left out: the host runs ahead. Let it wait for the GPU at the end of each step to see all of it."
+            " left out: the host runs ahead. Let it wait for the GPU at the end of each step to see it all."
         )
     if timeline.losses and timeline.losses.lost:
         state = "its idle time is not known" if not timeline.complete else "few enough to ignore"
