@@ -6,12 +6,12 @@ import json
 import socket
 import subprocess
 import sys
+import time
 import types
 from pathlib import Path
 
 import pytest
 
-from perfd import hook
 from perfd.hook import StepTimer, default_socket
 
 
@@ -158,7 +158,7 @@ def test_warm_up_is_left_out(agent: Agent, gpu: Gpu):
 
 def test_waiting_for_data_is_a_phase_of_the_step_that_it_delayed(agent: Agent, gpu: Gpu, monkeypatch):
     now_s = 100.0
-    monkeypatch.setattr(hook.time, "perf_counter", lambda: now_s)
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s)
 
     def loader():
         nonlocal now_s
@@ -200,7 +200,7 @@ def test_an_agent_that_comes_later_is_found_within_a_second_and_warm_up_is_over_
     tmp_path: Path, gpu: Gpu, monkeypatch
 ):
     now_s = 100.0
-    monkeypatch.setattr(hook.time, "perf_counter", lambda: now_s)
+    monkeypatch.setattr(time, "perf_counter", lambda: now_s)
     timer = timer_of(tmp_path / "hook.sock", gpu, warmup_steps=3)
     late = Agent(tmp_path / "hook.sock")
     now_s += 0.9

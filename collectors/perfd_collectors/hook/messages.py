@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 import msgspec
 
+from perfd.hook import FORMAT
 from perfd.model import JobDescription, ParallelLayout, PhaseTime, Record, StepPhases, TrainingStep
 
-FORMAT = 1
 MAX_BYTES = 64 << 10
 _MAX_PHASES = 64
 _MAX_NAME = 64

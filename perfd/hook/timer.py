@@ -1,0 +1,197 @@
+"""Times steps and phases by marks that are read steps later."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from perfd.hook.marks import HostMark, Mark, cuda_of_torch, event_of, nvtx_of, seconds
+from perfd.hook.sender import Sender
+
+FORMAT = 1
+_LOOK_AGAIN_S = 1.0
+"""Without an agent: how often a socket is looked for."""
+_MOST_PENDING = 16
+"""Steps whose events the GPU has not reached. More are given up: the loop must not pay for them."""
+_DATA = "data_loading"
+_RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+
+_T = TypeVar("_T")
+
+
+@dataclass(slots=True)
+class _Step:
+    """The marks of one step, until they are passed."""
+
+    number: int
+    begun_unix_ns: int
+    start: Mark
+    data_s: float | None
+    phases: list[tuple[str, Mark, Mark]] = field(default_factory=list)
+
+
+class StepTimer:
+    """Times the steps and phases of one rank's loop. For one thread, the loop's.
+
+    With `report_steps`, steps and the `layout` (sizes of `tp`, `pp`, `dp`, `cp`, `ep`) are told as a log
+    would tell them: for jobs without a log that perfd reads. The first `warmup_steps` are left out. All
+    else is found in the environment that the launcher made.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: str | None = None,
+        layout: Mapping[str, int] | None = None,
+        rank: int | None = None,
+        world_size: int | None = None,
+        warmup_steps: int = 3,
+        first_step: int = 1,
+        report_steps: bool = False,
+        nvtx: bool = True,
+        socket_path: str | None = None,
+        new_mark: Callable[[], Mark] | None = None,
+    ) -> None:
+        self._head = {
+            "v": FORMAT,
+            "job": job,
+            "rank": _number(_RANK_VARIABLES) or 0 if rank is None else rank,
+            "world_size": _number(("WORLD_SIZE", "SLURM_NTASKS")) if world_size is None else world_size,
+            "layout": dict(layout or {}),
+            "report_steps": report_steps,
+        }
+        self._cuda = cuda = cuda_of_torch()
+        self._new_mark: Callable[[], Mark] = new_mark or (event_of(cuda) if cuda else HostMark)
+        self._head["clock"] = "cuda" if cuda or new_mark else "host"
+        self._nvtx = nvtx_of(cuda) if nvtx and cuda else None
+        self._number = first_step - 1
+        self._warm_from = first_step + warmup_steps
+        self._sender = Sender(socket_path)
+        self._active = self._sender.open()
+        self._looked_s = time.perf_counter()
+        self._spare: list[Mark] = []
+        self._current: _Step | None = None
+        self._finished: _Step | None = None
+        self._pending: deque[tuple[_Step, Mark]] = deque()
+        self._data_s: float | None = None
+        self.dropped_steps = 0
+        """Steps that were given up because the GPU was far behind, or nobody took them."""
+
+    def batches(self, loader: Iterable[_T]) -> Iterator[_T]:
+        """The batches of `loader`, with the time that the loop waited for each."""
+        iterator = iter(loader)
+        while True:
+            begun_s = time.perf_counter()
+            try:
+                batch = next(iterator)
+            except StopIteration:
+                return
+            self._data_s = time.perf_counter() - begun_s
+            yield batch
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Around one step. A step's time is from its start to the start of the next one."""
+        self._number += 1
+        if not self._active:
+            self._look_again()
+        if self._active and not self._capturing():
+            self._begin()
+        with self._range(f"step {self._number}"):
+            yield
+        if self._current is not None and not self._capturing():
+            self._finished, self._current = self._current, None
+            self._send_passed()
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Around one phase of a step: `forward`, `backward`, `optimizer`, or any other name."""
+        step = self._current
+        if step is None or self._capturing():
+            with self._range(name):
+                yield
+            return
+        start, end = self._mark(), self._mark()
+        with self._range(name):
+            start.record()
+            try:
+                yield
+            finally:
+                end.record()
+        step.phases.append((name, start, end))
+
+    def close(self) -> None:
+        """Send what the GPU has passed by now, and leave the agent alone."""
+        self._send_passed()
+        self._sender.close()
+        self._active = False
+
+    def _capturing(self) -> bool:
+        """Whether a CUDA graph is captured: an event would be part of it, and a question would end it."""
+        return self._cuda is not None and self._cuda.is_current_stream_capturing()
+
+    def _look_again(self) -> None:
+        now_s = time.perf_counter()
+        if now_s - self._looked_s >= _LOOK_AGAIN_S:
+            self._looked_s = now_s
+            self._active = self._sender.open()
+
+    def _begin(self) -> None:
+        mark = self._mark()
+        mark.record()
+        if self._finished is not None:
+            self._pending.append((self._finished, mark))
+            self._finished = None
+        data_s, self._data_s = self._data_s, None
+        self._current = _Step(self._number, time.time_ns(), mark, data_s)
+
+    def _send_passed(self) -> None:
+        while len(self._pending) > _MOST_PENDING:
+            self._pending.popleft()
+            self.dropped_steps += 1
+        while self._pending and self._pending[0][1].query():
+            step, next_start = self._pending.popleft()
+            if step.number >= self._warm_from and not self._sender.send(self._message(step, next_start)):
+                self.dropped_steps += 1
+                self._active = self._sender.connected
+            self._spare += [step.start, *(mark for _, *marks in step.phases for mark in marks)]
+
+    def _message(self, step: _Step, next_start: Mark) -> dict[str, object]:
+        return {**self._head, **_times(step, next_start), "dropped": self.dropped_steps}
+
+    def _mark(self) -> Mark:
+        return self._spare.pop() if self._spare else self._new_mark()
+
+    @contextlib.contextmanager
+    def _range(self, name: str) -> Iterator[None]:
+        if self._nvtx is None:
+            yield
+            return
+        self._nvtx.range_push(name)
+        try:
+            yield
+        finally:
+            self._nvtx.range_pop()
+
+
+def _times(step: _Step, next_start: Mark) -> dict[str, object]:
+    phases: dict[str, float] = {} if step.data_s is None else {_DATA: step.data_s}
+    for name, start, end in step.phases:
+        # A phase that runs once a micro-batch is the sum of them.
+        phases[name] = phases.get(name, 0.0) + seconds(start, end)
+    return {
+        "step": step.number,
+        "unix_ns": step.begun_unix_ns,
+        "step_s": seconds(step.start, next_start),
+        "phases": phases,
+    }
+
+
+def _number(names: Iterable[str]) -> int | None:
+    found = (os.environ.get(name, "") for name in names)
+    return next((int(text) for text in found if text.isdecimal()), None)
