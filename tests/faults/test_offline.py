@@ -53,8 +53,6 @@ def test_of_the_runs_on_gpus_none_is_missed_and_none_raises_a_false_alarm():
 
 @pytest.mark.skipif(SHARED is None, reason="PERFD_SHARED does not name the folder of public timelines")
 def test_the_public_timelines_are_told_apart_by_any_evidence():
-    pytest.importorskip("pyarrow", reason="the timelines are parquet files")
-
     cases = timeline_cases(Path(SHARED or "") / "stragglers")
 
     assert {case.name: case.blamed for case in cases} == {
