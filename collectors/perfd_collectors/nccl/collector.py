@@ -35,7 +35,7 @@ COLUMNS = (
         help="Time in which at least one NCCL kernel was on the rank's GPU, waiting for peers included.",
         source="perfd's NCCL plugin: union of the kernels' intervals by the GPU's clock; between samples by"
         " the number of operations",
-        absent="without the plugin, with `gpu_time: false`, or an NCCL before 2.27, which tells no GPU time",
+        absent="Without the plugin, with `gpu_time: false`, or an NCCL before 2.27, which tells no GPU time.",
         kind=ColumnKind.COUNTER,
     ),
     Column(
@@ -43,7 +43,7 @@ COLUMNS = (
         name="nccl_operations",
         help="Collectives, sends and receives that the plugin saw.",
         source="perfd's NCCL plugin",
-        absent="without the plugin",
+        absent="Without the plugin.",
         kind=ColumnKind.COUNTER,
     ),
     Column(
@@ -51,7 +51,7 @@ COLUMNS = (
         name="nccl_lost_operations",
         help="Operations that were seen but not read: a ring overflowed, or no ring was free.",
         source="perfd's NCCL plugin, and the gaps that its reader finds",
-        absent="without the plugin",
+        absent="Without the plugin.",
         kind=ColumnKind.COUNTER,
     ),
     Column(
@@ -59,7 +59,7 @@ COLUMNS = (
         name="nccl_untimed_operations",
         help="Operations whose time on the GPU never came, or cannot be right.",
         source="perfd's NCCL plugin",
-        absent="without the plugin",
+        absent="Without the plugin.",
         kind=ColumnKind.COUNTER,
     ),
     Column(
@@ -67,7 +67,7 @@ COLUMNS = (
         name="nccl_ignored_segments",
         help="Files that look like those of the NCCL plugin and are not believed; an event says why of each.",
         source="owner, layout and lock of the files in the plugin's directory",
-        absent="without any of the plugin's files",
+        absent="Without any of the plugin's files.",
     ),
 )
 
