@@ -1,7 +1,7 @@
 """`python -m benchmarks.serving_releases`: the collectors against the real metric code of releases on PyPI.
 
 For each release it downloads the wheel (without what that depends on), runs the module that makes the metrics
-in a process of its own (`benchmarks.release_exporter`), scrapes what it exposes over HTTP, and compares:
+in a process of its own (`benchmarks.releases.exporter`), scrapes what it exposes over HTTP, and compares:
 
 - every series with what Prometheus' own Python parser reads on the same page;
 - every quantity that was put in with what perfd makes of the page.
@@ -37,7 +37,7 @@ RELEASES = (
     *(("vllm", version) for version in ("0.6.6", "0.8.5", "0.10.2", "0.15.0", "0.22.0", "0.33.0")),
 )
 _PLATFORMS = tuple(f"manylinux_2_{minor}_x86_64" for minor in (28, 31, 34, 35))
-_EXPORTER = Path(__file__).with_name("release_exporter.py")
+_EXPORTER = "benchmarks.releases.exporter"
 _START_S = 120
 
 
@@ -80,7 +80,7 @@ def run(engine: str, version: str, folder: Path, record: Path | None) -> Result:
     """Expose, scrape and compare one release, and keep the page if that is wanted."""
     release = f"{engine} {version}"
     process = subprocess.Popen(
-        [sys.executable, str(_EXPORTER), engine, str(folder)],
+        [sys.executable, "-m", _EXPORTER, engine, str(folder)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
