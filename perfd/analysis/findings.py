@@ -101,6 +101,10 @@ class Facts:
     stragglers_by_activity: Sequence[Straggler] = ()
     activity_undecided: bool = False
     """GPUs are read that may yet show who is slow, in too few steps so far."""
+    idle_ratio: float | None = None
+    """How much more of the time than its peers' the idlest GPU runs no kernel; None where one is not seen."""
+    busier_ratio: float | None = None
+    """How much more active than its peers' the busiest GPU is; the same."""
     held_clocks: Sequence[HeldClock] = ()
     sequences: UnequalSequences | None = None
     hang: Hang | None = None

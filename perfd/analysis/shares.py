@@ -15,6 +15,8 @@ from perfd.model import MemoryReport
 
 _SLOW_INPUT = 0.05
 """Of the step, that one rank loads longer than the others."""
+_SYNCHRONISED = frozenset({"batch-generator", "data-iterator"})
+"""Megatron's: the batch is copied behind what the GPU still has to do, and timers synchronise the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,8 @@ class DataLoading:
     slow_rank: int | None = None
     """The rank whose input is slow while that of most is not, where timers are by rank."""
     source: str | None = None
+    waits_for_gpu: bool = False
+    """Whether that timer waits for what the GPU still has to do, so that a slow GPU looks like slow input."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +85,7 @@ def data_loading(timers: Timers, step_time_s: Floats) -> DataLoading:
         least_ratio=share(timers.min_s(name), step_time_s),
         slow_rank=_slow_rank(timers.by_rank_s(name), step_time_s),
         source=f"timers: {name}",
+        waits_for_gpu=name in _SYNCHRONISED,
     )
 
 

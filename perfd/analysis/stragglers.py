@@ -7,7 +7,7 @@ of its own steps; where a peer is missing, nobody is named.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -124,6 +124,42 @@ def undecided_by_activity(activity: GpuActivity, parallel: ParallelLayout) -> bo
     return bool(np.median(np.isfinite(sampled).sum(axis=0)) < _fewest_sampled_steps(activity))
 
 
+def seen_idle_ratio(activity: GpuActivity, parallel: ParallelLayout) -> float | None:
+    """How much more of the time than its peers' the idlest GPU runs no kernel; None where one is not seen."""
+    return _most(activity, parallel, activity.kernel_metric, _idler)
+
+
+def seen_busier_ratio(activity: GpuActivity, parallel: ParallelLayout) -> float | None:
+    """How much more than its peers' the tensor cores, or SMs, of the busiest GPU are active, by theirs."""
+    found = [_most(activity, parallel, f"{unit}_active_ratio", _busier) for unit in ("tensor", "sm")]
+    known = [ratio for ratio in found if ratio is not None]
+    return max(known) if len(known) == len(found) else None
+
+
+def _most(
+    activity: GpuActivity, parallel: ParallelLayout, metric: str, differing: Callable[[Floats], Floats]
+) -> float | None:
+    """The largest over all GPUs of the median over steps of how one differs from its peers."""
+    ranks = _ranks(activity)
+    if activity.source != "steady steps" or ranks is None:
+        return None
+    groups = peer_groups(ranks, parallel)
+    values = [_of_peers(activity, metric, peers) for peers in groups]
+    fewest = _fewest_sampled_steps(activity)
+    told = [one for one in values if one is not None and np.isfinite(one).sum(axis=0).min() >= fewest]
+    if not told or len(told) < len(groups):
+        return None
+    return max(float(median(differing(one), axis=0).max()) for one in told)
+
+
+def _idler(active: Floats) -> Floats:
+    return _others(active) - active
+
+
+def _busier(active: Floats) -> Floats:
+    return _relative(active, _others(active)) - 1
+
+
 def peer_groups(ranks: Ints, parallel: ParallelLayout) -> list[Ints]:
     """Positions of the ranks of each stage; none when the layout is unknown or a rank is missing."""
     stages = stage_of_ranks(ranks, parallel)
@@ -160,7 +196,7 @@ def _idle(activity: GpuActivity, peers: Ints, ranks: Ints) -> list[Straggler]:
     active = _of_peers(activity, activity.kernel_metric, peers)
     if active is None:
         return []
-    missing = _others(active) - active
+    missing = _idler(active)
     difference = _differences(1 + missing, _fewest_sampled_steps(activity))
     waits = median(missing, axis=0)
     return _named(difference.flagged, ranks[peers], difference, waits, pattern=Pattern.IDLE)

@@ -41,7 +41,13 @@ from perfd.analysis.shares import (
 )
 from perfd.analysis.slowdowns import RankSlowdown, slowdowns
 from perfd.analysis.steady import Steady, steady_rows
-from perfd.analysis.stragglers import stragglers_by_activity, stragglers_by_timers, undecided_by_activity
+from perfd.analysis.stragglers import (
+    seen_busier_ratio,
+    seen_idle_ratio,
+    stragglers_by_activity,
+    stragglers_by_timers,
+    undecided_by_activity,
+)
 from perfd.analysis.tables import AlertRecord, JobData
 from perfd.analysis.timers import Timers
 from perfd.model import EventKind, ParallelLayout
@@ -257,6 +263,8 @@ def _facts(job: JobData, settings: AnalysisSettings, steady: Steady, activity: G
         stragglers_by_timers=by_timers,
         stragglers_by_activity=stragglers_by_activity(activity, parallel),
         activity_undecided=undecided_by_activity(activity, parallel),
+        idle_ratio=seen_idle_ratio(activity, parallel),
+        busier_ratio=seen_busier_ratio(activity, parallel),
         held_clocks=held_clocks(job, activity),
         sequences=unequal_sequences(timers, times, parallel),
         hang=hang(job),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from analysis.jobs import recorded_job
 
 from perfd.analysis.findings import Culprit, Kind
 from perfd.analysis.summary import AnalysisSettings, JobSummary, summarise
-from perfd.analysis.tables import JobData
+from perfd.analysis.tables import GpuTable, JobData
 from perfd.peaks import load_peaks
 
 # Iterations 8 to 10 ran under a profiler and 11 wrote its trace; the log of these tests does not say so.
@@ -79,6 +80,15 @@ def test_the_slow_rank_is_named():
     assert summary.bottleneck.confidence >= 0.8
     # 11 ms of extra work before each of 4 micro-batches make steps of 684 ms take 776 and more.
     assert 0.1 <= summary.bottleneck.lost_ratio <= 0.25
+
+
+def test_a_slow_gpu_is_not_called_slow_input_where_no_gpu_is_read():
+    job, _ = recorded("dp4_slow2")
+    unread = replace(job, gpu=GpuTable(time_unix_s=np.empty(0), gpus=(), metrics={}))
+    first = summarise(unread, AnalysisSettings(peaks=load_peaks())).bottleneck
+    # All that its work took longer is in the timer of the input.
+    assert (first.kind, first.lost_ratio) == (Kind.UNKNOWN, pytest.approx(0.15, abs=0.01))
+    assert "so does a slow GPU" in first.evidence[-1]
 
 
 @pytest.mark.parametrize("name", ["dp4", "pp2dp2", "pp4_few"])

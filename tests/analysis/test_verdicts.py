@@ -194,7 +194,7 @@ def test_a_finding_that_rests_on_a_part_of_the_operations_says_so():
         waits = [table([0, 1, 2, 3], [0, 0, 0.02, 0])]
         times = [NcclTime(rank=r, busy_s=3, span_s=10, lost_operations=lost) for r in range(4)]
         steps = step_table([0.1] * 200)
-        loading = phase_table(steps, {"batch-generator": (0.01, 0.02)})
+        loading = phase_table(steps, {"batch-generator": (0.02, 0.02)})
         return summarise(
             job_data(steps, description=DP4, collectives=waits, nccl=times, phases=loading),
             AnalysisSettings(),
