@@ -16,7 +16,7 @@ from perfd.agent.runner import Runner
 from perfd.agent.schedule import Schedule
 from perfd.agent.spool import Spool
 from perfd.agent.task import CollectorTask, TaskState
-from perfd.agent.uplink import Uplink, UplinkState
+from perfd.agent.uplink import Uplink
 from perfd.clock import Clock, SystemClock
 from perfd.config import AgentConfig
 from perfd.errors import PerfdError
@@ -104,11 +104,6 @@ class Agent:
     def http_address(self) -> str | None:
         """Where /metrics is, once started."""
         return self._http.address if self._http else None
-
-    @property
-    def uplink_state(self) -> UplinkState:
-        """How the stream to the aggregator fares."""
-        return self._uplink.state
 
     @property
     def collector_states(self) -> Sequence[TaskState]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from perfd.analysis.serving.info import ServerInfo
@@ -25,14 +25,6 @@ _STATES: Mapping[PageState, str] = {
     PageState.NOT_METRICS: "is not a page of metrics: give the address of the engine, or of its /metrics",
     PageState.EMPTY: "is empty: multi-process metrics of a server that has just started, or a wrong path",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """What one look found."""
-
-    snapshot: Snapshot
-    info: ServerInfo | None = None
 
 
 def read_page(reader: PageReader, body: bytes, source: str) -> Snapshot:

@@ -31,7 +31,6 @@ class Output:
         self._drafts: list[Draft] = []
         self._described = self.description
         self._events: Counter[EventKind] = Counter()
-        self.suppressed_events = 0
 
     @property
     def job(self) -> str:
@@ -71,10 +70,9 @@ class Output:
         duration_s: float | None = None,
         values: Mapping[str, float] | None = None,
     ) -> None:
-        """Add an event; beyond a bound it is only counted, as thousands of ranks can fail at once."""
+        """Add an event; those beyond a bound are left out, as thousands of ranks can fail at once."""
         self._events[kind] += 1
         if self._events[kind] > _MAX_EVENTS_OF_A_KIND and kind in _BOUNDED:
-            self.suppressed_events += 1
             return
         short = message[:_MAX_MESSAGE]
 
