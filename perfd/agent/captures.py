@@ -124,7 +124,9 @@ def create_executor(
             placements=facts.placements,
             clock=clock,
             proc=proc,
-            options=NsysOptions(export_sqlite=config.export_sqlite, gpu_metrics=config.gpu_metrics),
+            options=NsysOptions(
+                export_sqlite=config.export_sqlite, gpu_metrics=config.gpu_metrics, run=config.run
+            ),
         ),
         _kineto(config.kineto, facts=facts, proc=proc, clock=clock),
         PySpyTool(

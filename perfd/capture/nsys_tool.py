@@ -19,7 +19,14 @@ from perfd.capture.nsys import (
     parse_generated,
     session_prefix,
 )
-from perfd.capture.processes import NSYS_SESSION_VARIABLE, Scan, rank_of, runs, scan_nsys_processes
+from perfd.capture.processes import (
+    NSYS_SESSION_VARIABLE,
+    RUN_VARIABLE,
+    Scan,
+    rank_of,
+    runs,
+    scan_nsys_processes,
+)
 from perfd.capture.tools import Begun, Outcome, Plan, Readiness, Target, Tool
 from perfd.clock import Clock
 from perfd.errors import CaptureError
@@ -40,6 +47,8 @@ class NsysOptions:
 
     export_sqlite: bool = True
     gpu_metrics: bool = False
+    run: str | None = None
+    """Only sessions with processes of this `perfd run`: another agent may watch a job of the same name."""
     settle_s: float = 2.0
     """Until CUPTI is on in every process. Each collection of a session covered less of its time than the one
     before, 1.1 s at first and 0.35 s after eight; the ninth, stopped after half a second, took the job down
@@ -91,7 +100,9 @@ class NsysTool(Tool):
         candidates = [
             (session, target)
             for session in self._cli.sessions()
-            if (target := _target(session, scan, placed)).processes and _of_job(session, target, job, placed)
+            if (target := _target(session, scan, placed)).processes
+            and _of_job(session, target, job, placed)
+            and self._of_run(target, scan)
         ]
         return _readiness(candidates, frozenset(ranks), job, scan)
 
@@ -126,6 +137,10 @@ class NsysTool(Tool):
         for handle in handles:
             for file in self._cli.quiet(handle):
                 file.unlink(missing_ok=True)
+
+    def _of_run(self, target: Target, scan: Scan) -> bool:
+        run = self._options.run
+        return run is None or any(scan.environments[pid].get(RUN_VARIABLE) == run for pid in target.processes)
 
     @property
     def _cli(self) -> NsysCli:

@@ -194,6 +194,8 @@ def _agent_config(config: SessionConfig, settings: MonitorSettings, root_pid: in
     # The aggregator of this process serves the metrics of both.
     listen = None if agent.listen == AgentConfig().listen else agent.listen
     capture = agent.capture
+    if settings.run is not None:
+        capture = msgspec.structs.replace(capture, run=settings.run)
     if capture.output_directory is None and settings.results is not None:
         capture = msgspec.structs.replace(capture, output_directory=str(Path(settings.results) / "captures"))
     return msgspec.structs.replace(agent, listen=listen, capture=capture)

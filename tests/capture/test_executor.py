@@ -13,7 +13,9 @@ from capture.conftest import request
 
 from perfd.capture.guards import JobProgress
 from perfd.capture.installation import inspect
+from perfd.capture.nsys import session_name
 from perfd.capture.nsys_tool import NsysOptions, NsysTool
+from perfd.capture.processes import RUN_VARIABLE
 from perfd.capture.tools import Begun, Plan, Readiness, Target, Tool
 from perfd.clock import SystemClock, VirtualClock
 from perfd.errors import CaptureError
@@ -220,6 +222,16 @@ def test_without_an_export_the_report_alone_is_the_result(node):
     node.launch()
     node.executor(options=NsysOptions(export_sqlite=False)).handle(request())
     assert len(node.until_state(CaptureState.DONE).files) == 1
+
+
+def test_a_run_beside_another_of_the_same_job_is_captured_alone(node, monkeypatch):
+    for number, run in enumerate(["mine", "other"]):
+        monkeypatch.setenv(RUN_VARIABLE, run)
+        node.launch(unique=str(number))
+    node.executor(options=NsysOptions(settle_s=0, run="mine")).handle(request())
+    assert len(node.until_state(CaptureState.DONE).files) == 2
+    (report,) = node.captures.rglob("*.nsys-rep")
+    assert session_name("llama", "0") in report.name.replace("-", ".")
 
 
 @pytest.mark.parametrize("spelling", ["--gpu-metrics-devices", "--gpu-metrics-device"])
