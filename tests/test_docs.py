@@ -34,3 +34,15 @@ def test_links_lead_to_files_that_exist(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_that_are_shown_exist(page: Path) -> None:
     assert set(COMMAND.findall(page.read_text())) - set(VERBS) == set()
+
+
+def test_the_map_of_the_architecture_has_every_module_and_folder() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    table = text[text.index("| folder |") : text.index("`import-linter`")]
+    there = {
+        f"{path.name}/" if path.is_dir() else path.name
+        for path in (ROOT / "perfd").iterdir()
+        if path.name[0] not in "._" and (path.suffix == ".py" or path.is_dir())
+    }
+
+    assert {name for name in there if f"{name}`" not in table} == set()
