@@ -10,6 +10,8 @@ from perfd.analysis.words import percent
 _STALL = 0.20
 _EXCESS = 0.10
 _LEAST_IMBALANCE = 0.05
+_LEAST_EXPECTED = 0.05
+"""Of a step: what theory expects behind a rank that takes nearly all of it is not worth a word."""
 
 
 def judge_pipeline(facts: Facts, *, left_ratio: float = 1.0) -> Finding | None:
@@ -21,7 +23,8 @@ def judge_pipeline(facts: Facts, *, left_ratio: float = 1.0) -> Finding | None:
     theory = pipeline.bubble_theory_ratio
     if pipeline.stall_ratio is None:
         expected = (theory or 0.0) * left_ratio
-        return _expected_bubble(facts, expected) if expected >= _STALL else None
+        told = (theory or 0.0) >= _STALL and expected >= _LEAST_EXPECTED
+        return _expected_bubble(facts, expected) if told else None
     if pipeline.stall_ratio < _STALL and (pipeline.excess_ratio or 0) < _EXCESS:
         return None
     imbalance = pipeline.imbalance_ratio or 0.0
