@@ -88,7 +88,7 @@ class NcclTimes:
             lost_operations=(newest[:, _LAST_LOST] - self._lost[oldest, rows]).astype(np.int64),
             operations=np.where(np.isfinite(operations), operations, np.nan),
             still_s=newest[:, _LAST_TIME_S] - newest[:, _SINCE_S],
-            read_unix_s=newest[:, _READ_S],
+            read_s=newest[:, _READ_S],
         )
 
     def _new(self, rank: int) -> int:

@@ -103,8 +103,8 @@ def _of_all(shares: Shares) -> tuple[float | None, float | None]:
 
 
 def _fresh(times: NcclTimeTable) -> NcclTimeTable:
-    newest = np.fmax.reduce(times.read_unix_s, initial=0.0)
-    return times.rows((times.span_s > 0) & ~(newest - times.read_unix_s > _SILENT_S))
+    newest = np.fmax.reduce(times.read_s, initial=0.0)
+    return times.rows((times.span_s > 0) & ~(newest - times.read_s > _SILENT_S))
 
 
 def _stage_waits(tally: Tally, known: Roster, parallel: ParallelLayout) -> tuple[float, ...]:

@@ -155,8 +155,8 @@ class NcclTime:
     """Operations that the rank began since its start."""
     still_s: float = 0.0
     """How long that number had not changed at the newest reading."""
-    read_unix_s: float | None = None
-    """When the newest reading was, by the node's clock."""
+    read_s: float | None = None
+    """When the newest reading came, by the clock that the aggregator measures spans with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -169,7 +169,7 @@ class NcclTimeTable(Sequence[NcclTime]):
     lost_operations: Ints
     operations: Floats
     still_s: Floats
-    read_unix_s: Floats
+    read_s: Floats
 
     @classmethod
     def of(cls, times: Sequence[NcclTime]) -> NcclTimeTable:
@@ -183,7 +183,7 @@ class NcclTimeTable(Sequence[NcclTime]):
             lost_operations=np.array([time.lost_operations for time in times], dtype=np.int64),
             operations=np.array([time.operations for time in times], dtype=np.float64),
             still_s=np.array([time.still_s for time in times], dtype=np.float64),
-            read_unix_s=np.array([time.read_unix_s for time in times], dtype=np.float64),
+            read_s=np.array([time.read_s for time in times], dtype=np.float64),
         )
 
     def rows(self, chosen: Bools | Ints) -> NcclTimeTable:
@@ -213,7 +213,7 @@ class NcclTimeTable(Sequence[NcclTime]):
                 lost_operations=lost,
                 operations=None if math.isnan(operations) else int(operations),
                 still_s=still,
-                read_unix_s=None if math.isnan(read) else read,
+                read_s=None if math.isnan(read) else read,
             )
 
 

@@ -223,7 +223,7 @@ def test_communicators_side_by_side_tell_what_each_tells_alone():
 def test_times_by_rank_are_one_sequence_as_a_list_and_as_columns():
     times = [
         NcclTime(rank=0, busy_s=1.0, span_s=10.0, lost_operations=2),
-        NcclTime(rank=1, busy_s=2.0, span_s=10.0, lost_operations=0, operations=7, read_unix_s=5.0),
+        NcclTime(rank=1, busy_s=2.0, span_s=10.0, lost_operations=0, operations=7, read_s=5.0),
     ]
 
     columns = NcclTimeTable.of(times)

@@ -209,7 +209,7 @@ def test_a_finding_that_rests_on_a_part_of_the_operations_says_so():
 
 def test_a_rank_whose_agent_died_is_missing_though_it_spoke_before():
     times = [
-        NcclTime(rank=r, busy_s=1, span_s=10, lost_operations=0, read_unix_s=900 if r == 2 else 1000 + r)
+        NcclTime(rank=r, busy_s=1, span_s=10, lost_operations=0, read_s=900 if r == 2 else 1000 + r)
         for r in range(4)
     ]
     job = job_data(STEPS, description=DP4, collectives=[table([0, 1, 2, 3], [0, 0, 0, 0])], nccl=times)
