@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         shown: list[Table | Text] = [_kernels(kernels)]
         report = report_of_kernels(kernels, args.ncu.name)
     else:
-        work = read_line(args.hlo) if args.hlo else _matmul(args.matmul, args.dtype)
+        work = read_line(args.hlo) if args.hlo is not None else _matmul(args.matmul, args.dtype)
         placement = place(work, _gpu(args.gpu, args.peaks), args.time)
         document = {"operation": asdict(placement)}
         shown = [_verdict(placement), _placement(placement)]

@@ -59,3 +59,8 @@ def test_an_option_that_a_verb_does_not_have_shows_those_that_it_has(
     said = capsys.readouterr().err
     assert said.startswith(f"usage: perfd {verb} [-h] [--json]")
     assert said.endswith(f"perfd {verb}: error: unrecognized arguments: --frobnicate\n")
+
+
+def test_an_empty_operation_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["roofline", "--hlo="]) == 2
+    assert "This is no line of HLO" in capsys.readouterr().err

@@ -18,6 +18,7 @@ from perfd_collectors.serving.logs import read_log
 from perfd_collectors.serving.servers import WANTED, read_page
 from serving.pages import counter, gauge, histogram
 
+from perfd.analysis.serving.histograms import distribution
 from perfd.analysis.serving.snapshot import Counter, Latency, Snapshot
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "serving"
@@ -71,6 +72,29 @@ def test_gauges_that_freeze_in_an_idle_server_are_unknown() -> None:
 def test_nan_is_no_value() -> None:
     text = gauge("sglang:num_running_reqs", ({}, 1)) + gauge("sglang:fwd_occupancy", ({}, math.nan))
     assert snapshot(text).forward_occupancy_ratio is None
+
+
+NUMBERS = st.lists(
+    st.sampled_from([math.nan, math.inf, -math.inf, 1e308, -1.0, 0.0, 5e-324, 7.0]) | st.floats(),
+    min_size=6,
+    max_size=6,
+)
+
+
+@given(NUMBERS, st.sampled_from(["0", "\u00b2", "9" * 5000, "-1", ""]))
+def test_whatever_numbers_a_page_has_what_is_made_of_them_is_finite(numbers: list[float], rank: str) -> None:
+    labels = {"model_name": "m", "tp_rank": rank}
+    *counts, total = numbers
+    found = snapshot(
+        gauge("sglang:num_running_reqs", (labels, counts[0]), ({**labels, "dp_rank": "1"}, counts[1]))
+        + counter("sglang:generation_tokens_total", (labels, counts[2]))
+        + histogram(
+            "sglang:time_to_first_token_seconds", labels, (0.1, 0.5, 1.0, 4.0, math.inf), counts, total
+        )
+    )
+    ttft = distribution(found.histograms.get(Latency.TTFT))
+    made = [found.running_requests, *found.counters.values(), ttft.p50, ttft.p90, ttft.p99, ttft.mean]
+    assert all(math.isfinite(number) for number in made if number is not None)
 
 
 @pytest.mark.parametrize(

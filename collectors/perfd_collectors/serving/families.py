@@ -12,11 +12,14 @@ from perfd_collectors.serving.exposition import LabelItems, Labels, Page, PageSt
 _REPLICA_LABELS = ("engine", "dp_rank", "engine_type")
 _SHARD_LABELS = ("pp_rank", "tp_rank", "moe_ep_rank", "attn_cp_rank", "moe_dp_rank")
 """Ranks that hold parts of one replica and repeat its numbers."""
+_LONGEST_NUMBER = 9
 _IGNORED_LABELS = frozenset({"pid", "worker_pid"})
 """Of the multi-process registry: one series a process that ever lived."""
 _PRIORITY = "priority"
 """SGLang 0.5.12 and later: of a gauge the series without a priority is the sum of the others; of a counter it
 is what came without one."""
+_MOST = 1e30
+"""No server has counted so far; what claims it, infinity or NaN is no value, and would spoil every sum."""
 
 Where = Callable[[Labels], bool]
 
@@ -31,7 +34,7 @@ def by_replica(page: Page, name: str, where: Where | None = None) -> Mapping[str
     shards: dict[str, dict[tuple[int, ...], dict[LabelItems, float]]] = {}
     gauge = page.types.get(name) == "gauge"
     for series in page.series.get(name, ()):
-        if math.isnan(series.value) or not (where is None or where(series.labels)):
+        if not -_MOST < series.value < _MOST or not (where is None or where(series.labels)):
             continue
         if gauge and series.labels.get(_PRIORITY):
             continue
@@ -113,14 +116,18 @@ def _histograms(page: Page, name: str) -> list[Histogram]:
     """One for each set of labels of each replica's leading shard; without an open bucket it is left out."""
     buckets: dict[int, tuple[LabelItems, dict[float, float]]] = {}
     for _, value, others, bound in page.series.get(f"{name}_bucket", ()):
-        if bound is None or value != value:  # noqa: PLR0124  (NaN, and faster than a call)
+        if bound is None or not 0 <= value < _MOST:
             continue
         # All buckets of a histogram share one object, so that its labels need not be compared.
         found = buckets.get(id(others))
         if found is None:
             found = buckets[id(others)] = (others, {})
         found[1].setdefault(bound, value)
-    sums = {_identity(series.others): series.value for series in page.series.get(f"{name}_sum", ())}
+    sums = {
+        _identity(series.others): series.value
+        for series in page.series.get(f"{name}_sum", ())
+        if -_MOST < series.value < _MOST
+    }
     parts: dict[str, dict[tuple[int, ...], dict[LabelItems, Histogram]]] = {}
     for others, counts in buckets.values():
         if math.inf in counts:
@@ -140,4 +147,8 @@ def _identity(items: Iterable[tuple[str, str]]) -> LabelItems:
 
 
 def _shard(labels: Labels) -> tuple[int, ...]:
-    return tuple(int(value) if (value := labels.get(name, "")).isdigit() else 0 for name in _SHARD_LABELS)
+    return tuple(_number(labels.get(name, "")) for name in _SHARD_LABELS)
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdecimal() and len(text) <= _LONGEST_NUMBER else 0
