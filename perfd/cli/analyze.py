@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from perfd.cli.arguments import positive, positive_whole
-from perfd.trace.analysis import TraceAnalysis, TraceSettings, analyse
-from perfd.trace.document import to_json
-from perfd.trace.files import read_traces, with_folders_opened
-from perfd.trace.findings import Diagnosis, diagnose
-
-_WIDTH = 110
-SUMMARY_JSON = "summary.json"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -55,58 +49,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read the traces and say what limits them."""
-    files = with_folders_opened(args.files)
-    settings = _settings(args, files[0].parent)
-    analysis = analyse(read_traces(files, args.nsys), settings)
-    diagnosis = diagnose(analysis)
-    if args.report:
-        _write(analysis, diagnosis, args.report)
-    if args.json:
-        _print(analysis, diagnosis)
-    else:
-        _show(analysis, diagnosis)
-    return 0
+    # As numpy is loaded: nothing here is for its linear algebra, whose threads would only take time to start.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    from perfd.cli.analyze_traces import analyze  # noqa: PLC0415
 
-
-# What only some runs need is imported by them: half of the time of this command is Python that starts.
-
-
-def _settings(args: argparse.Namespace, folder: Path) -> TraceSettings:
-    summary = folder / SUMMARY_JSON
-    beside = summary if summary.is_file() else None
-    if not (args.summary or beside or args.peaks or args.model_flops_per_step):
-        return TraceSettings(gpus=args.gpus, precision=args.precision)
-    from perfd.cli.analyze_job import settings_of  # noqa: PLC0415
-
-    return settings_of(
-        named=args.summary,
-        beside=beside,
-        peaks=args.peaks,
-        model_flops_per_step=args.model_flops_per_step,
-        gpus=args.gpus,
-        precision=args.precision,
-    )
-
-
-def _write(analysis: TraceAnalysis, diagnosis: Diagnosis, path: Path) -> None:
-    from perfd.report.from_trace import report_of_trace  # noqa: PLC0415
-    from perfd.report.write import write_report  # noqa: PLC0415
-
-    write_report(report_of_trace(analysis, diagnosis), path)
-
-
-def _print(analysis: TraceAnalysis, diagnosis: Diagnosis) -> None:
-    import msgspec  # noqa: PLC0415
-
-    print(msgspec.json.encode(to_json(analysis, diagnosis)).decode())
-
-
-def _show(analysis: TraceAnalysis, diagnosis: Diagnosis) -> None:
-    from rich.console import Console  # noqa: PLC0415
-
-    from perfd.report.terminal import render  # noqa: PLC0415
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_WIDTH)
-    console.print(render(analysis, diagnosis))
+    return analyze(args)

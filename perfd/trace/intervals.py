@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, TypeAlias
 
-Ns = NDArray[np.int64]
+import numpy as np
+
+# As numpy.typing spells them; to load that takes as long as to load the half of perfd.trace.
+Ns: TypeAlias = np.ndarray[tuple[Any, ...], np.dtype[np.int64]]
+Flags: TypeAlias = np.ndarray[tuple[Any, ...], np.dtype[np.bool_]]
+Codes: TypeAlias = np.ndarray[tuple[Any, ...], np.dtype[np.uint8]]
+Indices: TypeAlias = np.ndarray[tuple[Any, ...], np.dtype[np.int32]]
 
 
 class Coverage:

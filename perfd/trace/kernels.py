@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfd.trace.breakdown import RankTimeline
 from perfd.trace.classify import uses_tensor_cores
@@ -118,7 +117,7 @@ def _own_time(timeline: RankTimeline, starts: Ns, ends: Ns) -> Ns:
     return own
 
 
-def _unshared(starts: Ns, ends: Ns, hidden_by: Coverage | None) -> NDArray[np.int64]:
+def _unshared(starts: Ns, ends: Ns, hidden_by: Coverage | None) -> Ns:
     """What of each interval, in order of start, neither an earlier one nor `hidden_by` covers."""
     reached = np.concatenate((starts[:1], np.maximum.accumulate(ends)[:-1]))
     begin = np.minimum(np.maximum(starts, reached), ends)

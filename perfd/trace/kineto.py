@@ -14,13 +14,12 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from perfd.errors import TraceError
 from perfd.trace.chrome import PIECE_BYTES, ChromeFile
 from perfd.trace.classify import kernel_class
 from perfd.trace.communicators import collective, messages_by_operation
-from perfd.trace.intervals import Ns
+from perfd.trace.intervals import Flags, Ns
 from perfd.trace.jax import JaxEvents
 from perfd.trace.kineto_events import KinetoEvents
 from perfd.trace.model import (
@@ -106,7 +105,7 @@ class _File:
         self._notes = notes
         self._distributed = head.distributed_info or _Distributed()
 
-    def traces(self, columns: Mapping[str, Ns], valid: NDArray[np.bool_]) -> list[RankTrace]:
+    def traces(self, columns: Mapping[str, Ns], valid: Flags) -> list[RankTrace]:
         """One for each GPU that took a real part."""
         devices, counts = np.unique(columns["device"][valid], return_counts=True)
         main = [int(device) for device in devices[counts >= _STRAY_RATIO * counts.sum()]]

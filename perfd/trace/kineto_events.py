@@ -5,12 +5,11 @@ from __future__ import annotations
 from array import array
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfd.trace.chrome import Args, Event
 from perfd.trace.classify import call_kind, kernel_kind
 from perfd.trace.communicators import HostMessage
-from perfd.trace.intervals import Ns
+from perfd.trace.intervals import Flags, Ns
 from perfd.trace.kinds import Call, Kind
 from perfd.trace.model import HostCalls, Message, Phase, calls_of
 
@@ -74,7 +73,7 @@ class KinetoEvents:
         elif event.name.startswith("PyTorch Profiler"):
             self._spans.append(event)
 
-    def operations(self) -> tuple[dict[str, Ns], NDArray[np.bool_]]:
+    def operations(self) -> tuple[dict[str, Ns], Flags]:
         """The columns of the operations, and which rows have a valid time."""
         start, end, valid = self._operation_times.ns()
         return self._operations.arrays() | {"start_ns": start, "end_ns": end}, valid
@@ -168,7 +167,7 @@ class _Times:
         self.start_us.append(event.ts)
         self.duration_us.append(event.dur)
 
-    def ns(self) -> tuple[Ns, Ns, NDArray[np.bool_]]:
+    def ns(self) -> tuple[Ns, Ns, Flags]:
         """Starts, ends, and which of them are times at all."""
         start, duration = np.array(self.start_us), np.array(self.duration_us)
         valid = (np.abs(start) < _MAX_TIME_US) & (duration >= 0) & (duration < _MAX_DURATION_US)

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from perfd.trace.intervals import Coverage
+from perfd.trace.intervals import Coverage, Flags, Ns
 from perfd.trace.kinds import Call
 from perfd.trace.model import HostCalls, RankTrace
 
@@ -36,18 +35,27 @@ def losses(trace: RankTrace) -> Losses | None:
     launches = (calls.kind == Call.LAUNCH) & (calls.correlation > 0) & ~_into_graphs(calls)
     if not launches.any() or not (known > 0).any():
         return None
-    recorded = np.isin(calls.correlation[launches], known)
+    recorded = _are_among(calls.correlation[launches], known)
     if not recorded.any():
         copies = calls.correlation[(calls.kind == Call.COPY) & (calls.correlation > 0)]
         # Numbers that never match are not of one kind: nothing can be said. When copies do, kernels are gone.
-        return Losses(launches=len(recorded), lost=len(recorded)) if np.isin(copies, known).any() else None
+        matched = bool(_are_among(copies, known).any())
+        return Losses(launches=len(recorded), lost=len(recorded)) if matched else None
     settled = recorded[: int(np.flatnonzero(recorded)[-1]) + 1]
     return Losses(launches=len(settled), lost=int((~settled).sum()))
 
 
-def _into_graphs(calls: HostCalls) -> NDArray[np.bool_]:
+def _are_among(values: Ns, known: Ns) -> Flags:
+    """Which values are among those known, of which there is one at least."""
+    # Not numpy.isin, which loads numpy.ma for a plain question: that alone takes 10 ms.
+    known = np.sort(known)
+    found: Flags = known[np.minimum(np.searchsorted(known, values), len(known) - 1)] == values
+    return found
+
+
+def _into_graphs(calls: HostCalls) -> Flags:
     """Which calls were made while their thread captured a graph."""
-    into: NDArray[np.bool_] = np.zeros(len(calls), dtype=np.bool_)
+    into: Flags = np.zeros(len(calls), dtype=np.bool_)
     marks = (calls.kind == Call.CAPTURE_BEGIN) | (calls.kind == Call.CAPTURE_END)
     for thread in sorted(set(calls.thread[marks].tolist())):
         mine = calls.thread == thread

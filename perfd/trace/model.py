@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from perfd.trace.intervals import Ns
+from perfd.trace.intervals import Codes, Indices, Ns
 from perfd.trace.steps import Step
 
 
@@ -18,8 +17,8 @@ class GpuOperations:
 
     start_ns: Ns
     end_ns: Ns
-    kind: NDArray[np.uint8]
-    name: NDArray[np.int32]
+    kind: Codes
+    name: Indices
     """Index into the trace's `names`."""
     stream: Ns
     correlation: Ns
@@ -35,7 +34,7 @@ class HostCalls:
 
     start_ns: Ns
     end_ns: Ns
-    kind: NDArray[np.uint8]
+    kind: Codes
     correlation: Ns
     thread: Ns
 
@@ -125,7 +124,7 @@ class RankTrace:
 EMPTY = np.empty(0, dtype=np.int64)
 
 
-def operations_of(columns: Mapping[str, NDArray[np.int64]]) -> tuple[GpuOperations, NDArray[np.int64]]:
+def operations_of(columns: Mapping[str, Ns]) -> tuple[GpuOperations, Ns]:
     """Operations from unordered columns of equal length, and which of them each row was.
 
     `columns` are named as in `GpuOperations`.
@@ -142,7 +141,7 @@ def operations_of(columns: Mapping[str, NDArray[np.int64]]) -> tuple[GpuOperatio
     return operations, order
 
 
-def calls_of(columns: Mapping[str, NDArray[np.int64]]) -> HostCalls:
+def calls_of(columns: Mapping[str, Ns]) -> HostCalls:
     """Calls from unordered columns of equal length, named as in `HostCalls`."""
     order = np.argsort(columns["start_ns"], kind="stable")
     return HostCalls(

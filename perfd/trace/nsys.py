@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfd.errors import TraceError
 from perfd.trace.classify import kernel_class
-from perfd.trace.intervals import Ns
+from perfd.trace.intervals import Flags, Ns
 from perfd.trace.model import HostCalls, RankTrace, calls_of, operations_of
 from perfd.trace.nsys_tables import Activity, Tables
 from perfd.trace.steps import NAMED_STEP, steps_among
@@ -119,7 +118,7 @@ def _of_schema(name: str, schema: tuple[int, int] | None) -> tuple[str, ...]:
 _OPERATION = ("start_ns", "end_ns", "kind", "name", "stream", "correlation")
 
 
-def _by_gpu(activity: Activity) -> list[tuple[int, int, NDArray[np.bool_]]]:
+def _by_gpu(activity: Activity) -> list[tuple[int, int, Flags]]:
     """Processes, devices and which rows are theirs, in order of device and process."""
     found = []
     process, device = activity.column("process"), activity.column("device")

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
 
 from perfd.errors import TraceError
 from perfd.trace.classify import call_kind, kernel_kind
-from perfd.trace.intervals import Ns
+from perfd.trace.intervals import Flags, Ns
 from perfd.trace.kinds import Call, Kind
 from perfd.trace.model import Phase
 
@@ -44,7 +43,7 @@ class Activity:
     """What the GPUs did: the names, and rows of whole numbers in the order of `columns`."""
 
     names: Sequence[str]
-    rows: NDArray[np.int64]
+    rows: Ns
     invalid: int = 0
     """Rows without a valid time, which are left out."""
     columns: Sequence[str] = (
@@ -82,7 +81,7 @@ class Tables:
         valid = _are_times(rows[:, 0], rows[:, 1])
         return Activity(names=names, rows=rows[valid], invalid=int((~valid).sum()))
 
-    def _activities(self, names: list[str]) -> Iterator[NDArray[np.int64]]:
+    def _activities(self, names: list[str]) -> Iterator[Ns]:
         if _KERNELS in self._tables:
             name = (
                 "COALESCE(demangledName, shortName)" if self._has(_KERNELS, "demangledName") else "shortName"
@@ -113,8 +112,9 @@ class Tables:
         columns = ("start_ns", "end_ns", "correlation", "thread", "kind", "process")
         if _RUNTIME not in self._tables:
             return {column: np.empty(0, dtype=np.int64) for column in columns}
-        names = [key for (key,) in self._connection.execute(f"SELECT DISTINCT nameId FROM {_RUNTIME}")]  # noqa: S608
-        kinds = {key: call_kind(self._strings.get(key, "")) for key in names}
+        # Those of the driver and the runtime; to ask the table for its own takes another pass over it.
+        functions = {key: name for key, name in self._strings.items() if str(name).startswith("cu")}
+        kinds = {key: call_kind(name) for key, name in functions.items()}
         wanted = ", ".join(str(int(key)) for key, kind in kinds.items() if kind is not Call.OTHER) or "NULL"
         rows = self._rows(
             f"SELECT start, end, COALESCE(correlationId, -1), globalTid, nameId FROM {_RUNTIME} "  # noqa: S608
@@ -217,18 +217,18 @@ class Tables:
     def _has(self, table: str, column: str) -> bool:
         return any(row[1] == column for row in self._connection.execute(f"PRAGMA table_info({table})"))
 
-    def _rows(self, query: str, width: int) -> NDArray[np.int64]:
+    def _rows(self, query: str, width: int) -> Ns:
         cursor = self._connection.execute(query)
         flat = np.fromiter(chain.from_iterable(cursor), dtype=np.int64)
         return flat.reshape(-1, width)
 
 
-def _are_times(start_ns: Ns, end_ns: Ns) -> NDArray[np.bool_]:
-    valid: NDArray[np.bool_] = (start_ns > -_MAX_TIME_NS) & (end_ns >= start_ns) & (end_ns < _MAX_TIME_NS)
+def _are_times(start_ns: Ns, end_ns: Ns) -> Flags:
+    valid: Flags = (start_ns > -_MAX_TIME_NS) & (end_ns >= start_ns) & (end_ns < _MAX_TIME_NS)
     return valid
 
 
-def _named(rows: NDArray[np.int64], names: NDArray[np.int64], kind: Kind) -> NDArray[np.int64]:
+def _named(rows: Ns, names: Ns, kind: Kind) -> Ns:
     return np.column_stack((rows, names, np.full(len(rows), int(kind))))
 
 
