@@ -1,7 +1,7 @@
 """Writes the traces of the documentation: `python -m perfd.testing.example_traces [FOLDER]`.
 
-Four data-parallel ranks as torch's profiler sees them, made up: forward and backward of rank 2 take 40 % longer,
-and its peers wait for it in the all-reduce.
+Four data-parallel ranks as torch's profiler sees them, made up: forward and backward of rank 2 take 40 %
+longer, and its peers wait for it in the all-reduce.
 """
 
 from __future__ import annotations
