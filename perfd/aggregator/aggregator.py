@@ -76,7 +76,12 @@ class Aggregator:
             self._access = Access(config)
             self._webhook = Webhook(config.webhook)
             self._captures = Captures(
-                config.capture_profiles, self._clock, self._history, reports=config.capture_reports
+                config.capture_profiles,
+                self._clock,
+                self._history,
+                reports=config.capture_reports,
+                live=self.live,
+                peaks_file=config.analysis.gpu_peaks_file,
             )
             self._exporters = Exporters(config.exporters, self._clock)
             self._rounds = Rounds(

@@ -23,6 +23,7 @@ import msgspec
 
 from perfd.aggregator import leash
 from perfd.aggregator.trace_document import TraceDocument
+from perfd.analysis.summary import JobSummary, to_json
 from perfd.capture.events import Capture, CaptureReport
 from perfd.capture.reading import reading
 from perfd.capture.tools import TRACE_SUFFIXES
@@ -43,15 +44,27 @@ _LEASH = (sys.executable, "-I", "-S", leash.__file__)
 
 Made = Callable[[str, CaptureReport], None]
 """Takes the report of a capture; called from a thread of its own."""
+LiveSummary = Callable[[str], JobSummary | None]
+"""The newest numbers of a job; called from the same thread."""
 
 
 class CaptureReports:
     """Makes the report of each capture that it is given, from `submit` to `stop`; both from any thread."""
 
     def __init__(
-        self, made: Made, clock: Clock, *, timeout_s: float = _TIMEOUT_S, perfd: Sequence[str] = _PERFD
+        self,
+        made: Made,
+        clock: Clock,
+        *,
+        live: LiveSummary = lambda _: None,
+        peaks_file: str | None = None,
+        timeout_s: float = _TIMEOUT_S,
+        perfd: Sequence[str] = _PERFD,
     ) -> None:
+        """What `live` knows of a job's arithmetic makes MFU of its traces, by the peaks that are known."""
         self._made = made
+        self._live = live
+        self._peaks_file = peaks_file
         self._clock = clock
         self._perfd = perfd
         self._timeout_s = timeout_s
@@ -95,19 +108,20 @@ class CaptureReports:
                 continue
             try:
                 with reading(traces[0].parent):
-                    report = self._report(traces)
+                    report = self._report(capture.job, traces)
             except (CaptureError, OSError) as error:
                 report = CaptureReport(path=None, words=str(error), made_unix_s=self._now())
             if not self._stopped:
                 self._made(capture.capture_id, report)
 
-    def _report(self, traces: Sequence[Path]) -> CaptureReport:
+    def _report(self, job: str, traces: Sequence[Path]) -> CaptureReport:
         folder = traces[0].parent
         document, page = folder / f".{DOCUMENT_NAME}", folder / f".{REPORT_NAME}"
         try:
             # They name kernels and shapes of the model: as private as the traces.
             with _private(document) as output, _private(page), _scratch() as scratch:
-                verb = ["analyze", "--json", "--report", str(page), *map(str, traces)]
+                known = self._known(job, Path(scratch))
+                verb = ["analyze", "--json", "--report", str(page), *known, *map(str, traces)]
                 paths = (scratch, str(document), str(page))
                 self._run([*_LEASH, *paths, "--", "env", f"TMPDIR={scratch}", *self._perfd, *verb], output)
             if document.stat().st_size > _MOST_BYTES:
@@ -125,6 +139,16 @@ class CaptureReports:
             overlap_ratio=said.overlap_ratio(),
             shares=said.shares(),
         )
+
+    def _known(self, job: str, scratch: Path) -> Sequence[str]:
+        """The arguments that tell of the job's arithmetic; none where that is not known."""
+        summary = self._live(job)
+        if summary is None or summary.model_flops_per_s_per_gpu is None:
+            return ()
+        file = scratch / "summary.json"
+        file.write_bytes(msgspec.json.encode(to_json([summary])))
+        peaks = ("--peaks", self._peaks_file) if self._peaks_file else ()
+        return ("--summary", str(file), *peaks)
 
     def _run(self, command: Sequence[str], output: int) -> None:
         """Run a verb of perfd; raises `CaptureError` with its complaint."""

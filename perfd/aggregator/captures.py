@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from perfd.aggregator.capture_reports import CaptureReports
+from perfd.aggregator.capture_reports import CaptureReports, LiveSummary
 from perfd.aggregator.history import History
 from perfd.aggregator.history_rows import capture_row
 from perfd.aggregator.received import Decision, Outcome, ReceivedAlert, server_of, unknown_job
@@ -35,9 +35,16 @@ class Captures:
         history: History | None,
         *,
         reports: bool = False,
+        live: LiveSummary = lambda _: None,
+        peaks_file: str | None = None,
     ) -> None:
-        """With `reports`, captures that end and whose traces can be read here are analysed."""
-        self._reports = CaptureReports(self._report_made, clock) if reports else None
+        """With `reports`, captures that end and whose traces can be read here are analysed.
+
+        `live` is the newest summary of a job, asked from a thread of its own.
+        """
+        self._reports = (
+            CaptureReports(self._report_made, clock, live=live, peaks_file=peaks_file) if reports else None
+        )
         self._coordinator = CaptureCoordinator(profiles)
         self._clock = clock
         self._history = history

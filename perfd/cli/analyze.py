@@ -40,7 +40,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gpus", type=positive_whole, metavar="N", help="GPUs of the whole job; default: as the traces say"
     )
-    parser.add_argument("--precision", default="bf16", help="whose dense peak MFU is of (default: bf16)")
+    parser.add_argument(
+        "--precision", help="whose dense peak MFU is of; default: the summary's where it says one, else bf16"
+    )
     parser.add_argument(
         "--peaks", type=Path, metavar="FILE", help="rows to try before the table of GPU peaks"
     )

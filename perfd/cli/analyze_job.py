@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from perfd.analysis.summary import JobSummary
 from perfd.peaks import load_peaks
 from perfd.report.summaries import one_job, read_summary
-from perfd.trace.analysis import TraceSettings
+from perfd.trace.analysis import DEFAULT_PRECISION, TraceSettings
 
 
 def settings_of(
@@ -17,16 +18,26 @@ def settings_of(
     peaks: Path | None,
     model_flops_per_step: float | None,
     gpus: int | None,
-    precision: str,
+    precision: str | None,
 ) -> TraceSettings:
     """What MFU needs: of a summary that was named or lies beside the traces, and the table of peaks."""
-    job = _job(named, beside)
-    return TraceSettings(
+    known = settings_for(_job(named, beside), peaks)
+    return replace(
+        known,
         model_flops_per_step=model_flops_per_step,
-        model_flops_per_s_per_gpu=job.model_flops_per_s_per_gpu if job else None,
-        step_time_s=job.step_time_s.median if job else None,
         gpus=gpus,
-        precision=precision,
+        precision=precision or known.precision,
+    )
+
+
+def settings_for(job: JobSummary | None, peaks: Path | None = None) -> TraceSettings:
+    """What MFU needs, as far as a summary tells it."""
+    if job is None:
+        return TraceSettings(peaks=load_peaks(peaks))
+    return TraceSettings(
+        model_flops_per_s_per_gpu=job.model_flops_per_s_per_gpu,
+        step_time_s=job.step_time_s.median,
+        precision=job.peak_precision or DEFAULT_PRECISION,
         peaks=load_peaks(peaks),
     )
 

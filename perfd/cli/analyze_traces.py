@@ -36,7 +36,7 @@ def _settings(args: argparse.Namespace, folder: Path) -> TraceSettings:
     summary = folder / SUMMARY_JSON
     beside = summary if summary.is_file() else None
     if not (args.summary or beside or args.peaks or args.model_flops_per_step):
-        return TraceSettings(gpus=args.gpus, precision=args.precision)
+        return TraceSettings(gpus=args.gpus)
     from perfd.cli.analyze_job import settings_of  # noqa: PLC0415
 
     return settings_of(

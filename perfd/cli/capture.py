@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from rich import box
@@ -26,6 +26,9 @@ from perfd.cli import capture_slurm
 from perfd.cli.arguments import positive, positive_whole
 from perfd.cli.client import add_aggregator, add_token, ask, authorization_of, url_of
 from perfd.errors import PerfdError
+
+if TYPE_CHECKING:
+    from perfd.analysis.summary import JobSummary
 
 EXIT_CODES = """\
 Exits with 0 when the aggregator did what was asked, and with 2 when it refused or cannot be reached.
@@ -141,9 +144,21 @@ def _show(args: argparse.Namespace) -> int:
     if args.analyze:
         from perfd.cli.capture_analysis import analyze  # noqa: PLC0415  (slow to import; a rare wish)
 
-        for path in analyze(document["capture"]):
+        for path in analyze(document["capture"], _job_of(args, document["capture"])):
             print(path, file=sys.stderr)
     return 0
+
+
+def _job_of(args: argparse.Namespace, capture: Mapping[str, Any]) -> JobSummary | None:
+    """What the aggregator knows of the captured job; None when that is nothing."""
+    from perfd.report.summaries import jobs_of  # noqa: PLC0415  (as above)
+
+    try:
+        found = ask(url_of(args), "GET", f"/api/v1/jobs/{quote(capture['job'], safe='')}")
+        return jobs_of(found, capture["job"])[0]
+    except PerfdError:
+        # Servers are no jobs, and old jobs are forgotten: there is no MFU then.
+        return None
 
 
 def _start(args: argparse.Namespace) -> int:

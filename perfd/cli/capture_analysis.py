@@ -8,20 +8,24 @@ from typing import Any
 
 import msgspec
 
+from perfd.analysis.summary import JobSummary
 from perfd.capture.reading import reading
 from perfd.capture.tools import TRACE_SUFFIXES
+from perfd.cli.analyze_job import settings_for
 from perfd.errors import PerfdError
-from perfd.peaks import load_peaks
 from perfd.report.from_trace import report_of_trace
 from perfd.report.write import write_report
-from perfd.trace.analysis import TraceSettings, analyse
+from perfd.trace.analysis import analyse
 from perfd.trace.document import to_json
 from perfd.trace.files import read_traces
 from perfd.trace.findings import diagnose
 
 
-def analyze(capture: Mapping[str, Any]) -> list[Path]:
-    """Analyse the traces of this node, all ranks of a folder together; the files that were written."""
+def analyze(capture: Mapping[str, Any], job: JobSummary | None = None) -> list[Path]:
+    """Analyse the traces of this node, all ranks of a folder together; the files that were written.
+
+    What is known of the job makes MFU of them.
+    """
     files = {Path(file["path"]) for who in capture["ranks"] for file in who["files"]}
     traces = sorted(file for file in files if file.name.endswith(TRACE_SUFFIXES) and file.is_file())
     if not traces:
@@ -34,7 +38,7 @@ def analyze(capture: Mapping[str, Any]) -> list[Path]:
         with reading(folder):
             analysis = analyse(
                 read_traces([trace for trace in traces if trace.parent == folder], "nsys"),
-                TraceSettings(peaks=load_peaks(None)),
+                settings_for(job),
             )
         diagnosis = diagnose(analysis)
         document, report = folder / "perfd.trace.json", folder / "perfd.report.html"

@@ -13,6 +13,8 @@ from perfd.trace.model import RankTrace
 from perfd.trace.phases import PhaseRow, phase_rows
 from perfd.trace.stages import StageStall, stage_of, stage_stalls
 
+DEFAULT_PRECISION = "bf16"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceSettings:
@@ -25,7 +27,7 @@ class TraceSettings:
     step_time_s: float | None = None
     gpus: int | None = None
     """Of the whole job; None for what the traces say, else the number of ranks."""
-    precision: str = "bf16"
+    precision: str = DEFAULT_PRECISION
     peaks: PeakTable = field(default_factory=PeakTable)
 
 

@@ -9,6 +9,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from perfd.model import (
     CaptureState,
     CaptureStatus,
     CaptureTool,
+    GpuInfo,
+    JobDescription,
     RankPlacement,
     SampleTable,
     Scope,
@@ -226,6 +229,41 @@ def test_what_a_trace_shows_to_be_hidden_is_taken_off_the_communication_that_ncc
     assert summary.communication.share_ratio == pytest.approx(0.4)
     assert summary.communication.exposed_ratio == pytest.approx(0.2)
     assert (summary.communication.exposed_source or "").startswith("capture c1, ")
+
+
+def test_a_report_has_the_mfu_that_the_job_s_arithmetic_means(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "c1" / "rank0.trace.json"
+    path.parent.mkdir()
+    write_json(path, kineto([Op(COMPUTE, 0, 60e3)], steps={1: (0, 1e5)}))
+    file = CaptureFile(path=str(path), size_bytes=path.stat().st_size)
+    aggregator = running(tmp_path)
+    now_ns = SystemClock().unix_ns()
+    try:
+        with FakeAgent(aggregator.grpc_address, node="n0") as agent:
+            agent.hello(tools=(CaptureTool.KINETO,))
+            agent.send(
+                JobDescription(job="llm", framework="megatron", precision="fp8"),
+                RankPlacement(job="llm", rank=0, gpu=0),
+                GpuInfo(index=0, name="NVIDIA H200"),
+                *(replace(step, flops_per_s_per_gpu=400e12) for step in steps(now_ns, 1, 40, 0.1)),
+            )
+            aggregator.tick()
+            (live,) = aggregator.summary("llm")
+            captured_meanwhile(agent, aggregator, file, now_ns)
+        document = json.loads((path.parent / "perfd.trace.json").read_bytes())
+        (path.parent / "perfd.trace.json").unlink()
+        words = ["capture", "show", "c1", "--analyze", "--aggregator", str(aggregator.http_address)]
+        assert main(words) == 0
+    finally:
+        aggregator.stop()
+    # 40 TFLOP in a step of 100 ms, against the dense peak of fp8: both know the same.
+    assert document["model_use"]["mfu_ratio"] == pytest.approx(live.mfu_ratio)
+    assert document["model_use"]["mfu_ratio"] == pytest.approx(400 / 1979, rel=1e-3)
+    assert document["model_use"]["precision"] == "fp8"
+    by_hand = json.loads((path.parent / "perfd.trace.json").read_bytes())
+    assert by_hand["model_use"] == document["model_use"]
 
 
 def test_the_overlap_of_a_capture_is_what_compute_covers_and_not_copies_as_of_each_trace(
