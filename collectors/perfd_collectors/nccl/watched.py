@@ -7,10 +7,16 @@ import os
 
 import msgspec
 
-from perfd.model import Record, SampleTable, Scope
+from perfd.model import Event, EventKind, Record, SampleTable, Scope
 from perfd_collectors.nccl.reduce import Window, busy_ns, keep_one_in, reduce_operations
-from perfd_collectors.nccl.rings import Operation, Reading, Segment, Wanted
+from perfd_collectors.nccl.rings import Operation, Reading, Segment, Timing, Wanted
 from perfd_collectors.nccl.sampling import BusyTime
+from perfd_collectors.nccl.stamps import mixed_up
+
+_MIXED_UP = (
+    "NCCL tells times on the GPU that are not of these operations: some overlap that cannot. So what they"
+    " took is unknown. NCCL 2.32 does so after a Broadcast: try NCCL_ALLGATHERV_ENABLE=0, or another release."
+)
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,6 +38,10 @@ class Watched:
         self._segment = segment
         self._recording = Wanted.GPU_TIME in segment.wanted()
         self._pending: list[Operation] = []
+        self._mixed_up: set[int] = set()
+        """Communicators whose times NCCL has lost track of, as long as they live."""
+        self._partly_timed = False
+        """Whether there ever was one, so that the time in kernels is not known."""
         if progress is None:
             self._lost = self._untimed = 0
             self._busy = BusyTime(segment.counters().started)
@@ -53,17 +63,32 @@ class Watched:
         rank = self._segment.process.rank
         start_unix_ns, self._reported_unix_ns = self._reported_unix_ns, now_unix_ns
         operations, self._pending = self._pending, []
+        communicators = {one.index: one for one in self._segment.communicators()}
+        newly_mixed_up = mixed_up(operations) - self._mixed_up
+        self._mixed_up |= newly_mixed_up
+        operations = self._without_wrong_times(operations)
+        self._mixed_up &= {one.index for one in communicators.values() if one.live}
+        self._partly_timed |= bool(newly_mixed_up)
         started = self._segment.counters().started
         self._busy.add(busy_ns(operations), started, recording=self._recording)
         self._untimed += sum(one.timed and one.duration_ns is None for one in operations)
         if rank is None:
             return []
         window = Window(job=job, rank=rank, start_unix_ns=start_unix_ns, end_unix_ns=now_unix_ns)
-        communicators = {one.index: one for one in self._segment.communicators()}
         keep = keep_one_in(len(operations), now_unix_ns - start_unix_ns, max_operations_per_s)
         return [
             *reduce_operations(operations, communicators, window, keep_one_in=keep),
             self._totals(window),
+            *(_told_of(window) for _ in newly_mixed_up),
+        ]
+
+    def _without_wrong_times(self, operations: list[Operation]) -> list[Operation]:
+        if not self._mixed_up:
+            return operations
+        self._untimed += sum(one.timed and one.communicator in self._mixed_up for one in operations)
+        return [
+            one._replace(timing=Timing.HOST) if one.communicator in self._mixed_up else one
+            for one in operations
         ]
 
     def switch(self, wanted: Wanted) -> None:
@@ -100,7 +125,8 @@ class Watched:
 
     def _totals(self, window: Window) -> SampleTable:
         counters = self._segment.counters()
-        busy_s = self._busy.total_s if self._segment.process.profiler_version >= 4 else None
+        whole = self._segment.process.profiler_version >= 4 and not self._partly_timed
+        busy_s = self._busy.total_s if whole else None
         return SampleTable(
             scope=Scope.RANK,
             times_unix_ns=[window.end_unix_ns],
@@ -117,6 +143,16 @@ class Watched:
 def same_file(watched: Watched, segment: Segment) -> bool:
     """Whether a segment is one that is watched already, by another name."""
     return watched.file == _identity(segment.status())
+
+
+def _told_of(window: Window) -> Event:
+    return Event(
+        kind=EventKind.NCCL_WARNING,
+        time_unix_ns=window.end_unix_ns,
+        message=_MIXED_UP,
+        job=window.job,
+        rank=window.rank,
+    )
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:

@@ -1,0 +1,76 @@
+"""Times that cannot be of their operations are not told, and somebody says so."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+from nccl.driver import NEEDS_GCC, driving, go_on, wait_for
+from nccl.test_owners import Reader, events
+from nccl.test_reduce import operation
+from perfd_collectors.nccl.rings import Operation
+from perfd_collectors.nccl.stamps import mixed_up
+
+from perfd.model import CollectiveTimes, SampleTable, Scope
+
+MS = 1_000_000
+
+
+def in_a_row(count: int, apart_ns: int, *, communicator: int = 0, first: int = 0) -> list[Operation]:
+    return [
+        operation(n, start_ns=n * apart_ns, duration_ns=MS, communicator=communicator)._replace(
+            start_monotonic_ns=n
+        )
+        for n in range(first, first + count)
+    ]
+
+
+def test_kernels_of_a_communicator_that_overlap_are_not_its_own() -> None:
+    sound, mixed = in_a_row(100, 2 * MS), in_a_row(100, MS // 2, communicator=1)
+
+    assert mixed_up(sound + mixed) == {1}
+
+
+def test_a_group_shares_its_kernel() -> None:
+    grouped = [one._replace(group=7) for one in in_a_row(100, MS // 2)]
+
+    assert mixed_up(grouped) == set()
+
+
+@given(wrong=st.sets(st.integers(0, 99), max_size=10))
+def test_a_few_wrong_times_do_not_speak_for_the_rest(wrong: set[int]) -> None:
+    operations = [
+        one._replace(gpu_stop_ns=one.gpu_stop_ns + 50 * MS) if number in wrong else one
+        for number, one in enumerate(in_a_row(100, 2 * MS))
+    ]
+
+    assert mixed_up(operations) == set()
+
+
+@given(count=st.integers(0, 20))
+def test_of_few_operations_nothing_is_said(count: int) -> None:
+    assert mixed_up(in_a_row(count, MS // 2)) == set()
+
+
+@NEEDS_GCC
+def test_a_rank_whose_times_are_of_other_work_tells_none_and_says_why(built: Path, tmp_path: Path) -> None:
+    reader = Reader(tmp_path)
+    records = []
+    with driving(built, tmp_path, 6, "bursts", 50, RANK="0", WORLD_SIZE="2", DRIVER_MIXED_UP="1") as job:
+        wait_for(job, "0")
+        reader.window()
+        for begun in (50, 100):
+            go_on(job)
+            wait_for(job, str(begun))
+            records += reader.window()
+    reader.collector.close()
+
+    tables = [one for one in records if isinstance(one, SampleTable) and one.scope is Scope.RANK]
+    assert not [one for one in records if isinstance(one, CollectiveTimes)]
+    assert [table.columns["nccl_operations"][0] for table in tables] == [50, 100]
+    assert [table.columns["nccl_untimed_operations"][0] for table in tables] == [50, 100]
+    assert all(math.isnan(table.columns["nccl_busy_s"][0]) for table in tables)
+    (told,) = [message for message in events(records) if "NCCL" in message]
+    assert "NCCL_ALLGATHERV_ENABLE=0" in told
