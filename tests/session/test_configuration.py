@@ -18,7 +18,7 @@ def test_the_commented_configuration_is_the_default():
 def test_a_misspelled_key_is_named_with_its_path(tmp_path):
     path = tmp_path / "session.yaml"
     path.write_text("agent: {capture: {enabledd: true}}")
-    with pytest.raises(ConfigError, match=r"session\.yaml: .*enabledd.*\$\.agent\.capture"):
+    with pytest.raises(ConfigError, match=r"session\.yaml: `enabledd` is not a key of `agent\.capture`; "):
         load_session(path)
 
 
@@ -66,5 +66,5 @@ def test_an_error_names_the_drop_in_that_brought_it(tmp_path):
     (tmp_path / "agent.d" / "10.yaml").write_text("job: a\n")
     (tmp_path / "agent.d" / "20.yaml").write_text("uplink: {adress: a}\n")
 
-    with pytest.raises(ConfigError, match=r"20\.yaml: .*adress.*\$\.uplink"):
+    with pytest.raises(ConfigError, match=r"20\.yaml: `adress` is not a key of `uplink`; "):
         load(path, AgentConfig)
