@@ -28,6 +28,7 @@ def job_view(state: State, data: JobData, summary: JobSummary) -> JobView:
             node=node,
             gpu=placement.gpu,
             pod_uid=placement.pod_uid,
+            pod_name=placement.pod_name,
             compute_s=compute_s.get(placement.rank),
         )
         for node, placements in data.placements.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from statistics import median
 
 from perfd.errors import CaptureError
@@ -12,9 +13,12 @@ from perfd.model import CaptureTool, ParallelLayout
 
 _RANGE = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
 _ROLE = re.compile(r"(stage|pp|tp|cp|dp|ep)=(first|last|\d{1,7})")
-_PLACE = re.compile(r"(node|gpu|pod)=([A-Za-z0-9][A-Za-z0-9._/-]{0,252})")
+_PLACE = re.compile(r"(node|gpu|pod)=([A-Za-z0-9*][A-Za-z0-9._/*-]{0,252})")
 _SLOWEST = re.compile(r"slowest:(\d{1,4})")
 _MAX_RANK = 1_000_000
+_MOST_NAMED = 8
+_POD_OF_A_JOB = "-[a-z0-9]{5}"
+"""What Kubernetes puts behind the host name of an indexed Job's pod to make the pod's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +30,7 @@ class RankView:
     gpu: int | None = None
     pod_uid: str | None = None
     """Of the Kubernetes pod that it runs in."""
+    pod_name: str | None = None
     compute_s: float | None = None
     """Time per step that this rank computed, without waiting for others; the larger, the slower it is."""
 
@@ -88,8 +93,9 @@ def select(selector: str, view: JobView, labels: Mapping[str, str] | None = None
     """The ranks that a selector means, by node.
 
     Terms joined by `+` are united. A term is `all`, a list (`0,3,8-11`), conditions that must all hold
-    (`stage=last,tp=0`, `node=n7,gpu=3`), `alert` (what the alert's labels name), `slowest:N`, `culprits`,
-    or `peer` (for each rank of the other terms, a healthy one of the same stage and role).
+    (`stage=last,tp=0`, `node=n7,gpu=3`, `pod=train-*`), `alert` (what the alert's labels name),
+    `slowest:N`, `culprits`, or `peer` (for each rank of the other terms, a healthy one of the same stage
+    and role).
     Of a server there is nothing to choose. Raises `CaptureError` with the reason when the selector is wrong
     or nothing can be chosen.
     """
@@ -108,8 +114,7 @@ def select(selector: str, view: JobView, labels: Mapping[str, str] | None = None
     if wants_peer:
         chosen.update(_peers(chosen, view))
     if not chosen:
-        why = "; the analysis blames none now" if "culprits" in terms else ""
-        raise CaptureError(f"No rank of job {view.job} is meant by {selector!r}{why}.")
+        raise CaptureError(f"No rank of job {view.job} is meant by {selector!r}{_hint(terms, view)}.")
     return _place(chosen, view)
 
 
@@ -118,6 +123,22 @@ def check_selector(selector: str) -> None:
     for term in (part.strip() for part in selector.split("+")):
         if term not in ("all", "alert", "culprits", "peer") and not _SLOWEST.fullmatch(term):
             _parse_conditions(term)
+
+
+def _hint(terms: Sequence[str], view: JobView) -> str:
+    """What could have been meant, or why nothing is."""
+    if "culprits" in terms:
+        return "; the analysis blames none now"
+    for place, names in (
+        ("node=", {rank.node for rank in view.ranks}),
+        ("pod=", {rank.pod_name or rank.pod_uid for rank in view.ranks if rank.pod_name or rank.pod_uid}),
+    ):
+        if any(place in term for term in terms):
+            listed = sorted(str(name) for name in names)
+            more = f" and {len(listed) - _MOST_NAMED} more" if len(listed) > _MOST_NAMED else ""
+            what = f"{', '.join(listed[:_MOST_NAMED])}{more}" if listed else "no known one"
+            return f"; its ranks are in {what}" if place == "pod=" else f"; its ranks are on {what}"
+    return ""
 
 
 def _server(view: JobView) -> Selection:
@@ -177,9 +198,19 @@ def _parse_conditions(term: str) -> set[int] | list[_Condition]:
 
 def _place_condition(kind: str, wanted: str) -> _Condition:
     def holds(rank: RankView, _: ParallelLayout) -> bool:
-        return wanted == {"node": rank.node, "gpu": str(rank.gpu), "pod": rank.pod_uid}[kind]
+        if kind == "pod":
+            return _in_pod(rank, wanted)
+        return fnmatchcase(rank.node if kind == "node" else str(rank.gpu), wanted)
 
     return holds
+
+
+def _in_pod(rank: RankView, wanted: str) -> bool:
+    """Whether a rank is in a pod of that UID or name; an agent in the pod of its job is called as the pod."""
+    names = [name for name in (rank.pod_uid, rank.pod_name, rank.node) if name]
+    if any(fnmatchcase(name, wanted) for name in names):
+        return True
+    return bool(rank.pod_name and re.fullmatch(re.escape(rank.pod_name) + _POD_OF_A_JOB, wanted))
 
 
 def _role_condition(dimension: str, wanted: str) -> _Condition:
@@ -205,21 +236,22 @@ def _from_labels(view: JobView, labels: Mapping[str, str]) -> set[int]:
         return {int(labels["rank"])}
     if pod := {rank.rank for rank in view.ranks if rank.pod_uid and labels.get("uid") == rank.pod_uid}:
         return pod
-    on_node = [rank for rank in view.ranks if _node_of(labels, view) in ("", rank.node)]
+    near = _near(view, labels)
     if gpu := labels.get("gpu", ""):
-        return {rank.rank for rank in on_node if str(rank.gpu) == gpu}
+        return {rank.rank for rank in near if str(rank.gpu) == gpu}
     roles = [(name, labels[name]) for name in ("stage", "tp", "dp") if labels.get(name, "").isdecimal()]
     return {
         rank.rank
-        for rank in on_node
+        for rank in near
         if all(coordinate(rank.rank, name, view.layout) == int(value) for name, value in roles)
     }
 
 
-def _node_of(labels: Mapping[str, str], view: JobView) -> str:
-    """The node that labels name, empty without one; an agent in the pod of its job is called as the pod."""
-    pod = labels.get("pod", "")
-    return labels.get("node", "") or (pod if any(rank.node == pod for rank in view.ranks) else "")
+def _near(view: JobView, labels: Mapping[str, str]) -> Sequence[RankView]:
+    """The ranks on the node and in the pod that labels name; all without a node, and with a pod of others."""
+    node, pod = labels.get("node", ""), labels.get("pod", "")
+    on_node = [rank for rank in view.ranks if node in ("", rank.node)]
+    return [rank for rank in on_node if _in_pod(rank, pod)] or on_node
 
 
 def _slowest(count: int, view: JobView) -> set[int]:
@@ -289,8 +321,8 @@ def _without_placements(terms: Sequence[str], view: JobView, labels: Mapping[str
             ranks.setdefault(named[0], set()).add(int(rank))
         elif term == "alert":
             whole.update(named)
-        elif term.removeprefix("node=") in view.nodes:
-            whole.add(term.removeprefix("node="))
+        elif on := _nodes_named(term, view):
+            whole.update(on)
         elif (listed := _listed(term, view)) and len(view.nodes) == 1:
             ranks.setdefault(view.nodes[0], set()).update(listed)
         else:
@@ -304,6 +336,13 @@ def _without_placements(terms: Sequence[str], view: JobView, labels: Mapping[str
             if node in whole or node in ranks
         }
     )
+
+
+def _nodes_named(term: str, view: JobView) -> list[str]:
+    """The nodes that a term names alone; an agent in the pod of its job is called as the pod."""
+    place = _PLACE.fullmatch(term)
+    wanted = place[2] if place and place[1] != "gpu" else ""
+    return [node for node in view.nodes if fnmatchcase(node, wanted)]
 
 
 def _listed(term: str, view: JobView) -> set[int]:

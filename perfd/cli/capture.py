@@ -69,7 +69,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     start.add_argument(
         "--ranks",
         metavar="WHO",
-        help="all; 0,3,8-11; stage=last,tp=0; slowest:2; culprits; +peer adds healthy ranks to compare with",
+        help="all; 0,3,8-11; stage=last,tp=0; node=n7,gpu=3; pod=NAME; slowest:2; culprits; +peer adds"
+        " healthy ranks to compare with",
     )
     start.add_argument("--steps", type=positive_whole, help="how many training steps")
     start.add_argument("--duration", type=positive, metavar="SECONDS", help="the longest that it may take")

@@ -31,6 +31,8 @@ class RankPlacement:
     gpu: int | None = None
     pid: int | None = None
     pod_uid: str | None = None
+    pod_name: str | None = None
+    """As the pod calls itself, which may lack what its owner put behind the name."""
 
 
 class ServerRole(StrEnum):

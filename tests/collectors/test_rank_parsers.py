@@ -90,6 +90,27 @@ def test_torchrun_tells_the_rank() -> None:
     assert (identity.pod_uid, identity.container_id) == (UID, ID)
 
 
+@pytest.mark.parametrize(
+    ("environ", "where", "name"),
+    [
+        ({"HOSTNAME": "train-0"}, CgroupIdentity(pod_uid=UID), "train-0"),
+        ({"HOSTNAME": "train-0", "POD_NAME": "train-0-x7k2p"}, CgroupIdentity(pod_uid=UID), "train-0-x7k2p"),
+        ({"POD_NAME": "train-0"}, NOWHERE, "train-0"),
+        ({"HOSTNAME": "node7"}, NOWHERE, None),
+        ({"HOSTNAME": ""}, CgroupIdentity(pod_uid=UID), None),
+        ({}, CgroupIdentity(pod_uid=UID), None),
+    ],
+)
+def test_a_pod_is_called_as_its_manifest_or_its_host_name_says(
+    environ: dict[str, str], where: CgroupIdentity, name: str | None
+) -> None:
+    identity = resolve_rank(
+        TORCH | parse_environ(b"\0".join(f"{k}={v}".encode() for k, v in environ.items())), where
+    )
+    assert identity is not None
+    assert identity.pod_name == name
+
+
 def test_slurm_alone_tells_the_rank() -> None:
     environ = {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "77"}
     identity = resolve_rank(environ, NOWHERE)

@@ -186,6 +186,10 @@ REMOVED = CaptureFilesRemoved(
     time_unix_ns=1_700_000_008_000_000_000,
 )
 
+PLACEMENT = RankPlacement(
+    job="llm", rank=5, local_rank=1, world_size=8, gpu=1, pid=4242, pod_uid="pod-1", pod_name="train-1"
+)
+
 MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
     "hello": Hello(
         agent_id="6f1c1a3e",
@@ -197,6 +201,9 @@ MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
     ),
     "batch": Batch(sequence=42, sent_unix_ns=1_700_000_006_000_000_000, records=RECORDS, dropped_records=9),
     "batch_server_info": Batch(sequence=43, sent_unix_ns=1_700_000_006_000_000_000, records=(SERVER,)),
+    "batch_placement_in_named_pod": Batch(
+        sequence=45, sent_unix_ns=1_700_000_009_000_000_000, records=(PLACEMENT,)
+    ),
     "batch_capture_files_removed": Batch(
         sequence=44, sent_unix_ns=1_700_000_009_000_000_000, records=(REMOVED,)
     ),

@@ -14,7 +14,7 @@ WANTED = frozenset(
         "SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_PROCID", "SLURM_LOCALID",
         "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
-        "NVIDIA_VISIBLE_DEVICES",
+        "NVIDIA_VISIBLE_DEVICES", "POD_NAME", "HOSTNAME",
     }
 )  # fmt: skip
 """The variables that are kept of an environment; it may hold secrets, so nothing else is."""
@@ -42,6 +42,7 @@ class RankIdentity:
     job: str | None = None
     master_address: str | None = None
     pod_uid: str | None = None
+    pod_name: str | None = None
     container_id: str | None = None
     environ: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """What `gpus.py` needs of the environment."""
@@ -80,6 +81,7 @@ def resolve_rank(environ: Mapping[str, str], cgroup: CgroupIdentity) -> RankIden
             job=job_name(environ),
             master_address=environ.get("MASTER_ADDR") or None,
             pod_uid=cgroup.pod_uid,
+            pod_name=_pod_name(environ, cgroup),
             container_id=cgroup.container_id,
             environ=environ,
         )
@@ -96,6 +98,12 @@ def job_name(environ: Mapping[str, str]) -> str | None:
     run = environ.get("TORCHELASTIC_RUN_ID", "")
     # torchrun says `none` when nobody gave its run an id.
     return run if run not in {"", "none"} else None
+
+
+def _pod_name(environ: Mapping[str, str], cgroup: CgroupIdentity) -> str | None:
+    """What a manifest says by the downward API, else the host name that the kubelet gave the pod."""
+    host_name = environ.get("HOSTNAME") if cgroup.pod_uid else None
+    return environ.get("POD_NAME") or host_name or None
 
 
 def _integer(environ: Mapping[str, str], name: str) -> int | None:

@@ -59,6 +59,7 @@ def placements(processes: Iterable[RankProcess], job_of: JobName) -> list[RankPl
             gpu=process.gpu,
             pid=process.pid,
             pod_uid=process.identity.pod_uid,
+            pod_name=process.identity.pod_name,
         )
         for process in rank_processes(processes)
     ]

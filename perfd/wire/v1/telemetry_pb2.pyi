@@ -209,7 +209,7 @@ class GpuInfo(_message.Message):
     def __init__(self, index: _Optional[int] = ..., name: _Optional[str] = ..., uuid: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., max_sm_clock_hz: _Optional[float] = ..., mig: _Optional[bool] = ...) -> None: ...
 
 class RankPlacement(_message.Message):
-    __slots__ = ("job", "rank", "local_rank", "world_size", "gpu", "pid", "pod_uid")
+    __slots__ = ("job", "rank", "local_rank", "world_size", "gpu", "pid", "pod_uid", "pod_name")
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -217,6 +217,7 @@ class RankPlacement(_message.Message):
     GPU_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     POD_UID_FIELD_NUMBER: _ClassVar[int]
+    POD_NAME_FIELD_NUMBER: _ClassVar[int]
     job: str
     rank: int
     local_rank: int
@@ -224,7 +225,8 @@ class RankPlacement(_message.Message):
     gpu: int
     pid: int
     pod_uid: str
-    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., world_size: _Optional[int] = ..., gpu: _Optional[int] = ..., pid: _Optional[int] = ..., pod_uid: _Optional[str] = ...) -> None: ...
+    pod_name: str
+    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., world_size: _Optional[int] = ..., gpu: _Optional[int] = ..., pid: _Optional[int] = ..., pod_uid: _Optional[str] = ..., pod_name: _Optional[str] = ...) -> None: ...
 
 class ParallelLayout(_message.Message):
     __slots__ = ("world_size", "tp", "pp", "dp", "cp", "ep", "vp", "micro_batch_size", "global_batch_size")
