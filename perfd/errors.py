@@ -41,3 +41,8 @@ class TraceError(PerfdError):
 
 class RulesError(ConfigError):
     """One or more rules are wrong; the message lists all mistakes with file, line and column."""
+
+
+def reason_of(error: Exception) -> str:
+    """Why something failed, in words; of the system's errors without number and path."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)

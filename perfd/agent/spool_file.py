@@ -11,7 +11,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfd.errors import SpoolError
+from perfd.errors import SpoolError, reason_of
 
 log = logging.getLogger(__name__)
 
@@ -57,12 +57,12 @@ def open_file(directory: Path) -> SpoolFile:
         if not _is_no_room(error):
             _unlock(lock_fd)
             raise SpoolError(
-                f"The spool {path} cannot be opened: {_reason(error)}. "
+                f"The spool {path} cannot be opened: {reason_of(error)}. "
                 "Set spool.directory to a folder that this user can write."
             ) from error
         log.error(  # noqa: TRY400  (the operator must make room; where it was raised does not help)
             "The disk of the spool is full: batches stay in memory, and a restart loses them. Make room.",
-            extra={"path": str(path), "reason": _reason(error)},
+            extra={"path": str(path), "reason": reason_of(error)},
         )
         return SpoolFile(path=str(path), database=_connect(":memory:"), lock_fd=lock_fd, in_memory=True)
     except SpoolError:
@@ -169,7 +169,3 @@ def _primary_code(error: sqlite3.Error) -> int:
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
     # The upper bits tell more about the same condition: https://www.sqlite.org/rescode.html
     return int(code) & 0xFF
-
-
-def _reason(error: OSError | sqlite3.Error) -> str:
-    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from perfd.errors import PerfdError
+from perfd.errors import PerfdError, reason_of
 from perfd.http_client import BoundedConnection, BoundedTlsConnection
 
 DEFAULT_URL = "http://127.0.0.1:9460"
@@ -59,7 +59,7 @@ def authorization_of(args: argparse.Namespace, environ: Mapping[str, str] | None
     try:
         token = Path(path).read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise PerfdError(f"Cannot read the token in {path}: {error}.") from error
+        raise PerfdError(f"Cannot read the token in {path}: {reason_of(error)}.") from error
     if len(token.split()) != 1:
         raise PerfdError(f"{path} must hold one word, the token of the aggregator's http_token_file.")
     return {"Authorization": f"Bearer {token}"}

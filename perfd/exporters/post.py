@@ -15,7 +15,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from perfd import __version__
 from perfd.config import HttpClientConfig
-from perfd.errors import ConfigError
+from perfd.errors import ConfigError, reason_of
 from perfd.http_client import BoundedConnection, BoundedTlsConnection
 
 _MAX_ANSWER_BYTES = 4096
@@ -124,7 +124,7 @@ def read_secret(path: str, key: str) -> str:
     try:
         secret = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{key}: cannot read {path}: {error}.") from error
+        raise ConfigError(f"{key}: cannot read {path}: {reason_of(error)}.") from error
     if not secret or not secret.isprintable():
         raise ConfigError(f"{key}: {path} must hold one line, the secret.")
     return secret

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from perfd.collector import Settings
-from perfd.errors import RecordingError
+from perfd.errors import RecordingError, reason_of
 from perfd.model import CollectiveProgress, Record
 from perfd_collectors.nccl.flight_recorder import FlightRecorderError, read_dump
 from perfd_collectors.nccl.safe_pickle import MAX_BYTES
@@ -72,7 +72,9 @@ class RecordedDump:
         try:
             self._due: Sequence[CollectiveProgress] = _read(path, int(found[1]), settings)
         except (OSError, FlightRecorderError) as error:
-            raise RecordingError(f"{path} cannot be read as a flight recorder's dump: {error}.") from error
+            raise RecordingError(
+                f"{path} cannot be read as a flight recorder's dump: {reason_of(error)}."
+            ) from error
 
     def span_unix_ns(self) -> tuple[int, int] | None:
         times = [progress.time_unix_ns for progress in self._due]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import logging
 import math
+import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from perfd.collector import Settings
-from perfd.errors import RecordingError
+from perfd.errors import RecordingError, reason_of
 from perfd.model import GpuInfo, Record, SampleTable, Scope
 from perfd_collectors.nvml.columns import NAMES
 from perfd_collectors.nvml.lines import RecordedRow, decode_lines
@@ -102,8 +103,8 @@ def _read(path: Path) -> tuple[list[RecordedRow], int]:
         content = path.read_bytes()
         if path.suffix == ".gz":
             content = gzip.decompress(content)
-    except (OSError, EOFError) as error:
-        raise RecordingError(f"{path}: cannot read the GPU samples: {error}.") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise RecordingError(f"{path}: cannot read the GPU samples: {reason_of(error)}.") from error
     decoded = list(decode_lines(content.split(b"\n")))
     rows = sorted((row for row in decoded if row is not None), key=lambda row: row.time_unix_ns)
     skipped = len(decoded) - len(rows)

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from perfd.collector import Settings
-from perfd.errors import RecordingError
+from perfd.errors import RecordingError, reason_of
 from perfd.model import RankPlacement, Record
 
 
@@ -58,7 +58,9 @@ class RecordedRanks:
         try:
             manifest = msgspec.json.decode(path.read_bytes(), type=dict[str, object])
         except (OSError, msgspec.DecodeError) as error:
-            raise RecordingError(f"{path}: cannot read the ranks of the recording: {error}.") from error
+            raise RecordingError(
+                f"{path}: cannot read the ranks of the recording: {reason_of(error)}."
+            ) from error
         start_unix_s = _converted(manifest).start_unix_s
         self._start_unix_ns = None if start_unix_s is None else round(start_unix_s * 1e9)
         self._clock = settings.clock

@@ -116,7 +116,8 @@ def _histograms(page: Page, name: str) -> list[Histogram]:
     """One for each set of labels of each replica's leading shard; without an open bucket it is left out."""
     buckets: dict[int, tuple[LabelItems, dict[float, float]]] = {}
     for _, value, others, bound in page.series.get(f"{name}_bucket", ()):
-        if bound is None or not 0 <= value < _MOST:
+        # Buckets count: what is neither nothing nor one and more is damage.
+        if bound is None or not (value == 0 or 1 <= value < _MOST):
             continue
         # All buckets of a histogram share one object, so that its labels need not be compared.
         found = buckets.get(id(others))

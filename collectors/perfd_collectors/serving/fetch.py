@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
-from perfd.errors import PerfdError
+from perfd.errors import PerfdError, reason_of
 from perfd.http_client import BoundedConnection, BoundedTlsConnection
 from perfd_collectors.serving.exposition import MAX_PAGE_BYTES
 
@@ -92,7 +92,7 @@ def _authorization(access: Access) -> dict[str, str]:
         try:
             value = access.authorization_file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise FetchError(f"The file of the authorization cannot be read: {error}.") from error
+            raise FetchError(f"The file of the authorization cannot be read: {reason_of(error)}.") from error
     if value is not None and not (value.isascii() and value.isprintable()):
         raise FetchError("The authorization must be one line of plain characters.")
     return {} if value is None else {"Authorization": value}
@@ -118,7 +118,7 @@ def _body(url: str, response: http.client.HTTPResponse, max_bytes: int) -> bytes
 
 def _words(error: Exception) -> str:
     """What an error says, in one line: it may quote what the server sent."""
-    words = " ".join("".join(letter if letter.isprintable() else " " for letter in str(error)).split())
+    words = " ".join("".join(letter if letter.isprintable() else " " for letter in reason_of(error)).split())
     return words[:200] or type(error).__name__
 
 
