@@ -247,7 +247,7 @@ class Aggregator:
         view = self._rounds.view(body.job)
         if view is None:
             raise CaptureError(
-                f"There is no job or server {body.job!r}; /api/v1/jobs and /api/v1/servers list them."
+                f"There is no job or server {body.job!r}; `perfd status` shows jobs, /api/v1/servers servers."
             )
         request = ManualRequest(
             capture_id=body.id or f"manual-{uuid.uuid4().hex[:12]}",

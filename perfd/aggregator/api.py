@@ -142,7 +142,7 @@ def _summary(source: Source, job: str, since: str | None) -> Response:
         return _json(to_json(found))
     stored = source.stored_summary(job)
     if stored is None:
-        return _error(404, f"There is no job {job!r}; /api/v1/jobs lists them.")
+        return _no_job(job)
     return _json({"schema": "perfd.summary/1", "jobs": [stored]})
 
 
@@ -155,7 +155,7 @@ def _summary_since(source: Source, job: str, since: str) -> Response:
         return _error(400, "`since` must be a number of seconds since 1970.")
     found = source.summary_since(job, since_unix_s)
     if found is None:
-        return _error(404, f"There is no job {job!r} in memory; /api/v1/jobs lists them.")
+        return _no_job(job, " in memory")
     if not found.steps.count:
         return _error(404, f"Job {job!r} showed no step since then.")
     return _json(to_json([found]))
@@ -170,7 +170,7 @@ def _steps(source: Source, job: str, request: Request) -> Response:
         return _error(400, f"`limit` must be from 1 to {_MAX_STEPS}, and `from` a step number.")
     lines = source.steps(job, first, limit)
     if lines is None:
-        return _error(404, f"There is no job {job!r}; /api/v1/jobs lists them.")
+        return _no_job(job)
     return _json({"schema": "perfd.steps/1", "job": job, "steps": lines})
 
 
@@ -180,8 +180,12 @@ def _series(source: Source, job: str, request: Request) -> Response:
         return _error(400, f"`points` must be a whole number from 1 to {_MAX_POINTS}.")
     columns = source.series(job, int(points))
     if columns is None:
-        return _error(404, f"There is no job {job!r} in memory; /api/v1/jobs lists them.")
+        return _no_job(job, " in memory")
     return _json({"schema": "perfd.series/1", "job": job, **columns})
+
+
+def _no_job(job: str, where: str = "") -> Response:
+    return _error(404, f"There is no job {job!r}{where}; `perfd status` and /api/v1/jobs list what there is.")
 
 
 def _error(status: int, message: str) -> Response:
