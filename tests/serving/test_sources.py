@@ -74,6 +74,16 @@ def test_nan_is_no_value() -> None:
     assert snapshot(text).forward_occupancy_ratio is None
 
 
+@pytest.mark.parametrize("bound", [5e-324, 1e300, math.nan])
+def test_a_histogram_with_a_bound_that_cannot_be_is_none(bound: float) -> None:
+    bounds = (bound, 0.5, math.inf)
+    found = snapshot(
+        gauge("sglang:num_running_reqs", ({}, 1))
+        + histogram("sglang:time_to_first_token_seconds", {}, bounds, (1, 2, 3), 1.0)
+    )
+    assert found.histograms == {}
+
+
 NUMBERS = st.lists(
     st.sampled_from([math.nan, math.inf, -math.inf, 1e308, -1.0, 0.0, 5e-324, 7.0]) | st.floats(),
     min_size=6,

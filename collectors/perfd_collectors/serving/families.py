@@ -18,8 +18,8 @@ _IGNORED_LABELS = frozenset({"pid", "worker_pid"})
 _PRIORITY = "priority"
 """SGLang 0.5.12 and later: of a gauge the series without a priority is the sum of the others; of a counter it
 is what came without one."""
-_MOST = 1e30
-"""No server has counted so far; what claims it, infinity or NaN is no value, and would spoil every sum."""
+_LEAST, _MOST = 1e-12, 1e30
+"""No server measures so finely or has counted so far: such numbers are damage, as are infinity and NaN."""
 
 Where = Callable[[Labels], bool]
 
@@ -34,7 +34,7 @@ def by_replica(page: Page, name: str, where: Where | None = None) -> Mapping[str
     shards: dict[str, dict[tuple[int, ...], dict[LabelItems, float]]] = {}
     gauge = page.types.get(name) == "gauge"
     for series in page.series.get(name, ()):
-        if not -_MOST < series.value < _MOST or not (where is None or where(series.labels)):
+        if not _is_sound(series.value) or not (where is None or where(series.labels)):
             continue
         if gauge and series.labels.get(_PRIORITY):
             continue
@@ -117,7 +117,7 @@ def _histograms(page: Page, name: str) -> list[Histogram]:
     buckets: dict[int, tuple[LabelItems, dict[float, float]]] = {}
     for _, value, others, bound in page.series.get(f"{name}_bucket", ()):
         # Buckets count: what is neither nothing nor one and more is damage.
-        if bound is None or not (value == 0 or 1 <= value < _MOST):
+        if bound is None or not (1 <= value < _MOST or value == 0):
             continue
         # All buckets of a histogram share one object, so that its labels need not be compared.
         found = buckets.get(id(others))
@@ -127,11 +127,11 @@ def _histograms(page: Page, name: str) -> list[Histogram]:
     sums = {
         _identity(series.others): series.value
         for series in page.series.get(f"{name}_sum", ())
-        if -_MOST < series.value < _MOST
+        if _is_sound(series.value)
     }
     parts: dict[str, dict[tuple[int, ...], dict[LabelItems, Histogram]]] = {}
     for others, counts in buckets.values():
-        if math.inf in counts:
+        if math.inf in counts and all(map(_is_sound, counts.keys() - {math.inf})):
             labels, identity = dict(others), _identity(others)
             shard = parts.setdefault(replica(labels), {}).setdefault(_shard(labels), {})
             shard.setdefault(identity, _histogram(counts, sums.get(identity)))
@@ -149,6 +149,10 @@ def _identity(items: Iterable[tuple[str, str]]) -> LabelItems:
 
 def _shard(labels: Labels) -> tuple[int, ...]:
     return tuple(_number(labels.get(name, "")) for name in _SHARD_LABELS)
+
+
+def _is_sound(value: float) -> bool:
+    return value == 0 or _LEAST <= abs(value) < _MOST
 
 
 def _number(text: str) -> int:
