@@ -284,7 +284,7 @@ def test_what_a_killed_job_leaves_behind_is_swept_and_a_live_one_is_not(built: P
             killed.send_signal(signal.SIGKILL)
             killed.wait()
             assert len(find_segments(tmp_path)) == 2
-            removed = sweep(tmp_path, time.time())
+            removed = sweep(find_segments(tmp_path), time.time())
 
         assert [f"-{killed.pid}-" in path.name for path in removed] == [True]
         assert len(find_segments(tmp_path)) == 1

@@ -72,7 +72,7 @@ class HookCollector:
         self._path = Path(options.socket or default_socket())
         self._job = settings.job
         self._clock = settings.clock
-        self._speakers = Speakers()
+        self._speakers = Speakers(os.geteuid())
         self._listen_s = min(0.9, options.listen_s)
         self._socket = _bound(self._path, options.mode)
         self._poll = select.poll()

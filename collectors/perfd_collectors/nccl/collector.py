@@ -15,17 +15,22 @@ from perfd.model import Event, EventKind, Record, SampleTable, Scope
 from perfd_collectors.nccl.debug_files import DebugFiles
 from perfd_collectors.nccl.flight_recorder_files import DumpDirectory, RecordedDump
 from perfd_collectors.nccl.inspector_files import InspectorDirectory, RecordedInspector
-from perfd_collectors.nccl.owners import distrust, writer_of
+from perfd_collectors.nccl.looks import Looks
+from perfd_collectors.nccl.owners import Locks, distrust, writer_of
 from perfd_collectors.nccl.reduce import keep_one_in
 from perfd_collectors.nccl.rings import Segment, Wanted
 from perfd_collectors.nccl.sampling import check_sampling, in_sample
-from perfd_collectors.nccl.segments import find_segments, sweep
+from perfd_collectors.nccl.segments import segment_names, sweep
 from perfd_collectors.nccl.watched import Progress, Watched, same_file
 
 __all__ = ["COLUMNS", "SPEC", "NcclCollector", "NcclOptions", "keep_one_in"]
 
 _MOST_TOLD = 64
 """Files that are not believed, of those that are there at one time: anybody can make many."""
+_MOST_LOOKS = 64
+"""At files that are not read yet, ten times a second; what a process needs between two is less."""
+_MOST_SWEPT = 256
+"""Files that are not read, a window."""
 _BOOKMARK = msgspec.json.Decoder(dict[str, Progress])
 
 COLUMNS = (
@@ -111,7 +116,8 @@ class NcclCollector:
         """By file name, of segments that an earlier agent read and this one has not yet opened."""
         self._others: set[Path] = set()
         """Segments of other jobs on this node."""
-        self._unready: set[Path] = set()
+        self._looks = Looks(_MOST_LOOKS)
+        self._windows = 0
         self._ignored: dict[Path, str] = {}
         """Files that are not believed, and why."""
         self._told: set[Path] = set()
@@ -149,38 +155,46 @@ class NcclCollector:
                 followed.close()
 
     def _find_processes(self) -> None:
-        for path in find_segments(self._directory):
-            known = (self._processes, self._others, self._unready, self._ignored)
-            if not any(path in paths for paths in known):
-                self._watch(path)
+        locks = Locks(self._settings.proc)
+        for name in self._looks.next(segment_names(self._directory)):
+            self._ignored.pop(self._directory / name, None)
+            self._watch(self._directory / name, locks)
 
     def _forget_processes(self) -> None:
-        sweep(self._directory, self._settings.clock.unix_ns() / 1e9)
-        present = set(find_segments(self._directory))
+        self._sweep()
+        names = segment_names(self._directory)
+        present = {self._directory / name for name in names}
         for path in set(self._processes) - present:
             self._processes.pop(path).close()
         self._others &= present
         self._told &= present
-        names = {path.name for path in present}
-        self._progress = {name: found for name, found in self._progress.items() if name in names}
-        # They are looked at again in the next window: what is being made is whole then.
-        self._unready.clear()
-        self._ignored.clear()
+        self._ignored = {path: why for path, why in self._ignored.items() if path in present}
+        self._progress = {name: self._progress[name] for name in names if name in self._progress}
+        # The rest is looked at again: what is being made is whole then.
+        self._looks.begin_window(names, {path.name for path in (*self._processes, *self._others)})
 
-    def _watch(self, path: Path) -> None:
+    def _sweep(self) -> None:
+        """Of the files that are read all, of very many others some in each window."""
+        watched = {path.name for path in self._processes}
+        others = [name for name in segment_names(self._directory) if name not in watched]
+        first = self._windows * _MOST_SWEPT % max(1, len(others))
+        self._windows += 1
+        chosen = [*watched, *(others[first:] + others[:first])[:_MOST_SWEPT]]
+        sweep((self._directory / name for name in chosen), self._settings.clock.unix_ns() / 1e9)
+
+    def _watch(self, path: Path, locks: Locks) -> None:
         try:
             segment = Segment(path)
         except NothingHere:
-            self._unready.add(path)
             return
         except Unavailable as error:
             self._ignored[path] = str(error)
             return
         pid, status = segment.process.pid, segment.status()
-        reason = distrust(self._settings.proc, status, pid, os.geteuid())
+        reason = distrust(locks, status, pid, os.geteuid())
         if any(same_file(process, segment) for process in self._processes.values()):
             reason = "it is another name of a file that is read already"
-        pid = writer_of(self._settings.proc, status, pid) or pid
+        pid = writer_of(locks, status, pid) or pid
         if reason:
             self._ignored[path] = f"{path} is not read: {reason}."
         elif not self._is_ours(pid):

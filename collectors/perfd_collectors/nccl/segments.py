@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import stat
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from perfd_collectors.nccl.rings import MAGIC
@@ -18,34 +17,34 @@ _BEING_MADE_S = 60.0
 
 def find_segments(directory: Path) -> list[Path]:
     """The segments in a directory, live or left over, by name. Anybody may put other things there."""
-    return sorted(path for path, _ in _files(directory))
+    return [directory / name for name in segment_names(directory)]
 
 
-def sweep(directory: Path, now_unix_s: float) -> list[Path]:
-    """Remove the segments of processes that are gone, and return their paths."""
-    removed = []
-    for path, status in _files(directory):
-        if _left_over(path, now_unix_s - status.st_mtime):
-            path.unlink(missing_ok=True)
-            removed.append(path)
+def segment_names(directory: Path) -> list[str]:
+    """Their names alone, in order: of thousands, paths would cost more than the look."""
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(entry.name for entry in entries if _may_be_one(entry))
+    except OSError:
+        return []
+
+
+def sweep(segments: Iterable[Path], now_unix_s: float) -> list[Path]:
+    """Remove those of processes that are gone, and return their paths."""
+    removed = [path for path in segments if _left_over(path, now_unix_s)]
+    for path in removed:
+        path.unlink(missing_ok=True)
     return removed
 
 
-def _files(directory: Path) -> Iterator[tuple[Path, os.stat_result]]:
+def _may_be_one(entry: os.DirEntry[str]) -> bool:
     try:
-        paths = [path for path in directory.iterdir() if path.name.startswith(FILE_PREFIX)]
+        return entry.name.startswith(FILE_PREFIX) and entry.is_file(follow_symlinks=False)
     except OSError:
-        return
-    for path in paths:
-        try:
-            status = path.lstat()
-        except OSError:
-            continue
-        if stat.S_ISREG(status.st_mode):
-            yield path, status
+        return False
 
 
-def _left_over(path: Path, age_s: float) -> bool:
+def _left_over(path: Path, now_unix_s: float) -> bool:
     """Whether the process that made it is gone: it held a lock on the file for as long as it lived."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -53,6 +52,7 @@ def _left_over(path: Path, age_s: float) -> bool:
         # Gone by now, or not ours to judge: the owner may well be alive.
         return False
     try:
+        age_s = now_unix_s - os.fstat(descriptor).st_mtime
         if os.pread(descriptor, len(MAGIC), 0) != MAGIC and age_s < _BEING_MADE_S:
             # A lock of ours, however short, could get in the way of the one that it is about to take.
             return False
