@@ -4,7 +4,8 @@
 
 The same `train.py` is run in turns; what counts is the median step by CUDA events, without the first fifteen.
 Each round is set against the mean of the bare runs before and after it, so that a GPU that warms up counts
-for nobody. The Inspector takes part if NCCL brings it: with torch's NCCL wheel, or where the loader looks.
+for nobody. The Inspector takes part if NCCL brings it: with torch's NCCL wheel, or where the loader looks. It
+is set up as its README says to begin with, and a run in which it wrote nothing does not count.
 `--dry-run` makes the job so small that CPUs can do it with gloo: then no plugin is ever loaded.
 """
 
@@ -78,7 +79,7 @@ def run_mode(mode: str, folder: Path, train: Sequence[str], inspector: Path | No
             subprocess.run(command, stdout=log, stderr=log, env=environment, timeout=_LIMIT_S, check=False)
         except subprocess.TimeoutExpired:
             return None
-    if not times.is_file():
+    if not times.is_file() or (mode == "inspector" and not any(_dumps(folder).glob("*"))):
         return None
     steps: list[float] = json.loads(times.read_text())["seconds"]
     return statistics.median(steps[_SETTLED_STEPS:]) if len(steps) > _SETTLED_STEPS else None
@@ -91,10 +92,14 @@ def _environment(mode: str, folder: Path, inspector: Path | None) -> Mapping[str
         environment |= {
             "NCCL_PROFILER_PLUGIN": str(inspector),
             "NCCL_INSPECTOR_ENABLE": "1",
-            "NCCL_INSPECTOR_DUMP_DIR": str(folder / "inspector"),
-            "NCCL_INSPECTOR_DUMP_VERBOSE": "1",
+            "NCCL_INSPECTOR_DUMP_DIR": str(_dumps(folder)),
+            "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "500",
         }
     return environment
+
+
+def _dumps(folder: Path) -> Path:
+    return folder / "inspector"
 
 
 def main() -> int:

@@ -47,7 +47,8 @@ class NcclTimes:
         *,
         read_s: float = 0.0,
     ) -> None:
-        """Add one reading of a rank's counters; one that went back starts afresh, as after a restart.
+        """Add one reading of a rank's counters; one that went back starts afresh, as after a restart, and so
+        does one that no longer tells the time in kernels, or only now.
 
         `time_unix_s` is by the clock of the rank's node, `read_s` by one that all ranks share.
         """
@@ -60,7 +61,13 @@ class NcclTimes:
         count, since_s = int(self._counts[row]), time_unix_s
         if count:
             last_s, last_busy_s, _, last_operations, last_since_s, _ = self._newest[row].tolist()
-            if busy_s < last_busy_s or operations < last_operations or time_unix_s <= last_s:
+            told_otherwise = math.isnan(busy_s) != math.isnan(last_busy_s)
+            if (
+                told_otherwise
+                or busy_s < last_busy_s
+                or operations < last_operations
+                or time_unix_s <= last_s
+            ):
                 count = 0
             elif operations == last_operations:
                 since_s = last_since_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nccl.driver import NEEDS_GCC, driving, go_on, wait_for
@@ -13,6 +14,8 @@ from nccl.test_reduce import operation
 from perfd_collectors.nccl.rings import Operation
 from perfd_collectors.nccl.stamps import mixed_up
 
+from perfd.aggregator.limits import Counters, Limits
+from perfd.aggregator.nccl_times import NcclTimes
 from perfd.model import CollectiveTimes, SampleTable, Scope
 
 MS = 1_000_000
@@ -74,3 +77,15 @@ def test_a_rank_whose_times_are_of_other_work_tells_none_and_says_why(built: Pat
     assert all(math.isnan(table.columns["nccl_busy_s"][0]) for table in tables)
     (told,) = [message for message in events(records) if "NCCL" in message]
     assert "NCCL_ALLGATHERV_ENABLE=0" in told
+
+
+def test_a_rank_that_no_longer_tells_its_time_in_kernels_has_no_share_of_it() -> None:
+    times = NcclTimes(Limits(), Counters())
+    for second in range(20):
+        times.put(0, second, 0.0 if second < 5 else math.nan, 0, 100 * second)
+        times.put(1, second, 0.1 * second, 0, 100 * second)
+
+    table = times.table()
+
+    assert math.isnan(table.busy_s[0])
+    assert table.busy_s[1] / table.span_s[1] == pytest.approx(0.1)
