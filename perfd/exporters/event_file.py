@@ -10,33 +10,35 @@ import struct
 from collections.abc import Mapping
 from functools import cache
 
+from perfd.exporters.protobuf import field, varint
+
 _CASTAGNOLI = 0x82F63B78
 _MASK_DELTA = 0xA282EAD8
 
 
 def version_event(time_unix_s: float) -> bytes:
     """The first record of a file."""
-    return _record(_double(1, time_unix_s) + _bytes(3, b"brain.Event:2"))
+    return _record(_double(1, time_unix_s) + field(3, b"brain.Event:2"))
 
 
 def scalars_event(time_unix_s: float, step: int, scalars: Mapping[str, float]) -> bytes:
     """A record with values of one step, by tag."""
-    values = (_bytes(1, tag.encode()) + _float(2, value) for tag, value in scalars.items())
-    return _event(time_unix_s, step, b"".join(_bytes(1, value) for value in values))
+    values = (field(1, tag.encode()) + _float(2, value) for tag, value in scalars.items())
+    return _event(time_unix_s, step, b"".join(field(1, value) for value in values))
 
 
 def text_event(time_unix_s: float, step: int, tag: str, markdown: str) -> bytes:
     """A record with a text of one step, which the text plugin shows."""
-    metadata = _bytes(1, _bytes(1, b"text"))
+    metadata = field(1, field(1, b"text"))
     # A tensor of strings (DT_STRING is 7) with one dimension of size 1.
-    shape = _bytes(2, _integer(1, 1))
-    tensor = _integer(1, 7) + _bytes(2, shape) + _bytes(8, markdown.encode())
-    value = _bytes(1, tag.encode()) + _bytes(8, tensor) + _bytes(9, metadata)
-    return _event(time_unix_s, step, _bytes(1, value))
+    shape = field(2, _integer(1, 1))
+    tensor = _integer(1, 7) + field(2, shape) + field(8, markdown.encode())
+    value = field(1, tag.encode()) + field(8, tensor) + field(9, metadata)
+    return _event(time_unix_s, step, field(1, value))
 
 
 def _event(time_unix_s: float, step: int, summary: bytes) -> bytes:
-    return _record(_double(1, time_unix_s) + _integer(2, step) + _bytes(5, summary))
+    return _record(_double(1, time_unix_s) + _integer(2, step) + field(5, summary))
 
 
 def _record(data: bytes) -> bytes:
@@ -65,11 +67,11 @@ def _table_entry(value: int) -> int:
 
 
 def _integer(number: int, value: int) -> bytes:
-    return _varint(number << 3) + _varint(value & 0xFFFFFFFFFFFFFFFF)
+    return varint(number << 3) + varint(value & 0xFFFFFFFFFFFFFFFF)
 
 
 def _double(number: int, value: float) -> bytes:
-    return _varint(number << 3 | 1) + struct.pack("<d", value)
+    return varint(number << 3 | 1) + struct.pack("<d", value)
 
 
 def _float(number: int, value: float) -> bytes:
@@ -78,17 +80,4 @@ def _float(number: int, value: float) -> bytes:
         packed = struct.pack("<f", value)
     except OverflowError:
         packed = struct.pack("<f", float("inf") if value > 0 else float("-inf"))
-    return _varint(number << 3 | 5) + packed
-
-
-def _bytes(number: int, value: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(value)) + value
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
+    return varint(number << 3 | 5) + packed

@@ -14,6 +14,7 @@ from itertools import compress
 import numpy as np
 from numpy.typing import NDArray
 
+from perfd.exporters.protobuf import field, varint
 from perfd.series import SeriesFrame, SeriesKey
 
 _STALE_MARKER = struct.pack("<Q", 0x7FF0000000000002)
@@ -57,7 +58,7 @@ class FrameEncoder:
         """Bodies with the newest values; a frame that is not newer than its group's last adds nothing."""
         samples: list[bytes] = []
         for name, frame in frames.items():
-            tail = b"\x10" + _varint(round(frame.time_unix_s * 1000))
+            tail = b"\x10" + varint(round(frame.time_unix_s * 1000))
             if len(tail) != self._tail_bytes:
                 # As in no two rounds of one century; what was kept says how long a series is with its time.
                 self._groups.clear()
@@ -86,13 +87,13 @@ class FrameEncoder:
         """The labels (1) of a TimeSeries, and the start of its sample (2): a double (1), a time (2)."""
         labels = {**self._external, **dict(key.labels), "__name__": key.name}
         prefix = b"".join(
-            _field(1, _field(1, name.encode()) + _field(2, value.encode()))
+            field(1, field(1, name.encode()) + field(2, value.encode()))
             for name, value in sorted(labels.items())
         )
         sample_bytes = 1 + _VALUE_BYTES + self._tail_bytes
-        sample = b"\x12" + _varint(sample_bytes) + b"\x09"
+        sample = b"\x12" + varint(sample_bytes) + b"\x09"
         series_bytes = len(prefix) + len(sample) - 1 + sample_bytes
-        return b"\x0a" + _varint(series_bytes) + prefix + sample
+        return b"\x0a" + varint(series_bytes) + prefix + sample
 
 
 def _samples(group: _Group, frame: SeriesFrame, tail: bytes) -> list[bytes]:
@@ -111,18 +112,3 @@ def _ended(old: _Group, new: _Group) -> Iterable[bytes]:
         return compress(old.heads, (old.present & ~new.present).tolist())
     still = set(compress(new.heads, new.present.tolist()))
     return [head for head in compress(old.heads, old.present.tolist()) if head not in still]
-
-
-def _field(number: int, payload: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(payload)) + payload
-
-
-def _varint(value: int) -> bytes:
-    if value < 0x80:
-        return value.to_bytes(1, "little")
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
 
+from perfd.exporters.protobuf import field, varint
 from perfd.series import SeriesKey
 from perfd.testing.services import prometheus
 
@@ -35,7 +36,7 @@ class PrometheusServer:
 
     def write(self, series: Mapping[SeriesKey, Iterable[tuple[int, float | None]]]) -> None:
         """Remote-write samples as (milliseconds, value); None marks the end of a series."""
-        body = _snappy(b"".join(_field(1, _time_series(key, samples)) for key, samples in series.items()))
+        body = _snappy(b"".join(field(1, _time_series(key, samples)) for key, samples in series.items()))
         headers = {
             "Content-Encoding": "snappy",
             "Content-Type": "application/x-protobuf",
@@ -90,8 +91,8 @@ def _number(text: str) -> float:
 
 def _time_series(key: SeriesKey, samples: Iterable[tuple[int, float | None]]) -> bytes:
     labels = sorted([("__name__", key.name), *key.labels])
-    parts = [_field(1, _field(1, name.encode()) + _field(2, value.encode())) for name, value in labels]
-    parts.extend(_field(2, _sample(time_ms, value)) for time_ms, value in samples)
+    parts = [field(1, field(1, name.encode()) + field(2, value.encode())) for name, value in labels]
+    parts.extend(field(2, _sample(time_ms, value)) for time_ms, value in samples)
     return b"".join(parts)
 
 
@@ -100,26 +101,12 @@ def _sample(time_ms: int, value: float | None) -> bytes:
         bits = struct.pack("<Q", STALE_MARKER_BITS)
     else:
         bits = struct.pack("<d", math.nan if math.isnan(value) else value)
-    return b"\x09" + bits + b"\x10" + _varint(time_ms)
-
-
-def _field(number: int, payload: bytes) -> bytes:
-    """A length-delimited protobuf field."""
-    return _varint(number << 3 | 2) + _varint(len(payload)) + payload
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
+    return b"\x09" + bits + b"\x10" + varint(time_ms)
 
 
 def _snappy(data: bytes) -> bytes:
     """Snappy's block format with literals only: valid, and not smaller."""
-    encoded = bytearray(_varint(len(data)))
+    encoded = bytearray(varint(len(data)))
     for start in range(0, len(data), 65536):
         chunk = data[start : start + 65536]
         # 61 << 2: a literal whose length minus one follows in two bytes.
