@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -11,62 +11,34 @@ import numpy as np
 
 from perfd.analysis.activity import GpuActivity, gpu_activity
 from perfd.analysis.bottleneck import find_bottlenecks
-from perfd.analysis.captured import CaptureEvidence, capture_evidence
-from perfd.analysis.clocks import held_clocks
-from perfd.analysis.communication import Communication, communication, with_capture, with_kernels
-from perfd.analysis.efficiency import Efficiency, efficiency, gpu_infos, world_size
-from perfd.analysis.findings import Facts, Finding
-from perfd.analysis.flops import FlopsConvention
+from perfd.analysis.captured import CaptureEvidence
+from perfd.analysis.communication import Communication
+from perfd.analysis.efficiency import world_size
+from perfd.analysis.facts import facts_of
+from perfd.analysis.findings import Finding
 from perfd.analysis.flops_check import FlopsCheck
-from perfd.analysis.hang import hang
-from perfd.analysis.links import data_parallel_link_bytes_per_s, speeds
-from perfd.analysis.nccl import Nccl, nccl
-from perfd.analysis.peaks import PeakTable
-from perfd.analysis.pipeline import Pipeline, pipeline
-from perfd.analysis.pipeline_waits import with_waiting
-from perfd.analysis.places import Speeds
-from perfd.analysis.sequences import unequal_sequences
-from perfd.analysis.shares import (
-    Breakdown,
-    DataLoading,
-    Memory,
-    Optimizer,
-    StepTime,
-    breakdown,
-    data_loading,
-    goodput_ratio,
-    memory,
-    optimizer,
-    step_time,
-)
-from perfd.analysis.slowdowns import RankSlowdown, slowdowns
+from perfd.analysis.nccl import Nccl
+from perfd.analysis.pipeline import Pipeline
+from perfd.analysis.settings import AnalysisSettings
+from perfd.analysis.shares import Breakdown, DataLoading, Memory, Optimizer, StepTime, goodput_ratio
+from perfd.analysis.slowdowns import RankSlowdown
 from perfd.analysis.steady import Steady, steady_rows
-from perfd.analysis.stragglers import (
-    seen_busier_ratio,
-    seen_idle_ratio,
-    stragglers_by_activity,
-    stragglers_by_timers,
-    undecided_by_activity,
-)
 from perfd.analysis.tables import AlertRecord, JobData
-from perfd.analysis.timers import Timers
-from perfd.model import EventKind, ParallelLayout
+from perfd.model import ParallelLayout
+
+__all__ = [
+    "SCHEMA",
+    "AnalysisSettings",
+    "GpuSummary",
+    "JobSummary",
+    "ParallelSummary",
+    "StepsSummary",
+    "from_json",
+    "summarise",
+    "to_json",
+]
 
 SCHEMA = "perfd.summary/1"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnalysisSettings:
-    """How derived numbers are defined, apart from the job."""
-
-    convention: FlopsConvention = FlopsConvention.MEGATRON
-    peaks: PeakTable = field(default_factory=PeakTable)
-    window_steps: int | None = None
-    """The newest so many steady steps that medians are over; None for all."""
-    peak_precision: str | None = None
-    """The precision whose peak MFU is measured against; None for the job's own."""
-    network_bytes_per_s: float | None = None
-    """One direction of a GPU's share of the network between nodes; the ring formula needs it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +157,7 @@ class _Document(msgspec.Struct, frozen=True, kw_only=True):
 def _summarise(job: JobData, settings: AnalysisSettings) -> JobSummary:
     steady = steady_rows(job.steps, job.events, settings.window_steps)
     activity = gpu_activity(job.gpu, job.steps, steady.rows)
-    facts = _facts(job, settings, steady, activity)
+    facts = facts_of(job, settings, steady, activity)
     findings = find_bottlenecks(facts)
     speed = facts.efficiency
     return JobSummary(
@@ -225,90 +197,6 @@ def _summarise(job: JobData, settings: AnalysisSettings) -> JobSummary:
         findings=tuple(findings),
         alerts=tuple(job.alerts),
     )
-
-
-def _facts(job: JobData, settings: AnalysisSettings, steady: Steady, activity: GpuActivity) -> Facts:
-    description = job.description
-    parallel = _with_world(description.parallel if description else ParallelLayout(), job)
-    timers = Timers.of(job.phases, job.steps, steady.rows)
-    times = job.steps.step_time_s[steady.rows]
-    joined = speeds(job, settings.peaks, settings.network_bytes_per_s)
-    link = data_parallel_link_bytes_per_s(
-        parallel, gpu_infos(job), job, settings.peaks, _slowest(joined, settings)
-    )
-    by_timers = stragglers_by_timers(timers, times, parallel)
-    of_steps = step_time(job.steps.step_time_s, steady)
-    capture = capture_evidence(job, of_steps.median)
-    kernels = nccl(job, parallel, step_s=of_steps.median, speeds=joined)
-    return Facts(
-        parallel=parallel,
-        efficiency=_efficiency(job, settings, steady, activity),
-        communication=with_capture(
-            with_kernels(communication(timers, times, description, link), kernels), kernels, capture
-        ),
-        nccl=kernels,
-        pipeline=with_waiting(
-            pipeline(timers, description, {straggler.rank for straggler in by_timers}),
-            parallel,
-            kernels,
-            of_steps.median,
-        ),
-        data=data_loading(timers, times),
-        optimizer=optimizer(timers, times),
-        breakdown=breakdown(timers, times),
-        memory=memory(job, settings.peaks),
-        step_time=of_steps,
-        activity=activity,
-        slowdowns=slowdowns(timers, kernels, parallel),
-        stragglers_by_timers=by_timers,
-        stragglers_by_activity=stragglers_by_activity(activity, parallel),
-        activity_undecided=undecided_by_activity(activity, parallel),
-        idle_ratio=seen_idle_ratio(activity, parallel),
-        busier_ratio=seen_busier_ratio(activity, parallel),
-        held_clocks=held_clocks(job, activity),
-        sequences=unequal_sequences(timers, times, parallel),
-        hang=hang(job),
-        capture=capture,
-        silent_gpu_ranks=_silent_gpu_ranks(activity, parallel),
-        transport_remarks=tuple(
-            dict.fromkeys(
-                event.message
-                for event in job.events
-                if event.kind is EventKind.NCCL_WARNING and event.message.startswith("NCCL connects")
-            )
-        ),
-        nodes=len({key.node for key in activity.gpus}),
-    )
-
-
-def _slowest(joined: Speeds, settings: AnalysisSettings) -> float | None:
-    """A GPU's share of the network, where it is least; what was told also holds where no node is known."""
-    return settings.network_bytes_per_s or min(joined.network_bytes_per_s.values(), default=None)
-
-
-def _silent_gpu_ranks(activity: GpuActivity, parallel: ParallelLayout) -> tuple[int, ...]:
-    ranks = {key.rank for key in activity.gpus if key.rank is not None}
-    if not ranks or not parallel.world_size:
-        return ()
-    return tuple(rank for rank in range(parallel.world_size) if rank not in ranks)
-
-
-def _efficiency(
-    job: JobData, settings: AnalysisSettings, steady: Steady, activity: GpuActivity
-) -> Efficiency:
-    return efficiency(
-        job,
-        steady.rows,
-        activity,
-        convention=settings.convention,
-        peaks=settings.peaks,
-        precision=settings.peak_precision,
-    )
-
-
-def _with_world(parallel: ParallelLayout, job: JobData) -> ParallelLayout:
-    """A layout that does not say the world's size gets the number of GPUs that are seen."""
-    return parallel if parallel.world_size else replace(parallel, world_size=world_size(job))
 
 
 def _parallel(parallel: ParallelLayout) -> ParallelSummary:

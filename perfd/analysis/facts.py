@@ -1,0 +1,113 @@
+"""What a diagnosis and a summary rest on, derived from what a job reported."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from perfd.analysis.activity import GpuActivity
+from perfd.analysis.captured import capture_evidence
+from perfd.analysis.clocks import held_clocks
+from perfd.analysis.communication import communication, with_capture, with_kernels
+from perfd.analysis.efficiency import Efficiency, efficiency, gpu_infos, world_size
+from perfd.analysis.findings import Facts
+from perfd.analysis.hang import hang
+from perfd.analysis.links import data_parallel_link_bytes_per_s, speeds
+from perfd.analysis.nccl import nccl
+from perfd.analysis.pipeline import pipeline
+from perfd.analysis.pipeline_waits import with_waiting
+from perfd.analysis.places import Speeds
+from perfd.analysis.sequences import unequal_sequences
+from perfd.analysis.settings import AnalysisSettings
+from perfd.analysis.shares import breakdown, data_loading, memory, optimizer, step_time
+from perfd.analysis.slowdowns import slowdowns
+from perfd.analysis.steady import Steady
+from perfd.analysis.stragglers import (
+    seen_busier_ratio,
+    seen_idle_ratio,
+    stragglers_by_activity,
+    stragglers_by_timers,
+    undecided_by_activity,
+)
+from perfd.analysis.tables import JobData
+from perfd.analysis.timers import Timers
+from perfd.model import EventKind, ParallelLayout
+
+
+def facts_of(job: JobData, settings: AnalysisSettings, steady: Steady, activity: GpuActivity) -> Facts:
+    """All of them, from the steady steps of a job and what its GPUs did in these."""
+    description = job.description
+    parallel = _with_world(description.parallel if description else ParallelLayout(), job)
+    timers = Timers.of(job.phases, job.steps, steady.rows)
+    times = job.steps.step_time_s[steady.rows]
+    joined = speeds(job, settings.peaks, settings.network_bytes_per_s)
+    link = data_parallel_link_bytes_per_s(
+        parallel, gpu_infos(job), job, settings.peaks, _slowest(joined, settings)
+    )
+    by_timers = stragglers_by_timers(timers, times, parallel)
+    by_phases = pipeline(timers, description, {straggler.rank for straggler in by_timers})
+    of_steps = step_time(job.steps.step_time_s, steady)
+    capture = capture_evidence(job, of_steps.median)
+    kernels = nccl(job, parallel, step_s=of_steps.median, speeds=joined)
+    return Facts(
+        parallel=parallel,
+        efficiency=_efficiency(job, settings, steady, activity),
+        communication=with_capture(
+            with_kernels(communication(timers, times, description, link), kernels), kernels, capture
+        ),
+        nccl=kernels,
+        pipeline=with_waiting(by_phases, parallel, kernels, of_steps.median),
+        data=data_loading(timers, times),
+        optimizer=optimizer(timers, times),
+        breakdown=breakdown(timers, times),
+        memory=memory(job, settings.peaks),
+        step_time=of_steps,
+        activity=activity,
+        slowdowns=slowdowns(timers, kernels, parallel),
+        stragglers_by_timers=by_timers,
+        stragglers_by_activity=stragglers_by_activity(activity, parallel),
+        activity_undecided=undecided_by_activity(activity, parallel),
+        idle_ratio=seen_idle_ratio(activity, parallel),
+        busier_ratio=seen_busier_ratio(activity, parallel),
+        held_clocks=held_clocks(job, activity),
+        sequences=unequal_sequences(timers, times, parallel),
+        hang=hang(job),
+        capture=capture,
+        silent_gpu_ranks=_silent_gpu_ranks(activity, parallel),
+        transport_remarks=_transport_remarks(job),
+        nodes=len({key.node for key in activity.gpus}),
+    )
+
+
+def _slowest(joined: Speeds, settings: AnalysisSettings) -> float | None:
+    """A GPU's share of the network, where it is least; what was told also holds where no node is known."""
+    return settings.network_bytes_per_s or min(joined.network_bytes_per_s.values(), default=None)
+
+
+def _silent_gpu_ranks(activity: GpuActivity, parallel: ParallelLayout) -> tuple[int, ...]:
+    ranks = {key.rank for key in activity.gpus if key.rank is not None}
+    if not ranks or not parallel.world_size:
+        return ()
+    return tuple(rank for rank in range(parallel.world_size) if rank not in ranks)
+
+
+def _efficiency(
+    job: JobData, settings: AnalysisSettings, steady: Steady, activity: GpuActivity
+) -> Efficiency:
+    return efficiency(
+        job,
+        steady.rows,
+        activity,
+        convention=settings.convention,
+        peaks=settings.peaks,
+        precision=settings.peak_precision,
+    )
+
+
+def _with_world(parallel: ParallelLayout, job: JobData) -> ParallelLayout:
+    """A layout that does not say the world's size gets the number of GPUs that are seen."""
+    return parallel if parallel.world_size else replace(parallel, world_size=world_size(job))
+
+
+def _transport_remarks(job: JobData) -> tuple[str, ...]:
+    told = (event.message for event in job.events if event.kind is EventKind.NCCL_WARNING)
+    return tuple(dict.fromkeys(message for message in told if message.startswith("NCCL connects")))
