@@ -91,5 +91,5 @@ def test_rows_of_an_operator_win_over_the_built_in_ones(tmp_path: Path):
 def test_a_wrong_file_is_named_with_the_path_of_the_mistake(tmp_path: Path):
     file = tmp_path / "peaks.yaml"
     file.write_text("gpus:\n- {name: ours, match: [B200], flop: {bf16: 1}, source: s, date: d}\n")
-    with pytest.raises(ConfigError, match=rf"{file}.*gpus\[0\]"):
+    with pytest.raises(ConfigError, match=rf"{file}.*`gpus\.0`"):
         load_peaks(file)
