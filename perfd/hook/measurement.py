@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import statistics
 import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from perfd.hook.marks import HostMark, Mark, cuda_of_torch, event_of, seconds
+from perfd.hook.device import Device, device_here
+from perfd.hook.marks import Mark, seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,41 +35,32 @@ _HOST_BOUND = 0.9
 
 
 def benchmark(
-    fn: Callable[[], object],
-    *,
-    iterations: int = 100,
-    warmup: int = 10,
-    new_mark: Callable[[], Mark] | None = None,
-    synchronise: Callable[[], None] | None = None,
-    allocated_bytes: Callable[[], int] | None = None,
+    fn: Callable[[], object], *, iterations: int = 100, warmup: int = 10, device: Device | None = None
 ) -> Measurement:
     """Time `fn` on the current CUDA stream, or by the host's clock without a GPU.
 
     It is called `warmup` times first; the marks are made before the first timed call; and there is one
-    synchronisation, at the end. The last three arguments replace torch, for tests.
+    synchronisation, at the end. `device` stands in for what is here, for tests.
     """
     if iterations < 1 or warmup < 0:
         raise ValueError("benchmark needs at least one iteration, and no negative warm-up.")
-    cuda = cuda_of_torch()
-    make: Callable[[], Mark] = new_mark or (event_of(cuda) if cuda else HostMark)
-    wait = synchronise or (cuda.synchronize if cuda else _nothing)
-    memory = allocated_bytes or (cuda.memory_allocated if cuda else int)
+    device = device or device_here()
     for _ in range(warmup):
         fn()
-    synchronised = _synchronises(fn, cuda) if cuda else False
-    marks = [(make(), make()) for _ in range(iterations)]
-    wait()
-    before_bytes = memory()
-    begun_s = time.perf_counter()
-    for start, end in marks:
-        start.record()
-        fn()
-        end.record()
-    host_s = time.perf_counter() - begun_s
-    wait()
-    grown_bytes = memory() - before_bytes
+    synchronised = device.synchronises(fn)
+    marks = [(device.new_mark(), device.new_mark()) for _ in range(iterations)]
+    device.synchronise()
+    before_bytes = device.allocated_bytes()
+    host_s = _call_between(marks, fn)
+    device.synchronise()
+    grown_bytes = device.allocated_bytes() - before_bytes
     times_s = [seconds(start, end) for start, end in marks]
-    by_gpu = cuda is not None or new_mark is not None
+    doubts = _doubts(
+        times_s,
+        host_s=None if device.clock == "host" else host_s,
+        grown_bytes=grown_bytes,
+        synchronised=synchronised,
+    )
     return Measurement(
         iterations=iterations,
         mean_s=statistics.fmean(times_s),
@@ -78,16 +68,19 @@ def benchmark(
         stdev_s=statistics.stdev(times_s) if iterations > 1 else 0.0,
         min_s=min(times_s),
         max_s=max(times_s),
-        clock="cuda" if by_gpu else "host",
-        warnings=tuple(
-            _doubts(
-                times_s,
-                host_s=host_s if by_gpu else None,
-                grown_bytes=grown_bytes,
-                synchronised=synchronised,
-            )
-        ),
+        clock=device.clock,
+        warnings=tuple(doubts),
     )
+
+
+def _call_between(marks: Iterable[tuple[Mark, Mark]], fn: Callable[[], object]) -> float:
+    """Call `fn` between each two marks; how long the host took for all."""
+    begun_s = time.perf_counter()
+    for start, end in marks:
+        start.record()
+        fn()
+        end.record()
+    return time.perf_counter() - begun_s
 
 
 def _doubts(
@@ -112,31 +105,3 @@ def _doubts(
             yield "First and last calls take unequal times: warm up longer, or look at the clocks."
         elif statistics.stdev(times_s) > _NOISY * statistics.fmean(times_s):
             yield "The times scatter by more than 10 %: use the median, and look for other work beside it."
-
-
-def _synchronises(fn: Callable[[], object], cuda: Any) -> bool:  # noqa: ANN401  (a module)
-    """Whether a call makes the host wait for the GPU, by torch's own watch and by counting calls."""
-    calls = 0
-    plain = cuda.synchronize
-
-    def counting(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401  (passed through)
-        nonlocal calls
-        calls += 1
-        plain(*args, **kwargs)
-
-    mode = cuda.get_sync_debug_mode()
-    # The modes of torch warn of what waits in passing; who says it outright is counted.
-    cuda.synchronize = counting
-    try:
-        cuda.set_sync_debug_mode("warn")
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            fn()
-    finally:
-        cuda.set_sync_debug_mode(mode)
-        cuda.synchronize = plain
-    return calls > 0 or any("synchroniz" in str(warning.message) for warning in caught)
-
-
-def _nothing() -> None:
-    pass

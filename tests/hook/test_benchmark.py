@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
+import types
+import warnings
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,8 @@ PYTHON = os.environ.get("PERFD_TORCH_PYTHON", "")
 class Device:
     """A device whose work takes as long as the function says."""
 
+    clock = "cuda"
+
     def __init__(self, times_ms: list[float], *, bytes_a_call: int = 0) -> None:
         self._times_ms = times_ms
         self._bytes_a_call = bytes_a_call
@@ -29,7 +34,7 @@ class Device:
         self.now_ms += self._times_ms[self.calls % len(self._times_ms)]
         self.calls += 1
 
-    def mark(self) -> Mark:
+    def new_mark(self) -> Mark:
         self.marks_at.append(self.calls)
         return Mark(self)
 
@@ -38,6 +43,9 @@ class Device:
 
     def allocated_bytes(self) -> int:
         return self.calls * self._bytes_a_call
+
+    def synchronises(self, _fn) -> bool:
+        return False
 
 
 class Mark:
@@ -58,13 +66,7 @@ class Mark:
 
 
 def measured(device: Device, **options):
-    return benchmark(
-        device.work,
-        new_mark=device.mark,
-        synchronise=device.synchronise,
-        allocated_bytes=device.allocated_bytes,
-        **options,
-    )
+    return benchmark(device.work, device=device, **options)
 
 
 def test_the_numbers_are_those_of_the_calls_after_warming_up():
@@ -115,6 +117,64 @@ def test_without_a_gpu_the_clock_of_the_host_is_used():
 def test_no_iterations_are_refused():
     with pytest.raises(ValueError, match="at least one iteration"):
         benchmark(lambda: None, iterations=0)
+
+
+class Cuda:
+    """As much of `torch.cuda` as a measurement needs."""
+
+    def __init__(self) -> None:
+        self.waits = 0
+        self.mode = "default"
+        self.device = Device([100.0])
+
+    def is_available(self) -> bool:
+        return True
+
+    def Event(self, *, enable_timing: bool) -> Mark:  # noqa: N802  (torch's name)
+        assert enable_timing
+        return Mark(self.device)
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+    def memory_allocated(self) -> int:
+        return 4096
+
+    def get_sync_debug_mode(self) -> str:
+        return self.mode
+
+    def set_sync_debug_mode(self, mode: str) -> None:
+        self.mode = mode
+
+
+def waits_outright(cuda: Cuda) -> None:
+    cuda.synchronize()
+
+
+def waits_in_passing(cuda: Cuda) -> None:
+    if cuda.mode == "warn":
+        warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+
+
+@pytest.mark.parametrize(
+    ("also", "told"), [(waits_outright, True), (waits_in_passing, True), (lambda _: None, False)]
+)
+def test_on_a_gpu_a_function_that_waits_is_told_and_torch_is_left_as_it_was(monkeypatch, also, told: bool):
+    cuda = Cuda()
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+
+    def fn() -> None:
+        cuda.device.work()
+        also(cuda)
+
+    result = benchmark(fn, iterations=3, warmup=1)
+
+    assert (result.clock, result.median_s) == ("cuda", pytest.approx(0.1))
+    assert ("synchronises inside" in " ".join(result.warnings)) is told
+    assert cuda.mode == "default"
+    waits = cuda.waits
+    cuda.synchronize()
+    assert cuda.waits == waits + 1
 
 
 _TIME_TORCH = """
