@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import subprocess
 import sys
@@ -118,6 +119,8 @@ class Plan:
                 "iteration_roundup": self.iteration_roundup,
             },
         }
+        # Named, so that the nsys of Nsight Compute is used as well.
+        capture["nsys_path"] = shutil.which("nsys")
         if self.dry:
             capture["nsys_path"] = str(nsys.install(self.folder / "nsys"))
         document = {

@@ -13,6 +13,7 @@ import argparse
 import io
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -118,7 +119,8 @@ def captured_phases(folder: Path, job: Sequence[str]) -> list[dict[str, Any]]:
     configuration.write_text(
         json.dumps(
             {
-                "agent": {"capture": {"min_free_bytes": 0}},
+                # Named, so that the nsys of Nsight Compute is used as well.
+                "agent": {"capture": {"min_free_bytes": 0, "nsys_path": shutil.which("nsys")}},
                 "aggregator": {
                     "rules": {"builtin": False, "files": [str(rules)], "interval_s": 0.5},
                     "capture_profiles": {"try": profile},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 _VERSION = re.compile(r"version\s+(\d+(?:\.\d+)+)")
@@ -41,11 +41,31 @@ class Installation:
     """A QdstrmImporter that a link would make usable, as in Nsight Compute."""
     importer_expected: Path | None
     """Where nsys looks: beside its own folder. None when nsys is a wrapper of unknown layout."""
+    only_found: bool = False
+    """Whether nobody named it in the configuration."""
 
     @property
     def importer_missing(self) -> bool:
         """Whether reports are known to be impossible: `nsys stop` would return 0 and leave a .qdstrm."""
         return self.importer is None and self.importer_expected is not None
+
+    @property
+    def of_nsight_compute(self) -> bool:
+        """Whether it is the nsys that Nsight Compute brings for itself."""
+        return any(part.startswith("nsight-compute") for part in self.nsys.resolve().parts)
+
+    @property
+    def refusal(self) -> str | None:
+        """Why nothing is captured with it, and what to do; None where it may be."""
+        if self.only_found and self.of_nsight_compute:
+            # Of 16 jobs on two H200s four ended in its libcupti at their first capture (2025.3.1).
+            return (
+                f"{self.nsys} is the one that comes with Nsight Compute, which has crashed jobs at their"
+                " first capture. Install nsight-systems, or set capture.nsys_path to use it nevertheless."
+            )
+        if self.importer_missing:
+            return f"{self.nsys} has no QdstrmImporter and would leave no report. {self.mend_importer}"
+        return None
 
     @property
     def mend_importer(self) -> str:
@@ -58,15 +78,18 @@ class Installation:
 def find_nsys(configured: str | None, path: str | None, *, root: Path = Path("/")) -> Installation | None:
     """The configured nsys, else the one on `path`, else the newest of the usual places; None without any.
 
-    A configured one that does not exist counts as none: guessing another would hide the mistake.
+    A configured one that does not exist counts as none: guessing another would hide the mistake. One that is
+    only found is not used where it is Nsight Compute's (`Installation.refusal`).
     """
     if configured is not None:
         return inspect(Path(configured)) if Path(configured).is_file() else None
     on_path = shutil.which("nsys", path=path) if path is not None else None
-    if on_path:
-        return inspect(Path(on_path))
     found = [file for pattern in _INSTALLATIONS for file in _newest_first(root, pattern) if file.is_file()]
-    return inspect(found[0]) if found else None
+    if on_path:
+        found.insert(0, Path(on_path))
+    installations = [replace(inspect(file), only_found=True) for file in found]
+    # Another one that may be used is better than the first one that may not.
+    return next((one for one in installations if one.refusal is None), next(iter(installations), None))
 
 
 def inspect(nsys: Path) -> Installation:

@@ -40,8 +40,8 @@ def plan_launch(
         return Launch(
             command=command, session=None, note="There is no nsys on this node, so nothing can be captured."
         )
-    if installation.importer_missing:
-        note = f"nsys cannot make reports here, so the job runs without it. {installation.mend_importer}"
+    if installation.refusal:
+        note = f"The job runs without nsys: {installation.refusal}"
         return Launch(command=command, session=None, note=note)
     session = session_name(job, unique)
     return Launch(

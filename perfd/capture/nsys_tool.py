@@ -79,18 +79,15 @@ class NsysTool(Tool):
         return CaptureTool.NSYS
 
     def available(self) -> bool:
-        return self._installation is not None and not self._installation.importer_missing
+        return self._installation is not None and self._installation.refusal is None
 
     def ready(self, job: str, ranks: Sequence[int]) -> Readiness:
         if self._installation is None:
             return Readiness(
                 reason="There is no nsys on this node; install nsight-systems or set capture.nsys_path."
             )
-        if self._installation.importer_missing:
-            return Readiness(
-                reason=f"{self._installation.nsys} has no QdstrmImporter and would leave no report. "
-                + self._installation.mend_importer
-            )
+        if self._installation.refusal:
+            return Readiness(reason=self._installation.refusal)
         if (importer := self._installation.importer) and (problem := importer_problem(importer)):
             return Readiness(
                 reason=f"nsys would leave no report here: {problem}; `perfd doctor` says what to do."

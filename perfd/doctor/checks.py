@@ -101,6 +101,10 @@ def check_nsys(facts: Facts) -> Finding:
     where = f"{installation.nsys}, version {facts.nsys.version or 'unknown'}"
     if facts.nsys.version is None:
         return found(Level.FAIL, f"{installation.nsys} does not run", "Run it with --version and see why.")
+    if installation.of_nsight_compute and installation.only_found:
+        what = f"{where} comes with Nsight Compute and has crashed jobs at their first capture: not used"
+        mend = "Install nsight-systems-cli, capture with Kineto, or name this one in capture.nsys_path."
+        return found(Level.WARN, what, mend)
     if installation.importer_missing:
         what = f"{where}: QdstrmImporter is not at {installation.importer_expected}, so stop leaves no report"
         return found(Level.FAIL, what, installation.mend_importer)

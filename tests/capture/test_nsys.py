@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfd.capture.identity import check_capture_id, slug
-from perfd.capture.installation import inspect
+from perfd.capture.installation import find_nsys, inspect
 from perfd.capture.launch import plan_launch
 from perfd.capture.nsys import NsysCli, parse_generated, parse_sessions, session_name, session_prefix
 from perfd.capture.processes import parse_environ, rank_of, runs, scan_nsys_processes
@@ -147,10 +147,21 @@ def test_a_job_is_started_bare_where_nsys_cannot_help_and_the_note_says_why(tmp_
         (plan(None), "no nsys"),
         (plan(working, launch=False), "are off"),
         (plan(working, enabled=False), "are off"),
-        (plan(broken), "cannot make reports"),
+        (plan(broken), "would leave no report"),
     ):
         assert (list(launch.command), launch.session) == (["python", "train.py"], None)
         assert words in launch.note
+
+
+def test_the_nsys_of_nsight_compute_is_used_only_where_it_is_named(tmp_path):
+    risky = nsys.install(tmp_path / "opt" / "nvidia" / "nsight-compute" / "2025.3.1" / "host")
+    found, named = (find_nsys(path, "", root=tmp_path) for path in (None, str(risky)))
+    assert found.nsys == named.nsys == risky
+    assert "set capture.nsys_path" in plan(found).note
+    assert plan(found).session is None
+    assert plan(named).session == "perfd.llama.7"
+    sound = nsys.install(tmp_path / "opt" / "nvidia" / "nsight-systems" / "2024.7.1")
+    assert find_nsys(None, str(risky.parent), root=tmp_path).nsys == sound
 
 
 def test_an_nsys_that_cannot_run_or_never_ends_is_one_clear_sentence(tmp_path):
