@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from perfd_collectors.nccl.collector import keep_one_in
+from perfd_collectors.nccl.operations import FUNCTIONS, Communicator, Operation, Timing
 from perfd_collectors.nccl.reduce import Window, busy_ns, reduce_operations
-from perfd_collectors.nccl.rings import FUNCTIONS, Communicator, Operation, Timing
 
 from benchmarks.faults.scenario import Fault, Scenario
 from benchmarks.faults.simulation import Executed, Trace

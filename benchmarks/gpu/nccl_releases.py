@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from perfd_collectors.nccl.library import LIBRARY
-from perfd_collectors.nccl.rings import FUNCTIONS, Operation, Segment, Timing
+from perfd_collectors.nccl.operations import FUNCTIONS, Operation, Timing
+from perfd_collectors.nccl.rings import Segment
 from perfd_collectors.nccl.segments import find_segments
 from perfd_collectors.nccl.stamps import mixed_up
 

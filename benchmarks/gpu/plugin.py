@@ -26,7 +26,8 @@ from typing import Any
 
 import numpy as np
 from perfd_collectors.nccl.library import LIBRARY
-from perfd_collectors.nccl.rings import FUNCTIONS, Segment
+from perfd_collectors.nccl.operations import FUNCTIONS
+from perfd_collectors.nccl.rings import Segment
 from perfd_collectors.nccl.segments import find_segments
 
 from perfd.analysis.pairs import receiver_durations_s

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perfd_collectors.nccl.rings import MAGIC, Operation, Segment
+from perfd_collectors.nccl.operations import Operation
+from perfd_collectors.nccl.rings import MAGIC, Segment
 from perfd_collectors.nccl.segments import find_segments, sweep
 
 from perfd.errors import Unavailable

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from nccl.driver import NEEDS_GCC, driving, go_on, wait_for
 from nccl.test_owners import Reader, events
 from nccl.test_reduce import operation
-from perfd_collectors.nccl.rings import Operation
+from perfd_collectors.nccl.operations import Operation
 from perfd_collectors.nccl.stamps import mixed_up
 
 from perfd.aggregator.limits import Counters, Limits

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfd.model import CollectiveTimes, TimingSource
-from perfd_collectors.nccl.rings import (
+from perfd_collectors.nccl.operations import (
     ALGORITHMS,
     DATATYPE_BYTES,
     FUNCTIONS,

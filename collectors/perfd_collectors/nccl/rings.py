@@ -6,12 +6,11 @@ import fcntl
 import os
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from enum import IntEnum, IntFlag
+from enum import IntFlag
 from pathlib import Path
-from typing import NamedTuple
 
 from perfd.errors import NothingHere, Unavailable
+from perfd_collectors.nccl.operations import Communicator, Counters, Operation, ProcessInfo, Reading
 
 MAGIC = b"NCL1"
 _MAGIC = int.from_bytes(MAGIC, "little")
@@ -31,31 +30,8 @@ _COMMUNICATOR = struct.Struct("<QiiiIQ24s8x")
 _RECORD = struct.Struct("<QQQQQQQQQQiHBBBBBBBB34x")
 _RINGS_OFFSET = _HEADER_BYTES + _COMMUNICATORS * _COMMUNICATOR.size
 
-FUNCTIONS = (
-    "Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce", "SendRecv",
-    "Send", "Recv", "AlltoAll", "Gather", "Scatter",
-)  # fmt: skip
-ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
-PROTOCOLS = ("LL", "LL128", "SIMPLE")
-DATATYPE_BYTES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)
 _MOST_AT_ONCE = 65_536
 """Of one process: what a second brings at three times the pace that is expected of a rank."""
-_EARLY_NS = 1_000_000_000
-"""A kernel may have begun before NCCL announced it: outside graphs it is launched first."""
-
-
-class Timing(IntEnum):
-    """Where the times of a record come from."""
-
-    HOST = 1
-    """The host's enqueue only: no duration."""
-    PROXY = 2
-    """When NCCL's proxy thread noticed the kernel: late by its polling."""
-    GPU = 3
-    """The GPU's own clock."""
-
-
-_TIMED = frozenset({Timing.PROXY, Timing.GPU})
 
 
 class Wanted(IntFlag):
@@ -64,109 +40,6 @@ class Wanted(IntFlag):
     NOTHING = 0
     OPERATIONS = 1
     GPU_TIME = 2
-
-
-class Operation(NamedTuple):
-    """One collective, send or receive as the plugin recorded it; see `struct perfd_record`."""
-
-    sequence: int
-    operation_sequence: int
-    start_monotonic_ns: int
-    stop_monotonic_ns: int
-    complete_monotonic_ns: int
-    gpu_start_ns: int
-    gpu_stop_ns: int
-    gpu_longest_ns: int
-    elements: int
-    group: int
-    peer_or_root: int
-    communicator: int
-    function: int
-    datatype: int
-    algorithm: int
-    protocol: int
-    channels: int
-    channels_seen: int
-    timing: int
-    flags: int
-
-    @property
-    def incomplete(self) -> bool:
-        """Whether the plugin gave it up before all its kernel channels were seen."""
-        return bool(self.flags & 1)
-
-    @property
-    def point_to_point(self) -> bool:
-        """Whether it is a send or a receive."""
-        return bool(self.flags & 2)
-
-    @property
-    def timed(self) -> bool:
-        """Whether its kernel was timed, well or badly."""
-        return self.timing in _TIMED and not self.incomplete
-
-    @property
-    def duration_ns(self) -> int | None:
-        """From the first channel's start to the last one's stop; None where it was not measured, or wrongly.
-
-        NCCL has told stops before starts, and the times of other kernels than it meant: then a kernel seems
-        to run for longer than there was time between its announcement and its end.
-        """
-        duration_ns = self.gpu_stop_ns - self.gpu_start_ns
-        possible_ns = self.complete_monotonic_ns - self.start_monotonic_ns + _EARLY_NS
-        if not self.timed or self.channels_seen < self.channels or not 0 <= duration_ns <= possible_ns:
-            return None
-        return duration_ns
-
-    @property
-    def gpu_duration_ns(self) -> int | None:
-        """The same by the GPU's clock, None without."""
-        return self.duration_ns if self.timing == Timing.GPU else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Communicator:
-    """One communicator of a process. Ids are NCCL's, the same on all its ranks; None before interface 4."""
-
-    index: int
-    id: int | None
-    rank: int | None
-    ranks: int | None
-    nodes: int | None
-    live: bool
-    name: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counters:
-    """Cumulative since the process started."""
-
-    started: int
-    recorded: int
-    incomplete: int
-    dropped: int
-    stale: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessInfo:
-    """Which process writes the segment. `pid` is in the process's own namespace."""
-
-    pid: int
-    rank: int | None
-    local_rank: int | None
-    world_size: int | None
-    profiler_version: int
-    unix_ns: int
-    monotonic_ns: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """What is new, oldest first within each ring, and how many records were overwritten unread."""
-
-    operations: list[Operation]
-    lost: int
 
 
 class Segment:

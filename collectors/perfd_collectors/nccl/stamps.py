@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
-from perfd_collectors.nccl.rings import Operation, Timing
+from perfd_collectors.nccl.operations import Operation, Timing
 
 _LEAST = 20
 _MOST_OVERLAPPING = 0.25

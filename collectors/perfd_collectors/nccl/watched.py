@@ -8,8 +8,9 @@ import os
 import msgspec
 
 from perfd.model import Event, EventKind, Record, SampleTable, Scope
+from perfd_collectors.nccl.operations import Operation, Reading, Timing
 from perfd_collectors.nccl.reduce import Window, busy_ns, keep_one_in, reduce_operations
-from perfd_collectors.nccl.rings import Operation, Reading, Segment, Timing, Wanted
+from perfd_collectors.nccl.rings import Segment, Wanted
 from perfd_collectors.nccl.sampling import BusyTime
 from perfd_collectors.nccl.stamps import mixed_up
 
