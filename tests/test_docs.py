@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
+from enum import StrEnum
 from pathlib import Path
 
 import pytest
 
+from perfd.analysis.findings import Kind
+from perfd.analysis.serving.knobs import Kind as ServingKind
+from perfd.analysis.steady import Reason
 from perfd.cli import VERBS
+from perfd.trace.findings import FindingKind
+from perfd.trace.roofline import Verdict
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -46,3 +52,19 @@ def test_the_map_of_the_architecture_has_every_module_and_folder() -> None:
     }
 
     assert {name for name in there if f"{name}`" not in table} == set()
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("analysis.md", Kind),
+        ("analysis.md", Reason),
+        ("serving.md", ServingKind),
+        ("traces.md", FindingKind),
+        ("traces.md", Verdict),
+    ],
+)
+def test_every_verdict_says_in_its_page_when_it_is_given(page: str, words: type[StrEnum]) -> None:
+    rows = [row for row in (ROOT / "docs" / page).read_text().splitlines() if row.startswith("| `")]
+
+    assert {word.value for word in words if not any(f"`{word.value}`" in row for row in rows)} == set()
