@@ -29,10 +29,18 @@ from perfd.model import CollectorHealth, Record, SampleTable
 log = logging.getLogger("perfd.agent")
 
 ONCE_SCHEMA = "perfd.agent_once/1"
+_EPILOG = """\
+With --once --json it prints one object: {"schema": "perfd.agent_once/1", "node", "job",
+"collectors": [{"name", "success", "message", "duration_s"}], "samples": [{"scope", "entity",
+"values"}], "records": [...]}, each record with its "kind"; and ends with 1 when a collector
+fails.
+"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EPILOG
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="configuration in YAML (deploy/agent.yaml)"
     )

@@ -32,9 +32,14 @@ from perfd.trace.analysis import TraceSettings, analyse
 from perfd.trace.files import read_traces, with_folders_opened
 from perfd.trace.findings import diagnose
 
-EXIT_CODES = (
-    "Exit codes: 0 no worse than allowed; 1 regressed beyond the bound; 2 the two cannot be compared."
-)
+_EPILOG = """\
+With --json it prints one object: {"schema": "perfd.compare/1", "regressed", "a", "b",
+"max_regression_ratio", "changes": [{"name", "unit", "a", "b", "change_ratio", "better", "gate",
+"verdict"}], "kernels": [{"name", "a_s", "b_s"}]}. `verdict` is better, worse, same, unknown (only
+one of the two has it), or regressed: worse by more than allowed, of a number that counts
+(`gate`). Kernels are there for traces only.
+Exit codes: 0 no worse than allowed; 1 regressed beyond the bound; 2 the two cannot be compared.
+"""
 _WIDTH = 110
 _WHOLE_ABOVE = 100
 _START_BYTES = 200
@@ -45,7 +50,8 @@ _BENCHMARK_WORDS = (b"Serving Benchmark Result ==", b'"request_throughput"', b'"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.epilog = EXIT_CODES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EPILOG
     kinds = (
         "a summary (perfd.summary/1), an analysis (perfd.trace/1), a trace or a folder of a capture's traces,"
         " a recording, or a result of bench_serving"

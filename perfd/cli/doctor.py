@@ -14,10 +14,18 @@ from perfd.doctor.checks import SCHEMA, diagnose, to_json, worst
 from perfd.doctor.findings import Finding, Level
 from perfd.doctor.probe import probe
 
+_EPILOG = """\
+With --json it prints one object: {"schema": "perfd.doctor/1", "level", "findings": [{"check",
+"level", "title", "what", "mend"}]}; a level is ok, warn or fail, and that of the whole is the
+worst.
+Exits with 1 when something that is installed or configured cannot work, else with 0.
+"""
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.epilog = "Exits with 1 when something that is installed or configured cannot work, else with 0."
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EPILOG
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="the agent's configuration, to judge by it"
     )

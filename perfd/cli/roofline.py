@@ -28,12 +28,22 @@ from perfd.trace.roofline import Placement, Work, matmul, place
 
 _SIZES = re.compile(r"(?:(\d{1,9})x)?(\d{1,9})x(\d{1,9})x(\d{1,9})")
 _WIDTH = 110
+_EPILOG = """\
+With --json it prints one object: {"schema": "perfd.roofline/1", "operation": {"work": {"name",
+"flops", "traffic_bytes", "precision", "notes"}, "gpu", "peak_flops_per_s", "memory_bytes_per_s",
+"intensity_flops_per_byte", "ridge_flops_per_byte", "attainable_flops_per_s", "minimum_s", "side",
+"time_s", "peak_ratio", "bandwidth_ratio", "attainable_ratio", "verdict", "at_limit"}}; with --ncu
+"kernels", a list of what Nsight Compute measured of each, with its "verdict" and "at_limit", in
+place of "operation". What is not known is null.
+Exit codes: 0 the verdict was printed; 2 it cannot be given, with the reason.
+"""
 _COLUMNS = ("kernel", "time", "compute", "memory", "DRAM", "tensor", "occup.", "verdict", "stalls")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.epilog = "Exit codes: 0 the verdict was printed; 2 it cannot be given, with the reason."
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EPILOG
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--matmul", metavar="[Bx]MxNxK", help="a matrix product, M x K times K x N, B of them")
     what.add_argument("--hlo", metavar="LINE", help="a line of XLA's HLO, with the shapes of its operands")
