@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
+
 import pytest
 
 from perfd.cli import main
@@ -64,3 +67,25 @@ def test_an_option_that_a_verb_does_not_have_shows_those_that_it_has(
 def test_an_empty_operation_is_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["roofline", "--hlo="]) == 2
     assert "This is no line of HLO" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", ["doctor --json", "roofline --matmul 8x8x8 --json"])
+def test_every_key_of_what_is_printed_as_json_stands_in_the_help(
+    arguments: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(arguments.split())
+    printed = json.loads(capsys.readouterr().out)
+    with pytest.raises(SystemExit):
+        main([arguments.split(maxsplit=1)[0], "--help"])
+    described = capsys.readouterr().out
+    assert {key for key in keys_of(printed) if f'"{key}"' not in described} == set()
+
+
+def keys_of(document: object) -> Iterator[str]:
+    if isinstance(document, dict):
+        yield from document
+        for value in document.values():
+            yield from keys_of(value)
+    elif isinstance(document, list):
+        for value in document:
+            yield from keys_of(value)
