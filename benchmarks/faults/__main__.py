@@ -102,6 +102,7 @@ def _show(cases: list[Case], baselines: dict[str, list[Case]]) -> None:
         )
     print(
         f"\n{'judge':<32}  {'found':>5}  {'missed':>6}  {'silent':>6}  {'false alarms':>12}  {'no input':>8}"
+        f"  {'small':>5}"
     )
     for name, judged in {"perfd": cases, **baselines}.items():
         _show_line(name, confusion(judged))
@@ -121,7 +122,7 @@ def _show(cases: list[Case], baselines: dict[str, list[Case]]) -> None:
 def _show_line(name: str, counts: Confusion) -> None:
     print(
         f"{name:<32}  {counts.found:5}  {counts.missed:6}  {counts.silent:6}  {counts.false_alarms:12}"
-        f"  {counts.no_input:8}"
+        f"  {counts.no_input:8}  {counts.small:5}"
     )
 
 

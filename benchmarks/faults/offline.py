@@ -10,8 +10,9 @@ import numpy as np
 
 from benchmarks.faults.baselines import RULES
 from benchmarks.faults.score import Case
+from benchmarks.faults.simulated import LEAST_COST
 from benchmarks.faults.timelines import Evidence, Timeline, job_of, read_timeline
-from benchmarks.gpu.fault_runs import baselines_of, case_of, judge_again
+from benchmarks.gpu.fault_runs import baselines_of, case_of, cost_ratio_of, judge_again
 from perfd.analysis.findings import Kind
 from perfd.analysis.summary import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.tables import Floats
@@ -50,6 +51,7 @@ def gpu_cases() -> list[Case]:
                 blamed=frozenset(outcome.blamed),
                 kinds=tuple(outcome.kinds),
                 seconds=time.perf_counter() - begun,
+                small=_is_small(folder),
             )
         )
     return cases
@@ -90,7 +92,13 @@ def baseline_cases(folder: Path | None) -> dict[str, list[Case]]:
 
 def _by_rule(run: Path, rule: str) -> Case:
     case = case_of(run)
-    return Case(name=run.name, truth=frozenset(case.truth), blamed=frozenset(baselines_of(run)[rule]))
+    blamed = frozenset(baselines_of(run)[rule])
+    return Case(name=run.name, truth=frozenset(case.truth), blamed=blamed, small=_is_small(run))
+
+
+def _is_small(run: Path) -> bool:
+    cost_ratio = cost_ratio_of(run)
+    return bool(case_of(run).truth) and cost_ratio is not None and cost_ratio < LEAST_COST
 
 
 def _compute_s(timeline: Timeline) -> Floats:

@@ -18,6 +18,8 @@ class Case:
     """Ranks that were blamed; None when the judge had no input."""
     kinds: tuple[str, ...] = ()
     seconds: float = 0.0
+    small: bool = False
+    """Whether the fault costs so little that who is silent about it misses nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,19 +32,25 @@ class Confusion:
     """No rank to blame, and none blamed."""
     false_alarms: int = 0
     no_input: int = 0
+    small: int = 0
+    """Small faults, and nobody blamed."""
 
 
 def confusion(cases: Iterable[Case]) -> Confusion:
     """Count cases; one without input is counted apart and, when there was a rank to blame, as missed too."""
-    found = missed = silent = false_alarms = no_input = 0
+    found = missed = silent = false_alarms = no_input = small = 0
     for case in cases:
         blamed = case.blamed or frozenset()
         no_input += case.blamed is None
         found += bool(case.truth) and blamed == case.truth
-        missed += bool(case.truth) and not case.truth <= blamed
+        overlooked = case.small and not blamed and case.blamed is not None
+        small += overlooked
+        missed += bool(case.truth) and not case.truth <= blamed and not overlooked
         false_alarms += bool(blamed - case.truth)
         silent += not case.truth and not blamed and case.blamed is not None
-    return Confusion(found=found, missed=missed, silent=silent, false_alarms=false_alarms, no_input=no_input)
+    return Confusion(
+        found=found, missed=missed, silent=silent, false_alarms=false_alarms, no_input=no_input, small=small
+    )
 
 
 def wilson(hits: int, of: int, z: float = 1.96) -> tuple[float, float]:

@@ -224,6 +224,12 @@ def case_of(folder: Path) -> Case:
     return Case(**json.loads((folder / "case.json").read_text()))
 
 
+def cost_ratio_of(folder: Path) -> float | None:
+    """How much longer steps were with the fault, by CUDA events; None of a job that never ended."""
+    before_s, after_s = _steps(folder / "times.json")
+    return after_s / before_s - 1 if before_s and after_s else None
+
+
 def baselines_of(folder: Path) -> dict[str, list[int]]:
     """Whom simpler rules blame after the fault began; empty for a job that never ended."""
     times = folder / "times.json"

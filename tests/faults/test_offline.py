@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +46,8 @@ def test_of_the_runs_on_gpus_none_is_missed_and_none_raises_a_false_alarm():
     cases = gpu_cases()
 
     counts = confusion(cases)
-    assert (counts.found, counts.missed, counts.silent, counts.false_alarms) == (13, 0, 18, 0)
+    assert (counts.found, counts.missed, counts.silent, counts.false_alarms) == (24, 0, 20, 0)
+    assert counts.small == 1
     assert len(cases) == len(list(GPU_RUNS.iterdir()))
     heavy = [case.kinds[0] for case in cases if "heavy_last_stage" in case.name]
     assert sorted(set(heavy)) == ["pipeline_bubble", "pipeline_imbalance"]
@@ -87,6 +89,13 @@ def test_a_wrong_name_is_a_miss_and_a_false_alarm():
 
     assert (counts.found, counts.missed, counts.false_alarms) == (1, 2, 2)
     assert (counts.silent, counts.no_input) == (1, 1)
+
+
+def test_silence_about_a_small_fault_is_no_miss_and_a_wrong_name_is_one():
+    silent, wrong, right = (replace(case({1}, blamed), small=True) for blamed in (set(), {2}, {1}))
+    counts = confusion([silent, wrong, right])
+
+    assert (counts.found, counts.missed, counts.false_alarms, counts.small) == (1, 1, 1, 1)
 
 
 def test_the_interval_of_a_proportion_is_wilsons():
