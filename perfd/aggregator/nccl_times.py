@@ -47,9 +47,10 @@ class NcclTimes:
         *,
         read_s: float = 0.0,
     ) -> None:
-        """Add one reading of a rank's counters; one that went back starts afresh, as after a restart, and so
-        does one that no longer tells the time in kernels, or only now.
+        """Add one reading of a rank's counters.
 
+        One that went back starts afresh, as after a restart, and so does one that no longer tells the time in
+        kernels, or only now.
         `time_unix_s` is by the clock of the rank's node, `read_s` by one that all ranks share.
         """
         row = self._rows.get(rank)
@@ -88,14 +89,16 @@ class NcclTimes:
         operations = newest[:, _LAST_OPERATIONS]
         oldest = np.where(counts > _WINDOWS, counts % _WINDOWS, 0)
         span_s = newest[:, _LAST_TIME_S] - self._time_s[oldest, rows]
+        usual, lately = self._ratios(rows)
         return NcclTimeTable(
             rank=self._ranks[rows],
-            busy_s=self._usual_ratio(rows) * span_s,
+            busy_s=usual * span_s,
             span_s=span_s,
             lost_operations=(newest[:, _LAST_LOST] - self._lost[oldest, rows]).astype(np.int64),
             operations=np.where(np.isfinite(operations), operations, np.nan),
             still_s=newest[:, _LAST_TIME_S] - newest[:, _SINCE_S],
             read_s=newest[:, _READ_S],
+            lately_ratio=lately,
         )
 
     def _new(self, rank: int) -> int:
@@ -110,13 +113,13 @@ class NcclTimes:
         self._ranks[row], self._counts[row] = rank, 0
         return row
 
-    def _usual_ratio(self, rows: Ints) -> Floats:
-        """The share of time in the usual stretch, the median of eight.
+    def _ratios(self, rows: Ints) -> tuple[Floats, Floats]:
+        """The share of time in the usual stretch, the median of eight, and in the newest one.
 
         As for operations, starting up does not count; and a stretch is longer than most steps, whose
         communication may be all at their end.
         """
-        usual = np.empty(len(rows))
+        usual, lately = np.empty(len(rows)), np.empty(len(rows))
         counts = self._counts[rows]
         phases = np.where(counts > _WINDOWS, _WINDOWS + counts % _WINDOWS, counts)
         for phase in np.unique(phases).tolist():
@@ -127,5 +130,5 @@ class NcclTimes:
             bounds = np.linspace(0, readings - 1, 1 + stretches).round().astype(np.int64)
             told = np.ix_((oldest + bounds) % _WINDOWS, rows[alike])
             ratios = np.diff(self._busy_s[told], axis=0) / np.diff(self._time_s[told], axis=0)
-            usual[alike] = median(ratios, axis=0)
-        return usual
+            usual[alike], lately[alike] = median(ratios, axis=0), ratios[-1]
+        return usual, lately

@@ -141,6 +141,7 @@ class Rings:
         if not len(rows):
             return None
         best = self._best_s_per_byte[rows]
+        operations_per_s, counted_s = self._windows.pace(rows)
         return CollectiveStack(
             operation=self._operation,
             communicators=_picked(self._names, rows),
@@ -151,7 +152,8 @@ class Rings:
             size_bytes=self._held(self._size_bytes, rows, np.nan),
             gpu_starts_ns=self._held(self._gpu_starts_ns, rows, -1),
             kernel_ratio=self._windows.usual_ratio(rows),
-            operations_per_s=self._windows.operations_per_s(rows),
+            operations_per_s=operations_per_s,
+            counted_s=counted_s,
             best_s_per_byte=np.where(np.isfinite(best), best, np.nan),
             best_size_bytes=self._largest_bytes[rows],
             timings=_picked(self._timings, rows),

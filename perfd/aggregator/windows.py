@@ -74,12 +74,16 @@ class Windows:
         told = min(int(sums[..., _COUNT].max(initial=0)), _WINDOWS)
         return np.asarray(median(chosen(self._ratio, rows)[..., :told]) * covered)
 
-    def operations_per_s(self, rows: Ints) -> Floats:
-        """(rows,): by the column that told most of it, from its oldest window in memory to its newest one."""
+    def pace(self, rows: Ints) -> tuple[Floats, Floats]:
+        """(rows,) twice: operations a second, and over how many seconds that was counted.
+
+        By the column that told most of it, from its oldest window in memory to its newest one.
+        """
         column = chosen(self._sums, rows)[..., _COUNT].argmax(axis=1)
         sums = self._sums[rows, column]
         count = np.minimum(sums[:, _COUNT], _WINDOWS)
         oldest = (sums[:, _COUNT] - count) % _WINDOWS
         span_ns = sums[:, _LAST_NS] - self._start_ns[rows, column, oldest]
         known = (count > 0) & (span_ns > 0)
-        return np.where(known, sums[:, _OPERATIONS] / (np.where(known, span_ns, 1) / 1e9), np.nan)
+        counted_s = np.where(known, span_ns / 1e9, np.nan)
+        return sums[:, _OPERATIONS] / counted_s, counted_s

@@ -15,6 +15,7 @@ from perfd.analysis.degradation import SlowGroup, slow_groups
 from perfd.analysis.groups import group_name
 from perfd.analysis.nccl_groups import NcclGroup, NcclKind, groups_of, kinds_of, measures_of, recorder
 from perfd.analysis.nccl_ranks import NcclRank, Shares, Tally
+from perfd.analysis.paces import paced
 from perfd.analysis.places import Speeds, places
 from perfd.analysis.roster import Roster, roster
 from perfd.analysis.stacks import Stack, stacked
@@ -70,12 +71,12 @@ def nccl(
     times = _fresh(NcclTimeTable.of(job.nccl))
     stacks = stacked(job.collectives, parallel)
     known = roster(times, stacks, parallel)
-    placed = [known.placed(stack) for stack in stacks]
+    placed = [paced(known.placed(stack), job.steps, step_s) for stack in stacks]
     tally = Tally.of(placed, known.stages)
-    recorded = _busy(times, known)
+    unseen = _unseen(placed, known)
+    recorded, lately = (np.minimum(ratio + unseen, 1.0) for ratio in _busy(times, known))
     timed = np.isfinite(recorded)
-    busy = np.minimum(recorded + _unseen(placed, known), 1.0)
-    shares = tally.shares(known.telling, busy, known.in_doubt, step_s)
+    shares = tally.shares(known.telling, (recorded, lately), known.in_doubt, step_s)
     where = places(job, known.ranks, speeds or Speeds(inside_bytes_per_s={}, network_bytes_per_s={}))
     measures = [measures_of(stack, where) for stack in placed]
     share, wait = _of_all(shares) if times else (None, None)
@@ -116,11 +117,13 @@ def _stage_waits(tally: Tally, known: Roster, parallel: ParallelLayout) -> tuple
     return tuple(float(waits.mean()) for waits in of_stage) if all(map(len, of_stage)) else ()
 
 
-def _busy(times: NcclTimeTable, known: Roster) -> Floats:
-    """Share of time in kernels of each rank that says something, NaN where it is unknown."""
+def _busy(times: NcclTimeTable, known: Roster) -> tuple[Floats, Floats]:
+    """Share of time in kernels of each rank that says something, usually and lately; NaN is unknown."""
     if not times:
-        return np.full(len(known.telling), np.nan)
-    return np.asarray((times.busy_s / times.span_s)[np.argsort(times.rank)])
+        nothing = np.full(len(known.telling), np.nan)
+        return nothing, nothing
+    order = np.argsort(times.rank)
+    return (times.busy_s / times.span_s)[order], times.lately_ratio[order]
 
 
 def _unseen(placed: Sequence[Stack], known: Roster) -> Floats:

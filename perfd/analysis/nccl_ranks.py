@@ -148,8 +148,14 @@ class Tally:
             self.peer_operations += self._by_rank(stack.ranks, np.where(useful, counts, 0)[:, None])
         self._judged.append((stack, useful))
 
-    def shares(self, ranks: Ints, busy: Floats, in_doubt: Bools, step_s: float | None) -> Shares:
-        """What is known of each of the ranks. Of those `in_doubt` none is blamed: another one may be late."""
+    def shares(
+        self, ranks: Ints, in_kernels: tuple[Floats, Floats], in_doubt: Bools, step_s: float | None
+    ) -> Shares:
+        """What is known of each of the ranks. Of those `in_doubt` none is blamed: another one may be late.
+
+        `in_kernels` is the share of time of each, usually and lately.
+        """
+        busy, lately = in_kernels
         known_wait = self.operations[ranks] >= _FEWEST_OPERATIONS
         known_peers = (self.peer_operations[ranks] > 0) & ~in_doubt[ranks]
         # What operations add up to may be more than the time that there was; their waiting alike.
@@ -167,7 +173,8 @@ class Tally:
         caused, at_most, error, last, persistence = (
             np.where(known_peers, column[ranks], np.nan) for column in told
         )
-        lost = np.fmin(np.nan_to_num(late.lost[ranks]), np.nan_to_num(busy, nan=1.0))
+        # Nobody waits for longer than it is in kernels; what is lost is of now, as far as it has changed.
+        lost = np.fmin(np.nan_to_num(late.lost[ranks]), np.nan_to_num(np.fmax(busy, lately), nan=1.0))
         slowdown = self._slowdown(ranks, lost, np.isfinite(caused))
         return Shares(ranks, (busy, wait, caused, at_most, error, last, persistence, slowdown))
 
@@ -176,7 +183,7 @@ class Tally:
             return None
         stacks, flags = [stack for stack, _ in self._judged], [judged for _, judged in self._judged]
         look = partial(lateness, stacks, flags, self._world, step_s=step_s, each=MOST_STEPS)
-        return onset(look(), self._peers()) if possible(look(told=NEWEST_STEPS)) else None
+        return onset(look(), self._peers(), step_s) if possible(look(told=NEWEST_STEPS)) else None
 
     def _peers(self) -> Ints:
         """How many ranks the smallest group of each has."""

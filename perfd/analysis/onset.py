@@ -18,9 +18,9 @@ NEWEST_STEPS = 2 * _FEWEST
 """Of the last ones nobody may have told yet."""
 _LEAST = 0.05
 """Of the time, lost in each of them: by less one is late by turns, as GPUs warm up and cool."""
-_CHANCE = 1e-6
-"""Of each number of newest steps at one look, if nothing has changed. Seven numbers are tried, so that is one
-false alarm in 140,000 steps at most, before `_LEAST` is asked for, too."""
+_CHANCE_PER_S = 2e-6
+"""Of each number of newest steps, if nothing has changed. Seven numbers are tried at each step, so that is
+one false alarm in 20 hours at most, however long a step is, before `_LEAST` is asked for, too."""
 
 
 def possible(newest: Lateness) -> bool:
@@ -30,17 +30,17 @@ def possible(newest: Lateness) -> bool:
     return not enough or bool((lost[:, -_FEWEST:] >= _LEAST).all(axis=1).any())
 
 
-def onset(by_step: Lateness, peers: Ints) -> Lateness | None:
+def onset(by_step: Lateness, peers: Ints, step_s: float) -> Lateness | None:
     """The newest steps alone, if one rank is late in all of them as nobody was before; else None.
 
     If nothing had changed, steps could have come in any order, and so could the ranks of a group in each.
     Then the chance that the newest k of n steps are among the k + j in which most is lost is C(k + j, k) /
     C(n, k), and that one of g ranks is the late one in each of them is another 1 / g^(k - 1); where several
-    are as late in a step, by as much more. So 4 steps suffice after 13 quiet ones among 8 ranks, and 5 after
-    21 among 2; a pause before costs a step more. Fewer than 4 never do: when all begin to scatter at once,
-    only the second chance is left. (Ranks of exchangeable observations as evidence of change, asked at any
-    time: Vovk, Nouretdinov and Gammerman 2003, "Testing exchangeability on-line".) `peers` is how many ranks
-    the group of each has.
+    are as late in a step, by as much more. So of steps of half a second 4 suffice after 13 quiet ones among
+    8 ranks, and 5 after 21 among 2; a pause before costs a step more. Fewer than 4 never do: when all begin
+    to scatter at once, only the second chance is left. (Ranks of exchangeable observations as evidence of
+    change, asked at any time: Vovk, Nouretdinov and Gammerman 2003, "Testing exchangeability on-line".)
+    `peers` is how many ranks the group of each has, and `step_s` how long a step takes.
     """
     known = np.isfinite(by_step.at_least).any(axis=0)
     known_ranks = np.isfinite(by_step.at_least).any(axis=1)
@@ -56,7 +56,7 @@ def onset(by_step: Lateness, peers: Ints) -> Lateness | None:
         chance = math.comb(newest + as_late, newest) / math.comb(steps, newest)
         together = (lost[:, -newest:] >= least[rank]).sum(axis=0) / max(1, int(known_ranks.sum()))
         of_rank = np.maximum(together, 1 / max(1, int(peers[rank])))
-        if chance * float(np.sort(of_rank)[1:].prod()) <= _CHANCE:
+        if chance * float(np.sort(of_rank)[1:].prod()) <= _CHANCE_PER_S * step_s:
             taken = np.flatnonzero(known)[-newest:]
             return Lateness(*(getattr(by_step, field.name)[:, taken] for field in fields(by_step)))
     return None

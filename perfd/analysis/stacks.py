@@ -99,6 +99,7 @@ def _side_by_side(tables: Sequence[CollectiveTable]) -> CollectiveStack:
         operations_per_s=np.array([table.operations_per_s for table in tables], dtype=np.float64),
         best_s_per_byte=np.array([table.best_s_per_byte for table in tables], dtype=np.float64),
         best_size_bytes=np.array([table.best_size_bytes for table in tables], dtype=np.float64),
+        counted_s=np.array([table.counted_s for table in tables], dtype=np.float64),
         timings=[table.timing for table in tables],
         sources=[table.source for table in tables],
     )

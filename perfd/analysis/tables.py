@@ -102,6 +102,8 @@ class CollectiveTable:
     operations in the table are a part of those, as many of a frequent kind as of a rare one."""
     operations_per_s: float | None = None
     """How many of this kind a rank did a second lately, those that are not in the table included."""
+    counted_s: float | None = None
+    """Over how long that was counted."""
     best_s_per_byte: float | None = None
     """What a byte took in the communicator's own best stretch of earlier operations of its largest size."""
     best_size_bytes: float = 0.0
@@ -138,6 +140,8 @@ class CollectiveStack:
     """(c,), as the ones below; NaN is None of `CollectiveTable`."""
     best_s_per_byte: Floats
     best_size_bytes: Floats
+    counted_s: Floats | None = None
+    """(c,); None when nobody tells."""
     timings: Sequence[TimingSource]
     sources: Sequence[str]
 
@@ -157,6 +161,8 @@ class NcclTime:
     """How long that number had not changed at the newest reading."""
     read_s: float | None = None
     """When the newest reading came, by the clock that the aggregator measures spans with."""
+    lately_ratio: float | None = None
+    """The share of time in kernels of the newest readings alone, which `busy_s` follows slowly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -170,6 +176,7 @@ class NcclTimeTable(Sequence[NcclTime]):
     operations: Floats
     still_s: Floats
     read_s: Floats
+    lately_ratio: Floats
 
     @classmethod
     def of(cls, times: Sequence[NcclTime]) -> NcclTimeTable:
@@ -184,6 +191,7 @@ class NcclTimeTable(Sequence[NcclTime]):
             operations=np.array([time.operations for time in times], dtype=np.float64),
             still_s=np.array([time.still_s for time in times], dtype=np.float64),
             read_s=np.array([time.read_s for time in times], dtype=np.float64),
+            lately_ratio=np.array([time.lately_ratio for time in times], dtype=np.float64),
         )
 
     def rows(self, chosen: Bools | Ints) -> NcclTimeTable:
@@ -205,7 +213,7 @@ class NcclTimeTable(Sequence[NcclTime]):
 
     def __iter__(self) -> Iterator[NcclTime]:
         columns = (getattr(self, one.name).tolist() for one in fields(self))
-        for rank, busy, span, lost, operations, still, read in zip(*columns, strict=True):
+        for rank, busy, span, lost, operations, still, read, lately in zip(*columns, strict=True):
             yield NcclTime(
                 rank=rank,
                 busy_s=busy,
@@ -214,6 +222,7 @@ class NcclTimeTable(Sequence[NcclTime]):
                 operations=None if math.isnan(operations) else int(operations),
                 still_s=still,
                 read_s=None if math.isnan(read) else read,
+                lately_ratio=None if math.isnan(lately) else lately,
             )
 
 

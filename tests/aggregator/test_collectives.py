@@ -76,6 +76,7 @@ def tables(state: CollectiveRows) -> list[CollectiveTable]:
             size_bytes=stack.size_bytes[row, :length],
             kernel_ratio=stack.kernel_ratio[row],
             operations_per_s=known(float(stack.operations_per_s[row])),
+            counted_s=known(float(stack.counted_s[row])),
             best_s_per_byte=known(float(stack.best_s_per_byte[row])),
             best_size_bytes=float(stack.best_size_bytes[row]),
             timing=stack.timings[row],
@@ -283,6 +284,7 @@ def test_of_many_readings_the_newest_64_count() -> None:
     usual = np.median(np.diff(busy_s[bounds]) / np.diff(bounds))
     assert (more.rank, more.span_s, more.lost_operations) == (3, 63.0, 630)
     assert more.busy_s == pytest.approx(63 * usual)
+    assert more.lately_ratio == pytest.approx((busy_s[149] - busy_s[bounds[-2]]) / (149 - bounds[-2]))
     assert (fewer.rank, fewer.span_s, fewer.lost_operations) == (1, 48.0, 0)
 
 

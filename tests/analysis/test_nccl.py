@@ -126,6 +126,29 @@ def test_a_rank_of_a_large_number_costs_no_more_than_another_and_is_named_by_it(
     assert (result.nccl.groups[0].ranks, result.nccl.groups[0].last_rank) == ((0, 1, far, 2 * far), far)
 
 
+def test_who_waits_more_than_usual_is_told_from_who_does_not_before_the_usual_time_in_kernels_follows():
+    late = table([0, 1, 2, 3], [0, 0, 0.03, 0])
+
+    def slowdowns(lately_ratio):
+        times = [
+            NcclTime(
+                rank=r,
+                busy_s=1.0,
+                span_s=10.0,
+                lost_operations=0,
+                lately_ratio=lately_ratio if r != 2 else 0.1,
+            )
+            for r in range(4)
+        ]
+        job = job_data(step_table([0.1] * 200), description=DP4, collectives=[late], nccl=times)
+        return [rank.slowdown_ratio for rank in summarise(job, AnalysisSettings()).nccl.ranks]
+
+    assert slowdowns(0.4) == pytest.approx([1, 1, 1 / 0.7, 1])
+    # Nobody waits for longer than it is in kernels.
+    assert slowdowns(0.2) == pytest.approx([1, 1, 1 / 0.8, 1])
+    assert slowdowns(None) == pytest.approx([1, 1, 1 / 0.9, 1])
+
+
 def test_a_frequent_kind_of_operation_counts_by_its_time_not_by_its_rows():
     frequent = table([0, 1, 2, 3], [0, 0, 0, 0], kernel_ratio=[0.5] * 4)
     rare = table([0, 1, 2, 3], [0, 0, 0.02, 0], communicator="cd", kernel_ratio=[0.003, 0.003, 0.001, 0.003])

@@ -8,6 +8,8 @@ import pytest
 from perfd.analysis.lateness import Lateness
 from perfd.analysis.onset import onset
 
+STEP_S = 0.5
+
 
 def by_step(at_least: np.ndarray) -> Lateness:
     """Shares of time that are lost by each rank in each step, (ranks, steps)."""
@@ -26,46 +28,53 @@ def peers(ranks: int) -> np.ndarray:
 def test_so_many_steps_suffice_after_quiet_ones_and_one_less_does_not(ranks, before, steps):
     lost = np.concatenate([quiet(ranks, before), quiet(ranks, steps)], axis=1)
     lost[1, before:] = 0.2
-    found = onset(by_step(lost), peers(ranks))
+    found = onset(by_step(lost), peers(ranks), STEP_S)
     assert found is not None
     assert found.at_least.shape == (ranks, steps)
     assert found.caused()[1] == pytest.approx(0.2)
-    assert onset(by_step(lost[:, :-1]), peers(ranks)) is None
+    assert onset(by_step(lost[:, :-1]), peers(ranks), STEP_S) is None
 
 
 def test_a_pause_before_costs_one_step_more():
     lost = quiet(8, 18)
     lost[3, 6] = 0.5
     lost[1, 14:] = 0.2
-    assert onset(by_step(lost), peers(8)) is None
-    assert onset(by_step(np.c_[lost, lost[:, -1]]), peers(8)) is not None
+    assert onset(by_step(lost), peers(8), STEP_S) is None
+    assert onset(by_step(np.c_[lost, lost[:, -1]]), peers(8), STEP_S) is not None
+
+
+def test_long_steps_need_fewer_since_so_many_hours_hold_fewer_of_them():
+    lost = quiet(8, 14)
+    lost[1, 10:] = 0.2
+    assert onset(by_step(lost), peers(8), 0.5) is None
+    assert onset(by_step(lost), peers(8), 2.0) is not None
 
 
 def test_who_is_late_by_little_or_in_turn_is_not_named():
     little, in_turn = quiet(8, 40), quiet(8, 40)
     little[1, 30:] = 0.04
     in_turn[np.arange(10) % 8, np.arange(30, 40)] = 0.3
-    assert onset(by_step(little), peers(8)) is None
-    assert onset(by_step(in_turn), peers(8)) is None
+    assert onset(by_step(little), peers(8), STEP_S) is None
+    assert onset(by_step(in_turn), peers(8), STEP_S) is None
 
 
 def test_many_that_begin_to_be_late_at_once_hide_the_one_that_is_always_among_them():
     lost = quiet(8, 25)
     lost[:, 20:] = 0.2
-    assert onset(by_step(lost), peers(8)) is None
+    assert onset(by_step(lost), peers(8), STEP_S) is None
 
 
 def test_steps_that_nobody_knows_do_not_count():
     lost = quiet(8, 40)
     lost[1, 35:] = 0.2
     lost[:, [3, 36, 39]] = np.nan
-    found = onset(by_step(lost), peers(8))
+    found = onset(by_step(lost), peers(8), STEP_S)
     assert found is None
     lost[1, 34] = 0.2
-    found = onset(by_step(lost), peers(8))
+    found = onset(by_step(lost), peers(8), STEP_S)
     assert found is not None
     assert np.isfinite(found.at_least).all()
-    assert onset(by_step(np.full((8, 40), np.nan)), peers(8)) is None
+    assert onset(by_step(np.full((8, 40), np.nan)), peers(8), STEP_S) is None
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -73,4 +82,4 @@ def test_steps_with_heavy_tails_raise_no_alarm_at_any_look(ranks):
     random = np.random.default_rng(ranks)
     lost = 0.03 * random.standard_cauchy((ranks, 4000)).clip(-20, 20)
     looks = (lost[:, max(0, end - 40) : end] for end in range(20, lost.shape[1]))
-    assert not any(onset(by_step(look), peers(ranks)) for look in looks)
+    assert not any(onset(by_step(look), peers(ranks), STEP_S) for look in looks)
