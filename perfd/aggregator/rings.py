@@ -63,6 +63,8 @@ class Rings:
         """Global rank of each column; -1 until it reports."""
         self._heard_unix_ns: Ints = np.empty((1, columns), dtype=np.int64)
         """When each column's rank last told of it, by the clock of its node."""
+        self._told: Ints = np.empty((1, columns), dtype=np.int64)
+        """The newest operation that each column's rank told of, -1 before any."""
         self._ends: Ints = np.empty((1, 2), dtype=np.int64)
         """Where in a row its operations begin and end."""
         self._sequence: Ints = np.empty((1, min(_FIRST_ROOM, self._most_room())), dtype=np.int64)
@@ -128,9 +130,20 @@ class Rings:
             self._windows.clear(row)
         self._sources[row] = times.source
         self._heard_unix_ns[row, column] = times.end_unix_ns
-        self._windows.put(row, column, times)
+        self._windows.put(row, column, times, new_ratio=self._new_ratio(row, column, times))
         if reported is not None:
+            self._told[row, column] = max(self._told[row, column], reported.sequence[-1])
             self._put_operations(row, column, reported)
+
+    def _new_ratio(self, row: int, column: int, times: CollectiveTimes) -> float:
+        """How much of a record was not told before.
+
+        An agent that begins with an empty spool beside a running job tells all that the plugin's rings hold.
+        """
+        told = int(self._told[row, column])
+        if not times.sequences or times.sequences[0] > told:
+            return 1.0
+        return sum(number > told for number in times.sequences) / len(times.sequences)
 
     def stack(self, in_use: Bools) -> CollectiveStack | None:
         """A copy of what is held of communicators that are in use, and whose ranks are all known."""
@@ -294,6 +307,7 @@ class Rings:
     def _make_rows(self, rows: int) -> None:
         self._ranks = roomier(self._ranks, (rows,))
         self._heard_unix_ns = roomier(self._heard_unix_ns, (rows,))
+        self._told = roomier(self._told, (rows,))
         self._ends = roomier(self._ends, (rows,))
         self._sequence = roomier(self._sequence, (rows,))
         self._size_bytes = roomier(self._size_bytes, (rows,))
@@ -306,6 +320,7 @@ class Rings:
     def _clear(self, row: int) -> None:
         self._ranks[row] = -1
         self._heard_unix_ns[row] = 0
+        self._told[row] = -1
         self._ends[row] = 0
         self._windows.clear(row)
         self._largest_bytes[row], self._best_s_per_byte[row] = _LARGE_BYTES, np.inf

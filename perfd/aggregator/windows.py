@@ -46,22 +46,26 @@ class Windows:
         self._operations[row] = 0
         self._sums[row] = 0
 
-    def put(self, row: int, column: int, times: CollectiveTimes) -> None:
-        """Add a window of one rank."""
+    def put(self, row: int, column: int, times: CollectiveTimes, *, new_ratio: float = 1.0) -> None:
+        """Add a window of one rank, or the last part of it: as much as is new."""
         length_ns = times.end_unix_ns - times.start_unix_ns
         possible = 0 < length_ns <= _LONGEST_NS and times.count <= _MOST_OPERATIONS
-        if not possible or not math.isfinite(times.total_s):
+        if not possible or not math.isfinite(times.total_s) or new_ratio <= 0:
             return
+        ratio, number = times.total_s / (length_ns / 1e9), times.count
+        if new_ratio < 1:
+            length_ns, number = max(1, round(new_ratio * length_ns)), round(new_ratio * number)
+        start_ns = times.end_unix_ns - length_ns
         count, covered_ns, first_ns, last_ns, operations = self._sums[row, column].tolist()
         place = (row, column, count % _WINDOWS)
-        operations += times.count - int(self._operations[place])
-        self._ratio[place] = times.total_s / (length_ns / 1e9)
-        self._operations[place] = times.count
-        self._start_ns[place] = times.start_unix_ns
+        operations += number - int(self._operations[place])
+        self._ratio[place] = ratio
+        self._operations[place] = number
+        self._start_ns[place] = start_ns
         self._sums[row, column] = (
             count + 1,
             covered_ns + length_ns,
-            first_ns if count else times.start_unix_ns,
+            first_ns if count else start_ns,
             max(last_ns, times.end_unix_ns),
             operations,
         )

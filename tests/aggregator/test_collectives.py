@@ -260,6 +260,35 @@ def test_communicators_that_are_no_longer_used_give_no_table_and_make_room() -> 
     assert not counters.rejected
 
 
+def test_what_an_agent_with_a_new_spool_tells_again_is_counted_once() -> None:
+    def told(first: int, count: int, start_s: int, end_s: int) -> CollectiveTimes:
+        return replace(
+            times(0, list(range(first, first + count))),
+            start_unix_ns=start_s * 10**9,
+            end_unix_ns=end_s * 10**9,
+            count=count,
+            total_s=0.01 * count,
+        )
+
+    state, _ = rows(slots=1024)
+    state.put(replace(told(0, 10, 0, 1), rank=1, communicator_rank=1))
+    for second in range(100):
+        state.put(told(10 * second, 10, second, second + 1))
+    before = tables(state)[0]
+    # All that the ring holds, and two seconds that no agent was there for.
+    state.put(told(500, 520, 50, 102))
+    again = tables(state)[0]
+    state.put(told(500, 520, 50, 102))
+
+    assert (before.operations_per_s, before.kernel_ratio[0]) == pytest.approx((10.0, 0.1))
+    assert (again.operations_per_s, again.kernel_ratio[0]) == pytest.approx((10.0, 0.1))
+    assert again.sequence[-1] == 1019
+    assert tables(state)[0].operations_per_s == again.operations_per_s
+    for second in range(102, 106):
+        state.put(told(10 * second, 10, second, second + 1))
+    assert tables(state)[0].operations_per_s == pytest.approx(10.0)
+
+
 def test_a_rank_stands_still_since_its_counter_last_moved() -> None:
     nccl = NcclTimes(Limits(), Counters())
     for second, operations in enumerate([5, 6, 6, 6]):
