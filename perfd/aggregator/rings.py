@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perfd.aggregator.best_paces import BestPaces
+from perfd.aggregator.reported import Reported, new_ratio, reported_by
 from perfd.aggregator.rooms import chosen, roomier
 from perfd.aggregator.windows import Windows
 from perfd.analysis.tables import Bools, CollectiveStack, Floats, Ints
@@ -16,31 +17,11 @@ from perfd.model import CollectiveTimes, TimingSource
 _FIRST_ROOM = 32
 _FULL = 0.75
 """A ring that needs more of its room than this gets more; one that needs less moves to the front of it."""
-_LARGE_BYTES = 1 << 20
-"""From here on a message's time is by its bytes, not by its latency."""
-_STRETCH = 32
-"""Large operations in a row whose median is what the communicator can do."""
-_MOST_SEQUENCE = 1 << 62
 _HOLE_NS = 3 * 10**9
 """More than a step's pause between windows, and less than the pause between samples."""
 _HOLE_OPERATIONS = 16
 _Value = TypeVar("_Value", np.float64, np.int64)
 _Item = TypeVar("_Item")
-
-
-@dataclass(frozen=True, slots=True)
-class _Reported:
-    """What one rank reported, in the order of sequence numbers; sizes may be unknown."""
-
-    sequence: Ints
-    durations_s: Floats
-    size_bytes: Floats | None
-    gpu_starts_ns: Ints | None
-
-    def rows(self, chosen: NDArray[np.bool_] | Ints) -> _Reported:
-        sizes = None if self.size_bytes is None else self.size_bytes[chosen]
-        starts = None if self.gpu_starts_ns is None else self.gpu_starts_ns[chosen]
-        return _Reported(self.sequence[chosen], self.durations_s[chosen], sizes, starts)
 
 
 class Rings:
@@ -74,11 +55,7 @@ class Rings:
             (*self._sequence.shape, columns if starts else 0), dtype=np.int64
         )
         self._windows = Windows(columns)
-        self._largest_bytes: Floats = np.empty(1)
-        self._best_s_per_byte: Floats = np.empty(1)
-        """Of operations of at least half the largest size: a byte of a small message takes longer."""
-        self._stretches: list[list[float]] = []
-        """Seconds a byte of the large operations that are no longer held, since the last median."""
+        self._paces = BestPaces()
 
     def hold(self, span: int) -> None:
         """Of how many of the newest sequence numbers the operations are held, from the next ones on."""
@@ -94,7 +71,6 @@ class Rings:
             self._names.append(name)
             self._timings.append(timing)
             self._sources.append("")
-            self._stretches.append([])
             if row == len(self._ranks):
                 self._make_rows(2 * row)
         self._clear(row)
@@ -124,26 +100,16 @@ class Rings:
                 # Another rank in the same place: the communicator's id was used again by a new one.
                 self._clear(row)
             self._ranks[row, column] = times.rank
-        reported = _reported(times, self._span)
+        reported = reported_by(times, self._span)
         if reported is not None and self._follows_a_hole(row, column, times, reported):
             self._ends[row] = 0
             self._windows.clear(row)
         self._sources[row] = times.source
         self._heard_unix_ns[row, column] = times.end_unix_ns
-        self._windows.put(row, column, times, new_ratio=self._new_ratio(row, column, times))
+        self._windows.put(row, column, times, new_ratio=new_ratio(times, int(self._told[row, column])))
         if reported is not None:
             self._told[row, column] = max(self._told[row, column], reported.sequence[-1])
             self._put_operations(row, column, reported)
-
-    def _new_ratio(self, row: int, column: int, times: CollectiveTimes) -> float:
-        """How much of a record was not told before.
-
-        An agent that begins with an empty spool beside a running job tells all that the plugin's rings hold.
-        """
-        told = int(self._told[row, column])
-        if not times.sequences or times.sequences[0] > told:
-            return 1.0
-        return sum(number > told for number in times.sequences) / len(times.sequences)
 
     def stack(self, in_use: Bools) -> CollectiveStack | None:
         """A copy of what is held of communicators that are in use, and whose ranks are all known."""
@@ -153,7 +119,6 @@ class Rings:
         rows = np.flatnonzero(whole & (lengths > 0) & in_use)
         if not len(rows):
             return None
-        best = self._best_s_per_byte[rows]
         operations_per_s, counted_s = self._windows.pace(rows)
         return CollectiveStack(
             operation=self._operation,
@@ -167,8 +132,8 @@ class Rings:
             kernel_ratio=self._windows.usual_ratio(rows),
             operations_per_s=operations_per_s,
             counted_s=counted_s,
-            best_s_per_byte=np.where(np.isfinite(best), best, np.nan),
-            best_size_bytes=self._largest_bytes[rows],
+            best_s_per_byte=self._paces.s_per_byte(rows),
+            best_size_bytes=self._paces.largest_bytes(rows),
             timings=_picked(self._timings, rows),
             sources=_picked(self._sources, rows),
         )
@@ -185,7 +150,7 @@ class Rings:
         held[places >= end[:, None]] = absent
         return held
 
-    def _follows_a_hole(self, row: int, column: int, times: CollectiveTimes, reported: _Reported) -> bool:
+    def _follows_a_hole(self, row: int, column: int, times: CollectiveTimes, reported: Reported) -> bool:
         """Whether operations are missing for seconds, as between samples, or after an agent was away.
 
         Neither the pace of operations nor what lies in one step could be told across it.
@@ -201,7 +166,7 @@ class Rings:
     def _bounds(self, row: int) -> tuple[int, int]:
         return int(self._ends[row, 0]), int(self._ends[row, 1])
 
-    def _put_operations(self, row: int, column: int, reported: _Reported) -> None:
+    def _put_operations(self, row: int, column: int, reported: Reported) -> None:
         start, end = self._bounds(row)
         first = int(reported.sequence[0])
         newest = int(self._sequence[row, end - 1]) if end > start else -1
@@ -267,19 +232,7 @@ class Rings:
             return
         kept = start + int(self._sequence[row, start:end].searchsorted(last, side="right"))
         self._ends[row, 0] = kept
-        sizes = self._size_bytes[row, start:kept]
-        largest = float(np.fmax.reduce(sizes, initial=self._largest_bytes[row]))
-        stretch = self._stretches[row]
-        if largest > 2 * self._largest_bytes[row]:
-            self._best_s_per_byte[row] = np.inf
-            stretch.clear()
-        self._largest_bytes[row] = largest
-        large = sizes >= largest / 2
-        speeds = self._durations_s[row, start:kept][large].min(axis=1) / sizes[large]
-        stretch += speeds[np.isfinite(speeds)].tolist()
-        if len(stretch) >= _STRETCH:
-            self._best_s_per_byte[row] = min(self._best_s_per_byte[row], float(np.median(stretch)))
-            stretch.clear()
+        self._paces.put(row, self._size_bytes[row, start:kept], self._durations_s[row, start:kept])
 
     def _room(self, row: int, more: int) -> int:
         """Have room for so many more operations in a row; returns where it begins."""
@@ -313,8 +266,7 @@ class Rings:
         self._size_bytes = roomier(self._size_bytes, (rows,))
         self._durations_s = roomier(self._durations_s, (rows,))
         self._gpu_starts_ns = roomier(self._gpu_starts_ns, (rows,))
-        self._largest_bytes = roomier(self._largest_bytes, (rows,))
-        self._best_s_per_byte = roomier(self._best_s_per_byte, (rows,))
+        self._paces.make_room(rows)
         self._windows.make_room(rows)
 
     def _clear(self, row: int) -> None:
@@ -323,32 +275,7 @@ class Rings:
         self._told[row] = -1
         self._ends[row] = 0
         self._windows.clear(row)
-        self._largest_bytes[row], self._best_s_per_byte[row] = _LARGE_BYTES, np.inf
-        self._stretches[row].clear()
-
-
-def _reported(times: CollectiveTimes, span: int) -> _Reported | None:
-    """The operations of a record; None when there are none, or its columns contradict each other."""
-    count = len(times.sequences)
-    optional = (times.sizes_bytes, times.gpu_starts_ns)
-    if count != len(times.durations_ns) or any(len(column) not in {0, count} for column in optional):
-        return None
-    if not count or not 0 <= min(times.sequences) <= max(times.sequences) < _MOST_SEQUENCE:
-        return None
-    reported = _Reported(
-        sequence=np.array(times.sequences, dtype=np.int64),
-        durations_s=np.array(times.durations_ns, dtype=np.float64) / 1e9,
-        size_bytes=np.array(times.sizes_bytes, dtype=np.float64) if times.sizes_bytes else None,
-        gpu_starts_ns=np.array(times.gpu_starts_ns, dtype=np.int64) if times.gpu_starts_ns else None,
-    )
-    if count == 1:
-        return reported
-    if not (reported.sequence[1:] > reported.sequence[:-1]).all():
-        # Of two with one number the later one counts.
-        reported = reported.rows(count - 1 - np.unique(reported.sequence[::-1], return_index=True)[1])
-    if reported.sequence[-1] - reported.sequence[0] < span:
-        return reported
-    return reported.rows(reported.sequence > reported.sequence[-1] - span)
+        self._paces.clear(row)
 
 
 def _picked(items: list[_Item], rows: Ints) -> list[_Item]:
