@@ -9,7 +9,7 @@ _shtab_perfd_capture_subparsers=(list show start cancel plan redact)
 _shtab_perfd_rules_subparsers=(check test)
 _shtab_perfd_subparsers=(run agent aggregator replay record parse serving bench-serving diagnose status top capture analyze compare roofline report rules doctor version)
 
-_shtab_perfd_run_option_strings=(-h --help --config --job --http --out --record --no-nsys)
+_shtab_perfd_run_option_strings=(-h --help --config --job --http --out --record --no-nsys --kineto)
 _shtab_perfd_agent_option_strings=(-h --help --config --aggregator --node --job --log --once --json --log-level --log-json)
 _shtab_perfd_aggregator_option_strings=(-h --help --config --listen --http --log-level --log-json)
 _shtab_perfd_replay_option_strings=(-h --help --speed --skip --json --config --rules --http --hold --allow-missing)
@@ -95,6 +95,7 @@ _shtab_perfd_run_pos_0_nargs=...
 _shtab_perfd_run__h_nargs=0
 _shtab_perfd_run___help_nargs=0
 _shtab_perfd_run___no_nsys_nargs=0
+_shtab_perfd_run___kineto_nargs=0
 _shtab_perfd_agent__h_nargs=0
 _shtab_perfd_agent___help_nargs=0
 _shtab_perfd_agent___once_nargs=0

@@ -30,6 +30,7 @@ from perfd.clock import Clock
 from perfd.config import AggregatorConfig, AnalysisConfig
 from perfd.errors import ConfigError
 from perfd.exporters.registry import Exporters
+from perfd.model import CaptureTool
 from perfd.peaks import load_peaks
 from perfd.rules.model import AlertChange
 from perfd.series import SeriesFrame
@@ -149,7 +150,7 @@ class Rounds:
             derived = self._deriver.live(job, self._now_unix_s, self._clock.monotonic_s())
         if derived is None:
             return server_view(self._state, job)
-        return job_view(self._state, derived.data, derived.summary)
+        return self._job_view(derived)
 
     def alerts(self) -> list[dict[str, Any]]:
         """Alerts that fired since the start, oldest first, as entries of schema perfd.alerts/1."""
@@ -253,7 +254,11 @@ class Rounds:
         if not job and len(derived) == 1:
             job = next(iter(derived))
         found = derived.get(job)
-        return job_view(self._state, found.data, found.summary) if found else server_view(self._state, job)
+        return self._job_view(found) if found else server_view(self._state, job)
+
+    def _job_view(self, derived: Derived) -> JobView:
+        tool = CaptureTool(self._config.capture_tool)
+        return job_view(self._state, derived.data, derived.summary, tool)
 
     def _whole(self, name: str) -> Derived | None:
         alerts = [alert.record(self._captures_of(alert)) for alert in self._alerts.of_job(name)]

@@ -16,8 +16,11 @@ _PROFILERS = {"sglang": CaptureTool.SGLANG, "vllm": CaptureTool.VLLM}
 _COMPUTE_TIMERS = ("forward-compute", "backward-compute")
 
 
-def job_view(state: State, data: JobData, summary: JobSummary) -> JobView:
-    """The ranks of a job, where they are, how long they compute, and whom the analysis blames."""
+def job_view(state: State, data: JobData, summary: JobSummary, tool: CaptureTool) -> JobView:
+    """The ranks of a job, where they are, how long they compute, and whom the analysis blames.
+
+    `tool` captures it where nothing else is said.
+    """
     with state.lock:
         job = state.fleet.jobs.get(data.name)
         nodes = tuple(node for node in (job.nodes if job else ()) if state.agents.of_node(node) is not None)
@@ -45,6 +48,7 @@ def job_view(state: State, data: JobData, summary: JobSummary) -> JobView:
             for culprit in finding.culprits
             if culprit.kind == "rank"
         ),
+        tool=tool,
     )
 
 

@@ -10,6 +10,8 @@ RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 """In the order of how much they say: torchrun's own before the launcher's."""
 RUN_VARIABLE = "PERFD_RUN"
 """Which `perfd run` a process belongs to: several may watch jobs on one node."""
+DAEMON_VARIABLE = "KINETO_USE_DAEMON"
+"""With 1, PyTorch asks a daemon of its node whether it shall trace."""
 NSYS_SESSION_VARIABLE = "NSYS_PROFILING_SESSION_ID"
 """Set by `nsys launch` in the application and inherited by all its children."""
 

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         http=None,
         out=Path("perfd-out"),
         recording=Path(args.out),
-        capture=False,
+        tracer=None,
     )
 
 

@@ -16,17 +16,19 @@ from perfd_collectors.nccl.library import with_plugin
 
 from perfd.capture.installation import find_nsys
 from perfd.capture.launch import Launch, plan_launch
-from perfd.capture.processes import RUN_VARIABLE
+from perfd.capture.processes import DAEMON_VARIABLE, RUN_VARIABLE
 from perfd.config import AgentCaptureConfig, AgentConfig, CollectorConfig
 from perfd.errors import PerfdError, RecordingError
 from perfd.hook import NODE_VARIABLE, SOCKET_VARIABLE
 from perfd.http import split_address
+from perfd.model import CaptureTool
 from perfd.session.configuration import load_session
 from perfd.session.job import CommandError
 from perfd.session.naming import job_name, results_folder
 from perfd.session.run import HOOK_COLLECTOR, MonitorSettings, RunOptions
 from perfd.session.run import run as run_session
 
+_OTHERWISE = " With --kineto PyTorch's own profiler captures instead."
 EXIT_CODES = """\
 The exit code is that of the command: 128 + n if signal n ended it, 127 if there is no such
 command, 126 if it cannot be executed, and 2 if perfd was called wrongly or its configuration
@@ -49,8 +51,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="where the folder of results is made (default: %(default)s)",
     )
     parser.add_argument("--record", metavar="DIR", help="also write a recording, into a new folder")
-    parser.add_argument(
+    tracer = parser.add_mutually_exclusive_group()
+    tracer.add_argument(
         "--no-nsys", action="store_true", help="do not start the command under nsys, which captures need"
+    )
+    tracer.add_argument(
+        "--kineto",
+        action="store_true",
+        help="capture with PyTorch's own profiler instead: sets KINETO_USE_DAEMON=1 for the command",
     )
     add_command(parser)
 
@@ -78,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         http=args.http,
         out=Path(args.out),
         recording=Path(args.record) if args.record else None,
-        capture=not args.no_nsys,
+        tracer=CaptureTool.KINETO if args.kineto else None if args.no_nsys else CaptureTool.NSYS,
     )
 
 
@@ -90,16 +98,16 @@ def watch(
     http: str | None,
     out: Path,
     recording: Path | None,
-    capture: bool,
+    tracer: CaptureTool | None,
 ) -> int:
-    """Run `command` with a monitor beside it; returns its exit code."""
+    """Run `command` with a monitor beside it, ready for captures by `tracer`; returns its exit code."""
     if recording is not None and recording.exists() and (not recording.is_dir() or any(recording.iterdir())):
         raise RecordingError(f"{recording} is not empty: a recording needs a new folder.")
     if http is not None:
         split_address(http)
     configuration = load_session(Path(config) if config else None)
     name = job or configuration.agent.job or job_name(command, os.environ)
-    launch = _plan(command, name, configuration.agent.capture, allowed=capture)
+    launch = _plan(command, name, configuration.agent.capture, allowed=tracer is CaptureTool.NSYS)
     settings = MonitorSettings(
         job=name,
         command=command,
@@ -111,6 +119,7 @@ def watch(
         recording=str(recording.absolute()) if recording else None,
         hook_socket=_hook_socket(configuration.agent, os.environ),
         run=uuid.uuid4().hex,
+        kineto=tracer is CaptureTool.KINETO,
     )
     try:
         options = RunOptions(
@@ -135,6 +144,8 @@ def _hook_socket(agent: AgentConfig, environment: Mapping[str, str]) -> str | No
 
 def _environment(settings: MonitorSettings, environment: Mapping[str, str]) -> dict[str, str]:
     told = {SOCKET_VARIABLE: settings.hook_socket, RUN_VARIABLE: settings.run}
+    if settings.kineto:
+        told[DAEMON_VARIABLE] = "1"
     if settings.hook_socket is not None:
         # The command may be srun or mpirun, which take the environment to other machines.
         told[NODE_VARIABLE] = socket.gethostname()
@@ -149,7 +160,7 @@ def _plan(command: list[str], job: str, config: AgentCaptureConfig, *, allowed: 
     plan = plan_launch(command, job=job, unique=str(os.getpid()), config=config, installation=installation)
     # Where there is no nsys, most users do not miss it; `perfd doctor` tells those who do.
     if installation is not None:
-        _say(f"perfd: {plan.note}")
+        _say(f"perfd: {plan.note}{'' if plan.session else _OTHERWISE}")
     return plan
 
 

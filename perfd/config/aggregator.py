@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from perfd.config.base import Strict, TlsConfig
@@ -41,7 +43,7 @@ class CaptureProfile(Strict, frozen=True):
     """What an alert's `capture: NAME` label starts."""
 
     tool: str | None = None
-    """null: nsys for a job, and for a serving engine the engine's own profiler."""
+    """null: `capture_tool` for a job, and for a serving engine the engine's own profiler."""
     steps: int | None = 5
     max_duration_s: float = 30.0
     ranks: str = "all"
@@ -82,6 +84,8 @@ class AggregatorConfig(Strict, frozen=True):
             "serving": CaptureProfile(steps=10),
         }
     )
+    capture_tool: Literal["nsys", "kineto"] = "nsys"
+    """What captures a job where a profile names no tool."""
     capture_reports: bool = True
     """Analyse the traces of captures that end, where this machine can read them."""
     webhook: WebhookConfig = WebhookConfig()

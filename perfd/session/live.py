@@ -114,6 +114,8 @@ class LiveSession:
         wanted = msgspec.structs.replace(config.aggregator, listen="127.0.0.1:0", tls=None)
         if asked is not None:
             wanted = msgspec.structs.replace(wanted, http_listen=asked)
+        if self._settings.kineto:
+            wanted = msgspec.structs.replace(wanted, capture_tool="kineto")
         try:
             return self._started(wanted)
         except PerfdError:
@@ -196,6 +198,9 @@ def _agent_config(config: SessionConfig, settings: MonitorSettings, root_pid: in
     capture = agent.capture
     if settings.run is not None:
         capture = msgspec.structs.replace(capture, run=settings.run)
+    if settings.kineto:
+        kineto = msgspec.structs.replace(capture.kineto, enabled=True)
+        capture = msgspec.structs.replace(capture, kineto=kineto)
     if capture.output_directory is None and settings.results is not None:
         capture = msgspec.structs.replace(capture, output_directory=str(Path(settings.results) / "captures"))
     return msgspec.structs.replace(agent, listen=listen, capture=capture)

@@ -56,6 +56,8 @@ class MonitorSettings:
     """Where `perfd.hook` of this job's processes is told to write; None for its usual place."""
     run: str | None = None
     """What tells this job's processes from those of other runs on the node; None for all."""
+    kineto: bool = False
+    """Whether the job was started for captures by PyTorch's profiler."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -92,3 +93,57 @@ def test_fourteen_processes_that_start_at_once_are_all_traced(node, monkeypatch)
 def began_us(trace):
     events = json.loads(trace.read_text())["traceEvents"]
     return next(event["ts"] for event in events if event.get("name") == "PyTorch Profiler (0)")
+
+
+@pytest.mark.system
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(
+    not PYTHON and not os.environ.get("CI"),
+    reason="PERFD_TORCH_PYTHON does not name an interpreter with PyTorch",
+)
+def test_a_job_that_was_started_for_kineto_is_captured_by_it_without_a_word_more(tmp_path):
+    assert PYTHON, "PERFD_TORCH_PYTHON must name an interpreter with PyTorch; .ci/run makes one"
+    with tempfile.TemporaryDirectory() as sockets:
+        config = tmp_path / "perfd.json"
+        kineto = {"cpu_only": True, "socket_directory": sockets}
+        config.write_text(
+            json.dumps(
+                {
+                    "agent": {"capture": {"min_free_bytes": 0, "kineto": kineto}},
+                    "aggregator": {"http_listen": "127.0.0.1:0"},
+                }
+            )
+        )
+        perfd = [sys.executable, "-m", "perfd"]
+        run = [*perfd, "run", "--kineto", "--config", str(config), "--job", "llama"]
+        watched = subprocess.Popen(
+            [*run, "--out", str(tmp_path), "--", PYTHON, "-c", _JOB],
+            env={**os.environ, "RANK": "0", "WORLD_SIZE": "1", "KINETO_IPC_SOCKET_DIR": sockets},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        live = "perfd: the job is live at "
+        (address,) = (line.removeprefix(live).strip() for line in _until(watched.stderr, live))
+        assert watched.stdout.readline() == "trains\n"
+        start = [*perfd, "capture", "start", "llama", "--duration", "1", "--wait", "--json"]
+        clock = SystemClock()
+        deadline_s = clock.monotonic_s() + 60
+        while clock.monotonic_s() < deadline_s:
+            # Refused until the process has asked its daemon for the first time.
+            done = subprocess.run(
+                [*start, "--aggregator", address], capture_output=True, text=True, check=False
+            )
+            capture = json.loads(done.stdout)["capture"] if done.stdout else {}
+            if capture.get("state") == "done":
+                break
+            clock.sleep(1)
+        watched.terminate()
+        watched.communicate()
+    assert (capture.get("tool"), capture.get("state")) == ("kineto", "done"), done
+    assert list(tmp_path.glob("*/captures/*/*.json*"))
+
+
+def _until(lines, start):
+    """The first line that starts so, alone."""
+    return [next(line for line in lines if line.startswith(start))]

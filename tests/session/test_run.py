@@ -361,6 +361,20 @@ def test_an_alert_while_a_job_runs_puts_a_report_among_its_results(tmp_path, con
     assert "Slow at step" in err
 
 
+def test_a_job_for_kineto_is_told_so_and_runs_without_nsys(tmp_path, configuration):
+    nsys = install(tmp_path / "nsys")
+    configuration.write_text(
+        f"agent: {{capture: {{nsys_path: '{nsys}'}}}}\naggregator: {{http_listen: null}}\n"
+    )
+    tell = "import os; print(os.environ['KINETO_USE_DAEMON'], 'NSYS_PROFILING_SESSION_ID' in os.environ)"
+    words = command(tmp_path, configuration, "--kineto", "--", sys.executable, "-c", tell)
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "1 False\n"), done.stderr
+    refused = perfd("run", "--kineto", "--no-nsys", "--", "true")
+    assert refused.returncode == 2
+    assert "not allowed with" in refused.stderr
+
+
 def test_a_training_loop_with_the_hook_finds_the_agent_of_its_own_run(tmp_path, configuration):
     trainer = [sys.executable, str(Path(__file__).with_name("hooked_trainer.py"))]
     environment = {name: value for name, value in os.environ.items() if name != "PERFD_HOOK_SOCKET"}

@@ -7,11 +7,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfd.capture.kineto.registry import Client
-from perfd.capture.processes import NSYS_SESSION_VARIABLE, environment_of, lineage, namespace_pids, runs
+from perfd.capture.processes import (
+    DAEMON_VARIABLE,
+    NSYS_SESSION_VARIABLE,
+    environment_of,
+    lineage,
+    namespace_pids,
+    runs,
+)
 from perfd.model import RankPlacement
 
 _SILENT_PERIODS = 3
-_DAEMON_VARIABLE = "KINETO_USE_DAEMON"
 _SOCKETS_VARIABLE = "KINETO_IPC_SOCKET_DIR"
 
 
@@ -68,8 +74,8 @@ def _unfit(pid: int, client: Client | None, proc: Path) -> str:
             "runs under `nsys launch`, and CUPTI has one subscriber a process: capture it with nsys, "
             "or start the job with perfd run --no-nsys."
         )
-    if client is None and environment and _DAEMON_VARIABLE not in environment:
-        return f"was started without {_DAEMON_VARIABLE}=1, so its PyTorch asks nobody for traces."
+    if client is None and environment and DAEMON_VARIABLE not in environment:
+        return f"was started without {DAEMON_VARIABLE}=1, so its PyTorch asks nobody for traces."
     if client is None:
         return (
             "did not ask for a configuration. libkineto asks every 5 s from `import torch` on; in another "
