@@ -74,7 +74,10 @@ class Watch:
         self._looked_s: float | None = None
 
     def look(self, there: Collection[str], monotonic_s: float) -> Sequence[str]:
-        """The captures of these that are too old now, the oldest first; raises `OSError`."""
+        """The captures of these that are too old now, the oldest first; raises `OSError`.
+
+        Also where the ledger cannot be written: a disk that is full is what removing helps.
+        """
         stored = self._read()
         passed_s = 0.0 if self._looked_s is None else max(0.0, monotonic_s - self._looked_s)
         self._looked_s = monotonic_s
@@ -100,4 +103,3 @@ class Watch:
         except OSError:
             with contextlib.suppress(OSError):
                 self._fresh.unlink(missing_ok=True)
-            raise

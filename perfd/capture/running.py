@@ -72,7 +72,7 @@ class CaptureRun:
             self._spare_the_job()
             readiness = self._tool.ready(self._request.job, self._request.ranks)
         except (CaptureError, OSError) as error:
-            self._tell(CaptureState.REFUSED, str(error), self._request.ranks)
+            self._tell(CaptureState.REFUSED, _sentence(error), self._request.ranks)
             return self._finals
         if not readiness.targets:
             self._refuse_all(readiness)
@@ -86,7 +86,7 @@ class CaptureRun:
             self._capture(readiness.targets, ranks)
             quiet = True
         except (CaptureError, OSError) as error:
-            self._tell(CaptureState.FAILED, str(error), ranks)
+            self._tell(CaptureState.FAILED, _sentence(error), ranks)
         finally:
             # Also for errors that nobody foresaw: the tool must not go on collecting.
             if not quiet:
@@ -285,6 +285,13 @@ class CaptureRun:
     def _close_record(self, targets: Sequence[Target]) -> None:
         if self._around.store.load(self._request.capture_id) is not None:
             self._around.store.save(self._record(targets, is_open=False))
+
+
+def _sentence(error: CaptureError | OSError) -> str:
+    """What went wrong, for people."""
+    if isinstance(error, CaptureError) or error.strerror is None:
+        return str(error)
+    return f"{error.filename or 'The disk'}: {error.strerror}."
 
 
 def recover(record: CaptureRecord, tool: Tool | None, store: CaptureStore, now_unix_ns: int) -> CaptureStatus:

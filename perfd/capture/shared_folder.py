@@ -93,10 +93,11 @@ class SharedFolder:
 
     def _make_room(self, size_bytes: int, folder: Path, name: str) -> None:
         """Remove the oldest other captures until so much more may lie here; raises when that cannot be."""
-        if self.free(self.directory) - size_bytes < self.min_free_bytes:
+        left_bytes = self.free(self.directory)
+        if left_bytes - size_bytes < self.min_free_bytes:
             raise CaptureError(
-                f"{name} has {_mib(size_bytes)}, and {_mib(self.min_free_bytes)} must stay free in "
-                f"{self.directory}; free some space or lower capture.min_free_bytes."
+                f"{name} has {_mib(size_bytes)}, {self.directory} has {_mib(left_bytes)} free, of which "
+                f"{_mib(self.min_free_bytes)} must stay so; free some space or lower capture.min_free_bytes."
             )
         if self.max_bytes is None:
             return
@@ -147,4 +148,4 @@ def _files(folder: Path) -> list[tuple[Path, os.stat_result]]:
 
 
 def _mib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**20:.0f} MiB"
+    return f"{size_bytes / 2**20:.1f} MiB"

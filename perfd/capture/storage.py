@@ -87,7 +87,11 @@ class CaptureStore:
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.mkdir(mode=0o700)
-            self.save(record)
+            try:
+                self.save(record)
+            except OSError:
+                folder.rmdir()
+                raise
         except FileExistsError as error:
             raise CaptureError(f"{folder} exists already; an id is used once.") from error
         except OSError as error:

@@ -2,12 +2,16 @@
 
 import ctypes
 import os
+from pathlib import PurePosixPath
 
 import pytest
 from capture.conftest import request
 
 from perfd.capture import nsys
-from perfd.capture.storage import CaptureStore, free_bytes
+from perfd.capture.kineto.dropbox import Dropbox
+from perfd.capture.retention import Watch
+from perfd.capture.storage import CaptureRecord, CaptureStore, free_bytes
+from perfd.errors import CaptureError
 from perfd.model import CaptureState
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -56,6 +60,42 @@ def test_a_report_that_does_not_fit_leaves_no_part_of_it(make_node, with_small_d
     assert "No space left" in node.until_state(CaptureState.FAILED).reason
     assert node.session_state() == "Launched"
     assert left_in(node) == []
+
+
+def fill(node, *, but=0):
+    (node.captures / "of-others").write_bytes(b"x" * (free_bytes(node.captures) - but))
+
+
+def test_a_capture_that_cannot_even_begin_on_a_full_disk_leaves_no_folder(node, with_small_disk):
+    with_small_disk(node)
+    node.launch()
+    fill(node)
+    store = CaptureStore(node.captures, max_bytes=10**9, min_free_bytes=0)
+    node.executor(store=store).handle(request())
+    assert "c1: No space left" in node.until_state(CaptureState.FAILED).reason
+    assert [path.name for path in node.captures.iterdir()] == ["of-others"]
+
+
+def test_a_trace_of_kineto_that_does_not_fit_leaves_no_part_of_it(node, with_small_disk, tmp_path):
+    with_small_disk(node)
+    fill(node, but=1 << 16)
+    box = Dropbox(root=tmp_path, place=PurePosixPath("/"), name="perfd-kineto-x")
+    (tmp_path / box.name).mkdir()
+    (tmp_path / box.name / "trace_1.json").write_bytes(b"x" * (1 << 20))
+    with pytest.raises(CaptureError, match=r"cannot be kept as .*/rank0\.json: No space left"):
+        box.fetch("trace_1.json", node.captures / "rank0.json", max_bytes=1 << 30)
+    assert [path.name for path in node.captures.iterdir()] == ["of-others"]
+
+
+def test_old_captures_leave_a_disk_that_is_full(node, with_small_disk):
+    with_small_disk(node)
+    store = CaptureStore(node.captures, max_bytes=10**9, min_free_bytes=0)
+    store.create(CaptureRecord(request=request(), open=False))
+    watch = Watch(node.captures, 3600.0, who="agent", option="capture.retention_days")
+    store.remove_old(watch, lambda *_: None, 0)
+    fill(node)
+    store.remove_old(watch, lambda *_: None, 3600)
+    assert not (node.captures / "c1").exists()
 
 
 def test_a_session_that_never_stops_is_shut_down_and_its_job_goes_on(make_node, monkeypatch):

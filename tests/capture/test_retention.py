@@ -83,6 +83,15 @@ def test_a_ledger_that_is_damaged_or_lost_removes_nothing(tmp_path_factory, cont
     assert watching.look(["c"], KEEP_S) == ["c"]
 
 
+def test_a_disk_that_takes_no_ledger_keeps_no_old_capture(tmp_path):
+    first = watch(tmp_path)
+    first.look(["c"], 0)
+    # As on a full disk: what cannot be written is still counted, and what is too old goes.
+    (tmp_path / ".perfd-retention.a.new").mkdir()
+    assert first.look(["c"], KEEP_S - 1) == []
+    assert first.look(["c"], KEEP_S) == ["c"]
+
+
 def test_captures_are_kept_for_an_hour_at_least():
     assert keep_s(None, "x") is None
     assert keep_s(1, "x") == DAY_S

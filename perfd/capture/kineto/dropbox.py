@@ -14,6 +14,7 @@ import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import BinaryIO
 
 from perfd.errors import CaptureError
 
@@ -65,22 +66,24 @@ class Dropbox:
             return []
 
     def fetch(self, name: str, to: Path, *, max_bytes: int) -> None:
-        """Bring a file of it in; raises `CaptureError` for a link, a device, or too much."""
+        """Bring a file of it in, whole; raises `CaptureError` for a link, a device, or too much."""
         try:
             with self._open() as folder:
                 source = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
-                with open(source, "rb") as file, to.open("xb") as copy:  # noqa: PTH123  (a descriptor)
-                    status = os.fstat(source)
-                    if not stat.S_ISREG(status.st_mode):
-                        raise CaptureError(f"{self.inside / name} is no plain file.")
-                    if status.st_size > max_bytes:
-                        raise CaptureError(
-                            f"The trace has {status.st_size / 2**20:.0f} MiB; "
-                            f"{max_bytes / 2**20:.0f} MiB are left for this capture."
-                        )
-                    shutil.copyfileobj(file, copy, 1 << 20)
+                with open(source, "rb") as file:  # noqa: PTH123  (a descriptor)
+                    self._check(name, os.fstat(source), max_bytes)
+                    _copy(file, to)
         except OSError as error:
             raise CaptureError(f"Cannot read {self.inside / name}: {error.strerror}.") from error
+
+    def _check(self, name: str, status: os.stat_result, max_bytes: int) -> None:
+        if not stat.S_ISREG(status.st_mode):
+            raise CaptureError(f"{self.inside / name} is no plain file.")
+        if status.st_size > max_bytes:
+            raise CaptureError(
+                f"The trace has {status.st_size / 2**20:.0f} MiB; "
+                f"{max_bytes / 2**20:.0f} MiB are left for this capture."
+            )
 
     def remove(self) -> None:
         """Delete it with all that is in it; legal when it is not there."""
@@ -111,6 +114,16 @@ class Dropbox:
             yield folder
         finally:
             os.close(folder)
+
+
+def _copy(file: BinaryIO, to: Path) -> None:
+    try:
+        with to.open("xb") as copy:
+            shutil.copyfileobj(file, copy, 1 << 20)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            to.unlink(missing_ok=True)
+        raise CaptureError(f"The trace cannot be kept as {to}: {error.strerror}.") from error
 
 
 def plan(proc: Path, pid: int, place: str) -> Dropbox:
