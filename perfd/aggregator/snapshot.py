@@ -15,6 +15,7 @@ from perfd.aggregator.nodes import NodeState
 from perfd.aggregator.ports import ports_bytes_per_s
 from perfd.analysis.robust import known, median
 from perfd.analysis.tables import AlertRecord, Captured, Floats, GpuKey, GpuTable, JobData, StepTable
+from perfd.model import RankPlacement
 
 _NO_STEPS_WINDOW_S = 60.0
 _LONGEST_WINDOW_S = 120.0
@@ -51,12 +52,8 @@ def job_data(
     With `since_unix_s` only progress lines and samples from then on; there may be none.
     The arrays are copies: the state may change while they are read.
     """
-    steps = job.steps.table()
-    captured = job.captured and _with_step_time(job.captured, steps)
-    if since_unix_s is not None:
-        steps = _rows(steps, slice(len(steps) - int((steps.time_unix_s >= since_unix_s).sum()), None))
-    if window_steps is not None:
-        steps = _rows(steps, slice(-window_steps, None))
+    every_step = job.steps.table()
+    steps = _newest(every_step, window_steps, since_unix_s)
     nodes = [fleet.nodes[name] for name in job.nodes if name in fleet.nodes]
     windowed = window_steps is not None or since_unix_s is not None
     first_step = int(steps.step[0]) if windowed and len(steps) else 0
@@ -71,23 +68,27 @@ def job_data(
         gpu=_gpu_table(fleet, job, nodes, steps if window_steps is not None else None, since_unix_s),
         gpu_infos={node.name: tuple(node.gpu_infos.values()) for node in nodes if node.gpu_infos},
         ports_bytes_per_s={node.name: total for node in nodes if (total := ports_bytes_per_s(node))},
-        placements={
-            node.name: placed
-            for node in nodes
-            if (placed := tuple(p for (name, _), p in node.placements.items() if name == job.name))
-        },
+        placements=_placements(nodes, job.name),
         memory=tuple(job.memory.values()),
         events=tuple(job.events),
         alerts=tuple(alerts),
         collectives=job.collectives.stacks(),
         nccl=job.nccl.table(),
         progress=job.progress.newest(),
-        captured=captured,
+        captured=job.captured and _with_step_time(job.captured, every_step),
         log_silent_s=job.log_silent_s(now_s),
         started_unix_s=job.started_unix_s,
         run_began_unix_s=job.run_began_unix_s,
         ended_unix_s=job.ended_unix_s,
     )
+
+
+def _placements(nodes: Sequence[NodeState], job: str) -> dict[str, tuple[RankPlacement, ...]]:
+    """By node, where the job's ranks are; without nodes that have none."""
+    found = {
+        node.name: tuple(one for (name, _), one in node.placements.items() if name == job) for node in nodes
+    }
+    return {node: placed for node, placed in found.items() if placed}
 
 
 def _with_step_time(captured: Captured, steps: StepTable) -> Captured:
@@ -96,6 +97,12 @@ def _with_step_time(captured: Captured, steps: StepTable) -> Captured:
     ended, began = steps.time_unix_s, steps.time_unix_s - took_s
     times_s = steps.step_time_s[(ended > captured.start_unix_s) & (began < captured.end_unix_s)]
     return dataclasses.replace(captured, step_time_s=known(float(median(times_s))))
+
+
+def _newest(steps: StepTable, window_steps: int | None, since_unix_s: float | None) -> StepTable:
+    if since_unix_s is not None:
+        steps = _rows(steps, slice(len(steps) - int((steps.time_unix_s >= since_unix_s).sum()), None))
+    return steps if window_steps is None else _rows(steps, slice(-window_steps, None))
 
 
 def _rows(steps: StepTable, rows: slice) -> StepTable:

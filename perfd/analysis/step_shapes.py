@@ -84,34 +84,53 @@ def shapes_of(
     # Where every wait is lost, it does not matter where a step begins; but a block should hold a whole one.
     block_s = max(newest_s / fewest if each is None else 0.0, step_s or 0.0)
     per_step = np.clip(_rounded(kept_per_s * block_s), 1, lengths // fewest)
-    for index in np.flatnonzero(~at_once).tolist():
-        sizes = stack.size_bytes[chosen[index], : lengths[index]]
-        per_step[index] = _operations_per_step(sizes, float(kept_per_s[index]), step_s, spare=each is None)
-    per_step[per_step <= 0] = lengths.max() + 1
+    beside = np.flatnonzero(~at_once)
+    per_step[beside] = _of_steps(stack, chosen[beside], kept_per_s[beside], step_s, spare=each is None)
     in_step = np.maximum(1.0, kept_per_s * step_s) if step_s else per_step
-    starting = np.ceil(_START_UP_STEPS * in_step - first / keep)
-    settled = lengths - np.clip(starting, 0, lengths).astype(np.int64)
     wanted = np.maximum(fewest, np.ceil(newest_s * kept_per_s / per_step)).astype(np.int64)
     if each is not None:
         wanted = np.full(len(chosen), each)
-    steps = np.minimum(settled // per_step, wanted)
+    steps = np.minimum(_settled(lengths, first / keep, in_step) // per_step, wanted)
     enough = steps >= np.where(at_once, fewest, np.minimum(2 * fewest, wanted))
     if each is None:
         steps -= steps % fewest
     columns = np.stack([lengths, per_step, keep, steps, at_once.astype(np.int64)])
     return [
-        Shape(
-            rows=chosen[rows],
-            paces=paces[rows],
-            length=int(lengths[rows[0]]),
-            per_step=int(per_step[rows[0]]),
-            keep=int(keep[rows[0]]),
-            steps=int(steps[rows[0]]),
-            blocks=fewest if each is None else int(steps[rows[0]]),
-            needed_at_once=bool(at_once[rows[0]]),
-        )
+        _shape(columns[:, rows[0]], rows=chosen[rows], paces=paces[rows], blocks=None if each else fewest)
         for rows in _alike(columns, np.flatnonzero(enough))
     ]
+
+
+def _settled(lengths: Ints, before: Floats, in_step: Floats | Ints) -> Ints:
+    """How many of the operations are not of a job's first steps; `before` are those that are not held."""
+    starting = np.ceil(_START_UP_STEPS * in_step - before)
+    return lengths - np.clip(starting, 0, lengths).astype(np.int64)
+
+
+def _of_steps(stack: Stack, rows: Ints, per_s: Floats, step_s: float | None, *, spare: bool) -> Ints:
+    """Operations of a step of each row; more than there are where that is unknown."""
+    lengths = stack.collectives.lengths[rows]
+    found = [
+        _operations_per_step(stack.size_bytes[row, :length], pace, step_s, spare=spare)
+        for row, length, pace in zip(rows.tolist(), lengths.tolist(), per_s.tolist(), strict=True)
+    ]
+    per_step = np.array(found, dtype=np.int64)
+    return np.where(per_step > 0, per_step, int(stack.collectives.lengths.max()) + 1)
+
+
+def _shape(column: Ints, *, rows: Ints, paces: Floats, blocks: int | None) -> Shape:
+    """Of communicators that have this column in common; each step is a block if nothing else is said."""
+    length, per_step, keep, steps, at_once = column.tolist()
+    return Shape(
+        rows=rows,
+        paces=paces,
+        length=length,
+        per_step=per_step,
+        keep=keep,
+        steps=steps,
+        blocks=steps if blocks is None else blocks,
+        needed_at_once=bool(at_once),
+    )
 
 
 def _alike(columns: Ints, chosen: Ints) -> list[Ints]:
