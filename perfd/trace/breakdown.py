@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.trace.idle import Idle, IdleTimes
+from perfd.trace.idle import Idle, IdleTimes, launching_call
 from perfd.trace.intervals import Coverage
 from perfd.trace.kinds import Kind
 from perfd.trace.losses import Losses, losses
@@ -73,7 +73,9 @@ class RankTimeline:
         self._compute_communication = Coverage.union(self.compute, self.communication)
         self.busy = Coverage.union(self.compute_memory, self.communication)
         self.window = _window(trace)
-        self._idle = IdleTimes(trace, self.busy)
+        self.launched_by = launching_call(trace)
+        """The index of the host's call that launched each operation, -1 where that is not known."""
+        self._idle = IdleTimes(trace, self.busy, self.launched_by)
 
     @property
     def complete(self) -> bool:

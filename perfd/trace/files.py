@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
-import shutil
-import subprocess
-import tempfile
-import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,13 +11,9 @@ from perfd.errors import TraceError
 from perfd.trace import nsys
 from perfd.trace.model import RankTrace
 
-MAX_UNPACKED_BYTES = 16 * 1024**3
-"""A compressed export that unpacks to more than this is refused."""
-EXPORT_TIMEOUT_S = 600.0
 _SQLITE = b"SQLite format 3\0"
 _GZIP = b"\x1f\x8b"
 _NSIGHT_COMPUTE = b"NVR\0"
-_COPY_BYTES = 4 * 1024 * 1024
 _SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".nsys-rep")
 _NO_TRACES = ("perfd.trace.json", "summary.json", ".stacks.json")
 """What perfd leaves beside traces."""
@@ -99,13 +89,18 @@ def _read(path: Path, nsys_program: str | None) -> list[RankTrace]:
     if start.startswith(_NSIGHT_COMPUTE):
         raise TraceError(f"{path}: this is a report of Nsight Compute; `perfd roofline --ncu` reads it.")
     if path.suffix == ".nsys-rep":
-        with _exported(path, nsys_program) as database:
+        # What most captures do not need would only make it start later, here and below.
+        from perfd.trace.unpacked import exported  # noqa: PLC0415
+
+        with exported(path, nsys_program) as database:
             return nsys.read(database, shown_as=str(path))
     if start.startswith(_SQLITE):
         return nsys.read(path)
     if start.startswith(_GZIP):
-        if _unpacked_start(path).startswith(_SQLITE):
-            with _unpacked(path) as database:
+        from perfd.trace.unpacked import unpacked, unpacked_start  # noqa: PLC0415
+
+        if unpacked_start(path, len(_SQLITE)).startswith(_SQLITE):
+            with unpacked(path) as database:
                 return nsys.read(database, shown_as=str(path))
         return _chrome(path)
     if path.suffix == ".gz":
@@ -116,7 +111,6 @@ def _read(path: Path, nsys_program: str | None) -> list[RankTrace]:
 
 
 def _chrome(path: Path) -> list[RankTrace]:
-    # A capture has files of one profiler: the other's reader would only make it start later.
     from perfd.trace import kineto  # noqa: PLC0415
 
     return kineto.read(path)
@@ -131,50 +125,3 @@ def _start(path: Path) -> bytes:
     if not start:
         raise TraceError(f"{path}: the file is empty.")
     return start
-
-
-def _unpacked_start(path: Path) -> bytes:
-    try:
-        with gzip.open(path, "rb") as file:
-            return file.read(len(_SQLITE))
-    except (EOFError, OSError, zlib.error) as error:
-        raise TraceError(f"{path}: the compressed file is cut or damaged: {error}.") from error
-
-
-@contextmanager
-def _unpacked(path: Path) -> Iterator[Path]:
-    """The file without its compression, for as long as the context lasts."""
-    with tempfile.TemporaryDirectory(prefix="perfd-") as folder:
-        target = Path(folder) / "export.sqlite"
-        try:
-            with gzip.open(path, "rb") as source, target.open("wb") as copy:
-                while piece := source.read(_COPY_BYTES):
-                    if copy.tell() + len(piece) > MAX_UNPACKED_BYTES:
-                        raise TraceError(f"{path}: it unpacks to more than {MAX_UNPACKED_BYTES} bytes.")
-                    copy.write(piece)
-        except (EOFError, OSError, zlib.error) as error:
-            raise TraceError(f"{path}: cannot be unpacked: {error}.") from error
-        yield target
-
-
-@contextmanager
-def _exported(path: Path, nsys_program: str | None) -> Iterator[Path]:
-    """The report as SQLite, for as long as the context lasts."""
-    if nsys_program is None or shutil.which(nsys_program) is None:
-        raise TraceError(
-            f"{path}: a .nsys-rep file can only be read where nsys is installed; run"
-            " `nsys export --type sqlite` where it is, and analyse the .sqlite file."
-        )
-    with tempfile.TemporaryDirectory(prefix="perfd-") as folder:
-        target = Path(folder) / "export.sqlite"
-        command = [nsys_program, "export", "--type", "sqlite", "--output", str(target), str(path.resolve())]
-        try:
-            done = subprocess.run(  # noqa: PLW1510 - The file counts, not nsys' exit code.
-                command, capture_output=True, text=True, timeout=EXPORT_TIMEOUT_S
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise TraceError(f"{path}: nsys could not export the report: {error}.") from error
-        if not target.is_file():
-            said = (done.stderr or done.stdout).strip().splitlines()
-            raise TraceError(f"{path}: nsys did not export the report: {said[-1] if said else 'no reason'}.")
-        yield target

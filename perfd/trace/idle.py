@@ -44,12 +44,12 @@ class Idle:
 class IdleTimes:
     """Explains the gaps between the operations of one rank."""
 
-    def __init__(self, trace: RankTrace, busy: Coverage) -> None:
+    def __init__(self, trace: RankTrace, busy: Coverage, launched_by: Ns) -> None:
         self._trace = trace
         self._busy = busy
         waiting = trace.calls.kind == Call.SYNCHRONIZE
         self._waiting = Coverage(trace.calls.start_ns[waiting], trace.calls.end_ns[waiting])
-        self._launched_ns = launch_ends(trace)
+        self._launched_ns = _launch_ends(trace, launched_by)
 
     def explain(self, start_ns: int, end_ns: int) -> Idle | None:
         """The idle time of one window; None when the trace has no host calls."""
@@ -73,9 +73,8 @@ class IdleTimes:
         )
 
 
-def launch_ends(trace: RankTrace) -> Ns:
+def _launch_ends(trace: RankTrace, at: Ns) -> Ns:
     """When the host's call that launched each operation returned; its own start where that is not known."""
-    at = launching_call(trace)
     starts = trace.operations.start_ns
     if not len(trace.calls):
         return starts

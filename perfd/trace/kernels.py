@@ -9,7 +9,6 @@ import numpy as np
 
 from perfd.trace.breakdown import RankTimeline
 from perfd.trace.classify import uses_tensor_cores
-from perfd.trace.idle import launching_call
 from perfd.trace.intervals import Coverage, Ns
 from perfd.trace.kinds import Kind
 
@@ -74,7 +73,7 @@ def launch_cost(timeline: RankTimeline) -> LaunchCost | None:
     trace, window = timeline.trace, timeline.window
     if not len(trace.calls):
         return None
-    at = launching_call(trace)
+    at = timeline.launched_by
     starts = trace.operations.start_ns
     known = (at >= 0) & (starts >= window.start_ns) & (starts < window.end_ns)
     if not known.any():

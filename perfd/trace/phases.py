@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.trace.breakdown import RankTimeline
-from perfd.trace.idle import launching_call
 
 MAX_ROWS = 200
 
@@ -33,7 +32,7 @@ def phase_rows(timeline: RankTimeline) -> list[PhaseRow]:
     phases = [phase for phase in trace.phases if window.start_ns <= phase.start_ns < window.end_ns]
     if not phases or not len(trace.calls):
         return []
-    at = launching_call(trace)
+    at = timeline.launched_by
     known = np.flatnonzero(at >= 0)
     thread, launched = trace.calls.thread[at[known]], trace.calls.start_ns[at[known]]
     order = np.lexsort((launched, thread))

@@ -1,0 +1,67 @@
+"""Traces that are unpacked or exported before they are read: a module of its own, as most need neither."""
+
+from __future__ import annotations
+
+import gzip
+import shutil
+import subprocess
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from perfd.errors import TraceError
+
+MAX_UNPACKED_BYTES = 16 * 1024**3
+"""A compressed export that unpacks to more than this is refused."""
+EXPORT_TIMEOUT_S = 600.0
+_COPY_BYTES = 4 * 1024 * 1024
+
+
+def unpacked_start(path: Path, size_bytes: int) -> bytes:
+    """The first bytes of what a file of gzip holds; raises `TraceError` when it is cut or damaged."""
+    try:
+        with gzip.open(path, "rb") as file:
+            return file.read(size_bytes)
+    except (EOFError, OSError, zlib.error) as error:
+        raise TraceError(f"{path}: the compressed file is cut or damaged: {error}.") from error
+
+
+@contextmanager
+def unpacked(path: Path) -> Iterator[Path]:
+    """The file without its compression, for as long as the context lasts."""
+    with tempfile.TemporaryDirectory(prefix="perfd-") as folder:
+        target = Path(folder) / "export.sqlite"
+        try:
+            with gzip.open(path, "rb") as source, target.open("wb") as copy:
+                while piece := source.read(_COPY_BYTES):
+                    if copy.tell() + len(piece) > MAX_UNPACKED_BYTES:
+                        raise TraceError(f"{path}: it unpacks to more than {MAX_UNPACKED_BYTES} bytes.")
+                    copy.write(piece)
+        except (EOFError, OSError, zlib.error) as error:
+            raise TraceError(f"{path}: cannot be unpacked: {error}.") from error
+        yield target
+
+
+@contextmanager
+def exported(path: Path, nsys_program: str | None) -> Iterator[Path]:
+    """The report as SQLite, for as long as the context lasts."""
+    if nsys_program is None or shutil.which(nsys_program) is None:
+        raise TraceError(
+            f"{path}: a .nsys-rep file can only be read where nsys is installed; run"
+            " `nsys export --type sqlite` where it is, and analyse the .sqlite file."
+        )
+    with tempfile.TemporaryDirectory(prefix="perfd-") as folder:
+        target = Path(folder) / "export.sqlite"
+        command = [nsys_program, "export", "--type", "sqlite", "--output", str(target), str(path.resolve())]
+        try:
+            done = subprocess.run(  # noqa: PLW1510 - The file counts, not nsys' exit code.
+                command, capture_output=True, text=True, timeout=EXPORT_TIMEOUT_S
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise TraceError(f"{path}: nsys could not export the report: {error}.") from error
+        if not target.is_file():
+            said = (done.stderr or done.stdout).strip().splitlines()
+            raise TraceError(f"{path}: nsys did not export the report: {said[-1] if said else 'no reason'}.")
+        yield target
