@@ -37,8 +37,10 @@ def test_a_kill_at_any_time_loses_nothing_that_append_returned(seed: int, tmp_pa
         for _ in range(chance.randint(1, 400)):
             newest = int(process.stdout.readline())
         process.kill()
-        # What it still said before the kill counts too; a line may be cut.
-        rest = process.communicate()[0].splitlines(keepends=True)
+        # What it still said before the kill counts too; a line may be cut. `communicate` would pass over what
+        # was read together with the lines above.
+        with process:
+            rest = process.stdout.read().splitlines(keepends=True)
         newest = max([newest, *(int(line) for line in rest if line.endswith("\n"))])
         spool = Spool(tmp_path, max_bytes=100_000)
         held = spool.read_after(0, limit=1 << 20)

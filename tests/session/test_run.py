@@ -138,13 +138,16 @@ def test_a_monitor_that_is_killed_leaves_the_job_alone(tmp_path, configuration):
         text=True,
     )
     assert process.stdout is not None
-    process.stdout.readline()
+    assert process.stderr is not None
+    first = process.stdout.readline()
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     (monitor,) = [
         pid for pid in children if "perfd.session.monitor" in Path(f"/proc/{pid}/cmdline").read_text()
     ]
     os.kill(int(monitor), signal.SIGKILL)
-    out, err = process.communicate()
+    # `communicate` would pass over what was read together with the first line.
+    with process:
+        out, err = first + process.stdout.read(), process.stderr.read()
     assert process.returncode == 3
     assert len(re.findall(r"iteration +\d+/", out)) == 60
     assert "the monitor failed, so there is no summary; the job was not affected" in err
