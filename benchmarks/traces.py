@@ -6,6 +6,8 @@ DIR holds `traces/kineto-pp4_few/*.json.gz` and `traces/nsys-pp2dp2.sqlite.gz`; 
 Plain decoding is gunzip and orjson (`pip install --group bench`), for the export gunzip and fetching every
 event's row with sqlite3. PYTHON is the interpreter of an environment with HolisticTraceAnalysis, which is
 asked for its temporal breakdown and its overlap. All are run in turn, and the best run of each counts.
+With NSYS, `perfd analyze` and `nsys stats` are run as commands too, by turns and on the same unpacked export:
+their medians count, and Python compiles nothing, as after an installation.
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ import json
 import os
 import shutil
 import sqlite3
+import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -82,7 +86,7 @@ def measure(
         result |= {"kineto_hta_s": found["seconds"], "hta": found["temporal"]}
         result["perfd_as_hta_cuts"] = _as_hta_cuts(kineto)
     if nsys:
-        result["nsys_stats_s"] = min(_nsys_stats(nsys, export) for _ in range(runs))
+        result |= _commands(nsys, export, runs)
     return result
 
 
@@ -153,19 +157,32 @@ def _as_hta_cuts(paths: Sequence[Path]) -> list[dict[str, float]]:
     return rows
 
 
-def _nsys_stats(program: str, export: Path) -> float:
+def _commands(nsys: str, export: Path, runs: int) -> dict[str, float]:
+    """Seconds of `nsys stats` and of `perfd analyze` on an export, and `perfd analyze --json`: medians."""
     with tempfile.TemporaryDirectory() as folder:
         database = Path(folder, "capture.sqlite")
         database.write_bytes(gzip.decompress(export.read_bytes()))
-        begin = time.perf_counter()
+        analyze = [sys.executable, "-m", "perfd", "analyze", str(database)]
         # Its own choice of reports: their names have changed with versions, and an unknown one is no error.
-        done = subprocess.run([program, "stats", str(database)], capture_output=True, text=True, check=True)
-        took_s = time.perf_counter() - begin
-    if "Kernel Summary" not in done.stdout:
-        raise PerfdError(
-            f"{program} stats made no summary of kernels: {done.stderr.strip() or done.stdout[:200]}"
-        )
-    return took_s
+        ways = {
+            "nsys_stats_command_s": [nsys, "stats", str(database)],
+            "nsys_perfd_command_s": analyze,
+            "nsys_perfd_json_command_s": [*analyze, "--json"],
+        }
+        compiled = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+        compiled["PYTHONPYCACHEPREFIX"] = str(Path(folder, "compiled"))
+        took: dict[str, list[float]] = {name: [] for name in ways}
+        for run in range(runs + 1):
+            for name, command in ways.items():
+                begin = time.perf_counter()
+                done = subprocess.run(command, capture_output=True, text=True, check=True, env=compiled)
+                # The first run only compiles.
+                if run:
+                    took[name].append(time.perf_counter() - begin)
+                if name == "nsys_stats_command_s" and "Kernel Summary" not in done.stdout:
+                    said = done.stderr.strip() or done.stdout[:200]
+                    raise PerfdError(f"{nsys} stats made no summary of kernels: {said}")
+        return {name: statistics.median(times) for name, times in took.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
