@@ -12,8 +12,8 @@ from perfd.analysis.tables import Floats, Ints
 
 MOST_STEPS = 40
 """That are looked at, the earlier ones included."""
-_FEWEST, _MOST = 4, 10
-"""Steps since the onset; from then on blocks of recent steps tell it."""
+_FEWEST, _FEW = 4, 10
+"""Steps since the onset, of which it is first told."""
 NEWEST_STEPS = 2 * _FEWEST
 """Of the last ones nobody may have told yet."""
 _LEAST = 0.05
@@ -21,6 +21,8 @@ _LEAST = 0.05
 _CHANCE_PER_S = 2e-6
 """Of each number of newest steps, if nothing has changed. Seven numbers are tried at each step, so that is
 one false alarm in 20 hours at most, however long a step is, before `_LEAST` is asked for, too."""
+_CHANCE_LATER_PER_S = 1e-9
+"""The same of each larger number, which goes on telling it until blocks of recent steps do."""
 
 
 def possible(newest: Lateness) -> bool:
@@ -47,7 +49,7 @@ def onset(by_step: Lateness, peers: Ints, step_s: float) -> Lateness | None:
     lost = np.where(np.isfinite(by_step.at_least), by_step.at_least, 0.0)[:, known]
     steps = lost.shape[1]
     of_step: Floats = lost.max(axis=0, initial=0.0)
-    for newest in range(_FEWEST, min(_MOST, steps - 1) + 1):
+    for newest in range(_FEWEST, steps):
         least = lost[:, -newest:].min(axis=1)
         rank = int(np.argmax(least))
         if least[rank] < _LEAST:
@@ -56,7 +58,8 @@ def onset(by_step: Lateness, peers: Ints, step_s: float) -> Lateness | None:
         chance = math.comb(newest + as_late, newest) / math.comb(steps, newest)
         together = (lost[:, -newest:] >= least[rank]).sum(axis=0) / max(1, int(known_ranks.sum()))
         of_rank = np.maximum(together, 1 / max(1, int(peers[rank])))
-        if chance * float(np.sort(of_rank)[1:].prod()) <= _CHANCE_PER_S * step_s:
+        allowed_per_s = _CHANCE_PER_S if newest <= _FEW else _CHANCE_LATER_PER_S
+        if chance * float(np.sort(of_rank)[1:].prod()) <= allowed_per_s * step_s:
             taken = np.flatnonzero(known)[-newest:]
             return Lateness(*(getattr(by_step, field.name)[:, taken] for field in fields(by_step)))
     return None

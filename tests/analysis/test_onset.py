@@ -83,3 +83,11 @@ def test_steps_with_heavy_tails_raise_no_alarm_at_any_look(ranks):
     lost = 0.03 * random.standard_cauchy((ranks, 4000)).clip(-20, 20)
     looks = (lost[:, max(0, end - 40) : end] for end in range(20, lost.shape[1]))
     assert not any(onset(by_step(look), peers(ranks), STEP_S) for look in looks)
+
+
+@pytest.mark.parametrize("ranks", [2, 8])
+def test_a_rank_that_was_told_stays_told_until_hardly_a_step_before_is_known(ranks):
+    for since in range(6, 38):
+        lost = quiet(ranks, 40)
+        lost[1, 40 - since :] = 0.2
+        assert onset(by_step(lost), peers(ranks), 0.1) is not None, since
