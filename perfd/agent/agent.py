@@ -188,6 +188,7 @@ class Agent:
             time_unix_ns=self._clock.unix_ns(),
         )
         self._batcher.store([removed], self._clock.unix_ns())
+        self._uplink.notify()
 
     def metrics(self) -> bytes:
         """The text of /metrics."""
