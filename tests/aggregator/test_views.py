@@ -14,7 +14,7 @@ from perfd.analysis.nccl import Nccl
 from perfd.analysis.nccl_ranks import NcclRank
 from perfd.analysis.summary import AnalysisSettings, summarise
 from perfd.capture.ranks import JobView, select
-from perfd.model import RankPlacement
+from perfd.model import CaptureTool, RankPlacement
 
 STEPS = step_table([2.0] * 20)
 PLACEMENTS = {"n1": [RankPlacement(job="llm", rank=rank) for rank in range(4)]}
@@ -28,7 +28,7 @@ def view(waits: tuple[float | None, ...] = (), **fields: Any) -> JobView:
         for rank, wait in enumerate(waits)
     ]
     summary = replace(summarise(data, AnalysisSettings()), nccl=Nccl(ranks=ranks))
-    return job_view(State.empty(Limits()), data, summary)
+    return job_view(State.empty(Limits()), data, summary, CaptureTool.NSYS)
 
 
 def times(found: JobView) -> dict[int, float | None]:
