@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from statistics import median
 
+from perfd.capture.conditions import PLACE, coordinate, in_pod, parse_conditions
 from perfd.errors import CaptureError
 from perfd.model import CaptureTool, ParallelLayout
 
-_RANGE = re.compile(r"(\d{1,7})(?:-(\d{1,7}))?")
-_ROLE = re.compile(r"(stage|pp|tp|cp|dp|ep)=(first|last|\d{1,7})")
-_PLACE = re.compile(r"(node|gpu|pod)=([A-Za-z0-9*][A-Za-z0-9._/*-]{0,252})")
 _SLOWEST = re.compile(r"slowest:(\d{1,4})")
-_MAX_RANK = 1_000_000
 _MOST_NAMED = 8
-_POD_OF_A_JOB = "-[a-z0-9]{5}"
-"""What Kubernetes puts behind the host name of an indexed Job's pod to make the pod's name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,29 +61,6 @@ class Selection:
     """Ranks that were asked for and cannot be reached, with the reason."""
 
 
-def coordinate(rank: int, dimension: str, layout: ParallelLayout) -> int:
-    """The index of a rank along `tp`, `cp`, `ep`, `dp` or `pp` (also called `stage`).
-
-    The order is Megatron-LM's default, `tp-cp-ep-dp-pp` (megatron/core/parallel_state.py): tensor
-    parallelism varies fastest and pipeline stages slowest; `ep` divides what is beyond `tp`. torchtitan's
-    and DeepSpeed's default meshes place tp, dp and pp alike. Raises `CaptureError` when a size that it
-    needs is not known.
-    """
-    tp, cp = layout.tp or 1, layout.cp or 1
-    if dimension in ("stage", "pp"):
-        stages, world = _known(layout.pp, "pp"), _known(layout.world_size, "the world size")
-        if world % stages:
-            raise CaptureError(f"{world} ranks do not divide into {stages} pipeline stages.")
-        return rank // (world // stages)
-    if dimension == "tp":
-        return rank % _known(layout.tp, "tp")
-    if dimension == "cp":
-        return rank // tp % _known(layout.cp, "cp")
-    if dimension == "ep":
-        return rank // tp % _known(layout.ep, "ep")
-    return rank // (tp * cp) % _known(layout.dp, "dp")
-
-
 def select(selector: str, view: JobView, labels: Mapping[str, str] | None = None) -> Selection:
     """The ranks that a selector means, by node.
 
@@ -122,7 +94,7 @@ def check_selector(selector: str) -> None:
     """Raise `CaptureError` when a selector is not one, whatever the job; for configurations."""
     for term in (part.strip() for part in selector.split("+")):
         if term not in ("all", "alert", "culprits", "peer") and not _SLOWEST.fullmatch(term):
-            _parse_conditions(term)
+            parse_conditions(term)
 
 
 def _hint(terms: Sequence[str], view: JobView) -> str:
@@ -147,12 +119,6 @@ def _server(view: JobView) -> Selection:
     return Selection(by_node=dict.fromkeys(view.nodes, ()))
 
 
-def _known(size: int | None, what: str) -> int:
-    if not size:
-        raise CaptureError(f"The job's layout does not tell {what}, which the choice of ranks needs.")
-    return size
-
-
 def _term(term: str, view: JobView, labels: Mapping[str, str]) -> set[int]:
     everything = {rank.rank for rank in view.ranks}
     if term == "all":
@@ -163,71 +129,10 @@ def _term(term: str, view: JobView, labels: Mapping[str, str]) -> set[int]:
         return set(view.culprits)
     if slowest := _SLOWEST.fullmatch(term):
         return _slowest(int(slowest[1]), view)
-    conditions = _parse_conditions(term)
+    conditions = parse_conditions(term)
     if isinstance(conditions, set):
         return conditions
     return {rank.rank for rank in view.ranks if all(condition(rank, view.layout) for condition in conditions)}
-
-
-_Condition = Callable[[RankView, ParallelLayout], bool]
-
-
-def _parse_conditions(term: str) -> set[int] | list[_Condition]:
-    """A list of ranks, or conditions on a rank; raises `CaptureError` for anything else."""
-    ranks: set[int] = set()
-    conditions: list[_Condition] = []
-    for part in (piece.strip() for piece in term.split(",")):
-        if span := _RANGE.fullmatch(part):
-            first, last = int(span[1]), int(span[2] or span[1])
-            if last < first or last >= _MAX_RANK:
-                raise CaptureError(f"{part!r} is not a range of ranks.")
-            ranks.update(range(first, last + 1))
-        elif role := _ROLE.fullmatch(part):
-            conditions.append(_role_condition(role[1], role[2]))
-        elif place := _PLACE.fullmatch(part):
-            conditions.append(_place_condition(place[1], place[2]))
-        else:
-            raise CaptureError(
-                f"{part!r} does not choose ranks; use all, alert, culprits, peer, slowest:N, a list such as "
-                "0,3,8-11, roles such as stage=last,tp=0, or places such as node=n7,gpu=3, pod=UID."
-            )
-    if ranks and conditions:
-        raise CaptureError(f"{term!r} mixes ranks with roles or places; join them with + instead of a comma.")
-    return ranks or conditions
-
-
-def _place_condition(kind: str, wanted: str) -> _Condition:
-    def holds(rank: RankView, _: ParallelLayout) -> bool:
-        if kind == "pod":
-            return _in_pod(rank, wanted)
-        return fnmatchcase(rank.node if kind == "node" else str(rank.gpu), wanted)
-
-    return holds
-
-
-def _in_pod(rank: RankView, wanted: str) -> bool:
-    """Whether a rank is in a pod of that UID or name; an agent in the pod of its job is called as the pod."""
-    names = [name for name in (rank.pod_uid, rank.pod_name, rank.node) if name]
-    if any(fnmatchcase(name, wanted) for name in names):
-        return True
-    return bool(rank.pod_name and re.fullmatch(re.escape(rank.pod_name) + _POD_OF_A_JOB, wanted))
-
-
-def _role_condition(dimension: str, wanted: str) -> _Condition:
-    sizes: Mapping[str, Callable[[ParallelLayout], int | None]] = {
-        "stage": lambda layout: layout.pp,
-        "pp": lambda layout: layout.pp,
-        "tp": lambda layout: layout.tp,
-        "cp": lambda layout: layout.cp,
-        "dp": lambda layout: layout.dp,
-        "ep": lambda layout: layout.ep,
-    }
-
-    def holds(rank: RankView, layout: ParallelLayout) -> bool:
-        index = {"first": 0, "last": (sizes[dimension](layout) or 0) - 1}.get(wanted)
-        return coordinate(rank.rank, dimension, layout) == (int(wanted) if index is None else index)
-
-    return holds
 
 
 def _from_labels(view: JobView, labels: Mapping[str, str]) -> set[int]:
@@ -251,7 +156,7 @@ def _near(view: JobView, labels: Mapping[str, str]) -> Sequence[RankView]:
     """The ranks on the node and in the pod that labels name; all without a node, and with a pod of others."""
     node, pod = labels.get("node", ""), labels.get("pod", "")
     on_node = [rank for rank in view.ranks if node in ("", rank.node)]
-    return [rank for rank in on_node if _in_pod(rank, pod)] or on_node
+    return [rank for rank in on_node if in_pod(rank, pod)] or on_node
 
 
 def _slowest(count: int, view: JobView) -> set[int]:
@@ -340,7 +245,7 @@ def _without_placements(terms: Sequence[str], view: JobView, labels: Mapping[str
 
 def _nodes_named(term: str, view: JobView) -> list[str]:
     """The nodes that a term names alone; an agent in the pod of its job is called as the pod."""
-    place = _PLACE.fullmatch(term)
+    place = PLACE.fullmatch(term)
     wanted = place[2] if place and place[1] != "gpu" else ""
     return [node for node in view.nodes if fnmatchcase(node, wanted)]
 
@@ -349,5 +254,5 @@ def _listed(term: str, view: JobView) -> set[int]:
     """The ranks that a term names by number; empty for the other kinds of terms."""
     if term == "culprits":
         return set(view.culprits)
-    ranks = None if _SLOWEST.fullmatch(term) else _parse_conditions(term)
+    ranks = None if _SLOWEST.fullmatch(term) else parse_conditions(term)
     return ranks if isinstance(ranks, set) else set()
