@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -23,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
-from train import VOCABULARY, Part, loss_against
+from train import VOCABULARY, Part, join, loss_against
 
 from perfd import hook
 
@@ -150,14 +149,7 @@ def main() -> None:
     parser.add_argument("--no-hook", action="store_true")
     parser.add_argument("--no-nvtx", action="store_true", help="a hook without ranges")
     args = parser.parse_args()
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device)
-    else:
-        torch.set_num_threads(1)
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
+    device = join()
     seconds = train(args, device)
     rank = dist.get_rank()
     document: dict[str, Any] = {"seconds": seconds}

@@ -340,6 +340,19 @@ def write_times(args: argparse.Namespace, clock: Clock, fault: Fault) -> None:
         args.times.write_text(json.dumps(document))
 
 
+def join() -> torch.device:
+    """This rank's device, once the process group is there."""
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        torch.set_num_threads(1)
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
+    return device
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -361,14 +374,7 @@ def main() -> None:
     parser.add_argument("--fault-strength", type=float, default=0.0)
     parser.add_argument("--fault-from", type=int, default=1, metavar="STEP")
     args = parser.parse_args()
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
-        dist.init_process_group("nccl", device_id=device)
-    else:
-        torch.set_num_threads(1)
-        device = torch.device("cpu")
-        dist.init_process_group("gloo")
+    device = join()
     train(args, device)
     dist.destroy_process_group()
 
