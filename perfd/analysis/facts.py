@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from perfd.analysis.activity import GpuActivity
@@ -74,6 +75,7 @@ def facts_of(job: JobData, settings: AnalysisSettings, steady: Steady, activity:
         capture=capture,
         silent_gpu_ranks=_silent_gpu_ranks(activity, parallel),
         transport_remarks=_transport_remarks(job),
+        wrong_times=_wrong_times(job),
         nodes=len({key.node for key in activity.gpus}),
     )
 
@@ -111,3 +113,11 @@ def _with_world(parallel: ParallelLayout, job: JobData) -> ParallelLayout:
 def _transport_remarks(job: JobData) -> tuple[str, ...]:
     told = (event.message for event in job.events if event.kind is EventKind.NCCL_WARNING)
     return tuple(dict.fromkeys(message for message in told if message.startswith("NCCL connects")))
+
+
+def _wrong_times(job: JobData) -> Mapping[str, Sequence[int]]:
+    ranks: dict[str, set[int]] = {}
+    for event in job.events:
+        if event.kind is EventKind.NCCL_TIMES_WRONG and event.rank is not None:
+            ranks.setdefault(event.message, set()).add(event.rank)
+    return {message: sorted(found) for message, found in ranks.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -114,5 +114,7 @@ class Facts:
     """Ranks whose GPU nobody reads, although those of others are read."""
     transport_remarks: Sequence[str] = ()
     """What NCCL's own log says of slow transports."""
+    wrong_times: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """By what was said of them, ranks of which NCCL tells times that cannot be."""
     nodes: int = 0
     """Nodes that the job's GPUs are read on."""

@@ -55,6 +55,7 @@ def judge_missing(facts: Facts) -> Finding | None:
             f"{_names(facts.nccl.untimed_ranks).capitalize()} told no times on the GPU although others did"
             f" ({facts.nccl.source}), so shares of time are unknown, and they are compared with nobody."
         )
+    evidence += [f"{_names(ranks).capitalize()}: {said}" for said, ranks in facts.wrong_times.items()]
     if facts.silent_gpu_ranks:
         evidence.append(
             f"Nobody reads the GPUs of {_names(facts.silent_gpu_ranks)} (NVML), so nobody is named by the"

@@ -24,6 +24,8 @@ class EventKind(StrEnum):
     STRAGGLER_REPORT = "straggler_report"
     """The framework's own straggler line; `values` holds its numbers."""
     NCCL_WARNING = "nccl_warning"
+    NCCL_TIMES_WRONG = "nccl_times_wrong"
+    """What NCCL tells of a rank's time on the GPU cannot be, and is left out."""
     LOG_ERROR = "log_error"
     """A traceback, an out-of-memory error or a watchdog's message in the log."""
 

@@ -17,6 +17,8 @@ from perfd.analysis.summary import AnalysisSettings, JobSummary, summarise
 from perfd.model import (
     CollectiveProgress,
     CollectiveTimes,
+    Event,
+    EventKind,
     JobDescription,
     ParallelLayout,
     Record,
@@ -262,6 +264,24 @@ def test_an_nccl_that_tells_no_time_on_the_gpu_leaves_the_share_open(cluster: Cl
     (missing,) = (one for one in summary.findings if one.kind is Kind.MISSING_TELEMETRY)
     assert missing.evidence[0].startswith("Rank 1 told no times on the GPU although others did")
     assert blamed(summary) == [LATE]
+
+
+def test_why_no_rank_has_times_is_said(cluster: Cluster):
+    for second in range(10):
+        cluster.now_s += 1
+        for rank in range(RANKS):
+            _, counters = cluster.records(rank, second, "ab")
+            wrong = Event(
+                kind=EventKind.NCCL_TIMES_WRONG, time_unix_ns=1, message="They overlap.", job="j", rank=rank
+            )
+            counters = replace(counters, columns=counters.columns | {"nccl_busy_s": [math.nan]})
+            cluster.say(rank, counters, *([wrong] if second == 5 else []))
+
+    summary = cluster.summary()
+    assert summary.communication.share_ratio is None
+    (missing,) = (one for one in summary.findings if one.kind is Kind.MISSING_TELEMETRY)
+    assert missing.evidence == ["Ranks 0, 1, 2, 3: They overlap."]
+    assert summary.bottleneck.kind is not Kind.MISSING_TELEMETRY
 
 
 def test_progress_of_a_rank_is_its_newest_word(cluster: Cluster):

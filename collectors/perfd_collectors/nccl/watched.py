@@ -148,7 +148,7 @@ def same_file(watched: Watched, segment: Segment) -> bool:
 
 def _told_of(window: Window) -> Event:
     return Event(
-        kind=EventKind.NCCL_WARNING,
+        kind=EventKind.NCCL_TIMES_WRONG,
         time_unix_ns=window.end_unix_ns,
         message=_MIXED_UP,
         job=window.job,
