@@ -96,7 +96,7 @@ def began_us(trace):
 
 
 @pytest.mark.system
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(
     not PYTHON and not os.environ.get("CI"),
     reason="PERFD_TORCH_PYTHON does not name an interpreter with PyTorch",
@@ -128,9 +128,9 @@ def test_a_job_that_was_started_for_kineto_is_captured_by_it_without_a_word_more
         assert watched.stdout.readline() == "trains\n"
         start = [*perfd, "capture", "start", "llama", "--duration", "1", "--wait", "--json"]
         clock = SystemClock()
-        deadline_s = clock.monotonic_s() + 60
+        deadline_s = clock.monotonic_s() + 240
         while clock.monotonic_s() < deadline_s:
-            # Refused until the process has asked its daemon for the first time.
+            # Refused until the process has asked its daemon for the first time, and late on a busy machine.
             done = subprocess.run(
                 [*start, "--aggregator", address], capture_output=True, text=True, check=False
             )
