@@ -227,6 +227,16 @@ def test_what_goes_wrong_has_a_name(job, habits, state, words):
     assert job.leftovers == []
 
 
+def test_after_a_rank_was_late_the_next_capture_begins_later(job):
+    job.rank(writes=False)
+    executor = job.capture()
+    assert job.finals(1)[0].state is CaptureState.LATE
+    first_s = job.tool.lead_s
+    executor.handle(request("c2", tool=CaptureTool.KINETO))
+    assert job.finals(1)[0].state is CaptureState.LATE
+    assert job.tool.lead_s - first_s == pytest.approx(2 * QUICK.margin_s)
+
+
 def test_without_gpus_a_trace_of_the_host_is_a_result_where_that_is_allowed(job):
     job.options = KinetoOptions(warmup_s=0, cpu_only=True)
     job.rank(gpu_work=False)

@@ -22,6 +22,8 @@ from perfd.trace.whole_steps import whole_steps
 _TRACE_NAME = "trace.json"
 _PLACE_VARIABLE = "KINETO_ONDEMAND_TRACE_DIR"
 _POLL_S = 0.2
+_MOST_MARGIN_S = 12.0
+"""On a node that is so busy that libkineto's thread comes later still, a capture says nothing of the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +82,7 @@ class KinetoTool(Tool):
         self._options = options or KinetoOptions()
         self._timing = timing or Timing()
         self._traced: dict[str, _Traced] = {}
+        self._margin_s = self._timing.margin_s
         # As long as it takes when a process has just polled.
         self.lead_s = POLL_PERIOD_S + self._after_poll_s
 
@@ -164,6 +167,10 @@ class KinetoTool(Tool):
                     self._clock.sleep(_POLL_S)
         finally:
             self.abort([target.handle for target in targets])
+        if any(one.state is CaptureState.LATE for one in outcomes):
+            # A busy node takes longer than was thought; the next capture allows for it.
+            self._margin_s = min(_MOST_MARGIN_S, 2 * self._margin_s)
+            self.lead_s = POLL_PERIOD_S + self._after_poll_s
         return outcomes
 
     def abort(self, handles: Sequence[str]) -> None:
@@ -191,7 +198,7 @@ class KinetoTool(Tool):
 
     @property
     def _after_poll_s(self) -> float:
-        return self._timing.tick_s + self._options.warmup_s + self._timing.margin_s
+        return self._timing.tick_s + self._options.warmup_s + self._margin_s
 
     def _order(self, one: _Traced, plan: Plan, start_unix_ns: int, length_s: float) -> text.TraceOrder:
         return text.TraceOrder(
