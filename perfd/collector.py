@@ -69,6 +69,8 @@ class Settings:
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
     bookmark: Bookmark = field(default_factory=Bookmark)
+    run: str | None = None
+    """The `perfd run` whose processes alone are read; None for all of the node."""
 
 
 class RecordedStream(Collector, Protocol):

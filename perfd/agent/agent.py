@@ -37,7 +37,8 @@ class Agent:
     With `manual`, nothing is collected until the owner calls `step`, and `clock` may
     be a virtual one; only the uplink runs by itself. Opens the spool at once: raises
     `SpoolError`, or `ConfigError` when the uplink's configuration cannot work.
-    Profilers are looked for on `search_path`, as in `$PATH`.
+    Profilers are looked for on `search_path`, as in `$PATH`; with `run` only jobs of that `perfd run` are
+    captured with nsys.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Agent:
         clock: Clock | None = None,
         taps: Sequence[Tap] = (),
         search_path: str | None = None,
+        run: str | None = None,
         manual: bool = False,
     ) -> None:
         self._config = config
@@ -71,6 +73,7 @@ class Agent:
                     send_status=self.send_status,
                     tell_removed=self._tell_removed,
                     sharing=sharing_of(config.capture, node, self._tell_removed),
+                    run=run,
                 )
                 if config.capture.enabled
                 else None

@@ -110,8 +110,12 @@ def create_executor(
     send_status: Callable[[CaptureStatus], None],
     tell_removed: Tell,
     sharing: Sharing | None = None,
+    run: str | None = None,
 ) -> CaptureExecutor:
-    """An executor that writes below `directory`, unless the configuration names another place."""
+    """An executor that writes below `directory`, unless the configuration names another place.
+
+    `run` is the `perfd run` whose job alone is captured.
+    """
     directory = Path(config.output_directory) if config.output_directory else directory
     store = CaptureStore(
         directory,
@@ -124,9 +128,7 @@ def create_executor(
             placements=facts.placements,
             clock=clock,
             proc=proc,
-            options=NsysOptions(
-                export_sqlite=config.export_sqlite, gpu_metrics=config.gpu_metrics, run=config.run
-            ),
+            options=NsysOptions(export_sqlite=config.export_sqlite, gpu_metrics=config.gpu_metrics, run=run),
         ),
         _kineto(config.kineto, facts=facts, proc=proc, clock=clock),
         PySpyTool(

@@ -93,8 +93,6 @@ class AgentCaptureConfig(Strict, frozen=True):
     """`perfd run` starts the job under `nsys launch` where nsys is there; without it nsys cannot capture."""
     trace: str = "cuda,nvtx"
     """What `nsys launch --trace` records; fixed for the whole job."""
-    run: str | None = None
-    """Only nsys sessions of this `perfd run`, which tells it itself; null for all of a job."""
     export_sqlite: bool = True
     """Export each report, which is how perfd checks that every rank's kernels are in it."""
     gpu_metrics: bool = False

@@ -21,7 +21,7 @@ from perfd.session.collecting import SessionEvents, with_options
 from perfd.session.configuration import SessionConfig, load_session
 from perfd.session.logfeed import LogFeed
 from perfd.session.results import save_results
-from perfd.session.run import HOOK_COLLECTOR, NCCL_COLLECTOR, MonitorSettings
+from perfd.session.run import HOOK_COLLECTOR, MonitorSettings
 from perfd.session.tape import Tape
 from perfd.session.tapping import tapped
 from perfd.session.words import in_words
@@ -144,6 +144,7 @@ class LiveSession:
             clock=self._clock,
             proc=Path(config.proc),
             sys=Path(config.sys),
+            run=self._settings.run,
         )
         tasks = create_tasks(config, settings, adapt=lambda spec: tapped(spec, self._see))
         events = tapped(self._events.spec(_INTERVAL_S), self._see)
@@ -154,6 +155,7 @@ class LiveSession:
             tasks=[*tasks, CollectorTask(events, CollectorConfig(), settings)],
             clock=self._clock,
             search_path=self._settings.search_path,
+            run=self._settings.run,
         )
 
     def _see(self, collector: str, records: Sequence[Record]) -> None:
@@ -189,15 +191,11 @@ def _agent_config(config: SessionConfig, settings: MonitorSettings, root_pid: in
     """The operator's configuration with what only the session knows."""
     agent = with_options(config.agent, LOG_COLLECTOR, {"stdin": True}, interval_s=_INTERVAL_S)
     agent = with_options(agent, RANK_COLLECTOR, {"root_pid": root_pid})
-    if settings.run is not None:
-        agent = with_options(agent, NCCL_COLLECTOR, {"run": settings.run})
     if settings.hook_socket is not None:
         agent = with_options(agent, HOOK_COLLECTOR, {"socket": settings.hook_socket})
     # The aggregator of this process serves the metrics of both.
     listen = None if agent.listen == AgentConfig().listen else agent.listen
     capture = agent.capture
-    if settings.run is not None:
-        capture = msgspec.structs.replace(capture, run=settings.run)
     if settings.kineto:
         kineto = msgspec.structs.replace(capture.kineto, enabled=True)
         capture = msgspec.structs.replace(capture, kineto=kineto)

@@ -34,7 +34,6 @@ MONITOR = (sys.executable, "-P", "-m", "perfd.session.monitor")
 
 _NO_MONITOR = "perfd: the monitor failed, so there is no summary; the job was not affected. See {log}."
 HOOK_COLLECTOR = "hook"
-NCCL_COLLECTOR = "nccl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -261,10 +263,37 @@ def test_two_runs_on_one_node_read_each_their_own_job(built: Path, tmp_path: Pat
         assert ranks_seen(tmp_path, run=None) == {"job/0", "job/1", "job/2"}
 
 
+def test_perfd_run_tells_its_job_from_that_of_another_with_the_same_name(built: Path, tmp_path: Path) -> None:
+    (tmp_path / "shm").mkdir()
+    config = tmp_path / "perfd.json"
+    nccl = {"options": {"directory": str(tmp_path / "shm"), "flight_recorder_prefix": None}}
+    config.write_text(
+        json.dumps({"agent": {"collectors": {"nccl": nccl}}, "aggregator": {"http_listen": None}})
+    )
+    bursts = "for i in 1 2 3 4 5 6 7 8; do sleep 0.5; echo; done"
+    job = f"({bursts}) | {built / 'driver'} {built / 'libnccl-profiler-perfd.so'} 5 bursts 20"
+    command = [sys.executable, "-m", "perfd", "run", "--no-nsys", "--config", str(config), "--job", "same"]
+    runs = [
+        subprocess.Popen(
+            [*command, "--out", str(tmp_path / rank), "--", "sh", "-c", job],
+            env={**os.environ, "PERFD_NCCL_DIR": str(tmp_path / "shm"), "RANK": rank, "WORLD_SIZE": "2"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for rank in ("0", "1")
+    ]
+    assert [run.wait() for run in runs] == [0, 0]
+
+    for rank in (0, 1):
+        (saved,) = (tmp_path / str(rank)).glob("*/summary.json")
+        (summary,) = json.loads(saved.read_text())["jobs"]
+        assert [one["rank"] for one in summary["nccl"]["ranks"]] == [rank]
+
+
 def ranks_seen(directory: Path, *, run: str | None) -> set[str]:
     clock = VirtualClock()
-    options = NcclOptions(directory=str(directory), run=run, flight_recorder_prefix=None)
-    collector = NcclCollector(options, Settings(node="n", job="job", clock=clock))
+    options = NcclOptions(directory=str(directory), flight_recorder_prefix=None)
+    collector = NcclCollector(options, Settings(node="n", job="job", clock=clock, run=run))
     records: list[Record] = []
     for _ in range(3):
         clock.advance(options.window_s)

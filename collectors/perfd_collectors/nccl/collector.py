@@ -95,8 +95,6 @@ class NcclOptions(Options, frozen=True):
     """Where NCCL's Inspector writes (NCCL_INSPECTOR_DUMP_DIR), for jobs that load it, not the plugin."""
     flight_recorder_prefix: str | None = "/tmp/nccl_trace_rank_"  # noqa: S108  (PyTorch's own default)
     """What PyTorch puts before the rank in the names of dumps (TORCH_NCCL_DEBUG_INFO_TEMP_FILE)."""
-    run: str | None = None
-    """Only processes of this `perfd run`, which tells it itself; None for all."""
     debug_files: tuple[str, ...] = ()
     """What NCCL writes with NCCL_DEBUG_FILE: files, or patterns with `*`."""
 
@@ -211,10 +209,8 @@ class NcclCollector:
 
     def _is_ours(self, pid: int) -> bool:
         """Whose environment cannot be read is taken for one of ours."""
-        environment = environment_of(self._settings.proc, pid)
-        return (
-            self._options.run is None or not environment or environment.get(RUN_VARIABLE) == self._options.run
-        )
+        run, environment = self._settings.run, environment_of(self._settings.proc, pid)
+        return run is None or not environment or environment.get(RUN_VARIABLE) == run
 
     def _report(self) -> list[Record]:
         job, now_unix_ns = self._settings.job, self._settings.clock.unix_ns()
