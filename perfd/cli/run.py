@@ -121,6 +121,8 @@ def watch(
         run=uuid.uuid4().hex,
         kineto=tracer is CaptureTool.KINETO,
     )
+    if settings.kineto:
+        _say(f"perfd: PyTorch's own profiler is ready for captures (perfd capture start {name}, or a rule).")
     try:
         options = RunOptions(
             command=launch.command,

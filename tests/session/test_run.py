@@ -373,6 +373,7 @@ def test_a_job_for_kineto_is_told_so_and_runs_without_nsys(tmp_path, configurati
     words = command(tmp_path, configuration, "--kineto", "--", sys.executable, "-c", tell)
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "1 False\n"), done.stderr
+    assert "ready for captures (perfd capture start" in done.stderr
     refused = perfd("run", "--kineto", "--no-nsys", "--", "true")
     assert refused.returncode == 2
     assert "not allowed with" in refused.stderr
