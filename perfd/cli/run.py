@@ -121,7 +121,7 @@ def watch(
         run=uuid.uuid4().hex,
         kineto=tracer is CaptureTool.KINETO,
     )
-    if settings.kineto:
+    if settings.kineto and configuration.agent.capture.enabled:
         _say(f"perfd: PyTorch's own profiler is ready for captures (perfd capture start {name}, or a rule).")
     try:
         options = RunOptions(
