@@ -1,11 +1,12 @@
-"""What perfd's plugin, and NCCL's own Inspector, cost a real training job: bare, perfd, Inspector, bare, ...
+"""What perfd costs a real training job, and NCCL's own Inspector: bare, perfd, Inspector, bare, ...
 
     python -m benchmarks.gpu.overhead --out FOLDER [--gpus 2] [--rounds 4] [--torchrun PATH] [--dry-run]
 
 The same `train.py` is run in turns; what counts is the median step by CUDA events, without the first fifteen.
 Each round is set against the mean of the bare runs before and after it, so that a GPU that warms up counts
-for nobody. The Inspector takes part if NCCL brings it: with torch's NCCL wheel, or where the loader looks. It
-is set up as its README says to begin with, and a run in which it wrote nothing does not count.
+for nobody. `perfd_kineto` is `perfd run --kineto`: the job can be captured, and never is. The Inspector takes
+part if NCCL brings it: with torch's NCCL wheel, or where the loader looks. It is set up as its README says to
+begin with, and a run in which it wrote nothing does not count; printed is how many operations it wrote.
 `--dry-run` makes the job so small that CPUs can do it with gloo: then no plugin is ever loaded.
 """
 
@@ -25,6 +26,8 @@ from typing import Any
 SCHEMA = "perfd.bench.gpu.overhead/1"
 INSPECTOR = "libnccl-profiler-inspector.so"
 TRAIN = Path(__file__).with_name("train.py")
+_PERFD = {"perfd": "--no-nsys", "perfd_kineto": "--kineto"}
+"""By mode, what `perfd run` gets."""
 _SETTLED_STEPS = 15
 _LIMIT_S = 300
 _DRY_RUN = ("--layers", "2", "--hidden", "64", "--sequence", "16", "--micro-batch", "2")
@@ -71,18 +74,23 @@ def run_mode(mode: str, folder: Path, train: Sequence[str], inspector: Path | No
     folder.mkdir(parents=True)
     times = folder / "times.json"
     command, environment = [*train, "--times", str(times)], _environment(mode, folder, inspector)
-    if mode == "perfd":
-        perfd = (sys.executable, "-m", "perfd", "run", "--no-nsys", "--out", str(folder / "out"), "--")
+    if option := _PERFD.get(mode):
+        perfd = (sys.executable, "-m", "perfd", "run", option, "--out", str(folder / "out"), "--")
         command = [*perfd, *command]
     with (folder / "log").open("wb") as log:
         try:
             subprocess.run(command, stdout=log, stderr=log, env=environment, timeout=_LIMIT_S, check=False)
         except subprocess.TimeoutExpired:
             return None
-    if not times.is_file() or (mode == "inspector" and not any(_dumps(folder).glob("*"))):
+    if not times.is_file() or (mode == "inspector" and not inspected(folder)):
         return None
     steps: list[float] = json.loads(times.read_text())["seconds"]
     return statistics.median(steps[_SETTLED_STEPS:]) if len(steps) > _SETTLED_STEPS else None
+
+
+def inspected(folder: Path) -> int:
+    """How many operations the Inspector has written of the run in `folder`."""
+    return sum(path.read_bytes().count(b"\n") for path in _dumps(folder).glob("*") if path.is_file())
 
 
 def _environment(mode: str, folder: Path, inspector: Path | None) -> Mapping[str, str]:
@@ -117,18 +125,22 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help=f"print one object of schema {SCHEMA}")
     args = parser.parse_args()
     inspector = inspector_library(args.python, os.environ.get("LD_LIBRARY_PATH", ""))
-    modes = ["perfd", *(["inspector"] if inspector else [])]
+    modes = [*_PERFD, *(["inspector"] if inspector else [])]
     train = [args.torchrun, "--nproc-per-node", str(args.gpus), str(TRAIN), "--steps", str(args.steps)]
     train += _DRY_RUN if args.dry_run else ()
     order = [mode for _ in range(args.rounds) for mode in ("bare", *modes)] + ["bare"]
     runs = []
+    written = []
     for number, mode in enumerate(order):
-        runs.append((mode, run_mode(mode, args.out / f"{number:02}-{mode}", train, inspector)))
+        folder = args.out / f"{number:02}-{mode}"
+        runs.append((mode, run_mode(mode, folder, train, inspector)))
+        written += [inspected(folder)] if mode == "inspector" else []
         print(f"{number + 1} of {len(order)}: {mode} {runs[-1][1]}", file=sys.stderr, flush=True)
     found = overheads(runs)
     document = {
         "schema": SCHEMA,
         "inspector": None if inspector is None else str(inspector),
+        "inspector_operations": written,
         "dry_run": args.dry_run,
         "runs": [{"mode": mode, "step_s": step_s} for mode, step_s in runs],
         "overhead_ratio": found,
@@ -140,9 +152,11 @@ def main() -> int:
 def show(document: Mapping[str, Any]) -> str:
     """The same as text."""
     lines = [f"Inspector: {document['inspector'] or 'this machine has none'}"]
+    if document["inspector"]:
+        lines[0] += f"; it wrote {document['inspector_operations']} operations, run by run"
     for mode, ratios in document["overhead_ratio"].items():
         spread = f"{min(ratios):+.2%} to {max(ratios):+.2%}, {len(ratios)} runs"
-        lines.append(f"{mode:10} {statistics.median(ratios):+.2%} in the median step ({spread})")
+        lines.append(f"{mode:12} {statistics.median(ratios):+.2%} in the median step ({spread})")
     return "\n".join(lines)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.overhead import INSPECTOR, inspector_library, overheads, run_mode
+from benchmarks.gpu.overhead import INSPECTOR, inspected, inspector_library, overheads, run_mode
 
 TORCHRUN = f"""#!{sys.executable}
 import json, pathlib, sys
@@ -42,3 +42,20 @@ def test_the_first_steps_of_a_run_do_not_count_and_one_without_times_has_none(tm
     torchrun.chmod(torchrun.stat().st_mode | stat.S_IXUSR)
     assert run_mode("bare", tmp_path / "a", [str(torchrun)], None) == pytest.approx(0.2)
     assert run_mode("bare", tmp_path / "b", [sys.executable, "-c", "pass"], None) is None
+
+
+def test_the_inspector_has_a_result_only_where_it_wrote_operations(tmp_path: Path):
+    torchrun = tmp_path / "torchrun"
+    torchrun.write_text(TORCHRUN)
+    torchrun.chmod(torchrun.stat().st_mode | stat.S_IXUSR)
+    assert run_mode("inspector", tmp_path / "silent", [str(torchrun)], tmp_path / INSPECTOR) is None
+
+    dumps = """
+import os
+folder = pathlib.Path(os.environ["NCCL_INSPECTOR_DUMP_DIR"])
+folder.mkdir()
+(folder / "node-pid1.log").write_text("{}\\n{}\\n")
+"""
+    torchrun.write_text(TORCHRUN + dumps)
+    assert run_mode("inspector", tmp_path / "writes", [str(torchrun)], tmp_path / INSPECTOR) == 0.2
+    assert inspected(tmp_path / "writes") == 2
