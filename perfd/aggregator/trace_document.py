@@ -58,11 +58,12 @@ class TraceDocument(msgspec.Struct):
     """What is read of the document."""
 
     bottleneck: _Finding | None = None
+    cause: _Finding | None = None
     ranks: list[_Rank] = []
 
     def words(self) -> str:
         """What limits the capture, in a sentence or two."""
-        found = self.bottleneck
+        found = self.cause or self.bottleneck
         if found is None:
             return "What limits it is not known: no rank has all its GPU records."
         return " ".join([f"{found.kind.replace('_', ' ').capitalize()}.", *found.evidence[:1]])

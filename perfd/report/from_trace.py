@@ -32,7 +32,7 @@ def report_of_trace(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Report:
         headline=_headline(diagnosis),
         summary=_summary(analysis, diagnosis),
         metrics=_metrics(analysis, diagnosis.shares),
-        findings=[_finding(found) for found in diagnosis.findings],
+        findings=[_finding(found, diagnosis) for found in diagnosis.findings],
         figures=[_bars(analysis), timeline_of(analysis)],
         tables=tables,
         notes=_notes(analysis),
@@ -51,16 +51,18 @@ def _subtitle(analysis: TraceAnalysis) -> str:
 
 
 def _headline(diagnosis: Diagnosis) -> str:
-    if diagnosis.bottleneck is None:
+    if diagnosis.first is None:
         return "What limits it is not known: no rank has all its GPU records."
-    return f"{title(diagnosis.bottleneck.kind.value)}."
+    return f"{title(diagnosis.first.kind.value)}."
 
 
 def _summary(analysis: TraceAnalysis, diagnosis: Diagnosis) -> list[str]:
-    sentences = list(diagnosis.bottleneck.evidence[:2]) if diagnosis.bottleneck else []
+    sentences = list(diagnosis.first.evidence[:2]) if diagnosis.first else []
+    if diagnosis.cause and diagnosis.bottleneck:
+        sentences.append(f"Of the classes of bottleneck: {title(diagnosis.bottleneck.kind.value).lower()}.")
     gains = [found for found in diagnosis.findings if found.lost_ratio]
     if gains:
-        most = max(gains, key=lambda found: found.lost_ratio or 0.0)
+        most = diagnosis.cause or max(gains, key=lambda found: found.lost_ratio or 0.0)
         sentences.append(f"Most to gain: {most.recommendation}")
     if analysis.model_use:
         sentences.append(f"MFU is {percent(analysis.model_use.mfu_ratio)}.")
@@ -139,9 +141,9 @@ def _window_words(rank: RankAnalysis) -> str:
     return "from the first to the last GPU operation"
 
 
-def _finding(found: TraceFinding) -> ReportFinding:
+def _finding(found: TraceFinding, diagnosis: Diagnosis) -> ReportFinding:
     return ReportFinding(
-        title=title(found.kind.value),
+        title=title(diagnosis.name_of(found)),
         evidence=found.evidence,
         recommendation=found.recommendation,
         gain_ratio=found.lost_ratio,

@@ -28,19 +28,22 @@ def render(analysis: TraceAnalysis, diagnosis: Diagnosis) -> RenderableType:
     if analysis.collectives.by_rank and any(analysis.collectives.by_rank.values()):
         parts.append(_collectives(analysis))
     first = next(iter(analysis.complete), analysis.ranks[0])
-    parts += [_kernels(first), *_findings(diagnosis.findings), *_notes(analysis)]
+    parts += [_kernels(first), *_findings(diagnosis), *_notes(analysis)]
     return Group(*parts)
 
 
 def _headline(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Text:
-    found = diagnosis.bottleneck
+    found, bottleneck = diagnosis.first, diagnosis.bottleneck
     text = Text()
     if found is None:
         text.append("What limits this capture is not known: no rank has all its GPU records.", style="bold")
     else:
         text.append(title(found.kind.value), style="bold yellow")
         text.append(f"  {found.evidence[0]}" if found.evidence else "")
-    if costs := [_cost(finding) for finding in diagnosis.findings if finding.lost_ratio is not None]:
+    if bottleneck is not None and bottleneck is not found:
+        text.append(f"\nOf the classes of bottleneck: {title(bottleneck.kind.value).lower()}")
+    costly = [finding for finding in diagnosis.findings if finding.lost_ratio is not None]
+    if costs := [_cost(finding) for finding in sorted(costly, key=lambda one: -(one.lost_ratio or 0))]:
         text.append(f"\nWhat costs the most of the window: {', '.join(costs)}")
     if analysis.model_use:
         use = analysis.model_use
@@ -125,10 +128,11 @@ def _kernels(rank: RankAnalysis) -> Table:
     return table
 
 
-def _findings(findings: Sequence[TraceFinding]) -> list[RenderableType]:
+def _findings(diagnosis: Diagnosis) -> list[RenderableType]:
     parts: list[RenderableType] = []
-    for found in findings:
-        head = Text(f"\n{title(found.kind.value)}" if parts else title(found.kind.value), style="bold")
+    for found in diagnosis.findings:
+        name = title(diagnosis.name_of(found))
+        head = Text(f"\n{name}" if parts else name, style="bold")
         if found.lost_ratio is not None:
             head.append(f"  {percent(found.lost_ratio)} of the window", style="not bold yellow")
         parts += [head, *(_indented(Text(sentence)) for sentence in found.evidence)]

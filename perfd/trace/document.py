@@ -23,6 +23,7 @@ def to_json(analysis: TraceAnalysis, diagnosis: Diagnosis) -> dict[str, Any]:
         "schema": SCHEMA,
         "ranks": [_rank(rank, analysis) for rank in analysis.ranks],
         "bottleneck": _finding(diagnosis.bottleneck) if diagnosis.bottleneck else None,
+        "cause": _finding(diagnosis.cause) if diagnosis.cause else None,
         "findings": [_finding(found) for found in diagnosis.findings],
         "shares": asdict(diagnosis.shares) if diagnosis.shares else None,
         "model_use": asdict(analysis.model_use) if analysis.model_use else None,

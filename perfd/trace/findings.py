@@ -21,6 +21,8 @@ LAUNCH_RATIO = 0.10
 SYNCHRONIZATION_RATIO = 0.05
 MEMORY_COPY_RATIO = 0.10
 PAGEABLE_RATIO = 0.01
+_OF_RANKS = frozenset({FindingKind.STRAGGLER, FindingKind.PIPELINE})
+_MOSTLY = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +31,22 @@ class Diagnosis:
 
     bottleneck: TraceFinding | None
     """The class; None when no rank's records are all there."""
+    cause: TraceFinding | None
+    """The straggler or the stalling pipeline that ranks wait for, where that is what to mend first."""
     findings: Sequence[TraceFinding]
-    """All of them: what makes numbers doubtful first, then by what there is to gain."""
+    """All of them: what makes numbers doubtful first, then the cause, then by what there is to gain."""
     shares: Shares | None
+
+    @property
+    def first(self) -> TraceFinding | None:
+        """What to tell before everything else; None when no rank's records are all there."""
+        return self.cause or self.bottleneck
+
+    def name_of(self, found: TraceFinding) -> str:
+        """What to call a finding; computing is a bound only where nothing costs more."""
+        if found.kind is FindingKind.COMPUTE and found is not self.bottleneck:
+            return "computing"
+        return found.kind.value
 
 
 def diagnose(analysis: TraceAnalysis) -> Diagnosis:
@@ -55,12 +70,35 @@ def diagnose(analysis: TraceAnalysis) -> Diagnosis:
         for judge in (judge_losses, judge_straggler, judge_pipeline)
         if (found := judge(analysis)) is not None
     ]
-    findings = sorted([*others, *classes], key=_order)
-    return Diagnosis(bottleneck=classes[0] if classes else None, findings=tuple(findings), shares=part)
+    cause = _cause(classes, others)
+
+    def order(found: TraceFinding) -> tuple[bool, bool, float]:
+        return found.kind is not FindingKind.LOST_RECORDS, found is not cause, -(found.lost_ratio or 0)
+
+    return Diagnosis(
+        bottleneck=classes[0] if classes else None,
+        cause=cause,
+        findings=tuple(sorted([*others, *classes], key=order)),
+        shares=part,
+    )
 
 
-def _order(found: TraceFinding) -> tuple[bool, float]:
-    return found.kind is not FindingKind.LOST_RECORDS, -(found.lost_ratio or 0)
+def _cause(classes: Sequence[TraceFinding], others: Sequence[TraceFinding]) -> TraceFinding | None:
+    """Who is waited for, unless something else costs more.
+
+    Each rank of a job that waits for one of them computes or communicates; which of the two is no answer.
+    """
+    known = [found for found in others if found.kind in _OF_RANKS]
+    if not classes or not known:
+        return None
+    cause = max(known, key=lambda found: found.lost_ratio or 0)
+
+    def rest(found: TraceFinding) -> float:
+        # The waiting is in the time of communication too, so most of that has to be something else.
+        part = _MOSTLY if found.kind is FindingKind.COMMUNICATION else 1.0
+        return part * (found.lost_ratio or 0)
+
+    return cause if all(rest(found) <= (cause.lost_ratio or 0) for found in classes) else None
 
 
 def _judge_communication(analysis: TraceAnalysis, part: Shares) -> TraceFinding | None:

@@ -40,6 +40,7 @@ from perfd.model import (
     Scope,
     TrainingStep,
 )
+from perfd.testing import example_traces
 from perfd.testing.agent import FakeAgent
 from perfd.testing.traces import COMPUTE, COPY, NCCL, Op, kineto, write_json
 from perfd.trace.analysis import analyse
@@ -280,6 +281,13 @@ def test_the_overlap_of_a_capture_is_what_compute_covers_and_not_copies_as_of_ea
     said = msgspec.convert(to_json(analysis, diagnose(analysis)), TraceDocument)
     (rank,) = analysis.ranks
     assert said.overlap_ratio() == rank.whole.overlap_ratio == pytest.approx(0.5)
+
+
+def test_of_a_slow_rank_the_words_of_a_capture_name_the_cause(tmp_path: Path) -> None:
+    example_traces.main(tmp_path)
+    analysis = analyse(read_traces(sorted(tmp_path.iterdir())))
+    said = msgspec.convert(to_json(analysis, diagnose(analysis)), TraceDocument)
+    assert said.words().startswith("Straggler. Its peers wait 129.6 ms for rank 2")
 
 
 def in_nccl(second: int, busy_s: float) -> SampleTable:

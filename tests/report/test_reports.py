@@ -19,6 +19,7 @@ from perfd.report.markdown import to_markdown
 from perfd.report.model import Bars, Segment
 from perfd.report.words import duration, kernel_name, percent, size
 from perfd.report.write import write_report
+from perfd.testing import example_traces
 from perfd.testing.traces import COMPUTE, MATMUL, NCCL, Call, NsysExport, Op, kineto, write_json
 from perfd.trace.analysis import analyse
 from perfd.trace.files import read_traces
@@ -162,6 +163,18 @@ def test_analyze_writes_the_form_that_the_name_asks_for(tmp_path, capsys):
     assert (tmp_path / "r.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     assert (tmp_path / "r.md").read_text(encoding="utf-8").startswith("# ")
     assert "name it .md, .html or .json" in capsys.readouterr().err
+
+
+def test_of_a_slow_rank_the_report_tells_the_cause_first_and_the_class_after_it(tmp_path):
+    example_traces.main(tmp_path)
+    analysis = analyse(read_traces(sorted(tmp_path.iterdir())))
+
+    report = report_of_trace(analysis, diagnose(analysis))
+
+    assert report.headline == "Straggler."
+    assert "for rank 2" in report.summary[0]
+    assert "Of the classes of bottleneck: compute bound." in report.summary
+    assert "Compare the kernels of rank 2" in next(one for one in report.summary if "Most to gain" in one)
 
 
 def test_a_report_that_cannot_be_written_is_one_sentence(tmp_path):

@@ -202,6 +202,19 @@ def test_a_rank_that_the_others_wait_for_is_the_straggler(tmp_path):
     assert found.lost_ratio == pytest.approx(50 / 170)
 
 
+@pytest.mark.parametrize(("reduced", "expected"), [(170, FindingKind.STRAGGLER), (500, None)])
+def test_a_straggler_is_the_cause_unless_communication_takes_long_without_it(tmp_path, reduced, expected):
+    def step(slow):
+        computed = 150 if slow else 100
+        return [Op(COMPUTE, 0, computed, launched=-5), _reduce(computed, reduced, ranks="[0, 1, 2]")]
+
+    diagnosis = diagnose(_analysis(tmp_path, step(slow=False), step(slow=False), step(slow=True)))
+
+    assert FindingKind.STRAGGLER in {found.kind for found in diagnosis.findings}
+    assert (diagnosis.cause and diagnosis.cause.kind) is expected
+    assert diagnosis.first is diagnosis.findings[0]
+
+
 def test_equal_ranks_have_no_straggler(tmp_path):
     step = [Op(COMPUTE, 0, 100, launched=-5), _reduce(100, 120)]
 

@@ -49,6 +49,14 @@ def test_what_takes_most_is_the_bottleneck(tmp_path, operations, calls, expected
     assert diagnosis.bottleneck.recommendation
 
 
+@pytest.mark.parametrize(("name", "expected"), [(COMPUTE, "compute_bound"), (NCCL, "computing")])
+def test_computing_is_called_a_bound_only_where_nothing_costs_more(tmp_path, name, expected):
+    diagnosis = diagnose(_analysis(tmp_path, _busy(name, 0.6), steps={1: (0, 1000)}))
+
+    (found,) = [one for one in diagnosis.findings if one.kind is FindingKind.COMPUTE]
+    assert diagnosis.name_of(found) == expected
+
+
 def test_shares_add_up_to_the_window(tmp_path):
     operations = [
         Op(NCCL, 0, 300, launched=-5),
