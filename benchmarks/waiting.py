@@ -4,13 +4,19 @@
 
 A made job: tensor parallel 8, 8 stages, the rest data parallel. Each rank has all-gathers and
 reduce-scatters of its tensor group, transfers to each neighbour stage and reductions of its data-parallel
-group: 16 of each in a step, thinned out by the agent to one. One rank is late.
+group: 16 of each in a step, thinned out by the agent to one. Two such jobs are looked at by turns: in one of
+them one rank is late, in the other one nobody is, which takes longer to say: longer stretches are searched.
 
 Round by round the records of one more step come in, as they do from the agents of all nodes, and then the
 aggregator looks at the job as it does live: it copies what it holds, the newest `--held` operations of each
 kind (at most 64), and makes the summary. Nothing is kept from one look to the next one but freed memory, as
-`perfd aggregator` keeps it. Not timed is what comes before, gRPC and protobuf; and this job has no samples of
-GPUs.
+`perfd aggregator` keeps it. Not timed is what comes before, gRPC and protobuf; and these jobs have no samples
+of GPUs.
+
+`--json` prints one object: `schema`, and of each job `ranks`, `communicators`, `durations` and `records` held
+in all; `late` and `nobody_late`, each with `median` and `min` over rounds, in milliseconds, of `arrival_ms`,
+`copy_ms`, `diagnosis_ms`, of which `split_ms` is a part, and `look_ms`, copy and diagnosis together; and
+`right`, whether in all rounds the late rank was named and nobody else.
 """
 
 from __future__ import annotations
@@ -44,7 +50,7 @@ from perfd.model import (
     TrainingStep,
 )
 
-SCHEMA = "perfd.bench.waiting/2"
+SCHEMA = "perfd.bench.waiting/3"
 TENSOR, STAGES, PER_NODE = 8, 8, 8
 LATE_RANK = 77
 _JOB = "made"
@@ -95,14 +101,15 @@ class _Times:
 
 
 class MadeJob:
-    """A job of that many ranks in the state of an aggregator, step by step."""
+    """A job of that many ranks in the state of an aggregator, step by step; `late` is one of them, if any."""
 
-    def __init__(self, ranks: int, held: int) -> None:
+    def __init__(self, ranks: int, held: int, late: int | None) -> None:
+        self._late = [] if late is None else [late]
         span = _KEEP * held
         limits = Limits(operations_per_communicator=span, fewest_operations_per_communicator=span)
         self._fleet = Fleet(limits, Counters())
         self._ranks = ranks
-        self._groups = _groups(ranks)
+        self._groups = _groups(ranks, self._late)
         self._random = np.random.default_rng(1)
         self._step = _BEGUN
         data = ranks // (TENSOR * STAGES)
@@ -131,7 +138,7 @@ class MadeJob:
             )
 
     def round(self, times: _Times) -> bool:
-        """One more step and a look at it; returns whether the late rank is named, and nobody else."""
+        """One more step and a look at it; returns whether who is late is named, and nobody else."""
         records = self.records()
         clock = time.perf_counter
         begun = clock()
@@ -148,7 +155,7 @@ class MadeJob:
         times.arrival.append(arrived - begun)
         times.copy.append(copied - arrived)
         times.diagnosis.append(diagnosed - copied)
-        return [culprit.id for culprit in summary.bottleneck.culprits] == [LATE_RANK]
+        return [culprit.id for culprit in summary.bottleneck.culprits] == self._late
 
     def stacks(self) -> list[CollectiveStack]:
         """What the aggregator holds of collectives."""
@@ -188,32 +195,35 @@ class MadeJob:
 def measure(ranks: int = 16_384, held: int = 12, rounds: int = 15) -> dict[str, Any]:
     """Milliseconds of a step's arrival, of the copy of what is held, and of the diagnosis with its split."""
     keep_freed_memory()
-    job = MadeJob(ranks, held)
-    for _ in range(held):
-        job.apply(job.records())
-    job.round(_Times())
-    times = _Times()
-    named = [job.round(times) for _ in range(rounds)]
-    stacks = job.stacks()
+    jobs = [MadeJob(ranks, held, late) for late in (LATE_RANK, None)]
+    for job in jobs:
+        for _ in range(held):
+            job.apply(job.records())
+        job.round(_Times())
+    times, right = [_Times() for _ in jobs], True
+    for _ in range(rounds):
+        for job, of_job in zip(jobs, times, strict=True):
+            right &= job.round(of_job)
+    stacks = jobs[0].stacks()
     return {
         "schema": SCHEMA,
         "ranks": ranks,
         "communicators": sum(len(stack.communicators) for stack in stacks),
         "durations": sum(stack.durations_s.size for stack in stacks),
         "records": sum(stack.ranks.size for stack in stacks),
-        **times.milliseconds(),
-        "late_rank_named": all(named),
+        "late": times[0].milliseconds(),
+        "nobody_late": times[1].milliseconds(),
+        "right": right,
     }
 
 
-def _groups(ranks: int) -> list[_Group]:
+def _groups(ranks: int, late: Sequence[int]) -> list[_Group]:
     data = ranks // (TENSOR * STAGES)
     grid = np.arange(ranks).reshape(STAGES, data, TENSOR)
-    # Its tensor group is late with it for what the stage does together.
-    late_ns = np.zeros(ranks, dtype=np.int64)
-    late_ns[grid[LATE_RANK // (data * TENSOR), (LATE_RANK // TENSOR) % data]] = _LATE_NS
-    alone_ns = np.where(np.arange(ranks) == LATE_RANK, _LATE_NS, 0)
     tensor, replicas = grid.reshape(-1, TENSOR), grid.transpose(0, 2, 1).reshape(-1, data)
+    alone_ns = np.where(np.isin(np.arange(ranks), late), _LATE_NS, 0)
+    # Its tensor group is late with it for what the stage does together.
+    late_ns = alone_ns[tensor].max(axis=1).repeat(TENSOR)
     neighbours = [
         np.stack([grid[first].ravel(), grid[first + 1].ravel()], axis=1) for first in range(STAGES - 1)
     ]
@@ -255,7 +265,7 @@ def main() -> None:
     print(
         f"{result['ranks']} ranks, {result['communicators']} communicators, {result['durations']} durations"
     )
-    print(f"median and least of {args.rounds} rounds, in ms")
+    print(f"{f'median and least of {args.rounds} rounds, in ms':44}{'one is late':>16}{'nobody is':>16}")
     for name, words in (
         ("arrival_ms", f"{result['records']} records of a step are taken in"),
         ("copy_ms", "the look: what is held is copied"),
@@ -263,8 +273,9 @@ def main() -> None:
         ("diagnosis_ms", "the look: split, and all that follows"),
         ("look_ms", "the look in all"),
     ):
-        print(f"{words:44}{result[name]['median']:8.1f}{result[name]['min']:8.1f}")
-    print(f"the late rank is named: {result['late_rank_named']}")
+        columns = (result[case][name] for case in ("late", "nobody_late"))
+        print(f"{words:44}" + "".join(f"{one['median']:8.1f}{one['min']:8.1f}" for one in columns))
+    print(f"who is late is named, and nobody else: {result['right']}")
 
 
 if __name__ == "__main__":
