@@ -46,8 +46,14 @@ class Communication:
     """What each rank reduces over its data-parallel group."""
     bus_bytes_per_s: float | None = None
     """What the gradient collectives' time amounts to, by the ring formula."""
+    gradient_s: float | None = None
+    """Median seconds a step of reducing gradients over the data-parallel group."""
+    link_bytes_per_s: float | None = None
+    """What the slowest link of that group carries in one direction."""
     ring_estimate_s: float | None = None
-    """What the ring formula gives at the bandwidth that the group's links have."""
+    """What the ring formula gives at that bandwidth."""
+    gradients_overlapped: bool | None = None
+    """Whether gradients are reduced beside the backward pass, by the job's arguments; None without them."""
 
 
 def communication(
@@ -81,7 +87,10 @@ def communication(
         p2p_wait_ratio=_p2p_ratio(timers, step_time_s),
         gradient_bytes=size,
         bus_bytes_per_s=None if overlapped else ratio(moved, gradient_s),
+        gradient_s=gradient_s,
+        link_bytes_per_s=link_bytes_per_s,
         ring_estimate_s=ratio(moved, link_bytes_per_s),
+        gradients_overlapped=overlapped if description and description.arguments else None,
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from perfd.analysis.activity import GpuActivity
 from perfd.analysis.captured import capture_evidence
 from perfd.analysis.clocks import held_clocks
@@ -29,9 +31,12 @@ from perfd.analysis.stragglers import (
     stragglers_by_timers,
     undecided_by_activity,
 )
-from perfd.analysis.tables import JobData
+from perfd.analysis.tables import JobData, NcclTimeTable
 from perfd.analysis.timers import Timers
 from perfd.model import EventKind, ParallelLayout
+
+_OPERATIONS = 100
+"""Of a rank: by then NCCL has told the time of some."""
 
 
 def facts_of(job: JobData, settings: AnalysisSettings, steady: Steady, activity: GpuActivity) -> Facts:
@@ -75,6 +80,7 @@ def facts_of(job: JobData, settings: AnalysisSettings, steady: Steady, activity:
         capture=capture,
         silent_gpu_ranks=_silent_gpu_ranks(activity, parallel),
         transport_remarks=_transport_remarks(job),
+        untimed=_untimed(job),
         wrong_times=_wrong_times(job),
         nodes=len({key.node for key in activity.gpus}),
     )
@@ -113,6 +119,13 @@ def _with_world(parallel: ParallelLayout, job: JobData) -> ParallelLayout:
 def _transport_remarks(job: JobData) -> tuple[str, ...]:
     told = (event.message for event in job.events if event.kind is EventKind.NCCL_WARNING)
     return tuple(dict.fromkeys(message for message in told if message.startswith("NCCL connects")))
+
+
+def _untimed(job: JobData) -> bool:
+    """Not in a job's first moments, in which no operation has ended yet."""
+    times = NcclTimeTable.of(job.nccl)
+    counted = times.operations >= _OPERATIONS
+    return bool(len(times) and counted.any() and not np.isfinite(times.busy_s).any())
 
 
 def _wrong_times(job: JobData) -> Mapping[str, Sequence[int]]:

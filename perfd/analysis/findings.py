@@ -114,6 +114,8 @@ class Facts:
     """Ranks whose GPU nobody reads, although those of others are read."""
     transport_remarks: Sequence[str] = ()
     """What NCCL's own log says of slow transports."""
+    untimed: bool = False
+    """Whether NCCL counts operations on its ranks, and tells of none how long it was on the GPU."""
     wrong_times: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """By what was said of them, ranks of which NCCL tells times that cannot be."""
     nodes: int = 0

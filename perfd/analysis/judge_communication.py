@@ -6,10 +6,14 @@ from collections import Counter
 
 from perfd.analysis.bandwidth_words import bandwidth_words, busiest
 from perfd.analysis.captured import not_used
+from perfd.analysis.communication import Communication
 from perfd.analysis.findings import Facts, Finding, Kind
-from perfd.analysis.words import milliseconds, percent
+from perfd.analysis.words import milliseconds, percent, rank_names
 
 _COMMUNICATION = 0.15
+_NEARLY_ALL = 0.95
+_FASTER = 0.95
+"""By what the ring formula gives: what takes less is not explained by it."""
 
 
 def judge_communication(facts: Facts) -> Finding | None:
@@ -24,7 +28,9 @@ def judge_communication(facts: Facts) -> Finding | None:
         lost = min(lost, communication.exposed_ratio)
     if lost is None or lost < _COMMUNICATION:
         return None
-    evidence = [f"Collectives take {percent(lost)} of a step ({communication.source})."]
+    if communication.transfer_ratio is None and facts.nccl.share_ratio is not None:
+        return _busy_kernels(facts, lost)
+    evidence = [f"{_share_of_a_step(facts, lost)} ({communication.source})."]
     if communication.wait_ratio is not None:
         evidence.append(
             f"Another {percent(communication.wait_ratio)} is waiting for other ranks in NCCL's kernels."
@@ -37,15 +43,9 @@ def judge_communication(facts: Facts) -> Finding | None:
         )
     elif communication.exposed_ratio is None:
         evidence += not_used(facts.capture)
-    seconds, ring = communication.seconds, communication.ring_estimate_s
-    if communication.gradient_bytes is not None and communication.bus_bytes_per_s is not None:
-        evidence.append(
-            f"Reducing {communication.gradient_bytes / 1e9:.1f} GB of gradients a rank so amounts to"
-            f" {communication.bus_bytes_per_s / 1e9:.0f} GB/s of bus bandwidth."
-        )
-    if ring is not None:
-        evidence.append(f"The ring formula gives {milliseconds(ring)} at the bandwidth of the group's links.")
+    evidence += _gradients(communication)
     evidence += [bandwidth_words(kind) for kind in busiest(facts.nccl.kinds)[:1]]
+    seconds, ring = communication.seconds, communication.ring_estimate_s
     slow_links = seconds is not None and ring is not None and seconds > 2 * ring
     return Finding(
         kind=Kind.COMMUNICATION,
@@ -54,6 +54,53 @@ def judge_communication(facts: Facts) -> Finding | None:
         recommendation=_hide_communication(facts, lost, slow_links=slow_links),
         lost_ratio=lost,
     )
+
+
+def _busy_kernels(facts: Facts, busy: float) -> Finding:
+    """That NCCL is busy is no answer: without the other ranks' times it may be waiting for one of them."""
+    missing = facts.nccl.missing_ranks
+    why = (
+        f"no timings came from {rank_names(missing)}"
+        if missing
+        else "too few operations could be matched over all ranks"
+    )
+    return Finding(
+        kind=Kind.COMMUNICATION,
+        confidence=0.4,
+        evidence=[
+            f"NCCL's kernels run {percent(busy)} of the time ({facts.communication.source}).",
+            f"How much of that moves data, and how much waits for a slow rank, is unknown: {why}.",
+        ],
+        recommendation="Have all ranks tell their timings first: waiting for a slow rank is not mended by"
+        " overlap or by faster links.",
+    )
+
+
+def _share_of_a_step(facts: Facts, lost: float) -> str:
+    communication, step_s = facts.communication, facts.step_time.median
+    seconds, gradient_s = communication.seconds, communication.gradient_s
+    if facts.nccl.share_ratio is not None or seconds is None or step_s is None:
+        return f"Collectives take {percent(lost)} of a step"
+    only_gradients = gradient_s is not None and gradient_s > _NEARLY_ALL * seconds
+    what = "Reducing gradients takes" if only_gradients else "Collectives take"
+    return f"{what} {percent(lost)} of a step, {1000 * seconds:.1f} of {milliseconds(step_s)}"
+
+
+def _gradients(communication: Communication) -> list[str]:
+    """What the gradients' reduction reaches, and what a ring would need at the speed of its links."""
+    size, reached = communication.gradient_bytes, communication.bus_bytes_per_s
+    ring, link, took = communication.ring_estimate_s, communication.link_bytes_per_s, communication.gradient_s
+    evidence = []
+    if size is not None and reached is not None:
+        evidence.append(
+            f"{size / 1e9:.1f} GB of gradients a rank so amount to {reached / 1e9:.0f} GB/s of bus bandwidth."
+        )
+    if ring is None or link is None:
+        return evidence
+    ring_words = f"By the ring formula links of {link / 1e9:.0f} GB/s need {milliseconds(ring)}"
+    if reached is not None and took is not None and took < _FASTER * ring:
+        ring_words += ": it takes less, so links are faster, or trees and NVLink SHARP send fewer bytes"
+    return [*evidence, f"{ring_words}."]
 
 
 def _only_captured(facts: Facts) -> bool:
@@ -65,9 +112,15 @@ def _hide_communication(facts: Facts, lost: float, *, slow_links: bool) -> str:
     # Twice the micro-batches double all but the collectives and the optimizer.
     fixed = lost + (facts.optimizer.share_ratio or 0.0)
     accumulated = lost / (2 * (1 - fixed) + fixed) if fixed < 1 else lost
+    overlap = (
+        "Gradients are reduced beside the backward pass already; overlap the gathering of parameters, too"
+        " (Megatron-LM: --overlap-param-gather with the distributed optimizer)"
+        if facts.communication.gradients_overlapped
+        else "Overlap gradient reduction with the backward pass (Megatron-LM: --overlap-grad-reduce, and"
+        " --overlap-param-gather with the distributed optimizer)"
+    )
     advice = (
-        "Overlap gradient reduction with the backward pass (Megatron-LM: --overlap-grad-reduce, and"
-        f" --overlap-param-gather with the distributed optimizer): it wins at most {percent(lost)}."
+        f"{overlap}: it wins at most {percent(lost)}."
         f" Or accumulate over twice the micro-batches: the share falls to about {percent(accumulated)}."
     )
     advice += _of_tensor_groups(facts)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from perfd.analysis.findings import Culprit, Facts, Finding, Kind
+from perfd.analysis.words import rank_names
 
 _SHOWN = 8
 
@@ -15,7 +14,7 @@ def judge_hang(facts: Facts) -> Finding | None:
     if hang is None:
         return None
     if hang.culprits:
-        who = _names(hang.culprits)
+        who = rank_names(hang.culprits)
         advice = (
             f"Look at {who}: whether its process runs (py-spy dump shows where it stands), XID errors and the"
             " node's kernel log. Restart from the last checkpoint without that node if it does not recover."
@@ -41,8 +40,8 @@ def judge_missing(facts: Facts) -> Finding | None:
     evidence = []
     if facts.nccl.missing_ranks:
         evidence.append(
-            f"No NCCL timings came from {_names(facts.nccl.missing_ranks)} ({facts.nccl.source}), so nobody"
-            " of their stage is named for waiting in collectives."
+            f"No NCCL timings came from {rank_names(facts.nccl.missing_ranks)} ({facts.nccl.source}), so"
+            " nobody of their stage is named for waiting in collectives."
         )
     if facts.nccl.lost_operations and (evidence or facts.nccl.wait_ratio is None):
         # Some lost of many change nothing: the rest is matched all the same.
@@ -52,13 +51,18 @@ def judge_missing(facts: Facts) -> Finding | None:
         )
     if facts.nccl.untimed_ranks:
         evidence.append(
-            f"{_names(facts.nccl.untimed_ranks).capitalize()} told no times on the GPU although others did"
-            f" ({facts.nccl.source}), so shares of time are unknown, and they are compared with nobody."
+            f"{rank_names(facts.nccl.untimed_ranks).capitalize()} told no times on the GPU although others"
+            f" did ({facts.nccl.source}), so shares of time are unknown, and they are compared with nobody."
         )
-    evidence += [f"{_names(ranks).capitalize()}: {said}" for said, ranks in facts.wrong_times.items()]
+    if facts.untimed and not facts.wrong_times:
+        evidence.append(
+            f"No rank tells times on the GPU ({facts.nccl.source}), so shares of time are unknown: NCCL has"
+            " them since 2.27, and perfd asks for them unless its `gpu_time` is off."
+        )
+    evidence += [f"{rank_names(ranks).capitalize()}: {said}" for said, ranks in facts.wrong_times.items()]
     if facts.silent_gpu_ranks:
         evidence.append(
-            f"Nobody reads the GPUs of {_names(facts.silent_gpu_ranks)} (NVML), so nobody is named by the"
+            f"Nobody reads the GPUs of {rank_names(facts.silent_gpu_ranks)} (NVML), so nobody is named by the"
             " activity of GPUs."
         )
     if not evidence:
@@ -71,9 +75,3 @@ def judge_missing(facts: Facts) -> Finding | None:
         " perfd_collector_success of the nodes that these ranks run on; use one NCCL, 2.27 or newer, and one"
         " configuration of perfd on all.",
     )
-
-
-def _names(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:_SHOWN]))
-    more = f" and {len(ranks) - _SHOWN} more" if len(ranks) > _SHOWN else ""
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+_RANKS_SHOWN = 8
+
 
 def percent(ratio: float) -> str:
     """A ratio as people read it."""
@@ -11,3 +15,10 @@ def percent(ratio: float) -> str:
 def milliseconds(seconds: float) -> str:
     """A duration of the length of a step's parts."""
     return f"{1000 * seconds:.1f} ms"
+
+
+def rank_names(ranks: Sequence[int]) -> str:
+    """The first of them by number, and how many more there are."""
+    shown = ", ".join(map(str, ranks[:_RANKS_SHOWN]))
+    more = f" and {len(ranks) - _RANKS_SHOWN} more" if len(ranks) > _RANKS_SHOWN else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"

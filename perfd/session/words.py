@@ -201,6 +201,9 @@ def _stall(summary: JobSummary) -> str | None:
 
 def _communication(communication: Communication) -> str | None:
     share = _share(communication.share_ratio, communication.source)
+    if share is not None and communication.transfer_ratio is not None:
+        moves, waits = _percent(communication.transfer_ratio), _percent(communication.wait_ratio)
+        share += f": {moves} moves data, {waits} waits for other ranks"
     if share is None or communication.exposed_source in {None, communication.source}:
         return share
     return f"{share}; exposed {_share(communication.exposed_ratio, communication.exposed_source)}"

@@ -67,7 +67,9 @@ def test_the_worked_example_names_gradient_communication():
     assert summary.communication.share_ratio == pytest.approx(0.2804, abs=1e-4)
     assert summary.bottleneck.kind is Kind.COMMUNICATION
     assert summary.bottleneck.lost_ratio == pytest.approx(0.28, abs=0.005)
-    assert "28.0 % of a step (timers: all-grads-sync)" in summary.bottleneck.evidence[0]
+    assert summary.bottleneck.evidence[0] == (
+        "Reducing gradients takes 28.0 % of a step, 450.0 of 1605.0 ms (timers: all-grads-sync)."
+    )
     assert "--overlap-grad-reduce" in summary.bottleneck.recommendation
     # Twice the micro-batches: 450 of 2 * 1055 + 550 ms.
     assert "16.9 %" in summary.bottleneck.recommendation
@@ -80,7 +82,29 @@ def test_the_worked_example_names_gradient_communication():
     )
     ring_s = 1.5 * (68.7e9 / 16 * 4) / 50e9
     assert shaped.communication.ring_estimate_s == pytest.approx(ring_s, rel=0.01)
-    assert any("ring formula" in sentence for sentence in shaped.bottleneck.evidence)
+    assert any(
+        sentence.startswith(f"By the ring formula links of 50 GB/s need {1000 * ring_s:.0f}")
+        and "it takes less, so links are faster" in sentence
+        for sentence in shaped.bottleneck.evidence
+    )
+
+
+def test_a_job_that_overlaps_its_gradients_is_not_told_to():
+    overlapping = replace(DP8, arguments={"overlap_grad_reduce": "True"})
+
+    advice = judge({"all-grads-sync": (0.25, 0.25)}, job=overlapping).bottleneck.recommendation
+
+    assert "--overlap-grad-reduce" not in advice
+    assert "--overlap-param-gather" in advice
+    assert "--overlap-grad-reduce" in judge({"all-grads-sync": (0.25, 0.25)}).bottleneck.recommendation
+
+
+def test_collectives_that_are_more_than_gradients_are_not_called_so():
+    extremes = {"all-grads-sync": (0.2, 0.2), "params-all-gather": (0.05, 0.05)}
+
+    evidence = judge(extremes).bottleneck.evidence[0]
+
+    assert evidence.startswith("Collectives take 25.0 % of a step, 250.0 of 1000.0 ms")
 
 
 def test_a_job_that_computes_well_has_no_bottleneck():

@@ -238,6 +238,24 @@ def test_ranks_with_an_nccl_that_tells_no_gpu_time_are_there_but_leave_shares_op
     assert [rank.busy_ratio for rank in result.nccl.ranks] == [0.1, None, 0.1, 0.1]
 
 
+@pytest.mark.parametrize(("operations", "told"), [(5000.0, True), (3.0, False)])
+def test_that_nobody_tells_times_on_the_gpu_is_said_once_there_are_operations(operations: float, told: bool):
+    times = [
+        NcclTime(rank=r, busy_s=float("nan"), span_s=10, lost_operations=0, operations=operations)
+        for r in range(4)
+    ]
+
+    result = summarise(job_data(STEPS, description=DP4, nccl=times), AnalysisSettings())
+
+    missing = finding(result, Kind.MISSING_TELEMETRY)
+    assert (missing is not None) is told
+    if missing is not None:
+        assert "".join(missing.evidence) == (
+            "No rank tells times on the GPU (nccl plugin), so shares of time are unknown: NCCL has them since"
+            " 2.27, and perfd asks for them unless its `gpu_time` is off."
+        )
+
+
 def test_a_job_that_tells_no_layout_and_sends_nothing_has_no_pipeline_so_all_are_peers():
     result = summary([table([0, 1, 2, 3], [0, 0, 0.02, 0])], job=replace(DP4, parallel=ParallelLayout()))
 

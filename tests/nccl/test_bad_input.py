@@ -158,6 +158,21 @@ def test_a_rank_that_never_speaks_leaves_everybody_unblamed_and_is_told(cluster:
     assert any(finding.kind is Kind.MISSING_TELEMETRY for finding in summary.findings)
 
 
+def test_that_nccl_is_busy_is_no_verdict_while_the_one_that_it_waits_for_may_be_missing(cluster: Cluster):
+    for second in range(10):
+        cluster.second(second, silent=(LATE,))
+
+    summary = cluster.summary()
+    assert summary.bottleneck.kind is Kind.UNKNOWN
+    (busy,) = (one for one in summary.findings if one.kind is Kind.COMMUNICATION)
+    assert (busy.confidence, busy.lost_ratio) == (0.4, None)
+    assert " ".join(busy.evidence) == (
+        "NCCL's kernels run 30.0 % of the time (nccl plugin: kernels on the GPU). How much of that moves"
+        " data, and how much waits for a slow rank, is unknown: no timings came from rank 2."
+    )
+    assert "overlap-grad-reduce" not in busy.recommendation
+
+
 def test_a_rank_that_stops_speaking_is_missing_after_half_a_minute(cluster: Cluster):
     for second in range(10):
         cluster.second(second)

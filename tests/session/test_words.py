@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from perfd.analysis.communication import Communication
 from perfd.analysis.findings import Culprit, Finding, Kind
 from perfd.recording import bundled
 from perfd.session.replay import ReplayOptions, replay
@@ -67,6 +68,19 @@ def test_what_is_not_known_is_said_to_be_unknown_and_never_zero(summary):
     name, *told = line.replace(",", "").split()
     assert name == "unknown"
     assert {"MFU", "stall", "optimizer", "goodput"} <= set(told)
+
+
+def test_how_much_of_communication_is_waiting_stands_beside_it_where_that_is_known(summary):
+    kernels = Communication(share_ratio=0.4, transfer_ratio=0.16, wait_ratio=0.24, source="nccl plugin")
+
+    told = in_words([dataclasses.replace(summary, communication=kernels)])
+    untold = in_words(
+        [dataclasses.replace(summary, communication=Communication(share_ratio=0.4, source="nccl plugin"))]
+    )
+
+    line = "communication         40.0 % (nccl plugin)"
+    assert f"{line}: 16.0 % moves data, 24.0 % waits for other ranks\n" in told
+    assert f"{line}\n" in untold
 
 
 def test_why_mfu_is_unknown_is_said_where_flops_are_known(summary):
