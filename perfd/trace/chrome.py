@@ -124,10 +124,16 @@ class ChromeFile:
             return buffer.index(b"[") + 1, b"{"
         if not buffer.strip():
             raise TraceError(f"{self._path}: the file is empty.")
-        found = _EVENTS.search(buffer)
-        if not is_object or not found:
+        if not is_object:
             raise TraceError(
-                f'{self._path}: this is no Chrome-format trace: it has no "traceEvents" list near its begin.'
+                f"{self._path}: this is no trace; perfd reads the JSON of PyTorch's and JAX's profilers,"
+                " and what Nsight Systems writes (.nsys-rep, .sqlite)."
+            )
+        found = _EVENTS.search(buffer)
+        if not found:
+            raise TraceError(
+                f"{self._path}: this JSON is no trace of PyTorch's or JAX's profiler:"
+                ' it has no list "traceEvents".'
             )
         return found.end(), buffer[: found.start()]
 

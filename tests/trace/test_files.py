@@ -144,7 +144,7 @@ def _program(folder, line):
         (b'{"traceEvents": [{"name": "', b"a", "one event is larger"),
         (b'{"traceEvents": [', b" ", "one event is larger"),
         (b'{"traceEvents": ', b"[", "one event is larger"),
-        (b'{"x": "', b"a", "no Chrome-format trace"),
+        (b'{"x": "', b"a", 'it has no list "traceEvents"'),
         (b"", b" ", "empty"),
     ],
 )

@@ -286,8 +286,11 @@ def test_one_odd_event_does_not_lose_the_others(tmp_path):
     ("text", "words"),
     [
         ("", "empty"),
-        ("hello", "no Chrome-format trace"),
-        ("{}", "no Chrome-format trace"),
+        ("hello", "this is no trace; perfd reads"),
+        ("groups:\n- name: mine\n", "this is no trace; perfd reads"),
+        ("null", "this is no trace; perfd reads"),
+        ("{}", 'it has no list "traceEvents"'),
+        ('{"traceEvents": null}', 'it has no list "traceEvents"'),
         ('{"traceEvents": []}', "no GPU operation"),
         ("[]", "no GPU operation"),
         ('{"traceEvents": [{"ph": "X"', "cut"),
