@@ -10,6 +10,7 @@ from typing import Any
 from perfd.doctor.capture_checks import check_kineto_socket, check_py_spy, check_quota
 from perfd.doctor.facts import DirectoryFacts, Facts
 from perfd.doctor.findings import Finding, Level
+from perfd.doctor.nccl_checks import check_nccl_plugin, check_shared_memory
 
 SCHEMA = "perfd.doctor/1"
 _CLOCK_ERROR_S = 0.01
@@ -197,20 +198,6 @@ def check_clock(facts: Facts) -> Finding:
     return Finding(check="clock", level=Level.OK, title=title, what=what)
 
 
-def check_nccl_plugin(facts: Facts) -> Finding:
-    """Whether NCCL can tell the time of each collective."""
-    title = "NCCL profiler plugin"
-    if facts.nccl_plugin is None:
-        return Finding(
-            check="nccl_plugin",
-            level=Level.WARN,
-            title=title,
-            what="libnccl-profiler-perfd.so is not in this installation; communication comes from timers",
-            mend="Install perfd where there is a C compiler; the plugin is built then.",
-        )
-    return Finding(check="nccl_plugin", level=Level.OK, title=title, what=str(facts.nccl_plugin))
-
-
 def check_kineto(facts: Facts) -> Finding:
     """Whether Kineto and nsys would meet in one process: CUPTI has a single subscriber."""
     title = "Kineto"
@@ -264,6 +251,7 @@ CHECKS: Sequence[Callable[[Facts], Finding]] = (
     check_py_spy,
     check_perf_events,
     check_nccl_plugin,
+    check_shared_memory,
     check_spool,
     check_captures,
     check_quota,

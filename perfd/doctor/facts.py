@@ -121,6 +121,8 @@ class Facts:
     captures_max_bytes: int
     clock: ClockFacts | None
     nccl_plugin: Path | None
+    shared_memory: DirectoryFacts
+    """Where the NCCL plugin writes to."""
     kineto: Mapping[str, str]
     """Variables of Kineto in doctor's own environment, which a job started from here inherits."""
     kineto_socket: SocketFacts | None

@@ -70,6 +70,7 @@ def probe(
         captures_max_bytes=config.capture.max_bytes,
         clock=read_clock(),
         nccl_plugin=find_nccl_plugin(),
+        shared_memory=probe_directory(Path(environment.get("PERFD_NCCL_DIR") or "/dev/shm")),  # noqa: S108
         kineto={name: environment[name] for name in _KINETO_VARIABLES if name in environment},
         kineto_socket=probe_kineto_socket(config.capture.kineto, Path(config.proc)),
         py_spy=probe_py_spy(config.capture, environment, Path(config.proc)),

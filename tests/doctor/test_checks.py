@@ -15,7 +15,6 @@ from perfd.doctor.checks import (
     check_gpm,
     check_importer,
     check_kineto,
-    check_nccl_plugin,
     check_nsys,
     check_nvml,
     check_processes,
@@ -37,6 +36,7 @@ from perfd.doctor.facts import (
     PySpyFacts,
     SocketFacts,
 )
+from perfd.doctor.nccl_checks import check_nccl_plugin, check_shared_memory
 
 NSYS = Installation(
     nsys=Path("/opt/host/target-linux-x64/nsys"),
@@ -67,6 +67,7 @@ HEALTHY = Facts(
     captures_max_bytes=2**31,
     clock=ClockFacts(synchronised=True, max_error_s=0.001),
     nccl_plugin=Path("/lib/libnccl-profiler-perfd.so"),
+    shared_memory=DirectoryFacts(path=Path("/dev/shm"), free_bytes=2**30),
     kineto={},
     kineto_socket=SocketFacts(place="@dynolog", taken=False),
     py_spy=PySpyFacts(path=Path("/usr/bin/py-spy"), ptrace_scope=1, may_trace=True),
@@ -175,6 +176,18 @@ def nsys(installation=NSYS, version="2025.3.1", libdw=Path("/lib/libdw.so.1"), p
         (check_clock, {"clock": ClockFacts(synchronised=False, max_error_s=16)}, Level.WARN, "not sync"),
         (check_clock, {"clock": ClockFacts(synchronised=True, max_error_s=0.2)}, Level.WARN, "200 ms"),
         (check_nccl_plugin, {"nccl_plugin": None}, Level.WARN, "libnccl-profiler-perfd.so is not"),
+        (
+            check_shared_memory,
+            {"shared_memory": DirectoryFacts(path=Path("/shm"), free_bytes=0, problem="Read-only")},
+            Level.WARN,
+            "/shm cannot be written: Read-only",
+        ),
+        (
+            check_shared_memory,
+            {"shared_memory": DirectoryFacts(path=Path("/shm"), free_bytes=5 << 20)},
+            Level.WARN,
+            "/shm: 5 MiB free, 9 MiB wanted (9 a GPU)",
+        ),
         (
             check_aggregator,
             {"aggregator": AggregatorFacts(address="head:1", configured=True, error="refused")},

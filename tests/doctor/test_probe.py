@@ -162,13 +162,19 @@ def test_every_fact_of_a_made_up_node_comes_from_its_files(tmp_path):
         ),
         spool=tmp_path / "spool",
         configured=True,
-        environment={"PATH": "", "KINETO_USE_DAEMON": "1", "SECRET": "x"},
+        environment={
+            "PATH": "",
+            "KINETO_USE_DAEMON": "1",
+            "SECRET": "x",
+            "PERFD_NCCL_DIR": str(tmp_path),
+        },
         root=tmp_path,
     )
     assert facts.perf_event_paranoid == 3
     assert facts.nsys.installation.importer_missing
     assert facts.kineto == {"KINETO_USE_DAEMON": "1"}
     assert facts.captures.path == tmp_path / "spool" / "captures"
+    assert (facts.shared_memory.path, facts.shared_memory.problem) == (tmp_path, "")
     assert facts.py_spy == PySpyFacts(path=None, ptrace_scope=2, may_trace=True)
     assert facts.aggregator.error
 

@@ -1,0 +1,42 @@
+"""Whether NCCL's operations can be recorded on a node."""
+
+from __future__ import annotations
+
+from perfd.doctor.facts import Facts
+from perfd.doctor.findings import Finding, Level
+
+_MOST_OF_A_GPU_BYTES = 9 << 20
+"""One process, with eight rings of 1 MiB and a table of communicators: collectors/nccl_plugin/layout.h."""
+
+
+def check_nccl_plugin(facts: Facts) -> Finding:
+    """Whether NCCL can tell the time of each collective."""
+    title = "NCCL profiler plugin"
+    if facts.nccl_plugin is None:
+        return Finding(
+            check="nccl_plugin",
+            level=Level.WARN,
+            title=title,
+            what="libnccl-profiler-perfd.so is not in this installation; communication comes from timers",
+            mend="Install perfd where there is a C compiler; the plugin is built then.",
+        )
+    return Finding(check="nccl_plugin", level=Level.OK, title=title, what=str(facts.nccl_plugin))
+
+
+def check_shared_memory(facts: Facts) -> Finding:
+    """Whether the plugin finds room for what it records; without it, it records nothing, and the job runs."""
+    memory = facts.shared_memory
+    title = "shared memory of the NCCL plugin"
+    mend = (
+        "Give the job a larger /dev/shm (containers: --shm-size=1g), or another directory in memory by"
+        " PERFD_NCCL_DIR, and the agent the same one by collectors.nccl.options.directory."
+    )
+    if memory.problem:
+        what = f"{memory.path} cannot be written: {memory.problem}; NCCL's operations are not recorded"
+        return Finding(check="shared_memory", level=Level.WARN, title=title, what=what, mend=mend)
+    wanted_bytes = max(1, len(facts.nvml.gpus)) * _MOST_OF_A_GPU_BYTES
+    free = f"{memory.path}: {memory.free_bytes / 2**20:,.0f} MiB free"
+    if memory.free_bytes < wanted_bytes:
+        what = f"{free}, {wanted_bytes >> 20} MiB wanted ({_MOST_OF_A_GPU_BYTES >> 20} a GPU)"
+        return Finding(check="shared_memory", level=Level.WARN, title=title, what=what, mend=mend)
+    return Finding(check="shared_memory", level=Level.OK, title=title, what=free)
