@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
-from perfd_collectors.nccl.library import with_plugin
+from perfd_collectors.nccl.library import DIRECTORY_VARIABLE, with_plugin
 
 from perfd.capture.installation import find_nsys
 from perfd.capture.launch import Launch, plan_launch
@@ -25,7 +25,7 @@ from perfd.model import CaptureTool
 from perfd.session.configuration import load_session
 from perfd.session.job import CommandError
 from perfd.session.naming import job_name, results_folder
-from perfd.session.run import HOOK_COLLECTOR, MonitorSettings, RunOptions
+from perfd.session.run import HOOK_COLLECTOR, NCCL_COLLECTOR, MonitorSettings, RunOptions
 from perfd.session.run import run as run_session
 
 _OTHERWISE = " With --kineto PyTorch's own profiler captures instead."
@@ -118,6 +118,7 @@ def watch(
         results=str(results_folder(out.absolute(), name, time.time_ns())),
         recording=str(recording.absolute()) if recording else None,
         hook_socket=_hook_socket(configuration.agent, os.environ),
+        nccl_directory=_nccl_directory(configuration.agent, os.environ),
         run=uuid.uuid4().hex,
         kineto=tracer is CaptureTool.KINETO,
     )
@@ -144,8 +145,19 @@ def _hook_socket(agent: AgentConfig, environment: Mapping[str, str]) -> str | No
     return str(configured or Path(tempfile.gettempdir(), f"perfd-hook-{os.getuid()}-{os.getpid()}.sock"))
 
 
+def _nccl_directory(agent: AgentConfig, environment: Mapping[str, str]) -> str | None:
+    """Where plugin and agent shall meet: as the user told the plugin, else as the agent is configured."""
+    configured = agent.collectors.get(NCCL_COLLECTOR, CollectorConfig()).options.get("directory")
+    directory = environment.get(DIRECTORY_VARIABLE) or configured
+    return None if directory is None else str(Path(str(directory)).absolute())
+
+
 def _environment(settings: MonitorSettings, environment: Mapping[str, str]) -> dict[str, str]:
-    told = {SOCKET_VARIABLE: settings.hook_socket, RUN_VARIABLE: settings.run}
+    told = {
+        SOCKET_VARIABLE: settings.hook_socket,
+        DIRECTORY_VARIABLE: settings.nccl_directory,
+        RUN_VARIABLE: settings.run,
+    }
     if settings.kineto:
         told[DAEMON_VARIABLE] = "1"
     if settings.hook_socket is not None:

@@ -21,7 +21,7 @@ from perfd.session.collecting import SessionEvents, with_options
 from perfd.session.configuration import SessionConfig, load_session
 from perfd.session.logfeed import LogFeed
 from perfd.session.results import save_results
-from perfd.session.run import HOOK_COLLECTOR, MonitorSettings
+from perfd.session.run import HOOK_COLLECTOR, NCCL_COLLECTOR, MonitorSettings
 from perfd.session.tape import Tape
 from perfd.session.tapping import tapped
 from perfd.session.words import in_words
@@ -193,6 +193,8 @@ def _agent_config(config: SessionConfig, settings: MonitorSettings, root_pid: in
     agent = with_options(agent, RANK_COLLECTOR, {"root_pid": root_pid})
     if settings.hook_socket is not None:
         agent = with_options(agent, HOOK_COLLECTOR, {"socket": settings.hook_socket})
+    if settings.nccl_directory is not None:
+        agent = with_options(agent, NCCL_COLLECTOR, {"directory": settings.nccl_directory})
     # The aggregator of this process serves the metrics of both.
     listen = None if agent.listen == AgentConfig().listen else agent.listen
     capture = agent.capture

@@ -34,6 +34,7 @@ MONITOR = (sys.executable, "-P", "-m", "perfd.session.monitor")
 
 _NO_MONITOR = "perfd: the monitor failed, so there is no summary; the job was not affected. See {log}."
 HOOK_COLLECTOR = "hook"
+NCCL_COLLECTOR = "nccl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,8 @@ class MonitorSettings:
     recording: str | None = None
     hook_socket: str | None = None
     """Where `perfd.hook` of this job's processes is told to write; None for its usual place."""
+    nccl_directory: str | None = None
+    """Where the NCCL plugin of this job's processes puts its rings; None for its usual place."""
     run: str | None = None
     """What tells this job's processes from those of other runs on the node; None for all."""
     kineto: bool = False

@@ -290,6 +290,46 @@ def test_perfd_run_tells_its_job_from_that_of_another_with_the_same_name(built: 
         assert [one["rank"] for one in summary["nccl"]["ranks"]] == [rank]
 
 
+@pytest.mark.parametrize("named_by", ["the user", "the configuration"])
+def test_perfd_run_and_the_plugin_meet_where_either_was_told_to(
+    built: Path, tmp_path: Path, named_by: str
+) -> None:
+    place = tmp_path / "rings"
+    place.mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != "PERFD_NCCL_DIR"}
+    options: dict[str, object] = {"flight_recorder_prefix": None}
+    if named_by == "the user":
+        environment["PERFD_NCCL_DIR"] = str(place)
+    else:
+        options["directory"] = str(place)
+    config = tmp_path / "perfd.json"
+    agent = {"collectors": {"nccl": {"options": options}}}
+    config.write_text(json.dumps({"agent": agent, "aggregator": {"http_listen": None}}))
+    bursts = "for i in 1 2 3 4 5 6; do sleep 0.5; echo; done"
+    job = f"({bursts}) | {built / 'driver'} {built / 'libnccl-profiler-perfd.so'} 5 bursts 20"
+    command = [
+        sys.executable,
+        "-m",
+        "perfd",
+        "run",
+        "--no-nsys",
+        "--config",
+        str(config),
+        "--out",
+        str(tmp_path),
+    ]
+    subprocess.run(
+        [*command, "--job", "j", "--", "sh", "-c", job],
+        env={**environment, "RANK": "0", "WORLD_SIZE": "1"},
+        check=True,
+        capture_output=True,
+    )
+
+    (saved,) = tmp_path.glob("*/summary.json")
+    (summary,) = json.loads(saved.read_text())["jobs"]
+    assert [one["rank"] for one in summary["nccl"]["ranks"]] == [0]
+
+
 def ranks_seen(directory: Path, *, run: str | None) -> set[str]:
     clock = VirtualClock()
     options = NcclOptions(directory=str(directory), flight_recorder_prefix=None)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 LIBRARY = Path(__file__).with_name("libnccl-profiler-perfd.so")
 VARIABLE = "NCCL_PROFILER_PLUGIN"
+DIRECTORY_VARIABLE = "PERFD_NCCL_DIR"
+"""Where the plugin puts its rings, for the job and for who starts it."""
 
 
 def with_plugin(environment: Mapping[str, str]) -> dict[str, str]:
