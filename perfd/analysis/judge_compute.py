@@ -31,6 +31,10 @@ _MORE_TIMERS = (
     "Time what else a step does (Megatron-LM: --timing-log-level 2; a loop of your own: phases and"
     " `batches` of perfd.hook)."
 )
+_NO_NCCL = (
+    "No operation of NCCL was seen, which would tell transfer and waiting: perfd's plugin (perfd run sets it)"
+    " needs NCCL 2.23 or newer, and room in /dev/shm (perfd doctor)."
+)
 _CAPTURE = (
     "A capture (`perfd capture start`) shows the kernels that a step is made of, and what runs beside them."
 )
@@ -107,8 +111,14 @@ def _unknown(facts: Facts, evidence: list[str], computing: float | None) -> Find
         advice = _TIMERS
     if mfu is not None and mfu >= _FAIR_MFU:
         missing += " An MFU of 30 to 40 % is most often communication."
-    evidence = [*evidence, missing, *not_used(facts.capture)]
+    evidence = [*evidence, missing, *_unseen_nccl(facts), *not_used(facts.capture)]
     return Finding(kind=Kind.UNKNOWN, confidence=0.0, evidence=evidence, recommendation=advice)
+
+
+def _unseen_nccl(facts: Facts) -> list[str]:
+    several = (facts.parallel.world_size or 1) > 1
+    untold = facts.communication.share_ratio is None and facts.nccl.source is None
+    return [_NO_NCCL] if several and untold else []
 
 
 def _memory_confidence(facts: Facts) -> float:

@@ -122,7 +122,7 @@ def test_without_evidence_the_verdict_abstains_and_says_what_is_missing():
     summary = judge(flops=0.2 * 989.4e12)
     assert summary.bottleneck.kind is Kind.UNKNOWN
     assert summary.bottleneck.confidence == 0
-    assert "neither timers" in summary.bottleneck.evidence[-1]
+    assert "neither timers" in summary.bottleneck.evidence[-2]
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_timers_without_flops_are_not_said_to_be_missing_and_megatron_is_not_ass
     loop = description(None, world_size=8, dp=8)
     summary = judge(by_rank={"forward": [0.3] * 8, "backward": [0.6] * 8, "optimizer": [0.05] * 8}, job=loop)
     assert summary.bottleneck.kind is Kind.UNKNOWN
-    assert summary.bottleneck.evidence == [
+    assert summary.bottleneck.evidence[:-1] == [
         "Forward and backward compute take 90.0 % of a step (timers).",
         "How well it computes is unknown: nothing tells the model's FLOP/s.",
     ]
@@ -331,12 +331,25 @@ def test_timers_without_flops_are_not_said_to_be_missing_and_megatron_is_not_ass
     assert "perfd capture start" in summary.bottleneck.recommendation
 
 
+def test_a_job_of_many_ranks_whose_communication_nobody_tells_is_told_what_the_plugin_needs():
+    timers = {"forward": (0.1, 0.1), "backward": (0.2, 0.2)}
+    timed = judge(
+        timers | {"all-grads-sync": (0.1, 0.1)}, job=description(None, world_size=8, dp=8)
+    ).bottleneck
+    untimed = judge(timers, job=description(None, world_size=8, dp=8)).bottleneck
+    alone = judge(timers, job=description(None, world_size=1, dp=1)).bottleneck
+
+    assert {one.kind for one in (timed, untimed, alone)} == {Kind.UNKNOWN}
+    unseen = [any("No operation of NCCL" in said for said in one.evidence) for one in (timed, untimed, alone)]
+    assert unseen == [False, True, False]
+
+
 def test_timers_that_hold_little_of_the_step_are_not_said_to_be_missing():
     summary = judge(
         {"forward": (0.1, 0.1), "backward": (0.2, 0.2)}, job=description(None, world_size=8, dp=8)
     )
     assert summary.bottleneck.kind is Kind.UNKNOWN
-    assert summary.bottleneck.evidence[-1] == "No timer that perfd knows holds the rest of the step."
+    assert summary.bottleneck.evidence[-2] == "No timer that perfd knows holds the rest of the step."
     assert "perfd.hook" in summary.bottleneck.recommendation
 
 
