@@ -21,6 +21,8 @@ from deploy.kubernetes.images import podman, run
 
 NODE = "node-a"
 PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
+_NODE_NAME = {"fieldRef": {"fieldPath": "spec.nodeName"}}
+"""Of the downward API, podman knows the pod's own name but not the node's."""
 
 
 def until(holds: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
@@ -31,10 +33,16 @@ def until(holds: Callable[[], bool], what: str, timeout_s: float = 120.0) -> Non
         time.sleep(0.1)
 
 
-def pod(name: str, documents: Sequence[Document], specs: Mapping[str, Document], directory: Path) -> str:
+def pod(
+    name: str,
+    documents: Sequence[Document],
+    specs: Mapping[str, Document],
+    directory: Path,
+    node: str = NODE,
+) -> str:
     """One Pod with the containers of several, as YAML for podman.
 
-    Their volumes are the folders `PART-VOLUME` of `directory`.
+    Their volumes are the folders `PART-VOLUME` of `directory`; `node` is where Kubernetes would have put it.
     """
     parts = [prefixed(part, spec) for part, spec in specs.items()]
     first = [c for spec in parts for c in spec.get("initContainers", [])]
@@ -42,9 +50,9 @@ def pod(name: str, documents: Sequence[Document], specs: Mapping[str, Document],
         "restartPolicy": "Never",
         "securityContext": {"runAsUser": 10001, "runAsGroup": 10001},
         "shareProcessNamespace": any(spec.get("shareProcessNamespace") for spec in parts),
-        "initContainers": [for_podman(c) for c in first if "restartPolicy" not in c],
-        "containers": [for_podman(c) for spec in parts for c in spec["containers"]]
-        + [for_podman(c) for c in first if "restartPolicy" in c],
+        "initContainers": [for_podman(c, node) for c in first if "restartPolicy" not in c],
+        "containers": [for_podman(c, node) for spec in parts for c in spec["containers"]]
+        + [for_podman(c, node) for c in first if "restartPolicy" in c],
         "volumes": [volume(v, directory) for spec in parts for v in spec["volumes"]],
     }
     made = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
@@ -59,11 +67,14 @@ def prefixed(part: str, spec: Document) -> Document:
     return made
 
 
-def for_podman(container: Document) -> Document:
+def for_podman(container: Document, node: str) -> Document:
     """A container without what podman does not know."""
     kept = {key: value for key, value in container.items() if key not in {*PROBES, "restartPolicy", "ports"}}
-    kept["env"] = [{"name": e["name"], "value": e.get("value", NODE)} for e in container.get("env", [])]
-    kept["args"] = [argument.replace("$(PERFD_NODE)", NODE) for argument in container.get("args", [])]
+    kept["env"] = [
+        {"name": e["name"], "value": node} if e.get("valueFrom") == _NODE_NAME else e
+        for e in container.get("env", [])
+    ]
+    kept["args"] = [argument.replace("$(PERFD_NODE)", node) for argument in container.get("args", [])]
     kept["imagePullPolicy"] = "Never"
     return kept
 
@@ -109,13 +120,18 @@ class Running:
             "except OSError as error: print(0, error); sys.exit()\n"
             "print(r.status, r.read().decode(), end='')"
         )
-        infra = json.loads(podman("pod", "inspect", self.name))["InfraContainerID"]
-        pid = podman("inspect", "--format", "{{.State.Pid}}", infra).strip()
         address = f"http://127.0.0.1:{port}{path}"
-        status, _, body = run("nsenter", "-t", pid, "-n", sys.executable, "-c", script, address).partition(
-            " "
-        )
+        status, _, body = run(*self.inside(sys.executable, "-c", script, address)).partition(" ")
         return int(status), body
+
+    def pid(self) -> str:
+        """The process that holds the pod's namespaces."""
+        infra = json.loads(podman("pod", "inspect", self.name))["InfraContainerID"]
+        return podman("inspect", "--format", "{{.State.Pid}}", infra).strip()
+
+    def inside(self, *command: str) -> tuple[str, ...]:
+        """A command of this machine in the pod's network."""
+        return ("nsenter", "-t", self.pid(), "-n", *command)
 
     def json(self, path: str) -> Any:
         status, body = self.get(9460, path)

@@ -85,6 +85,8 @@ containers:
     command: [bash, -c, 'exec > >(tee /run/perfd/train.log) 2>&1; exec "$@"', --]
     args: {{- toYaml $training.command | nindent 6 }}
     env:
+      # On the node's network the host name is not the pod's.
+      - {name: POD_NAME, valueFrom: {fieldRef: {fieldPath: metadata.name}}}
       - {name: PERFD_HOOK_SOCKET, value: /run/perfd/hook.sock}
       {{- if $training.nccl }}
       - {name: NCCL_PROFILER_PLUGIN, value: /run/perfd/libnccl-profiler-perfd.so}
