@@ -21,7 +21,7 @@ from perfd.analysis.pipeline_waits import with_waiting
 from perfd.analysis.places import Speeds
 from perfd.analysis.sequences import unequal_sequences
 from perfd.analysis.settings import AnalysisSettings
-from perfd.analysis.shares import breakdown, data_loading, memory, optimizer, step_time
+from perfd.analysis.shares import Breakdown, breakdown, data_loading, memory, optimizer, step_time
 from perfd.analysis.slowdowns import slowdowns
 from perfd.analysis.steady import Steady
 from perfd.analysis.stragglers import (
@@ -31,7 +31,7 @@ from perfd.analysis.stragglers import (
     stragglers_by_timers,
     undecided_by_activity,
 )
-from perfd.analysis.tables import JobData, NcclTimeTable
+from perfd.analysis.tables import Floats, JobData, NcclTimeTable
 from perfd.analysis.timers import Timers
 from perfd.model import EventKind, ParallelLayout
 
@@ -64,7 +64,8 @@ def facts_of(job: JobData, settings: AnalysisSettings, steady: Steady, activity:
         pipeline=with_waiting(by_phases, parallel, kernels, of_steps.median),
         data=data_loading(timers, times),
         optimizer=optimizer(timers, times),
-        breakdown=breakdown(timers, times),
+        breakdown=_breakdown(timers, times),
+        timers_hold_waiting=timers.hold_waiting,
         memory=memory(job, settings.peaks),
         step_time=of_steps,
         activity=activity,
@@ -119,6 +120,12 @@ def _with_world(parallel: ParallelLayout, job: JobData) -> ParallelLayout:
 def _transport_remarks(job: JobData) -> tuple[str, ...]:
     told = (event.message for event in job.events if event.kind is EventKind.NCCL_WARNING)
     return tuple(dict.fromkeys(message for message in told if message.startswith("NCCL connects")))
+
+
+def _breakdown(timers: Timers, step_time_s: Floats) -> Breakdown:
+    """Of phases that hold waiting all ranks take as long: that is no sign that they are equal."""
+    found = breakdown(timers, step_time_s)
+    return replace(found, spread_ratio=None) if timers.hold_waiting else found
 
 
 def _untimed(job: JobData) -> bool:

@@ -106,6 +106,8 @@ class Facts:
     busier_ratio: float | None = None
     """How much more active than its peers' the busiest GPU is; the same."""
     held_clocks: Sequence[HeldClock] = ()
+    timers_hold_waiting: bool = False
+    """Whether what is timed as forward and backward may be waiting for other ranks."""
     sequences: UnequalSequences | None = None
     hang: Hang | None = None
     capture: CaptureEvidence | None = None

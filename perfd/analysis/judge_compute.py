@@ -73,7 +73,7 @@ def judge_compute(facts: Facts) -> Finding:
         )
     return Finding(
         kind=Kind.COMPUTE,
-        confidence=0.6 if captured or facts.breakdown.forward_ratio is not None else 0.4,
+        confidence=0.6 if captured or _compute_is_timed(facts) else 0.4,
         evidence=evidence,
         recommendation="Make the kernels larger: bigger micro-batches, fused attention, MLP and norms, less"
         " recomputation; fp8 where the model bears it.",
@@ -115,6 +115,10 @@ def _unknown(facts: Facts, evidence: list[str], computing: float | None) -> Find
     return Finding(kind=Kind.UNKNOWN, confidence=0.0, evidence=evidence, recommendation=advice)
 
 
+def _compute_is_timed(facts: Facts) -> bool:
+    return facts.breakdown.forward_ratio is not None and not facts.timers_hold_waiting
+
+
 def _unseen_nccl(facts: Facts) -> list[str]:
     several = (facts.parallel.world_size or 1) > 1
     untold = facts.communication.share_ratio is None and facts.nccl.source is None
@@ -153,7 +157,8 @@ def _compute_evidence(facts: Facts) -> list[str]:
         )
     if share.forward_ratio is not None and share.backward_ratio is not None:
         total = share.forward_ratio + share.backward_ratio
-        evidence.append(f"Forward and backward compute take {percent(total)} of a step (timers).")
+        waiting = ", waiting for other ranks included" if facts.timers_hold_waiting else ""
+        evidence.append(f"Forward and backward take {percent(total)} of a step{waiting} (timers).")
     evidence += _captured_kernels(facts.capture)
     if efficiency.tensor_active_ratio is not None and facts.activity.source == "steady steps":
         evidence.append(f"Active in steady steps: {', '.join(_active_units(facts))} of the time (GPM).")

@@ -10,7 +10,7 @@ from perfd.analysis.nccl import Nccl
 from perfd.analysis.robust import median
 from perfd.analysis.stragglers import peer_groups
 from perfd.analysis.tables import Floats
-from perfd.analysis.timers import BACKWARD, FORWARD, Timers
+from perfd.analysis.timers import Timers
 from perfd.model import ParallelLayout
 
 _MOST_RANKS = 1024
@@ -43,11 +43,11 @@ def slowdowns(timers: Timers, kernels: Nccl, parallel: ParallelLayout) -> tuple[
 
 
 def _by_timers(timers: Timers, parallel: ParallelLayout) -> tuple[RankSlowdown, ...]:
-    columns = [timers.by_rank_s(name) for name in (timers.first(FORWARD), timers.first(BACKWARD)) if name]
-    known = [column for column in columns if column is not None]
-    if len(known) < 2:
+    phases = timers.computing_by_rank_s()
+    if phases is None or timers.hold_waiting:
+        # With waiting in them, all ranks take as long as the slowest.
         return ()
-    typical = median(known[0] + known[1], axis=0)
+    typical = median(phases[0] + phases[1], axis=0)
     return tuple(
         RankSlowdown(rank=rank, ratio=ratio, source="timers: by rank")
         for peers in peer_groups(np.arange(len(typical)), parallel)

@@ -17,7 +17,7 @@ from perfd.analysis.activity import GpuActivity
 from perfd.analysis.pipeline import stage_of_ranks
 from perfd.analysis.robust import MAD_TO_SIGMA, MEDIAN_ERROR, median
 from perfd.analysis.tables import Bools, Floats, Ints
-from perfd.analysis.timers import BACKWARD, FORWARD, Timers
+from perfd.analysis.timers import Timers
 from perfd.model import ParallelLayout
 
 _FEWEST_STEPS = 5
@@ -33,6 +33,8 @@ _LEAST_WAIT = 0.05
 _MAD_FLOOR = 0.005
 """Timers and GPM are no more exact than this."""
 _SMALL_GROUP = 8
+_MAJORITY = 3
+"""With so many peers the one that differs from the others is known."""
 
 
 class Pattern(StrEnum):
@@ -74,23 +76,33 @@ class _Differences:
 def stragglers_by_timers(
     timers: Timers, step_time_s: Floats, parallel: ParallelLayout
 ) -> tuple[Straggler, ...]:
-    """Ranks whose compute is 10 % over the median of their peers and costs them 5 % of the step."""
-    columns = [timers.by_rank_s(name) for name in (timers.first(FORWARD), timers.first(BACKWARD)) if name]
-    known = [column for column in columns if column is not None]
-    if len(known) < 2:
+    """Ranks whose compute is 10 % over the median of their peers and costs them 5 % of the step.
+
+    Where phases may hold waiting, of two ranks nobody is named: the longer phase may be the waiting one's.
+    """
+    phases = timers.computing_by_rank_s()
+    if phases is None:
         return ()
-    compute = known[0] + known[1]
+    forward, backward = phases
     found = []
-    for peers in peer_groups(np.arange(compute.shape[1]), parallel):
-        own = compute[:, peers]
-        if not np.isfinite(own).any(axis=0).all():
+    for peers in peer_groups(np.arange(forward.shape[1]), parallel):
+        own = forward[:, peers] + backward[:, peers]
+        if not np.isfinite(own).any(axis=0).all() or (timers.hold_waiting and len(peers) < _MAJORITY):
             continue
         typical = _others(own)
+        if timers.hold_waiting:
+            typical = typical - _waited_for(forward[:, peers], backward[:, peers])
         difference = _differences(_relative(own, typical), _FEWEST_STEPS)
         waits = median((own - typical) / step_time_s[:, None], axis=0)
         flagged = difference.flagged & (waits >= _LEAST_WAIT)
         found += _named(flagged, peers, difference, waits, pattern=Pattern.SLOW_COMPUTE)
     return tuple(sorted(found, key=lambda straggler: -straggler.wait_ratio))
+
+
+def _waited_for(forward: Floats, backward: Floats) -> Floats:
+    """How long the others wait for each peer in backward, as far as its own forward is longer than theirs."""
+    longer, shorter = forward - _others(forward), _others(backward) - backward
+    return np.maximum(np.minimum(longer, shorter), 0.0)
 
 
 def stragglers_by_activity(activity: GpuActivity, parallel: ParallelLayout) -> tuple[Straggler, ...]:

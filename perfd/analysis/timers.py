@@ -19,6 +19,9 @@ WINDOW = "forward-backward"
 """The whole pipeline schedule; since Megatron core 0.7 it holds the gradients' finalisation too."""
 FORWARD = ("forward-compute", "forward", "fwd")
 BACKWARD = ("backward-compute", "backward", "bwd")
+_WITHOUT_WAITING = ("forward-compute", "backward-compute")
+"""Megatron-LM times compute apart from the collectives of data parallelism. Around a loop of one's own the
+backward phase ends when the gradients are reduced, and forward may begin with gathering parameters."""
 OPTIMIZER = ("optimizer", "step")
 DATA = ("batch-generator", "data-iterator", "data_loading")
 
@@ -100,6 +103,18 @@ class Timers:
     def first(self, names: Sequence[str]) -> str | None:
         """The first of several spellings of one timer that these steps have."""
         return next((name for name in names if self.max_s(name) is not None), None)
+
+    def computing_by_rank_s(self) -> tuple[Floats, Floats] | None:
+        """Forward and backward, steps by ranks each, or None where one of them was not reported by rank."""
+        names = self.first(FORWARD), self.first(BACKWARD)
+        columns = [self.by_rank_s(name) for name in names if name]
+        known = [column for column in columns if column is not None]
+        return (known[0], known[1]) if len(known) == 2 else None
+
+    @property
+    def hold_waiting(self) -> bool:
+        """Whether forward and backward may have waiting for other ranks in them."""
+        return not {self.first(FORWARD), self.first(BACKWARD)} <= {*_WITHOUT_WAITING, None}
 
     def _column(self, columns: Mapping[str, Floats], name: str, reduce: np.ufunc) -> Floats | None:
         if len(columns.get(name, ())):

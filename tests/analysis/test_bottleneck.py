@@ -324,7 +324,7 @@ def test_timers_without_flops_are_not_said_to_be_missing_and_megatron_is_not_ass
     summary = judge(by_rank={"forward": [0.3] * 8, "backward": [0.6] * 8, "optimizer": [0.05] * 8}, job=loop)
     assert summary.bottleneck.kind is Kind.UNKNOWN
     assert summary.bottleneck.evidence[:-1] == [
-        "Forward and backward compute take 90.0 % of a step (timers).",
+        "Forward and backward take 90.0 % of a step, waiting for other ranks included (timers).",
         "How well it computes is unknown: nothing tells the model's FLOP/s.",
     ]
     assert "Megatron" not in summary.bottleneck.recommendation

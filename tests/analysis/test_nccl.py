@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from analysis.jobs import description, job_data, step_table
+from analysis.jobs import description, job_data, phase_table, step_table
 
 from perfd.analysis.findings import Culprit, Kind
 from perfd.analysis.nccl import group_name, nccl
@@ -254,3 +254,20 @@ def test_times_by_rank_are_one_sequence_as_a_list_and_as_columns():
     assert list(columns) == times
     assert (columns[-1], list(columns[:1])) == (times[1], times[:1])
     assert NcclTimeTable.of(columns) is columns
+
+
+def test_phases_that_hold_waiting_do_not_hide_who_is_slow():
+    # All ranks of a data-parallel loop end their backward together, the late one and those that waited.
+    steps = step_table([0.1] * 200)
+    late = table([0, 1, 2, 3], [0, 0, 0.02, 0])
+    times = [
+        NcclTime(rank=r, busy_s=1.0 if r == 2 else 3.0, span_s=10.0, lost_operations=0) for r in range(4)
+    ]
+    data = job_data(steps, description=DP4, collectives=[late], nccl=times)
+    hooked = replace(data, phases=phase_table(steps, by_rank={"forward": [0.03] * 4, "backward": [0.06] * 4}))
+
+    bare, result = (summarise(one, AnalysisSettings()) for one in (data, hooked))
+
+    assert result.slowdowns == bare.slowdowns
+    assert max(result.slowdowns, key=lambda one: one.ratio).rank == 2
+    assert result.breakdown.spread_ratio is None

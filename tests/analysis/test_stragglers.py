@@ -185,3 +185,48 @@ def test_a_log_whose_times_do_not_meet_the_samples_gives_no_activity():
     activity = gpu_activity(elsewhere, steps, np.arange(1, 10))
     assert activity.source is None
     assert np.isnan(activity.of_gpus("sm_active_ratio")).all()
+
+
+def named_by_phases(ranks: int, **phases: list[float]) -> list[int]:
+    """Who is named by the times of a training loop's own phases, with a little scatter."""
+    steps = step_table([1.0] * 40)
+    table = phase_table(steps, by_rank=phases)
+    rng = np.random.default_rng(ranks)
+    noisy = {
+        name: values * (1 + 0.02 * rng.standard_normal(values.shape))
+        for name, values in table.by_rank_s.items()
+    }
+    timers = Timers.of(replace(table, by_rank_s=noisy), steps, np.arange(40))
+    found = stragglers_by_timers(timers, np.ones(40), ParallelLayout(world_size=ranks, pp=1, dp=ranks))
+    return [one.rank for one in found]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_a_rank_that_waits_for_another_ones_input_while_gradients_are_reduced_is_not_named(ranks: int):
+    waits = [0.3] + [0.6] * (ranks - 1)
+    assert named_by_phases(ranks, forward=[0.2] * ranks, backward=waits) == []
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_nor_is_one_that_waits_while_parameters_are_gathered(ranks: int):
+    waits = [0.2] + [0.5] * (ranks - 1)
+    assert named_by_phases(ranks, forward=waits, backward=[0.3] * ranks) == []
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_one_that_is_longer_in_forward_by_what_the_others_are_in_backward_is_named_among_three(ranks: int):
+    forward, backward = [0.2] * ranks, [0.6] * ranks
+    forward[1], backward[1] = 0.4, 0.4
+    assert named_by_phases(ranks, forward=forward, backward=backward) == ([1] if ranks > 2 else [])
+
+
+@pytest.mark.parametrize("ranks", [3, 4, 8])
+def test_one_that_is_slow_in_backward_while_the_others_wait_in_forward_is_not_taken_for_them(ranks: int):
+    forward, backward = [0.4] * ranks, [0.4] * ranks
+    forward[1], backward[1] = 0.2, 0.6
+    assert named_by_phases(ranks, forward=forward, backward=backward) == []
+
+
+def test_phases_without_waiting_name_one_of_two():
+    phases = {"forward-compute": [0.2, 0.3], "backward-compute": [0.4, 0.6]}
+    assert named_by_phases(2, **phases) == [1]
