@@ -29,6 +29,8 @@ class Measurement:
 
 _LEAST_S = 20e-6
 """Shorter work is about launching it; CUDA events tell half a microsecond apart."""
+_FEWEST = 10
+"""Fewer calls tell nothing of how the times scatter."""
 _NOISY = 0.1
 _DRIFT = 0.1
 _HOST_BOUND = 0.9
@@ -57,6 +59,7 @@ def benchmark(
     times_s = [seconds(start, end) for start, end in marks]
     doubts = _doubts(
         times_s,
+        warmup=warmup,
         host_s=None if device.clock == "host" else host_s,
         grown_bytes=grown_bytes,
         synchronised=synchronised,
@@ -84,14 +87,23 @@ def _call_between(marks: Iterable[tuple[Mark, Mark]], fn: Callable[[], object]) 
 
 
 def _doubts(
-    times_s: list[float], *, host_s: float | None, grown_bytes: int, synchronised: bool
+    times_s: list[float], *, warmup: int, host_s: float | None, grown_bytes: int, synchronised: bool
 ) -> Iterator[str]:
     median_s = statistics.median(times_s)
+    if warmup < 1:
+        yield "Without a warm-up the first calls load kernels and allocate memory, and are timed with it."
+    if len(times_s) < _FEWEST:
+        yield f"{len(times_s)} calls tell nothing of how the times scatter: time {_FEWEST} and more."
     if synchronised:
         yield "The function synchronises inside, so that the GPU idles until the host is back: that is timed."
     if grown_bytes > 0:
         yield f"{grown_bytes} bytes more are allocated after the run: the function keeps what it makes."
-    if median_s < _LEAST_S:
+    if median_s < _LEAST_S and host_s is None:
+        yield (
+            f"One call takes {1e6 * median_s:.1f} us, of which reading the clock is a part: put several calls"
+            " into one."
+        )
+    elif median_s < _LEAST_S:
         yield (
             f"One call takes {1e6 * median_s:.1f} us, which is about launching it: put several calls into"
             " one, or use a CUDA graph."

@@ -107,6 +107,31 @@ def test_known_mistakes_are_told(device: Device, doubt: str):
     assert doubt in " ".join(measured(device).warnings)
 
 
+@pytest.mark.parametrize(
+    ("options", "doubts"),
+    [
+        ({"warmup": 0}, ["Without a warm-up the first calls"]),
+        ({"iterations": 9}, ["9 calls tell nothing of how the times scatter"]),
+        ({"iterations": 10, "warmup": 1}, []),
+    ],
+)
+def test_too_few_calls_and_no_warm_up_are_told(options, doubts: list[str]):
+    told = measured(Device([100.0]), **options).warnings
+
+    assert len(told) == len(doubts)
+    assert all(doubt in warning for doubt, warning in zip(doubts, told, strict=True))
+
+
+def test_on_the_host_nobody_is_told_of_launches():
+    host = Device([0.005])
+    host.clock = "host"
+
+    (told,) = measured(host).warnings
+
+    assert "of which reading the clock is a part" in told
+    assert "CUDA" not in told
+
+
 def test_without_a_gpu_the_clock_of_the_host_is_used():
     result = benchmark(lambda: sum(range(1000)), iterations=5, warmup=1)
 
