@@ -56,10 +56,11 @@ article:first-of-type { border-top: 0; padding-top: 0; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-size: 13px; }
 th { text-align: left; font-weight: 600; color: var(--muted); border-bottom: 1px solid var(--line);
-  padding: 4px 10px 4px 6px; white-space: nowrap; }
+  padding: 4px 10px 4px 6px; vertical-align: bottom; }
 td { padding: 4px 10px 4px 6px; border-bottom: 1px solid var(--line); vertical-align: top; }
 td:first-child { overflow-wrap: anywhere; }
-.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+.number { text-align: right; font-variant-numeric: tabular-nums; }
+td.number { white-space: nowrap; }
 td.bar { background: linear-gradient(to right, var(--bar) var(--share), transparent var(--share)); }
 .notes { color: var(--muted); font-size: 13px; }
 @media print { body { background: #fff; } section { break-inside: avoid; border-color: #ccc; } }

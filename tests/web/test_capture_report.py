@@ -19,6 +19,7 @@ from perfd.model import (
     RankPlacement,
     TrainingStep,
 )
+from perfd.testing import example_traces
 from perfd.testing.agent import FakeAgent
 from perfd.testing.chromium import Tab
 from perfd.testing.traces import COMPUTE, Op, kineto, write_json
@@ -81,6 +82,16 @@ def test_the_report_of_a_capture_opens_from_its_page_once_it_was_made(tab: Tab, 
             assert tab.count("svg") > 0
     finally:
         running.stop()
+
+
+def test_no_table_of_a_report_is_wider_than_its_page(tab: Tab, tmp_path: Path) -> None:
+    example_traces.main(tmp_path / "traces")
+    page = tmp_path / "report.html"
+    assert main(["report", str(tmp_path / "traces"), "--output", str(page)]) == 0
+    tab.look(1280)
+    tab.open(page.as_uri(), "document.querySelector('.scroll')")
+    widths = "[...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth)"
+    assert tab.run(f"{widths}.map(one => one.innerText)") == []
 
 
 def test_what_the_traces_say_is_on_the_page_by_itself(tab: Tab, tmp_path: Path) -> None:
