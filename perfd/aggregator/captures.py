@@ -13,7 +13,7 @@ from perfd.aggregator.history import History
 from perfd.aggregator.history_rows import capture_row
 from perfd.aggregator.received import Decision, Outcome, ReceivedAlert, server_of, unknown_job
 from perfd.analysis.tables import Captured
-from perfd.capture.coordinator import CAPTURE_LABEL, CaptureCoordinator
+from perfd.capture.coordinator import CAPTURE_LABEL, CaptureCoordinator, FiredAlert
 from perfd.capture.events import Capture, CaptureReport, ManualRequest
 from perfd.capture.ranks import JobView
 from perfd.clock import Clock
@@ -142,10 +142,10 @@ class Captures:
             }
         return {(name, *key): count for name, found in counts.items() for key, count in found.items()}
 
-    def of_alert(self, job: str, alert: str) -> tuple[str, ...]:
-        """The ids of the captures that an alert of a job started."""
+    def started_by(self, alert: FiredAlert, job: str) -> tuple[str, ...]:
+        """The ids of the captures that this firing of an alert of a job asked for."""
         with self._lock:
-            return self._coordinator.of_alert(job, alert)
+            return self._coordinator.started_by(alert, job)
 
     def _receive(
         self,

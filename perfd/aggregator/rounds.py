@@ -265,7 +265,7 @@ class Rounds:
         return self._deriver.whole(name, self._now_unix_s, self._clock.monotonic_s(), alerts)
 
     def _captures_of(self, alert: RememberedAlert) -> Sequence[str]:
-        return self._captures.of_alert(server_of(alert.alert.labels) or alert.job, alert.alert.name)
+        return self._captures.started_by(alert.alert, server_of(alert.alert.labels) or alert.job)
 
     def _keep(self, now_s: float) -> None:
         if self._history is None:

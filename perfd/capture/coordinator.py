@@ -104,19 +104,23 @@ class CaptureCoordinator:
         adds make no other alert of it.
         """
         began_unix_s = alert.fired_at_unix_s or 0.0
-        decided = [self._captures[capture_id] for capture_id in self.of_alert(job, alert.name)]
         found = (
             capture
-            for capture in reversed(decided)
+            for capture in reversed(self._decided(job, alert))
             if capture.labels.items() <= alert.labels.items()
             and began_unix_s
             <= max(capture.requested_unix_s, (capture.fired_at_unix_s or 0.0) + _CLOCK_GRAIN_S)
         )
         return next(found, None)
 
-    def of_alert(self, job: str, alert: str) -> tuple[str, ...]:
-        """The ids of the captures in the history that an alert of a job started, oldest first."""
-        return tuple(self._by_alert.get((job, alert), ()))
+    def started_by(self, alert: FiredAlert, job: str) -> tuple[str, ...]:
+        """The ids of the captures in the history that this firing of an alert of a job asked for."""
+        return tuple(
+            capture.capture_id
+            for capture in self._decided(job, alert)
+            if capture.fired_at_unix_s == alert.fired_at_unix_s
+            and capture.labels.items() == alert.labels.items()
+        )
 
     def on_request(self, request: ManualRequest, now_unix_s: float) -> Capture:
         """A person asks for a capture: what became of it at once. The same id again changes nothing.
@@ -227,6 +231,10 @@ class CaptureCoordinator:
             self._forget_oldest()
         else:
             self._outbox.append((action.node, action.message))
+
+    def _decided(self, job: str, alert: FiredAlert) -> list[Capture]:
+        """What was decided on alerts of that name, oldest first."""
+        return [self._captures[capture_id] for capture_id in self._by_alert.get((job, alert.name), ())]
 
     def _keep(self, capture: Capture) -> None:
         if capture.alert and capture.capture_id not in self._captures:

@@ -176,7 +176,7 @@ class LiveSession:
 
     def _save(self, notes: list[str]) -> str:
         summaries = self._aggregator.summary()
-        text = in_words(summaries, self._aggregator.alerts(), notes)
+        text = in_words(summaries, self._aggregator.alerts(), notes, self._aggregator.captures())
         if self._settings.results is None:
             return text
         directory = Path(self._settings.results)

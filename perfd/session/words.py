@@ -1,4 +1,4 @@
-"""A summary for people: what limits each job, the evidence, what to do, and which alerts fired.
+"""A summary for people: what limits each job, the evidence, what to do, its alerts and its captures.
 
 Markdown that reads well in a terminal too. What is not known is left out or
 said to be unknown; nothing here is computed.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from perfd.analysis.bandwidth_words import bandwidth_words, busiest
@@ -43,16 +44,25 @@ NO_JOB = "perfd saw no training job: nothing in the log looked like the progress
 
 Alert = Mapping[str, Any]
 """One entry of schema perfd.alerts/1."""
+Captured = Mapping[str, Any]
+"""One entry of schema perfd.capture/1."""
 
 
-def in_words(summaries: Sequence[JobSummary], alerts: Sequence[Alert] = (), notes: Sequence[str] = ()) -> str:
-    """The text for all jobs and their alerts, with notes about what perfd itself could not do."""
+def in_words(
+    summaries: Sequence[JobSummary],
+    alerts: Sequence[Alert] = (),
+    notes: Sequence[str] = (),
+    captures: Sequence[Captured] = (),
+) -> str:
+    """The text for all jobs, their alerts and captures, with notes about what perfd itself could not do."""
     blocks = [
-        "\n".join(_job(summary, [alert for alert in alerts if alert["job"] == summary.name]))
-        for summary in summaries
+        "\n".join([*_job(summary), *_of_job(summary.name, alerts, captures)]) for summary in summaries
     ] or [NO_JOB]
     if others := [alert for alert in alerts if not alert["job"]]:
         blocks.append("\n".join(["Alerts that belong to no job:", *map(_alert, others)]))
+    jobs = {summary.name for summary in summaries}
+    if strange := [capture for capture in captures if capture["job"] not in jobs]:
+        blocks.append("\n".join(["Captures of others:", *map(_capture, strange)]))
     if notes:
         blocks.append("\n".join(f"Note: {note}" for note in notes))
     return printable("\n\n".join(blocks)) + "\n"
@@ -79,13 +89,20 @@ def wrapped(text: str, width: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _job(summary: JobSummary, alerts: Sequence[Alert]) -> list[str]:
+def _job(summary: JobSummary) -> list[str]:
     lines = [f"# {summary.name}", "", *_finding(summary.bottleneck), "", *_numbers(summary)]
     others = [finding for finding in summary.findings if finding.kind != summary.bottleneck.kind]
     if others:
         lines += ["", "Also found:"]
         lines += [f"- {finding.kind.replace('_', ' ')}: {' '.join(finding.evidence)}" for finding in others]
-    return [*lines, "", *_alerts(alerts)]
+    return lines
+
+
+def _of_job(job: str, alerts: Sequence[Alert], captures: Sequence[Captured]) -> list[str]:
+    lines = ["", *_alerts([alert for alert in alerts if alert["job"] == job])]
+    if mine := [capture for capture in captures if capture["job"] == job]:
+        lines += ["", "Captures:", *map(_capture, mine)]
+    return lines
 
 
 def findings_in_words(summaries: Sequence[JobSummary]) -> list[str]:
@@ -221,6 +238,22 @@ def _alert(alert: Alert) -> str:
     said = str(alert["annotations"].get("summary", "")).rstrip(".")
     captures = f" Captures asked for: {', '.join(alert['captures'])}." if alert["captures"] else ""
     return f"- {alert['name']}{since}{f': {said}' if said else ''}.{captures}"
+
+
+def _capture(capture: Captured) -> str:
+    """How it ended, what its traces say, and where they are."""
+    why = f"alert {capture['alert']}" if capture["alert"] else "by hand"
+    said = [f"- {capture['id']} ({capture['tool'] or 'no tool'}, {why}): {_ended(capture)}"]
+    if report := capture["report"]:
+        said += [report["words"], *([f"Report: {report['path']}."] if report["path"] else [])]
+    elif folders := {str(PurePath(file["path"]).parent) for who in capture["ranks"] for file in who["files"]}:
+        said.append(f"Files in {', '.join(sorted(folders))}.")
+    return " ".join(said)
+
+
+def _ended(capture: Captured) -> str:
+    state = "not ended" if capture["state"] == "open" else str(capture["state"])
+    return f"{state}: {capture['reason']}" if capture["reason"] else f"{state}."
 
 
 def _share(ratio: float | None, source: str | None) -> str | None:

@@ -4,7 +4,7 @@ import http.client
 import json
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -259,11 +259,23 @@ def test_of_two_decisions_that_an_alert_could_mean_the_last_is_told():
 
 def test_what_an_alert_started_is_forgotten_with_its_captures():
     coordinator = CaptureCoordinator({"default": CaptureProfile()}, history=3)
-    for number in range(50):
-        coordinator.on_alert(Alert(NOW + number, name=f"Slow{number % 2}"), JOB, NOW + number)
+    fired = [Alert(NOW + number, name=f"Slow{number % 2}") for number in range(50)]
+    for alert in fired:
+        coordinator.on_alert(alert, JOB, alert.fired_at_unix_s)
     known = [capture["id"] for capture in coordinator.captures()]
     assert len(known) <= 4, "three, and the one that runs"
-    assert {*coordinator.of_alert("llama", "Slow0"), *coordinator.of_alert("llama", "Slow1")} == {*known}
+    assert [one for alert in fired for one in coordinator.started_by(alert, "llama")] == known
+
+
+def test_each_firing_of_an_alert_has_its_own_captures():
+    coordinator = CaptureCoordinator({"default": CaptureProfile(cooldown_s=0.0)})
+    first, again = Alert(NOW), Alert(NOW + 60)
+    elsewhere = replace(first, labels={**first.labels, "rank": "3"})
+    asked = [coordinator.on_alert(alert, JOB, alert.fired_at_unix_s) for alert in (first, again)]
+    assert [coordinator.started_by(alert, "llama") for alert in (first, again, elsewhere)] == [
+        *((capture.capture_id,) for capture in asked),
+        (),
+    ]
 
 
 def trace():

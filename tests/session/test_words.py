@@ -101,6 +101,47 @@ def test_alerts_of_a_job_stand_below_it_oldest_first(summary):
     assert text.rstrip().endswith("Alerts that belong to no job:\n- Nobody at step 7: it is slow.")
 
 
+def capture(**changes):
+    return {
+        "id": "slow-1",
+        "job": "dp4_slow2",
+        "tool": "nsys",
+        "alert": "Slow",
+        "state": "done",
+        "reason": "",
+        "report": None,
+        "ranks": [],
+    } | changes
+
+
+@pytest.mark.parametrize(
+    ("ended", "said"),
+    [
+        (
+            {"state": "refused", "reason": "nsys cannot make a report."},
+            "- slow-1 (nsys, alert Slow): refused: nsys cannot make a report.\n",
+        ),
+        (
+            {"report": {"words": "Rank 2 is slow.", "path": "/out/perfd.report.html"}},
+            "- slow-1 (nsys, alert Slow): done. Rank 2 is slow. Report: /out/perfd.report.html.\n",
+        ),
+        (
+            {"alert": None, "ranks": [{"files": [{"path": "/out/rank0.sqlite"}]}]},
+            "- slow-1 (nsys, by hand): done. Files in /out.\n",
+        ),
+        ({"state": "open", "tool": None}, "- slow-1 (no tool, alert Slow): not ended.\n"),
+    ],
+)
+def test_how_a_capture_ended_stands_below_the_alerts_of_its_job(summary, ended, said):
+    text = in_words([summary], captures=[capture(**ended)])
+    assert f"No alert fired.\n\nCaptures:\n{said}" in text
+
+
+def test_a_capture_of_no_job_that_is_told_stands_by_itself(summary):
+    text = in_words([summary], captures=[capture(job="n1/127.0.0.1:30000")])
+    assert text.endswith("\n\nCaptures of others:\n- slow-1 (nsys, alert Slow): done.\n")
+
+
 def test_a_job_without_alerts_says_so(summary):
     assert "No alert fired." in in_words([summary])
 
