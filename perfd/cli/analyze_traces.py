@@ -63,11 +63,10 @@ def _print(analysis: TraceAnalysis, diagnosis: Diagnosis) -> None:
 
 
 def _show(analysis: TraceAnalysis, diagnosis: Diagnosis) -> None:
-    from rich.console import Console  # noqa: PLC0415
-
+    from perfd.cli.terminal import Terminal  # noqa: PLC0415
     from perfd.report.terminal import render  # noqa: PLC0415
 
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=_WIDTH)
+        console = Terminal(highlight=False, width=_WIDTH)
     console.print(render(analysis, diagnosis))

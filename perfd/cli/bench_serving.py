@@ -23,6 +23,7 @@ from perfd.analysis.serving.theory import Theory
 from perfd.cli.serving import add_theory_arguments, theory_for
 from perfd.cli.serving_sources import Seen, WatchedServer, access_for, add_access_arguments
 from perfd.cli.serving_watch import watch
+from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError
 
 SCHEMA = "perfd.bench_serving/1"
@@ -73,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"schema": SCHEMA, "results": rows}, indent=2, allow_nan=False))
     else:
-        console = Console()
-        _show(rows, console if console.is_terminal else Console(width=_WIDTH))
+        console = Terminal()
+        _show(rows, console if console.is_terminal else Terminal(width=_WIDTH))
     return 0
 
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -25,6 +24,7 @@ from perfd.capture.ncu_plan import plan as plan_ncu
 from perfd.cli import capture_slurm
 from perfd.cli.arguments import positive, positive_whole
 from perfd.cli.client import add_aggregator, add_token, ask, authorization_of, url_of
+from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError
 
 if TYPE_CHECKING:
@@ -134,8 +134,8 @@ def _list(args: argparse.Namespace) -> int:
         row = (c["id"], c["job"], c["alert"] or "by hand", asked, c["state"], _counts(c))
         # Names come from jobs: as texts, nothing in them is markup.
         table.add_row(*map(Text, row))
-    console = Console()
-    (console if console.is_terminal else Console(width=_WIDTH)).print(table)
+    console = Terminal()
+    (console if console.is_terminal else Terminal(width=_WIDTH)).print(table)
     return 0
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -18,6 +17,7 @@ from perfd.cli.arguments import positive
 from perfd.cli.bench_serving import SCHEMA as BENCH_SCHEMA
 from perfd.cli.bench_serving import document as document_of_benchmark
 from perfd.cli.bench_serving import results_of
+from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError
 from perfd.peaks import load_peaks
 from perfd.recording.format import bundled_names, find_recording
@@ -80,9 +80,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(msgspec.json.encode(to_json(comparison)).decode())
     else:
-        console = Console(highlight=False)
+        console = Terminal(highlight=False)
         if not console.is_terminal:
-            console = Console(highlight=False, width=_WIDTH)
+            console = Terminal(highlight=False, width=_WIDTH)
         for part in (_table(comparison), *_kernels(comparison), _verdict(comparison)):
             console.print(part)
     return 1 if comparison.regressed else 0

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from perfd.cli.parse_nccl import nccl_table
+from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError
 from perfd.model import PhaseTime, TrainingStep
 
@@ -50,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(understanding.document(), indent=2, allow_nan=False))
     else:
-        _show(understanding, Console())
+        _show(understanding, Terminal())
     return 0
 
 

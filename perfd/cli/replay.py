@@ -10,13 +10,13 @@ import time
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 from rich.live import Live
 
 from perfd import logs
 from perfd.aggregator.aggregator import Aggregator
 from perfd.cli.display import render
 from perfd.cli.ending import set_by_signals
+from perfd.cli.terminal import Terminal
 from perfd.config import AggregatorConfig, HistoryConfig
 from perfd.recording.format import bundled_names, find_recording
 from perfd.session.configuration import SessionConfig, load_session
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         config=_configuration(args),
         http=args.http or (_HTTP if args.hold else None),
     )
-    console = Console()
+    console = Terminal()
     live = Live(console=console, auto_refresh=False) if console.is_terminal and not args.json else None
 
     def end(result: ReplayResult, aggregator: Aggregator) -> None:

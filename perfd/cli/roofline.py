@@ -11,11 +11,11 @@ from typing import Any
 
 import msgspec
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from perfd.analysis.peaks import GpuPeak, find_gpu
+from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError
 from perfd.peaks import load_peaks
 from perfd.report.roofline import report_of_kernels, report_of_placement
@@ -89,9 +89,9 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(msgspec.json.encode({"schema": "perfd.roofline/1", **document}).decode())
         return 0
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=_WIDTH)
+        console = Terminal(highlight=False, width=_WIDTH)
     for part in shown:
         console.print(part)
     return 0

@@ -33,6 +33,7 @@ from perfd.cli.serving_sources import (
     is_url,
     read_file,
 )
+from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError
 from perfd.peaks import load_peaks
 
@@ -81,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json and servers:
         print(json.dumps(to_json(servers), indent=2, allow_nan=False))
     elif servers:
-        console = Console()
+        console = Terminal()
         for server in servers:
             _show(server, console)
     for error in failed:

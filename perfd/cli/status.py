@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 
-from rich.console import Console
-
 from perfd.cli.client import add_aggregator, get, url_of
 from perfd.cli.display import job_table, server_table
+from perfd.cli.terminal import Terminal
 
 SCHEMA = "perfd.status/1"
 
@@ -34,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
         document = {"schema": SCHEMA, "jobs": jobs, "alerts": alerts, "agents": agents, "servers": servers}
         print(json.dumps(document))
         return 0
-    console = Console()
+    console = Terminal()
     if jobs:
         console.print(job_table(jobs, alerts))
         for job in jobs:

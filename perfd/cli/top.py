@@ -8,13 +8,14 @@ import time
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
-from rich.console import Console, ConsoleDimensions, RenderableType
+from rich.console import ConsoleDimensions, RenderableType
 from rich.live import Live
 from rich.text import Text
 
 from perfd.cli.arguments import positive
 from perfd.cli.client import add_aggregator, get, url_of
 from perfd.cli.display import Json
+from perfd.cli.terminal import Terminal
 from perfd.cli.top_job import job_screen
 from perfd.cli.top_keys import Wait, keys
 from perfd.cli.top_screens import fleet_screen, framed, help_screen, order, server_order, server_screen
@@ -37,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Show the jobs of an aggregator until `q` or Ctrl-C."""
     url = url_of(args)
-    console = Console()
+    console = Terminal()
     answers = _first(url)
     # Nobody presses a key where there is no terminal, or one that cannot move its cursor.
     if args.once or not console.is_terminal or console.is_dumb_terminal:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 _PERFD = [sys.executable, "-c", "import sys; from perfd.cli import main; sys.exit(main())"]
+_TRACES = str(Path(__file__).parents[2] / "docs" / "examples" / "slow-rank")
 
 # The process asks for the signal inside the lock of the event that it waits for, where a handler that sets
 # the event would wait for itself for ever.
@@ -54,8 +55,9 @@ def test_a_full_disk_is_one_sentence_and_exit_code_2(verb):
     assert (done.returncode, done.stderr) == (2, f"perfd {verb[0]}: No space left on device.\n")
 
 
-def test_a_reader_that_left_is_no_error():
-    with subprocess.Popen([*_PERFD, "version"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+@pytest.mark.parametrize("verb", [["version"], ["compare", _TRACES, _TRACES]])
+def test_a_reader_that_left_is_no_error_and_no_regression(verb):
+    with subprocess.Popen([*_PERFD, *verb], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         process.stdout.close()
