@@ -9,9 +9,18 @@ import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import PurePath
 
 from perfd.errors import CaptureError
 
+_LAUNCHERS = frozenset(
+    {
+        "torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed", "srun",
+        "mpirun", "mpiexec", "horovodrun",
+    }
+)  # fmt: skip
+"""What starts ranks itself, whatever the environment says: as many as it likes, all of them under ncu."""
 _RANGE = re.compile(r"[^,/\[\]@]+(?:@[^,/\[\]@]+)?")
 
 
@@ -36,6 +45,13 @@ def plan(wanted: NcuPlan) -> str:
     """A shell script of one command, with what to know before it is run; raises `CaptureError`."""
     if not wanted.command:
         raise CaptureError("Give the job's command after --, for example -- python train.py.")
+    before_script = takewhile(lambda word: not word.endswith(".py"), wanted.command)
+    launchers = [name for word in before_script if (name := PurePath(word).name) in _LAUNCHERS]
+    if launchers:
+        raise CaptureError(
+            f"{launchers[0]} starts ranks of its own: give the command of one rank, for example"
+            " -- python train.py."
+        )
     if wanted.kernel is None and wanted.nvtx_range is None:
         raise CaptureError("Say what to profile: --kernel REGEX or --nvtx RANGE.")
     if wanted.nvtx_range is not None and not _RANGE.fullmatch(wanted.nvtx_range):

@@ -168,6 +168,25 @@ def test_a_plan_for_a_range_says_that_it_is_pushed(capsys):
     assert "--nvtx-include train@forward/" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["/opt/bin/torchrun", "--nproc-per-node", "8", "t.py"],
+        ["python", "-m", "torch.distributed.run", "t.py"],
+        ["env", "A=1", "srun", "python", "t.py"],
+    ],
+)
+def test_a_plan_for_a_launcher_would_be_of_all_ranks_and_is_refused(capsys, command):
+    assert main(["capture", "plan", "--ncu", "--kernel", "gemm", "--", *command]) == 2
+    assert "give the command of one rank" in capsys.readouterr().err
+
+
+def test_a_launcher_among_the_arguments_of_the_script_is_none(capsys):
+    command = ["python", "t.py", "--launcher", "srun"]
+    assert main(["capture", "plan", "--ncu", "--kernel", "gemm", "--", *command]) == 0
+    assert capsys.readouterr().out.endswith("python t.py --launcher srun\n")
+
+
 def test_a_plan_without_a_kernel_or_range_is_refused(capsys):
     assert main(["capture", "plan", "--ncu", "--", "python", "t.py"]) == 2
     assert "--kernel REGEX or --nvtx RANGE" in capsys.readouterr().err
