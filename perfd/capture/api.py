@@ -32,7 +32,7 @@ class StartBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 class CancelBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What `POST /api/v1/captures/ID/cancel` takes."""
 
-    reason: str = "Cancelled by hand."
+    reason: str = "by hand."
 
 
 def capture_routes(

@@ -8,6 +8,8 @@ from dataclasses import replace
 from perfd.capture.events import Capture, Participant, Removal
 from perfd.model import CaptureFilesRemoved, CaptureState, CaptureStatus
 
+_MOST_REASONS = 3
+
 
 def overall(participants: Sequence[Participant]) -> tuple[CaptureState, str]:
     """The outcome of a capture whose ranks all have theirs: done only when every rank is done."""
@@ -21,6 +23,9 @@ def overall(participants: Sequence[Participant]) -> tuple[CaptureState, str]:
     )
     state = min((who.state for who in participants if who.state), key=worst_first.index)
     notes = list(dict.fromkeys(who.reason for who in participants if who.state is state and who.reason))
+    if len(notes) > _MOST_REASONS:
+        # Reasons of a thousand ranks that differ in a number; each rank keeps its own.
+        notes[_MOST_REASONS:] = [f"(and {len(notes) - _MOST_REASONS} more, of other ranks)"]
     done = sum(who.state is CaptureState.DONE for who in participants)
     partly = f"{done} of {len(participants)} ranks are done. " if 0 < done < len(participants) else ""
     return state, partly + " ".join(notes)

@@ -79,7 +79,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     cancel = actions.add_parser("cancel", parents=[changing], help="end a capture now")
     cancel.add_argument("id", metavar="ID", help="as `perfd capture list` shows it")
     cancel.add_argument(
-        "--reason", default="Cancelled by hand.", help="why, for whoever looks later (%(default)s)"
+        "--reason", default="by hand.", help="why, for whoever looks later (%(default)s)"
     )
     plan = actions.add_parser("plan", help="write the command that profiles one kernel offline, with ncu")
     plan.add_argument("--ncu", action="store_true", required=True, help="with Nsight Compute")

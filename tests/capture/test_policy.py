@@ -146,6 +146,17 @@ def test_each_rank_has_its_own_outcome_and_the_whole_is_the_worst(world):
     )
 
 
+def test_of_many_reasons_the_whole_tells_a_few_and_each_rank_its_own(world):
+    world.tell(alert())
+    capture_id = world.only().capture_id
+    for rank in range(4):
+        world.tell(
+            status(capture_id, CaptureState.LATE, rank, node="ab"[rank // 2], reason=f"{rank} s late.")
+        )
+    assert world.only().reason == "0 s late. 1 s late. 2 s late. (and 1 more, of other ranks)"
+    assert [who.reason for who in world.only().participants][3] == "3 s late."
+
+
 def test_a_final_outcome_never_changes(world):
     world.tell(alert())
     capture_id = world.only().capture_id
