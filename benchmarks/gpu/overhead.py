@@ -1,12 +1,15 @@
 """What perfd costs a real training job, and NCCL's own Inspector: bare, perfd, Inspector, bare, ...
 
     python -m benchmarks.gpu.overhead --out FOLDER [--gpus 2] [--rounds 4] [--torchrun PATH] [--dry-run]
+    python -m benchmarks.gpu.overhead --out FOLDER --small-all-reduces 1000
 
 The same `train.py` is run in turns; what counts is the median step by CUDA events, without the first fifteen.
 Each round is set against the mean of the bare runs before and after it, so that a GPU that warms up counts
 for nobody. `perfd_kineto` is `perfd run --kineto`: the job can be captured, and never is. The Inspector takes
 part if NCCL brings it: with torch's NCCL wheel, or where the loader looks. It is set up as its README says to
 begin with, and a run in which it wrote nothing does not count; printed is how many operations it wrote.
+With `--small-all-reduces` the job has little else to do, so that the host's part of them decides how long a
+step takes: the most that a profiler of NCCL can cost, told for each operation too.
 `--dry-run` makes the job so small that CPUs can do it with gloo: then no plugin is ever loaded.
 """
 
@@ -30,7 +33,7 @@ _PERFD = {"perfd": "--no-nsys", "perfd_kineto": "--kineto"}
 """By mode, what `perfd run` gets."""
 _SETTLED_STEPS = 15
 _LIMIT_S = 300
-_DRY_RUN = ("--layers", "2", "--hidden", "64", "--sequence", "16", "--micro-batch", "2")
+_SMALL_JOB = ("--layers", "2", "--hidden", "64", "--sequence", "16", "--micro-batch", "2")
 _FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
     "/usr/lib64",
@@ -67,6 +70,17 @@ def overheads(runs: Sequence[tuple[str, float | None]]) -> dict[str, list[float]
             if step_s is not None:
                 found.setdefault(mode, []).append(step_s / usual_s - 1)
     return found
+
+
+def added_per_operation_s(
+    runs: Sequence[tuple[str, float | None]], found: Mapping[str, Sequence[float]], operations: int
+) -> dict[str, float]:
+    """By mode, the median time that each of a step's operations took longer; nothing without operations."""
+    bare = [step_s for mode, step_s in runs if mode == "bare" and step_s is not None]
+    if not operations or not bare:
+        return {}
+    each_s = statistics.median(bare) / operations
+    return {mode: statistics.median(ratios) * each_s for mode, ratios in found.items()}
 
 
 def run_mode(mode: str, folder: Path, train: Sequence[str], inspector: Path | None) -> float | None:
@@ -121,13 +135,15 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=120)
     parser.add_argument("--torchrun", default="torchrun", help="the program")
     parser.add_argument("--python", default=sys.executable, help="the Python that has torch")
+    parser.add_argument("--small-all-reduces", type=int, default=0, metavar="N", help="in each step")
     parser.add_argument("--dry-run", action="store_true", help="a job for CPUs")
     parser.add_argument("--json", action="store_true", help=f"print one object of schema {SCHEMA}")
     args = parser.parse_args()
     inspector = inspector_library(args.python, os.environ.get("LD_LIBRARY_PATH", ""))
     modes = [*_PERFD, *(["inspector"] if inspector else [])]
     train = [args.torchrun, "--nproc-per-node", str(args.gpus), str(TRAIN), "--steps", str(args.steps)]
-    train += _DRY_RUN if args.dry_run else ()
+    train += ["--small-all-reduces", str(args.small_all_reduces)]
+    train += _SMALL_JOB if args.dry_run or args.small_all_reduces else ()
     order = [mode for _ in range(args.rounds) for mode in ("bare", *modes)] + ["bare"]
     runs = []
     written = []
@@ -144,6 +160,8 @@ def main() -> int:
         "dry_run": args.dry_run,
         "runs": [{"mode": mode, "step_s": step_s} for mode, step_s in runs],
         "overhead_ratio": found,
+        "small_all_reduces": args.small_all_reduces,
+        "added_per_operation_s": added_per_operation_s(runs, found, args.small_all_reduces),
     }
     print(json.dumps(document, indent=1) if args.json else show(document))
     return 0 if all(found.get(mode) for mode in modes) else 1
@@ -157,6 +175,8 @@ def show(document: Mapping[str, Any]) -> str:
     for mode, ratios in document["overhead_ratio"].items():
         spread = f"{min(ratios):+.2%} to {max(ratios):+.2%}, {len(ratios)} runs"
         lines.append(f"{mode:12} {statistics.median(ratios):+.2%} in the median step ({spread})")
+    for mode, added_s in document["added_per_operation_s"].items():
+        lines.append(f"{mode:12} {1e6 * added_s:+.2f} us for each of a step's operations")
     return "\n".join(lines)
 
 

@@ -34,6 +34,8 @@ FAULTS = (
     "heavy_last_stage", "no_p2p", "sigstop",
 )  # fmt: skip
 VOCABULARY = 32_000
+_SMALL_BYTES = 16_384
+"""More than the 8 KiB under which NCCL's Inspector leaves operations out."""
 PEAK_FLOPS = 989.4e12
 
 Mark = Any
@@ -296,6 +298,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     layer_parameters = 12 * args.layers * args.hidden**2 + VOCABULARY * args.hidden
     flops = flops_per_step(layer_parameters, args.layers, args.hidden, args.sequence, tokens) / args.stages
     data = batches(args, device, fault)
+    small = torch.zeros(_SMALL_BYTES // 4, device=device)
     # The loss is on the last stage, and so is who prints it.
     printer = dist.get_world_size() - replicas
     speaks = dist.get_rank() == printer
@@ -309,6 +312,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         batch = next(data)
         fault.in_step()
         loss = job.step(batch)
+        for _ in range(args.small_all_reduces):
+            dist.all_reduce(small)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         clock.step()
@@ -368,6 +373,9 @@ def main() -> None:
     parser.add_argument("--times", type=Path, help="write step durations here, as JSON")
     parser.add_argument(
         "--profile", type=Path, help="write a PyTorch profile of steps 20 to 22 into this folder"
+    )
+    parser.add_argument(
+        "--small-all-reduces", type=int, default=0, metavar="N", help="so many of 16 KiB more in each step"
     )
     parser.add_argument("--fault", choices=FAULTS, default="none")
     parser.add_argument("--fault-rank", type=int, default=1)

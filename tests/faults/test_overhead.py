@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.overhead import INSPECTOR, inspected, inspector_library, overheads, run_mode
+from benchmarks.gpu.overhead import (
+    INSPECTOR,
+    added_per_operation_s,
+    inspected,
+    inspector_library,
+    overheads,
+    run_mode,
+)
 
 TORCHRUN = f"""#!{sys.executable}
 import json, pathlib, sys
@@ -28,6 +35,13 @@ def test_a_drift_from_one_bare_run_to_the_next_is_not_blamed_on_what_ran_between
 def test_a_run_that_failed_leaves_out_what_depends_on_it():
     runs = [("bare", 1.0), ("perfd", None), ("bare", 1.0), ("perfd", 1.01), ("bare", None)]
     assert overheads(runs) == {"bare": [0.0]}
+
+
+def test_what_steps_took_longer_is_shared_by_their_operations():
+    runs = [("bare", 0.010), ("perfd", 0.011), ("bare", 0.010)]
+    added = added_per_operation_s(runs, overheads(runs), 1000)
+    assert added == {"bare": 0.0, "perfd": pytest.approx(1e-6)}
+    assert added_per_operation_s(runs, overheads(runs), 0) == {}
 
 
 def test_the_inspector_is_found_where_the_loader_looks(tmp_path: Path):
