@@ -7,7 +7,7 @@ are all there, so that they compare with each other and add up.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perfd.analysis.words import milliseconds, percent
 from perfd.trace.analysis import TraceAnalysis
@@ -23,6 +23,7 @@ MEMORY_COPY_RATIO = 0.10
 PAGEABLE_RATIO = 0.01
 _OF_RANKS = frozenset({FindingKind.STRAGGLER, FindingKind.PIPELINE})
 _MOSTLY = 0.5
+_WHO_IS_LAST = "Communication is mostly waiting: find out who comes last before tuning the network."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,12 @@ def diagnose(analysis: TraceAnalysis) -> Diagnosis:
         if (found := judge(analysis)) is not None
     ]
     cause = _cause(classes, others)
+    if cause is not None:
+        # The cause says who.
+        classes = [
+            replace(found, recommendation="") if found.recommendation == _WHO_IS_LAST else found
+            for found in classes
+        ]
 
     def order(found: TraceFinding) -> tuple[bool, bool, float]:
         return found.kind is not FindingKind.LOST_RECORDS, found is not cause, -(found.lost_ratio or 0)
@@ -126,7 +133,7 @@ def _judge_communication(analysis: TraceAnalysis, part: Shares) -> TraceFinding 
             f" last rank and {percent(1 - waiting)} transfer (shortest duration of each operation)."
         )
         if waiting > 0.5:
-            advice = "Communication is mostly waiting: find out who comes last before tuning the network."
+            advice = _WHO_IS_LAST
     return TraceFinding(
         kind=FindingKind.COMMUNICATION,
         confidence=seen(CONFIRMED if transfer + wait > 0 else MEASURED, analysis),

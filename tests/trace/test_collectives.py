@@ -213,6 +213,8 @@ def test_a_straggler_is_the_cause_unless_communication_takes_long_without_it(tmp
     assert FindingKind.STRAGGLER in {found.kind for found in diagnosis.findings}
     assert (diagnosis.cause and diagnosis.cause.kind) is expected
     assert diagnosis.first is diagnosis.findings[0]
+    (communication,) = [one for one in diagnosis.findings if one.kind is FindingKind.COMMUNICATION]
+    assert bool(communication.recommendation) == (expected is None)
 
 
 def test_equal_ranks_have_no_straggler(tmp_path):
