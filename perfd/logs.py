@@ -12,6 +12,7 @@ import sys
 from typing import TextIO
 
 LEVELS = ("debug", "info", "warning", "error")
+_OURS = ("perfd", "perfd_collectors")
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -20,10 +21,11 @@ def configure(level: str = "info", *, json_lines: bool = False, stream: TextIO |
     """Send what perfd logs at `level` and above to `stream`, standard error by default."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if json_lines else TextFormatter())
-    logger = logging.getLogger("perfd")
-    logger.handlers[:] = [handler]
-    logger.setLevel(level.upper())
-    logger.propagate = False
+    for name in _OURS:
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.setLevel(level.upper())
+        logger.propagate = False
 
 
 class TextFormatter(logging.Formatter):

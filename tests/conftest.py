@@ -21,10 +21,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(autouse=True)
 def _a_log_that_nobody_configured() -> None:
     """Verbs that an earlier test or fixture ran in this process have said where perfd logs."""
-    logger = logging.getLogger("perfd")
-    logger.handlers.clear()
-    logger.setLevel(logging.NOTSET)
-    logger.propagate = True
+    for name in ("perfd", "perfd_collectors"):
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.setLevel(logging.NOTSET)
+        logger.propagate = True
 
 
 @pytest.fixture

@@ -14,9 +14,10 @@ def stream() -> io.StringIO:
     return io.StringIO()
 
 
-def test_facts_follow_the_message_as_key_and_value(stream: io.StringIO) -> None:
+@pytest.mark.parametrize("logger", ["perfd.agent", "perfd_collectors.nccl"])
+def test_facts_follow_the_message_as_key_and_value(stream: io.StringIO, logger: str) -> None:
     logs.configure("info", stream=stream)
-    logging.getLogger("perfd.agent").warning("It is full.", extra={"path": "/a b", "batches": 3})
+    logging.getLogger(logger).warning("It is full.", extra={"path": "/a b", "batches": 3})
     assert stream.getvalue().endswith('warning: It is full. path="/a b" batches=3\n')
 
 

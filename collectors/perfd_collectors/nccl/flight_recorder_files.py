@@ -41,7 +41,7 @@ class DumpDirectory:
             except (OSError, FlightRecorderError) as error:
                 # A dump that is still being written is read again when it has changed.
                 extra = {"path": str(path), "why": str(error)}
-                log.warning("a flight recorder dump was left out", extra=extra)
+                log.warning("A flight recorder's dump was left out.", extra=extra)
         return records
 
     def _files(self) -> Iterator[tuple[Path, tuple[int, int], int]]:
