@@ -4,12 +4,13 @@ A log is silent while a job saves a checkpoint, too, and all ranks wait for the 
 counts from where it is longer than any earlier pause of this job, and far longer after the log has said that
 a checkpoint begins, or the first time that it evaluates; and something else must show that the ranks wait:
 counters of NCCL operations that stand, GPUs that do nothing but spin in a kernel, or a dump of PyTorch's
-flight recorder.
+flight recorder. Of a job that ended with an error the same is asked of the time after its newest step:
+watchdogs end jobs that hang, and so do people.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +18,7 @@ import numpy as np
 from perfd.analysis.pipeline import stage_of_ranks
 from perfd.analysis.robust import mean
 from perfd.analysis.tables import Floats, GpuTable, JobData, NcclTime, NcclTimeTable, StepTable
+from perfd.analysis.words import rank_names
 from perfd.model import CollectiveProgress, EventKind, ParallelLayout
 
 _LEAST_SILENT_S = 10.0
@@ -66,12 +68,10 @@ class _Clue:
 
 
 def hang(job: JobData) -> Hang | None:
-    """A job that stands still now, by its silence and at least one other source; None if it moves."""
-    silent_s = _silent_s(job)
+    """A job that stands still, or did so until an error ended it, by at least two sources; None if not."""
+    silent_s = _silent_s(job) if job.ended_unix_s is None else _still_before_its_end_s(job)
     patient_s = patience_s(job.steps, least_s=_LEAST_NAMED_S if len(job.steps) else _LEAST_SILENT_S)
-    if job.ended_unix_s is not None or silent_s is None or silent_s < patient_s:
-        return None
-    if silent_s < _excused_s(job):
+    if silent_s is None or silent_s < patient_s or silent_s < _excused_s(job):
         return None
     parallel = job.description.parallel if job.description else ParallelLayout()
     counters = _by_counters(job.nccl, parallel, silent_s)
@@ -82,15 +82,40 @@ def hang(job: JobData) -> Hang | None:
     named = next((clue.culprits for clue in clues if clue.culprits), ())
     if not named and silent_s < patience_s(job.steps):
         return None
-    said = (
-        f"The log has been silent for {silent_s:.0f} s" if job.log_silent_s is not None else "Nothing moved"
-    )
     return Hang(
         silent_s=silent_s,
         culprits=named,
-        evidence=[f"{said}, longer than this job's earlier pauses.", *(clue.sentence for clue in clues)],
+        evidence=[
+            f"{_said(job, silent_s)}, longer than this job's earlier pauses.",
+            *(clue.sentence for clue in clues),
+        ],
         sources=len(clues),
     )
+
+
+def _said(job: JobData, silent_s: float) -> str:
+    if job.ended_unix_s is not None:
+        code = _exit_code(job)
+        return f"The job ended with exit code {code} after {silent_s:.0f} s without a step"
+    if job.log_silent_s is not None:
+        return f"The log has been silent for {silent_s:.0f} s"
+    return "Nothing moved"
+
+
+def _exit_code(job: JobData) -> int | None:
+    ends = [event for event in job.events if event.kind is EventKind.JOB_ENDED]
+    code = ends[-1].values.get("exit_code") if ends else None
+    return None if code is None else int(code)
+
+
+def _still_before_its_end_s(job: JobData) -> float | None:
+    """How long it made no step; None for a job that ended well, or of which nobody knows how it ended.
+
+    The log is no measure of it: who ends a job says so.
+    """
+    if not _exit_code(job) or not len(job.steps) or job.ended_unix_s is None:
+        return None
+    return job.ended_unix_s - float(job.steps.time_unix_s[-1])
 
 
 def patience_s(steps: StepTable, *, least_s: float = _LEAST_SILENT_S) -> float:
@@ -148,21 +173,29 @@ def _by_progress(progress: Sequence[CollectiveProgress]) -> _Clue | None:
         if not stuck:
             continue
         newest = max(stuck, key=lambda entry: entry.enqueued or 0)
-        late = {entry.rank for entry in known if (entry.enqueued or 0) < (newest.enqueued or 0)}
-        # A rank that left no dump could not: it is stopped, or its node is gone.
-        late |= set(newest.members) - {entry.rank for entry in entries}
+        behind = {entry.rank for entry in known if (entry.enqueued or 0) < (newest.enqueued or 0)}
+        # A rank that left no dump could not, if nobody else is behind: it is stopped, or its node is gone.
+        # Where somebody is, the dump may as well have been cut when the job was ended.
+        untold = set(newest.members) - {entry.rank for entry in entries}
         name = newest.communicator_name or newest.communicator
-        ranks = ", ".join(map(str, sorted(late)[:8]))
-        who = f"did not enter it: rank {ranks}" if late else "have all entered it, so its transfer hangs"
         waiting.append(
             _Clue(
                 f"{newest.operation or 'An operation'} {newest.enqueued} of group {name} is not complete;"
-                f" ranks that {who} ({source.replace('_', ' ')}).",
-                tuple(sorted(late)),
+                f" {_who(behind, untold)} ({source.replace('_', ' ')}).",
+                tuple(sorted(behind or untold)),
             )
         )
     # A group that waits for few is nearer to the cause than one that waits for many.
     return min(waiting, key=lambda clue: len(clue.culprits) or len(progress), default=None)
+
+
+def _who(behind: Collection[int], untold: Collection[int]) -> str:
+    told = [
+        f"{rank_names(sorted(ranks))} {what}"
+        for ranks, what in ((behind, "did not enter it"), (untold, "told nothing of it"))
+        if ranks
+    ]
+    return ", ".join(told) or "all ranks have entered it, so its transfer hangs"
 
 
 def _by_counters(times: Sequence[NcclTime], parallel: ParallelLayout, silent_s: float) -> _Clue | None:

@@ -308,8 +308,14 @@ def test_a_flight_recorder_names_the_rank_that_did_not_enter_the_collective():
     assert result.bottleneck.culprits == (Culprit(kind="rank", id=2),)
 
 
-def test_a_rank_that_left_no_dump_is_the_one_that_could_not():
-    assert hang(silent(progress=[progress(r, 5) for r in (0, 1, 3)])).culprits == (2,)
+def test_a_rank_that_left_no_dump_is_the_one_that_could_not_unless_another_one_is_behind():
+    stopped = hang(silent(progress=[progress(r, 5) for r in (0, 1, 3)]))
+    assert stopped.culprits == (2,)
+    assert "rank 2 told nothing of it" in stopped.evidence[1]
+
+    cut = hang(silent(progress=[progress(0, 5), progress(1, 4), progress(3, 5)]))
+    assert cut.culprits == (1,)
+    assert "rank 1 did not enter it, rank 2 told nothing of it" in cut.evidence[1]
 
 
 def test_when_all_have_entered_the_transfer_hangs_and_nobody_is_named():
@@ -368,6 +374,29 @@ def test_silence_alone_is_no_hang_and_neither_is_one_that_the_job_is_used_to():
     assert hang(silent(60, steps=paused, nccl=standing)) is None
     assert hang(silent(60, steps=step_table([]), nccl=standing)) is None
     assert hang(replace(silent(nccl=standing), ended_unix_s=1020.0)) is None
+
+
+def test_a_hang_that_an_error_ended_is_told_afterwards_and_a_good_end_is_none():
+    def ended(code: float | None, after_s: float = 90, **fields) -> JobSummary:
+        values = {} if code is None else {"exit_code": code}
+        at_s = float(STEPS.time_unix_s[-1]) + after_s
+        end = Event(kind=EventKind.JOB_ENDED, time_unix_ns=round(1e9 * at_s), message="ended", values=values)
+        data = job_data(STEPS, description=DP4, events=[end], **fields)
+        return summarise(replace(data, ended_unix_s=at_s), AnalysisSettings())
+
+    dumps = [progress(r, 4 if r == 2 else 5) for r in range(4)]
+    told = ended(1, progress=dumps).bottleneck
+
+    assert (told.kind, ranks_of(told)) == (Kind.HANG, [2])
+    assert told.evidence[0].startswith("The job ended with exit code 1 after 90 s without a step")
+    assert ranks_of(ended(137, nccl=counters(5000, 5000, 4990, 5000)).bottleneck) == [2]
+    for other in (
+        ended(0, progress=dumps),
+        ended(None, progress=dumps),
+        ended(1),
+        ended(1, 5, progress=dumps),
+    ):
+        assert finding(other, Kind.HANG) is None
 
 
 def test_a_checkpoint_that_has_begun_is_no_hang_until_it_lasts_a_quarter_of_an_hour():
