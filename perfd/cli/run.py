@@ -17,7 +17,7 @@ from perfd_collectors.nccl.library import DIRECTORY_VARIABLE, with_plugin
 from perfd.capture.installation import find_nsys
 from perfd.capture.launch import Launch, plan_launch
 from perfd.capture.processes import DAEMON_VARIABLE, RUN_VARIABLE
-from perfd.config import AgentCaptureConfig, AgentConfig, CollectorConfig
+from perfd.config import AgentCaptureConfig, AgentConfig, CollectorConfig, KinetoConfig
 from perfd.errors import PerfdError, RecordingError
 from perfd.hook import NODE_VARIABLE, SOCKET_VARIABLE
 from perfd.http import split_address
@@ -123,7 +123,7 @@ def watch(
         kineto=tracer is CaptureTool.KINETO,
     )
     if settings.kineto and configuration.agent.capture.enabled:
-        _say(f"perfd: PyTorch's own profiler is ready for captures (perfd capture start {name}, or a rule).")
+        _say(f"perfd: {_kineto_note(configuration.agent.capture.kineto, name)}")
     try:
         options = RunOptions(
             command=launch.command,
@@ -135,6 +135,17 @@ def watch(
     except CommandError as error:
         _say(f"perfd run: {error}")
         return error.exit_code
+
+
+def _kineto_note(config: KinetoConfig, job: str) -> str:
+    """What becomes of captures with Kineto."""
+    # Other runs start faster without it.
+    from perfd.capture.kineto.endpoint import answered_by_others  # noqa: PLC0415
+
+    problem = answered_by_others(Path(config.socket_directory) if config.socket_directory else None)
+    if problem:
+        return f"PyTorch's own profiler cannot capture. {problem}"
+    return f"PyTorch's own profiler is ready for captures (perfd capture start {job}, or a rule)."
 
 
 def _hook_socket(agent: AgentConfig, environment: Mapping[str, str]) -> str | None:

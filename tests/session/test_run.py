@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import urllib.request
 from pathlib import Path
 
@@ -364,10 +365,18 @@ def test_an_alert_while_a_job_runs_puts_a_report_among_its_results(tmp_path, con
     assert "Slow at step" in err
 
 
-def test_a_job_for_kineto_is_told_so_and_runs_without_nsys(tmp_path, configuration):
+@pytest.fixture
+def sockets():
+    """A folder whose name is short enough for sockets in it."""
+    with tempfile.TemporaryDirectory() as directory:
+        yield Path(directory)
+
+
+def test_a_job_for_kineto_is_told_so_and_runs_without_nsys(tmp_path, configuration, sockets):
     nsys = install(tmp_path / "nsys")
     configuration.write_text(
-        f"agent: {{capture: {{nsys_path: '{nsys}'}}}}\naggregator: {{http_listen: null}}\n"
+        f"agent: {{capture: {{nsys_path: '{nsys}', kineto: {{socket_directory: '{sockets}'}}}}}}\n"
+        "aggregator: {http_listen: null}\n"
     )
     tell = "import os; print(os.environ['KINETO_USE_DAEMON'], 'NSYS_PROFILING_SESSION_ID' in os.environ)"
     words = command(tmp_path, configuration, "--kineto", "--", sys.executable, "-c", tell)
@@ -377,6 +386,20 @@ def test_a_job_for_kineto_is_told_so_and_runs_without_nsys(tmp_path, configurati
     refused = perfd("run", "--kineto", "--no-nsys", "--", "true")
     assert refused.returncode == 2
     assert "not allowed with" in refused.stderr
+
+
+def test_no_capture_is_promised_where_something_else_answers_libkineto(tmp_path, configuration, sockets):
+    configuration.write_text(
+        f"agent: {{capture: {{kineto: {{socket_directory: '{sockets}'}}}}}}\n"
+        "aggregator: {http_listen: null}\n"
+    )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as dynolog:
+        dynolog.bind(str(sockets / "dynolog"))
+        words = command(tmp_path, configuration, "--kineto", "--", "true")
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "ready for captures" not in done.stderr
+    assert f"cannot capture. Something else answers libkineto at {sockets} " in done.stderr
 
 
 def test_a_training_loop_with_the_hook_finds_the_agent_of_its_own_run(tmp_path, configuration):

@@ -116,12 +116,9 @@ class KinetoEndpoint:
                 self._bind_file(server, self._directory / self._name)
         except OSError as error:
             server.close()
-            where = self._directory or f"the abstract socket @{self._name}"
             if error.errno == errno.EADDRINUSE:
-                raise CaptureError(
-                    f"Something else answers libkineto at {where} (dynolog, or another perfd agent); stop "
-                    "it, or set capture.kineto.socket_directory and KINETO_IPC_SOCKET_DIR of the job."
-                ) from error
+                raise CaptureError(_taken(self._directory, self._name)) from error
+            where = _where(self._directory, self._name)
             raise CaptureError(f"Cannot answer libkineto at {where}: {error.strerror or error}.") from error
         return server
 
@@ -194,6 +191,23 @@ class KinetoEndpoint:
 def abstract(name: str) -> bytes:
     """The address of libkineto's abstract sockets: both NULs are part of the name."""
     return b"\0" + name.encode() + b"\0"
+
+
+def answered_by_others(directory: Path | None, name: str = NAME) -> str:
+    """That something answers libkineto there, and what to do about it; empty while the name is free."""
+    address = abstract(name) if directory is None else directory / name
+    return _taken(directory, name) if listened_to(address) else ""
+
+
+def _taken(directory: Path | None, name: str) -> str:
+    return (
+        f"Something else answers libkineto at {_where(directory, name)} (dynolog, or another perfd agent); stop "
+        "it, or set capture.kineto.socket_directory and KINETO_IPC_SOCKET_DIR of the job."
+    )
+
+
+def _where(directory: Path | None, name: str) -> str:
+    return f"the abstract socket @{name}" if directory is None else str(directory)
 
 
 def is_socket(path: Path) -> bool:
