@@ -78,9 +78,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     start.add_argument("--wait", action="store_true", help="wait for the outcome of every rank")
     cancel = actions.add_parser("cancel", parents=[changing], help="end a capture now")
     cancel.add_argument("id", metavar="ID", help="as `perfd capture list` shows it")
-    cancel.add_argument(
-        "--reason", default="by hand.", help="why, for whoever looks later (%(default)s)"
-    )
+    cancel.add_argument("--reason", default="by hand.", help="why, for whoever looks later (%(default)s)")
     plan = actions.add_parser("plan", help="write the command that profiles one kernel offline, with ncu")
     plan.add_argument("--ncu", action="store_true", required=True, help="with Nsight Compute")
     plan.add_argument("--kernel", metavar="REGEX", help="kernels of these names")

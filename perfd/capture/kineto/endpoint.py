@@ -201,8 +201,8 @@ def answered_by_others(directory: Path | None, name: str = NAME) -> str:
 
 def _taken(directory: Path | None, name: str) -> str:
     return (
-        f"Something else answers libkineto at {_where(directory, name)} (dynolog, or another perfd agent); stop "
-        "it, or set capture.kineto.socket_directory and KINETO_IPC_SOCKET_DIR of the job."
+        f"Something else answers libkineto at {_where(directory, name)} (dynolog, or another perfd agent);"
+        " stop it, or set capture.kineto.socket_directory and KINETO_IPC_SOCKET_DIR of the job."
     )
 
 
