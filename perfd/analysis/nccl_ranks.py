@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
-from perfd.analysis.lateness import LONG_S, Lateness, lateness
-from perfd.analysis.onset import MOST_STEPS, NEWEST_STEPS, onset, possible
+from perfd.analysis.lateness import LONG, RECENT, CausedLosses, Lateness, Losses
+from perfd.analysis.onset import EARLIER, NEWEST, onset, possible
 from perfd.analysis.pairs import knows_receivers
 from perfd.analysis.robust import highest, mean, median, over_last
 from perfd.analysis.stacks import Stack
@@ -162,13 +161,7 @@ class Tally:
         summed = np.where(self.kernels[ranks] > 0, self.kernels[ranks], np.nan)
         real = np.nan_to_num(np.fmin(busy / summed, 1.0), nan=1.0)
         wait = np.where(known_wait, np.fmin(real * self.wait[ranks], busy), np.nan)
-        stacks, flags = [stack for stack, _ in self._judged], [judged for _, judged in self._judged]
-        late = _Late.of(lateness(stacks, flags, self._world, step_s=step_s))
-        if not late.stands_out():
-            longer = self._onset(step_s) or lateness(
-                stacks, flags, self._world, step_s=step_s, newest_s=LONG_S
-            )
-            late = _Late.of(longer)
+        late = _Late.of(self._lateness(step_s))
         told = (late.caused, late.at_most, late.error, late.last, late.persistence)
         caused, at_most, error, last, persistence = (
             np.where(known_peers, column[ranks], np.nan) for column in told
@@ -178,12 +171,17 @@ class Tally:
         slowdown = self._slowdown(ranks, lost, np.isfinite(caused))
         return Shares(ranks, (busy, wait, caused, at_most, error, last, persistence, slowdown))
 
-    def _onset(self, step_s: float | None) -> Lateness | None:
-        if step_s is None:
+    def _lateness(self, step_s: float | None) -> Lateness:
+        """Of as much time as it takes to see somebody who is late."""
+        losses = Losses(self._judged, self._world, step_s)
+        if _stands_out(losses.caused(RECENT)):
+            return losses.lateness(RECENT)
+        return self._onset(losses, step_s) or losses.lateness(LONG)
+
+    def _onset(self, losses: Losses, step_s: float | None) -> Lateness | None:
+        if step_s is None or not possible(losses.caused(NEWEST)):
             return None
-        stacks, flags = [stack for stack, _ in self._judged], [judged for _, judged in self._judged]
-        look = partial(lateness, stacks, flags, self._world, step_s=step_s, each=MOST_STEPS)
-        return onset(look(), self._peers(), step_s) if possible(look(told=NEWEST_STEPS)) else None
+        return onset(losses.lateness(EARLIER), self._peers(), step_s)
 
     def _peers(self) -> Ints:
         """How many ranks the smallest group of each has."""
@@ -235,6 +233,8 @@ class _Late:
             lost=mean(late.waits, axis=1),
         )
 
-    def stands_out(self) -> bool:
-        """Whether some rank is late in nearly all blocks, and costs enough."""
-        return bool(((self.persistence >= PERSISTENCE) & (self.caused >= LEAST_CAUSED)).any())
+
+def _stands_out(late: CausedLosses) -> bool:
+    """Whether some rank is late in nearly all blocks, and costs enough."""
+    persistent = late.persistence(LEAST_CAUSED / 2) >= PERSISTENCE
+    return bool((persistent & (late.caused() >= LEAST_CAUSED)).any())

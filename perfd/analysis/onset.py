@@ -7,14 +7,15 @@ from dataclasses import fields
 
 import numpy as np
 
-from perfd.analysis.lateness import Lateness
+from perfd.analysis.lateness import CausedLosses, Lateness
+from perfd.analysis.step_shapes import Window
 from perfd.analysis.tables import Floats, Ints
 
-MOST_STEPS = 40
-"""That are looked at, the earlier ones included."""
 _FEWEST, _FEW = 4, 10
 """Steps since the onset, of which it is first told."""
-NEWEST_STEPS = 2 * _FEWEST
+EARLIER = Window(each=40)
+"""All that are looked at."""
+NEWEST = Window(each=40, told=2 * _FEWEST)
 """Of the last ones nobody may have told yet."""
 _LEAST = 0.05
 """Of the time, lost in each of them: by less one is late by turns, as GPUs warm up and cool."""
@@ -25,8 +26,8 @@ _CHANCE_LATER_PER_S = 1e-9
 """The same of each larger number, which goes on telling it until blocks of recent steps do."""
 
 
-def possible(newest: Lateness) -> bool:
-    """Whether `onset` may find one in steps of which these are the newest `NEWEST_STEPS`."""
+def possible(newest: CausedLosses) -> bool:
+    """Whether `onset` may find one in steps of which these are the `NEWEST`."""
     lost = newest.at_least[:, np.isfinite(newest.at_least).any(axis=0)]
     enough = lost.shape[1] >= _FEWEST
     return not enough or bool((lost[:, -_FEWEST:] >= _LEAST).all(axis=1).any())
