@@ -97,19 +97,26 @@ class ChromeFile:
         is_object = buffer.lstrip()[:1] == b"{"
         start, prefix = self._events_start(buffer, is_object)
         rest = buffer[start:]
+        damage: TraceError | None = None
         while more := file.read(self._piece_bytes):
             rest += more
-            cut = _last_boundary(rest)
+            cut = None if damage else _last_boundary(rest)
             if cut is not None:
-                yield self._decode(b"[" + rest[: cut[0]] + b"]")
-                rest = rest[cut[1] :]
-            elif len(rest) > MAX_EVENT_BYTES:
-                raise TraceError(
+                try:
+                    events = self._decode(b"[" + rest[: cut[0]] + b"]")
+                except TraceError as error:
+                    # The list may end in here, and the boundary be one of a list behind it, as of groups.
+                    damage = error
+                else:
+                    yield events
+                    rest = rest[cut[1] :]
+            if len(rest) > MAX_EVENT_BYTES:
+                raise damage or TraceError(
                     f"{self._path}: one event is larger than {MAX_EVENT_BYTES} bytes; this is no trace."
                 )
-        end, suffix = self._events_end(rest, is_object)
+        events, suffix = self._ending(rest, is_object)
         self.head = self._prefix_members(prefix) | suffix
-        yield self._decode(b"[" + rest[:end] + b"]")
+        yield events
 
     def _prefix_members(self, prefix: bytes) -> dict[str, Any]:
         """What stands before the list."""
@@ -137,20 +144,24 @@ class ChromeFile:
             )
         return found.end(), buffer[: found.start()]
 
-    def _events_end(self, buffer: bytes, is_object: bool) -> tuple[int, dict[str, Any]]:
-        """Where the list of events ends, and the members that stand behind it."""
+    def _ending(self, buffer: bytes, is_object: bool) -> tuple[list[Event], dict[str, Any]]:
+        """The last events, and the members that stand behind the list of them."""
+        problem = TraceError(f"{self._path}: the trace is cut: its list of events does not end.")
         end = len(buffer)
         while (end := buffer.rfind(b"]", 0, end)) >= 0:
             suffix = buffer[end + 1 :].strip()
-            if not is_object:
-                if not suffix:
-                    return end, {}
+            if not is_object and suffix:
                 break
             try:
-                return end, _suffix_members(suffix)
+                members = _suffix_members(suffix) if is_object else {}
             except _NOT_JSON:
                 continue
-        raise TraceError(f"{self._path}: the trace is cut: its list of events does not end.")
+            try:
+                return self._decode(b"[" + buffer[:end] + b"]"), members
+            except TraceError as error:
+                # Maybe it was the end of another list behind that of events, as of Kineto's own log ("INFO").
+                problem = error
+        raise problem
 
     def _decode(self, data: bytes) -> list[Event]:
         try:

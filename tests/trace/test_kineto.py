@@ -150,6 +150,16 @@ def test_the_run_may_be_described_behind_the_events(tmp_path):
     assert _read(tmp_path, trace)[0].rank == 5
 
 
+def test_lists_behind_the_events_such_as_kinetos_own_log_are_none_of_them(tmp_path):
+    trace = kineto([Op(COMPUTE, 10, 20)], rank=3)
+    behind = {"INFO": ["2 x [kernel]", "}, {", "]}"], "ERROR": [], "devices": [{"id": 0, "ids": [1]}]}
+
+    (read,) = _read(tmp_path, trace | behind | {"traceName": "t.json"})
+
+    assert read.rank == 3
+    assert len(read.operations) == 1
+
+
 def test_a_bare_list_of_events_is_a_trace(tmp_path):
     events = kineto([Op(COMPUTE, 1, 2)])["traceEvents"]
 
@@ -250,7 +260,19 @@ def test_the_size_of_pieces_does_not_matter(tmp_path_factory, piece_bytes):
     operations = [
         Op(name, at, at + 2, launched=at - 1) for at in range(30) for name in (COMPUTE, MATMUL, NCCL)
     ]
-    write_json(path, kineto(operations, calls=[Call("cudaDeviceSynchronize", 1, 2)], steps={1: (0, 40)}))
+    trace = kineto(
+        operations,
+        calls=[Call("cudaDeviceSynchronize", 1, 2)],
+        steps={1: (0, 40)},
+        groups=[{"pg_name": str(number), "ranks": [0, number]} for number in range(3)],
+    )
+    # On demand, torch describes the run behind the events.
+    behind = {
+        "distributedInfo": trace.pop("distributedInfo"),
+        "INFO": ["[a]", "}, {"],
+        "devices": [{"id": 0}],
+    }
+    write_json(path, trace | behind)
 
     (trace,) = reader.read(path, piece_bytes=piece_bytes)
 
