@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from benchmarks.faults.__main__ import main
 from benchmarks.faults.baselines import min_median, sliding_mean
-from benchmarks.faults.offline import GPU_RUNS, TIMELINES, gpu_cases, recorded_cases, timeline_cases
+from benchmarks.faults.offline import GPU_RUNS, RECORDINGS, TIMELINES, timeline_cases
 from benchmarks.faults.score import Case, confusion, wilson
 from perfd.analysis.findings import Kind
 from perfd.recording import bundled
@@ -21,12 +24,28 @@ from perfd.session.replay import Progress, ReplayOptions, replay
 SHARED = os.environ.get("PERFD_SHARED")
 
 
-def test_no_recording_is_missed_and_none_raises_a_false_alarm():
-    cases = recorded_cases()
+@pytest.fixture(scope="module")
+def told() -> tuple[int, dict[str, Any]]:
+    """Exit code and JSON of the command, which judges all recordings once."""
+    printed = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(printed):
+        patch.delenv("PERFD_SHARED", raising=False)
+        code = main(["offline", "--json"])
+    return code, json.loads(printed.getvalue())
 
-    counts = confusion(cases)
-    assert (counts.found, counts.missed, counts.silent, counts.false_alarms) == (1, 0, 4, 0)
-    assert next(case for case in cases if case.name == "pp4_few").kinds[0] == "pipeline_bubble"
+
+@pytest.fixture(scope="module")
+def judged(told) -> dict[str, dict[str, Any]]:
+    """What perfd says of each recording, by name."""
+    _, document = told
+    return {case["name"]: case for case in document["judges"]["perfd"]["cases"]}
+
+
+def test_no_recording_is_missed_and_none_raises_a_false_alarm(judged):
+    assert {name: judged[name]["blamed"] for name in RECORDINGS} == {
+        name: list(truth) for name, truth in RECORDINGS.items()
+    }
+    assert judged["pp4_few"]["kinds"][0] == "pipeline_bubble"
 
 
 def test_while_it_plays_the_slow_rank_is_never_taken_for_slow_input():
@@ -42,14 +61,14 @@ def test_while_it_plays_the_slow_rank_is_never_taken_for_slow_input():
     assert min(steady for steady, kind in said if kind == Kind.STRAGGLER) < 10
 
 
-def test_of_the_runs_on_gpus_none_is_missed_and_none_raises_a_false_alarm():
-    cases = gpu_cases()
+def test_of_the_runs_on_gpus_none_is_missed_and_none_raises_a_false_alarm(judged):
+    runs = [judged[run.name] for run in GPU_RUNS.iterdir()]
 
-    counts = confusion(cases)
-    assert (counts.found, counts.missed, counts.silent, counts.false_alarms) == (24, 0, 20, 0)
-    assert counts.small == 1
-    assert len(cases) == len(list(GPU_RUNS.iterdir()))
-    heavy = [case.kinds[0] for case in cases if "heavy_last_stage" in case.name]
+    right = [run for run in runs if run["blamed"] == run["truth"]]
+    assert (sum(bool(run["truth"]) for run in right), sum(not run["truth"] for run in right)) == (24, 20)
+    # It costs too little to be worth a name.
+    assert [run["blamed"] for run in runs if run not in right] == [[]]
+    heavy = [run["kinds"][0] for run in runs if "heavy_last_stage" in run["name"]]
     assert sorted(set(heavy)) == ["pipeline_bubble", "pipeline_imbalance"]
 
 
@@ -67,15 +86,22 @@ def test_the_public_timelines_are_told_apart_by_any_evidence():
     )
 
 
-def test_the_command_says_what_it_found_and_its_exit_code_is_that_of_the_worst(capsys, monkeypatch):
-    monkeypatch.delenv("PERFD_SHARED", raising=False)
+def test_the_command_says_what_it_found_and_its_exit_code_is_that_of_the_worst(told, judged):
+    code, document = told
 
-    assert main(["offline", "--json"]) == 0
-
-    document = json.loads(capsys.readouterr().out)
+    assert code == 0
     assert document["schema"] == "perfd.bench.faults/1"
-    assert document["judges"]["perfd"]["false_alarms"] == 0
     assert len(document["judges"]) == 3
+    counts = {name: count for name, count in document["judges"]["perfd"].items() if name != "cases"}
+    assert counts == {
+        "found": 25,
+        "missed": 0,
+        "silent": 24,
+        "false_alarms": 0,
+        "no_input": 0,
+        "small": 1,
+    }
+    assert len(judged) == len(RECORDINGS) + len(list(GPU_RUNS.iterdir()))
 
 
 def case(truth: set[int], blamed: set[int] | None) -> Case:
