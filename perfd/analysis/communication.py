@@ -51,7 +51,7 @@ class Communication:
     link_bytes_per_s: float | None = None
     """What the slowest link of that group carries in one direction."""
     ring_estimate_s: float | None = None
-    """What the ring formula gives at that bandwidth."""
+    """What the ring formula gives at that bandwidth, without latency or contention."""
     gradients_overlapped: bool | None = None
     """Whether gradients are reduced beside the backward pass, by the job's arguments; None without them."""
 
@@ -147,11 +147,6 @@ def ring_traffic_bytes(size_bytes: float, ranks: int) -> float:
     From Patarasuk and Yuan 2009; the same factor as nccl-tests' bus bandwidth.
     """
     return 2 * (ranks - 1) / ranks * size_bytes
-
-
-def ring_all_reduce_s(size_bytes: float, ranks: int, link_bytes_per_s: float) -> float:
-    """Seconds that a ring all-reduce needs when bandwidth is all that counts (no latency, no contention)."""
-    return ring_traffic_bytes(size_bytes, ranks) / link_bytes_per_s
 
 
 def gradient_bytes(description: JobDescription | None) -> float | None:

@@ -80,15 +80,6 @@ def bubble_theory_ratio(parallel: ParallelLayout) -> float | None:
     return idle / ((parallel.vp or 1) * parallel.micro_batches + idle)
 
 
-def predicted_window_s(stage_seconds: Sequence[float] | Floats, micro_batches: int) -> float:
-    """The time of a 1F1B schedule whose stages differ: sum of t_s and (m - 1) times the greatest.
-
-    `stage_seconds` are forward and backward of one micro-batch. Replayed on the
-    public timelines of ByteDance-Seed/StragglerAnalysis it is within 0.1 to 2 %.
-    """
-    return float(np.sum(stage_seconds) + (micro_batches - 1) * np.max(stage_seconds))
-
-
 def pipeline(
     timers: Timers, description: JobDescription | None, slow_ranks: Collection[int] = ()
 ) -> Pipeline:
@@ -144,6 +135,11 @@ def _measured(
 
 
 def _window_excess(busy: _Busy, window: Floats, parallel: ParallelLayout) -> float | None:
+    """The window by what 1F1B needs for these stages, less 1.
+
+    That is the sum of t_s and (m - 1) times the greatest, t_s being forward and backward of one micro-batch.
+    Replayed on the public timelines of ByteDance-Seed/StragglerAnalysis it is within 0.1 to 2 %.
+    """
     micro_batches = parallel.micro_batches
     if not micro_batches or not parallel.pp or (parallel.vp or 1) > 1:
         return None

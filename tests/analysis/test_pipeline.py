@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from analysis.jobs import description, phase_table, step_table
 
-from perfd.analysis.pipeline import bubble_theory_ratio, pipeline, predicted_window_s
+from perfd.analysis.pipeline import bubble_theory_ratio, pipeline
 from perfd.analysis.timers import Timers
 from perfd.model import ParallelLayout
 
@@ -115,16 +115,16 @@ def test_extremes_bound_the_stall_of_every_stage_and_do_not_number_it():
 
 
 def test_the_window_of_a_slow_last_stage_is_predicted_exactly():
-    real = simulate_1f1b([0.01, 0.01, 0.01, 0.02], [0.02, 0.02, 0.02, 0.04], 16)
-    assert predicted_window_s([0.03, 0.03, 0.03, 0.06], 16) == pytest.approx(real)
+    result, _ = measured([0.01, 0.01, 0.01, 0.02], [0.02, 0.02, 0.02, 0.04], 16, by_rank=True)
+    assert result.window_excess_ratio == pytest.approx(0, abs=1e-9)
 
 
 @pytest.mark.parametrize("slow", [0, 1, 2])
 def test_an_earlier_slow_stage_hides_part_of_the_fill_so_the_prediction_is_high(slow: int):
     forward, backward = [0.01] * 4, [0.02] * 4
     forward[slow], backward[slow] = 0.02, 0.04
-    real = simulate_1f1b(forward, backward, 16)
-    assert real < predicted_window_s(np.add(forward, backward), 16) <= 1.07 * real
+    result, _ = measured(forward, backward, 16, by_rank=True)
+    assert 1 / 1.07 - 1 <= result.window_excess_ratio < 0
 
 
 def test_before_core_0_7_gradients_are_not_in_the_window():
