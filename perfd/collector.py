@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -69,6 +70,8 @@ class Settings:
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
     bookmark: Bookmark = field(default_factory=Bookmark)
+    ending: threading.Event = field(default_factory=threading.Event)
+    """Set before the last call of `collect`: what waits for its time is told in that one."""
     run: str | None = None
     """The `perfd run` whose processes alone are read; None for all of the node."""
 

@@ -55,6 +55,8 @@ class Runner:
 
         Those are left behind: nothing can end a thread that waits in a driver.
         """
+        for task in self._tasks:
+            task.announce_end()
         self._stop.set()
         deadline_s = time.monotonic() + timeout_s
         for thread in self._threads:

@@ -41,7 +41,7 @@ class TaskState:
 
 
 class CollectorTask:
-    """One collector with its configuration. All methods but `state` belong to one thread.
+    """One collector with its configuration. All methods but `state` and `announce_end` belong to one thread.
 
     `lacks` is of the agent: what its node lacks by nature, with the collector that said so.
     Raises `ConfigError` when the operator's options are wrong.
@@ -104,6 +104,10 @@ class CollectorTask:
         records, error = self._attempt(now_s)
         duration_s = self._settings.clock.monotonic_s() - started_s
         return [*records, *self._conclude(error, duration_s, now_s)]
+
+    def announce_end(self) -> None:
+        """Tell the collector that its next call is the last; from any thread."""
+        self._settings.ending.set()
 
     def miss(self, ticks: int) -> None:
         """Count ticks that passed while an earlier run was still going on."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import types
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -8,7 +9,7 @@ from agent.support import steps, task
 
 from perfd.agent.runner import Runner
 from perfd.clock import SystemClock, VirtualClock
-from perfd.collector import OnUnavailable
+from perfd.collector import OnUnavailable, Settings
 from perfd.errors import Unavailable
 from perfd.model import Record, TrainingStep
 
@@ -133,6 +134,26 @@ def test_a_stop_collects_once_more() -> None:
     assert sink.wait_for(1)
     assert runner.stop(20.0) == []
     assert [record for record in sink.records if isinstance(record, TrainingStep)] == steps(2)
+
+
+def test_the_last_call_is_announced() -> None:
+    clock, sink, announced = SystemClock(), Sink(), []
+    ending: list[threading.Event] = []
+
+    def create(_options: object, settings: Settings) -> object:
+        ending.append(settings.ending)
+        return source
+
+    def collect() -> list[Record]:
+        announced.append(ending[0].is_set())
+        return steps(1)
+
+    source = types.SimpleNamespace(collect=collect, close=lambda: None)
+    runner = Runner([task(list, create=create, clock=clock, interval_s=3600.0)], sink, clock)
+    runner.start()
+    assert sink.wait_for(1)
+    assert runner.stop(20.0) == []
+    assert announced == [False, True]
 
 
 def test_how_far_a_collector_has_read_comes_with_its_records() -> None:

@@ -210,6 +210,20 @@ def test_a_folder_that_is_not_there_is_no_error(tmp_path: Path):
     assert DumpDirectory(str(tmp_path / "no" / "r"), Settings(node="n", job="j")).collect() == []
 
 
+def test_dumps_of_the_jobs_last_moment_are_told_in_the_last_call(tmp_path: Path):
+    settings = Settings(node="n", job="j", clock=VirtualClock(10**9))
+    options = NcclOptions(directory=str(tmp_path), flight_recorder_prefix=str(tmp_path / "rank_"))
+    collector = SPEC.create(options, settings)
+    (tmp_path / "rank_3").write_bytes(pickle.dumps(dump()))
+    assert collector.collect() == []
+
+    settings.ending.set()
+
+    (progress,) = collector.collect()
+    assert (progress.rank, progress.enqueued) == (3, 5)
+    collector.close()
+
+
 def test_the_collector_reads_dumps_that_appear(tmp_path: Path):
     clock = VirtualClock(10**9)
     options = NcclOptions(directory=str(tmp_path), flight_recorder_prefix=str(tmp_path / "rank_"))

@@ -132,17 +132,19 @@ class NcclCollector:
         self._find_processes()
         now_s = self._settings.clock.monotonic_s()
         if now_s < self._window_end_s:
-            return []
+            # A job's last word is often why it ended; the rings' last moment is no whole window.
+            return self._read_files() if self._settings.ending.is_set() else []
         self._window_end_s = now_s + self._options.window_s
-        records = self._report()
-        for source in (self._inspector, self._dumps, self._debug):
-            if source is not None:
-                records += source.collect()
+        records = self._report() + self._read_files()
         self._forget_processes()
         wanted = _wanted(recording=self._in_sample())
         for process in self._processes.values():
             process.switch(wanted)
         return records
+
+    def _read_files(self) -> list[Record]:
+        sources = (self._inspector, self._dumps, self._debug)
+        return [record for source in sources if source is not None for record in source.collect()]
 
     def close(self) -> None:
         for process in self._processes.values():
