@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -263,31 +265,81 @@ def test_two_runs_on_one_node_read_each_their_own_job(built: Path, tmp_path: Pat
         assert ranks_seen(tmp_path, run=None) == {"job/0", "job/1", "job/2"}
 
 
+class WatchedJob:
+    """`perfd run` around a driver that goes on until perfd has seen what it does."""
+
+    def __init__(
+        self, built: Path, folder: Path, options: dict[str, object], environment: dict[str, str]
+    ) -> None:
+        folder.mkdir()
+        self._folder, self._seen = folder, folder / "seen"
+        config = folder / "perfd.json"
+        nccl = {"options": {"flight_recorder_prefix": None, **options}}
+        config.write_text(
+            json.dumps(
+                {
+                    "agent": {"collectors": {"nccl": nccl}},
+                    "aggregator": {"http_listen": "127.0.0.1:0"},
+                }
+            )
+        )
+        bursts = f"while [ ! -e {self._seen} ]; do sleep 0.3; echo; done"
+        job = f"({bursts}) | {built / 'driver'} {built / 'libnccl-profiler-perfd.so'} 5 bursts 20"
+        command = [
+            sys.executable,
+            "-m",
+            "perfd",
+            "run",
+            "--no-nsys",
+            "--config",
+            str(config),
+            "--job",
+            "same",
+        ]
+        kept = {name: value for name, value in os.environ.items() if name != "PERFD_NCCL_DIR"}
+        self._process = subprocess.Popen(
+            [*command, "--out", str(folder / "out"), "--", "sh", "-c", job],
+            env={**kept, "WORLD_SIZE": "2", **environment},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def ranks(self) -> list[int]:
+        """Whose operations the summary holds; ends the job as soon as the live one has any."""
+        assert self._process.stderr is not None
+        said = (re.search(r"live at (\S+?)/?$", line.strip()) for line in self._process.stderr)
+        url = next(found[1] for found in said if found)
+        while not self._live_ranks(url):
+            assert self._process.poll() is None
+            time.sleep(0.1)
+        self._seen.touch()
+        self._process.stderr.read()
+        self._process.stderr.close()
+        assert self._process.wait() == 0
+        (saved,) = self._folder.glob("out/*/summary.json")
+        (summary,) = json.loads(saved.read_text())["jobs"]
+        return [one["rank"] for one in summary["nccl"]["ranks"]]
+
+    def _live_ranks(self, url: str) -> bool:
+        with urllib.request.urlopen(f"{url}/api/v1/jobs") as answer:
+            if not json.load(answer)["jobs"]:
+                return False
+        with urllib.request.urlopen(f"{url}/api/v1/jobs/same") as answer:
+            return bool(json.load(answer)["jobs"][0]["nccl"]["ranks"])
+
+
 def test_perfd_run_tells_its_job_from_that_of_another_with_the_same_name(built: Path, tmp_path: Path) -> None:
     (tmp_path / "shm").mkdir()
-    config = tmp_path / "perfd.json"
-    nccl = {"options": {"directory": str(tmp_path / "shm"), "flight_recorder_prefix": None}}
-    config.write_text(
-        json.dumps({"agent": {"collectors": {"nccl": nccl}}, "aggregator": {"http_listen": None}})
-    )
-    bursts = "for i in 1 2 3 4 5 6 7 8; do sleep 0.5; echo; done"
-    job = f"({bursts}) | {built / 'driver'} {built / 'libnccl-profiler-perfd.so'} 5 bursts 20"
-    command = [sys.executable, "-m", "perfd", "run", "--no-nsys", "--config", str(config), "--job", "same"]
-    runs = [
-        subprocess.Popen(
-            [*command, "--out", str(tmp_path / rank), "--", "sh", "-c", job],
-            env={**os.environ, "PERFD_NCCL_DIR": str(tmp_path / "shm"), "RANK": rank, "WORLD_SIZE": "2"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+    directory = str(tmp_path / "shm")
+    jobs = [
+        WatchedJob(
+            built, tmp_path / rank, {"directory": directory}, {"PERFD_NCCL_DIR": directory, "RANK": rank}
         )
         for rank in ("0", "1")
     ]
-    assert [run.wait() for run in runs] == [0, 0]
 
-    for rank in (0, 1):
-        (saved,) = (tmp_path / str(rank)).glob("*/summary.json")
-        (summary,) = json.loads(saved.read_text())["jobs"]
-        assert [one["rank"] for one in summary["nccl"]["ranks"]] == [rank]
+    assert [job.ranks() for job in jobs] == [[0], [1]]
 
 
 @pytest.mark.parametrize("named_by", ["the user", "the configuration"])
@@ -296,38 +348,14 @@ def test_perfd_run_and_the_plugin_meet_where_either_was_told_to(
 ) -> None:
     place = tmp_path / "rings"
     place.mkdir()
-    environment = {name: value for name, value in os.environ.items() if name != "PERFD_NCCL_DIR"}
-    options: dict[str, object] = {"flight_recorder_prefix": None}
+    options: dict[str, object] = {}
+    environment = {"RANK": "0"}
     if named_by == "the user":
         environment["PERFD_NCCL_DIR"] = str(place)
     else:
         options["directory"] = str(place)
-    config = tmp_path / "perfd.json"
-    agent = {"collectors": {"nccl": {"options": options}}}
-    config.write_text(json.dumps({"agent": agent, "aggregator": {"http_listen": None}}))
-    bursts = "for i in 1 2 3 4 5 6; do sleep 0.5; echo; done"
-    job = f"({bursts}) | {built / 'driver'} {built / 'libnccl-profiler-perfd.so'} 5 bursts 20"
-    command = [
-        sys.executable,
-        "-m",
-        "perfd",
-        "run",
-        "--no-nsys",
-        "--config",
-        str(config),
-        "--out",
-        str(tmp_path),
-    ]
-    subprocess.run(
-        [*command, "--job", "j", "--", "sh", "-c", job],
-        env={**environment, "RANK": "0", "WORLD_SIZE": "1"},
-        check=True,
-        capture_output=True,
-    )
 
-    (saved,) = tmp_path.glob("*/summary.json")
-    (summary,) = json.loads(saved.read_text())["jobs"]
-    assert [one["rank"] for one in summary["nccl"]["ranks"]] == [0]
+    assert WatchedJob(built, tmp_path / "run", options, environment).ranks() == [0]
 
 
 def ranks_seen(directory: Path, *, run: str | None) -> set[str]:
