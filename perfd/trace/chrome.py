@@ -25,6 +25,7 @@ MAX_EVENT_BYTES = 64 * 1024 * 1024
 # between two events. No version of any profiler puts a list of objects into an event.
 _BOUNDARY = re.compile(rb"\}\s*,\s*(?=\{\s*\"\w+\"\s*:)")
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_LIST_END = re.compile(rb"(?:\A|[}\[])\s*\]")
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 
 
@@ -147,14 +148,9 @@ class ChromeFile:
     def _ending(self, buffer: bytes, is_object: bool) -> tuple[list[Event], dict[str, Any]]:
         """The last events, and the members that stand behind the list of them."""
         problem = TraceError(f"{self._path}: the trace is cut: its list of events does not end.")
-        end = len(buffer)
-        while (end := buffer.rfind(b"]", 0, end)) >= 0:
-            suffix = buffer[end + 1 :].strip()
-            if not is_object and suffix:
-                break
-            try:
-                members = _suffix_members(suffix) if is_object else {}
-            except _NOT_JSON:
+        for end in list_ends(buffer):
+            members = members_behind(buffer[end + 1 :], is_object)
+            if members is None:
                 continue
             try:
                 return self._decode(b"[" + buffer[:end] + b"]"), members
@@ -207,9 +203,20 @@ def _last_boundary(buffer: bytes) -> tuple[int, int] | None:
         tail = 0
 
 
-def _suffix_members(suffix: bytes) -> dict[str, Any]:
-    """What stands behind the list; raises `msgspec.DecodeError` when it does not end an object."""
-    return msgspec.json.decode(b"{" + suffix.removeprefix(b","), type=dict[str, Any])
+def list_ends(buffer: bytes) -> Iterator[int]:
+    """Where a list of objects may end, the last place first."""
+    return (match.end() - 1 for match in reversed(list(_LIST_END.finditer(buffer))))
+
+
+def members_behind(suffix: bytes, is_object: bool = True) -> dict[str, Any] | None:
+    """The members behind the list of events, where this is all that stands there; None where it is not."""
+    suffix = suffix.strip()
+    if not is_object:
+        return None if suffix else {}
+    try:
+        return msgspec.json.decode(b"{" + suffix.removeprefix(b","), type=dict[str, Any])
+    except _NOT_JSON:
+        return None
 
 
 def _loosely(raw: object) -> Event | None:

@@ -161,10 +161,14 @@ def test_a_trace_that_was_cut_anywhere_is_not_whole(tmp_path_factory, length):
 
 def test_a_large_trace_is_judged_by_its_end_and_its_marks(tmp_path, monkeypatch):
     monkeypatch.setattr(verify, "_DECODED_BYTES", 10)
-    whole = b'{"traceEvents": [{"cat": "kernel", "args": {"x": [1], "y": 2}}], "traceName": "x"}'
-    assert verify.contents_of(write(tmp_path / "a", whole)).work is verify.Work.GPU
-    with pytest.raises(CaptureError, match="end is missing"):
-        verify.contents_of(write(tmp_path / "b", whole[:-30]))
+    events = b'{"traceEvents": [{"cat": "kernel", "args": {"x": [1], "y": 2}}]'
+    groups = b', "distributedInfo": {"pg_config": [{"ranks": [0, 1]}, {"ranks": []}]}, "traceName": "x"}'
+    log = b', "INFO": ["a", "b]"]}'
+    for whole in (events + b', "traceName": "x"}', events + groups, events + log):
+        assert verify.contents_of(write(tmp_path / "a", whole)).work is verify.Work.GPU
+        for cut in (1, 20, len(whole) - len(events) + 1):
+            with pytest.raises(CaptureError, match="end is missing"):
+                verify.contents_of(write(tmp_path / "b", whole[:-cut]))
 
 
 @pytest.mark.parametrize("place", ["relative", "/a/../b", "/a=b", "/a!b"])

@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-import msgspec
-
 from perfd.errors import CaptureError, TraceError
-from perfd.trace.chrome import ChromeFile, Event
+from perfd.trace.chrome import ChromeFile, Event, list_ends, members_behind
 from perfd.trace.steps import PROFILER_STEP, steps_among
 from perfd.trace.whole_steps import Recorded, Span
 
 _DECODED_BYTES = 256 * 1024 * 1024
 """Larger ones are only looked at: this runs on the training node."""
-_TAIL_BYTES = 64 * 1024
+_TAIL_BYTES = 4 * 1024 * 1024
+"""The process groups of a large job stand behind the events."""
 _MAX_TIME_US, _MAX_DURATION_US = 4e15, 1e14
 """The year 2096, and three years: what is later or longer is no time."""
 _GPU_CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -77,13 +76,10 @@ def contents_of(path: Path) -> Contents:
 
 
 def _looked_at(content: mmap.mmap) -> Contents:
-    """What follows the last array of a whole trace are plain fields and the end of the object."""
+    """What follows the list of events of a whole trace are other fields and the end of the object."""
     tail = content[-_TAIL_BYTES:]
-    rest = tail.rpartition(b"]")[2].strip()
-    try:
-        msgspec.json.decode(b"{" + rest.removeprefix(b","))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CaptureError("The trace is not whole: its end is missing.") from error
+    if all(members_behind(tail[end + 1 :]) is None for end in list_ends(tail)):
+        raise CaptureError("The trace is not whole: its end is missing.")
     # One so large is not empty.
     return Contents(work=Work.GPU if any(content.find(mark) >= 0 for mark in _MARKS) else Work.HOST)
 
