@@ -23,7 +23,7 @@ _WHOLE_TABLES = (
     "CUPTI_ACTIVITY_KIND_*",
     "ENUM_*",
     "GPU_METRICS",
-    "NVTX_*",
+    "NVTX_EVENTS",
     "PROFILER_OVERHEAD",
     "TARGET_INFO_CUDA_*",
     "TARGET_INFO_GPU*",
@@ -43,7 +43,13 @@ _ROWS: Mapping[str, str] = {
 }
 """Tables of which only some rows are harmless."""
 
-_STRING_COLUMNS = ("demangledName", "jsonTextId", "mangledName", "nameId", "shortName", "textId")
+_EMPTIED_COLUMNS: Mapping[str, Sequence[str]] = {
+    "NVTX_EVENTS": ("jsonText", "jsonTextId", "binaryData"),
+    "PROCESSES": ("name",),
+}
+"""What a program attached to its ranges beside their names, and paths of programs."""
+
+_STRING_COLUMNS = ("demangledName", "mangledName", "nameId", "shortName", "textId")
 """Columns of the copied tables that point into StringIds."""
 
 
@@ -76,21 +82,19 @@ def _copy(copy: sqlite3.Connection, source: Path) -> None:
         _keep_what_it_refers_to(copy, name)
     _copy_table(copy, "StringIds", tables["StringIds"], where="id IN (SELECT id FROM temp.kept_strings)")
     if "PROCESSES" in tables:
-        _copy_processes(copy, tables["PROCESSES"])
+        # Which pid belongs to which events.
+        where = "globalPid IN (SELECT id FROM temp.kept_processes)"
+        _copy_table(copy, "PROCESSES", tables["PROCESSES"], where=where)
 
 
 def _copy_table(copy: sqlite3.Connection, name: str, sql: str, *, where: str = "1") -> None:
     copy.execute(sql)
+    emptied = _EMPTIED_COLUMNS.get(name, ())
+    # A value that came along and was removed then would still be in the bytes of its page.
+    columns = ", ".join("NULL" if one in emptied else _quoted(one) for one in _columns(copy, name))
     # Names come from the file's own schema and are quoted; conditions are ours.
-    copy.execute(f"INSERT INTO main.{_quoted(name)} SELECT * FROM original.{_quoted(name)} WHERE {where}")  # noqa: S608
-
-
-def _copy_processes(copy: sqlite3.Connection, sql: str) -> None:
-    """Which pid belongs to which events; what a process is called (its path) stays behind."""
-    where = "globalPid IN (SELECT id FROM temp.kept_processes)"
-    _copy_table(copy, "PROCESSES", sql, where=where)
-    if "name" in _columns(copy, "PROCESSES"):
-        copy.execute("UPDATE main.PROCESSES SET name = NULL")
+    query = f"SELECT {columns} FROM original.{_quoted(name)} WHERE {where}"  # noqa: S608
+    copy.execute(f"INSERT INTO main.{_quoted(name)} {query}")
 
 
 def _keep_what_it_refers_to(copy: sqlite3.Connection, name: str) -> None:

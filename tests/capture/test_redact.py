@@ -32,7 +32,8 @@ EVERY_PLACE = """
     CREATE TABLE DIAGNOSTIC_EVENT (timestamp INT, text TEXT, globalPid INT);
     CREATE TABLE A_TABLE_OF_THE_FUTURE (anything TEXT);
     CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INT, end INT, globalPid INT, shortName INT);
-    CREATE TABLE NVTX_EVENTS (start INT, end INT, textId INT, text TEXT, globalTid INT);
+    CREATE TABLE NVTX_EVENTS (start INT, end INT, textId INT, text TEXT, globalTid INT,
+        jsonTextId INT, jsonText TEXT, binaryData TEXT);
     INSERT INTO StringIds VALUES (1, 'gemm'), (2, 'forward'), (3, 'printed {s}'), (4, 'worker'), (5, '{s}');
     INSERT INTO META_DATA_CAPTURE VALUES
         ('PROCESS_0:ENVIRONMENT', 'TOKEN={s}'), ('PROCESS_0:ARGUMENTS', '--token {s}'),
@@ -49,7 +50,7 @@ EVERY_PLACE = """
     INSERT INTO DIAGNOSTIC_EVENT VALUES (1, 'started {s}', 16777216);
     INSERT INTO A_TABLE_OF_THE_FUTURE VALUES ('{s}');
     INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (0, 5, 16777216, 1);
-    INSERT INTO NVTX_EVENTS VALUES (0, 9, 2, NULL, 16777217);
+    INSERT INTO NVTX_EVENTS VALUES (0, 9, 2, NULL, 16777217, 5, '{s}', '{s}');
 """
 
 
