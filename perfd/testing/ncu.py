@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-Kernel = tuple[str | None, Mapping[str, tuple[float | None, str]]]
-"""A name, and metrics with their units."""
+Kernel = tuple[str | None, Mapping[str, float | None]]
+"""A name, and metrics in base units."""
 
 _MAGIC = b"NVR\0"
 
@@ -36,17 +36,12 @@ def load_report(file_name: str) -> Report:
 class Metric:
     """`IMetric`."""
 
-    def __init__(self, value: float | None, unit: str) -> None:
+    def __init__(self, value: float | None) -> None:
         self._value = value
-        self._unit = unit
 
     def as_double(self) -> float | None:
         """Its value; None where it has none."""
         return self._value
-
-    def unit(self) -> str:
-        """Its unit, as `ns` or `%`."""
-        return self._unit
 
 
 class Action:
@@ -66,7 +61,7 @@ class Action:
 
     def metric_by_name(self, name: str) -> Metric | None:
         """One of them."""
-        return Metric(*self._metrics[name]) if name in self._metrics else None
+        return Metric(self._metrics[name]) if name in self._metrics else None
 
 
 class Range:

@@ -115,6 +115,13 @@ def kernel_of(name: str, metrics: Iterable[str], value: Callable[[str], float | 
     return KernelMetrics(name=name, stalls=tuple(stalls), **values)
 
 
+def base_unit(metric: str) -> str:
+    """The unit of one of these metrics where all are in base units."""
+    if metric in _RAW["duration_s"]:
+        return "ns"
+    return "%" if ".pct_of_peak_" in metric else ""
+
+
 def in_base_units(value: float, unit: str) -> float | None:
     """A metric's value in seconds or as a ratio; None for what is no number."""
     return value * _UNITS.get(unit, 1.0) if math.isfinite(value) else None

@@ -2,6 +2,10 @@
 
 The module `ncu_report` is a package of that name, and a folder of Nsight Compute; perfd comes without it.
 (Source: "Python Report Interface" in Nsight Compute's documentation.)
+
+Its metrics are in base units, nanoseconds and percent, in every report (2023.3 to 2026.3). `IMetric.unit` is
+not asked: in a process with numpy, whose C++ library it mixes up with its own, the module that comes with
+Nsight Compute 2025.3.1 crashes there.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ from pathlib import Path
 from typing import Protocol, cast
 
 from perfd.errors import TraceError
-from perfd.trace.ncu import KernelMetrics, in_base_units, kernel_of, read_csv
+from perfd.trace.ncu import KernelMetrics, base_unit, in_base_units, kernel_of, read_csv
 
 _MAGIC = b"NVR\0"
 """How such a report begins."""
@@ -20,7 +24,6 @@ _MAGIC = b"NVR\0"
 
 class _Metric(Protocol):
     def as_double(self) -> float | None: ...
-    def unit(self) -> str: ...
 
 
 class _Action(Protocol):
@@ -101,6 +104,6 @@ def _kernel(path: Path, action: _Action) -> KernelMetrics:
     def value(name: str) -> float | None:
         metric = action.metric_by_name(name)
         number = metric.as_double() if metric is not None else None
-        return None if metric is None or number is None else in_base_units(number, metric.unit())
+        return None if number is None else in_base_units(number, base_unit(name))
 
     return kernel_of(action.name() or "", names, value)
