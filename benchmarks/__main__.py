@@ -16,6 +16,7 @@ STEPS = (
     ("aggregator: what one process takes in from 1,000 nodes", "benchmarks.aggregator_ingest"),
     ("reference: Prometheus scraping as many values", "benchmarks.prometheus_scrape"),
     ("aggregator: a page of 100,000 series, beside prometheus_client", "benchmarks.aggregator_render"),
+    ("NCCL plugin: what an operation's callbacks cost", "benchmarks.nccl_callbacks"),
     ("rules that ship", "benchmarks.rules"),
     ("analysis of 1,024 GPUs", "benchmarks.analysis_summary"),
     ("waiting and diagnosis of 16,384 ranks", "benchmarks.waiting"),

@@ -133,6 +133,9 @@ def main() -> int:
     parser.add_argument("--gpus", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--steps", type=int, default=120)
+    parser.add_argument(
+        "--modes", default=",".join((*_PERFD, "inspector")), help="between bare (%(default)s)"
+    )
     parser.add_argument("--torchrun", default="torchrun", help="the program")
     parser.add_argument("--python", default=sys.executable, help="the Python that has torch")
     parser.add_argument("--small-all-reduces", type=int, default=0, metavar="N", help="in each step")
@@ -140,7 +143,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help=f"print one object of schema {SCHEMA}")
     args = parser.parse_args()
     inspector = inspector_library(args.python, os.environ.get("LD_LIBRARY_PATH", ""))
-    modes = [*_PERFD, *(["inspector"] if inspector else [])]
+    modes = [mode for mode in args.modes.split(",") if mode != "inspector" or inspector]
     train = [args.torchrun, "--nproc-per-node", str(args.gpus), str(TRAIN), "--steps", str(args.steps)]
     train += ["--small-all-reduces", str(args.small_all_reduces)]
     train += _SMALL_JOB if args.dry_run or args.small_all_reduces else ()

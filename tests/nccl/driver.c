@@ -25,6 +25,8 @@
 #include "abi.h"
 
 static void *library;
+/* The interface that is driven, once it was looked for; NULL again when the library is another. */
+static void *interface;
 static int version;
 static int mask;
 
@@ -66,10 +68,18 @@ struct task {
 
 static void *profiler(void) {
   char name[32];
+  void *found = __atomic_load_n(&interface, __ATOMIC_RELAXED);
+  if (found) return found;
   snprintf(name, sizeof name, "ncclProfiler_v%d", version);
-  void *symbol = dlsym(library, name);
-  if (!symbol) fprintf(stderr, "no %s\n", name), exit(2);
-  return symbol;
+  found = dlsym(library, name);
+  if (!found) fprintf(stderr, "no %s\n", name), exit(2);
+  __atomic_store_n(&interface, found, __ATOMIC_RELAXED);
+  return found;
+}
+
+/* NCCL's logger is always there. */
+static void log_nothing(int level, unsigned long flags, const char *file, int line, const char *format, ...) {
+  (void)level, (void)flags, (void)file, (void)line, (void)format;
 }
 
 static void *init(uint64_t id, int ranks, int rank) {
@@ -79,9 +89,9 @@ static void *init(uint64_t id, int ranks, int rank) {
   case 1: result = ((struct abi_profiler_v1 *)profiler())->init(&context, &mask); break;
   case 2: result = ((struct abi_profiler_v2 *)profiler())->init(&context, &mask); break;
   case 3: result = ((struct abi_profiler_v3 *)profiler())->init(&context, &mask); break;
-  case 4: result = ((struct abi_profiler_v4 *)profiler())->init(&context, &mask, "a name", id, 1, ranks, rank, NULL); break;
-  case 5: result = ((struct abi_profiler_v5 *)profiler())->init(&context, id, &mask, NULL, 1, ranks, rank, NULL); break;
-  case 6: result = ((struct abi_profiler_v6 *)profiler())->init(&context, id, &mask, "", 1, ranks, rank, NULL); break;
+  case 4: result = ((struct abi_profiler_v4 *)profiler())->init(&context, &mask, "a name", id, 1, ranks, rank, log_nothing); break;
+  case 5: result = ((struct abi_profiler_v5 *)profiler())->init(&context, id, &mask, NULL, 1, ranks, rank, log_nothing); break;
+  case 6: result = ((struct abi_profiler_v6 *)profiler())->init(&context, id, &mask, "", 1, ranks, rank, log_nothing); break;
   }
   if (result) exit(3);
   return context;
@@ -307,6 +317,7 @@ static void reload(const char *path, int count) {
     finalize(context);
     dlclose(library);
     library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    interface = NULL;
   }
 }
 
@@ -425,13 +436,13 @@ static void watch_callbacks(int count) {
   printf("%s, %d allocations, %d locks\n", finished ? "no system call" : "a system call", allocations, locks);
 }
 
-/* How long a callback keeps NCCL: a start and a stop, and the same with one kernel channel. */
+/* How long an operation's callbacks keep NCCL: a start and a stop, and those of one kernel channel. */
 static void time_callbacks(int count) {
   void *context = init(100, 8, 1);
   struct timespec begin, end;
   clock_gettime(CLOCK_MONOTONIC, &begin);
   for (int i = 0; i < count; i++) {
-    struct task task = {.handle = start_coll(context, NULL, i, 1, 1), .channels = 1, .gpu_start = 10, .gpu_stop = 20};
+    struct task task = {.handle = start_coll(context, NULL, i, 1 << 20, 1), .channels = 1, .gpu_start = 10, .gpu_stop = 20};
     stop(task.handle);
     run_kernel(context, &task);
   }
