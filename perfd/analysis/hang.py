@@ -103,9 +103,10 @@ def _said(job: JobData, silent_s: float) -> str:
 
 
 def _exit_code(job: JobData) -> int | None:
-    ends = [event for event in job.events if event.kind is EventKind.JOB_ENDED]
-    code = ends[-1].values.get("exit_code") if ends else None
-    return None if code is None else int(code)
+    """Of who ran the job: that its processes are gone, or that the trainer was done, is told without one."""
+    ends = (event for event in job.events if event.kind is EventKind.JOB_ENDED)
+    codes = [event.values["exit_code"] for event in ends if "exit_code" in event.values]
+    return int(codes[-1]) if codes else None
 
 
 def _still_before_its_end_s(job: JobData) -> float | None:

@@ -381,7 +381,8 @@ def test_a_hang_that_an_error_ended_is_told_afterwards_and_a_good_end_is_none():
         values = {} if code is None else {"exit_code": code}
         at_s = float(STEPS.time_unix_s[-1]) + after_s
         end = Event(kind=EventKind.JOB_ENDED, time_unix_ns=round(1e9 * at_s), message="ended", values=values)
-        data = job_data(STEPS, description=DP4, events=[end], **fields)
+        gone = replace(end, message="4 ranks of the job ended on this node.", values={})
+        data = job_data(STEPS, description=DP4, events=[end, gone], **fields)
         return summarise(replace(data, ended_unix_s=at_s), AnalysisSettings())
 
     dumps = [progress(r, 4 if r == 2 else 5) for r in range(4)]
