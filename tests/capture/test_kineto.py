@@ -14,6 +14,7 @@ from capture.conftest import Node, request
 from perfd.capture.guards import JobProgress
 from perfd.capture.kineto.dropbox import PREFIX
 from perfd.capture.kineto.endpoint import CLIENT_PREFIX, KinetoEndpoint
+from perfd.capture.kineto.text import parse
 from perfd.capture.kineto.tool import KinetoOptions, KinetoTool, Timing
 from perfd.clock import SystemClock
 from perfd.model import CaptureCancel, CaptureState, CaptureTool, RankPlacement
@@ -278,6 +279,22 @@ def test_steps_become_a_length_by_the_jobs_own_pace(job):
     job.node.progress = JobProgress(step=5, step_times_s=[(4, 0.1), (5, 0.1)])
     job.capture(steps=3, max_duration_s=3600)
     assert job.finals(1)[0].state is CaptureState.DONE
+
+
+def test_by_iterations_one_update_more_is_traced_than_steps_are_asked_for(job, monkeypatch):
+    told = []
+    order = KinetoEndpoint.order
+
+    def heard(self, key, text, *, before_s):
+        told.append(parse(text))
+        order(self, key, text, before_s=before_s)
+
+    monkeypatch.setattr(KinetoEndpoint, "order", heard)
+    job.options = KinetoOptions(warmup_s=0, iteration_roundup=50)
+    job.rank()
+    job.capture(steps=3, max_duration_s=0.1)
+    job.finals(1)
+    assert told[0]["ACTIVITIES_ITERATIONS"] == "4", "whole steps lie between two updates"
 
 
 def test_a_name_that_is_taken_is_a_reason_and_no_crash(job):

@@ -207,9 +207,15 @@ class KinetoTool(Tool):
             duration_ms=round(length_s * 1e3),
             warmup_s=self._options.warmup_s,
             trace_id=plan.capture_id,
-            iterations=plan.steps if self._options.iteration_roundup is not None else None,
+            iterations=self._iterations(plan),
             iteration_roundup=self._options.iteration_roundup or 1,
         )
+
+    def _iterations(self, plan: Plan) -> int | None:
+        """How many calls of the optimizer to trace: whole steps lie between two of them."""
+        if plan.steps is None or self._options.iteration_roundup is None:
+            return None
+        return plan.steps + 1
 
     def _length_s(self, plan: Plan) -> float:
         """How long to trace, or by iteration how long it may take until the trace is over.
@@ -218,7 +224,8 @@ class KinetoTool(Tool):
         """
         if plan.steps is None or plan.step_time_s is None:
             return plan.max_duration_s
-        steps = plan.steps + (self._options.iteration_roundup or 2)
+        roundup = self._options.iteration_roundup
+        steps = plan.steps + (2 if roundup is None else 1 + roundup)
         return min(plan.max_duration_s, steps * plan.step_time_s)
 
     def _outcome(self, one: _Traced, plan: Plan, *, late: bool) -> Outcome | None:
