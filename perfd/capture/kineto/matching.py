@@ -72,7 +72,7 @@ def _unfit(pid: int, client: Client | None, proc: Path) -> str:
     if NSYS_SESSION_VARIABLE in environment:
         return (
             "runs under `nsys launch`, and CUPTI has one subscriber a process: capture it with nsys, "
-            "or start the job with perfd run --no-nsys."
+            "or start the job with perfd run --kineto."
         )
     if client is None and environment and DAEMON_VARIABLE not in environment:
         return f"was started without {DAEMON_VARIABLE}=1, so its PyTorch asks nobody for traces."
@@ -83,4 +83,4 @@ def _unfit(pid: int, client: Client | None, proc: Path) -> str:
         )
     if client.silent_s > _SILENT_PERIODS * client.period_s:
         return f"has not asked for a configuration for {client.silent_s:.0f} s."
-    return "" if client.idle else "is busy: its profiler traces already."
+    return "" if client.idle else "is busy: its profiler traces, or ended within the last 5 s; ask again."
