@@ -42,6 +42,8 @@ def _summary(report: Report) -> str:
 
 
 def _metrics(report: Report) -> str:
+    if not report.metrics:
+        return ""
     tiles = "".join(
         f'<div class="tile"><div class="name">{escape(metric.name)}</div>'
         f'<div class="value">{escape(metric.value)}</div>'

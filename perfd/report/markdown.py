@@ -12,9 +12,10 @@ def to_markdown(report: Report) -> str:
     """The whole report; pictures are left out, as the tables say the same."""
     lines = [f"# {report.title}", "", report.subtitle, "", "## Summary", "", f"**{report.headline}**", ""]
     lines += [f"- {_text(sentence)}" for sentence in report.summary]
-    lines += ["", "## Metrics", ""]
-    rows = [(metric.name, metric.value, metric.source) for metric in report.metrics]
-    lines += _grid(("metric", "value", "source"), rows, text_columns=3)
+    if report.metrics:
+        lines += ["", "## Metrics", ""]
+        rows = [(metric.name, metric.value, metric.source) for metric in report.metrics]
+        lines += _grid(("metric", "value", "source"), rows, text_columns=3)
     lines += ["", "## Findings", ""]
     for found in report.findings or ():
         share = f", {percent(found.gain_ratio)}" if found.gain_ratio is not None else ""

@@ -292,6 +292,15 @@ def test_kernels_lie_where_their_shares_of_the_peaks_put_them(tmp_path):
     assert "at its limit" in text, "the thresholds are told"
 
 
+@pytest.mark.parametrize(("name", "heading"), [("r.html", "<h2>{}</h2>"), ("r.md", "## {}\n")])
+def test_a_report_has_no_heading_with_nothing_below_it(tmp_path, name, heading):
+    path = tmp_path / name
+    assert main(["roofline", "--ncu", str(_raw(tmp_path / "raw.csv")), "-o", str(path)]) == 0
+    text = path.read_text(encoding="utf-8")
+    assert heading.format("Findings") in text
+    assert heading.format("Metrics") not in text
+
+
 def test_an_operation_without_a_time_lies_on_the_roof(tmp_path):
     path = tmp_path / "r.svg"
     for sizes in ("4096x64x64", "8192x8192x8192"):
