@@ -125,6 +125,27 @@ def test_a_real_timer_is_heard_by_the_real_collector(tmp_path: Path):
     collector.close()
 
 
+def test_a_job_that_starts_again_with_another_layout_is_described_again(tmp_path: Path):
+    path = tmp_path / "hook.sock"
+    collector = SPEC.create(HookOptions(listen_s=0.0, socket=str(path)), settings())
+
+    def described(rank: int, world_size: int, **sizes: int) -> list[tuple[int | None, int | None]]:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.connect(str(path))
+            sender.send(message(rank=rank, world_size=world_size, layout=sizes, report_steps=True))
+        told = [record for record in collector.collect() if isinstance(record, JobDescription)]
+        return [(record.parallel.world_size, record.parallel.dp) for record in told]
+
+    assert described(1, 4, dp=4) == [(4, 4)]
+    assert described(2, 4, dp=4) == []
+    # A rank that contradicts the first one does not make another job of it.
+    assert described(2, 4, dp=2) == []
+    assert described(0, 4, dp=4) == []
+    assert described(0, 2, dp=2) == [(2, 2)]
+    assert described(1, 2, dp=2) == []
+    collector.close()
+
+
 def test_the_collector_keeps_the_contract(tmp_path: Path):
     path = tmp_path / "hook.sock"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from perfd.collector import CollectorSpec, Column, ColumnKind, OnUnavailable, Options, Settings
 from perfd.errors import Unavailable
 from perfd.hook import default_socket
-from perfd.model import Record, SampleTable, Scope
+from perfd.model import JobDescription, Record, SampleTable, Scope
 from perfd_collectors.hook.messages import (
     MAX_BYTES,
     HookMessage,
@@ -77,7 +77,8 @@ class HookCollector:
         self._socket = _bound(self._path, options.mode)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
-        self._described: set[str] = set()
+        self._described: dict[str, tuple[int, JobDescription]] = {}
+        """By job, the rank that described it, and how."""
         self.unsound_messages = 0
         self.foreign_messages = 0
 
@@ -136,14 +137,22 @@ class HookCollector:
         )
 
     def _descriptions(self, messages: Sequence[HookMessage]) -> list[Record]:
+        """Of each job its first, and another one where it starts again with another layout.
+
+        That is believed of the first rank that spoke and of those before it: ranks that contradict each other
+        describe one job.
+        """
         records: list[Record] = []
         for message in messages:
             job = message.job or self._job
-            if job not in self._described and len(self._described) < _MOST_AT_ONCE:
-                self._described.add(job)
-                description = description_of(message, self._job)
-                if description is not None:
-                    records.append(description)
+            description = description_of(message, self._job)
+            rank, told = self._described.get(job, (None, None))
+            room = rank is not None or len(self._described) < _MOST_AT_ONCE
+            contradicts = rank is not None and message.rank > rank
+            if description is None or description == told or contradicts or not room:
+                continue
+            self._described[job] = message.rank, description
+            records.append(description)
         return records
 
 
