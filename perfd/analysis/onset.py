@@ -15,8 +15,8 @@ _FEWEST, _FEW = 4, 10
 """Steps since the onset, of which it is first told."""
 EARLIER = Window(each=40)
 """All that are looked at."""
-NEWEST = Window(each=40, told=2 * _FEWEST)
-"""Of the last ones nobody may have told yet."""
+NEWEST = Window(each=40, told=_FEWEST + 1)
+"""Of the last one nobody may have told yet."""
 _LEAST = 0.05
 """Of the time, lost in each of them: by less one is late by turns, as GPUs warm up and cool."""
 _CHANCE_PER_S = 2e-6

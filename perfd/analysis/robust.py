@@ -45,13 +45,15 @@ def _median_of_few(columns: NDArray[Any]) -> NDArray[Any]:
     known = len(ordered) - absent.sum(axis=0) if absent.any() else None
     if known is not None:
         ordered[absent] = np.inf
-    lower = np.empty_like(ordered[0])
-    for first, second in _sorting_network(len(ordered)):
-        np.minimum(ordered[first], ordered[second], out=lower)
-        np.maximum(ordered[first], ordered[second], out=ordered[second])
-        ordered[first] = lower
+    rows, spare = list(ordered), np.empty_like(ordered[0])
+    for first, second in _sorting_network(len(rows)):
+        lower, higher = rows[first], rows[second]
+        np.minimum(lower, higher, out=spare)
+        np.maximum(lower, higher, out=higher)
+        rows[first], spare = spare, lower
     if known is None:
-        return _middle(ordered[(len(ordered) - 1) // 2], ordered[len(ordered) // 2])
+        return _middle(rows[(len(rows) - 1) // 2], rows[len(rows) // 2])
+    ordered = np.stack(rows)
     low = np.take_along_axis(ordered, np.maximum(known - 1, 0)[None] // 2, 0)[0]
     high = np.take_along_axis(ordered, np.minimum(known // 2, len(ordered) - 1)[None], 0)[0]
     with np.errstate(invalid="ignore"):
