@@ -90,6 +90,8 @@ def _after(job: JobProgress, record: TrainingStep | LogProgress | JobDescription
                 nccl_timeout_s=60.0 * (_number(record.arguments.get("distributed_timeout_minutes")) or 0)
                 or None,
             )
+        case Event(kind=EventKind.CHECKPOINT_STARTED):
+            return replace(job, begun_checkpoint_step=record.step)
         case Event(kind=EventKind.CHECKPOINT):
             return replace(job, last_checkpoint_step=record.step)
     return job

@@ -24,7 +24,10 @@ class JobProgress:
     steps_per_line: int = 1
     last_line_unix_ns: int | None = None
     checkpoint_interval_steps: int | None = None
+    begun_checkpoint_step: int | None = None
+    """The step of which the log said last that it is being saved."""
     last_checkpoint_step: int | None = None
+    """The step of which the log said last that it was saved."""
     nccl_timeout_s: float | None = None
     """As the job was told; perfd's configuration has the usual one."""
 
@@ -47,13 +50,7 @@ class GuardSettings:
 
 def refusal(job: JobProgress, settings: GuardSettings, now_unix_ns: int) -> str:
     """Why a job must not be profiled now; empty when it may."""
-    if (
-        job.step is not None
-        and job.checkpoint_interval_steps
-        and job.step % job.checkpoint_interval_steps == 0
-        and job.last_checkpoint_step != job.step
-        and job.step > 0
-    ):
+    if _saves(job):
         return f"The job saves a checkpoint after step {job.step}; try again when it is done."
     if job.last_line_unix_ns is None:
         return ""
@@ -66,6 +63,14 @@ def refusal(job: JobProgress, settings: GuardSettings, now_unix_ns: int) -> str:
             "it hangs, and a profiler could end it. Use py_spy or flight_recorder."
         )
     return ""
+
+
+def _saves(job: JobProgress) -> bool:
+    """Whether it saves a checkpoint, or should by now; a step that ends after it means that it is over."""
+    if not job.step or job.last_checkpoint_step == job.step:
+        return False
+    due = job.checkpoint_interval_steps is not None and job.step % job.checkpoint_interval_steps == 0
+    return due or job.begun_checkpoint_step == job.step
 
 
 def slowed(before: JobProgress, now: JobProgress, settings: GuardSettings) -> str:

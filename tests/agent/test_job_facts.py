@@ -54,6 +54,15 @@ def test_a_checkpoint_counts_as_saved_only_when_it_is():
     assert not refusal(facts.progress("llama"), GuardSettings(), 9)
 
 
+def test_a_checkpoint_that_the_log_says_has_begun_needs_no_interval():
+    facts = JobFacts()
+    started = Event(kind=EventKind.CHECKPOINT_STARTED, time_unix_ns=8, message="", job="llama", step=7)
+    facts([TrainingStep(job="llama", step=7, step_time_s=2.0), started])
+    assert "saves a checkpoint after step 7" in refusal(facts.progress("llama"), GuardSettings(), 9)
+    facts([TrainingStep(job="llama", step=8, step_time_s=2.0)])
+    assert not refusal(facts.progress("llama"), GuardSettings(), 9)
+
+
 def test_the_newest_place_of_a_rank_counts():
     facts = JobFacts()
     facts([RankPlacement(job="llama", rank=0, pid=1), RankPlacement(job="llama", rank=0, pid=2)])

@@ -504,6 +504,17 @@ def test_a_job_that_saves_a_checkpoint_is_left_alone(node):
     node.until_state(CaptureState.DONE)
 
 
+def test_a_job_whose_log_says_that_it_saves_is_left_alone_until_a_step_ends_after_it(node):
+    node.launch()
+    node.progress = progress(100, 1.0, begun_checkpoint_step=100, last_checkpoint_step=50)
+    executor = node.executor()
+    executor.handle(request())
+    assert "saves a checkpoint after step 100" in node.until_state(CaptureState.REFUSED).reason
+    node.progress = progress(101, 1.0, begun_checkpoint_step=100, last_checkpoint_step=50)
+    executor.handle(request("c2"))
+    node.until_state(CaptureState.DONE)
+
+
 def test_a_job_near_the_timeout_of_nccl_is_left_alone(node):
     node.launch()
     now_unix_ns = SystemClock().unix_ns()
