@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from perfd.capture import cupti
+
 _VERSION = re.compile(r"version\s+(\d+(?:\.\d+)+)")
 
 _INSTALLATIONS = (
@@ -41,6 +43,8 @@ class Installation:
     """A QdstrmImporter that a link would make usable, as in Nsight Compute."""
     importer_expected: Path | None
     """Where nsys looks: beside its own folder. None when nsys is a wrapper of unknown layout."""
+    cupti_version: int | None = None
+    """Of the CUPTI that it has for drivers of CUDA 13.0; None without one."""
     only_found: bool = False
     """Whether nobody named it in the configuration."""
 
@@ -50,18 +54,17 @@ class Installation:
         return self.importer is None and self.importer_expected is not None
 
     @property
-    def of_nsight_compute(self) -> bool:
-        """Whether it is the nsys that Nsight Compute brings for itself."""
-        return any(part.startswith("nsight-compute") for part in self.nsys.resolve().parts)
+    def may_crash_jobs(self) -> bool:
+        """Whether its CUPTI is the one that has ended jobs at their first capture."""
+        return self.cupti_version == cupti.CRASHES
 
     @property
     def refusal(self) -> str | None:
         """Why nothing is captured with it, and what to do; None where it may be."""
-        if self.only_found and self.of_nsight_compute:
-            # Of 16 jobs on two H200s four ended in its libcupti at their first capture (2025.3.1).
+        if self.only_found and self.may_crash_jobs:
             return (
-                f"{self.nsys} is the one that comes with Nsight Compute, which has crashed jobs at their"
-                " first capture. Install nsight-systems, or set capture.nsys_path to use it nevertheless."
+                f"{self.nsys} brings the first CUPTI of CUDA 13.0, which has crashed jobs at their first"
+                " capture. Install a newer nsight-systems, or set capture.nsys_path to use it nevertheless."
             )
         if self.importer_missing:
             return f"{self.nsys} has no QdstrmImporter and would leave no report. {self.mend_importer}"
@@ -79,7 +82,7 @@ def find_nsys(configured: str | None, path: str | None, *, root: Path = Path("/"
     """The configured nsys, else the one on `path`, else the newest of the usual places; None without any.
 
     A configured one that does not exist counts as none: guessing another would hide the mistake. One that is
-    only found is not used where it is Nsight Compute's (`Installation.refusal`).
+    only found is not used where it has crashed jobs (`Installation.refusal`).
     """
     if configured is not None:
         return inspect(Path(configured)) if Path(configured).is_file() else None
@@ -113,6 +116,7 @@ def inspect(nsys: Path) -> Installation:
         importer=expected if expected.is_file() else None,
         importer_elsewhere=elsewhere[0] if elsewhere else None,
         importer_expected=expected,
+        cupti_version=cupti.version_of(folder / cupti.LIBRARY),
     )
 
 

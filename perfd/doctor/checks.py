@@ -102,9 +102,12 @@ def check_nsys(facts: Facts) -> Finding:
     where = f"{installation.nsys}, version {facts.nsys.version or 'unknown'}"
     if facts.nsys.version is None:
         return found(Level.FAIL, f"{installation.nsys} does not run", "Run it with --version and see why.")
-    if installation.of_nsight_compute and installation.only_found:
-        what = f"{where} comes with Nsight Compute and has crashed jobs at their first capture: not used"
-        mend = "Install nsight-systems-cli, capture with Kineto, or name this one in capture.nsys_path."
+    if installation.may_crash_jobs:
+        used = "not used" if installation.only_found else "used because capture.nsys_path names it"
+        what = f"{where}: its CUPTI (CUDA 13.0's first) has crashed jobs at their first capture: {used}"
+        mend = "Install a newer nsight-systems-cli, or capture with Kineto (perfd run --kineto)."
+        if installation.only_found:
+            mend += " To use this one nevertheless, name it in capture.nsys_path."
         return found(Level.WARN, what, mend)
     if installation.importer_missing:
         what = f"{where}: QdstrmImporter is not at {installation.importer_expected}, so stop leaves no report"

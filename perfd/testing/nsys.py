@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 _SCRIPT = Path(__file__).with_name("nsys_stand_in.py")
 
+_CUPTI = "int cuptiGetVersion(unsigned *version) { *version = VERSION; return 0; }"
 _IMPORTER = "#!/bin/sh\necho NVIDIA Nsight Systems stand-in\n"
 _IMPORTER_WITHOUT_LIBDW = """\
 #!/bin/sh
@@ -30,12 +32,14 @@ def install(
     report_bytes: int = 0,
     slow_stop_s: float = 0.0,
     gpu_metrics_option: str = "--gpu-metrics-devices",
+    cupti_version: int | None = None,
 ) -> Path:
     """Lay out an installation under `directory` and return its `nsys`.
 
     `importer=False` leaves out the folder with QdstrmImporter, as Nsight Compute does; with
     `importer_loads=False` it is there and lacks libdw; with `imports=False` it runs and cannot import.
-    In each case `stop` leaves only a .qdstrm and returns 0.
+    In each case `stop` leaves only a .qdstrm and returns 0. With `cupti_version` there is a CUPTI for drivers
+    of CUDA 13.0 that calls itself so, which takes a C compiler, cc.
     """
     target = directory / "target-linux-x64"
     target.mkdir(parents=True)
@@ -45,6 +49,8 @@ def install(
         program = host / "QdstrmImporter"
         program.write_text(_IMPORTER if importer_loads else _IMPORTER_WITHOUT_LIBDW)
         program.chmod(0o755)
+    if cupti_version is not None:
+        _build_cupti(target / "libcupti.so.13.0", cupti_version)
     settings = {
         "STATE": str(directory / "sessions"),
         "VERSION": version,
@@ -65,3 +71,8 @@ def install(
     nsys.write_text(f"#!/bin/sh\n{exports}{run}")
     nsys.chmod(0o755)
     return nsys
+
+
+def _build_cupti(library: Path, version: int) -> None:
+    command = ["cc", "-shared", "-fPIC", f"-DVERSION={version}", "-x", "c", "-", "-o", str(library)]
+    subprocess.run(command, input=_CUPTI, text=True, check=True)

@@ -1,5 +1,7 @@
 """What nsys prints, what it is started with, and what processes say about themselves."""
 
+import shutil
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +15,7 @@ from perfd.config import AgentCaptureConfig
 from perfd.errors import CaptureError
 from perfd.testing import nsys
 
+NEEDS_CC = pytest.mark.skipif(shutil.which("cc") is None, reason="a CUPTI is built: apt-get install gcc")
 SESSIONS = """\
               ID         TIME                       STATE LAUNCH NAME
          1010093        00:03                    Launched      1 perfd.llama.7
@@ -153,15 +156,28 @@ def test_a_job_is_started_bare_where_nsys_cannot_help_and_the_note_says_why(tmp_
         assert words in launch.note
 
 
-def test_the_nsys_of_nsight_compute_is_used_only_where_it_is_named(tmp_path):
-    risky = nsys.install(tmp_path / "opt" / "nvidia" / "nsight-compute" / "2025.3.1" / "host")
+@NEEDS_CC
+def test_an_nsys_whose_cupti_has_crashed_jobs_is_used_only_where_it_is_named(tmp_path):
+    systems = tmp_path / "opt" / "nvidia" / "nsight-systems"
+    risky = nsys.install(systems / "2025.3.1", cupti_version=130000)
     found, named = (find_nsys(path, "", root=tmp_path) for path in (None, str(risky)))
     assert found.nsys == named.nsys == risky
     assert "set capture.nsys_path" in plan(found).note
     assert plan(found).session is None
     assert plan(named).session == "perfd.llama.7"
-    sound = nsys.install(tmp_path / "opt" / "nvidia" / "nsight-systems" / "2024.7.1")
-    assert find_nsys(None, str(risky.parent), root=tmp_path).nsys == sound
+    older = nsys.install(systems / "2024.7.1")
+    assert find_nsys(None, str(risky.parent), root=tmp_path).nsys == older
+    mended = nsys.install(tmp_path / "opt/nvidia/nsight-compute/2025.3.2/host", cupti_version=130001)
+    assert find_nsys(None, str(mended.parent), root=tmp_path).nsys == mended
+
+
+def test_a_cupti_that_cannot_be_loaded_keeps_no_nsys_from_use(tmp_path):
+    nsys.install(tmp_path / "opt/nvidia/nsight-systems/2025.5.1")
+    (tmp_path / "opt/nvidia/nsight-systems/2025.5.1/target-linux-x64/libcupti.so.13.0").write_text(
+        "no library"
+    )
+    found = find_nsys(None, "", root=tmp_path)
+    assert (found.cupti_version, found.refusal) == (None, None)
 
 
 def test_an_nsys_that_cannot_run_or_never_ends_is_one_clear_sentence(tmp_path):

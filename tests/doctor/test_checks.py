@@ -49,7 +49,6 @@ COMPUTE_NSYS = replace(
     importer=None,
     importer_elsewhere=Path("/opt/host/linux-desktop-glibc_2_11_3-x64/QdstrmImporter"),
 )
-FOUND_NSYS = Path("/opt/nvidia/nsight-compute/2025.3.1/host/target-linux-x64/nsys")
 GOOD_DIRECTORY = DirectoryFacts(path=Path("/state"), free_bytes=2**40)
 HEALTHY = Facts(
     perfd_version="1.0.0",
@@ -114,9 +113,15 @@ def nsys(installation=NSYS, version="2025.3.1", libdw=Path("/lib/libdw.so.1"), p
         ),
         (
             check_nsys,
-            nsys(installation=replace(COMPUTE_NSYS, nsys=FOUND_NSYS, only_found=True)),
+            nsys(installation=replace(NSYS, cupti_version=130000, only_found=True)),
             Level.WARN,
-            "name this one in capture.nsys_path",
+            "at their first capture: not used",
+        ),
+        (
+            check_nsys,
+            nsys(installation=replace(NSYS, cupti_version=130000)),
+            Level.WARN,
+            "used because capture.nsys_path names it",
         ),
         (check_nsys, {**nsys(None), "captures_enabled": False}, Level.OK, "switched off"),
         (check_importer, nsys(libdw=None), Level.WARN, "Install libdw1"),

@@ -1,0 +1,38 @@
+"""Which CUPTI an nsys brings along, and the one that is known to end jobs.
+
+CUDA 13.0's first CUPTI can crash in `cuptiActivityFlushAll`, which nsys calls some seconds after a collection
+began. (Source: NVIDIA, CUPTI's release notes, "Updates in CUDA Toolkit 13.0 Update 1"; seen: ADR 16.)
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+CRASHES = 130000
+"""What that CUPTI calls itself; the one of Update 1 says 130001."""
+LIBRARY = "libcupti.so.13.0"
+"""Its file, beside nsys, which has one for each CUDA that a driver can be of."""
+_ASK = """
+import ctypes, sys
+version = ctypes.c_uint32()
+if ctypes.CDLL(sys.argv[1]).cuptiGetVersion(ctypes.byref(version)) == 0:
+    print(version.value)
+"""
+_PATIENCE_S = 10.0
+
+
+def version_of(library: Path) -> int | None:
+    """What a CUPTI calls itself, as 130001; None without one, and where it cannot be loaded.
+
+    It is asked in a process of its own, so that a profiler's library is never in this one. No GPU is needed.
+    """
+    if not library.is_file():
+        return None
+    command = [sys.executable, "-I", "-S", "-c", _ASK, str(library)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return int(done.stdout) if done.stdout.strip().isdigit() else None
