@@ -99,11 +99,12 @@ class PySpyTool(Tool):
         except OSError as error:
             raise CaptureError(f"Cannot run {self._py_spy}: {error.strerror}.") from error
         if done.returncode or not done.stdout.strip():
-            complaint = done.stderr.decode(errors="replace").strip().splitlines()[:1]
-            raise CaptureError(
-                f"py-spy dump failed: {(complaint or ['it printed nothing'])[0]}; it needs the job's user, "
-                "root or CAP_SYS_PTRACE."
+            said = done.stderr.decode(errors="replace").strip() or "it printed nothing"
+            complaint = said.splitlines()[0].removeprefix("Error: ").rstrip(".")
+            needs = (
+                "; it needs the job's user, root or CAP_SYS_PTRACE" if "permi" in complaint.lower() else ""
             )
+            raise CaptureError(f"py-spy dump failed: {complaint}{needs}.")
         return done.stdout
 
 

@@ -163,7 +163,8 @@ def _judge_launch(analysis: TraceAnalysis, part: Shares) -> TraceFinding | None:
             " launches nothing: it is busy with something else."
         )
         advice = (
-            "Find what the host does in the gaps (py-spy, the phases below): input, logging, Python, a lock."
+            "Find what the host does in the gaps (py-spy, named ranges around its parts): input, logging,"
+            " Python, a lock."
         )
     if cost and cost.queue_s is not None and cost.call_s is not None:
         evidence.append(

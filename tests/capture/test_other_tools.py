@@ -69,6 +69,16 @@ def test_a_dump_that_is_not_allowed_says_what_it_needs(node, rank, tmp_path):
     assert "Permission Denied; it needs" in node.until_state(CaptureState.FAILED).reason
 
 
+def test_a_rank_that_is_no_python_is_not_said_to_lack_rights(node, rank, tmp_path):
+    said = "Error: Failed to find python version from target process"
+    py_spy = script(tmp_path / "py-spy", f"echo {said} >&2; exit 1")
+    placement = rank()
+    tool = PySpyTool(py_spy, placements=lambda job: [placement])
+    node.executor(tools=[tool]).handle(request(tool=CaptureTool.PY_SPY))
+    reason = node.until_state(CaptureState.FAILED).reason
+    assert reason == "py-spy dump failed: Failed to find python version from target process."
+
+
 def test_py_spy_is_the_configured_one_or_that_on_the_path_and_a_mistake_is_not_hidden(tmp_path):
     (tmp_path / "bin").mkdir()
     on_path = script(tmp_path / "bin" / "py-spy", "exit 0")
