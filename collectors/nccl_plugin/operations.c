@@ -229,6 +229,8 @@ void *channel_start(void *operation_handle, uint8_t channel, uint64_t gpu_ns) {
   return (void *)(uintptr_t)encode(KIND_CHANNEL, generation_of(operation_handle), (uint32_t)(slot - slots), channel);
 }
 
+bool is_channel(void *handle) { return kind_of(handle) == KIND_CHANNEL; }
+
 void channel_stop_time(void *channel_handle, uint64_t gpu_ns) {
   if (kind_of(channel_handle) != KIND_CHANNEL || !is_current(channel_handle)) {
     count_stale();

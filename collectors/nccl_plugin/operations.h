@@ -37,6 +37,7 @@ void *operation_start(struct context *context, const struct operation *operation
 void *group_start(void);
 void *channel_start(void *operation_handle, uint8_t channel, uint64_t gpu_ns);
 void channel_stop_time(void *channel_handle, uint64_t gpu_ns);
+bool is_channel(void *handle);
 
 /* The end of whatever the handle stands for. */
 void handle_stop(void *handle);

@@ -38,15 +38,15 @@ static abi_result finalize(void *context) {
   return 0;
 }
 
-/* Versions 1 and 2 know no kernel channels; version 3 reports them without the GPU's time. */
-static abi_result ignore_state(void *handle, int state, const union abi_state_args *args) {
-  (void)handle, (void)state, (void)args;
-  return 0;
+/* Version 3 tells of a kernel's channel neither the GPU's time nor a state: that it stops is its end. */
+static abi_result stop_event_v3(void *handle) {
+  if (is_channel(handle)) channel_stop_time(handle, monotonic_ns());
+  return stop_event(handle);
 }
 
-static abi_result record_state_v3(void *handle, int state, const union abi_state_args *args) {
-  (void)args;
-  if (handle && state == ABI_STATE_KERNEL_CH_STOP) channel_stop_time(handle, monotonic_ns());
+/* Versions 1 and 2 know no kernel channels. */
+static abi_result ignore_state(void *handle, int state, const union abi_state_args *args) {
+  (void)handle, (void)state, (void)args;
   return 0;
 }
 
@@ -155,7 +155,7 @@ START_EVENT(5, struct abi_descr_v5, NOTHING, NOTHING, descr->coll.parent_group, 
 
 EXPORT struct abi_profiler_v1 ncclProfiler_v1 = {NAME, init_v1, start_event_v1, stop_event, ignore_state, finalize};
 EXPORT struct abi_profiler_v2 ncclProfiler_v2 = {NAME, init_v2, start_event_v2, stop_event, ignore_state, finalize};
-EXPORT struct abi_profiler_v3 ncclProfiler_v3 = {NAME, init_v3, start_event_v3, stop_event, record_state_v3, finalize};
+EXPORT struct abi_profiler_v3 ncclProfiler_v3 = {NAME, init_v3, start_event_v3, stop_event_v3, ignore_state, finalize};
 EXPORT struct abi_profiler_v4 ncclProfiler_v4 = {NAME, init_v4, start_event_v4, stop_event, record_state_v4, finalize};
 EXPORT struct abi_profiler_v5 ncclProfiler_v5 = {NAME, init_v5, start_event_v5, stop_event, record_state_v4, finalize};
 EXPORT struct abi_profiler_v6 ncclProfiler_v6 = {NAME, init_v6, start_event_v5, stop_event, record_state_v4, finalize};

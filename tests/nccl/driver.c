@@ -115,7 +115,9 @@ static void stop(void *handle) {
 }
 static void record(void *handle, int state, uint64_t gpu_ns) {
   union abi_state_args args = {.kernel_ch = {gpu_ns}};
-  if (handle) ((struct abi_profiler_v5 *)profiler())->record_state(handle, state, version == 3 ? NULL : &args);
+  /* NCCL 2.26 has no state for the end of a kernel's channel: it only stops. */
+  if (version == 3 && state == ABI_STATE_KERNEL_CH_STOP) return;
+  if (handle) ((struct abi_profiler_v5 *)profiler())->record_state(handle, state, &args);
 }
 static void finalize(void *context) { ((struct abi_profiler_v5 *)profiler())->finalize(context); }
 
