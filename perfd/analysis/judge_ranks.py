@@ -99,7 +99,9 @@ def _by_arrival(facts: Facts, arrivals: Late, slow: NcclRank) -> Finding:
 def _at_most(arrivals: Late) -> str:
     if arrivals.at_most_ratio < _HIDDEN * arrivals.caused_ratio:
         return ""
-    return f" (they wait {percent(arrivals.at_most_ratio)} in NCCL's kernels, part of it beside compute)"
+    # Waits in several communicators at once add up to more than there is time for.
+    waited = percent(min(1.0, arrivals.at_most_ratio))
+    return f" (they wait {waited} in NCCL's kernels, part of it beside compute)"
 
 
 def _of_those(arrivals: Late, slow: NcclRank) -> list[str]:

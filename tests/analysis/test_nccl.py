@@ -271,3 +271,13 @@ def test_phases_that_hold_waiting_do_not_hide_who_is_slow():
     assert result.slowdowns == bare.slowdowns
     assert max(result.slowdowns, key=lambda one: one.ratio).rank == 2
     assert result.breakdown.spread_ratio is None
+
+
+def test_nobody_is_said_to_wait_for_longer_than_there_was_time():
+    # Thirty of them a step, each waited for half a step: they must have run beside each other.
+    beside = table([0, 1, 2, 3], [0, 0, 0.05, 0], operations=600, operations_per_s=300.0)
+
+    result = summary([beside])
+
+    assert (result.nccl.ranks[2].caused_at_most_ratio or 0) > 1
+    assert "(they wait 100.0 % in NCCL's kernels" in result.bottleneck.evidence[1]
