@@ -16,6 +16,7 @@ from perfd.analysis.findings import Facts
 from perfd.analysis.hang import hang
 from perfd.analysis.links import data_parallel_link_bytes_per_s, speeds
 from perfd.analysis.nccl import nccl
+from perfd.analysis.phase_waits import waiting_pair
 from perfd.analysis.pipeline import pipeline
 from perfd.analysis.pipeline_waits import with_waiting
 from perfd.analysis.places import Speeds
@@ -66,6 +67,7 @@ def facts_of(job: JobData, settings: AnalysisSettings, steady: Steady, activity:
         optimizer=optimizer(timers, times),
         breakdown=_breakdown(timers, times),
         timers_hold_waiting=timers.hold_waiting,
+        waiting_pair=waiting_pair(timers, times),
         memory=memory(job, settings.peaks),
         step_time=of_steps,
         activity=activity,

@@ -13,6 +13,7 @@ from perfd.analysis.communication import Communication
 from perfd.analysis.efficiency import Efficiency
 from perfd.analysis.hang import Hang
 from perfd.analysis.nccl import Nccl
+from perfd.analysis.phase_waits import WaitingPair
 from perfd.analysis.pipeline import Pipeline
 from perfd.analysis.sequences import UnequalSequences
 from perfd.analysis.shares import Breakdown, DataLoading, Memory, Optimizer, StepTime
@@ -108,6 +109,7 @@ class Facts:
     held_clocks: Sequence[HeldClock] = ()
     timers_hold_waiting: bool = False
     """Whether what is timed as forward and backward may be waiting for other ranks."""
+    waiting_pair: WaitingPair | None = None
     sequences: UnequalSequences | None = None
     hang: Hang | None = None
     capture: CaptureEvidence | None = None

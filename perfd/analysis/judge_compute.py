@@ -7,7 +7,7 @@ import numpy as np
 from perfd.analysis.captured import CaptureEvidence, not_used
 from perfd.analysis.efficiency import mean_over_gpus
 from perfd.analysis.findings import Facts, Finding, Kind
-from perfd.analysis.words import percent
+from perfd.analysis.words import milliseconds, percent
 
 _GOOD_MFU = 0.40
 _FAIR_MFU = 0.30
@@ -111,12 +111,24 @@ def _unknown(facts: Facts, evidence: list[str], computing: float | None) -> Find
         advice = _TIMERS
     if mfu is not None and mfu >= _FAIR_MFU:
         missing += " An MFU of 30 to 40 % is most often communication."
-    evidence = [*evidence, missing, *_unseen_nccl(facts), *not_used(facts.capture)]
+    evidence = [*evidence, *_waiting_pair(facts), missing, *_unseen_nccl(facts), *not_used(facts.capture)]
     return Finding(kind=Kind.UNKNOWN, confidence=0.0, evidence=evidence, recommendation=advice)
 
 
 def _compute_is_timed(facts: Facts) -> bool:
     return facts.breakdown.forward_ratio is not None and not facts.timers_hold_waiting
+
+
+def _waiting_pair(facts: Facts) -> list[str]:
+    pair = facts.waiting_pair
+    if pair is None:
+        return []
+    said = (
+        f"Rank {pair.longer_forward} takes {milliseconds(pair.seconds)} longer in forward and rank"
+        f" {pair.longer_backward} as much longer in backward (timers): one of them waits for the other. If"
+        f" forward holds no collective, rank {pair.longer_forward} is the slow one."
+    )
+    return [said]
 
 
 def _unseen_nccl(facts: Facts) -> list[str]:

@@ -344,6 +344,23 @@ def test_a_job_of_many_ranks_whose_communication_nobody_tells_is_told_what_the_p
     assert unseen == [False, True, False]
 
 
+def test_of_two_ranks_that_wait_for_each_other_in_phases_it_is_said_and_nobody_is_named():
+    def judged(**phases: list[float]):
+        return judge(by_rank=phases, job=description(None, world_size=2, dp=2)).bottleneck
+
+    waits = judged(forward=[0.2, 0.3], backward=[0.6, 0.5])
+
+    assert (waits.kind, waits.culprits) == (Kind.UNKNOWN, ())
+    assert (
+        "Rank 1 takes 100.0 ms longer in forward and rank 0 as much longer in backward" in waits.evidence[1]
+    )
+    for others in (
+        {"forward": [0.2, 0.3], "backward": [0.5, 0.6]},
+        {"forward": [0.2, 0.21], "backward": [0.5, 0.49]},
+    ):
+        assert not any("waits for the other" in said for said in judged(**others).evidence)
+
+
 def test_timers_that_hold_little_of_the_step_are_not_said_to_be_missing():
     summary = judge(
         {"forward": (0.1, 0.1), "backward": (0.2, 0.2)}, job=description(None, world_size=8, dp=8)
