@@ -75,6 +75,9 @@ def hang(job: JobData) -> Hang | None:
         return None
     parallel = job.description.parallel if job.description else ParallelLayout()
     counters = _by_counters(job.nccl, parallel, silent_s)
+    if counters is not None and job.ended_unix_s is not None and not counters.culprits:
+        # After the last step nobody needs NCCL, and what fails then is another thing.
+        counters = None
     looks = (_by_progress(job.progress), counters, _by_gpus(job.gpu, silent_s))
     clues = [clue for clue in looks if clue is not None]
     if not clues:
@@ -112,11 +115,14 @@ def _exit_code(job: JobData) -> int | None:
 def _still_before_its_end_s(job: JobData) -> float | None:
     """How long it made no step; None for a job that ended well, or of which nobody knows how it ended.
 
-    The log is no measure of it: who ends a job says so.
+    The log is no measure of it: who ends a job says so. A trainer that says that it is done has ended,
+    whatever comes after it.
     """
-    if not _exit_code(job) or not len(job.steps) or job.ended_unix_s is None:
+    if not _exit_code(job) or not len(job.steps):
         return None
-    return job.ended_unix_s - float(job.steps.time_unix_s[-1])
+    newest_s = float(job.steps.time_unix_s[-1])
+    ends = [event.time_unix_ns / 1e9 for event in job.events if event.kind is EventKind.JOB_ENDED]
+    return min((end_s - newest_s for end_s in ends if end_s >= newest_s), default=None)
 
 
 def patience_s(steps: StepTable, *, least_s: float = _LEAST_SILENT_S) -> float:

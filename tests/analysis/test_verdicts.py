@@ -377,12 +377,14 @@ def test_silence_alone_is_no_hang_and_neither_is_one_that_the_job_is_used_to():
 
 
 def test_a_hang_that_an_error_ended_is_told_afterwards_and_a_good_end_is_none():
-    def ended(code: float | None, after_s: float = 90, **fields) -> JobSummary:
+    def ended(code: float | None, after_s: float = 90, *, done_s: float = 90, **fields) -> JobSummary:
         values = {} if code is None else {"exit_code": code}
         at_s = float(STEPS.time_unix_s[-1]) + after_s
         end = Event(kind=EventKind.JOB_ENDED, time_unix_ns=round(1e9 * at_s), message="ended", values=values)
         gone = replace(end, message="4 ranks of the job ended on this node.", values={})
-        data = job_data(STEPS, description=DP4, events=[end, gone], **fields)
+        done_ns = end.time_unix_ns - round(1e9 * (after_s - min(after_s, done_s)))
+        done = replace(gone, time_unix_ns=done_ns, message="The trainer is done.")
+        data = job_data(STEPS, description=DP4, events=[done, end, gone], **fields)
         return summarise(replace(data, ended_unix_s=at_s), AnalysisSettings())
 
     dumps = [progress(r, 4 if r == 2 else 5) for r in range(4)]
