@@ -84,8 +84,8 @@ class NsysTool(Tool):
     def ready(self, job: str, ranks: Sequence[int]) -> Readiness:
         if self._installation is None:
             return Readiness(
-                reason="There is no nsys on this node; install nsight-systems, set capture.nsys_path, or capture"
-                " with Kineto (perfd run --kineto)."
+                reason="There is no nsys on this node; install nsight-systems, set capture.nsys_path, or"
+                " capture with Kineto (perfd run --kineto)."
             )
         if self._installation.refusal:
             return Readiness(reason=self._installation.refusal)
