@@ -7,6 +7,7 @@ import io
 import json
 import re
 from contextlib import suppress
+from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import numpy as np
@@ -21,6 +22,7 @@ from perfd.trace.hlo_line import read_line, shapes
 from perfd.trace.ncu_report import read_ncu
 from perfd.trace.roofline import Verdict, Work, matmul, place
 
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "traces"
 _GPU = GpuPeak(
     name="T", match=["T"], flops={"bf16": 1e12, "fp32": 1e11}, memory_bytes_per_s=1e10, source="-", date="-"
 )
@@ -344,3 +346,21 @@ def test_a_small_operation_is_told_in_small_units(capsys):
     assert "409.60 kFLOP" in told
     assert "23.3 kB" in told
     assert "at least 4.9 ns" in told
+
+
+def test_what_nsight_compute_measured_on_a_gpu_is_read_as_it_shows_it():
+    random, product, addition = read_ncu(FIXTURES / "ncu-2025.3-h200-raw.csv")
+    assert [kernel.duration_s for kernel in (random, product, addition)] == pytest.approx(
+        [42.752e-6, 174.528e-6, 23.296e-6]
+    )
+    assert (product.compute_ratio, product.memory_ratio, product.dram_ratio) == pytest.approx(
+        (0.9022, 0.6978, 0.1317)
+    )
+    assert product.tensor_ratio == pytest.approx(0.95, abs=0.001)
+    assert [kernel.verdict for kernel in (random, product, addition)] == [
+        Verdict.COMPUTE,
+        Verdict.COMPUTE,
+        Verdict.MEMORY,
+    ]
+    assert [kernel.at_limit for kernel in (random, product, addition)] == [False, True, False]
+    assert addition.stalls[0][0] == "long scoreboard"
