@@ -24,6 +24,7 @@ from perfd.analysis.shares import Breakdown, DataLoading, Memory, Optimizer, Ste
 from perfd.analysis.slowdowns import RankSlowdown
 from perfd.analysis.steady import Steady, steady_rows
 from perfd.analysis.tables import AlertRecord, JobData
+from perfd.analysis.troubles import Trouble, troubles
 from perfd.model import ParallelLayout
 
 __all__ = [
@@ -120,6 +121,8 @@ class JobSummary:
     bottleneck: Finding
     findings: Sequence[Finding] = ()
     """All of them, the bottleneck first."""
+    troubles: Sequence[Trouble] = ()
+    """What the log, NCCL and the hardware complained of."""
     alerts: Sequence[AlertRecord] = ()
 
 
@@ -195,6 +198,7 @@ def _summarise(job: JobData, settings: AnalysisSettings) -> JobSummary:
         capture=facts.capture,
         bottleneck=findings[0],
         findings=tuple(findings),
+        troubles=troubles(job.events),
         alerts=tuple(job.alerts),
     )
 

@@ -16,7 +16,11 @@ from perfd.analysis.captured import not_used
 from perfd.analysis.communication import Communication
 from perfd.analysis.findings import Finding, Kind
 from perfd.analysis.summary import JobSummary
+from perfd.analysis.troubles import Trouble
+from perfd.analysis.words import rank_names
 
+_TROUBLES_SHOWN = 8
+_TROUBLE_CHARACTERS = 240
 _LIMITS = {
     Kind.NONE: "Nothing that perfd can see limits this job",
     Kind.COMPUTE: "Computation limits this job",
@@ -95,7 +99,7 @@ def _job(summary: JobSummary) -> list[str]:
     if others:
         lines += ["", "Also found:"]
         lines += [f"- {finding.kind.replace('_', ' ')}: {' '.join(finding.evidence)}" for finding in others]
-    return lines
+    return [*lines, *_troubles(summary)]
 
 
 def _of_job(job: str, alerts: Sequence[Alert], captures: Sequence[Captured]) -> list[str]:
@@ -115,7 +119,24 @@ def findings_in_words(summaries: Sequence[JobSummary]) -> list[str]:
         blocks += [f"# {summary.name}", *("\n".join([*_finding(finding), ""]) for finding in findings)]
         blocks += [f"{sentence}\n" for sentence in not_used(summary.capture)]
         blocks += _bandwidths(summary)
+        blocks += ["\n".join([*_troubles(summary)[1:], ""])] if summary.troubles else []
     return [printable(f"{block}\n" if block.startswith("#") else block) for block in blocks]
+
+
+def _troubles(summary: JobSummary) -> list[str]:
+    lines = [f"- {_trouble(trouble)}" for trouble in summary.troubles[:_TROUBLES_SHOWN]]
+    hidden = len(summary.troubles) - len(lines)
+    more = [f"- {hidden} more are in the summary's `troubles`."] if hidden else []
+    return ["", "Errors and warnings, in the order in which they began:", *lines, *more] if lines else []
+
+
+def _trouble(trouble: Trouble) -> str:
+    who = rank_names(trouble.ranks) if trouble.ranks else ""
+    when = f"after step {trouble.step}" if trouble.step is not None else ""
+    often = f"{trouble.count} times" if trouble.count > 1 else ""
+    facts = ", ".join(fact for fact in (who, when, often) if fact)
+    message = textwrap.shorten(trouble.message, _TROUBLE_CHARACTERS, placeholder=" ...")
+    return f"{message}{f' ({facts})' if facts else ''}"
 
 
 def _bandwidths(summary: JobSummary) -> list[str]:

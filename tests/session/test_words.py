@@ -6,6 +6,8 @@ import pytest
 
 from perfd.analysis.communication import Communication
 from perfd.analysis.findings import Culprit, Finding, Kind
+from perfd.analysis.troubles import Trouble
+from perfd.model import EventKind
 from perfd.recording import bundled
 from perfd.session.replay import ReplayOptions, replay
 from perfd.session.words import NO_JOB, findings_in_words, in_words
@@ -81,6 +83,25 @@ def test_how_much_of_communication_is_waiting_stands_beside_it_where_that_is_kno
     line = "communication         40.0 % (nccl plugin)"
     assert f"{line}: 16.0 % moves data, 24.0 % waits for other ranks\n" in told
     assert f"{line}\n" in untold
+
+
+def test_what_the_job_complained_of_stands_below_the_numbers_and_beside_the_diagnosis(summary):
+    trouble = Trouble(
+        kind=EventKind.LOG_ERROR,
+        message="torch.OutOfMemoryError: CUDA out of memory.",
+        count=3,
+        ranks=(1, 2),
+        step=17,
+        first_unix_s=1.0,
+        last_unix_s=2.0,
+    )
+    troubled = dataclasses.replace(summary, troubles=[trouble] * 10)
+
+    line = "- torch.OutOfMemoryError: CUDA out of memory. (ranks 1, 2, after step 17, 3 times)\n"
+    for text in (in_words([troubled]), "\n".join(findings_in_words([troubled]))):
+        assert text.count(line) == 8
+        assert "- 2 more are in the summary's `troubles`.\n" in text
+    assert "Errors and warnings" not in in_words([summary])
 
 
 def test_why_mfu_is_unknown_is_said_where_flops_are_known(summary):

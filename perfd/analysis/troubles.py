@@ -1,0 +1,54 @@
+"""What the job's log, NCCL and the hardware complained of: no verdict rests on it, people want to know it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from perfd.model import Event, EventKind
+
+_KINDS = frozenset({
+    EventKind.HARDWARE_ERROR, EventKind.LOG_ERROR, EventKind.NCCL_WARNING, EventKind.NCCL_TIMES_WRONG,
+})  # fmt: skip
+_MOST = 16
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """One complaint, however many ranks made it; messages that differ in numbers only are the same."""
+
+    kind: EventKind
+    message: str
+    """The first one's."""
+    count: int
+    ranks: Sequence[int] = ()
+    """Those that are known to have made it."""
+    step: int | None = None
+    """The newest one before the first."""
+    first_unix_s: float
+    last_unix_s: float
+
+
+def troubles(events: Iterable[Event]) -> tuple[Trouble, ...]:
+    """The newest sixteen, in the order in which they began."""
+    alike: dict[tuple[EventKind, str], list[Event]] = {}
+    for event in events:
+        if event.kind in _KINDS:
+            alike.setdefault((event.kind, _NUMBER.sub("0", event.message)), []).append(event)
+    found = sorted((_trouble(of_one) for of_one in alike.values()), key=lambda one: one.last_unix_s)
+    return tuple(sorted(found[-_MOST:], key=lambda one: one.first_unix_s))
+
+
+def _trouble(events: Sequence[Event]) -> Trouble:
+    first = min(events, key=lambda event: event.time_unix_ns)
+    return Trouble(
+        kind=first.kind,
+        message=first.message,
+        count=len(events),
+        ranks=tuple(sorted({event.rank for event in events if event.rank is not None})),
+        step=first.step,
+        first_unix_s=first.time_unix_ns / 1e9,
+        last_unix_s=max(event.time_unix_ns for event in events) / 1e9,
+    )
