@@ -141,4 +141,6 @@ def _evidence(data: DataLoading, *, cause: _Cause) -> list[str]:
             else f" the others wait for it: rank {data.slow_rank}."
         )
         evidence.append(f"It takes only {percent(data.least_ratio)} on the fastest one, so {slow} and{who}")
+    elif data.least_ratio is not None and _DATA <= data.least_ratio < (data.share_ratio or 0.0):
+        evidence.append(f"It takes {percent(data.least_ratio)} on the fastest one: all ranks wait for input.")
     return evidence

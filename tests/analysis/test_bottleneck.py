@@ -230,6 +230,13 @@ def test_plain_utilisation_tells_slow_input_from_a_slow_gpu_that_nobody_names():
     assert unseen.kind is Kind.UNKNOWN
 
 
+def test_input_that_is_slow_on_all_ranks_is_said_to_be():
+    slow = judge(by_rank={"data_loading": [0.21] + [0.2] * 7}).bottleneck
+
+    assert (slow.kind, slow.culprits) == (Kind.DATA_LOADING, ())
+    assert "It takes 20.0 % on the fastest one: all ranks wait for input." in slow.evidence
+
+
 def test_a_timer_that_waits_for_no_gpu_is_the_input():
     bottleneck = judge({"data_loading": (0.01, 0.2)}).bottleneck
     assert (bottleneck.kind, bottleneck.confidence) == (Kind.DATA_LOADING, 0.6)
