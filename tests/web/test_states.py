@@ -154,6 +154,25 @@ def test_a_page_that_nobody_sees_gives_its_stream_back(tab: Tab, stand_in: Stand
         assert tab.run("document.visibilityState") == "hidden"
 
 
+def test_what_the_job_complained_of_and_how_much_of_communication_is_waiting_is_shown(
+    tab: Tab, stand_in: StandIn
+) -> None:
+    trouble = {
+        "message": "CUDA out of memory",
+        "count": 9,
+        "ranks": list(range(9)),
+        "step": 17,
+        "first_unix_s": 1e9,
+    }
+    communication = {"share_ratio": 0.4, "transfer_ratio": 0.16, "wait_ratio": 0.24}
+    stand_in.answers["jobs"] = {"jobs": [job_entry("llama", troubles=[trouble], communication=communication)]}
+    tab.open(f"{stand_in.url}/jobs/llama", "document.querySelector('#troubles')")
+
+    told = "CUDA out of memory ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1 more · after step 17 · 9 times"
+    assert tab.text("#troubles").startswith(told)
+    assert "moves data, 24.0 % waits for other ranks" in tab.text("main").replace("\N{NO-BREAK SPACE}", " ")
+
+
 # Names of anyone's choosing
 
 
@@ -169,6 +188,7 @@ def test_no_name_is_ever_read_as_markup(tab: Tab, stand_in: StandIn) -> None:
     }  # fmt: skip
     job = job_entry(name, framework=HOSTILE, bottleneck={**finding, "culprits": [culprit]})
     job["gpus"][0]["node"] = HOSTILE
+    job["troubles"] = [{"message": HOSTILE, "count": 1, "first_unix_s": 1e9}]
     job["pipeline"] = {
         "bubble_theory_ratio": 0.4, "source": HOSTILE, "stages": [{"stage": HOSTILE, "stall_ratio": 0.5}],
     }  # fmt: skip

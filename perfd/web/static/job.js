@@ -11,6 +11,7 @@ import { headline } from "./verdict.js";
 
 const MOST_ALERTS = 50;
 const MOST_CAPTURES = 5;
+const MOST_RANKS = 8;
 const charts = [
   { chart: progressChart({ id: "mfu-chart", name: "MFU", show: percent }), column: "mfu_ratio" },
   { chart: progressChart({ id: "time-chart", name: "Step time", show: duration }), column: "step_time_s" },
@@ -54,6 +55,7 @@ function draw(main, job, series, alerts, captures) {
   section(main, "ranks", [job.gpus, job.nccl?.ranks, job.slowdowns, job.bottleneck?.culprits], () => ranks(job, main.clientWidth));
   section(main, "alerts", alerts, () => alertList(alerts));
   section(main, "captures", captures, () => captureList(job, captures));
+  section(main, "troubles", job.troubles, () => troubleList(job.troubles ?? []));
 }
 
 const steps = (job) => progress(job.steps?.last, job.train_steps);
@@ -76,11 +78,16 @@ const numbers = (job) => [
   ["step-time", "Step time", duration(job.step_time_s?.median), `95th percentile ${duration(job.step_time_s?.p95)}`],
   ["tokens", "Tokens/s", count(job.tokens_per_s), job.tokens_per_s_per_gpu == null ? "" : `${count(job.tokens_per_s_per_gpu)} a GPU`],
   ["flops", "TFLOP/s a GPU", teraflops(job.model_flops_per_s_per_gpu), job.peak_flops_per_s ? `peak ${teraflops(job.peak_flops_per_s)} ${job.peak_precision ?? ""}` : ""],
-  ["communication", "Communication", percent(job.communication?.share_ratio), "of a step"],
+  ["communication", "Communication", percent(job.communication?.share_ratio), communicationNote(job)],
   ["stall", "Pipeline stall", percent(job.pipeline?.stall_ratio), stallNote(job)],
   ["data", "Input", percent(job.data?.share_ratio), "of a step, the slowest rank"],
   ["memory", "Memory", percent(job.memory?.max_used_ratio), "of the fullest GPU"],
 ];
+
+function communicationNote(job) {
+  const { transfer_ratio: moves, wait_ratio: waits } = job.communication ?? {};
+  return moves == null ? "of a step" : `of a step; ${percent(moves)} moves data, ${percent(waits)} waits for other ranks`;
+}
 
 function mfuNote(job) {
   const upper = job.mfu_upper_ratio == null ? "" : `at most ${percent(job.mfu_upper_ratio, 0)} by tensor activity`;
@@ -129,6 +136,14 @@ function alertList(alerts) {
   const line = (alert) =>
     el("li", {}, el("span", { class: `state ${alert.state}` }, alert.state), " ", el("strong", {}, alert.name), ` ${alert.annotations?.summary ?? ""}`, el("span", { class: "quiet" }, ` ${moment(alert.fired_at_unix_s)}`));
   return [el("h2", {}, "Alerts"), el("ul", { id: "alerts" }, alerts.slice(0, MOST_ALERTS).map(line))];
+}
+
+function troubleList(troubles) {
+  if (!troubles.length) return [];
+  const who = ({ ranks }) => ranks?.length && `rank${ranks.length > 1 ? "s" : ""} ${ranks.slice(0, MOST_RANKS).join(", ")}${ranks.length > MOST_RANKS ? ` and ${ranks.length - MOST_RANKS} more` : ""}`;
+  const notes = (one) => [who(one), one.step != null && `after step ${one.step}`, one.count > 1 && `${one.count} times`, moment(one.first_unix_s)];
+  const line = (one) => el("li", {}, one.message, el("span", { class: "quiet" }, ` ${notes(one).filter(Boolean).join(" · ")}`));
+  return [el("h2", {}, "Errors and warnings"), el("ul", { id: "troubles" }, troubles.map(line))];
 }
 
 function captureList(job, captures) {
