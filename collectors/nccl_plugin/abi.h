@@ -24,6 +24,8 @@ enum {
 
 enum { ABI_STATE_KERNEL_CH_STOP = 22 };
 
+enum { ABI_LOG_WARN = 2 }; /* Printed with NCCL_DEBUG=WARN and above. */
+
 typedef void (*abi_logger)(int level, unsigned long flags, const char *file, int line, const char *format, ...);
 
 /* Functions, types, algorithms and protocols are numbers in version 1, names later. */

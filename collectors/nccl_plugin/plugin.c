@@ -1,4 +1,5 @@
 /* libnccl-profiler-perfd.so: what NCCL loads. One export for each version of its profiler interface. */
+#include <stdatomic.h>
 #include <string.h>
 
 #include "abi.h"
@@ -65,18 +66,28 @@ INIT_WITHOUT_RANKS(1)
 INIT_WITHOUT_RANKS(2)
 INIT_WITHOUT_RANKS(3)
 
+/* As `context_open`, and NCCL's log says once why nothing is recorded. */
+static void *open_and_tell(uint32_t version, int *mask, uint64_t id, const char *name, int nodes, int ranks, int rank,
+                           abi_logger log) {
+  static atomic_flag told = ATOMIC_FLAG_INIT;
+  void *context = context_open(version, mask, id, name, nodes, ranks, rank);
+  if (!context && log && !atomic_flag_test_and_set(&told))
+    log(ABI_LOG_WARN, ~0UL, __FILE__, __LINE__,
+        "perfd records no operations: its shared memory cannot be made; /dev/shm, or PERFD_NCCL_DIR, is full or"
+        " read-only");
+  return context;
+}
+
 static abi_result init_v4(void **context, int *mask, const char *name, uint64_t hash, int nodes, int ranks, int rank,
                           abi_logger log) {
-  (void)log;
-  *context = context_open(4, mask, hash, name, nodes, ranks, rank);
+  *context = open_and_tell(4, mask, hash, name, nodes, ranks, rank, log);
   return 0;
 }
 
 #define INIT_WITH_ID(VERSION)                                                                              \
   static abi_result init_v##VERSION(void **context, uint64_t id, int *mask, const char *name, int nodes,   \
                                     int ranks, int rank, abi_logger log) {                                 \
-    (void)log;                                                                                             \
-    *context = context_open(VERSION, mask, id, name, nodes, ranks, rank);                                  \
+    *context = open_and_tell(VERSION, mask, id, name, nodes, ranks, rank, log);                            \
     return 0;                                                                                              \
   }
 

@@ -13,6 +13,7 @@
 #include <linux/seccomp.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdarg.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,9 +78,16 @@ static void *profiler(void) {
   return found;
 }
 
-/* NCCL's logger is always there. */
-static void log_nothing(int level, unsigned long flags, const char *file, int line, const char *format, ...) {
-  (void)level, (void)flags, (void)file, (void)line, (void)format;
+/* NCCL's log, of which warnings are shown. */
+static void log_warnings(int level, unsigned long flags, const char *file, int line, const char *format, ...) {
+  (void)flags, (void)file, (void)line;
+  if (level != ABI_LOG_WARN) return;
+  va_list arguments;
+  va_start(arguments, format);
+  printf("NCCL WARN ");
+  vprintf(format, arguments);
+  printf("\n");
+  va_end(arguments);
 }
 
 static void *init(uint64_t id, int ranks, int rank) {
@@ -89,9 +97,9 @@ static void *init(uint64_t id, int ranks, int rank) {
   case 1: result = ((struct abi_profiler_v1 *)profiler())->init(&context, &mask); break;
   case 2: result = ((struct abi_profiler_v2 *)profiler())->init(&context, &mask); break;
   case 3: result = ((struct abi_profiler_v3 *)profiler())->init(&context, &mask); break;
-  case 4: result = ((struct abi_profiler_v4 *)profiler())->init(&context, &mask, "a name", id, 1, ranks, rank, log_nothing); break;
-  case 5: result = ((struct abi_profiler_v5 *)profiler())->init(&context, id, &mask, NULL, 1, ranks, rank, log_nothing); break;
-  case 6: result = ((struct abi_profiler_v6 *)profiler())->init(&context, id, &mask, "", 1, ranks, rank, log_nothing); break;
+  case 4: result = ((struct abi_profiler_v4 *)profiler())->init(&context, &mask, "a name", id, 1, ranks, rank, log_warnings); break;
+  case 5: result = ((struct abi_profiler_v5 *)profiler())->init(&context, id, &mask, NULL, 1, ranks, rank, log_warnings); break;
+  case 6: result = ((struct abi_profiler_v6 *)profiler())->init(&context, id, &mask, "", 1, ranks, rank, log_warnings); break;
   }
   if (result) exit(3);
   return context;
