@@ -123,7 +123,8 @@ class _File:
                 RankTrace(
                     file=str(self._path),
                     rank=self._distributed.rank if len(main) == 1 else None,
-                    gpu=next((one.name for one in self._head.device_properties if one.id == device), None),
+                    gpu=next((one.name for one in self._head.device_properties if one.id == device), None)
+                    or None,
                     device=device if device >= 0 else None,
                     names=list(self._events.names),
                     classes=classes,

@@ -150,6 +150,13 @@ def test_the_run_may_be_described_behind_the_events(tmp_path):
     assert _read(tmp_path, trace)[0].rank == 5
 
 
+def test_a_gpu_without_a_name_is_an_unknown_one(tmp_path):
+    trace = kineto([Op(COMPUTE, 1, 2)])
+    trace["deviceProperties"][0]["name"] = ""
+
+    assert _read(tmp_path, trace)[0].gpu is None
+
+
 def test_lists_behind_the_events_such_as_kinetos_own_log_are_none_of_them(tmp_path):
     trace = kineto([Op(COMPUTE, 10, 20)], rank=3)
     behind = {"INFO": ["2 x [kernel]", "}, {", "]}"], "ERROR": [], "devices": [{"id": 0, "ids": [1]}]}
