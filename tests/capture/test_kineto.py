@@ -178,7 +178,7 @@ def test_when_all_are_refused_each_rank_has_its_own_reason(job):
     job.rank(environment={"NSYS_PROFILING_SESSION_ID": "7"})
     job.capture()
     ends = job.finals(2)
-    assert ends[0].reason .startswith("Rank 0 is busy: its profiler traces")
+    assert ends[0].reason.startswith("Rank 0 is busy: its profiler traces")
     assert ends[1].reason.startswith("Rank 1 runs under `nsys launch`")
 
 
