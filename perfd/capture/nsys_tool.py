@@ -39,6 +39,9 @@ _SETTLE_MARGIN = 1.5
 _MOST_SETTLE_S = 10.0
 """A job that waits when the collection starts has its first kernel late, for no fault of the profiler."""
 _NOT_LAUNCHED = "was not started under `nsys launch`; start the job with `perfd run`, or with nsys launch."
+_NOT_THERE = (
+    "is not among the ranks of the job's nsys sessions here: there is none, or it was not started in one."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,7 +272,7 @@ def _readiness(
     refused = dict(busy)
     if not any(not target.ranks for target in targets):
         refused |= {
-            rank: f"Rank {rank} {_NOT_LAUNCHED}"
+            rank: f"Rank {rank} {_NOT_THERE if covered else _NOT_LAUNCHED}"
             for rank in wanted
             if rank not in covered and rank not in busy
         }
