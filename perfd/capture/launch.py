@@ -38,7 +38,7 @@ def plan_launch(
         return Launch(command=command, session=None, note="Captures with nsys are off (capture.launch).")
     if installation is None:
         return Launch(
-            command=command, session=None, note="There is no nsys on this node, so nothing can be captured."
+            command=command, session=None, note="There is no nsys on this node, so it captures nothing."
         )
     if installation.refusal:
         note = f"The job runs without nsys: {installation.refusal}"

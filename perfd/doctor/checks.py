@@ -96,8 +96,9 @@ def check_nsys(facts: Facts) -> Finding:
     if installation is None:
         return found(
             Level.WARN,
-            "no nsys: rules fire, but no capture can start",
-            "Install nsight-systems-cli, or set capture.nsys_path to an nsys that is elsewhere.",
+            "no nsys: it captures nothing",
+            "Install nsight-systems-cli, or set capture.nsys_path to an nsys that is elsewhere; jobs that are"
+            " started with perfd run --kineto need none.",
         )
     where = f"{installation.nsys}, version {facts.nsys.version or 'unknown'}"
     if facts.nsys.version is None:
