@@ -104,7 +104,13 @@ def capture(found: Running, ranks: str, token: Path) -> dict[str, Any]:
     return told
 
 
-def test_a_capture_of_a_pod_by_its_name_is_of_the_ranks_in_it_and_of_no_others(
+def newest_done(found: Running) -> Any:
+    """The newest of the captures that are done."""
+    captures = found.json("/api/v1/captures")["captures"]
+    return next(one for one in reversed(captures) if one["state"] == "done")
+
+
+def test_a_capture_of_pods_by_their_names_is_of_the_ranks_in_them_and_of_no_others(
     image: Image, tmp_path: Path
 ) -> None:
     library = driver(tmp_path / "nvml")
@@ -129,9 +135,7 @@ def test_a_capture_of_a_pod_by_its_name_is_of_the_ranks_in_it_and_of_no_others(
         # Refused until the ranks are known, and late where the machine is busy.
         by_name = f"pod={names[1]}"
         until(lambda: capture(pods[0], by_name, token)["state"] == "done", "a capture by name", 300)
-        (told, *_) = [
-            one for one in reversed(pods[0].json("/api/v1/captures")["captures"]) if one["state"] == "done"
-        ]
+        told = newest_done(pods[0])
         assert [(rank["rank"], rank["node"]) for rank in told["ranks"]] == [(1, "node-1")]
         made = tmp_path / names[1] / "training-perfd-state" / "spool" / "captures" / told["id"]
         assert list(made.glob("rank1_*.trace.json"))
@@ -139,3 +143,7 @@ def test_a_capture_of_a_pod_by_its_name_is_of_the_ranks_in_it_and_of_no_others(
         nobody = capture(pods[0], "pod=pretrain-none", token)
         assert nobody["state"] == "refused"
         assert f"its ranks are in {names[0]}, {names[1]}." in nobody["reason"]
+        until(lambda: capture(pods[0], "pod=pretrain-*", token)["state"] == "done", "one of both pods", 300)
+        both = newest_done(pods[0])["ranks"]
+        assert [(rank["rank"], rank["node"]) for rank in both] == [(0, "node-0"), (1, "node-1")]
+        assert both[0]["started_unix_s"] == both[1]["started_unix_s"], "libkineto is told one moment"
