@@ -11,7 +11,7 @@ from perfd.aggregator.best_paces import BestPaces
 from perfd.aggregator.reported import Reported, new_ratio, reported_by
 from perfd.aggregator.rooms import chosen, roomier
 from perfd.aggregator.windows import Windows
-from perfd.analysis.tables import Bools, CollectiveStack, Floats, Ints
+from perfd.analysis.tables import Bools, CollectiveStack, Floats, Ints, Method
 from perfd.model import CollectiveTimes, TimingSource
 
 _FIRST_ROOM = 32
@@ -40,6 +40,7 @@ class Rings:
         self._names: list[str] = []
         self._timings: list[TimingSource] = []
         self._sources: list[str] = []
+        self._methods: list[Method] = []
         self._ranks: Ints = np.empty((1, columns), dtype=np.int64)
         """Global rank of each column; -1 until it reports."""
         self._heard_unix_ns: Ints = np.empty((1, columns), dtype=np.int64)
@@ -71,6 +72,7 @@ class Rings:
             self._names.append(name)
             self._timings.append(timing)
             self._sources.append("")
+            self._methods.append(Method())
             if row == len(self._ranks):
                 self._make_rows(2 * row)
         self._clear(row)
@@ -105,6 +107,7 @@ class Rings:
             self._ends[row] = 0
             self._windows.clear(row)
         self._sources[row] = times.source
+        self._note_method(row, times)
         self._heard_unix_ns[row, column] = times.end_unix_ns
         self._windows.put(row, column, times, new_ratio=new_ratio(times, int(self._told[row, column])))
         if reported is not None:
@@ -136,6 +139,7 @@ class Rings:
             best_size_bytes=self._paces.largest_bytes(rows),
             timings=_picked(self._timings, rows),
             sources=_picked(self._sources, rows),
+            methods=_picked(self._methods, rows),
         )
 
     def _held(self, array: NDArray[_Value], rows: Ints, absent: float) -> NDArray[_Value]:
@@ -162,6 +166,12 @@ class Rings:
         missing = int(reported.sequence[0] - self._sequence[row, end - 1])
         usual = int(reported.sequence[-1] - reported.sequence[0]) // max(1, len(reported.sequence) - 1)
         return missing > max(_HOLE_OPERATIONS, 4 * usual)
+
+    def _note_method(self, row: int, times: CollectiveTimes) -> None:
+        known = self._methods[row]
+        told = (times.algorithm, times.protocol, times.channels)
+        if told != (known.algorithm, known.protocol, known.channels):
+            self._methods[row] = Method(algorithm=told[0], protocol=told[1], channels=told[2])
 
     def _bounds(self, row: int) -> tuple[int, int]:
         return int(self._ends[row, 0]), int(self._ends[row, 1])
@@ -274,6 +284,7 @@ class Rings:
         self._heard_unix_ns[row] = 0
         self._told[row] = -1
         self._ends[row] = 0
+        self._methods[row] = Method()
         self._windows.clear(row)
         self._paces.clear(row)
 

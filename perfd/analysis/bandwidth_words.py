@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfd.analysis.nccl_groups import NcclKind
+from perfd.analysis.tables import Method
 
 _MOST = 8
 _LEAST = 0.01
@@ -23,7 +24,7 @@ def busiest(kinds: Sequence[NcclKind]) -> list[NcclKind]:
 
 def bandwidth_words(kind: NcclKind) -> str:
     """A sentence: the bandwidth beside what links allow, or that messages are too small for it."""
-    name = f"{kind.operation} of {kind.group or 'unnamed'} groups"
+    name = f"{kind.operation} of {kind.group or 'unnamed'} groups{_method(kind.method)}"
     if kind.latency_bound and kind.size_bytes is not None and kind.transfer_s is not None:
         return (
             f"{name} moves {_size(kind.size_bytes)} at a time, which is too little for bandwidth to count: it"
@@ -37,6 +38,14 @@ def bandwidth_words(kind: NcclKind) -> str:
         return f"{reached}; what its links allow is not known."
     allowed = f"{_speed(kind.expected_bus_bytes_per_s)} that its links allow ({kind.expected_source})"
     return f"{reached}, of {allowed}."
+
+
+def _method(method: Method | None) -> str:
+    """As `NCCL_ALGO` and `NCCL_PROTO` spell it."""
+    if method is None:
+        return ""
+    channels = [f"{method.channels} channels"] if method.channels is not None else []
+    return f" ({', '.join([method.algorithm, method.protocol, *channels])})"
 
 
 def _speed(bytes_per_s: float) -> str:

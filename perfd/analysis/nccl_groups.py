@@ -12,7 +12,7 @@ from perfd.analysis.expected import Expected, expected_of
 from perfd.analysis.places import Places
 from perfd.analysis.robust import highest, known, median, over_last
 from perfd.analysis.stacks import Stack
-from perfd.analysis.tables import Bools, Floats
+from perfd.analysis.tables import Bools, Floats, Method
 from perfd.analysis.waiting import bus_bandwidth_bytes_per_s
 from perfd.model import TimingSource
 
@@ -76,6 +76,8 @@ class NcclKind:
     expected_source: str | None = None
     latency_bound: bool | None = None
     latency_s: float | None = None
+    method: Method | None = None
+    """How NCCL does the largest of them; None when it is not told."""
 
 
 def kinds_of(stacks: Sequence[Stack], measures: Sequence[Measures]) -> tuple[NcclKind, ...]:
@@ -98,6 +100,7 @@ def kinds_of(stacks: Sequence[Stack], measures: Sequence[Measures]) -> tuple[Ncc
                     kernel_ratio=known(float(of_stack.kernel_ratio[chosen].mean())),
                     bus_bytes_per_s=known(float(median(of_stack.bus_bytes_per_s[chosen]))),
                     **_of_links(of_stack, int(np.argmax(taken))),
+                    method=_method(stack, int(np.argmax(taken))),
                 )
             )
     return tuple(found)
@@ -178,6 +181,11 @@ def _group(stack: Stack, measures: Measures, row: int) -> NcclGroup:
         source=recorder(of_all.sources[row], of_all.timings[row]),
         **_of_links(measures, row),
     )
+
+
+def _method(stack: Stack, row: int) -> Method | None:
+    methods = stack.collectives.methods
+    return methods[row] if methods and methods[row].algorithm else None
 
 
 class _OfLinks(TypedDict):

@@ -113,6 +113,15 @@ class CollectiveTable:
     """Who recorded them when it was not perfd's plugin, as in `CollectiveTimes`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """How NCCL does an operation, in its own words; empty and None where nobody tells."""
+
+    algorithm: str = ""
+    protocol: str = ""
+    channels: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class CollectiveStack:
     """c communicators of g ranks with one kind of operation, side by side: `CollectiveTable` for thousands.
@@ -144,6 +153,8 @@ class CollectiveStack:
     """(c,); None when nobody tells."""
     timings: Sequence[TimingSource]
     sources: Sequence[str]
+    methods: Sequence[Method] | None = None
+    """Of the largest of the newest operations; None when nobody tells of any communicator."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

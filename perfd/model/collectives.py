@@ -45,7 +45,10 @@ class CollectiveTimes:
     min_s: float
     max_s: float
     algorithm: str = ""
+    """As NCCL names it: `RING`, `TREE`, `NVLS`, ...; this and the next two are the largest operation's."""
     protocol: str = ""
+    """`LL`, `LL128` or `SIMPLE`."""
+    channels: int | None = None
     sequences: Sequence[int] = ()
     durations_ns: Sequence[int] = ()
     sizes_bytes: Sequence[int] = ()

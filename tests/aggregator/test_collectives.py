@@ -15,7 +15,7 @@ from perfd.aggregator.collectives import CollectiveRows
 from perfd.aggregator.limits import Counters, Limits
 from perfd.aggregator.nccl_times import NcclTimes
 from perfd.analysis.robust import known
-from perfd.analysis.tables import CollectiveTable
+from perfd.analysis.tables import CollectiveTable, Method
 from perfd.model import CollectiveTimes, TimingSource
 
 SPAN = 48
@@ -99,6 +99,21 @@ def test_operations_are_matched_by_sequence_in_any_order_of_arrival() -> None:
     assert np.floor(table.durations_s[2]).tolist() == [1.0, 2.0]
     assert table.size_bytes.tolist() == [8.0] * 4
     assert table.kernel_ratio.tolist() == [0.25, 0.25]
+
+
+def test_how_nccl_did_it_is_the_newest_word_and_a_new_communicator_has_none() -> None:
+    state, _ = rows()
+    ring = Method(algorithm="RING", protocol="SIMPLE", channels=24)
+    for rank in range(2):
+        state.put(replace(times(rank, [0]), algorithm="TREE", protocol="LL"))
+        state.put(replace(times(rank, [1]), algorithm="RING", protocol="SIMPLE", channels=24))
+    (stack,) = state.stacks()
+    assert stack.methods == [ring]
+
+    for rank in range(2, 4):
+        state.put(times(rank, [0], communicator_rank=rank - 2))
+    (stack,) = state.stacks()
+    assert (stack.ranks.tolist(), stack.methods) == ([[2, 3]], [Method()])
 
 
 def test_a_communicator_with_a_silent_rank_gives_no_table() -> None:

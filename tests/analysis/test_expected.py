@@ -15,7 +15,7 @@ from perfd.analysis.findings import Kind
 from perfd.analysis.nccl import NcclKind
 from perfd.analysis.places import PORTS, TOLD
 from perfd.analysis.summary import AnalysisSettings, JobSummary, summarise
-from perfd.analysis.tables import JobData, NcclTime
+from perfd.analysis.tables import JobData, Method, NcclTime
 from perfd.model import RankPlacement
 from perfd.peaks import load_peaks
 from perfd.session.words import findings_in_words
@@ -139,6 +139,15 @@ def test_small_messages_are_latency_and_no_slow_link():
     found = next(one for one in result.findings if one.kind is Kind.COMMUNICATION)
     assert bandwidth_words(kind) in found.evidence
     assert "larger gradient buckets" in found.recommendation
+
+
+def test_bandwidth_stands_beside_how_nccl_did_it():
+    kind = replace(
+        kind_of(job(operation(8), nodes=(8,))), method=Method(algorithm="RING", protocol="LL128", channels=24)
+    )
+    assert bandwidth_words(kind).startswith("AllReduce of world groups (RING, LL128, 24 channels) reaches ")
+    untold = replace(kind, method=Method(algorithm="NVLS", protocol="SIMPLE"))
+    assert bandwidth_words(untold).startswith("AllReduce of world groups (NVLS, SIMPLE) reaches ")
 
 
 def test_a_tree_over_many_nodes_takes_less_than_a_ring():

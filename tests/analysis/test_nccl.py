@@ -11,7 +11,7 @@ from analysis.jobs import description, job_data, phase_table, step_table
 from perfd.analysis.findings import Culprit, Kind
 from perfd.analysis.nccl import group_name, nccl
 from perfd.analysis.summary import AnalysisSettings, JobSummary, summarise
-from perfd.analysis.tables import CollectiveStack, CollectiveTable, NcclTime, NcclTimeTable
+from perfd.analysis.tables import CollectiveStack, CollectiveTable, Method, NcclTime, NcclTimeTable
 from perfd.model import ParallelLayout, TimingSource
 
 DP4 = description(world_size=4, dp=4, micro_batch_size=1, global_batch_size=8)
@@ -241,6 +241,9 @@ def test_communicators_side_by_side_tell_what_each_tells_alone():
 
     assert told(*tables) == told(stack)
     assert told(stack).slow_groups
+    ring = Method(algorithm="RING", protocol="SIMPLE", channels=24)
+    (kind,) = told(replace(stack, methods=[ring] * 4)).kinds
+    assert kind.method == ring
 
 
 def test_times_by_rank_are_one_sequence_as_a_list_and_as_columns():

@@ -66,6 +66,16 @@ def test_totals_are_over_all_operations_and_columns_over_those_kept() -> None:
     assert record.timing == TimingSource.GPU
 
 
+def test_how_nccl_did_it_is_told_of_the_largest_operation() -> None:
+    small = operation(0)._replace(algorithm=0, protocol=0, channels=2, channels_seen=2)
+    large = operation(1)._replace(elements=1 << 20, algorithm=1, protocol=1, channels=24, channels_seen=24)
+    operations = [small, large, small._replace(operation_sequence=2)]
+
+    (record,) = reduce_operations(operations, {0: TENSOR}, WINDOW)
+
+    assert (record.algorithm, record.protocol, record.channels) == ("RING", "LL128", 24)
+
+
 def test_sends_to_different_peers_are_told_apart() -> None:
     records = reduce_operations(
         [operation(0, function=SEND, peer=2), operation(0, function=SEND, peer=3)], {0: TENSOR}, WINDOW

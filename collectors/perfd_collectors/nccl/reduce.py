@@ -121,6 +121,7 @@ def _record(
     sequences = [[operation.operation_sequence for operation in operations] for operations in kernels]
     kept = [i for i, numbers in enumerate(sequences) if any(number % keep_one_in == 0 for number in numbers)]
     first = kernels[0][0]
+    largest = max((operations[0] for operations in kernels), key=lambda operation: operation.elements)
     return CollectiveTimes(
         job=window.job,
         rank=window.rank,
@@ -138,8 +139,9 @@ def _record(
         total_s=sum(durations) / 1e9,
         min_s=min(durations) / 1e9,
         max_s=max(durations) / 1e9,
-        algorithm=_name(ALGORITHMS, first.algorithm),
-        protocol=_name(PROTOCOLS, first.protocol),
+        algorithm=_name(ALGORITHMS, largest.algorithm),
+        protocol=_name(PROTOCOLS, largest.protocol),
+        channels=largest.channels or None,
         sequences=[min(sequences[i]) for i in kept],
         durations_ns=[durations[i] for i in kept],
         sizes_bytes=[known[i] for i in kept] if all_known else [],
