@@ -78,7 +78,8 @@ def hang(job: JobData) -> Hang | None:
     if counters is not None and job.ended_unix_s is not None and not counters.culprits:
         # After the last step nobody needs NCCL, and what fails then is another thing.
         counters = None
-    looks = (_by_progress(job.progress), counters, _by_gpus(job.gpu, silent_s))
+    unreadable = {event.rank for event in job.events if event.kind is EventKind.DUMP_UNREADABLE}
+    looks = (_by_progress(job.progress, unreadable), counters, _by_gpus(job.gpu, silent_s))
     clues = [clue for clue in looks if clue is not None]
     if not clues:
         return None
@@ -168,8 +169,13 @@ def _silent_s(job: JobData) -> float | None:
     return None if starting and silent_s < _SURE_S else silent_s
 
 
-def _by_progress(progress: Sequence[CollectiveProgress]) -> _Clue | None:
-    """The ranks that have not entered the newest operation of a communicator that others are in."""
+def _by_progress(
+    progress: Sequence[CollectiveProgress], unreadable: Collection[int | None] = ()
+) -> _Clue | None:
+    """The ranks that have not entered the newest operation of a communicator that others are in.
+
+    Of ranks whose dump is `unreadable` nothing is known.
+    """
     by_group: dict[tuple[str, str], list[CollectiveProgress]] = {}
     for entry in progress:
         by_group.setdefault((entry.source, entry.communicator), []).append(entry)
@@ -183,12 +189,13 @@ def _by_progress(progress: Sequence[CollectiveProgress]) -> _Clue | None:
         behind = {entry.rank for entry in known if (entry.enqueued or 0) < (newest.enqueued or 0)}
         # A rank that left no dump could not, if nobody else is behind: it is stopped, or its node is gone.
         # Where somebody is, the dump may as well have been cut when the job was ended.
-        untold = set(newest.members) - {entry.rank for entry in entries}
+        silent = set(newest.members) - {entry.rank for entry in entries}
+        untold, unread = silent.difference(unreadable), silent.intersection(unreadable)
         name = newest.communicator_name or newest.communicator
         waiting.append(
             _Clue(
                 f"{newest.operation or 'An operation'} {newest.enqueued} of group {name} is not complete;"
-                f" {_who(behind, untold)} ({source.replace('_', ' ')}).",
+                f" {_who(behind, untold, unread)} ({source.replace('_', ' ')}).",
                 tuple(sorted(behind or untold)),
             )
         )
@@ -196,10 +203,14 @@ def _by_progress(progress: Sequence[CollectiveProgress]) -> _Clue | None:
     return min(waiting, key=lambda clue: len(clue.culprits) or len(progress), default=None)
 
 
-def _who(behind: Collection[int], untold: Collection[int]) -> str:
+def _who(behind: Collection[int], untold: Collection[int], unread: Collection[int]) -> str:
     told = [
         f"{rank_names(sorted(ranks))} {what}"
-        for ranks, what in ((behind, "did not enter it"), (untold, "told nothing of it"))
+        for ranks, what in (
+            (behind, "did not enter it"),
+            (untold, "told nothing of it"),
+            (unread, "left a dump that cannot be read"),
+        )
         if ranks
     ]
     return ", ".join(told) or "all ranks have entered it, so its transfer hangs"

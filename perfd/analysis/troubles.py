@@ -10,6 +10,7 @@ from perfd.model import Event, EventKind
 
 _KINDS = frozenset({
     EventKind.HARDWARE_ERROR, EventKind.LOG_ERROR, EventKind.NCCL_WARNING, EventKind.NCCL_TIMES_WRONG,
+    EventKind.DUMP_UNREADABLE,
 })  # fmt: skip
 _MOST = 16
 _NUMBER = re.compile(r"\d+")

@@ -26,6 +26,8 @@ class EventKind(StrEnum):
     NCCL_WARNING = "nccl_warning"
     NCCL_TIMES_WRONG = "nccl_times_wrong"
     """What NCCL tells of a rank's time on the GPU cannot be, and is left out."""
+    DUMP_UNREADABLE = "dump_unreadable"
+    """A rank's flight recorder has left a dump that cannot be read, so that it says nothing of the rank."""
     LOG_ERROR = "log_error"
     """A traceback, an out-of-memory error or a watchdog's message in the log."""
 

@@ -318,6 +318,13 @@ def test_a_rank_that_left_no_dump_is_the_one_that_could_not_unless_another_one_i
     assert "rank 1 did not enter it, rank 2 told nothing of it" in cut.evidence[1]
 
 
+def test_a_rank_whose_dump_cannot_be_read_is_accused_of_nothing():
+    unreadable = Event(kind=EventKind.DUMP_UNREADABLE, time_unix_ns=1, message="It is cut.", rank=2)
+    found = hang(silent(progress=[progress(r, 5) for r in (0, 1, 3)], events=[unreadable]))
+    assert found.culprits == ()
+    assert "rank 2 left a dump that cannot be read" in found.evidence[1]
+
+
 def test_when_all_have_entered_the_transfer_hangs_and_nobody_is_named():
     found = hang(silent(progress=[progress(r, 5) for r in range(4)]))
 

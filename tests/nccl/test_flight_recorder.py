@@ -19,7 +19,7 @@ from perfd_collectors.nccl.safe_pickle import UnsafePickleError, loads
 
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
-from perfd.model import CollectiveProgress
+from perfd.model import CollectiveProgress, EventKind
 from perfd.testing.collectors import check_replay
 
 PLAIN = st.recursive(
@@ -201,9 +201,29 @@ def test_new_dumps_are_read_and_old_ones_and_links_are_not(tmp_path: Path):
     Path(f"{prefix}x").write_bytes(pickle.dumps(dump()))
 
     assert [progress.rank for progress in directory.collect()] == [1]
+    (unreadable,) = directory.collect()
+    assert (unreadable.kind, unreadable.rank) == (EventKind.DUMP_UNREADABLE, 3)
+    assert "dump of rank 3 cannot be read" in unreadable.message
     assert directory.collect() == []
     new.write_bytes(pickle.dumps(dump(enqueued=6)))
     assert [progress.enqueued for progress in directory.collect()] == [6]
+
+
+def test_a_dump_that_is_still_being_written_is_no_complaint(tmp_path: Path):
+    whole, path = pickle.dumps(dump()), tmp_path / "rank_3"
+    directory = DumpDirectory(str(tmp_path / "rank_"), Settings(node="n", job="j", clock=VirtualClock()))
+    path.write_bytes(whole[:-9])
+    assert directory.collect() == []
+    path.write_bytes(whole)
+    assert [progress.rank for progress in directory.collect()] == [3]
+
+
+def test_a_dump_that_was_cut_when_the_job_ended_is_told_at_once(tmp_path: Path):
+    settings = Settings(node="n", job="j", clock=VirtualClock())
+    directory = DumpDirectory(str(tmp_path / "rank_"), settings)
+    (tmp_path / "rank_3").write_bytes(pickle.dumps(dump())[:-9])
+    settings.ending.set()
+    assert [event.kind for event in directory.collect()] == [EventKind.DUMP_UNREADABLE]
 
 
 def test_a_folder_that_is_not_there_is_no_error(tmp_path: Path):

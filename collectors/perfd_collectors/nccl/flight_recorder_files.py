@@ -11,7 +11,7 @@ from pathlib import Path
 
 from perfd.collector import Settings
 from perfd.errors import RecordingError, reason_of
-from perfd.model import CollectiveProgress, Record
+from perfd.model import CollectiveProgress, Event, EventKind, Record
 from perfd_collectors.nccl.flight_recorder import FlightRecorderError, read_dump
 from perfd_collectors.nccl.safe_pickle import MAX_BYTES
 
@@ -28,21 +28,38 @@ class DumpDirectory:
         self._folder, self._name = path.parent, path.name
         self._settings = settings
         self._seen: dict[Path, tuple[int, int]] = {path: version for path, version, _ in self._files()}
+        self._doubtful: set[Path] = set()
+        """Could not be read once, and have not been looked at since."""
 
-    def collect(self) -> list[CollectiveProgress]:
-        """How far the ranks are whose dumps are new."""
-        records: list[CollectiveProgress] = []
+    def collect(self) -> list[Record]:
+        """How far the ranks are whose dumps are new; of one that cannot be read that it is there."""
+        records: list[Record] = []
         for path, version, rank in self._files():
-            if self._seen.get(path) == version:
+            known = self._seen.get(path) == version
+            if known and path not in self._doubtful:
                 continue
             self._seen[path] = version
+            self._doubtful.discard(path)
             try:
                 records += _read(path, rank, self._settings)
             except (OSError, FlightRecorderError) as error:
-                # A dump that is still being written is read again when it has changed.
-                extra = {"path": str(path), "why": str(error)}
-                log.warning("A flight recorder's dump was left out.", extra=extra)
+                if known or self._settings.ending.is_set():
+                    records.append(self._unreadable(path, rank, error))
+                else:
+                    # It may be still being written.
+                    self._doubtful.add(path)
         return records
+
+    def _unreadable(self, path: Path, rank: int, error: Exception) -> Event:
+        extra = {"path": str(path), "why": str(error)}
+        log.warning("A flight recorder's dump was left out.", extra=extra)
+        return Event(
+            kind=EventKind.DUMP_UNREADABLE,
+            time_unix_ns=self._settings.clock.unix_ns(),
+            message=f"The flight recorder's dump of rank {rank} cannot be read: {reason_of(error)}.",
+            job=self._settings.job,
+            rank=rank,
+        )
 
     def _files(self) -> Iterator[tuple[Path, tuple[int, int], int]]:
         try:
