@@ -19,7 +19,7 @@ from perfd.capture.ranks import JobView
 from perfd.clock import Clock
 from perfd.config import CaptureProfile
 from perfd.model import CaptureCancel, CaptureFilesRemoved, CaptureRequest, CaptureStatus
-from perfd.rules.model import AlertChange, AlertState
+from perfd.rules.model import Alert, AlertChange, AlertState
 
 Send = Callable[[str, CaptureRequest | CaptureCancel], None]
 """Sends a message to the agent of a node, from any thread."""
@@ -85,13 +85,25 @@ class Captures:
             self._carry_out()
 
     def on_alerts(
-        self, changes: Sequence[AlertChange], view: Callable[[str], JobView | None], now_unix_s: float
+        self,
+        changes: Sequence[AlertChange],
+        active: Sequence[Alert],
+        view: Callable[[str], JobView | None],
+        now_unix_s: float,
     ) -> None:
-        """Tell of alerts that changed; `view` is what a decision may know of the job of that name."""
+        """Tell of alerts that changed, and of all that are active, whose captures may have been put off.
+
+        `view` is what a decision may know of the job of that name.
+        """
         fired = [change.alert for change in changes if change.alert.state is AlertState.FIRING]
+        firing = [alert for alert in active if alert.state is AlertState.FIRING]
         with self._lock:
             for alert in fired:
-                job = view(server_of(alert.labels) or alert.labels.get("job", ""))
+                job = view(_target(alert))
+                if job is not None:
+                    self._coordinator.on_alert(alert, job, now_unix_s)
+            for alert in firing:
+                job = view(_target(alert)) if self._coordinator.is_due(alert, _target(alert)) else None
                 if job is not None:
                     self._coordinator.on_alert(alert, job, now_unix_s)
             self._carry_out()
@@ -160,7 +172,8 @@ class Captures:
         job = servers.get(alert.server) if alert.server else views.get(alert.job(views))
         if job is None:
             return Decision(alert=alert, outcome=Outcome.UNKNOWN_JOB, reason=unknown_job(alert))
-        if (before := self._coordinator.of_firing(alert, job.job)) is not None:
+        before = self._coordinator.of_firing(alert, job.job)
+        if before is not None and not self._coordinator.is_due(alert, job.job):
             return Decision(alert=alert, outcome=Outcome.REPEATED, capture_id=before.capture_id)
         capture = self._coordinator.on_alert(alert, job, self._now())
         if capture is None or capture.state is not None:
@@ -200,6 +213,11 @@ class Captures:
 
     def _now(self) -> float:
         return self._clock.unix_ns() / 1e9
+
+
+def _target(alert: Alert) -> str:
+    """The job or server that it is about."""
+    return server_of(alert.labels) or alert.labels.get("job", "")
 
 
 def _nowhere(_node: str, _message: CaptureRequest | CaptureCancel) -> None:

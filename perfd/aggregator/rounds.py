@@ -208,7 +208,12 @@ class Rounds:
         outcome = self._alerts.evaluate(frames, now_unix_s, now_s, lambda job: _last_step(derived.get(job)))
         with self._state.lock:
             self._state.counters.rule_evaluation_s += time.perf_counter() - started_s
-        self._captures.on_alerts(outcome.changes, lambda job: self._view_of_alert(job, derived), now_unix_s)
+        self._captures.on_alerts(
+            outcome.changes,
+            self._alerts.active,
+            lambda job: self._view_of_alert(job, derived),
+            now_unix_s,
+        )
         if self._history is not None and (outcome.changes or self._alerts_are_old(now_unix_s)):
             self._store_alerts(outcome.remembered, now_unix_s)
         recorded = self._alerts.recorded

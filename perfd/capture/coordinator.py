@@ -113,6 +113,12 @@ class CaptureCoordinator:
         )
         return next(found, None)
 
+    def is_due(self, alert: FiredAlert, job: str) -> bool:
+        """Whether the capture of an alert that still fires was put off, and nothing stands in its way now."""
+        before = self.of_firing(alert, job)
+        running = self._policy.open_captures
+        return before is not None and before.put_off and all(other.job != job for other in running)
+
     def started_by(self, alert: FiredAlert, job: str) -> tuple[str, ...]:
         """The ids of the captures in the history that this firing of an alert of a job asked for."""
         return tuple(

@@ -169,6 +169,8 @@ class Capture:
     participants: Sequence[Participant] = ()
     state: CaptureState | None = None
     reason: str = ""
+    put_off: bool = False
+    """Refused for nothing but another capture of the job: when that has ended the alert asks once more."""
     ended_unix_s: float | None = None
     report: CaptureReport | None = None
     """None as long as it is not made, and where the aggregator cannot read the traces."""

@@ -146,7 +146,9 @@ class CapturePolicy:
         running = next((other for other in self._open.values() if other.job == capture.job), None)
         if running is not None:
             reason = f"Capture {running.capture_id} of this {view.kind} is still running."
-            return self._refuse(capture, reason, now)
+            if capture.alert:
+                reason += " If the alert still fires when that has ended, it captures then."
+            return self._refuse(replace(capture, put_off=bool(capture.alert)), reason, now)
         if capture.tool is None:
             return self._refuse(capture, _no_tool(capture), now)
         try:

@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import pytest
 from aggregator.support import START_S, aggregator, gpus, place, step, values
+from exporters.support import until
 
 from perfd.aggregator import Aggregator
 from perfd.aggregator.limits import Limits
@@ -201,6 +202,31 @@ def test_what_rules_record_is_on_the_page(clock, rules):
         agent.hello()
         feed(agent, clock, running, range(1, 10), step_time_s=1.5)
         assert values(running.page())['job:step_time:double{job="llm"}'] == 3.0
+
+
+def test_an_alert_that_fires_during_a_capture_captures_after_it(clock, rules):
+    with (
+        aggregator(clock, rules=rules, http_listen="127.0.0.1:0") as running,
+        FakeAgent(running.grpc_address) as agent,
+    ):
+        agent.hello(tools=[CaptureTool.NSYS])
+        agent.send(place(0, 0))
+        feed(agent, clock, running, [1], step_time_s=1.0)
+        get(running, "/api/v1/captures", status=202, body={"job": "llm", "id": "by-hand"})
+        assert agent.hear().capture_id == "by-hand"
+        feed(agent, clock, running, [2, 3], step_time_s=9.0)
+        by_hand, refused = running.captures()
+        assert (by_hand["state"], refused["state"]) == ("open", "refused")
+        assert "it captures then" in refused["reason"]
+
+        agent.say(CaptureStatus(capture_id="by-hand", state=CaptureState.DONE, time_unix_ns=1, ranks=[0]))
+        until(lambda: running.captures()[0]["state"] == "done")
+        feed(agent, clock, running, [4], step_time_s=9.0)
+        request = agent.hear()
+        assert request.alert == "Slow"
+        assert [one["state"] for one in running.captures()] == ["done", "refused", "open"]
+        (alert,) = running.alerts()
+        assert alert["captures"] == [refused["id"], request.capture_id]
 
 
 def test_captures_survive_a_restart(clock, rules, tmp_path):

@@ -139,6 +139,18 @@ def test_a_repeated_webhook_starts_nothing_and_a_new_firing_does(token):
         agent.__exit__()
 
 
+def test_an_alert_that_was_told_during_a_capture_captures_when_it_is_told_again(token):
+    with running(token) as server:
+        agent = begin(server)
+        assert outcomes(post(server, webhook(alert("First"), alert("Second")))) == ["started", "refused"]
+        assert outcomes(post(server, webhook(alert("Second")))) == ["repeated"]
+        first = agent.hear().capture_id
+        agent.say(CaptureStatus(capture_id=first, state=CaptureState.DONE, time_unix_ns=0, ranks=(0,)))
+        until(lambda: server.captures()[0]["state"] == "done")
+        assert outcomes(post(server, webhook(alert("First"), alert("Second")))) == ["repeated", "started"]
+        agent.__exit__()
+
+
 def test_a_firing_is_remembered_over_a_restart(token, tmp_path):
     history = HistoryConfig(path=str(tmp_path / "history.sqlite"))
     clock = VirtualClock(round(START_S * 1e9))

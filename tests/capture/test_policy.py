@@ -185,8 +185,10 @@ def test_the_cooldown_is_per_rule_and_job(world):
 def test_a_job_has_one_capture_at_a_time(world):
     world.tell(alert())
     (record,) = world.tell(alert("Another"))
-    assert record.capture.state is CaptureState.REFUSED
-    assert "still running" in record.capture.reason
+    assert (record.capture.state, record.capture.put_off) == (CaptureState.REFUSED, True)
+    assert "still running. If the alert still fires when that has ended" in record.capture.reason
+    (record,) = world.tell(ManualRequest(capture_id="mine", job=TWO_NODES, profile="default"))
+    assert (record.capture.state, record.capture.put_off) == (CaptureState.REFUSED, False)
 
 
 def test_the_hourly_budget_is_kept_and_comes_back(world):
@@ -411,7 +413,7 @@ def test_one_profile_captures_servers_of_both_engines_each_as_a_whole(engine, ra
     assert world.only().server
     again = AlertFired(alert="Other", labels={"capture": "serving"}, job=server(engine))
     (refused,) = world.tell(again, START + 1)
-    assert refused.capture.reason.endswith("of this server is still running.")
+    assert "of this server is still running." in refused.capture.reason
     world.check()
 
 
