@@ -28,7 +28,7 @@ from perfd.aggregator.servers import servers_json
 from perfd.aggregator.webhook import Webhook
 from perfd.analysis.summary import JobSummary
 from perfd.capture.api import StartBody
-from perfd.capture.coordinator import to_json
+from perfd.capture.entries import to_json
 from perfd.capture.events import ManualRequest
 from perfd.clock import Clock, SystemClock
 from perfd.config import AggregatorConfig

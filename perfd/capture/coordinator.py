@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from perfd.analysis.tables import Captured
+from perfd.capture.entries import state_name, to_json
 from perfd.capture.events import (
     Action,
     AgentConnected,
@@ -32,7 +33,6 @@ from perfd.model import (
     CaptureCancel,
     CaptureFilesRemoved,
     CaptureRequest,
-    CaptureState,
     CaptureStatus,
     CaptureTool,
     TraceShares,
@@ -211,7 +211,7 @@ class CaptureCoordinator:
     def outcomes(self) -> Mapping[tuple[str, str], int]:
         """How many ranks of the captures in the history are in each state, by (job, state)."""
         return Counter(
-            (capture.job, _state(who.state))
+            (capture.job, state_name(who.state))
             for capture in self._captures.values()
             for who in capture.participants
         )
@@ -219,7 +219,7 @@ class CaptureCoordinator:
     def states(self) -> Mapping[tuple[str, str], int]:
         """How many of the captures in the history are in each state as a whole, by (job, state)."""
         return Counter(
-            (capture.job, _state(capture.state, whole=True)) for capture in self._captures.values()
+            (capture.job, state_name(capture.state, whole=True)) for capture in self._captures.values()
         )
 
     def _handle(self, event: Event, now_unix_s: float) -> Capture | None:
@@ -277,46 +277,6 @@ def check_profiles(profiles: Mapping[str, CaptureProfile]) -> None:
         raise ConfigError("\n".join(mistakes))
 
 
-def to_json(capture: Capture) -> dict[str, Any]:
-    """One entry of schema perfd.capture/1; docs/captures.md describes it."""
-    return {
-        "id": capture.capture_id,
-        "job": capture.job,
-        "server": capture.server,
-        "tool": capture.tool.value if capture.tool else None,
-        "profile": capture.profile,
-        "alert": capture.alert or None,
-        "labels": dict(capture.labels),
-        "state": _state(capture.state, whole=True),
-        "reason": capture.reason,
-        "requested_unix_s": capture.requested_unix_s,
-        "ended_unix_s": capture.ended_unix_s,
-        "steps": capture.steps,
-        "max_duration_s": capture.max_duration_s,
-        "report": asdict(capture.report) if capture.report else None,
-        "ranks": [
-            {
-                "rank": who.rank,
-                "node": who.node or None,
-                "state": _state(who.state),
-                "reason": who.reason,
-                "started_unix_s": _seconds(who.started_unix_ns),
-                "stopped_unix_s": _seconds(who.stopped_unix_ns),
-                "whole_steps": who.whole_steps,
-                "files": [
-                    {
-                        "path": file.path,
-                        "size_bytes": file.size_bytes,
-                        "removed": asdict(who.removed[file.path]) if file.path in who.removed else None,
-                    }
-                    for file in who.files
-                ],
-            }
-            for who in capture.participants
-        ],
-    }
-
-
 def _captured(capture: Capture, shares: TraceShares) -> Captured:
     started = [who.started_unix_ns / 1e9 for who in capture.participants if who.started_unix_ns]
     stopped = [who.stopped_unix_ns / 1e9 for who in capture.participants if who.stopped_unix_ns]
@@ -327,13 +287,3 @@ def _captured(capture: Capture, shares: TraceShares) -> Captured:
         end_unix_s=max([*stopped, start_unix_s]),
         shares=shares,
     )
-
-
-def _state(state: CaptureState | None, *, whole: bool = False) -> str:
-    if state is None:
-        return "open" if whole else "requested"
-    return state.value
-
-
-def _seconds(unix_ns: int | None) -> float | None:
-    return None if unix_ns is None else unix_ns / 1e9

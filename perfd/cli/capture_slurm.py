@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perfd.capture.api import SCHEMA
+from perfd.capture.entries import to_json
 from perfd.capture.policy import MAX_DURATION_S
 from perfd.capture.ranks import check_selector
 from perfd.clock import SystemClock
@@ -99,8 +100,6 @@ def run(args: argparse.Namespace, show: Callable[[Mapping[str, Any]], None]) -> 
     )
     srun = slurm.start(job, place, helper_command())
     capture = SlurmCapture(wish, job, place, srun, SystemClock()).run()
-    from perfd.capture.coordinator import to_json  # noqa: PLC0415  (numpy comes with it, which nodes do without)
-
     show({"schema": SCHEMA, "capture": to_json(capture)})
     return 0 if capture.state is CaptureState.DONE else 1
 

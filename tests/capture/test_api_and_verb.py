@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from perfd.capture.api import PATH, capture_routes
-from perfd.capture.coordinator import CaptureCoordinator, check_profiles, to_json
+from perfd.capture.coordinator import CaptureCoordinator, check_profiles
+from perfd.capture.entries import to_json
 from perfd.capture.events import ManualRequest
 from perfd.capture.ranks import JobView, RankView
 from perfd.cli import main
