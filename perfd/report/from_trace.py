@@ -266,7 +266,10 @@ def _collective_table(analysis: TraceAnalysis) -> Table:
     return Table(
         title="Communication: transfer and waiting",
         source=f"{_source(analysis)}; the shortest duration of a matched operation is its transfer",
-        columns=("operation", "group", "rank", "count", "size", "total", "transfer", "waiting", "matched by"),
+        columns=(
+            *("operation", "group", "rank", "count", "size", "total"),
+            *("exposed", "transfer", "waiting", "matched by"),
+        ),
         rows=[
             (
                 row.operation + (" (no data)" if row.barrier and row.operation != "barrier" else ""),
@@ -275,6 +278,7 @@ def _collective_table(analysis: TraceAnalysis) -> Table:
                 str(row.count),
                 size(row.size_bytes),
                 duration(row.total_s),
+                duration(row.exposed_s),
                 duration(row.transfer_s),
                 duration(row.wait_s),
                 row.matching.value,

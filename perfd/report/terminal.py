@@ -94,17 +94,18 @@ def _ranks(analysis: TraceAnalysis) -> Table:
 def _collectives(analysis: TraceAnalysis) -> Table:
     table = _table(
         "Communication, transfer and waiting (longest over ranks)",
-        ("group", "operation", "rank", "count", "total", "transfer", "waiting"),
+        ("group", "operation", "rank", "count", "total", "exposed", "transfer", "waiting"),
         left=2,
     )
     rows = [(row.total_s, rank, row) for rank, found in analysis.collectives.by_rank.items() for row in found]
     for _, rank, row in sorted(rows, key=lambda item: -item[0])[:_COLLECTIVES]:
         table.add_row(
-            row.group or UNKNOWN,
+            (row.group or UNKNOWN).removesuffix("_GROUP"),
             row.operation + (" (no data)" if row.barrier and row.operation != "barrier" else ""),
             str(rank),
             str(row.count),
             duration(row.total_s),
+            duration(row.exposed_s),
             duration(row.transfer_s),
             duration(row.wait_s),
         )

@@ -57,6 +57,8 @@ class CollectiveRow:
     count: int
     total_s: float
     """Sum of the kernels' durations, clipped to the window."""
+    exposed_s: float
+    """What of that neither compute nor memory operations cover; kernels that run at one time count each."""
     size_bytes: int | None
     """Sum; None where the trace does not say."""
     transfer_s: float | None
@@ -253,6 +255,7 @@ def _rows(
                 barrier=key.barrier,
                 count=len(ones),
                 total_s=sum(one.clipped_s for one in ones),
+                exposed_s=sum(one.exposed_s for one in ones),
                 size_bytes=None if None in sizes else sum(size for size in sizes if size is not None),
                 transfer_s=part.transfer_s if part.matched else None,
                 wait_s=part.wait_s if part.matched else None,

@@ -123,6 +123,7 @@ def _collective(row: CollectiveRow) -> dict[str, Any]:
         "operation": row.operation,
         "count": row.count,
         "total_s": row.total_s,
+        "exposed_s": row.exposed_s,
         "transfer_s": row.transfer_s,
         "wait_s": row.wait_s,
         "barrier": row.barrier,

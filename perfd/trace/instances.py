@@ -35,6 +35,8 @@ class Instance:
     duration_s: float
     """Unclipped: a match needs the whole."""
     clipped_s: float
+    exposed_s: float
+    """What of that neither compute nor memory operations cover."""
     barrier: bool
     """It moves no data: its time is latency and waiting."""
     size_bytes: int | None
@@ -52,8 +54,14 @@ def instances(timeline: RankTimeline) -> list[Instance]:
     described = {one.operation: one for one in trace.collectives}
     operations = trace.operations
     inside = (operations.start_ns < window.end_ns) & (operations.end_ns > window.start_ns)
+    chosen = np.flatnonzero((operations.kind == Kind.COMMUNICATION) & inside)
+    starts = np.maximum(operations.start_ns[chosen], window.start_ns)
+    ends = np.minimum(operations.end_ns[chosen], window.end_ns)
+    exposed_ns = ends - starts - timeline.compute_memory.covered_many_ns(starts, ends)
     found = []
-    for at in np.flatnonzero((operations.kind == Kind.COMMUNICATION) & inside).tolist():
+    for at, clipped, exposed in zip(
+        chosen.tolist(), (ends - starts).tolist(), exposed_ns.tolist(), strict=True
+    ):
         one = described.get(at)
         start, end = int(operations.start_ns[at]), int(operations.end_ns[at])
         name = one.name if one and one.name else collective_operation(trace.names[operations.name[at]])
@@ -66,7 +74,8 @@ def instances(timeline: RankTimeline) -> list[Instance]:
                 sequence=one.sequence if one else None,
                 end_unix_ns=None if trace.epoch_ns is None else trace.epoch_ns + end,
                 duration_s=(end - start) / 1e9,
-                clipped_s=(min(end, window.end_ns) - max(start, window.start_ns)) / 1e9,
+                clipped_s=clipped / 1e9,
+                exposed_s=exposed / 1e9,
                 barrier=name == "barrier" or (elements is not None and elements <= 1 and name != "sendrecv"),
                 size_bytes=one.size_bytes if one else None,
                 source=one,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from perfd.testing.traces import COMPUTE, NCCL, NsysExport, Op, kineto, write_json
+from perfd.testing.traces import COMPUTE, COPY, NCCL, NsysExport, Op, kineto, write_json
 from perfd.trace.analysis import analyse
 from perfd.trace.collectives import Matching
 from perfd.trace.files import read_traces
@@ -46,6 +48,27 @@ def test_the_shortest_is_the_transfer_and_the_rest_waiting(tmp_path):
     assert first.wait_s == pytest.approx(70e-6)
     assert second.wait_s == pytest.approx(20e-6)
     assert first.total_s == pytest.approx(first.transfer_s + first.wait_s)
+
+
+def test_of_each_group_it_is_told_how_much_nothing_hid(tmp_path):
+    tensor = _reduce(0, 30, ranks="[0, 1]")
+    args = dict(tensor.args) | {"Process Group Description": "TP", "Process Group Name": "4"}
+    operations = [
+        replace(tensor, args=args),
+        Op(COMPUTE, 20, 60, stream=9),
+        _reduce(40, 70),
+        Op(COPY, 65, 90, stream=11),
+        _reduce(100, 120),
+    ]
+    found = _analysis(tmp_path, operations, operations)
+
+    exposed = {row.group: (row.total_s, row.exposed_s) for row in found.collectives.by_rank[0]}
+    assert exposed == {
+        "TP": (pytest.approx(30e-6), pytest.approx(20e-6)),
+        "DP": (pytest.approx(50e-6), pytest.approx(25e-6)),
+    }
+    whole = found.ranks[0].whole
+    assert sum(alone for _, alone in exposed.values()) == pytest.approx(whole.exposed_communication_s)
 
 
 def test_numbers_match_what_order_would_not(tmp_path):
