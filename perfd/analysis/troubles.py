@@ -14,11 +14,13 @@ _KINDS = frozenset({
 })  # fmt: skip
 _MOST = 16
 _NUMBER = re.compile(r"\d+")
+_COMPARED = 200
+"""Characters: what begins alike is the same, and a traceback is long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """One complaint, however many ranks made it; messages that differ in numbers only are the same."""
+    """One complaint, however many ranks made it; messages that begin the same but for numbers are the same."""
 
     kind: EventKind
     message: str
@@ -37,7 +39,8 @@ def troubles(events: Iterable[Event]) -> tuple[Trouble, ...]:
     alike: dict[tuple[EventKind, str], list[Event]] = {}
     for event in events:
         if event.kind in _KINDS:
-            alike.setdefault((event.kind, _NUMBER.sub("0", event.message)), []).append(event)
+            begin = _NUMBER.sub("0", event.message[:_COMPARED])
+            alike.setdefault((event.kind, begin), []).append(event)
     found = sorted((_trouble(of_one) for of_one in alike.values()), key=lambda one: one.last_unix_s)
     return tuple(sorted(found[-_MOST:], key=lambda one: one.first_unix_s))
 
