@@ -20,7 +20,7 @@ _COMPARED = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """One complaint, however many ranks made it; messages that begin the same but for numbers are the same."""
+    """One complaint, however many ranks made it; messages that begin alike, but for numbers, are the same."""
 
     kind: EventKind
     message: str
