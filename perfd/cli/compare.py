@@ -24,7 +24,7 @@ from perfd.recording.format import bundled_names, find_recording
 from perfd.report.benchmarks import measures_of_benchmarks, results_in
 from perfd.report.compare import Change, Comparison, compare, to_json
 from perfd.report.measures import Measured, Unit, measures_of_summary, measures_of_trace
-from perfd.report.summaries import jobs_of, one_job
+from perfd.report.summaries import jobs_of, one_job, summary_of_run
 from perfd.report.words import UNKNOWN, duration, kernel_name, percent
 from perfd.session.replay import ReplayOptions, replay
 from perfd.trace import document
@@ -53,8 +53,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     kinds = (
-        "a summary (perfd.summary/1), an analysis (perfd.trace/1), a trace or a folder of a capture's traces,"
-        " a recording, or a result of bench_serving"
+        "a summary (perfd.summary/1), an analysis (perfd.trace/1), a trace, a folder of a capture's traces or"
+        " of a `perfd run`, a recording, or a result of bench_serving"
     )
     parser.add_argument("a", metavar="A", help=f"how it was: {kinds}")
     parser.add_argument("b", metavar="B", help="how it is: the same kind")
@@ -118,6 +118,7 @@ def _measured(name: str, args: argparse.Namespace) -> Measured:
     if (path / "recording.json").is_file() or (not path.exists() and name in bundled_names()):
         summaries = replay(ReplayOptions(recording=find_recording(name))).summaries
         return measures_of_summary(one_job(list(summaries), args.job, name), name)
+    path = summary_of_run(path)
     found = _own_document(path)
     if found is not None and found["schema"] == document.SCHEMA:
         return measures_of_trace(found, name)

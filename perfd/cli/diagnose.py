@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -16,6 +17,7 @@ from perfd.analysis.summary import JobSummary, from_json
 from perfd.cli.client import add_aggregator, get, url_of
 from perfd.errors import PerfdError
 from perfd.recording.format import find_recording
+from perfd.report.summaries import read_summary, summary_of_run
 from perfd.session.replay import ReplayOptions, replay
 from perfd.session.words import findings_in_words
 
@@ -40,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "recording",
         nargs="?",
         metavar="RECORDING",
-        help="a recording's folder, or one that ships",
+        help="a recording's folder, or one that ships; or the folder of a `perfd run`, or its summary.json",
     )
     add_aggregator(parser)
     parser.add_argument("--job", metavar="NAME", help="only this job of the aggregator")
@@ -78,6 +80,9 @@ def _job(summary: JobSummary) -> Mapping[str, Any]:
 
 def _of_recording(name: str) -> Sequence[JobSummary]:
     logs.configure("error")
+    summary = summary_of_run(Path(name))
+    if summary.is_file():
+        return read_summary(summary)
     result = replay(ReplayOptions(recording=find_recording(name)))
     for warning in result.warnings:
         # A diagnosis without what a stream would have told may be another one.

@@ -15,7 +15,7 @@ from perfd.report.from_summary import report_of_summary
 from perfd.report.from_trace import report_of_trace
 from perfd.report.markdown import to_markdown
 from perfd.report.model import Report
-from perfd.report.summaries import jobs_of, one_job, read_summary
+from perfd.report.summaries import jobs_of, one_job, read_summary, summary_of_run
 from perfd.report.write import to_json, write_report
 from perfd.trace.analysis import TraceSettings, analyse
 from perfd.trace.files import read_traces, with_folders_opened
@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="?",
         help="a summary (perfd.summary/1, as of perfd replay --json), a trace, or a folder of a capture's"
-        " traces; without one, an aggregator is asked",
+        " traces or of a `perfd run`; without one, an aggregator is asked",
     )
     parser.add_argument("--job", metavar="NAME", help="which job, when there are several")
     parser.add_argument(
@@ -61,13 +61,14 @@ def run(args: argparse.Namespace) -> int:
     """Report on one job or capture."""
     if args.since is not None and (args.source or not args.job):
         raise PerfdError("--since is of a job of the aggregator: name it with --job, without a file.")
-    if args.source is None:
+    source = None if args.source is None else summary_of_run(args.source)
+    if source is None:
         report = _of_aggregator(args)
-    elif _holds_summary(args.source):
-        job = one_job(read_summary(args.source), args.job, str(args.source))
-        report = report_of_summary(job, args.source.name)
+    elif _holds_summary(source):
+        job = one_job(read_summary(source), args.job, str(source))
+        report = report_of_summary(job, source.name)
     else:
-        traces = read_traces(with_folders_opened([args.source]), "nsys")
+        traces = read_traces(with_folders_opened([source]), "nsys")
         analysis = analyse(traces, TraceSettings(peaks=load_peaks()))
         report = report_of_trace(analysis, diagnose(analysis))
     if args.output:

@@ -7,7 +7,23 @@ from pathlib import Path
 import msgspec
 
 from perfd.analysis.summary import SCHEMA, JobSummary, from_json
-from perfd.errors import PerfdError
+from perfd.errors import PerfdError, TraceError
+from perfd.trace.files import with_folders_opened
+
+_OF_A_RUN = "summary.json"
+
+
+def summary_of_run(path: Path) -> Path:
+    """The summary in a folder that `perfd run` left; the path itself when it is anything else."""
+    inside = path / _OF_A_RUN
+    if not inside.is_file():
+        return path
+    try:
+        # Of a folder with traces the summary is an addition.
+        with_folders_opened([path])
+    except TraceError:
+        return inside
+    return path
 
 
 def read_summary(path: Path) -> list[JobSummary]:

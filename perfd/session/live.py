@@ -18,7 +18,7 @@ from perfd.config import AgentConfig, AggregatorConfig, CollectorConfig, UplinkC
 from perfd.errors import PerfdError
 from perfd.model import Event, EventKind, Record
 from perfd.session.collecting import SessionEvents, with_options
-from perfd.session.configuration import SessionConfig, load_session
+from perfd.session.configuration import SessionConfig, load_session, with_rules
 from perfd.session.logfeed import LogFeed
 from perfd.session.results import save_results
 from perfd.session.run import HOOK_COLLECTOR, NCCL_COLLECTOR, MonitorSettings
@@ -49,6 +49,7 @@ class LiveSession:
         say: Callable[[str], None],
     ) -> None:
         config = load_session(Path(settings.config) if settings.config else None)
+        config = with_rules(config, settings.rules)
         self._settings = settings
         self._started_unix_ns = started_unix_ns
         self._clock = clock
@@ -184,7 +185,7 @@ class LiveSession:
             save_results(directory, summaries, text)
         except OSError as error:
             return f"{text}\nperfd: the summary is not saved: {error.strerror}."
-        return f"{text}\nperfd: the summary is in {directory}."
+        return f"{text}\nperfd: the summary is in {directory}; perfd report and perfd compare take that folder."
 
 
 def _agent_config(config: SessionConfig, settings: MonitorSettings, root_pid: int) -> AgentConfig:

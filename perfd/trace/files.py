@@ -15,8 +15,11 @@ _SQLITE = b"SQLite format 3\0"
 _GZIP = b"\x1f\x8b"
 _NSIGHT_COMPUTE = b"NVR\0"
 _SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".nsys-rep")
-_NO_TRACES = ("perfd.trace.json", "summary.json", ".stacks.json")
+_NO_TRACES = ("perfd.trace.json", "summary.json", "capture.json", ".stacks.json")
 """What perfd leaves beside traces."""
+_SMALL_BYTES = 2**20
+"""A JSON file that is no larger is looked through before it is taken for a trace."""
+_BELOW = 3
 
 
 def with_folders_opened(paths: Iterable[Path]) -> list[Path]:
@@ -37,14 +40,34 @@ def _traces_in(folder: Path) -> list[Path]:
     # As does JAX's trace for Perfetto, of those beside it.
     if any(file.name.endswith(".trace.json.gz") for file in files):
         known.add(folder / "perfetto_trace.json.gz")
-    traces = [
-        file
-        for file in files
-        if file.name.endswith(_SUFFIXES) and not file.name.endswith(_NO_TRACES) and file not in known
-    ]
+    traces = [file for file in files if _looks_like_a_trace(file) and file not in known]
     if not traces:
-        raise TraceError(f"{folder}: this folder holds no trace: no file ends in {', '.join(_SUFFIXES)}.")
+        raise TraceError(f"{folder}: this folder holds no trace{_instead(folder)}.")
     return traces
+
+
+def _looks_like_a_trace(file: Path) -> bool:
+    """By its name; of small JSON, of which jobs leave some beside their traces, by what is in it too."""
+    name = file.name
+    if name.startswith(".") or not name.endswith(_SUFFIXES) or name.endswith(_NO_TRACES):
+        return False
+    if not name.endswith(".json"):
+        return True
+    try:
+        content = file.read_bytes() if file.stat().st_size <= _SMALL_BYTES else None
+    except OSError:
+        # Whoever reads it says what is wrong.
+        return True
+    return content is None or b"traceEvents" in content or content.lstrip()[:1] != b"{"
+
+
+def _instead(folder: Path) -> str:
+    """Where traces are that somebody who names this folder may mean."""
+    found = (file for pattern in ("*/*", "captures/*/*") for file in folder.glob(pattern))
+    below = sorted({str(file.parent) for file in found if _looks_like_a_trace(file)})
+    if below:
+        return f"; there are some in {', '.join(below[-_BELOW:])}"
+    return f": no file ends in {', '.join(_SUFFIXES)}"
 
 
 def read_traces(paths: Iterable[Path], nsys_program: str | None = None) -> list[RankTrace]:

@@ -223,6 +223,18 @@ def test_what_is_neither_summary_nor_trace_is_one_sentence(tmp_path, capsys, con
     assert words in capsys.readouterr().err
 
 
+def test_the_folder_of_a_run_stands_for_its_summary(summary, capsys):
+    folder = str(summary.parent)
+    (summary.parent / "summary.md").touch()
+
+    assert main(["report", folder]) == 0
+    assert "## Recommendations" in capsys.readouterr().out
+    assert main(["compare", folder, folder]) == 0
+    assert main(["diagnose", folder, "--json"]) == 0
+    (job,) = json.loads(capsys.readouterr().out.splitlines()[-1])["jobs"]
+    assert job["bottleneck"]["kind"] == "straggler"
+
+
 def test_a_job_that_the_summary_does_not_have_is_named_with_those_it_has(summary, capsys):
     name = json.loads(summary.read_text(encoding="utf-8"))["jobs"][0]["name"]
 

@@ -199,3 +199,26 @@ def test_a_folder_names_a_report_of_nsys_and_its_export_once(tmp_path):
         (tmp_path / name).touch()
 
     assert [path.name for path in with_folders_opened([tmp_path])] == ["alone.nsys-rep", "both.sqlite"]
+
+
+def test_of_a_folder_only_traces_are_read(tmp_path):
+    write_json(tmp_path / "rank0.json", kineto([Op(COMPUTE, 0, 10)], rank=0))
+    for name in ("capture.json", ".perfd-retention.json", "run_config.json", "perfd.trace.json"):
+        (tmp_path / name).write_text('{"lr": 0.1}')
+    (tmp_path / "events.json").write_text("[]")
+
+    assert [path.name for path in with_folders_opened([tmp_path])] == ["events.json", "rank0.json"]
+
+
+def test_a_folder_of_a_run_says_where_its_traces_are(tmp_path):
+    captured = tmp_path / "captures" / "Slow-1"
+    captured.mkdir(parents=True)
+    (tmp_path / "captures" / ".perfd-retention.json").write_text("{}")
+    (captured / "capture.json").write_text("{}")
+    with pytest.raises(TraceError, match="holds no trace: no file ends in"):
+        with_folders_opened([tmp_path])
+
+    write_json(captured / "rank0.json", kineto([Op(COMPUTE, 0, 10)], rank=0))
+    for folder in (tmp_path, captured.parent):
+        with pytest.raises(TraceError, match=f"holds no trace; there are some in {captured}"):
+            with_folders_opened([folder])
