@@ -185,7 +185,8 @@ class LiveSession:
             save_results(directory, summaries, text)
         except OSError as error:
             return f"{text}\nperfd: the summary is not saved: {error.strerror}."
-        return f"{text}\nperfd: the summary is in {directory}; perfd report and perfd compare take that folder."
+        told = f"perfd: the summary is in {directory}; perfd report and perfd compare take that folder."
+        return f"{text}\n{told}"
 
 
 def _agent_config(config: SessionConfig, settings: MonitorSettings, root_pid: int) -> AgentConfig:
