@@ -37,7 +37,7 @@ class Change:
     a: float | None
     b: float | None
     change_ratio: float | None
-    """(b - a) / a; None where either is unknown or a is zero."""
+    """(b - a) / a; None where either is unknown, or a alone is zero."""
     better: Better
     gate: bool
     verdict: Verdict
@@ -99,7 +99,7 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def _change(a: Measure, b: float | None, max_regression_ratio: float) -> Change:
-    ratio = (b - a.value) / a.value if a.value and b is not None else None
+    ratio = _ratio(a.value, b)
     return Change(
         name=a.name,
         unit=a.unit.value,
@@ -110,6 +110,14 @@ def _change(a: Measure, b: float | None, max_regression_ratio: float) -> Change:
         gate=a.gate,
         verdict=_verdict(ratio, a, max_regression_ratio),
     )
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    if a is None or b is None:
+        return None
+    if a == b:
+        return 0.0
+    return (b - a) / a if a else None
 
 
 def _verdict(ratio: float | None, measure: Measure, max_regression_ratio: float) -> Verdict:

@@ -46,6 +46,14 @@ def test_the_bound_decides(tmp_path, bound, code):
     assert main(["compare", a, b, "--max-regression", bound]) == code
 
 
+def test_what_is_nothing_in_both_is_the_same(tmp_path, capsys):
+    a = _capture(tmp_path, "a", 1000)
+
+    assert main(["compare", a, a, "--json"]) == 0
+    changes = {one["name"]: one for one in json.loads(capsys.readouterr().out)["changes"]}
+    assert (changes["exposed_memory_s"]["a"], changes["exposed_memory_s"]["verdict"]) == (0.0, "same")
+
+
 def test_a_faster_step_passes(tmp_path, capsys):
     a, b = _capture(tmp_path, "a", 1000), _capture(tmp_path, "b", 900)
 
