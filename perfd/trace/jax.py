@@ -71,7 +71,8 @@ class JaxEvents:
                     traces.append(trace)
         if not traces:
             raise TraceError(
-                f"{path}: the trace has no GPU operation; was the GPU's activity recorded, and did it work?"
+                f"{path}: the trace has no GPU operation: record the GPU's activity, too (PyTorch's profiler:"
+                " ProfilerActivity.CUDA), while it works."
             )
         return traces
 
