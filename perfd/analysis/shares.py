@@ -67,7 +67,11 @@ class Breakdown:
     """Parts of the step by timers of the log; None where a timer is missing."""
 
     forward_ratio: float | None = None
-    """The slowest rank's forward compute, with the collectives and the input that it holds."""
+    """The slowest rank's forward compute, with the collectives and the input that it holds.
+
+    Where phases hold waiting and are known by rank, both are of the rank with the longest sum: what is
+    waited in the one is another rank's work in the other.
+    """
     backward_ratio: float | None = None
     spread_ratio: float | None = None
     """Compute of the slowest rank less that of the fastest, by the step."""
@@ -114,8 +118,10 @@ def optimizer(timers: Timers, step_time_s: Floats) -> Optimizer:
 def breakdown(timers: Timers, step_time_s: Floats) -> Breakdown:
     """Compute, its spread over ranks, and what no timer holds."""
     forward_name, backward_name = timers.first(FORWARD), timers.first(BACKWARD)
-    forward = timers.max_s(forward_name) if forward_name else None
-    backward = timers.max_s(backward_name) if backward_name else None
+    forward, backward = _of_one_rank(timers) or (
+        timers.max_s(forward_name) if forward_name else None,
+        timers.max_s(backward_name) if backward_name else None,
+    )
     window = timers.max_s(WINDOW)
     update = timers.max_s("optimizer")
     outside = None if window is None or update is None else step_time_s - window - update
@@ -125,6 +131,19 @@ def breakdown(timers: Timers, step_time_s: Floats) -> Breakdown:
         spread_ratio=share(_spread(timers, forward_name, backward_name), step_time_s),
         unattributed_ratio=share(outside, step_time_s),
     )
+
+
+def _of_one_rank(timers: Timers) -> tuple[Floats, Floats] | None:
+    """Forward and backward of the rank that is longest in sum, if they hold waiting and are known."""
+    computing = timers.computing_by_rank_s() if timers.hold_waiting else None
+    if computing is None:
+        return None
+    forward, backward = computing
+    both = median(forward + backward, axis=0)
+    if not np.isfinite(both).any():
+        return None
+    slowest = int(np.nanargmax(both))
+    return forward[:, slowest], backward[:, slowest]
 
 
 def _spread(timers: Timers, *names: str | None) -> Floats | None:

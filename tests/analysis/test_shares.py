@@ -14,9 +14,9 @@ from perfd.model import MemoryReport
 from perfd.peaks import load_peaks
 
 
-def timers_of(extremes):
+def timers_of(extremes=None, by_rank=None):
     steps = step_table([1.0] * 6)
-    return Timers.of(phase_table(steps, extremes), steps, np.arange(1, 6)), np.ones(5)
+    return Timers.of(phase_table(steps, extremes, by_rank), steps, np.arange(1, 6)), np.ones(5)
 
 
 def test_the_slowest_rank_sets_the_data_share_and_the_fastest_tells_whether_it_is_one_rank():
@@ -44,6 +44,26 @@ def test_what_no_timer_of_level_1_holds_is_told():
 def test_the_spread_of_compute_over_ranks_is_told():
     parts = breakdown(*timers_of({"forward-compute": (0.2, 0.3), "backward-compute": (0.4, 0.42)}))
     assert parts.spread_ratio == pytest.approx(0.12)
+
+
+@pytest.mark.parametrize("first_rank", [(0.33, 0.65), (0.33, np.nan)])
+def test_phases_that_hold_waiting_are_those_of_one_rank(first_rank: tuple[float, float]):
+    # What rank 0 waits for in backward is what rank 1 does in forward.
+    parts = breakdown(
+        *timers_of(by_rank={"forward": [first_rank[0], 0.66], "backward": [first_rank[1], 0.33]})
+    )
+    assert (parts.forward_ratio, parts.backward_ratio) == pytest.approx((0.66, 0.33))
+
+
+def test_phases_that_no_rank_tells_both_of_are_the_longest_of_each():
+    parts = breakdown(*timers_of(by_rank={"forward": [0.4, np.nan], "backward": [np.nan, 0.5]}))
+    assert (parts.forward_ratio, parts.backward_ratio) == pytest.approx((0.4, 0.5))
+
+
+def test_compute_without_waiting_is_the_longest_of_all_ranks():
+    by_rank = {"forward-compute": [0.3, 0.2], "backward-compute": [0.4, 0.6]}
+    parts = breakdown(*timers_of(by_rank=by_rank))
+    assert (parts.forward_ratio, parts.backward_ratio) == pytest.approx((0.3, 0.6))
 
 
 def test_jitter_sees_the_outliers_that_the_median_does_not():
