@@ -15,7 +15,7 @@ import msgspec
 from perfd import logs
 from perfd.analysis.summary import JobSummary, from_json
 from perfd.cli.client import add_aggregator, get, url_of
-from perfd.errors import PerfdError
+from perfd.errors import PerfdError, RecordingError
 from perfd.recording.format import find_recording
 from perfd.report.summaries import read_summary, summary_of_run
 from perfd.session.replay import ReplayOptions, replay
@@ -83,7 +83,11 @@ def _of_recording(name: str) -> Sequence[JobSummary]:
     summary = summary_of_run(Path(name))
     if summary.is_file():
         return read_summary(summary)
-    result = replay(ReplayOptions(recording=find_recording(name)))
+    try:
+        recording = find_recording(name)
+    except RecordingError as error:
+        raise PerfdError(f"{error} Of a job that runs now: perfd diagnose --job {name}.") from error
+    result = replay(ReplayOptions(recording=recording))
     for warning in result.warnings:
         # A diagnosis without what a stream would have told may be another one.
         print(f"perfd: {warning}", file=sys.stderr)

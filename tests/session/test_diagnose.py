@@ -78,6 +78,13 @@ def test_jobs_of_an_aggregator_are_diagnosed(capsys: pytest.CaptureFixture[str])
         aggregator.stop()
 
 
+def test_a_job_in_the_place_of_a_recording_is_told_where_it_belongs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["diagnose", "llama-70b"]) == 2
+    assert "Of a job that runs now: perfd diagnose --job llama-70b." in capsys.readouterr().err
+
+
 def test_a_recording_and_an_aggregator_at_once_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diagnose", "dp4", "--job", "x"]) == 2
     assert "not both" in capsys.readouterr().err
