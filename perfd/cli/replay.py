@@ -19,7 +19,7 @@ from perfd.cli.ending import set_by_signals
 from perfd.cli.terminal import Terminal
 from perfd.config import AggregatorConfig, HistoryConfig
 from perfd.recording.format import bundled_names, find_recording
-from perfd.session.configuration import SessionConfig, load_session
+from perfd.session.configuration import SessionConfig, load_session, with_rules
 from perfd.session.replay import Progress, ReplayOptions, ReplayResult, replay
 from perfd.session.results import summary_json
 from perfd.session.words import in_words, wrapped
@@ -63,6 +63,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--rules",
         type=Path,
         nargs="+",
+        action="extend",
         default=[],
         metavar="FILE",
         help="more rules files, beside the shipped ones",
@@ -177,15 +178,9 @@ def _jobs(progress: Progress) -> str:
 
 
 def _configuration(args: argparse.Namespace) -> SessionConfig:
-    config = load_session(args.config)
-    rules = config.aggregator.rules
-    files = [*rules.files, *(str(path) for path in args.rules)]
-    aggregator = msgspec.structs.replace(
-        config.aggregator,
-        rules=msgspec.structs.replace(rules, files=files),
-        # A replay leaves no traces in the history of real jobs.
-        history=HistoryConfig(),
-    )
+    config = with_rules(load_session(args.config), map(str, args.rules))
+    # A replay leaves no traces in the history of real jobs.
+    aggregator = msgspec.structs.replace(config.aggregator, history=HistoryConfig())
     return msgspec.structs.replace(config, aggregator=aggregator)
 
 

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from perfd_collectors.nccl.library import DIRECTORY_VARIABLE, with_plugin
@@ -22,7 +22,7 @@ from perfd.errors import PerfdError, RecordingError
 from perfd.hook import NODE_VARIABLE, SOCKET_VARIABLE
 from perfd.http import split_address
 from perfd.model import CaptureTool
-from perfd.session.configuration import load_session
+from perfd.session.configuration import load_session, with_rules
 from perfd.session.job import CommandError
 from perfd.session.naming import job_name, results_folder
 from perfd.session.run import HOOK_COLLECTOR, NCCL_COLLECTOR, MonitorSettings, RunOptions
@@ -40,6 +40,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EXIT_CODES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--config", metavar="FILE", help="configuration of agent and aggregator (YAML)")
+    parser.add_argument(
+        "--rules",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="one more rules file, beside the shipped ones; may be given several times",
+    )
     parser.add_argument(
         "--job", metavar="NAME", help="name of the job; default: SLURM_JOB_ID, or the script's name"
     )
@@ -83,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
         command,
         job=args.job,
         config=args.config,
+        rules=[str(Path(file).absolute()) for file in args.rules],
         http=args.http,
         out=Path(args.out),
         recording=Path(args.record) if args.record else None,
@@ -99,13 +107,15 @@ def watch(
     out: Path,
     recording: Path | None,
     tracer: CaptureTool | None,
+    rules: Sequence[str] = (),
 ) -> int:
     """Run `command` with a monitor beside it, ready for captures by `tracer`; returns its exit code."""
     if recording is not None and recording.exists() and (not recording.is_dir() or any(recording.iterdir())):
         raise RecordingError(f"{recording} is not empty: a recording needs a new folder.")
     if http is not None:
         split_address(http)
-    configuration = load_session(Path(config) if config else None)
+    configuration = with_rules(load_session(Path(config) if config else None), rules)
+    _check_rules(configuration.aggregator.rules.files)
     name = job or configuration.agent.job or job_name(command, os.environ)
     launch = _plan(command, name, configuration.agent.capture, allowed=tracer is CaptureTool.NSYS)
     settings = MonitorSettings(
@@ -114,6 +124,7 @@ def watch(
         node=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         search_path=os.environ.get("PATH"),
         config=str(Path(config).absolute()) if config else None,
+        rules=rules,
         http=http,
         results=str(results_folder(out.absolute(), name, time.time_ns())),
         recording=str(recording.absolute()) if recording else None,
@@ -135,6 +146,16 @@ def watch(
     except CommandError as error:
         _say(f"perfd run: {error}")
         return error.exit_code
+
+
+def _check_rules(files: Sequence[str]) -> None:
+    """Raise `RulesError` here: once the job runs, a wrong file would only leave it unwatched."""
+    if not files:
+        return
+    # Other runs start faster without it.
+    from perfd.rules.loader import load_rules  # noqa: PLC0415
+
+    load_rules(map(Path, files))
 
 
 def _kineto_note(config: KinetoConfig, job: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -23,3 +24,10 @@ class SessionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 def load_session(path: Path | None) -> SessionConfig:
     """Read a configuration file, or the defaults without one; raises `ConfigError`."""
     return SessionConfig() if path is None else load(path, SessionConfig)
+
+
+def with_rules(config: SessionConfig, files: Iterable[str]) -> SessionConfig:
+    """The same configuration with more rules files, after its own."""
+    rules = config.aggregator.rules
+    more = msgspec.structs.replace(rules, files=[*rules.files, *files])
+    return msgspec.structs.replace(config, aggregator=msgspec.structs.replace(config.aggregator, rules=more))

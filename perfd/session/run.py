@@ -48,6 +48,8 @@ class MonitorSettings:
     search_path: str | None = None
     """Where tools are looked for."""
     config: str | None = None
+    rules: Sequence[str] = ()
+    """Rules files that the user named beside those of the configuration."""
     http: str | None = None
     """An address that the user asked for; None for the configured one."""
     results: str | None = None

@@ -319,6 +319,7 @@ def test_replay_says_in_words_what_it_shows_in_json():
         (["pp4_few", "--speed", "0"], "neither a positive number nor max"),
         (["pp4_few", "--speed", "fast"], "neither a positive number nor max"),
         (["pp4_few", "--rules", "/nowhere.yaml"], "/nowhere.yaml"),
+        (["pp4_few", "--rules", "/nowhere.yaml", "--rules", "/dev/null"], "/nowhere.yaml"),
         (["pp4_few", "--config", "/nowhere.yaml"], "/nowhere.yaml"),
     ],
 )
@@ -363,6 +364,53 @@ def test_an_alert_while_a_job_runs_puts_a_report_among_its_results(tmp_path, con
     assert alert["name"] == "Slow"
     assert len(alert["captures"]) == 1
     assert "Slow at step" in err
+
+
+def test_a_rule_of_the_command_line_fires_beside_those_of_the_configuration(tmp_path, configuration):
+    for name in ("Configured", "First", "Second"):
+        (tmp_path / f"{name}.yaml").write_text(
+            f"groups: [{{name: {name}, rules: [{{alert: {name}, expr: perfd_step_time_seconds > 0.001}}]}}]"
+        )
+    configuration.write_text(
+        "aggregator:\n  http_listen: '127.0.0.1:0'\n"
+        "  rules: {builtin: false, files: [Configured.yaml], interval_s: 0.1}\n"
+        "agent: {capture: {enabled: false}}\n"
+    )
+    rules = ["--rules", "First.yaml", "--rules", "Second.yaml"]
+    done = subprocess.run(
+        command(tmp_path, configuration, *rules, "--", *TRAINER, "200", "0.02"),
+        capture_output=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0
+    alerts = only_job(tmp_path)["alerts"]
+    assert sorted(alert["name"] for alert in alerts) == ["Configured", "First", "Second"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "wrong.yaml"),
+        ("groups: [{name: a, rules: [{alert: B, expr: 'up >'}]}]", "wrong.yaml:1:"),
+    ],
+)
+@pytest.mark.parametrize("where", ["option", "configuration"])
+def test_a_wrong_rules_file_is_told_before_the_job_starts(tmp_path, configuration, text, said, where):
+    wrong = tmp_path / "wrong.yaml"
+    if text is not None:
+        wrong.write_text(text)
+    if where == "configuration":
+        configuration.write_text(f"aggregator: {{rules: {{files: ['{wrong}']}}}}\n")
+    rules = ["--rules", str(wrong)] if where == "option" else []
+    done = perfd(
+        *command(tmp_path, configuration, *rules, "--", "touch", str(tmp_path / "started"))[len(PERFD) :]
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "started").exists()
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.fixture
