@@ -36,7 +36,8 @@ _NO_NCCL = (
     " needs NCCL 2.23 or newer, and room in /dev/shm (perfd doctor)."
 )
 _CAPTURE = (
-    "A capture (`perfd capture start`) shows the kernels that a step is made of, and what runs beside them."
+    "A capture (`perfd capture start JOB`) shows the kernels that a step is made of, and what runs beside"
+    " them."
 )
 
 

@@ -335,7 +335,7 @@ def test_timers_without_flops_are_not_said_to_be_missing_and_megatron_is_not_ass
         "How well it computes is unknown: nothing tells the model's FLOP/s.",
     ]
     assert "Megatron" not in summary.bottleneck.recommendation
-    assert "perfd capture start" in summary.bottleneck.recommendation
+    assert "`perfd capture start JOB`" in summary.bottleneck.recommendation
 
 
 def test_a_job_of_many_ranks_whose_communication_nobody_tells_is_told_what_the_plugin_needs():
