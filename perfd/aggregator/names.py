@@ -34,6 +34,10 @@ class Names:
                 specs.append(load_collector(name))
         return cls(specs)
 
+    def all(self) -> frozenset[str]:
+        """Every exported name that is known."""
+        return frozenset(self._metrics)
+
     def exported(self, scope: Scope, column: str) -> str:
         """The exported name of a raw column; one that is not known here is taken for a gauge."""
         name = self._raw.get((scope, column))

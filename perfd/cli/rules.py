@@ -10,16 +10,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from perfd.aggregator.names import Names
+from perfd.catalogue import AGENT_PAGE_METRICS
 from perfd.errors import RulesError
 from perfd.rules.builtin import builtin_rules
 from perfd.rules.loader import RulesFile, read_rules
 from perfd.rules.testing import TestFailure, run_tests
 from perfd.rules.unittests import read_tests
+from perfd.rules.unknown import recorded_metrics, unknown_metrics
 
 _CHECK_HELP = """\
 Exit code 0: all files are right; 1: a file has mistakes. With --json:
 {"schema": "perfd.rules.check/1", "ok", "files": [{"path", "rules",
- "mistakes": [{"line", "column", "message"}]}]}"""
+ "mistakes": [{"line", "column", "message"}], "warnings": [sentence]}]}
+A warning (a metric of perfd's that nothing exports) leaves the exit code as it is."""
 _TEST_HELP = """\
 The files are in the format of `promtool test rules`. Exit code 0: all tests
 pass; 1: a test fails, or a file has mistakes. With --json:
@@ -57,10 +61,10 @@ def run(args: argparse.Namespace) -> int:
 def _check(paths: Sequence[Path], *, as_json: bool) -> int:
     files = [read_rules(path) for path in paths]
     ok = not any(file.mistakes for file in files)
+    known = _known_metrics(files)
     if as_json:
-        print(
-            json.dumps({"schema": "perfd.rules.check/1", "ok": ok, "files": [_file(file) for file in files]})
-        )
+        checked = [_file(file, known) for file in files]
+        print(json.dumps({"schema": "perfd.rules.check/1", "ok": ok, "files": checked}))
         return int(not ok)
     for file in files:
         print(f"Checking {file.path}")
@@ -69,16 +73,30 @@ def _check(paths: Sequence[Path], *, as_json: bool) -> int:
             print("\n".join(str(mistake) for mistake in file.mistakes), file=sys.stderr)
         else:
             print(f"  SUCCESS: {file.rules} rules found")
+        for warning in unknown_metrics(file.groups, known):
+            print(f"  WARNING: {warning}", file=sys.stderr)
         print()
     return int(not ok)
 
 
-def _file(file: RulesFile) -> dict[str, Any]:
+def _known_metrics(files: Sequence[RulesFile]) -> frozenset[str]:
+    """What perfd exports, and what these files and the rules that ship record."""
+    groups = [group for file in (*files, *map(read_rules, builtin_rules())) for group in file.groups]
+    pages = {metric.name for metric in AGENT_PAGE_METRICS}
+    return Names.installed().all() | pages | recorded_metrics(groups)
+
+
+def _file(file: RulesFile, known: frozenset[str]) -> dict[str, Any]:
     mistakes = [
         {"line": mistake.line, "column": mistake.column, "message": mistake.message}
         for mistake in file.mistakes
     ]
-    return {"path": file.path, "rules": file.rules, "mistakes": mistakes}
+    return {
+        "path": file.path,
+        "rules": file.rules,
+        "mistakes": mistakes,
+        "warnings": unknown_metrics(file.groups, known),
+    }
 
 
 def _test(paths: Sequence[Path], *, as_json: bool) -> int:

@@ -31,9 +31,47 @@ def test_a_check_as_json_has_a_documented_shape(capsys: pytest.CaptureFixture[st
         "schema": "perfd.rules.check/1",
         "ok": False,
         "files": [
-            {"path": str(BAD), "rules": 0, "mistakes": [{"line": 8, "column": 13, "message": message}]}
+            {
+                "path": str(BAD),
+                "rules": 0,
+                "mistakes": [{"line": 8, "column": 13, "message": message}],
+                "warnings": [],
+            }
         ],
     }
+
+
+def test_a_misspelt_metric_of_perfd_is_a_warning_that_names_the_nearest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        "groups: [{name: g, rules: [{alert: Slow, expr: perfd_step_tim_seconds > perfd_step_time_seconds}]}]"
+    )
+    warning = (
+        "Slow reads perfd_step_tim_seconds, which nothing here exports or records;"
+        " did you mean perfd_step_time_seconds?"
+    )
+    assert main(["rules", "check", str(path)]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == f"  WARNING: {warning}\n"
+    assert "SUCCESS: 1 rules found" in captured.out
+    assert main(["rules", "check", "--json", str(path)]) == 0
+    (file,) = json.loads(capsys.readouterr().out)["files"]
+    assert file["warnings"] == [warning]
+
+
+def test_what_rules_record_and_what_others_export_is_no_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first.write_text("groups: [{name: g, rules: [{record: 'perfd:mine', expr: perfd_gpu_power_watts}]}]")
+    second.write_text(
+        "groups: [{name: g, rules: [{alert: A, expr: 'perfd:mine > 1 or perfd:mfu_tier'},"
+        " {alert: B, expr: 'node_load1 > on() {__name__=~\"perfd_x.*\"}'}]}]"
+    )
+    assert main(["rules", "check", str(first), str(second)]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_tests_that_hold_give_exit_code_0(capsys: pytest.CaptureFixture[str]) -> None:
