@@ -30,8 +30,8 @@ _HEAD = """\
 
 <!-- Made by `make docs` from perfd/cli; do not edit. -->
 
-Every command that prints a result and ends takes `--json`. Completion for bash and zsh comes with the package, under
-`share/` of where it is installed; from a checkout: `source deploy/completion/perfd.bash`.
+Every command that prints a result and ends takes `--json`. Completion for bash and zsh comes with the
+package, under `share/` of where it is installed; from a checkout: `source deploy/completion/perfd.bash`.
 """
 
 
