@@ -22,6 +22,8 @@ from perfd.analysis.judge_sequences import judge_sequences
 from perfd.analysis.judge_silence import judge_hang, judge_missing
 from perfd.analysis.words import percent
 
+_Judge = Callable[[Facts], Finding | None]
+
 _OPTIMIZER = 0.15
 _MEMORY = 0.95
 _OF_COUNTERS = (Kind.HANG, Kind.MISSING_TELEMETRY)
@@ -36,11 +38,7 @@ def find_bottlenecks(facts: Facts) -> list[Finding]:
     straggler = judge_straggler(facts)
     slow = {culprit.id for culprit in straggler.culprits} if straggler else set()
     left = 1 - ((straggler.lost_ratio if straggler else None) or 0.0)
-    judges: tuple[Callable[[Facts], Finding | None], ...] = (
-        judge_hang,
-        lambda _: straggler,
-        judge_throttling,
-        judge_links,
+    of_time: tuple[_Judge, ...] = (
         judge_sequences,
         partial(judge_data, named=bool(slow)),
         partial(judge_pipeline, left_ratio=left),
@@ -49,6 +47,13 @@ def find_bottlenecks(facts: Facts) -> list[Finding]:
         partial(judge_host, slow_ranks=slow),
         judge_launches,
         judge_host_transfer,
+    )
+    judges: tuple[_Judge, ...] = (
+        judge_hang,
+        lambda _: straggler,
+        judge_throttling,
+        judge_links,
+        *(() if facts.too_few_steps else of_time),
         _judge_memory,
         judge_missing,
     )

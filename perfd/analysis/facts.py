@@ -70,6 +70,7 @@ def facts_of(job: JobData, settings: AnalysisSettings, steady: Steady, activity:
         waiting_pair=waiting_pair(timers, times),
         memory=memory(job, settings.peaks),
         step_time=of_steps,
+        steady_steps=int(job.steps.steps_covered[steady.rows].sum()),
         activity=activity,
         slowdowns=slowdowns(timers, kernels, parallel),
         stragglers_by_timers=by_timers,

@@ -21,6 +21,9 @@ from perfd.analysis.slowdowns import RankSlowdown
 from perfd.analysis.stragglers import Straggler
 from perfd.model import ParallelLayout
 
+FEWEST_STEPS = 3
+"""The median of so many steady steps bears an odd one; of fewer nothing is said of where the time goes."""
+
 
 class Kind(StrEnum):
     """What limits a job."""
@@ -95,6 +98,8 @@ class Facts:
     breakdown: Breakdown
     memory: Memory
     step_time: StepTime
+    steady_steps: int
+    """How many steps the steady lines cover."""
     activity: GpuActivity
     nccl: Nccl = field(default_factory=Nccl)
     slowdowns: Sequence[RankSlowdown] = ()
@@ -124,3 +129,8 @@ class Facts:
     """By what was said of them, ranks of which NCCL tells times that cannot be."""
     nodes: int = 0
     """Nodes that the job's GPUs are read on."""
+
+    @property
+    def too_few_steps(self) -> bool:
+        """Whether shares of a step come from so few that they may be chance; a job without a log has none."""
+        return 0 < self.steady_steps < FEWEST_STEPS

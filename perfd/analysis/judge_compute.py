@@ -6,7 +6,7 @@ import numpy as np
 
 from perfd.analysis.captured import CaptureEvidence, not_used
 from perfd.analysis.efficiency import mean_over_gpus
-from perfd.analysis.findings import Facts, Finding, Kind
+from perfd.analysis.findings import FEWEST_STEPS, Facts, Finding, Kind
 from perfd.analysis.words import milliseconds, percent
 
 _GOOD_MFU = 0.40
@@ -46,6 +46,8 @@ def judge_compute(facts: Facts) -> Finding:
     mfu = facts.efficiency.mfu_ratio
     evidence = _compute_evidence(facts)
     computing = _computing_ratio(facts)
+    if unjudged := _without_enough_steps(facts, evidence):
+        return unjudged
     if mfu is not None and mfu > _IMPLAUSIBLE_MFU:
         return Finding(
             kind=Kind.UNKNOWN,
@@ -58,8 +60,6 @@ def judge_compute(facts: Facts) -> Finding:
         )
     if mfu is not None and mfu >= _GOOD_MFU:
         return Finding(kind=Kind.NONE, confidence=0.6, evidence=evidence, recommendation="Nothing to do.")
-    if facts.step_time.median is None and facts.breakdown.forward_ratio is None:
-        return _without_steps(facts, evidence)
     # Without an MFU, only a capture tells that what runs is compute, and which.
     captured = facts.capture is not None and facts.capture.used
     if computing is None or computing < _MOST or (mfu is None and not captured):
@@ -81,15 +81,24 @@ def judge_compute(facts: Facts) -> Finding:
     )
 
 
-def _without_steps(facts: Facts, evidence: list[str]) -> Finding:
-    without = "" if facts.activity.gpus else ", and no activity of a GPU"
-    return Finding(
-        kind=Kind.UNKNOWN,
-        confidence=0.0,
-        evidence=[*evidence, f"perfd saw no steady step of this job{without}."],
-        recommendation="Let the job print progress that perfd understands (`perfd parse LOG` shows what"
-        " it does), or tell steps through perfd.hook.",
-    )
+def _without_enough_steps(facts: Facts, evidence: list[str]) -> Finding | None:
+    if facts.too_few_steps:
+        steps = "1 steady step is" if facts.steady_steps == 1 else f"{facts.steady_steps} steady steps are"
+        missing = f"{steps} too few to judge where the time goes."
+        advice = (
+            f"Let the job run longer: {FEWEST_STEPS} steady steps are enough; the first one, checkpoints and"
+            " evaluation do not count."
+        )
+    elif facts.step_time.median is None and facts.breakdown.forward_ratio is None:
+        without = "" if facts.activity.gpus else ", and no activity of a GPU"
+        missing = f"perfd saw no steady step of this job{without}."
+        advice = (
+            "Let the job print progress that perfd understands (`perfd parse LOG` shows what it does), or"
+            " tell steps through perfd.hook."
+        )
+    else:
+        return None
+    return Finding(kind=Kind.UNKNOWN, confidence=0.0, evidence=[*evidence, missing], recommendation=advice)
 
 
 def _unknown(facts: Facts, evidence: list[str], computing: float | None) -> Finding:

@@ -420,6 +420,47 @@ def test_what_a_slow_timer_of_input_means_is_open_until_gpus_have_been_seen_in_e
     assert "nothing tells" in few_steps(4).bottleneck.evidence[-1]
 
 
+@pytest.mark.parametrize(
+    ("steady", "said"), [(1, "1 steady step is too few"), (2, "2 steady steps are too few"), (3, None)]
+)
+@pytest.mark.parametrize(("timer", "judged"), [("optimizer", Kind.OPTIMIZER), ("forward-compute", Kind.NONE)])
+def test_of_one_or_two_steady_steps_nothing_is_said_of_where_the_time_goes(
+    timer: str, judged: Kind, steady: int, said: str | None
+):
+    steps = step_table([1.0] * (steady + 1), flops_per_s_per_gpu=0.5 * 989.4e12)
+    data = job_data(
+        steps,
+        description=description(None, world_size=8, dp=8),
+        phases=phase_table(steps, {timer: (0.5, 0.5)}),
+        gpu_infos=infos(H100, 8),
+    )
+    found = summarise(data, AnalysisSettings(peaks=load_peaks())).bottleneck
+    if said is None:
+        assert found.kind is judged
+    else:
+        assert (found.kind, found.confidence, found.lost_ratio) == (Kind.UNKNOWN, 0.0, None)
+        assert found.evidence[-1] == f"{said} to judge where the time goes."
+
+
+def test_after_two_steady_steps_full_memory_and_a_held_clock_are_said_all_the_same():
+    steps = step_table([1.0] * 3)
+    metrics = {
+        "memory_used_bytes": [79e9] * 8,
+        "clocks_event_reasons_bits": [float(0x40)] * 8,
+        "sm_clock_hz": [1.2e9] * 8,
+    }
+    data = job_data(steps, description=DP8, gpu=gpu_table(steps, metrics), gpu_infos=infos(H100, 8))
+    found = summarise(data, AnalysisSettings(peaks=load_peaks())).findings
+    assert [finding.kind for finding in found] == [Kind.THROTTLING, Kind.MEMORY]
+
+
+def test_a_line_that_covers_many_steps_is_enough_to_judge():
+    steps = step_table([1.0] * 2, steps_covered=np.array([10, 10]))
+    phases = phase_table(steps, {"optimizer": (0.5, 0.5)})
+    found = summarise(job_data(steps, description=DP8, phases=phases), AnalysisSettings()).bottleneck
+    assert found.kind is Kind.OPTIMIZER
+
+
 def test_a_job_whose_output_says_nothing_is_told_what_perfd_understands():
     summary = summarise(job_data(step_table([]), description=DP8), AnalysisSettings())
     assert summary.bottleneck.kind is Kind.UNKNOWN
