@@ -103,7 +103,8 @@ class Captures:
                 if job is not None:
                     self._coordinator.on_alert(alert, job, now_unix_s)
             for alert in firing:
-                job = view(_target(alert)) if self._coordinator.is_due(alert, _target(alert)) else None
+                due = self._coordinator.is_due(alert, _target(alert), now_unix_s)
+                job = view(_target(alert)) if due else None
                 if job is not None:
                     self._coordinator.on_alert(alert, job, now_unix_s)
             self._carry_out()
@@ -173,7 +174,7 @@ class Captures:
         if job is None:
             return Decision(alert=alert, outcome=Outcome.UNKNOWN_JOB, reason=unknown_job(alert))
         before = self._coordinator.of_firing(alert, job.job)
-        if before is not None and not self._coordinator.is_due(alert, job.job):
+        if before is not None and not self._coordinator.is_due(alert, job.job, self._now()):
             return Decision(alert=alert, outcome=Outcome.REPEATED, capture_id=before.capture_id)
         capture = self._coordinator.on_alert(alert, job, self._now())
         if capture is None or capture.state is not None:

@@ -33,6 +33,7 @@ from perfd.model import (
     CaptureCancel,
     CaptureFilesRemoved,
     CaptureRequest,
+    CaptureState,
     CaptureStatus,
     CaptureTool,
     TraceShares,
@@ -42,6 +43,8 @@ CAPTURE_LABEL = "capture"
 """The label of an alert that names the capture profile to start."""
 
 
+_PAUSE_S = 10.0
+"""Between two captures of a job that nobody asked for in this moment: profilers need some to let go."""
 _CLOCK_GRAIN_S = 0.002
 """Alertmanager is told of times in milliseconds."""
 
@@ -113,11 +116,18 @@ class CaptureCoordinator:
         )
         return next(found, None)
 
-    def is_due(self, alert: FiredAlert, job: str) -> bool:
+    def is_due(self, alert: FiredAlert, job: str, now_unix_s: float) -> bool:
         """Whether the capture of an alert that still fires was put off, and nothing stands in its way now."""
         before = self.of_firing(alert, job)
-        running = self._policy.open_captures
-        return before is not None and before.put_off and all(other.job != job for other in running)
+        if before is None or not before.put_off:
+            return False
+        others = (
+            capture
+            for capture in self._captures.values()
+            if capture.job == job and capture.state is not CaptureState.REFUSED
+        )
+        ends = (capture.ended_unix_s for capture in others)
+        return all(end is not None and now_unix_s - end >= _PAUSE_S for end in ends)
 
     def started_by(self, alert: FiredAlert, job: str) -> tuple[str, ...]:
         """The ids of the captures in the history that this firing of an alert of a job asked for."""

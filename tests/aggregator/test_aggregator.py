@@ -221,7 +221,10 @@ def test_an_alert_that_fires_during_a_capture_captures_after_it(clock, rules):
 
         agent.say(CaptureStatus(capture_id="by-hand", state=CaptureState.DONE, time_unix_ns=1, ranks=[0]))
         until(lambda: running.captures()[0]["state"] == "done")
-        feed(agent, clock, running, [4], step_time_s=9.0)
+        feed(agent, clock, running, [4, 5], step_time_s=9.0)
+        assert len(running.captures()) == 2, "a profiler that has just ended is left alone"
+        clock.advance(10.0)
+        feed(agent, clock, running, [6], step_time_s=9.0)
         request = agent.hear()
         assert request.alert == "Slow"
         assert [one["state"] for one in running.captures()] == ["done", "refused", "open"]

@@ -140,13 +140,16 @@ def test_a_repeated_webhook_starts_nothing_and_a_new_firing_does(token):
 
 
 def test_an_alert_that_was_told_during_a_capture_captures_when_it_is_told_again(token):
-    with running(token) as server:
+    clock = VirtualClock(round(START_S * 1e9))
+    with running(token, clock=clock) as server:
         agent = begin(server)
         assert outcomes(post(server, webhook(alert("First"), alert("Second")))) == ["started", "refused"]
         assert outcomes(post(server, webhook(alert("Second")))) == ["repeated"]
         first = agent.hear().capture_id
         agent.say(CaptureStatus(capture_id=first, state=CaptureState.DONE, time_unix_ns=0, ranks=(0,)))
         until(lambda: server.captures()[0]["state"] == "done")
+        assert outcomes(post(server, webhook(alert("Second")))) == ["repeated"]
+        clock.advance(10.0)
         assert outcomes(post(server, webhook(alert("First"), alert("Second")))) == ["repeated", "started"]
         agent.__exit__()
 
