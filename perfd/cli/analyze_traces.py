@@ -7,11 +7,10 @@ from pathlib import Path
 
 from perfd.trace.analysis import TraceAnalysis, TraceSettings, analyse
 from perfd.trace.document import to_json
-from perfd.trace.files import read_traces, with_folders_opened
+from perfd.trace.files import SUMMARY_JSON, read_traces, with_folders_opened
 from perfd.trace.findings import Diagnosis, diagnose
 
 _WIDTH = 110
-SUMMARY_JSON = "summary.json"
 
 
 def analyze(args: argparse.Namespace) -> int:

@@ -8,14 +8,12 @@ import msgspec
 
 from perfd.analysis.summary import SCHEMA, JobSummary, from_json
 from perfd.errors import PerfdError, TraceError
-from perfd.trace.files import with_folders_opened
-
-_OF_A_RUN = "summary.json"
+from perfd.trace.files import SUMMARY_JSON, with_folders_opened
 
 
 def summary_of_run(path: Path) -> Path:
     """The summary in a folder that `perfd run` left; the path itself when it is anything else."""
-    inside = path / _OF_A_RUN
+    inside = path / SUMMARY_JSON
     if not inside.is_file():
         return path
     try:

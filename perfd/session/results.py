@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 
 from perfd.analysis.summary import JobSummary, to_json
+from perfd.trace.files import SUMMARY_JSON
 
-SUMMARY_JSON = "summary.json"
 SUMMARY_TEXT = "summary.md"
 
 

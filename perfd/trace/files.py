@@ -15,7 +15,9 @@ _SQLITE = b"SQLite format 3\0"
 _GZIP = b"\x1f\x8b"
 _NSIGHT_COMPUTE = b"NVR\0"
 _SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".nsys-rep")
-_NO_TRACES = ("perfd.trace.json", "summary.json", "capture.json", ".stacks.json")
+SUMMARY_JSON = "summary.json"
+"""What perfd knows of a job: in the folder of its run, and beside traces of it."""
+_NO_TRACES = ("perfd.trace.json", SUMMARY_JSON, "capture.json", ".stacks.json")
 """What perfd leaves beside traces."""
 _SMALL_BYTES = 2**20
 """A JSON file that is no larger is looked through before it is taken for a trace."""
