@@ -115,7 +115,7 @@ def _print(result: ReplayResult, *, as_json: bool, fast: bool) -> None:
             print(f"perfd replay: {warning}", file=sys.stderr)
         sys.stdout.write(summary_json(result.summaries).decode())
         return
-    text = in_words(result.summaries, result.alerts, result.warnings)
+    text = in_words(result.summaries, result.alerts, result.warnings, result.captures)
     print(wrapped(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text, end="")
     factor = f", {result.played_s / result.took_s:.0f} times real time" if fast else ""
     print(f"\nPlayed {result.played_s:.1f} s in {result.took_s:.2f} s{factor}.")

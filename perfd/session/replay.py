@@ -66,6 +66,8 @@ class ReplayResult:
     summaries: Sequence[JobSummary]
     alerts: Sequence[Mapping[str, Any]]
     """Entries of schema perfd.alerts/1."""
+    captures: Sequence[Mapping[str, Any]]
+    """Entries of schema perfd.capture/1: asked for, and refused, as a recording has no processes."""
     warnings: Sequence[str]
     played_s: float
     """Length of the recording."""
@@ -120,6 +122,7 @@ def replay(
         result = ReplayResult(
             summaries=aggregator.summary(),
             alerts=aggregator.alerts(),
+            captures=aggregator.captures(),
             warnings=playback.warnings,
             played_s=total_s,
             took_s=pace.elapsed_s(),

@@ -58,7 +58,9 @@ def test_a_bundled_recording_gives_one_job_with_all_its_steps_gpus_and_its_bottl
 
 
 def test_the_stall_of_too_few_micro_batches_fires_an_alert_and_a_healthy_job_fires_none():
-    assert "PerfdPipelineStall" in [alert["name"] for alert in played("pp4_few").alerts]
+    result = played("pp4_few")
+    assert "PerfdPipelineStall" in [alert["name"] for alert in result.alerts]
+    assert {(one["alert"], one["state"]) for one in result.captures} >= {("PerfdPipelineStall", "refused")}
     assert played("dp4").alerts == []
 
 
