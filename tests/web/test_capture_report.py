@@ -27,7 +27,18 @@ from perfd.testing.traces import COMPUTE, Op, kineto, write_json
 pytestmark = pytest.mark.system
 
 
-def captured(running: Aggregator, agent: FakeAgent, capture_id: str, folder: Path) -> None:
+TRACE = kineto([Op(COMPUTE, 0, 60)], steps={1: (0, 100)})
+
+
+def captured(
+    running: Aggregator,
+    agent: FakeAgent,
+    capture_id: str,
+    folder: Path,
+    *,
+    name: str = "rank0.trace.json",
+    document: object = TRACE,
+) -> None:
     """Let an agent do what it is asked, which leaves a trace."""
     agent.hello(tools=(CaptureTool.KINETO,))
     agent.send(
@@ -39,7 +50,7 @@ def captured(running: Aggregator, agent: FakeAgent, capture_id: str, folder: Pat
     while not isinstance(request := agent.hear(), CaptureRequest):
         pass
     folder.mkdir()
-    trace = write_json(folder / "rank0.trace.json", kineto([Op(COMPUTE, 0, 60)], steps={1: (0, 100)}))
+    trace = write_json(folder / name, document)
     for state, files in ((CaptureState.ARMED, ()), (CaptureState.RUNNING, ()), (CaptureState.DONE, (trace,))):
         agent.say(
             CaptureStatus(
@@ -70,6 +81,7 @@ def test_the_report_of_a_capture_opens_from_its_page_once_it_was_made(tab: Tab, 
 
             tab.open(f"{url}/jobs/llm/captures", "document.querySelector('article a')")
             assert "done" in tab.text("#capture-c1")
+            assert tab.text("#capture-c1 a") == "How to read its traces"
             tab.run("document.querySelector('#capture-c1 a').click()")
             tab.wait("location.pathname === '/reports/captures/c1' && document.querySelector('h1')")
             assert "No report here yet" in tab.text("h1")
@@ -110,8 +122,48 @@ def test_what_the_traces_say_is_on_the_page_by_itself(tab: Tab, tmp_path: Path) 
             )
             tab.wait("document.querySelector('#capture-c1 .headline')")
             assert "Compute bound." in tab.text("#capture-c1 .headline")
+            assert tab.text("#capture-c1 a") == "Open the report"
             tab.run("document.querySelector('#capture-c1 a').click()")
             tab.wait("location.pathname === '/reports/captures/c1' && document.querySelector('.headline')")
             assert tab.count("svg") > 0
+    finally:
+        running.stop()
+
+
+def test_a_capture_whose_traces_cannot_be_read_has_no_link_to_a_report(tab: Tab, tmp_path: Path) -> None:
+    config = AggregatorConfig(
+        listen="127.0.0.1:0",
+        http_listen="127.0.0.1:0",
+        capture_profiles={"default": CaptureProfile(tool="kineto")},
+    )
+    running = Aggregator(config)
+    running.start()
+    try:
+        with FakeAgent(running.grpc_address) as agent:
+            captured(running, agent, "c1", tmp_path / "c1", document={"nothing": "of Kineto's"})
+            tab.open(
+                f"http://{running.http_address}/jobs/llm/captures",
+                "document.querySelector('#capture-c1 .headline')",
+            )
+            assert "cannot be read" in tab.text("#capture-c1 .headline")
+            assert tab.count("#capture-c1 a") == 0
+    finally:
+        running.stop()
+
+
+def test_a_capture_that_left_stacks_and_no_trace_has_no_link_to_a_report(tab: Tab, tmp_path: Path) -> None:
+    config = AggregatorConfig(
+        listen="127.0.0.1:0",
+        http_listen="127.0.0.1:0",
+        capture_profiles={"default": CaptureProfile(tool="kineto")},
+    )
+    running = Aggregator(config)
+    running.start()
+    try:
+        with FakeAgent(running.grpc_address) as agent:
+            captured(running, agent, "c1", tmp_path / "c1", name="stacks.json")
+            tab.open(f"http://{running.http_address}/jobs/llm/captures", "document.querySelector('article')")
+            assert "done" in tab.text("#capture-c1")
+            assert tab.count("#capture-c1 a") == 0
     finally:
         running.stop()

@@ -6,6 +6,7 @@ import { bytes, duration, moment, plural, words } from "./format.js";
 const MAX_RANKS = 64;
 const MAX_NAMED = 16;
 const MAX_CAPTURES = 100;
+const TRACE = /\.(sqlite|trace\.json(\.gz)?)$/;
 
 export function showCaptures(main, job, captures) {
   section(main, "captures", captures, () => {
@@ -29,10 +30,17 @@ function capture(one) {
     el("p", { class: "quiet" }, [...facts, took].filter(Boolean).join(" · ")),
     one.reason && el("p", {}, one.reason),
     one.report && el("p", { class: "headline" }, one.report.words),
-    one.ranks.some((who) => who.files?.some((file) => !file.removed)) && el("p", {}, el("a", { href: `/reports/captures/${encodeURIComponent(one.id)}` }, "Open the report")),
+    link(one),
     el("ul", { class: "ranks" }, alike.slice(0, MAX_RANKS).map((ranks) => outcome(ranks, one.reason))),
     alike.length > MAX_RANKS && el("p", { class: "quiet" }, `and ${alike.slice(MAX_RANKS).flat().length} more ranks`),
   );
+}
+
+// Where the report is; or, of traces that lie on other machines, how to make one. What could not be read has neither.
+function link(one) {
+  const unread = !one.report && one.ranks.some((who) => who.files?.some((file) => TRACE.test(file.path) && !file.removed));
+  const text = one.report?.path ? "Open the report" : unread && "How to read its traces";
+  return text && el("p", {}, el("a", { href: `/reports/captures/${encodeURIComponent(one.id)}` }, text));
 }
 
 // Ranks that ended in one way, and left no files of their own, are one line: a job may have a thousand.
