@@ -31,7 +31,7 @@ _shtab_perfd_analyze_option_strings=(-h --help --json --report --model-flops-per
 _shtab_perfd_compare_option_strings=(-h --help --max-regression --job --model-flops-per-step --json)
 _shtab_perfd_roofline_option_strings=(-h --help --matmul --hlo --ncu --dtype --gpu --time --peaks --output -o --json)
 _shtab_perfd_report_option_strings=(-h --help --job --output -o --since --json --aggregator)
-_shtab_perfd_rules_check_option_strings=(-h --help --json)
+_shtab_perfd_rules_check_option_strings=(-h --help --config --json)
 _shtab_perfd_rules_test_option_strings=(-h --help --json)
 _shtab_perfd_rules_option_strings=(-h --help)
 _shtab_perfd_doctor_option_strings=(-h --help --config --json)
@@ -82,6 +82,7 @@ _shtab_perfd_report_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_perfd_report___output_COMPGEN=_shtab_compgen_files
 _shtab_perfd_report__o_COMPGEN=_shtab_compgen_files
 _shtab_perfd_rules_check_pos_0_COMPGEN=_shtab_compgen_files
+_shtab_perfd_rules_check___config_COMPGEN=_shtab_compgen_files
 _shtab_perfd_rules_test_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_perfd_doctor___config_COMPGEN=_shtab_compgen_files
 

@@ -14,7 +14,7 @@ from perfd.config import RulesConfig
 from perfd.rules.builtin import builtin_rules
 from perfd.rules.engine import RuleEngine
 from perfd.rules.loader import load_rules
-from perfd.rules.model import Alert, AlertChange, AlertState, EngineState, Evaluation
+from perfd.rules.model import Alert, AlertChange, AlertState, EngineState, Evaluation, RuleSet
 from perfd.series import SeriesFrame
 
 log = logging.getLogger(__name__)
@@ -56,7 +56,8 @@ class Alerts:
 
     def __init__(self, config: RulesConfig) -> None:
         files = [*(builtin_rules() if config.builtin else []), *map(Path, config.files)]
-        self._engine = RuleEngine(load_rules(files))
+        self.rules: RuleSet = load_rules(files)
+        self._engine = RuleEngine(self.rules)
         self._store = self._engine.new_store()
         self._interval_s = config.interval_s
         self._evaluated_unix_s: float | None = None

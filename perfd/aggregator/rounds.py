@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from perfd.aggregator.views import job_view, server_view
 from perfd.aggregator.webhook import Webhook
 from perfd.analysis.flops import FlopsConvention
 from perfd.analysis.summary import AnalysisSettings, JobSummary, to_json
+from perfd.capture.coordinator import CAPTURE_LABEL
 from perfd.capture.ranks import JobView
 from perfd.clock import Clock
 from perfd.config import AggregatorConfig, AnalysisConfig
@@ -33,7 +35,10 @@ from perfd.exporters.registry import Exporters
 from perfd.model import CaptureTool
 from perfd.peaks import load_peaks
 from perfd.rules.model import AlertChange
+from perfd.rules.unknown import unknown_profiles
 from perfd.series import SeriesFrame
+
+log = logging.getLogger(__name__)
 
 _SUMMARY_EVERY_S = 60.0
 _ALERTS_EVERY_S = 15.0
@@ -68,6 +73,8 @@ class Rounds:
         self._handover = Handover()
         self._deriver = Deriver(state.fleet, state.lock, live, whole)
         self._alerts = Alerts(config.rules)
+        for sentence in unknown_profiles(self._alerts.rules.groups, CAPTURE_LABEL, config.capture_profiles):
+            log.warning("A rule asks for a capture profile that is not there.", extra={"reason": sentence})
         if history is not None:
             now_unix_s = clock.unix_ns() / 1e9
             fired = history.alerts(limit=_MOST_ALERTS)

@@ -5,25 +5,29 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from perfd.aggregator.names import Names
+from perfd.capture.coordinator import CAPTURE_LABEL
 from perfd.catalogue import AGENT_PAGE_METRICS
+from perfd.config import AggregatorConfig
 from perfd.errors import RulesError
 from perfd.rules.builtin import builtin_rules
 from perfd.rules.loader import RulesFile, read_rules
 from perfd.rules.testing import TestFailure, run_tests
 from perfd.rules.unittests import read_tests
-from perfd.rules.unknown import recorded_metrics, unknown_metrics
+from perfd.rules.unknown import recorded_metrics, unknown_metrics, unknown_profiles
+from perfd.session.configuration import load_aggregator
 
 _CHECK_HELP = """\
 Exit code 0: all files are right; 1: a file has mistakes. With --json:
 {"schema": "perfd.rules.check/1", "ok", "files": [{"path", "rules",
  "mistakes": [{"line", "column", "message"}], "warnings": [sentence]}]}
-A warning (a metric of perfd's that nothing exports) leaves the exit code as it is."""
+A warning (a metric of perfd's that nothing exports, a capture profile that is not
+there) leaves the exit code as it is."""
 _TEST_HELP = """\
 The files are in the format of `promtool test rules`. Exit code 0: all tests
 pass; 1: a test fails, or a file has mistakes. With --json:
@@ -45,6 +49,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="rules files; the rules that ship when there is none",
     )
+    check.add_argument(
+        "--config",
+        metavar="FILE",
+        type=Path,
+        help="configuration of perfd aggregator or perfd run whose capture profiles the rules may name",
+    )
     test = actions.add_parser("test", help="run unit tests of rules", epilog=_TEST_HELP, formatter_class=raw)
     test.add_argument("files", metavar="FILE", nargs="+", type=Path, help="files of unit tests")
     for action in (check, test):
@@ -54,16 +64,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check or test; 1 when something is wrong."""
     if args.action == "check":
-        return _check(args.files or builtin_rules(), as_json=args.json)
+        return _check(args.files or builtin_rules(), args.config, as_json=args.json)
     return _test(args.files, as_json=args.json)
 
 
-def _check(paths: Sequence[Path], *, as_json: bool) -> int:
+def _check(paths: Sequence[Path], config: Path | None, *, as_json: bool) -> int:
     files = [read_rules(path) for path in paths]
     ok = not any(file.mistakes for file in files)
-    known = _known_metrics(files)
+    warnings = _warnings(files, config)
     if as_json:
-        checked = [_file(file, known) for file in files]
+        checked = [_file(file, warnings[file.path]) for file in files]
         print(json.dumps({"schema": "perfd.rules.check/1", "ok": ok, "files": checked}))
         return int(not ok)
     for file in files:
@@ -73,10 +83,24 @@ def _check(paths: Sequence[Path], *, as_json: bool) -> int:
             print("\n".join(str(mistake) for mistake in file.mistakes), file=sys.stderr)
         else:
             print(f"  SUCCESS: {file.rules} rules found")
-        for warning in unknown_metrics(file.groups, known):
+        for warning in warnings[file.path]:
             print(f"  WARNING: {warning}", file=sys.stderr)
         print()
     return int(not ok)
+
+
+def _warnings(files: Sequence[RulesFile], config: Path | None) -> Mapping[str, Sequence[str]]:
+    """What is doubtful in each file, by its path."""
+    metrics = _known_metrics(files)
+    profiles = (load_aggregator(config) if config else AggregatorConfig()).capture_profiles
+    hint = "" if config else " If a configuration has others, name it: --config FILE."
+    return {
+        file.path: [
+            *unknown_metrics(file.groups, metrics),
+            *(f"{said}{hint}" for said in unknown_profiles(file.groups, CAPTURE_LABEL, profiles)),
+        ]
+        for file in files
+    }
 
 
 def _known_metrics(files: Sequence[RulesFile]) -> frozenset[str]:
@@ -86,7 +110,7 @@ def _known_metrics(files: Sequence[RulesFile]) -> frozenset[str]:
     return Names.installed().all() | pages | recorded_metrics(groups)
 
 
-def _file(file: RulesFile, known: frozenset[str]) -> dict[str, Any]:
+def _file(file: RulesFile, warnings: Sequence[str]) -> dict[str, Any]:
     mistakes = [
         {"line": mistake.line, "column": mistake.column, "message": mistake.message}
         for mistake in file.mistakes
@@ -95,7 +119,7 @@ def _file(file: RulesFile, known: frozenset[str]) -> dict[str, Any]:
         "path": file.path,
         "rules": file.rules,
         "mistakes": mistakes,
-        "warnings": unknown_metrics(file.groups, known),
+        "warnings": list(warnings),
     }
 
 

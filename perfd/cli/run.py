@@ -17,7 +17,7 @@ from perfd_collectors.nccl.library import DIRECTORY_VARIABLE, with_plugin
 from perfd.capture.installation import find_nsys
 from perfd.capture.launch import Launch, plan_launch
 from perfd.capture.processes import DAEMON_VARIABLE, RUN_VARIABLE
-from perfd.config import AgentCaptureConfig, AgentConfig, CollectorConfig, KinetoConfig
+from perfd.config import AgentCaptureConfig, AgentConfig, AggregatorConfig, CollectorConfig, KinetoConfig
 from perfd.errors import PerfdError, RecordingError
 from perfd.hook import NODE_VARIABLE, SOCKET_VARIABLE
 from perfd.http import split_address
@@ -115,7 +115,7 @@ def watch(
     if http is not None:
         split_address(http)
     configuration = with_rules(load_session(Path(config) if config else None), rules)
-    _check_rules(configuration.aggregator.rules.files)
+    _check_rules(configuration.aggregator)
     name = job or configuration.agent.job or job_name(command, os.environ)
     launch = _plan(command, name, configuration.agent.capture, allowed=tracer is CaptureTool.NSYS)
     settings = MonitorSettings(
@@ -148,14 +148,18 @@ def watch(
         return error.exit_code
 
 
-def _check_rules(files: Sequence[str]) -> None:
+def _check_rules(config: AggregatorConfig) -> None:
     """Raise `RulesError` here: once the job runs, a wrong file would only leave it unwatched."""
-    if not files:
+    if not config.rules.files:
         return
-    # Other runs start faster without it.
+    # Other runs start faster without them.
+    from perfd.capture.coordinator import CAPTURE_LABEL  # noqa: PLC0415
     from perfd.rules.loader import load_rules  # noqa: PLC0415
+    from perfd.rules.unknown import unknown_profiles  # noqa: PLC0415
 
-    load_rules(map(Path, files))
+    rules = load_rules(map(Path, config.rules.files))
+    for sentence in unknown_profiles(rules.groups, CAPTURE_LABEL, config.capture_profiles):
+        _say(f"perfd: {sentence}")
 
 
 def _kineto_note(config: KinetoConfig, job: str) -> str:

@@ -28,7 +28,7 @@ from perfd.config.exporters import (
     WandbConfig,
 )
 from perfd.config.keys import unknown_keys
-from perfd.config.reading import load, parse
+from perfd.config.reading import load, parse, read_mapping
 
 __all__ = [
     "AgentCaptureConfig",
@@ -54,5 +54,6 @@ __all__ = [
     "WebhookConfig",
     "load",
     "parse",
+    "read_mapping",
     "unknown_keys",
 ]

@@ -29,13 +29,18 @@ def load(path: Path, kind: type[T]) -> T:
     Drop-ins of `agent.yaml` are `agent.d/*.yaml`, in the order of their names: mappings are merged, anything
     else replaces what was there. Raises `ConfigError` as `parse` does, and when a file cannot be read.
     """
-    merged = _mapping(_read(path), str(path))
+    merged = read_mapping(path)
     config = _convert(merged, kind, str(path))
     for drop_in in sorted(path.with_suffix(".d").glob("*.yaml")):
-        merged = _over(merged, _mapping(_read(drop_in), str(drop_in)))
+        merged = _over(merged, read_mapping(drop_in))
         # One at a time, so that an error names the file that brought it.
         config = _convert(merged, kind, str(drop_in))
     return config
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """What a configuration file itself holds, of whatever type; raises `ConfigError` as `load` does."""
+    return _mapping(_read(path), str(path))
 
 
 def _read(path: Path) -> str:

@@ -1,11 +1,11 @@
-"""Metrics of perfd that a rule reads and nothing exports: with a misspelt name a rule never fires."""
+"""Names in rules that nothing answers to: metrics that nothing exports, capture profiles that are missing."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Iterable
 
-from perfd.rules.model import RecordingRule, RuleGroup
+from perfd.rules.model import AlertingRule, RecordingRule, RuleGroup
 from perfd.rules.promql.compiler import compile_query
 
 _OURS = ("perfd_", "perfd:")
@@ -29,3 +29,21 @@ def unknown_metrics(groups: Iterable[RuleGroup], known: Collection[str]) -> list
             meant = f"; did you mean {nearest[0]}?" if nearest else "."
             sentences.append(f"{rule.name} reads {name}, which nothing here exports or records{meant}")
     return sentences
+
+
+def unknown_profiles(groups: Iterable[RuleGroup], label: str, known: Collection[str]) -> list[str]:
+    """A sentence for each capture profile that the label of a rule names and that is not `known`.
+
+    What a template makes of a label is only known when the alert fires.
+    """
+    rules: dict[str, list[str]] = {}
+    for rule in (rule for group in groups for rule in group.rules if isinstance(rule, AlertingRule)):
+        asked = rule.labels.get(label)
+        if asked and asked.text and "{{" not in asked.text and asked.text not in known:
+            rules.setdefault(asked.text, []).append(rule.name)
+    there = ", ".join(sorted(known)) or "none"
+    return [
+        f"No capture follows {' and '.join(dict.fromkeys(names))}: there is no capture profile {profile!r};"
+        f" capture_profiles has: {there}."
+        for profile, names in rules.items()
+    ]

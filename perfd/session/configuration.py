@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from perfd.config import AgentConfig, AggregatorConfig, load
+from perfd.config import AgentConfig, AggregatorConfig, load, read_mapping
 
 
 class SessionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -24,6 +24,13 @@ class SessionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 def load_session(path: Path | None) -> SessionConfig:
     """Read a configuration file, or the defaults without one; raises `ConfigError`."""
     return SessionConfig() if path is None else load(path, SessionConfig)
+
+
+def load_aggregator(path: Path) -> AggregatorConfig:
+    """The aggregator's part of a file of `perfd aggregator` or of `perfd run`; raises `ConfigError`."""
+    if not read_mapping(path).keys().isdisjoint(SessionConfig.__struct_fields__):
+        return load_session(path).aggregator
+    return load(path, AggregatorConfig)
 
 
 def with_rules(config: SessionConfig, files: Iterable[str]) -> SessionConfig:

@@ -385,6 +385,17 @@ def test_rounds_without_a_pause_are_refused(interval_s):
         Aggregator(AggregatorConfig(round_interval_s=interval_s))
 
 
+def test_a_rule_that_names_no_capture_profile_is_a_warning_at_the_start(tmp_path, caplog):
+    rules = tmp_path / "mine.yaml"
+    rules.write_text("groups: [{name: g, rules: [{alert: A, expr: up == 0, labels: {capture: nosuch}}]}]")
+    with caplog.at_level(logging.WARNING):
+        Aggregator(AggregatorConfig(rules=RulesConfig(files=[str(rules)])))
+    assert [record.reason for record in caplog.records] == [
+        "No capture follows A: there is no capture profile 'nosuch'; capture_profiles has:"
+        " default, hang, serving."
+    ]
+
+
 def test_rounds_go_on_by_themselves_and_survive_one_that_fails(caplog):
     config = AggregatorConfig(
         listen="127.0.0.1:0", http_listen=None, rules=RulesConfig(builtin=False), round_interval_s=0.05

@@ -74,6 +74,59 @@ def test_what_rules_record_and_what_others_export_is_no_warning(
     assert capsys.readouterr().err == ""
 
 
+PROFILES = (
+    "groups: [{name: g, rules: ["
+    "{alert: A, expr: up == 0, labels: {capture: nosuch}},"
+    "{alert: B, expr: up == 0, labels: {capture: nosuch}},"
+    "{alert: C, expr: up == 0, labels: {capture: hang}},"
+    "{alert: D, expr: up == 0, labels: {capture: '{{ $labels.profile }}'}}]}]"
+)
+
+
+def test_a_capture_profile_that_does_not_ship_is_a_warning_that_asks_for_the_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(PROFILES)
+    assert main(["rules", "check", str(path)]) == 0
+    assert capsys.readouterr().err == (
+        "  WARNING: No capture follows A and B: there is no capture profile 'nosuch';"
+        " capture_profiles has: default, hang, serving."
+        " If a configuration has others, name it: --config FILE.\n"
+    )
+
+
+@pytest.mark.parametrize("prefix", ["", "aggregator:\n  "], ids=["of-the-aggregator", "of-a-run"])
+def test_the_capture_profiles_of_a_configuration_are_those_that_rules_may_name(
+    prefix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, config = tmp_path / "mine.yaml", tmp_path / "config.yaml"
+    path.write_text(PROFILES)
+    config.write_text(f"{prefix}capture_profiles: {{nosuch: {{steps: 3}}}}")
+    assert main(["rules", "check", "--json", "--config", str(config), str(path)]) == 0
+    (file,) = json.loads(capsys.readouterr().out)["files"]
+    assert file["warnings"] == [
+        "No capture follows C: there is no capture profile 'hang'; capture_profiles has: nosuch."
+    ]
+
+
+def test_the_rules_that_ship_name_profiles_that_ship(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rules", "check"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_says_at_its_start_that_a_rule_names_no_profile(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(PROFILES)
+    verb = ["run", "--no-nsys", "--rules", str(path), "--out", str(tmp_path / "out")]
+    assert main([*verb, "--", str(tmp_path / "no-such-command")]) == 127
+    assert (
+        "perfd: No capture follows A and B: there is no capture profile 'nosuch'" in capsys.readouterr().err
+    )
+
+
 def test_tests_that_hold_give_exit_code_0(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rules", "test", *map(str, sorted(HERE.glob("*.yaml")))]) == 0
     assert capsys.readouterr().out.count("SUCCESS") == len(builtin_rules())
