@@ -390,10 +390,11 @@ def test_a_rule_that_names_no_capture_profile_is_a_warning_at_the_start(tmp_path
     rules.write_text("groups: [{name: g, rules: [{alert: A, expr: up == 0, labels: {capture: nosuch}}]}]")
     with caplog.at_level(logging.WARNING):
         Aggregator(AggregatorConfig(rules=RulesConfig(files=[str(rules)])))
-    assert [record.reason for record in caplog.records] == [
+    (record,) = caplog.records
+    assert record.reason == (
         "No capture follows A: there is no capture profile 'nosuch'; capture_profiles has:"
         " default, hang, serving."
-    ]
+    )
 
 
 def test_rounds_go_on_by_themselves_and_survive_one_that_fails(caplog):
