@@ -8,6 +8,8 @@ from perfd.analysis.tables import Captured, JobData
 from perfd.model import TraceShares
 
 _LONGEST_AGE_S = 6 * 3600.0
+_SAME = 0.1
+"""A share of communication that differs by less from that of a capture is the same."""
 _STEP_TOLERANCE = 0.15
 """Profilers make steps a few percent longer; a job whose pace changed by more does something else."""
 
@@ -37,6 +39,15 @@ class CaptureEvidence:
     def of_now(self, ratio: float) -> float:
         """A share of the captured steps by the time of a step as it is now."""
         return ratio * (1 + self.added_ratio)
+
+    def exposed_now(self, then: float, exposed: float, now: float) -> tuple[float, str]:
+        """The exposed part of communication that takes the share `now`, and where that is from, in words.
+
+        As large a part of it is taken to be exposed as of the share `then`, of which `exposed` was.
+        """
+        scale = now / then
+        scaled = f"{self.source}, scaled: communication took {100 * then:.1f} % then"
+        return exposed * scale, scaled if abs(scale - 1) > _SAME else self.source
 
     def launch_ratio(self) -> float:
         """The share of a step in which the host had not launched, at least: profilers hold the host up."""

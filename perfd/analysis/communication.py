@@ -14,9 +14,6 @@ from perfd.analysis.tables import Floats
 from perfd.analysis.timers import COMMUNICATION, POINT_TO_POINT, Timers, share, usual
 from perfd.model import JobDescription, ParallelLayout
 
-_SAME = 0.1
-"""A share of communication that differs by less from that of a capture is the same."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
@@ -122,13 +119,8 @@ def with_capture(seen: Communication, kernels: Nccl, capture: CaptureEvidence | 
     exposed = capture.of_now(shares.exposed_communication_ratio)
     seen = replace(seen, overlap_ratio=1 - exposed / then, exposed_source=capture.source)
     if kernels.share_ratio is not None:
-        scale = kernels.share_ratio / then
-        scaled = f"{capture.source}, scaled: communication took {100 * then:.1f} % then"
-        return replace(
-            seen,
-            exposed_ratio=exposed * scale,
-            exposed_source=scaled if abs(scale - 1) > _SAME else capture.source,
-        )
+        exposed, source = capture.exposed_now(then, exposed, kernels.share_ratio)
+        return replace(seen, exposed_ratio=exposed, exposed_source=source)
     if seen.share_ratio is not None:
         return replace(seen, exposed_ratio=exposed)
     return replace(
