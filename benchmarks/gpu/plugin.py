@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 from perfd_collectors.nccl.library import LIBRARY
-from perfd_collectors.nccl.operations import FUNCTIONS
+from perfd_collectors.nccl.operations import FUNCTIONS, KERNEL_EDGES_NS
 from perfd_collectors.nccl.rings import Segment
 from perfd_collectors.nccl.segments import find_segments
 
@@ -110,12 +110,12 @@ def told_s(operations: Sequence[Mapping[str, Any]]) -> Floats:
     return np.array([(one["gpu_stop_ns"] - one["gpu_start_ns"]) / 1e9 for one in operations])
 
 
-def with_receivers(by_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[int, Floats]:
-    """By rank, the same with receives that last until their sender sent.
+def as_timed_s(by_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[int, Floats]:
+    """By rank, the same with what NCCL's stamps leave out, and receives that last until their sender sent.
 
     Numbers of communicators are each process's own; in this job, whose ranks make them alike, they agree.
     """
-    timed = {rank: told_s(operations) for rank, operations in by_rank.items()}
+    timed = {rank: told_s(operations) + KERNEL_EDGES_NS / 1e9 for rank, operations in by_rank.items()}
     places = {
         (rank, one["fn"], one["peer_or_root"], one["communicator"], one["operation_sequence"]): place
         for rank, operations in by_rank.items()
@@ -156,7 +156,7 @@ def compare(folder: Path) -> bool:
     for line in lines:
         if line.get("gpu_stop_ns", 0) > 0:
             by_rank.setdefault(line["rank"], []).append(line)
-    mended = with_receivers(by_rank)
+    timed = as_timed_s(by_rank)
     whole = True
     for path in sorted(folder.glob("rank-*.json*")):
         rank = int(path.name.removeprefix("rank-").partition(".")[0])
@@ -164,7 +164,7 @@ def compare(folder: Path) -> bool:
         print(f"rank {rank}: {len(profile.starts_ns)} NCCL kernels in the profile")
         for name, durations in (
             ("as NCCL tells", told_s(operations)),
-            ("as perfd times", mended.get(rank, np.zeros(0))),
+            ("as perfd times", timed.get(rank, np.zeros(0))),
         ):
             found = aligned(profile, recorded(operations, durations))
             whole &= found is not None

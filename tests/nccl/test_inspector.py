@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from perfd_collectors.nccl import SPEC
 from perfd_collectors.nccl.inspector import InspectorLines, parse_line, reduce_inspected
 from perfd_collectors.nccl.inspector_files import InspectorDirectory
+from perfd_collectors.nccl.operations import KERNEL_EDGES_NS
 
 from perfd.analysis.findings import Kind
 from perfd.clock import VirtualClock
@@ -113,8 +114,9 @@ def test_operations_of_one_communicator_are_one_record_and_their_source_is_named
     (record,) = reduce_inspected(operations, job="j", rank=3, start_unix_ns=1, end_unix_ns=2)
 
     assert (record.rank, record.count, record.source) == (3, 5, "inspector")
-    assert (record.min_s, record.max_s, record.total_bytes) == pytest.approx((400e-6, 404e-6, 5 * 4096))
-    assert list(zip(record.sequences, record.durations_ns, strict=True)) == WHOLE
+    assert (record.min_s, record.max_s, record.total_bytes) == pytest.approx((403.5e-6, 407.5e-6, 5 * 4096))
+    with_edges = [(sequence, duration_ns + KERNEL_EDGES_NS) for sequence, duration_ns in WHOLE]
+    assert list(zip(record.sequences, record.durations_ns, strict=True)) == with_edges
 
 
 def recording(folder: Path, *, rank: int | None = 2) -> Path:

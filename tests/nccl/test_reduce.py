@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perfd_collectors.nccl.operations import Communicator, Operation, Timing
+from perfd_collectors.nccl.operations import KERNEL_EDGES_NS, Communicator, Operation, Timing
 from perfd_collectors.nccl.reduce import Window, busy_ns, keep_one_in, reduce_operations
 
 from perfd.model import TimingSource
@@ -54,13 +54,13 @@ def operation(
 
 
 def test_totals_are_over_all_operations_and_columns_over_those_kept() -> None:
-    operations = [operation(i, duration_ns=1000 * (i + 1)) for i in range(8)]
+    operations = [operation(i, duration_ns=10_000 * (i + 1) - KERNEL_EDGES_NS) for i in range(8)]
 
     (record,) = reduce_operations(operations, {0: TENSOR}, WINDOW, keep_one_in=4)
 
-    assert (record.count, record.total_s, record.min_s, record.max_s) == (8, 36e-6, 1e-6, 8e-6)
+    assert (record.count, record.total_s, record.min_s, record.max_s) == (8, 360e-6, 10e-6, 80e-6)
     assert record.total_bytes == 8 * 2048
-    assert (list(record.sequences), list(record.durations_ns)) == ([0, 4], [1000, 5000])
+    assert (list(record.sequences), list(record.durations_ns)) == ([0, 4], [10_000, 50_000])
     assert (record.communicator, record.communicator_rank, record.communicator_size) == ("ab", 1, 4)
     assert (record.operation, record.algorithm, record.protocol) == ("AllReduce", "RING", "SIMPLE")
     assert record.timing == TimingSource.GPU
@@ -127,9 +127,10 @@ def test_collectives_that_share_a_kernel_are_as_long_as_it_is_together() -> None
     (record,) = reduce_operations([*shared, operation(6, duration_ns=70)], {0: TENSOR}, WINDOW)
 
     assert (record.count, record.total_bytes) == (4, 4 * 2048)
-    assert record.total_s == pytest.approx((970 + 70) / 1e9)
+    together_ns, alone_ns = 970 + KERNEL_EDGES_NS, 70 + KERNEL_EDGES_NS
+    assert record.total_s == pytest.approx((together_ns + alone_ns) / 1e9)
     columns = zip(record.sequences, record.durations_ns, record.sizes_bytes, strict=True)
-    assert list(columns) == [(3, 970, 3 * 2048), (6, 70, 2048)]
+    assert list(columns) == [(3, together_ns, 3 * 2048), (6, alone_ns, 2048)]
 
 
 def test_launches_of_a_graph_are_kernels_of_their_own_though_nccl_counts_them_once() -> None:
@@ -137,7 +138,18 @@ def test_launches_of_a_graph_are_kernels_of_their_own_though_nccl_counts_them_on
 
     (record,) = reduce_operations(launches, {0: TENSOR}, WINDOW)
 
-    assert (record.count, record.max_s, record.total_s) == (5, 1e-6, 5e-6)
+    each_s = (1000 + KERNEL_EDGES_NS) / 1e9
+    assert (record.count, record.max_s, record.total_s) == (5, each_s, pytest.approx(5 * each_s))
+
+
+def test_only_stamps_of_the_gpu_leave_out_the_edges_of_a_kernel() -> None:
+    (by_gpu,) = reduce_operations([operation(0, duration_ns=1000)], {0: TENSOR}, WINDOW)
+    (by_proxy,) = reduce_operations(
+        [operation(0, duration_ns=1000, timing=Timing.PROXY)], {0: TENSOR}, WINDOW
+    )
+
+    assert list(by_gpu.durations_ns) == [1000 + KERNEL_EDGES_NS]
+    assert list(by_proxy.durations_ns) == [1000]
 
 
 def test_of_shared_kernels_the_same_ones_are_kept_on_every_rank() -> None:
@@ -158,18 +170,18 @@ def test_an_unknown_type_or_communicator_leaves_the_size_open() -> None:
 
 
 def test_overlapping_kernels_are_busy_once() -> None:
-    operations = [operation(0, 0, 100), operation(1, 50, 100), operation(2, 60, 10), operation(3, 400, 5)]
+    operations = [operation(0, 0, 100), operation(1, 50, 100), operation(2, 60, 10), operation(3, 9000, 5)]
 
-    assert busy_ns(operations) == 150 + 5
+    assert busy_ns(operations) == 150 + 5 + 2 * KERNEL_EDGES_NS
 
 
-@given(st.lists(st.tuples(st.integers(0, 500), st.integers(0, 50)), max_size=30))
+@given(st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 50)), max_size=10))
 def test_the_union_equals_counting_each_instant(intervals: list[tuple[int, int]]) -> None:
     operations = [operation(i, start, length) for i, (start, length) in enumerate(intervals)]
 
-    assert busy_ns(operations) == len(
-        {t for start, length in intervals for t in range(start, start + length)}
-    )
+    ends = [start + length + KERNEL_EDGES_NS for start, length in intervals]
+    covered = {t for (start, _), end in zip(intervals, ends, strict=True) for t in range(start, end)}
+    assert busy_ns(operations) == len(covered)
 
 
 @given(st.integers(0, 10**6), st.integers(1, 10**10), st.integers(1, 10**5))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from perfd.model import CollectiveTimes, TimingSource
+from perfd_collectors.nccl.operations import KERNEL_EDGES_NS
 
 SOURCE = "inspector"
 _TIMING = {"kernel_gpu": TimingSource.GPU, "kernel_cpu": TimingSource.PROXY}
@@ -160,7 +161,9 @@ def _record(
     operations: Sequence[InspectedOperation], *, job: str, rank: int, start_unix_ns: int, end_unix_ns: int
 ) -> CollectiveTimes:
     first = operations[0]
-    durations = [operation.duration_ns for operation in operations]
+    # The Inspector takes its times from the same stamps as perfd's plugin.
+    edges_ns = KERNEL_EDGES_NS if first.timing is TimingSource.GPU else 0
+    durations = [operation.duration_ns + edges_ns for operation in operations]
     sizes = [operation.size_bytes for operation in operations]
     return CollectiveTimes(
         job=job,

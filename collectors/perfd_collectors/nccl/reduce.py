@@ -74,7 +74,7 @@ def busy_ns(operations: Iterable[Operation]) -> int:
     sum would count time twice.
     """
     intervals = sorted(
-        (operation.gpu_start_ns, operation.gpu_stop_ns)
+        (operation.gpu_start_ns, operation.kernel_end_ns)
         for operation in operations
         if operation.gpu_duration_ns is not None
     )
@@ -157,7 +157,7 @@ def _on_gpu(operation: Operation) -> bool:
 
 def _duration_ns(operations: Sequence[Operation]) -> int:
     start = min(operation.gpu_start_ns for operation in operations)
-    return max(operation.gpu_stop_ns for operation in operations) - start
+    return max(operation.kernel_end_ns for operation in operations) - start
 
 
 def _kernel_bytes(operations: Sequence[Operation], communicator: Communicator | None) -> int | None:
