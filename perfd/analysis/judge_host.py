@@ -96,12 +96,13 @@ def _active_ratio(facts: Facts, slow_ranks: Collection[int | str]) -> float:
 def judge_launches(facts: Facts) -> Finding | None:
     """Kernels that fill few multiprocessors and are not NCCL's; None when that is not so, or not known.
 
-    Without times of NCCL's kernels, which fill few multiprocessors too, nothing can be said.
+    Without times of NCCL's kernels, which fill few multiprocessors too, nothing can be said but of one rank.
     """
     running = mean_over_gpus(facts.activity, "graphics_active_ratio")
     multiprocessors = mean_over_gpus(facts.activity, "sm_active_ratio")
     tensor = mean_over_gpus(facts.activity, "tensor_active_ratio")
-    in_nccl = facts.nccl.share_ratio
+    alone = facts.parallel.world_size == 1
+    in_nccl = 0.0 if alone else facts.nccl.share_ratio
     if in_nccl is None or not np.isfinite([running, multiprocessors]).all():
         return None
     # What NCCL hides behind compute is not taken off the compute: the least is what is certain.
@@ -115,7 +116,9 @@ def judge_launches(facts: Facts) -> Finding | None:
         kind=Kind.LAUNCH_BOUND,
         confidence=0.6,
         evidence=[
-            f"Kernels that are not NCCL's run {percent(other)} of the time (GPM, nccl plugin).",
+            f"Kernels run {percent(other)} of the time (GPM)."
+            if alone
+            else f"Kernels that are not NCCL's run {percent(other)} of the time (GPM, nccl plugin).",
             f"They fill only {percent(filled)} of the multiprocessors meanwhile (GPM).",
         ],
         recommendation="The kernels are tiny, so launching them takes longer than running them: use CUDA"

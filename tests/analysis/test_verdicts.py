@@ -506,6 +506,21 @@ def test_tiny_kernels_are_told_only_where_it_is_known_that_they_are_not_nccls():
     assert finding(of_gpus(in_nccl=0.1, **busy), Kind.LAUNCH_BOUND) is None
 
 
+def test_tiny_kernels_of_a_rank_alone_need_no_times_of_nccl():
+    tiny = {"graphics_active_ratio": [0.95], "sm_active_ratio": [0.15], "tensor_active_ratio": [0.02]}
+    job = job_data(
+        STEPS,
+        description=description(world_size=1, dp=1),
+        gpu=gpu_table(STEPS, tiny),
+        gpu_infos=infos(H200, 1),
+    )
+
+    found = finding(summarise(job, AnalysisSettings()), Kind.LAUNCH_BOUND)
+
+    assert found is not None
+    assert found.evidence[0] == "Kernels run 95.0 % of the time (GPM)."
+
+
 def test_traffic_from_the_host_is_told_with_the_gpus_that_receive_it():
     quiet = of_gpus(graphics_active_ratio=0.8, pcie_rx_bytes_per_s=1e8)
     heavy = of_gpus(graphics_active_ratio=0.8, pcie_rx_bytes_per_s=20e9)
