@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -28,6 +27,7 @@ from perfd.aggregator.render import PageRenderer
 from perfd.exposition import CONTENT_TYPE
 from perfd.http import HttpServer, Request, Response
 from perfd.series import SeriesFrame, SeriesKey
+from perfd.testing.services import free_port
 
 SCHEMA = "perfd.bench.prometheus_scrape/1"
 
@@ -47,7 +47,7 @@ def measure(series: int, seconds: float) -> dict[str, Any]:
 
     server = HttpServer("127.0.0.1:0", {"/metrics": page})
     with tempfile.TemporaryDirectory() as folder:
-        port = _free_port()
+        port = free_port()
         process = _start(Path(folder), port, server.address)
         try:
             _wait_until_scraping(port, series)
@@ -103,12 +103,6 @@ def _samples(port: int) -> int:
         return 0
     name = "prometheus_tsdb_head_samples_appended_total"
     return sum(int(float(line.split()[-1])) for line in lines if line.startswith(name))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def main() -> None:

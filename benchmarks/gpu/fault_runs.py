@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,7 @@ import psutil
 
 from benchmarks.faults.baselines import RULES
 from perfd.session.replay import ReplayOptions, replay
+from perfd.testing.services import free_port
 
 TRAIN = Path(__file__).with_name("train.py")
 JOB = "faults"
@@ -114,7 +114,7 @@ class Outcome:
 def run_case(case: Case, plan: Plan, folder: Path) -> Outcome | None:
     """Train once under `perfd run`, with a recording; None when the job failed."""
     folder.mkdir(parents=True)
-    times, recording, port = folder / "times.json", folder / "recording", _free_port()
+    times, recording, port = folder / "times.json", folder / "recording", free_port()
     command = [
         *(sys.executable, "-m", "perfd", "run", "--no-nsys", "--job", JOB, "--http", f"127.0.0.1:{port}"),
         *("--out", str(folder / "out"), "--record", str(recording), "--"),
@@ -127,7 +127,7 @@ def run_case(case: Case, plan: Plan, folder: Path) -> Outcome | None:
     environment = dict(os.environ) | ({"NCCL_P2P_DISABLE": "1"} if case.fault == "no_p2p" else {})
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-        watcher = _Watcher(port)
+        watcher = Watcher(f"http://127.0.0.1:{port}/api/v1/jobs/{JOB}")
         watcher.start()
         ended_unix_s = _wait(process, case, plan, folder / "log")
         seen = watcher.stop()
@@ -278,12 +278,12 @@ def _kill_stopped(process_id: int) -> None:
                 child.kill()
 
 
-class _Watcher(threading.Thread):
-    """Asks the live session what it says, twice a second."""
+class Watcher(threading.Thread):
+    """Asks a live session what it says of a job, at its address there, twice a second."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, url: str) -> None:
         super().__init__(daemon=True)
-        self._url = f"http://127.0.0.1:{port}/api/v1/jobs/{JOB}"
+        self._url = url
         self._ended = threading.Event()
         self._seen: list[tuple[float, list[dict[str, Any]]]] = []
 
@@ -295,12 +295,7 @@ class _Watcher(threading.Thread):
                 self._seen.append((time.time(), said))
 
     def stop(self) -> list[tuple[float, list[dict[str, Any]]]]:
+        """When it was asked, by the clock, and what it said: the findings."""
         self._ended.set()
         self.join()
         return self._seen
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

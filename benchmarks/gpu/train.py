@@ -31,9 +31,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 FAULTS = (
     "none", "slow_rank", "slow_loader", "slow_loaders", "forced_sync", "tiny_kernels", "late_entry",
-    "heavy_last_stage", "no_p2p", "sigstop",
+    "heavy_last_stage", "no_p2p", "sigstop", "forced_syncs", "all_tiny_kernels", "elementwise", "host_copies",
 )  # fmt: skip
+OF_ALL = frozenset({"slow_loaders", "forced_syncs", "all_tiny_kernels", "elementwise", "host_copies"})
+"""What every rank does."""
 VOCABULARY = 32_000
+_GB = 10**9
 _SMALL_BYTES = 16_384
 """More than the 8 KiB under which NCCL's Inspector leaves operations out."""
 PEAK_FLOPS = 989.4e12
@@ -127,11 +130,18 @@ class Fault:
     def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
         self.kind, self.strength, self.first_step = args.fault, args.fault_strength, args.fault_from
         self.rank = args.fault_rank
-        self.chosen = self.kind == "slow_loaders" or self.rank == dist.get_rank()
+        self.chosen = self.kind in OF_ALL or self.rank == dist.get_rank()
         self.began_unix_s: float | None = None
         self.here = False
         size = 4096 if device.type == "cuda" else 256
         self.matrix = torch.randn(size, size, device=device, dtype=torch.bfloat16)
+        # A gigabyte on the GPU, and for copies one on the host that needs no staging.
+        bytes_ = (
+            (_GB if device.type == "cuda" else 1000) if self.kind in {"elementwise", "host_copies"} else 0
+        )
+        self.bulk = torch.zeros(bytes_ // 4, device=device)
+        pinned = device.type == "cuda" and self.kind == "host_copies"
+        self.on_host = torch.zeros(bytes_ // 4 if self.kind == "host_copies" else 0, pin_memory=pinned)
 
     def at(self, step: int) -> None:
         """Called before each step."""
@@ -150,20 +160,25 @@ class Fault:
             time.sleep(self.strength)
 
     def in_step(self) -> None:
-        """`strength` is in seconds, but for `slow_rank`, where it is a count of matrix products."""
+        """`strength` is in seconds; of `slow_rank` a count of matrix products, of the last two gigabytes."""
         if not self.here:
             return
         if self.kind == "slow_rank":
             for _ in range(int(self.strength)):
                 self.matrix @ self.matrix
-        if self.kind == "forced_sync":
+        if self.kind in {"forced_sync", "forced_syncs"}:
             if self.matrix.is_cuda:
                 torch.cuda.synchronize()
             time.sleep(self.strength)
-        if self.kind == "tiny_kernels":
+        if self.kind in {"tiny_kernels", "all_tiny_kernels"}:
             small = torch.zeros(8, device=self.matrix.device)
             for _ in range(int(self.strength * 100_000)):
                 small.add_(1)
+        for _ in range(int(self.strength)):
+            if self.kind == "elementwise":
+                self.bulk.add_(1)
+            if self.kind == "host_copies":
+                self.bulk.copy_(self.on_host, non_blocking=True)
 
     def before_backward(self) -> None:
         if self.here and self.kind == "late_entry":
