@@ -250,7 +250,8 @@ def _rows(
         rows.append(
             CollectiveRow(
                 group=key.group or None,
-                group_ranks=key.ranks,
+                group_ranks=key.ranks
+                or (tuple(sorted(ones[0].source.group_ranks)) if ones[0].source else ()),
                 operation=key.operation,
                 barrier=key.barrier,
                 count=len(ones),

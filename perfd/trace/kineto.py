@@ -155,8 +155,15 @@ class _File:
             collective(place[row], args, ranks) for row, args in self._events.collectives if row in place
         ]
         found = messages_by_operation(operations, calls, messages, {one.operation for one in named})
+        described = {group.description or group.name: group.ranks for group in groups}
         transfers = [
-            Collective(operation=at, name="sendrecv", group=carried[0].group, messages=carried)
+            Collective(
+                operation=at,
+                name="sendrecv",
+                group=carried[0].group,
+                group_ranks=described.get(carried[0].group, ()),
+                messages=carried,
+            )
             for at, carried in found.items()
         ]
         return sorted([*named, *transfers], key=lambda one: one.operation)

@@ -169,6 +169,7 @@ def test_a_receive_that_waits_for_its_sender_is_waiting(tmp_path):
     analysis = analyse(read_traces(paths))
 
     row = _row(analysis, 1, "sendrecv")
+    assert (row.group, row.group_ranks) == (_PIPELINE, (0, 1))
     assert row.matching is Matching.MESSAGES
     assert row.transfer_s == pytest.approx(20e-6)
     assert row.wait_s == pytest.approx(160e-6)
