@@ -174,6 +174,11 @@ class Nccl:
         """Call it, and wait for the communicator to have taken it."""
         self._settle(communicator, name, getattr(self._nccl, name)(*arguments))
 
+    def function(self, name: str) -> Callable[..., int]:
+        """The bare function, for whom each microsecond counts; it returns NCCL's code."""
+        found: Callable[..., int] = getattr(self._nccl, name)
+        return found
+
     def grouped(self, communicator: c_void_p, calls: Mapping[str, tuple[object, ...]]) -> None:
         """Several calls as one group."""
         self.do(None, "ncclGroupStart")

@@ -111,13 +111,18 @@ def _environment(mode: str, folder: Path, inspector: Path | None) -> Mapping[str
     chosen = ("NCCL_PROFILER_PLUGIN", "NCCL_INSPECTOR_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(chosen)}
     if mode == "inspector" and inspector is not None:
-        environment |= {
-            "NCCL_PROFILER_PLUGIN": str(inspector),
-            "NCCL_INSPECTOR_ENABLE": "1",
-            "NCCL_INSPECTOR_DUMP_DIR": str(_dumps(folder)),
-            "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "500",
-        }
+        environment |= inspector_environment(inspector, folder)
     return environment
+
+
+def inspector_environment(library: Path, folder: Path) -> dict[str, str]:
+    """What makes a job of NCCL record with its Inspector, which `inspected` then counts in the folder."""
+    return {
+        "NCCL_PROFILER_PLUGIN": str(library),
+        "NCCL_INSPECTOR_ENABLE": "1",
+        "NCCL_INSPECTOR_DUMP_DIR": str(_dumps(folder)),
+        "NCCL_INSPECTOR_DUMP_THREAD_INTERVAL_MICROSECONDS": "500",
+    }
 
 
 def _dumps(folder: Path) -> Path:

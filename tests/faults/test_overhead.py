@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu.nccl_cost import added_s
 from benchmarks.gpu.overhead import (
     INSPECTOR,
     added_per_operation_s,
@@ -35,6 +36,12 @@ def test_a_drift_from_one_bare_run_to_the_next_is_not_blamed_on_what_ran_between
 def test_a_run_that_failed_leaves_out_what_depends_on_it():
     runs = [("bare", 1.0), ("perfd", None), ("bare", 1.0), ("perfd", 1.01), ("bare", None)]
     assert overheads(runs) == {"bare": [0.0]}
+
+
+def test_what_a_plugin_adds_to_a_call_is_told_against_the_bare_processes_around_it():
+    runs = [("bare", 4e-6), ("perfd", 5e-6), ("inspector", None), ("bare", 5e-6), ("perfd", 1.0)]
+
+    assert added_s(runs) == {"bare": [pytest.approx(1e-6)], "perfd": [pytest.approx(0.5e-6)]}
 
 
 def test_what_steps_took_longer_is_shared_by_their_operations():
