@@ -29,6 +29,7 @@ from perfd.capture.reading import reading
 from perfd.capture.tools import TRACE_SUFFIXES
 from perfd.clock import Clock
 from perfd.errors import CaptureError
+from perfd.model import CaptureFile, CaptureState
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ class CaptureReports:
 
     def submit(self, capture: Capture) -> None:
         """Make the report of a capture that is over, soon; nothing happens when it left no trace."""
-        if not any(_is_trace(file.path) for who in capture.participants for file in who.files_there):
+        if not any(_is_trace(file.path) for file in _files(capture)):
             return
         with self._lock:
             if self._stopped:
@@ -180,7 +181,7 @@ class CaptureReports:
             with self._lock:
                 self._process = None
         if process.returncode:
-            raise CaptureError(f"The traces cannot be read: {_complaint(process.returncode, complaint)}")
+            raise CaptureError(f"No report could be made: {_complaint(process.returncode, complaint)}")
 
     def _now(self) -> float:
         return self._clock.unix_ns() / 1e9
@@ -193,10 +194,17 @@ def readable_traces(capture: Capture) -> Sequence[Path]:
     file, is none of its traces.
     """
     folders: dict[Path, list[Path]] = {}
-    for path in dict.fromkeys(Path(file.path) for who in capture.participants for file in who.files_there):
+    for path in dict.fromkeys(Path(file.path) for file in _files(capture)):
         if is_folder_of(path.parent, capture.capture_id) and _is_trace(path.name) and _is_readable(path):
             folders.setdefault(path.parent, []).append(path)
     return max(folders.values(), key=len, default=())
+
+
+def _files(capture: Capture) -> Iterator[CaptureFile]:
+    """What is still there, but of ranks of which it is known to tell nothing of a GPU."""
+    for who in capture.participants:
+        if who.state is not CaptureState.EMPTY:
+            yield from who.files_there
 
 
 def is_folder_of(folder: PurePath, capture_id: str) -> bool:

@@ -13,6 +13,7 @@ from perfd.capture.reading import reading
 from perfd.capture.tools import TRACE_SUFFIXES
 from perfd.cli.analyze_job import settings_for
 from perfd.errors import PerfdError
+from perfd.model import CaptureState
 from perfd.report.from_trace import report_of_trace
 from perfd.report.write import write_report
 from perfd.trace.analysis import analyse
@@ -26,7 +27,9 @@ def analyze(capture: Mapping[str, Any], job: JobSummary | None = None) -> list[P
 
     What is known of the job makes MFU of them.
     """
-    files = {Path(file["path"]) for who in capture["ranks"] for file in who["files"]}
+    # One that is known to hold nothing of a GPU would only keep the others from being read.
+    ranks = [who for who in capture["ranks"] if who["state"] != CaptureState.EMPTY] or capture["ranks"]
+    files = {Path(file["path"]) for who in ranks for file in who["files"]}
     traces = sorted(file for file in files if file.name.endswith(TRACE_SUFFIXES) and file.is_file())
     if not traces:
         raise PerfdError(

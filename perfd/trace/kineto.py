@@ -77,13 +77,25 @@ def read(path: Path, piece_bytes: int = PIECE_BYTES) -> list[RankTrace]:
                 events.add(event)
     columns, valid = events.operations()
     if not valid.any():
-        return jax.traces(path)
+        found = jax.traces(path)
+        if not found:
+            raise TraceError(f"{path}: {_without_gpu(events)}")
+        return found
     notes = []
     if file.malformed_events:
         notes.append(f"{file.malformed_events} events are not as any version writes them, and are left out.")
     if not valid.all():
         notes.append(f"{int((~valid).sum())} GPU operations have no valid time, and are left out.")
     return _File(path, _head(path, file), events, notes).traces(columns, valid)
+
+
+def _without_gpu(events: KinetoEvents) -> str:
+    """Why a trace tells nothing of a GPU."""
+    instead = f", only {events.host_operations:,} of the host" if events.host_operations else ""
+    return (
+        f"the trace has no GPU operation{instead}, so that nothing can be told of a GPU: "
+        "record its activity, too (PyTorch's profiler: ProfilerActivity.CUDA), while it works."
+    )
 
 
 def _head(path: Path, file: ChromeFile) -> _Head:

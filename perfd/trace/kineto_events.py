@@ -39,6 +39,8 @@ class KinetoEvents:
 
     def __init__(self) -> None:
         self.names: dict[str, int] = {}
+        self.host_operations = 0
+        """How many operators of PyTorch the host ran."""
         self.collectives: list[tuple[int, Args]] = []
         """Rows of the operations, and what was written on them."""
         self._threads: dict[int | str | None, int] = {}
@@ -141,6 +143,7 @@ class KinetoEvents:
         self._ranges.append((event.name, self._thread(event)))
 
     def _add_host_operation(self, event: Event) -> None:
+        self.host_operations += 1
         if event.name == "record_param_comms":
             args = event.args or _NO_ARGS
             sent = args.collective == "send"

@@ -306,7 +306,7 @@ def test_a_trace_that_cannot_be_read_is_told_and_leaves_nothing(tmp_path: Path) 
     finally:
         aggregator.stop()
     assert told["report"]["path"] is None
-    assert told["report"]["words"].startswith(f"The traces cannot be read: {cut.path}: the trace is cut")
+    assert told["report"]["words"].startswith(f"No report could be made: {cut.path}: the trace is cut")
     assert [path.name for path in (tmp_path / "c1").iterdir()] == ["rank0.trace.json"]
 
 
@@ -330,6 +330,17 @@ def test_the_traces_are_those_of_the_folder_where_most_ranks_are(tmp_path: Path)
     shared = [trace(tmp_path / "share" / "c1" / f"n{rank}-rank{rank}.trace.json", rank) for rank in (0, 1)]
     found = readable_traces(ended("c1", own, *shared))
     assert [str(path) for path in found] == [file.path for file in shared]
+
+
+def test_a_rank_whose_trace_holds_nothing_of_a_gpu_does_not_keep_the_others_from_being_read(
+    tmp_path: Path,
+) -> None:
+    works, idles = (trace(tmp_path / "c1" / f"rank{rank}.trace.json", rank) for rank in (0, 1))
+    empty = Participant(node="n1", rank=1, state=CaptureState.EMPTY, files=(idles,))
+    capture = ended("c1", works)
+    found = readable_traces(replace(capture, participants=[*capture.participants, empty]))
+    assert [str(path) for path in found] == [works.path]
+    assert readable_traces(replace(capture, participants=[empty])) == ()
 
 
 def test_what_agents_may_not_name_is_not_read(tmp_path: Path) -> None:

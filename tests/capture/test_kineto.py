@@ -242,7 +242,9 @@ def test_without_gpus_a_trace_of_the_host_is_a_result_where_that_is_allowed(job)
     job.options = KinetoOptions(warmup_s=0, cpu_only=True)
     job.rank(gpu_work=False)
     job.capture()
-    assert job.finals(1)[0].state is CaptureState.DONE
+    end = job.finals(1)[0]
+    assert end.state is CaptureState.DONE
+    assert end.reason == "The trace tells of the host only: no GPU worked for the rank."
 
 
 def test_a_common_start_that_is_too_near_makes_the_rank_late(job):

@@ -311,6 +311,14 @@ def test_one_odd_event_does_not_lose_the_others(tmp_path):
     assert any("left out" in note for note in read.notes)
 
 
+def test_a_trace_of_cpus_alone_is_told_from_an_empty_one(tmp_path):
+    operators = [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": at, "dur": 1} for at in range(1200)]
+    path = write_json(tmp_path / "rank0.pt.trace.json", {"traceEvents": operators})
+
+    with pytest.raises(TraceError, match="has no GPU operation, only 1,200 of the host, so that nothing"):
+        reader.read(path)
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -266,7 +266,12 @@ class KinetoTool(Tool):
         work = contents.work
         if work is Work.GPU or (work is Work.HOST and self._options.cpu_only):
             whole = _whole_steps(contents, plan)
-            return Outcome(state=CaptureState.DONE, ranks=[one.rank], files=[path], whole_steps=whole)
+            reason = (
+                "" if work is Work.GPU else "The trace tells of the host only: no GPU worked for the rank."
+            )
+            return Outcome(
+                state=CaptureState.DONE, ranks=[one.rank], reason=reason, files=[path], whole_steps=whole
+            )
         reason = (
             "The trace holds nothing: the process did no work yet, or waited all the time."
             if work is Work.NONE

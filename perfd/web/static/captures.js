@@ -36,9 +36,10 @@ function capture(one) {
   );
 }
 
-// Where the report is; or, of traces that lie on other machines, how to make one. What could not be read has neither.
+// Where the report is; or, of traces that lie on other machines, how to make one. What tells nothing has neither.
 function link(one) {
-  const unread = !one.report && one.ranks.some((who) => who.files?.some((file) => TRACE.test(file.path) && !file.removed));
+  const telling = one.ranks.filter((who) => who.state !== "empty").flatMap((who) => who.files ?? []);
+  const unread = !one.report && telling.some((file) => TRACE.test(file.path) && !file.removed);
   const text = one.report?.path ? "Open the report" : unread && "How to read its traces";
   return text && el("p", {}, el("a", { href: `/reports/captures/${encodeURIComponent(one.id)}` }, text));
 }
