@@ -60,7 +60,7 @@ def test_an_option_that_a_verb_does_not_have_shows_those_that_it_has(
         main(arguments.split())
     assert left.value.code == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"usage: perfd {verb} [-h] [--json]")
+    assert said.startswith(f"usage: perfd {verb} [-h] ")
     assert said.endswith(f"perfd {verb}: error: unrecognized arguments: --frobnicate\n")
 
 
