@@ -11,6 +11,7 @@ import numpy as np
 
 from perfd.aggregator.names import Names
 from perfd.aggregator.nodes import NodeState
+from perfd.analysis.communication import Communication
 from perfd.analysis.summary import JobSummary
 from perfd.analysis.tables import Floats, JobData
 from perfd.exposition import entity_labels
@@ -233,11 +234,23 @@ def _shares(summary: JobSummary, job: Mapping[str, str]) -> list[Value]:
     return [
         ("perfd_communication_share_ratio", told, communication.share_ratio),
         ("perfd_communication_exposed_ratio", exposed, communication.exposed_ratio),
+        *_dimensions(communication, job),
         ("perfd_data_share_ratio", job, summary.data.share_ratio),
         ("perfd_optimizer_share_ratio", job, summary.optimizer.share_ratio),
         ("perfd_memory_used_ratio", job, summary.memory.max_used_ratio),
         ("perfd_goodput_ratio", job, summary.goodput_ratio),
     ]
+
+
+def _dimensions(communication: Communication, job: Mapping[str, str]) -> Iterable[Value]:
+    for one in communication.dimensions:
+        labels = {**job, "dimension": one.group or "other"}
+        told, exposed = (
+            {**labels, "source": _kind_of_source(source)} for source in (one.source, one.exposed_source)
+        )
+        yield "perfd_communication_dimension_share_ratio", told, one.share_ratio
+        yield "perfd_communication_dimension_wait_ratio", told, one.wait_ratio
+        yield "perfd_communication_dimension_exposed_ratio", exposed, one.exposed_ratio
 
 
 def _kind_of_source(source: str | None) -> str:

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from perfd.model import TraceShares
+from perfd.model import GroupShares, TraceShares
 
 _MATRIX = frozenset({"matmul", "attention", "convolution"})
 _NAMELESS = frozenset({"graph", "other"})
 _NOT_COMPUTE = frozenset({"communication", "copy"})
 _MOST = 0.5
+_MOST_GROUPS = 64
 
 
 class _Finding(msgspec.Struct):
@@ -36,6 +37,10 @@ class _Collective(msgspec.Struct):
     total_s: float
     transfer_s: float | None
     wait_s: float | None
+    exposed_s: float | None = None
+    operation: str = ""
+    group: str | None = None
+    group_ranks: list[int] = []
 
 
 class _Rank(msgspec.Struct):
@@ -101,7 +106,34 @@ def _shares(ranks: Sequence[_Rank]) -> TraceShares:
         long_gaps_ratio=of_idle(lambda idle: idle.host_s),
         synchronization_ratio=of_idle(lambda idle: idle.sync_s + idle.after_sync_s),
         unexplained_idle_ratio=mean(lambda rank: 0.0 if rank.idle else rank.idle_s or 0.0),
+        groups=_groups(ranks),
     )
+
+
+def _groups(ranks: Sequence[_Rank]) -> tuple[GroupShares, ...]:
+    """Groups whose members lie alike are one: of a thousand tensor groups there is one entry an operation."""
+    alike: dict[tuple[str, tuple[int, ...]], list[tuple[float, _Collective]]] = {}
+    for rank in ranks:
+        for row in rank.collectives:
+            if row.group_ranks and row.exposed_s is not None:
+                places = tuple(one - row.group_ranks[0] for one in row.group_ranks)
+                alike.setdefault((row.operation, places), []).append((rank.span_s, row))
+
+    def share(rows: Sequence[tuple[float, _Collective]], seconds: Callable[[_Collective], float]) -> float:
+        return sum(seconds(row) / span_s for span_s, row in rows) / len(ranks)
+
+    found = [
+        GroupShares(
+            ranks=tuple(rows[0][1].group_ranks),
+            name=rows[0][1].group or "",
+            operation=operation,
+            communication_ratio=share(rows, lambda row: row.total_s),
+            exposed_ratio=share(rows, lambda row: row.exposed_s or 0.0),
+            waiting_ratio=_waiting_ratio([row for _, row in rows]),
+        )
+        for (operation, _), rows in alike.items()
+    ]
+    return tuple(sorted(found, key=lambda one: -one.communication_ratio)[:_MOST_GROUPS])
 
 
 def _matrix_ratio(ranks: Sequence[_Rank]) -> float | None:

@@ -1,12 +1,22 @@
-"""How much of a step is communication, as far as timers of the log can tell."""
+"""How much of a step is communication, and how much of it nothing hides: by timers, NCCL or a capture."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from perfd.analysis.captured import CaptureEvidence
+from perfd.analysis.dimensions import (
+    KERNELS,
+    Dimension,
+    captured_dimensions,
+    known_in_all,
+    seen_dimensions,
+    timed_dimensions,
+    timers_tell_all,
+)
 from perfd.analysis.nccl import Nccl
 from perfd.analysis.robust import median_of, ratio
 from perfd.analysis.shape import parameter_counts
@@ -29,10 +39,12 @@ class Communication:
     """The part of it that waits for other ranks; only the plugin tells, or a capture."""
     exposed_ratio: float | None = None
     """The part with no computation beside it: by timers when tensor, context and expert groups are of one,
-    else as the newest capture showed it."""
+    or by its dimensions where these tell without a capture; else as the newest capture showed it."""
     exposed_source: str | None = None
     overlap_ratio: float | None = None
     """Of communication, what was not exposed in that capture; None where that is not needed."""
+    dimensions: Sequence[Dimension] = ()
+    """By parallel dimension, the largest first. Of a share by timers a pipeline's is no part."""
     source: str | None = None
     seconds: float | None = None
     """Median seconds a step."""
@@ -73,15 +85,19 @@ def communication(
     moved = ring_traffic_bytes(size, ranks) if size and ranks else None
     overlapped = _overlaps(description)
     total_share = share(seconds, step_time_s)
-    exposed = total_share if description and _no_inner_groups(description.parallel) else None
+    inner = description is None or not _no_inner_groups(description.parallel)
+    exposed = None if inner or not timers_tell_all(description) else total_share
     source = _source(list(counted), overlapped=overlapped)
+    p2p_ratio = _p2p_ratio(timers, step_time_s)
+    shares = {name: share(column, step_time_s) or 0.0 for name, column in counted.items()}
     return Communication(
         share_ratio=total_share,
         exposed_ratio=exposed,
         exposed_source=None if exposed is None else source,
+        dimensions=timed_dimensions(shares, p2p_ratio, description),
         source=source,
         seconds=median_of(seconds) if seconds is not None else None,
-        p2p_wait_ratio=_p2p_ratio(timers, step_time_s),
+        p2p_wait_ratio=p2p_ratio,
         gradient_bytes=size,
         bus_bytes_per_s=None if overlapped else ratio(moved, gradient_s),
         gradient_s=gradient_s,
@@ -91,25 +107,35 @@ def communication(
     )
 
 
-def with_kernels(timed: Communication, kernels: Nccl) -> Communication:
+def with_kernels(timed: Communication, kernels: Nccl, description: JobDescription | None) -> Communication:
     """What the log's timers tell, with the shares that NCCL's kernels were seen to take."""
     if kernels.share_ratio is None:
         return timed
+    dimensions = seen_dimensions(timed.dimensions, kernels.dimensions, description)
+    exposed, exposed_source = _exposed_in_kernels(timed, dimensions, kernels.share_ratio)
     return replace(
         timed,
         share_ratio=kernels.share_ratio,
         transfer_ratio=kernels.transfer_ratio,
         wait_ratio=kernels.wait_ratio,
-        source="nccl plugin: kernels on the GPU",
+        exposed_ratio=exposed,
+        exposed_source=exposed_source,
+        dimensions=dimensions,
+        source=KERNELS,
     )
 
 
-def with_capture(seen: Communication, kernels: Nccl, capture: CaptureEvidence | None) -> Communication:
+def with_capture(
+    seen: Communication, kernels: Nccl, capture: CaptureEvidence | None, parallel: ParallelLayout
+) -> Communication:
     """The same, with what a capture showed to be exposed where nothing else tells.
 
     The share of NCCL's kernels is of now: the exposed part of it is taken to be as large as in the capture.
     Without it the capture's own shares stand.
     """
+    complete = kernels.share_ratio is not None
+    dimensions = captured_dimensions(seen.dimensions, capture, parallel, complete=complete)
+    seen = replace(seen, dimensions=dimensions)
     if capture is None or not capture.used or seen.exposed_ratio is not None:
         return seen
     shares = capture.shares
@@ -119,7 +145,9 @@ def with_capture(seen: Communication, kernels: Nccl, capture: CaptureEvidence | 
     exposed = capture.of_now(shares.exposed_communication_ratio)
     seen = replace(seen, overlap_ratio=1 - exposed / then, exposed_source=capture.source)
     if kernels.share_ratio is not None:
-        exposed, source = capture.exposed_now(then, exposed, kernels.share_ratio)
+        exposed, source = _summed(dimensions, kernels.share_ratio) or capture.exposed_now(
+            then, exposed, kernels.share_ratio
+        )
         return replace(seen, exposed_ratio=exposed, exposed_source=source)
     if seen.share_ratio is not None:
         return replace(seen, exposed_ratio=exposed)
@@ -185,6 +213,36 @@ def _overlaps(description: JobDescription | None) -> bool:
 def _no_inner_groups(parallel: ParallelLayout) -> bool:
     """Whether no collective can hide inside the compute timers."""
     return all(size == 1 for size in (parallel.tp, parallel.cp, parallel.ep))
+
+
+def _exposed_in_kernels(
+    timed: Communication, dimensions: Sequence[Dimension], share_ratio: float
+) -> tuple[float | None, str | None]:
+    """What is exposed of the time in kernels, and who tells it.
+
+    Timers of gradients tell nothing of a pipeline's kernels, which are in that time as well.
+    """
+    summed = _summed(dimensions, share_ratio)
+    if summed is not None:
+        return summed
+    if timed.exposed_ratio is None or any(one.group == "pp" for one in dimensions):
+        return None, None
+    return min(share_ratio, timed.exposed_ratio), timed.exposed_source
+
+
+def _summed(dimensions: Sequence[Dimension], share_ratio: float) -> tuple[float, str] | None:
+    """What is exposed of all dimensions, and who tells it; None where it is not known of more than little."""
+    known = known_in_all(dimensions, share_ratio)
+    if not known:
+        return None
+    whole = min(share_ratio, sum(one.exposed_ratio or 0.0 for one in known))
+    groups: dict[str, list[str]] = {}
+    for one in known:
+        groups.setdefault(one.exposed_source or "", []).append(one.group or "others")
+    if len(groups) == 1:
+        return whole, known[0].exposed_source or ""
+    told = (f"{', '.join(names)} by {source}" for source, names in groups.items())
+    return whole, f"dimensions: {'; '.join(told)}"
 
 
 def _source(names: list[str], *, overlapped: bool) -> str | None:

@@ -55,12 +55,11 @@ def facts_of(job: JobData, settings: AnalysisSettings, steady: Steady, activity:
     of_steps = step_time(job.steps.step_time_s, steady)
     capture = capture_evidence(job, of_steps.median)
     kernels = nccl(job, parallel, step_s=of_steps.median, speeds=joined)
+    seen = with_kernels(communication(timers, times, description, link), kernels, description)
     return Facts(
         parallel=parallel,
         efficiency=_efficiency(job, settings, steady, activity),
-        communication=with_capture(
-            with_kernels(communication(timers, times, description, link), kernels), kernels, capture
-        ),
+        communication=with_capture(seen, kernels, capture, parallel),
         nccl=kernels,
         pipeline=with_waiting(by_phases, parallel, kernels, of_steps.median),
         data=data_loading(timers, times),

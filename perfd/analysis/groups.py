@@ -19,6 +19,7 @@ from perfd.model import ParallelLayout
 
 PAIR_OPERATION = "SendRecv"
 """What perfd calls a send and the receive that it is matched with."""
+ALL_TO_ALL = "AlltoAll"
 WORLD = "world"
 Names: TypeAlias = NDArray[np.object_]
 """A name for each communicator, or None."""
@@ -62,6 +63,21 @@ def group_names(ranks: Ints, parallel: ParallelLayout, operation: str = "") -> N
     return names
 
 
+def dimension_name(name: str | None, parallel: ParallelLayout, operation: str = "") -> str | None:
+    """The parallel dimension that a group of this name serves: `tp`, `cp`, `dp`, `ep`, `pp` or `world`.
+
+    `dp_cp` and `edp` reduce gradients, as `dp` does. All ranks together are those of the one dimension that
+    spans the job; not of a pipeline, whose stages send, and reduce nothing.
+    """
+    if name != WORLD:
+        return "dp" if name in {"dp_cp", "edp"} else name
+    tp, cp, dp, ep = (size or 1 for size in (parallel.tp, parallel.cp, parallel.dp, parallel.ep))
+    spanning = {"tp": tp, "cp": cp, "dp": dp * cp}
+    if operation == ALL_TO_ALL:
+        spanning = {"ep": ep, **spanning}
+    return next((one for one, size in spanning.items() if size == parallel.world_size), WORLD)
+
+
 def _names_of_pairs(pairs: Ints, parallel: ParallelLayout) -> Names:
     names: Names = np.full(len(pairs), None, dtype=object)
     low, high = pairs.T
@@ -82,7 +98,7 @@ def _dimensions(parallel: ParallelLayout, operation: str) -> list[_Dimension]:
         data = [_Dimension("dp", dp, tp * cp), _Dimension("dp_cp", dp * cp, tp)]
         expert = [_Dimension("ep", ep, tp), _Dimension("edp", dp * cp // ep, tp * ep)] if ep > 1 else []
         # Tokens are exchanged over the experts' group, gradients are reduced over the data's.
-        found += [*expert, *data] if operation in {"AlltoAll", PAIR_OPERATION} else [*data, *expert]
+        found += [*expert, *data] if operation in {ALL_TO_ALL, PAIR_OPERATION} else [*data, *expert]
         if parallel.pp:
             found.append(_Dimension("pp", parallel.pp, tp * cp * dp))
     return found

@@ -7,6 +7,7 @@ from collections import Counter
 from perfd.analysis.bandwidth_words import bandwidth_words, busiest
 from perfd.analysis.captured import not_used
 from perfd.analysis.communication import Communication
+from perfd.analysis.dimensions import costliest, known_in_all
 from perfd.analysis.findings import Facts, Finding, Kind
 from perfd.analysis.words import milliseconds, percent, rank_names
 
@@ -14,18 +15,33 @@ _COMMUNICATION = 0.15
 _NEARLY_ALL = 0.95
 _FASTER = 0.95
 """By what the ring formula gives: what takes less is not explained by it."""
+_WORTH_A_WORD = 0.01
+"""Of a step: of a dimension that takes less nothing is said."""
+_LESS_TENSOR = (
+    "use less tensor parallelism where memory allows it, or overlap it (Megatron-LM: --sequence-parallel,"
+    " --tp-comm-overlap)"
+)
+_REMEDIES = {
+    "tp": f"Most of what is exposed is of tensor groups: {_LESS_TENSOR}",
+    "pp": "Most of what is exposed are transfers between stages: interleave the schedule, which sends beside"
+    " computation (Megatron-LM: --num-layers-per-virtual-pipeline-stage), or use fewer stages",
+    "cp": "Most of what is exposed is of context groups: keep them inside a node, exchange keys and values"
+    " beside attention (Megatron-LM: --cp-comm-type p2p), or use less context parallelism where memory"
+    " allows it",
+    "ep": "Most of what is exposed are the tokens of experts: keep their groups inside a node, or exchange"
+    " beside computation (Megatron-LM: --overlap-moe-expert-parallel-comm)",
+    "world": "Most of what is exposed is over all ranks: average losses, check gradients and wait in barriers"
+    " less often (Megatron-LM: --no-barrier-with-level-1-timing)",
+}
 
 
 def judge_communication(facts: Facts) -> Finding | None:
     """How much of a step collectives take, and what would make it less; None where that is little."""
     communication = facts.communication
-    # Waiting is the fault of whoever is waited for, and hidden communication costs nothing.
-    lost = communication.share_ratio if communication.transfer_ratio is None else communication.transfer_ratio
     if communication.transfer_ratio is None and _only_captured(facts) and (facts.parallel.pp or 1) > 1:
         # How much of it is the pipeline's stall, the traces do not say.
         return None
-    if lost is not None and communication.exposed_ratio is not None:
-        lost = min(lost, communication.exposed_ratio)
+    lost = _lost(communication)
     if lost is None or lost < _COMMUNICATION:
         return None
     if communication.transfer_ratio is None and facts.nccl.share_ratio is not None:
@@ -43,6 +59,7 @@ def judge_communication(facts: Facts) -> Finding | None:
         )
     elif communication.exposed_ratio is None:
         evidence += not_used(facts.capture)
+    evidence += _by_dimension(facts)
     evidence += _gradients(communication)
     evidence += [bandwidth_words(kind) for kind in busiest(facts.nccl.kinds)[:1]]
     seconds, ring = communication.seconds, communication.ring_estimate_s
@@ -51,9 +68,41 @@ def judge_communication(facts: Facts) -> Finding | None:
         kind=Kind.COMMUNICATION,
         confidence=0.8,
         evidence=evidence,
-        recommendation=_hide_communication(facts, lost, slow_links=slow_links),
+        recommendation=_advice(facts, lost, slow_links=slow_links),
         lost_ratio=lost,
     )
+
+
+def _lost(communication: Communication) -> float | None:
+    """What of a step it costs: waiting is the fault of somebody, and what is hidden costs nothing."""
+    moves, exposed = communication.transfer_ratio, communication.exposed_ratio
+    told = [communication.share_ratio if moves is None else moves, exposed]
+    if moves is not None and communication.share_ratio is not None:
+        # One dimension may wait in the open while another one moves its data unseen.
+        known = known_in_all(communication.dimensions, communication.share_ratio)
+        told.append(sum(one.lost_ratio or 0.0 for one in known) if known else None)
+    return None if told[0] is None else min(ratio for ratio in told if ratio is not None)
+
+
+def _by_dimension(facts: Facts) -> list[str]:
+    """How much of a step each dimension leaves exposed, the costliest first, and of which that is unknown."""
+    large = [one for one in facts.communication.dimensions if one.share_ratio >= _WORTH_A_WORD]
+    known = [one for one in large if one.exposed_ratio is not None]
+    evidence = []
+    if known:
+        told = ", ".join(
+            f"{one.group or 'others'} {percent(one.exposed_ratio or 0.0)} ({one.exposed_source})"
+            for one in sorted(known, key=lambda one: -(one.lost_ratio or 0.0))
+        )
+        evidence.append(f"Exposed in a step is, by parallel dimension: {told}.")
+    if len(known) < len(large) and (facts.capture is None or facts.capture.used):
+        unknown = [one for one in large if one.exposed_ratio is None]
+        names = ", ".join(
+            f"{one.group or 'others'} ({percent(one.share_ratio)} of a step)" for one in unknown
+        )
+        why = "; ".join(dict.fromkeys(one.missing or "nothing tells it" for one in unknown))
+        evidence.append(f"How much is exposed is not known of {names}: {why}.")
+    return evidence
 
 
 def _busy_kernels(facts: Facts, busy: float) -> Finding:
@@ -108,22 +157,13 @@ def _only_captured(facts: Facts) -> bool:
     return capture is not None and capture.used and facts.communication.source == capture.source
 
 
-def _hide_communication(facts: Facts, lost: float, *, slow_links: bool) -> str:
-    # Twice the micro-batches double all but the collectives and the optimizer.
-    fixed = lost + (facts.optimizer.share_ratio or 0.0)
-    accumulated = lost / (2 * (1 - fixed) + fixed) if fixed < 1 else lost
-    overlap = (
-        "Gradients are reduced beside the backward pass already; overlap the gathering of parameters, too"
-        " (Megatron-LM: --overlap-param-gather with the distributed optimizer)"
-        if facts.communication.gradients_overlapped
-        else "Overlap gradient reduction with the backward pass (Megatron-LM: --overlap-grad-reduce, and"
-        " --overlap-param-gather with the distributed optimizer)"
-    )
-    advice = (
-        f"{overlap}: it wins at most {percent(lost)}."
-        f" Or accumulate over twice the micro-batches: the share falls to about {percent(accumulated)}."
-    )
-    advice += _of_tensor_groups(facts)
+def _advice(facts: Facts, lost: float, *, slow_links: bool) -> str:
+    """What makes communication less: of the dimension that costs most, where that is known."""
+    target = costliest(facts.communication.dimensions)
+    won = lost if target is None else target.lost_ratio or 0.0
+    remedy = _REMEDIES.get(target.group or "") if target else None
+    advice = f"{remedy}: it wins at most {percent(won)}." if remedy else _of_gradients(facts, won)
+    advice += _of_tensor_groups(facts, known=target is not None)
     if any(kind.latency_bound for kind in busiest(facts.nccl.kinds)[:1]):
         advice += " Send more at a time: larger gradient buckets, and fewer, fused operations."
     if slow_links:
@@ -133,8 +173,25 @@ def _hide_communication(facts: Facts, lost: float, *, slow_links: bool) -> str:
     return advice
 
 
-def _of_tensor_groups(facts: Facts) -> str:
-    """What to do when tensor parallelism is what takes the time, or lies across nodes."""
+def _of_gradients(facts: Facts, lost: float) -> str:
+    # Twice the micro-batches double all but the gradients' collectives and the optimizer.
+    fixed = lost + (facts.optimizer.share_ratio or 0.0)
+    accumulated = lost / (2 * (1 - fixed) + fixed) if fixed < 1 else lost
+    overlap = (
+        "Gradients are reduced beside the backward pass already; overlap the gathering of parameters, too"
+        " (Megatron-LM: --overlap-param-gather with the distributed optimizer)"
+        if facts.communication.gradients_overlapped
+        else "Overlap gradient reduction with the backward pass (Megatron-LM: --overlap-grad-reduce, and"
+        " --overlap-param-gather with the distributed optimizer)"
+    )
+    return (
+        f"{overlap}: it wins at most {percent(lost)}."
+        f" Or accumulate over twice the micro-batches: the share falls to about {percent(accumulated)}."
+    )
+
+
+def _of_tensor_groups(facts: Facts, *, known: bool) -> str:
+    """What to do when tensor parallelism lies across nodes, or takes the time as far as it is `known`."""
     on_node = Counter(key.node for key in facts.activity.gpus)
     tensor, kinds = facts.parallel.tp or 1, facts.nccl.kinds
     if tensor > 1 and on_node and tensor > max(on_node.values()):
@@ -143,9 +200,6 @@ def _of_tensor_groups(facts: Facts) -> str:
             " one, and use pipeline or context parallelism between them."
         )
     busiest = max(kinds, key=lambda kind: kind.kernel_ratio or 0.0, default=None)
-    if busiest is not None and busiest.group == "tp":
-        return (
-            f" Most of it is {busiest.operation} of tensor groups: use less tensor parallelism where memory"
-            " allows it, or overlap it (Megatron-LM: --sequence-parallel, --tp-comm-overlap)."
-        )
+    if not known and busiest is not None and busiest.group == "tp":
+        return f" Most of it is {busiest.operation} of tensor groups: {_LESS_TENSOR}."
     return ""

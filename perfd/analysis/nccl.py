@@ -13,6 +13,7 @@ import numpy as np
 
 from perfd.analysis.degradation import SlowGroup, slow_groups
 from perfd.analysis.groups import group_name
+from perfd.analysis.nccl_dimensions import NcclDimension
 from perfd.analysis.nccl_groups import NcclGroup, NcclKind, groups_of, kinds_of, measures_of, recorder
 from perfd.analysis.nccl_ranks import NcclRank, Shares, Tally
 from perfd.analysis.paces import paced
@@ -22,7 +23,7 @@ from perfd.analysis.stacks import Stack, stacked
 from perfd.analysis.tables import Floats, JobData, NcclTimeTable
 from perfd.model import ParallelLayout, TimingSource
 
-__all__ = ["Nccl", "NcclGroup", "NcclKind", "NcclRank", "group_name", "nccl"]
+__all__ = ["Nccl", "NcclDimension", "NcclGroup", "NcclKind", "NcclRank", "group_name", "nccl"]
 
 _SILENT_S = 30.0
 """A rank whose newest reading is so much older than the others' says nothing of now."""
@@ -36,6 +37,8 @@ class Nccl:
     """Time with an NCCL kernel on the GPU, waiting and hidden parts included; the mean over ranks."""
     transfer_ratio: float | None = None
     wait_ratio: float | None = None
+    dimensions: Sequence[NcclDimension] = ()
+    """The same by parallel dimension, the largest first; two that run at one time count each."""
     kinds: Sequence[NcclKind] = ()
     groups: Sequence[NcclGroup] = ()
     """Of very many those that take most of the time."""
@@ -72,7 +75,7 @@ def nccl(
     stacks = stacked(job.collectives, parallel)
     known = roster(times, stacks, parallel)
     placed = [paced(known.placed(stack), job.steps, step_s) for stack in stacks]
-    tally = Tally.of(placed, known.stages)
+    tally = Tally.of(placed, known.stages, parallel)
     unseen = _unseen(placed, known)
     recorded, lately = (np.minimum(ratio + unseen, 1.0) for ratio in _busy(times, known))
     timed = np.isfinite(recorded)
@@ -84,6 +87,7 @@ def nccl(
         share_ratio=share,
         transfer_ratio=None if share is None or wait is None else max(0.0, share - wait),
         wait_ratio=wait,
+        dimensions=() if share is None else tally.dimensions.shares(known.telling, shares.busy),
         kinds=kinds_of(stacks, measures),
         groups=groups_of(stacks, measures),
         ranks=shares.records(known.ranks),

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.analysis.lateness import LONG, RECENT, CausedLosses, Lateness, Losses
+from perfd.analysis.nccl_dimensions import DimensionTally
 from perfd.analysis.onset import EARLIER, NEWEST, onset, possible
 from perfd.analysis.pairs import knows_receivers
 from perfd.analysis.robust import highest, mean, median, over_last
 from perfd.analysis.stacks import Stack
 from perfd.analysis.tables import Bools, Floats, Ints
 from perfd.analysis.waiting import MATCHED_OPERATIONS
+from perfd.model import ParallelLayout
 
 _FEWEST_OPERATIONS = 20
 """Fewer matched operations say nothing of a rank."""
@@ -101,9 +103,10 @@ class Shares:
 class Tally:
     """Shares of time by place of a rank, summed over communicators."""
 
-    def __init__(self, world: int, stages: Ints) -> None:
+    def __init__(self, stages: Ints, parallel: ParallelLayout) -> None:
         self._stages = stages
-        self._world = world
+        self._world = world = len(stages)
+        self.dimensions = DimensionTally(world, parallel)
         self.wait: Floats = np.zeros(world)
         self.kernels: Floats = np.zeros(world)
         """Time in kernels, summed over operations: those of one group share a kernel, and streams overlap."""
@@ -115,9 +118,9 @@ class Tally:
         self._judged: list[tuple[Stack, Bools]] = []
 
     @classmethod
-    def of(cls, stacks: Sequence[Stack], stages: Ints) -> Tally:
+    def of(cls, stacks: Sequence[Stack], stages: Ints, parallel: ParallelLayout) -> Tally:
         """All stacks together, whose ranks are places; `stages` is the stage of each, -1 where unknown."""
-        tally = cls(len(stages), stages)
+        tally = cls(stages, parallel)
         for stack in stacks:
             tally.add(stack)
         return tally
@@ -137,6 +140,7 @@ class Tally:
         first, last = over_last(np.minimum, stages), over_last(np.maximum, stages)
         waits = scale[:, None] * result.waited_s
         self.wait += self._by_rank(stack.ranks, waits)
+        self.dimensions.add(stack, useful, waits)
         if stack.operation not in MATCHED_OPERATIONS and knows_receivers(stack.collectives):
             between = (first >= 0) & (first != last)
             self.pipeline_wait += self._by_rank(stack.ranks, np.where(between[:, None], waits, 0.0))

@@ -49,6 +49,15 @@ COMMUNICATION: Mapping[str, str | None] = {
 }
 """Timers whose clock runs only while a collective is the job's only work, and what holds each."""
 
+DATA_PARALLEL = frozenset(COMMUNICATION) - {
+    "embedding-grads-all-reduce",
+    "layernorm-grads-all-reduce",
+    "non-tensor-parallel-grads-all-reduce",
+    "backward-layernorm-all-reduce",
+    "backward-embedding-all-reduce",
+}
+"""Those over data-parallel groups: the others join the first and last stage, or tensor groups."""
+
 POINT_TO_POINT = (
     "forward-recv",
     "forward-send",

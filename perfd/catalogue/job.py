@@ -173,6 +173,27 @@ JOB_METRICS: Sequence[MetricInfo] = (
         absent="No source tells exposed communication.",
     ),
     metric(
+        "perfd_communication_dimension_share_ratio",
+        "Share of a step that communication of a parallel dimension occupies, hidden behind compute or not.",
+        labels=(*_JOB, "dimension", "source"),
+        source=_ANALYSIS,
+        absent="As perfd_communication_share_ratio, or nothing tells whose groups take it.",
+    ),
+    metric(
+        "perfd_communication_dimension_wait_ratio",
+        "The part of perfd_communication_dimension_share_ratio that waits for other ranks.",
+        labels=(*_JOB, "dimension", "source"),
+        source=_ANALYSIS,
+        absent="Neither the NCCL plugin nor a capture tells, or too little of it could be matched.",
+    ),
+    metric(
+        "perfd_communication_dimension_exposed_ratio",
+        "Share of a step in which that dimension's communication runs and compute does not.",
+        labels=(*_JOB, "dimension", "source"),
+        source=_ANALYSIS,
+        absent="No timer, schedule or capture tells it; `missing` in the summary says what would.",
+    ),
+    metric(
         "perfd_pipeline_bubble_theory_ratio",
         "Idle share of a pipeline schedule with equal stages.",
         labels=_JOB,

@@ -13,6 +13,7 @@ from perfd.model.captures import (
     CaptureState,
     CaptureStatus,
     CaptureTool,
+    GroupShares,
     TraceShares,
 )
 from perfd.model.collectives import CollectiveProgress, CollectiveTimes, TimingSource
@@ -41,6 +42,7 @@ __all__ = [
     "Event",
     "EventKind",
     "GpuInfo",
+    "GroupShares",
     "Hello",
     "JobDescription",
     "LogProgress",

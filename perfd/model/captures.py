@@ -96,6 +96,23 @@ class CaptureFilesRemoved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupShares:
+    """One operation of all groups whose members lie alike, as of all tensor groups; see `TraceShares`."""
+
+    ranks: tuple[int, ...]
+    """Of one of these groups."""
+    name: str = ""
+    """What the framework calls it."""
+    operation: str
+    """As the framework calls it: `allreduce`, `_allgather_base`, ...; `sendrecv` for sends and receives."""
+    communication_ratio: float
+    """Kernels that run at one time count each."""
+    exposed_ratio: float
+    waiting_ratio: float | None = None
+    """Of it, what was waiting for other ranks; None where most of it could not be matched."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TraceShares:
     """Where the time of a capture's steps went: means over the ranks whose records are all there.
 
@@ -123,3 +140,5 @@ class TraceShares:
     """Idle while the host waited for the GPU, or because it had."""
     unexplained_idle_ratio: float
     """Idle of ranks whose traces have no calls of the host."""
+    groups: tuple[GroupShares, ...] = ()
+    """Communication by group, the largest first; without groups whose ranks the traces do not tell."""

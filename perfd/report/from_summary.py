@@ -27,7 +27,12 @@ def report_of_summary(job: JobSummary, source: str) -> Report:
         metrics=_metrics(job, source),
         findings=[_finding(found) for found in job.findings or (bottleneck,)],
         figures=_figures(job, source),
-        tables=[*_gpu_tables(job, source), *_stage_tables(job, source), *_bandwidth_tables(job, source)],
+        tables=[
+            *_dimension_tables(job, source),
+            *_gpu_tables(job, source),
+            *_stage_tables(job, source),
+            *_bandwidth_tables(job, source),
+        ],
         notes=[_alert(alert) for alert in job.alerts],
     )
 
@@ -38,7 +43,7 @@ def _subtitle(job: JobSummary, source: str) -> str:
         for name in ("tp", "pp", "dp", "cp", "ep")
         if (value := getattr(job.parallel, name)) not in {None, 1}
     ]
-    world = f"{job.world_size} GPUs" if job.world_size else "an unknown number of GPUs"
+    world = f"{job.world_size} ranks" if job.world_size else "an unknown number of ranks"
     what = f"{job.framework or 'Unknown framework'} on {world}"
     return f"{', '.join([what, *sizes])}; {source}"
 
@@ -128,6 +133,33 @@ def _stage(stage: Stage) -> str:
 def _alert(alert: AlertRecord) -> str:
     since = "" if alert.first_step is None else f" since step {alert.first_step}"
     return f"Alert {alert.name} is {alert.state}{since}."
+
+
+def _dimension_tables(job: JobSummary, source: str) -> list[Table]:
+    dimensions = job.communication.dimensions
+    if not dimensions:
+        return []
+    return [
+        Table(
+            title="Communication by parallel dimension",
+            source=f"{source}; shares of a step, exposed: with no computation beside it",
+            columns=("dimension", "share by", "exposed by", "share", "moves data", "waits", "exposed"),
+            rows=[
+                (
+                    one.group or "others",
+                    one.source,
+                    one.exposed_source or f"unknown: {one.missing}",
+                    percent(one.share_ratio),
+                    percent(one.transfer_ratio),
+                    percent(one.wait_ratio),
+                    percent(one.exposed_ratio),
+                )
+                for one in dimensions
+            ],
+            text_columns=3,
+            shares=[one.share_ratio for one in dimensions],
+        )
+    ]
 
 
 def _gpu_tables(job: JobSummary, source: str) -> list[Table]:

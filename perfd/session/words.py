@@ -19,6 +19,8 @@ from perfd.analysis.summary import JobSummary
 from perfd.analysis.troubles import Trouble
 from perfd.analysis.words import rank_names
 
+_LEAST_SHARE = 0.001
+"""Of a step: a dimension that takes less is left out."""
 _TROUBLES_SHOWN = 8
 _TROUBLE_CHARACTERS = 240
 _LIMITS = {
@@ -162,6 +164,7 @@ def _numbers(summary: JobSummary) -> list[str]:
         ("model FLOP/s per GPU", _flops(summary)),
         ("MFU", _mfu(summary)),
         ("communication", _communication(summary.communication)),
+        *_dimensions(summary.communication),
         ("pipeline stall", _stall(summary)),
         ("data loading", _share(summary.data.share_ratio, summary.data.source)),
         ("optimizer", _share(summary.optimizer.share_ratio, summary.optimizer.source)),
@@ -245,6 +248,17 @@ def _communication(communication: Communication) -> str | None:
     if share is None or communication.exposed_source in {None, communication.source}:
         return share
     return f"{share}; exposed {_share(communication.exposed_ratio, communication.exposed_source)}"
+
+
+def _dimensions(communication: Communication) -> list[tuple[str, str]]:
+    """How much of a step each parallel dimension's communication takes, and how much of that is exposed."""
+    told: list[tuple[str, str]] = []
+    for one in communication.dimensions:
+        if one.share_ratio >= _LEAST_SHARE:
+            exposed = _share(one.exposed_ratio, one.exposed_source) or f"unknown ({one.missing})"
+            said = f"{one.group or 'others'} {_percent(one.share_ratio)}, exposed {exposed}"
+            told.append(("" if told else "by dimension", said))
+    return told
 
 
 def _alerts(alerts: Sequence[Alert]) -> list[str]:

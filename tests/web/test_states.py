@@ -173,6 +173,37 @@ def test_what_the_job_complained_of_and_how_much_of_communication_is_waiting_is_
     assert "moves data, 24.0 % waits for other ranks" in tab.text("main").replace("\N{NO-BREAK SPACE}", " ")
 
 
+def test_each_dimension_of_communication_is_shown_with_what_of_it_is_exposed(
+    tab: Tab, stand_in: StandIn
+) -> None:
+    data = {
+        "group": "dp", "share_ratio": 0.3, "source": "nccl plugin: kernels on the GPU",
+        "exposed_ratio": 0.1, "exposed_source": "timers: all-grads-sync", "missing": None,
+    }  # fmt: skip
+    tensor = {**data, "group": "tp", "exposed_ratio": None, "exposed_source": None, "missing": HOSTILE}
+    stages = {
+        **data,
+        "group": "pp",
+        "exposed_ratio": 0.3,
+        "transfer_ratio": 0.05,
+        "exposed_source": "schedule",
+    }
+    little = {**data, "group": None, "share_ratio": 0.0001}
+    communication = {
+        "share_ratio": 0.9, "exposed_ratio": 0.4, "dimensions": [data, tensor, stages, little],
+    }  # fmt: skip
+    stand_in.answers["jobs"] = {"jobs": [job_entry("llama", communication=communication)]}
+    tab.open(f"{stand_in.url}/jobs/llama", "document.querySelector('#dimensions')")
+
+    said = tab.text("#dimensions").replace("\N{NO-BREAK SPACE}", " ").split("\n")
+    assert said[:3] == ["dp", "10.0 % of 30.0 %", "timers: all-grads-sync"]
+    assert said[3:6] == ["tp", "30.0 %, exposed unknown", HOSTILE]
+    assert said[6:] == ["pp", "30.0 % of 30.0 %", "schedule"]
+    # Waiting for other stages is a part of its own.
+    whole = tab.text("#breakdown").replace("\N{NO-BREAK SPACE}", " ")
+    assert "Communication 15.0 %" in whole
+
+
 # Names of anyone's choosing
 
 

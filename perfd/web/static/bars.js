@@ -9,7 +9,7 @@ export function breakdownBar(job) {
   const told = [
     ["forward", "Forward", job.breakdown?.forward_ratio],
     ["backward", "Backward", job.breakdown?.backward_ratio],
-    ["communication", "Communication", job.communication?.exposed_ratio ?? job.communication?.share_ratio],
+    ["communication", "Communication", exposed(job.communication)],
     ["optimizer", "Optimizer", job.optimizer?.share_ratio],
     ["untimed", "In no timer", job.breakdown?.unattributed_ratio],
   ].filter(([, , ratio]) => ratio != null);
@@ -29,6 +29,27 @@ export function breakdownBar(job) {
     el("ul", { class: "legend" }, parts.map(([key, name, ratio]) => el("li", { "data-part": key }, el("span", { class: `swatch ${key}` }), `${name} `, el("strong", {}, percent(ratio))))),
     el("figcaption", { class: "quiet" }, `Of a step of ${duration(job.step_time_s?.median)}. Forward and backward are those of the slowest rank`, spread == null ? "." : `; the fastest one has ${percent(spread)} of a step less.`),
   );
+}
+
+// Without what stages wait for each other: that is a part of its own.
+function exposed(communication) {
+  if (communication?.exposed_ratio == null) return communication?.share_ratio;
+  const stages = communication.dimensions?.find((one) => one.group === "pp" && one.exposed_ratio != null && one.transfer_ratio != null);
+  return communication.exposed_ratio - (stages ? Math.max(0, stages.exposed_ratio - stages.transfer_ratio) : 0);
+}
+
+// What each parallel dimension's communication takes of a step, and the part of it that nothing hides.
+export function dimensionBars(dimensions) {
+  const bar = (kind, ratio) => el("span", { class: kind, style: width(ratio) });
+  const said = (one) => (one.exposed_ratio == null ? `${percent(one.share_ratio)}, exposed unknown` : `${percent(one.exposed_ratio)} of ${percent(one.share_ratio)}`);
+  const why = (one) => (one.exposed_ratio == null ? one.missing : one.exposed_source);
+  const rows = dimensions.map((one) =>
+    el("li", { title: `Share: ${one.source}` },
+      el("span", { class: "name" }, one.group ?? "others"),
+      el("span", { class: "track" }, bar("part whole", one.share_ratio), bar("part communication", one.exposed_ratio ?? 0)),
+      el("strong", {}, said(one)), el("span", { class: "quiet why" }, why(one))));
+  return el("figure", {}, el("ol", { class: "stages dimensions", id: "dimensions" }, rows),
+    el("figcaption", { class: "quiet" }, "Of a step: exposed, with no computation beside it, of all communication of that dimension. Two may run at one time."));
 }
 
 export function stageBars(pipeline) {

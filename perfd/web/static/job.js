@@ -1,7 +1,7 @@
 // One job: what limits it, then the numbers that say so.
 
 import { ApiError, get, jobPath } from "./api.js";
-import { breakdownBar, stageBars } from "./bars.js";
+import { breakdownBar, dimensionBars, stageBars } from "./bars.js";
 import { el, section } from "./dom.js";
 import { isStale, state } from "./fleet.js";
 import { count, duration, layout, moment, percent, progress, teraflops } from "./format.js";
@@ -12,6 +12,8 @@ import { headline } from "./verdict.js";
 const MOST_ALERTS = 50;
 const MOST_CAPTURES = 5;
 const MOST_RANKS = 8;
+// Of a step: a dimension that takes less is not drawn.
+const LEAST_SHARE = 0.001;
 const charts = [
   { chart: progressChart({ id: "mfu-chart", name: "MFU", show: percent }), column: "mfu_ratio" },
   { chart: progressChart({ id: "time-chart", name: "Step time", show: duration }), column: "step_time_s" },
@@ -50,6 +52,7 @@ function draw(main, job, series, alerts, captures) {
   section(main, "breakdown", [job.breakdown, job.communication, job.optimizer, job.parallel, job.step_time_s], () => [
     el("h2", {}, "Where a step goes"), breakdownBar(job),
   ]);
+  section(main, "dimensions", job.communication?.dimensions, () => dimensions(job));
   drawCharts(main, series, alerts, captures);
   section(main, "stages", job.pipeline, () => stages(job));
   section(main, "ranks", [job.gpus, job.nccl?.ranks, job.slowdowns, job.bottleneck?.culprits], () => ranks(job, main.clientWidth));
@@ -119,6 +122,11 @@ function drawCharts(main, series, alerts, captures) {
 function stepAt(series, unixS) {
   const at = series.time_unix_s.findIndex((time) => time >= unixS);
   return series.step[at < 0 ? series.step.length - 1 : at];
+}
+
+function dimensions(job) {
+  const told = (job.communication?.dimensions ?? []).filter((one) => one.share_ratio >= LEAST_SHARE);
+  return told.length ? [el("h2", {}, "Communication by parallel dimension"), dimensionBars(told)] : [];
 }
 
 function stages(job) {
