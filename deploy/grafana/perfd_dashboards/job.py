@@ -195,6 +195,14 @@ def _communication(job: Dashboard) -> Dashboard:
         )
         .with_panel(
             graph(
+                "Exposed by dimension",
+                q(f"perfd_communication_dimension_exposed_ratio{{{_JOB}}}", "{{dimension}}, by {{source}}"),
+                unit=PERCENT,
+                help_text="Of a step. Absent where no timer, schedule or capture tells it.",
+            )
+        )
+        .with_panel(
+            graph(
                 "Bus bandwidth by dimension",
                 q(f"perfd_nccl_bus_bytes_per_second{{{_JOB}}}", by),
                 unit=RATE,
