@@ -86,6 +86,7 @@ def facts_of(job: JobData, settings: AnalysisSettings, steady: Steady, activity:
         untimed=_untimed(job),
         wrong_times=_wrong_times(job),
         nodes=len({key.node for key in activity.gpus}),
+        gpu_seen=bool(gpu_infos(job) or activity.gpus),
     )
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from perfd.analysis.captured import CaptureEvidence, not_used
 from perfd.analysis.efficiency import mean_over_gpus
 from perfd.analysis.findings import FEWEST_STEPS, Facts, Finding, Kind
+from perfd.analysis.judge_silence import judge_missing
 from perfd.analysis.words import milliseconds, percent
 
 _GOOD_MFU = 0.40
@@ -35,6 +36,8 @@ _NO_NCCL = (
     "No operation of NCCL was seen, which would tell transfer and waiting: perfd's plugin (perfd run sets it)"
     " needs NCCL 2.23 or newer, and room in /dev/shm (perfd doctor)."
 )
+_ANY_GPU = "a GPU of this job"
+_NO_GPU = "If the job has GPUs, `perfd doctor` on its nodes says why they are not seen."
 _CAPTURE = (
     "A capture (`perfd capture start JOB`) shows the kernels that a step is made of, and what runs beside"
     " them."
@@ -103,26 +106,38 @@ def _without_enough_steps(facts: Facts, evidence: list[str]) -> Finding | None:
 
 def _unknown(facts: Facts, evidence: list[str], computing: float | None) -> Finding:
     """What was not seen, and what would show it."""
-    timed = facts.breakdown.forward_ratio is not None and facts.breakdown.backward_ratio is not None
+    missing, advice = _unseen(facts, computing)
     mfu = facts.efficiency.mfu_ratio
-    if computing is None:
-        missing = "perfd saw neither timers of forward and backward nor GPM's activity of GPUs."
-        advice = _TIMERS
-    elif computing >= _MOST:
-        told = facts.efficiency.model_flops_per_s_per_gpu is not None
-        reason = "the peak of its GPUs is not known" if told else "nothing tells the model's FLOP/s"
-        missing = f"How well it computes is unknown: {reason}."
-        advice = _CAPTURE if timed else f"{_TIMERS} {_CAPTURE}"
-    elif timed:
-        missing = "No timer that perfd knows holds the rest of the step."
-        advice = f"{_MORE_TIMERS} {_CAPTURE}"
-    else:
-        missing = "Without timers of forward and backward nothing tells where the rest of the step goes."
-        advice = _TIMERS
     if mfu is not None and mfu >= _FAIR_MFU:
         missing += " An MFU of 30 to 40 % is most often communication."
     evidence = [*evidence, *_waiting_pair(facts), missing, *_unseen_nccl(facts), *not_used(facts.capture)]
-    return Finding(kind=Kind.UNKNOWN, confidence=0.0, evidence=evidence, recommendation=advice)
+    # What ranks would tell that say nothing comes before what no rank tells.
+    silent = judge_missing(facts)
+    return Finding(
+        kind=Kind.UNKNOWN,
+        confidence=0.0,
+        evidence=[*evidence, *(silent.evidence if silent else ())],
+        recommendation=silent.recommendation if silent else advice,
+    )
+
+
+def _unseen(facts: Facts, computing: float | None) -> tuple[str, str]:
+    """What no rank told, and how to have it told."""
+    timed = facts.breakdown.forward_ratio is not None and facts.breakdown.backward_ratio is not None
+    if computing is None:
+        gpu, advice = (
+            ("GPM's activity of GPUs", _TIMERS) if facts.gpu_seen else (_ANY_GPU, f"{_TIMERS} {_NO_GPU}")
+        )
+        return f"perfd saw neither timers of forward and backward nor {gpu}.", advice
+    if computing >= _MOST and not facts.gpu_seen:
+        return f"How well it computes is unknown: perfd did not see {_ANY_GPU}.", _NO_GPU
+    if computing >= _MOST:
+        told = facts.efficiency.model_flops_per_s_per_gpu is not None
+        reason = "the peak of its GPUs is not known" if told else "nothing tells the model's FLOP/s"
+        return f"How well it computes is unknown: {reason}.", _CAPTURE if timed else f"{_TIMERS} {_CAPTURE}"
+    if timed:
+        return "No timer that perfd knows holds the rest of the step.", f"{_MORE_TIMERS} {_CAPTURE}"
+    return "Without timers of forward and backward nothing tells where the rest of the step goes.", _TIMERS
 
 
 def _compute_is_timed(facts: Facts) -> bool:
@@ -144,7 +159,7 @@ def _waiting_pair(facts: Facts) -> list[str]:
 def _unseen_nccl(facts: Facts) -> list[str]:
     several = (facts.parallel.world_size or 1) > 1
     untold = facts.communication.share_ratio is None and facts.nccl.source is None
-    return [_NO_NCCL] if several and untold else []
+    return [_NO_NCCL] if several and untold and facts.gpu_seen else []
 
 
 def _memory_confidence(facts: Facts) -> float:

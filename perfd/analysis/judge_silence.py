@@ -68,10 +68,21 @@ def judge_missing(facts: Facts) -> Finding | None:
     if not evidence:
         return None
     return Finding(
-        kind=Kind.MISSING_TELEMETRY,
-        confidence=0.9,
-        evidence=evidence,
-        recommendation="Run an agent on every node of the job, and look at perfd_agent_up and"
-        " perfd_collector_success of the nodes that these ranks run on; use one NCCL, 2.27 or newer, and one"
-        " configuration of perfd on all.",
+        kind=Kind.MISSING_TELEMETRY, confidence=0.9, evidence=evidence, recommendation=_advice(facts)
+    )
+
+
+def _advice(facts: Facts) -> str:
+    """What each kind of silence needs."""
+    advice = []
+    if facts.nccl.missing_ranks or facts.silent_gpu_ranks:
+        advice.append(
+            "Run an agent on every node of the job, and look at perfd_agent_up and perfd_collector_success of"
+            " the nodes that these ranks run on."
+        )
+    if facts.nccl.untimed_ranks or facts.untimed or facts.wrong_times:
+        advice.append("Use one NCCL, 2.27 or newer, and one configuration of perfd on all nodes.")
+    return " ".join(advice) or (
+        "Look at perfd_agent_up of the job's nodes, and whether their agents get time on a core: the plugin"
+        " writes over what was not read in time."
     )

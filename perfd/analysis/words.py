@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 _RANKS_SHOWN = 8
+_SMALL = 0.1
+"""Below it one place after the point says too little."""
 
 
 def percent(ratio: float) -> str:
@@ -15,6 +17,12 @@ def percent(ratio: float) -> str:
 def milliseconds(seconds: float) -> str:
     """A duration of the length of a step's parts."""
     return f"{1000 * seconds:.1f} ms"
+
+
+def teraflops(flops_per_s: float) -> str:
+    """FLOP/s in units of 10^12, of what runs on CPUs too."""
+    value = flops_per_s / 1e12
+    return f"{value:.1f}" if value >= _SMALL or not value else f"{value:.2g}"
 
 
 def rank_names(ranks: Sequence[int]) -> str:

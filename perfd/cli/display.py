@@ -11,6 +11,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from perfd.analysis import words
+
 Json = Mapping[str, Any]
 
 UNKNOWN = "-"
@@ -226,7 +228,7 @@ def count(value: float | None) -> str:
 
 def teraflops(value: float | None) -> str:
     """FLOP/s in units of 10^12."""
-    return UNKNOWN if value is None else f"{value / 1e12:.1f}"
+    return UNKNOWN if value is None else words.teraflops(value)
 
 
 def get(entry: Json, *path: str) -> Any:  # noqa: ANN401  (JSON)

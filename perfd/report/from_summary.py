@@ -7,6 +7,7 @@ from perfd.analysis.findings import Finding
 from perfd.analysis.pipeline import Stage
 from perfd.analysis.summary import JobSummary
 from perfd.analysis.tables import AlertRecord
+from perfd.analysis.words import teraflops
 from perfd.report.model import Bars, Metric, Report, ReportFinding, Segment, Table
 from perfd.report.words import UNKNOWN, duration, percent, title
 
@@ -72,7 +73,7 @@ def _metrics(job: JobSummary, source: str) -> list[Metric]:
         ("MFU", percent(job.mfu_ratio), speed),
         ("HFU", percent(job.hfu_ratio), f"{source}; convention {job.flops_convention or 'unknown'}"),
         ("Tokens a second", _count(job.tokens_per_s), over),
-        ("TFLOP/s a GPU", _count(job.model_flops_per_s_per_gpu, 1e12), speed),
+        ("TFLOP/s a GPU", _teraflops(job.model_flops_per_s_per_gpu), speed),
         ("Tensor cores active", percent(job.tensor_active_ratio), f"{source}; GPU counters"),
         ("Communication", percent(job.communication.share_ratio), communication),
         ("Exposed communication", percent(job.communication.exposed_ratio), exposed),
@@ -84,6 +85,10 @@ def _metrics(job: JobSummary, source: str) -> list[Metric]:
         ("Goodput", percent(job.goodput_ratio), f"{source}; steps against wall time"),
     )  # fmt: skip
     return [Metric(name=name, value=value, source=where) for name, value, where in rows if value != UNKNOWN]
+
+
+def _teraflops(flops_per_s: float | None) -> str:
+    return UNKNOWN if flops_per_s is None else teraflops(flops_per_s)
 
 
 def _count(value: float | None, unit: float = 1.0) -> str:

@@ -17,7 +17,7 @@ from perfd.analysis.communication import Communication
 from perfd.analysis.findings import Finding, Kind
 from perfd.analysis.summary import JobSummary
 from perfd.analysis.troubles import Trouble
-from perfd.analysis.words import rank_names
+from perfd.analysis.words import rank_names, teraflops
 
 _LEAST_SHARE = 0.001
 """Of a step: a dimension that takes less is left out."""
@@ -209,7 +209,7 @@ def _flops(summary: JobSummary) -> str | None:
     if flops is None:
         return None
     of_peak = f" of {summary.peak_flops_per_s / 1e12:.0f}" if summary.peak_flops_per_s else ""
-    return f"{flops / 1e12:.1f}{of_peak} TFLOP/s"
+    return f"{teraflops(flops)}{of_peak} TFLOP/s"
 
 
 def _mfu(summary: JobSummary) -> str | None:

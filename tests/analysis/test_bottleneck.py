@@ -351,6 +351,29 @@ def test_a_job_of_many_ranks_whose_communication_nobody_tells_is_told_what_the_p
     assert unseen == [False, True, False]
 
 
+def test_a_job_on_cpus_is_told_of_no_gpu_and_of_nothing_that_needs_one():
+    steps = step_table([0.1] * 20, flops_per_s_per_gpu=1e10)
+    on_cpus = summarise(
+        job_data(steps, description=description(None, world_size=2, dp=2)), AnalysisSettings()
+    ).bottleneck
+
+    assert on_cpus.kind is Kind.UNKNOWN
+    assert on_cpus.evidence == ["perfd saw neither timers of forward and backward nor a GPU of this job."]
+    assert on_cpus.recommendation.endswith(
+        "If the job has GPUs, `perfd doctor` on its nodes says why they are not seen."
+    )
+    timed = summarise(
+        job_data(
+            steps,
+            description=description(None, world_size=2, dp=2),
+            phases=phase_table(steps, {"forward": (0.03, 0.03), "backward": (0.05, 0.05)}),
+        ),
+        AnalysisSettings(),
+    ).bottleneck
+    assert "capture" not in timed.recommendation
+    assert timed.evidence[-1] == "How well it computes is unknown: perfd did not see a GPU of this job."
+
+
 def test_of_two_ranks_that_wait_for_each_other_in_phases_it_is_said_and_nobody_is_named():
     def judged(**phases: list[float]):
         return judge(by_rank=phases, job=description(None, world_size=2, dp=2)).bottleneck

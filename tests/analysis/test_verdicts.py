@@ -222,7 +222,25 @@ def test_gpus_that_nobody_reads_are_told():
 
     result = summarise(job_data(STEPS, description=DP4, gpu=gpu), AnalysisSettings())
 
-    assert "Nobody reads the GPUs of rank 3" in finding(result, Kind.MISSING_TELEMETRY).evidence[0]
+    missing = finding(result, Kind.MISSING_TELEMETRY)
+    assert "Nobody reads the GPUs of rank 3" in missing.evidence[0]
+    assert missing.recommendation.startswith("Run an agent on every node")
+    assert "NCCL, 2.27" not in missing.recommendation
+
+
+def test_what_is_unknown_because_a_rank_says_nothing_is_not_to_be_mended_by_timers():
+    gpu = gpu_table(STEPS, {"sm_active_ratio": [0.8] * 3, "graphics_active_ratio": [0.95] * 3})
+    silent = summarise(job_data(STEPS, description=DP4, gpu=gpu), AnalysisSettings())
+    missing = finding(silent, Kind.MISSING_TELEMETRY)
+
+    assert silent.bottleneck.kind is Kind.UNKNOWN
+    assert silent.bottleneck.evidence[-1] == missing.evidence[0]
+    assert silent.bottleneck.recommendation == missing.recommendation
+
+    whole = gpu_table(STEPS, {"sm_active_ratio": [0.8] * 4, "graphics_active_ratio": [0.95] * 4})
+    told = summarise(job_data(STEPS, description=DP4, gpu=whole), AnalysisSettings()).bottleneck
+    assert told.kind is Kind.UNKNOWN
+    assert "timers" in told.recommendation
 
 
 def test_ranks_with_an_nccl_that_tells_no_gpu_time_are_there_but_leave_shares_open():
@@ -254,6 +272,7 @@ def test_that_nobody_tells_times_on_the_gpu_is_said_once_there_are_operations(op
             "No rank tells times on the GPU (nccl plugin), so shares of time are unknown: NCCL has them since"
             " 2.27, and perfd asks for them unless its `gpu_time` is off."
         )
+        assert missing.recommendation.startswith("Use one NCCL, 2.27 or newer")
 
 
 def test_a_job_that_tells_no_layout_and_sends_nothing_has_no_pipeline_so_all_are_peers():

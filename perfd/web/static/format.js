@@ -28,7 +28,7 @@ export const plural = (number, one, many = `${one}s`) => `${number} ${number ===
 
 export const count = (value) => (known(value) ? Math.round(value).toLocaleString("en-US") : UNKNOWN);
 
-export const teraflops = (value) => (known(value) ? (value / 1e12).toFixed(1) : UNKNOWN);
+export const teraflops = (value) => (known(value) ? (value < 1e11 ? (value / 1e12).toPrecision(2) : (value / 1e12).toFixed(1)) : UNKNOWN);
 
 export const watts = (value) => (known(value) ? `${value.toFixed(0)} W` : UNKNOWN);
 
@@ -60,5 +60,5 @@ export function layout(job) {
   const sizes = DIMENSIONS.filter((name) => (job.parallel?.[name] ?? 1) > 1).map(
     (name) => `${name.toUpperCase()} ${job.parallel[name]}`,
   );
-  return [job.framework, job.world_size ? `${job.world_size} GPUs` : null, ...sizes].filter(Boolean).join(" · ");
+  return [job.framework, job.world_size ? plural(job.world_size, "rank") : null, ...sizes].filter(Boolean).join(" · ");
 }
