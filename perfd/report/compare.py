@@ -22,6 +22,8 @@ class Verdict(StrEnum):
     BETTER = "better"
     WORSE = "worse"
     SAME = "same"
+    CHANGED = "changed"
+    """By enough to be told; by itself neither good nor bad."""
     UNKNOWN = "unknown"
     """Only one of the two runs has it."""
     REGRESSED = "regressed"
@@ -38,7 +40,7 @@ class Change:
     b: float | None
     change_ratio: float | None
     """(b - a) / a; None where either is unknown, or a alone is zero."""
-    better: Better
+    better: Better | None
     gate: bool
     verdict: Verdict
 
@@ -123,6 +125,8 @@ def _ratio(a: float | None, b: float | None) -> float | None:
 def _verdict(ratio: float | None, measure: Measure, max_regression_ratio: float) -> Verdict:
     if ratio is None:
         return Verdict.UNKNOWN
+    if measure.better is None:
+        return Verdict.SAME if abs(ratio) < SAME_RATIO else Verdict.CHANGED
     worse = ratio if measure.better is Better.LOWER else -ratio
     if measure.gate and worse > max_regression_ratio:
         return Verdict.REGRESSED

@@ -36,7 +36,8 @@ class Measure:
     name: str
     value: float | None
     unit: Unit
-    better: Better
+    better: Better | None = None
+    """None for what explains a change and is by itself neither good nor bad."""
     gate: bool = False
     """Whether a regression of it fails the comparison. The others explain."""
 
@@ -84,19 +85,23 @@ class _Trace(msgspec.Struct):
 
 
 def measures_of_summary(job: JobSummary, name: str) -> Measured:
-    """A job's numbers that tell whether it got better or worse."""
+    """A job's numbers that tell whether it got better or worse.
+
+    What takes a part of a step is compared in seconds: the same part of a longer step is a smaller share.
+    """
+    step_s = job.step_time_s.median
     rows = (
         ("step_time_s", job.step_time_s.median, Unit.SECONDS, Better.LOWER, True),
         ("tokens_per_s", job.tokens_per_s, Unit.PER_SECOND, Better.HIGHER, True),
         ("mfu_ratio", job.mfu_ratio, Unit.RATIO, Better.HIGHER, True),
         ("step_time_p95_s", job.step_time_s.p95, Unit.SECONDS, Better.LOWER, False),
-        ("step_time_jitter_ratio", job.step_time_s.jitter_ratio, Unit.RATIO, Better.LOWER, False),
-        ("communication_ratio", job.communication.share_ratio, Unit.RATIO, Better.LOWER, False),
-        ("pipeline_stall_ratio", job.pipeline.stall_ratio, Unit.RATIO, Better.LOWER, False),
-        ("data_loading_ratio", job.data.share_ratio, Unit.RATIO, Better.LOWER, False),
-        ("optimizer_ratio", job.optimizer.share_ratio, Unit.RATIO, Better.LOWER, False),
-        ("tensor_active_ratio", job.tensor_active_ratio, Unit.RATIO, Better.HIGHER, False),
-        ("memory_used_ratio", job.memory.max_used_ratio, Unit.RATIO, Better.LOWER, False),
+        ("step_time_jitter_ratio", job.step_time_s.jitter_ratio, Unit.RATIO, None, False),
+        ("communication_s", _part(job.communication.share_ratio, step_s), Unit.SECONDS, Better.LOWER, False),
+        ("pipeline_stall_ratio", job.pipeline.stall_ratio, Unit.RATIO, None, False),
+        ("data_loading_s", _part(job.data.share_ratio, step_s), Unit.SECONDS, Better.LOWER, False),
+        ("optimizer_s", _part(job.optimizer.share_ratio, step_s), Unit.SECONDS, Better.LOWER, False),
+        ("tensor_active_ratio", job.tensor_active_ratio, Unit.RATIO, None, False),
+        ("memory_used_ratio", job.memory.max_used_ratio, Unit.RATIO, None, False),
     )
     return Measured(name=name, kind="summary", measures=[_measure(*row) for row in rows])
 
@@ -124,7 +129,7 @@ def measures_of_trace(document: Mapping[str, Any], name: str) -> Measured:
         ("step_time_s", _mean(steps, "span_s"), Unit.SECONDS, Better.LOWER, True),
         ("mfu_ratio", mfu, Unit.RATIO, Better.HIGHER, True),
         *((key, _mean(steps, key), Unit.SECONDS, Better.LOWER, False) for key in seconds),
-        ("kernel_count", _mean(steps, "kernel_count"), Unit.COUNT, Better.LOWER, False),
+        ("kernel_count", _mean(steps, "kernel_count"), Unit.COUNT, None, False),
     )
     return Measured(name=name, kind="trace", measures=[_measure(*row) for row in rows], kernels_s=kernels)
 
@@ -135,5 +140,9 @@ def _mean(steps: Sequence[_Step], key: str) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _measure(name: str, value: float | None, unit: Unit, better: Better, gate: bool) -> Measure:
+def _part(share_ratio: float | None, step_s: float | None) -> float | None:
+    return None if share_ratio is None or step_s is None else share_ratio * step_s
+
+
+def _measure(name: str, value: float | None, unit: Unit, better: Better | None, gate: bool) -> Measure:
     return Measure(name=name, value=value, unit=unit, better=better, gate=gate)

@@ -54,6 +54,16 @@ def test_what_is_nothing_in_both_is_the_same(tmp_path, capsys):
     assert (changes["exposed_memory_s"]["a"], changes["exposed_memory_s"]["verdict"]) == (0.0, "same")
 
 
+def test_what_takes_as_long_in_a_longer_step_is_no_better(capsys):
+    assert main(["compare", "dp4", "dp4_slow2", "--json"]) == 1
+
+    changes = {one["name"]: one for one in json.loads(capsys.readouterr().out)["changes"]}
+    assert changes["communication_s"]["verdict"] == "same"
+    assert changes["data_loading_s"]["verdict"] == "worse"
+    assert {one["verdict"] for one in changes.values() if one["better"] is None} <= {"same", "changed", "unknown"}
+    assert changes["step_time_jitter_ratio"]["verdict"] == "changed"
+
+
 def test_a_faster_step_passes(tmp_path, capsys):
     a, b = _capture(tmp_path, "a", 1000), _capture(tmp_path, "b", 900)
 
