@@ -65,7 +65,10 @@ def split_address(address: str) -> tuple[str, int]:
     """`host:port` or `[v6]:port` as a pair; raises `PerfdError` when it is neither."""
     host, separator, port = address.rpartition(":")
     if not separator or not port.isdigit() or int(port) > 65535:
-        raise PerfdError(f"{address!r} is not an address; write it as host:port, for example 127.0.0.1:9460.")
+        raise PerfdError(
+            f"{address!r} is not an address; write it as host:port, for example 127.0.0.1:9460,"
+            " with a port up to 65535."
+        )
     return host.strip("[]"), int(port)
 
 

@@ -37,6 +37,7 @@ VERBS = {
     "version": "print the version",
 }
 """Each verb is the module `perfd.cli.VERB` (`_` for `-`) with `configure(parser)` and `run(args) -> int`."""
+_SPEAK_GRPC = ("agent", "aggregator", "replay")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,6 +48,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     # Only the module of the verb in question is imported: the agent must stay small.
     wanted = next((word for word in argv if not word.startswith("-")), None)
+    if wanted in _SPEAK_GRPC:
+        # gRPC writes lines of its own about addresses and connections that fail, which perfd tells in a
+        # sentence; it asks when it is imported. A command that is run does not inherit it from these verbs.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         args = build_parser({wanted} if wanted else ()).parse_args(argv)
         with unwound_by_signals():

@@ -74,8 +74,6 @@ def run(args: argparse.Namespace) -> int:
         log.log(logging.ERROR if args.once else logging.WARNING, problem, extra={"path": path})
     if args.once:
         return _once(tasks, config, as_json=args.json)
-    # gRPC writes lines of its own about connections that fail; the agent says it once, in a sentence.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     stop = set_by_signals(signal.SIGTERM, signal.SIGINT)
     agent = Agent(
         config,

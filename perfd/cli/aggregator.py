@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import signal
 from pathlib import Path
 
@@ -35,8 +34,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or SIGINT; history is written before it ends."""
     logs.configure(args.log_level, json_lines=args.log_json)
-    # gRPC writes lines of its own about connections that fail; what matters is said by perfd.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     config = effective_config(args)
     keep_freed_memory()
     stop = set_by_signals(signal.SIGTERM, signal.SIGINT)

@@ -189,7 +189,7 @@ def layout(job: Json) -> str:
     ]
     world = job.get("world_size")
     return ", ".join(
-        [*([f"{world} GPUs"] if world else []), *(size for size in sizes if not size.endswith(" 1"))]
+        [*([f"{world} ranks"] if world else []), *(size for size in sizes if not size.endswith(" 1"))]
     )
 
 

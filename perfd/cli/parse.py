@@ -88,6 +88,9 @@ def _refuse_binary(name: str, log: BinaryIO) -> None:
 
 def _show(understanding: Understanding, console: Console) -> None:
     said = understanding.description
+    if not understanding.lines:
+        console.print("The log is empty, or has no whole line yet.")
+        return
     if said is None:
         console.print(
             "Nothing here is a training log that perfd knows. A loop of your own tells its steps "

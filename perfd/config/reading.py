@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -13,6 +14,17 @@ from perfd.config.keys import unknown_keys
 from perfd.errors import ConfigError
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+_WRONG_TYPE = re.compile(r"Expected `([^`]+)`, got `([^`]+)` - at `\$\.?([^`]*)`")
+_WRONG_CHOICE = re.compile(r"Invalid enum value (.+) - at `\$\.?([^`]*)`")
+_TYPES = {
+    "str": "text",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "a mapping of keys to values",
+}
 
 
 def parse(text: str, kind: type[T], *, name: str = "configuration") -> T:
@@ -84,4 +96,14 @@ def _convert(data: Mapping[str, Any], kind: type[T], name: str) -> T:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
         unknown = "\n".join(f"{name}: {sentence}" for sentence in unknown_keys(data, kind))
-        raise ConfigError(unknown or f"{name}: {error}") from error
+        raise ConfigError(unknown or f"{name}: {_wrong_value(str(error))}") from error
+
+
+def _wrong_value(said: str) -> str:
+    """What msgspec says of a value, in words of YAML."""
+    if match := _WRONG_TYPE.fullmatch(said):
+        expected = " or ".join(_TYPES.get(one, one) for one in match[1].split(" | "))
+        return f"`{match[3]}` must be {expected}, and is {_TYPES.get(match[2], match[2])}."
+    if match := _WRONG_CHOICE.fullmatch(said):
+        return f"`{match[2]}` cannot be {match[1]}; docs/configuration.md says what it can be."
+    return said

@@ -170,7 +170,8 @@ def _read_manifest(path: Path) -> Manifest:
         content = path.read_bytes()
     except FileNotFoundError as error:
         raise RecordingError(
-            f"{path.parent} is not a recording: there is no {MANIFEST_NAME} in it."
+            f"{path.parent} is not a recording: there is no {MANIFEST_NAME} in it, as `perfd record` and"
+            " `perfd run --record` write it."
         ) from error
     except OSError as error:
         raise RecordingError(f"{path} cannot be read: {error.strerror or error}.") from error

@@ -34,7 +34,9 @@ def read_summary(path: Path) -> list[JobSummary]:
     except OSError as error:
         raise PerfdError(f"{path}: cannot be read: {error.strerror or error}.") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise PerfdError(f"{path}: this is no JSON: {error}.") from error
+        raise PerfdError(
+            f"{path}: this is no summary of a job, such as the summary.json of a `perfd run`: {error}."
+        ) from error
     return jobs_of(document, str(path))
 
 

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -113,10 +114,15 @@ def test_a_process_that_is_killed_has_what_it_acknowledged(tmp_path):
             process.communicate()
 
 
-def test_a_port_in_use_is_one_sentence_and_exit_code_2(capsys):
-    with aggregator() as running:
-        assert main(["aggregator", "--listen", running.grpc_address, "--http", "127.0.0.1:0"]) == 2
-    said = capsys.readouterr().err
+@pytest.mark.parametrize("options", [["--listen", "{}", "--http", "127.0.0.1:0"], ["--http", "{}"]])
+def test_a_port_in_use_is_one_sentence_and_exit_code_2(options):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        verb = [sys.executable, "-m", "perfd", "aggregator", "--listen", "127.0.0.1:0"]
+        arguments = [one.format(address) for one in options]
+        done = subprocess.run([*verb, *arguments], check=False, capture_output=True)
+    said = done.stderr.decode()
+    assert done.returncode == 2
     assert said.startswith("perfd aggregator: Cannot listen on")
     assert said.count("\n") == 1
 

@@ -40,10 +40,22 @@ def test_all_keys_that_do_not_exist_are_named_at_once() -> None:
     assert len(refusal("{a: 1, uplink: {b: 2}, capture: {kineto: {c: 3}}}").splitlines()) == 3
 
 
-def test_a_value_of_a_wrong_type_keeps_its_path() -> None:
-    assert refusal("history: {retention_days: soon}", AggregatorConfig).endswith(
-        "at `$.history.retention_days`"
-    )
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("history: {retention_days: soon}", "`history.retention_days` must be a number, and is text."),
+        ("listen: null", "`listen` must be text, and is null."),
+        ("rules: {files: a}", "`rules.files` must be a list, and is text."),
+        ("webhook: {token_file: 3}", "`webhook.token_file` must be text or null, and is a whole number."),
+        ("analysis: [a]", "`analysis` must be a mapping of keys to values, and is a list."),
+        (
+            "capture_tool: gdb",
+            "`capture_tool` cannot be 'gdb'; docs/configuration.md says what it can be.",
+        ),
+    ],
+)
+def test_a_value_of_a_wrong_type_is_named_with_its_place_in_words_of_yaml(text: str, sentence: str) -> None:
+    assert refusal(text, AggregatorConfig) == f"x.yaml: {sentence}"
 
 
 KEYS = st.sampled_from(["uplink", "tls", "ca", "capture", "sglang", "address", "collectors", "nvml", "x"])

@@ -209,7 +209,7 @@ def test_a_summary_makes_the_same_report_without_a_trace(summary, tmp_path, caps
     [
         ("{", 'it has no list "traceEvents"'),
         ("[]", "no GPU operation"),
-        ('{"schema": "perfd.summary/1"', "no JSON"),
+        ('{"schema": "perfd.summary/1"', "this is no summary of a job, such as the summary.json"),
         ('{"schema": "perfd.trace/1"}', "no summary of a job"),
         ('{"schema": "perfd.summary/1", "jobs": []}', "names no job"),
         ('{"schema": "perfd.summary/1", "jobs": [3]}', "not as perfd writes it"),

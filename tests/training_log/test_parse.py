@@ -132,3 +132,15 @@ def test_help_names_the_shape(capsys: pytest.CaptureFixture[str]) -> None:
         main(["parse", "--help"])
 
     assert "perfd.log/1" in capsys.readouterr().out
+
+
+def test_an_empty_log_is_told_from_one_that_is_not_understood(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "train.log"
+    path.touch()
+    assert main(["parse", str(path)]) == 0
+    assert capsys.readouterr().out == "The log is empty, or has no whole line yet.\n"
+    path.write_text("hello\n")
+    assert main(["parse", str(path)]) == 0
+    assert "Nothing here is a training log" in capsys.readouterr().out
