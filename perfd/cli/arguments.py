@@ -8,12 +8,17 @@ import math
 
 def positive(text: str) -> float:
     """A number above zero; what is none is refused with a sentence."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _number(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is no number above 0.")
+    return value
+
+
+def number_from_zero(text: str) -> float:
+    """A number that is not below zero; what is none is refused with a sentence."""
+    value = _number(text)
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0.")
     return value
 
 
@@ -22,3 +27,17 @@ def positive_whole(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1.")
     return int(text)
+
+
+def whole_from_zero(text: str) -> int:
+    """A whole number from 0; what is none is refused with a sentence."""
+    if not (text.isascii() and text.isdecimal()):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0.")
+    return int(text)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -22,7 +22,7 @@ from perfd.capture.copies import redacted_copy
 from perfd.capture.ncu_plan import NcuPlan
 from perfd.capture.ncu_plan import plan as plan_ncu
 from perfd.cli import capture_slurm
-from perfd.cli.arguments import positive, positive_whole
+from perfd.cli.arguments import positive, positive_whole, whole_from_zero
 from perfd.cli.client import add_aggregator, add_token, ask, authorization_of, url_of
 from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError
@@ -83,7 +83,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     plan.add_argument("--ncu", action="store_true", required=True, help="with Nsight Compute")
     plan.add_argument("--kernel", metavar="REGEX", help="kernels of these names")
     plan.add_argument("--nvtx", metavar="RANGE", help="what runs in this range, RANGE or DOMAIN@RANGE")
-    plan.add_argument("--skip", type=int, default=0, help="leave out the first so many (%(default)s)")
+    plan.add_argument(
+        "--skip", type=whole_from_zero, default=0, help="leave out the first so many (%(default)s)"
+    )
     plan.add_argument("--count", type=positive_whole, default=1, help="profile so many (%(default)s)")
     plan.add_argument("--output", default="perfd-ncu", help="name of the report (%(default)s)")
     plan.add_argument("--shared-gpu", action="store_true", help="leave the clocks alone: others use the GPU")

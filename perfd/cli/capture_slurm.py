@@ -16,6 +16,7 @@ from perfd.capture.api import SCHEMA
 from perfd.capture.entries import to_json
 from perfd.capture.policy import MAX_DURATION_S
 from perfd.capture.ranks import check_selector
+from perfd.cli.arguments import positive, whole_from_zero
 from perfd.clock import SystemClock
 from perfd.config import AgentConfig, load
 from perfd.errors import CaptureError
@@ -47,14 +48,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--step",
-        type=int,
+        type=whole_from_zero,
         metavar="N",
         help="the training's step; default: the largest, else the batch script",
     )
     group.add_argument(
         "--duration",
         dest="slurm_duration",
-        type=float,
+        type=positive,
         metavar="SECONDS",
         default=10.0,
         help="how long it collects (%(default)g); py_spy looks once",

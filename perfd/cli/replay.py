@@ -14,6 +14,7 @@ from rich.live import Live
 
 from perfd import logs
 from perfd.aggregator.aggregator import Aggregator
+from perfd.cli.arguments import number_from_zero
 from perfd.cli.display import render
 from perfd.cli.ending import set_by_signals
 from perfd.cli.terminal import Terminal
@@ -50,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--skip",
-        type=float,
+        type=number_from_zero,
         default=0.0,
         metavar="SECONDS",
         help="play so much of the beginning as fast as possible (default: 0)",

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from perfd.analysis.peaks import GpuPeak, find_gpu
+from perfd.cli.arguments import positive
 from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError
 from perfd.peaks import load_peaks
@@ -55,7 +56,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", default="bf16", help="of --matmul (default: bf16)")
     parser.add_argument("--gpu", default="H200", help="as NVML names it, or a part of that (default: H200)")
-    parser.add_argument("--time", type=float, metavar="SECONDS", help="how long the operation took, measured")
+    parser.add_argument(
+        "--time", type=positive, metavar="SECONDS", help="how long the operation took, measured"
+    )
     parser.add_argument(
         "--peaks", type=Path, metavar="FILE", help="rows to try before the table of GPU peaks"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -19,6 +20,13 @@ from perfd.cli import main
         "serving 127.0.0.1:1 --tp 0",
         "serving 127.0.0.1:1 --dp -2",
         "top --interval nan",
+        "replay dp4 --skip abc",
+        "replay dp4 --skip nan",
+        "roofline --matmul 8x8x8 --time soon",
+        "roofline --matmul 8x8x8 --time nan",
+        "capture plan --ncu --skip -1",
+        "capture --slurm 1 --step x",
+        "capture --slurm 1 --duration 0",
         "record --out x --duration 0",
         "compare a b --model-flops-per-step -1",
         "analyze a --gpus 1.5",
@@ -33,7 +41,7 @@ def test_a_number_that_makes_no_sense_is_one_sentence(
         main(arguments.split())
     assert left.value.code == 2
     *_, last = capsys.readouterr().err.splitlines()
-    assert " is no number above 0." in last or " is no whole number from 1." in last
+    assert re.search(r" is no (number above 0|number from 0|whole number from [01])\.$", last)
 
 
 def test_without_a_verb_all_verbs_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -257,7 +257,6 @@ def test_the_verb_shows_kernels_of_a_report(tmp_path, capsys):
         ["--matmul", "8x8"],
         ["--matmul", "8x8x8", "--gpu", "Voodoo"],
         ["--matmul", "0x8x8"],
-        ["--matmul", "8x8x8", "--time", "nan"],
         ["--ncu", "none.csv"],
     ],
 )
