@@ -22,29 +22,35 @@ class IngestThread:
 
     def __init__(self, server: TelemetryServer) -> None:
         self._server = server
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="perfd-ingest", daemon=True)
+        # Made at the start: who is never started needs no stop.
+        self._serving: tuple[asyncio.AbstractEventLoop, threading.Thread] | None = None
 
     def start(self, config: AggregatorConfig) -> str:
         """Listen; returns the real address. Raises `PerfdError` when that is not possible."""
-        self._thread.start()
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, name="perfd-ingest", daemon=True)
+        self._serving = loop, thread
+        thread.start()
         listening = self._server.start(config.listen, config.tls, allow_plaintext=config.allow_plaintext)
-        return asyncio.run_coroutine_threadsafe(listening, self._loop).result(_START_TIMEOUT_S)
+        return asyncio.run_coroutine_threadsafe(listening, loop).result(_START_TIMEOUT_S)
 
     def stop(self) -> None:
         """Close the streams, and end the thread; one that hangs is left behind."""
-        if self._thread.is_alive():
-            stopping = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        if self._serving is None:
+            return
+        loop, thread = self._serving
+        if thread.is_alive():
+            stopping = asyncio.run_coroutine_threadsafe(self._end(), loop)
             try:
                 stopping.result(_END_WITHIN_S)
             except TimeoutError:
                 log.warning("The server for agents did not end in time; its streams break now.")
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(_GRACE_S)
-        if self._thread.is_alive():
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(_GRACE_S)
+        if thread.is_alive():
             log.warning("The thread that serves agents did not end in time.")
-        elif not self._loop.is_closed():
-            self._loop.close()
+        elif not loop.is_closed():
+            loop.close()
 
     async def _end(self) -> None:
         await self._server.stop(_GRACE_S)
