@@ -160,7 +160,7 @@ def _lost_at_most(one: Dimension) -> float:
 
 
 def _largest_first(found: Iterable[Dimension]) -> tuple[Dimension, ...]:
-    return tuple(sorted(found, key=lambda one: -one.share_ratio))
+    return tuple(sorted(found, key=lambda one: (-one.share_ratio, str(one.group))))
 
 
 def _exposed(seen: Dimension, ratio: float, source: str | None) -> Dimension:

@@ -45,9 +45,9 @@ class DimensionTally:
         collective = stack.operation in MATCHED_OPERATIONS
         if not collective:
             np.maximum.at(self._longest, stack.ranks.ravel(), ratios.ravel())
-        names = set(stack.names.tolist())
-        for name in names:
-            rows = slice(None) if len(names) == 1 else np.flatnonzero(np.equal(stack.names, name))
+        alone = len(stack.distinct_names) == 1
+        for name in stack.distinct_names:
+            rows = slice(None) if alone else np.flatnonzero(stack.names == name)
             part = self._part(dimension_name(name, self._parallel, stack.operation))
             kernels = self._by_rank(stack.ranks[rows], ratios[rows])
             if collective:
@@ -68,12 +68,14 @@ class DimensionTally:
         """
         if not self._parts or not np.isfinite(busy).all():
             return ()
-        pairs = np.add.reduce([part.pairs for part in self._parts.values()])[ranks]
-        others = np.add.reduce([part.collectives for part in self._parts.values()])[ranks]
-        once = np.clip(busy - others, self._longest[ranks], pairs)
+        # To pick all of them, as nearly always, takes as long as all the rest.
+        places = slice(None) if len(ranks) == self._world else ranks
+        pairs: Floats = sum((part.pairs for part in self._parts.values()), np.zeros(self._world))[places]
+        others = sum((part.collectives for part in self._parts.values()), np.zeros(self._world))[places]
+        once = np.clip(busy - others, self._longest[places], pairs)
         real = np.divide(once, pairs, out=np.ones(len(ranks)), where=pairs > 0)
-        found = [part.dimension(name, ranks, busy, real) for name, part in self._parts.items()]
-        return tuple(sorted(found, key=lambda one: -one.share_ratio))
+        found = [part.dimension(name, places, busy, real) for name, part in self._parts.items()]
+        return tuple(sorted(found, key=lambda one: (-one.share_ratio, str(one.group))))
 
     def _part(self, name: str | None) -> _Part:
         if name not in self._parts:
@@ -95,14 +97,14 @@ class _Part:
         self.unmatched = 0.0
         self.operations = 0
 
-    def dimension(self, name: str | None, ranks: Ints, busy: Floats, real: Floats) -> NcclDimension:
-        summed = self.collectives[ranks] + self.pairs[ranks]
-        shares = np.fmin(self.collectives[ranks] + real * self.pairs[ranks], busy)
+    def dimension(self, name: str | None, places: Ints | slice, busy: Floats, real: Floats) -> NcclDimension:
+        summed = self.collectives[places] + self.pairs[places]
+        shares = np.fmin(self.collectives[places] + real * self.pairs[places], busy)
         share = float(shares.mean())
         matched = self.unmatched <= _MOST_UNMATCHED * float(summed.sum())
         if self.operations < _FEWEST_OPERATIONS or not matched:
             return NcclDimension(group=name, share_ratio=share, transfer_ratio=None, wait_ratio=None)
         # What is counted more than once is waited for more than once.
-        scale = np.divide(shares, summed, out=np.zeros(len(ranks)), where=summed > 0)
-        wait = float(np.fmin(scale * self.waits[ranks], shares).mean())
+        scale = np.divide(shares, summed, out=np.zeros(len(busy)), where=summed > 0)
+        wait = float(np.fmin(scale * self.waits[places], shares).mean())
         return NcclDimension(group=name, share_ratio=share, transfer_ratio=share - wait, wait_ratio=wait)

@@ -85,8 +85,8 @@ def kinds_of(stacks: Sequence[Stack], measures: Sequence[Measures]) -> tuple[Ncc
     found = []
     for stack, of_stack in zip(stacks, measures, strict=True):
         kernel_ratio = np.nan_to_num(of_stack.kernel_ratio)
-        for name in sorted(set(stack.names.tolist()), key=str):
-            members = np.equal(stack.names, name).astype(np.bool_)
+        for name in sorted(stack.distinct_names, key=str):
+            members = (stack.names == name).astype(np.bool_)
             taken = np.where(members, kernel_ratio, -1.0)
             # Of one dimension there may be a communicator for data and one for a few numbers.
             chosen = members & (taken >= _RARELY * taken.max())

@@ -21,6 +21,7 @@ class Stack:
 
     collectives: CollectiveStack
     names: Names
+    distinct_names: frozenset[str | None]
     parts: WaitSplit
     blames: Blames
     unseen_ratio: Floats
@@ -67,9 +68,11 @@ def _split(collectives: CollectiveStack, parallel: ParallelLayout) -> Stack:
     if collectives.operation not in MATCHED_OPERATIONS:
         collectives = with_waiting_receivers(collectives)
     parts = split(collectives.durations_s)
+    names = group_names(collectives.ranks, parallel, collectives.operation)
     return Stack(
         collectives=collectives,
-        names=group_names(collectives.ranks, parallel, collectives.operation),
+        names=names,
+        distinct_names=frozenset(names.tolist()),
         parts=parts,
         blames=blames_of(parts),
         unseen_ratio=collectives.kernel_ratio - told_ratio,
