@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# An example may take as long as a loaded machine makes it take.
-settings.register_profile("perfd", settings(), deadline=None)
+# An example, and what makes it, may take as long as a loaded machine makes them take.
+settings.register_profile("perfd", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("perfd")
 
 
