@@ -206,8 +206,8 @@ def _judge_synchronization(analysis: TraceAnalysis, part: Shares) -> TraceFindin
         ranks=[worst.rank] if len(analysis.complete) > 1 else [],
         evidence=[
             (
-                f"The GPU runs dry for {percent(part.synchronization)} of the window while the host waits"
-                " for it or right after (gaps against synchronising calls; mean over ranks)."
+                f"The GPU runs dry for {percent(part.synchronization)} of the window because the host waits"
+                " for it, or had waited (gaps that would close without its waits; mean over ranks)."
             ),
             f"Worst is rank {worst.rank} with {milliseconds(sync_idle_s(worst))}.",
         ],

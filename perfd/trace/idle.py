@@ -26,9 +26,9 @@ class Idle:
     other_s: float
     """The next operation was launched and had not begun: launch latency, or another stream's event."""
     host_s: float
-    """The part of `launch_s` in gaps longer than `HOST_WAIT_NS`: the host did something else."""
+    """The rest of `launch_s` where a gap has more than `HOST_WAIT_NS` of it: the host did something else."""
     after_sync_s: float
-    """The part of `launch_s` in gaps that began while the host was waiting: the GPU ran dry by it."""
+    """The part of `launch_s` that there would not be had the host not waited before: ADR 18."""
 
     @property
     def unlaunched_s(self) -> float:
@@ -50,6 +50,7 @@ class IdleTimes:
         waiting = trace.calls.kind == Call.SYNCHRONIZE
         self._waiting = Coverage(trace.calls.start_ns[waiting], trace.calls.end_ns[waiting])
         self._launched_ns = _launch_ends(trace, launched_by)
+        self._after_sync = self._lateness_by_waiting()
 
     def explain(self, start_ns: int, end_ns: int) -> Idle | None:
         """The idle time of one window; None when the trace has no host calls."""
@@ -57,20 +58,47 @@ class IdleTimes:
             return None
         starts, ends = self._busy.gaps(start_ns, end_ns)
         waiting = self._waiting.covered_many_ns(starts, ends)
-        # The operation that ends a gap is the first to start at or after its end; behind the last, nothing.
-        following = np.searchsorted(self._trace.operations.start_ns, ends)
-        launched = np.append(self._launched_ns, end_ns)[following]
-        until = np.clip(launched, starts, ends)
+        until = self._launched_within(starts, ends, behind_ns=end_ns)
         unlaunched = (until - starts) - self._waiting.covered_many_ns(starts, until)
         other = (ends - starts) - waiting - unlaunched
-        ran_dry = self._waiting.covered_many_ns(starts, starts + 1) > 0
+        after_sync = np.minimum(self._after_sync.covered_many_ns(starts, until), unlaunched)
+        late = unlaunched - after_sync
         return Idle(
             launch_s=_seconds(unlaunched),
             sync_s=_seconds(waiting),
             other_s=_seconds(other),
-            host_s=_seconds(unlaunched[(unlaunched > HOST_WAIT_NS) & ~ran_dry]),
-            after_sync_s=_seconds(unlaunched[ran_dry]),
+            host_s=_seconds(late[late > HOST_WAIT_NS]),
+            after_sync_s=_seconds(after_sync),
         )
+
+    def _launched_within(self, starts: Ns, ends: Ns, *, behind_ns: int) -> Ns:
+        """Until when in each gap the host had not launched what ends it."""
+        # The operation that ends a gap is the first to start at or after its end; behind the last, nothing.
+        following = np.searchsorted(self._trace.operations.start_ns, ends)
+        launched: Ns = np.append(self._launched_ns, behind_ns)[following]
+        return launched.clip(starts, ends)
+
+    def _lateness_by_waiting(self) -> Coverage:
+        """The ends of gaps that there would not be had the host never waited for the GPU.
+
+        Without its waits the host is ahead by all the time that it had waited until then, and the GPU by the
+        gaps that this has closed: a gap closes by what the host is ahead of the GPU. So with w_k waited
+        before the launch that ends gap k, and u_k of the gap before that launch, closed in all are
+        c_k = min(c_(k-1) + u_k, w_k).
+        """
+        operations = self._trace.operations
+        if not len(operations):
+            return Coverage.union()
+        first_ns, last_ns = int(operations.start_ns[0]), int(operations.end_ns.max())
+        starts, ends = self._busy.gaps(first_ns, last_ns)
+        until = self._launched_within(starts, ends, behind_ns=last_ns)
+        origin = np.full(len(until), first_ns)
+        waited = self._waiting.covered_many_ns(origin, until)
+        open_ = np.cumsum(until - starts)
+        # The recursion as a running minimum.
+        closed = open_ + np.minimum(np.minimum.accumulate(waited - open_), 0)
+        closes = np.diff(closed, prepend=0) - self._waiting.covered_many_ns(starts, until)
+        return Coverage(until - np.clip(closes, 0, None), until)
 
 
 def _launch_ends(trace: RankTrace, at: Ns) -> Ns:

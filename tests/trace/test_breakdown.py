@@ -173,8 +173,42 @@ def test_waiting_for_a_gpu_that_has_nothing_to_do_is_sync_idle():
 
     assert found.idle.sync_s == pytest.approx(30e-6)
     assert found.idle.launch_s == pytest.approx(260e-6)
-    assert found.idle.after_sync_s == pytest.approx(260e-6)
+    # It waited for 110 us, so that it is late by as much, and by 180 us because it did something else.
+    assert found.idle.after_sync_s == pytest.approx(80e-6)
+    assert found.idle.host_s == pytest.approx(180e-6)
     assert found.idle.launch_s + found.idle.sync_s + found.idle.other_s == pytest.approx(found.idle_s)
+
+
+def test_what_the_host_waited_for_makes_it_late_beyond_the_next_small_kernel():
+    operations = [
+        Op(COMPUTE, 0, 500, launched=-10),
+        # After the wait one small kernel comes at once, and the rest later.
+        Op(COMPUTE, 520, 522, launched=512),
+        Op(COMPUTE, 600, 900, launched=590),
+        Op(COMPUTE, 900, 950, launched=595),
+    ]
+    calls = [Call("cudaStreamSynchronize", 100, 510)]
+
+    found = _timeline(kineto(operations, calls=calls, steps={1: (0, 950)})).whole()
+
+    # Without 400 us of waiting the host had been ahead all the time.
+    assert found.idle.after_sync_s == pytest.approx(found.idle.launch_s)
+    assert found.idle.sync_s == pytest.approx(10e-6)
+    assert found.idle.host_s == 0
+
+
+def test_a_host_that_waits_shortly_is_late_by_no_more_than_that():
+    """Each step the host waits for 30 us of work and then needs 200 us itself: 30 are saved at most."""
+    operations, calls = [], []
+    for step in range(10):
+        begin = 300 * step
+        operations.append(Op(COMPUTE, begin, begin + 80, launched=begin - 10))
+        calls.append(Call("cudaStreamSynchronize", begin + 50, begin + 82))
+    found = _timeline(kineto(operations, calls=calls, steps={1: (0, 3000)})).whole()
+
+    gaps_s, waits_s = 9 * 220e-6, 9 * 32e-6
+    assert found.idle.sync_s + found.idle.after_sync_s == pytest.approx(waits_s, rel=0.01)
+    assert found.idle.launch_s - found.idle.after_sync_s == pytest.approx(gaps_s - waits_s, rel=0.2)
 
 
 def test_a_long_gap_without_a_launch_is_the_hosts():
