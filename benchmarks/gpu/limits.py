@@ -60,7 +60,7 @@ CASES = (
     Case(fault="forced_syncs", strength=0.05, steps=320, live=_IDLE, captured=frozenset({"sync_bound"})),
     Case(
         fault="slow_loaders", strength=0.1, steps=230,
-        live=_IDLE | {"data_loading"}, captured=frozenset({"launch_bound", "data_loading"}),
+        live=_IDLE | {"data_loading"}, captured=frozenset({"launch_bound", "sync_bound", "data_loading"}),
     ),
 )  # fmt: skip
 

@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 import numpy as np
 
+from perfd.analysis.captured import CaptureEvidence
 from perfd.analysis.degradation import Reference
 from perfd.analysis.efficiency import mean_over_gpus
 from perfd.analysis.findings import Culprit, Facts, Finding, Kind
@@ -23,6 +24,9 @@ _NO_TENSOR = 0.1
 _TRANSFER_BYTES_PER_S = 8e9
 """An eighth of a PCIe 5 slot of 16 lanes. Input of text takes a thousandth of it."""
 _SLOT_BYTES_PER_S = 55e9
+_FULL_SLOT = 0.3
+"""Of the slot: copies that need more of it are hard to hide."""
+_WORTH_A_WORD = 0.05
 
 
 def judge_host(facts: Facts, *, slow_ranks: Collection[int | str] = ()) -> Finding | None:
@@ -129,27 +133,51 @@ def judge_launches(facts: Facts) -> Finding | None:
 
 
 def judge_host_transfer(facts: Facts) -> Finding | None:
-    """Much traffic from the host's memory to GPUs; None when there is little, or NCCL may cause it."""
+    """Copies between host and GPUs; None when there are few, or NCCL may cause them.
+
+    What they cost a capture shows. Without one it is at most the time that they take at the slot's speed, and
+    that the multiprocessors have no work; where that is little, compute may well hide it.
+    """
     if facts.nodes != 1 or any(slow.reference is Reference.LINKS for slow in facts.nccl.slow_groups):
         # Traffic between nodes crosses PCIe on its way to the NIC, and so does NCCL without NVLink.
         return None
-    received = facts.activity.of_gpus("pcie_rx_bytes_per_s")
-    heavy = received >= _TRANSFER_BYTES_PER_S
+    received, sent = (facts.activity.of_gpus(f"pcie_{way}_bytes_per_s") for way in ("rx", "tx"))
+    moved = np.fmax(received, sent)
+    heavy = moved >= _TRANSFER_BYTES_PER_S
     if not heavy.any():
         return None
-    most = float(np.nanmax(received))
-    idle = 1 - mean_over_gpus(facts.activity, facts.activity.kernel_metric)
-    lost = min(most / _SLOT_BYTES_PER_S, idle) if np.isfinite(idle) else 0.0
+    most = float(np.nanmax(moved))
+    verb = "receive" if np.nanmax(np.nan_to_num(received)) == most else "send"
+    shown = _shown_copies(facts.capture)
     few = np.count_nonzero(heavy) <= len(heavy) // 2
     named = [key for key, much in zip(facts.activity.gpus, heavy, strict=True) if much and few]
+    evidence = [f"{np.count_nonzero(heavy)} of {len(heavy)} GPUs {verb} {most / 1e9:.1f} GB/s by PCIe (GPM)."]
+    if shown is not None and facts.capture is not None:
+        evidence.append(f"Copies and fills that nothing hid took {percent(shown)} ({facts.capture.source}).")
+    lost = _unhidden_copies(facts, most) if shown is None else shown
     return Finding(
         kind=Kind.HOST_TRANSFER,
-        confidence=0.6,
+        confidence=0.6 if shown is None else 0.9,
         culprits=tuple(Culprit(kind="gpu", id=f"{key.node}/{key.gpu}") for key in named[:8]),
-        evidence=[
-            f"{np.count_nonzero(heavy)} of {len(heavy)} GPUs receive {most / 1e9:.1f} GB/s by PCIe (GPM)."
-        ],
+        evidence=evidence,
         recommendation="Keep on the GPU what is copied in each step (offloaded optimizer or activations,"
         " input that is enlarged on the host), copy from pinned memory, and overlap copies with compute.",
-        lost_ratio=lost if lost >= 0.05 else None,
+        lost_ratio=lost if lost >= _WORTH_A_WORD else None,
     )
+
+
+def _shown_copies(capture: CaptureEvidence | None) -> float | None:
+    if capture is None or not capture.used:
+        return None
+    return capture.of_now(capture.shares.exposed_copies_ratio)
+
+
+def _unhidden_copies(facts: Facts, bytes_per_s: float) -> float:
+    """At most so much of a step; 0 where there is too little to say."""
+    in_the_slot = bytes_per_s / _SLOT_BYTES_PER_S
+    working = mean_over_gpus(facts.activity, "sm_active_ratio")
+    if not np.isfinite(working):
+        working = mean_over_gpus(facts.activity, facts.activity.kernel_metric)
+    if in_the_slot < _FULL_SLOT or not np.isfinite(working):
+        return 0.0
+    return float(min(in_the_slot, 1 - working))

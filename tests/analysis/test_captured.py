@@ -302,3 +302,15 @@ def test_counters_of_the_memory_and_names_of_kernels_confirm_or_contradict_each_
 
 def test_a_capture_that_is_mostly_something_else_leaves_it_unknown():
     assert judged(captured(compute_ratio=0.3, exposed_copies_ratio=0.05)).bottleneck.kind is Kind.UNKNOWN
+
+
+COPYING = gpu_table(STEPS, {"pcie_rx_bytes_per_s": [20e9] * 4, "sm_active_ratio": [0.5] * 4})
+
+
+def test_what_copies_cost_is_what_a_capture_shows_unhidden():
+    found = finding(judged(captured(exposed_copies_ratio=0.4), gpu=COPYING), Kind.HOST_TRANSFER)
+    assert (found.lost_ratio, found.confidence) == (pytest.approx(0.4), 0.9)
+    assert found.evidence[1] == "Copies and fills that nothing hid took 40.0 % (capture c1, 4 min ago)."
+
+    hidden = judged(captured(exposed_copies_ratio=0.01), gpu=COPYING)
+    assert finding(hidden, Kind.HOST_TRANSFER).lost_ratio is None

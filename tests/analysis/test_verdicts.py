@@ -551,6 +551,25 @@ def test_traffic_from_the_host_is_told_with_the_gpus_that_receive_it():
     assert found.culprits == ()
 
 
+def test_copies_that_keep_the_multiprocessors_waiting_are_what_limits_a_job():
+    # NVML and GPM count a copy as activity of the GPU, so only the multiprocessors tell.
+    copying = {"graphics_active_ratio": 0.99, "pcie_rx_bytes_per_s": 40e9}
+
+    waiting = of_gpus(sm_active_ratio=0.27, **copying)
+    hidden = of_gpus(sm_active_ratio=0.97, **copying)
+
+    assert waiting.bottleneck.kind is Kind.HOST_TRANSFER
+    assert waiting.bottleneck.lost_ratio == pytest.approx(40 / 55)
+    assert hidden.bottleneck.kind is not Kind.HOST_TRANSFER
+    assert finding(hidden, Kind.HOST_TRANSFER).lost_ratio is None
+
+
+def test_offloading_to_the_host_is_told_too():
+    found = finding(of_gpus(sm_active_ratio=0.5, pcie_tx_bytes_per_s=30e9), Kind.HOST_TRANSFER)
+
+    assert "send 30.0 GB/s" in found.evidence[0]
+
+
 def test_compute_that_waits_for_the_gpus_memory_is_told_apart():
     bound = of_gpus(
         graphics_active_ratio=0.98, sm_active_ratio=0.9, dram_active_ratio=0.8, tensor_active_ratio=0.1
