@@ -162,8 +162,7 @@ def _record(
 ) -> CollectiveTimes:
     first = operations[0]
     # The Inspector takes its times from the same stamps as perfd's plugin.
-    edges_ns = KERNEL_EDGES_NS if first.timing is TimingSource.GPU else 0
-    durations = [operation.duration_ns + edges_ns for operation in operations]
+    durations = [operation.duration_ns + KERNEL_EDGES_NS for operation in operations]
     sizes = [operation.size_bytes for operation in operations]
     return CollectiveTimes(
         job=job,

@@ -16,9 +16,9 @@ DATATYPE_BYTES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)
 KERNEL_EDGES_NS = 3_500
 """What a kernel of NCCL runs for before its first stamp and after its last one.
 
-NCCL reads the GPU's clock inside its kernel. Against PyTorch's profiler 569 kernels of 58 us to 15 ms were
-longer by 3.5 us in the median, by 3.2 to 4.2 us for eight in ten of them, whatever they did and how long they
-took (all-reduces, sends and receives; H200, NCCL 2.28.9 and 2.30.7).
+NCCL reads the GPU's clock, or tells its proxy thread, inside its kernel. Against PyTorch's profiler 569
+kernels of 58 us to 15 ms were longer by 3.5 us in the median, by 3.2 to 4.2 us for eight in ten of them,
+whatever they did and how long they took (all-reduces, sends and receives; H200, NCCL 2.28.9 and 2.30.7).
 """
 _EARLY_NS = 1_000_000_000
 """A kernel may have begun before NCCL announced it: outside graphs it is launched first."""
@@ -92,8 +92,8 @@ class Operation(NamedTuple):
 
     @property
     def kernel_end_ns(self) -> int:
-        """When its kernel ended that began at the first stamp, by the GPU's clock where that tells."""
-        return self.gpu_stop_ns + (KERNEL_EDGES_NS if self.timing == Timing.GPU else 0)
+        """When its kernel ended, had it begun at the first stamp."""
+        return self.gpu_stop_ns + KERNEL_EDGES_NS
 
     @property
     def gpu_duration_ns(self) -> int | None:
