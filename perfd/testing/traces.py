@@ -19,13 +19,14 @@ COPY = "Memcpy HtoD (Pageable -> Device)"
 
 @dataclass(frozen=True)
 class Op:
-    """An operation on the GPU; times in microseconds, `launched` when the host's call returned."""
+    """An operation on the GPU; times in microseconds, `launched` when the host's call of `took` returned."""
 
     name: str
     start: float
     end: float
     stream: int = 7
     launched: float | None = None
+    took: float = 5
     args: Mapping[str, Any] | None = None
 
 
@@ -65,7 +66,7 @@ def kineto(
         if op.launched is not None:
             name = "cudaMemcpyAsync" if category == "gpu_memcpy" else "cudaLaunchKernel"
             args = {"cbid": 1, "correlation": correlation}
-            events.append(_event("cuda_runtime", name, (op.launched - 5, op.launched), _HOST, args))
+            events.append(_event("cuda_runtime", name, (op.launched - op.took, op.launched), _HOST, args))
     for call in calls:
         args = {"cbid": 1, "correlation": call.correlation}
         events.append(_event("cuda_runtime", call.name, (call.start, call.end), _HOST, args))

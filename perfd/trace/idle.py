@@ -22,11 +22,11 @@ class Idle:
     launch_s: float
     """The host had not launched the next operation yet, and was not waiting for the GPU."""
     sync_s: float
-    """The host was waiting for the GPU, which had nothing to do."""
+    """The host was waiting for the GPU, which had nothing to do: in a call for that, or in a copy."""
     other_s: float
     """The next operation was launched and had not begun: launch latency, or another stream's event."""
     host_s: float
-    """The rest of `launch_s` where a gap has more than `HOST_WAIT_NS` of it: the host did something else."""
+    """The rest of `launch_s` in gaps with more than `HOST_WAIT_NS` of it: the host did something else."""
     after_sync_s: float
     """The part of `launch_s` that there would not be had the host not waited before: ADR 18."""
 
@@ -47,8 +47,7 @@ class IdleTimes:
     def __init__(self, trace: RankTrace, busy: Coverage, launched_by: Ns) -> None:
         self._trace = trace
         self._busy = busy
-        waiting = trace.calls.kind == Call.SYNCHRONIZE
-        self._waiting = Coverage(trace.calls.start_ns[waiting], trace.calls.end_ns[waiting])
+        self._waiting = _waiting(trace, launched_by)
         self._launched_ns = _launch_ends(trace, launched_by)
         self._after_sync = self._lateness_by_waiting()
 
@@ -97,8 +96,23 @@ class IdleTimes:
         open_ = np.cumsum(until - starts)
         # The recursion as a running minimum.
         closed = open_ + np.minimum(np.minimum.accumulate(waited - open_), 0)
+        # A gap closes by what the host waited in it, at least: that is told apart.
         closes = np.diff(closed, prepend=0) - self._waiting.covered_many_ns(starts, until)
-        return Coverage(until - np.clip(closes, 0, None), until)
+        return Coverage(until - closes, until)
+
+
+def _waiting(trace: RankTrace, launched_by: Ns) -> Coverage:
+    """When the host waited for the GPU: in calls for that, and in copies that were done at their return.
+
+    `cudaMemcpyAsync` to pageable memory, as in `tensor.cpu()`, returns when it is done, so after all work
+    before it. (CUDA Runtime API, "API synchronization behavior".)
+    """
+    calls = trace.calls
+    waits = calls.kind == Call.SYNCHRONIZE
+    at = launched_by[launched_by >= 0]
+    done = trace.operations.end_ns[launched_by >= 0] <= calls.end_ns[at]
+    waits[at[done & (calls.kind[at] == Call.COPY)]] = True
+    return Coverage(calls.start_ns[waits], calls.end_ns[waits])
 
 
 def _launch_ends(trace: RankTrace, at: Ns) -> Ns:

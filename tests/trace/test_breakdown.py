@@ -7,6 +7,7 @@ import json
 import sqlite3
 import tempfile
 from collections.abc import Iterable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -209,6 +210,72 @@ def test_a_host_that_waits_shortly_is_late_by_no_more_than_that():
     gaps_s, waits_s = 9 * 220e-6, 9 * 32e-6
     assert found.idle.sync_s + found.idle.after_sync_s == pytest.approx(waits_s, rel=0.01)
     assert found.idle.launch_s - found.idle.after_sync_s == pytest.approx(gaps_s - waits_s, rel=0.2)
+
+
+def test_a_copy_to_pageable_memory_is_waited_for():
+    """`loss.cpu()` before 200 us of host work: its call begins beside the kernel and ends after the copy."""
+    operations = [
+        Op(COMPUTE, 0, 400, launched=-10),
+        Op("Memcpy DtoH (Device -> Pageable)", 400, 402, launched=406, took=396),
+        Op(COMPUTE, 606, 900, launched=606),
+    ]
+
+    found = _timeline(kineto(operations, steps={1: (0, 900)})).whole()
+
+    assert found.idle.sync_s == pytest.approx(4e-6)
+    assert found.idle.after_sync_s == pytest.approx(200e-6)
+    assert found.idle.unlaunched_s == 0
+
+
+def test_a_copy_whose_call_returns_before_it_is_done_is_not_waited_for():
+    operations = [
+        Op(COMPUTE, 0, 400, launched=-10),
+        Op("Memcpy HtoD (Pinned -> Device)", 400, 480, launched=410, took=396),
+        Op(COMPUTE, 606, 900, launched=606),
+    ]
+
+    found = _timeline(kineto(operations, steps={1: (0, 900)})).whole()
+
+    assert found.idle.synchronizing_s == 0
+
+
+_LAUNCH_US = 5
+_RETURN_US = 7
+"""What a synchronising call takes where there is nothing to wait for."""
+_PARTS = st.tuples(st.booleans(), st.integers(0, 300), st.integers(1, 200))
+"""Of a program: whether the host waits, how long it works then, and what it launches."""
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(_PARTS, min_size=2, max_size=12))
+def test_what_waiting_costs_is_what_the_same_program_gains_without_it(program):
+    operations, calls = played(program, waits=True)
+    first, last = operations[0].start, operations[-1].end
+
+    found = _timeline(kineto(operations, calls=calls, steps={1: (first, last)})).whole()
+
+    without, _ = played(program, waits=False)
+    assert found.idle.synchronizing_s == pytest.approx((_gaps_us(operations) - _gaps_us(without)) / 1e6)
+    assert found.idle.unlaunched_s == pytest.approx(_gaps_us(without) / 1e6)
+
+
+def played(program: Iterable[tuple[bool, int, int]], *, waits: bool) -> tuple[list[Op], list[Call]]:
+    """What a host of one thread and a GPU of one stream do by a program, with its waits or without."""
+    host = gpu = 0
+    operations, calls = [], []
+    for waiting, work, length in program:
+        if waiting and waits:
+            begin, host = host, max(host, gpu) + _RETURN_US
+            calls.append(Call("cudaStreamSynchronize", begin, host))
+        host += work + _LAUNCH_US
+        start = max(gpu, host)
+        gpu = start + length
+        operations.append(Op(COMPUTE, start, gpu, launched=host))
+    return operations, calls
+
+
+def _gaps_us(operations: list[Op]) -> float:
+    return sum(after.start - before.end for before, after in pairwise(operations))
 
 
 def test_a_long_gap_without_a_launch_is_the_hosts():
