@@ -64,6 +64,15 @@ class Communication:
     gradients_overlapped: bool | None = None
     """Whether gradients are reduced beside the backward pass, by the job's arguments; None without them."""
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """The dimensions that `share_ratio` does not hold: of timers it counts those of collectives only."""
+        if self.share_ratio is None:
+            return ()
+        # Whoever tells of all communication tells of its dimensions as well.
+        others = (one for one in self.dimensions if one.source != self.source and one.group != "dp")
+        return tuple(one.group or "others" for one in others)
+
 
 def communication(
     timers: Timers,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from perfd.analysis.communication import Communication
+from perfd.analysis.dimensions import Dimension
+from perfd.analysis.pipeline_waits import SOURCE_WAITING
 from perfd.analysis.summary import JobSummary
 from perfd.analysis.words import teraflops
 
@@ -16,7 +20,7 @@ def numbers_in_words(summary: JobSummary) -> list[str]:
         ("steps", _steps(summary)),
         ("step time", _step_time(summary)),
         ("throughput", _throughput(summary)),
-        ("model FLOP/s per GPU", _flops(summary)),
+        (f"model FLOP/s per {'GPU' if summary.gpus else 'rank'}", _flops(summary)),
         ("MFU", _mfu(summary)),
         ("communication", _communication(summary.communication)),
         *_dimensions(summary.communication),
@@ -86,34 +90,56 @@ def _stall(summary: JobSummary) -> str | None:
     pipeline = summary.pipeline
     if summary.parallel.pp == 1:
         return "no pipeline"
+    theory = _percent(pipeline.bubble_theory_ratio)
+    expected = f"; theory expects {theory}" if theory else ""
     if pipeline.stall_ratio is None:
-        theory = _percent(pipeline.bubble_theory_ratio)
-        return f"unknown; theory expects {theory}" if theory else None
-    theory = f"; theory expects {_percent(pipeline.bubble_theory_ratio)}" * (
-        pipeline.bubble_theory_ratio is not None
-    )
-    return f"{_percent(pipeline.stall_ratio)} of the schedule{theory} ({pipeline.source})"
+        return f"unknown{expected} of the schedule" if theory else None
+    whole = "the time" if pipeline.source == SOURCE_WAITING else "the schedule"
+    return f"{_percent(pipeline.stall_ratio)} of {whole}{expected} ({pipeline.source})"
 
 
 def _communication(communication: Communication) -> str | None:
     share = _share(communication.share_ratio, communication.source)
-    if share is not None and communication.transfer_ratio is not None:
+    if share is None:
+        return None
+    if communication.transfer_ratio is not None:
         moves, waits = _percent(communication.transfer_ratio), _percent(communication.wait_ratio)
         share += f": {moves} moves data, {waits} waits for other ranks"
-    if share is None or communication.exposed_source in {None, communication.source}:
-        return share
-    return f"{share}; exposed {_share(communication.exposed_ratio, communication.exposed_source)}"
+    if communication.exposed_source not in {None, communication.source}:
+        share += f"; exposed {_share(communication.exposed_ratio, communication.exposed_source)}"
+    return f"{share}, not counting {', '.join(communication.left_out)}" if communication.left_out else share
 
 
 def _dimensions(communication: Communication) -> list[tuple[str, str]]:
     """How much of a step each parallel dimension's communication takes, and how much of that is exposed."""
-    told: list[tuple[str, str]] = []
-    for one in communication.dimensions:
-        if one.share_ratio >= _LEAST_SHARE:
-            exposed = _share(one.exposed_ratio, one.exposed_source) or f"unknown ({one.missing})"
-            said = f"{one.group or 'others'} {_percent(one.share_ratio)}, exposed {exposed}"
-            told.append(("" if told else "by dimension", said))
-    return told
+    told = [one for one in communication.dimensions if one.share_ratio >= _LEAST_SHARE]
+    if not told:
+        return []
+    lines = _unknown_alike(told) or [_dimension(one) for one in told]
+    if _overlap(communication):
+        lines.append(f"together {_percent(communication.share_ratio)}: partly at the same time")
+    return [("by dimension" if at == 0 else "", line) for at, line in enumerate(lines)]
+
+
+def _unknown_alike(told: Sequence[Dimension]) -> list[str]:
+    """One line for dimensions whose exposed part is unknown for one and the same reason."""
+    reasons = {one.missing for one in told}
+    if len(reasons) > 1 or any(one.exposed_ratio is not None for one in told):
+        return []
+    shares = ", ".join(f"{one.group or 'others'} {_percent(one.share_ratio)}" for one in told)
+    return [f"{shares}; exposed unknown ({told[0].missing})"]
+
+
+def _dimension(one: Dimension) -> str:
+    exposed = _share(one.exposed_ratio, one.exposed_source) or f"unknown ({one.missing})"
+    return f"{one.group or 'others'} {_percent(one.share_ratio)}, exposed {exposed}"
+
+
+def _overlap(communication: Communication) -> bool:
+    """Whether dimensions communicate at the same time: their sum is more than all communication takes."""
+    if communication.share_ratio is None or communication.left_out:
+        return False
+    return sum(one.share_ratio for one in communication.dimensions) > communication.share_ratio + _LEAST_SHARE
 
 
 def _share(ratio: float | None, source: str | None) -> str | None:

@@ -5,7 +5,10 @@ import dataclasses
 import pytest
 
 from perfd.analysis.communication import Communication
+from perfd.analysis.dimensions import Dimension
 from perfd.analysis.findings import Culprit, Finding, Kind
+from perfd.analysis.pipeline import Pipeline
+from perfd.analysis.pipeline_waits import SOURCE_WAITING
 from perfd.analysis.troubles import Trouble
 from perfd.model import EventKind
 from perfd.recording import bundled
@@ -83,6 +86,82 @@ def test_how_much_of_communication_is_waiting_stands_beside_it_where_that_is_kno
     line = "communication         40.0 % (nccl plugin)"
     assert f"{line}: 16.0 % moves data, 24.0 % waits for other ranks\n" in told
     assert f"{line}\n" in untold
+
+
+def kernels(group, share, **changes):
+    return Dimension(group=group, share_ratio=share, source="nccl plugin", **changes)
+
+
+def numbers(summary, **changes):
+    """The lines of a summary's numbers, by name; those without one belong to the line above."""
+    told: dict[str, list[str]] = {}
+    name = ""
+    for line in in_words([dataclasses.replace(summary, **changes)]).splitlines():
+        if line.startswith("    "):
+            name = line[4:25].strip() or name
+            told.setdefault(name, []).append(line[26:])
+    return told
+
+
+def test_a_total_by_timers_says_which_dimensions_it_does_not_count(summary):
+    stages = Dimension(group="pp", share_ratio=0.24, exposed_ratio=0.24, exposed_source="timers", source="t")
+    timed = Communication(share_ratio=0.006, source="timers: all-grads-sync", dimensions=[stages])
+
+    told = numbers(summary, communication=timed)
+
+    assert told["communication"] == ["0.6 % (timers: all-grads-sync), not counting pp"]
+    assert told["by dimension"] == ["pp 24.0 %, exposed 24.0 % (timers)"]
+
+
+def test_dimensions_that_communicate_at_once_are_told_with_what_they_take_together(summary):
+    why = {"missing": "no capture was analysed"}
+    seen = Communication(
+        share_ratio=0.3,
+        source="nccl plugin",
+        dimensions=[kernels("pp", 0.2, **why), kernels("dp", 0.18, **why)],
+    )
+
+    told = numbers(summary, communication=seen)
+
+    assert told["communication"] == ["30.0 % (nccl plugin)"]
+    assert told["by dimension"] == [
+        "pp 20.0 %, dp 18.0 %; exposed unknown (no capture was analysed)",
+        "together 30.0 %: partly at the same time",
+    ]
+
+
+def test_of_each_dimension_it_is_told_why_its_exposed_part_is_unknown(summary):
+    dimensions = [
+        kernels("dp", 0.2, exposed_ratio=0.1, exposed_source="timers"),
+        kernels("tp", 0.1, missing="no capture was analysed"),
+    ]
+    seen = Communication(share_ratio=0.3, source="nccl plugin", dimensions=dimensions)
+
+    assert numbers(summary, communication=seen)["by dimension"] == [
+        "dp 20.0 %, exposed 10.0 % (timers)",
+        "tp 10.0 %, exposed unknown (no capture was analysed)",
+    ]
+
+
+def test_a_stall_by_waiting_is_of_the_time_and_one_by_timers_of_the_schedule(summary):
+    parallel = dataclasses.replace(summary.parallel, pp=2)
+    stall = Pipeline(bubble_theory_ratio=0.2, stall_ratio=0.3, source=SOURCE_WAITING)
+    unknown = Pipeline(bubble_theory_ratio=0.2)
+
+    for pipeline, said in (
+        (stall, f"30.0 % of the time; theory expects 20.0 % ({SOURCE_WAITING})"),
+        (
+            dataclasses.replace(stall, source="timers"),
+            "30.0 % of the schedule; theory expects 20.0 % (timers)",
+        ),
+        (unknown, "unknown; theory expects 20.0 % of the schedule"),
+    ):
+        assert numbers(summary, parallel=parallel, pipeline=pipeline)["pipeline stall"] == [said]
+
+
+def test_without_a_gpu_flops_are_told_per_rank(summary):
+    assert "model FLOP/s per GPU" in numbers(summary)
+    assert "model FLOP/s per rank" in numbers(summary, gpus=())
 
 
 def test_what_the_job_complained_of_stands_below_the_numbers_and_beside_the_diagnosis(summary):
