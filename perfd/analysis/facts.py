@@ -86,6 +86,8 @@ def facts_of(job: JobData, settings: AnalysisSettings, steady: Steady, activity:
         untimed=_untimed(job),
         wrong_times=_wrong_times(job),
         nodes=len({key.node for key in activity.gpus}),
+        nccl_may_use_pcie=parallel.world_size != 1
+        and any(key.node not in joined.inside_bytes_per_s for key in activity.gpus),
         gpu_seen=bool(gpu_infos(job) or activity.gpus),
     )
 

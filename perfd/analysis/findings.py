@@ -129,6 +129,8 @@ class Facts:
     """By what was said of them, ranks of which NCCL tells times that cannot be."""
     nodes: int = 0
     """Nodes that the job's GPUs are read on."""
+    nccl_may_use_pcie: bool = False
+    """Whether ranks send to each other, and NVLink is not known to join all GPUs of a node."""
     gpu_seen: bool = False
     """Whether perfd knows of any GPU of the job: of one that runs on CPUs it does not."""
 

@@ -138,20 +138,17 @@ def judge_host_transfer(facts: Facts) -> Finding | None:
     What they cost a capture shows. Without one it is at most the time that they take at the slot's speed, and
     that the multiprocessors have no work; where that is little, compute may well hide it.
     """
-    if facts.nodes != 1 or any(slow.reference is Reference.LINKS for slow in facts.nccl.slow_groups):
-        # Traffic between nodes crosses PCIe on its way to the NIC, and so does NCCL without NVLink.
-        return None
     received, sent = (facts.activity.of_gpus(f"pcie_{way}_bytes_per_s") for way in ("rx", "tx"))
     moved = np.fmax(received, sent)
     heavy = moved >= _TRANSFER_BYTES_PER_S
-    if not heavy.any():
-        return None
-    most = float(np.nanmax(moved))
-    verb = "receive" if np.nanmax(np.nan_to_num(received)) == most else "send"
     shown = _shown_copies(facts.capture)
-    few = np.count_nonzero(heavy) <= len(heavy) // 2
+    if not heavy.any() or _may_be_nccls(facts, shown):
+        return None
+    most, count = float(np.nanmax(moved)), np.count_nonzero(heavy)
+    verb = "receive" if np.nanmax(np.nan_to_num(received)) == most else "send"
+    few = count <= len(heavy) // 2
     named = [key for key, much in zip(facts.activity.gpus, heavy, strict=True) if much and few]
-    evidence = [f"{np.count_nonzero(heavy)} of {len(heavy)} GPUs {verb} {most / 1e9:.1f} GB/s by PCIe (GPM)."]
+    evidence = [f"{count} of {len(heavy)} GPUs {verb} up to {most / 1e9:.1f} GB/s by PCIe (GPM)."]
     if shown is not None and facts.capture is not None:
         evidence.append(f"Copies and fills that nothing hid took {percent(shown)} ({facts.capture.source}).")
     lost = _unhidden_copies(facts, most) if shown is None else shown
@@ -164,6 +161,14 @@ def judge_host_transfer(facts: Facts) -> Finding | None:
         " input that is enlarged on the host), copy from pinned memory, and overlap copies with compute.",
         lost_ratio=lost if lost >= _WORTH_A_WORD else None,
     )
+
+
+def _may_be_nccls(facts: Facts, shown_ratio: float | None) -> bool:
+    """Whether NCCL may be what moves so much by PCIe; not what a capture shows as copies."""
+    if facts.nodes != 1 or any(slow.reference is Reference.LINKS for slow in facts.nccl.slow_groups):
+        # Traffic between nodes crosses PCIe on its way to the NIC, and so does NCCL without NVLink.
+        return True
+    return facts.nccl_may_use_pcie and (shown_ratio or 0.0) < _WORTH_A_WORD
 
 
 def _shown_copies(capture: CaptureEvidence | None) -> float | None:

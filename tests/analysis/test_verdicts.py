@@ -502,14 +502,13 @@ def test_a_rank_that_is_always_slow_is_no_matter_of_sequences():
     assert ranks_of(finding(result, Kind.STRAGGLER)) == [5]
 
 
-def of_gpus(*, in_nccl: float | None = None, **metrics: float) -> JobSummary:
+def of_gpus(*, in_nccl: float | None = None, name: str = H200, **metrics: float) -> JobSummary:
     gpu = gpu_table(STEPS, {name: [value] * 4 for name, value in metrics.items()})
     times = (
         [NcclTime(rank=r, busy_s=in_nccl, span_s=1, lost_operations=0) for r in range(4)] if in_nccl else ()
     )
-    return summarise(
-        job_data(STEPS, description=DP4, gpu=gpu, gpu_infos=infos(H200, 4), nccl=times), AnalysisSettings()
-    )
+    job = job_data(STEPS, description=DP4, gpu=gpu, gpu_infos=infos(name, 4), nccl=times)
+    return summarise(job, AnalysisSettings(peaks=load_peaks()))
 
 
 def test_tiny_kernels_are_told_only_where_it_is_known_that_they_are_not_nccls():
@@ -567,7 +566,20 @@ def test_copies_that_keep_the_multiprocessors_waiting_are_what_limits_a_job():
 def test_offloading_to_the_host_is_told_too():
     found = finding(of_gpus(sm_active_ratio=0.5, pcie_tx_bytes_per_s=30e9), Kind.HOST_TRANSFER)
 
-    assert "send 30.0 GB/s" in found.evidence[0]
+    assert "send up to 30.0 GB/s" in found.evidence[0]
+
+
+def test_what_ranks_without_nvlink_move_by_pcie_may_be_between_gpus():
+    copying = {"sm_active_ratio": 0.3, "pcie_rx_bytes_per_s": 30e9}
+    alone = job_data(
+        STEPS,
+        description=description(world_size=1, dp=1),
+        gpu=gpu_table(STEPS, {metric: [value] for metric, value in copying.items()}),
+        gpu_infos=infos("NVIDIA H100 PCIe", 1),
+    )
+
+    assert finding(of_gpus(name="NVIDIA H100 PCIe", **copying), Kind.HOST_TRANSFER) is None
+    assert finding(summarise(alone, AnalysisSettings(peaks=load_peaks())), Kind.HOST_TRANSFER) is not None
 
 
 def test_compute_that_waits_for_the_gpus_memory_is_told_apart():
