@@ -125,6 +125,12 @@ class JobSummary:
     """What the log, NCCL and the hardware complained of."""
     alerts: Sequence[AlertRecord] = ()
 
+    @property
+    def others(self) -> list[Finding]:
+        """The findings with evidence that the bottleneck does not give already, in their order."""
+        told = set(self.bottleneck.evidence)
+        return [one for one in self.findings if one != self.bottleneck and not told.issuperset(one.evidence)]
+
 
 def summarise(job: JobData, settings: AnalysisSettings) -> JobSummary:
     """Derive every number of a job at once. Pure: the same data give the same summary."""

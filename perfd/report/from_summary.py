@@ -26,7 +26,7 @@ def report_of_summary(job: JobSummary, source: str) -> Report:
         headline=f"{title(bottleneck.kind.value)}.",
         summary=_sentences(job),
         metrics=_metrics(job, source),
-        findings=[_finding(found) for found in job.findings or (bottleneck,)],
+        findings=[_finding(found) for found in (bottleneck, *job.others)],
         figures=_figures(job, source),
         tables=[
             *_dimension_tables(job, source),
@@ -73,7 +73,7 @@ def _metrics(job: JobSummary, source: str) -> list[Metric]:
         ("MFU", percent(job.mfu_ratio), speed),
         ("HFU", percent(job.hfu_ratio), f"{source}; convention {job.flops_convention or 'unknown'}"),
         ("Tokens a second", _count(job.tokens_per_s), over),
-        ("TFLOP/s a GPU", _teraflops(job.model_flops_per_s_per_gpu), speed),
+        (f"TFLOP/s a {'GPU' if job.gpus else 'rank'}", _teraflops(job.model_flops_per_s_per_gpu), speed),
         ("Tensor cores active", percent(job.tensor_active_ratio), f"{source}; GPU counters"),
         ("Communication", percent(job.communication.share_ratio), communication),
         ("Exposed communication", percent(job.communication.exposed_ratio), exposed),

@@ -95,10 +95,11 @@ def wrapped(text: str, width: int) -> str:
 
 def _job(summary: JobSummary) -> list[str]:
     lines = [f"# {summary.name}", "", *_finding(summary.bottleneck), "", *numbers_in_words(summary)]
-    others = [finding for finding in summary.findings if finding.kind != summary.bottleneck.kind]
-    if others:
+    if summary.others:
         lines += ["", "Also found:"]
-        lines += [f"- {finding.kind.replace('_', ' ')}: {' '.join(finding.evidence)}" for finding in others]
+        lines += [
+            f"- {finding.kind.replace('_', ' ')}: {' '.join(finding.evidence)}" for finding in summary.others
+        ]
     return [*lines, *_troubles(summary)]
 
 
@@ -115,7 +116,7 @@ def findings_in_words(summaries: Sequence[JobSummary]) -> list[str]:
         return [f"{NO_JOB}\n"]
     blocks = []
     for summary in summaries:
-        findings = [summary.bottleneck, *(one for one in summary.findings if one != summary.bottleneck)]
+        findings = [summary.bottleneck, *summary.others]
         blocks += [f"# {summary.name}", *("\n".join([*_finding(finding), ""]) for finding in findings)]
         blocks += [f"{sentence}\n" for sentence in not_used(summary.capture)]
         blocks += _bandwidths(summary)

@@ -12,6 +12,8 @@ from perfd.analysis.pipeline_waits import SOURCE_WAITING
 from perfd.analysis.troubles import Trouble
 from perfd.model import EventKind
 from perfd.recording import bundled
+from perfd.report.from_summary import report_of_summary
+from perfd.report.markdown import to_markdown
 from perfd.session.replay import ReplayOptions, replay
 from perfd.session.words import NO_JOB, findings_in_words, in_words
 
@@ -86,6 +88,21 @@ def test_how_much_of_communication_is_waiting_stands_beside_it_where_that_is_kno
     line = "communication         40.0 % (nccl plugin)"
     assert f"{line}: 16.0 % moves data, 24.0 % waits for other ranks\n" in told
     assert f"{line}\n" in untold
+
+
+def test_evidence_of_the_bottleneck_is_not_told_again_below_it(summary):
+    silent = Finding(kind=Kind.MISSING_TELEMETRY, confidence=0.9, evidence=["Rank 3 says nothing."])
+    memory = Finding(kind=Kind.MEMORY, confidence=0.8, evidence=["Rank 3 says nothing.", "Memory is full."])
+    unknown = Finding(kind=Kind.UNKNOWN, confidence=0.0, evidence=["No timer.", "Rank 3 says nothing."])
+    found = dataclasses.replace(summary, bottleneck=unknown, findings=[unknown, silent, memory])
+
+    for text in (in_words([found]), "\n".join(findings_in_words([found]))):
+        assert text.count("Rank 3 says nothing.") == 2
+        assert text.count("Memory is full.") == 1
+    assert "missing telemetry" not in in_words([found])
+    report = to_markdown(report_of_summary(found, "summary.json"))
+    assert "Missing telemetry" not in report
+    assert "Memory is full." in report
 
 
 def kernels(group, share, **changes):
