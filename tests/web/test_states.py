@@ -196,12 +196,59 @@ def test_each_dimension_of_communication_is_shown_with_what_of_it_is_exposed(
     tab.open(f"{stand_in.url}/jobs/llama", "document.querySelector('#dimensions')")
 
     said = tab.text("#dimensions").replace("\N{NO-BREAK SPACE}", " ").split("\n")
-    assert said[:3] == ["dp", "10.0 % of 30.0 %", "timers: all-grads-sync"]
-    assert said[3:6] == ["tp", "30.0 %, exposed unknown", HOSTILE]
-    assert said[6:] == ["pp", "30.0 % of 30.0 %", "schedule"]
+    assert said[:3] == ["Data (dp)", "30.0 %, exposed 10.0 %", "timers: all-grads-sync"]
+    assert said[3:6] == ["Tensor (tp)", "30.0 %, exposed unknown", HOSTILE]
+    assert said[6:] == ["Pipeline (pp)", "30.0 %, exposed 30.0 %", "schedule"]
     # Waiting for other stages is a part of its own.
     whole = tab.text("#breakdown").replace("\N{NO-BREAK SPACE}", " ")
     assert "Communication 15.0 %" in whole
+
+
+def test_a_reason_that_all_dimensions_share_is_said_once(tab: Tab, stand_in: StandIn) -> None:
+    data = {
+        "group": "dp", "share_ratio": 0.3, "source": "nccl plugin", "exposed_ratio": None,
+        "missing": "no capture was analysed",
+    }  # fmt: skip
+    communication = {
+        "share_ratio": 0.5,
+        "source": "nccl plugin",
+        "dimensions": [data, {**data, "group": "pp"}],
+    }
+    stand_in.answers["jobs"] = {"jobs": [job_entry("llama", communication=communication)]}
+    tab.open(f"{stand_in.url}/jobs/llama", "document.querySelector('#dimensions')")
+
+    assert tab.text("main").count("no capture was analysed") == 1
+
+
+def test_without_timers_nothing_is_put_down_to_waiting_for_stages(tab: Tab, stand_in: StandIn) -> None:
+    communication = {"share_ratio": 0.3, "source": "nccl plugin"}
+    job = job_entry("llama", communication=communication, parallel={"pp": 2}, breakdown={})
+    stand_in.answers["jobs"] = {"jobs": [job]}
+    tab.open(f"{stand_in.url}/jobs/llama", "document.querySelector('#breakdown')")
+
+    whole = tab.text("#breakdown")
+    assert "Not told" in whole
+    assert "stages" not in whole
+    assert "slowest rank" not in whole
+
+
+def test_a_total_by_timers_says_which_dimensions_it_does_not_count(tab: Tab, stand_in: StandIn) -> None:
+    stages = {"group": "pp", "share_ratio": 0.24, "source": "timers: sends", "exposed_ratio": 0.24}
+    gradients = {"group": "dp", "share_ratio": 0.01, "source": "timers: all-grads-sync"}
+    communication = {"share_ratio": 0.01, "source": "timers: all", "dimensions": [stages, gradients]}
+    stand_in.answers["jobs"] = {"jobs": [job_entry("llama", communication=communication)]}
+    tab.open(f"{stand_in.url}/jobs/llama", "document.querySelector('#dimensions')")
+
+    assert "of a step, not counting pp\n" in tab.text("main")
+
+
+def test_without_a_gpu_numbers_are_told_per_rank(tab: Tab, stand_in: StandIn) -> None:
+    for gpus, device in (({}, "GPU"), ({"gpus": []}, "rank")):
+        stand_in.answers["jobs"] = {"jobs": [job_entry("llama", tokens_per_s_per_gpu=10.0, **gpus)]}
+        tab.open(f"{stand_in.url}/jobs/llama", "document.querySelector('#flops')")
+
+        assert f"10 a {device}" in tab.text("main")
+        assert f"TFLOP/s a {device}" in tab.text("main")
 
 
 # Names of anyone's choosing

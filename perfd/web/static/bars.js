@@ -3,6 +3,10 @@
 import { el } from "./dom.js";
 import { duration, percent } from "./format.js";
 
+const DIMENSIONS = {
+  dp: "Data (dp)", tp: "Tensor (tp)", pp: "Pipeline (pp)", cp: "Context (cp)", ep: "Experts (ep)", world: "All ranks",
+};
+
 const width = (ratio) => ({ width: `${(Math.min(Math.max(ratio, 0), 1) * 100).toFixed(2)}%` });
 
 export function breakdownBar(job) {
@@ -15,19 +19,22 @@ export function breakdownBar(job) {
   ].filter(([, , ratio]) => ratio != null);
   if (!told.length) return el("p", { class: "quiet", id: "breakdown" }, "The log has no timers, so a step cannot be split.");
   const sum = told.reduce((total, [, , ratio]) => total + ratio, 0);
-  const rest = (job.parallel?.pp ?? 1) > 1 ? ["waiting", "Waiting for other stages", 1 - sum] : ["rest", "Not told", 1 - sum];
+  // What is left is waiting only where it is known how long stages compute.
+  const timed = job.breakdown?.forward_ratio != null && job.breakdown?.backward_ratio != null;
+  const rest = timed && (job.parallel?.pp ?? 1) > 1 ? ["waiting", "Waiting for other stages", 1 - sum] : ["rest", "Not told", 1 - sum];
   const parts = rest[2] > 0.02 ? [...told, rest] : told;
   // Medians of parts need not add up to the median of the whole.
   const scale = Math.max(1, sum);
   const say = parts.map(([, name, ratio]) => `${name} ${percent(ratio)}`).join(", ");
   const spread = job.breakdown?.spread_ratio;
+  const less = spread == null ? "." : `; the fastest one has ${percent(spread)} of a step less.`;
   return el(
     "figure",
     { id: "breakdown" },
     el("div", { class: "bar", role: "img", "aria-label": `A step of ${duration(job.step_time_s?.median)}: ${say}` },
       parts.map(([key, name, ratio]) => el("span", { class: `part ${key}`, style: width(ratio / scale), title: `${name} ${percent(ratio)}` }, ratio > 0.08 && percent(ratio, 0)))),
     el("ul", { class: "legend" }, parts.map(([key, name, ratio]) => el("li", { "data-part": key }, el("span", { class: `swatch ${key}` }), `${name} `, el("strong", {}, percent(ratio))))),
-    el("figcaption", { class: "quiet" }, `Of a step of ${duration(job.step_time_s?.median)}. Forward and backward are those of the slowest rank`, spread == null ? "." : `; the fastest one has ${percent(spread)} of a step less.`),
+    el("figcaption", { class: "quiet" }, `Of a step of ${duration(job.step_time_s?.median)}. `, timed ? `Forward and backward are those of the slowest rank${less}` : "Without timers of forward and backward in the log the rest cannot be split."),
   );
 }
 
@@ -41,15 +48,18 @@ function exposed(communication) {
 // What each parallel dimension's communication takes of a step, and the part of it that nothing hides.
 export function dimensionBars(dimensions) {
   const bar = (kind, ratio) => el("span", { class: kind, style: width(ratio) });
-  const said = (one) => (one.exposed_ratio == null ? `${percent(one.share_ratio)}, exposed unknown` : `${percent(one.exposed_ratio)} of ${percent(one.share_ratio)}`);
+  const exposedOf = (one) => `${percent(one.share_ratio)}, exposed ${one.exposed_ratio == null ? "unknown" : percent(one.exposed_ratio)}`;
   const why = (one) => (one.exposed_ratio == null ? one.missing : one.exposed_source);
+  // A reason that all of them share is said once.
+  const alike = dimensions.length > 1 && dimensions.every((one) => one.exposed_ratio == null && one.missing === dimensions[0].missing);
   const rows = dimensions.map((one) =>
     el("li", { title: `Share: ${one.source}` },
-      el("span", { class: "name" }, one.group ?? "others"),
+      el("span", { class: "name" }, DIMENSIONS[one.group] ?? one.group ?? "Others"),
       el("span", { class: "track" }, bar("part whole", one.share_ratio), bar("part communication", one.exposed_ratio ?? 0)),
-      el("strong", {}, said(one)), el("span", { class: "quiet why" }, why(one))));
+      el("strong", {}, exposedOf(one)), !alike && el("span", { class: "quiet why" }, why(one))));
+  const unknown = alike && `How much is exposed is unknown: ${dimensions[0].missing}. `;
   return el("figure", {}, el("ol", { class: "stages dimensions", id: "dimensions" }, rows),
-    el("figcaption", { class: "quiet" }, "Of a step: exposed, with no computation beside it, of all communication of that dimension. Two may run at one time."));
+    el("figcaption", { class: "quiet" }, unknown, "Shares of a step; exposed, the full colour, is what no computation hides. Dimensions may communicate at the same time, so they can add up to more than all communication."));
 }
 
 export function stageBars(pipeline) {
@@ -59,8 +69,15 @@ export function stageBars(pipeline) {
       el("span", { class: "track" }, el("span", { class: "part stall", style: width(stage.stall_ratio ?? 0) }), el("span", { class: "theory", style: { left: width(pipeline.bubble_theory_ratio).width } })),
       el("strong", {}, `${boundWords(stage)}${percent(stage.stall_ratio)}`)));
   return el("figure", {}, el("ol", { class: "stages", id: "stages" }, rows),
-    el("figcaption", { class: "quiet" }, `Time of the schedule in which a stage computes nothing. The line is the bubble of equal stages in theory, ${percent(pipeline.bubble_theory_ratio)}. Source: ${pipeline.source ?? "unknown"}.`));
+    el("figcaption", { class: "quiet" }, `${stallOf(pipeline)} The line is the bubble of equal stages in theory, ${percent(pipeline.bubble_theory_ratio)}. Source: ${pipeline.source ?? "unknown"}.`));
 }
+
+// Waiting in NCCL's kernels is measured over the whole step.
+const byWaiting = (pipeline) => Boolean(pipeline.source?.startsWith("nccl plugin"));
+
+export const wholeOfStall = (pipeline) => (byWaiting(pipeline) ? "of the time" : "of the schedule");
+
+const stallOf = (pipeline) => (byWaiting(pipeline) ? "Time in which a stage waits for others." : "Time of the schedule in which a stage computes nothing.");
 
 const boundWords = (stage) => ({ at_least: "at least ", at_most: "at most " })[stage.bound] ?? "";
 

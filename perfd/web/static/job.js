@@ -1,7 +1,7 @@
 // One job: what limits it, then the numbers that say so.
 
 import { ApiError, get, jobPath } from "./api.js";
-import { breakdownBar, dimensionBars, stageBars } from "./bars.js";
+import { breakdownBar, dimensionBars, stageBars, wholeOfStall } from "./bars.js";
 import { el, section } from "./dom.js";
 import { isStale, state } from "./fleet.js";
 import { count, duration, layout, moment, percent, progress, teraflops } from "./format.js";
@@ -76,11 +76,14 @@ function title(job) {
 const silence = (job) =>
   el("p", { class: "notice warn", id: "stale" }, `No agent has spoken of this job for ${duration(job.silent_s)}: the numbers are from then.`);
 
+// Of a job on CPUs, or one whose GPUs nobody reads, only ranks are known.
+const device = (job) => (job.gpus?.length ? "GPU" : "rank");
+
 const numbers = (job) => [
   ["mfu", "MFU", percent(job.mfu_ratio), mfuNote(job)],
   ["step-time", "Step time", duration(job.step_time_s?.median), `95th percentile ${duration(job.step_time_s?.p95)}`],
-  ["tokens", "Tokens/s", count(job.tokens_per_s), job.tokens_per_s_per_gpu == null ? "" : `${count(job.tokens_per_s_per_gpu)} a GPU`],
-  ["flops", "TFLOP/s a GPU", teraflops(job.model_flops_per_s_per_gpu), job.peak_flops_per_s ? `peak ${teraflops(job.peak_flops_per_s)} ${job.peak_precision ?? ""}` : ""],
+  ["tokens", "Tokens/s", count(job.tokens_per_s), job.tokens_per_s_per_gpu == null ? "" : `${count(job.tokens_per_s_per_gpu)} a ${device(job)}`],
+  ["flops", `TFLOP/s a ${device(job)}`, teraflops(job.model_flops_per_s_per_gpu), job.peak_flops_per_s ? `peak ${teraflops(job.peak_flops_per_s)} ${job.peak_precision ?? ""}` : ""],
   ["communication", "Communication", percent(job.communication?.share_ratio), communicationNote(job)],
   ["stall", "Pipeline stall", percent(job.pipeline?.stall_ratio), stallNote(job)],
   ["data", "Input", percent(job.data?.share_ratio), "of a step, the slowest rank"],
@@ -88,8 +91,15 @@ const numbers = (job) => [
 ];
 
 function communicationNote(job) {
-  const { transfer_ratio: moves, wait_ratio: waits } = job.communication ?? {};
-  return moves == null ? "of a step" : `of a step; ${percent(moves)} moves data, ${percent(waits)} waits for other ranks`;
+  const { share_ratio: share, transfer_ratio: moves, wait_ratio: waits } = job.communication ?? {};
+  const split = moves == null ? "" : `; ${percent(moves)} moves data, ${percent(waits)} waits for other ranks`;
+  const without = share == null ? [] : leftOut(job.communication);
+  return `of a step${split}${without.length ? `, not counting ${without.join(", ")}` : ""}`;
+}
+
+// As Communication.left_out: timers count collectives only, whoever tells of all communication tells of its dimensions.
+function leftOut({ source, dimensions }) {
+  return (dimensions ?? []).filter((one) => one.source !== source && one.group !== "dp").map((one) => one.group ?? "others");
 }
 
 function mfuNote(job) {
@@ -99,7 +109,8 @@ function mfuNote(job) {
 }
 
 function stallNote(job) {
-  if (job.pipeline?.bubble_theory_ratio) return `of the schedule; theory ${percent(job.pipeline.bubble_theory_ratio)}`;
+  const { bubble_theory_ratio: theory, stall_ratio: stall } = job.pipeline ?? {};
+  if (theory) return stall == null ? `theory ${percent(theory)} of the schedule` : `${wholeOfStall(job.pipeline)}; theory ${percent(theory)}`;
   return job.parallel?.pp === 1 ? "no pipeline" : "";
 }
 
