@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perfd.analysis.captured import CaptureEvidence
-from perfd.analysis.groups import ALL_TO_ALL, WORLD, dimension_name, group_name
+from perfd.analysis.groups import ALL_REDUCE, ALL_TO_ALL, WORLD, dimension_name, group_name
 from perfd.analysis.nccl_dimensions import NcclDimension
 from perfd.analysis.timers import DATA_PARALLEL
 from perfd.model import GroupShares, JobDescription, ParallelLayout
@@ -221,7 +221,7 @@ def _then(group: str | None, rows: Sequence[GroupShares], capture: CaptureEviden
 def _dimension_of(row: GroupShares, parallel: ParallelLayout) -> str | None:
     """By ranks and layout, else as the trace calls the group."""
     plain = row.operation.replace("_", "").lower()
-    operation = ALL_TO_ALL if plain.startswith("alltoall") else ""
+    operation = next((one for one in (ALL_TO_ALL, ALL_REDUCE) if plain.startswith(one.lower())), "")
     found = dimension_name(group_name(row.ranks, parallel, operation), parallel, operation)
     only_pipeline = (parallel.pp or 1) > 1 and (parallel.cp or 1) == (parallel.ep or 1) == 1
     if plain == "sendrecv" and only_pipeline and found in {None, WORLD}:

@@ -20,6 +20,8 @@ from perfd.model import ParallelLayout
 PAIR_OPERATION = "SendRecv"
 """What perfd calls a send and the receive that it is matched with."""
 ALL_TO_ALL = "AlltoAll"
+ALL_REDUCE = "AllReduce"
+"""Of gradients and losses: over context groups attention sends, gathers or exchanges, but sums nothing."""
 WORLD = "world"
 Names: TypeAlias = NDArray[np.object_]
 """A name for each communicator, or None."""
@@ -73,6 +75,8 @@ def dimension_name(name: str | None, parallel: ParallelLayout, operation: str = 
         return "dp" if name in {"dp_cp", "edp"} else name
     tp, cp, dp, ep = (size or 1 for size in (parallel.tp, parallel.cp, parallel.dp, parallel.ep))
     spanning = {"tp": tp, "cp": cp, "dp": dp * cp}
+    if operation == ALL_REDUCE:
+        del spanning["cp"]
     if operation == ALL_TO_ALL:
         spanning = {"ep": ep, **spanning}
     return next((one for one, size in spanning.items() if size == parallel.world_size), WORLD)
@@ -93,7 +97,9 @@ def _dimensions(parallel: ParallelLayout, operation: str) -> list[_Dimension]:
     tp, cp, dp, ep = parallel.tp, parallel.cp or 1, parallel.dp, parallel.ep or 1
     if not tp:
         return []
-    found = [_Dimension("tp", tp, 1), _Dimension("cp", cp, tp)]
+    tensor, context = _Dimension("tp", tp, 1), _Dimension("cp", cp, tp)
+    # With one replica the ranks of a context group are those that reduce gradients.
+    found = [tensor] if dp == 1 and operation == ALL_REDUCE else [tensor, context]
     if dp:
         data = [_Dimension("dp", dp, tp * cp), _Dimension("dp_cp", dp * cp, tp)]
         expert = [_Dimension("ep", ep, tp), _Dimension("edp", dp * cp // ep, tp * ep)] if ep > 1 else []

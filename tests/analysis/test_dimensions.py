@@ -14,7 +14,7 @@ from analysis.test_nccl import table
 from perfd.aggregator.series import LiveFacts, job_values
 from perfd.analysis.dimensions import Dimension
 from perfd.analysis.findings import Kind
-from perfd.analysis.groups import dimension_name
+from perfd.analysis.groups import dimension_name, group_name
 from perfd.analysis.summary import AnalysisSettings, JobSummary, from_json, summarise, to_json
 from perfd.analysis.tables import CollectiveTable, NcclTime
 from perfd.catalogue import METRICS
@@ -157,7 +157,9 @@ def test_without_enough_matched_operations_the_waiting_of_a_dimension_is_unknown
         ("edp", "AllReduce", {"dp": 4, "ep": 2}, "dp"),
         ("world", "AllReduce", {"dp": 4}, "dp"),
         ("world", "AllReduce", {"tp": 4}, "tp"),
-        ("world", "AllReduce", {"cp": 4}, "cp"),
+        ("world", "AllGather", {"cp": 4}, "cp"),
+        # Attention reduces nothing: these are gradients.
+        ("world", "AllReduce", {"cp": 4}, "dp"),
         ("world", "AlltoAll", {"dp": 4, "ep": 4}, "ep"),
         ("world", "AllReduce", {"pp": 4}, "world"),
         ("world", "AllReduce", {"tp": 2, "dp": 2}, "world"),
@@ -168,6 +170,26 @@ def test_groups_serve_a_dimension(name, operation, layout, dimension):
     parallel = ParallelLayout(**{"world_size": 4, "tp": 1, "pp": 1, "dp": 1, "cp": 1, "ep": 1} | layout)
 
     assert dimension_name(name, parallel, operation) == dimension
+
+
+@pytest.mark.parametrize("ranks", [(0, 2), (1, 3)])
+def test_gradients_of_one_replica_are_reduced_over_its_context_groups(ranks):
+    parallel = ParallelLayout(world_size=8, tp=2, cp=2, dp=1, pp=2, ep=1)
+
+    assert group_name(ranks, parallel, "AllGather") == "cp"
+    assert dimension_name(group_name(ranks, parallel, "AllReduce"), parallel, "AllReduce") == "dp"
+
+
+def test_timers_of_gradients_tell_of_one_replica_whose_sequences_are_split():
+    phases = phase_table(STEPS, {"all-grads-sync": (0.05, 0.05)})
+    split = description(world_size=4, tp=2, dp=1, cp=2, micro_batch_size=1, global_batch_size=8)
+    capture = shown(group((0, 1), 0.25, 0.2), group((0, 2), 0.2, 0.01))
+
+    result = judged(capture, what=split, phases=phases, **IN_KERNELS)
+
+    assert set(by_group(result)) == {"tp", "dp"}
+    assert by_group(result)["dp"].exposed_source == "timers: all-grads-sync"
+    assert by_group(judged(capture, what=split, **IN_KERNELS))["dp"].exposed_ratio == pytest.approx(0.009)
 
 
 # What timers and the schedule tell without a capture.
@@ -307,7 +329,7 @@ def test_without_a_capture_it_is_said_what_is_missing():
         " analysed."
     )
     assert said in finding(result, Kind.COMMUNICATION).evidence
-    assert "tp 25.0 %, exposed unknown (no capture was analysed)" in in_words([result])
+    assert "tp 25.0 %, dp 18.0 %; exposed unknown (no capture was analysed)" in in_words([result])
 
 
 def test_a_job_that_started_again_in_another_layout_since_the_capture_gets_nothing_from_it():
