@@ -91,14 +91,14 @@ class Operation(NamedTuple):
         return duration_ns
 
     @property
-    def kernel_end_ns(self) -> int:
-        """When its kernel ended, had it begun at the first stamp."""
-        return self.gpu_stop_ns + KERNEL_EDGES_NS
-
-    @property
     def gpu_duration_ns(self) -> int | None:
         """The same by the GPU's clock, None without."""
         return self.duration_ns if self.timing == Timing.GPU else None
+
+    @property
+    def kernel_end_ns(self) -> int:
+        """When its kernel ended, had it begun at the first stamp."""
+        return self.gpu_stop_ns + KERNEL_EDGES_NS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
