@@ -167,7 +167,7 @@ class _File:
             collective(place[row], args, ranks) for row, args in self._events.collectives if row in place
         ]
         found = messages_by_operation(operations, calls, messages, {one.operation for one in named})
-        described = {group.description or group.name: group.ranks for group in groups}
+        described = _ranks_by_description(groups)
         transfers = [
             Collective(
                 operation=at,
@@ -191,6 +191,14 @@ class _File:
         if self._head.base_time_nanoseconds is not None:
             return self._head.base_time_nanoseconds
         return 0 if any_start_ns > _ABSOLUTE_TIME_NS else None
+
+
+def _ranks_by_description(groups: Sequence[Group]) -> dict[str, tuple[int, ...]]:
+    """The ranks of the group that a description means; not of one that several have, as "undefined"."""
+    found: dict[str, set[tuple[int, ...]]] = {}
+    for group in groups:
+        found.setdefault(group.description or group.name, set()).add(group.ranks)
+    return {description: ranks for description, (ranks, *others) in found.items() if not others}
 
 
 def _named(phases: Sequence[Phase]) -> list[Phase]:

@@ -259,3 +259,19 @@ def test_in_the_real_pipeline_communication_is_nearly_all_waiting(shared):
     wait = sum(one[1] for one in analysis.collectives.split.values())
     assert transfer / (transfer + wait) < 0.02
     assert [stall.stage for stall in analysis.stages] == [0, 1, 2, 3]
+
+
+def test_sends_in_groups_that_nobody_described_tell_no_ranks(tmp_path):
+    # What PyTorch writes of a group that was made without a description.
+    groups = [
+        {"pg_name": name, "pg_desc": "undefined", "ranks": ranks}
+        for name, ranks in (("1", [0, 1]), ("2", [0, 2]))
+    ]
+    sender = kineto([Op("ncclDevKernel_SendRecv(x)", 180, 200, launched=179)], rank=0, groups=groups)
+    message = _message("send", 170, 1)
+    message["args"]["Process Group Description"] = "undefined"
+    sender["traceEvents"].append(message)
+
+    analysis = analyse(read_traces([write_json(tmp_path / "0.json", sender)]))
+
+    assert _row(analysis, 0, "sendrecv").group_ranks == ()
