@@ -53,13 +53,13 @@ def _subtitle(analysis: TraceAnalysis) -> str:
 def _headline(diagnosis: Diagnosis) -> str:
     if diagnosis.first is None:
         return "What limits it is not known: no rank has all its GPU records."
-    return f"{title(diagnosis.first.kind.value)}."
+    return f"{title(diagnosis.name_of(diagnosis.first))}."
 
 
 def _summary(analysis: TraceAnalysis, diagnosis: Diagnosis) -> list[str]:
     sentences = list(diagnosis.first.evidence[:2]) if diagnosis.first else []
     if diagnosis.cause and diagnosis.bottleneck:
-        sentences.append(f"Of the classes of bottleneck: {title(diagnosis.bottleneck.kind.value).lower()}.")
+        sentences.append(f"Class of bottleneck: {title(diagnosis.name_of(diagnosis.bottleneck)).lower()}.")
     gains = [found for found in diagnosis.findings if found.lost_ratio]
     if gains:
         most = diagnosis.cause or max(gains, key=lambda found: found.lost_ratio or 0.0)

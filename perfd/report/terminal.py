@@ -38,13 +38,17 @@ def _headline(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Text:
     if found is None:
         text.append("What limits this capture is not known: no rank has all its GPU records.", style="bold")
     else:
-        text.append(title(found.kind.value), style="bold yellow")
+        text.append(title(diagnosis.name_of(found)), style="bold yellow")
         text.append(f"  {found.evidence[0]}" if found.evidence else "")
     if bottleneck is not None and bottleneck is not found:
-        text.append(f"\nOf the classes of bottleneck: {title(bottleneck.kind.value).lower()}")
+        text.append(f"\nClass of bottleneck: {title(diagnosis.name_of(bottleneck)).lower()}")
     costly = [finding for finding in diagnosis.findings if finding.lost_ratio is not None]
-    if costs := [_cost(finding) for finding in sorted(costly, key=lambda one: -(one.lost_ratio or 0))]:
-        text.append(f"\nWhat costs the most of the window: {', '.join(costs)}")
+    if costly:
+        most_first = sorted(costly, key=lambda one: -(one.lost_ratio or 0))
+        costs = ", ".join(_cost(finding, diagnosis.name_of(finding)) for finding in most_first)
+        # Who is waited for is waited for in communication.
+        overlap = " (parts may overlap)" if diagnosis.cause else ""
+        text.append(f"\nWhat costs the most of the window{overlap}: {costs}")
     if analysis.model_use:
         use = analysis.model_use
         text.append(
@@ -54,10 +58,10 @@ def _headline(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Text:
     return text
 
 
-def _cost(finding: TraceFinding) -> str:
+def _cost(finding: TraceFinding, name: str) -> str:
     ranks = ", ".join(f"rank {rank}" for rank in finding.ranks[:_CULPRITS])
     who = f" ({ranks})" if ranks else ""
-    return f"{title(finding.kind.value).lower()}{who} {percent(finding.lost_ratio)}"
+    return f"{title(name).lower()}{who} {percent(finding.lost_ratio)}"
 
 
 def _table(name: str, columns: Sequence[str], left: int = 1) -> Table:

@@ -23,6 +23,8 @@ MEMORY_COPY_RATIO = 0.10
 PAGEABLE_RATIO = 0.01
 _OF_RANKS = frozenset({FindingKind.STRAGGLER, FindingKind.PIPELINE})
 _MOSTLY = 0.5
+_WORTH_TUNING = 0.10
+"""Of the window: what computes less is not what to make faster."""
 _WHO_IS_LAST = "Communication is mostly waiting: find out who comes last before tuning the network."
 
 
@@ -44,9 +46,12 @@ class Diagnosis:
         return self.cause or self.bottleneck
 
     def name_of(self, found: TraceFinding) -> str:
-        """What to call a finding; computing is a bound only where nothing costs more."""
+        """What to call it: its class, but for computing beside what costs more and for unexplained idling."""
         if found.kind is FindingKind.COMPUTE and found is not self.bottleneck:
             return "computing"
+        unexplained = self.shares is not None and self.shares.unexplained_idle > LAUNCH_RATIO
+        if found.kind is FindingKind.LAUNCH and unexplained:
+            return "unexplained_idle"
         return found.kind.value
 
 
@@ -124,7 +129,11 @@ def _judge_communication(analysis: TraceAnalysis, part: Shares) -> TraceFinding 
     ]
     transfer, wait = sum(one[0] for one in known), sum(one[1] for one in known)
     advice = (
-        "Overlap it with computing (gradient and parameter buckets, tensor-parallel overlap), or send less."
+        "Most of it are sends and receives, as between pipeline stages, with what they wait for each other:"
+        " analyse the traces of all ranks together to see who waits for whom."
+        if _mostly_sends(analysis) and transfer + wait <= 0
+        else "Overlap it with computing (gradient and parameter buckets, tensor-parallel overlap), or send"
+        " less."
     )
     if transfer + wait > 0:
         waiting = wait / (transfer + wait)
@@ -141,6 +150,12 @@ def _judge_communication(analysis: TraceAnalysis, part: Shares) -> TraceFinding 
         recommendation=advice,
         lost_ratio=part.exposed_communication,
     )
+
+
+def _mostly_sends(analysis: TraceAnalysis) -> bool:
+    rows = [row for rank in analysis.complete for row in analysis.collectives.by_rank.get(rank.rank, ())]
+    sends = sum(row.exposed_s for row in rows if row.operation == "sendrecv")
+    return sends > _MOSTLY * sum(row.exposed_s for row in rows)
 
 
 def _judge_launch(analysis: TraceAnalysis, part: Shares) -> TraceFinding | None:
@@ -200,17 +215,19 @@ def _judge_synchronization(analysis: TraceAnalysis, part: Shares) -> TraceFindin
     if part.synchronization <= SYNCHRONIZATION_RATIO:
         return None
     worst = max(analysis.complete, key=sync_idle_s)
+    several = len(analysis.complete) > 1
+    evidence = (
+        (
+            f"The GPU runs dry for {percent(part.synchronization)} of the window because the host waits for"
+            " it, or had waited (gaps that would close without its waits; mean over ranks)."
+        ),
+        f"Worst is rank {worst.rank} with {milliseconds(sync_idle_s(worst))}.",
+    )
     return TraceFinding(
         kind=FindingKind.SYNCHRONIZATION,
         confidence=seen(MEASURED, analysis),
-        ranks=[worst.rank] if len(analysis.complete) > 1 else [],
-        evidence=[
-            (
-                f"The GPU runs dry for {percent(part.synchronization)} of the window because the host waits"
-                " for it, or had waited (gaps that would close without its waits; mean over ranks)."
-            ),
-            f"Worst is rank {worst.rank} with {milliseconds(sync_idle_s(worst))}.",
-        ],
+        ranks=[worst.rank] if several else [],
+        evidence=evidence if several else evidence[:1],
         recommendation=(
             "Remove synchronisations from the step: .item(), .cpu(), prints of tensors, barriers of timers,"
             " blocking copies."
@@ -275,7 +292,7 @@ def _judge_compute(analysis: TraceAnalysis, part: Shares) -> TraceFinding:
         kind=FindingKind.COMPUTE,
         confidence=seen(MEASURED, analysis),
         evidence=evidence,
-        recommendation=advice,
+        recommendation=advice if part.compute >= _WORTH_TUNING else "",
         lost_ratio=None,
     )
 

@@ -173,7 +173,7 @@ def test_of_a_slow_rank_the_report_tells_the_cause_first_and_the_class_after_it(
 
     assert report.headline == "Straggler."
     assert "for rank 2" in report.summary[0]
-    assert "Of the classes of bottleneck: compute bound." in report.summary
+    assert "Class of bottleneck: compute bound." in report.summary
     assert "Compare the kernels of rank 2" in next(one for one in report.summary if "Most to gain" in one)
 
 

@@ -128,7 +128,7 @@ def test_the_traces_of_the_first_hour_are_as_they_are_made_and_show_what_its_pag
 
     assert main(["analyze", str(shipped)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Of the classes of bottleneck: compute bound" in printed
+    assert "Class of bottleneck: compute bound" in printed
     assert "communication bound 25.2 %, straggler (rank 2) 21.6 %" in printed
     page = Path("docs/first-hour.md").read_text(encoding="utf-8")
     shown = page[page.index("Straggler  Its peers") :].split("```")[0]

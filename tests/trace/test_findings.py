@@ -11,6 +11,8 @@ from perfd.trace.files import read_traces
 from perfd.trace.findings import diagnose
 from perfd.trace.verdict import FindingKind
 
+SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
+
 
 def _analysis(tmp_path, operations, settings=None, **options):
     path = write_json(tmp_path / "t.json", kineto(operations, **options))
@@ -82,6 +84,32 @@ def test_idle_time_without_host_calls_is_told_as_unexplained(tmp_path):
 
     assert diagnosis.bottleneck.kind is FindingKind.LAUNCH
     assert "no host calls" in diagnosis.bottleneck.evidence[0]
+    assert diagnosis.name_of(diagnosis.bottleneck) == "unexplained_idle"
+
+
+@pytest.mark.parametrize(("until", "advised"), [(50, False), (500, True)])
+def test_kernels_that_take_next_to_nothing_are_not_advised_to_be_made_faster(tmp_path, until, advised):
+    diagnosis = diagnose(_analysis(tmp_path, [Op(COMPUTE, 0, until, launched=-5)], steps={1: (0, 1000)}))
+
+    (found,) = [one for one in diagnosis.findings if one.kind is FindingKind.COMPUTE]
+    assert bool(found.recommendation) is advised
+
+
+def test_of_one_rank_sends_and_receives_are_advised_to_be_seen_from_all(tmp_path):
+    for name, advised in ((NCCL, "Overlap it"), (SEND, "the traces of all ranks")):
+        diagnosis = diagnose(_analysis(tmp_path, _busy(name, 0.6), steps={1: (0, 1000)}))
+
+        (found,) = [one for one in diagnosis.findings if one.kind is FindingKind.COMMUNICATION]
+        assert advised in found.recommendation
+
+
+def test_the_worst_of_one_rank_is_not_named(tmp_path):
+    operations = [Op(COMPUTE, at, at + 20, launched=at - 5) for at in range(0, 1000, 100)]
+    calls = [Call("cudaDeviceSynchronize", at + 5, at + 80) for at in range(0, 1000, 100)]
+    diagnosis = diagnose(_analysis(tmp_path, operations, calls=calls, steps={1: (0, 1000)}))
+
+    (found,) = [one for one in diagnosis.findings if one.kind is FindingKind.SYNCHRONIZATION]
+    assert not any("Worst" in sentence for sentence in found.evidence)
 
 
 def test_copies_of_pageable_memory_are_named(tmp_path):
