@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from perfd.errors import TraceError
 from perfd.trace.analysis import TraceAnalysis, TraceSettings, analyse
 from perfd.trace.document import to_json
 from perfd.trace.files import SUMMARY_JSON, read_traces, with_folders_opened
@@ -15,6 +16,7 @@ _WIDTH = 110
 
 def analyze(args: argparse.Namespace) -> int:
     """Read the traces that the arguments name, say what limits them, and return the exit code."""
+    _refuse_recordings([path for path in args.files if not path.is_file()])
     files = with_folders_opened(args.files)
     settings = _settings(args, files[0].parent)
     analysis = analyse(read_traces(files, args.nsys), settings)
@@ -29,6 +31,19 @@ def analyze(args: argparse.Namespace) -> int:
 
 
 # What only some runs need is imported by them: half of the time of this command is Python that starts.
+
+
+def _refuse_recordings(paths: list[Path]) -> None:
+    if not paths:
+        return
+    from perfd.recording.format import names_recording  # noqa: PLC0415
+
+    for path in paths:
+        if names_recording(str(path)):
+            raise TraceError(
+                f"{path} is a recording of a job, which has no traces: ask `perfd diagnose {path}` or"
+                f" `perfd report {path}`."
+            )
 
 
 def _settings(args: argparse.Namespace, folder: Path) -> TraceSettings:

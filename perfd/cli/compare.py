@@ -20,7 +20,7 @@ from perfd.cli.bench_serving import results_of
 from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError
 from perfd.peaks import load_peaks
-from perfd.recording.format import bundled_names, find_recording
+from perfd.recording.format import find_recording, names_recording
 from perfd.report.benchmarks import measures_of_benchmarks, results_in
 from perfd.report.compare import Change, Comparison, compare, to_json
 from perfd.report.measures import Measured, Unit, measures_of_summary, measures_of_trace
@@ -116,7 +116,7 @@ def _benchmark(name: str) -> Sequence[Mapping[str, Any]]:
 
 def _measured(name: str, args: argparse.Namespace) -> Measured:
     path = Path(name)
-    if (path / "recording.json").is_file() or (not path.exists() and name in bundled_names()):
+    if names_recording(name):
         summaries = replay(ReplayOptions(recording=find_recording(name))).summaries
         return measures_of_summary(one_job(list(summaries), args.job, name), name)
     path = summary_of_run(path)

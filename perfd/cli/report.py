@@ -11,12 +11,14 @@ from urllib.parse import quote
 from perfd.cli.client import add_aggregator, get, url_of
 from perfd.errors import PerfdError
 from perfd.peaks import load_peaks
+from perfd.recording.format import find_recording, names_recording
 from perfd.report.from_summary import report_of_summary
 from perfd.report.from_trace import report_of_trace
 from perfd.report.markdown import to_markdown
 from perfd.report.model import Report
 from perfd.report.summaries import jobs_of, one_job, read_summary, summary_of_run
 from perfd.report.write import to_json, write_report
+from perfd.session.replay import ReplayOptions, replay
 from perfd.trace.analysis import TraceSettings, analyse
 from perfd.trace.files import read_traces, with_folders_opened
 from perfd.trace.findings import diagnose
@@ -37,7 +39,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="?",
         help="a summary (perfd.summary/1, as of perfd replay --json), a trace, or a folder of a capture's"
-        " traces or of a `perfd run`; without one, an aggregator is asked",
+        " traces or of a `perfd run`, or a recording; without one, an aggregator is asked",
     )
     parser.add_argument("--job", metavar="NAME", help="which job, when there are several")
     parser.add_argument(
@@ -64,6 +66,9 @@ def run(args: argparse.Namespace) -> int:
     source = None if args.source is None else summary_of_run(args.source)
     if source is None:
         report = _of_aggregator(args)
+    elif names_recording(str(source)):
+        summaries = replay(ReplayOptions(recording=find_recording(str(source)))).summaries
+        report = report_of_summary(one_job(list(summaries), args.job, str(source)), source.name)
     elif _holds_summary(source):
         job = one_job(read_summary(source), args.job, str(source))
         report = report_of_summary(job, source.name)

@@ -11,6 +11,7 @@ from perfd.errors import RecordingError
 
 FORMAT = 1
 MANIFEST_NAME = "recording.json"
+_SHOWN = 3
 RECORDS_KIND = "records"
 TRAINING_LOG_KIND = "training-log"
 TIMES_SUFFIX = ".times"
@@ -150,6 +151,12 @@ def bundled_names() -> tuple[str, ...]:
     return tuple(sorted(path.parent.name for path in _bundle_directory().glob(f"*/{MANIFEST_NAME}")))
 
 
+def names_recording(path_or_name: str) -> bool:
+    """Whether it is a recording's folder or, where there is no such file, the name of a bundled one."""
+    path = Path(path_or_name)
+    return (path / MANIFEST_NAME).is_file() or (not path.exists() and path_or_name in bundled_names())
+
+
 def find_recording(path_or_name: str) -> Path:
     """The folder that a user meant: a path, or else a bundled recording's name."""
     path = Path(path_or_name)
@@ -169,9 +176,11 @@ def _read_manifest(path: Path) -> Manifest:
     try:
         content = path.read_bytes()
     except FileNotFoundError as error:
+        below = sorted(str(found.parent) for found in path.parent.glob(f"*/{MANIFEST_NAME}"))
+        hint = f"; below it is {', '.join(below[:_SHOWN])}" if below else ""
         raise RecordingError(
             f"{path.parent} is not a recording: there is no {MANIFEST_NAME} in it, as `perfd record` and"
-            " `perfd run --record` write it."
+            f" `perfd run --record` write it{hint}."
         ) from error
     except OSError as error:
         raise RecordingError(f"{path} cannot be read: {error.strerror or error}.") from error

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -115,6 +116,15 @@ def test_whatever_a_manifest_holds_the_error_is_one_of_ours(tmp_path_factory, co
 def test_a_folder_without_a_manifest_is_no_recording(tmp_path):
     with pytest.raises(RecordingError, match=r"is not a recording: there is no recording\.json in it"):
         open_recording(tmp_path)
+
+
+def test_a_recording_below_the_folder_that_was_named_is_told(tmp_path):
+    inside = tmp_path / "run" / "recording"
+    inside.mkdir(parents=True)
+    (inside / "recording.json").write_text("{}", encoding="utf-8")
+
+    with pytest.raises(RecordingError, match=re.escape(f"write it; below it is {inside}.")):
+        open_recording(tmp_path / "run")
 
 
 @pytest.mark.parametrize("path", ["../secret", "node0/../../secret", "/etc/hostname", "", ".", "a\0b"])

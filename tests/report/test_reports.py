@@ -235,6 +235,13 @@ def test_the_folder_of_a_run_stands_for_its_summary(summary, capsys):
     assert job["bottleneck"]["kind"] == "straggler"
 
 
+def test_a_recording_is_reported_on_by_its_name_and_has_no_traces(capsys):
+    assert main(["report", "dp4_slow2"]) == 0
+    assert "# How job dp4_slow2 runs" in capsys.readouterr().out
+    assert main(["analyze", "dp4_slow2"]) == 2
+    assert "ask `perfd diagnose dp4_slow2` or `perfd report dp4_slow2`" in capsys.readouterr().err
+
+
 def test_a_job_that_the_summary_does_not_have_is_named_with_those_it_has(summary, capsys):
     name = json.loads(summary.read_text(encoding="utf-8"))["jobs"][0]["name"]
 
