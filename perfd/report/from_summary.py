@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from perfd.analysis.bandwidth_words import busiest
 from perfd.analysis.findings import Finding
+from perfd.analysis.limits import LIMITS
 from perfd.analysis.pipeline import Stage
 from perfd.analysis.summary import JobSummary
 from perfd.analysis.tables import AlertRecord
@@ -23,7 +24,7 @@ def report_of_summary(job: JobSummary, source: str) -> Report:
     return Report(
         title=f"How job {job.name} runs",
         subtitle=_subtitle(job, source),
-        headline=f"{title(bottleneck.kind.value)}.",
+        headline=_headline(bottleneck),
         summary=_sentences(job),
         metrics=_metrics(job, source),
         findings=[_finding(found) for found in (bottleneck, *job.others)],
@@ -49,9 +50,14 @@ def _subtitle(job: JobSummary, source: str) -> str:
     return f"{', '.join([what, *sizes])}; {source}"
 
 
+def _headline(found: Finding) -> str:
+    who = _who(found)
+    return f"{LIMITS[found.kind]}{f': {who}' if who else ''}."
+
+
 def _sentences(job: JobSummary) -> list[str]:
     sentences = list(job.bottleneck.evidence[:2])
-    if job.mfu_ratio is not None:
+    if job.mfu_ratio is not None and not any(sentence.startswith("MFU") for sentence in sentences):
         sentences.append(
             f"MFU is {percent(job.mfu_ratio)} of the {job.peak_precision or ''} peak at"
             f" {duration(job.step_time_s.median)} a step."
@@ -62,7 +68,9 @@ def _sentences(job: JobSummary) -> list[str]:
 
 
 def _metrics(job: JobSummary, source: str) -> list[Metric]:
-    communication = f"{source}; {job.communication.source}"
+    without = job.communication.left_out
+    left_out = f", not counting {', '.join(without)}" if without else ""
+    communication = f"{source}; {job.communication.source}{left_out}"
     exposed = f"{source}; {job.communication.exposed_source}"
     speed = f"{source}; {_FLOPS_SOURCES.get(job.mfu_source or '', 'source unknown')}"
     steady = f"{job.steps.steady_count} steady of {job.steps.count} steps"
@@ -78,7 +86,7 @@ def _metrics(job: JobSummary, source: str) -> list[Metric]:
         ("Communication", percent(job.communication.share_ratio), communication),
         ("Exposed communication", percent(job.communication.exposed_ratio), exposed),
         ("Pipeline stall", percent(job.pipeline.stall_ratio), f"{source}; {job.pipeline.source}"),
-        ("Bubble by theory", percent(job.pipeline.bubble_theory_ratio), f"{source}; the schedule"),
+        ("Bubble by theory", percent(job.pipeline.bubble_theory_ratio or None), f"{source}; the schedule"),
         ("Data loading", percent(job.data.share_ratio), f"{source}; {job.data.source}"),
         ("Optimizer", percent(job.optimizer.share_ratio), f"{source}; {job.optimizer.source}"),
         ("Memory, fullest GPU", percent(job.memory.max_used_ratio), f"{source}; {job.memory.source}"),
@@ -102,8 +110,12 @@ def _finding(found: Finding) -> ReportFinding:
         recommendation=found.recommendation,
         gain_ratio=found.lost_ratio,
         confidence=found.confidence,
-        who=", ".join(f"{one.kind} {one.id}" for one in found.culprits),
+        who=_who(found),
     )
+
+
+def _who(found: Finding) -> str:
+    return ", ".join(f"{one.kind} {one.id}" for one in found.culprits)
 
 
 def _figures(job: JobSummary, source: str) -> list[Bars]:
@@ -136,8 +148,10 @@ def _stage(stage: Stage) -> str:
 
 
 def _alert(alert: AlertRecord) -> str:
-    since = "" if alert.first_step is None else f" since step {alert.first_step}"
-    return f"Alert {alert.name} is {alert.state}{since}."
+    at = "" if alert.first_step is None else f" step {alert.first_step}"
+    if alert.state == "firing":
+        return f"Alert {alert.name} fires{at and f' since{at}'}."
+    return f"Alert {alert.name} fired{at and f' at{at}'} and is {alert.state}."
 
 
 def _dimension_tables(job: JobSummary, source: str) -> list[Table]:

@@ -14,6 +14,7 @@ from typing import Any
 from perfd.analysis.bandwidth_words import bandwidth_words, busiest
 from perfd.analysis.captured import not_used
 from perfd.analysis.findings import Finding, Kind
+from perfd.analysis.limits import LIMITS
 from perfd.analysis.summary import JobSummary
 from perfd.analysis.troubles import Trouble
 from perfd.analysis.words import rank_names
@@ -21,28 +22,6 @@ from perfd.session.numbers import numbers_in_words
 
 _TROUBLES_SHOWN = 8
 _TROUBLE_CHARACTERS = 240
-_LIMITS = {
-    Kind.NONE: "Nothing that perfd can see limits this job",
-    Kind.COMPUTE: "Computation limits this job",
-    Kind.PIPELINE_BUBBLE: "The pipeline's bubble limits this job",
-    Kind.PIPELINE_IMBALANCE: "Unequal pipeline stages limit this job",
-    Kind.COMMUNICATION: "Communication limits this job",
-    Kind.DATA_LOADING: "Data loading limits this job",
-    Kind.OPTIMIZER: "The optimizer limits this job",
-    Kind.STRAGGLER: "A slow rank limits this job",
-    Kind.THROTTLING: "Clocks that are held down limit this job",
-    Kind.MEMORY: "Full memory limits this job",
-    Kind.HOST_BOUND: "The host limits this job",
-    Kind.LAUNCH_BOUND: "Launching kernels limits this job",
-    Kind.SYNC_BOUND: "Waiting of the host for the GPU limits this job",
-    Kind.MEMORY_BOUND: "The bandwidth of the GPUs' memory limits this job",
-    Kind.HOST_TRANSFER: "Copies between host and GPU limit this job",
-    Kind.LINK_DEGRADATION: "Slow links limit this job",
-    Kind.SEQUENCE_IMBALANCE: "Sequences of unequal length limit this job",
-    Kind.HANG: "Nothing moves in this job",
-    Kind.MISSING_TELEMETRY: "Ranks that say nothing hide what limits this job",
-    Kind.UNKNOWN: "It is unknown what limits this job",
-}
 NO_JOB = "perfd saw no training job: nothing in the log looked like the progress of a known framework."
 
 
@@ -148,7 +127,7 @@ def _bandwidths(summary: JobSummary) -> list[str]:
 def _finding(finding: Finding) -> list[str]:
     culprits = ", ".join(f"{culprit.kind} {culprit.id}" for culprit in finding.culprits)
     confidence = f" (confidence {finding.confidence:.0%})" if finding.kind is not Kind.UNKNOWN else ""
-    lines = [f"{_LIMITS[finding.kind]}{f': {culprits}' if culprits else ''}{confidence}."]
+    lines = [f"{LIMITS[finding.kind]}{f': {culprits}' if culprits else ''}{confidence}."]
     lines += [f"- {sentence}" for sentence in finding.evidence]
     if finding.recommendation:
         lines += [f"What to do: {finding.recommendation}"]

@@ -235,6 +235,27 @@ def test_the_folder_of_a_run_stands_for_its_summary(summary, capsys):
     assert job["bottleneck"]["kind"] == "straggler"
 
 
+def test_a_report_says_once_what_limits_the_job_and_who_is_to_blame(capsys):
+    assert main(["report", "dp4_slow2"]) == 0
+    slow = capsys.readouterr().out
+    assert main(["report", "dp4"]) == 0
+    healthy = capsys.readouterr().out
+
+    assert "**A slow rank limits this job: rank 2.**" in slow
+    assert "**Computation limits this job.**" in healthy
+    assert healthy.partition("## Metrics")[0].count("MFU is") == 1
+    assert "Bubble" not in healthy
+
+
+def test_a_report_says_what_its_total_of_communication_does_not_count(capsys):
+    assert main(["report", "pp4_few"]) == 0
+
+    told = capsys.readouterr().out
+    assert "| Communication | 0.6 % |" in told
+    assert "not counting pp |" in told
+    assert "Alert PerfdPipelineStall fired at step 9 and is resolved." in told
+
+
 def test_a_recording_is_reported_on_by_its_name_and_has_no_traces(capsys):
     assert main(["report", "dp4_slow2"]) == 0
     assert "# How job dp4_slow2 runs" in capsys.readouterr().out
