@@ -62,7 +62,7 @@ def judge_compute(facts: Facts) -> Finding:
             recommendation="Compare the model's sizes and the GPU's peak with what perfd took for them.",
         )
     if mfu is not None and mfu >= _GOOD_MFU:
-        return Finding(kind=Kind.NONE, confidence=0.6, evidence=evidence, recommendation="Nothing to do.")
+        return Finding(kind=Kind.NONE, confidence=0.6, evidence=evidence)
     # Without an MFU, only a capture tells that what runs is compute, and which.
     captured = facts.capture is not None and facts.capture.used
     if computing is None or computing < _MOST or (mfu is None and not captured):

@@ -233,14 +233,15 @@ def _bandwidth_tables(job: JobSummary, source: str) -> list[Table]:
     return [
         Table(
             title="NCCL's transfers beside what their links allow",
-            source=f"{source}; {job.nccl.source}",
-            columns=("group", "operation", "size", "transfer", "bus GB/s", "links GB/s", "limit", "links"),
+            source=f"{source}; {job.nccl.source}; transfer is the median of all messages, size and bandwidth"
+            " are of those of 64 KiB and more where there are any",
+            columns=("group", "operation", "transfer", "size", "bus GB/s", "links GB/s", "limit", "links"),
             rows=[
                 (
                     kind.group or "other",
                     kind.operation,
-                    f"{_count(kind.size_bytes, 1e3)} kB",
                     duration(kind.transfer_s),
+                    f"{_count(kind.size_bytes, 1e3)} kB",
                     _count(kind.bus_bytes_per_s, 1e9),
                     _count(kind.expected_bus_bytes_per_s, 1e9),
                     _LIMITS[kind.latency_bound],
@@ -248,5 +249,6 @@ def _bandwidth_tables(job: JobSummary, source: str) -> list[Table]:
                 )
                 for kind in kinds
             ],
+            text_columns=2,
         )
     ]

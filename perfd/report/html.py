@@ -109,8 +109,10 @@ def _table(table: Table) -> str:
             for at, cell in enumerate(row)
         )
         rows.append(f"<tr>{cells}</tr>")
+    # What scrolls on a narrow screen must be within reach of the keyboard.
+    scroll = f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(table.title)}">'
     return (
-        f'<section><h2>{escape(table.title)}</h2><div class="scroll"><table><thead><tr>{head}</tr></thead>'
+        f"<section><h2>{escape(table.title)}</h2>{scroll}<table><thead><tr>{head}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div>"
         f'<p class="source">Source: {escape(table.source)}.</p></section>'
     )

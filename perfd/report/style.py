@@ -58,7 +58,7 @@ table { border-collapse: collapse; width: 100%; font-size: 13px; }
 th { text-align: left; font-weight: 600; color: var(--muted); border-bottom: 1px solid var(--line);
   padding: 4px 10px 4px 6px; vertical-align: bottom; }
 td { padding: 4px 10px 4px 6px; border-bottom: 1px solid var(--line); vertical-align: top; }
-td:first-child { overflow-wrap: anywhere; }
+td:first-child { overflow-wrap: anywhere; min-width: 9ch; }
 .number { text-align: right; font-variant-numeric: tabular-nums; }
 td.number { white-space: nowrap; }
 td.bar { background: linear-gradient(to right, var(--bar) var(--share), transparent var(--share)); }

@@ -107,6 +107,12 @@ def test_the_page_is_well_formed_and_needs_no_network(tmp_path):
     assert "script" not in page.tags
 
 
+def test_a_table_that_scrolls_is_within_reach_of_the_keyboard(tmp_path):
+    page = to_html(_report(tmp_path))
+
+    assert page.count('class="scroll"') == page.count('role="region" tabindex="0" aria-label="') > 0
+
+
 def test_names_of_kernels_do_not_become_markup(tmp_path):
     report = _report(tmp_path)
 
