@@ -83,10 +83,9 @@ def _finding(found: ReportFinding) -> str:
     share = f'<span class="share">{percent(found.gain_ratio)}</span>' if found.gain_ratio is not None else ""
     who = f' <span class="who">{escape(found.who)}</span>' if found.who else ""
     evidence = "".join(f"<li>{escape(sentence)}</li>" for sentence in found.evidence)
-    return (
-        f"<article><h3>{escape(found.title)}{who}{share}</h3><ul>{evidence}</ul>"
-        f'<p class="source">Confidence {found.confidence:.1f}</p></article>'
-    )
+    # Nobody is sure of what is unknown.
+    sure = f'<p class="source">Confidence {found.confidence:.1f}</p>' if found.confidence else ""
+    return f"<article><h3>{escape(found.title)}{who}{share}</h3><ul>{evidence}</ul>{sure}</article>"
 
 
 def _recommendations(report: Report) -> str:

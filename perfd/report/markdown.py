@@ -22,9 +22,12 @@ def to_markdown(report: Report) -> str:
         who = f" ({found.who})" if found.who else ""
         lines += [f"### {found.title}{who}{share}", ""]
         lines += [f"- {_text(sentence)}" for sentence in found.evidence]
-        lines += [f"- Confidence {found.confidence:.1f}.", ""]
-    lines += ["## Recommendations", ""]
-    for number, found in enumerate(report.recommendations(), start=1):
+        # Nobody is sure of what is unknown.
+        lines += [f"- Confidence {found.confidence:.1f}."] if found.confidence else []
+        lines.append("")
+    advising = report.recommendations()
+    lines += ["## Recommendations", ""] if advising else []
+    for number, found in enumerate(advising, start=1):
         gain = f" (up to {percent(found.gain_ratio)})" if found.gain_ratio is not None else ""
         lines.append(f"{number}. {_text(found.recommendation)}{gain}")
     for table in report.tables:

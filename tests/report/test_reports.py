@@ -16,7 +16,7 @@ from perfd.report import svg
 from perfd.report.from_trace import report_of_trace
 from perfd.report.html import to_html
 from perfd.report.markdown import to_markdown
-from perfd.report.model import Bars, Segment
+from perfd.report.model import Bars, Report, ReportFinding, Segment
 from perfd.report.words import duration, kernel_name, percent, size
 from perfd.report.write import write_report
 from perfd.testing import example_traces
@@ -251,6 +251,18 @@ def test_a_report_says_once_what_limits_the_job_and_who_is_to_blame(capsys):
     assert "**Computation limits this job.**" in healthy
     assert healthy.partition("## Metrics")[0].count("MFU is") == 1
     assert "Bubble" not in healthy
+
+
+@pytest.mark.parametrize(("confidence", "advice"), [(0.0, "Log timers."), (0.6, "")])
+def test_a_report_has_no_confidence_in_the_unknown_and_no_heading_without_advice(confidence, advice):
+    found = ReportFinding(
+        title="Unknown", evidence=["No timer."], recommendation=advice, gain_ratio=None, confidence=confidence
+    )
+    report = Report(title="Job", subtitle="", headline="Unknown.", summary=(), metrics=(), findings=[found])
+
+    for text in (to_markdown(report), to_html(report)):
+        assert ("Confidence" in text) is (confidence > 0)
+        assert ("Recommendations" in text) is bool(advice)
 
 
 def test_a_report_says_what_its_total_of_communication_does_not_count(capsys):

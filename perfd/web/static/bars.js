@@ -51,7 +51,8 @@ export function dimensionBars(dimensions) {
   const exposedOf = (one) => `${percent(one.share_ratio)}, exposed ${one.exposed_ratio == null ? "unknown" : percent(one.exposed_ratio)}`;
   const why = (one) => (one.exposed_ratio == null ? one.missing : one.exposed_source);
   // A reason that all of them share is said once.
-  const alike = dimensions.length > 1 && dimensions.every((one) => one.exposed_ratio == null && one.missing === dimensions[0].missing);
+  const several = dimensions.length > 1;
+  const alike = several && dimensions.every((one) => one.exposed_ratio == null && one.missing === dimensions[0].missing);
   const rows = dimensions.map((one) =>
     el("li", { title: `Share: ${one.source}` },
       el("span", { class: "name" }, DIMENSIONS[one.group] ?? one.group ?? "Others"),
@@ -59,7 +60,7 @@ export function dimensionBars(dimensions) {
       el("strong", {}, exposedOf(one)), !alike && el("span", { class: "quiet why" }, why(one))));
   const unknown = alike && `How much is exposed is unknown: ${dimensions[0].missing}. `;
   return el("figure", {}, el("ol", { class: "stages dimensions", id: "dimensions" }, rows),
-    el("figcaption", { class: "quiet" }, unknown, "Shares of a step; exposed, the full colour, is what no computation hides. Dimensions may communicate at the same time, so they can add up to more than all communication."));
+    el("figcaption", { class: "quiet" }, unknown, "Shares of a step; exposed, the full colour, is what no computation hides.", several && " Dimensions may communicate at the same time, so they can add up to more than all communication."));
 }
 
 export function stageBars(pipeline) {
