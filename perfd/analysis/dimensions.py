@@ -225,7 +225,7 @@ def _dimension_of(row: GroupShares, parallel: ParallelLayout) -> str | None:
     found = dimension_name(group_name(row.ranks, parallel, operation), parallel, operation)
     only_pipeline = (parallel.pp or 1) > 1 and (parallel.cp or 1) == (parallel.ep or 1) == 1
     if plain == "sendrecv" and only_pipeline and found in {None, WORLD}:
-        # Over a group of all ranks, or one that is not told, nobody else sends.
+        # Over a group of all ranks, or one that fits no dimension, nobody else sends.
         return "pp"
     if plain == "barrier" and found == dimension_name(WORLD, parallel):
         return WORLD

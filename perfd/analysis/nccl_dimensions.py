@@ -60,13 +60,13 @@ class DimensionTally:
             part.operations += int(stack.blames.operations[rows].max(initial=0, where=told))
 
     def shares(self, ranks: Ints, busy: Floats) -> tuple[NcclDimension, ...]:
-        """What is known of each dimension, the largest first; `busy` is the share of time of each rank.
+        """What is known of each dimension, the largest first; `busy` is the known share of time of each rank.
 
         A collective has a kernel of its own, and collectives of two dimensions may run at one time, so
         each counts. Sends and receives that are posted together are in one kernel: they take what collectives
         leave of the time with any kernel, and at least what the longest pair of ranks takes.
         """
-        if not self._parts or not np.isfinite(busy).all():
+        if not self._parts:
             return ()
         # To pick all of them, as nearly always, takes as long as all the rest.
         places = slice(None) if len(ranks) == self._world else ranks

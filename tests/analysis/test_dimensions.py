@@ -12,7 +12,7 @@ from analysis.test_captured import NOW_UNIX_S, STEPS, captured, finding, job, ki
 from analysis.test_nccl import table
 
 from perfd.aggregator.series import LiveFacts, job_values
-from perfd.analysis.dimensions import Dimension
+from perfd.analysis.dimensions import Dimension, costliest, known_in_all
 from perfd.analysis.findings import Kind
 from perfd.analysis.groups import dimension_name, group_name
 from perfd.analysis.summary import AnalysisSettings, JobSummary, from_json, summarise, to_json
@@ -150,6 +150,28 @@ def test_without_enough_matched_operations_the_waiting_of_a_dimension_is_unknown
     assert by_group(result)["tp"].wait_ratio == pytest.approx(0)
 
 
+def test_waiting_of_a_dimension_is_unknown_where_much_of_its_time_could_not_be_matched():
+    first, second = reductions(DATA, 0.2)
+    lost = replace(second, durations_s=np.where([True, False], np.nan, second.durations_s))
+
+    result = judged(collectives=[first, lost], nccl=busy(0.2))
+
+    assert by_group(result)["dp"].share_ratio == pytest.approx(0.2)
+    assert by_group(result)["dp"].wait_ratio is None
+
+
+def test_what_two_groups_of_a_dimension_do_at_one_time_is_waited_for_once():
+    first = reductions(DATA, 0.3, wait=0.1)
+    second = [replace(one, communicator=f"{one.communicator} too") for one in first]
+
+    result = judged(collectives=[*first, *second], nccl=busy(0.3))
+
+    assert (by_group(result)["dp"].share_ratio, by_group(result)["dp"].wait_ratio) == pytest.approx(
+        # Of each pair one rank is in its kernels for 0.3 of the time, and one for 0.3 of its 0.2 and 0.2.
+        (0.3, 0.05)
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "operation", "layout", "dimension"),
     [
@@ -263,6 +285,17 @@ def test_all_of_a_pipelines_transfers_are_exposed_where_the_schedule_waits_for_e
     for result in (chunks, other):
         assert by_group(result)["pp"].exposed_ratio is None
         assert result.communication.exposed_ratio is None
+
+
+def test_timers_tell_no_more_of_the_whole_than_kernels_take():
+    phases = phase_table(STEPS, {"all-grads-sync": (0.5, 0.5)})
+    # What the second pair of ranks does nobody knows.
+    kernels = {"collectives": reductions([(0, 3), (0, 1)], 0.2), "nccl": busy(0.2)}
+
+    alone = judged(what=description(world_size=4, dp=4), phases=phases, **kernels)
+
+    assert alone.communication.exposed_ratio == pytest.approx(0.2)
+    assert alone.communication.exposed_source == "timers: all-grads-sync"
 
 
 def test_timers_of_sends_and_receives_tell_a_pipeline():
@@ -400,7 +433,52 @@ def test_an_operation_over_all_ranks_is_of_the_dimension_that_can_do_it(operatio
     assert [one.group for one in result.communication.dimensions] == [dimension]
 
 
+def test_dimensions_that_are_exposed_at_one_time_are_no_more_than_the_whole():
+    both = {"collectives": [*reductions(TENSOR, 0.3), *reductions(DATA, 0.3)], "nccl": busy(0.4)}
+
+    result = judged(shown(group((0, 1), 0.3, 0.3), group((0, 2), 0.3, 0.3)), **both)
+
+    assert [one.exposed_ratio for one in result.communication.dimensions] == pytest.approx([0.3, 0.3])
+    assert result.communication.exposed_ratio == pytest.approx(0.4)
+
+
+def test_dimensions_that_are_not_the_whole_do_not_tell_all_that_is_exposed():
+    seen = (
+        Dimension(group="tp", share_ratio=0.2, source="a", exposed_ratio=0.1),
+        Dimension(group="dp", share_ratio=0.1, source="a", exposed_ratio=0.1),
+    )
+
+    assert known_in_all(seen, 0.3) == seen
+    assert known_in_all(seen, 0.5) == ()
+
+
+def test_of_what_little_a_dimension_takes_nothing_is_said():
+    little = {"collectives": [*reductions(TENSOR, 0.3), *reductions(DATA, 0.005)], "nccl": busy(0.305)}
+
+    evidence = finding(judged(**little), Kind.COMMUNICATION).evidence
+
+    assert "How much is exposed is not known of tp (30.0 % of a step): no capture was analysed." in evidence
+
+
+def test_why_a_capture_is_not_used_is_said_once():
+    before = shown(group((0, 1, 2, 3), 0.45, 0.45))
+
+    result = judged(before, run_began_unix_s=NOW_UNIX_S - 5, **IN_KERNELS)
+
+    said = [one for one in finding(result, Kind.COMMUNICATION).evidence if "started again since" in one]
+    assert len(said) == 1
+
+
 # What to do.
+
+
+def test_waiting_that_may_be_a_pipelines_stall_is_not_what_costs_most():
+    stages = Dimension(group="pp", share_ratio=0.3, source="a", exposed_ratio=0.3)
+    data = Dimension(group="dp", share_ratio=0.1, source="a", exposed_ratio=0.1)
+
+    assert costliest([stages, data]) == data
+    assert costliest([replace(stages, transfer_ratio=0.2), data]) == replace(stages, transfer_ratio=0.2)
+    assert costliest([stages]) is None
 
 
 @pytest.mark.parametrize(

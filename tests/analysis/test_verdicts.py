@@ -569,6 +569,12 @@ def test_offloading_to_the_host_is_told_too():
     assert "send up to 30.0 GB/s" in found.evidence[0]
 
 
+def test_copies_that_leave_most_of_the_slot_free_may_be_hidden():
+    found = finding(of_gpus(sm_active_ratio=0.5, pcie_rx_bytes_per_s=12e9), Kind.HOST_TRANSFER)
+
+    assert found.lost_ratio is None
+
+
 def test_what_ranks_without_nvlink_move_by_pcie_may_be_between_gpus():
     copying = {"sm_active_ratio": 0.3, "pcie_rx_bytes_per_s": 30e9}
     alone = job_data(

@@ -79,6 +79,8 @@ PROFILES = (
     "{alert: A, expr: up == 0, labels: {capture: nosuch}},"
     "{alert: B, expr: up == 0, labels: {capture: nosuch}},"
     "{alert: C, expr: up == 0, labels: {capture: hang}},"
+    "{alert: B, expr: up == 1, labels: {capture: nosuch, severity: page}},"
+    "{record: 'job:up', expr: up, labels: {capture: nosuch}},"
     "{alert: D, expr: up == 0, labels: {capture: '{{ $labels.profile }}'}}]}]"
 )
 
