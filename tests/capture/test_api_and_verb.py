@@ -14,6 +14,7 @@ from perfd.capture.entries import to_json
 from perfd.capture.events import ManualRequest
 from perfd.capture.ranks import JobView, RankView
 from perfd.cli import main
+from perfd.cli.capture_analysis import analyze
 from perfd.cli.client import get
 from perfd.config import CaptureProfile
 from perfd.errors import ConfigError, PerfdError
@@ -307,6 +308,20 @@ def test_show_analyses_traces_that_lie_on_this_node(aggregator, capsys, tmp_path
     report = tmp_path / "perfd.report.html"
     assert "gemm" in report.read_text()
     assert report.stat().st_mode & 0o077 == 0
+
+
+def test_a_rank_whose_trace_is_empty_keeps_no_other_from_being_analysed(tmp_path):
+    whole, empty = tmp_path / "rank0.pt.trace.json", tmp_path / "rank1.pt.trace.json"
+    whole.write_text(trace())
+    empty.write_text('{"traceEvents": []}')
+    states = ((whole, CaptureState.DONE), (empty, CaptureState.EMPTY))
+    ranks = [{"state": state.value, "files": [{"path": str(path)}]} for path, state in states]
+
+    written = analyze({"id": "c1", "ranks": ranks})
+
+    assert [path.name for path in written] == ["perfd.trace.json", "perfd.report.html"]
+    with pytest.raises(PerfdError, match="no GPU operation"):
+        analyze({"id": "c1", "ranks": ranks[1:]})
 
 
 def test_show_says_where_to_analyse_when_the_files_are_elsewhere(aggregator, capsys):

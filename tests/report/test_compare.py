@@ -52,6 +52,7 @@ def test_what_is_nothing_in_both_is_the_same(tmp_path, capsys):
     assert main(["compare", a, a, "--json"]) == 0
     changes = {one["name"]: one for one in json.loads(capsys.readouterr().out)["changes"]}
     assert (changes["exposed_memory_s"]["a"], changes["exposed_memory_s"]["verdict"]) == (0.0, "same")
+    assert (changes["kernel_count"]["better"], changes["kernel_count"]["verdict"]) == (None, "same")
 
 
 def test_what_takes_as_long_in_a_longer_step_is_no_better(capsys):
