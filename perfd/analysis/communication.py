@@ -24,6 +24,9 @@ from perfd.analysis.tables import Floats
 from perfd.analysis.timers import COMMUNICATION, POINT_TO_POINT, Timers, share, usual
 from perfd.model import JobDescription, ParallelLayout
 
+_TIMERS = "timers"
+"""What begins the source of a share that they tell."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communication:
@@ -67,11 +70,9 @@ class Communication:
     @property
     def left_out(self) -> tuple[str, ...]:
         """The dimensions that `share_ratio` does not hold: of timers it counts those of collectives only."""
-        if self.share_ratio is None:
+        if self.share_ratio is None or not (self.source or "").startswith(_TIMERS):
             return ()
-        # Whoever tells of all communication tells of its dimensions as well.
-        others = (one for one in self.dimensions if one.source != self.source and one.group != "dp")
-        return tuple(one.group or "others" for one in others)
+        return tuple(one.group or "others" for one in self.dimensions if one.group != "dp")
 
 
 def communication(
@@ -258,7 +259,7 @@ def _source(names: list[str], *, overlapped: bool) -> str | None:
     if not names:
         return None
     tail = " (overlap_grad_reduce: what is left exposed)" if overlapped else ""
-    return f"timers: {', '.join(names)}{tail}"
+    return f"{_TIMERS}: {', '.join(names)}{tail}"
 
 
 def _p2p_ratio(timers: Timers, step_time_s: Floats) -> float | None:

@@ -71,7 +71,7 @@ def _metrics(job: JobSummary, source: str) -> list[Metric]:
     without = job.communication.left_out
     left_out = f", not counting {', '.join(without)}" if without else ""
     communication = f"{source}; {job.communication.source}{left_out}"
-    exposed = f"{source}; {job.communication.exposed_source}"
+    exposed = f"{source}; {job.communication.exposed_source}{left_out}"
     speed = f"{source}; {_FLOPS_SOURCES.get(job.mfu_source or '', 'source unknown')}"
     steady = f"{job.steps.steady_count} steady of {job.steps.count} steps"
     over = f"{source}; median over {steady}"

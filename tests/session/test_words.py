@@ -128,6 +128,9 @@ def test_a_total_by_timers_says_which_dimensions_it_does_not_count(summary):
 
     assert told["communication"] == ["0.6 % (timers: all-grads-sync), not counting pp"]
     assert told["by dimension"] == ["pp 24.0 %, exposed 24.0 % (timers)"]
+    # A capture counts all that communicates.
+    captured = dataclasses.replace(timed, share_ratio=0.3, source="capture c-1")
+    assert numbers(summary, communication=captured)["communication"] == ["30.0 % (capture c-1)"]
 
 
 def test_dimensions_that_communicate_at_once_are_told_with_what_they_take_together(summary):

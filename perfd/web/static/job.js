@@ -97,9 +97,10 @@ function communicationNote(job) {
   return `of a step${split}${without.length ? `, not counting ${without.join(", ")}` : ""}`;
 }
 
-// As Communication.left_out: timers count collectives only, whoever tells of all communication tells of its dimensions.
+// As Communication.left_out: timers count the collectives of gradients and parameters only.
 function leftOut({ source, dimensions }) {
-  return (dimensions ?? []).filter((one) => one.source !== source && one.group !== "dp").map((one) => one.group ?? "others");
+  if (!source?.startsWith("timers")) return [];
+  return (dimensions ?? []).filter((one) => one.group !== "dp").map((one) => one.group ?? "others");
 }
 
 function mfuNote(job) {
