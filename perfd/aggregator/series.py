@@ -14,6 +14,7 @@ from perfd.aggregator.nodes import NodeState
 from perfd.analysis.communication import Communication
 from perfd.analysis.summary import JobSummary
 from perfd.analysis.tables import Floats, JobData
+from perfd.analysis.words import kind_of_source
 from perfd.exposition import entity_labels
 from perfd.model import Scope
 from perfd.series import SeriesFrame, SeriesKey
@@ -228,7 +229,7 @@ def _efficiency(summary: JobSummary, job: Mapping[str, str]) -> list[Value]:
 def _shares(summary: JobSummary, job: Mapping[str, str]) -> list[Value]:
     communication = summary.communication
     told, exposed = (
-        {**job, "source": _kind_of_source(source)}
+        {**job, "source": kind_of_source(source)}
         for source in (communication.source, communication.exposed_source)
     )
     return [
@@ -246,17 +247,11 @@ def _dimensions(communication: Communication, job: Mapping[str, str]) -> Iterabl
     for one in communication.dimensions:
         labels = {**job, "dimension": one.group or "other"}
         told, exposed = (
-            {**labels, "source": _kind_of_source(source)} for source in (one.source, one.exposed_source)
+            {**labels, "source": kind_of_source(source)} for source in (one.source, one.exposed_source)
         )
         yield "perfd_communication_dimension_share_ratio", told, one.share_ratio
         yield "perfd_communication_dimension_wait_ratio", told, one.wait_ratio
         yield "perfd_communication_dimension_exposed_ratio", exposed, one.exposed_ratio
-
-
-def _kind_of_source(source: str | None) -> str:
-    """Which timers there are, and how old a capture is, changes from step to step: that is left out."""
-    kind = (source or "").partition(":")[0]
-    return "capture" if kind.startswith("capture ") else kind
 
 
 def _stages(summary: JobSummary, job: Mapping[str, str]) -> list[Value]:

@@ -1,4 +1,4 @@
-"""Numbers as people read them; without anything else, for what must start at once."""
+"""Numbers and their sources as people read them; without anything else, for what must start at once."""
 
 from __future__ import annotations
 
@@ -30,3 +30,9 @@ def rank_names(ranks: Sequence[int]) -> str:
     shown = ", ".join(map(str, ranks[:_RANKS_SHOWN]))
     more = f" and {len(ranks) - _RANKS_SHOWN} more" if len(ranks) > _RANKS_SHOWN else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"
+
+
+def kind_of_source(source: str | None) -> str:
+    """Which timers there are, and how old a capture is, changes from step to step: that is left out."""
+    kind = (source or "").partition(":")[0]
+    return "capture" if kind.startswith("capture ") else kind

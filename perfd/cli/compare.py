@@ -36,9 +36,9 @@ _EPILOG = """\
 With --json it prints one object: {"schema": "perfd.compare/1", "regressed", "a", "b",
 "max_regression_ratio", "changes": [{"name", "unit", "a", "b", "change_ratio", "better", "gate",
 "verdict"}], "kernels": [{"name", "a_s", "b_s"}]}. `verdict` is better, worse, same, changed (of a
-number whose `better` is null: by itself it is neither good nor bad), unknown (only one of the
-two has it), or regressed: worse by more than allowed, of a number that counts (`gate`).
-Kernels are there for traces only.
+number whose `better` is null: by itself it is neither good nor bad, or something else tells it
+of the other run), unknown (only one of the two has it), or regressed: worse by more than
+allowed, of a number that counts (`gate`). Kernels are there for traces only.
 Exit codes: 0 no worse than allowed; 1 regressed beyond the bound; 2 the two cannot be compared.
 """
 _WIDTH = 110

@@ -80,7 +80,7 @@ def compare(a: Measured, b: Measured, max_regression_ratio: float) -> Comparison
     if a.kind != b.kind:
         raise PerfdError(f"{a.name} is a {a.kind} and {b.name} a {b.kind}: compare like with like.")
     of_b = {measure.name: measure for measure in b.measures}
-    changes = [_change(measure, of_b[measure.name].value, max_regression_ratio) for measure in a.measures]
+    changes = [_change(measure, of_b[measure.name], max_regression_ratio) for measure in a.measures]
     if not any(change.gate and change.change_ratio is not None for change in changes):
         raise PerfdError(
             f"{a.name} and {b.name} have no step time, throughput or MFU in common to compare;"
@@ -100,17 +100,19 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
     return {"schema": SCHEMA, "regressed": comparison.regressed, **asdict(comparison)}
 
 
-def _change(a: Measure, b: float | None, max_regression_ratio: float) -> Change:
-    ratio = _ratio(a.value, b)
+def _change(a: Measure, b: Measure, max_regression_ratio: float) -> Change:
+    ratio = _ratio(a.value, b.value)
+    # What two sources tell are two numbers.
+    better = a.better if ratio is None or a.source == b.source else None
     return Change(
         name=a.name,
         unit=a.unit.value,
         a=a.value,
-        b=b,
+        b=b.value,
         change_ratio=ratio,
-        better=a.better,
+        better=better,
         gate=a.gate,
-        verdict=_verdict(ratio, a, max_regression_ratio),
+        verdict=_verdict(ratio, better, max_regression_ratio if a.gate else None),
     )
 
 
@@ -122,16 +124,16 @@ def _ratio(a: float | None, b: float | None) -> float | None:
     return (b - a) / a if a else None
 
 
-def _verdict(ratio: float | None, measure: Measure, max_regression_ratio: float) -> Verdict:
+def _verdict(ratio: float | None, better: Better | None, max_regression_ratio: float | None) -> Verdict:
     if ratio is None:
         return Verdict.UNKNOWN
-    if measure.better is None:
-        return Verdict.SAME if abs(ratio) < SAME_RATIO else Verdict.CHANGED
-    worse = ratio if measure.better is Better.LOWER else -ratio
-    if measure.gate and worse > max_regression_ratio:
+    worse = ratio if better is Better.LOWER else -ratio
+    if better and max_regression_ratio is not None and worse > max_regression_ratio:
         return Verdict.REGRESSED
     if abs(ratio) < SAME_RATIO:
         return Verdict.SAME
+    if better is None:
+        return Verdict.CHANGED
     return Verdict.WORSE if worse > 0 else Verdict.BETTER
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from perfd.analysis.summary import JobSummary
+from perfd.analysis.words import kind_of_source
 from perfd.errors import PerfdError
 
 
@@ -40,6 +41,8 @@ class Measure:
     """None for what explains a change and is by itself neither good nor bad."""
     gate: bool = False
     """Whether a regression of it fails the comparison. The others explain."""
+    source: str = ""
+    """What tells it, where that may be one thing or another: timers see another part than NCCL's kernels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,14 +99,17 @@ def measures_of_summary(job: JobSummary, name: str) -> Measured:
         ("mfu_ratio", job.mfu_ratio, Unit.RATIO, Better.HIGHER, True),
         ("step_time_p95_s", job.step_time_s.p95, Unit.SECONDS, Better.LOWER, False),
         ("step_time_jitter_ratio", job.step_time_s.jitter_ratio, Unit.RATIO, None, False),
-        ("communication_s", _part(job.communication.share_ratio, step_s), Unit.SECONDS, Better.LOWER, False),
         ("pipeline_stall_ratio", job.pipeline.stall_ratio, Unit.RATIO, None, False),
-        ("data_loading_s", _part(job.data.share_ratio, step_s), Unit.SECONDS, Better.LOWER, False),
-        ("optimizer_s", _part(job.optimizer.share_ratio, step_s), Unit.SECONDS, Better.LOWER, False),
         ("tensor_active_ratio", job.tensor_active_ratio, Unit.RATIO, None, False),
         ("memory_used_ratio", job.memory.max_used_ratio, Unit.RATIO, None, False),
     )
-    return Measured(name=name, kind="summary", measures=[_measure(*row) for row in rows])
+    parts = (
+        ("communication_s", job.communication.share_ratio, job.communication.source),
+        ("data_loading_s", job.data.share_ratio, job.data.source),
+        ("optimizer_s", job.optimizer.share_ratio, job.optimizer.source),
+    )
+    measures = [_measure(*row) for row in rows] + [_part(*part, step_s) for part in parts]
+    return Measured(name=name, kind="summary", measures=measures)
 
 
 def measures_of_trace(document: Mapping[str, Any], name: str) -> Measured:
@@ -140,8 +146,14 @@ def _mean(steps: Sequence[_Step], key: str) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _part(share_ratio: float | None, step_s: float | None) -> float | None:
-    return None if share_ratio is None or step_s is None else share_ratio * step_s
+def _part(name: str, share_ratio: float | None, source: str | None, step_s: float | None) -> Measure:
+    return Measure(
+        name=name,
+        value=None if share_ratio is None or step_s is None else share_ratio * step_s,
+        unit=Unit.SECONDS,
+        better=Better.LOWER,
+        source=kind_of_source(source),
+    )
 
 
 def _measure(name: str, value: float | None, unit: Unit, better: Better | None, gate: bool) -> Measure:

@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from analysis.jobs import description, job_data, phase_table, step_table
 
+from perfd.analysis.summary import AnalysisSettings, summarise
+from perfd.analysis.tables import NcclTime
 from perfd.cli import main
+from perfd.report.compare import Verdict, compare
+from perfd.report.measures import measures_of_summary
 from perfd.testing.traces import COMPUTE, MATMUL, NCCL, Op, kineto, write_json
 
 
@@ -64,6 +69,29 @@ def test_what_takes_as_long_in_a_longer_step_is_no_better(capsys):
     unjudged = {one["verdict"] for one in changes.values() if one["better"] is None}
     assert unjudged <= {"same", "changed", "unknown"}
     assert changes["step_time_jitter_ratio"]["verdict"] == "changed"
+
+
+def test_what_other_sources_tell_is_neither_better_nor_worse():
+    steps, job = step_table([1.0] * 20), description(world_size=4, dp=4)
+    timers = phase_table(steps, {"all-grads-sync": (0.2, 0.2)})
+    kernels = [NcclTime(rank=rank, busy_s=0.3, span_s=1, lost_operations=0) for rank in range(4)]
+    first, again, other = (
+        measures_of_summary(
+            summarise(job_data(steps, description=job, **told), AnalysisSettings()),
+            "run",
+        )
+        for told in (
+            {"phases": timers},
+            {"phases": phase_table(steps, {"all-grads-sync": (0.3, 0.3)})},
+            {"phases": timers, "nccl": kernels},
+        )
+    )
+
+    by_timers = {one.name: one for one in compare(first, again, 0.03).changes}["communication_s"]
+    by_another = {one.name: one for one in compare(first, other, 0.03).changes}["communication_s"]
+
+    assert (by_timers.b, by_timers.verdict) == (pytest.approx(0.3), Verdict.WORSE)
+    assert (by_another.b, by_another.verdict) == (pytest.approx(0.3), Verdict.CHANGED)
 
 
 def test_a_faster_step_passes(tmp_path, capsys):
