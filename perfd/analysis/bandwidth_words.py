@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perfd.analysis.groups import WORLD
 from perfd.analysis.nccl_groups import NcclKind
 from perfd.analysis.tables import Method
 
@@ -24,7 +25,8 @@ def busiest(kinds: Sequence[NcclKind]) -> list[NcclKind]:
 
 def bandwidth_words(kind: NcclKind) -> str:
     """A sentence: the bandwidth beside what links allow, or that messages are too small for it."""
-    name = f"{kind.operation} of {kind.group or 'unnamed'} groups{_method(kind.method)}"
+    groups = "over all ranks" if kind.group == WORLD else f"of {kind.group or 'unnamed'} groups"
+    name = f"{kind.operation} {groups}{_method(kind.method)}"
     if kind.latency_bound and kind.size_bytes is not None and kind.transfer_s is not None:
         return (
             f"{name} moves {_size(kind.size_bytes)} at a time, which is too little for bandwidth to count: it"

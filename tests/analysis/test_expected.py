@@ -133,7 +133,7 @@ def test_small_messages_are_latency_and_no_slow_link():
     assert kind.latency_s == pytest.approx(10.2e-6)
     assert result.nccl.slow_groups == ()
     assert bandwidth_words(kind) == (
-        "AllReduce of world groups moves 0.256 MB at a time, which is too little for bandwidth to count: it"
+        "AllReduce over all ranks moves 0.256 MB at a time, which is too little for bandwidth to count: it"
         " takes 30 us, and NCCL reckons with a latency of 10 us."
     )
     found = next(one for one in result.findings if one.kind is Kind.COMMUNICATION)
@@ -145,9 +145,9 @@ def test_bandwidth_stands_beside_how_nccl_did_it():
     kind = replace(
         kind_of(job(operation(8), nodes=(8,))), method=Method(algorithm="RING", protocol="LL128", channels=24)
     )
-    assert bandwidth_words(kind).startswith("AllReduce of world groups (RING, LL128, 24 channels) reaches ")
+    assert bandwidth_words(kind).startswith("AllReduce over all ranks (RING, LL128, 24 channels) reaches ")
     untold = replace(kind, method=Method(algorithm="NVLS", protocol="SIMPLE"))
-    assert bandwidth_words(untold).startswith("AllReduce of world groups (NVLS, SIMPLE) reaches ")
+    assert bandwidth_words(untold).startswith("AllReduce over all ranks (NVLS, SIMPLE) reaches ")
 
 
 def test_a_tree_over_many_nodes_takes_less_than_a_ring():
@@ -161,7 +161,7 @@ def test_the_diagnosis_prints_what_transfers_reach_beside_what_links_allow():
     text = "".join(findings_in_words([judged(job(operation(8), nodes=(8,), tp=1, pp=1, dp=8))]))
 
     assert (
-        "- AllReduce of world groups reaches 175 GB/s of bus bandwidth while data moves, of 450 GB/s that its"
+        "- AllReduce over all ranks reaches 175 GB/s of bus bandwidth while data moves, of 450 GB/s that its"
         " links allow (NVLink between its GPUs, one direction).\n"
     ) in text
 
