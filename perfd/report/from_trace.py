@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perfd.report.model import Bars, Metric, Report, ReportFinding, Segment, Table
+from perfd.report.notes import notes_of
 from perfd.report.timeline import timeline_of
 from perfd.report.words import UNKNOWN, duration, kernel_name, percent, size, title
 from perfd.trace.analysis import RankAnalysis, TraceAnalysis
-from perfd.trace.document import notes
 from perfd.trace.findings import Diagnosis
 from perfd.trace.verdict import Shares, TraceFinding
 
@@ -35,7 +35,7 @@ def report_of_trace(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Report:
         findings=[_finding(found, diagnosis) for found in diagnosis.findings],
         figures=[_bars(analysis), timeline_of(analysis)],
         tables=tables,
-        notes=_notes(analysis),
+        notes=notes_of(analysis),
     )
 
 
@@ -307,8 +307,3 @@ def _phase_table(rank: RankAnalysis) -> Table:
             for row in rank.phases[:_KERNELS]
         ],
     )
-
-
-def _notes(analysis: TraceAnalysis) -> Sequence[str]:
-    told = [f"Rank {rank.rank}: {note}" for rank in analysis.ranks for note in notes(rank)]
-    return [*told, *(f"Not matched across ranks: {sentence}" for sentence in analysis.collectives.unmatched)]

@@ -10,9 +10,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from perfd.report.notes import notes_of
 from perfd.report.words import UNKNOWN, duration, kernel_name, percent, title
 from perfd.trace.analysis import RankAnalysis, TraceAnalysis
-from perfd.trace.document import notes
 from perfd.trace.findings import Diagnosis
 from perfd.trace.verdict import TraceFinding
 
@@ -151,14 +151,5 @@ def _indented(text: Text) -> Padding:
 
 
 def _notes(analysis: TraceAnalysis) -> list[Text]:
-    by_note: dict[str, list[int]] = {}
-    for rank in analysis.ranks:
-        for note in notes(rank):
-            by_note.setdefault(note, []).append(rank.rank)
-    whole = len(analysis.ranks)
-    told = [
-        note if len(ranks) == whole else f"Rank {', '.join(map(str, ranks))}: {note}"
-        for note, ranks in by_note.items()
-    ]
-    told += [f"Not matched across ranks: {sentence}" for sentence in analysis.collectives.unmatched]
+    told = notes_of(analysis)
     return [Text(f"\n{chr(10).join(told)}", style="dim")] if told else []

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from perfd.report.notes import notes_of
 from perfd.testing.traces import COMPUTE, COPY, NCCL, NsysExport, Op, kineto, write_json
 from perfd.trace.analysis import analyse
 from perfd.trace.collectives import Matching
@@ -100,6 +101,15 @@ def test_a_rank_that_was_not_traced_leaves_its_groups_unmatched(tmp_path):
 
     assert _row(found, 0).transfer_s is None
     assert any("no trace of rank 2" in sentence for sentence in found.collectives.unmatched)
+    assert any("no trace of rank 2" in note for note in notes_of(found))
+
+
+def test_of_one_rank_it_is_said_once_that_nothing_can_be_matched(tmp_path):
+    found = _analysis(tmp_path, [_reduce(0, 100), _reduce(200, 300, name="allgather")])
+
+    assert len(found.collectives.unmatched) == 2
+    assert notes_of(found)[-1].startswith("Transfer and waiting are not told apart")
+    assert not any("Not matched" in note for note in notes_of(found))
 
 
 def _unnamed(tmp_path, *ranks):
