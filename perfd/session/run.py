@@ -33,6 +33,7 @@ MONITOR = (sys.executable, "-P", "-m", "perfd.session.monitor")
 """How the monitor is started; `-P`, because the job's working directory must not shadow our modules."""
 
 _NO_MONITOR = "perfd: the monitor failed, so there is no summary; the job was not affected. See {log}."
+_LATE_MONITOR = "perfd: no summary: the monitor did not end within {limit:g} s after the job. See {log}."
 HOOK_COLLECTOR = "hook"
 NCCL_COLLECTOR = "nccl"
 
@@ -152,10 +153,15 @@ class _Session:
             self._feed.close(SUMMARY_LIMIT_S)
             if self._monitor is None or self._monitor.wait(SUMMARY_LIMIT_S) != 0:
                 self._say(_NO_MONITOR.format(log=self._log))
-        except (_Interrupted, subprocess.TimeoutExpired) as error:
-            self._say(f"perfd: no summary: {error}.")
-            if self._monitor is not None:
-                self._monitor.kill()
+        except _Interrupted as error:
+            self._give_up(f"perfd: no summary: {error}.")
+        except subprocess.TimeoutExpired:
+            self._give_up(_LATE_MONITOR.format(limit=SUMMARY_LIMIT_S, log=self._log))
+
+    def _give_up(self, why: str) -> None:
+        self._say(why)
+        if self._monitor is not None:
+            self._monitor.kill()
 
     def _resize(self) -> None:
         for output in self._outputs:

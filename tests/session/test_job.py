@@ -369,3 +369,16 @@ def test_standard_output_on_a_terminal_and_errors_in_a_file_stay_apart(terminal,
     session.read_until(b"out 1")
     assert session.end() == 0
     assert log.read_bytes() == b"err 0"
+
+
+def test_a_monitor_that_does_not_end_is_given_up_with_a_sentence():
+    hurried = f"import perfd.session.run\nperfd.session.run.SUMMARY_LIMIT_S = 0.1\n{RUN}"
+    hanging = f"import signal; {SWALLOW}; signal.pause()"
+    words = [sys.executable, "-c", hurried, hanging, "command", *python("raise SystemExit(3)")]
+
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+
+    assert done.returncode == 3
+    assert done.stderr == (
+        b"perfd: no summary: the monitor did not end within 0.1 s after the job. See /dev/null.\n"
+    )
