@@ -57,6 +57,7 @@ class Alerts:
     def __init__(self, config: RulesConfig) -> None:
         files = [*(builtin_rules() if config.builtin else []), *map(Path, config.files)]
         self.rules: RuleSet = load_rules(files)
+        """What is evaluated."""
         self._engine = RuleEngine(self.rules)
         self._store = self._engine.new_store()
         self._interval_s = config.interval_s
