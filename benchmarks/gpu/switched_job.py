@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +124,8 @@ def main() -> None:
     device = join()
     training = Training(Shape(**plan["shape"]), device)
     training.steps_s()
+    # Who ends the job early ends it in whatever block it is: perfd must not stay stopped.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     switch = Switch(Path(os.environ.get("PERFD_NCCL_DIR") or "/dev/shm"))
     told = []
     try:
