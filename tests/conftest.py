@@ -1,8 +1,9 @@
-"""What all tests share: golden files, how hypothesis runs, and a log that no other test has configured."""
+"""What all tests share: golden files, how hypothesis runs, signals, and a log that no test has configured."""
 
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,12 @@ settings.load_profile("perfd")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
+
+
+def pytest_configure() -> None:
+    # What a shell starts in the background ignores it, and so would each program that a test interrupts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
