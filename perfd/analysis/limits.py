@@ -18,7 +18,7 @@ LIMITS: Mapping[Kind, str] = {
     Kind.THROTTLING: "Clocks that are held down limit this job",
     Kind.MEMORY: "Full memory limits this job",
     Kind.HOST_BOUND: "The host limits this job",
-    Kind.LAUNCH_BOUND: "Launching kernels limits this job",
+    Kind.LAUNCH_BOUND: "Late launches by the host limit this job",
     Kind.SYNC_BOUND: "Waiting of the host for the GPU limits this job",
     Kind.MEMORY_BOUND: "The bandwidth of the GPUs' memory limits this job",
     Kind.HOST_TRANSFER: "Copies between host and GPU limit this job",

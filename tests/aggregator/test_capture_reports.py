@@ -170,7 +170,7 @@ def test_a_capture_that_was_read_tells_why_gpus_idle_as_long_as_the_job_stays_as
             slower = told("diagnose")
     finally:
         aggregator.stop()
-    assert live.splitlines()[2].startswith("Launching kernels limits this job (confidence 90%)")
+    assert live.splitlines()[2].startswith("Late launches by the host limit this job (confidence 90%)")
     assert "the host has not launched (capture c1, " in live
     assert job["bottleneck"]["kind"] == "launch_bound"
     assert job["capture"]["used"] is True
