@@ -21,13 +21,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 from ctypes import c_int, c_size_t
-from itertools import pairwise
 from pathlib import Path
 
 from perfd_collectors.nccl.library import LIBRARY
 
 from benchmarks.gpu.nccl_job import Driver, Nccl
-from benchmarks.gpu.overhead import inspected, inspector_environment, inspector_library
+from benchmarks.gpu.overhead import beside_bare, inspected, inspector_environment, inspector_library
 
 SCHEMA = "perfd.bench.gpu.nccl_cost/1"
 _BYTES = 16_384
@@ -92,16 +91,9 @@ def run_mode(
 
 def added_s(runs: Sequence[tuple[str, float | None]]) -> dict[str, list[float]]:
     """By mode, round by round, how much longer a call took than in the bare runs before and after."""
-    bare = [at for at, (mode, _) in enumerate(runs) if mode == "bare"]
     found: dict[str, list[float]] = {}
-    for before, after in pairwise(bare):
-        first_s, last_s = runs[before][1], runs[after][1]
-        if first_s is None or last_s is None:
-            continue
-        found.setdefault("bare", []).append(last_s - first_s)
-        for mode, call_s in runs[before + 1 : after]:
-            if call_s is not None:
-                found.setdefault(mode, []).append(call_s - (first_s + last_s) / 2)
+    for mode, call_s, usual_s in beside_bare(runs):
+        found.setdefault(mode, []).append(call_s - usual_s)
     return found
 
 

@@ -21,7 +21,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -52,23 +52,28 @@ def inspector_library(python: str, loader_path: str) -> Path | None:
     return next((folder / INSPECTOR for folder in folders if (folder / INSPECTOR).is_file()), None)
 
 
-def overheads(runs: Sequence[tuple[str, float | None]]) -> dict[str, list[float]]:
-    """By mode, how much longer steps were than in the bare runs before and after, run by run.
+def beside_bare(runs: Sequence[tuple[str, float | None]]) -> Iterator[tuple[str, float, float]]:
+    """Of each run between two bare ones its mode, its figure, and the mean of theirs.
 
-    `runs` are modes and median steps in the order in which they ran; a run that failed has no step.
+    `runs` are modes and figures in the order in which they ran; a run that failed has none. The later bare
+    run is told beside the earlier: how much two of them differ says how much of a difference means nothing.
     """
     bare = [index for index, (mode, _) in enumerate(runs) if mode == "bare"]
-    found: dict[str, list[float]] = {}
     for before, after in pairwise(bare):
-        first_s, last_s = runs[before][1], runs[after][1]
-        if first_s is None or last_s is None:
+        first, last = runs[before][1], runs[after][1]
+        if first is None or last is None:
             continue
-        usual_s = (first_s + last_s) / 2
-        # Two bare runs against each other say how much of a difference means nothing.
-        found.setdefault("bare", []).append(last_s / first_s - 1)
-        for mode, step_s in runs[before + 1 : after]:
-            if step_s is not None:
-                found.setdefault(mode, []).append(step_s / usual_s - 1)
+        yield "bare", last, first
+        for mode, figure in runs[before + 1 : after]:
+            if figure is not None:
+                yield mode, figure, (first + last) / 2
+
+
+def overheads(runs: Sequence[tuple[str, float | None]]) -> dict[str, list[float]]:
+    """By mode, how much longer median steps were than in the bare runs before and after, run by run."""
+    found: dict[str, list[float]] = {}
+    for mode, step_s, usual_s in beside_bare(runs):
+        found.setdefault(mode, []).append(step_s / usual_s - 1)
     return found
 
 
