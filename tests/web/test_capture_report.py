@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,20 @@ pytestmark = pytest.mark.system
 
 
 TRACE = kineto([Op(COMPUTE, 0, 60)], steps={1: (0, 100)})
+
+
+@pytest.fixture
+def running() -> Iterator[Aggregator]:
+    aggregator = Aggregator(
+        AggregatorConfig(
+            listen="127.0.0.1:0",
+            http_listen="127.0.0.1:0",
+            capture_profiles={"default": CaptureProfile(tool="kineto")},
+        )
+    )
+    aggregator.start()
+    yield aggregator
+    aggregator.stop()
 
 
 def captured(
@@ -106,64 +121,36 @@ def test_no_table_of_a_report_is_wider_than_its_page(tab: Tab, tmp_path: Path) -
     assert tab.run(f"{widths}.map(one => one.innerText)") == []
 
 
-def test_what_the_traces_say_is_on_the_page_by_itself(tab: Tab, tmp_path: Path) -> None:
-    config = AggregatorConfig(
-        listen="127.0.0.1:0",
-        http_listen="127.0.0.1:0",
-        capture_profiles={"default": CaptureProfile(tool="kineto")},
-    )
-    running = Aggregator(config)
-    running.start()
-    try:
-        with FakeAgent(running.grpc_address) as agent:
-            captured(running, agent, "c1", tmp_path / "c1")
-            tab.open(
-                f"http://{running.http_address}/jobs/llm/captures", "document.querySelector('article a')"
-            )
-            tab.wait("document.querySelector('#capture-c1 .headline')")
-            assert "Compute bound." in tab.text("#capture-c1 .headline")
-            assert tab.text("#capture-c1 a") == "Open the report"
-            tab.run("document.querySelector('#capture-c1 a').click()")
-            tab.wait("location.pathname === '/reports/captures/c1' && document.querySelector('.headline')")
-            assert tab.count("svg") > 0
-    finally:
-        running.stop()
+def test_what_the_traces_say_is_on_the_page_by_itself(running: Aggregator, tab: Tab, tmp_path: Path) -> None:
+    with FakeAgent(running.grpc_address) as agent:
+        captured(running, agent, "c1", tmp_path / "c1")
+        tab.open(f"http://{running.http_address}/jobs/llm/captures", "document.querySelector('article a')")
+        tab.wait("document.querySelector('#capture-c1 .headline')")
+        assert "Compute bound." in tab.text("#capture-c1 .headline")
+        assert tab.text("#capture-c1 a") == "Open the report"
+        tab.run("document.querySelector('#capture-c1 a').click()")
+        tab.wait("location.pathname === '/reports/captures/c1' && document.querySelector('.headline')")
+        assert tab.count("svg") > 0
 
 
-def test_a_capture_whose_traces_cannot_be_read_has_no_link_to_a_report(tab: Tab, tmp_path: Path) -> None:
-    config = AggregatorConfig(
-        listen="127.0.0.1:0",
-        http_listen="127.0.0.1:0",
-        capture_profiles={"default": CaptureProfile(tool="kineto")},
-    )
-    running = Aggregator(config)
-    running.start()
-    try:
-        with FakeAgent(running.grpc_address) as agent:
-            captured(running, agent, "c1", tmp_path / "c1", document={"nothing": "of Kineto's"})
-            tab.open(
-                f"http://{running.http_address}/jobs/llm/captures",
-                "document.querySelector('#capture-c1 .headline')",
-            )
-            assert "No report could be made" in tab.text("#capture-c1 .headline")
-            assert tab.count("#capture-c1 a") == 0
-    finally:
-        running.stop()
+def test_a_capture_whose_traces_cannot_be_read_has_no_link_to_a_report(
+    running: Aggregator, tab: Tab, tmp_path: Path
+) -> None:
+    with FakeAgent(running.grpc_address) as agent:
+        captured(running, agent, "c1", tmp_path / "c1", document={"nothing": "of Kineto's"})
+        tab.open(
+            f"http://{running.http_address}/jobs/llm/captures",
+            "document.querySelector('#capture-c1 .headline')",
+        )
+        assert "No report could be made" in tab.text("#capture-c1 .headline")
+        assert tab.count("#capture-c1 a") == 0
 
 
-def test_a_capture_that_left_stacks_and_no_trace_has_no_link_to_a_report(tab: Tab, tmp_path: Path) -> None:
-    config = AggregatorConfig(
-        listen="127.0.0.1:0",
-        http_listen="127.0.0.1:0",
-        capture_profiles={"default": CaptureProfile(tool="kineto")},
-    )
-    running = Aggregator(config)
-    running.start()
-    try:
-        with FakeAgent(running.grpc_address) as agent:
-            captured(running, agent, "c1", tmp_path / "c1", name="stacks.json")
-            tab.open(f"http://{running.http_address}/jobs/llm/captures", "document.querySelector('article')")
-            assert "done" in tab.text("#capture-c1")
-            assert tab.count("#capture-c1 a") == 0
-    finally:
-        running.stop()
+def test_a_capture_that_left_stacks_and_no_trace_has_no_link_to_a_report(
+    running: Aggregator, tab: Tab, tmp_path: Path
+) -> None:
+    with FakeAgent(running.grpc_address) as agent:
+        captured(running, agent, "c1", tmp_path / "c1", name="stacks.json")
+        tab.open(f"http://{running.http_address}/jobs/llm/captures", "document.querySelector('article')")
+        assert "done" in tab.text("#capture-c1")
+        assert tab.count("#capture-c1 a") == 0
