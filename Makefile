@@ -41,9 +41,9 @@ check: $(VENV)/.installed-dev ## Lint, types, imports, drift of generated files
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python -m perfd.wire.regenerate --check
-	@$(BIN)/python -m perfd.catalogue_docs --check
+	@$(BIN)/python -m perfd.cli.metrics_reference --check
 	@$(BIN)/python deploy/kubernetes/make_schema.py --check
-	@$(BIN)/python -m perfd.cli.reference --check
+	@$(BIN)/python -m perfd.cli.cli_reference --check
 	@cd deploy/grafana && $(abspath $(BIN))/python -m perfd_dashboards --check
 
 format: $(VENV)/.installed-dev ## Format the code
@@ -57,9 +57,9 @@ proto: $(VENV)/.installed-dev ## Generate the wire code from its .proto
 	@$(BIN)/python -m perfd.wire.regenerate
 
 docs: $(VENV)/.installed-dev ## Generate docs/metrics.md, docs/cli.md, the shells' completions and the chart's schema
-	@$(BIN)/python -m perfd.catalogue_docs
+	@$(BIN)/python -m perfd.cli.metrics_reference
 	@$(BIN)/python deploy/kubernetes/make_schema.py
-	@$(BIN)/python -m perfd.cli.reference
+	@$(BIN)/python -m perfd.cli.cli_reference
 
 dashboards: $(VENV)/.installed-dev ## Generate deploy/grafana/dashboards/
 	@cd deploy/grafana && $(abspath $(BIN))/python -m perfd_dashboards

@@ -23,7 +23,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from perfd.testing.uplink import FakeAggregator
+from tests.support.fake_aggregator import FakeAggregator
 
 WARM_UP_S = 10.0
 COLUMNS = 36

@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from perfd.aggregator.names import Names
-from perfd.aggregator.render import PageRenderer
+from perfd.aggregator.series.metric_names import Names
+from perfd.aggregator.series.page_renderer import PageRenderer
 from perfd.collector import ColumnKind
-from perfd.exposition import exported_name
+from perfd.metrics.exposition import exported_name
 from perfd.model import Scope
-from perfd.series import SeriesFrame, SeriesKey
+from perfd.metrics.series import SeriesFrame, SeriesKey
 
 SCHEMA = "perfd.bench.render/1"
 _COLUMNS = [f"metric{number}_ratio" for number in range(25)]

@@ -25,9 +25,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from perfd.http import HttpServer, Request, Response
-from perfd.testing.proc import FakeNode
-from perfd.testing.services import Service, alertmanager, free_port, prometheus
+from perfd.net.http import HttpServer, Request, Response
+from perfd.testing.fake_node import FakeNode
+from tests.support.services import Service, alertmanager, free_port, prometheus
 
 SCHEMA = "perfd.bench.alert_path/1"
 _PERFD = Path(sys.executable).with_name("perfd")

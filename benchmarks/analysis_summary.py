@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from perfd.analysis.summary import AnalysisSettings, summarise
-from perfd.analysis.tables import GpuKey, GpuTable, JobData, PhaseTable, StepTable
+from perfd.analysis.diagnosis.job_summary import AnalysisSettings, summarise
+from perfd.analysis.data.job_data import GpuKey, GpuTable, JobData, PhaseTable, StepTable
 from perfd.model import GpuInfo, JobDescription, ModelShape, ParallelLayout, Recompute
-from perfd.peaks import load_peaks
+from perfd.gpu_peaks import load_peaks
 
 SCHEMA = "perfd.bench.summary/1"
 _TIMERS_S = {

@@ -22,12 +22,12 @@ from typing import Any
 import numpy as np
 import psutil
 
-from perfd.aggregator.names import Names
-from perfd.aggregator.render import PageRenderer
-from perfd.exposition import CONTENT_TYPE
-from perfd.http import HttpServer, Request, Response
-from perfd.series import SeriesFrame, SeriesKey
-from perfd.testing.services import free_port
+from perfd.aggregator.series.metric_names import Names
+from perfd.aggregator.series.page_renderer import PageRenderer
+from perfd.metrics.exposition import CONTENT_TYPE
+from perfd.net.http import HttpServer, Request, Response
+from perfd.metrics.series import SeriesFrame, SeriesKey
+from tests.support.services import free_port
 
 SCHEMA = "perfd.bench.prometheus_scrape/1"
 

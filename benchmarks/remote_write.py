@@ -25,11 +25,11 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from perfd.clock import SystemClock
 from perfd.config import RemoteWriteConfig
-from perfd.exporters.contract import ExporterContext, Round, Tally
-from perfd.exporters.remote_write import RemoteWriteExporter
-from perfd.exporters.write_request import FrameEncoder
-from perfd.series import SeriesFrame, SeriesKey
-from perfd.testing.services import Service, prometheus, victoria_metrics
+from perfd.exporters.exporter import ExporterContext, Round, Tally
+from perfd.exporters.remote_write.remote_write_exporter import RemoteWriteExporter
+from perfd.exporters.remote_write.write_request import FrameEncoder
+from perfd.metrics.series import SeriesFrame, SeriesKey
+from tests.support.services import Service, prometheus, victoria_metrics
 
 SCHEMA = "perfd.bench.remote_write/1"
 _MAX_SAMPLES = 5_000

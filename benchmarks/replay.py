@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from perfd.recording import bundled, bundled_names
-from perfd.session.replay import ReplayOptions, replay
+from perfd.session.replay_session import ReplayOptions, replay
 
 SCHEMA = "perfd.bench.replay/1"
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from perfd.rules import RuleEngine, builtin_rules, load_rules
-from perfd.series import SeriesFrame, SeriesKey
+from perfd.metrics.series import SeriesFrame, SeriesKey
 
 SCHEMA = "perfd.bench.rules/1"
 _START_UNIX_S = 1_700_000_000.0

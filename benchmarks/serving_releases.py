@@ -25,11 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfd_collectors.serving.exposition import PageReader
+from perfd_collectors.serving.exposition_reader import PageReader
 from perfd_collectors.serving.fetch import Access, fetch
-from perfd_collectors.serving.servers import WANTED, read_page
+from perfd_collectors.serving.server_scrape import WANTED, read_page
 
-from perfd.analysis.serving.snapshot import Snapshot
+from perfd.analysis.serving.engine_snapshot import Snapshot
 
 RELEASES = (
     *(("sglang", version) for version in ("0.4.3", "0.4.6", "0.4.10.post2", "0.5.1", "0.5.4")),

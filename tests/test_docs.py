@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from perfd.analysis.findings import Kind
-from perfd.analysis.serving.knobs import Kind as ServingKind
-from perfd.analysis.steady import Reason
+from perfd.analysis.diagnosis.findings import Kind
+from perfd.analysis.serving.tuning_advice import Kind as ServingKind
+from perfd.analysis.steps.steady_steps import Reason
 from perfd.cli import VERBS
-from perfd.trace.findings import FindingKind
-from perfd.trace.roofline import Verdict
+from perfd.trace.diagnosis.trace_findings import FindingKind
+from perfd.trace.roofline.roofline_model import Verdict
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from perfd.collector import ColumnKind
-from perfd.exposition import Family, Sample, entity_labels, exported_name, number, render
+from perfd.metrics.exposition import Family, Sample, entity_labels, exported_name, number, render
 from perfd.model import Scope
 
 # Prometheus's text format is made of lines, and a client's parser splits at every kind of line end.

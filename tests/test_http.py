@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 
 from perfd.errors import PerfdError
-from perfd.http import HttpServer, Request, Response
+from perfd.net.http import HttpServer, Request, Response
 
 
 @pytest.fixture

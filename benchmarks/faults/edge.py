@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 from perfd_collectors.nccl.collector import keep_one_in
-from perfd_collectors.nccl.operations import FUNCTIONS, Communicator, Operation, Timing
-from perfd_collectors.nccl.reduce import Window, busy_ns, reduce_operations
+from perfd_collectors.nccl.segments.operations import FUNCTIONS, Communicator, Operation, Timing
+from perfd_collectors.nccl.segments.window_reduction import Window, busy_ns, reduce_operations
 
 from benchmarks.faults.scenario import Fault, Scenario
 from benchmarks.faults.simulation import Executed, Trace
-from perfd.analysis.tables import Floats
+from perfd.analysis.data.job_data import Floats
 from perfd.model import (
     CollectiveTimes,
     GpuInfo,

@@ -11,12 +11,12 @@ from benchmarks.faults.baselines import min_median, sliding_mean
 from benchmarks.faults.edge import JOB, START_UNIX_S, batches
 from benchmarks.faults.scenario import Fault, Scenario
 from benchmarks.faults.simulation import Trace, simulate
-from perfd.aggregator.fleet import Fleet
-from perfd.aggregator.jobs import Source
-from perfd.aggregator.limits import Counters, Limits
-from perfd.aggregator.snapshot import job_data
-from perfd.analysis.findings import Finding, Kind
-from perfd.analysis.summary import AnalysisSettings, JobSummary, summarise
+from perfd.aggregator.state.fleet import Fleet
+from perfd.aggregator.state.job_state import Source
+from perfd.aggregator.state.limits import Counters, Limits
+from perfd.aggregator.state.job_snapshot import job_data
+from perfd.analysis.diagnosis.findings import Finding, Kind
+from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
 
 BLAMING = frozenset({Kind.STRAGGLER, Kind.DATA_LOADING, Kind.THROTTLING, Kind.HANG})
 _LIVE_STEPS = 50

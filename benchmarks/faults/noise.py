@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from perfd_collectors.training_log.understanding import understand
+from perfd_collectors.training_log.log_document import understand
 
 from benchmarks.faults.scenario import World
 from perfd.recording import bundled

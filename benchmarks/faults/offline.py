@@ -13,11 +13,11 @@ from benchmarks.faults.score import Case
 from benchmarks.faults.simulated import LEAST_COST
 from benchmarks.faults.timelines import Evidence, Timeline, job_of, read_timeline
 from benchmarks.gpu.fault_runs import baselines_of, case_of, cost_ratio_of, judge_again
-from perfd.analysis.findings import Kind
-from perfd.analysis.summary import AnalysisSettings, JobSummary, summarise
-from perfd.analysis.tables import Floats
+from perfd.analysis.diagnosis.findings import Kind
+from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.data.job_data import Floats
 from perfd.recording import bundled
-from perfd.session.replay import ReplayOptions, replay
+from perfd.session.replay_session import ReplayOptions, replay
 
 RECORDINGS = {"dp2_nccl": (), "dp4": (), "dp4_slow2": (2,), "pp2dp2": (), "pp4_few": ()}
 """By name, the ranks to blame; `pp4_few` has a large bubble by design, `dp2_nccl` the plugin's timings."""

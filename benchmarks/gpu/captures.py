@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from perfd.errors import PerfdError
-from perfd.testing import nsys
-from perfd.trace.files import read_traces
+from tests.support import nsys_installation
+from perfd.trace.readers.trace_files import read_traces
 
 HERE = Path(__file__).parent
 EVERY_STEPS = {"nsys": 160, "kineto": 200, "py_spy": 60, "flight_recorder": 60}
@@ -122,7 +122,7 @@ class Plan:
         # Named, so that the nsys of Nsight Compute is used as well.
         capture["nsys_path"] = shutil.which("nsys")
         if self.dry:
-            capture["nsys_path"] = str(nsys.install(self.folder / "nsys"))
+            capture["nsys_path"] = str(nsys_installation.install(self.folder / "nsys"))
         document = {
             "agent": {"capture": capture},
             "aggregator": {

@@ -25,8 +25,8 @@ import numpy as np
 import psutil
 
 from benchmarks.faults.baselines import RULES
-from perfd.session.replay import ReplayOptions, replay
-from perfd.testing.services import free_port
+from perfd.session.replay_session import ReplayOptions, replay
+from tests.support.services import free_port
 
 TRAIN = Path(__file__).with_name("train.py")
 JOB = "faults"

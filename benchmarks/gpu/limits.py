@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.fault_runs import Watcher
-from perfd.testing.services import free_port
+from tests.support.services import free_port
 
 SCHEMA = "perfd.bench.gpu.limits/1"
 TRAIN = Path(__file__).with_name("train.py")

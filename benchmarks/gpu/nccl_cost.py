@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from ctypes import c_int, c_size_t
 from pathlib import Path
 
-from perfd_collectors.nccl.library import LIBRARY
+from perfd_collectors.nccl.plugin_library import LIBRARY
 
 from benchmarks.gpu.nccl_job import Driver, Nccl
 from benchmarks.gpu.overhead import beside_bare, inspected, inspector_environment, inspector_library

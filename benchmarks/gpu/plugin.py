@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from perfd_collectors.nccl.library import LIBRARY
-from perfd_collectors.nccl.operations import FUNCTIONS, KERNEL_EDGES_NS
-from perfd_collectors.nccl.rings import Segment
-from perfd_collectors.nccl.segments import find_segments
+from perfd_collectors.nccl.plugin_library import LIBRARY
+from perfd_collectors.nccl.segments.operations import FUNCTIONS, KERNEL_EDGES_NS
+from perfd_collectors.nccl.segments.segment import Segment
+from perfd_collectors.nccl.segments.segment_files import find_segments
 
-from perfd.analysis.pairs import receiver_durations_s
-from perfd.analysis.tables import Floats, Ints
+from perfd.analysis.collectives.p2p_timing import receiver_durations_s
+from perfd.analysis.data.job_data import Floats, Ints
 from perfd.errors import Unavailable
 
 TRAIN = Path(__file__).with_name("train.py")

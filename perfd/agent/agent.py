@@ -8,20 +8,20 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from perfd.agent.batcher import Batcher, Tap
-from perfd.agent.captures import JobFacts, create_executor, sharing_of
-from perfd.agent.latest import LatestSamples
-from perfd.agent.metrics import agent_families, collector_families, process_families
-from perfd.agent.runner import Runner
-from perfd.agent.schedule import Schedule
-from perfd.agent.spool import Spool
-from perfd.agent.task import CollectorTask, TaskState
-from perfd.agent.uplink import Uplink
+from perfd.agent.collection.batcher import Batcher, Tap
+from perfd.agent.capture_setup import JobFacts, create_executor, sharing_of
+from perfd.agent.collection.latest_samples import LatestSamples
+from perfd.agent.self_metrics import agent_families, collector_families, process_families
+from perfd.agent.collection.collector_runner import Runner
+from perfd.agent.collection.schedule import Schedule
+from perfd.agent.spool.spool import Spool
+from perfd.agent.collection.collector_task import CollectorTask, TaskState
+from perfd.agent.uplink.uplink import Uplink
 from perfd.clock import Clock, SystemClock
 from perfd.config import AgentConfig
 from perfd.errors import PerfdError
-from perfd.exposition import CONTENT_TYPE, render
-from perfd.http import HttpServer, Request, Response
+from perfd.metrics.exposition import CONTENT_TYPE, render
+from perfd.net.http import HttpServer, Request, Response
 from perfd.model import CaptureCancel, CaptureFilesRemoved, CaptureRequest, CaptureState, CaptureStatus
 
 log = logging.getLogger(__name__)

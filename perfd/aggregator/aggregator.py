@@ -10,33 +10,33 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from perfd.aggregator.access import Access
-from perfd.aggregator.api import routes
-from perfd.aggregator.captures import Captures
-from perfd.aggregator.history import History
-from perfd.aggregator.ingest_thread import IngestThread
-from perfd.aggregator.intake import Intake, State
-from perfd.aggregator.limits import Limits
-from perfd.aggregator.overview import agent_json, fleet_json, job_json, step_lines
-from perfd.aggregator.progress import progress_columns
-from perfd.aggregator.received import Decision, ReceivedAlert
-from perfd.aggregator.render import PageRenderer
-from perfd.aggregator.restore import restore
-from perfd.aggregator.rounds import Rounds
-from perfd.aggregator.server import TelemetryServer
-from perfd.aggregator.servers import servers_json
-from perfd.aggregator.webhook import Webhook
-from perfd.analysis.summary import JobSummary
-from perfd.capture.api import StartBody
-from perfd.capture.entries import to_json
-from perfd.capture.events import ManualRequest
+from perfd.aggregator.web_api.access_control import Access
+from perfd.aggregator.web_api.api_routes import routes
+from perfd.aggregator.captures.capture_service import Captures
+from perfd.aggregator.history.history_store import History
+from perfd.aggregator.ingest.ingest_thread import IngestThread
+from perfd.aggregator.ingest.ingest import Intake, State
+from perfd.aggregator.state.limits import Limits
+from perfd.aggregator.web_api.api_documents import agent_json, fleet_json, job_json, step_lines
+from perfd.aggregator.state.step_chart import progress_columns
+from perfd.aggregator.alerts.alertmanager import Decision, ReceivedAlert
+from perfd.aggregator.series.page_renderer import PageRenderer
+from perfd.aggregator.history.recovery import restore
+from perfd.aggregator.analysis_loop import Rounds
+from perfd.aggregator.ingest.grpc_server import TelemetryServer
+from perfd.aggregator.web_api.serving_documents import servers_json
+from perfd.aggregator.web_api.webhook import Webhook
+from perfd.analysis.diagnosis.job_summary import JobSummary
+from perfd.aggregator.web_api.capture_routes import StartBody
+from perfd.capture.policy.capture_json import to_json
+from perfd.capture.policy.policy_events import ManualRequest
 from perfd.clock import Clock, SystemClock
 from perfd.config import AggregatorConfig
 from perfd.errors import CaptureError, ConfigError, PerfdError
-from perfd.exporters.registry import Exporters
-from perfd.http import HttpServer
-from perfd.series import SeriesFrame
-from perfd.web.live import Live
+from perfd.exporters.exporter_registry import Exporters
+from perfd.net.http import HttpServer
+from perfd.metrics.series import SeriesFrame
+from perfd.web.live_updates import Live
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from perfd import __version__
-from perfd.cli.ending import unwound_by_signals
+from perfd.cli.signals import unwound_by_signals
 from perfd.errors import PerfdError
 
 VERBS = {

@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 
 from perfd.errors import TraceError
-from perfd.trace.analysis import TraceAnalysis, TraceSettings, analyse
-from perfd.trace.document import to_json
-from perfd.trace.files import SUMMARY_JSON, read_traces, with_folders_opened
-from perfd.trace.findings import Diagnosis, diagnose
+from perfd.trace.diagnosis.trace_analysis import TraceAnalysis, TraceSettings, analyse
+from perfd.trace.diagnosis.trace_json import to_json
+from perfd.trace.readers.trace_files import SUMMARY_JSON, read_traces, with_folders_opened
+from perfd.trace.diagnosis.trace_findings import Diagnosis, diagnose
 
 _WIDTH = 110
 
@@ -36,7 +36,7 @@ def analyze(args: argparse.Namespace) -> int:
 def _refuse_recordings(paths: list[Path]) -> None:
     if not paths:
         return
-    from perfd.recording.format import names_recording  # noqa: PLC0415
+    from perfd.recording.recording_format import names_recording  # noqa: PLC0415
 
     for path in paths:
         if names_recording(str(path)):
@@ -64,8 +64,8 @@ def _settings(args: argparse.Namespace, folder: Path) -> TraceSettings:
 
 
 def _write(analysis: TraceAnalysis, diagnosis: Diagnosis, path: Path) -> None:
-    from perfd.report.from_trace import report_of_trace  # noqa: PLC0415
-    from perfd.report.write import write_report  # noqa: PLC0415
+    from perfd.report.sources.from_trace import report_of_trace  # noqa: PLC0415
+    from perfd.report.render.report_writer import write_report  # noqa: PLC0415
 
     write_report(report_of_trace(analysis, diagnosis), path)
 
@@ -78,7 +78,7 @@ def _print(analysis: TraceAnalysis, diagnosis: Diagnosis) -> None:
 
 def _show(analysis: TraceAnalysis, diagnosis: Diagnosis) -> None:
     from perfd.cli.terminal import Terminal  # noqa: PLC0415
-    from perfd.report.terminal import render  # noqa: PLC0415
+    from perfd.report.render.terminal_text import render  # noqa: PLC0415
 
     console = Terminal(highlight=False)
     if not console.is_terminal:

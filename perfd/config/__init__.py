@@ -1,6 +1,6 @@
 """What an operator may configure, one type per role, and how a file of it is read."""
 
-from perfd.config.agent import (
+from perfd.config.agent_config import (
     AgentCaptureConfig,
     AgentConfig,
     CollectorConfig,
@@ -9,7 +9,7 @@ from perfd.config.agent import (
     SpoolConfig,
     UplinkConfig,
 )
-from perfd.config.aggregator import (
+from perfd.config.aggregator_config import (
     AggregatorConfig,
     AnalysisConfig,
     CaptureProfile,
@@ -17,8 +17,8 @@ from perfd.config.aggregator import (
     RulesConfig,
     WebhookConfig,
 )
-from perfd.config.base import TlsConfig
-from perfd.config.exporters import (
+from perfd.config.strict import TlsConfig
+from perfd.config.exporter_config import (
     AlertmanagerConfig,
     ExportersConfig,
     HttpClientConfig,
@@ -27,8 +27,8 @@ from perfd.config.exporters import (
     TensorBoardConfig,
     WandbConfig,
 )
-from perfd.config.keys import unknown_keys
-from perfd.config.reading import load, parse, read_mapping
+from perfd.config.unknown_keys import unknown_keys
+from perfd.config.config_file import load, parse, read_mapping
 
 __all__ = [
     "AgentCaptureConfig",

@@ -8,11 +8,11 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from perfd.capture.kineto.endpoint import NAME, abstract
-from perfd.capture.processes import pids
-from perfd.capture.pyspy import find_py_spy
+from perfd.capture.kineto.daemon_socket import NAME, abstract
+from perfd.capture.node.process_environment import pids
+from perfd.capture.stacks.pyspy_tool import find_py_spy
 from perfd.config import AgentCaptureConfig, KinetoConfig
-from perfd.doctor.facts import PySpyFacts, SocketFacts
+from perfd.doctor.node_facts import PySpyFacts, SocketFacts
 
 _CAP_SYS_PTRACE = 19
 """include/uapi/linux/capability.h"""

@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from perfd.doctor.capture_checks import check_kineto_socket, check_py_spy, check_quota
-from perfd.doctor.facts import DirectoryFacts, Facts
-from perfd.doctor.findings import Finding, Level
+from perfd.doctor.node_facts import DirectoryFacts, Facts
+from perfd.doctor.check_result import Finding, Level
 from perfd.doctor.nccl_checks import check_nccl_plugin, check_shared_memory
 
 SCHEMA = "perfd.doctor/1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 
-from perfd.doctor.facts import ClockFacts
+from perfd.doctor.node_facts import ClockFacts
 
 _STA_UNSYNC = 0x40
 _TIME_ERROR = 5

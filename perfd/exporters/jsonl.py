@@ -9,8 +9,8 @@ import msgspec
 
 from perfd.config import JsonLinesConfig
 from perfd.errors import ConfigError
-from perfd.exporters.contract import AlertUpdate, ExporterContext, Round
-from perfd.exporters.numbers import job_numbers
+from perfd.exporters.exporter import AlertUpdate, ExporterContext, Round
+from perfd.exporters.job_numbers import job_numbers
 
 SCHEMA = "perfd.round/1"
 

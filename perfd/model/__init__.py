@@ -5,7 +5,7 @@ Every record is frozen. SI base units, the unit is the last word of a name
 `None`, never zero; inside the columns of a `SampleTable` it is NaN.
 """
 
-from perfd.model.captures import (
+from perfd.model.capture_records import (
     CaptureCancel,
     CaptureFile,
     CaptureFilesRemoved,
@@ -16,13 +16,13 @@ from perfd.model.captures import (
     GroupShares,
     TraceShares,
 )
-from perfd.model.collectives import CollectiveProgress, CollectiveTimes, TimingSource
-from perfd.model.events import CollectorHealth, Event, EventKind
-from perfd.model.jobs import JobDescription, MlaShape, ModelShape, MoeShape, ParallelLayout, Recompute
-from perfd.model.messages import Ack, AgentMessage, AggregatorMessage, Batch, Hello, Record, Welcome
+from perfd.model.collective_records import CollectiveProgress, CollectiveTimes, TimingSource
+from perfd.model.event_records import CollectorHealth, Event, EventKind
+from perfd.model.job_description import JobDescription, MlaShape, ModelShape, MoeShape, ParallelLayout, Recompute
+from perfd.model.wire_messages import Ack, AgentMessage, AggregatorMessage, Batch, Hello, Record, Welcome
 from perfd.model.placement import GpuInfo, RankPlacement, ServerInfo, ServerRole
 from perfd.model.samples import SampleTable, Scope
-from perfd.model.steps import LogProgress, MemoryReport, PhaseTime, StepPhases, TrainingStep
+from perfd.model.training_steps import LogProgress, MemoryReport, PhaseTime, StepPhases, TrainingStep
 
 __all__ = [
     "Ack",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from perfd.model.jobs import ParallelLayout
+from perfd.model.job_description import ParallelLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

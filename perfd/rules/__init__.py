@@ -1,10 +1,10 @@
 """Rules files in the language of Prometheus, and the engine that evaluates them."""
 
-from perfd.rules.alerting import External
-from perfd.rules.builtin import builtin_rules
-from perfd.rules.engine import RuleEngine
-from perfd.rules.loader import load_rules
-from perfd.rules.model import (
+from perfd.rules.alert_states import External
+from perfd.rules.files.builtin_rules import builtin_rules
+from perfd.rules.rule_engine import RuleEngine
+from perfd.rules.files.rules_loader import load_rules
+from perfd.rules.rule_model import (
     Alert,
     AlertChange,
     AlertingRule,
@@ -15,7 +15,7 @@ from perfd.rules.model import (
     RuleGroup,
     RuleSet,
 )
-from perfd.rules.store import SeriesStore
+from perfd.rules.series_store import SeriesStore
 
 __all__ = [
     "Alert",

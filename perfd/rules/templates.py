@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from perfd.rules import numbers
+from perfd.rules import go_numbers
 from perfd.rules.problems import Problem, TextError
 
 Value: TypeAlias = float | str
@@ -52,7 +52,7 @@ class Template:
 
 
 def _text(value: Value) -> str:
-    return value if isinstance(value, str) else numbers.go_float(value)
+    return value if isinstance(value, str) else go_numbers.go_float(value)
 
 
 _ACTION = re.compile(
@@ -71,10 +71,10 @@ _WORD = re.compile(
 )
 _VERB = re.compile(r"%(?P<flags>[-+ 0]*)(?P<width>\d*)(?P<precision>\.\d+)?(?P<verb>.?)", re.DOTALL)
 _OF_NUMBER: Mapping[str, Callable[[float], str]] = {
-    "humanize": numbers.humanize,
-    "humanize1024": numbers.humanize1024,
-    "humanizeDuration": numbers.humanize_duration,
-    "humanizePercentage": numbers.humanize_percentage,
+    "humanize": go_numbers.humanize,
+    "humanize1024": go_numbers.humanize1024,
+    "humanizeDuration": go_numbers.humanize_duration,
+    "humanizePercentage": go_numbers.humanize_percentage,
 }
 _OF_TEXT: Mapping[str, Callable[[str], str]] = {"toUpper": str.upper, "toLower": str.lower}
 _KNOWN = ", ".join(("printf", *_OF_NUMBER, *_OF_TEXT))
@@ -256,9 +256,9 @@ def _format(verb: re.Match[str], value: Value) -> str:
     if isinstance(value, str):
         text = value[: int(verb["precision"][1:])] if verb["precision"] else value
     elif not math.isfinite(value):
-        flags, text = flags.replace("0", ""), numbers.special(value)
+        flags, text = flags.replace("0", ""), go_numbers.special(value)
     elif verb["verb"] in "gGv" and not verb["precision"]:
-        text = numbers.go_float(value)
+        text = go_numbers.go_float(value)
         text = f"+{text}" if "+" in flags and value >= 0 else text
     else:
         letter = verb["verb"].replace("v", "g")

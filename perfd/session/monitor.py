@@ -1,6 +1,6 @@
 """The process beside the job: agent and aggregator, fed by `perfd run` through a pipe.
 
-It is started by `perfd.session.run` and has no command line. Standard input
+It is started by `perfd.session.supervisor` and has no command line. Standard input
 carries frames, standard output is where the user reads, and what is logged goes
 to standard error, a file among the results.
 """
@@ -20,11 +20,11 @@ from pathlib import Path
 from perfd import logs
 from perfd.clock import SystemClock
 from perfd.errors import PerfdError, WireError
-from perfd.session.frames import Frame, FrameKind, read_frames
-from perfd.session.lines import LineMerger
-from perfd.session.live import LiveSession
-from perfd.session.run import MonitorSettings
-from perfd.session.words import wrapped
+from perfd.session.channel.monitor_protocol import Frame, FrameKind, read_frames
+from perfd.session.channel.line_merger import LineMerger
+from perfd.session.live_session import LiveSession
+from perfd.session.supervisor import MonitorSettings
+from perfd.session.text.summary_text import wrapped
 
 log = logging.getLogger(__name__)
 

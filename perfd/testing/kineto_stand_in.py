@@ -1,4 +1,4 @@
-"""A process that behaves like one with libkineto; `perfd.testing.kineto` starts it."""
+"""A process that behaves like one with libkineto; `tests.support.kineto_processes` starts it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from pathlib import Path
 
 import msgspec
 
-from perfd.capture.kineto import protocol, text
-from perfd.capture.kineto.endpoint import CLIENT_PREFIX, NAME, abstract
-from perfd.testing.kineto import Habits
+from perfd.capture.kineto import kineto_protocol
+from perfd.capture.kineto import config_text
+from perfd.capture.kineto.daemon_socket import CLIENT_PREFIX, NAME, abstract
+from tests.support.kineto_processes import Habits
 
 _ANSWER_S = 0.09
 """libkineto waits 9 times 10 ms; what comes later is read at the next poll."""
@@ -37,16 +38,16 @@ def main() -> None:
     pids = (os.getpid(), os.getppid())
     print("polls", flush=True)  # noqa: T201  (its parent waits for it)
     while True:
-        configuration = _ask(client, daemon, protocol.Poll(types=1 if busy else 3, job_id=0, pids=pids))
+        configuration = _ask(client, daemon, kineto_protocol.Poll(types=1 if busy else 3, job_id=0, pids=pids))
         if configuration and not busy:
-            _obey(habits, text.parse(configuration))
+            _obey(habits, config_text.parse(configuration))
         time.sleep(habits.poll_s)
 
 
-def _ask(client: socket.socket, daemon: str | bytes, poll: protocol.Poll) -> str:
+def _ask(client: socket.socket, daemon: str | bytes, poll: kineto_protocol.Poll) -> str:
     try:
-        client.sendto(protocol.encode(poll), daemon)
-        return protocol.decode_reply(client.recv(protocol.MAX_FRAME_BYTES)) or ""
+        client.sendto(kineto_protocol.encode(poll), daemon)
+        return kineto_protocol.decode_reply(client.recv(kineto_protocol.MAX_FRAME_BYTES)) or ""
     except OSError:
         return ""  # No daemon, or a slow one.
 

@@ -8,7 +8,7 @@ import resource
 import sys
 from pathlib import Path
 
-from perfd.agent.spool import Spool
+from perfd.agent.spool.spool import Spool
 
 
 def payload(sequence: int) -> bytes:

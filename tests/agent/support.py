@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from perfd.agent.task import CollectorTask
+from perfd.agent.collection.collector_task import CollectorTask
 from perfd.clock import Clock, VirtualClock
 from perfd.collector import CollectorSpec, OnUnavailable, Options, Settings
 from perfd.config import CollectorConfig

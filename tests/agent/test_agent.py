@@ -12,7 +12,7 @@ from agent.support import gpu_table, steps, task
 from prometheus_client.parser import text_string_to_metric_families
 
 from perfd.agent.agent import Agent
-from perfd.agent.task import CollectorTask
+from perfd.agent.collection.collector_task import CollectorTask
 from perfd.clock import SystemClock, VirtualClock
 from perfd.collector import Column, OnUnavailable
 from perfd.config import AgentCaptureConfig, AgentConfig, SpoolConfig, TlsConfig, UplinkConfig, load
@@ -27,7 +27,7 @@ from perfd.model import (
     Scope,
     TrainingStep,
 )
-from perfd.testing.uplink import FakeAggregator
+from tests.support.fake_aggregator import FakeAggregator
 
 WAIT_S = 20.0
 DEFAULTS = Path(__file__).parents[2] / "deploy" / "agent.yaml"

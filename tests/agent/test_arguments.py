@@ -1,7 +1,7 @@
 import argparse
 from pathlib import Path
 
-from perfd.cli import agent
+from perfd.cli.commands import agent
 
 
 def configured(*words: str):

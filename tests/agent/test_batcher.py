@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from agent.support import gpu_table, steps
 
-from perfd.agent.batcher import Batcher
-from perfd.agent.spool import Spool
+from perfd.agent.collection.batcher import Batcher
+from perfd.agent.spool.spool import Spool
 from perfd.errors import RecordingError
 from perfd.model import Batch, Record, SampleTable, TrainingStep
 from perfd.wire import convert

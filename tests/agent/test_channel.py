@@ -8,14 +8,14 @@ import grpc
 import pytest
 from agent.support import steps
 
-from perfd.agent.batcher import Batcher
-from perfd.agent.channel import Dialler
-from perfd.agent.spool import Spool
-from perfd.agent.uplink import Uplink
+from perfd.agent.collection.batcher import Batcher
+from perfd.agent.uplink.grpc_channel import Dialler
+from perfd.agent.spool.spool import Spool
+from perfd.agent.uplink.uplink import Uplink
 from perfd.clock import VirtualClock
 from perfd.config import TlsConfig, UplinkConfig
 from perfd.errors import ConfigError
-from perfd.testing.uplink import FakeAggregator
+from tests.support.fake_aggregator import FakeAggregator
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "localhost:1", "[::1]:1", "127.8.9.10:1"])

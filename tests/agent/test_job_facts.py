@@ -1,8 +1,8 @@
 """What the agent remembers of a job for its captures."""
 
-from perfd.agent.captures import JobFacts
-from perfd.agent.outgoing import put_status
-from perfd.capture.guards import GuardSettings, refusal
+from perfd.agent.capture_setup import JobFacts
+from perfd.agent.uplink.outgoing import put_status
+from perfd.capture.node.job_guards import GuardSettings, refusal
 from perfd.model import (
     CaptureState,
     CaptureStatus,

@@ -4,9 +4,9 @@ import math
 
 from agent.support import gpu_table
 
-from perfd.agent.latest import LatestSamples
+from perfd.agent.collection.latest_samples import LatestSamples
 from perfd.collector import Column, ColumnKind
-from perfd.exposition import render
+from perfd.metrics.exposition import render
 from perfd.model import RankPlacement, SampleTable, Scope
 
 COLUMNS = [

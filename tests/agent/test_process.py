@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from agent import process
 
-from perfd.agent.spool import Spool
+from perfd.agent.spool.spool import Spool
 from perfd.model import TrainingStep
-from perfd.testing.uplink import FakeAggregator
+from tests.support.fake_aggregator import FakeAggregator
 
 Start = Callable[..., subprocess.Popen[str]]
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.agent.reconnect import (
+from perfd.agent.uplink.reconnect import (
     Connect,
     Lost,
     ReconnectPolicy,

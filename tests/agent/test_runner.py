@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 from agent.support import steps, task
 
-from perfd.agent.runner import Runner
+from perfd.agent.collection.collector_runner import Runner
 from perfd.clock import SystemClock, VirtualClock
 from perfd.collector import OnUnavailable, Settings
 from perfd.errors import Unavailable

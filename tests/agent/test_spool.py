@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from perfd.agent.spool import Spool
+from perfd.agent.spool.spool import Spool
 from perfd.errors import SpoolError, WireError
 
 Open = Callable[..., Spool]

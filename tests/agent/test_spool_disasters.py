@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from agent import spool_worker
 
-from perfd.agent.spool import Spool
+from perfd.agent.spool.spool import Spool
 
 
 def child(scenario: str, directory: Path) -> tuple[dict[str, Any], str]:

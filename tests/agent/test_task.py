@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 from agent.support import Scripted, gpu_table, steps, task
 
-from perfd.agent.task import HEALTH_INTERVAL_S, CollectorTask
+from perfd.agent.collection.collector_task import HEALTH_INTERVAL_S, CollectorTask
 from perfd.clock import VirtualClock
 from perfd.collector import OnUnavailable
 from perfd.errors import ConfigError, NothingHere, Unavailable

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from agent.support import steps
 
-from perfd.agent.batcher import Batcher
-from perfd.agent.outgoing import Timeouts
-from perfd.agent.spool import Spool
-from perfd.agent.uplink import Uplink
+from perfd.agent.collection.batcher import Batcher
+from perfd.agent.uplink.outgoing import Timeouts
+from perfd.agent.spool.spool import Spool
+from perfd.agent.uplink.uplink import Uplink
 from perfd.clock import VirtualClock
 from perfd.config import UplinkConfig
 from perfd.model import Ack, CaptureCancel, CaptureRequest, CaptureState, CaptureStatus, CaptureTool
-from perfd.testing.uplink import FakeAggregator
+from tests.support.fake_aggregator import FakeAggregator
 
 WAIT_S = 20.0
 

@@ -9,10 +9,10 @@ from aggregator.support import START_S, aggregator, place, step
 from exporters.support import until
 
 from perfd.cli import main
-from perfd.cli.client import authorization_of
+from perfd.cli.aggregator_client import authorization_of
 from perfd.errors import ConfigError, PerfdError
 from perfd.model import CaptureTool
-from perfd.testing.agent import FakeAgent
+from tests.support.fake_agent import FakeAgent
 
 CHANGING = ["/api/v1/captures", "/api/v1/captures/c1/cancel"]
 EVERYWHERE = "0.0.0.0:0"

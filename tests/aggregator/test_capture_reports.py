@@ -18,12 +18,12 @@ import pytest
 from exporters.support import until
 
 from perfd.aggregator.aggregator import Aggregator
-from perfd.aggregator.capture_reports import CaptureReports, readable_traces
-from perfd.aggregator.trace_document import TraceDocument
-from perfd.analysis.findings import Kind
-from perfd.capture.api import StartBody
-from perfd.capture.events import Capture, CaptureReport, Participant
-from perfd.capture.processes import runs
+from perfd.aggregator.captures.capture_reports import CaptureReports, readable_traces
+from perfd.aggregator.captures.trace_document import TraceDocument
+from perfd.analysis.diagnosis.findings import Kind
+from perfd.aggregator.web_api.capture_routes import StartBody
+from perfd.capture.policy.policy_events import Capture, CaptureReport, Participant
+from perfd.capture.node.process_environment import runs
 from perfd.cli import main
 from perfd.clock import SystemClock
 from perfd.config import AggregatorConfig, CaptureProfile, HistoryConfig
@@ -40,13 +40,13 @@ from perfd.model import (
     Scope,
     TrainingStep,
 )
-from perfd.testing import example_traces
-from perfd.testing.agent import FakeAgent
-from perfd.testing.traces import COMPUTE, COPY, NCCL, Op, kineto, write_json
-from perfd.trace.analysis import analyse
-from perfd.trace.document import to_json
-from perfd.trace.files import read_traces
-from perfd.trace.findings import diagnose
+from tests.support import example_traces
+from tests.support.fake_agent import FakeAgent
+from tests.support.traces import COMPUTE, COPY, NCCL, Op, kineto, write_json
+from perfd.trace.diagnosis.trace_analysis import analyse
+from perfd.trace.diagnosis.trace_json import to_json
+from perfd.trace.readers.trace_files import read_traces
+from perfd.trace.diagnosis.trace_findings import diagnose
 
 
 def running(tmp_path: Path, **changes: Any) -> Aggregator:

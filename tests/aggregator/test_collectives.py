@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.aggregator.collectives import CollectiveRows
-from perfd.aggregator.limits import Counters, Limits
-from perfd.aggregator.nccl_times import NcclTimes
-from perfd.analysis.robust import known
-from perfd.analysis.tables import CollectiveTable, Method
+from perfd.aggregator.state.collective_tables import CollectiveRows
+from perfd.aggregator.state.limits import Counters, Limits
+from perfd.aggregator.state.nccl_time_counters import NcclTimes
+from perfd.analysis.data.robust_stats import known
+from perfd.analysis.data.job_data import CollectiveTable, Method
 from perfd.model import CollectiveTimes, TimingSource
 
 SPAN = 48

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire.records import RECORDS, of, tables
 
-from perfd.aggregator.snapshot import job_data
+from perfd.aggregator.state.job_snapshot import job_data
 from perfd.model import (
     Batch,
     CollectorHealth,

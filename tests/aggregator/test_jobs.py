@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 from aggregator.support import source, step
 
-from perfd.aggregator.jobs import JobState
-from perfd.aggregator.limits import Counters, Limits
+from perfd.aggregator.state.job_state import JobState
+from perfd.aggregator.state.limits import Counters, Limits
 from perfd.model import (
     Event,
     EventKind,

@@ -10,7 +10,7 @@ import pytest
 _ROUNDS = """
 import resource, sys
 import numpy as np
-from perfd.aggregator.memory import keep_freed_memory
+from perfd.aggregator.series.malloc import keep_freed_memory
 if sys.argv[1] == "keep" and not keep_freed_memory():
     sys.exit("no mallopt")
 for _ in range(3):

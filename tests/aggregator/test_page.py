@@ -11,14 +11,15 @@ from aggregator.support import START_S, aggregator, gpus, place, step, values
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd import catalogue_docs, exposition
-from perfd.agent.metrics import agent_families, collector_families, process_families
-from perfd.agent.spool import SpoolStats
-from perfd.agent.task import TaskState
-from perfd.agent.uplink import UplinkState
-from perfd.aggregator.names import Names
-from perfd.aggregator.render import PageRenderer
-from perfd.catalogue import (
+from perfd.cli import metrics_reference
+from perfd.metrics import exposition
+from perfd.agent.self_metrics import agent_families, collector_families, process_families
+from perfd.agent.spool.spool import SpoolStats
+from perfd.agent.collection.collector_task import TaskState
+from perfd.agent.uplink.uplink import UplinkState
+from perfd.aggregator.series.metric_names import Names
+from perfd.aggregator.series.page_renderer import PageRenderer
+from perfd.metrics.catalogue import (
     AGENT_METRICS,
     AGENT_PAGE_METRICS,
     AGGREGATOR_METRICS,
@@ -41,9 +42,9 @@ from perfd.model import (
     StepPhases,
 )
 from perfd.plugins import collector_entry_points, load_collector
-from perfd.rules.builtin import builtin_rules
-from perfd.series import SeriesFrame, SeriesKey
-from perfd.testing.agent import FakeAgent
+from perfd.rules.files.builtin_rules import builtin_rules
+from perfd.metrics.series import SeriesFrame, SeriesKey
+from tests.support.fake_agent import FakeAgent
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _UNITS = ("seconds", "bytes", "ratio", "watts", "joules", "hertz", "celsius")
@@ -224,7 +225,7 @@ def test_the_agents_own_metrics_are_all_in_the_catalogue():
 
 
 def test_metrics_md_is_up_to_date():
-    assert catalogue_docs.main(["--check"]) == 0
+    assert metrics_reference.main(["--check"]) == 0
 
 
 def test_shipped_rules_read_only_series_that_exist():

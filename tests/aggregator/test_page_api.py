@@ -10,13 +10,13 @@ import pytest
 from aggregator.support import START_S, aggregator, gpus, step
 from exporters.support import until
 
-from perfd.aggregator.limits import Limits
-from perfd.aggregator.reports import report_routes
+from perfd.aggregator.state.limits import Limits
+from perfd.aggregator.web_api.report_routes import report_routes
 from perfd.clock import VirtualClock
 from perfd.config import RulesConfig
-from perfd.http import HttpServer
+from perfd.net.http import HttpServer
 from perfd.model import JobDescription, ParallelLayout, SampleTable, Scope, ServerInfo, ServerRole
-from perfd.testing.agent import FakeAgent
+from tests.support.fake_agent import FakeAgent
 
 
 def ask(address, path):

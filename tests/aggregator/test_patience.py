@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from perfd.aggregator.patience import Patience
+from perfd.aggregator.captures.call_with_timeout import Patience
 
 
 def test_what_is_done_in_time_is_returned_and_errors_are_raised() -> None:

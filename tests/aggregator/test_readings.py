@@ -7,7 +7,7 @@ from aggregator.support import gpus
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.aggregator.readings import GpuHistory, Layout, Readings, values_of
+from perfd.aggregator.state.node_samples import GpuHistory, Layout, Readings, values_of
 from perfd.model import SampleTable, Scope
 
 

@@ -8,8 +8,8 @@ from aggregator.support import START_S, aggregator, place, step
 from exporters.support import Receiver, until
 
 from perfd.aggregator import Aggregator
-from perfd.aggregator.history import History
-from perfd.aggregator.history_rows import SCHEMA
+from perfd.aggregator.history.history_store import History
+from perfd.aggregator.history.history_tables import SCHEMA
 from perfd.clock import VirtualClock
 from perfd.config import (
     AggregatorConfig,
@@ -19,7 +19,7 @@ from perfd.config import (
     RulesConfig,
 )
 from perfd.model import CaptureRequest, CaptureTool
-from perfd.testing.agent import FakeAgent
+from tests.support.fake_agent import FakeAgent
 
 RULES = """
 groups:

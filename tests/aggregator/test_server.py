@@ -8,12 +8,12 @@ from aggregator.support import START_S, aggregator, gpus, step, values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfd.aggregator.limits import Limits
+from perfd.aggregator.state.limits import Limits
 from perfd.clock import VirtualClock
 from perfd.config import HistoryConfig, TlsConfig
 from perfd.errors import ConfigError, PerfdError
 from perfd.model import Batch, CaptureCancel, CaptureTool, Hello
-from perfd.testing.agent import FakeAgent
+from tests.support.fake_agent import FakeAgent
 from perfd.wire.convert import encode_message
 
 

@@ -10,7 +10,7 @@ from exporters.support import until
 
 from perfd.aggregator import Aggregator
 from perfd.config import AggregatorConfig, HistoryConfig, RulesConfig
-from perfd.testing.agent import FakeAgent
+from tests.support.fake_agent import FakeAgent
 from perfd.wire.service import CONNECT_METHOD
 
 
@@ -88,7 +88,7 @@ def test_a_disk_that_hangs_does_not_keep_the_aggregator(tmp_path, monkeypatch, c
 
 
 def test_a_stream_handler_that_hangs_does_not_keep_the_aggregator(monkeypatch, caplog):
-    monkeypatch.setattr("perfd.aggregator.ingest_thread._END_WITHIN_S", 0.1)
+    monkeypatch.setattr("perfd.aggregator.ingest.ingest_thread._END_WITHIN_S", 0.1)
     loop = threading.Event()
     with aggregator() as running:
         running._server._loop.call_soon_threadsafe(loop.wait)

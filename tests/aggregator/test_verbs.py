@@ -16,11 +16,11 @@ from aggregator.support import START_S, aggregator, gpus, place, step
 from rich.console import Console
 
 from perfd.cli import main
-from perfd.cli.client import get, url_of
-from perfd.cli.display import job_table, render
+from perfd.cli.aggregator_client import get, url_of
+from perfd.cli.job_tables import job_table, render
 from perfd.config import AggregatorConfig, load
 from perfd.model import JobDescription, ParallelLayout, SampleTable, Scope, ServerInfo
-from perfd.testing.agent import FakeAgent
+from tests.support.fake_agent import FakeAgent
 
 DEFAULTS = Path(__file__).parents[2] / "deploy" / "aggregator.yaml"
 

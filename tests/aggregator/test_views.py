@@ -7,13 +7,13 @@ from typing import Any
 
 from analysis.jobs import job_data, phase_table, step_table
 
-from perfd.aggregator.intake import State
-from perfd.aggregator.limits import Limits
-from perfd.aggregator.views import job_view
-from perfd.analysis.nccl import Nccl
-from perfd.analysis.nccl_ranks import NcclRank
-from perfd.analysis.summary import AnalysisSettings, summarise
-from perfd.capture.ranks import JobView, select
+from perfd.aggregator.ingest.ingest import State
+from perfd.aggregator.state.limits import Limits
+from perfd.aggregator.captures.capture_view import job_view
+from perfd.analysis.collectives.nccl_summary import Nccl
+from perfd.analysis.collectives.by_rank import NcclRank
+from perfd.analysis.diagnosis.job_summary import AnalysisSettings, summarise
+from perfd.capture.selection.rank_selection import JobView, select
 from perfd.model import CaptureTool, RankPlacement
 
 STEPS = step_table([2.0] * 20)

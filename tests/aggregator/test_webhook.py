@@ -9,13 +9,13 @@ from exporters.support import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfd.aggregator.received import read_webhook
+from perfd.aggregator.alerts.alertmanager import read_webhook
 from perfd.clock import VirtualClock
 from perfd.config import CaptureProfile, HistoryConfig, WebhookConfig
 from perfd.errors import ConfigError, PerfdError
-from perfd.http import MAX_BODY_BYTES
+from perfd.net.http import MAX_BODY_BYTES
 from perfd.model import CaptureRequest, CaptureState, CaptureStatus, CaptureTool
-from perfd.testing.agent import FakeAgent
+from tests.support.fake_agent import FakeAgent
 
 PATH = "/api/v1/webhooks/alertmanager"
 FIRED = "2023-11-14T22:13:20.123456789Z"

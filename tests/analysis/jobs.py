@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from perfd.analysis.tables import GpuKey, GpuTable, JobData, PhaseTable, StepTable
+from perfd.analysis.data.job_data import GpuKey, GpuTable, JobData, PhaseTable, StepTable
 from perfd.model import GpuInfo, JobDescription, ModelShape, ParallelLayout, Recompute
 from perfd.recording import bundled
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from analysis.jobs import LLAMA3_8B, description, gpu_table, infos, job_data, phase_table, step_table
 
-from perfd.analysis.findings import Culprit, Kind
-from perfd.analysis.summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.diagnosis.findings import Culprit, Kind
+from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
 from perfd.model import ModelShape
-from perfd.peaks import load_peaks
+from perfd.gpu_peaks import load_peaks
 
 H100 = "NVIDIA H100 80GB HBM3"
 DP8 = description(LLAMA3_8B, world_size=8, dp=8, micro_batch_size=1, global_batch_size=64)

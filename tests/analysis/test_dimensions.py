@@ -11,16 +11,16 @@ from analysis.jobs import description, phase_table
 from analysis.test_captured import NOW_UNIX_S, STEPS, captured, finding, job, kinds
 from analysis.test_nccl import table
 
-from perfd.aggregator.series import LiveFacts, job_values
-from perfd.analysis.dimensions import Dimension, costliest, known_in_all
-from perfd.analysis.findings import Kind
-from perfd.analysis.groups import dimension_name, group_name
-from perfd.analysis.summary import AnalysisSettings, JobSummary, from_json, summarise, to_json
-from perfd.analysis.tables import CollectiveTable, NcclTime
-from perfd.catalogue import METRICS
+from perfd.aggregator.series.job_series import LiveFacts, job_values
+from perfd.analysis.communication.dimensions import Dimension, costliest, known_in_all
+from perfd.analysis.diagnosis.findings import Kind
+from perfd.analysis.layout.process_groups import dimension_name, group_name
+from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, from_json, summarise, to_json
+from perfd.analysis.data.job_data import CollectiveTable, NcclTime
+from perfd.metrics.catalogue import METRICS
 from perfd.model import GroupShares, JobDescription, ParallelLayout
-from perfd.report.from_summary import report_of_summary
-from perfd.session.words import in_words
+from perfd.report.sources.from_summary import report_of_summary
+from perfd.session.text.summary_text import in_words
 
 TP2DP2 = description(world_size=4, tp=2, dp=2, micro_batch_size=1, global_batch_size=8)
 PP2DP2 = description(world_size=4, pp=2, dp=2, micro_batch_size=1, global_batch_size=64)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from perfd.analysis.findings import Kind
-from perfd.session.configuration import load_session
-from perfd.session.replay import ReplayOptions, replay
-from perfd.session.words import in_words
+from perfd.analysis.diagnosis.findings import Kind
+from perfd.session.session_config import load_session
+from perfd.session.replay_session import ReplayOptions, replay
+from perfd.session.text.summary_text import in_words
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "docs/examples/70b-64xh100"

@@ -10,15 +10,15 @@ import pytest
 from analysis.jobs import description, infos, job_data, step_table
 from analysis.test_nccl import table
 
-from perfd.analysis.bandwidth_words import bandwidth_words
-from perfd.analysis.findings import Kind
-from perfd.analysis.nccl import NcclKind
-from perfd.analysis.places import PORTS, TOLD
-from perfd.analysis.summary import AnalysisSettings, JobSummary, summarise
-from perfd.analysis.tables import JobData, Method, NcclTime
+from perfd.analysis.collectives.bandwidth_text import bandwidth_words
+from perfd.analysis.diagnosis.findings import Kind
+from perfd.analysis.collectives.nccl_summary import NcclKind
+from perfd.analysis.layout.rank_location import PORTS, TOLD
+from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.data.job_data import JobData, Method, NcclTime
 from perfd.model import RankPlacement
-from perfd.peaks import load_peaks
-from perfd.session.words import findings_in_words
+from perfd.gpu_peaks import load_peaks
+from perfd.session.text.summary_text import findings_in_words
 
 STEPS = step_table([1.0] * 20)
 H200 = "NVIDIA H200"

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from analysis.jobs import LLAMA3_8B, description
 
-from perfd.analysis.flops import (
+from perfd.analysis.flops.flops_conventions import (
     FlopsConvention,
     job_recompute_flops_per_token,
     recompute_flops_per_token,
     train_flops_per_token,
 )
-from perfd.analysis.shape import parameter_counts, token_cost
+from perfd.analysis.flops.model_shape import parameter_counts, token_cost
 from perfd.model import MlaShape, ModelShape, MoeShape, Recompute
 
 GPT3_175B = ModelShape(

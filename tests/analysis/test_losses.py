@@ -9,12 +9,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.analysis.lateness import LONG, NEEDED_AT_ONCE, RECENT, Losses
-from perfd.analysis.onset import EARLIER, NEWEST
-from perfd.analysis.stacks import Stack, stacked
-from perfd.analysis.step_shapes import Rhythm, Shape, Window
-from perfd.analysis.tables import Bools, CollectiveTable, Floats
-from perfd.analysis.waiting import MATCHED_OPERATIONS
+from perfd.analysis.collectives.late_rank_cost import LONG, NEEDED_AT_ONCE, RECENT, Losses
+from perfd.analysis.collectives.change_detection import EARLIER, NEWEST
+from perfd.analysis.collectives.communicator_batch import Stack, stacked
+from perfd.analysis.collectives.step_segmentation import Rhythm, Shape, Window
+from perfd.analysis.data.job_data import Bools, CollectiveTable, Floats
+from perfd.analysis.collectives.transfer_wait import MATCHED_OPERATIONS
 from perfd.model import ParallelLayout
 
 WINDOWS = (RECENT, LONG, EARLIER, NEWEST)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from perfd.analysis.peaks import find_gpu, find_peak
+from perfd.analysis.flops.peak_table import find_gpu, find_peak
 from perfd.errors import ConfigError
-from perfd.peaks import load_peaks
+from perfd.gpu_peaks import load_peaks
 
 
 @pytest.mark.parametrize(

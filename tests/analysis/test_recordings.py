@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from analysis.jobs import recorded_job
 
-from perfd.analysis.findings import Culprit, Kind
-from perfd.analysis.summary import AnalysisSettings, JobSummary, summarise
-from perfd.analysis.tables import GpuTable, JobData
-from perfd.peaks import load_peaks
+from perfd.analysis.diagnosis.findings import Culprit, Kind
+from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.data.job_data import GpuTable, JobData
+from perfd.gpu_peaks import load_peaks
 
 # Iterations 8 to 10 ran under a profiler and 11 wrote its trace; the log of these tests does not say so.
 UNPROFILED = [3, 4, 5, 6, 7, 12, 13, 14, 15, 16, 17, 18]

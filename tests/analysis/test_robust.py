@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from perfd.analysis.robust import highest, mean, median, median_of, percentile_of, ratio, sigma_of
+from perfd.analysis.data.robust_stats import highest, mean, median, median_of, percentile_of, ratio, sigma_of
 
 MAYBE = st.one_of(st.floats(-1e6, 1e6), st.just(float("nan")))
 

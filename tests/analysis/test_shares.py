@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from analysis.jobs import gpu_table, infos, job_data, phase_table, step_table
 
-from perfd.analysis.peaks import PeakTable
-from perfd.analysis.shares import breakdown, data_loading, goodput_ratio, memory, optimizer, step_time
-from perfd.analysis.steady import steady_rows
-from perfd.analysis.timers import Timers
+from perfd.analysis.flops.peak_table import PeakTable
+from perfd.analysis.steps.time_breakdown import breakdown, data_loading, goodput_ratio, memory, optimizer, step_time
+from perfd.analysis.steps.steady_steps import steady_rows
+from perfd.analysis.steps.phase_timers import Timers
 from perfd.model import MemoryReport
-from perfd.peaks import load_peaks
+from perfd.gpu_peaks import load_peaks
 
 
 def timers_of(extremes=None, by_rank=None):

@@ -7,7 +7,7 @@ from analysis.jobs import step_table
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.analysis.steady import Reason, steady_rows
+from perfd.analysis.steps.steady_steps import Reason, steady_rows
 from perfd.model import Event, EventKind
 
 

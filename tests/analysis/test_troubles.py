@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfd.analysis.troubles import troubles
+from perfd.analysis.hang.error_events import troubles
 from perfd.model import Event, EventKind
 
 

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from perfd.capture.executor import CaptureExecutor
-from perfd.capture.guards import JobProgress
-from perfd.capture.installation import inspect
-from perfd.capture.nsys import NsysCli, session_name
-from perfd.capture.nsys_tool import NsysOptions, NsysTool
-from perfd.capture.storage import CaptureStore, free_bytes
+from perfd.capture.node.capture_executor import CaptureExecutor
+from perfd.capture.node.job_guards import JobProgress
+from perfd.capture.nsys.nsys_installation import inspect
+from perfd.capture.nsys.nsys_cli import NsysCli, session_name
+from perfd.capture.nsys.nsys_tool import NsysOptions, NsysTool
+from perfd.capture.node.capture_storage import CaptureStore, free_bytes
 from perfd.clock import SystemClock
 from perfd.model import CaptureRequest, CaptureTool
-from perfd.session.processes import groups_below
-from perfd.testing import nsys
+from perfd.session.job.process_tree import groups_below
+from tests.support import nsys_installation
 
 PATIENCE_S = 45
 """A hang becomes a failure after so long; nothing waits for it otherwise."""
@@ -137,7 +137,7 @@ def make_node(tmp_path):
 
     def make(**how):
         directory = tmp_path / f"node{len(nodes)}"
-        node = Node(directory=directory, nsys=nsys.install(directory / "nsys", **how))
+        node = Node(directory=directory, nsys=nsys_installation.install(directory / "nsys", **how))
         nodes.append(node)
         return node
 

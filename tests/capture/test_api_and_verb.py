@@ -8,17 +8,17 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from perfd.capture.api import PATH, capture_routes
-from perfd.capture.coordinator import CaptureCoordinator, check_profiles
-from perfd.capture.entries import to_json
-from perfd.capture.events import ManualRequest
-from perfd.capture.ranks import JobView, RankView
+from perfd.aggregator.web_api.capture_routes import PATH, capture_routes
+from perfd.capture.policy.coordinator import CaptureCoordinator, check_profiles
+from perfd.capture.policy.capture_json import to_json
+from perfd.capture.policy.policy_events import ManualRequest
+from perfd.capture.selection.rank_selection import JobView, RankView
 from perfd.cli import main
 from perfd.cli.capture_analysis import analyze
-from perfd.cli.client import get
+from perfd.cli.aggregator_client import get
 from perfd.config import CaptureProfile
 from perfd.errors import ConfigError, PerfdError
-from perfd.http import HttpServer
+from perfd.net.http import HttpServer
 from perfd.model import CaptureCancel, CaptureFile, CaptureRequest, CaptureState, CaptureStatus
 
 NOW = 1_700_000_000.0

@@ -1,6 +1,6 @@
 """Who is away is known as long as that matters to somebody."""
 
-from perfd.capture.away import AgentsAway
+from perfd.capture.policy.agent_presence import AgentsAway
 
 START = 1_700_000_000.0
 

@@ -7,10 +7,10 @@ from pathlib import PurePosixPath
 import pytest
 from capture.conftest import request
 
-from perfd.capture import nsys
-from perfd.capture.kineto.dropbox import Dropbox
-from perfd.capture.retention import Watch
-from perfd.capture.storage import CaptureRecord, CaptureStore, free_bytes
+from perfd.capture.nsys import nsys_cli
+from perfd.capture.kineto.trace_directory import Dropbox
+from perfd.capture.node.retention import Watch
+from perfd.capture.node.capture_storage import CaptureRecord, CaptureStore, free_bytes
 from perfd.errors import CaptureError
 from perfd.model import CaptureState
 
@@ -99,7 +99,7 @@ def test_old_captures_leave_a_disk_that_is_full(node, with_small_disk):
 
 
 def test_a_session_that_never_stops_is_shut_down_and_its_job_goes_on(make_node, monkeypatch):
-    monkeypatch.setattr(nsys, "STOP_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(nsys_cli, "STOP_TIMEOUT_S", 2.0)
     node = make_node(slow_stop_s=3600)
     job = node.launch()
     executor = node.executor()

@@ -12,9 +12,9 @@ import pytest
 from capture.conftest import Node
 
 from perfd.agent.agent import Agent
-from perfd.agent.task import CollectorTask
+from perfd.agent.collection.collector_task import CollectorTask
 from perfd.aggregator.aggregator import Aggregator
-from perfd.capture.processes import environment_of, pids, rank_of
+from perfd.capture.node.process_environment import environment_of, pids, rank_of
 from perfd.cli import main
 from perfd.collector import CollectorSpec, Options, Settings
 from perfd.config import (

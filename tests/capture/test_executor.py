@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from capture.conftest import request
 
-from perfd.capture.guards import JobProgress
-from perfd.capture.installation import inspect
-from perfd.capture.nsys import session_name
-from perfd.capture.nsys_tool import NsysOptions, NsysTool
-from perfd.capture.processes import RUN_VARIABLE
-from perfd.capture.tools import Begun, Plan, Readiness, Target, Tool
+from perfd.capture.node.job_guards import JobProgress
+from perfd.capture.nsys.nsys_installation import inspect
+from perfd.capture.nsys.nsys_cli import session_name
+from perfd.capture.nsys.nsys_tool import NsysOptions, NsysTool
+from perfd.capture.node.process_environment import RUN_VARIABLE
+from perfd.capture.node.capture_tool import Begun, Plan, Readiness, Target, Tool
 from perfd.clock import SystemClock, VirtualClock
 from perfd.errors import CaptureError
 from perfd.model import CaptureCancel, CaptureState, CaptureTool
@@ -285,12 +285,12 @@ def test_an_agent_stopped_in_mid_capture_leaves_nothing_running_and_no_files(nod
 _AGENT = """
 import sys
 from pathlib import Path
-from perfd.capture.executor import CaptureExecutor
-from perfd.capture.guards import JobProgress
-from perfd.capture.installation import inspect
-from perfd.capture.nsys_tool import NsysTool
-from perfd.capture.storage import CaptureStore
-from perfd.capture.tools import Readiness, Target
+from perfd.capture.node.capture_executor import CaptureExecutor
+from perfd.capture.node.job_guards import JobProgress
+from perfd.capture.nsys.nsys_installation import inspect
+from perfd.capture.nsys.nsys_tool import NsysTool
+from perfd.capture.node.capture_storage import CaptureStore
+from perfd.capture.node.capture_tool import Readiness, Target
 from perfd.clock import SystemClock
 from perfd.errors import CaptureError
 from perfd.model import CaptureRequest, CaptureTool

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from capture.conftest import Node, request
 
-from perfd.capture.guards import JobProgress
-from perfd.capture.kineto.dropbox import PREFIX
-from perfd.capture.kineto.endpoint import CLIENT_PREFIX, KinetoEndpoint
-from perfd.capture.kineto.text import parse
-from perfd.capture.kineto.tool import KinetoOptions, KinetoTool, Timing
+from perfd.capture.node.job_guards import JobProgress
+from perfd.capture.kineto.trace_directory import PREFIX
+from perfd.capture.kineto.daemon_socket import CLIENT_PREFIX, KinetoEndpoint
+from perfd.capture.kineto.config_text import parse
+from perfd.capture.kineto.kineto_tool import KinetoOptions, KinetoTool, Timing
 from perfd.clock import SystemClock
 from perfd.model import CaptureCancel, CaptureState, CaptureTool, RankPlacement
-from perfd.testing import kineto
-from perfd.testing.kineto import Habits
+from tests.support import kineto_processes
+from tests.support.kineto_processes import Habits
 
 QUICK = Timing(tick_s=0.05, margin_s=0.4, file_s=1.5)
 
@@ -36,7 +36,7 @@ class Job:
     tool: KinetoTool | None = None
 
     def rank(self, *, placed=True, environment=None, **habits):
-        process = kineto.start(
+        process = kineto_processes.start(
             Habits(socket_directory=str(self.directory), **habits),
             {"KINETO_ONDEMAND_TRACE_DIR": str(self.traces), **(environment or {})},
         )

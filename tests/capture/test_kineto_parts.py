@@ -7,9 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.capture.kineto import dropbox, protocol, text, verify
-from perfd.capture.kineto.protocol import Context, Poll
-from perfd.capture.kineto.registry import Delivery, Registry
+from perfd.capture.kineto import trace_directory
+from perfd.capture.kineto import kineto_protocol
+from perfd.capture.kineto import config_text
+from perfd.capture.kineto import trace_contents
+from perfd.capture.kineto.kineto_protocol import Context, Poll
+from perfd.capture.kineto.client_registry import Delivery, Registry
 from perfd.errors import CaptureError
 
 I32 = st.integers(-(2**31), 2**31 - 1)
@@ -20,28 +23,28 @@ KEY = (1077, 77)
 
 @given(st.binary(max_size=400))
 def test_garbage_is_nothing_and_no_error(datagram):
-    assert protocol.decode(datagram) is None or len(datagram) >= 40
+    assert kineto_protocol.decode(datagram) is None or len(datagram) >= 40
 
 
 @given(st.binary(max_size=300), st.sampled_from([b"req", b"ctxt", b"requ", b"x"]), st.integers(0, 2**64 - 1))
 def test_a_frame_whose_size_is_not_its_own_is_nothing(payload, kind, size):
-    message = protocol.decode(struct.pack("<Q32s", size, kind) + payload)
+    message = kineto_protocol.decode(struct.pack("<Q32s", size, kind) + payload)
     assert message is None or size == len(payload)
 
 
 @given(I32, st.integers(-(2**63), 2**63 - 1), st.lists(I32, min_size=1, max_size=64))
 def test_a_poll_survives_the_wire(types, job_id, pids):
     poll = Poll(types=types, job_id=job_id, pids=tuple(pids))
-    assert protocol.decode(protocol.encode(poll)) == poll
+    assert kineto_protocol.decode(kineto_protocol.encode(poll)) == poll
 
 
 def test_a_context_survives_the_wire():
     context = Context(gpu=-1, pid=5, job_id=2**40)
-    assert protocol.decode(protocol.encode(context)) == context
+    assert kineto_protocol.decode(kineto_protocol.encode(context)) == context
 
 
 def test_a_poll_of_six_pids_has_the_bytes_that_torch_sends():
-    datagram = protocol.encode(Poll(types=3, job_id=0, pids=(6, 5, 4, 3, 2, 1)))
+    datagram = kineto_protocol.encode(Poll(types=3, job_id=0, pids=(6, 5, 4, 3, 2, 1)))
     assert len(datagram) == 80
     assert datagram[:12] == b"\x28\0\0\0\0\0\0\0req\0"
     assert datagram[40:60] == struct.pack("<iiqi", 3, 6, 0, 6)
@@ -53,8 +56,8 @@ def test_both_generations_of_libkineto_say_when_they_are_busy(types, idle):
 
 
 def test_an_answer_without_a_configuration_is_empty():
-    assert protocol.decode_reply(protocol.poll_reply("")) == ""
-    assert protocol.decode_reply(protocol.poll_reply("A=1\n")) == "A=1\n"
+    assert kineto_protocol.decode_reply(kineto_protocol.poll_reply("")) == ""
+    assert kineto_protocol.decode_reply(kineto_protocol.poll_reply("A=1\n")) == "A=1\n"
 
 
 def order(**changes):
@@ -65,13 +68,13 @@ def order(**changes):
         "warmup_s": 2,
         "trace_id": "c1",
     }
-    return text.TraceOrder(**{**settings, **changes})
+    return config_text.TraceOrder(**{**settings, **changes})
 
 
 def test_every_line_of_a_configuration_has_one_equals_sign():
-    lines = text.render(order(iterations=3, iteration_roundup=50)).splitlines()
+    lines = config_text.render(order(iterations=3, iteration_roundup=50)).splitlines()
     assert all(line.count("=") == 1 for line in lines)
-    keys = text.parse("\n".join(lines))
+    keys = config_text.parse("\n".join(lines))
     assert keys["ACTIVITIES_LOG_FILE"] == "/tmp/x/trace.json"
     assert (keys["PROFILE_START_TIME"], keys["ACTIVITIES_DURATION_MSECS"]) == ("5", "6")
     assert (keys["PROFILE_START_ITERATION"], keys["PROFILE_START_ITERATION_ROUNDUP"]) == ("0", "50")
@@ -81,7 +84,7 @@ def test_every_line_of_a_configuration_has_one_equals_sign():
 @pytest.mark.parametrize("path", ["/tmp/a=b/trace.json", "/tmp/a\nb/trace.json", "/tmp/trace"])
 def test_a_path_that_libkineto_would_misread_is_refused(path):
     with pytest.raises(CaptureError, match="libkineto"):
-        text.render(order(output=PurePosixPath(path)))
+        config_text.render(order(output=PurePosixPath(path)))
 
 
 def test_an_order_is_handed_out_once():
@@ -144,10 +147,10 @@ def write(path, content):
 def test_a_trace_is_judged_by_its_categories(tmp_path):
     host = b'{"traceEvents": [{"ph": "M"}, {"cat": "cpu_op"}]}'
     gpu = b'{"traceEvents": [{"cat": "cpu_op"}, {"cat": "kernel"}], "traceName": "x"}'
-    assert verify.contents_of(write(tmp_path / "a", host)).work is verify.Work.HOST
-    assert verify.contents_of(write(tmp_path / "b", gpu)).work is verify.Work.GPU
+    assert trace_contents.contents_of(write(tmp_path / "a", host)).work is trace_contents.Work.HOST
+    assert trace_contents.contents_of(write(tmp_path / "b", gpu)).work is trace_contents.Work.GPU
     assert (
-        verify.contents_of(write(tmp_path / "c", b'{"traceEvents": [{"ph": "M"}]}')).work is verify.Work.NONE
+        trace_contents.contents_of(write(tmp_path / "c", b'{"traceEvents": [{"ph": "M"}]}')).work is trace_contents.Work.NONE
     )
 
 
@@ -156,31 +159,31 @@ def test_a_trace_that_was_cut_anywhere_is_not_whole(tmp_path_factory, length):
     whole = b'{"traceEvents": [{"cat": "kernel", "args": {"x": [1]}}], "traceName": "x"}'
     path = write(tmp_path_factory.mktemp("cut") / "t", whole[:length])
     with pytest.raises(CaptureError, match=r"not whole|empty"):
-        verify.contents_of(path)
+        trace_contents.contents_of(path)
 
 
 def test_a_large_trace_is_judged_by_its_end_and_its_marks(tmp_path, monkeypatch):
-    monkeypatch.setattr(verify, "_DECODED_BYTES", 10)
+    monkeypatch.setattr(trace_contents, "_DECODED_BYTES", 10)
     events = b'{"traceEvents": [{"cat": "kernel", "args": {"x": [1], "y": 2}}]'
     groups = b', "distributedInfo": {"pg_config": [{"ranks": [0, 1]}, {"ranks": []}]}, "traceName": "x"}'
     log = b', "INFO": ["a", "b]"]}'
     for whole in (events + b', "traceName": "x"}', events + groups, events + log):
-        assert verify.contents_of(write(tmp_path / "a", whole)).work is verify.Work.GPU
+        assert trace_contents.contents_of(write(tmp_path / "a", whole)).work is trace_contents.Work.GPU
         for cut in (1, 20, len(whole) - len(events) + 1):
             with pytest.raises(CaptureError, match="end is missing"):
-                verify.contents_of(write(tmp_path / "b", whole[:-cut]))
+                trace_contents.contents_of(write(tmp_path / "b", whole[:-cut]))
 
 
 @pytest.mark.parametrize("place", ["relative", "/a/../b", "/a=b", "/a!b"])
 def test_a_place_that_is_no_plain_path_is_refused(tmp_path, place):
     with pytest.raises(CaptureError, match="KINETO_ONDEMAND_TRACE_DIR"):
-        dropbox.plan(tmp_path, 1, place)
+        trace_directory.plan(tmp_path, 1, place)
 
 
 def test_a_link_on_the_way_is_not_followed(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "tmp").symlink_to(tmp_path / "real")
-    box = dropbox.Dropbox(root=tmp_path, place=PurePosixPath("/tmp"), name="perfd-kineto-x")
+    box = trace_directory.Dropbox(root=tmp_path, place=PurePosixPath("/tmp"), name="perfd-kineto-x")
     with pytest.raises(CaptureError, match="Cannot make"):
         box.create(0, 0)
     assert list((tmp_path / "real").iterdir()) == []
@@ -188,13 +191,13 @@ def test_a_link_on_the_way_is_not_followed(tmp_path):
 
 @pytest.mark.parametrize("handle", ["perfd.llama.1", "/!/etc!passwd", "/!/tmp!perfd-kineto-a/../b", "!!"])
 def test_a_handle_of_something_else_names_no_folder(handle):
-    assert dropbox.from_handle(handle) is None
+    assert trace_directory.from_handle(handle) is None
 
 
 def test_a_handle_finds_its_folder_again(tmp_path):
-    box = dropbox.Dropbox(root=tmp_path, place=PurePosixPath("/"), name="perfd-kineto-x")
+    box = trace_directory.Dropbox(root=tmp_path, place=PurePosixPath("/"), name="perfd-kineto-x")
     (tmp_path / box.name).mkdir()
-    again = dropbox.from_handle(box.handle)
+    again = trace_directory.from_handle(box.handle)
     assert again == box
     again.remove()
     again.remove()

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from capture.conftest import Node, request
 
-from perfd.capture.kineto.endpoint import KinetoEndpoint
-from perfd.capture.kineto.tool import KinetoOptions, KinetoTool
+from perfd.capture.kineto.daemon_socket import KinetoEndpoint
+from perfd.capture.kineto.kineto_tool import KinetoOptions, KinetoTool
 from perfd.clock import SystemClock
 from perfd.model import CaptureState, CaptureTool, RankPlacement
 

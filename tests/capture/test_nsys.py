@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.capture.identity import check_capture_id, slug
-from perfd.capture.installation import find_nsys, inspect
-from perfd.capture.launch import plan_launch
-from perfd.capture.nsys import NsysCli, parse_generated, parse_sessions, session_name, session_prefix
-from perfd.capture.processes import parse_environ, rank_of, runs, scan_nsys_processes
+from perfd.capture.selection.capture_id import check_capture_id, slug
+from perfd.capture.nsys.nsys_installation import find_nsys, inspect
+from perfd.capture.nsys.nsys_launch import plan_launch
+from perfd.capture.nsys.nsys_cli import NsysCli, parse_generated, parse_sessions, session_name, session_prefix
+from perfd.capture.node.process_environment import parse_environ, rank_of, runs, scan_nsys_processes
 from perfd.config import AgentCaptureConfig
 from perfd.errors import CaptureError
-from perfd.testing import nsys
+from tests.support import nsys_installation
 
 NEEDS_CC = pytest.mark.skipif(shutil.which("cc") is None, reason="a CUPTI is built: apt-get install gcc")
 SESSIONS = """\
@@ -129,7 +129,7 @@ def plan(installation, **config):
 
 
 def test_a_job_is_started_under_nsys_launch_which_collects_nothing_yet(tmp_path):
-    executable = nsys.install(tmp_path)
+    executable = nsys_installation.install(tmp_path)
     launch = plan(inspect(executable))
     assert launch.session == "perfd.llama.7"
     assert list(launch.command) == [
@@ -144,8 +144,8 @@ def test_a_job_is_started_under_nsys_launch_which_collects_nothing_yet(tmp_path)
 
 
 def test_a_job_is_started_bare_where_nsys_cannot_help_and_the_note_says_why(tmp_path):
-    working = inspect(nsys.install(tmp_path / "a"))
-    broken = inspect(nsys.install(tmp_path / "b", importer=False))
+    working = inspect(nsys_installation.install(tmp_path / "a"))
+    broken = inspect(nsys_installation.install(tmp_path / "b", importer=False))
     for launch, words in (
         (plan(None), "no nsys"),
         (plan(working, launch=False), "are off"),
@@ -159,20 +159,20 @@ def test_a_job_is_started_bare_where_nsys_cannot_help_and_the_note_says_why(tmp_
 @NEEDS_CC
 def test_an_nsys_whose_cupti_has_crashed_jobs_is_used_only_where_it_is_named(tmp_path):
     systems = tmp_path / "opt" / "nvidia" / "nsight-systems"
-    risky = nsys.install(systems / "2025.3.1", cupti_version=130000)
+    risky = nsys_installation.install(systems / "2025.3.1", cupti_version=130000)
     found, named = (find_nsys(path, "", root=tmp_path) for path in (None, str(risky)))
     assert found.nsys == named.nsys == risky
     assert "set capture.nsys_path" in plan(found).note
     assert plan(found).session is None
     assert plan(named).session == "perfd.llama.7"
-    older = nsys.install(systems / "2024.7.1")
+    older = nsys_installation.install(systems / "2024.7.1")
     assert find_nsys(None, str(risky.parent), root=tmp_path).nsys == older
-    mended = nsys.install(tmp_path / "opt/nvidia/nsight-compute/2025.3.2/host", cupti_version=130001)
+    mended = nsys_installation.install(tmp_path / "opt/nvidia/nsight-compute/2025.3.2/host", cupti_version=130001)
     assert find_nsys(None, str(mended.parent), root=tmp_path).nsys == mended
 
 
 def test_a_cupti_that_cannot_be_loaded_keeps_no_nsys_from_use(tmp_path):
-    nsys.install(tmp_path / "opt/nvidia/nsight-systems/2025.5.1")
+    nsys_installation.install(tmp_path / "opt/nvidia/nsight-systems/2025.5.1")
     (tmp_path / "opt/nvidia/nsight-systems/2025.5.1/target-linux-x64/libcupti.so.13.0").write_text(
         "no library"
     )

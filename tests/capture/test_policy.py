@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.capture.events import (
+from perfd.capture.policy.policy_events import (
     AgentConnected,
     AgentGone,
     AlertFired,
@@ -22,8 +22,8 @@ from perfd.capture.events import (
     StatusReceived,
     Tick,
 )
-from perfd.capture.policy import CapturePolicy, Patience
-from perfd.capture.ranks import JobView, RankView
+from perfd.capture.policy.capture_policy import CapturePolicy, Patience
+from perfd.capture.selection.rank_selection import JobView, RankView
 from perfd.config import CaptureProfile
 from perfd.errors import CaptureError
 from perfd.model import CaptureFile, CaptureState, CaptureStatus, CaptureTool

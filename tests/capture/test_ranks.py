@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.capture.conditions import coordinate
-from perfd.capture.ranks import JobView, RankView, check_selector, select
+from perfd.capture.selection.rank_conditions import coordinate
+from perfd.capture.selection.rank_selection import JobView, RankView, check_selector, select
 from perfd.errors import CaptureError
 from perfd.model import ParallelLayout
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from perfd.clock import SystemClock
-from perfd.session.processes import groups_below
-from perfd.testing.nsys import install
+from perfd.session.job.process_tree import groups_below
+from tests.support.nsys_installation import install
 
 SCRIPT = "echo $$ > {folder}/script; sh -c 'echo $$ > {folder}/worker; exec sleep 3600'; exit 3"
 """A script whose worker is a process of its own, as `bash train.sh` has them."""

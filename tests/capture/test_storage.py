@@ -5,7 +5,7 @@ import stat
 import pytest
 from capture.conftest import request
 
-from perfd.capture.storage import CaptureRecord, CaptureStore
+from perfd.capture.node.capture_storage import CaptureRecord, CaptureStore
 from perfd.errors import CaptureError
 
 

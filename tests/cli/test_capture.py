@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from perfd.capture.api import capture_routes
+from perfd.aggregator.web_api.capture_routes import capture_routes
 from perfd.cli import main
-from perfd.http import HttpServer
+from perfd.net.http import HttpServer
 
 
 def _rank(rank, state, reason, *files):
@@ -72,7 +72,7 @@ def test_each_rank_with_files_has_its_line(capsys):
     ]
 
 
-@pytest.mark.parametrize("module", ["numpy", "perfd.trace.analysis", "perfd.report"])
+@pytest.mark.parametrize("module", ["numpy", "perfd.trace.diagnosis.trace_analysis", "perfd.report"])
 def test_what_reads_no_traces_does_not_wait_for_their_analysis(module):
     parse = "from perfd.cli import build_parser; build_parser(['capture'])"
     code = f"import sys; {parse}; print({module!r} in sys.modules)"

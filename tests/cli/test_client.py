@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from perfd.cli.client import ask
+from perfd.cli.aggregator_client import ask
 from perfd.errors import PerfdError
 
 TIMEOUT_S = 0.3

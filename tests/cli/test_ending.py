@@ -18,7 +18,7 @@ _TRACES = str(Path(__file__).parents[2] / "docs" / "examples" / "slow-rank")
 # the event would wait for itself for ever.
 _INSIDE_THE_LOCK = """
 import os, signal
-from perfd.cli.ending import set_by_signals
+from perfd.cli.signals import set_by_signals
 
 told = set_by_signals(signal.SIGTERM, signal.SIGINT)
 with told._cond:
@@ -31,7 +31,7 @@ print("ended")
 # The kernel may give a signal to any thread; the main thread waits, so that Python runs no handler in it.
 _GIVEN_TO_ANOTHER_THREAD = """
 import signal, threading
-from perfd.cli.ending import set_by_signals
+from perfd.cli.signals import set_by_signals
 
 told = set_by_signals(signal.SIGTERM, signal.SIGINT)
 

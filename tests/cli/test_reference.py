@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfd.cli import VERBS
-from perfd.cli.reference import COMPLETIONS, completions, page
+from perfd.cli.cli_reference import COMPLETIONS, completions, page
 
 BASH = """
 source "$1"

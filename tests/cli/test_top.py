@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from perfd.cli.top_job import job_screen
-from perfd.cli.top_keys import first_key
-from perfd.cli.top_screens import fleet_screen, help_screen, order, server_order, server_screen
-from perfd.cli.top_state import Place, Screen, press, window
-from perfd.http import Response
-from perfd.testing.pages import StandIn, fleet_row, job_entry, server_entry
+from perfd.cli.top.job_screen import job_screen
+from perfd.cli.top.keys import first_key
+from perfd.cli.top.screens import fleet_screen, help_screen, order, server_order, server_screen
+from perfd.cli.top.screen_state import Place, Screen, press, window
+from perfd.net.http import Response
+from tests.support.page_server import StandIn, fleet_row, job_entry, server_entry
 
 SIZES = [(80, 22), (40, 12), (200, 60), (60, 8)]
 

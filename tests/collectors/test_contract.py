@@ -13,7 +13,7 @@ from perfd.collector import Collector, CollectorSpec, Column, ColumnKind, Option
 from perfd.errors import Unavailable
 from perfd.model import Record, SampleTable, Scope
 from perfd.plugins import load_collector
-from perfd.testing.collectors import check_collector, check_replay, check_spec, check_unavailable
+from perfd.testing.collector_contract import check_collector, check_replay, check_spec, check_unavailable
 
 SPECS = [host.SPEC, nvml.SPEC, nvml_events.SPEC, ranks.SPEC]
 COLUMN = Column(

@@ -15,8 +15,8 @@ from perfd.clock import VirtualClock
 from perfd.collector import Settings
 from perfd.errors import ConfigError
 from perfd.model import Record, SampleTable, Scope
-from perfd.testing.collectors import check_collector, check_unavailable
-from perfd.testing.proc import FakeNode, pressure
+from perfd.testing.collector_contract import check_collector, check_unavailable
+from perfd.testing.fake_node import FakeNode, pressure
 
 NODES = Path(__file__).parent.parent / "fixtures" / "nodes"
 NOW_NS = 1_700_000_000 * 10**9

@@ -14,9 +14,9 @@ from perfd.clock import VirtualClock
 from perfd.collector import CollectorSpec, Settings
 from perfd.errors import NothingHere, Unavailable
 from perfd.model import Event, EventKind, GpuInfo, Record, SampleTable
-from perfd.testing.collectors import check_collector, check_unavailable
-from perfd.testing.nvml import FIELDS_HEALTHY, GPM_BUSY, FakeGpu, FakeNvml, FakeSlice
-from perfd.testing.proc import FakeNode
+from perfd.testing.collector_contract import check_collector, check_unavailable
+from perfd.testing.fake_nvml import FIELDS_HEALTHY, GPM_BUSY, FakeGpu, FakeNvml, FakeSlice
+from perfd.testing.fake_node import FakeNode
 
 GPM_COLUMNS = {metric.column for metric in GPM_METRICS} - {"graphics_active_ratio"}
 """Those that are read each time."""

@@ -11,14 +11,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from perfd_collectors.nvml import SPEC, RecordedNvml, encode_line
 from perfd_collectors.nvml.columns import COLUMNS, NAMES
-from perfd_collectors.nvml.lines import decode_lines
+from perfd_collectors.nvml.jsonl_format import decode_lines
 
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
 from perfd.errors import RecordingError
 from perfd.model import GpuInfo, Record, SampleTable, Scope
 from perfd.recording import bundled
-from perfd.testing.collectors import check_records, check_replay
+from perfd.testing.collector_contract import check_records, check_replay
 
 START_S = 1_795_225_496
 LINE = {

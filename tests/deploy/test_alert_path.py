@@ -14,8 +14,8 @@ from exporters.support import Receiver
 from perfd.aggregator import Aggregator
 from perfd.config import AggregatorConfig, RulesConfig
 from perfd.model import PhaseTime, StepPhases
-from perfd.testing.agent import FakeAgent
-from perfd.testing.services import alertmanager, free_port, prometheus
+from tests.support.fake_agent import FakeAgent
+from tests.support.services import alertmanager, free_port, prometheus
 
 pytestmark = [
     pytest.mark.system,

@@ -19,8 +19,8 @@ import yaml
 from aggregator.support import START_S, aggregator, place, step
 
 from perfd.aggregator.aggregator import Aggregator
-from perfd.capture.api import StartBody
-from perfd.catalogue import AGENT_METRICS, AGGREGATOR_METRICS, JOB_METRICS, raw_metric
+from perfd.aggregator.web_api.capture_routes import StartBody
+from perfd.metrics.catalogue import AGENT_METRICS, AGGREGATOR_METRICS, JOB_METRICS, raw_metric
 from perfd.clock import VirtualClock
 from perfd.collector import ColumnKind
 from perfd.model import (
@@ -38,9 +38,9 @@ from perfd.model import (
 )
 from perfd.plugins import collector_entry_points, load_collector
 from perfd.recording import bundled
-from perfd.session.replay import ReplayOptions, replay
-from perfd.testing.agent import FakeAgent
-from perfd.testing.prometheus import PrometheusServer, prometheus_server
+from perfd.session.replay_session import ReplayOptions, replay
+from tests.support.fake_agent import FakeAgent
+from tests.support.prometheus import PrometheusServer, prometheus_server
 
 HERE = Path(__file__).parent
 GRAFANA = HERE.parents[1] / "deploy" / "grafana"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from perfd.capture.installation import Installation
+from perfd.capture.nsys.nsys_installation import Installation
 from perfd.doctor.capture_checks import check_kineto_socket, check_py_spy, check_quota
 from perfd.doctor.checks import (
     Level,
@@ -24,7 +24,7 @@ from perfd.doctor.checks import (
     worst,
 )
 from perfd.doctor.clock_sync import clock_facts
-from perfd.doctor.facts import (
+from perfd.doctor.node_facts import (
     AggregatorFacts,
     ClockFacts,
     DirectoryFacts,

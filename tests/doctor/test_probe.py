@@ -7,26 +7,26 @@ from pathlib import Path
 
 import pytest
 
-from perfd.capture.installation import find_libdw, find_nsys, parse_version
+from perfd.capture.nsys.nsys_installation import find_libdw, find_nsys, parse_version
 from perfd.cli import main
 from perfd.config import AgentCaptureConfig, AgentConfig, KinetoConfig, UplinkConfig
 from perfd.doctor.capture_probe import probe_kineto_socket
-from perfd.doctor.facts import NsysFacts, PySpyFacts
-from perfd.doctor.probe import (
+from perfd.doctor.node_facts import NsysFacts, PySpyFacts
+from perfd.doctor.node_probe import (
     probe,
     probe_aggregator,
     probe_directory,
     probe_nsys,
     probe_processes,
 )
-from perfd.http import HttpServer
-from perfd.testing import nsys
+from perfd.net.http import HttpServer
+from tests.support import nsys_installation
 
 
 def nsight_compute(root):
     """What Nsight Compute lays out: an nsys whose importer is in a folder where nsys does not look."""
     host = root / "opt/nvidia/nsight-compute/2025.3.1/host"
-    nsys.install(host, importer=False)
+    nsys_installation.install(host, importer=False)
     elsewhere = host / "linux-desktop-glibc_2_11_3-x64"
     elsewhere.mkdir()
     (elsewhere / "QdstrmImporter").touch()
@@ -48,19 +48,19 @@ def test_the_nsys_inside_nsight_compute_is_found_and_its_missing_link_too(tmp_pa
 def test_a_whole_nsight_systems_wins_over_nsight_compute_and_the_newest_over_older_ones(tmp_path):
     nsight_compute(tmp_path)
     for version in ("2023.4.4", "2025.3.1", "2024.10.1"):
-        nsys.install(tmp_path / "opt/nvidia/nsight-systems" / version)
+        nsys_installation.install(tmp_path / "opt/nvidia/nsight-systems" / version)
     assert "nsight-systems/2025.3.1" in str(find_nsys(None, "", root=tmp_path).nsys)
 
 
 def test_the_configured_nsys_wins_and_a_wrong_one_is_not_replaced_by_a_guess(tmp_path):
     nsight_compute(tmp_path)
-    mine = nsys.install(tmp_path / "mine")
+    mine = nsys_installation.install(tmp_path / "mine")
     assert find_nsys(str(mine), "", root=tmp_path).nsys == mine
     assert find_nsys(str(tmp_path / "nosuch"), "", root=tmp_path) is None
 
 
 def test_nsys_on_the_path_is_followed_to_where_it_really_lies(tmp_path):
-    real = nsys.install(tmp_path / "real", importer=False)
+    real = nsys_installation.install(tmp_path / "real", importer=False)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "nsys").symlink_to(real)
     assert find_nsys(None, str(tmp_path / "bin"), root=tmp_path).importer_missing
@@ -85,7 +85,7 @@ def test_libdw_is_found_in_the_system_or_beside_the_importer(tmp_path):
 
 
 def test_the_version_is_what_nsys_says(tmp_path):
-    nsys.install(tmp_path / "opt/nvidia/nsight-systems/2024", version="2024.2.3.38-1")
+    nsys_installation.install(tmp_path / "opt/nvidia/nsight-systems/2024", version="2024.2.3.38-1")
     facts = probe_nsys(find_nsys(None, "", root=tmp_path), root=tmp_path)
     assert facts.version == "2024.2.3.38"
     assert facts.importer_problem == ""
@@ -95,13 +95,13 @@ def test_the_version_is_what_nsys_says(tmp_path):
 
 
 def test_an_importer_that_lacks_a_library_is_found_by_running_it(tmp_path):
-    nsys.install(tmp_path / "opt/nvidia/nsight-systems/2025", importer_loads=False)
+    nsys_installation.install(tmp_path / "opt/nvidia/nsight-systems/2025", importer_loads=False)
     facts = probe_nsys(find_nsys(None, "", root=tmp_path), root=tmp_path)
     assert "libdw.so.1" in facts.importer_problem
 
 
 def test_an_nsys_that_does_not_run_has_no_version(tmp_path):
-    broken = nsys.install(tmp_path / "broken")
+    broken = nsys_installation.install(tmp_path / "broken")
     broken.write_text("#!/nonexistent/interpreter\n")
     assert probe_nsys(find_nsys(str(broken), "", root=tmp_path), root=tmp_path).version is None
 
@@ -200,7 +200,7 @@ def test_a_folder_that_is_too_long_for_a_socket_is_a_problem(tmp_path):
 def test_the_verb_prints_its_schema_and_fails_only_for_what_cannot_work(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     config = tmp_path / "agent.yaml"
-    broken = nsys.install(tmp_path / "nsys", importer=False)
+    broken = nsys_installation.install(tmp_path / "nsys", importer=False)
     config.write_text(f"node: n1\ncapture: {{nsys_path: {broken}}}\nuplink: {{address: '127.0.0.1:1'}}\n")
     assert main(["doctor", "--json", "--config", str(config)]) == 1
     document = json.loads(capsys.readouterr().out)

@@ -5,8 +5,8 @@ from functools import cache
 
 from analysis.jobs import job_data, step_table
 
-from perfd.analysis.summary import AnalysisSettings, summarise
-from perfd.exporters.contract import JobRound
+from perfd.analysis.diagnosis.job_summary import AnalysisSettings, summarise
+from perfd.exporters.exporter import JobRound
 
 
 def job_round(step, *, name="llm", attempt=1, ended=False, loss=None, **summary):

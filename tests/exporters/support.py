@@ -7,9 +7,9 @@ import time
 import numpy as np
 
 from perfd.clock import SystemClock, VirtualClock
-from perfd.exporters.contract import AlertUpdate, ExporterContext, Tally
-from perfd.http import HttpServer, Request, Response
-from perfd.series import SeriesFrame, SeriesKey
+from perfd.exporters.exporter import AlertUpdate, ExporterContext, Tally
+from perfd.net.http import HttpServer, Request, Response
+from perfd.metrics.series import SeriesFrame, SeriesKey
 
 
 def context(clock=None):

@@ -10,11 +10,11 @@ from exporters.support import Receiver, alert, context, real_context, until
 from perfd.clock import VirtualClock
 from perfd.config import AlertmanagerConfig, ExportersConfig, HttpClientConfig
 from perfd.errors import ConfigError
-from perfd.exporters.alertmanager import AlertmanagerExporter
-from perfd.exporters.contract import Round
-from perfd.exporters.delivery import Deliveries
-from perfd.exporters.registry import Exporters
-from perfd.http import Response
+from perfd.exporters.alertmanager.alertmanager_exporter import AlertmanagerExporter
+from perfd.exporters.exporter import Round
+from perfd.exporters.alertmanager.delivery import Deliveries
+from perfd.exporters.exporter_registry import Exporters
+from perfd.net.http import Response
 
 
 def told(deliveries, now_s):

@@ -9,9 +9,9 @@ import pytest
 from exporters.support import Receiver, alert, real_context, until
 
 from perfd.config import AlertmanagerConfig, HttpClientConfig
-from perfd.exporters.alertmanager import AlertmanagerExporter
-from perfd.exporters.contract import Round
-from perfd.testing.services import alertmanager
+from perfd.exporters.alertmanager.alertmanager_exporter import AlertmanagerExporter
+from perfd.exporters.exporter import Round
+from tests.support.services import alertmanager
 
 pytestmark = [
     pytest.mark.system,

@@ -18,10 +18,10 @@ from perfd.config import (
     WandbConfig,
 )
 from perfd.errors import ConfigError
-from perfd.exporters.contract import Round
-from perfd.exporters.registry import Exporters
+from perfd.exporters.exporter import Round
+from perfd.exporters.exporter_registry import Exporters
 from perfd.model import Event, EventKind
-from perfd.testing.agent import FakeAgent
+from tests.support.fake_agent import FakeAgent
 
 DOCUMENTATION = Path(__file__).parents[2] / "docs" / "exporters.md"
 MODULE = """

@@ -10,9 +10,9 @@ from exporters.support import alert, context
 
 from perfd.config import ExportersConfig, JsonLinesConfig
 from perfd.errors import ConfigError
-from perfd.exporters.contract import Round
+from perfd.exporters.exporter import Round
 from perfd.exporters.jsonl import JsonLinesExporter
-from perfd.testing.agent import FakeAgent
+from tests.support.fake_agent import FakeAgent
 
 
 @pytest.fixture

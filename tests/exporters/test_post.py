@@ -9,8 +9,8 @@ import pytest
 from exporters.support import Receiver
 
 from perfd.config import HttpClientConfig
-from perfd.exporters.post import Poster
-from perfd.http import Response
+from perfd.exporters.http_post import Poster
+from perfd.net.http import Response
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n"
 SHORT_S = 0.3

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from perfd.clock import VirtualClock
 from perfd.config import HttpClientConfig, RemoteWriteConfig
 from perfd.errors import ConfigError
-from perfd.exporters.contract import Round, Tally
-from perfd.exporters.remote_write import RemoteWriteExporter
-from perfd.exporters.write_request import FrameEncoder
-from perfd.http import Response
-from perfd.series import SeriesFrame, SeriesKey
+from perfd.exporters.exporter import Round, Tally
+from perfd.exporters.remote_write.remote_write_exporter import RemoteWriteExporter
+from perfd.exporters.remote_write.write_request import FrameEncoder
+from perfd.net.http import Response
+from perfd.metrics.series import SeriesFrame, SeriesKey
 
 STALE = 0x7FF0000000000002
 A, B = SeriesKey("perfd_a"), SeriesKey("perfd_b")

@@ -9,10 +9,10 @@ import pytest
 from exporters.support import real_context, until
 
 from perfd.config import RemoteWriteConfig
-from perfd.exporters.contract import Round
-from perfd.exporters.remote_write import RemoteWriteExporter
-from perfd.series import SeriesFrame, SeriesKey
-from perfd.testing.services import prometheus, victoria_metrics
+from perfd.exporters.exporter import Round
+from perfd.exporters.remote_write.remote_write_exporter import RemoteWriteExporter
+from perfd.metrics.series import SeriesFrame, SeriesKey
+from tests.support.services import prometheus, victoria_metrics
 
 pytestmark = [
     pytest.mark.system,

@@ -5,8 +5,8 @@ import threading
 import pytest
 from exporters.support import alert, until
 
-from perfd.exporters.contract import Round, Tally
-from perfd.exporters.runner import ExporterRunner
+from perfd.exporters.exporter import Round, Tally
+from perfd.exporters.exporter_runner import ExporterRunner
 
 
 class Gate:

@@ -6,9 +6,9 @@ from exporters.support import alert, context
 
 from perfd.config import WandbConfig
 from perfd.errors import ConfigError
-from perfd.exporters.contract import Round
-from perfd.exporters.wandb import REPORT_FILE, SUMMARY_FILE, WandbExporter
-from perfd.exporters.wandb_messages import Alert, Log, Report
+from perfd.exporters.exporter import Round
+from perfd.exporters.wandb.wandb_exporter import REPORT_FILE, SUMMARY_FILE, WandbExporter
+from perfd.exporters.wandb.wandb_messages import Alert, Log, Report
 
 
 class FakeWandb:

@@ -17,15 +17,15 @@ from wandb.proto import wandb_internal_pb2
 
 from perfd.clock import VirtualClock
 from perfd.config import AggregatorConfig, ExportersConfig, RulesConfig, WandbConfig
-from perfd.exporters.wandb import REPORT_FILE, SUMMARY_FILE
-from perfd.exporters.wandb_messages import Log
-from perfd.exporters.wandb_process import WandbProcess
-from perfd.exporters.wandb_worker import init_arguments, run_id
+from perfd.exporters.wandb.wandb_exporter import REPORT_FILE, SUMMARY_FILE
+from perfd.exporters.wandb.wandb_messages import Log
+from perfd.exporters.wandb.wandb_process import WandbProcess
+from perfd.exporters.wandb.wandb_worker import init_arguments, run_id
 from perfd.recording import bundled
-from perfd.session.configuration import SessionConfig
-from perfd.session.replay import ReplayOptions, replay
-from perfd.testing.agent import FakeAgent
-from perfd.testing.wandb import WandbServer, read_records
+from perfd.session.session_config import SessionConfig
+from perfd.session.replay_session import ReplayOptions, replay
+from tests.support.fake_agent import FakeAgent
+from tests.support.wandb_server import WandbServer, read_records
 
 # W&B's processes start slowly on a machine that is busy.
 pytestmark = pytest.mark.timeout(180)
@@ -268,8 +268,8 @@ def test_what_was_handed_over_is_uploaded_even_when_perfd_is_killed(server, onli
     dying = (
         "import json, os, signal, sys, msgspec\n"
         "from perfd.config import WandbConfig\n"
-        "from perfd.exporters.wandb_messages import Log\n"
-        "from perfd.exporters.wandb_process import WandbProcess\n"
+        "from perfd.exporters.wandb.wandb_messages import Log\n"
+        "from perfd.exporters.wandb.wandb_process import WandbProcess\n"
         "run = WandbProcess('llm', msgspec.convert(json.loads(sys.argv[1]), WandbConfig))\n"
         "run.send(Log({'perfd/step': 5.0}))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from perfd_collectors.nccl.operations import FUNCTIONS, Operation, Timing
+from perfd_collectors.nccl.segments.operations import FUNCTIONS, Operation, Timing
 
 from benchmarks.gpu.nccl_releases import LARGE_BYTES, Recorded, judge
 

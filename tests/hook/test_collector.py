@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perfd_collectors.hook import SPEC
 from perfd_collectors.hook.collector import HookOptions
-from perfd_collectors.hook.messages import parse_message, records_of
-from perfd_collectors.hook.speakers import Speakers
+from perfd_collectors.hook.datagrams import parse_message, records_of
+from perfd_collectors.hook.sender_auth import Speakers
 
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
 from perfd.hook import StepTimer
 from perfd.model import JobDescription, SampleTable, StepPhases, TrainingStep
-from perfd.testing.collectors import check_collector, check_unavailable
+from perfd.testing.collector_contract import check_collector, check_unavailable
 
 
 def message(rank: int = 0, step: int = 7, **fields) -> bytes:

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from perfd_collectors.nccl.rings import Segment
-from perfd_collectors.nccl.segments import find_segments
+from perfd_collectors.nccl.segments.segment import Segment
+from perfd_collectors.nccl.segments.segment_files import find_segments
 
 PLUGIN = Path(__file__).parents[2] / "collectors" / "nccl_plugin"
 DRIVER = Path(__file__).with_name("driver.c")

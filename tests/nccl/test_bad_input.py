@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from perfd.aggregator.fleet import Fleet
-from perfd.aggregator.jobs import Source
-from perfd.aggregator.limits import Counters, Limits
-from perfd.aggregator.snapshot import job_data
-from perfd.analysis.findings import Kind
-from perfd.analysis.summary import AnalysisSettings, JobSummary, summarise
+from perfd.aggregator.state.fleet import Fleet
+from perfd.aggregator.state.job_state import Source
+from perfd.aggregator.state.limits import Counters, Limits
+from perfd.aggregator.state.job_snapshot import job_data
+from perfd.analysis.diagnosis.findings import Kind
+from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
 from perfd.model import (
     CollectiveProgress,
     CollectiveTimes,

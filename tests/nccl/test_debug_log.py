@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perfd_collectors.nccl.debug_files import DebugFiles
-from perfd_collectors.nccl.debug_log import DebugLog
+from perfd_collectors.nccl.debug_log.debug_files import DebugFiles
+from perfd_collectors.nccl.debug_log.debug_lines import DebugLog
 
 from perfd.clock import VirtualClock
 from perfd.collector import Settings

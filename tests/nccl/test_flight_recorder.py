@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perfd_collectors.nccl import SPEC
 from perfd_collectors.nccl.collector import NcclOptions
-from perfd_collectors.nccl.flight_recorder import FlightRecorderError, read_dump
-from perfd_collectors.nccl.flight_recorder_files import DumpDirectory
-from perfd_collectors.nccl.safe_pickle import UnsafePickleError, loads
+from perfd_collectors.nccl.flight_recorder.dump import FlightRecorderError, read_dump
+from perfd_collectors.nccl.flight_recorder.dump_files import DumpDirectory
+from perfd_collectors.nccl.flight_recorder.safe_pickle import UnsafePickleError, loads
 
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
 from perfd.model import CollectiveProgress, EventKind
-from perfd.testing.collectors import check_replay
+from perfd.testing.collector_contract import check_replay
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),

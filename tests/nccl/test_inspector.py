@@ -9,18 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from perfd_collectors.nccl import SPEC
-from perfd_collectors.nccl.inspector import InspectorLines, parse_line, reduce_inspected
-from perfd_collectors.nccl.inspector_files import InspectorDirectory
-from perfd_collectors.nccl.operations import KERNEL_EDGES_NS
+from perfd_collectors.nccl.inspector.inspector_lines import InspectorLines, parse_line, reduce_inspected
+from perfd_collectors.nccl.inspector.inspector_files import InspectorDirectory
+from perfd_collectors.nccl.segments.operations import KERNEL_EDGES_NS
 
-from perfd.analysis.findings import Kind
+from perfd.analysis.diagnosis.findings import Kind
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
 from perfd.errors import RecordingError
 from perfd.model import CollectiveTimes, TimingSource
 from perfd.recording import bundled
-from perfd.session.replay import ReplayOptions, replay
-from perfd.testing.collectors import check_replay
+from perfd.session.replay_session import ReplayOptions, replay
+from perfd.testing.collector_contract import check_replay
 
 
 def line(sequence: int = 0, *, us: float = 450, rank: int = 1, at_us: int = 1_000_000, **fields) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfd_collectors.nccl.library import LIBRARY, VARIABLE, with_plugin
+from perfd_collectors.nccl.plugin_library import LIBRARY, VARIABLE, with_plugin
 
 
 def test_a_job_gets_the_plugin_when_it_was_built() -> None:

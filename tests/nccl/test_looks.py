@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfd_collectors.nccl.looks import Looks
+from perfd_collectors.nccl.scan_budget import Looks
 
 
 def test_each_file_is_looked_at_once_a_window() -> None:

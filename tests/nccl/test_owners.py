@@ -11,7 +11,7 @@ import pytest
 from nccl.driver import NEEDS_GCC, driving, go_on, wait_for
 from nccl.test_segments import make
 from perfd_collectors.nccl.collector import NcclCollector, NcclOptions
-from perfd_collectors.nccl.owners import Locks, distrust, writer_of
+from perfd_collectors.nccl.segments.segment_owner import Locks, distrust, writer_of
 
 from perfd.clock import VirtualClock
 from perfd.collector import Settings

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from nccl.driver import DRIVER, FLAGS, NEEDS_GCC, SOURCES, VERSIONS, driving, go_on, only_segment, wait_for
 from perfd_collectors.nccl.collector import NcclCollector, NcclOptions
-from perfd_collectors.nccl.operations import FUNCTIONS, Timing
-from perfd_collectors.nccl.rings import Segment, Wanted
-from perfd_collectors.nccl.segments import find_segments, sweep
+from perfd_collectors.nccl.segments.operations import FUNCTIONS, Timing
+from perfd_collectors.nccl.segments.segment import Segment, Wanted
+from perfd_collectors.nccl.segments.segment_files import find_segments, sweep
 
 from perfd.clock import VirtualClock
 from perfd.collector import Settings

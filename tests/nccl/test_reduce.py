@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perfd_collectors.nccl.operations import KERNEL_EDGES_NS, Communicator, Operation, Timing
-from perfd_collectors.nccl.reduce import Window, busy_ns, keep_one_in, reduce_operations
+from perfd_collectors.nccl.segments.operations import KERNEL_EDGES_NS, Communicator, Operation, Timing
+from perfd_collectors.nccl.segments.window_reduction import Window, busy_ns, keep_one_in, reduce_operations
 
 from perfd.model import TimingSource
 

@@ -15,11 +15,11 @@ from agent import process as agent_process
 from nccl.driver import NEEDS_GCC, driving, go_on, wait_for
 
 from perfd.aggregator.aggregator import Aggregator
-from perfd.analysis.findings import Kind
-from perfd.analysis.summary import JobSummary
+from perfd.analysis.diagnosis.findings import Kind
+from perfd.analysis.diagnosis.job_summary import JobSummary
 from perfd.config import AggregatorConfig
 from perfd.model import CollectiveTimes, SampleTable, Scope
-from perfd.testing.uplink import FakeAggregator
+from tests.support.fake_aggregator import FakeAggregator
 
 pytestmark = [NEEDS_GCC, pytest.mark.timeout(240)]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perfd_collectors.nccl.operations import Operation
-from perfd_collectors.nccl.rings import MAGIC, Segment
-from perfd_collectors.nccl.segments import find_segments, sweep
+from perfd_collectors.nccl.segments.operations import Operation
+from perfd_collectors.nccl.segments.segment import MAGIC, Segment
+from perfd_collectors.nccl.segments.segment_files import find_segments, sweep
 
 from perfd.errors import Unavailable
 

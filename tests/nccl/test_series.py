@@ -6,10 +6,10 @@ import pytest
 from analysis.jobs import job_data, step_table
 from analysis.test_nccl import DP4, table
 
-from perfd.aggregator.series import LiveFacts, job_values
-from perfd.analysis.summary import AnalysisSettings, summarise
-from perfd.analysis.tables import NcclTime
-from perfd.catalogue import METRICS
+from perfd.aggregator.series.job_series import LiveFacts, job_values
+from perfd.analysis.diagnosis.job_summary import AnalysisSettings, summarise
+from perfd.analysis.data.job_data import NcclTime
+from perfd.metrics.catalogue import METRICS
 from perfd.model import JobDescription, ParallelLayout
 
 FACTS = LiveFacts(

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from nccl.driver import NEEDS_GCC, driving, go_on, wait_for
 from nccl.test_owners import Reader, events
 from nccl.test_reduce import operation
-from perfd_collectors.nccl.operations import Operation
-from perfd_collectors.nccl.stamps import mixed_up
+from perfd_collectors.nccl.segments.operations import Operation
+from perfd_collectors.nccl.segments.timing_checks import mixed_up
 
-from perfd.aggregator.limits import Counters, Limits
-from perfd.aggregator.nccl_times import NcclTimes
+from perfd.aggregator.state.limits import Counters, Limits
+from perfd.aggregator.state.nccl_time_counters import NcclTimes
 from perfd.model import CollectiveTimes, SampleTable, Scope
 
 MS = 1_000_000

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from perfd.errors import PerfdError, RecordingError
 from perfd.recording import bundled, bundled_names, find_recording, open_recording
-from perfd.recording.format import Stream
-from perfd.recording.unpack import plain_file
+from perfd.recording.recording_format import Stream
+from perfd.recording.stream_decompression import plain_file
 
 
 def write_manifest(directory: Path, **changes: object) -> Path:

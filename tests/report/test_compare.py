@@ -7,12 +7,12 @@ import json
 import pytest
 from analysis.jobs import description, job_data, phase_table, step_table
 
-from perfd.analysis.summary import AnalysisSettings, summarise
-from perfd.analysis.tables import NcclTime
+from perfd.analysis.diagnosis.job_summary import AnalysisSettings, summarise
+from perfd.analysis.data.job_data import NcclTime
 from perfd.cli import main
-from perfd.report.compare import Verdict, compare
-from perfd.report.measures import measures_of_summary
-from perfd.testing.traces import COMPUTE, MATMUL, NCCL, Op, kineto, write_json
+from perfd.report.comparison.run_comparison import Verdict, compare
+from perfd.report.comparison.measures import measures_of_summary
+from tests.support.traces import COMPUTE, MATMUL, NCCL, Op, kineto, write_json
 
 
 def _capture(folder, name, step_us, *, kernel=MATMUL):

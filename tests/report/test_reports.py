@@ -12,18 +12,18 @@ import pytest
 
 from perfd.cli import main
 from perfd.errors import PerfdError
-from perfd.report import svg
-from perfd.report.from_trace import report_of_trace
-from perfd.report.html import to_html
-from perfd.report.markdown import to_markdown
-from perfd.report.model import Bars, Report, ReportFinding, Segment
-from perfd.report.words import duration, kernel_name, percent, size
-from perfd.report.write import write_report
-from perfd.testing import example_traces
-from perfd.testing.traces import COMPUTE, MATMUL, NCCL, Call, NsysExport, Op, kineto, write_json
-from perfd.trace.analysis import analyse
-from perfd.trace.files import read_traces
-from perfd.trace.findings import diagnose
+from perfd.report.render import svg
+from perfd.report.sources.from_trace import report_of_trace
+from perfd.report.render.html import to_html
+from perfd.report.render.markdown import to_markdown
+from perfd.report.report_model import Bars, Report, ReportFinding, Segment
+from perfd.report.report_text import duration, kernel_name, percent, size
+from perfd.report.render.report_writer import write_report
+from tests.support import example_traces
+from tests.support.traces import COMPUTE, MATMUL, NCCL, Call, NsysExport, Op, kineto, write_json
+from perfd.trace.diagnosis.trace_analysis import analyse
+from perfd.trace.readers.trace_files import read_traces
+from perfd.trace.diagnosis.trace_findings import diagnose
 
 _EVIL = "<script>alert(1)</script>|`*_kernel"
 

@@ -8,7 +8,7 @@ from aggregator.support import aggregator, gpus, place, step
 
 from perfd.cli import main
 from perfd.model import JobDescription, ParallelLayout
-from perfd.testing.agent import FakeAgent
+from tests.support.fake_agent import FakeAgent
 
 
 @pytest.fixture

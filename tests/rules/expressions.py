@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Mapping
 
-from perfd.series import SeriesKey
+from perfd.metrics.series import SeriesKey
 
 Samples = list[tuple[int, float | None]]
 """Milliseconds and value; None is the end of the series."""

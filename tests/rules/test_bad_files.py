@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfd.errors import RulesError
-from perfd.rules.loader import load_rules, parse_rules, read_rules
-from perfd.rules.source import Source
+from perfd.rules.files.rules_loader import load_rules, parse_rules, read_rules
+from perfd.rules.files.yaml_source import Source
 
 BAD = sorted((Path(__file__).parent / "bad").glob("*.bad.yaml"))
 

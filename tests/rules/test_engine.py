@@ -3,11 +3,11 @@ from pathlib import Path
 import numpy as np
 
 from perfd.rules import Alert, AlertState, RuleEngine, load_rules
-from perfd.rules.loader import parse_rules
-from perfd.rules.model import RuleSet
+from perfd.rules.files.rules_loader import parse_rules
+from perfd.rules.rule_model import RuleSet
 from perfd.rules.promql.compiler import compile_query
-from perfd.rules.source import Source
-from perfd.series import SeriesFrame, SeriesKey
+from perfd.rules.files.yaml_source import Source
+from perfd.metrics.series import SeriesFrame, SeriesKey
 
 
 def engine(text: str) -> RuleEngine:

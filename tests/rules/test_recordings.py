@@ -3,7 +3,7 @@
 import pytest
 
 from perfd.recording import bundled
-from perfd.session.replay import ReplayOptions, replay
+from perfd.session.replay_session import ReplayOptions, replay
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from perfd.rules import Alert, AlertState, RuleEngine
-from perfd.rules.loader import parse_rules
-from perfd.rules.model import Evaluation, RuleSet
-from perfd.rules.source import Source
-from perfd.series import SeriesFrame, SeriesKey
+from perfd.rules.files.rules_loader import parse_rules
+from perfd.rules.rule_model import Evaluation, RuleSet
+from perfd.rules.files.yaml_source import Source
+from perfd.metrics.series import SeriesFrame, SeriesKey
 
 RULES = """
 groups:

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from perfd.errors import RulesError
 from perfd.rules.durations import format_duration, parse_duration
-from perfd.rules.notation import parse_series, parse_values
+from perfd.rules.unit_tests.series_notation import parse_series, parse_values
 from perfd.rules.problems import TextError
 from perfd.rules.promql.vector import describe
-from perfd.rules.table import STALE
-from perfd.rules.testing import run_tests
-from perfd.rules.unittests import read_tests
-from perfd.series import SeriesKey
+from perfd.rules.sample_matrix import STALE
+from perfd.rules.unit_tests.test_runner import run_tests
+from perfd.rules.unit_tests.test_files import read_tests
+from perfd.metrics.series import SeriesKey
 
 
 def words(text: str) -> list[object]:

@@ -9,19 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from perfd_collectors.serving.exposition import PageReader
-from perfd_collectors.serving.servers import WANTED, read_page
+from perfd_collectors.serving.exposition_reader import PageReader
+from perfd_collectors.serving.server_scrape import WANTED, read_page
 from serving.pages import LLAMA_70B
 
-from perfd.analysis.peaks import find_gpu
-from perfd.analysis.serving.comparison import compare
-from perfd.analysis.serving.diagnosis import diagnose
+from perfd.analysis.flops.peak_table import find_gpu
+from perfd.analysis.serving.theory_comparison import compare
+from perfd.analysis.serving.serving_diagnosis import diagnose
 from perfd.analysis.serving.histograms import Distribution, Histogram, increase, merged, quantile
-from perfd.analysis.serving.knobs import Kind, knob
-from perfd.analysis.serving.measured import Measured, measure
-from perfd.analysis.serving.served import served_model
-from perfd.analysis.serving.snapshot import Counter, Engine, ReplicaLoad, Snapshot
-from perfd.analysis.serving.theory import (
+from perfd.analysis.serving.tuning_advice import Kind, knob
+from perfd.analysis.serving.server_rates import Measured, measure
+from perfd.analysis.serving.served_model import served_model
+from perfd.analysis.serving.engine_snapshot import Counter, Engine, ReplicaLoad, Snapshot
+from perfd.analysis.serving.serving_theory import (
     ServingLayout,
     Theory,
     active_parameters,
@@ -29,7 +29,7 @@ from perfd.analysis.serving.theory import (
     theory_of,
 )
 from perfd.cli import main
-from perfd.peaks import load_peaks
+from perfd.gpu_peaks import load_peaks
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from perfd_collectors import sglang
 from perfd_collectors.serving.collector import ServingOptions
-from perfd_collectors.serving.exposition import MAX_PAGE_BYTES
+from perfd_collectors.serving.exposition_reader import MAX_PAGE_BYTES
 from perfd_collectors.serving.fetch import Access, FetchError, fetch
 from serving.pages import counter, gauge
 
-from perfd.capture.server_client import ServerClient
+from perfd.capture.server.server_client import ServerClient
 from perfd.cli import main
 from perfd.clock import VirtualClock
 from perfd.collector import Settings

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from perfd_collectors.serving.bench import read_results
+from perfd_collectors.serving.bench_results import read_results
 from serving.pages import LLAMA_70B, counter, gauge, histogram
 
-from perfd.analysis.serving.snapshot import Engine, Snapshot
-from perfd.analysis.serving.window import Window
+from perfd.analysis.serving.engine_snapshot import Engine, Snapshot
+from perfd.analysis.serving.observation_window import Window
 from perfd.cli import main
-from perfd.http import HttpServer, Request, Response
+from perfd.net.http import HttpServer, Request, Response
 
 SGLANG = {
     "backend": "sglang", "dataset_name": "random", "request_rate": math.inf, "max_concurrency": 200,

@@ -15,13 +15,13 @@ from perfd_collectors import sglang
 from serving.pages import counter, gauge
 
 from perfd.agent.agent import Agent
-from perfd.agent.task import CollectorTask
+from perfd.agent.collection.collector_task import CollectorTask
 from perfd.aggregator.aggregator import Aggregator
-from perfd.aggregator.received import ReceivedAlert
-from perfd.capture.server_client import ServerClient
-from perfd.capture.server_traces import whole
-from perfd.capture.servers import Server, ServerTool
-from perfd.capture.tools import Outcome, Plan, Target
+from perfd.aggregator.alerts.alertmanager import ReceivedAlert
+from perfd.capture.server.server_client import ServerClient
+from perfd.capture.server.server_traces import whole
+from perfd.capture.server.server_tool import Server, ServerTool
+from perfd.capture.node.capture_tool import Outcome, Plan, Target
 from perfd.cli import main
 from perfd.clock import SystemClock, VirtualClock
 from perfd.collector import Settings
@@ -37,9 +37,9 @@ from perfd.config import (
 )
 from perfd.errors import CaptureError, ConfigError
 from perfd.model import CaptureState, CaptureTool
-from perfd.testing.serving import StandInServer
-from perfd.trace.files import read_traces
-from perfd.trace.serving import step_name
+from tests.support.serving_stand_in import StandInServer
+from perfd.trace.readers.trace_files import read_traces
+from perfd.trace.model.serving_steps import step_name
 
 KINDS = {"sglang": CaptureTool.SGLANG, "vllm": CaptureTool.VLLM}
 

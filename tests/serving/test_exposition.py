@@ -5,7 +5,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perfd_collectors.serving.exposition import PageReader, PageState
+from perfd_collectors.serving.exposition_reader import PageReader, PageState
 from serving.pages import busy_70b
 
 

@@ -13,15 +13,15 @@ from perfd_collectors.serving.collector import ServingOptions
 from serving.pages import gauge
 
 from perfd.agent.agent import Agent
-from perfd.agent.task import CollectorTask
+from perfd.agent.collection.collector_task import CollectorTask
 from perfd.aggregator.aggregator import Aggregator
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
 from perfd.config import AgentConfig, AggregatorConfig, CollectorConfig, RulesConfig, UplinkConfig
-from perfd.http import HttpServer, Response
-from perfd.recording.writer import RecordingWriter
-from perfd.session.configuration import SessionConfig
-from perfd.session.replay import ReplayOptions, replay
+from perfd.net.http import HttpServer, Response
+from perfd.recording.recording_writer import RecordingWriter
+from perfd.session.session_config import SessionConfig
+from perfd.session.replay_session import ReplayOptions, replay
 
 
 def engine(pages: Mapping[str, bytes]) -> HttpServer:

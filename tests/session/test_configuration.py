@@ -6,7 +6,7 @@ import pytest
 
 from perfd.config import AgentConfig, load
 from perfd.errors import ConfigError
-from perfd.session.configuration import SessionConfig, load_session
+from perfd.session.session_config import SessionConfig, load_session
 
 DEFAULTS = Path(__file__).parents[2] / "deploy" / "session.yaml"
 

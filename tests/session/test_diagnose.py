@@ -13,8 +13,8 @@ from perfd.cli import main
 from perfd.clock import VirtualClock
 from perfd.config import AggregatorConfig
 from perfd.model import JobDescription
-from perfd.recording.format import find_recording
-from perfd.testing.agent import FakeAgent
+from perfd.recording.recording_format import find_recording
+from tests.support.fake_agent import FakeAgent
 
 
 def test_a_recording_is_diagnosed_with_evidence_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:

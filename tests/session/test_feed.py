@@ -5,8 +5,8 @@ import os
 import pytest
 
 from perfd.clock import VirtualClock
-from perfd.session.feed import Feed
-from perfd.session.frames import FrameKind, read_frames
+from perfd.session.channel.monitor_channel import Feed
+from perfd.session.channel.monitor_protocol import FrameKind, read_frames
 
 OUT, ERR = FrameKind.STDOUT, FrameKind.STDERR
 

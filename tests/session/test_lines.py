@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.session.lines import MAX_LINE_BYTES, LineMerger
+from perfd.session.channel.line_merger import MAX_LINE_BYTES, LineMerger
 
 
 def merged(*chunks: tuple[int, bytes]) -> bytes:

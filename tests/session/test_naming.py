@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfd.session.naming import job_name, results_folder
+from perfd.session.job.job_naming import job_name, results_folder
 
 TIME_NS = 1_795_225_601_000_000_000
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from perfd.analysis.summary import JobSummary
+from perfd.analysis.diagnosis.job_summary import JobSummary
 from perfd.recording import bundled
-from perfd.session.replay import ReplayOptions, replay
+from perfd.session.replay_session import ReplayOptions, replay
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.session.pump import Pump
+from perfd.session.job.output_relay import Pump
 
 
 class Heard:

@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from perfd.analysis.findings import Kind
+from perfd.analysis.diagnosis.findings import Kind
 from perfd.clock import VirtualClock
 from perfd.config import AggregatorConfig, RulesConfig
 from perfd.errors import ConfigError, RecordingError
 from perfd.recording import bundled, bundled_names
-from perfd.session.configuration import SessionConfig
-from perfd.session.replay import Progress, ReplayOptions, ReplayResult, replay
-from perfd.session.results import summary_json
-from perfd.session.words import in_words
+from perfd.session.session_config import SessionConfig
+from perfd.session.replay_session import Progress, ReplayOptions, ReplayResult, replay
+from perfd.session.text.result_files import summary_json
+from perfd.session.text.summary_text import in_words
 
 
 class CountingClock(VirtualClock):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from perfd.testing.nsys import install
+from tests.support.nsys_installation import install
 
 PERFD = [sys.executable, "-c", "import sys; from perfd.cli import main; sys.exit(main())"]
 TRAINER = [sys.executable, str(Path(__file__).with_name("fake_trainer.py"))]

@@ -14,8 +14,8 @@ from perfd.config import AgentCaptureConfig
 from perfd.errors import CaptureError
 from perfd.model import CaptureFile, CaptureState, CaptureStatus, CaptureTool
 from perfd.plugins import load_collector
-from perfd.session.slurm.capture import Patience, SlurmCapture, Wish
-from perfd.session.slurm.jobs import (
+from perfd.session.slurm.slurm_capture import Patience, SlurmCapture, Wish
+from perfd.session.slurm.slurm_jobs import (
     Place,
     Slurm,
     SlurmJob,
@@ -25,10 +25,10 @@ from perfd.session.slurm.jobs import (
     parse_steps,
     running,
 )
-from perfd.session.slurm.members import ranks_here
-from perfd.session.slurm.messages import Assembly, FromNode, Present, Rank, Setup, Told, encode, lines_of
-from perfd.session.slurm.node import serve
-from perfd.testing.proc import FakeNode
+from perfd.session.slurm.step_processes import ranks_here
+from perfd.session.slurm.helper_protocol import Assembly, FromNode, Present, Rank, Setup, Told, encode, lines_of
+from perfd.session.slurm.node_helper import serve
+from perfd.testing.fake_node import FakeNode
 
 # Printed by SLURM 22.05.8.
 STEPS = """\
@@ -164,7 +164,7 @@ def capture(
     head = (
         "import sys\n"
         "from perfd.model import *\n"
-        "from perfd.session.slurm.messages import *\n"
+        "from perfd.session.slurm.helper_protocol import *\n"
         "def say(node, message):\n"
         "    [print(line, end='', flush=True) for line in lines_of(node, message)]\n"
         "def told(node, state, *ranks, files=()):\n"

@@ -11,7 +11,7 @@ from perfd.collector import Settings
 from perfd.errors import RecordingError
 from perfd.model import GpuInfo, LogProgress, RankPlacement, Record
 from perfd.recording import open_recording
-from perfd.session.streams import Playback, Players, installed_players, open_playback
+from perfd.session.recording.recorded_streams import Playback, Players, installed_players, open_playback
 
 SECOND = 1_000_000_000
 

@@ -8,8 +8,8 @@ import pytest
 from perfd.clock import VirtualClock
 from perfd.collector import CollectorSpec, Options, Settings
 from perfd.model import Event, EventKind
-from perfd.session.tape import Tape
-from perfd.session.tapping import tapped
+from perfd.session.recording.best_effort_recorder import Tape
+from perfd.session.recording.collector_tee import tapped
 
 EVENT = Event(kind=EventKind.JOB_STARTED, time_unix_ns=1, message="started")
 

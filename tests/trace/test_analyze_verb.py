@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from perfd.cli import main
-from perfd.testing import example_traces
-from perfd.testing.traces import COMPUTE, NCCL, Op, kineto, write_json
+from tests.support import example_traces
+from tests.support.traces import COMPUTE, NCCL, Op, kineto, write_json
 
 _OPERATIONS = [Op(COMPUTE, 0, 60, launched=-5), Op(NCCL, 50, 80, launched=-4)]
 _RANK_KEYS = {
@@ -22,7 +22,7 @@ _RANK_KEYS = {
 
 _UNUSED = {
     "grpc", "google.protobuf", "yaml", "wandb", "prometheus_client", "perfd.agent", "perfd.aggregator",
-    "perfd.capture", "perfd.wire", "perfd.config", "perfd.model", "perfd.analysis.summary", "perfd.exporters",
+    "perfd.capture", "perfd.wire", "perfd.config", "perfd.model", "perfd.analysis.diagnosis.job_summary", "perfd.exporters",
 }  # fmt: skip
 
 
@@ -146,6 +146,6 @@ def test_it_starts_without_what_it_does_not_use(trace, how):
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=trace.parent
     )
     loaded = set(done.stderr.split())
-    assert "perfd.trace.analysis" in loaded
+    assert "perfd.trace.diagnosis.trace_analysis" in loaded
     assert not loaded & _UNUSED
     assert ("rich" in loaded) == (how != ["--json"]), "only a terminal needs it"

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from perfd.report.notes import notes_of
-from perfd.testing.traces import COMPUTE, COPY, NCCL, NsysExport, Op, kineto, write_json
-from perfd.trace.analysis import analyse
-from perfd.trace.collectives import Matching
-from perfd.trace.files import read_traces
-from perfd.trace.findings import diagnose
-from perfd.trace.verdict import FindingKind
+from perfd.report.sources.trace_notes import notes_of
+from tests.support.traces import COMPUTE, COPY, NCCL, NsysExport, Op, kineto, write_json
+from perfd.trace.diagnosis.trace_analysis import analyse
+from perfd.trace.breakdown.collective_matching import Matching
+from perfd.trace.readers.trace_files import read_traces
+from perfd.trace.diagnosis.trace_findings import diagnose
+from perfd.trace.diagnosis.time_shares import FindingKind
 
 _PIPELINE = "PIPELINE_MODEL_PARALLEL_GROUP"
 _GROUP = {"Process Group Name": "3", "Process Group Description": "DP", "Process Group Ranks": "[0, 1]"}

@@ -8,9 +8,9 @@ import sqlite3
 import pytest
 
 from perfd.errors import TraceError
-from perfd.testing.traces import COMPUTE, NsysExport, Op, kineto, write_json
-from perfd.trace import unpacked
-from perfd.trace.files import read_traces, with_folders_opened
+from tests.support.traces import COMPUTE, NsysExport, Op, kineto, write_json
+from perfd.trace.readers import decompress
+from perfd.trace.readers.trace_files import read_traces, with_folders_opened
 
 _ONE = [Op(COMPUTE, 0, 10)]
 
@@ -105,7 +105,7 @@ def test_a_file_that_is_not_there_and_a_folder_are_one_clear_sentence(tmp_path):
 def test_an_export_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "bomb.sqlite.gz"
     path.write_bytes(gzip.compress(b"SQLite format 3\0" + bytes(2_000_000)))
-    monkeypatch.setattr(unpacked, "MAX_UNPACKED_BYTES", 1_000_000)
+    monkeypatch.setattr(decompress, "MAX_UNPACKED_BYTES", 1_000_000)
 
     with pytest.raises(TraceError, match="unpacks to more than"):
         read_traces([path])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from perfd.peaks import load_peaks
-from perfd.testing.traces import COMPUTE, COPY, MATMUL, NCCL, Call, NsysExport, Op, kineto, write_json
-from perfd.trace.analysis import TraceSettings, analyse
-from perfd.trace.files import read_traces
-from perfd.trace.findings import diagnose
-from perfd.trace.verdict import FindingKind
+from perfd.gpu_peaks import load_peaks
+from tests.support.traces import COMPUTE, COPY, MATMUL, NCCL, Call, NsysExport, Op, kineto, write_json
+from perfd.trace.diagnosis.trace_analysis import TraceSettings, analyse
+from perfd.trace.readers.trace_files import read_traces
+from perfd.trace.diagnosis.trace_findings import diagnose
+from perfd.trace.diagnosis.time_shares import FindingKind
 
 SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.trace.intervals import Coverage
+from perfd.trace.model.intervals import Coverage
 
 _TIMES = st.integers(min_value=-20, max_value=40)
 _INTERVALS = st.lists(st.tuples(_TIMES, _TIMES), max_size=12)

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from perfd.errors import TraceError
-from perfd.testing.traces import write_json
-from perfd.trace import kineto
-from perfd.trace.analysis import analyse
-from perfd.trace.document import to_json
-from perfd.trace.files import read_traces
-from perfd.trace.findings import diagnose
-from perfd.trace.hlo import hlo_class
-from perfd.trace.kinds import Kind
+from tests.support.traces import write_json
+from perfd.trace.readers import kineto_reader
+from perfd.trace.diagnosis.trace_analysis import analyse
+from perfd.trace.diagnosis.trace_json import to_json
+from perfd.trace.readers.trace_files import read_traces
+from perfd.trace.diagnosis.trace_findings import diagnose
+from perfd.trace.model.hlo_class import hlo_class
+from perfd.trace.model.operation_kinds import Kind
 
 RECORDED = Path(__file__).parent.parent / "fixtures/traces/jax-0.11-2xh200.trace.json.gz"
 CLASSES = {
@@ -77,7 +77,7 @@ def _trace(*parts):
 
 
 def test_only_streams_of_a_gpu_are_its_operations(tmp_path):
-    (trace,) = kineto.read(write_json(tmp_path / "t.json.gz", _trace(_gpu(1, 0)), packed=True))
+    (trace,) = kineto_reader.read(write_json(tmp_path / "t.json.gz", _trace(_gpu(1, 0)), packed=True))
 
     assert trace.device == 0
     assert [trace.names[at] for at in trace.operations.name] == [
@@ -101,7 +101,7 @@ def test_only_streams_of_a_gpu_are_its_operations(tmp_path):
 
 
 def test_the_row_of_steps_gives_the_steps(tmp_path):
-    (trace,) = kineto.read(write_json(tmp_path / "t.json", _trace(_gpu(1, 0))))
+    (trace,) = kineto_reader.read(write_json(tmp_path / "t.json", _trace(_gpu(1, 0))))
 
     (step,) = trace.steps
     assert (step.number, step.start_ns, step.end_ns) == (7, 5_000, 95_000)
@@ -111,7 +111,7 @@ def test_steps_that_only_the_host_marks_are_taken_from_there(tmp_path):
     events = [event for event in _gpu(1, 0) if event.get("tid") != 901]
     marked = [_ran(701, 1, "train", 0, 50, step_num="3"), _ran(701, 1, "train", 50, 50, step_num=4)]
 
-    (trace,) = kineto.read(write_json(tmp_path / "t.json", _trace(events, marked)))
+    (trace,) = kineto_reader.read(write_json(tmp_path / "t.json", _trace(events, marked)))
 
     assert [step.number for step in trace.steps] == [3, 4]
 
@@ -132,14 +132,14 @@ def test_a_tpu_has_its_operations_on_one_row(tmp_path):
         _ran(3, 2, "jit_step", 5, 30),
     ]
 
-    (trace,) = kineto.read(write_json(tmp_path / "t.json", _trace(events)))
+    (trace,) = kineto_reader.read(write_json(tmp_path / "t.json", _trace(events)))
 
     assert [trace.classes[at] for at in trace.operations.name] == ["convolution", "infeed"]
 
 
 def test_a_trace_of_the_host_alone_has_no_gpu_operation(tmp_path):
     with pytest.raises(TraceError, match="no GPU operation"):
-        kineto.read(write_json(tmp_path / "t.json", _trace()))
+        kineto_reader.read(write_json(tmp_path / "t.json", _trace()))
 
 
 def swept(operations, start, end):

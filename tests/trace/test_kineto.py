@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfd.errors import TraceError
-from perfd.testing.traces import COMPUTE, COPY, MATMUL, NCCL, Call, Op, kineto, write_json
-from perfd.trace import kineto as reader
-from perfd.trace.kinds import Kind
+from tests.support.traces import COMPUTE, COPY, MATMUL, NCCL, Call, Op, kineto, write_json
+from perfd.trace.readers import kineto_reader as reader
+from perfd.trace.model.operation_kinds import Kind
 
 _OPERATIONS = [
     Op(COMPUTE, 10.5, 20.25, launched=9),

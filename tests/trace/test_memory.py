@@ -8,15 +8,15 @@ import sys
 
 import pytest
 
-from perfd.testing.traces import COMPUTE, Op, kineto
+from tests.support.traces import COMPUTE, Op, kineto
 
 _FILE_BYTES = 300_000_000
 _LIMIT_BYTES = 250_000_000
 _CHILD = r"""
 import re, sys
 from pathlib import Path
-from perfd.trace.analysis import analyse
-from perfd.trace.files import read_traces
+from perfd.trace.diagnosis.trace_analysis import analyse
+from perfd.trace.readers.trace_files import read_traces
 analysis = analyse(read_traces([Path(sys.argv[1])]))
 # Not getrusage: that keeps the peak of the process that started this one.
 peak = re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text())

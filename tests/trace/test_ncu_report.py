@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from perfd.cli import main
 from perfd.errors import TraceError
-from perfd.testing import ncu
-from perfd.trace.files import read_traces
-from perfd.trace.ncu_report import read_ncu
-from perfd.trace.roofline import Verdict
+from tests.support import fake_ncu_report
+from perfd.trace.readers.trace_files import read_traces
+from perfd.trace.roofline.ncu_report import read_ncu
+from perfd.trace.roofline.roofline_model import Verdict
 
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 GEMM = {
@@ -44,7 +44,7 @@ def no_interface(monkeypatch):
 
 @pytest.mark.usefixtures("interface")
 def test_a_report_gives_each_kernel_of_each_range(tmp_path):
-    path = ncu.write_report(tmp_path / "x.ncu-rep", [[("gemm", GEMM)], [("add", GEMM), ("tiny", {"x": 1.0})]])
+    path = fake_ncu_report.write_report(tmp_path / "x.ncu-rep", [[("gemm", GEMM)], [("add", GEMM), ("tiny", {"x": 1.0})]])
     gemm, add, tiny = read_ncu(path)
     assert (gemm.name, add.name, tiny.name) == ("gemm", "add", "tiny")
     assert gemm.duration_s == pytest.approx(1250.5e-6)
@@ -60,7 +60,7 @@ metrics = st.dictionaries(st.sampled_from(list(GEMM)), st.floats(0, 1e6), min_si
 @given(st.lists(st.tuples(st.sampled_from(["a", "b<int>"]), metrics), min_size=1, max_size=4))
 def test_a_report_and_its_csv_say_the_same(tmp_path_factory, kernels):
     folder = tmp_path_factory.mktemp("ncu")
-    report = ncu.write_report(folder / "x.ncu-rep", [kernels])
+    report = fake_ncu_report.write_report(folder / "x.ncu-rep", [kernels])
     # A row has all columns on the raw page: each kernel is a page of its own here.
     pages = []
     for at, (name, values) in enumerate(kernels):
@@ -78,7 +78,7 @@ def test_a_report_and_its_csv_say_the_same(tmp_path_factory, kernels):
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), None])
 def test_what_has_no_value_is_not_known(tmp_path, number):
     kernel = GEMM | {"gpu__time_duration.sum": number}
-    (found,) = read_ncu(ncu.write_report(tmp_path / "x.ncu-rep", [[("gemm", kernel)]]))
+    (found,) = read_ncu(fake_ncu_report.write_report(tmp_path / "x.ncu-rep", [[("gemm", kernel)]]))
     assert found.duration_s is None
 
 
@@ -92,7 +92,7 @@ def test_what_has_no_value_is_not_known(tmp_path, number):
     ],
 )
 def test_a_report_that_is_cut_is_one_sentence(tmp_path, ranges, problem):
-    path = ncu.write_report(tmp_path / "x.ncu-rep", ranges)
+    path = fake_ncu_report.write_report(tmp_path / "x.ncu-rep", ranges)
     with pytest.raises(TraceError, match=rf"x\.ncu-rep: .*{problem}"):
         read_ncu(path)
 
@@ -107,7 +107,7 @@ def test_a_report_that_the_interface_does_not_understand_is_one_sentence(tmp_pat
 
 @pytest.mark.usefixtures("no_interface")
 def test_without_the_interface_the_three_ways_to_read_a_report_are_named(tmp_path, capsys):
-    path = ncu.write_report(tmp_path / "x.ncu-rep", [[("gemm", GEMM)]])
+    path = fake_ncu_report.write_report(tmp_path / "x.ncu-rep", [[("gemm", GEMM)]])
     assert main(["roofline", "--ncu", str(path)]) == 2
     said = capsys.readouterr().err
     assert all(way in said for way in ("perfd[ncu]", "PYTHONPATH", "--csv --page raw")), said
@@ -115,13 +115,13 @@ def test_without_the_interface_the_three_ways_to_read_a_report_are_named(tmp_pat
 
 @pytest.mark.usefixtures("interface")
 def test_the_verb_reads_a_report(tmp_path, capsys):
-    path = ncu.write_report(tmp_path / "x.ncu-rep", [[("gemm", GEMM)]])
+    path = fake_ncu_report.write_report(tmp_path / "x.ncu-rep", [[("gemm", GEMM)]])
     assert main(["roofline", "--ncu", str(path), "--json"]) == 0
     (kernel,) = json.loads(capsys.readouterr().out)["kernels"]
     assert (kernel["name"], kernel["verdict"]) == ("gemm", "compute_bound")
 
 
 def test_analyze_says_which_verb_reads_such_a_report(tmp_path):
-    path = ncu.write_report(tmp_path / "x.ncu-rep", [[("gemm", GEMM)]])
+    path = fake_ncu_report.write_report(tmp_path / "x.ncu-rep", [[("gemm", GEMM)]])
     with pytest.raises(TraceError, match="`perfd roofline --ncu` reads it"):
         read_traces([path])

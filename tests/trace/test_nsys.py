@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from perfd.errors import TraceError
-from perfd.testing.traces import COMPUTE, NCCL, NsysExport
-from perfd.trace import nsys
-from perfd.trace.analysis import analyse
-from perfd.trace.breakdown import RankTimeline
-from perfd.trace.files import read_traces
-from perfd.trace.kinds import Kind
+from tests.support.traces import COMPUTE, NCCL, NsysExport
+from perfd.trace.readers import nsys_reader
+from perfd.trace.diagnosis.trace_analysis import analyse
+from perfd.trace.breakdown.rank_breakdown import RankTimeline
+from perfd.trace.readers.trace_files import read_traces
+from perfd.trace.model.operation_kinds import Kind
 
 NEWER = (
     "The export has schema 3.24 of Nsight Systems, with which perfd was not tried; it was with 3.11 to 3.20."
@@ -28,7 +28,7 @@ def test_kernels_copies_and_graphs_are_operations_in_order(export):
     export.copy(10_000, 12_000)
     export.graph(20_000, 30_000)
 
-    (trace,) = nsys.read(export.close())
+    (trace,) = nsys_reader.read(export.close())
 
     assert trace.operations.start_ns.tolist() == [1_000, 5_000, 10_000, 20_000]
     assert trace.operations.kind.tolist() == [
@@ -44,7 +44,7 @@ def test_a_graph_captured_as_a_whole_keeps_the_gpu_busy(export):
     export.graph(0, 80_000)
     export.graph(90_000, 100_000)
 
-    (trace,) = nsys.read(export.close())
+    (trace,) = nsys_reader.read(export.close())
 
     assert RankTimeline(trace).whole().idle_s == pytest.approx(10e-6)
 
@@ -64,7 +64,7 @@ def test_the_few_operations_of_a_process_on_another_gpu_are_not_a_rank(export):
         export.kernel(COMPUTE, at * 1000, at * 1000 + 500, process=1, device=1)
     export.kernel(COMPUTE, 3, 4, process=1, device=0)
 
-    assert [trace.device for trace in nsys.read(export.close())] == [1]
+    assert [trace.device for trace in nsys_reader.read(export.close())] == [1]
 
 
 def test_ranges_that_count_iterations_are_steps_and_open_ones_are_not_whole(export):
@@ -74,7 +74,7 @@ def test_ranges_that_count_iterations_are_steps_and_open_ones_are_not_whole(expo
     export.nvtx("iteration 8", 400_000, None)
     export.captured(400_000)
 
-    timeline = RankTimeline(nsys.read(export.close())[0])
+    timeline = RankTimeline(nsys_reader.read(export.close())[0])
 
     assert [step.number for step in timeline.window.steps] == [5, 6]
     assert timeline.window.dropped_steps == (7,)
@@ -102,7 +102,7 @@ def test_lost_records_are_counted_and_idle_is_unknown(export):
         export.kernel(COMPUTE, at * 10_000, at * 10_000 + 5_000, launched=at * 10_000 - 100)
     export.lost("cudaLaunchKernel_v7000", 20)
 
-    timeline = RankTimeline(nsys.read(export.close())[0])
+    timeline = RankTimeline(nsys_reader.read(export.close())[0])
 
     assert timeline.losses.lost == 20
     assert not timeline.complete
@@ -115,7 +115,7 @@ def test_without_any_kernel_all_launches_are_lost_when_copies_show_that_numbers_
     export.lost("cudaLaunchKernel_v7000", 20)
     export.copy(100_000, 200_000, launched=90_000)
 
-    timeline = RankTimeline(nsys.read(export.close())[0])
+    timeline = RankTimeline(nsys_reader.read(export.close())[0])
 
     assert (timeline.losses.launches, timeline.losses.lost) == (20, 20)
     assert timeline.whole().idle_s is None
@@ -128,7 +128,7 @@ def test_operations_without_a_valid_time_are_left_out_and_counted(export, end):
     export.call("cudaLaunchKernel_v7000", 10, end)
     export.nvtx("forward", 900, end)
 
-    (trace,) = nsys.read(export.close())
+    (trace,) = nsys_reader.read(export.close())
 
     assert trace.operations.end_ns.tolist() == [4_000]
     assert trace.notes == ("1 GPU operations have no valid time, and are left out.",)
@@ -140,7 +140,7 @@ def test_a_capture_whose_times_are_all_invalid_says_so(export):
     export.kernel(COMPUTE, 2_000, 1_000)
 
     with pytest.raises(TraceError, match="no GPU operation; none has a valid time"):
-        nsys.read(export.close())
+        nsys_reader.read(export.close())
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_schema_that_perfd_was_not_tried_with_is_told(export, version, notes):
     export.kernel(COMPUTE, 1_000, 4_000)
     export.schema(version)
 
-    (trace,) = nsys.read(export.close())
+    (trace,) = nsys_reader.read(export.close())
 
     assert trace.notes == notes
 
@@ -169,7 +169,7 @@ def test_a_schema_whose_columns_may_mean_something_else_is_refused(export, versi
     with pytest.raises(
         TraceError, match=f"schema {version[:3]} of Nsight Systems, and perfd reads 3.11 to 3.20"
     ):
-        nsys.read(export.close())
+        nsys_reader.read(export.close())
 
 
 def test_launches_in_flight_at_the_end_are_not_lost(export):
@@ -177,7 +177,7 @@ def test_launches_in_flight_at_the_end_are_not_lost(export):
     for at in range(5):
         export.call("cudaLaunchKernel_v7000", 30_000 + at * 10, 30_005 + at * 10, correlation=900 + at)
 
-    assert RankTimeline(nsys.read(export.close())[0]).losses.lost == 0
+    assert RankTimeline(nsys_reader.read(export.close())[0]).losses.lost == 0
 
 
 def test_launches_into_a_graph_are_not_lost(export):
@@ -188,7 +188,7 @@ def test_launches_into_a_graph_are_not_lost(export):
     export.call("cudaStreamEndCapture_v10000", 2_000, 2_010)
     export.kernel(COMPUTE, 50_000, 60_000, launched=40_000)
 
-    losses = RankTimeline(nsys.read(export.close())[0]).losses
+    losses = RankTimeline(nsys_reader.read(export.close())[0]).losses
 
     assert (losses.launches, losses.lost) == (2, 0)
 
@@ -197,7 +197,7 @@ def test_negative_and_missing_times_are_left_out(export):
     export.kernel(COMPUTE, 1_000, 4_000)
     export.kernel(COMPUTE, 9_000, 5_000)
 
-    (trace,) = nsys.read(export.close())
+    (trace,) = nsys_reader.read(export.close())
 
     assert len(trace.operations) == 1
 
@@ -218,7 +218,7 @@ def test_an_export_without_what_it_must_have_is_one_clear_sentence(export, state
     export.execute(statement)
 
     with pytest.raises(TraceError, match=words):
-        nsys.read(export.close())
+        nsys_reader.read(export.close())
 
 
 def test_another_database_is_no_export(tmp_path):
@@ -226,7 +226,7 @@ def test_another_database_is_no_export(tmp_path):
     path.write_bytes(b"SQLite format 3\0" + bytes(2000))
 
     with pytest.raises(TraceError, match=r"no export of Nsight Systems|cut"):
-        nsys.read(path)
+        nsys_reader.read(path)
 
 
 def test_the_real_capture_lost_records_on_two_of_its_ranks(shared):

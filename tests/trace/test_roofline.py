@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.analysis.peaks import GpuPeak
+from perfd.analysis.flops.peak_table import GpuPeak
 from perfd.cli import main
 from perfd.errors import PerfdError, TraceError
-from perfd.trace.hlo_line import read_line, shapes
-from perfd.trace.ncu_report import read_ncu
-from perfd.trace.roofline import Verdict, Work, matmul, place
+from perfd.trace.roofline.hlo_line import read_line, shapes
+from perfd.trace.roofline.ncu_report import read_ncu
+from perfd.trace.roofline.roofline_model import Verdict, Work, matmul, place
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "traces"
 _GPU = GpuPeak(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import TypeVar
 
-from perfd_collectors.training_log.parser import parse_log
+from perfd_collectors.training_log.log_parser import parse_log
 
 from perfd.model import Record
 

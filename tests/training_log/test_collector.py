@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from perfd_collectors.training_log import SPEC, LogFeed, TrainingLogOptions, spec_of_feed
 from perfd_collectors.training_log.collector import TrainingLogCollector
-from perfd_collectors.training_log.sources import StdinSource
+from perfd_collectors.training_log.log_sources import StdinSource
 from training_log.logs import dump, iteration, records_of, timers
 
 from perfd.clock import VirtualClock
@@ -17,7 +17,7 @@ from perfd.config import CollectorConfig
 from perfd.errors import ConfigError
 from perfd.model import Event, JobDescription, LogProgress, StepPhases, TrainingStep
 from perfd.plugins import load_collector
-from perfd.testing.collectors import check_collector, check_spec, check_unavailable
+from perfd.testing.collector_contract import check_collector, check_spec, check_unavailable
 
 NOW_NS = 1_746_093_600 * 10**9  # 2025-05-01 10:00:00 UTC
 

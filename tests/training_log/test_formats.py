@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from perfd_collectors.training_log.understanding import understand
+from perfd_collectors.training_log.log_document import understand
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "training_log"
 LOGS = sorted(FIXTURES.glob("*.log"))

@@ -9,8 +9,8 @@ from itertools import permutations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perfd_collectors.training_log.lines import MAX_LINE_BYTES, LineBuffer, read_line
-from perfd_collectors.training_log.parser import LogParser, new_job
+from perfd_collectors.training_log.line_buffer import MAX_LINE_BYTES, LineBuffer, read_line
+from perfd_collectors.training_log.log_parser import LogParser, new_job
 from training_log.logs import iteration, records_of
 
 from perfd.model import TrainingStep

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from perfd_collectors.training_log.megatron_arguments import layer_pattern
+from perfd_collectors.training_log.megatron.megatron_arguments import layer_pattern
 from training_log.logs import dump, iteration, records_of, timers
 
 from perfd.model import Event, EventKind, JobDescription, MemoryReport, Recompute, StepPhases, TrainingStep

@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 
 import pytest
-from perfd_collectors.training_log.understanding import Understanding
+from perfd_collectors.training_log.log_document import Understanding
 
 from perfd.cli import main
 from perfd.model import EventKind

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from perfd_collectors.training_log.parser import LogParser, new_job, parse_log
-from perfd_collectors.training_log.stamps import Zone
+from perfd_collectors.training_log.log_parser import LogParser, new_job, parse_log
+from perfd_collectors.training_log.timestamps import Zone
 from training_log.logs import values_of
 
 from perfd.model import Record, StepPhases, TrainingStep

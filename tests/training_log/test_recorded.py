@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from perfd_collectors.training_log import SPEC
-from perfd_collectors.training_log.recorded import RecordedLog
-from perfd_collectors.training_log.understanding import understand
+from perfd_collectors.training_log.replay import RecordedLog
+from perfd_collectors.training_log.log_document import understand
 from training_log.logs import iteration, timers
 
 from perfd.clock import VirtualClock
@@ -18,7 +18,7 @@ from perfd.collector import Settings
 from perfd.errors import RecordingError
 from perfd.model import EventKind, JobDescription, LogProgress, Record, StepPhases, TrainingStep
 from perfd.recording import bundled
-from perfd.testing.collectors import check_replay
+from perfd.testing.collector_contract import check_replay
 
 SECOND_NS = 10**9
 START_UNIX_S = 1_746_093_600  # 2025-05-01 10:00:00 UTC

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from perfd_collectors.training_log.understanding import Understanding, understand
+from perfd_collectors.training_log.log_document import Understanding, understand
 
 from perfd.model import EventKind
 

@@ -10,10 +10,10 @@ from contextlib import ExitStack, contextmanager
 import pytest
 
 from perfd.aggregator.aggregator import Aggregator
-from perfd.recording.format import find_recording
-from perfd.session.replay import ReplayOptions, replay
-from perfd.testing.chromium import Browser, Tab, chromium, find_chromium
-from perfd.testing.pages import StandIn
+from perfd.recording.recording_format import find_recording
+from perfd.session.replay_session import ReplayOptions, replay
+from tests.support.chromium import Browser, Tab, chromium, find_chromium
+from tests.support.page_server import StandIn
 
 
 @pytest.fixture(scope="session")

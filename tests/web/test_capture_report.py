@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfd.aggregator.aggregator import Aggregator
-from perfd.capture.api import StartBody
+from perfd.aggregator.web_api.capture_routes import StartBody
 from perfd.cli import main
 from perfd.config import AggregatorConfig, CaptureProfile
 from perfd.model import (
@@ -20,10 +20,10 @@ from perfd.model import (
     RankPlacement,
     TrainingStep,
 )
-from perfd.testing import example_traces
-from perfd.testing.agent import FakeAgent
-from perfd.testing.chromium import Tab
-from perfd.testing.traces import COMPUTE, Op, kineto, write_json
+from tests.support import example_traces
+from tests.support.fake_agent import FakeAgent
+from tests.support.chromium import Tab
+from tests.support.traces import COMPUTE, Op, kineto, write_json
 
 pytestmark = pytest.mark.system
 

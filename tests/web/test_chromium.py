@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perfd.testing.chromium import Tab
+from tests.support.chromium import Tab
 
 pytestmark = pytest.mark.system
 RECORDINGS = ("dp4", "dp4_slow2", "pp2dp2", "pp4_few", "dp2_nccl")

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from perfd.http import HttpServer, Request, Response
-from perfd.web.live import Live
+from perfd.net.http import HttpServer, Request, Response
+from perfd.web.live_updates import Live
 
 REQUEST = Request(method="GET", path="/events", rest="", query={})
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.analysis.findings import Kind
-from perfd.http import HttpServer, Request
-from perfd.web.routes import page_routes
+from perfd.analysis.diagnosis.findings import Kind
+from perfd.net.http import HttpServer, Request
+from perfd.web.page_routes import page_routes
 
 ASSETS = sorted(entry.name for entry in (resources.files("perfd.web") / "static").iterdir())
 VENDORED = {

@@ -16,10 +16,10 @@ import yaml
 from serving.pages import LLAMA_70B, busy_70b
 
 from perfd.aggregator.aggregator import Aggregator
-from perfd.capture.api import StartBody
+from perfd.aggregator.web_api.capture_routes import StartBody
 from perfd.config import AggregatorConfig
-from perfd.http import HttpServer, Request, Response
-from perfd.testing.chromium import Tab
+from perfd.net.http import HttpServer, Request, Response
+from tests.support.chromium import Tab
 
 pytestmark = pytest.mark.system
 COUNTS = (0, 0, 0, 100, 600, 1600, 1800, 1900, 1950, 1975, 1995, 2000, 2000, 2000)

@@ -16,14 +16,14 @@ from perfd.collector import CollectorSpec, Column, ColumnKind, OnUnavailable, Op
 from perfd.errors import Unavailable
 from perfd.hook import default_socket
 from perfd.model import JobDescription, Record, SampleTable, Scope
-from perfd_collectors.hook.messages import (
+from perfd_collectors.hook.datagrams import (
     MAX_BYTES,
     HookMessage,
     description_of,
     parse_message,
     records_of,
 )
-from perfd_collectors.hook.speakers import Speakers
+from perfd_collectors.hook.sender_auth import Speakers
 
 _MOST_AT_ONCE = 10_000
 _RECEIVE_BUFFER_BYTES = 4 << 20

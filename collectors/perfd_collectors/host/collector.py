@@ -13,7 +13,7 @@ from perfd.collector import Options, Settings
 from perfd.errors import ConfigError, Unavailable
 from perfd.model import Record, SampleTable, Scope
 from perfd_collectors.host import infiniband, procfs
-from perfd_collectors.host.files import names_in, read_bytes
+from perfd_collectors.host.small_files import names_in, read_bytes
 
 Rows = Mapping[str, Mapping[str, float]]
 """Values by entity and column."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from perfd_collectors.host.files import names_in, read_bytes, read_count
+from perfd_collectors.host.small_files import names_in, read_bytes, read_count
 
 DATA_WORD_BYTES = 4
 """port_xmit_data and port_rcv_data count words of four bytes."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pynvml
 
 from perfd_collectors.nvml.columns import GPM_METRICS, INDEX, SLOW_GPM_METRICS, Metric
-from perfd_collectors.nvml.library import Nvml, NvmlError, Structure
+from perfd_collectors.nvml.nvml_api import Nvml, NvmlError, Structure
 from perfd_collectors.nvml.topology import Target
 
 MIN_INTERVAL_S = 0.099

@@ -9,7 +9,7 @@ from typing import TypeVar
 import pynvml
 
 from perfd.model import GpuInfo
-from perfd_collectors.nvml.library import Fault, Handle, Nvml, NvmlError, fault_of
+from perfd_collectors.nvml.nvml_api import Fault, Handle, Nvml, NvmlError, fault_of
 
 T = TypeVar("T")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfd.collector import CollectorSpec, OnUnavailable, Settings
-from perfd_collectors.nvml.library import load
+from perfd_collectors.nvml.nvml_api import load
 from perfd_collectors.nvml_events.collector import NvmlEventsCollector, NvmlEventsOptions
 from perfd_collectors.nvml_events.xids import Cause, Xid, describe, load_xids
 

@@ -9,7 +9,7 @@ import pynvml
 from perfd.collector import Options, Settings
 from perfd.errors import Unavailable
 from perfd.model import Event, EventKind, Record
-from perfd_collectors.nvml.library import (
+from perfd_collectors.nvml.nvml_api import (
     Fault,
     Handle,
     Nvml,

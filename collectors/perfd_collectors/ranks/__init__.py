@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from perfd.collector import CollectorSpec, Settings
-from perfd_collectors.nvml.library import load
+from perfd_collectors.nvml.nvml_api import load
 from perfd_collectors.ranks.cgroup import CgroupIdentity, parse_cgroup
 from perfd_collectors.ranks.collector import COLUMNS, RanksCollector, RanksOptions
 from perfd_collectors.ranks.environment import RankIdentity, parse_environ, resolve_rank
-from perfd_collectors.ranks.recorded import RecordedRanks, placements_from_recording
+from perfd_collectors.ranks.replay import RecordedRanks, placements_from_recording
 
 __all__ = [
     "SPEC",

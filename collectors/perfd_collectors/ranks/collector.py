@@ -10,10 +10,10 @@ from pathlib import Path
 from perfd.collector import Column, Options, Settings
 from perfd.errors import NothingHere, Unavailable
 from perfd.model import RankPlacement, Record, SampleTable, Scope
-from perfd_collectors.nvml.library import Fault, Nvml, NvmlError, fault_of, start, unavailable
+from perfd_collectors.nvml.nvml_api import Fault, Nvml, NvmlError, fault_of, start, unavailable
 from perfd_collectors.nvml.topology import optional
 from perfd_collectors.ranks.environment import Launcher, RankIdentity, job_name
-from perfd_collectors.ranks.gpus import Gpu, Held, gpu_expected, gpu_held
+from perfd_collectors.ranks.gpu_of_rank import Gpu, Held, gpu_expected, gpu_held
 from perfd_collectors.ranks.placement import RankProcess, changed, job_events, placements
 from perfd_collectors.ranks.processes import Process, ProcessTable
 

@@ -9,26 +9,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from perfd.analysis.peaks import find_gpu
-from perfd.analysis.serving.comparison import Comparison, compare
-from perfd.analysis.serving.info import ServerInfo, completed, layout_of
-from perfd.analysis.serving.measured import Measured, measure
-from perfd.analysis.serving.served import served_model
-from perfd.analysis.serving.snapshot import Engine, Snapshot
-from perfd.analysis.serving.theory import Theory, theory_of
+from perfd.analysis.flops.peak_table import find_gpu
+from perfd.analysis.serving.theory_comparison import Comparison, compare
+from perfd.analysis.serving.server_config import ServerInfo, completed, layout_of
+from perfd.analysis.serving.server_rates import Measured, measure
+from perfd.analysis.serving.served_model import served_model
+from perfd.analysis.serving.engine_snapshot import Engine, Snapshot
+from perfd.analysis.serving.serving_theory import Theory, theory_of
 from perfd.collector import Options, Settings
 from perfd.errors import ConfigError, PerfdError
 from perfd.model import Record, SampleTable, Scope
 from perfd.model import ServerInfo as Description
-from perfd.peaks import load_peaks
-from perfd.tls import client_context
-from perfd_collectors.serving.described import Descriptions, describe
+from perfd.gpu_peaks import load_peaks
+from perfd.net.tls import client_context
+from perfd_collectors.serving.server_description import Descriptions, describe
 from perfd_collectors.serving.discovery import find_servers
-from perfd_collectors.serving.exposition import PageReader
+from perfd_collectors.serving.exposition_reader import PageReader
 from perfd_collectors.serving.fetch import Access, FetchError, base_of, fetch, metrics_url
-from perfd_collectors.serving.follow import FollowedLog
-from perfd_collectors.serving.rows import row
-from perfd_collectors.serving.servers import WANTED, ask_info, read_page, with_info
+from perfd_collectors.serving.log_follower import FollowedLog
+from perfd_collectors.serving.server_row import row
+from perfd_collectors.serving.server_scrape import WANTED, ask_info, read_page, with_info
 
 _REDISCOVER_S = 10.0
 _BACKOFF_S = 10.0

@@ -9,7 +9,7 @@ from perfd.model import Scope
 
 _METRICS = "the server's /metrics, else its log"
 _WINDOW = "increase over `window_s` of the server's /metrics"
-_THEORY = "perfd.analysis.serving.theory"
+_THEORY = "perfd.analysis.serving.serving_theory"
 _UNSAID = "The server's version does not tell it, or it does not answer."
 _NO_LOOK = "Before the second look, after a restart, or when nothing was observed in the window."
 _NO_THEORY = "Without the option `gpu` or a `model_config`, where the server does not say them."

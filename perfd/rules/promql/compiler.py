@@ -8,16 +8,18 @@ from datetime import timedelta
 import numpy as np
 import promql_parser as pp
 
-from perfd.rules.matching import METRIC_NAME_LABEL, Matcher, Selection
+from perfd.rules.label_matchers import METRIC_NAME_LABEL, Matcher, Selection
 from perfd.rules.problems import Problem, TextError
-from perfd.rules.promql import aggregations, binary, evaluation, functions, ranges
+from perfd.rules.promql import aggregations, evaluation, functions
+from perfd.rules.promql import binary_operators
+from perfd.rules.promql import range_functions
 from perfd.rules.promql.evaluation import Instant, ScalarNode, VectorNode
-from perfd.rules.promql.matches import Matching
+from perfd.rules.promql.vector_matching import Matching
 from perfd.rules.promql.operators import SETS
 from perfd.rules.promql.selectors import InstantSelector, RangeSelector
 from perfd.rules.promql.syntax import parse
 from perfd.rules.promql.vector import Vector
-from perfd.rules.store import Read, SeriesStore
+from perfd.rules.series_store import Read, SeriesStore
 
 # Pairs, as the parser's enumerations cannot be keys of a dictionary.
 _OPERATORS = (
@@ -98,9 +100,9 @@ class _Compiler:
         if isinstance(tree, pp.NumberLiteral):
             return evaluation.Number(tree.val)
         if isinstance(tree, pp.UnaryExpr):
-            return binary.Negated(self.scalar(tree.expr))
+            return binary_operators.Negated(self.scalar(tree.expr))
         if isinstance(tree, pp.BinaryExpr):
-            return binary.ScalarBinary(str(tree.op), self.scalar(tree.lhs), self.scalar(tree.rhs))
+            return binary_operators.ScalarBinary(str(tree.op), self.scalar(tree.lhs), self.scalar(tree.rhs))
         if isinstance(tree, pp.Call) and tree.args:
             return evaluation.ScalarOf(self.vector(tree.args[0]))
         return evaluation.EvaluationTime()
@@ -121,9 +123,9 @@ class _Compiler:
 
     def _call(self, tree: pp.Call) -> VectorNode:
         name, args = tree.func.name, tree.args
-        if name in ranges.FUNCTIONS:
+        if name in range_functions.FUNCTIONS:
             parameter = self.scalar(args[0]) if name == "quantile_over_time" else None
-            return ranges.OverRange(name, self._range(args[-1]), parameter)
+            return range_functions.OverRange(name, self._range(args[-1]), parameter)
         if name in functions.ELEMENTWISE:
             parameters = [self.scalar(argument) for argument in args[1:]]
             if name == "round" and not parameters:
@@ -170,14 +172,14 @@ class _Compiler:
         as_bool = tree.modifier is not None and tree.modifier.return_bool
         if is_scalar(tree.lhs):
             left, right = self.scalar(tree.lhs), self.vector(tree.rhs)
-            return binary.VectorScalar(operator, right, left, swapped=True, as_bool=as_bool)
+            return binary_operators.VectorScalar(operator, right, left, swapped=True, as_bool=as_bool)
         if is_scalar(tree.rhs):
             vector, number = self.vector(tree.lhs), self.scalar(tree.rhs)
-            return binary.VectorScalar(operator, vector, number, swapped=False, as_bool=as_bool)
+            return binary_operators.VectorScalar(operator, vector, number, swapped=False, as_bool=as_bool)
         sides = (self.vector(tree.lhs), self.vector(tree.rhs))
         if operator in SETS:
-            return binary.SetOperator(operator, *sides, _matching(tree.modifier))
-        return binary.VectorBinary(operator, *sides, _matching(tree.modifier), as_bool=as_bool)
+            return binary_operators.SetOperator(operator, *sides, _matching(tree.modifier))
+        return binary_operators.VectorBinary(operator, *sides, _matching(tree.modifier), as_bool=as_bool)
 
     def _instant(self, tree: pp.VectorSelector) -> InstantSelector:
         selector = InstantSelector(_selection(tree), _ms(tree.offset))

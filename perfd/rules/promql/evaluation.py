@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 
 from perfd.rules.promql.vector import Keys, Vector
-from perfd.rules.store import SeriesStore
-from perfd.series import SeriesKey
+from perfd.rules.series_store import SeriesStore
+from perfd.metrics.series import SeriesKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import promql_parser
 
-from perfd.rules.matching import compile_regex
+from perfd.rules.label_matchers import compile_regex
 from perfd.rules.problems import Problem
 from perfd.rules.promql.tokens import CLOSING, Token
 

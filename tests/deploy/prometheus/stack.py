@@ -6,7 +6,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from perfd.testing.services import Service, alertmanager, free_port, prometheus
+from tests.support.services import Service, alertmanager, free_port, prometheus
 
 ROOT = Path(__file__).parents[3]
 DEPLOY = ROOT / "deploy" / "prometheus"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from perfd.analysis.serving.histograms import Histogram
-from perfd.analysis.serving.snapshot import Counter, Engine, Latency, Length, Snapshot
-from perfd_collectors.serving import families
-from perfd_collectors.serving.exposition import Labels, Page
+from perfd.analysis.serving.engine_snapshot import Counter, Engine, Latency, Length, Snapshot
+from perfd_collectors.serving import metric_families
+from perfd_collectors.serving.exposition_reader import Labels, Page
 
 PREFIX = "sglang:"
 
@@ -85,31 +85,31 @@ WANTED = frozenset(
 
 def snapshot(page: Page) -> Snapshot:
     """What a page of an SGLang server says; gauges of an idle server that only its log refreshes are None."""
-    running, queued = families.by_replica(page, _RUNNING), families.by_replica(page, _QUEUED)
+    running, queued = metric_families.by_replica(page, _RUNNING), metric_families.by_replica(page, _QUEUED)
     used = _fullest(page)
     idle = bool(running) and not any(running.values()) and not any(queued.values())
-    occupancy = None if idle else families.mean(page, _OCCUPANCY)
+    occupancy = None if idle else metric_families.mean(page, _OCCUPANCY)
     return Snapshot(
         engine=Engine.SGLANG,
-        model=families.first_label(page, "model_name"),
-        roles=families.label(page, (_RUNNING,), "engine_type"),
-        replicas=families.loads(running, queued, used),
+        model=metric_families.first_label(page, "model_name"),
+        roles=metric_families.label(page, (_RUNNING,), "engine_type"),
+        replicas=metric_families.loads(running, queued, used),
         running_requests=sum(running.values()) if running else None,
         queued_requests=sum(queued.values()) if queued else None,
         kv_cache_used_ratio=sum(used.values()) / len(used) if used else None,
-        kv_used_tokens=families.total(page, _USED),
-        kv_total_tokens=families.total(page, _CAPACITY) or None,
-        reported_generation_tokens_per_s=None if idle else families.total(page, _GENERATION_RATE),
-        reported_prefix_hit_ratio=None if idle else families.mean(page, _HIT_RATE),
+        kv_used_tokens=metric_families.total(page, _USED),
+        kv_total_tokens=metric_families.total(page, _CAPACITY) or None,
+        reported_generation_tokens_per_s=None if idle else metric_families.total(page, _GENERATION_RATE),
+        reported_prefix_hit_ratio=None if idle else metric_families.mean(page, _HIT_RATE),
         # Both are 0 without speculative decoding, and no step accepts less than its bonus token.
-        spec_accept_length=None if idle else families.mean(page, _ACCEPT_LENGTH) or None,
-        spec_accept_ratio=None if idle else families.mean(page, _ACCEPT_RATE) or None,
-        cuda_graph_ratio=None if idle else families.mean(page, _GRAPH),
+        spec_accept_length=None if idle else metric_families.mean(page, _ACCEPT_LENGTH) or None,
+        spec_accept_ratio=None if idle else metric_families.mean(page, _ACCEPT_RATE) or None,
+        cuda_graph_ratio=None if idle else metric_families.mean(page, _GRAPH),
         forward_occupancy_ratio=None if occupancy is None else occupancy / 100,
-        queued_in_transfer_requests=_sum(families.total(page, (name,)) for name in _TRANSFER),
+        queued_in_transfer_requests=_sum(metric_families.total(page, (name,)) for name in _TRANSFER),
         counters=_counters(page),
         histograms=_histograms(page),
-        notes=families.notes(page),
+        notes=metric_families.notes(page),
     )
 
 
@@ -117,36 +117,36 @@ def _fullest(page: Page) -> Mapping[str, float]:
     """For each replica, how full the fullest of its pools is (full attention, sliding window, Mamba)."""
     used: dict[str, float] = {}
     for name in _USAGES:
-        for replica, ratio in families.by_replica(page, name).items():
+        for replica, ratio in metric_families.by_replica(page, name).items():
             used[replica] = max(ratio, used.get(replica, 0.0))
     return used
 
 
 def _counters(page: Page) -> Mapping[str, float]:
     found: dict[Counter, float | None] = {
-        counter: families.total(page, names) for counter, names in _COUNTERS.items()
+        counter: metric_families.total(page, names) for counter, names in _COUNTERS.items()
     }
     if found[Counter.CACHE_HIT_TOKENS] is None:
         # The counter appears with the first hit (0.4.6 and later); before it there was none at all.
         found[Counter.CACHE_QUERY_TOKENS] = None
-    found |= {counter: families.mean(page, names) for counter, names in _ESTIMATES.items()}
-    found[Counter.LIVE_GENERATION_TOKENS] = families.total(page, _REALTIME, _mode("decode"))
-    found[Counter.LIVE_PROMPT_TOKENS] = families.total(page, _REALTIME, _mode("prefill_compute"))
-    found[Counter.GRAPH_PASSES] = families.total(page, _PASSES, _decode_pass(graph=True))
-    found[Counter.EAGER_PASSES] = families.total(page, _PASSES, _decode_pass(graph=False))
+    found |= {counter: metric_families.mean(page, names) for counter, names in _ESTIMATES.items()}
+    found[Counter.LIVE_GENERATION_TOKENS] = metric_families.total(page, _REALTIME, _mode("decode"))
+    found[Counter.LIVE_PROMPT_TOKENS] = metric_families.total(page, _REALTIME, _mode("prefill_compute"))
+    found[Counter.GRAPH_PASSES] = metric_families.total(page, _PASSES, _decode_pass(graph=True))
+    found[Counter.EAGER_PASSES] = metric_families.total(page, _PASSES, _decode_pass(graph=False))
     return {counter: value for counter, value in found.items() if value is not None}
 
 
 def _histograms(page: Page) -> Mapping[str, Histogram]:
-    found = {key: families.histogram(page, names) for key, names in _HISTOGRAMS.items()}
+    found = {key: metric_families.histogram(page, names) for key, names in _HISTOGRAMS.items()}
     return {key: histogram for key, histogram in found.items() if histogram is not None}
 
 
-def _mode(mode: str) -> families.Where:
+def _mode(mode: str) -> metric_families.Where:
     return lambda labels: labels.get("mode") == mode
 
 
-def _decode_pass(*, graph: bool) -> families.Where:
+def _decode_pass(*, graph: bool) -> metric_families.Where:
     def where(labels: Labels) -> bool:
         mode = labels.get("mode", "")
         return mode.startswith("decode") and mode.endswith("_none") != graph

@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass, field
 
 from perfd.analysis.serving.histograms import Distribution
-from perfd.analysis.serving.info import ServerInfo
-from perfd.analysis.serving.snapshot import Engine, Latency, Snapshot
-from perfd_collectors.serving.text import ANSI, number
+from perfd.analysis.serving.server_config import ServerInfo
+from perfd.analysis.serving.engine_snapshot import Engine, Latency, Snapshot
+from perfd_collectors.serving.log_text import ANSI, number
 
 _LINE = re.compile(r"\[\d{4}-\d\d-\d\d\|\d\d:\d\d:\d\d\|[^\]]*\]\s+[A-Z]+\s+(?P<rest>.*)")
 _LATENCY = re.compile(r"(?P<name>TTFT|TPOT|E2E):\s+(?P<mean>[\d.]+) (?P<unit>ms|s) \((?P<rest>[^)]*)\)")

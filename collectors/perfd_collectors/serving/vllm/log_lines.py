@@ -6,9 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from perfd.analysis.serving.info import ServerInfo, from_arguments
-from perfd.analysis.serving.snapshot import Engine, ReplicaLoad, Snapshot
-from perfd_collectors.serving.text import ANSI, arguments, number, parts
+from perfd.analysis.serving.server_config import ServerInfo, from_arguments
+from perfd.analysis.serving.engine_snapshot import Engine, ReplicaLoad, Snapshot
+from perfd_collectors.serving.log_text import ANSI, arguments, number, parts
 
 _STATISTICS = re.compile(
     r"(?:Engine (?P<engine>\d+): |\d+ Engines Aggregated: )?(?P<parts>Avg prompt throughput: .*)"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from perfd.analysis.serving.histograms import Histogram
-from perfd.analysis.serving.snapshot import Counter, Engine, Latency, Length, Snapshot
-from perfd_collectors.serving import families
-from perfd_collectors.serving.exposition import Page
+from perfd.analysis.serving.engine_snapshot import Counter, Engine, Latency, Length, Snapshot
+from perfd_collectors.serving import metric_families
+from perfd_collectors.serving.exposition_reader import Page
 
 PREFIX = "vllm:"
 
@@ -61,34 +61,34 @@ WANTED = frozenset({*_SAMPLES, *(name.removesuffix("_total") for name in _SAMPLE
 
 def snapshot(page: Page) -> Snapshot:
     """What a page of a vLLM server says."""
-    running, queued = families.by_replica(page, _RUNNING), families.by_replica(page, _QUEUED)
-    used = next(filter(None, (families.by_replica(page, name) for name in _USAGES)), {})
-    hit_ratio = families.mean(page, _HIT_RATE)
+    running, queued = metric_families.by_replica(page, _RUNNING), metric_families.by_replica(page, _QUEUED)
+    used = next(filter(None, (metric_families.by_replica(page, name) for name in _USAGES)), {})
+    hit_ratio = metric_families.mean(page, _HIT_RATE)
     idle = bool(running) and not any(running.values()) and not any(queued.values())
     return Snapshot(
         engine=Engine.VLLM,
-        model=families.first_label(page, "model_name"),
-        replicas=families.loads(running, queued, used),
+        model=metric_families.first_label(page, "model_name"),
+        replicas=metric_families.loads(running, queued, used),
         running_requests=sum(running.values()) if running else None,
         queued_requests=sum(queued.values()) if queued else None,
         kv_cache_used_ratio=sum(used.values()) / len(used) if used else None,
-        reported_generation_tokens_per_s=None if idle else families.total(page, _GENERATION_RATE),
-        reported_prompt_tokens_per_s=None if idle else families.total(page, _PROMPT_RATE),
+        reported_generation_tokens_per_s=None if idle else metric_families.total(page, _GENERATION_RATE),
+        reported_prompt_tokens_per_s=None if idle else metric_families.total(page, _PROMPT_RATE),
         # V0 says -1 when prefix caching is off.
         reported_prefix_hit_ratio=hit_ratio if hit_ratio is not None and hit_ratio >= 0 else None,
-        spec_accept_ratio=families.mean(page, _ACCEPT_RATE),
+        spec_accept_ratio=metric_families.mean(page, _ACCEPT_RATE),
         counters=_counters(page),
         histograms=_histograms(page),
-        notes=families.notes(page),
+        notes=metric_families.notes(page),
     )
 
 
 def _counters(page: Page) -> Mapping[str, float]:
-    found = {counter: families.total(page, names) for counter, names in _COUNTERS.items()}
-    found |= {counter: families.mean(page, names) for counter, names in _ESTIMATES.items()}
+    found = {counter: metric_families.total(page, names) for counter, names in _COUNTERS.items()}
+    found |= {counter: metric_families.mean(page, names) for counter, names in _ESTIMATES.items()}
     return {counter: value for counter, value in found.items() if value is not None}
 
 
 def _histograms(page: Page) -> Mapping[str, Histogram]:
-    found = {key: families.histogram(page, names) for key, names in _HISTOGRAMS.items()}
+    found = {key: metric_families.histogram(page, names) for key, names in _HISTOGRAMS.items()}
     return {key: histogram for key, histogram in found.items() if histogram is not None}

@@ -1,0 +1,1 @@
+"""What NCCL prints with NCCL_DEBUG."""

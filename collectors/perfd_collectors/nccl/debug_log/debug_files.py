@@ -1,0 +1,61 @@
+"""Follows the files that NCCL writes with NCCL_DEBUG_FILE.
+
+What NCCL prints into the training log itself is read there, by `training_log`.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from perfd.collector import Settings
+from perfd.model import Event, EventKind
+from perfd_collectors.nccl.debug_log.debug_lines import DebugLog, Remark
+from perfd_collectors.training_log.file_follower import FileFollower
+
+_READ_BYTES = 4 << 20
+_MAX_LINE_BYTES = 64 << 10
+_MAX_EVENTS = 64
+"""At one time: a process in trouble prints a warning for each channel."""
+
+
+class DebugFiles:
+    """The warnings and the odd transports of all processes of this node, as events."""
+
+    def __init__(self, patterns: Sequence[str], settings: Settings) -> None:
+        self._settings = settings
+        self._follower = FileFollower(partial(_files, patterns), from_start=True)
+        self._rests: dict[str, bytes] = {}
+        self._log = DebugLog()
+
+    def collect(self) -> list[Event]:
+        """What was written since the last call."""
+        now_unix_ns = self._settings.clock.unix_ns()
+        remarks: dict[str, Remark] = {}
+        for chunk in self._follower.poll(_READ_BYTES):
+            rest = b"" if chunk.begins_anew else self._rests.get(chunk.stream, b"")
+            *lines, rest = (rest + chunk.data).split(b"\n")
+            self._rests[chunk.stream] = rest[:_MAX_LINE_BYTES]
+            for line in lines:
+                for remark in self._log.take(line.decode("utf-8", "replace")):
+                    remarks.setdefault(remark.message, remark)
+        return [
+            Event(
+                kind=EventKind.NCCL_WARNING,
+                time_unix_ns=now_unix_ns,
+                message=remark.message,
+                job=self._settings.job,
+            )
+            for remark in list(remarks.values())[:_MAX_EVENTS]
+        ]
+
+    def close(self) -> None:
+        """Close all files."""
+        self._follower.close()
+
+
+def _files(patterns: Sequence[str]) -> Mapping[str, Path]:
+    found = (Path(name) for pattern in patterns for name in glob.glob(pattern))  # noqa: PTH207  (may be absolute)
+    return {str(path): path for path in found if path.is_file()}

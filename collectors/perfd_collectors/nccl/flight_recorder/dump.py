@@ -1,0 +1,179 @@
+"""Dumps of PyTorch's flight recorder: how far a rank was on each process group when it gave up.
+
+PyTorch writes a file a rank when its NCCL watchdog finds a collective that does not end, or when it is
+asked to: a pickle, or JSON, of the newest collectives and of each group's state. The files come from
+processes that nobody vouches for, so they are read as plain data only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from perfd.model import CollectiveProgress
+from perfd_collectors.nccl.flight_recorder.safe_pickle import MAX_BYTES, UnsafePickleError, loads
+
+SOURCE = "flight_recorder"
+_MAX_GROUPS = 1024
+_MAX_MEMBERS = 65_536
+_MAX_SEQUENCE = 1 << 62
+_MAX_ENTRIES = 100_000
+_STATES = ("scheduled", "started", "completed")
+
+
+class FlightRecorderError(ValueError):
+    """The bytes are no dump that perfd understands; the message says why."""
+
+
+@dataclass(slots=True)
+class _Group:
+    name: str
+    description: str = ""
+    members: tuple[int, ...] = ()
+    enqueued: int | None = None
+    started: int | None = None
+    completed: int | None = None
+    operations: dict[int, str] = field(default_factory=dict)
+    newest_unix_ns: int = 0
+
+
+def read_dump(data: bytes, *, job: str, rank: int, read_unix_ns: int) -> list[CollectiveProgress]:
+    """How far a rank is on each of its groups; raises `FlightRecorderError` for what is no dump.
+
+    `read_unix_ns` stands in for times that the dump does not tell.
+    """
+    dump = _content(data)
+    groups: dict[str, _Group] = {}
+    _take_configurations(_mapping(dump.get("pg_config")), groups)
+    entries = dump.get("entries")
+    if isinstance(entries, list):
+        _take_entries(entries[-_MAX_ENTRIES:], groups)
+    _take_status(_mapping(dump.get("pg_status")), groups)
+    return [
+        CollectiveProgress(
+            job=job,
+            rank=rank,
+            communicator=group.name,
+            communicator_name=group.description,
+            members=group.members,
+            operation=_operation(group),
+            enqueued=group.enqueued,
+            started=group.started,
+            completed=group.completed,
+            time_unix_ns=group.newest_unix_ns or read_unix_ns,
+            source=SOURCE,
+        )
+        for group in groups.values()
+        if group.enqueued is not None
+    ]
+
+
+def _content(data: bytes) -> Mapping[str, object]:
+    if len(data) > MAX_BYTES:
+        raise FlightRecorderError(f"it is larger than {MAX_BYTES >> 20} MiB")
+    try:
+        content: object = msgspec.json.decode(data) if data.lstrip()[:1] == b"{" else loads(data)
+    except UnsafePickleError as error:
+        raise FlightRecorderError(str(error)) from error
+    except msgspec.DecodeError as error:
+        raise FlightRecorderError(f"it is damaged ({error})") from error
+    if not isinstance(content, dict) or not {"entries", "pg_status"} & content.keys():
+        raise FlightRecorderError("it has neither entries nor the state of a group")
+    return content
+
+
+def _take_configurations(configurations: Mapping[str, object], groups: dict[str, _Group]) -> None:
+    for key, value in configurations.items():
+        said = _mapping(value)
+        group = _group(groups, _text(said.get("name")) or key)
+        if group is not None:
+            group.description = _text(said.get("desc"))
+            group.members = _members(said.get("ranks"))
+
+
+def _take_status(statuses: Mapping[str, object], groups: dict[str, _Group]) -> None:
+    """What the group itself says; the entries may be older, as they are a ring."""
+    for key, value in statuses.items():
+        group = _group(groups, key)
+        if group is None:
+            continue
+        said = _mapping(value)
+        for name in ("enqueued", "started", "completed"):
+            sequence = _sequence(said.get(f"last_{name}_collective"))
+            if sequence is not None:
+                setattr(group, name, sequence)
+
+
+def _take_entries(entries: Iterable[object], groups: dict[str, _Group]) -> None:
+    for value in entries:
+        entry = _mapping(value)
+        sequence = _sequence(entry.get("collective_seq_id"))
+        name, description = _process_group(entry)
+        state = entry.get("state")
+        group = _group(groups, name) if name and sequence is not None and state in _STATES else None
+        if group is None or sequence is None or entry.get("is_p2p") is True:
+            continue
+        group.description = group.description or description
+        group.operations[sequence] = _text(entry.get("profiling_name")).removeprefix("nccl:")
+        group.enqueued = max(sequence, group.enqueued or 0)
+        if state != "scheduled":
+            group.started = max(sequence, group.started or 0)
+        if state == "completed":
+            group.completed = max(sequence, group.completed or 0)
+        for time in ("time_created_ns", "time_discovered_started_ns", "time_discovered_completed_ns"):
+            group.newest_unix_ns = max(group.newest_unix_ns, _sequence(entry.get(time)) or 0)
+
+
+def _operation(group: _Group) -> str:
+    """The oldest operation that is not complete, by name; else the newest one."""
+    wanted = group.enqueued if group.completed is None else min(group.completed + 1, group.enqueued or 0)
+    return group.operations.get(wanted or 0, "")
+
+
+def _process_group(entry: Mapping[str, object]) -> tuple[str, str]:
+    """Name and description; older versions give the number of the group only."""
+    named = entry.get("process_group")
+    if isinstance(named, list | tuple) and len(named) == 2:
+        return _text(named[0]), _text(named[1])
+    number = _sequence(entry.get("pg_id"))
+    return ("", "") if number is None else (str(number), "")
+
+
+def _group(groups: dict[str, _Group], name: str) -> _Group | None:
+    if name not in groups:
+        if not name or len(groups) >= _MAX_GROUPS:
+            return None
+        groups[name] = _Group(name)
+    return groups[name]
+
+
+def _members(ranks: object) -> tuple[int, ...]:
+    """The ranks of a group, which the dump holds as a list or as the text of one."""
+    if isinstance(ranks, str):
+        try:
+            ranks = json.loads(ranks[: 16 * _MAX_MEMBERS])
+        except (ValueError, RecursionError):
+            return ()
+    if not isinstance(ranks, list | tuple) or len(ranks) > _MAX_MEMBERS:
+        return ()
+    return tuple(rank for rank in ranks if type(rank) is int and 0 <= rank < 1 << 31)
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    if not isinstance(value, dict):
+        return {}
+    # Of a number with thousands of digits Python makes no text.
+    named = ((key if isinstance(key, str) else _sequence(key), item) for key, item in value.items())
+    return {str(key)[:256]: item for key, item in named if key is not None}
+
+
+def _sequence(value: object) -> int | None:
+    # Groups that did nothing have -1.
+    return value if type(value) is int and 0 <= value < _MAX_SEQUENCE else None
+
+
+def _text(value: object) -> str:
+    return value[:256] if isinstance(value, str) else ""

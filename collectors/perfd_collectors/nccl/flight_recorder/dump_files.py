@@ -1,0 +1,122 @@
+"""Files of PyTorch's flight recorder on this node, and in a recording."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from perfd.collector import Settings
+from perfd.errors import RecordingError, reason_of
+from perfd.model import CollectiveProgress, Event, EventKind, Record
+from perfd_collectors.nccl.flight_recorder.dump import FlightRecorderError, read_dump
+from perfd_collectors.nccl.flight_recorder.safe_pickle import MAX_BYTES
+
+log = logging.getLogger(__name__)
+
+_RANK = re.compile(r"(\d{1,6})(?:\.(?:pickle|pkl|json))?")
+
+
+class DumpDirectory:
+    """Reads dumps that appear, or change, after this was made; `prefix` is what comes before the rank."""
+
+    def __init__(self, prefix: str, settings: Settings) -> None:
+        path = Path(prefix)
+        self._folder, self._name = path.parent, path.name
+        self._settings = settings
+        self._seen: dict[Path, tuple[int, int]] = {path: version for path, version, _ in self._files()}
+        self._doubtful: set[Path] = set()
+        """Could not be read once, and have not been looked at since."""
+
+    def collect(self) -> list[Record]:
+        """How far the ranks are whose dumps are new; of one that cannot be read that it is there."""
+        records: list[Record] = []
+        for path, version, rank in self._files():
+            known = self._seen.get(path) == version
+            if known and path not in self._doubtful:
+                continue
+            self._seen[path] = version
+            self._doubtful.discard(path)
+            try:
+                records += _read(path, rank, self._settings)
+            except (OSError, FlightRecorderError) as error:
+                if known or self._settings.ending.is_set():
+                    records.append(self._unreadable(path, rank, error))
+                else:
+                    # It may be still being written.
+                    self._doubtful.add(path)
+        return records
+
+    def _unreadable(self, path: Path, rank: int, error: Exception) -> Event:
+        extra = {"path": str(path), "why": str(error)}
+        log.warning("A flight recorder's dump was left out.", extra=extra)
+        return Event(
+            kind=EventKind.DUMP_UNREADABLE,
+            time_unix_ns=self._settings.clock.unix_ns(),
+            message=f"The flight recorder's dump of rank {rank} cannot be read: {reason_of(error)}.",
+            job=self._settings.job,
+            rank=rank,
+        )
+
+    def _files(self) -> Iterator[tuple[Path, tuple[int, int], int]]:
+        try:
+            entries = sorted(self._folder.iterdir())
+        except OSError:
+            return
+        for path in entries:
+            rank = _rank_of(path.name, self._name)
+            if rank is None:
+                continue
+            try:
+                status = path.lstat()
+            except OSError:
+                continue
+            if stat.S_ISREG(status.st_mode):
+                yield path, (status.st_mtime_ns, status.st_size), rank
+
+
+class RecordedDump:
+    """Plays one rank's dump: it is due at the newest time that it tells."""
+
+    def __init__(self, path: Path, settings: Settings) -> None:
+        self._clock = settings.clock
+        found = re.search(r"(\d{1,6})(?:\.\w+)*$", path.name)
+        if found is None:
+            raise RecordingError(f"{path.name} does not end in a rank, so it is nobody's dump: rename it.")
+        try:
+            self._due: Sequence[CollectiveProgress] = _read(path, int(found[1]), settings)
+        except (OSError, FlightRecorderError) as error:
+            raise RecordingError(
+                f"{path} cannot be read as a flight recorder's dump: {reason_of(error)}."
+            ) from error
+
+    def span_unix_ns(self) -> tuple[int, int] | None:
+        times = [progress.time_unix_ns for progress in self._due]
+        return (min(times), max(times)) if times else None
+
+    def collect(self) -> Sequence[Record]:
+        now_unix_ns = self._clock.unix_ns()
+        due = [progress for progress in self._due if progress.time_unix_ns <= now_unix_ns]
+        self._due = [progress for progress in self._due if progress.time_unix_ns > now_unix_ns]
+        return due
+
+    def close(self) -> None:
+        self._due = ()
+
+
+def _rank_of(name: str, prefix: str) -> int | None:
+    if not name.startswith(prefix):
+        return None
+    found = _RANK.fullmatch(name, len(prefix))
+    return int(found[1]) if found else None
+
+
+def _read(path: Path, rank: int, settings: Settings) -> list[CollectiveProgress]:
+    # The folder may be everybody's: a link could lead to a file that is not the job's.
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(descriptor, "rb") as file:  # noqa: PTH123  (a descriptor has no path)
+        data = file.read(MAX_BYTES + 1)
+    return read_dump(data, job=settings.job, rank=rank, read_unix_ns=settings.clock.unix_ns())

@@ -1,0 +1,1 @@
+"""The shared memory that perfd's NCCL plugin writes: one segment per process."""

@@ -1,0 +1,236 @@
+"""Reads the shared memory that perfd's NCCL plugin writes, as the plugin's `layout.h` defines it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from enum import IntFlag
+from pathlib import Path
+
+from perfd.errors import NothingHere, Unavailable
+from perfd_collectors.nccl.segments.operations import Communicator, Counters, Operation, ProcessInfo, Reading
+
+MAGIC = b"NCL1"
+_MAGIC = int.from_bytes(MAGIC, "little")
+_LAYOUT_VERSION = 1
+_HEADER_BYTES = 4096
+_COMMUNICATORS = 256
+_RING_HEADER_BYTES = 64
+
+_HEADER = struct.Struct("<IIQIIIIiiiIQQ")
+_WANTED = struct.Struct("<I")
+_WANTED_OFFSET = 128
+_FLOCK = struct.Struct("@hhqqi4x")
+"""The kernel's `struct flock`: type, whence, start, length, pid."""
+_COUNTERS = struct.Struct("<IIQQQQQ")
+_COUNTERS_OFFSET = 256
+_COMMUNICATOR = struct.Struct("<QiiiIQ24s8x")
+_RECORD = struct.Struct("<QQQQQQQQQQiHBBBBBBBB34x")
+_RINGS_OFFSET = _HEADER_BYTES + _COMMUNICATORS * _COMMUNICATOR.size
+
+_MOST_AT_ONCE = 65_536
+"""Of one process: what a second brings at three times the pace that is expected of a rank."""
+
+
+class Wanted(IntFlag):
+    """What the plugin shall record."""
+
+    NOTHING = 0
+    OPERATIONS = 1
+    GPU_TIME = 2
+
+
+class Segment:
+    """One process's segment, open. Raises `Unavailable` when the file is not one of this layout.
+
+    Its kind `NothingHere` is for a file that is another user's, or is being made. A segment is read, not
+    mapped: a file that somebody cuts would end a process that has it mapped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            self._file: int | None = os.open(path, flags)
+        except OSError as error:
+            raise NothingHere(
+                f"Cannot open {path}: {error.strerror}; run the agent as the job's user."
+            ) from error
+        try:
+            self.process = self._read_header()
+        except Unavailable:
+            self.close()
+            raise
+        self._positions: dict[int, int] = {}
+
+    def _read_header(self) -> ProcessInfo:
+        header = self._bytes(0, _HEADER_BYTES)
+        if not any(header[: len(MAGIC)]):
+            raise NothingHere(f"{self.path} is being made.")
+        if len(header) < _HEADER_BYTES:
+            raise Unavailable(f"{self.path} is too short for a segment of perfd's NCCL plugin.")
+        fields = _HEADER.unpack_from(header)
+        magic, version, file_bytes, pid, entries, record_bytes, communicators, rank, local, world = fields[
+            :10
+        ]
+        if magic != _MAGIC or version != _LAYOUT_VERSION:
+            raise Unavailable(
+                f"{self.path} has layout {magic:#x}/{version}, not {_MAGIC:#x}/{_LAYOUT_VERSION}: "
+                "use the plugin and the agent of one perfd."
+            )
+        sound = (
+            record_bytes == _RECORD.size and communicators == _COMMUNICATORS and entries & (entries - 1) == 0
+        )
+        if not sound or entries == 0 or file_bytes > self._size():
+            raise Unavailable(f"{self.path} contradicts itself; it was written by something else or cut.")
+        self._entries: int = entries
+        self._ring_bytes: int = _RING_HEADER_BYTES + entries * _RECORD.size
+        return ProcessInfo(
+            pid=pid,
+            rank=_or_none(rank),
+            local_rank=_or_none(local),
+            world_size=_or_none(world),
+            profiler_version=fields[10],
+            unix_ns=fields[11],
+            monotonic_ns=fields[12],
+        )
+
+    def communicators(self) -> Iterator[Communicator]:
+        """Every communicator that the process ever made, as far as the table still holds it."""
+        table = _whole(self._bytes(_HEADER_BYTES, _COMMUNICATORS * _COMMUNICATOR.size), _COMMUNICATOR)
+        for index, (identity, rank, ranks, nodes, state, _, name) in enumerate(
+            _COMMUNICATOR.iter_unpack(table)
+        ):
+            if state == 0:
+                return
+            yield Communicator(
+                index=index,
+                id=identity or None,
+                rank=_or_none(rank),
+                ranks=_or_none(ranks),
+                nodes=_or_none(nodes),
+                live=state == 1,
+                name=name.split(b"\0", 1)[0].decode(errors="replace"),
+            )
+
+    def counters(self) -> Counters:
+        """The plugin's own counts."""
+        counted = self._bytes(_COUNTERS_OFFSET, _COUNTERS.size).ljust(_COUNTERS.size, b"\0")
+        _, _, started, recorded, incomplete, dropped, stale = _COUNTERS.unpack(counted)
+        return Counters(
+            started=started, recorded=recorded, incomplete=incomplete, dropped=dropped, stale=stale
+        )
+
+    def wanted(self) -> Wanted:
+        """What the plugin records now."""
+        known = Wanted.OPERATIONS | Wanted.GPU_TIME
+        return Wanted(int.from_bytes(self._bytes(_WANTED_OFFSET, _WANTED.size), "little") & known)
+
+    def want(self, wanted: Wanted) -> None:
+        """Switch recording; the plugin notices at its next operation."""
+        if self._file is not None:
+            os.pwrite(self._file, _WANTED.pack(wanted), _WANTED_OFFSET)
+
+    def control(self) -> bool:
+        """Whether it is this reader who switches recording: of several one does, until it closes or ends."""
+        if self._file is None:
+            return False
+        # A lock of the open file, not of the process: `sweep` opens and closes the file, too.
+        lock = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _WANTED_OFFSET, _WANTED.size, 0)
+        try:
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, lock)
+        except (BlockingIOError, PermissionError):
+            return False
+        except OSError:
+            return True  # A file system without such locks.
+        return True
+
+    def status(self) -> os.stat_result:
+        """Of the file that is open, whatever its name means now; raises `Unavailable` once it is closed."""
+        if self._file is None:
+            raise Unavailable(f"{self.path} is closed.")
+        return os.fstat(self._file)
+
+    @property
+    def positions(self) -> Mapping[int, int]:
+        """By ring, how many records were read or are lost."""
+        return dict(self._positions)
+
+    def go_on(self, positions: Mapping[int, int]) -> None:
+        """Read on where another reader was; what was never written is not believed."""
+        for ring, position in positions.items():
+            offset = self._ring_offset(ring)
+            if 0 <= ring < self._rings() and 0 <= position <= self._written(offset):
+                self._positions[ring] = position
+
+    def read(self) -> Reading:
+        """The operations recorded since the last call; of very many the rest comes with the next one."""
+        operations: list[Operation] = []
+        lost = sum(self._read_ring(ring, operations) for ring in range(self._rings()))
+        return Reading(operations=operations, lost=lost)
+
+    def close(self) -> None:
+        """Close the file; legal twice."""
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
+
+    def _rings(self) -> int:
+        told = int.from_bytes(self._bytes(_COUNTERS_OFFSET, 4), "little")
+        return min(told, (self._size() - _RINGS_OFFSET) // self._ring_bytes)
+
+    def _ring_offset(self, ring: int) -> int:
+        return _RINGS_OFFSET + ring * self._ring_bytes
+
+    def _read_ring(self, ring: int, into: list[Operation]) -> int:
+        """How many were lost. Those that the writer may have been at while we copied are not whole."""
+        offset, position = self._ring_offset(ring), self._positions.get(ring, 0)
+        written = self._written(offset)
+        if written <= position:
+            return 0
+        first = max(position, written - self._entries + 1)
+        end = min(written, first + max(0, _MOST_AT_ONCE - len(into)))
+        copied = self._copy(offset + _RING_HEADER_BYTES, first, end)
+        oldest = self._written(offset) - self._entries + 1
+        found = [
+            Operation._make(fields)
+            for wanted, fields in enumerate(_RECORD.iter_unpack(_whole(copied, _RECORD)), first)
+            if fields[0] == wanted + 1 and wanted >= oldest
+        ]
+        into += found
+        self._positions[ring] = end
+        return end - position - len(found)
+
+    def _copy(self, records: int, first: int, end: int) -> bytes:
+        start = first & (self._entries - 1)
+        count = end - first
+        until_wrap = min(count, self._entries - start)
+        copied = self._bytes(records + start * _RECORD.size, until_wrap * _RECORD.size)
+        if until_wrap < count:
+            copied += self._bytes(records, (count - until_wrap) * _RECORD.size)
+        return copied
+
+    def _written(self, offset: int) -> int:
+        return int.from_bytes(self._bytes(offset, 8), "little")
+
+    def _bytes(self, offset: int, count: int) -> bytes:
+        """Fewer than `count` where the file ends, and none once it is closed."""
+        if self._file is None:
+            return b""
+        try:
+            return os.pread(self._file, count, offset)
+        except OSError as error:
+            raise Unavailable(f"{self.path} cannot be read: {error.strerror}.") from error
+
+    def _size(self) -> int:
+        return 0 if self._file is None else os.fstat(self._file).st_size
+
+
+def _whole(data: bytes, kind: struct.Struct) -> bytes:
+    return data[: len(data) - len(data) % kind.size]
+
+
+def _or_none(number: int) -> int | None:
+    return None if number < 0 else number

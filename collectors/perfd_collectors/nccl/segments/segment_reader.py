@@ -1,0 +1,160 @@
+"""One process whose segment is read: what came since the last report, and how far that is."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import msgspec
+
+from perfd.model import Event, EventKind, Record, SampleTable, Scope
+from perfd_collectors.nccl.segments.operations import Operation, Reading, Timing
+from perfd_collectors.nccl.segments.window_reduction import Window, busy_ns, keep_one_in, reduce_operations
+from perfd_collectors.nccl.segments.segment import Segment, Wanted
+from perfd_collectors.nccl.sampling import BusyTime
+from perfd_collectors.nccl.segments.timing_checks import mixed_up
+
+_MIXED_UP = (
+    "NCCL tells times on the GPU that are not of these operations: some overlap that cannot. So what they"
+    " took is unknown. NCCL 2.32 does so after a Broadcast: try NCCL_ALLGATHERV_ENABLE=0, or another release."
+)
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a segment is reported, and what its counters were then: where the next agent goes on."""
+
+    positions: dict[int, int]
+    reported_unix_ns: int
+    lost: int
+    untimed: int
+    busy: BusyTime
+
+
+class Watched:
+    """A segment, open, from the first look on. `progress` is what an earlier agent left of it."""
+
+    def __init__(self, segment: Segment, now_unix_ns: int, progress: Progress | None) -> None:
+        self.file = _identity(segment.status())
+        """Which file it is, by whatever name."""
+        self._segment = segment
+        self._recording = Wanted.GPU_TIME in segment.wanted()
+        self._pending: list[Operation] = []
+        self._mixed_up: set[int] = set()
+        """Communicators whose times NCCL has lost track of, as long as they live."""
+        self._partly_timed = False
+        """Whether there ever was one, so that the time in kernels is not known."""
+        if progress is None:
+            self._lost = self._untimed = 0
+            self._busy = BusyTime(segment.counters().started)
+        else:
+            segment.go_on(progress.positions)
+            self._lost, self._untimed, self._busy = progress.lost, progress.untimed, progress.busy
+        first = self.read()
+        self._reported_unix_ns = min(now_unix_ns, self._begun_unix_ns(first, progress, now_unix_ns))
+
+    def read(self) -> Reading:
+        """Take in what is new."""
+        reading = self._segment.read()
+        self._pending += reading.operations
+        self._lost += reading.lost
+        return reading
+
+    def report(self, job: str, now_unix_ns: int, max_operations_per_s: int) -> list[Record]:
+        """What came since the last report; nothing of a process that is no rank."""
+        rank = self._segment.process.rank
+        start_unix_ns, self._reported_unix_ns = self._reported_unix_ns, now_unix_ns
+        operations, self._pending = self._pending, []
+        communicators = {one.index: one for one in self._segment.communicators()}
+        newly_mixed_up = mixed_up(operations) - self._mixed_up
+        self._mixed_up |= newly_mixed_up
+        operations = self._without_wrong_times(operations)
+        self._mixed_up &= {one.index for one in communicators.values() if one.live}
+        self._partly_timed |= bool(newly_mixed_up)
+        started = self._segment.counters().started
+        self._busy.add(busy_ns(operations), started, recording=self._recording)
+        self._untimed += sum(one.timed and one.duration_ns is None for one in operations)
+        if rank is None:
+            return []
+        window = Window(job=job, rank=rank, start_unix_ns=start_unix_ns, end_unix_ns=now_unix_ns)
+        keep = keep_one_in(len(operations), now_unix_ns - start_unix_ns, max_operations_per_s)
+        return [
+            *reduce_operations(operations, communicators, window, keep_one_in=keep),
+            self._totals(window),
+            *(_told_of(window) for _ in newly_mixed_up),
+        ]
+
+    def _without_wrong_times(self, operations: list[Operation]) -> list[Operation]:
+        if not self._mixed_up:
+            return operations
+        self._untimed += sum(one.timed and one.communicator in self._mixed_up for one in operations)
+        return [
+            one._replace(timing=Timing.HOST) if one.communicator in self._mixed_up else one
+            for one in operations
+        ]
+
+    def switch(self, wanted: Wanted) -> None:
+        """Let the plugin record this from now on, unless another reader of the segment decides that."""
+        if self._segment.control() and self._segment.wanted() != wanted:
+            self._segment.want(wanted)
+        self._recording = Wanted.GPU_TIME in self._segment.wanted()
+
+    def progress(self) -> Progress:
+        """How far it is reported."""
+        return Progress(
+            positions=dict(self._segment.positions),
+            reported_unix_ns=self._reported_unix_ns,
+            lost=self._lost,
+            untimed=self._untimed,
+            busy=self._busy,
+        )
+
+    def close(self) -> None:
+        """Close the segment; legal twice."""
+        self._segment.close()
+
+    def _begun_unix_ns(self, first: Reading, progress: Progress | None, now_unix_ns: int) -> int:
+        """Since when all that happened is known: operations are not of the moment in which they are found."""
+        reported_unix_ns = 0 if progress is None else progress.reported_unix_ns
+        if progress is not None and not first.lost:
+            return reported_unix_ns
+        process = self._segment.process
+        ended_ns = (one.complete_monotonic_ns for one in first.operations if not one.incomplete)
+        oldest_ns = min(ended_ns, default=None)
+        if oldest_ns is None:
+            return now_unix_ns
+        return max(reported_unix_ns, process.unix_ns + oldest_ns - process.monotonic_ns)
+
+    def _totals(self, window: Window) -> SampleTable:
+        counters = self._segment.counters()
+        whole = self._segment.process.profiler_version >= 4 and not self._partly_timed
+        busy_s = self._busy.total_s if whole else None
+        return SampleTable(
+            scope=Scope.RANK,
+            times_unix_ns=[window.end_unix_ns],
+            entities=[f"{window.job}/{window.rank}"],
+            columns={
+                "nccl_busy_s": [math.nan if busy_s is None else busy_s],
+                "nccl_operations": [float(counters.started)],
+                "nccl_lost_operations": [float(counters.dropped + self._lost)],
+                "nccl_untimed_operations": [float(counters.incomplete + self._untimed)],
+            },
+        )
+
+
+def same_file(watched: Watched, segment: Segment) -> bool:
+    """Whether a segment is one that is watched already, by another name."""
+    return watched.file == _identity(segment.status())
+
+
+def _told_of(window: Window) -> Event:
+    return Event(
+        kind=EventKind.NCCL_TIMES_WRONG,
+        time_unix_ns=window.end_unix_ns,
+        message=_MIXED_UP,
+        job=window.job,
+        rank=window.rank,
+    )
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino

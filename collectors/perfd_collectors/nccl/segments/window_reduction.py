@@ -1,0 +1,178 @@
+"""Operations of one process to what travels: one record per communicator and kind of operation and window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from perfd.model import CollectiveTimes, TimingSource
+from perfd_collectors.nccl.segments.operations import (
+    ALGORITHMS,
+    DATATYPE_BYTES,
+    FUNCTIONS,
+    PROTOCOLS,
+    Communicator,
+    Operation,
+    Timing,
+)
+
+_SOURCES = {Timing.GPU: TimingSource.GPU, Timing.PROXY: TimingSource.PROXY}
+# NCCL gives the count of one rank's part for these, so the whole is that times the ranks.
+_PART_COUNTED = frozenset({"AllGather", "ReduceScatter", "AlltoAll", "Gather", "Scatter"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Which rank of which job the operations belong to, and when they were read."""
+
+    job: str
+    rank: int
+    start_unix_ns: int
+    end_unix_ns: int
+
+
+def reduce_operations(
+    operations: Iterable[Operation],
+    communicators: Mapping[int, Communicator],
+    window: Window,
+    *,
+    keep_one_in: int = 1,
+) -> list[CollectiveTimes]:
+    """One record per communicator, operation and peer, of the operations that have a duration.
+
+    Collectives of one group share a kernel, so that only the kernel has a duration: it stands for them with
+    the bytes of all and the first one's sequence number. With `keep_one_in` of n, the columns hold those with
+    a sequence number that is a multiple of n: the same ones on every rank, so that they can still be matched.
+    The totals are over all.
+    """
+    kinds: dict[tuple[int, int, int | None, int], list[Operation]] = {}
+    for operation in operations:
+        if operation.duration_ns is not None:
+            peer = operation.peer_or_root if operation.point_to_point else None
+            key = (operation.communicator, operation.function, peer, operation.timing)
+            kinds.setdefault(key, []).append(operation)
+    return [
+        _record(_kernels(members), communicators.get(index), peer, window, keep_one_in)
+        for (index, _, peer, _), members in kinds.items()
+    ]
+
+
+def _kernels(operations: Sequence[Operation]) -> list[list[Operation]]:
+    """The operations by the kernel that they ran in, which NCCL calls a group."""
+    if operations[0].point_to_point:
+        return [[operation] for operation in operations]
+    kernels: dict[tuple[int, int], list[Operation]] = {}
+    for index, operation in enumerate(operations):
+        kernels.setdefault((operation.group, 0 if operation.group else index), []).append(operation)
+    return list(kernels.values())
+
+
+def busy_ns(operations: Iterable[Operation]) -> int:
+    """How long at least one of the operations was on the GPU: the union of their intervals, in nanoseconds.
+
+    Operations of one group share a kernel and hence an interval, and kernels on several streams overlap, so a
+    sum would count time twice.
+    """
+    intervals = sorted(
+        (operation.gpu_start_ns, operation.kernel_end_ns)
+        for operation in operations
+        if operation.gpu_duration_ns is not None
+    )
+    total = covered_until = 0
+    for start, stop in intervals:
+        if stop > covered_until:
+            total += stop - max(start, covered_until)
+            covered_until = stop
+    return total
+
+
+def keep_one_in(operations: int, window_ns: int, max_per_s: int) -> int:
+    """How far to thin out: a power of two, so that ranks that decide differently still share operations."""
+    allowed = max(1.0, max_per_s * window_ns / 1e9)
+    keep = 1
+    while operations / keep > allowed:
+        keep *= 2
+    return keep
+
+
+def size_bytes(operation: Operation, communicator: Communicator | None) -> int | None:
+    """Bytes of the whole message, as bus bandwidth counts them; None when its type or ranks are unknown."""
+    if operation.datatype >= len(DATATYPE_BYTES):
+        return None
+    part = operation.elements * DATATYPE_BYTES[operation.datatype]
+    if _name(FUNCTIONS, operation.function) not in _PART_COUNTED:
+        return part
+    if communicator is None or communicator.ranks is None:
+        return None
+    return part * communicator.ranks
+
+
+def _record(
+    kernels: Sequence[Sequence[Operation]],
+    communicator: Communicator | None,
+    peer: int | None,
+    window: Window,
+    keep_one_in: int,
+) -> CollectiveTimes:
+    durations = [_duration_ns(operations) for operations in kernels]
+    sizes = [_kernel_bytes(operations, communicator) for operations in kernels]
+    known = [size for size in sizes if size is not None]
+    all_known = len(known) == len(sizes)
+    sequences = [[operation.operation_sequence for operation in operations] for operations in kernels]
+    kept = [i for i, numbers in enumerate(sequences) if any(number % keep_one_in == 0 for number in numbers)]
+    first = kernels[0][0]
+    largest = max((operations[0] for operations in kernels), key=lambda operation: operation.elements)
+    return CollectiveTimes(
+        job=window.job,
+        rank=window.rank,
+        communicator=_identity(communicator),
+        communicator_rank=communicator.rank if communicator else None,
+        communicator_size=communicator.ranks if communicator else None,
+        communicator_name=communicator.name if communicator else "",
+        operation=_name(FUNCTIONS, first.function),
+        peer=peer,
+        timing=_SOURCES[Timing(first.timing)],
+        start_unix_ns=window.start_unix_ns,
+        end_unix_ns=window.end_unix_ns,
+        count=sum(map(len, kernels)),
+        total_bytes=float(sum(known)) if all_known else None,
+        total_s=sum(durations) / 1e9,
+        min_s=min(durations) / 1e9,
+        max_s=max(durations) / 1e9,
+        algorithm=_name(ALGORITHMS, largest.algorithm),
+        protocol=_name(PROTOCOLS, largest.protocol),
+        channels=largest.channels or None,
+        sequences=[min(sequences[i]) for i in kept],
+        durations_ns=[durations[i] for i in kept],
+        sizes_bytes=[known[i] for i in kept] if all_known else [],
+        gpu_starts_ns=[kernels[i][0].gpu_start_ns for i in kept]
+        if peer is not None and _on_gpu(first)
+        else [],
+    )
+
+
+def _on_gpu(operation: Operation) -> bool:
+    return operation.timing == Timing.GPU
+
+
+def _duration_ns(operations: Sequence[Operation]) -> int:
+    start = min(operation.gpu_start_ns for operation in operations)
+    return max(operation.kernel_end_ns for operation in operations) - start
+
+
+def _kernel_bytes(operations: Sequence[Operation], communicator: Communicator | None) -> int | None:
+    total = 0
+    for operation in operations:
+        size = size_bytes(operation, communicator)
+        if size is None:
+            return None
+        total += size
+    return total
+
+
+def _identity(communicator: Communicator | None) -> str:
+    return f"{communicator.id:x}" if communicator and communicator.id is not None else ""
+
+
+def _name(names: Sequence[str], number: int) -> str:
+    return names[number] if number < len(names) else ""

@@ -1,0 +1,62 @@
+"""A server's log while it is written: new lines only, rotation and truncation included."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+from perfd.analysis.serving.server_config import ServerInfo
+from perfd.analysis.serving.engine_snapshot import Snapshot
+from perfd_collectors.serving.engine_logs import EngineLog, engine_logs
+from perfd_collectors.serving.server_scrape import with_info
+
+_READ_BYTES = 1024 * 1024
+_MAX_LINE_BYTES = 256 * 1024
+
+
+class FollowedLog:
+    """Reads what was appended since the last call."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._inode: int | None = None
+        self._rest = b""
+        self._logs: tuple[EngineLog, ...] = engine_logs()
+        self.info: ServerInfo | None = None
+        """How the server is set up, as far as its log said it yet."""
+
+    def read(self) -> Snapshot | None:
+        """The state after the new lines; None when there were none that tell anything.
+
+        Of a long backlog the start, which says how the server is set up, and the end are read.
+        """
+        try:
+            with self._path.open("rb") as file:
+                state = os.fstat(file.fileno())
+                if state.st_ino != self._inode or state.st_size < self._offset:
+                    self._offset, self._rest, self._inode = 0, b"", state.st_ino
+                lines = self._lines(file)
+                if state.st_size - self._offset > _READ_BYTES:
+                    self._offset, self._rest = state.st_size - _READ_BYTES, b""
+                    # The first of these lines has lost its start.
+                    lines += self._lines(file)[1:]
+        except OSError:
+            return None
+        known = [log for line in lines for log in self._logs if log.line(line.decode("utf-8", "replace"))]
+        if not known:
+            return None
+        self.info = known[-1].info
+        snapshot = known[-1].snapshot()
+        return None if snapshot is None else with_info(snapshot, self.info)
+
+    def _lines(self, file: BinaryIO) -> list[bytes]:
+        """The next lines that have an end, of at most `_READ_BYTES`."""
+        file.seek(self._offset)
+        new = file.read(_READ_BYTES)
+        self._offset += len(new)
+        *lines, rest = (self._rest + new).split(b"\n")
+        # A line without end is no line of an engine.
+        self._rest = rest if len(rest) <= _MAX_LINE_BYTES else b""
+        return lines

@@ -1,0 +1,92 @@
+"""One look at a server or a file: which engine it is, what it says, how it is set up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from perfd.analysis.serving.server_config import ServerInfo
+from perfd.analysis.serving.engine_snapshot import Engine, Snapshot
+from perfd.errors import PerfdError
+from perfd_collectors.serving.exposition_reader import Page, PageReader, PageState
+from perfd_collectors.serving.fetch import FetchError, Get
+from perfd_collectors.serving.sglang import server_info as sglang_info
+from perfd_collectors.serving.sglang import metrics as sglang_metrics
+from perfd_collectors.serving.vllm import server_info as vllm_info
+from perfd_collectors.serving.vllm import metrics as vllm_metrics
+
+_T = TypeVar("_T")
+WANTED = sglang_metrics.WANTED | vllm_metrics.WANTED
+_ROUTERS = ("smg_", "sgl_router_", "vllm_router_", "vllm:current_qps")
+"""Of sglang-router, of vllm-router, and of vLLM's production stack, which repeats its engines' names."""
+_STATES: Mapping[PageState, str] = {
+    PageState.TOO_LARGE: "is larger than 50 MiB: this is not a page of metrics",
+    PageState.NOT_METRICS: "is not a page of metrics: give the address of the engine, or of its /metrics",
+    PageState.EMPTY: "is empty: multi-process metrics of a server that has just started, or a wrong path",
+}
+
+
+def read_page(reader: PageReader, body: bytes, source: str) -> Snapshot:
+    """The snapshot of a page of either engine; raises `PerfdError` when it is neither."""
+    page = reader.read(body)
+    if page.state in _STATES:
+        raise PerfdError(f"{source} {_STATES[page.state]}.")
+    if any(name.startswith(_ROUTERS) for name in page.types):
+        raise PerfdError(f"{source} has the metrics of a router: give the addresses of its workers.")
+    snapshot = _snapshot(page)
+    if snapshot is None:
+        raise PerfdError(f"{source} has metrics, but none of SGLang or vLLM.")
+    return snapshot
+
+
+def with_info(snapshot: Snapshot, info: ServerInfo | None) -> Snapshot:
+    """Add what the server says about itself to what its metrics say."""
+    if info is None:
+        return snapshot
+    return replace(
+        snapshot,
+        version=info.version or snapshot.version,
+        model=snapshot.model or info.model,
+        kv_total_tokens=snapshot.kv_total_tokens or info.kv_total_tokens,
+    )
+
+
+def ask_info(engine: Engine, base: str, get: Get) -> ServerInfo | None:
+    """What a server says about itself, or None when it does not answer to any of the known paths."""
+    return _ask_sglang(base, get) if engine is Engine.SGLANG else _ask_vllm(base, get)
+
+
+def _ask_sglang(base: str, get: Get) -> ServerInfo | None:
+    info = _first(get, [base + path for path in sglang_info.INFO_PATHS], sglang_info.parse_info)
+    if info is None:
+        return None
+    loads = _first(get, [base + path for path in sglang_info.LOAD_PATHS], lambda body: body)
+    return info if loads is None else sglang_info.with_loads(info, loads)
+
+
+def _ask_vllm(base: str, get: Get) -> ServerInfo | None:
+    info = _first(get, [base + vllm_info.VERSION_PATH], vllm_info.parse_version)
+    model = _first(get, [base + vllm_info.MODELS_PATH], vllm_info.parse_model)
+    return info if model is None else replace(info or ServerInfo(), model=model)
+
+
+def _first(get: Get, urls: list[str], parse: Callable[[bytes], _T | None]) -> _T | None:
+    for url in urls:
+        try:
+            found = parse(get(url))
+        except FetchError:
+            continue
+        if found is not None:
+            return found
+    return None
+
+
+def _snapshot(page: Page) -> Snapshot | None:
+    names = [*page.types, *page.series]
+    # A TYPE line is there even when a family has no series yet.
+    if any(name.startswith(sglang_metrics.PREFIX) for name in names):
+        return sglang_metrics.snapshot(page)
+    if any(name.startswith(vllm_metrics.PREFIX) for name in names):
+        return vllm_metrics.snapshot(page)
+    return None

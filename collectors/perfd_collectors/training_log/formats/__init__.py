@@ -1,0 +1,1 @@
+"""One parser per training framework's log format."""

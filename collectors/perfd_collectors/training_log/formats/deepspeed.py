@@ -1,0 +1,239 @@
+"""DeepSpeed's engine: throughput, progress, wall-clock breakdown, pipeline engine, flops profiler."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from perfd.model import EventKind, MemoryReport, PhaseTime, TrainingStep
+from perfd_collectors.training_log.formats.format_parser import Job, is_plain_key
+from perfd_collectors.training_log.line_buffer import Line
+from perfd_collectors.training_log.megatron.megatron_timers import one_line_timers
+from perfd_collectors.training_log.formats.number_text import humanised, integer, number, positive
+from perfd_collectors.training_log.timestamps import last_stamp_ns
+from perfd_collectors.training_log.step_log import Family
+
+_GIB = 1024.0**3
+_NUMBER = r"[\d.]+(?:[eE][+-]?\d+)?"
+_THROUGHPUT = re.compile(
+    rf"(?:epoch=\d+/micro_step=\d+/global_step=(\d+), RunningAvgSamplesPerSec=({_NUMBER}), "
+    rf"CurrSamplesPerSec=({_NUMBER})|\s\d+/(\d+), SamplesPerSec=({_NUMBER}))"
+    rf"(?:, MemAllocated=({_NUMBER})GB, MaxMemAllocated=({_NUMBER})GB)?\s*$",
+    re.ASCII,
+)
+_PROGRESS = re.compile(r"\bstep=(\d+), skipped=(\d+), lr=\[([^\]]*)\], mom=", re.ASCII)
+_PIPELINE = re.compile(
+    rf"\bsteps: (\d+) loss: +({_NUMBER}|nan|inf|None) (?:[\w.-]+: +(?:{_NUMBER}|nan) )*"
+    rf"iter time \(s\): +({_NUMBER}) samples/sec: +({_NUMBER})\s*$",
+    re.ASCII,
+)
+_CONFIG = re.compile(r"\[config\.py:\d+:\w+\] +(\w+) (?:\.+ | )(\S.*?)\s*$", re.ASCII)
+_VERSION = re.compile(r"DeepSpeed info: version=([\w.+-]+),", re.ASCII)
+_PROFILER = re.compile(r"-{5,} DeepSpeed Flops Profiler -{5,}")
+_PROFILER_ROW = re.compile(
+    r"([a-zA-Z][^:]{2,90}): +([\d.,]+) ?([KMGTP]?)(?:FLOPS|MACs|B|s|ms|us)?\s*$", re.ASCII
+)
+_PROFILER_LINES = 60
+_WHOLE_STEP = frozenset({"forward", "fwd"})
+_PIPELINE_TIMERS = frozenset({"pipe_send_output", "pipe_recv_input"})
+_PIPELINE_MICRO_STEP = "batch_input"
+
+
+class DeepSpeedParser:
+    """One log of a DeepSpeed job."""
+
+    keywords: Sequence[bytes] = (
+        b"SamplesPerSec=",
+        b", skipped=",
+        b"time (ms)",
+        b"iter time (s):",
+        b"[config.py:",
+        b"DeepSpeed info: version",
+        b"DeepSpeed Flops Profiler",
+    )
+
+    def __init__(self, job: Job) -> None:
+        self._out = job.out
+        self._steps = job.steps
+        self._progress: tuple[int, int, float | None] | None = None
+        self._phases: dict[str, float] = {}
+        self._profiler_rows: dict[str, float] | None = None
+        self._profiler_lines = 0
+
+    @property
+    def hungry(self) -> bool:
+        """Inside the report of the flops profiler."""
+        return self._profiler_rows is not None
+
+    def parse(self, line: Line) -> bool:
+        """Take in a whole line."""
+        if not line.complete:
+            return False
+        text = line.text
+        return (
+            (self._profiler_rows is not None and self._profiler_row(text))
+            or self._throughput(line)
+            or self._progress_line(text)
+            or self._pipeline(text)
+            or self._breakdown(text)
+            or self._config(text)
+            or self._profiler(text)
+            or "comm op: " in text
+        )
+
+    def settle(self) -> None:
+        """Nothing is put out early."""
+
+    def finish(self) -> None:
+        """Put out the profiler's report if the log ends in it."""
+        self._end_profiler()
+
+    def _is_deepspeed(self) -> None:
+        if not self._out.description.framework:
+            self._out.describe(framework="deepspeed")
+
+    def _throughput(self, line: Line) -> bool:
+        match = _THROUGHPUT.search(line.text)
+        if match is None:
+            return False
+        step = int(match[1] or match[4])
+        running, current = number(match[2] or ""), positive(match[3] or match[5])
+        skipped, learning_rate = self._progress_of(step)
+        batch = self._out.description.parallel.global_batch_size
+        self._is_deepspeed()
+        self._steps.add(
+            TrainingStep(
+                job=self._out.job,
+                step=step,
+                samples_per_s=current,
+                step_time_s=batch / current if batch and current else None,
+                global_batch_size=batch,
+                learning_rate=learning_rate,
+                extras={
+                    **({} if running is None else {"RunningAvgSamplesPerSec": running}),
+                    **({} if skipped is None else {"skipped": float(skipped)}),
+                },
+            ),
+            last_stamp_ns(line.text),
+            family=Family.DEEPSPEED,
+        )
+        self._memory(step, line.rank, match[6], match[7])
+        return True
+
+    def _memory(self, step: int, rank: int | None, allocated: str | None, most: str | None) -> None:
+        now, peak = number(allocated or ""), number(most or "")
+        if now is not None and peak is not None:
+            self._out.add(
+                MemoryReport(
+                    job=self._out.job,
+                    step=step,
+                    # The throughput timer logs on rank 0 alone.
+                    rank=rank or 0,
+                    allocated_bytes=now * _GIB,
+                    max_allocated_bytes=peak * _GIB,
+                )
+            )
+
+    def _progress_of(self, step: int) -> tuple[int | None, float | None]:
+        progress, self._progress = self._progress, None
+        return (progress[1], progress[2]) if progress and progress[0] == step else (None, None)
+
+    def _progress_line(self, text: str) -> bool:
+        """`step=40, skipped=2, lr=[5e-05]`, skipped since the start; the step's throughput follows."""
+        match = _PROGRESS.search(text)
+        if match is None:
+            return False
+        self._is_deepspeed()
+        self._progress = (int(match[1]), int(match[2]), number(match[3].split(",")[0]))
+        return True
+
+    def _pipeline(self, text: str) -> bool:
+        match = _PIPELINE.search(text)
+        if match is None:
+            return False
+        self._is_deepspeed()
+        loss = number(match[2])
+        skipped, learning_rate = self._progress_of(int(match[1]))
+        time_s, rate = positive(match[3]), positive(match[4])
+        self._steps.add(
+            TrainingStep(
+                job=self._out.job,
+                step=int(match[1]),
+                step_time_s=time_s,
+                samples_per_s=rate,
+                global_batch_size=self._out.description.parallel.global_batch_size,
+                learning_rate=learning_rate,
+                losses={} if loss is None else {"loss": loss},
+                extras={} if skipped is None else {"skipped": float(skipped)},
+            ),
+            last_stamp_ns(text),
+            family=Family.DEEPSPEED,
+        )
+        return True
+
+    def _breakdown(self, text: str) -> bool:
+        """Timers of one micro-step, of the optimizer's parts, or of the step, which is the last."""
+        timers = one_line_timers(text)
+        if timers is None:
+            return False
+        self._is_deepspeed()
+        # There is a line for each micro-step; what stays is the last one's, for the step's line has the sums.
+        self._phases.update(timers)
+        # The engine with a pipeline prints the step's timers before the step, and its own after it.
+        whole = _WHOLE_STEP & timers.keys() and _PIPELINE_MICRO_STEP not in self._phases
+        if whole or _PIPELINE_TIMERS & timers.keys():
+            phases = {name: PhaseTime(max_s=value) for name, value in self._phases.items()}
+            self._phases = {}
+            self._steps.phases(phases)
+        return True
+
+    def _config(self, text: str) -> bool:
+        if match := _VERSION.search(text):
+            self._is_deepspeed()
+            if self._out.description.framework == "deepspeed":
+                self._out.describe(framework_version=match[1])
+            return True
+        match = _CONFIG.search(text)
+        if match is None:
+            return False
+        name, value = match.groups()
+        self._is_deepspeed()
+        self._out.add_arguments({name: value[:200]})
+        sizes = {
+            "train_batch_size": "global_batch_size",
+            "train_micro_batch_size_per_gpu": "micro_batch_size",
+        }
+        if name in sizes:
+            self._out.describe_layout(**{sizes[name]: integer(value)})
+        elif name == "world_size":
+            self._out.describe_layout(world_size=integer(value))
+        elif name == "steps_per_print":
+            self._out.describe(log_interval_steps=integer(value) or None)
+        elif name in {"bfloat16_enabled", "fp16_enabled"} and value == "True":
+            self._out.describe(precision="bf16" if name == "bfloat16_enabled" else "fp16")
+        return True
+
+    def _profiler(self, text: str) -> bool:
+        if not _PROFILER.search(text):
+            return False
+        self._is_deepspeed()
+        self._profiler_rows = {}
+        self._profiler_lines = 0
+        return True
+
+    def _profiler_row(self, text: str) -> bool:
+        self._profiler_lines += 1
+        match = _PROFILER_ROW.match(text)
+        if match is not None and self._profiler_rows is not None:
+            value = humanised(match[2].replace(",", "") + match[3])
+            if value is not None and is_plain_key(match[1]):
+                self._profiler_rows[match[1].strip()] = value
+        if (text.startswith("-----") and self._profiler_rows) or self._profiler_lines > _PROFILER_LINES:
+            self._end_profiler()
+        return match is not None
+
+    def _end_profiler(self) -> None:
+        rows, self._profiler_rows = self._profiler_rows, None
+        if rows is not None:
+            message = "DeepSpeed's flops profiler ran; the iteration paid for it."
+            self._out.event(EventKind.PROFILE, message, step=self._steps.last_step, values=rows)

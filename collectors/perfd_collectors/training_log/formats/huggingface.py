@@ -1,0 +1,143 @@
+"""The Trainer of Hugging Face transformers: a Python dict at each logging step."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from perfd.model import EventKind, TrainingStep
+from perfd_collectors.training_log.formats.format_parser import Job
+from perfd_collectors.training_log.line_buffer import Line
+from perfd_collectors.training_log.formats.number_text import grouped, number
+from perfd_collectors.training_log.step_log import Family
+
+_DICT = re.compile(r"\{('(loss|eval_\w+|train_runtime)': [^{}]*)\}", re.ASCII)
+_PAIR = re.compile(r"'([\w/.-]+)': '?([^',]+)'?(?=,|$)", re.ASCII)
+_BAR = re.compile(r"\d+%\|[^|]*\| +(\d+)/(\d+) \[", re.ASCII)
+_SIZES = re.compile(
+    r"\b(Total optimization steps|Total train batch size \([^)]*\)|Instantaneous batch size per device|"
+    r"Number of trainable parameters) += +([\d,]+)\s*$",
+    re.ASCII,
+)
+_SAVED = re.compile(r"Saving model checkpoint to .*checkpoint-(\d+)\s*$", re.ASCII)
+_RUNNING = "***** Running training *****"
+
+
+class HuggingFaceParser:
+    """One log of a Trainer.
+
+    The dict does not name its step. The progress bar beside it does; without one
+    the dicts are counted, times the logging interval if that is known.
+    """
+
+    keywords: Sequence[bytes] = (
+        b"{'",
+        b"%|",
+        b"***** Running training",
+        b"Total optimization steps",
+        b"batch size ",
+        b"Number of trainable parameters",
+        b"Saving model checkpoint to",
+    )
+
+    def __init__(self, job: Job) -> None:
+        self._out = job.out
+        self._steps = job.steps
+        self._count = 0
+        self._last_bar: tuple[int, int] | None = None
+        self._total: int | None = None
+
+    hungry = False
+
+    def parse(self, line: Line) -> bool:
+        """Take in a whole line."""
+        if not line.complete:
+            return False
+        bar = self._bar(line.text)
+        return self._dict(line.text) or self._about(line.text) or bar
+
+    def settle(self) -> None:
+        """Nothing is put out early."""
+
+    def finish(self) -> None:
+        """Nothing waits."""
+
+    def _bar(self, text: str) -> bool:
+        bar = None
+        for bar in _BAR.finditer(text):
+            self._last_bar = int(bar[1]), int(bar[2])
+        return bar is not None
+
+    def _step_of_bar(self) -> int | None:
+        """The step that the bar of training shows; evaluation has a bar of its own, with another total."""
+        if self._last_bar is None:
+            return None
+        step, total = self._last_bar
+        if self._total is None:
+            # The bar that is there when the first loss is logged is the one of training.
+            self._total = total
+        return step if total == self._total else None
+
+    def _dict(self, text: str) -> bool:
+        match = _DICT.search(text)
+        if match is None:
+            return False
+        pairs = dict(_PAIR.findall(match[1]))
+        values = {name: value for name, figure in pairs.items() if (value := number(figure)) is not None}
+        self._out.describe(framework="hf-trainer")
+        if match[2] == "train_runtime":
+            self._out.event(
+                EventKind.JOB_ENDED, "The trainer is done.", step=self._steps.last_step, values=values
+            )
+        elif match[2] == "loss":
+            self._log(values)
+        else:
+            duration_s = values.get("eval_runtime")
+            message = "Evaluation."
+            step = self._steps.last_step
+            self._out.event(EventKind.EVALUATION, message, step=step, duration_s=duration_s, values=values)
+        return True
+
+    def _log(self, values: dict[str, float]) -> None:
+        self._count += 1
+        interval = self._out.description.log_interval_steps or 1
+        step = self._step_of_bar() or self._count * interval
+        loss = values.pop("loss", None)
+        self._steps.add(
+            TrainingStep(
+                job=self._out.job,
+                step=step,
+                losses={} if loss is None else {"loss": loss},
+                grad_norm=values.pop("grad_norm", None),
+                learning_rate=values.pop("learning_rate", None),
+                global_batch_size=self._out.description.parallel.global_batch_size,
+                extras=values,
+            ),
+            None,
+            family=Family.HUGGING_FACE,
+        )
+
+    def _about(self, text: str) -> bool:
+        if _RUNNING in text:
+            self._out.describe(framework="hf-trainer")
+            self._steps.started()
+            self._count = 0
+            return True
+        if match := _SAVED.search(text):
+            message = f"A checkpoint of step {match[1]} is being saved."
+            self._out.event(EventKind.CHECKPOINT, message, step=int(match[1]))
+            return True
+        match = _SIZES.search(text)
+        size = grouped(match[2]) if match else None
+        if match is None or size is None:
+            return False
+        if match[1] == "Total optimization steps":
+            self._total = int(size)
+            self._out.describe(train_steps=self._total)
+        elif match[1].startswith("Total train batch size"):
+            self._out.describe_layout(global_batch_size=int(size))
+        elif match[1].startswith("Instantaneous"):
+            self._out.describe_layout(micro_batch_size=int(size))
+        else:
+            self._out.describe(parameters=size)
+        return True

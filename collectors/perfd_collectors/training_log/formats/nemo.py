@@ -1,0 +1,104 @@
+"""NeMo: the progress line of NeMo 2, and the progress bar of NeMo 1."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from perfd.model import EventKind
+from perfd_collectors.training_log.formats.format_parser import Job, fields, is_plain_key, training_step
+from perfd_collectors.training_log.line_buffer import Line
+from perfd_collectors.training_log.formats.number_text import integer, number, positive
+
+_ANCHOR = re.compile(r"Training epoch \d+, iteration (\d+)/(\d+) \|", re.ASCII)
+_BAR = re.compile(r"Epoch \d+: [^\[]*\| +(\d+)/(\d+) \[[^\],]*, +([\d.?]+)(s/it|it/s), (.*)\]", re.ASCII)
+_PROFILER = re.compile(r"={3,} (Start|End) nsys profiling ={3,}")
+_FIELDS = {
+    "lr": "learning_rate",
+    "train_step_timing in s": "step_time_s",
+    "tflops_per_gpu": "flops_per_s_per_gpu",
+    "global_batch_size": "global_batch_size",
+    "consumed_samples": "consumed_samples",
+    "grad_norm": "grad_norm",
+}
+
+
+class NemoParser:
+    """One log of a NeMo job. Steps are numbered from 0, as NeMo prints them."""
+
+    keywords: Sequence[bytes] = (b"Training epoch ", b"reduced_train_loss=", b"nsys profiling ==")
+
+    def __init__(self, job: Job) -> None:
+        self._out = job.out
+        self._steps = job.steps
+
+    hungry = False
+
+    def parse(self, line: Line) -> bool:
+        """Take in a whole line that nothing has damaged: what says the step may not be missing."""
+        if not line.complete or line.damaged:
+            return False
+        return self._line(line.text) or self._bar(line.text) or self._profiler(line.text)
+
+    def settle(self) -> None:
+        """Nothing is put out early."""
+
+    def finish(self) -> None:
+        """Nothing waits."""
+
+    def _line(self, text: str) -> bool:
+        anchor = _ANCHOR.search(text)
+        if anchor is None or not text.isascii():
+            return False
+        pairs = dict(fields(text[anchor.end() :], complete=True))
+        self._add(int(anchor[1]), pairs, last_step=int(anchor[2]))
+        return True
+
+    def _bar(self, text: str) -> bool:
+        match = _BAR.search(text)
+        if match is None or not match[5].isascii():
+            return False
+        pairs = dict(pair.strip().split("=", 1) for pair in match[5].split(",") if "=" in pair)
+        if not {"reduced_train_loss", "global_step"} <= pairs.keys():
+            return False
+        rate = positive(match[3])
+        if rate is not None and "train_step_timing in s" not in pairs:
+            # The bar's own pace, an average over the last steps.
+            pairs["train_step_timing in s"] = repr(rate if match[4] == "s/it" else 1 / rate)
+        self._add(int(match[1]), pairs, last_step=None)
+        return True
+
+    def _add(self, iteration: int, pairs: dict[str, str], *, last_step: int | None) -> None:
+        self._out.describe(framework="nemo", train_steps=None if last_step is None else last_step + 1)
+        values: dict[str, float] = {}
+        losses: dict[str, float] = {}
+        extras: dict[str, float] = {}
+        for key, text in pairs.items():
+            name = _FIELDS.get(key.lower())
+            value = number(text, 12 if name == "flops_per_s_per_gpu" else 0)
+            if value is None or not is_plain_key(key) or key == "global_step":
+                continue
+            if name in {"step_time_s", "flops_per_s_per_gpu"} and value <= 0:
+                continue
+            if name is not None:
+                values[name] = value
+            elif "loss" in key:
+                losses[key] = value
+            else:
+                extras[key] = value
+        step = integer(pairs.get("global_step", str(iteration)))
+        if step is None:
+            return
+        batch, time_s = values.get("global_batch_size"), values.get("step_time_s")
+        if batch:
+            self._out.describe_layout(global_batch_size=int(batch))
+            if time_s:
+                values["samples_per_s"] = batch / time_s
+        self._steps.add(training_step(self._out.job, step, values, losses, extras), None)
+
+    def _profiler(self, text: str) -> bool:
+        match = _PROFILER.search(text)
+        if match is not None:
+            message = f"{match[1]} of Nsight Systems' profile."
+            self._out.event(EventKind.PROFILE, message, step=self._steps.last_step)
+        return match is not None

@@ -1,0 +1,86 @@
+"""verl's step line: `step:2 - key:value - ...`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from perfd.model import MemoryReport, PhaseTime, TrainingStep
+from perfd_collectors.training_log.formats.format_parser import Job, is_plain_key
+from perfd_collectors.training_log.line_buffer import Line
+from perfd_collectors.training_log.formats.number_text import number
+
+_ANCHOR = re.compile(r"(?:^|\s)step:(\d+) - (?=[\w/.-]+:)", re.ASCII)
+_GIB = 1024.0**3
+_TIMING = "timing_s/"
+
+
+class VerlParser:
+    """One log of a verl job. A step is one round of generation and update; its parts are the phases."""
+
+    keywords: Sequence[bytes] = (b"step:",)
+
+    def __init__(self, job: Job) -> None:
+        self._out = job.out
+        self._steps = job.steps
+
+    hungry = False
+
+    def parse(self, line: Line) -> bool:
+        """Take in a whole line."""
+        anchor = _ANCHOR.search(line.text) if line.complete else None
+        if anchor is None:
+            return False
+        pairs = [piece.rpartition(":") for piece in line.text[anchor.end() :].split(" - ")]
+        values = {
+            key: value for key, _, text in pairs if is_plain_key(key) and (value := number(text)) is not None
+        }
+        if not any("/" in key for key in values):
+            return False
+        self._out.describe(framework="verl")
+        self._add(int(anchor[1]), values)
+        return True
+
+    def settle(self) -> None:
+        """Nothing is put out early."""
+
+    def finish(self) -> None:
+        """Nothing waits."""
+
+    def _add(self, step: int, values: dict[str, float]) -> None:
+        losses = {key: value for key, value in values.items() if "loss" in key}
+        timings = {
+            key.removeprefix(_TIMING): value for key, value in values.items() if key.startswith(_TIMING)
+        }
+        time_s = timings.pop("step", None)
+        tokens = values.get("perf/total_num_tokens")
+        used = {f"{_TIMING}{name}" for name in timings} | losses.keys() | {"timing_s/step"}
+        self._steps.add(
+            TrainingStep(
+                job=self._out.job,
+                step=step,
+                step_time_s=time_s if time_s and time_s > 0 else None,
+                tokens_per_s=tokens / time_s if tokens and time_s and time_s > 0 else None,
+                losses=losses,
+                grad_norm=values.get("actor/grad_norm"),
+                learning_rate=values.get("actor/lr"),
+                mfu_ratio=values.get("perf/mfu/actor"),
+                extras={key: value for key, value in values.items() if key not in used},
+            ),
+            None,
+        )
+        self._steps.phases({name: PhaseTime(max_s=value) for name, value in timings.items()})
+        allocated, reserved = (
+            values.get("perf/max_memory_allocated_gb"),
+            values.get("perf/max_memory_reserved_gb"),
+        )
+        if allocated is not None or reserved is not None:
+            self._out.add(
+                MemoryReport(
+                    job=self._out.job,
+                    step=step,
+                    rank=None,
+                    max_allocated_bytes=None if allocated is None else allocated * _GIB,
+                    max_reserved_bytes=None if reserved is None else reserved * _GIB,
+                )
+            )

@@ -1,0 +1,154 @@
+"""From bytes to lines: whole ones only, of bounded length, without colours and launchers' prefixes."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import msgspec
+
+from perfd_collectors.training_log.timestamps import zoned_ns
+
+MAX_LINE_BYTES = 1 << 20
+_SLICE_BYTES = 1 << 20
+
+_ANSI = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")
+_RFC3339 = re.compile(
+    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d) (?:(?:stdout|stderr) [FP] )?", re.ASCII
+)
+_TORCHRUN = re.compile(r"\s*\[[A-Za-z][\w.-]*?:?(\d+)\]: ?", re.ASCII)
+_SRUN = re.compile(r"\s*\d+: ", re.ASCII)
+_RAY = re.compile(r"\([\w.:-]+ pid=\d+(?:, ip=[\w.:]+)?\) ", re.ASCII)
+_GLOBAL_RANK = re.compile(r"\s*\[rank:?(\d+)\]:", re.ASCII)
+_MAY_BE_PREFIXED = re.compile(r"\s*[\[({\d]", re.ASCII)
+_MAX_PREFIXES = 6
+_GARBAGE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufffd]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line as a parser sees it."""
+
+    text: str
+    rank: int | None = None
+    """The global rank that a launcher's prefix names."""
+    unix_ns: int | None = None
+    """When a container runtime received it: the one printed time that has a zone."""
+    complete: bool = True
+    """Whether its end was seen; of a line that is not complete only fields with a terminator count."""
+
+    @property
+    def damaged(self) -> bool:
+        """Whether it holds bytes that no program prints: fields of it may be lost."""
+        return _GARBAGE.search(self.text) is not None
+
+
+class LineBuffer:
+    """Cuts a stream of bytes into blocks of whole lines; what is unfinished waits, in bounded memory.
+
+    A carriage return ends a line too, for progress bars write nothing else.
+    A line over a mebibyte is dropped, for no trainer writes one.
+    """
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._held_bytes = 0
+        self._skipping = False
+        self.dropped_lines = 0
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Blocks of whole lines, each block ends in a newline."""
+        view = memoryview(data)
+        starts = range(0, len(data), _SLICE_BYTES)
+        blocks = (self._feed_slice(bytes(view[start : start + _SLICE_BYTES])) for start in starts)
+        return [block for block in blocks if block]
+
+    def gap(self) -> None:
+        """Take in that bytes were lost: what is held, and what comes up to the next newline, is no line."""
+        self._hold(b"")
+        self._skipping = True
+
+    def restart(self) -> None:
+        """Take in that the stream begins anew, at the start of a line."""
+        self._hold(b"")
+        self._skipping = False
+
+    def rest(self) -> bytes:
+        """Hand over the unfinished line."""
+        rest = b"".join(self._pieces)
+        self.restart()
+        return rest
+
+    def _feed_slice(self, data: bytes) -> bytes:
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        end = data.rfind(b"\n") + 1
+        if not end:
+            self._grow(data)
+            return b""
+        first = data.find(b"\n") + 1
+        whole = data[:end] if not self._skipping else data[first:end]
+        if self._pieces:
+            whole = b"".join([*self._pieces, whole])
+        self._skipping = False
+        self._hold(data[end:])
+        return whole
+
+    def _grow(self, data: bytes) -> None:
+        if self._skipping:
+            return
+        self._pieces.append(data)
+        self._held_bytes += len(data)
+        if self._held_bytes > MAX_LINE_BYTES:
+            self.dropped_lines += 1
+            self.gap()
+
+    def _hold(self, data: bytes) -> None:
+        self._pieces = [data] if data else []
+        self._held_bytes = len(data)
+
+
+def read_line(raw: bytes, *, complete: bool = True) -> Line:
+    """The text of a line without colours and without what launchers put before it, however many there are."""
+    text = raw.decode("utf-8", errors="replace")
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    rank: int | None = None
+    unix_ns: int | None = None
+    for _ in range(_MAX_PREFIXES):
+        if not _MAY_BE_PREFIXED.match(text):
+            break
+        if text.startswith('{"'):
+            wrapped = _unwrap_json(text)
+            if wrapped is None:
+                break
+            text, unix_ns = wrapped[0], wrapped[1] or unix_ns
+            continue
+        if match := _RFC3339.match(text):
+            unix_ns = zoned_ns(text)
+        elif match := _TORCHRUN.match(text):
+            named = _GLOBAL_RANK.match(text)
+            rank = int(named[1]) if named else rank
+        else:
+            match = _SRUN.match(text) or _RAY.match(text)
+        if match is None:
+            break
+        text = text[match.end() :]
+    return Line(text=text, rank=rank, unix_ns=unix_ns, complete=complete)
+
+
+def _unwrap_json(text: str) -> tuple[str, int | None] | None:
+    """The text inside a container runtime's JSON line (`log`, `message` or `msg`), and its time."""
+    try:
+        wrapper = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if not isinstance(wrapper, dict):
+        return None
+    inner = next(
+        (wrapper[key] for key in ("log", "message", "msg") if isinstance(wrapper.get(key), str)), None
+    )
+    if inner is None:
+        return None
+    moment = next((wrapper[key] for key in ("time", "timestamp") if isinstance(wrapper.get(key), str)), "")
+    return inner.rstrip("\r\n"), zoned_ns(moment)

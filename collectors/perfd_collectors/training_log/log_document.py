@@ -1,0 +1,156 @@
+"""All that was understood of one or more logs of a job, as the document `perfd.log/1`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from perfd.model import (
+    Event,
+    JobDescription,
+    MemoryReport,
+    ParallelLayout,
+    PhaseTime,
+    Record,
+    StepPhases,
+    TrainingStep,
+)
+from perfd_collectors.nccl.debug_log.debug_lines import DebugLog
+from perfd_collectors.training_log.log_parser import LogParser, new_job
+from perfd_collectors.training_log.timestamps import Zone
+
+SCHEMA = "perfd.log/1"
+_READ_BYTES = 1 << 20
+
+
+class Understanding:
+    """Reads logs of one job and keeps what they say."""
+
+    def __init__(self, *, framework: str | None = None) -> None:
+        self._framework = framework
+        # Only differences between times matter here, so any zone will do.
+        self._job = new_job("", Zone(0))
+        self.description: JobDescription | None = None
+        self.steps: list[TrainingStep] = []
+        self.phases: dict[int, StepPhases] = {}
+        """By the position in `steps` of the line that they belong to: a step can be done twice."""
+        self._positions: dict[int, int] = {}
+        self.events: list[Event] = []
+        self.memory: list[MemoryReport] = []
+        self.nccl = self._job.nccl
+        """What NCCL says of itself."""
+        self.lines = 0
+        self.unrecognised_lines = 0
+        self.examples: list[str] = []
+
+    def read(self, log: BinaryIO) -> None:
+        """Take in a whole log."""
+        parser = LogParser(self._job, framework=self._framework)
+        while data := log.read(_READ_BYTES):
+            parser.feed(data)
+            self._keep(self._job.out.take(0))
+        parser.finish()
+        self._keep(self._job.out.take(0))
+        self.lines += parser.lines
+        self.unrecognised_lines += parser.unrecognised_lines
+        self.examples += parser.examples
+
+    def document(self) -> dict[str, Any]:
+        """The document; null where nothing is known."""
+        said = self.description
+        return {
+            "schema": SCHEMA,
+            "framework": said.framework if said else None,
+            "framework_version": said.framework_version if said else None,
+            "model": _model(said),
+            "parallel": _parallel(said.parallel if said else None),
+            "precision": said.precision if said else None,
+            "recompute": said.recompute if said else None,
+            "parameters": said.parameters if said else None,
+            "train_steps": said.train_steps if said else None,
+            "log_interval_steps": said.log_interval_steps if said else None,
+            "logged_flops_convention": said.logged_flops_convention if said else None,
+            "steps": [self._step(position) for position in range(len(self.steps))],
+            "memory": [_without_job(report) for report in self.memory],
+            "events": [_event(event) for event in self.events],
+            "nccl": _nccl(self.nccl) if self.nccl else None,
+            "lines": self.lines,
+            "unrecognised_lines": self.unrecognised_lines,
+            "unrecognised_examples": self.examples,
+        }
+
+    def _keep(self, records: Iterable[Record]) -> None:
+        for record in records:
+            match record:
+                case JobDescription():
+                    self.description = record
+                case TrainingStep():
+                    self._positions[record.step] = len(self.steps)
+                    self.steps.append(record)
+                case StepPhases():
+                    self.phases[self._positions.get(record.step, -1)] = record
+                case Event():
+                    self.events.append(record)
+                case MemoryReport():
+                    self.memory.append(record)
+
+    def _step(self, position: int) -> dict[str, Any]:
+        block = self.phases.get(position)
+        line = _without_job(self.steps[position])
+        return {
+            **{name: value for name, value in line.items() if name != "time_unix_ns"},
+            "phases": {name: _phase(phase) for name, phase in block.phases.items()} if block else {},
+        }
+
+
+def understand(paths: Iterable[Path]) -> Understanding:
+    """Read logs of one job: of several ranks, or one after the other."""
+    understanding = Understanding()
+    for path in paths:
+        with path.open("rb") as log:
+            understanding.read(log)
+    return understanding
+
+
+def _model(said: JobDescription | None) -> dict[str, Any] | None:
+    return asdict(said.model) if said is not None and said.model is not None else None
+
+
+def _parallel(layout: ParallelLayout | None) -> dict[str, Any]:
+    known = layout or ParallelLayout()
+    return {**asdict(known), "micro_batches": known.micro_batches}
+
+
+def _phase(phase: PhaseTime) -> dict[str, Any]:
+    by_rank: Mapping[str, float] | None = {str(rank): value for rank, value in phase.by_rank.items()} or None
+    return {"min_s": phase.min_s, "max_s": phase.max_s, "by_rank": by_rank}
+
+
+def _without_job(record: TrainingStep | MemoryReport) -> dict[str, Any]:
+    return {name: value for name, value in asdict(record).items() if name != "job"}
+
+
+def _nccl(log: DebugLog) -> dict[str, Any]:
+    communicators: dict[str, dict[str, Any]] = {}
+    for (identity, _), one in sorted(log.communicators.items()):
+        entry = communicators.setdefault(identity, {"id": identity, "ranks": one.ranks, "members": []})
+        entry["members"].append({"rank": one.rank, "host": one.host, "pid": one.pid})
+    return {
+        "versions": sorted(log.versions),
+        "networks": sorted(log.networks),
+        "connections": dict(sorted(log.transports.items())),
+        "communicators": list(communicators.values()),
+    }
+
+
+def _event(event: Event) -> dict[str, Any]:
+    return {
+        "kind": event.kind,
+        "message": event.message,
+        "step": event.step,
+        "rank": event.rank,
+        "duration_s": event.duration_s,
+        "values": dict(event.values),
+    }

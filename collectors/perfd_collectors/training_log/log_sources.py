@@ -1,0 +1,137 @@
+"""Where a log comes from: files by name or pattern, a tree of torchrun, standard input, a feed in memory."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import select
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from perfd_collectors.training_log.file_follower import READ_BYTES, Chunk
+
+_ATTEMPT = re.compile(r"attempt_(\d+)")
+_STREAMS = ("stdout.log", "stderr.log")
+STDIN = "stdin"
+FEED = "output"
+
+
+class LogSource(Protocol):
+    """Gives a log's bytes as they come."""
+
+    def poll(self, limit_bytes: int) -> list[Chunk]:
+        """What is new, at most `limit_bytes`."""
+
+    def close(self) -> None:
+        """Free what the source holds; legal twice."""
+
+
+def matching_files(patterns: Sequence[str]) -> Mapping[str, Path]:
+    """Regular files that the patterns name, each under its own path; what does not exist yet is left out."""
+    found: dict[str, Path] = {}
+    for pattern in patterns:
+        paths = sorted(glob.glob(pattern, recursive=True)) if glob.has_magic(pattern) else [pattern]  # noqa: PTH207
+        for path in paths:
+            if Path(path).is_file():
+                found.setdefault(path, Path(path))
+    return found
+
+
+def torchrun_files(directory: Path) -> Mapping[str, Path]:
+    """The outputs of each local rank in the newest attempt of the newest run below `torchrun --log-dir`.
+
+    The tree is `RUN/attempt_N/LOCAL_RANK/{stdout,stderr}.log`. A stream keeps its name from one
+    attempt to the next, so that a restart is seen as one.
+    """
+    attempts = [
+        (path.parent.stat().st_mtime_ns, path.parent.name, int(match[1]), path)
+        for path in directory.glob("*/attempt_*")
+        if (match := _ATTEMPT.fullmatch(path.name))
+    ]
+    if not attempts:
+        return {}
+    newest = max(attempts)[3]
+    ranks = sorted(
+        (path for path in newest.iterdir() if path.name.isdigit()), key=lambda path: int(path.name)
+    )
+    files = {f"{rank.name}/{name}": rank / name for rank in ranks for name in _STREAMS}
+    return {stream: path for stream, path in files.items() if path.is_file()}
+
+
+class StdinSource:
+    """What is piped into the agent. Never waits for more."""
+
+    def __init__(self, descriptor: int = 0) -> None:
+        self._descriptor = descriptor
+        self._ended = False
+
+    def poll(self, limit_bytes: int) -> list[Chunk]:
+        """What the pipe holds now."""
+        chunks: list[Chunk] = []
+        while limit_bytes > 0 and not self._ended and select.select([self._descriptor], [], [], 0)[0]:
+            data = os.read(self._descriptor, min(READ_BYTES, limit_bytes))
+            self._ended = not data
+            limit_bytes -= len(data)
+            chunks.append(Chunk(stream=STDIN, data=data, ended=self._ended))
+        return chunks
+
+    def close(self) -> None:
+        """The descriptor is not ours to close."""
+
+
+class LogFeed:
+    """A log in memory: one thread puts bytes in, the collector's takes them out.
+
+    It holds at most `max_bytes`. When it is full the oldest bytes go and are counted, and the
+    reader is told, so that no line is put together from both sides of a gap.
+    """
+
+    def __init__(self, *, max_bytes: int = 16 << 20) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._pieces: deque[bytes] = deque()
+        self._held_bytes = 0
+        self._lost = False
+        self._dropped_bytes = 0
+
+    @property
+    def dropped_bytes(self) -> int:
+        """Bytes that were given up since the start."""
+        return self._dropped_bytes
+
+    def feed(self, data: bytes) -> None:
+        """Put bytes in; never waits. Any thread may call it."""
+        with self._lock:
+            self._pieces.append(data)
+            self._held_bytes += len(data)
+            while self._held_bytes > self._max_bytes:
+                oldest = self._pieces.popleft()
+                excess = self._held_bytes - self._max_bytes
+                if len(oldest) > excess:
+                    self._pieces.appendleft(oldest[excess:])
+                dropped = min(len(oldest), excess)
+                self._held_bytes -= dropped
+                self._dropped_bytes += dropped
+                self._lost = True
+
+    def poll(self, limit_bytes: int) -> list[Chunk]:
+        """Take bytes out, oldest first."""
+        chunks: list[Chunk] = []
+        with self._lock:
+            while self._pieces and limit_bytes > 0:
+                piece = self._pieces.popleft()
+                if len(piece) > limit_bytes:
+                    self._pieces.appendleft(piece[limit_bytes:])
+                    piece = piece[:limit_bytes]
+                limit_bytes -= len(piece)
+                self._held_bytes -= len(piece)
+                chunks.append(Chunk(stream=FEED, data=piece, lost=self._lost))
+                self._lost = False
+        return chunks
+
+    def close(self) -> None:
+        """The bytes stay with whoever feeds."""

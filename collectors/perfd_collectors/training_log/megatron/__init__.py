@@ -1,0 +1,1 @@
+"""The parser of Megatron-LM logs and its forks."""

@@ -1,0 +1,149 @@
+"""Megatron's iteration line in all its versions and forks: an anchor and pairs between bars, in any order."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from perfd_collectors.training_log.formats.format_parser import fields
+from perfd_collectors.training_log.formats.number_text import humanised, number, positive
+from perfd_collectors.training_log.timestamps import last_stamp_ns
+
+# NeMo's "Training epoch 0, iteration 1/9 |" is none.
+ANCHOR = re.compile(r"(?<![\w/])(?<!, )iteration\s*(=?)\s*(\d{1,12})\s*/\s*(\d{1,12})\s*\|", re.ASCII)
+_STAMP_REACH = 160
+_TWO_IN_ONE = re.compile(r"iteration time: ([\d.]+) s samples/sec: ([\d.]+)", re.ASCII)
+_FIRST_NUMBER = re.compile(
+    r"([+-]?[\d.]+(?:[eE][+-]?\d+)?)(?:/[\d.]+)?(?: \(avg [\d.]+\))?(?:TFLOPS)?", re.ASCII
+)
+
+# Keys in lower case with spaces for underscores, and the power of ten to the SI unit of our field.
+_RATES = {
+    "elapsed time per iteration (ms)": ("step_time_s", -3),
+    "elapsed time per iteration ms": ("step_time_s", -3),
+    "elapsed time per iteration (s)": ("step_time_s", 0),
+    "throughput per gpu (tflop/s/gpu)": ("flops_per_s_per_gpu", 12),
+    "compute per gpu (tflop/s/gpu)": ("flops_per_s_per_gpu", 12),
+    "approx flops per gpu": ("flops_per_s_per_gpu", 12),
+    "tflops": ("flops_per_s_per_gpu", 12),
+    "[lm]tflops": ("flops_per_s_per_gpu", 12),
+    "samples per second": ("samples_per_s", 0),
+    "samples/sec": ("samples_per_s", 0),
+    "energy per gpu (j/iter/gpu)": ("energy_per_gpu_j", 0),
+    "power per gpu (w/gpu)": ("power_per_gpu_w", 0),
+    "tokens per gpu (tokens/s/gpu)": ("tokens_per_s_per_gpu", 0),
+    "tokens/s/gpu inst/harmonic mean": ("tokens_per_s_per_gpu", 0),
+    "tokens per gpu per second tgs": ("tokens_per_s_per_gpu", 0),
+    "tokens/sec/gpu": ("tokens_per_s_per_gpu", 0),
+    "toks/s/gpu": ("tokens_per_s_per_gpu", 0),
+    "toks/s": ("tokens_per_s", 0),
+    "actual seqlen": ("sequence_length", 0),
+    "actual seq length": ("sequence_length", 0),
+}
+_PLAIN = {
+    "learning rate": "learning_rate",
+    "grad norm": "grad_norm",
+    "loss scale": "loss_scale",
+    "global batch size": "global_batch_size",
+    "consumed samples": "consumed_samples",
+    "consumed tokens": "consumed_tokens",
+    "number of skipped iterations": "skipped_steps",
+    "number of nan iterations": "nan_steps",
+}
+
+_FORKS: tuple[tuple[str, Callable[[set[str]], bool]], ...] = (
+    (
+        "primus",
+        lambda keys: any(key.startswith(("tokens/s/gpu inst", "tokens per gpu (tok")) for key in keys),
+    ),
+    ("gpt-neox", lambda keys: "approx flops per gpu" in keys),
+    ("megatron-deepspeed", lambda keys: bool(keys & {"samples per second", "tflops", "[lm]tflops"})),
+    ("megatron-bridge", lambda keys: "max attention logit" in keys),
+)
+
+
+@dataclass(slots=True)
+class Iteration:
+    """What one iteration line says, in SI units, by the names of `TrainingStep` where it has them."""
+
+    step: int
+    train_steps: int
+    printed_ns: int | None = None
+    microseconds: bool = False
+    """Core 0.16 and later print them, and print the first iteration without resetting the averages."""
+    values: dict[str, float] = field(default_factory=dict)
+    losses: dict[str, float] = field(default_factory=dict)
+    extras: dict[str, float] = field(default_factory=dict)
+    fork: str | None = None
+    complete: bool = True
+
+
+def iterations(text: str, *, complete: bool) -> list[Iteration]:
+    """All iteration lines on one physical line (writers can be glued), each with its terminated fields.
+
+    `complete` says that no field of the last one is missing.
+    """
+    anchors = list(ANCHOR.finditer(text))
+    found = []
+    for index, anchor in enumerate(anchors):
+        last = index + 1 == len(anchors)
+        end = len(text) if last else anchors[index + 1].start()
+        before = text[max(0, anchor.start() - _STAMP_REACH) : anchor.start()]
+        iteration = Iteration(
+            step=int(anchor[2]),
+            train_steps=int(anchor[3]),
+            printed_ns=last_stamp_ns(before),
+            complete=complete or not last,
+        )
+        iteration.microseconds = not anchor[1] and bool(re.search(r"\d\d:\d\d\.\d{6}\]\s*$", before))
+        pairs = fields(text[anchor.end() : end], complete=False)
+        if index == 0:
+            # GPT-NeoX prints its rate before the anchor.
+            pairs += [
+                pair for pair in fields(text[: anchor.start()], complete=False) if pair[0] == "samples/sec"
+            ]
+        for key, value in pairs:
+            _take(iteration, key, value)
+        keys = {key.lower().replace("_", " ") for key, _ in pairs}
+        iteration.fork = next((name for name, is_fork in _FORKS if is_fork(keys)), None)
+        # Other trainers number their lines like this; none of them has these fields.
+        if "step_time_s" in iteration.values or any(key == "consumed samples" for key, _ in pairs):
+            found.append(iteration)
+    return found
+
+
+def _take(iteration: Iteration, key: str, text: str) -> None:
+    both = _TWO_IN_ONE.fullmatch(f"{key}: {text}")
+    if both:
+        _put(iteration.values, "step_time_s", positive(both[1]))
+        _put(iteration.values, "samples_per_s", positive(both[2]))
+        return
+    known = key.lower().replace("_", " ")
+    if known in _RATES:
+        name, power = _RATES[known]
+        value = _first(text, power)
+        if value is not None and value > 0:
+            _put(iteration.values, name, value)
+        if name in {"tokens_per_s_per_gpu", "sequence_length"}:
+            _put(iteration.extras, key, value)
+    elif known in _PLAIN:
+        value = humanised(text) if known == "consumed tokens" else number(text)
+        _put(iteration.values, _PLAIN[known], value)
+    elif "loss" in known:
+        _put(iteration.losses, key, number(text))
+    else:
+        _put(iteration.extras, key, _first(text))
+
+
+def _first(text: str, power: int = 0) -> float | None:
+    """The first number of a value that may hold an average too: `496.3 (avg 496.1)`, `9640.7/9629.8`."""
+    match = _FIRST_NUMBER.fullmatch(text)
+    return humanised(text, power) if match is None else number(match[1], power)
+
+
+def _put(target: dict[str, float], name: str, value: float | None) -> None:
+    """Keep a value that is one; a name that comes twice means two lines run together, so the first stays."""
+    if value is not None and math.isfinite(value):
+        target.setdefault(name, value)

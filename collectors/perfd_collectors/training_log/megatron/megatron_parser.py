@@ -1,0 +1,181 @@
+"""Megatron-LM, Megatron-Bridge and the forks that kept its lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from perfd.model import JobDescription, PhaseTime
+from perfd_collectors.training_log.formats.format_parser import Job, training_step
+from perfd_collectors.training_log.line_buffer import Line
+from perfd_collectors.training_log.megatron.megatron_description import MegatronDescription
+from perfd_collectors.training_log.megatron.megatron_iteration import ANCHOR, Iteration, iterations
+from perfd_collectors.training_log.megatron.megatron_events import MegatronOccasions
+from perfd_collectors.training_log.megatron.megatron_timers import TimerBlocks, one_line_timers
+from perfd_collectors.training_log.formats.number_text import positive
+
+_STEP_TIME = re.compile(r"Step Time : ([\d.]+)s GPU utilization: ([\d.]+) ?MODEL_TFLOP/s/GPU", re.ASCII)
+_STEP_TIME_PRECISION_S = 0.0051
+_TAIL_OF_A_LINE = re.compile(r"number of nan iterations: +\d+ \|", re.ASCII)
+_HEADER_END = "across ranks (ms):"
+_ENDS_OF_A_BLOCK = ("validation loss at", "[after training is done]")
+_PARTS = ("forward", "backward", "optimizer")
+
+
+class MegatronParser:
+    """One log of a Megatron job. The steps and the description are shared with the job's other logs."""
+
+    keywords: Sequence[bytes] = (
+        b"iteration",
+        b"across ranks (ms):",
+        b"time (ms) |",
+        b" arguments ---",
+        b"/Rnk: ",
+        b"^^^^ ",
+        b"padded vocab",
+        b"umber of parameters ",
+        b"Theoretical memory",
+        b"using world size",
+        b"Megatron-Core version",
+        b"datetime: ",
+        b"Step Time :",
+        b"memory (",
+    )
+
+    def __init__(self, job: Job) -> None:
+        self._out = job.out
+        self._steps = job.steps
+        self._timers = TimerBlocks()
+        self._about = MegatronDescription(job.out)
+        self._occasions = MegatronOccasions(job)
+        self._bridge: tuple[float, float] | None = None
+
+    @property
+    def hungry(self) -> bool:
+        """Inside a timer block or the arguments dump."""
+        return self._timers.open or self._about.in_dump
+
+    def parse(self, line: Line) -> bool:
+        """Take in a line. A line whose end was not seen can only give an iteration's terminated fields."""
+        text = line.text
+        if "iteration" in text and ANCHOR.search(text):
+            whole = line.complete and text.isascii() and not line.damaged
+            if found := iterations(text, complete=whole):
+                self._end_block()
+                for iteration in found:
+                    self._iteration(iteration)
+                return True
+        if not line.complete:
+            return False
+        if any(mark in text for mark in _ENDS_OF_A_BLOCK):
+            self._end_block()
+        return self._dump_row(text) or self._timer_line(text) or self._other(text)
+
+    def settle(self) -> None:
+        """Put out the open block: its rows are printed at once."""
+        self._end_block()
+
+    def finish(self) -> None:
+        """Put out the open block and a checkpoint that waited for its duration."""
+        self._end_block()
+        self._occasions.end_checkpoint(None)
+
+    def _dump_row(self, text: str) -> bool:
+        taken, arguments = self._about.row_of_dump(text)
+        if arguments is not None:
+            self._occasions.arguments(arguments)
+        return taken
+
+    def _timer_line(self, text: str) -> bool:
+        if self._timers.open and self._timers.row(text):
+            return True
+        if self._timers.overdue:
+            self._end_block()
+        if not text.rstrip().endswith(_HEADER_END):
+            return False
+        self._end_block()
+        opened = self._timers.header(text)
+        if opened:
+            self._about.framework("megatron-lm")
+            # Another writer's line may have run into the header.
+            self._occasions.line(text)
+        return opened
+
+    def _other(self, text: str) -> bool:
+        known = (
+            self._occasions.line(text) or self._about.line(text) or self._rates(text) or self._one_line(text)
+        )
+        if known:
+            if "memory (GB)" in text:
+                self._about.framework("megatron-bridge")
+            elif "/Rnk: " in text or "memory (MB)" in text:
+                self._about.framework("megatron-lm")
+        elif _TAIL_OF_A_LINE.search(text):
+            self._steps.cut_line()
+        return known
+
+    def _end_block(self) -> None:
+        block = self._timers.close()
+        if block is not None:
+            self._steps.phases(block.of_step)
+            self._occasions.timers(block.occasional)
+
+    def _rates(self, text: str) -> bool:
+        """Megatron-Bridge prints the rate of an iteration on a line of its own, on rank 0."""
+        match = _STEP_TIME.search(text)
+        if match is None:
+            return False
+        time_s, flops = positive(match[1]), positive(match[2], 12)
+        self._bridge = (time_s, flops) if time_s and flops else None
+        self._about.framework("megatron-bridge")
+        return True
+
+    def _one_line(self, text: str) -> bool:
+        timers = one_line_timers(text)
+        if timers is None or not all(any(name.startswith(part) for name in timers) for part in _PARTS):
+            # DeepSpeed's own lines have no optimizer among them; they are not for us.
+            return False
+        self._about.framework("megatron-lm")
+        self._steps.phases({name: PhaseTime(max_s=value) for name, value in timers.items()})
+        return True
+
+    def _iteration(self, found: Iteration) -> None:
+        self._occasions.iteration(found.step, found.printed_ns)
+        self._about.evidence(found)
+        values = dict(found.values)
+        if found.complete:
+            self._rate_of_bridge(values)
+            self._derive(values, self._out.description if self._is_described(found) else None)
+        step = training_step(self._out.job, found.step, values, found.losses, found.extras)
+        self._steps.add(
+            step,
+            found.printed_ns,
+            keeps_first=found.microseconds,
+            interval=self._out.description.log_interval_steps if self._is_described(found) else None,
+        )
+
+    def _is_described(self, found: Iteration) -> bool:
+        """Whether the description can be of the job that printed the line; two jobs may share a stream."""
+        said = self._out.description.arguments.get("train_iters", "None")
+        return said in {"None", str(found.train_steps)}
+
+    def _rate_of_bridge(self, values: dict[str, float]) -> None:
+        bridge, self._bridge = self._bridge, None
+        if bridge is None or "step_time_s" not in values or "flops_per_s_per_gpu" in values:
+            return
+        if abs(bridge[0] - values["step_time_s"]) <= _STEP_TIME_PRECISION_S:
+            values["flops_per_s_per_gpu"] = bridge[1]
+
+    def _derive(self, values: dict[str, float], said: JobDescription | None) -> None:
+        """Rates that follow from a whole line; where fields are cut off, what is printed may be missing."""
+        batch, time_s = values.get("global_batch_size"), values.get("step_time_s")
+        if "samples_per_s" not in values and batch and time_s:
+            values["samples_per_s"] = batch / time_s
+        if "tokens_per_s" in values:
+            return
+        length = values.get("sequence_length") or (said and said.model and said.model.sequence_length)
+        per_gpu = values.get("tokens_per_s_per_gpu")
+        if batch and time_s and length:
+            values["tokens_per_s"] = batch * length / time_s
+        elif per_gpu is not None and said is not None and said.parallel.world_size:
+            values["tokens_per_s"] = per_gpu * said.parallel.world_size

@@ -1,0 +1,106 @@
+"""Where parsers put what they understood: records in order, and the job's description as it grows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from perfd.model import Event, EventKind, JobDescription, MemoryReport, Record, StepPhases, TrainingStep
+from perfd_collectors.training_log.timestamps import Zone
+
+_MAX_EVENTS_OF_A_KIND = 200
+_BOUNDED = frozenset({EventKind.LOG_ERROR, EventKind.NCCL_WARNING, EventKind.RESTARTED})
+_MAX_MESSAGE = 500
+
+Draft = tuple[int | None, Callable[[int], Record]]
+
+
+class Output:
+    """The records of one job's logs.
+
+    Parsers know when a line was printed, in a clock without a zone; `take` knows when it was
+    read. A record gets its time when it is taken.
+    """
+
+    def __init__(self, job: str, zone: Zone | None = None) -> None:
+        self.description = JobDescription(job=job, framework="")
+        self._job = job
+        self._zone = zone or Zone()
+        self._drafts: list[Draft] = []
+        self._described = self.description
+        self._events: Counter[EventKind] = Counter()
+
+    @property
+    def job(self) -> str:
+        """The job that the logs belong to."""
+        return self._job
+
+    def describe(self, **fields: Any) -> None:  # noqa: ANN401  (checked by `replace`)
+        """Take in what the job said about itself; None says nothing."""
+        known = {name: value for name, value in fields.items() if value is not None}
+        self.description = replace(self.description, **known)
+
+    def describe_layout(self, **sizes: int | None) -> None:
+        """Take in sizes of the parallel layout; None says nothing."""
+        known: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+        self.describe(parallel=replace(self.description.parallel, **known))
+
+    def add_arguments(self, arguments: Mapping[str, str]) -> None:
+        """Keep options under the names that the job gave them."""
+        self.describe(arguments={**self.description.arguments, **arguments})
+
+    def step(self, step: TrainingStep, printed_ns: int | None) -> None:
+        """Add a progress line; its time is set when it is taken."""
+        self._drafts.append((printed_ns, lambda unix_ns: replace(step, time_unix_ns=unix_ns)))
+
+    def add(self, record: StepPhases | MemoryReport) -> None:
+        """Add a record that holds no time."""
+        self._drafts.append((None, lambda _: record))
+
+    def event(
+        self,
+        kind: EventKind,
+        message: str,
+        *,
+        printed_ns: int | None = None,
+        step: int | None = None,
+        rank: int | None = None,
+        duration_s: float | None = None,
+        values: Mapping[str, float] | None = None,
+    ) -> None:
+        """Add an event; those beyond a bound are left out, as thousands of ranks can fail at once."""
+        self._events[kind] += 1
+        if self._events[kind] > _MAX_EVENTS_OF_A_KIND and kind in _BOUNDED:
+            return
+        short = message[:_MAX_MESSAGE]
+
+        def build(unix_ns: int) -> Event:
+            return Event(
+                kind=kind,
+                time_unix_ns=unix_ns,
+                message=short,
+                job=self._job,
+                step=step,
+                rank=rank,
+                duration_s=duration_s,
+                values=values or {},
+            )
+
+        self._drafts.append((printed_ns, build))
+
+    def take(self, read_unix_ns: int, newest_unix_ns: int | None = None) -> Sequence[Record]:
+        """All records since the last call. `newest_unix_ns`: when the newest was printed, if known."""
+        newest = next((printed for printed, _ in reversed(self._drafts) if printed is not None), None)
+        if newest is not None and newest_unix_ns is not None:
+            self._zone.learn(newest, newest_unix_ns)
+        records: list[Record] = []
+        if self.description != self._described and self.description.framework:
+            self._described = self.description
+            records.append(self.description)
+        for printed_ns, build in self._drafts:
+            unix_ns = self._zone.unix_ns(printed_ns) if printed_ns is not None else None
+            records.append(build(read_unix_ns if unix_ns is None else unix_ns))
+        self._drafts.clear()
+        return records

@@ -1,0 +1,211 @@
+"""What captures need on a node: facts about its jobs, and the executor made of the configuration."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from perfd.capture.node.capture_executor import CaptureExecutor
+from perfd.capture.stacks.flight_recorder_tool import FlightRecorderTool
+from perfd.capture.node.job_guards import GuardSettings, JobProgress
+from perfd.capture.selection.capture_id import slug
+from perfd.capture.nsys.nsys_installation import find_nsys
+from perfd.capture.kineto.daemon_socket import KinetoEndpoint
+from perfd.capture.kineto.kineto_tool import KinetoOptions, KinetoTool
+from perfd.capture.nsys.nsys_tool import NsysOptions, NsysTool
+from perfd.capture.stacks.pyspy_tool import PySpyTool, find_py_spy
+from perfd.capture.node.retention import Tell, Watch, keep_s
+from perfd.capture.server.server_client import ServerClient
+from perfd.capture.server.server_tool import Server, ServerTool
+from perfd.capture.node.shared_folder import SharedFolder
+from perfd.capture.node.artifact_sharing import Sharing
+from perfd.capture.node.capture_storage import CaptureStore
+from perfd.capture.node.capture_tool import Tool
+from perfd.clock import Clock
+from perfd.config import AgentCaptureConfig, KinetoConfig, ServerConfig
+from perfd.model import (
+    CaptureStatus,
+    CaptureTool,
+    Event,
+    EventKind,
+    JobDescription,
+    LogProgress,
+    RankPlacement,
+    Record,
+    TrainingStep,
+)
+from perfd.net.tls import client_context
+
+_KEPT_STEPS = 64
+
+
+class JobFacts:
+    """How each job is doing and where its ranks run; a tap of the batcher. Any thread may ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._progress: dict[str, JobProgress] = {}
+        self._placements: dict[str, dict[int, RankPlacement]] = {}
+
+    def __call__(self, records: Sequence[Record]) -> None:
+        with self._lock:
+            for record in records:
+                if isinstance(record, RankPlacement):
+                    self._placements.setdefault(record.job, {})[record.rank] = record
+                elif isinstance(record, TrainingStep | LogProgress | JobDescription | Event) and record.job:
+                    known = self._progress.get(record.job, JobProgress())
+                    self._progress[record.job] = _after(known, record)
+
+    def progress(self, job: str) -> JobProgress:
+        """How a job is doing by its log."""
+        with self._lock:
+            return self._progress.get(job, JobProgress())
+
+    def placements(self, job: str) -> Sequence[RankPlacement]:
+        """Where the job's ranks of this node run."""
+        with self._lock:
+            return list(self._placements.get(job, {}).values())
+
+
+def _after(job: JobProgress, record: TrainingStep | LogProgress | JobDescription | Event) -> JobProgress:
+    """How a job is doing after one more record of it."""
+    match record:
+        case TrainingStep():
+            timed = record.step_time_s is not None and not record.warmup
+            newest = [(record.step, record.step_time_s or 0.0)] if timed else []
+            return replace(
+                job,
+                step=record.step,
+                step_times_s=tuple([*job.step_times_s, *newest][-_KEPT_STEPS:]),
+                steps_per_line=record.steps_covered,
+            )
+        case LogProgress():
+            return replace(job, last_line_unix_ns=record.last_line_unix_ns)
+        case JobDescription():
+            return replace(
+                job,
+                checkpoint_interval_steps=_number(record.arguments.get("save_interval")),
+                nccl_timeout_s=60.0 * (_number(record.arguments.get("distributed_timeout_minutes")) or 0)
+                or None,
+            )
+        case Event(kind=EventKind.CHECKPOINT_STARTED):
+            return replace(job, begun_checkpoint_step=record.step)
+        case Event(kind=EventKind.CHECKPOINT):
+            return replace(job, last_checkpoint_step=record.step)
+    return job
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdecimal() and int(text) > 0 else None
+
+
+def create_executor(
+    config: AgentCaptureConfig,
+    *,
+    directory: Path,
+    search_path: str | None,
+    proc: Path,
+    facts: JobFacts,
+    clock: Clock,
+    send_status: Callable[[CaptureStatus], None],
+    tell_removed: Tell,
+    sharing: Sharing | None = None,
+    run: str | None = None,
+) -> CaptureExecutor:
+    """An executor that writes below `directory`, unless the configuration names another place.
+
+    `run` is the `perfd run` whose job alone is captured.
+    """
+    directory = Path(config.output_directory) if config.output_directory else directory
+    store = CaptureStore(
+        directory,
+        max_bytes=config.max_bytes,
+        min_free_bytes=config.min_free_bytes,
+    )
+    tools: list[Tool] = [
+        NsysTool(
+            find_nsys(config.nsys_path, search_path),
+            placements=facts.placements,
+            clock=clock,
+            proc=proc,
+            options=NsysOptions(export_sqlite=config.export_sqlite, gpu_metrics=config.gpu_metrics, run=run),
+        ),
+        _kineto(config.kineto, facts=facts, proc=proc, clock=clock),
+        PySpyTool(
+            find_py_spy(config.py_spy_path, search_path),
+            placements=facts.placements,
+            proc=proc,
+            nonblocking=config.py_spy_nonblocking,
+        ),
+        FlightRecorderTool(placements=facts.placements, clock=clock, proc=proc),
+        ServerTool(CaptureTool.SGLANG, [_server(one) for one in config.sglang], clock=clock),
+        ServerTool(CaptureTool.VLLM, [_server(one) for one in config.vllm], clock=clock),
+    ]
+    watch = _watch(directory, config.retention_days, "capture.retention_days")
+
+    def remove_old() -> None:
+        now_s = clock.monotonic_s()
+        if sharing is not None:
+            sharing.remove_old(now_s)
+        if watch is not None:
+            store.remove_old(watch, tell_removed, now_s)
+
+    return CaptureExecutor(
+        tools=tools,
+        store=store,
+        clock=clock,
+        send_status=send_status,
+        progress=facts.progress,
+        guards=GuardSettings(
+            max_slowdown_ratio=config.max_slowdown_ratio, nccl_timeout_s=config.nccl_timeout_s
+        ),
+        sharing=sharing,
+        remove_old=remove_old,
+    )
+
+
+def sharing_of(config: AgentCaptureConfig, node: str, tell_removed: Tell) -> Sharing | None:
+    """The folder that this node's captures are shared in, as the configuration says."""
+    if config.share_directory is None:
+        return None
+    directory = Path(config.share_directory)
+    folder = SharedFolder(
+        directory=directory,
+        node=node,
+        unredacted=config.share_unredacted,
+        max_bytes=config.share_max_bytes,
+        min_free_bytes=config.min_free_bytes,
+        tell=tell_removed,
+    )
+    watch = _watch(directory, config.share_retention_days, "capture.share_retention_days", slug(node))
+    return Sharing(folder, timeout_s=config.share_timeout_s, watch=watch)
+
+
+def _watch(directory: Path, days: float | None, option: str, who: str = "agent") -> Watch | None:
+    kept_s = keep_s(days, option)
+    return None if kept_s is None else Watch(directory, kept_s, who=who, option=option)
+
+
+def _server(config: ServerConfig) -> Server:
+    authorization = Path(config.authorization_file) if config.authorization_file else None
+    client = ServerClient(
+        config.address,
+        authorization_file=authorization,
+        tls=client_context(ca=config.ca, insecure=config.insecure),
+    )
+    return Server(client=client, trace_directory=Path(config.trace_directory))
+
+
+def _kineto(config: KinetoConfig, *, facts: JobFacts, proc: Path, clock: Clock) -> KinetoTool:
+    directory = Path(config.socket_directory) if config.socket_directory else None
+    return KinetoTool(
+        KinetoEndpoint(directory, clock) if config.enabled else None,
+        placements=facts.placements,
+        clock=clock,
+        proc=proc,
+        options=KinetoOptions(
+            warmup_s=config.warmup_s, cpu_only=config.cpu_only, iteration_roundup=config.iteration_roundup
+        ),
+    )

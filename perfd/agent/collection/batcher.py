@@ -1,0 +1,128 @@
+"""Collects records from all collectors and turns them into numbered batches in the spool."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TypeAlias
+
+from perfd.agent.collection.table_merging import merge_tables
+from perfd.agent.spool.spool import Spool
+from perfd.errors import PerfdError, WireError
+from perfd.model import Batch, Record
+from perfd.wire import convert
+from perfd.wire.service import MAX_MESSAGE_BYTES
+
+log = logging.getLogger(__name__)
+
+Tap: TypeAlias = Callable[[Sequence[Record]], None]
+"""Another consumer of what the collectors return; called in the thread that flushes."""
+
+MAX_PENDING_RECORDS = 100_000
+_FLUSH_EARLY_AT = MAX_PENDING_RECORDS // 4
+_SPLIT_ABOVE_BYTES = 1024 * 1024
+
+
+class Batcher:
+    """A bounded queue of records, and what empties it. `add` may be called from any thread."""
+
+    def __init__(
+        self, spool: Spool, *, taps: Sequence[Tap] = (), max_pending: int = MAX_PENDING_RECORDS
+    ) -> None:
+        self._spool = spool
+        self._taps = list(taps)
+        self._pending: deque[Record] = deque()
+        self._bookmarks: dict[str, str] = {}
+        self._max_pending = max_pending
+        self._lock = threading.Lock()
+        self._crowded = threading.Event()
+        self._dropped_records = 0
+
+    @property
+    def dropped_records(self) -> int:
+        """Records given up since the start, in this queue and in the spool."""
+        return self._dropped_records + self._spool.stats().dropped_records
+
+    def add(self, records: Sequence[Record], bookmarks: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Queue records; when there are too many, the oldest are dropped and counted.
+
+        `bookmarks`, by collector, are stored together with them.
+        """
+        with self._lock:
+            self._pending.extend(records)
+            self._bookmarks.update(bookmarks)
+            while len(self._pending) > self._max_pending:
+                self._pending.popleft()
+                self._dropped_records += 1
+            crowded = len(self._pending) >= _FLUSH_EARLY_AT
+        if crowded:
+            self._crowded.set()
+
+    def wait(self, timeout_s: float) -> None:
+        """Return after `timeout_s`, or earlier when so much is queued that a flush cannot wait."""
+        self._crowded.wait(timeout_s)
+
+    def wake(self) -> None:
+        """Make `wait` return."""
+        self._crowded.set()
+
+    def flush(self, now_unix_ns: int) -> int | None:
+        """Put what is queued into the spool, as one batch if it is not too long.
+
+        Returns the sequence of the last batch, or None when nothing was queued.
+        """
+        with self._lock:
+            self._crowded.clear()
+            records = list(self._pending)
+            self._pending.clear()
+            bookmarks, self._bookmarks = self._bookmarks, {}
+        if not records:
+            return None
+        merged = merge_tables(records)
+        self._hand_to_taps(merged)
+        return self._store(merged, bookmarks, now_unix_ns)
+
+    def store(self, records: Sequence[Record], now_unix_ns: int) -> None:
+        """Put records into the spool now, past what is queued and past the other consumers."""
+        self._store(records, {}, now_unix_ns)
+
+    def _hand_to_taps(self, records: Sequence[Record]) -> None:
+        for tap in list(self._taps):
+            try:
+                tap(records)
+            except (PerfdError, OSError) as error:
+                self._taps.remove(tap)
+                log.error(  # noqa: TRY400  (the reason is a sentence; where it was raised helps nobody)
+                    "A consumer of records failed and gets no more.", extra={"reason": str(error)}
+                )
+
+    def _store(self, records: Sequence[Record], bookmarks: Mapping[str, str], now_unix_ns: int) -> int | None:
+        dropped_records = self.dropped_records
+        limit = _SPLIT_ABOVE_BYTES if len(records) > 1 else MAX_MESSAGE_BYTES
+
+        def encode(sequence: int) -> bytes:
+            batch = Batch(
+                sequence=sequence, sent_unix_ns=now_unix_ns, records=records, dropped_records=dropped_records
+            )
+            data = convert.encode_message(batch)
+            if len(data) > limit:
+                raise WireError(f"A batch has {len(data)} bytes; {limit} is the limit.")
+            return data
+
+        try:
+            return self._spool.append(encode, records=len(records), bookmarks=bookmarks)
+        except WireError as error:
+            if len(records) == 1:
+                self._dropped_records += 1
+                log.warning(
+                    "A record was dropped because it cannot be sent.",
+                    extra={"record": type(records[0]).__name__, "reason": str(error)},
+                )
+                self._spool.keep_bookmarks(bookmarks)
+                return None
+        middle = len(records) // 2
+        first = self._store(records[:middle], {}, now_unix_ns)
+        return self._store(records[middle:], bookmarks, now_unix_ns) or first

@@ -1,0 +1,144 @@
+"""Runs many collectors, each in a thread of its own so that one that hangs holds up no other."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeAlias
+
+from perfd.agent.collection.schedule import Schedule
+from perfd.agent.collection.collector_task import HEALTH_INTERVAL_S, CollectorTask
+from perfd.clock import Clock
+from perfd.collector import OnUnavailable
+from perfd.errors import Unavailable
+from perfd.model import CollectorHealth, Record
+
+Deliver: TypeAlias = Callable[[Sequence[Record], Mapping[str, str]], None]
+"""Takes what a collector returned, and its bookmark by its name if it has one."""
+
+_OPEN_TIMEOUT_S = 30.0
+_HANG_AFTER_S = 10.0
+_HANG_AFTER_INTERVALS = 3
+
+
+class Runner:
+    """Calls each task at its interval and hands what it returns to `deliver`.
+
+    `start` gives each task a thread; a driver that owns the time calls `run_due`
+    instead, and everything happens in its thread.
+    """
+
+    def __init__(self, tasks: Sequence[CollectorTask], deliver: Deliver, clock: Clock) -> None:
+        self._tasks = tasks
+        self._deliver = deliver
+        self._clock = clock
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._schedules: dict[CollectorTask, Schedule] = {}
+        self._hang_reported_s: dict[CollectorTask, float] = {}
+
+    def start(self) -> None:
+        """Begin to collect; raises `Unavailable` when a source is missing that must be there."""
+        openings = [_Opening(task) for task in self._tasks]
+        for task, opening in zip(self._tasks, openings, strict=True):
+            thread = threading.Thread(
+                target=self._loop, args=(task, opening), name=f"perfd-{task.name}", daemon=True
+            )
+            thread.start()
+            self._threads.append(thread)
+        for opening in openings:
+            opening.result(_OPEN_TIMEOUT_S)
+
+    def stop(self, timeout_s: float) -> list[str]:
+        """Collect once more and end all threads; returns the names of collectors that hang.
+
+        Those are left behind: nothing can end a thread that waits in a driver.
+        """
+        for task in self._tasks:
+            task.announce_end()
+        self._stop.set()
+        deadline_s = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+        if not self._threads:
+            for task in self._tasks:
+                task.close()
+        return [thread.name.removeprefix("perfd-") for thread in self._threads if thread.is_alive()]
+
+    def run_due(self, now_s: float) -> None:
+        """Run every task that is due at `now_s`, in the caller's thread."""
+        for task in self._tasks:
+            schedule = self._schedules.setdefault(task, Schedule(interval_s=task.interval_s, start_s=now_s))
+            if schedule.due(now_s):
+                task.miss(schedule.take(now_s))
+                self._collect(task, now_s)
+
+    def hanging(self, now_s: float) -> Sequence[CollectorHealth]:
+        """A verdict on each collector that has been running for too long, every few seconds."""
+        verdicts = []
+        for task in self._tasks:
+            since_s = task.state.running_since_s
+            limit_s = max(_HANG_AFTER_S, _HANG_AFTER_INTERVALS * task.interval_s)
+            reported_s = self._hang_reported_s.get(task, float("-inf"))
+            if since_s is None or now_s - since_s < limit_s or now_s - reported_s < HEALTH_INTERVAL_S:
+                continue
+            self._hang_reported_s[task] = now_s
+            verdicts.append(
+                CollectorHealth(
+                    collector=task.name,
+                    time_unix_ns=self._clock.unix_ns(),
+                    duration_s=now_s - since_s,
+                    success=False,
+                    message=f"The collector has been running for {now_s - since_s:.0f} s without an answer.",
+                )
+            )
+        return verdicts
+
+    def _loop(self, task: CollectorTask, opening: _Opening) -> None:
+        if not opening.run():
+            return
+        schedule = Schedule(interval_s=task.interval_s, start_s=self._clock.monotonic_s())
+        while not task.state.finished:
+            now_s = self._clock.monotonic_s()
+            if schedule.due(now_s):
+                task.miss(schedule.take(now_s))
+                self._collect(task, now_s)
+            elif self._stop.wait(schedule.next_s - now_s):
+                # The last words of a log are often the ones that matter.
+                self._collect(task, self._clock.monotonic_s())
+                break
+            if self._stop.is_set():
+                break
+        task.close()
+
+    def _collect(self, task: CollectorTask, now_s: float) -> None:
+        records = task.run_once(now_s)
+        if records:
+            text = task.bookmark.text
+            self._deliver(records, {} if text is None else {task.name: text})
+
+
+class _Opening:
+    """The first opening of a source: done in its own thread, awaited by the one that starts the agent."""
+
+    def __init__(self, task: CollectorTask) -> None:
+        self._task = task
+        self._done = threading.Event()
+        self._error: Unavailable | None = None
+
+    def run(self) -> bool:
+        try:
+            self._task.open()
+        except Unavailable as error:
+            self._error = error
+        self._done.set()
+        return self._error is None
+
+    def result(self, timeout_s: float) -> None:
+        if self._task.on_unavailable is not OnUnavailable.ERROR:
+            return
+        if not self._done.wait(timeout_s):
+            raise Unavailable(f"The collector {self._task.name!r} did not start within {timeout_s:.0f} s.")
+        if self._error is not None:
+            raise self._error

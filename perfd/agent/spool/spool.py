@@ -1,0 +1,296 @@
+"""The buffer on disk between collectors and the aggregator: what is in it survives both."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from perfd.agent.spool import spool_file
+
+log = logging.getLogger(__name__)
+
+MAX_MEMORY_BYTES = 4 * 1024 * 1024
+"""What is kept of the newest batches while the disk takes none."""
+_ALL = -1
+"""As a limit, to SQLite too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredBatch:
+    """One batch as it goes on the wire."""
+
+    sequence: int
+    records: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpoolStats:
+    """How full the spool is, and what was lost since it was opened."""
+
+    batches: int
+    payload_bytes: int
+    dropped_batches: int
+    dropped_records: int
+    writable: bool
+    """False while batches are in memory only, because the disk does not take them."""
+
+
+class Spool:
+    """Batches by sequence number, bounded by bytes; any thread may call any method.
+
+    One agent at a time may have `directory` open. Raises `SpoolError`, a sentence
+    that says what to do, when it cannot be opened. After that nothing raises: what
+    the disk does not take stays in memory, up to a bound, and what goes beyond
+    either bound is dropped, oldest first, and counted.
+    """
+
+    def __init__(self, directory: Path, *, max_bytes: int) -> None:
+        self._file = spool_file.open_file(directory)
+        self._max_bytes = min(max_bytes, MAX_MEMORY_BYTES) if self._file.in_memory else max_bytes
+        self._database = self._file.database
+        self._lock = threading.Lock()
+        self._unwritten: deque[StoredBatch] = deque()
+        self._bookmarks: dict[str, str] = {}
+        """Those that are not written yet."""
+        self._dropped_batches = 0
+        self._dropped_records = 0
+        self._writable = True
+        self._agent_id: str
+        self._last_sequence: int
+        self._agent_id, self._last_sequence = self._database.execute(
+            "SELECT agent_id, last_sequence FROM identity"
+        ).fetchone()
+        self._batches, self._bytes = self._database.execute(
+            "SELECT count(*), coalesce(sum(length(payload)), 0) FROM batch"
+        ).fetchone()
+        self._opened_after: int = self._last_sequence
+
+    @property
+    def agent_id(self) -> str:
+        """The identity that the sequence numbers count within."""
+        return self._agent_id
+
+    @property
+    def last_sequence(self) -> int:
+        """The newest sequence that was given out; 0 for none."""
+        return self._last_sequence
+
+    @property
+    def opened_after(self) -> int:
+        """The newest sequence of an earlier life of this spool, as far as the disk knew it."""
+        return self._opened_after
+
+    @property
+    def first_sequence(self) -> int:
+        """The oldest sequence that can still be sent; the next one when there is none."""
+        first = self.read_after(0, limit=1)
+        return first[0].sequence if first else self._last_sequence + 1
+
+    def bookmarks(self) -> Mapping[str, str]:
+        """How far each collector had read when the newest batch on disk was stored."""
+        with self._lock:
+            rows = self._database.execute("SELECT collector, text FROM bookmark").fetchall()
+        return dict(rows)
+
+    def keep_bookmarks(self, bookmarks: Mapping[str, str]) -> None:
+        """Store these with the next batch."""
+        with self._lock:
+            self._bookmarks.update(bookmarks)
+
+    def append(
+        self,
+        encode: Callable[[int], bytes],
+        *,
+        records: int,
+        bookmarks: Mapping[str, str] = MappingProxyType({}),
+    ) -> int:
+        """Store what `encode` makes of the next sequence number; returns that number.
+
+        What `encode` raises is passed on, and no number is used up. `bookmarks` are on disk when it is.
+        """
+        with self._lock:
+            payload = encode(self._last_sequence + 1)
+            self._last_sequence += 1
+            batch = StoredBatch(sequence=self._last_sequence, records=records, payload=payload)
+            self._unwritten.append(batch)
+            self._bookmarks.update(bookmarks)
+            self._write()
+            return batch.sequence
+
+    def read_after(self, sequence: int, *, limit: int) -> Sequence[StoredBatch]:
+        """The oldest batches after `sequence`, in order."""
+        with self._lock:
+            return self._read_after(sequence, limit)
+
+    def acknowledge(self, sequence: int) -> None:
+        """Forget every batch up to and including `sequence`: the aggregator has it."""
+        with self._lock:
+            while self._unwritten and self._unwritten[0].sequence <= sequence:
+                self._unwritten.popleft()
+            if not self._batches:
+                return
+            try:
+                with self._transaction():
+                    batches, size, _ = self._delete_through(sequence)
+            except sqlite3.Error as error:
+                self._report(error)
+            else:
+                self._batches -= batches
+                self._bytes -= size
+
+    def renew(self, renumber: Callable[[bytes, int], bytes]) -> None:
+        """Take a new identity, and number the batches of this life from 1 within it.
+
+        Needed when the disk forgot sequence numbers that the aggregator has seen, as
+        after a power failure: under the old identity it would take new batches for
+        repeats. What an earlier life left is given up with the old identity.
+        """
+        with self._lock:
+            batches = self._read_after(self._opened_after, _ALL)
+            self._agent_id = str(uuid.uuid4())
+            self._last_sequence = self._opened_after = 0
+            self._unwritten.clear()
+            for batch in batches:
+                self._last_sequence += 1
+                payload = renumber(batch.payload, self._last_sequence)
+                self._unwritten.append(
+                    StoredBatch(sequence=self._last_sequence, records=batch.records, payload=payload)
+                )
+            try:
+                with self._transaction():
+                    self._database.execute("DELETE FROM batch")
+            except sqlite3.Error as error:
+                self._report(error)
+            else:
+                self._batches = self._bytes = 0
+            self._write()
+
+    def stats(self) -> SpoolStats:
+        """How full the spool is, and what was lost."""
+        with self._lock:
+            return SpoolStats(
+                batches=self._batches + len(self._unwritten),
+                payload_bytes=self._bytes + sum(len(batch.payload) for batch in self._unwritten),
+                dropped_batches=self._dropped_batches,
+                dropped_records=self._dropped_records,
+                writable=self._writable,
+            )
+
+    def close(self) -> None:
+        """Write what can be written and let another agent open the directory; legal twice."""
+        with self._lock:
+            if self._unwritten:
+                self._write()
+            self._file.close()
+
+    def _read_after(self, sequence: int, limit: int) -> Sequence[StoredBatch]:
+        try:
+            rows = self._database.execute(
+                "SELECT sequence, records, payload FROM batch WHERE sequence > ? ORDER BY sequence LIMIT ?",
+                (sequence, limit),
+            ).fetchall()
+        except sqlite3.Error as error:
+            self._report(error)
+            rows = []
+        found = [StoredBatch(sequence=row[0], records=row[1], payload=row[2]) for row in rows]
+        found.extend(batch for batch in self._unwritten if batch.sequence > sequence)
+        return found if limit == _ALL else found[:limit]
+
+    def _write(self) -> None:
+        new_bytes = sum(len(batch.payload) for batch in self._unwritten)
+        try:
+            with self._transaction():
+                dropped = self._make_room(new_bytes)
+                self._database.executemany(
+                    "INSERT INTO batch (sequence, records, payload) VALUES (?, ?, ?)",
+                    [(batch.sequence, batch.records, batch.payload) for batch in self._unwritten],
+                )
+                self._database.execute(
+                    "UPDATE identity SET agent_id = ?, last_sequence = ?",
+                    (self._agent_id, self._last_sequence),
+                )
+                self._database.executemany(
+                    "INSERT OR REPLACE INTO bookmark (collector, text) VALUES (?, ?)", self._bookmarks.items()
+                )
+        except sqlite3.Error as error:
+            self._report(error)
+            self._trim_memory()
+            return
+        batches, size, records = dropped
+        self._batches += len(self._unwritten) - batches
+        self._bytes += new_bytes - size
+        self._count_dropped(batches, records)
+        self._unwritten.clear()
+        self._bookmarks.clear()
+        if not self._writable:
+            self._writable = True
+            log.info("The spool can be written again.", extra={"path": self._file.path})
+
+    def _make_room(self, new_bytes: int) -> tuple[int, int, int]:
+        """Delete the oldest batches until `new_bytes` fit; returns batches, bytes and records."""
+        excess = self._bytes + new_bytes - self._max_bytes
+        if excess <= 0:
+            return 0, 0, 0
+        through = 0
+        for sequence, size in self._database.execute(
+            "SELECT sequence, length(payload) FROM batch ORDER BY sequence"
+        ):
+            through = sequence
+            excess -= size
+            if excess <= 0:
+                break
+        return self._delete_through(through)
+
+    def _delete_through(self, sequence: int) -> tuple[int, int, int]:
+        batches, size, records = self._database.execute(
+            "SELECT count(*), coalesce(sum(length(payload)), 0), coalesce(sum(records), 0)"
+            " FROM batch WHERE sequence <= ?",
+            (sequence,),
+        ).fetchone()
+        self._database.execute("DELETE FROM batch WHERE sequence <= ?", (sequence,))
+        return batches, size, records
+
+    def _trim_memory(self) -> None:
+        size = sum(len(batch.payload) for batch in self._unwritten)
+        while size > MAX_MEMORY_BYTES:
+            batch = self._unwritten.popleft()
+            size -= len(batch.payload)
+            self._count_dropped(1, batch.records)
+
+    def _count_dropped(self, batches: int, records: int) -> None:
+        if batches and not self._dropped_batches:
+            log.warning(
+                "The spool is full: the oldest batches are dropped, and counted in /metrics.",
+                extra={"path": self._file.path, "max_bytes": self._max_bytes},
+            )
+        self._dropped_batches += batches
+        self._dropped_records += records
+
+    def _report(self, error: sqlite3.Error) -> None:
+        if self._writable:
+            self._writable = False
+            log.error(
+                "The spool cannot be written: new batches stay in memory, and a long outage of the "
+                "aggregator will lose some. Make room on the disk.",
+                extra={"path": self._file.path, "reason": str(error)},
+            )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._database.execute("COMMIT")
+        except BaseException:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            raise

@@ -1,0 +1,1 @@
+"""The agent's end of the gRPC stream: connects, sends batches, receives acknowledgements and requests."""

@@ -1,0 +1,87 @@
+"""Opens gRPC channels to the aggregator as the configuration wants them, encrypted or not."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol, cast
+
+import grpc
+
+from perfd.config import TlsConfig, UplinkConfig
+from perfd.errors import ConfigError, PerfdError
+from perfd.net.http import split_address
+from perfd.wire.service import CLIENT_OPTIONS, CONNECT_METHOD
+
+
+class Call(Protocol):
+    """An open stream: iterate it for what the aggregator sends; it raises `grpc.RpcError` when it breaks."""
+
+    def __iter__(self) -> Iterator[bytes]: ...
+
+    def cancel(self) -> object:
+        """End the stream now, from any thread."""
+
+
+def connect(channel: grpc.Channel, requests: Iterator[bytes]) -> Call:
+    """Open the stream, and send `requests` from a thread of gRPC."""
+    # Without serializers gRPC passes bytes on as they are: batches lie encoded in the spool.
+    method = channel.stream_stream(CONNECT_METHOD, request_serializer=None, response_deserializer=None)
+    return cast("Call", method(requests))
+
+
+class Dialler:
+    """Makes one channel after another to the same aggregator.
+
+    Certificates are read for each channel, so that renewed ones are used without
+    a restart. Raises `ConfigError` when the configuration cannot work.
+    """
+
+    def __init__(self, config: UplinkConfig) -> None:
+        self._address = config.address
+        self._tls = config.tls
+        try:
+            host, _ = split_address(config.address)
+        except PerfdError as error:
+            raise ConfigError(f"uplink.address: {error}") from error
+        if config.tls is not None:
+            _credentials(config.tls)
+        elif not (config.allow_plaintext or is_loopback(host)):
+            raise ConfigError(
+                f"uplink.address {config.address} is another machine and uplink.tls is not set: "
+                "configure TLS, or set uplink.allow_plaintext to true to send without encryption."
+            )
+
+    def dial(self) -> grpc.Channel:
+        """A new channel, which connects when it is used; raises `ConfigError` as the constructor does."""
+        if self._tls is None:
+            return grpc.insecure_channel(self._address, options=CLIENT_OPTIONS)
+        return grpc.secure_channel(self._address, _credentials(self._tls), options=CLIENT_OPTIONS)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether what is sent to `host` stays on this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _credentials(tls: TlsConfig) -> grpc.ChannelCredentials:
+    if (tls.certificate is None) != (tls.key is None):
+        raise ConfigError("uplink.tls needs both certificate and key, or neither.")
+    return grpc.ssl_channel_credentials(
+        root_certificates=_read("ca", tls.ca),
+        private_key=_read("key", tls.key),
+        certificate_chain=_read("certificate", tls.certificate),
+    )
+
+
+def _read(what: str, path: str | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"uplink.tls.{what}: {path} cannot be read: {error.strerror}.") from error

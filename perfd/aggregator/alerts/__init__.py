@@ -1,0 +1,1 @@
+"""Alerts: those of the embedded rule engine and those an Alertmanager sends."""

@@ -1,0 +1,345 @@
+"""One round a second: derive, make series, evaluate rules, decide on captures, keep history."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from perfd.aggregator.alerts.alert_evaluation import Alerts, RememberedAlert, alert_json
+from perfd.aggregator.captures.capture_service import Captures
+from perfd.aggregator.series.summary_cache import Derived, Deriver
+from perfd.aggregator.series.series_frames import FrameMaker
+from perfd.aggregator.export_batch import Handover
+from perfd.aggregator.history.history_store import History
+from perfd.aggregator.history.history_tables import alert_row, engine_row, summary_row
+from perfd.aggregator.ingest.ingest import State
+from perfd.aggregator.state.job_state import JobState
+from perfd.aggregator.series.metric_names import Names
+from perfd.aggregator.alerts.alertmanager import server_of
+from perfd.aggregator.series.job_series import LiveFacts
+from perfd.aggregator.captures.capture_view import job_view, server_view
+from perfd.aggregator.web_api.webhook import Webhook
+from perfd.analysis.flops.flops_conventions import FlopsConvention
+from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, to_json
+from perfd.capture.policy.coordinator import CAPTURE_LABEL
+from perfd.capture.selection.rank_selection import JobView
+from perfd.clock import Clock
+from perfd.config import AggregatorConfig, AnalysisConfig
+from perfd.errors import ConfigError
+from perfd.exporters.exporter_registry import Exporters
+from perfd.model import CaptureTool
+from perfd.gpu_peaks import load_peaks
+from perfd.rules.rule_model import AlertChange
+from perfd.rules.files.unknown_names import unknown_profiles
+from perfd.metrics.series import SeriesFrame
+
+log = logging.getLogger(__name__)
+
+_SUMMARY_EVERY_S = 60.0
+_ALERTS_EVERY_S = 15.0
+"""How exactly it is known, after a kill, until when rules were evaluated."""
+_MOST_ALERTS = 1000
+_EXPIRE_EVERY_S = 3600.0
+
+
+class Rounds:
+    """Runs rounds and holds what the newest one gave. Thread-safe; rounds wait for each other."""
+
+    def __init__(
+        self,
+        config: AggregatorConfig,
+        state: State,
+        clock: Clock,
+        history: History | None,
+        captures: Captures,
+        *,
+        exporters: Exporters,
+        webhook: Webhook,
+    ) -> None:
+        whole = analysis_settings(config.analysis)
+        live = replace(whole, window_steps=config.analysis.window_steps)
+        self._config = config
+        self._state = state
+        self._clock = clock
+        self._history = history
+        self._captures = captures
+        self._exporters = exporters
+        self._webhook = webhook
+        self._handover = Handover()
+        self._deriver = Deriver(state.fleet, state.lock, live, whole)
+        self._alerts = Alerts(config.rules)
+        for sentence in unknown_profiles(self._alerts.rules.groups, CAPTURE_LABEL, config.capture_profiles):
+            log.warning("A rule asks for a capture profile that is not there.", extra={"reason": sentence})
+        if history is not None:
+            now_unix_s = clock.unix_ns() / 1e9
+            fired = history.alerts(limit=_MOST_ALERTS)
+            self._alerts.restore(history.engine_state(), fired, now_unix_s, clock.monotonic_s())
+        self._names = Names.installed()
+        self._maker = FrameMaker(
+            state, history, captures, self._names, webhook, forgotten_after_s=config.job_forgotten_after_s
+        )
+        self._lock = threading.RLock()
+        self._now_unix_s = clock.unix_ns() / 1e9
+        self._frames: Mapping[str, SeriesFrame] = {}
+        self._stored_s: dict[str, float] = {}
+        self._expired_s: float | None = None
+        self._alerts_stored_unix_s: float | None = None
+
+    @property
+    def names(self) -> Names:
+        """Names and descriptions of all series."""
+        return self._names
+
+    @property
+    def frames(self) -> Mapping[str, SeriesFrame]:
+        """All series of the newest round by group, those of rules too; no name is in two groups."""
+        # Without the lock: a scrape must not wait for a round.
+        return self._frames
+
+    def run(self, now_unix_s: float) -> None:
+        """One round at a time; deterministic for the state and the time."""
+        started_s = time.perf_counter()
+        with self._lock:
+            self._now_unix_s = now_unix_s
+            now_s = self._clock.monotonic_s()
+            forgotten = self._forget(now_s)
+            self._take_captured()
+            derived = self._derive(now_unix_s, now_s)
+            facts = {name: self._facts(name, found, now_s) for name, found in derived.items()}
+            frames = self._maker.make(now_unix_s, now_s, derived, facts, self._exporters.status())
+            changes = self._evaluate(frames, derived, now_unix_s, now_s)
+            self._export(derived, facts, changes, forgotten)
+            self._captures.tick(now_unix_s)
+            self._keep(now_s)
+        with self._state.lock:
+            self._state.counters.ticks += 1
+            self._state.counters.tick_s += time.perf_counter() - started_s
+
+    def _take_captured(self) -> None:
+        """Let the jobs know what traces of them showed."""
+        for name in self.jobs():
+            captured = self._captures.captured(name)
+            with self._state.lock:
+                if (job := self._state.fleet.jobs.get(name)) is not None:
+                    job.take_captured(captured)
+
+    def jobs(self) -> list[str]:
+        """Names of the jobs in memory."""
+        with self._state.lock:
+            return list(self._state.fleet.jobs)
+
+    def summary(self, job: str | None = None) -> list[JobSummary]:
+        """The summary of one job, or of all, over the whole job; empty when there is none."""
+        with self._lock:
+            names = self.jobs() if job is None else [job]
+            derived = [self._whole(name) for name in names]
+        return [found.summary for found in derived if found is not None]
+
+    def summary_since(self, job: str, since_unix_s: float) -> JobSummary | None:
+        """The summary of a job from a moment on, of what is in memory; None when there is none."""
+        with self._lock:
+            return self._deriver.since(job, self._now_unix_s, self._clock.monotonic_s(), since_unix_s)
+
+    def live(self, job: str) -> JobSummary | None:
+        """The newest numbers of a job, over its window."""
+        with self._lock:
+            derived = self._deriver.live(job, self._now_unix_s, self._clock.monotonic_s())
+        return derived.summary if derived else None
+
+    def view(self, job: str) -> JobView | None:
+        """What a decision about a capture may know of a job or server; None when there is none."""
+        with self._lock:
+            derived = self._deriver.live(job, self._now_unix_s, self._clock.monotonic_s())
+        if derived is None:
+            return server_view(self._state, job)
+        return self._job_view(derived)
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """Alerts that fired since the start, oldest first, as entries of schema perfd.alerts/1."""
+        with self._lock:
+            return [alert_json(alert, self._captures_of(alert)) for alert in self._alerts.list()]
+
+    def _forget(self, now_s: float) -> list[JobSummary]:
+        """Drop the jobs that are silent for too long; their summaries, where somebody wants them."""
+        with self._state.lock:
+            fleet = self._state.fleet
+            going = [
+                name
+                for name, job in fleet.jobs.items()
+                if now_s - job.received_s > self._config.job_forgotten_after_s
+            ]
+        last: dict[str, JobSummary | None] = {}
+        for name in going:
+            self._store_summary(name)
+            last[name] = self._whole_summary(name) if self._exporters else None
+        with self._state.lock:
+            gone = fleet.forget(now_s, self._config.job_forgotten_after_s)
+        self._deriver.forget(gone)
+        for name in gone:
+            self._stored_s.pop(name, None)
+        return [summary for name in gone if (summary := last.get(name)) is not None]
+
+    def _derive(self, now_unix_s: float, now_s: float) -> dict[str, Derived]:
+        derived = {name: self._deriver.live(name, now_unix_s, now_s) for name in self.jobs()}
+        return {name: found for name, found in derived.items() if found is not None}
+
+    def _facts(self, name: str, found: Derived, now_s: float) -> LiveFacts:
+        baseline = self._deriver.baseline_step_time_s(name)
+        with self._state.lock:
+            job = self._state.fleet.jobs[name]
+            lines, unrecognised = _log_lines(job)
+            return LiveFacts(
+                attempt=job.attempt,
+                nodes=len(job.nodes),
+                ranks=found.summary.world_size,
+                log_silent_s=job.log_silent_s(now_s),
+                log_lines=lines,
+                unrecognised_lines=unrecognised,
+                baseline_step_time_s=baseline,
+                alerts=self._alerts.firing.get(name, ()),
+            )
+
+    def _evaluate(
+        self,
+        frames: Mapping[str, SeriesFrame],
+        derived: Mapping[str, Derived],
+        now_unix_s: float,
+        now_s: float,
+    ) -> Sequence[AlertChange]:
+        started_s = time.perf_counter()
+        outcome = self._alerts.evaluate(frames, now_unix_s, now_s, lambda job: _last_step(derived.get(job)))
+        with self._state.lock:
+            self._state.counters.rule_evaluation_s += time.perf_counter() - started_s
+        self._captures.on_alerts(
+            outcome.changes,
+            self._alerts.active,
+            lambda job: self._view_of_alert(job, derived),
+            now_unix_s,
+        )
+        if self._history is not None and (outcome.changes or self._alerts_are_old(now_unix_s)):
+            self._store_alerts(outcome.remembered, now_unix_s)
+        recorded = self._alerts.recorded
+        self._frames = {**frames, "rules": recorded} if recorded is not None else frames
+        return outcome.changes
+
+    def _export(
+        self,
+        derived: Mapping[str, Derived],
+        facts: Mapping[str, LiveFacts],
+        changes: Sequence[AlertChange],
+        forgotten: Sequence[JobSummary],
+    ) -> None:
+        if self._exporters:
+            self._exporters.offer(
+                self._handover.make(
+                    self._now_unix_s,
+                    frames=self._frames,
+                    derived=derived,
+                    facts=facts,
+                    active=self._alerts.active,
+                    changes=changes,
+                    forgotten=forgotten,
+                    whole=self._whole_summary,
+                )
+            )
+
+    def export_last(self) -> None:
+        """Hand the summaries of jobs that go on to the exporters, before the end."""
+        if self._exporters:
+            with self._lock:
+                self._exporters.offer(
+                    self._handover.last(
+                        self._now_unix_s, self.jobs(), self._whole_summary, active=self._alerts.active
+                    )
+                )
+
+    def _whole_summary(self, name: str) -> JobSummary | None:
+        found = self._whole(name)
+        return found.summary if found else None
+
+    def _view_of_alert(self, job: str, derived: Mapping[str, Derived]) -> JobView | None:
+        if not job and len(derived) == 1:
+            job = next(iter(derived))
+        found = derived.get(job)
+        return self._job_view(found) if found else server_view(self._state, job)
+
+    def _job_view(self, derived: Derived) -> JobView:
+        tool = CaptureTool(self._config.capture_tool)
+        return job_view(self._state, derived.data, derived.summary, tool)
+
+    def _whole(self, name: str) -> Derived | None:
+        alerts = [alert.record(self._captures_of(alert)) for alert in self._alerts.of_job(name)]
+        return self._deriver.whole(name, self._now_unix_s, self._clock.monotonic_s(), alerts)
+
+    def _captures_of(self, alert: RememberedAlert) -> Sequence[str]:
+        return self._captures.started_by(alert.alert, server_of(alert.alert.labels) or alert.job)
+
+    def _keep(self, now_s: float) -> None:
+        if self._history is None:
+            return
+        for name in self.jobs():
+            stored_s = self._stored_s.setdefault(name, now_s)
+            if now_s - stored_s >= _SUMMARY_EVERY_S:
+                self._store_summary(name)
+                self._stored_s[name] = now_s
+        if self._expired_s is None or now_s - self._expired_s >= _EXPIRE_EVERY_S:
+            self._expired_s = now_s
+            self._history.expire(self._now_unix_s - self._config.history.retention_days * 86_400)
+
+    def store_all(self) -> None:
+        """Write the summary of every job and the state of the rules to history, before the end."""
+        with self._lock:
+            self._store_alerts((), self._now_unix_s)
+            for name in self.jobs():
+                self._store_summary(name)
+
+    def _alerts_are_old(self, now_unix_s: float) -> bool:
+        stored = self._alerts_stored_unix_s
+        return stored is None or not 0 <= now_unix_s - stored < _ALERTS_EVERY_S
+
+    def _store_alerts(self, changed: Sequence[RememberedAlert], now_unix_s: float) -> None:
+        if self._history is None:
+            return
+        rows = [alert_row(alert.job, alert.record(), alert.alert, now_unix_s) for alert in changed]
+        self._history.submit([*rows, engine_row(self._alerts.state(now_unix_s))])
+        self._alerts_stored_unix_s = now_unix_s
+
+    def _store_summary(self, name: str) -> None:
+        derived = self._whole(name) if self._history is not None else None
+        if self._history is None or derived is None:
+            return
+        with self._state.lock:
+            job = self._state.fleet.jobs.get(name)
+            attempt = job.attempt if job else 1
+        self._history.submit([summary_row(name, attempt, to_json([derived.summary])["jobs"][0])])
+
+
+def analysis_settings(config: AnalysisConfig) -> AnalysisSettings:
+    """The analysis of whole jobs as configured; raises `ConfigError` with the key that is wrong."""
+    try:
+        convention = FlopsConvention(config.flops_convention)
+    except ValueError:
+        known = ", ".join(FlopsConvention)
+        raise ConfigError(
+            f"analysis.flops_convention: {config.flops_convention!r} is not one of {known}."
+        ) from None
+    peaks = load_peaks(Path(config.gpu_peaks_file) if config.gpu_peaks_file else None)
+    return AnalysisSettings(
+        convention=convention, peaks=peaks, network_bytes_per_s=config.network_bytes_per_s
+    )
+
+
+def _last_step(derived: Derived | None) -> int | None:
+    return int(derived.data.steps.step[-1]) if derived and len(derived.data.steps) else None
+
+
+def _log_lines(job: JobState) -> tuple[int | None, int | None]:
+    if not job.logs:
+        return None, None
+    progress = [log.progress for log in job.logs.values()]
+    return sum(one.lines for one in progress), sum(one.unrecognised_lines for one in progress)

@@ -1,0 +1,1 @@
+"""Connects captures to agents, alerts and reports."""

@@ -1,0 +1,254 @@
+"""Reports of captures that end, where this machine can read their traces: made one at a time, by processes.
+
+A trace can take gigabytes of memory and minutes: it is read by a process that gives way to all others, that
+the kernel ends first when memory is short, that may be killed, and that ends with this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePath
+
+import msgspec
+
+from perfd.aggregator.captures import child_guard
+from perfd.aggregator.captures.trace_document import TraceDocument
+from perfd.analysis.diagnosis.job_summary import JobSummary, to_json
+from perfd.capture.policy.policy_events import Capture, CaptureReport
+from perfd.capture.node.read_lock import reading
+from perfd.capture.node.capture_tool import TRACE_SUFFIXES
+from perfd.clock import Clock
+from perfd.errors import CaptureError
+from perfd.model import CaptureFile, CaptureState
+
+log = logging.getLogger(__name__)
+
+REPORT_NAME = "perfd.report.html"
+DOCUMENT_NAME = "perfd.trace.json"
+_MAX_WAITING = 64
+_TIMEOUT_S = 600.0
+_GONE_S = 1.0
+_MOST_BYTES = 64 << 20
+"""Of what an analysis says: it is read into the aggregator's memory."""
+_PERFD = (sys.executable, "-P", "-m", "perfd")
+_LEASH = (sys.executable, "-I", "-S", child_guard.__file__)
+
+Made = Callable[[str, CaptureReport], None]
+"""Takes the report of a capture; called from a thread of its own."""
+LiveSummary = Callable[[str], JobSummary | None]
+"""The newest numbers of a job; called from the same thread."""
+
+
+class CaptureReports:
+    """Makes the report of each capture that it is given, from `submit` to `stop`; both from any thread."""
+
+    def __init__(
+        self,
+        made: Made,
+        clock: Clock,
+        *,
+        live: LiveSummary = lambda _: None,
+        peaks_file: str | None = None,
+        timeout_s: float = _TIMEOUT_S,
+        perfd: Sequence[str] = _PERFD,
+    ) -> None:
+        """What `live` knows of a job's arithmetic makes MFU of its traces, by the peaks that are known."""
+        self._made = made
+        self._live = live
+        self._peaks_file = peaks_file
+        self._clock = clock
+        self._perfd = perfd
+        self._timeout_s = timeout_s
+        self._waiting: queue.Queue[Capture | None] = queue.Queue(_MAX_WAITING)
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    def submit(self, capture: Capture) -> None:
+        """Make the report of a capture that is over, soon; nothing happens when it left no trace."""
+        if not any(_is_trace(file.path) for file in _files(capture)):
+            return
+        with self._lock:
+            if self._stopped:
+                return
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="perfd-reports", daemon=True)
+                self._thread.start()
+        try:
+            self._waiting.put_nowait(capture)
+        except queue.Full:
+            log.warning("Too many captures wait for their report.", extra={"capture": capture.capture_id})
+
+    def stop(self) -> None:
+        """End what runs; it takes about a second at most. Legal twice."""
+        with self._lock:
+            self._stopped = True
+            if self._process is not None:
+                _end(self._process)
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(None)
+        if self._thread is not None:
+            self._thread.join(_GONE_S)
+
+    def _work(self) -> None:
+        while (capture := self._waiting.get()) is not None and not self._stopped:
+            # The traces may lie on a file system that hangs: nobody waits for this thread.
+            traces = readable_traces(capture)
+            if not traces:
+                continue
+            try:
+                with reading(traces[0].parent):
+                    report = self._report(capture.job, traces)
+            except (CaptureError, OSError) as error:
+                report = CaptureReport(path=None, words=str(error), made_unix_s=self._now())
+            if not self._stopped:
+                self._made(capture.capture_id, report)
+
+    def _report(self, job: str, traces: Sequence[Path]) -> CaptureReport:
+        folder = traces[0].parent
+        document, page = folder / f".{DOCUMENT_NAME}", folder / f".{REPORT_NAME}"
+        try:
+            # They name kernels and shapes of the model: as private as the traces.
+            with _private(document) as output, _private(page), _scratch() as scratch:
+                known = self._known(job, Path(scratch))
+                verb = ["analyze", "--json", "--report", str(page), *known, *map(str, traces)]
+                paths = (scratch, str(document), str(page))
+                self._run([*_LEASH, *paths, "--", "env", f"TMPDIR={scratch}", *self._perfd, *verb], output)
+            if document.stat().st_size > _MOST_BYTES:
+                raise CaptureError(f"What the traces say has more than {_MOST_BYTES >> 20} MiB.")
+            said = msgspec.json.decode(document.read_bytes(), type=TraceDocument)
+            document.replace(folder / DOCUMENT_NAME)
+            page.replace(folder / REPORT_NAME)
+        finally:
+            for part in (document, page):
+                part.unlink(missing_ok=True)
+        return CaptureReport(
+            path=str(folder / REPORT_NAME),
+            words=said.words(),
+            made_unix_s=self._now(),
+            overlap_ratio=said.overlap_ratio(),
+            shares=said.shares(),
+        )
+
+    def _known(self, job: str, scratch: Path) -> Sequence[str]:
+        """The arguments that tell of the job's arithmetic; none where that is not known."""
+        summary = self._live(job)
+        if summary is None or summary.model_flops_per_s_per_gpu is None:
+            return ()
+        file = scratch / "summary.json"
+        file.write_bytes(msgspec.json.encode(to_json([summary])))
+        peaks = ("--peaks", self._peaks_file) if self._peaks_file else ()
+        return ("--summary", str(file), *peaks)
+
+    def _run(self, command: Sequence[str], output: int) -> None:
+        """Run a verb of perfd; raises `CaptureError` with its complaint."""
+        theirs, ours = os.pipe()
+        with os.fdopen(ours):
+            with os.fdopen(theirs) as leash_end, self._lock:
+                if self._stopped:
+                    raise CaptureError("The aggregator was stopped.")
+                process = self._process = subprocess.Popen(
+                    command,
+                    # It ends where this process does, as nobody else has the other end.
+                    stdin=leash_end,
+                    stdout=output,
+                    stderr=subprocess.PIPE,
+                    # Ctrl-C in a terminal is for the aggregator, which ends it.
+                    start_new_session=True,
+                )
+            self._wait(process)
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        try:
+            _, complaint = process.communicate(timeout=self._timeout_s)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=_GONE_S)
+            raise CaptureError(f"The traces were not read within {self._timeout_s:g} s.") from None
+        finally:
+            with self._lock:
+                self._process = None
+        if process.returncode:
+            raise CaptureError(f"No report could be made: {_complaint(process.returncode, complaint)}")
+
+    def _now(self) -> float:
+        return self._clock.unix_ns() / 1e9
+
+
+def readable_traces(capture: Capture) -> Sequence[Path]:
+    """The traces of one folder of a capture that this process can read: where most ranks are together.
+
+    What agents say is not believed: a folder that is not called like the capture, and what is no plain
+    file, is none of its traces.
+    """
+    folders: dict[Path, list[Path]] = {}
+    for path in dict.fromkeys(Path(file.path) for file in _files(capture)):
+        if is_folder_of(path.parent, capture.capture_id) and _is_trace(path.name) and _is_readable(path):
+            folders.setdefault(path.parent, []).append(path)
+    return max(folders.values(), key=len, default=())
+
+
+def _files(capture: Capture) -> Iterator[CaptureFile]:
+    """What is still there, but of ranks of which it is known to tell nothing of a GPU."""
+    for who in capture.participants:
+        if who.state is not CaptureState.EMPTY:
+            yield from who.files_there
+
+
+def is_folder_of(folder: PurePath, capture_id: str) -> bool:
+    """Whether agents may name it as the folder of a capture."""
+    return folder.is_absolute() and ".." not in folder.parts and folder.name == capture_id
+
+
+def _is_trace(path: str) -> bool:
+    return path.endswith(TRACE_SUFFIXES)
+
+
+def _is_readable(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.lstat().st_mode) and os.access(path, os.R_OK)
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def _private(path: Path) -> Iterator[int]:
+    """A new file that only this user can read, open for writing."""
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    """A place for what an analysis unpacks, gigabytes perhaps: one that is killed cleans nothing up."""
+    return tempfile.TemporaryDirectory(prefix="perfd-report-", ignore_cleanup_errors=True)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a program and what it started, at once."""
+    # Unless it was waited for: then its number may be another one's.
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _complaint(code: int, output: bytes) -> str:
+    """Why a verb failed: what it said last, else how it ended."""
+    if lines := output.decode(errors="replace").strip().splitlines():
+        return lines[-1].removeprefix("perfd analyze: ")
+    return f"signal {-code} ended the analysis; is there enough memory?" if code < 0 else f"exit code {code}."

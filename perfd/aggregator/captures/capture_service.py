@@ -1,0 +1,225 @@
+"""Where captures meet the rest: agents' streams and alerts go in, messages to agents come out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from perfd.aggregator.captures.capture_reports import CaptureReports, LiveSummary
+from perfd.aggregator.history.history_store import History
+from perfd.aggregator.history.history_tables import capture_row
+from perfd.aggregator.alerts.alertmanager import Decision, Outcome, ReceivedAlert, server_of, unknown_job
+from perfd.analysis.data.job_data import Captured
+from perfd.capture.policy.coordinator import CAPTURE_LABEL, CaptureCoordinator, FiredAlert
+from perfd.capture.policy.policy_events import Capture, CaptureReport, ManualRequest
+from perfd.capture.selection.rank_selection import JobView
+from perfd.clock import Clock
+from perfd.config import CaptureProfile
+from perfd.model import CaptureCancel, CaptureFilesRemoved, CaptureRequest, CaptureStatus
+from perfd.rules.rule_model import Alert, AlertChange, AlertState
+
+Send = Callable[[str, CaptureRequest | CaptureCancel], None]
+"""Sends a message to the agent of a node, from any thread."""
+
+
+class Captures:
+    """Gives the coordinator every event, with a lock and the time, and carries out what it decides."""
+
+    def __init__(
+        self,
+        profiles: Mapping[str, CaptureProfile],
+        clock: Clock,
+        history: History | None,
+        *,
+        reports: bool = False,
+        live: LiveSummary = lambda _: None,
+        peaks_file: str | None = None,
+    ) -> None:
+        """With `reports`, captures that end and whose traces can be read here are analysed.
+
+        `live` is the newest summary of a job, asked from a thread of its own.
+        """
+        self._reports = (
+            CaptureReports(self._report_made, clock, live=live, peaks_file=peaks_file) if reports else None
+        )
+        self._coordinator = CaptureCoordinator(profiles)
+        self._clock = clock
+        self._history = history
+        self._lock = threading.Lock()
+        self._send: Send = _nowhere
+        if history is not None:
+            stored = [msgspec.json.decode(body, type=Capture) for body in history.captures(limit=1000)]
+            with self._lock:
+                self._coordinator.restore(stored, self._now())
+
+    def send_through(self, send: Send) -> None:
+        """From now on messages go this way."""
+        self._send = send
+
+    def stop(self) -> None:
+        """Make no more reports."""
+        if self._reports is not None:
+            self._reports.stop()
+
+    def agent_connected(self, node: str) -> None:
+        with self._lock:
+            self._coordinator.on_agent_connected(node, self._now())
+            self._carry_out()
+
+    def agent_gone(self, node: str) -> None:
+        with self._lock:
+            self._coordinator.on_agent_gone(node, self._now())
+            self._carry_out()
+
+    def capture_status(self, node: str, status: CaptureStatus) -> None:
+        with self._lock:
+            self._coordinator.on_status(node, status, self._now())
+            self._carry_out()
+
+    def capture_files_removed(self, removed: CaptureFilesRemoved) -> None:
+        with self._lock:
+            self._coordinator.on_files_removed(removed)
+            self._carry_out()
+
+    def on_alerts(
+        self,
+        changes: Sequence[AlertChange],
+        active: Sequence[Alert],
+        view: Callable[[str], JobView | None],
+        now_unix_s: float,
+    ) -> None:
+        """Tell of alerts that changed, and of all that are active, whose captures may have been put off.
+
+        `view` is what a decision may know of the job of that name.
+        """
+        fired = [change.alert for change in changes if change.alert.state is AlertState.FIRING]
+        firing = [alert for alert in active if alert.state is AlertState.FIRING]
+        with self._lock:
+            for alert in fired:
+                job = view(_target(alert))
+                if job is not None:
+                    self._coordinator.on_alert(alert, job, now_unix_s)
+            for alert in firing:
+                due = self._coordinator.is_due(alert, _target(alert), now_unix_s)
+                job = view(_target(alert)) if due else None
+                if job is not None:
+                    self._coordinator.on_alert(alert, job, now_unix_s)
+            self._carry_out()
+
+    def on_received(
+        self,
+        alerts: Sequence[ReceivedAlert],
+        views: Mapping[str, JobView | None],
+        servers: Mapping[str, JobView | None],
+    ) -> list[Decision]:
+        """Decide on alerts that an Alertmanager told of; `views` and `servers` are what there is, by name."""
+        with self._lock:
+            decisions = [self._receive(alert, views, servers) for alert in alerts]
+            self._carry_out()
+        return decisions
+
+    def tick(self, now_unix_s: float) -> None:
+        """Time passed."""
+        with self._lock:
+            self._coordinator.tick(now_unix_s)
+            self._carry_out()
+
+    def request(self, request: ManualRequest) -> Capture:
+        """A person asks for a capture; raises `CaptureError` as the coordinator does."""
+        with self._lock:
+            capture = self._coordinator.on_request(request, self._now())
+            self._carry_out()
+        return capture
+
+    def cancel(self, capture_id: str, reason: str) -> Capture:
+        """A person ends a capture; raises `CaptureError` when there is none of that id."""
+        with self._lock:
+            capture = self._coordinator.on_cancel(capture_id, reason, self._now())
+            self._carry_out()
+        return capture
+
+    def list(self) -> list[dict[str, Any]]:
+        """The captures that are remembered, oldest first, as entries of schema perfd.capture/1."""
+        with self._lock:
+            return self._coordinator.captures()
+
+    def outcomes(self) -> Mapping[tuple[str, str, str], int]:
+        """How many captures and how many ranks of them are in each state, by (series, job, state)."""
+        with self._lock:
+            counts = {
+                "perfd_captures": self._coordinator.states(),
+                "perfd_capture_ranks": self._coordinator.outcomes(),
+            }
+        return {(name, *key): count for name, found in counts.items() for key, count in found.items()}
+
+    def started_by(self, alert: FiredAlert, job: str) -> tuple[str, ...]:
+        """The ids of the captures that this firing of an alert of a job asked for."""
+        with self._lock:
+            return self._coordinator.started_by(alert, job)
+
+    def _receive(
+        self,
+        alert: ReceivedAlert,
+        views: Mapping[str, JobView | None],
+        servers: Mapping[str, JobView | None],
+    ) -> Decision:
+        if alert.resolved:
+            return Decision(alert=alert, outcome=Outcome.RESOLVED)
+        if not alert.labels.get(CAPTURE_LABEL):
+            return Decision(alert=alert, outcome=Outcome.NO_CAPTURE)
+        job = servers.get(alert.server) if alert.server else views.get(alert.job(views))
+        if job is None:
+            return Decision(alert=alert, outcome=Outcome.UNKNOWN_JOB, reason=unknown_job(alert))
+        before = self._coordinator.of_firing(alert, job.job)
+        if before is not None and not self._coordinator.is_due(alert, job.job, self._now()):
+            return Decision(alert=alert, outcome=Outcome.REPEATED, capture_id=before.capture_id)
+        capture = self._coordinator.on_alert(alert, job, self._now())
+        if capture is None or capture.state is not None:
+            return Decision(
+                alert=alert,
+                outcome=Outcome.REFUSED,
+                capture_id=capture.capture_id if capture else None,
+                reason=capture.reason if capture else "",
+            )
+        return Decision(alert=alert, outcome=Outcome.STARTED, capture_id=capture.capture_id)
+
+    def _carry_out(self) -> None:
+        changed = self._coordinator.changed()
+        if self._history is not None and changed:
+            self._history.submit(
+                [
+                    capture_row(capture.capture_id, capture.requested_unix_s, msgspec.json.encode(capture))
+                    for capture in changed
+                ]
+            )
+        if self._reports is not None:
+            for capture in changed:
+                if capture.state is not None and capture.report is None:
+                    self._reports.submit(capture)
+        for node, message in self._coordinator.drain():
+            self._send(node, message)
+
+    def captured(self, job: str) -> Captured | None:
+        """What the newest capture of the job that tells where its time goes showed."""
+        with self._lock:
+            return self._coordinator.captured(job)
+
+    def _report_made(self, capture_id: str, report: CaptureReport) -> None:
+        with self._lock:
+            self._coordinator.on_report(capture_id, report)
+            self._carry_out()
+
+    def _now(self) -> float:
+        return self._clock.unix_ns() / 1e9
+
+
+def _target(alert: Alert) -> str:
+    """The job or server that it is about."""
+    return server_of(alert.labels) or alert.labels.get("job", "")
+
+
+def _nowhere(_node: str, _message: CaptureRequest | CaptureCancel) -> None:
+    """Before the server listens there is nobody to send to."""

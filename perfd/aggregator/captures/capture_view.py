@@ -1,0 +1,92 @@
+"""What a decision about a capture may know of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from perfd.aggregator.ingest.ingest import State
+from perfd.analysis.diagnosis.job_summary import JobSummary
+from perfd.analysis.data.job_data import JobData
+from perfd.capture.selection.rank_selection import JobView, RankView
+from perfd.model import CaptureTool, ParallelLayout, Scope
+
+_PROFILERS = {"sglang": CaptureTool.SGLANG, "vllm": CaptureTool.VLLM}
+_COMPUTE_TIMERS = ("forward-compute", "backward-compute")
+
+
+def job_view(state: State, data: JobData, summary: JobSummary, tool: CaptureTool) -> JobView:
+    """The ranks of a job, where they are, how long they compute, and whom the analysis blames.
+
+    `tool` captures it where nothing else is said.
+    """
+    with state.lock:
+        job = state.fleet.jobs.get(data.name)
+        nodes = tuple(node for node in (job.nodes if job else ()) if state.agents.of_node(node) is not None)
+    compute_s = _compute_by_rank(data) or _time_without_waiting(summary)
+    ranks = tuple(
+        RankView(
+            rank=placement.rank,
+            node=node,
+            gpu=placement.gpu,
+            pod_uid=placement.pod_uid,
+            pod_name=placement.pod_name,
+            compute_s=compute_s.get(placement.rank),
+        )
+        for node, placements in data.placements.items()
+        for placement in placements
+    )
+    return JobView(
+        job=data.name,
+        nodes=nodes,
+        ranks=ranks,
+        layout=data.description.parallel if data.description else ParallelLayout(),
+        culprits=tuple(
+            int(culprit.id)
+            for finding in summary.findings
+            for culprit in finding.culprits
+            if culprit.kind == "rank"
+        ),
+        tool=tool,
+    )
+
+
+def server_view(state: State, name: str) -> JobView | None:
+    """The inference server of this name, `NODE/SERVER`, as a job without ranks; None when there is none."""
+    with state.lock:
+        for node, known in state.fleet.nodes.items():
+            readings = known.readings.get(Scope.SERVER)
+            servers = readings.layout.entities.known if readings else ()
+            if any(name == f"{node}/{server}" for server in servers):
+                connected = state.agents.of_node(node) is not None
+                info = known.server_infos.get(name.removeprefix(f"{node}/"))
+                return JobView(
+                    job=name,
+                    nodes=(node,) if connected else (),
+                    server=True,
+                    tool=_PROFILERS.get(info.engine) if info else None,
+                )
+    return None
+
+
+def _time_without_waiting(summary: JobSummary) -> Mapping[int, float]:
+    """The part of a step in which each rank did not wait in NCCL's kernels: who waits least is slowest.
+
+    What it waits while something else is computed is taken off too, so the time is a lower bound.
+    """
+    step_time_s = summary.step_time_s.median
+    if step_time_s is None:
+        return {}
+    known = {rank.rank: rank.wait_ratio for rank in summary.nccl.ranks if rank.wait_ratio is not None}
+    return {rank: step_time_s * (1.0 - wait_ratio) for rank, wait_ratio in known.items()}
+
+
+def _compute_by_rank(data: JobData) -> Mapping[int, float]:
+    tables = [data.phases.by_rank_s[name] for name in _COMPUTE_TIMERS if name in data.phases.by_rank_s]
+    if not tables or len({table.shape for table in tables}) > 1:
+        return {}
+    total = np.sum(tables, axis=0)
+    present = ~np.isnan(total).all(axis=0)
+    medians = np.nanmedian(total[:, present], axis=0)
+    return dict(zip(np.flatnonzero(present).tolist(), medians.tolist(), strict=True))

@@ -1,0 +1,96 @@
+"""What one round hands to the exporters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from perfd.aggregator.series.summary_cache import Derived
+from perfd.aggregator.series.job_series import LiveFacts
+from perfd.analysis.diagnosis.job_summary import JobSummary
+from perfd.exporters.exporter import AlertUpdate, JobRound, Round
+from perfd.rules.rule_model import Alert, AlertChange, AlertState
+from perfd.metrics.series import SeriesFrame
+
+WholeSummary = Callable[[str], JobSummary | None]
+"""The summary of a whole job, by its name."""
+
+
+class Handover:
+    """Makes the exporters' view of each round. Not thread-safe: the tick calls it."""
+
+    def __init__(self) -> None:
+        self._ended: dict[str, int] = {}
+        self._over: frozenset[str] = frozenset()
+
+    def make(
+        self,
+        now_unix_s: float,
+        *,
+        frames: Mapping[str, SeriesFrame],
+        derived: Mapping[str, Derived],
+        facts: Mapping[str, LiveFacts],
+        active: Sequence[Alert],
+        changes: Sequence[AlertChange],
+        forgotten: Sequence[JobSummary],
+        whole: WholeSummary,
+    ) -> Round:
+        """One round; the whole of a job is summarised once for each attempt that ended.
+
+        `forgotten` jobs have left since the round before; those whose end was not heard of end here.
+        """
+        jobs = tuple(_job(found, facts[name]) for name, found in derived.items())
+        self._ended = {name: attempt for name, attempt in self._ended.items() if name in derived}
+        ended = [job for job in jobs if job.ended and self._ended.get(job.summary.name) != job.attempt]
+        self._ended |= {job.summary.name: job.attempt for job in ended}
+        finals = (whole(job.summary.name) for job in ended)
+        silent = [summary for summary in forgotten if summary.name not in self._over]
+        self._over = frozenset(
+            job.summary.name for job in jobs if self._ended.get(job.summary.name) == job.attempt
+        )
+        return Round(
+            time_unix_s=now_unix_s,
+            frames=frames,
+            jobs=jobs,
+            firing=_updates(active, AlertState.FIRING),
+            changes=_updates([change.alert for change in changes], AlertState.FIRING, AlertState.RESOLVED),
+            finals=(*silent, *(summary for summary in finals if summary is not None)),
+        )
+
+    def last(
+        self, now_unix_s: float, jobs: Sequence[str], whole: WholeSummary, *, active: Sequence[Alert]
+    ) -> Round:
+        """The round at the aggregator's own end: what is known of the jobs that go on, and what fires on."""
+        summaries = [whole(name) for name in jobs if name not in self._over]
+        return Round(
+            time_unix_s=now_unix_s,
+            firing=_updates(active, AlertState.FIRING),
+            finals=tuple(one for one in summaries if one is not None),
+        )
+
+
+def _job(found: Derived, facts: LiveFacts) -> JobRound:
+    steps = found.data.steps
+    loss = float(steps.loss[-1]) if len(steps) else math.nan
+    return JobRound(
+        summary=found.summary,
+        step=int(steps.step[-1]) if len(steps) else None,
+        loss=None if math.isnan(loss) else loss,
+        attempt=facts.attempt,
+        ended=found.data.ended_unix_s is not None,
+    )
+
+
+def _updates(alerts: Sequence[Alert], *states: AlertState) -> tuple[AlertUpdate, ...]:
+    return tuple(
+        AlertUpdate(
+            name=alert.name,
+            labels=alert.labels,
+            annotations=alert.annotations,
+            value=alert.value,
+            fired_at_unix_s=alert.fired_at_unix_s,
+            resolved_at_unix_s=alert.resolved_at_unix_s,
+        )
+        for alert in alerts
+        if alert.state in states and alert.fired_at_unix_s is not None
+    )

@@ -1,0 +1,54 @@
+"""Puts back what history knows when the aggregator starts, so that numbers go on where they were."""
+
+from __future__ import annotations
+
+from perfd.aggregator.history.history_store import History, StoredJob
+from perfd.aggregator.ingest.ingest import State
+from perfd.aggregator.state.job_state import Source
+from perfd.model import GpuInfo, ServerInfo
+
+_PHASE_BLOCKS = 1_000
+
+
+def restore(
+    state: State, history: History, *, now_unix_s: float, now_s: float, forgotten_after_s: float
+) -> None:
+    """Fill an empty state with agents, nodes and the jobs that are not forgotten yet."""
+    for agent_id, name, last_sequence, received_unix_s in history.agents():
+        silent_s = max(0.0, now_unix_s - received_unix_s)
+        state.agents.restore(agent_id, name, last_sequence, now_s - silent_s)
+    limit = state.fleet.limits.steps_per_job
+    jobs = history.jobs_since(now_unix_s - forgotten_after_s, steps=limit, phases=_PHASE_BLOCKS)
+    known = {job.job for job in jobs}
+    for stored in jobs:
+        _restore_job(state, stored, now_unix_s, now_s)
+    for name, fact in history.node_facts():
+        node = state.fleet.node(name)
+        if node is None:
+            continue
+        node.received_s = now_s
+        if isinstance(fact, GpuInfo):
+            node.gpu_info(fact)
+        elif isinstance(fact, ServerInfo):
+            node.server_info(fact)
+        elif fact.job in known and state.fleet.job(fact.job, _source(name, now_unix_s, now_s)) is not None:
+            node.place(fact)
+
+
+def _restore_job(state: State, stored: StoredJob, now_unix_s: float, now_s: float) -> None:
+    nodes = list(dict.fromkeys(node for node, _ in stored.events)) or [""]
+    job = state.fleet.job(stored.job, _source(nodes[0], now_unix_s, now_s))
+    if job is None:
+        return
+    job.nodes.clear()
+    for block in stored.phases:
+        job.phases.put(block)
+    for line in stored.steps:
+        job.steps.put(line, now_unix_s)
+    for _, event in stored.events:
+        job.event(event)
+    job.restore(attempt=stored.attempt, started_unix_s=stored.started_unix_s, description=stored.description)
+
+
+def _source(node: str, now_unix_s: float, now_s: float) -> Source:
+    return Source(agent_id="", node=node, sent_unix_s=now_unix_s, now_s=now_s)

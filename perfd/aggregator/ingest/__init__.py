@@ -1,0 +1,1 @@
+"""Receives the streams of agents and applies their records to the state."""

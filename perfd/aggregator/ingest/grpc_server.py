@@ -1,0 +1,232 @@
+"""The gRPC server that agents open their stream to."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from perfd.aggregator.state.agent_registry import AgentState
+from perfd.aggregator.ingest.ingest import Intake
+from perfd.config import TlsConfig
+from perfd.errors import ConfigError, PerfdError, WireError
+from perfd.net.http import is_loopback, split_address
+from perfd.model import (
+    Ack,
+    Batch,
+    CaptureCancel,
+    CaptureFilesRemoved,
+    CaptureRequest,
+    CaptureStatus,
+    Hello,
+)
+from perfd.wire.convert import decode_agent_message, encode_message
+from perfd.wire.service import CONNECT_METHOD, SERVER_OPTIONS
+
+log = logging.getLogger(__name__)
+
+_MAX_OUTGOING = 1024
+_Context = grpc.aio.ServicerContext[bytes, bytes]
+
+
+class AgentEvents(Protocol):
+    """Who wants to know when agents come, go and report on captures. Called from the server's loop."""
+
+    def agent_connected(self, node: str) -> None:
+        """A node's stream is open."""
+
+    def agent_gone(self, node: str) -> None:
+        """A node's stream broke."""
+
+    def capture_status(self, node: str, status: CaptureStatus) -> None:
+        """An agent said where a capture stands."""
+
+    def capture_files_removed(self, removed: CaptureFilesRemoved) -> None:
+        """An agent removed files of a capture; it may say so twice."""
+
+
+@dataclass(slots=True)
+class _PendingAck:
+    sequence: int
+    stored: asyncio.Future[None] | None
+
+
+@dataclass(slots=True)
+class _Stream:
+    number: int
+    context: _Context
+    agent: AgentState
+    outgoing: asyncio.Queue[_PendingAck | bytes] = field(
+        default_factory=lambda: asyncio.Queue(maxsize=_MAX_OUTGOING)
+    )
+
+
+class TelemetryServer:
+    """Serves `Telemetry.Connect`. All methods but `send` run in the event loop that serves it."""
+
+    def __init__(self, intake: Intake, events: AgentEvents) -> None:
+        self._intake = intake
+        self._events = events
+        self._numbers = itertools.count(1)
+        self._streams: dict[str, _Stream] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self, address: str, tls: TlsConfig | None, *, allow_plaintext: bool) -> str:
+        """Listen; returns the real address. Raises `PerfdError` when that is not possible."""
+        host, _ = split_address(address)
+        credentials = _credentials(tls) if tls else None
+        if credentials is None and not allow_plaintext and not is_loopback(host):
+            raise ConfigError(
+                f"listen: {address} can be reached from other machines, and without TLS anyone there "
+                "can read and write. Configure `tls`, or set `allow_plaintext: true`."
+            )
+        self._loop = asyncio.get_running_loop()
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        # Raw bytes in and out: what is malformed is ours to count and to answer.
+        handler = grpc.stream_stream_rpc_method_handler(self._connect)
+        service, method = CONNECT_METHOD.strip("/").split("/")
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+        try:
+            if credentials is None:
+                port = server.add_insecure_port(address)
+            else:
+                port = server.add_secure_port(address, credentials)
+        except RuntimeError as error:
+            raise PerfdError(
+                f"Cannot listen on {address} for agents. "
+                "Choose another address (`listen`), or stop the process that has it."
+            ) from error
+        await server.start()
+        self._server = server
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    async def stop(self, grace_s: float) -> None:
+        """Close all streams; agents will come back later."""
+        if self._server is not None:
+            await self._server.stop(grace_s)
+
+    def send(self, node: str, message: CaptureRequest | CaptureCancel) -> None:
+        """Send a message to the agent of a node, from any thread; nothing when it is not there."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._enqueue, node, encode_message(message))
+
+    def _enqueue(self, node: str, data: bytes) -> None:
+        stream = next((s for s in self._streams.values() if s.agent.node == node), None)
+        if stream is None:
+            return
+        try:
+            stream.outgoing.put_nowait(data)
+        except asyncio.QueueFull:
+            log.warning("An agent does not read: a capture message was dropped.", extra={"node": node})
+
+    async def _connect(self, _requests: object, context: _Context) -> None:
+        stream: _Stream | None = None
+        try:
+            stream = await self._greet(context)
+            await self._read_all(stream)
+        except WireError as error:
+            self._intake.malformed()
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except PerfdError as error:
+            await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+        finally:
+            if stream is not None:
+                self._leave(stream)
+
+    async def _greet(self, context: _Context) -> _Stream:
+        data = await context.read()
+        hello = decode_agent_message(data) if isinstance(data, bytes) else None
+        if not isinstance(hello, Hello):
+            raise WireError("The first message of a stream must be a Hello.")
+        number = next(self._numbers)
+        agent, welcome = self._intake.hello(hello, number)
+        stream = _Stream(number, context, agent)
+        rival = self._streams.get(agent.agent_id)
+        self._streams[agent.agent_id] = stream
+        if rival is not None:
+            with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError):
+                await rival.context.abort(grpc.StatusCode.ABORTED, "The agent has opened a newer stream.")
+        await context.write(encode_message(welcome))
+        self._events.agent_connected(agent.node)
+        return stream
+
+    async def _read_all(self, stream: _Stream) -> None:
+        writer = asyncio.create_task(_write_all(stream))
+        try:
+            while isinstance(data := await stream.context.read(), bytes):
+                if stream.agent.stream != stream.number:
+                    return
+                message = decode_agent_message(data)
+                if isinstance(message, Batch):
+                    await stream.outgoing.put(self._take(stream, message))
+                elif isinstance(message, CaptureStatus):
+                    self._events.capture_status(stream.agent.node, message)
+        finally:
+            writer.cancel()
+
+    def _take(self, stream: _Stream, batch: Batch) -> _PendingAck:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        # Before the batch is acknowledged: history writes in order.
+        for record in batch.records:
+            if isinstance(record, CaptureFilesRemoved):
+                self._events.capture_files_removed(record)
+        stored = self._intake.batch(stream.agent, batch, lambda: _resolve(loop, future))
+        return _PendingAck(max(batch.sequence, 0), None if stored else future)
+
+    def _leave(self, stream: _Stream) -> None:
+        self._intake.left(stream.agent, stream.number)
+        if self._streams.get(stream.agent.agent_id) is stream:
+            del self._streams[stream.agent.agent_id]
+            self._events.agent_gone(stream.agent.node)
+
+
+async def _write_all(stream: _Stream) -> None:
+    """Send what is queued; one acknowledgement covers all batches that are stored by then."""
+    queue = stream.outgoing
+    held: _PendingAck | bytes | None = None
+    while True:
+        item, held = held if held is not None else await queue.get(), None
+        if isinstance(item, bytes):
+            await stream.context.write(item)
+            continue
+        if item.stored is not None:
+            await item.stored
+        sequence = item.sequence
+        while held is None and not queue.empty():
+            following = queue.get_nowait()
+            if isinstance(following, bytes) or not (following.stored is None or following.stored.done()):
+                held = following
+            else:
+                sequence = max(sequence, following.sequence)
+        await stream.context.write(encode_message(Ack(sequence=sequence)))
+
+
+def _resolve(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
+    """Resolve a future from another thread; a loop that is gone has nobody who waits."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(None))
+
+
+def _credentials(tls: TlsConfig) -> grpc.ServerCredentials:
+    if tls.certificate is None or tls.key is None:
+        raise ConfigError("tls: the aggregator needs both `certificate` and `key`.")
+    pair = (_read(tls.key, "tls.key"), _read(tls.certificate, "tls.certificate"))
+    ca = _read(tls.ca, "tls.ca") if tls.ca else None
+    return grpc.ssl_server_credentials([pair], root_certificates=ca, require_client_auth=ca is not None)
+
+
+def _read(path: str, key: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{key}: cannot read {path}: {error.strerror}.") from error

@@ -1,0 +1,132 @@
+"""What is done with each message of an agent, without the network: greet, judge, apply, keep."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from perfd.aggregator.state.agent_registry import Agents, AgentState, Verdict
+from perfd.aggregator.state.fleet import Durable, Fleet
+from perfd.aggregator.history.history_store import History
+from perfd.aggregator.history.history_tables import Statement, agent_row, job_rows, rows
+from perfd.aggregator.state.job_state import Source
+from perfd.aggregator.state.limits import Counters, Limits
+from perfd.clock import Clock
+from perfd.errors import PerfdError, WireError
+from perfd.model import Batch, Hello, Welcome
+from perfd.wire.service import REVISION
+
+log = logging.getLogger(__name__)
+_MAX_SEQUENCE = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The shared state of an aggregator, and the lock that is held around every use of it."""
+
+    fleet: Fleet
+    agents: Agents
+    counters: Counters
+    lock: threading.RLock
+
+    @classmethod
+    def empty(cls, limits: Limits) -> State:
+        """A state that knows nothing yet."""
+        counters = Counters()
+        return cls(Fleet(limits, counters), Agents(limits), counters, threading.RLock())
+
+
+class Intake:
+    """Takes messages into the state, from any thread."""
+
+    def __init__(self, state: State, clock: Clock, history: History | None) -> None:
+        self._state = state
+        self._clock = clock
+        self._history = history
+
+    def hello(self, hello: Hello, stream: int) -> tuple[AgentState, Welcome]:
+        """Open a stream for an agent; raises `WireError` when it is malformed, else `PerfdError`."""
+        if hello.revision != REVISION:
+            raise WireError(
+                f"The agent speaks revision {hello.revision} of the protocol and this aggregator {REVISION}: "
+                "install the same major version of perfd on both."
+            )
+        if not hello.agent_id or not hello.node:
+            raise WireError("A Hello must name the agent and its node.")
+        longest = self._state.fleet.limits.name_chars
+        if max(len(hello.agent_id), len(hello.node)) > longest:
+            raise WireError(f"The names of an agent and its node have at most {longest} characters.")
+        if hello.first_sequence > _MAX_SEQUENCE:
+            raise WireError(f"The sequence {hello.first_sequence} is out of range.")
+        state = self._state
+        unix_ns = self._clock.unix_ns()
+        with state.lock:
+            greeting = state.agents.greet(hello, stream, self._clock.monotonic_s(), unix_ns)
+            if greeting is None:
+                raise PerfdError("This aggregator has as many agents as it can hold; start another one.")
+            state.counters.lost_batches += greeting.lost
+            last_sequence = greeting.agent.last_sequence
+        if greeting.warning:
+            log.warning(greeting.warning, extra={"node": hello.node, "shown_as": greeting.agent.node})
+        return greeting.agent, Welcome(last_sequence=last_sequence, sent_unix_ns=unix_ns)
+
+    def batch(self, agent: AgentState, batch: Batch, stored: Callable[[], None]) -> bool:
+        """Take a batch; returns True when it is stored, else `stored` is called once it is.
+
+        Raises `WireError` when the batch cannot be one.
+        """
+        if not 0 < batch.sequence <= _MAX_SEQUENCE:
+            raise WireError(f"The sequence {batch.sequence} of a batch is out of range.")
+        state = self._state
+        started_s = self._clock.monotonic_s()
+        unix_ns = self._clock.unix_ns()
+        with state.lock:
+            verdict, lost = agent.take(batch.sequence, state.fleet.limits)
+            state.counters.lost_batches += lost
+            agent.received_s = started_s
+            if verdict is Verdict.REPEAT:
+                state.counters.repeated_batches += 1
+                return True
+            state.counters.batches += 1
+            state.counters.late_batches += verdict is Verdict.LATE
+            agent.batches += 1
+            agent.dropped_records = max(agent.dropped_records, batch.dropped_records)
+            agent.unknown_records += batch.unknown_records
+            agent.saw_clock(batch.sent_unix_ns, unix_ns)
+            source = Source(
+                agent_id=agent.agent_id,
+                node=agent.node,
+                sent_unix_s=batch.sent_unix_ns / 1e9,
+                now_s=started_s,
+                late=verdict is Verdict.LATE,
+            )
+            durable = state.fleet.apply(batch.records, source)
+            state.counters.ingest_s += self._clock.monotonic_s() - started_s
+            statements = self._statements(agent, durable, unix_ns / 1e9) if self._history else []
+        if self._history is None:
+            return True
+        self._history.submit(statements, stored)
+        return False
+
+    def left(self, agent: AgentState, stream: int) -> None:
+        """Close a stream."""
+        with self._state.lock:
+            self._state.agents.left(agent, stream)
+
+    def malformed(self) -> None:
+        """Count a message that could not be understood."""
+        with self._state.lock:
+            self._state.counters.malformed_messages += 1
+
+    def _statements(self, agent: AgentState, durable: list[Durable], now_unix_s: float) -> list[Statement]:
+        jobs = self._state.fleet.jobs
+        statements: list[Statement] = []
+        for name, attempt in {(item.job, item.attempt): None for item in durable if item.job}:
+            job = jobs.get(name)
+            statements += job_rows(name, attempt, job.started_unix_s if job else None, now_unix_s)
+        for item in durable:
+            statements += rows(item, now_unix_s)
+        statements.append(agent_row(agent.agent_id, agent.node, agent.last_sequence, now_unix_s))
+        return statements

@@ -1,0 +1,1 @@
+"""Turns the state into series and serves them as a Prometheus page."""

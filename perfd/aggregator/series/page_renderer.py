@@ -1,0 +1,83 @@
+"""A frame of series as a page for Prometheus, fast enough for 100,000 series at each scrape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from perfd.aggregator.series.metric_names import Described
+from perfd.metrics.exposition import header, number, series
+from perfd.metrics.series import SeriesFrame, SeriesKey
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """The series of one name: where their values are in a frame, and what stands before each."""
+
+    header: bytes
+    positions: NDArray[np.intp]
+    prefixes: NDArray[np.object_]
+    """Each begins with the line feed that ends what is before it."""
+    prefix_list: list[bytes]
+
+
+class PageRenderer:
+    """Renders frames; what does not change between two frames with the same `keys` is kept.
+
+    Not thread-safe.
+    """
+
+    def __init__(self, describe: Described) -> None:
+        self._describe = describe
+        self._keys: Sequence[SeriesKey] | None = None
+        self._families: list[_Family] = []
+        self._encoder = msgspec.json.Encoder()
+
+    def render(self, frame: SeriesFrame) -> bytes:
+        """The page; a series whose value is NaN is absent from it."""
+        if frame.keys is not self._keys:
+            self._families = self._plan(frame.keys)
+            self._keys = frame.keys
+        parts: list[bytes] = []
+        for family in self._families:
+            values = frame.values[family.positions]
+            present = ~np.isnan(values)
+            prefixes = family.prefix_list
+            if not present.all():
+                values, prefixes = values[present], family.prefixes[present].tolist()
+            if prefixes:
+                parts.append(family.header)
+                parts.extend(_lines(prefixes, self._numbers(values)))
+        parts.append(b"\n")
+        return b"".join(parts)[1:] if len(parts) > 1 else b""
+
+    def _numbers(self, values: NDArray[np.float64]) -> Sequence[bytes]:
+        # msgspec writes the shortest text that reads back the same, five times as fast as `repr`.
+        if np.isfinite(values).all():
+            return self._encoder.encode(values.tolist())[1:-1].split(b",")
+        return [number(value).encode() for value in values.tolist()]
+
+    def _plan(self, keys: Sequence[SeriesKey]) -> list[_Family]:
+        by_name: dict[str, list[int]] = {}
+        for position, key in enumerate(keys):
+            by_name.setdefault(key.name, []).append(position)
+        return [self._family(name, positions, keys) for name, positions in sorted(by_name.items())]
+
+    def _family(self, name: str, positions: Sequence[int], keys: Sequence[SeriesKey]) -> _Family:
+        prefixes = [f"\n{series(name, dict(keys[position].labels))} ".encode() for position in positions]
+        info = self._describe(name)
+        as_array = np.empty(len(prefixes), dtype=object)
+        as_array[:] = prefixes
+        heading = "\n" + header(name, info.help, info.kind).removesuffix("\n")
+        return _Family(heading.encode(), np.array(positions, np.intp), as_array, prefixes)
+
+
+def _lines(prefixes: Sequence[bytes], numbers: Sequence[bytes]) -> list[bytes]:
+    parts = [b""] * (2 * len(prefixes))
+    parts[0::2] = prefixes
+    parts[1::2] = numbers
+    return parts

@@ -1,0 +1,156 @@
+"""Derived numbers of each job, computed again only when something has changed."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfd.aggregator.state.fleet import Fleet
+from perfd.aggregator.state.job_state import JobState
+from perfd.aggregator.state.job_snapshot import job_data
+from perfd.analysis.steps.steady_steps import steady_rows
+from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.data.job_data import AlertRecord, JobData
+
+_BASELINE_STEPS = 20
+_WINDOW_SLACK = 4
+"""Of the lines in the window some are not steady: so many times the steady ones are looked at."""
+
+_GPUS_PER_SECOND = 2048
+"""With more GPUs than this in all, the numbers of a job are made every two seconds, and so on."""
+
+_COUNTED_FOR_S = 1.0
+
+Key = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """What follows from one state of a job."""
+
+    key: Key
+    data: JobData
+    summary: JobSummary
+    made_s: float
+    """Monotonic time of the numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Baseline:
+    steps: int
+    last_step: int
+    step_time_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """How much of a job is looked at, and what was derived from it last."""
+
+    settings: AnalysisSettings
+    rows: int | None
+    known: dict[str, Derived]
+
+
+class Deriver:
+    """Keeps the newest derived numbers of each job. `live` is called by one thread, the tick's."""
+
+    def __init__(
+        self, fleet: Fleet, lock: threading.RLock, live: AnalysisSettings, whole: AnalysisSettings
+    ) -> None:
+        self._fleet = fleet
+        self._lock = lock
+        window = live.window_steps
+        self._window_steps = window or 1
+        self._live = _Scope(live, None if window is None else _WINDOW_SLACK * window, {})
+        self._whole = _Scope(whole, None, {})
+        self._baselines: dict[str, _Baseline] = {}
+        self._interval = (-math.inf, 0.0)
+
+    def live(self, name: str, now_unix_s: float, now_s: float) -> Derived | None:
+        """Numbers over the newest steps of a job; None when it is gone.
+
+        They are as old as their cost asks for: a second with few GPUs, four with 8,000.
+        """
+        known = self._live.known.get(name)
+        if known is not None and 0 <= now_s - known.made_s < self._shortest_interval_s(now_s):
+            return known
+        return self._derive(self._live, name, now_unix_s, now_s)
+
+    def whole(
+        self, name: str, now_unix_s: float, now_s: float, alerts: Sequence[AlertRecord]
+    ) -> Derived | None:
+        """Numbers over the whole job; None when it is gone."""
+        return self._derive(self._whole, name, now_unix_s, now_s, alerts)
+
+    def since(self, name: str, now_unix_s: float, now_s: float, since_unix_s: float) -> JobSummary | None:
+        """Numbers of a job from a moment on, made anew each time; None when it is gone."""
+        with self._lock:
+            job = self._fleet.jobs.get(name)
+            if job is None:
+                return None
+            data = job_data(self._fleet, job, now_unix_s=now_unix_s, now_s=now_s, since_unix_s=since_unix_s)
+        return summarise(data, self._whole.settings)
+
+    def baseline_step_time_s(self, name: str) -> float | None:
+        """The median time of the steady steps before the newest ones; None with too few of them."""
+        with self._lock:
+            job = self._fleet.jobs.get(name)
+            if job is None:
+                return None
+            known, last_step = self._baselines.get(name), job.steps.last_step or 0
+            if known is not None and (known.steps, known.last_step) == (len(job.steps), last_step):
+                return known.step_time_s
+            steps, events = job.steps.table(), tuple(job.events)
+        rows = steady_rows(steps, events).rows[: -self._window_steps]
+        median = float(np.median(steps.step_time_s[rows])) if len(rows) >= _BASELINE_STEPS else None
+        self._baselines[name] = _Baseline(len(steps), last_step, median)
+        return median
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Drop what is known of jobs that are gone."""
+        for name in names:
+            self._live.known.pop(name, None)
+            self._whole.known.pop(name, None)
+            self._baselines.pop(name, None)
+
+    def _derive(
+        self,
+        scope: _Scope,
+        name: str,
+        now_unix_s: float,
+        now_s: float,
+        alerts: Sequence[AlertRecord] = (),
+    ) -> Derived | None:
+        with self._lock:
+            job = self._fleet.jobs.get(name)
+            if job is None:
+                return None
+            key = (*self._key(job), hash(tuple((a.name, a.state, a.captures) for a in alerts)))
+            old = scope.known.get(name)
+            if old is not None and old.key == key:
+                return old
+            data = job_data(
+                self._fleet, job, now_unix_s=now_unix_s, now_s=now_s, alerts=alerts, window_steps=scope.rows
+            )
+        derived = Derived(key, data, summarise(data, scope.settings), now_s)
+        scope.known[name] = derived
+        return derived
+
+    def _shortest_interval_s(self, now_s: float) -> float:
+        # Of all jobs it is the same: counting the GPUs for each of 500 jobs anew would be most of a round.
+        counted_s, interval_s = self._interval
+        if not 0 <= now_s - counted_s < _COUNTED_FOR_S:
+            with self._lock:
+                gpus = sum(len(node.gpu_history.layout.entities) for node in self._fleet.nodes.values())
+            interval_s = float(gpus // _GPUS_PER_SECOND)
+            self._interval = (now_s, interval_s)
+        return interval_s
+
+    def _key(self, job: JobState) -> Key:
+        nodes = [self._fleet.nodes[name] for name in job.nodes if name in self._fleet.nodes]
+        samples = 0 if job.ended else sum(node.samples for node in nodes)
+        return (id(job), job.version, samples, sum(node.version for node in nodes))

@@ -1,0 +1,1 @@
+"""The state of jobs and nodes, filled from records and read by the analysis."""

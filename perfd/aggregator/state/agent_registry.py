@@ -1,0 +1,157 @@
+"""Which agents there are, what of theirs is stored, and how far their clocks are off."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+
+from perfd.aggregator.state.limits import Limits
+from perfd.model import CaptureTool, Hello
+
+_CLOCK_SAMPLES = 32
+
+
+class Verdict(Enum):
+    """What to do with a batch."""
+
+    NEW = "new"
+    LATE = "late"
+    """Its sequence was counted as a gap before; it is stored all the same."""
+    REPEAT = "repeat"
+
+
+@dataclass(slots=True, kw_only=True)
+class AgentState:
+    """One agent, by the identity of its spool."""
+
+    agent_id: str
+    node: str
+    """The node's name, made unique when two live agents claim the same one."""
+    perfd_version: str = ""
+    last_sequence: int = 0
+    missing: dict[int, None] = field(default_factory=dict)
+    stream: int | None = None
+    """The number of the stream that speaks for the agent now; None when none is open."""
+    capture_tools: tuple[CaptureTool, ...] = ()
+    dropped_records: int = 0
+    unknown_records: int = 0
+    batches: int = 0
+    received_s: float = 0.0
+    """Monotonic time of the newest message."""
+    ahead_s: deque[float] = field(default_factory=lambda: deque(maxlen=_CLOCK_SAMPLES))
+
+    @property
+    def clock_offset_s(self) -> float | None:
+        """How far the agent's clock is ahead of ours, at least: the delay of the fastest batch is in it."""
+        return max(self.ahead_s) if self.ahead_s else None
+
+    def take(self, sequence: int, limits: Limits) -> tuple[Verdict, int]:
+        """Judge a batch by its number, and say how many before it are missing."""
+        if sequence > self.last_sequence:
+            first_missing, self.last_sequence = self.last_sequence + 1, sequence
+            lost = sequence - first_missing
+            for gap in range(max(first_missing, sequence - limits.missing_sequences), sequence):
+                self.missing[gap] = None
+            while len(self.missing) > limits.missing_sequences:
+                del self.missing[next(iter(self.missing))]
+            return Verdict.NEW, lost
+        if sequence in self.missing:
+            del self.missing[sequence]
+            return Verdict.LATE, 0
+        return Verdict.REPEAT, 0
+
+    def saw_clock(self, sent_unix_ns: int, received_unix_ns: int) -> None:
+        """Note when a message left by the agent's clock and arrived by ours."""
+        ahead_s = (sent_unix_ns - received_unix_ns) / 1e9
+        # After a step of either clock the old differences say nothing.
+        if self.ahead_s and abs(ahead_s - self.ahead_s[-1]) > 60:
+            self.ahead_s.clear()
+        self.ahead_s.append(ahead_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Greeting:
+    """The outcome of a Hello."""
+
+    agent: AgentState
+    lost: int = 0
+    """Batches that the agent can no longer send and that never came."""
+    warning: str = ""
+    """Said once: what an operator should look at."""
+
+
+class Agents:
+    """All agents; bounded, and the longest unheard ones without a stream go first."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._agents: dict[str, AgentState] = {}
+        self._warned: set[str] = set()
+
+    def __iter__(self) -> Iterator[AgentState]:
+        return iter(list(self._agents.values()))
+
+    def __len__(self) -> int:
+        return len(self._agents)
+
+    def connected(self) -> int:
+        """How many have an open stream."""
+        return sum(agent.stream is not None for agent in self._agents.values())
+
+    def of_node(self, node: str) -> AgentState | None:
+        """The agent that speaks for a node now, or None."""
+        return next((a for a in self._agents.values() if a.node == node and a.stream is not None), None)
+
+    def restore(self, agent_id: str, node: str, last_sequence: int, received_s: float) -> None:
+        """Know an agent from history, so that its repeats are recognised."""
+        self._agents[agent_id] = AgentState(
+            agent_id=agent_id, node=node, last_sequence=last_sequence, received_s=received_s
+        )
+
+    def greet(self, hello: Hello, stream: int, now_s: float, received_unix_ns: int) -> Greeting | None:
+        """Open a stream for an agent; None when there are too many agents."""
+        agent = self._agents.get(hello.agent_id)
+        lost, warning = 0, ""
+        if agent is None:
+            if not self._make_room():
+                return None
+            node, warning = self._unique_node(hello)
+            agent = AgentState(agent_id=hello.agent_id, node=node)
+            # What the spool held before we knew the agent was acknowledged by someone else.
+            agent.last_sequence = max(0, hello.first_sequence - 1)
+            self._agents[hello.agent_id] = agent
+        elif hello.first_sequence > agent.last_sequence + 1:
+            lost = hello.first_sequence - 1 - agent.last_sequence
+            agent.last_sequence = hello.first_sequence - 1
+        agent.stream = stream
+        agent.perfd_version = hello.perfd_version
+        agent.capture_tools = tuple(hello.capture_tools)
+        agent.received_s = now_s
+        agent.saw_clock(hello.sent_unix_ns, received_unix_ns)
+        return Greeting(agent=agent, lost=lost, warning=warning)
+
+    def left(self, agent: AgentState, stream: int) -> None:
+        """Close a stream, unless a newer one of the same agent has taken its place."""
+        if agent.stream == stream:
+            agent.stream = None
+
+    def _unique_node(self, hello: Hello) -> tuple[str, str]:
+        rival = self.of_node(hello.node)
+        if rival is None:
+            return hello.node, ""
+        node = f"{hello.node}~{hello.agent_id[:8]}"
+        if hello.node in self._warned:
+            return node, ""
+        self._warned.add(hello.node)
+        return node, "Two agents have the same node name: give each a name of its own, or stop one."
+
+    def _make_room(self) -> bool:
+        if len(self._agents) < self._limits.agents:
+            return True
+        idle = [agent for agent in self._agents.values() if agent.stream is None]
+        if not idle:
+            return False
+        del self._agents[min(idle, key=lambda agent: agent.received_s).agent_id]
+        return True

@@ -1,0 +1,293 @@
+"""The newest operations of communicators that are alike, side by side, so that a look costs one copy."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfd.aggregator.state.baseline_bandwidth import BestPaces
+from perfd.aggregator.state.operation_arrays import Reported, new_ratio, reported_by
+from perfd.aggregator.state.growable_arrays import chosen, roomier
+from perfd.aggregator.state.time_share_windows import Windows
+from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints, Method
+from perfd.model import CollectiveTimes, TimingSource
+
+_FIRST_ROOM = 32
+_FULL = 0.75
+"""A ring that needs more of its room than this gets more; one that needs less moves to the front of it."""
+_HOLE_NS = 3 * 10**9
+"""More than a step's pause between windows, and less than the pause between samples."""
+_HOLE_OPERATIONS = 16
+_Value = TypeVar("_Value", np.float64, np.int64)
+_Item = TypeVar("_Item")
+
+
+class Rings:
+    """Communicators of one size with one kind of operation, a row each.
+
+    Of each those operations are held, in the order of their sequence numbers, that are among the newest
+    `span` of these numbers. Arrays have room for more rows and operations than there are, and double it when
+    it is full, so that adding costs little; a look copies what is held.
+    """
+
+    def __init__(self, operation: str, columns: int, span: int = 1, *, starts: bool = False) -> None:
+        """With `starts` it is held when operations began, too."""
+        self._operation = operation
+        self._span = span
+        self._free: list[int] = []
+        self._names: list[str] = []
+        self._timings: list[TimingSource] = []
+        self._sources: list[str] = []
+        self._methods: list[Method] = []
+        self._ranks: Ints = np.empty((1, columns), dtype=np.int64)
+        """Global rank of each column; -1 until it reports."""
+        self._heard_unix_ns: Ints = np.empty((1, columns), dtype=np.int64)
+        """When each column's rank last told of it, by the clock of its node."""
+        self._told: Ints = np.empty((1, columns), dtype=np.int64)
+        """The newest operation that each column's rank told of, -1 before any."""
+        self._ends: Ints = np.empty((1, 2), dtype=np.int64)
+        """Where in a row its operations begin and end."""
+        self._sequence: Ints = np.empty((1, min(_FIRST_ROOM, self._most_room())), dtype=np.int64)
+        self._size_bytes: Floats = np.empty(self._sequence.shape)
+        self._durations_s: Floats = np.empty((*self._sequence.shape, columns))
+        self._gpu_starts_ns: Ints = np.empty(
+            (*self._sequence.shape, columns if starts else 0), dtype=np.int64
+        )
+        self._windows = Windows(columns)
+        self._paces = BestPaces()
+
+    def hold(self, span: int) -> None:
+        """Of how many of the newest sequence numbers the operations are held, from the next ones on."""
+        self._span = span
+
+    def add(self, name: str, timing: TimingSource) -> int:
+        """Begin a communicator; returns its row."""
+        if self._free:
+            row = self._free.pop()
+            self._names[row], self._timings[row] = name, timing
+        else:
+            row = len(self._names)
+            self._names.append(name)
+            self._timings.append(timing)
+            self._sources.append("")
+            self._methods.append(Method())
+            if row == len(self._ranks):
+                self._make_rows(2 * row)
+        self._clear(row)
+        return row
+
+    def drop(self, row: int) -> None:
+        """Forget a communicator; its row is given to another one."""
+        self._clear(row)
+        self._free.append(row)
+
+    def in_use(self, newest_unix_ns: Ints, left_after_ns: int) -> Bools:
+        """Which communicators none of their ranks has left: it tells of others, and not of this, for so long.
+
+        `newest_unix_ns` is when each rank of the job last told of any. Only times by one node's clock are
+        compared: clocks of nodes may disagree by any amount.
+        """
+        count = len(self._names)
+        ranks = self._ranks[:count]
+        silent_ns = newest_unix_ns[ranks] - self._heard_unix_ns[:count]
+        return np.asarray(~((silent_ns > left_after_ns) & (ranks >= 0)).any(axis=1))
+
+    def put(self, row: int, column: int, times: CollectiveTimes) -> None:
+        """Add what one rank of a communicator reported."""
+        known = self._ranks[row, column]
+        if known != times.rank:
+            if known != -1:
+                # Another rank in the same place: the communicator's id was used again by a new one.
+                self._clear(row)
+            self._ranks[row, column] = times.rank
+        reported = reported_by(times, self._span)
+        if reported is not None and self._follows_a_hole(row, column, times, reported):
+            self._ends[row] = 0
+            self._windows.clear(row)
+        self._sources[row] = times.source
+        self._note_method(row, times)
+        self._heard_unix_ns[row, column] = times.end_unix_ns
+        self._windows.put(row, column, times, new_ratio=new_ratio(times, int(self._told[row, column])))
+        if reported is not None:
+            self._told[row, column] = max(self._told[row, column], reported.sequence[-1])
+            self._put_operations(row, column, reported)
+
+    def stack(self, in_use: Bools) -> CollectiveStack | None:
+        """A copy of what is held of communicators that are in use, and whose ranks are all known."""
+        count = len(self._names)
+        lengths = self._ends[:count, 1] - self._ends[:count, 0]
+        whole = (self._ranks[:count] >= 0).all(axis=1)
+        rows = np.flatnonzero(whole & (lengths > 0) & in_use)
+        if not len(rows):
+            return None
+        operations_per_s, counted_s = self._windows.pace(rows)
+        return CollectiveStack(
+            operation=self._operation,
+            communicators=_picked(self._names, rows),
+            ranks=self._ranks[rows],
+            lengths=lengths[rows],
+            sequence=self._held(self._sequence, rows, -1),
+            durations_s=self._held(self._durations_s, rows, np.nan),
+            size_bytes=self._held(self._size_bytes, rows, np.nan),
+            gpu_starts_ns=self._held(self._gpu_starts_ns, rows, -1),
+            kernel_ratio=self._windows.usual_ratio(rows),
+            operations_per_s=operations_per_s,
+            counted_s=counted_s,
+            best_s_per_byte=self._paces.s_per_byte(rows),
+            best_size_bytes=self._paces.largest_bytes(rows),
+            timings=_picked(self._timings, rows),
+            sources=_picked(self._sources, rows),
+            methods=_picked(self._methods, rows),
+        )
+
+    def _held(self, array: NDArray[_Value], rows: Ints, absent: float) -> NDArray[_Value]:
+        """What the rows hold of an array, from their first operation on; `absent` beyond the last."""
+        start, end = self._ends[rows].T
+        longest = int((end - start).max())
+        if (start == start[0]).all() and (end == end[0]).all():
+            # In step with each other, as they mostly are: one block of memory.
+            return chosen(array, rows)[:, start[0] : end[0]].copy()
+        places = start[:, None] + np.arange(longest)
+        held: NDArray[_Value] = array[rows[:, None], np.minimum(places, array.shape[1] - 1)]
+        held[places >= end[:, None]] = absent
+        return held
+
+    def _follows_a_hole(self, row: int, column: int, times: CollectiveTimes, reported: Reported) -> bool:
+        """Whether operations are missing for seconds, as between samples, or after an agent was away.
+
+        Neither the pace of operations nor what lies in one step could be told across it.
+        """
+        start, end = self._bounds(row)
+        heard_unix_ns = int(self._heard_unix_ns[row, column])
+        if start == end or not heard_unix_ns or times.start_unix_ns - heard_unix_ns < _HOLE_NS:
+            return False
+        missing = int(reported.sequence[0] - self._sequence[row, end - 1])
+        usual = int(reported.sequence[-1] - reported.sequence[0]) // max(1, len(reported.sequence) - 1)
+        return missing > max(_HOLE_OPERATIONS, 4 * usual)
+
+    def _note_method(self, row: int, times: CollectiveTimes) -> None:
+        known = self._methods[row]
+        told = (times.algorithm, times.protocol, times.channels)
+        if told != (known.algorithm, known.protocol, known.channels):
+            self._methods[row] = Method(algorithm=told[0], protocol=told[1], channels=told[2])
+
+    def _bounds(self, row: int) -> tuple[int, int]:
+        return int(self._ends[row, 0]), int(self._ends[row, 1])
+
+    def _put_operations(self, row: int, column: int, reported: Reported) -> None:
+        start, end = self._bounds(row)
+        first = int(reported.sequence[0])
+        newest = int(self._sequence[row, end - 1]) if end > start else -1
+        places: slice | Ints
+        if first >= newest:
+            # The newest one that is known, or none, and newer ones.
+            self._append(row, reported.sequence[first == newest :])
+            end = int(self._ends[row, 1])
+            places = slice(end - len(reported.sequence), end)
+        else:
+            self._append(row, reported.sequence[reported.sequence > newest])
+            places, found = self._find(row, reported.sequence)
+            places, reported = places[found], reported.rows(found)
+        self._durations_s[row, places, column] = reported.durations_s
+        if reported.size_bytes is not None:
+            self._size_bytes[row, places] = reported.size_bytes
+        if reported.gpu_starts_ns is not None and self._gpu_starts_ns.size:
+            self._gpu_starts_ns[row, places, column] = reported.gpu_starts_ns
+
+    def _find(self, row: int, sequence: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+        """Where operations are that are not newer than the newest one; those that came late are added."""
+        start, end = self._bounds(row)
+        held = self._sequence[row, start:end]
+        places = held.searchsorted(sequence)
+        found = held[places] == sequence
+        late = ~found & (sequence > held[-1] - self._span)
+        if late.any():
+            self._insert(row, sequence[late])
+            return self._find(row, sequence)
+        return start + places, found
+
+    def _append(self, row: int, sequence: Ints) -> None:
+        if not len(sequence):
+            return
+        self._let_go(row, int(sequence[-1]) - self._span)
+        end = self._room(row, len(sequence))
+        new = slice(end, end + len(sequence))
+        self._sequence[row, new] = sequence
+        self._durations_s[row, new] = np.nan
+        self._size_bytes[row, new] = np.nan
+        self._gpu_starts_ns[row, new] = -1
+        self._ends[row, 1] = new.stop
+
+    def _insert(self, row: int, sequence: Ints) -> None:
+        self._room(row, len(sequence))
+        start, end = self._bounds(row)
+        held, after = slice(start, end), slice(start, end + len(sequence))
+        merged = np.union1d(self._sequence[row, held], sequence)
+        places = merged.searchsorted(self._sequence[row, held])
+        self._sequence[row, after] = merged
+        for array, absent in (
+            (self._size_bytes[row], np.nan), (self._durations_s[row], np.nan), (self._gpu_starts_ns[row], -1),
+        ):  # fmt: skip
+            known = array[held].copy()
+            array[after] = absent
+            array[after][places] = known
+        self._ends[row, 1] = after.stop
+
+    def _let_go(self, row: int, last: int) -> None:
+        """Drop the operations up to a number, but remember how fast they were."""
+        start, end = self._bounds(row)
+        if start == end or self._sequence[row, start] > last:
+            return
+        kept = start + int(self._sequence[row, start:end].searchsorted(last, side="right"))
+        self._ends[row, 0] = kept
+        self._paces.put(row, self._size_bytes[row, start:kept], self._durations_s[row, start:kept])
+
+    def _room(self, row: int, more: int) -> int:
+        """Have room for so many more operations in a row; returns where it begins."""
+        start, end = self._bounds(row)
+        room = self._sequence.shape[1]
+        if end + more <= room:
+            return end
+        needed = end - start + more
+        if needed > _FULL * room:
+            # Never less than needed: how many operations are held may just have become fewer.
+            shape = (len(self._sequence), max(1 + int(needed / _FULL), min(2 * room, self._most_room())))
+            self._sequence = roomier(self._sequence, shape)
+            self._size_bytes = roomier(self._size_bytes, shape)
+            self._durations_s = roomier(self._durations_s, shape)
+            self._gpu_starts_ns = roomier(self._gpu_starts_ns, shape)
+        arrays = (self._sequence, self._size_bytes, self._durations_s, self._gpu_starts_ns)
+        for array in (array[row] for array in arrays):
+            array[: end - start] = array[start:end]
+        self._ends[row] = 0, end - start
+        return end - start
+
+    def _most_room(self) -> int:
+        return 1 + int(self._span / _FULL)
+
+    def _make_rows(self, rows: int) -> None:
+        self._ranks = roomier(self._ranks, (rows,))
+        self._heard_unix_ns = roomier(self._heard_unix_ns, (rows,))
+        self._told = roomier(self._told, (rows,))
+        self._ends = roomier(self._ends, (rows,))
+        self._sequence = roomier(self._sequence, (rows,))
+        self._size_bytes = roomier(self._size_bytes, (rows,))
+        self._durations_s = roomier(self._durations_s, (rows,))
+        self._gpu_starts_ns = roomier(self._gpu_starts_ns, (rows,))
+        self._paces.make_room(rows)
+        self._windows.make_room(rows)
+
+    def _clear(self, row: int) -> None:
+        self._ranks[row] = -1
+        self._heard_unix_ns[row] = 0
+        self._told[row] = -1
+        self._ends[row] = 0
+        self._methods[row] = Method()
+        self._windows.clear(row)
+        self._paces.clear(row)
+
+
+def _picked(items: list[_Item], rows: Ints) -> list[_Item]:
+    return items.copy() if len(rows) == len(items) else [items[row] for row in rows.tolist()]

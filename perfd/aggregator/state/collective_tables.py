@@ -1,0 +1,158 @@
+"""The newest collectives of a job, rank beside rank, so that they can be matched."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfd.aggregator.state.limits import Counters, Limits
+from perfd.aggregator.state.collective_buffer import Rings
+from perfd.aggregator.state.growable_arrays import roomier
+from perfd.analysis.layout.process_groups import PAIR_OPERATION
+from perfd.analysis.data.job_data import Bools, CollectiveStack, Ints
+from perfd.analysis.collectives.transfer_wait import MATCHED_OPERATIONS
+from perfd.model import CollectiveProgress, CollectiveTimes, TimingSource
+
+_PAIR = {"Send": 0, "Recv": 1}
+
+_LEFT_AFTER_NS = 900 * 10**9
+"""Far more than a step takes, and an evaluation or checkpoint between two."""
+
+_Key = tuple[str, str, int, int, TimingSource]
+"""Communicator, operation, for a pair the two ranks in it (sender, receiver), else -1, and whose clock:
+durations by different clocks cannot be compared."""
+
+
+class CollectiveRows:
+    """Operations by communicator; newer ones take the place of older ones."""
+
+    def __init__(self, limits: Limits, counters: Counters) -> None:
+        self._limits = limits
+        self._counters = counters
+        self._rings: dict[tuple[str, int], Rings] = {}
+        """By operation and number of columns."""
+        self._rows: dict[_Key, tuple[Rings, int, int]] = {}
+        """The rings that a communicator is in, its row there, and its number of columns."""
+        self._columns = 0
+        """Of all of them."""
+        self._newest_unix_ns: Ints = np.zeros(1, dtype=np.int64)
+        """By rank, when it last told of any, by the clock of its node."""
+
+    def put(self, times: CollectiveTimes) -> None:
+        """Add what one rank reported; what cannot be matched is left out."""
+        place = _place(times)
+        if place is None or not times.sequences:
+            return
+        if times.rank >= self._limits.ranks_per_job:
+            self._counters.rejected["ranks_per_job"] += 1
+            return
+        key, column, columns = place
+        self._note(times.rank, times.end_unix_ns)
+        found = self._rows.get(key) or self._new(key, columns)
+        if found is not None and column < found[2]:
+            found[0].put(found[1], column, times)
+
+    def clear(self) -> None:
+        """Forget everything: the job started again."""
+        self._rings.clear()
+        self._rows.clear()
+        self._columns = 0
+        self._newest_unix_ns[:] = 0
+
+    def stacks(self) -> list[CollectiveStack]:
+        """All communicators that are in use and of which every rank is known; those alike are together."""
+        stacks = [rings.stack(self._in_use(rings)) for rings in self._rings.values()]
+        return [stack for stack in stacks if stack is not None]
+
+    def _note(self, rank: int, unix_ns: int) -> None:
+        if rank >= len(self._newest_unix_ns):
+            known = len(self._newest_unix_ns)
+            self._newest_unix_ns = roomier(self._newest_unix_ns, (max(2 * known, 1 + rank),))
+            self._newest_unix_ns[known:] = 0
+        self._newest_unix_ns[rank] = unix_ns
+
+    def _new(self, key: _Key, columns: int) -> tuple[Rings, int, int] | None:
+        if columns > self._limits.ranks_per_job:
+            self._counters.rejected["ranks_per_job"] += 1
+            return None
+        if self._bound(columns) is not None:
+            self._drop_left()
+        if (bound := self._bound(columns)) is not None:
+            self._counters.rejected[bound] += 1
+            return None
+        communicator, operation, _, _, timing = key
+        rings = self._rings.get((operation, columns))
+        if rings is None:
+            rings = self._rings[operation, columns] = Rings(
+                operation, columns, starts=operation == PAIR_OPERATION
+            )
+        self._rows[key] = found = (rings, rings.add(communicator, timing), columns)
+        self._share(self._columns + columns)
+        return found
+
+    def _bound(self, columns: int) -> str | None:
+        """The bound that refuses a new communicator of so many ranks, or None."""
+        if len(self._rows) >= self._limits.communicators_per_job:
+            return "communicators_per_job"
+        most = self._limits.communicator_ranks_per_job
+        return "communicator_ranks_per_job" if self._columns + columns > most else None
+
+    def _share(self, columns: int) -> None:
+        """Give each communicator its part of the memory, now that all together have so many columns."""
+        self._columns = columns
+        limits = self._limits
+        fair = limits.operation_cells_per_job // max(1, columns)
+        span = min(limits.operations_per_communicator, max(limits.fewest_operations_per_communicator, fair))
+        for (_, width), rings in self._rings.items():
+            rings.hold(max(1, min(span, limits.operation_cells_per_communicator // max(1, width))))
+
+    def _in_use(self, rings: Rings) -> Bools:
+        """Which communicators are in use; others are gone, as after a restart of the job."""
+        return rings.in_use(self._newest_unix_ns, _LEFT_AFTER_NS)
+
+    def _drop_left(self) -> None:
+        in_use = {rings: self._in_use(rings) for rings in self._rings.values()}
+        for key, (rings, row, columns) in list(self._rows.items()):
+            if not in_use[rings][row]:
+                rings.drop(row)
+                del self._rows[key]
+                self._columns -= columns
+
+
+class ProgressRows:
+    """How far each rank is on each communicator, by the newest word of each source."""
+
+    def __init__(self, limits: Limits, counters: Counters) -> None:
+        self._limits = limits
+        self._counters = counters
+        self._newest: dict[tuple[int, str, str], CollectiveProgress] = {}
+
+    def put(self, progress: CollectiveProgress) -> None:
+        """Take a rank's word in the place of its earlier one."""
+        key = (progress.rank, progress.communicator, progress.source)
+        if key not in self._newest and len(self._newest) >= self._limits.progress_per_job:
+            self._counters.rejected["progress_per_job"] += 1
+            return
+        self._newest[key] = progress
+
+    def clear(self) -> None:
+        """Forget everything: the job started again."""
+        self._newest.clear()
+
+    def newest(self) -> tuple[CollectiveProgress, ...]:
+        """One entry a rank, communicator and source."""
+        return tuple(self._newest.values())
+
+
+def _place(times: CollectiveTimes) -> tuple[_Key, int, int] | None:
+    """The ring, the column in it and the number of columns; None when ranks could not be matched by it."""
+    if not times.communicator or times.communicator_rank is None:
+        return None
+    if times.operation in MATCHED_OPERATIONS and times.communicator_size:
+        key = (times.communicator, times.operation, -1, -1, times.timing)
+        return key, times.communicator_rank, times.communicator_size
+    if times.operation in _PAIR and times.peer is not None:
+        ends = (times.communicator_rank, times.peer)
+        sender, receiver = ends if times.operation == "Send" else ends[::-1]
+        key = (times.communicator, PAIR_OPERATION, sender, receiver, times.timing)
+        return key, _PAIR[times.operation], 2
+    return None

@@ -1,0 +1,249 @@
+"""The state of everything: nodes and jobs, filled by the records of batches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from perfd.aggregator.state.job_state import JobState, Source
+from perfd.aggregator.state.limits import Counters, Limits
+from perfd.aggregator.state.node_state import NodeState
+from perfd.model import (
+    CollectiveProgress,
+    CollectiveTimes,
+    CollectorHealth,
+    Event,
+    EventKind,
+    GpuInfo,
+    JobDescription,
+    LogProgress,
+    MemoryReport,
+    RankPlacement,
+    Record,
+    SampleTable,
+    Scope,
+    ServerInfo,
+    StepPhases,
+    TrainingStep,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Durable:
+    """One record that history keeps, with the place it has there."""
+
+    node: str
+    job: str
+    attempt: int
+    record: Record
+    time_unix_s: float
+
+
+_JobRecord = (
+    JobDescription
+    | TrainingStep
+    | StepPhases
+    | MemoryReport
+    | LogProgress
+    | CollectiveTimes
+    | CollectiveProgress
+)
+_JOB_RECORDS: dict[type, Callable[[JobState, Any, Source], Event | None]] = {
+    JobDescription: JobState.describe,
+    TrainingStep: JobState.step,
+    StepPhases: JobState.step_phases,
+    MemoryReport: JobState.memory_report,
+    LogProgress: JobState.log_progress,
+    CollectiveTimes: JobState.collective_times,
+    CollectiveProgress: JobState.collective_progress,
+}
+_MAX_STEP = 1 << 53
+"""Larger ones are garbage, and no double holds them."""
+_MOST_RANK_DIGITS = 9
+_KEPT = (JobDescription, TrainingStep, StepPhases)
+
+
+class Fleet:
+    """Applies batches. Not thread-safe: the aggregator's state lock is held around every call."""
+
+    def __init__(self, limits: Limits, counters: Counters) -> None:
+        self.limits = limits
+        self.counters = counters
+        self.nodes: dict[str, NodeState] = {}
+        self.jobs: dict[str, JobState] = {}
+
+    def apply(self, records: Iterable[Record], source: Source) -> list[Durable]:
+        """Take the records of one batch; returns what history has to keep, in order."""
+        node = self.node(source.node)
+        if node is None:
+            return []
+        node.received_s = source.now_s
+        durable: list[Durable] = []
+        for record in records:
+            self.counters.records += 1
+            if isinstance(record, SampleTable):
+                node.sample(record, source.now_s)
+                if record.scope is Scope.RANK:
+                    self._apply_to_ranks(record, source)
+            elif isinstance(record, _JobRecord):
+                durable += self._apply_to_job(record, source)
+            else:
+                durable += self._apply_to_node(record, node, source)
+        return durable
+
+    def node(self, name: str) -> NodeState | None:
+        """The node of that name, made when it is new; None when there are too many."""
+        node = self.nodes.get(name)
+        if node is None:
+            if len(self.nodes) >= self.limits.nodes:
+                self.counters.rejected["nodes"] += 1
+                return None
+            node = self.nodes[name] = NodeState(name, self.limits, self.counters)
+        return node
+
+    def job(self, name: str, source: Source) -> JobState | None:
+        """The job that a source speaks of, made when it is new; None when there are too many."""
+        job = self.jobs.get(name)
+        if job is None:
+            if (bound := self._no_room_for_job(name, source.node)) is not None:
+                self.counters.rejected[bound] += 1
+                return None
+            job = self.jobs[name] = JobState(name, self.limits, self.counters)
+        if source.node not in job.nodes:
+            self._owners_changed(source.node)
+        job.touch(source)
+        return job
+
+    def owners(self, node: NodeState) -> dict[str, tuple[str, int | None]]:
+        """For each GPU of a node that serves a job: the job, and the rank when it is known.
+
+        A placement says so; where there is none, a node with only one job lends it all its GPUs, unless all
+        ranks of the job have theirs: the others may be at work for somebody whom nobody watches.
+        """
+        owners: dict[str, tuple[str, int | None]] = {
+            str(placement.gpu): (job, rank)
+            for (job, rank), placement in node.placements.items()
+            if placement.gpu is not None
+        }
+        only = self._only_job(node.name)
+        if only is not None and not self._all_placed(only, node):
+            for gpu in node.gpu_history.layout.entities.known:
+                owners.setdefault(gpu, (only, None))
+        return owners
+
+    def _all_placed(self, name: str, node: NodeState) -> bool:
+        """Whether all ranks of a job are on this node, and on which of its GPUs is known."""
+        placed = [one for (job, _), one in node.placements.items() if job == name and one.gpu is not None]
+        job = self.jobs.get(name)
+        worlds = [*(one.world_size for one in placed), job.world_size if job is not None else None]
+        world = next((world for world in worlds if world), None)
+        return world is not None and len(placed) >= world
+
+    def forget(self, now_s: float, after_s: float) -> list[str]:
+        """Drop the jobs and nodes that sent nothing for `after_s`; returns the jobs' names."""
+        gone = [name for name, job in self.jobs.items() if now_s - job.received_s > after_s]
+        for name in gone:
+            del self.jobs[name]
+            for node in self.nodes.values():
+                node.forget_job(name)
+        for name in [name for name, node in self.nodes.items() if now_s - node.received_s > after_s]:
+            del self.nodes[name]
+        return gone
+
+    def _apply_to_ranks(self, table: SampleTable, source: Source) -> None:
+        busy_s = table.columns.get("nccl_busy_s")
+        lost = table.columns.get("nccl_lost_operations")
+        if busy_s is None or lost is None:
+            return
+        begun = table.columns.get("nccl_operations") or [math.nan] * len(table.entities)
+        for time_unix_ns, entity, busy, gone, operations in zip(
+            table.times_unix_ns, table.entities, busy_s, lost, begun, strict=True
+        ):
+            name, _, rank = entity.rpartition("/")
+            job = self.jobs.get(name)
+            possible = len(rank) <= _MOST_RANK_DIGITS and rank.isdecimal()
+            if job is not None and possible and math.isfinite(gone) and not math.isinf(busy):
+                time_unix_s = time_unix_ns / 1e9
+                # Clocks of nodes may disagree by any amount; how long ago it was by its own one is sure.
+                read_s = source.now_s - max(0.0, source.sent_unix_s - time_unix_s)
+                job.nccl.put(int(rank), time_unix_s, busy, gone, operations, read_s=read_s)
+
+    def _apply_to_job(self, record: _JobRecord, source: Source) -> list[Durable]:
+        if isinstance(record, TrainingStep | StepPhases) and record.step > _MAX_STEP:
+            self.counters.rejected["step_number"] += 1
+            return []
+        job = self.job(record.job, source)
+        if job is None:
+            return []
+        event = _JOB_RECORDS[type(record)](job, record, source)
+        durable = [] if event is None else [_durable(event, source, job)]
+        if isinstance(record, JobDescription):
+            # What is known after the merge: history holds one description per attempt.
+            durable.append(_durable(job.description or record, source, job))
+        elif isinstance(record, _KEPT):
+            durable.append(_durable(record, source, job))
+        return durable
+
+    def _apply_to_node(self, record: Record, node: NodeState, source: Source) -> list[Durable]:
+        if isinstance(record, GpuInfo):
+            return [_durable(record, source)] if node.gpu_info(record) else []
+        if isinstance(record, ServerInfo):
+            return [_durable(record, source)] if node.server_info(record) else []
+        if isinstance(record, RankPlacement):
+            job = self.job(record.job, source)
+            if job is None or not node.place(record):
+                return []
+            job.version += 1
+            return [_durable(record, source, job)]
+        if isinstance(record, Event):
+            job = self._job_of_event(record, node, source)
+            if record.kind is EventKind.HARDWARE_ERROR:
+                node.hardware_error(record, job.name if job else "")
+            if job is not None:
+                job.event(record)
+                if record.kind in {EventKind.JOB_STARTED, EventKind.JOB_ENDED}:
+                    for name in job.nodes:
+                        self._owners_changed(name)
+            return [_durable(record, source, job)]
+        if isinstance(record, CollectorHealth):
+            node.collector_health(record)
+        return []
+
+    def _job_of_event(self, event: Event, node: NodeState, source: Source) -> JobState | None:
+        name = event.job
+        if name is None and event.gpu is not None:
+            name = self.owners(node).get(str(event.gpu), (None, None))[0]
+        if name is None:
+            name = self._only_job(node.name)
+        return None if name is None else self.job(name, source)
+
+    def _no_room_for_job(self, name: str, node: str) -> str | None:
+        """The bound that refuses a new job, or None."""
+        if not 0 < len(name) <= self.limits.name_chars:
+            return "name_chars"
+        if len(self.jobs) >= self.limits.jobs:
+            return "jobs"
+        # One node that makes up jobs must not take the place of all others'.
+        own = sum(not job.ended and job.nodes.keys() == {node} for job in self.jobs.values())
+        return "jobs_per_node" if own >= self.limits.jobs_per_node else None
+
+    def _only_job(self, node: str) -> str | None:
+        jobs = [job for job in self.jobs.values() if node in job.nodes]
+        chosen = [job for job in jobs if not job.ended] or jobs
+        return chosen[0].name if len(chosen) == 1 else None
+
+    def _owners_changed(self, node: str) -> None:
+        if node in self.nodes:
+            self.nodes[node].version += 1
+
+
+def _durable(record: Record, source: Source, job: JobState | None = None) -> Durable:
+    return Durable(
+        node=source.node,
+        job=job.name if job else "",
+        attempt=job.attempt if job else 0,
+        record=record,
+        time_unix_s=source.sent_unix_s,
+    )

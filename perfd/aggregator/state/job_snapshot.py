@@ -1,0 +1,211 @@
+"""One job's state as the arrays that the analysis reads."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfd.aggregator.state.fleet import Fleet
+from perfd.aggregator.state.job_state import JobState
+from perfd.aggregator.state.node_state import NodeState
+from perfd.aggregator.state.nic_bandwidth import ports_bytes_per_s
+from perfd.analysis.data.robust_stats import known, median
+from perfd.analysis.data.job_data import AlertRecord, Captured, Floats, GpuKey, GpuTable, JobData, StepTable
+from perfd.model import RankPlacement
+
+_NO_STEPS_WINDOW_S = 60.0
+_LONGEST_WINDOW_S = 120.0
+"""Of GPU samples: steps may be long, and a live number is about now."""
+_SHORTEST_SLOT_S = 0.1
+_FEWEST_SLOTS = 60
+_MOST_CELLS = 32_000_000
+"""Of the aligned samples of a large job: beyond this, slots become longer than the interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The samples of one node's GPUs that serve the job."""
+
+    keys: tuple[GpuKey, ...]
+    metrics: tuple[str, ...]
+    times_unix_s: Floats
+    data: NDArray[np.float32]
+    interval_s: float
+
+
+def job_data(
+    fleet: Fleet,
+    job: JobState,
+    *,
+    now_unix_s: float,
+    now_s: float,
+    alerts: Sequence[AlertRecord] = (),
+    window_steps: int | None = None,
+    since_unix_s: float | None = None,
+) -> JobData:
+    """All that is known of a job, or its newest `window_steps` progress lines and what belongs to them.
+
+    With `since_unix_s` only progress lines and samples from then on; there may be none.
+    The arrays are copies: the state may change while they are read.
+    """
+    every_step = job.steps.table()
+    steps = _newest(every_step, window_steps, since_unix_s)
+    nodes = [fleet.nodes[name] for name in job.nodes if name in fleet.nodes]
+    windowed = window_steps is not None or since_unix_s is not None
+    first_step = int(steps.step[0]) if windowed and len(steps) else 0
+    return JobData(
+        name=job.name,
+        now_unix_s=now_unix_s,
+        description=job.description,
+        steps=steps,
+        phases=job.phases.table(
+            first_step=first_step, ranks=min(job.world_size or 0, fleet.limits.ranks_per_job)
+        ),
+        gpu=_gpu_table(fleet, job, nodes, steps if window_steps is not None else None, since_unix_s),
+        gpu_infos={node.name: tuple(node.gpu_infos.values()) for node in nodes if node.gpu_infos},
+        ports_bytes_per_s={node.name: total for node in nodes if (total := ports_bytes_per_s(node))},
+        placements=_placements(nodes, job.name),
+        memory=tuple(job.memory.values()),
+        events=tuple(job.events),
+        alerts=tuple(alerts),
+        collectives=job.collectives.stacks(),
+        nccl=job.nccl.table(),
+        progress=job.progress.newest(),
+        captured=job.captured and _with_step_time(job.captured, every_step),
+        log_silent_s=job.log_silent_s(now_s),
+        started_unix_s=job.started_unix_s,
+        run_began_unix_s=job.run_began_unix_s,
+        ended_unix_s=job.ended_unix_s,
+    )
+
+
+def _placements(nodes: Sequence[NodeState], job: str) -> dict[str, tuple[RankPlacement, ...]]:
+    """By node, where the job's ranks are; without nodes that have none."""
+    found = {
+        node.name: tuple(one for (name, _), one in node.placements.items() if name == job) for node in nodes
+    }
+    return {node: placed for node, placed in found.items() if placed}
+
+
+def _with_step_time(captured: Captured, steps: StepTable) -> Captured:
+    """What a capture showed, with how long the log's steps took that lie in it in whole or in part."""
+    took_s = np.nan_to_num(steps.step_time_s * steps.steps_covered)
+    ended, began = steps.time_unix_s, steps.time_unix_s - took_s
+    times_s = steps.step_time_s[(ended > captured.start_unix_s) & (began < captured.end_unix_s)]
+    return dataclasses.replace(captured, step_time_s=known(float(median(times_s))))
+
+
+def _newest(steps: StepTable, window_steps: int | None, since_unix_s: float | None) -> StepTable:
+    if since_unix_s is not None:
+        steps = _rows(steps, slice(len(steps) - int((steps.time_unix_s >= since_unix_s).sum()), None))
+    return steps if window_steps is None else _rows(steps, slice(-window_steps, None))
+
+
+def _rows(steps: StepTable, rows: slice) -> StepTable:
+    return StepTable(**{f.name: getattr(steps, f.name)[rows] for f in dataclasses.fields(StepTable)})
+
+
+def _gpu_table(
+    fleet: Fleet,
+    job: JobState,
+    nodes: Sequence[NodeState],
+    window: StepTable | None,
+    since_unix_s: float | None,
+) -> GpuTable:
+    parts = list(_parts(fleet, job, nodes, window, since_unix_s))
+    if len(parts) == 1:
+        part = parts[0]
+        return _table(part.times_unix_s, part.keys, part.metrics, part.data)
+    return _aligned(parts, fleet.limits.gpu_history_s)
+
+
+def _parts(
+    fleet: Fleet,
+    job: JobState,
+    nodes: Sequence[NodeState],
+    window: StepTable | None,
+    since_unix_s: float | None,
+) -> Iterator[_Part]:
+    for node in nodes:
+        history = node.gpu_history
+        if not history.layout.entities.known:
+            continue
+        serving = {gpu: rank for gpu, (owner, rank) in fleet.owners(node).items() if owner == job.name}
+        chosen = [index for index, gpu in enumerate(history.layout.entities.known) if gpu in serving]
+        if not chosen:
+            continue
+        start_unix_s = (
+            _window_start(window, history.newest_unix_s()) if since_unix_s is None else since_unix_s
+        )
+        times, data = history.since(start_unix_s)
+        if job.ended_unix_s is not None:
+            kept = times <= job.ended_unix_s
+            times, data = times[kept], data[kept]
+        gpus = [history.layout.entities.known[index] for index in chosen]
+        yield _Part(
+            keys=tuple(GpuKey(node=node.name, gpu=gpu, rank=serving[gpu]) for gpu in gpus),
+            metrics=history.layout.metrics.known,
+            times_unix_s=times,
+            data=data[:, chosen],
+            interval_s=history.interval_s(),
+        )
+
+
+def _window_start(window: StepTable | None, newest_unix_s: float) -> float:
+    if window is None:
+        return -np.inf
+    if not len(window):
+        return newest_unix_s - _NO_STEPS_WINDOW_S
+    took_s = window.step_time_s[0] * window.steps_covered[0]
+    first_unix_s = float(window.time_unix_s[0] - (took_s if np.isfinite(took_s) else 0.0))
+    return max(first_unix_s, newest_unix_s - _LONGEST_WINDOW_S)
+
+
+def _aligned(parts: Sequence[_Part], span_s: float) -> GpuTable:
+    """Samples of several nodes in common slots of time, as wide as the slowest node's interval.
+
+    A node whose clock is far from most nodes' clocks has no samples in the slots.
+    """
+    newest = [part.times_unix_s[-1] for part in parts if len(part.times_unix_s)]
+    keys = tuple(key for part in parts for key in part.keys)
+    metrics = tuple(dict.fromkeys(name for part in parts for name in part.metrics))
+    if not newest:
+        return _table(np.zeros(0), keys, metrics, np.full((0, len(keys), len(metrics)), np.nan, np.float32))
+    slot_s = max(_SHORTEST_SLOT_S, *(part.interval_s for part in parts))
+    # Of an even number the lower one, so that some node is near the middle.
+    middle = float(np.sort(newest)[(len(newest) - 1) // 2])
+    near = [
+        part for part in parts if len(part.times_unix_s) and abs(part.times_unix_s[-1] - middle) <= span_s
+    ]
+    start = max(middle - span_s, min(float(part.times_unix_s[0]) for part in near))
+    length_s = float(max(part.times_unix_s[-1] for part in near)) - start
+    slot_s = max(slot_s, length_s / max(_FEWEST_SLOTS, _MOST_CELLS // (len(keys) * len(metrics))))
+    slots = int(length_s / slot_s) + 1
+    data = np.full((slots, len(keys), len(metrics)), np.nan, np.float32)
+    column = 0
+    for part in parts:
+        slot = np.floor((part.times_unix_s - start) / slot_s).astype(np.int64)
+        inside = (slot >= 0) & (slot < slots)
+        width = len(part.keys)
+        place = [metrics.index(name) for name in part.metrics]
+        block = data[:, column : column + width]
+        if place == list(range(len(metrics))):
+            block[slot[inside]] = part.data[inside]
+        else:
+            block[slot[inside][:, None, None], np.arange(width)[None, :, None], place] = part.data[inside]
+        column += width
+    return _table(np.asarray(start + slot_s * np.arange(slots), np.float64), keys, metrics, data)
+
+
+def _table(
+    times: Floats, keys: tuple[GpuKey, ...], metrics: tuple[str, ...], data: NDArray[np.float32]
+) -> GpuTable:
+    return GpuTable(
+        time_unix_s=times,
+        gpus=keys,
+        metrics={name: data[:, :, index] for index, name in enumerate(metrics)},
+    )

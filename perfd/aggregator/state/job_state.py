@@ -1,0 +1,303 @@
+"""All that is known of one job, as its records come in."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from perfd.aggregator.state.collective_tables import CollectiveRows, ProgressRows
+from perfd.aggregator.state.limits import Counters, Limits
+from perfd.aggregator.state.nccl_time_counters import NcclTimes
+from perfd.aggregator.state.step_tables import PhaseRows, StepRows
+from perfd.analysis.data.job_data import Captured
+from perfd.model import (
+    CollectiveProgress,
+    CollectiveTimes,
+    Event,
+    EventKind,
+    JobDescription,
+    LogProgress,
+    MemoryReport,
+    ParallelLayout,
+    StepPhases,
+    TrainingStep,
+)
+
+_MODEL_SIZES = ("layers", "hidden_size", "attention_heads")
+_GROUPS = ("world_size", "tp", "pp", "dp", "cp", "ep", "vp")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogState:
+    """How far one log was read, and how old its newest line was when that was said."""
+
+    progress: LogProgress
+    silent_s: float | None
+    received_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where a record came from and when: the agent's own clock for labels, ours for decisions."""
+
+    agent_id: str
+    node: str
+    sent_unix_s: float
+    now_s: float
+    """Monotonic, ours."""
+    late: bool = False
+    """The batch filled a gap, so its records are older than what came before."""
+
+
+class JobState:
+    """One job. `version` counts up whenever something that the analysis reads has changed."""
+
+    def __init__(self, name: str, limits: Limits, counters: Counters) -> None:
+        self.name = name
+        self.version = 0
+        self.attempt = 1
+        self.description: JobDescription | None = None
+        self.steps = StepRows(limits.steps_per_job)
+        self.phases = self._new_phases(limits)
+        self.collectives = CollectiveRows(limits, counters)
+        self.nccl = NcclTimes(limits, counters)
+        self.progress = ProgressRows(limits, counters)
+        self.memory: dict[int | None, MemoryReport] = {}
+        self.events: deque[Event] = deque(maxlen=limits.events_per_job)
+        self.logs: dict[tuple[str, str], LogState] = {}
+        self.nodes: dict[str, float] = {}
+        """Nodes that speak of the job, with the monotonic time they last did."""
+        self.received_s = 0.0
+        self.captured: Captured | None = None
+        """By the newest capture that tells."""
+        self.started_unix_s: float | None = None
+        self.ended_unix_s: float | None = None
+        self._restarted_unix_s: float | None = None
+        self._limits = limits
+        self._counters = counters
+        self._last_step_of: dict[str, int] = {}
+        self._attempt_of: dict[str, int] = {}
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job said, or its runner saw, that it is over."""
+        return self.ended_unix_s is not None
+
+    @property
+    def world_size(self) -> int | None:
+        """How many ranks the job says it has."""
+        return self.description.parallel.world_size if self.description else None
+
+    @property
+    def run_began_unix_s(self) -> float | None:
+        """When it started or restarted last."""
+        known = [began for began in (self.started_unix_s, self._restarted_unix_s) if began is not None]
+        return max(known, default=None)
+
+    def touch(self, source: Source) -> None:
+        """Note that a node spoke of the job."""
+        if source.node not in self.nodes and len(self.nodes) >= self._limits.nodes_per_job:
+            self._counters.rejected["nodes_per_job"] += 1
+            return
+        self.nodes[source.node] = source.now_s
+        self.received_s = max(self.received_s, source.now_s)
+        if self.started_unix_s is None:
+            self.started_unix_s = source.sent_unix_s
+
+    def describe(self, description: JobDescription, source: Source) -> Event | None:
+        """Merge what the job says of itself; returns an event when that shows another start.
+
+        The later word wins where it says something. Another layout or model is another
+        start of the job, so that nothing of the old one may be mixed into it.
+        """
+        if (description.parallel.world_size or 0) > self._limits.ranks_per_job:
+            self._counters.rejected["ranks_per_job"] += 1
+            return None
+        self.version += 1
+        if self.description is None:
+            self.description = description
+            return None
+        if _same_run(self.description, description):
+            self.description = _merged(self.description, description)
+            return None
+        self.description = description
+        self.steps = StepRows(self._limits.steps_per_job)
+        self.phases = self._new_phases(self._limits)
+        self.collectives.clear()
+        self.nccl.clear()
+        self.progress.clear()
+        self.memory.clear()
+        self._last_step_of.clear()
+        self._attempt_of.clear()
+        return self._restarted(source, "The job started again with another layout or model.")
+
+    def step(self, line: TrainingStep, source: Source) -> Event | None:
+        """Add a progress line; returns an event when it shows that the job went back to an earlier step."""
+        self.version += 1
+        event = None
+        if not source.late:
+            if self._went_back(line, source.agent_id) and not self.steps.same_line(line):
+                event = self._go_back(line, source)
+            self._last_step_of[source.agent_id] = line.step
+            self._attempt_of.setdefault(source.agent_id, self.attempt)
+        self.steps.put(line, source.sent_unix_s)
+        return event
+
+    def step_phases(self, block: StepPhases, _source: Source) -> None:
+        """Add a block of phase timers."""
+        self.version += 1
+        self._counters.rejected["phases_per_job"] += self.phases.put(block)
+
+    def collective_times(self, times: CollectiveTimes, _source: Source) -> None:
+        """Add what one rank reported of its collectives."""
+        self.version += 1
+        self.collectives.put(times)
+
+    def collective_progress(self, progress: CollectiveProgress, _source: Source) -> None:
+        """Add how far one rank is on one communicator."""
+        self.version += 1
+        self.progress.put(progress)
+
+    def memory_report(self, report: MemoryReport, _source: Source) -> None:
+        """Keep the newest report of a rank."""
+        if report.rank not in self.memory and len(self.memory) >= self._limits.memory_reports_per_job:
+            self._counters.rejected["memory_reports_per_job"] += 1
+            return
+        self.version += 1
+        self.memory[report.rank] = report
+
+    def event(self, event: Event) -> None:
+        """Note what happened; the job's start and end are read from it."""
+        self.version += 1
+        self.events.append(event)
+        time_unix_s = event.time_unix_ns / 1e9
+        if event.kind is EventKind.RESTARTED:
+            self._restarted_unix_s = time_unix_s
+        if event.kind is EventKind.JOB_STARTED:
+            self.started_unix_s, self.ended_unix_s = time_unix_s, None
+        elif event.kind is EventKind.JOB_ENDED:
+            self.ended_unix_s = time_unix_s
+
+    def take_captured(self, captured: Captured | None) -> None:
+        """Note what the newest capture that tells showed."""
+        if captured != self.captured:
+            self.version += 1
+            self.captured = captured
+
+    def log_progress(self, progress: LogProgress, source: Source) -> None:
+        """Note how far a log was read."""
+        key = (source.agent_id, progress.stream)
+        if key not in self.logs and len(self.logs) >= self._limits.streams_per_job:
+            self._counters.rejected["streams_per_job"] += 1
+            return
+        last = progress.last_line_unix_ns
+        # Both times are the agent's, so its clock's offset is not in the difference.
+        silent_s = None if last is None else max(0.0, source.sent_unix_s - last / 1e9)
+        self.logs[key] = LogState(progress=progress, silent_s=silent_s, received_s=source.now_s)
+
+    def log_silent_s(self, now_s: float) -> float | None:
+        """How long no log of the job has had a new line; None without a log, or after the end."""
+        if self.ended:
+            return None
+        ages = [
+            log.silent_s + max(0.0, now_s - log.received_s)
+            for log in self.logs.values()
+            if log.silent_s is not None
+        ]
+        return min(ages, default=None)
+
+    def restore(
+        self, *, attempt: int, started_unix_s: float | None, description: JobDescription | None
+    ) -> None:
+        """Go on with the attempt that history knows."""
+        self.attempt = attempt
+        self.started_unix_s = started_unix_s
+        self.description = description
+        self.version += 1
+
+    def _went_back(self, line: TrainingStep, agent_id: str) -> bool:
+        last_of_agent = self._last_step_of.get(agent_id)
+        if last_of_agent is not None:
+            return line.step < last_of_agent
+        # A further agent may lag behind the first; only the first one may contradict what was restored.
+        return not self._last_step_of and line.step <= (self.steps.last_step or 0)
+
+    def _go_back(self, line: TrainingStep, source: Source) -> Event | None:
+        """Begin a new attempt, unless another agent's log has already told of it."""
+        seen = self._attempt_of.get(source.agent_id, self.attempt)
+        self._attempt_of[source.agent_id] = min(seen, self.attempt) + 1
+        newest = self.steps.last_step
+        if seen < self.attempt or newest is None or newest < line.step:
+            return None
+        # Its communicators are new ones, and its counters begin anew.
+        self.collectives.clear()
+        self.nccl.clear()
+        self.progress.clear()
+        lines = self.steps.cut_from(line.step)
+        self.phases.cut_from(line.step)
+        return self._restarted(
+            source,
+            f"Step {line.step} came after step {newest}: the job went back to a checkpoint.",
+            line=line,
+            values={"lost_steps": float(newest - line.step + 1), "lost_lines": float(lines)},
+        )
+
+    def _restarted(
+        self,
+        source: Source,
+        message: str,
+        *,
+        line: TrainingStep | None = None,
+        values: Mapping[str, float] | None = None,
+    ) -> Event:
+        self.attempt += 1
+        self.ended_unix_s = None
+        sent_unix_ns = round(source.sent_unix_s * 1e9)
+        event = Event(
+            kind=EventKind.RESTARTED,
+            time_unix_ns=(line.time_unix_ns if line else None) or sent_unix_ns,
+            message=message,
+            job=self.name,
+            step=line.step if line else None,
+            values=values or {},
+        )
+        self.events.append(event)
+        self._restarted_unix_s = event.time_unix_ns / 1e9
+        return event
+
+    def _new_phases(self, limits: Limits) -> PhaseRows:
+        return PhaseRows(
+            names=limits.phases_per_job, ranks=limits.ranks_per_job, cells=limits.phase_cells_per_job
+        )
+
+
+def _same_run(old: JobDescription, new: JobDescription) -> bool:
+    pairs = [(getattr(old.parallel, name), getattr(new.parallel, name)) for name in _GROUPS]
+    if old.model and new.model:
+        # Later lines may tell more of the same model; these three are told by the first.
+        pairs += [(getattr(old.model, name), getattr(new.model, name)) for name in _MODEL_SIZES]
+    return all(before is None or after is None or before == after for before, after in pairs)
+
+
+def _merged(old: JobDescription, new: JobDescription) -> JobDescription:
+    changes = {
+        field.name: value
+        for field in dataclasses.fields(JobDescription)
+        if (value := getattr(new, field.name)) is not None
+    }
+    changes["parallel"] = _merged_layout(old.parallel, new.parallel)
+    changes["arguments"] = {**old.arguments, **new.arguments}
+    return dataclasses.replace(old, **changes)
+
+
+def _merged_layout(old: ParallelLayout, new: ParallelLayout) -> ParallelLayout:
+    return dataclasses.replace(
+        old,
+        **{
+            field.name: value
+            for field in dataclasses.fields(ParallelLayout)
+            if (value := getattr(new, field.name)) is not None
+        },
+    )

@@ -1,0 +1,305 @@
+"""What a node's collectors read: the newest value of everything, and a short history of its GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfd.analysis.data.job_data import Floats
+from perfd.model import SampleTable
+
+Floats32 = NDArray[np.float32]
+
+_METRIC = re.compile(r"[a-z][a-z0-9_]{0,99}")
+"""What can become the name of an exported series."""
+_ENTITY = re.compile(r".{0,256}", re.DOTALL)
+"""What can become the value of a label."""
+_MOST_CELLS = 8_192
+_FIRST_ROWS = 16
+_SAME_INSTANT_NS = 50_000_000
+
+
+def values_of(table: SampleTable) -> Floats:
+    """A table's numbers as rows by columns."""
+    return np.array(list(table.columns.values()), np.float64).reshape(len(table.columns), -1).T
+
+
+class Names:
+    """Positions of names in the order they were first seen, up to a bound, if they match a pattern."""
+
+    def __init__(self, limit: int, pattern: re.Pattern[str] | None = None) -> None:
+        self._limit = limit
+        self._pattern = pattern
+        self._positions: dict[str, int] = {}
+        self.known: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def positions(self, names: Sequence[str], most: int | None = None) -> tuple[list[int], int]:
+        """The position of each name, -1 where a bound refused it, and how many names it refused.
+
+        `most` is a second bound on how many names there may be, for now.
+        """
+        limit = self._limit if most is None else min(self._limit, most)
+        positions = self._positions
+        try:
+            return [positions[name] for name in names], 0
+        except KeyError:
+            refused = set()
+            for name in dict.fromkeys(names):
+                if name in positions:
+                    continue
+                if len(positions) < limit and (self._pattern is None or self._pattern.fullmatch(name)):
+                    positions[name] = len(positions)
+                else:
+                    refused.add(name)
+            self.known = tuple(positions)
+            return [positions.get(name, -1) for name in names], len(refused)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Where the cells of a table belong."""
+
+    entities: Sequence[str]
+    columns: Sequence[str]
+    waves: Sequence[tuple[NDArray[np.intp], NDArray[np.intp]]]
+    """Positions of entities and their rows; each wave has an entity once, a later one is newer."""
+    kept: NDArray[np.intp]
+    """Columns of the table that have a place."""
+    metrics: NDArray[np.intp]
+    """Their places."""
+    refused: int
+    """How many names have no place."""
+    whole: bool
+    """The table is one row of each entity there is, and each metric, in order."""
+
+    def fits(self, table: SampleTable) -> bool:
+        """Whether a table has the rows and columns of the one that the plan was made for."""
+        return self.entities == table.entities and self.columns == tuple(table.columns)
+
+
+class Layout:
+    """The entities and metrics of one scope of a node, in the order they were first seen."""
+
+    def __init__(self, *, entities: int, metrics: int, cells: int = _MOST_CELLS) -> None:
+        self.entities = Names(entities, _ENTITY)
+        self.metrics = Names(metrics, _METRIC)
+        self._cells = cells
+        self._newest: Plan | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """How many entities and metrics there are."""
+        return len(self.entities), len(self.metrics)
+
+    def plan(self, table: SampleTable) -> Plan:
+        """Where a table's cells belong; tables are alike from one second to the next, and so are plans."""
+        if self._newest is None or not self._newest.fits(table):
+            self._newest = self._new_plan(table)
+        return self._newest
+
+    def _new_plan(self, table: SampleTable) -> Plan:
+        columns = tuple(table.columns)
+        rows, refused_entities = self.entities.positions(
+            table.entities, self._cells // max(1, len(self.metrics))
+        )
+        places, refused_metrics = self.metrics.positions(columns, self._cells // max(1, len(self.entities)))
+        waves = _waves(rows)
+        everything = range(len(self.entities)), range(len(self.metrics))
+        return Plan(
+            entities=tuple(table.entities),
+            columns=columns,
+            waves=[
+                (np.fromiter(wave, np.intp, len(wave)), np.fromiter(wave.values(), np.intp, len(wave)))
+                for wave in waves
+            ],
+            kept=np.array([index for index, place in enumerate(places) if place >= 0], np.intp),
+            metrics=np.array([place for place in places if place >= 0], np.intp),
+            refused=refused_entities + refused_metrics,
+            whole=(tuple(rows), tuple(places)) == tuple(map(tuple, everything)),
+        )
+
+
+class Readings:
+    """The newest value of each metric of each entity of one scope of a node, entities by metrics."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.values: Floats = np.full((0, 0), np.nan)
+        self._seen_s: Floats = np.full((0, 0), np.nan)
+        self._period_s: Floats = np.full((0, 0), np.nan)
+
+    def update(self, plan: Plan, values: Floats, now_s: float) -> None:
+        """Take a table that arrived at `now_s` (monotonic).
+
+        A NaN does not erase what was read before it: a slow metric has a value in some rows only,
+        and leaves by its age.
+        """
+        if self.values.shape != self.layout.shape:
+            self._grow()
+        if plan.whole:
+            self._put(slice(None), values, now_s)
+            return
+        for entities, rows in plan.waves:
+            self._put(np.ix_(entities, plan.metrics), values[np.ix_(rows, plan.kept)], now_s)
+
+    def fresh(self, now_s: float, stale_after_s: float) -> Floats:
+        """The values, NaN where a reading is older than `stale_after_s` and than three of its intervals."""
+        limit_s = np.fmax(stale_after_s, 3 * self._period_s)
+        return np.where(now_s - self._seen_s <= limit_s, self.values, np.nan)
+
+    def _put(self, cells: slice | tuple[NDArray[np.intp], ...], block: Floats, now_s: float) -> None:
+        seen_s = self._seen_s[cells]
+        absent = np.isnan(block)
+        if absent.any():
+            block = np.where(absent, self.values[cells], block)
+        older = ~absent & (seen_s != now_s)
+        if older.any():
+            self._period_s[cells] = np.where(older, now_s - seen_s, self._period_s[cells])
+            self._seen_s[cells] = np.where(older, now_s, seen_s)
+        self.values[cells] = block
+
+    def _grow(self) -> None:
+        added = [(0, new - old) for new, old in zip(self.layout.shape, self.values.shape, strict=True)]
+        self.values = np.pad(self.values, added, constant_values=np.nan)
+        self._seen_s = np.pad(self._seen_s, added, constant_values=np.nan)
+        self._period_s = np.pad(self._period_s, added, constant_values=np.nan)
+
+
+class GpuHistory:
+    """Samples of a node's GPUs: instants by GPUs by metrics, float32, bounded in seconds and rows."""
+
+    def __init__(self, layout: Layout, *, seconds: float, rows: int) -> None:
+        self.layout = layout
+        self._keep_ns = round(seconds * 1e9)
+        self._max_rows = rows
+        self._rows = 0
+        self._times_ns: NDArray[np.int64] = np.zeros(_FIRST_ROWS, np.int64)
+        self._data: Floats32 = np.full((_FIRST_ROWS, 0, 0), np.nan, np.float32)
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def append(self, plan: Plan, times_ns: Sequence[int], values: Floats) -> None:
+        """Add a table, whose rows may be of many instants.
+
+        Rows of different GPUs at most 50 ms apart are one instant: one sweep over the GPUs.
+        """
+        if self._data.shape[1:] != self.layout.shape:
+            self._widen()
+        if not plan.waves:
+            return
+        # A reading too large for float32 becomes infinite, which is no reason to refuse the batch.
+        with np.errstate(over="ignore"):
+            if plan.whole and abs(times_ns[-1] - times_ns[0]) <= _SAME_INSTANT_NS:
+                row = self._make_room(1)
+                self._data[row] = values
+                self._times_ns[row] = times_ns[0]
+                self._rows = row + 1
+            else:
+                self._put(plan, times_ns, values)
+
+    def since(self, time_unix_s: float) -> tuple[Floats, Floats32]:
+        """Instants from `time_unix_s` on, and their (t, gpu, metric) values; copies."""
+        times = self._times_ns[: self._rows]
+        # Instants are almost ordered; a late batch may have put a few out of place.
+        if (np.diff(times) >= 0).all():
+            start = int(np.searchsorted(times, time_unix_s * 1e9)) if time_unix_s > 0 else 0
+            return times[start:] / 1e9, self._data[start : self._rows].copy()
+        order = np.flatnonzero(times >= time_unix_s * 1e9)
+        order = order[np.argsort(times[order], kind="stable")]
+        return times[order] / 1e9, self._data[order]
+
+    def newest_unix_s(self) -> float:
+        """The newest instant, NaN before the first."""
+        return float(self._times_ns[: self._rows].max()) / 1e9 if self._rows else float("nan")
+
+    def interval_s(self) -> float:
+        """The median distance of the newest instants, 0 when there are fewer than two."""
+        if self._rows < 2:
+            return 0.0
+        distances = np.diff(self._times_ns[max(0, self._rows - 32) : self._rows])
+        return float(np.partition(distances, len(distances) // 2)[len(distances) // 2]) / 1e9
+
+    def _put(self, plan: Plan, times_ns: Sequence[int], values: Floats) -> None:
+        pairs = sorted(
+            (row, gpu)
+            for gpus, rows in plan.waves
+            for gpu, row in zip(gpus.tolist(), rows.tolist(), strict=True)
+        )
+        rows, gpus = [row for row, _ in pairs], [gpu for _, gpu in pairs]
+        times = [times_ns[row] for row in rows]
+        instants = _instants(times, gpus)
+        count = instants[-1] + 1
+        first = self._make_room(count)
+        self._data[first : first + count] = np.nan
+        places = np.array(instants)[:, None] + first, np.array(gpus)[:, None], plan.metrics
+        self._data[places] = values[np.ix_(rows, plan.kept)]
+        for instant, time_ns in zip(reversed(instants), reversed(times), strict=True):
+            self._times_ns[first + instant] = time_ns
+        self._rows = first + count
+
+    def _make_room(self, count: int) -> int:
+        """Room for `count` rows; returns where they begin."""
+        if self._rows + count <= len(self._times_ns):
+            return self._rows
+        oldest_ns = self._times_ns[: self._rows].max(initial=0) - self._keep_ns
+        expired = int(np.argmax(np.append(self._times_ns[: self._rows] >= oldest_ns, True)))
+        drop = max(expired, self._rows + count - max(self._max_rows, count))
+        # Rows move only when a quarter goes at once, so that moving costs little per row.
+        if drop < self._rows // 4 and self._rows + count <= self._max_rows:
+            drop = 0
+        elif drop:
+            drop = max(drop, min(self._rows, self._rows // 4))
+        kept = self._rows - drop
+        capacity = len(self._times_ns)
+        while capacity < kept + count:
+            capacity = min(2 * capacity, max(self._max_rows, kept + count))
+        times_ns = np.zeros(capacity, np.int64)
+        times_ns[:kept] = self._times_ns[drop : self._rows]
+        # Rows are written before they are read; untouched ones cost no memory.
+        data = np.empty((capacity, *self._data.shape[1:]), np.float32)
+        data[:kept] = self._data[drop : self._rows]
+        self._times_ns, self._data = times_ns, data
+        return kept
+
+    def _widen(self) -> None:
+        _, gpus, metrics = self._data.shape
+        new_gpus, new_metrics = self.layout.shape
+        added = ((0, 0), (0, new_gpus - gpus), (0, new_metrics - metrics))
+        self._data = np.pad(self._data, added, constant_values=np.nan)
+
+
+def _waves(rows: Sequence[int]) -> list[dict[int, int]]:
+    """Rows in groups that name each entity once, in order: entity to row; refused entities left out."""
+    waves: list[dict[int, int]] = []
+    occurrences: dict[int, int] = {}
+    for row, entity in enumerate(rows):
+        if entity < 0:
+            continue
+        wave = occurrences.get(entity, 0)
+        occurrences[entity] = wave + 1
+        if wave == len(waves):
+            waves.append({})
+        waves[wave][entity] = row
+    return waves
+
+
+def _instants(times_ns: Sequence[int], gpus: Sequence[int]) -> list[int]:
+    """For each row the instant that it belongs to, counted from 0."""
+    instants: list[int] = []
+    seen: set[int] = set()
+    instant, started_ns = 0, times_ns[0]
+    for time_ns, gpu in zip(times_ns, gpus, strict=True):
+        if gpu in seen or abs(time_ns - started_ns) > _SAME_INSTANT_NS:
+            instant, started_ns = instant + 1, time_ns
+            seen = set()
+        seen.add(gpu)
+        instants.append(instant)
+    return instants

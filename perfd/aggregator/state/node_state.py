@@ -1,0 +1,152 @@
+"""All that is known of one node: its GPUs, what its collectors read, and whom its GPUs serve."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from perfd.aggregator.state.limits import Counters, Limits
+from perfd.aggregator.state.node_samples import GpuHistory, Layout, Readings, values_of
+from perfd.model import CollectorHealth, Event, GpuInfo, RankPlacement, SampleTable, Scope, ServerInfo
+
+
+class NodeState:
+    """One node, by the name that is unique among live agents.
+
+    `version` counts up when its set of series may have changed: new readings, other
+    placements; `samples` counts its GPU samples.
+    """
+
+    def __init__(self, name: str, limits: Limits, counters: Counters) -> None:
+        self.name = name
+        self.version = 0
+        self.samples = 0
+        self.received_s = 0.0
+        self.readings: dict[Scope, Readings] = {}
+        self.gpu_history = GpuHistory(
+            _new_layout(limits), seconds=limits.gpu_history_s, rows=limits.gpu_history_rows
+        )
+        self.gpu_infos: dict[int, GpuInfo] = {}
+        self.server_infos: dict[str, ServerInfo] = {}
+        """By the server's name; the one that was told longest ago goes first."""
+        self.placements: dict[tuple[str, int], RankPlacement] = {}
+        self.hardware_errors: dict[tuple[str, str, str], int] = {}
+        """By job (empty when none is known), GPU and code."""
+        self.health: dict[str, CollectorHealth] = {}
+        self._limits = limits
+        self._counters = counters
+
+    def sample(self, table: SampleTable, now_s: float) -> None:
+        """Take a table of readings."""
+        if not table.columns or not len(table.times_unix_ns):
+            return
+        values = values_of(table)
+        self._counters.samples += values.size
+        readings = self.readings.get(table.scope)
+        if readings is None:
+            readings = self.readings[table.scope] = Readings(self._layout(table.scope))
+        shape = readings.layout.shape
+        plan = readings.layout.plan(table)
+        readings.update(plan, values, now_s)
+        if readings.layout.shape != shape:
+            self.version += 1
+        if table.scope is Scope.GPU:
+            self.gpu_history.append(plan, table.times_unix_ns, values)
+            self.samples += 1
+        if plan.refused:
+            self._counters.rejected["names_per_scope"] += plan.refused
+
+    def _layout(self, scope: Scope) -> Layout:
+        if scope is Scope.GPU:
+            return self.gpu_history.layout
+        return _new_layout(self._limits)
+
+    def gpu_info(self, info: GpuInfo) -> bool:
+        """Know a GPU; returns whether that is news."""
+        if self.gpu_infos.get(info.index) == info:
+            return False
+        if len(self.gpu_infos) >= self._limits.entities_per_scope:
+            self._counters.rejected["entities_per_scope"] += 1
+            return False
+        self.gpu_infos[info.index] = info
+        self.version += 1
+        return True
+
+    def server_info(self, info: ServerInfo) -> bool:
+        """Know what a server is; returns whether that is news.
+
+        Of more servers than there may be, the one that was told of longest ago is forgotten: ports
+        change from one start to the next.
+        """
+        if len(info.server) > self._limits.name_chars or len(info.engine) > self._limits.name_chars:
+            self._counters.rejected["name_chars"] += 1
+            return False
+        info = self._with_short_names(info)
+        known = self.server_infos.pop(info.server, None)
+        while len(self.server_infos) >= self._limits.entities_per_scope:
+            self._counters.rejected["entities_per_scope"] += 1
+            del self.server_infos[next(iter(self.server_infos))]
+        self.server_infos[info.server] = info
+        return known != info
+
+    def _with_short_names(self, info: ServerInfo) -> ServerInfo:
+        """Without the texts that are too long to be the value of a label."""
+        return dataclasses.replace(info, version=self._short(info.version), model=self._short(info.model))
+
+    def _short(self, text: str | None) -> str | None:
+        if text is None or len(text) <= self._limits.name_chars:
+            return text
+        self._counters.rejected["name_chars"] += 1
+        return None
+
+    def place(self, placement: RankPlacement) -> bool:
+        """Know where a rank runs; returns whether that is news. A GPU serves the job that came last."""
+        key = (placement.job, placement.rank)
+        if self.placements.get(key) == placement:
+            return False
+        if placement.rank >= self._limits.ranks_per_job:
+            self._counters.rejected["ranks_per_job"] += 1
+            return False
+        if placement.gpu is not None:
+            self.placements = {
+                known: other
+                for known, other in self.placements.items()
+                if other.gpu != placement.gpu or other.job == placement.job
+            }
+        self.placements[key] = placement
+        self.version += 1
+        return True
+
+    def forget_job(self, job: str) -> None:
+        """Drop the placements of a job that is gone."""
+        self.placements = {key: kept for key, kept in self.placements.items() if key[0] != job}
+        self.version += 1
+
+    def hardware_error(self, event: Event, job: str) -> None:
+        """Count an XID, an ECC error or a lost GPU."""
+        key = (
+            job,
+            "" if event.gpu is None else str(event.gpu),
+            "" if event.code is None else str(event.code),
+        )
+        if key not in self.hardware_errors and len(self.hardware_errors) >= self._limits.entities_per_scope:
+            self._counters.rejected["entities_per_scope"] += 1
+            return
+        self.hardware_errors[key] = self.hardware_errors.get(key, 0) + 1
+
+    def collector_health(self, health: CollectorHealth) -> None:
+        """Keep the newest verdict on a collector."""
+        if health.collector not in self.health:
+            if len(self.health) >= self._limits.collectors_per_node:
+                self._counters.rejected["collectors_per_node"] += 1
+                return
+            if len(health.collector) > self._limits.name_chars:
+                self._counters.rejected["name_chars"] += 1
+                return
+            self.version += 1
+        self.health[health.collector] = health
+
+
+def _new_layout(limits: Limits) -> Layout:
+    return Layout(
+        entities=limits.entities_per_scope, metrics=limits.metrics_per_scope, cells=limits.series_per_scope
+    )

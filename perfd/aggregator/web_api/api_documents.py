@@ -1,0 +1,124 @@
+"""Entries of the JSON interface, from the state and the newest numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from perfd.aggregator.state.agent_registry import AgentState
+from perfd.aggregator.ingest.ingest import State
+from perfd.aggregator.state.job_state import JobState
+from perfd.analysis.diagnosis.job_summary import JobSummary
+from perfd.analysis.data.job_data import StepTable
+
+_SHOWN_CULPRITS = 4
+_SHOWN_ALERTS = 20
+
+
+def job_json(job: JobState, live: JobSummary, now_s: float) -> dict[str, Any]:
+    """One entry of schema perfd.jobs/1: where the job stands now, and its newest numbers."""
+    entry: dict[str, Any] = msgspec.to_builtins(live)
+    for left_to_the_summary in ("alerts", "findings", "flops_check"):
+        entry.pop(left_to_the_summary, None)
+    table = job.steps
+    entry["steps"] = {"count": len(table), "last": table.last_step}
+    entry |= {
+        "attempt": job.attempt,
+        "ended": job.ended,
+        "started_unix_s": job.started_unix_s,
+        "ended_unix_s": job.ended_unix_s,
+        "nodes": sorted(job.nodes),
+        "train_steps": job.description.train_steps if job.description else None,
+        "log_silent_s": job.log_silent_s(now_s),
+        "silent_s": max(0.0, now_s - job.received_s),
+    }
+    return entry
+
+
+def fleet_json(
+    state: State,
+    live: Mapping[str, JobSummary],
+    alerts: Sequence[Mapping[str, Any]],
+    servers: Sequence[Mapping[str, Any]],
+    now_s: float,
+) -> dict[str, Any]:
+    """The keys of schema perfd.fleet/1, for the jobs whose newest numbers are given."""
+    firing = Counter(alert["job"] for alert in alerts if alert["state"] == "firing")
+    with state.lock:
+        known = [(name, job) for name in live if (job := state.fleet.jobs.get(name)) is not None]
+        rows = [_fleet_row(job, live[name], now_s, firing[name]) for name, job in known]
+        connected = [agent.stream is not None for agent in state.agents]
+    elsewhere = [alert for alert in alerts if alert["state"] == "firing" and alert["job"] is None]
+    return {
+        "jobs": rows,
+        "alerts": [
+            {"name": alert["name"], "summary": alert["annotations"].get("summary", "")}
+            for alert in elsewhere[-_SHOWN_ALERTS:]
+        ],
+        "agents": {"count": len(connected), "connected": sum(connected)},
+        "servers": {"count": len(servers), "up": sum(server["up"] is not False for server in servers)},
+    }
+
+
+def _fleet_row(job: JobState, live: JobSummary, now_s: float, firing: int) -> dict[str, Any]:
+    """What a table of hundreds of jobs shows of each."""
+    worst = live.bottleneck
+    return {
+        "name": job.name,
+        "framework": live.framework,
+        "world_size": live.world_size,
+        "parallel": msgspec.to_builtins(live.parallel),
+        "nodes": len(job.nodes),
+        "ended": job.ended,
+        "silent_s": max(0.0, now_s - job.received_s),
+        "step": job.steps.last_step,
+        "train_steps": job.description.train_steps if job.description else None,
+        "step_time_s": live.step_time_s.median,
+        "tokens_per_s": live.tokens_per_s,
+        "mfu_ratio": live.mfu_ratio,
+        "communication_ratio": live.communication.share_ratio,
+        "stall_ratio": live.pipeline.stall_ratio,
+        "bottleneck": {
+            "kind": worst.kind.value,
+            "lost_ratio": worst.lost_ratio,
+            "culprits": msgspec.to_builtins(worst.culprits[:_SHOWN_CULPRITS]),
+            "culprit_count": len(worst.culprits),
+        },
+        "firing_alerts": firing,
+    }
+
+
+def agent_json(agent: AgentState, now_s: float) -> dict[str, Any]:
+    """One entry of schema perfd.agents/1."""
+    return {
+        "agent_id": agent.agent_id,
+        "node": agent.node,
+        "connected": agent.stream is not None,
+        "version": agent.perfd_version or None,
+        "last_sequence": agent.last_sequence,
+        "batches": agent.batches,
+        "dropped_records": agent.dropped_records,
+        "silent_s": max(0.0, now_s - agent.received_s),
+        "clock_offset_s": agent.clock_offset_s,
+        "capture_tools": [tool.value for tool in agent.capture_tools],
+    }
+
+
+def step_lines(table: StepTable, first_step: int, limit: int) -> list[dict[str, Any]]:
+    """Rows of a table as entries of schema perfd.steps/1."""
+    start = int(np.searchsorted(table.step, first_step))
+    columns = {
+        field.name: getattr(table, field.name)[start : start + limit].tolist()
+        for field in dataclasses.fields(StepTable)
+    }
+    loss = columns.pop("loss")
+    lines = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    for line, value in zip(lines, loss, strict=True):
+        line["losses"] = {} if math.isnan(value) else {"loss": value}
+    return lines

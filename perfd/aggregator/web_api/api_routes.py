@@ -1,0 +1,201 @@
+"""The HTTP interface: /metrics and the JSON of /api/v1, as docs/api.md describes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+import msgspec
+
+from perfd import __version__
+from perfd.aggregator.web_api.report_routes import report_routes
+from perfd.analysis.diagnosis.job_summary import JobSummary, to_json
+from perfd.aggregator.web_api.capture_routes import StartBody, capture_routes
+from perfd.errors import PerfdError
+from perfd.metrics.exposition import CONTENT_TYPE
+from perfd.net.http import Handler, Request, Response
+from perfd.web.live_updates import Live
+from perfd.web.page_routes import page_routes
+
+_MAX_STEPS = 10_000
+_MAX_POINTS = 2000
+_INDEX = """perfd aggregator {version}
+
+/                               the page, for people
+/metrics                        everything, for Prometheus
+/api/v1/fleet                   jobs, one short row each
+/api/v1/jobs                    jobs, with their newest numbers; ?job=JOB for one
+/api/v1/jobs/JOB                the summary of one job (perfd.summary/1); ?since=UNIX
+/api/v1/jobs/JOB/steps          its progress lines; ?from=STEP&limit=N
+/api/v1/jobs/JOB/series         step time and MFU over its steps; ?points=N
+/api/v1/alerts                  alerts of perfd's own engine; ?job=JOB
+/api/v1/servers                 serving engines
+/api/v1/agents                  agents and their nodes
+/api/v1/events                  server-sent events: one whenever there are newer numbers
+/api/v1/captures                captures (perfd.capture/1); POST starts one
+/api/v1/webhooks/alertmanager   takes Alertmanager's webhooks, which start captures
+/api/v1/healthz, readyz         whether it lives, and whether it serves
+"""
+
+
+class Source(Protocol):
+    """What the interface tells of. Every method may be called from any thread."""
+
+    def page(self) -> bytes:
+        """The page for Prometheus."""
+
+    def jobs(self) -> list[str]:
+        """Names of the jobs in memory."""
+
+    def overview(self, job: str | None = None) -> list[dict[str, Any]]:
+        """One entry a job, or that of one job, of schema perfd.jobs/1."""
+
+    def fleet(self) -> dict[str, Any]:
+        """The keys of schema perfd.fleet/1."""
+
+    def servers(self) -> list[dict[str, Any]]:
+        """Serving engines, of schema perfd.servers/1."""
+
+    def summary(self, job: str | None = None) -> list[JobSummary]:
+        """Summaries of one job or all, in memory."""
+
+    def summary_since(self, job: str, since_unix_s: float) -> JobSummary | None:
+        """The summary of a job from a moment on; None when it is not in memory."""
+
+    def stored_summary(self, job: str) -> Mapping[str, Any] | None:
+        """The summary of a job that only history knows."""
+
+    def steps(self, job: str, first_step: int, limit: int) -> list[dict[str, Any]] | None:
+        """Progress lines of a job; None when it is not known."""
+
+    def series(self, job: str, points: int) -> dict[str, list[Any]] | None:
+        """Columns of schema perfd.series/1; None for a job that is not in memory."""
+
+    def alerts(self) -> list[dict[str, Any]]:
+        """Alerts, newest first."""
+
+    def agents(self) -> list[dict[str, Any]]:
+        """Agents."""
+
+    def captures(self) -> list[dict[str, Any]]:
+        """Captures, oldest first."""
+
+    def start_capture(self, body: StartBody) -> Mapping[str, Any]:
+        """Begin a capture by hand; raises `CaptureError`."""
+
+    def cancel_capture(self, capture_id: str, reason: str) -> Mapping[str, Any]:
+        """End a capture by hand; raises `CaptureError`."""
+
+    def serving(self) -> bool:
+        """Whether agents are served."""
+
+
+def routes(source: Source, live: Live) -> dict[str, Handler]:
+    """Everything that the aggregator serves, by path; `live` is told when a round is over."""
+    return {
+        **page_routes(lambda job: job in source.jobs() or source.stored_summary(job) is not None),
+        "/api/v1": lambda _: _text(_INDEX.format(version=__version__)),
+        "/metrics": lambda _: Response(body=source.page(), content_type=CONTENT_TYPE),
+        **report_routes(source),
+        "/api/v1/fleet": lambda _: _json({"schema": "perfd.fleet/1", **source.fleet()}),
+        "/api/v1/jobs": lambda request: _json(
+            {"schema": "perfd.jobs/1", "jobs": source.overview(request.query.get("job"))}
+        ),
+        "/api/v1/jobs/": lambda request: _job(source, request),
+        "/api/v1/alerts": lambda request: _alerts(source, request.query.get("job")),
+        "/api/v1/servers": lambda _: _json({"schema": "perfd.servers/1", "servers": source.servers()}),
+        "/api/v1/events": live.connect,
+        "/api/v1/agents": lambda _: _json({"schema": "perfd.agents/1", "agents": source.agents()}),
+        **capture_routes(captures=source.captures, start=source.start_capture, cancel=source.cancel_capture),
+        "/api/v1/healthz": lambda _: _text("ok\n"),
+        "/api/v1/readyz": lambda _: _text("ready\n") if source.serving() else _text("not ready\n", 503),
+    }
+
+
+def _job(source: Source, request: Request) -> Response:
+    name, _, rest = request.rest.partition("/")
+    job = unquote(name)
+    try:
+        if rest == "":
+            return _summary(source, job, request.query.get("since"))
+        if rest == "steps":
+            return _steps(source, job, request)
+        if rest == "series":
+            return _series(source, job, request)
+    except PerfdError as error:
+        return _error(503, str(error))
+    return _error(404, f"There is nothing at {request.path}; a job has its summary, `steps` and `series`.")
+
+
+def _alerts(source: Source, job: str | None) -> Response:
+    alerts = [alert for alert in source.alerts() if job in {None, alert["job"]}]
+    return _json({"schema": "perfd.alerts/1", "alerts": alerts})
+
+
+def _summary(source: Source, job: str, since: str | None) -> Response:
+    if since is not None:
+        return _summary_since(source, job, since)
+    found = source.summary(job)
+    if found:
+        return _json(to_json(found))
+    stored = source.stored_summary(job)
+    if stored is None:
+        return _no_job(job)
+    return _json({"schema": "perfd.summary/1", "jobs": [stored]})
+
+
+def _summary_since(source: Source, job: str, since: str) -> Response:
+    try:
+        since_unix_s = float(since)
+    except ValueError:
+        since_unix_s = math.nan
+    if not math.isfinite(since_unix_s):
+        return _error(400, "`since` must be a number of seconds since 1970.")
+    found = source.summary_since(job, since_unix_s)
+    if found is None:
+        return _no_job(job, " in memory")
+    if not found.steps.count:
+        return _error(404, f"Job {job!r} showed no step since then.")
+    return _json(to_json([found]))
+
+
+def _steps(source: Source, job: str, request: Request) -> Response:
+    try:
+        first, limit = int(request.query.get("from", "0")), int(request.query.get("limit", "1000"))
+    except ValueError:
+        return _error(400, "`from` and `limit` must be whole numbers.")
+    if not 0 < limit <= _MAX_STEPS or not 0 <= first < 1 << 62:
+        return _error(400, f"`limit` must be from 1 to {_MAX_STEPS}, and `from` a step number.")
+    lines = source.steps(job, first, limit)
+    if lines is None:
+        return _no_job(job)
+    return _json({"schema": "perfd.steps/1", "job": job, "steps": lines})
+
+
+def _series(source: Source, job: str, request: Request) -> Response:
+    points = request.query.get("points", "600")
+    if not (points.isdecimal() and len(points) <= 4 and 0 < int(points) <= _MAX_POINTS):
+        return _error(400, f"`points` must be a whole number from 1 to {_MAX_POINTS}.")
+    columns = source.series(job, int(points))
+    if columns is None:
+        return _no_job(job, " in memory")
+    return _json({"schema": "perfd.series/1", "job": job, **columns})
+
+
+def _no_job(job: str, where: str = "") -> Response:
+    return _error(404, f"There is no job {job!r}{where}; `perfd status` and /api/v1/jobs list what there is.")
+
+
+def _error(status: int, message: str) -> Response:
+    return Response(body=msgspec.json.encode({"error": message}) + b"\n", status=status)
+
+
+def _text(text: str, status: int = 200) -> Response:
+    return Response(body=text.encode(), status=status, content_type="text/plain; charset=utf-8")
+
+
+def _json(document: Mapping[str, Any]) -> Response:
+    # msgspec writes NaN as null, which is what JSON has for "not known".
+    return Response(body=msgspec.json.encode(document) + b"\n")

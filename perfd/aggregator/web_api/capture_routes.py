@@ -1,0 +1,101 @@
+"""The HTTP face of captures: /api/v1/captures as routes for `perfd.net.http.HttpServer`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from perfd.errors import CaptureError
+from perfd.net.http import Handler, Request, Response
+
+SCHEMA = "perfd.capture/1"
+PATH = "/api/v1/captures"
+
+_T = TypeVar("_T", bound=msgspec.Struct)
+
+
+class StartBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What `POST /api/v1/captures` takes. What is left out comes from the profile."""
+
+    job: str
+    profile: str = "default"
+    ranks: str | None = None
+    steps: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    max_duration_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
+    id: str | None = None
+    """Chosen by the caller so that a repeated request captures once."""
+
+
+class CancelBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What `POST /api/v1/captures/ID/cancel` takes."""
+
+    reason: str = "by hand."
+
+
+def capture_routes(
+    *,
+    captures: Callable[[], Sequence[Mapping[str, Any]]],
+    start: Callable[[StartBody], Mapping[str, Any]],
+    cancel: Callable[[str, str], Mapping[str, Any]],
+) -> dict[str, Handler]:
+    """Routes over three callbacks, which do their own locking and raise `CaptureError` for a bad request."""
+
+    def collection(request: Request) -> Response:
+        if request.method == "POST":
+            return _answer(202, lambda: {"capture": start(_body(request.body, StartBody))})
+        return _answer(200, lambda: {"captures": _chosen(captures(), request.query)})
+
+    def one(request: Request) -> Response:
+        capture_id, _, verb = request.rest.partition("/")
+        if request.method == "POST" and verb == "cancel":
+            return _answer(
+                202, lambda: {"capture": cancel(capture_id, _body(request.body, CancelBody).reason)}
+            )
+        if request.method == "POST" or verb:
+            return _error(404, f"There is no {request.path}; GET {PATH} lists the captures.")
+        found = next((c for c in captures() if c["id"] == capture_id), None)
+        if found is None:
+            return _error(
+                404, f"There is no capture {capture_id!r}; `perfd capture list` shows what there is."
+            )
+        return _answer(200, lambda: {"capture": found})
+
+    return {PATH: collection, PATH + "/": one}
+
+
+def _chosen(captures: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> list[Mapping[str, Any]]:
+    """The captures of one job or server, or of one kind of them."""
+    job, kind = query.get("job"), query.get("kind")
+    if kind not in (None, "job", "server"):
+        raise CaptureError(f"`kind` must be job or server, and not {kind!r}.")
+    return [
+        capture
+        for capture in captures
+        if job in (None, capture["job"]) and kind in (None, "server" if capture["server"] else "job")
+    ]
+
+
+def _body(body: bytes, kind: type[_T]) -> _T:
+    try:
+        return msgspec.json.decode(body or b"{}", type=kind)
+    except msgspec.DecodeError as error:
+        raise CaptureError(f"The request's body is wrong: {error}.") from error
+
+
+def _answer(status: int, make: Callable[[], Mapping[str, Any]]) -> Response:
+    try:
+        document = make()
+    except CaptureError as error:
+        return _error(400, str(error))
+    return Response(status=status, body=_encode({"schema": SCHEMA, **document}))
+
+
+def _error(status: int, message: str) -> Response:
+    return Response(status=status, body=_encode({"error": message}))
+
+
+def _encode(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document).encode() + b"\n"

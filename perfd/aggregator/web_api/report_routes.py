@@ -1,0 +1,165 @@
+"""Reports that a browser opens: of a job, made from its summary, and of a capture, as it was analysed."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import PurePath
+from typing import Any, Protocol
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from perfd.aggregator.captures.capture_reports import REPORT_NAME, is_folder_of
+from perfd.aggregator.captures.call_with_timeout import Patience
+from perfd.analysis.diagnosis.job_summary import JobSummary, from_json
+from perfd.errors import PerfdError
+from perfd.net.http import Handler, Request, Response
+from perfd.report.sources.from_summary import report_of_summary
+from perfd.report.render.html import to_html
+
+_MAX_BYTES = 64 * 1024 * 1024
+# A report holds names of kernels and nodes: it is shown, and can do nothing.
+_HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'; sandbox"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class Source(Protocol):
+    """What reports are made of. Every method may be called from any thread."""
+
+    def summary(self, job: str | None = None) -> list[JobSummary]:
+        """Summaries of one job or all, in memory."""
+
+    def stored_summary(self, job: str) -> Mapping[str, Any] | None:
+        """The summary of a job that only history knows."""
+
+    def captures(self) -> list[dict[str, Any]]:
+        """Captures, oldest first."""
+
+
+def report_routes(source: Source, *, file_timeout_s: float = 5.0) -> dict[str, Handler]:
+    """`/reports/jobs/JOB` and `/reports/captures/ID`, with `/N` where its ranks lie in several folders."""
+    patience = Patience(file_timeout_s)
+    return {
+        "/reports/jobs/": lambda request: _job(source, unquote(request.rest)),
+        "/reports/captures/": lambda request: _capture(source, request, patience),
+    }
+
+
+def _job(source: Source, name: str) -> Response:
+    try:
+        found = source.summary(name)
+        stored = None if found else source.stored_summary(name)
+        if stored is not None:
+            found = from_json({"schema": "perfd.summary/1", "jobs": [stored]})
+    except (PerfdError, msgspec.ValidationError) as error:
+        return _say(503, "The summary of this job cannot be read", str(error))
+    if not found:
+        return _say(404, "No such job", f"There is no job {name!r}; the page at / lists them.")
+    return _html(to_html(report_of_summary(found[0], "perfd aggregator")).encode())
+
+
+def _capture(source: Source, request: Request, patience: Patience) -> Response:
+    capture_id, _, number = request.rest.partition("/")
+    capture = next((one for one in source.captures() if one["id"] == capture_id), None)
+    if capture is None:
+        return _say(404, "No such capture", f"There is no capture {capture_id!r}.")
+    try:
+        return patience.call(lambda: _stored(capture, number))
+    except TimeoutError:
+        return _say(503, "The report cannot be read", "The file system that it may lie on does not answer.")
+
+
+def _stored(capture: Mapping[str, Any], number: str) -> Response:
+    there = [folder for folder in _folders(capture) if _is_file(folder / REPORT_NAME)]
+    if not number and len(there) != 1:
+        return _overview(capture, len(there))
+    chosen = next((n for n in range(1, len(there) + 1) if number in {"", str(n)}), 0)
+    body = _read(there[chosen - 1] / REPORT_NAME) if chosen else None
+    if body is None:
+        return _say(404, "No such report", f"This capture has {len(there)} here.")
+    return _html(body)
+
+
+def _overview(capture: Mapping[str, Any], count: int) -> Response:
+    if count == 0:
+        return _say(404, "No report here yet", *_how_to_make(capture))
+    capture_id = capture["id"]
+    address = f"/reports/captures/{quote(capture_id, safe='')}"
+    links = [f'<a href="{address}/{n}">Report {n}</a>' for n in range(1, count + 1)]
+    return _html(_document(f"Reports of {capture_id}", links))
+
+
+def _folders(capture: Mapping[str, Any]) -> Sequence[PurePath]:
+    """Where agents say that a capture lies; a folder that is not called like the capture is not believed."""
+    files = [PurePath(file["path"]) for who in capture["ranks"] for file in who["files"]]
+    folders = dict.fromkeys(file.parent for file in files)
+    return [folder for folder in folders if is_folder_of(folder, capture["id"])]
+
+
+def _is_file(path: PurePath) -> bool:
+    """Whether `perfd capture show ID --analyze` can have written it; most captures lie on other machines."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size <= _MAX_BYTES
+
+
+def _read(path: PurePath) -> bytes | None:
+    """What it holds; None when it cannot be read, or was made a link or a pipe meanwhile."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(_MAX_BYTES)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _how_to_make(capture: Mapping[str, Any]) -> Sequence[str]:
+    files = [(who["node"], file.get("removed")) for who in capture["ranks"] for file in who["files"]]
+    nodes = sorted({node for node, removed in files if node and not removed})
+    if not nodes:
+        why = next((removed["reason"] for _, removed in files if removed), "")
+        return (f"Its files are gone. {why}",) if why else ("This capture left no files.",)
+    return (
+        f"Its files are on {', '.join(nodes)}. As the agent's user, run there:",
+        f"perfd capture show {capture['id']} --analyze",
+        "It is shown here when this machine can read that folder: the same machine, or a shared file system.",
+    )
+
+
+def _say(status: int, title: str, *sentences: str) -> Response:
+    body = _document(title, [escape(sentence) for sentence in sentences])
+    return Response(body=body, status=status, content_type="text/html; charset=utf-8", headers=_HEADERS)
+
+
+def _html(body: bytes) -> Response:
+    return Response(body=body, content_type="text/html; charset=utf-8", headers=_HEADERS)
+
+
+def _document(title: str, paragraphs: Sequence[str]) -> bytes:
+    inner = "".join(f"<p>{paragraph}</p>" for paragraph in paragraphs)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)}</title><style>:root{{color-scheme:light dark}}"
+        "body{font:16px/1.5 system-ui,sans-serif;max-width:42rem;margin:12vh auto;padding:0 1rem}</style>"
+        f"</head><body><h1>{escape(title)}</h1>{inner}</body></html>\n"
+    ).encode()

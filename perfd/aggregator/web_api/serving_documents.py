@@ -1,0 +1,98 @@
+"""Serving engines as the JSON interface tells of them, from what the nodes' collectors read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from perfd.aggregator.ingest.ingest import State
+from perfd.aggregator.state.node_state import NodeState
+from perfd.model import Scope
+
+_STATISTICS = ("p50", "p90", "p99", "mean")
+_LATENCIES = ("ttft", "tpot", "e2e", "queue")
+_PLAIN = (
+    "running_requests",
+    "queued_requests",
+    "kv_cache_used_ratio",
+    "prefix_hit_ratio",
+    "generation_tokens_per_s",
+    "prompt_tokens_per_s",
+    "gpu_busy_ratio",
+    "cuda_graph_ratio",
+    "replica_imbalance_ratio",
+)
+_PARALLEL = ("tp", "pp", "dp")
+_THEORY = ("tpot_floor_s", "tpot_theory_s", "ttft_floor_s", "memory_bandwidth_used_ratio")
+
+
+def servers_json(state: State, alerts: Sequence[Mapping[str, Any]], now_s: float) -> list[dict[str, Any]]:
+    """Entries of schema perfd.servers/1, by node and name.
+
+    A server whose readings are all old is there with every number unknown.
+    """
+    with state.lock:
+        stale_after_s = state.fleet.limits.stale_after_s
+        entries = [
+            entry for node in state.fleet.nodes.values() for entry in _of_node(node, now_s, stale_after_s)
+        ]
+    return _with_findings(sorted(entries, key=lambda entry: (entry["node"], entry["server"])), alerts)
+
+
+def _of_node(node: NodeState, now_s: float, stale_after_s: float) -> Iterator[dict[str, Any]]:
+    readings = node.readings.get(Scope.SERVER)
+    if readings is None:
+        return
+    metrics = readings.layout.metrics.known
+    fresh = readings.fresh(now_s, stale_after_s)
+    for server, row in zip(readings.layout.entities.known, fresh.tolist(), strict=True):
+        known = {name: value for name, value in zip(metrics, row, strict=True) if math.isfinite(value)}
+        yield _entry(node, server, known, now_s)
+
+
+def _with_findings(
+    entries: Sequence[Mapping[str, Any]], alerts: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    by_server: dict[tuple[str | None, str | None], list[Mapping[str, Any]]] = {}
+    for alert in alerts:
+        if alert["state"] == "firing":
+            labels = alert["labels"]
+            by_server.setdefault((labels.get("node"), labels.get("server")), []).append(alert)
+    return [
+        {
+            **entry,
+            "findings": [
+                {
+                    "name": alert["name"],
+                    "summary": alert["annotations"].get("summary", ""),
+                    "recommendation": alert["annotations"].get("description", ""),
+                }
+                for alert in by_server.get((entry["node"], entry["server"]), ())
+            ],
+        }
+        for entry in entries
+    ]
+
+
+def _entry(node: NodeState, server: str, known: Mapping[str, float], now_s: float) -> dict[str, Any]:
+    up = known.get("up")
+    theory = {name: known.get(name) for name in _THEORY}
+    info = node.server_infos.get(server)
+    return {
+        "node": node.name,
+        "server": server,
+        "engine": info.engine if info else None,
+        "version": info.version if info else None,
+        "model": info.model if info else None,
+        "role": info.role if info else None,
+        "parallel": {name: getattr(info.parallel, name) if info else None for name in _PARALLEL},
+        "up": None if up is None else bool(up),
+        "silent_s": max(0.0, now_s - node.received_s),
+        **{name: known.get(name) for name in _PLAIN},
+        **{
+            f"{latency}_s": {name: known.get(f"{latency}_{name}_s") for name in _STATISTICS}
+            for latency in _LATENCIES
+        },
+        "theory": theory if any(value is not None for value in theory.values()) else None,
+    }

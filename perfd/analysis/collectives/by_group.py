@@ -1,0 +1,214 @@
+"""What the operations of each communicator, and of each dimension of a job, amount to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+import numpy as np
+
+from perfd.analysis.collectives.bandwidth_model import Expected, expected_of
+from perfd.analysis.layout.rank_location import Places
+from perfd.analysis.data.robust_stats import highest, known, median, over_last
+from perfd.analysis.collectives.communicator_batch import Stack
+from perfd.analysis.data.job_data import Bools, Floats, Method
+from perfd.analysis.collectives.transfer_wait import bus_bandwidth_bytes_per_s
+from perfd.model import TimingSource
+
+_TINY_BYTES = 64 * 1024
+"""A message so small is latency, not bandwidth."""
+_MOST_GROUPS = 256
+_RARELY = 0.1
+"""Communicators that take so little of the time of the busiest one of their kind do not stand for it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclGroup:
+    """One kind of operation on one communicator, over the operations that all ranks reported."""
+
+    communicator: str
+    group: str | None
+    """`tp`, `cp`, `dp`, `dp_cp`, `ep`, `edp`, `pp` or `world`, by its members and the job's layout; None
+    when they fit none."""
+    operation: str
+    ranks: Sequence[int]
+    operations: int
+    transfer_s: float | None
+    """Median of an operation's transfer."""
+    wait_ratio: float | None
+    """Share of the time in these kernels, over all ranks, that is waiting."""
+    bus_bytes_per_s: float | None
+    """Median over operations that are large enough to be bound by bandwidth; of their transfer."""
+    size_bytes: float | None = None
+    """Median of these operations' messages, of all where none is that large."""
+    expected_bus_bytes_per_s: float | None = None
+    """What the links between its ranks allow; see `perfd.analysis.collectives.bandwidth_model`."""
+    expected_source: str | None = None
+    latency_bound: bool | None = None
+    """Whether messages of that size are too small for this bandwidth: latency is most of what they need."""
+    latency_s: float | None = None
+    """What an operation takes however small it is, as NCCL reckons."""
+    last_rank: int | None
+    """The rank that the others waited for most."""
+    last_ratio: float | None
+    """Its share of all waiting."""
+    source: str = ""
+    """Who recorded the operations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclKind:
+    """One kind of operation over all communicators of one dimension."""
+
+    group: str | None
+    operation: str
+    communicators: int
+    transfer_s: float | None
+    """Median over communicators of their median."""
+    wait_ratio: float | None
+    kernel_ratio: float | None
+    """Share of all time that a rank of these groups spends in these kernels, waiting included: the mean."""
+    bus_bytes_per_s: float | None
+    size_bytes: float | None = None
+    """This and the rest as in `NcclGroup`, of the communicator that takes most of the time."""
+    expected_bus_bytes_per_s: float | None = None
+    expected_source: str | None = None
+    latency_bound: bool | None = None
+    latency_s: float | None = None
+    method: Method | None = None
+    """How NCCL does the largest of them; None when it is not told."""
+
+
+def kinds_of(stacks: Sequence[Stack], measures: Sequence[Measures]) -> tuple[NcclKind, ...]:
+    """One entry a dimension and operation."""
+    found = []
+    for stack, of_stack in zip(stacks, measures, strict=True):
+        kernel_ratio = np.nan_to_num(of_stack.kernel_ratio)
+        for name in sorted(stack.distinct_names, key=str):
+            members = (stack.names == name).astype(np.bool_)
+            taken = np.where(members, kernel_ratio, -1.0)
+            # Of one dimension there may be a communicator for data and one for a few numbers.
+            chosen = members & (taken >= _RARELY * taken.max())
+            found.append(
+                NcclKind(
+                    group=name,
+                    operation=stack.operation,
+                    communicators=int(members.sum()),
+                    transfer_s=known(float(median(of_stack.transfer_s[chosen]))),
+                    wait_ratio=known(float(median(of_stack.wait_ratio[chosen]))),
+                    kernel_ratio=known(float(of_stack.kernel_ratio[chosen].mean())),
+                    bus_bytes_per_s=known(float(median(of_stack.bus_bytes_per_s[chosen]))),
+                    **_of_links(of_stack, int(np.argmax(taken))),
+                    method=_method(stack, int(np.argmax(taken))),
+                )
+            )
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """What the communicators of a stack amount to; NaN is unknown."""
+
+    transfer_s: Floats
+    wait_ratio: Floats
+    bus_bytes_per_s: Floats
+    kernel_ratio: Floats
+    size_bytes: Floats
+    expected: Expected
+    latency_bound: Bools
+    """False where unknown."""
+
+
+def measures_of(stack: Stack, where: Places) -> Measures:
+    """What the communicators of a stack amount to."""
+    result, ranks = stack.blames, stack.ranks.shape[1]
+    waited = over_last(np.add, result.waited_s)
+    total = result.transfer_s * ranks + waited
+    large = np.where(stack.size_bytes >= _TINY_BYTES, stack.size_bytes, np.nan)
+    sizes = median(large, axis=1)
+    expected = expected_of(stack, where)
+    small = np.isnan(sizes)
+    sizes[small] = median(stack.size_bytes[small], axis=1)
+    bandwidth = bus_bandwidth_bytes_per_s(
+        stack.operation,
+        large,
+        stack.parts.transfer_s,
+        ranks,
+    )
+    return Measures(
+        transfer_s=median(stack.parts.transfer_s, axis=1),
+        wait_ratio=waited / np.where(total > 0, total, np.nan),
+        bus_bytes_per_s=median(bandwidth, axis=1),
+        kernel_ratio=over_last(np.add, stack.kernel_ratio) / ranks,
+        size_bytes=sizes,
+        expected=expected,
+        latency_bound=expected.latency_bound(sizes),
+    )
+
+
+def groups_of(stacks: Sequence[Stack], measures: Sequence[Measures]) -> tuple[NcclGroup, ...]:
+    """One entry a communicator and operation; of very many those that take most of the time."""
+    if not stacks:
+        return ()
+    taken = np.concatenate([np.nan_to_num(one.kernel_ratio) for one in measures])
+    chosen = np.sort(highest(taken, _MOST_GROUPS))
+    ends = np.cumsum([len(stack.ranks) for stack in stacks])
+    indices = np.searchsorted(ends, chosen, side="right")
+    rows = chosen - np.append(0, ends)[indices]
+    return tuple(
+        _group(stacks[index], measures[index], row)
+        for index, row in zip(indices.tolist(), rows.tolist(), strict=True)
+    )
+
+
+def _group(stack: Stack, measures: Measures, row: int) -> NcclGroup:
+    of_all, caused = stack.collectives, stack.blames.caused_s[row]
+    ranks = tuple(stack.ranks[row].tolist())
+    total = float(caused.sum())
+    last = int(np.argmax(caused)) if total > 0 else None
+    return NcclGroup(
+        communicator=of_all.communicators[row],
+        group=stack.names[row],
+        operation=of_all.operation,
+        ranks=ranks,
+        operations=int(stack.blames.operations[row]),
+        transfer_s=known(float(measures.transfer_s[row])),
+        wait_ratio=known(float(measures.wait_ratio[row])),
+        bus_bytes_per_s=known(float(measures.bus_bytes_per_s[row])),
+        last_rank=None if last is None else ranks[last],
+        last_ratio=None if last is None else float(caused[last]) / total,
+        source=recorder(of_all.sources[row], of_all.timings[row]),
+        **_of_links(measures, row),
+    )
+
+
+def _method(stack: Stack, row: int) -> Method | None:
+    methods = stack.collectives.methods
+    return methods[row] if methods and methods[row].algorithm else None
+
+
+class _OfLinks(TypedDict):
+    size_bytes: float | None
+    expected_bus_bytes_per_s: float | None
+    expected_source: str | None
+    latency_bound: bool | None
+    latency_s: float | None
+
+
+def _of_links(measures: Measures, row: int) -> _OfLinks:
+    """What a communicator's links allow for the messages that it has."""
+    expected, source = measures.expected, measures.expected.source(row)
+    return {
+        "size_bytes": known(float(measures.size_bytes[row])),
+        "expected_bus_bytes_per_s": known(float(expected.bus_bytes_per_s[row])),
+        "expected_source": source,
+        "latency_bound": None if source is None else bool(measures.latency_bound[row]),
+        "latency_s": known(float(expected.latency_s[row])),
+    }
+
+
+def recorder(source: str, timing: TimingSource) -> str:
+    """Who recorded operations, and by whose clock, in words."""
+    clock = ", by the proxy's clock" if timing is TimingSource.PROXY else ""
+    return f"{source or 'nccl plugin'}{clock}"

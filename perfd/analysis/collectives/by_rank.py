@@ -1,0 +1,244 @@
+"""Waiting by rank: what each waits, what each is waited for, and how much slower than its peers it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfd.analysis.collectives.late_rank_cost import LONG, RECENT, CausedLosses, Lateness, Losses
+from perfd.analysis.collectives.by_dimension import DimensionTally
+from perfd.analysis.collectives.change_detection import EARLIER, NEWEST, onset, possible
+from perfd.analysis.collectives.p2p_timing import knows_receivers
+from perfd.analysis.data.robust_stats import highest, mean, median, over_last
+from perfd.analysis.collectives.communicator_batch import Stack
+from perfd.analysis.data.job_data import Bools, Floats, Ints
+from perfd.analysis.collectives.transfer_wait import MATCHED_OPERATIONS
+from perfd.model import ParallelLayout
+
+_FEWEST_OPERATIONS = 20
+"""Fewer matched operations say nothing of a rank."""
+_MOST_RANKS = 1024
+LEAST_CAUSED = 0.03
+"""Of the time: what the peers lose at least for one rank before it is worth a name."""
+
+PERSISTENCE = 0.9
+"""Of the blocks of steps: of ten, one may hold a checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NcclRank:
+    """One rank's time in NCCL's kernels, as shares of all time."""
+
+    rank: int
+    busy_ratio: float | None
+    """None when only a part of the operations was recorded, or without times on the GPU."""
+    wait_ratio: float | None
+    """Waiting for the others in kernels, also while something else is computed."""
+    caused_ratio: float | None
+    """What its peers lose by it at least, of all time, as far as they do not wait for another one, too:
+    ranks of its stage only, since a later stage is last by design."""
+    caused_at_most_ratio: float | None = None
+    """The same if nothing is computed while they wait."""
+    caused_error_ratio: float | None = None
+    """The standard error of `caused_ratio`, by its scatter over recent blocks of steps."""
+    last_ratio: float | None = None
+    """Its share of all waiting among its peers."""
+    persistence_ratio: float | None = None
+    """The share of these blocks in which they lose at least half of what is worth a name."""
+    slowdown_ratio: float | None = None
+    """The time that it does not lose by others, by that of its peers: 1.2 is 20 % slower, at least."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Shares of time by rank; NaN is unknown."""
+
+    places: Ints
+    """Which of the ranks of a `perfd.analysis.collectives.rank_index` they are."""
+    columns: tuple[Floats, ...]
+    """In the order of `NcclRank`."""
+
+    @property
+    def busy(self) -> Floats:
+        """Time in kernels."""
+        return self.columns[0]
+
+    @property
+    def wait(self) -> Floats:
+        """Waiting in them."""
+        return self.columns[1]
+
+    def records(self, ranks: Ints) -> tuple[NcclRank, ...]:
+        """One entry a rank, of very many those at either end; `ranks` are their numbers, by place."""
+        chosen = np.arange(len(self.places))
+        if len(chosen) > _MOST_RANKS:
+            # A page of 16,384 ranks helps nobody: those at either end are what it is about.
+            caused = highest(np.nan_to_num(self.columns[2]), _MOST_RANKS // 2)
+            waiting = highest(np.nan_to_num(self.wait), _MOST_RANKS // 2)
+            chosen = np.union1d(caused, waiting)
+        columns = [
+            [None if value != value else value for value in column[chosen].tolist()]  # noqa: PLR0124 - NaN
+            for column in self.columns
+        ]
+        return tuple(
+            NcclRank(
+                rank=rank,
+                busy_ratio=busy,
+                wait_ratio=wait,
+                caused_ratio=caused,
+                caused_at_most_ratio=at_most,
+                caused_error_ratio=error,
+                last_ratio=last,
+                persistence_ratio=persistence,
+                slowdown_ratio=slowdown,
+            )
+            for rank, busy, wait, caused, at_most, error, last, persistence, slowdown in zip(
+                ranks[self.places[chosen]].tolist(), *columns, strict=True
+            )
+        )
+
+
+class Tally:
+    """Shares of time by place of a rank, summed over communicators."""
+
+    def __init__(self, stages: Ints, parallel: ParallelLayout) -> None:
+        self._stages = stages
+        self._world = world = len(stages)
+        self.dimensions = DimensionTally(world, parallel)
+        self.wait: Floats = np.zeros(world)
+        self.kernels: Floats = np.zeros(world)
+        """Time in kernels, summed over operations: those of one group share a kernel, and streams overlap."""
+        self.operations: Floats = np.zeros(world)
+        self.pipeline_wait: Floats = np.zeros(world)
+        """Of the waiting, in sends and receives between stages."""
+        self.peer_operations: Floats = np.zeros(world)
+        """Of groups of peers only, and of those operations whose last rank is to blame for the waiting."""
+        self._judged: list[tuple[Stack, Bools]] = []
+
+    @classmethod
+    def of(cls, stacks: Sequence[Stack], stages: Ints, parallel: ParallelLayout) -> Tally:
+        """All stacks together, whose ranks are places; `stages` is the stage of each, -1 where unknown."""
+        tally = cls(stages, parallel)
+        for stack in stacks:
+            tally.add(stack)
+        return tally
+
+    def add(self, stack: Stack) -> None:
+        """Add all communicators of a stack."""
+        result = stack.blames
+        in_table_s = result.transfer_s[:, None] + result.waited_s
+        in_all_s, share = over_last(np.add, in_table_s), over_last(np.add, stack.kernel_ratio)
+        useful = (result.operations > 0) & (in_all_s > 0) & np.isfinite(share)
+        # The operations in the table stand for all of their kind: what they are of the time, by what they
+        # are in the table. It is the same for all ranks but for what was lost on the way.
+        scale = np.zeros(len(useful))
+        np.divide(share, in_all_s, out=scale, where=useful)
+        counts = np.where(useful, result.operations, 0)
+        stages = self._stages[stack.ranks]
+        first, last = over_last(np.minimum, stages), over_last(np.maximum, stages)
+        waits = scale[:, None] * result.waited_s
+        self.wait += self._by_rank(stack.ranks, waits)
+        self.dimensions.add(stack, useful, waits)
+        if stack.operation not in MATCHED_OPERATIONS and knows_receivers(stack.collectives):
+            between = (first >= 0) & (first != last)
+            self.pipeline_wait += self._by_rank(stack.ranks, np.where(between[:, None], waits, 0.0))
+        self.kernels += self._by_rank(stack.ranks, np.where(useful[:, None], stack.kernel_ratio, 0.0))
+        self.operations += self._by_rank(stack.ranks, counts[:, None])
+        if stack.operation in MATCHED_OPERATIONS:
+            useful &= (first >= 0) & (first == last)
+            self.peer_operations += self._by_rank(stack.ranks, np.where(useful, counts, 0)[:, None])
+        self._judged.append((stack, useful))
+
+    def shares(
+        self, ranks: Ints, in_kernels: tuple[Floats, Floats], in_doubt: Bools, step_s: float | None
+    ) -> Shares:
+        """What is known of each of the ranks. Of those `in_doubt` none is blamed: another one may be late.
+
+        `in_kernels` is the share of time of each, usually and lately.
+        """
+        busy, lately = in_kernels
+        known_wait = self.operations[ranks] >= _FEWEST_OPERATIONS
+        known_peers = (self.peer_operations[ranks] > 0) & ~in_doubt[ranks]
+        # What operations add up to may be more than the time that there was; their waiting alike.
+        summed = np.where(self.kernels[ranks] > 0, self.kernels[ranks], np.nan)
+        real = np.nan_to_num(np.fmin(busy / summed, 1.0), nan=1.0)
+        wait = np.where(known_wait, np.fmin(real * self.wait[ranks], busy), np.nan)
+        late = _Late.of(self._lateness(step_s))
+        told = (late.caused, late.at_most, late.error, late.last, late.persistence)
+        caused, at_most, error, last, persistence = (
+            np.where(known_peers, column[ranks], np.nan) for column in told
+        )
+        # Nobody waits for longer than it is in kernels; what is lost is of now, as far as it has changed.
+        lost = np.fmin(np.nan_to_num(late.lost[ranks]), np.nan_to_num(np.fmax(busy, lately), nan=1.0))
+        slowdown = self._slowdown(ranks, lost, np.isfinite(caused))
+        return Shares(ranks, (busy, wait, caused, at_most, error, last, persistence, slowdown))
+
+    def _lateness(self, step_s: float | None) -> Lateness:
+        """Of as much time as it takes to see somebody who is late."""
+        losses = Losses(self._judged, self._world, step_s)
+        if _stands_out(losses.caused(RECENT)):
+            return losses.lateness(RECENT)
+        return self._onset(losses, step_s) or losses.lateness(LONG)
+
+    def _onset(self, losses: Losses, step_s: float | None) -> Lateness | None:
+        if step_s is None or not possible(losses.caused(NEWEST)):
+            return None
+        return onset(losses.lateness(EARLIER), self._peers(), step_s)
+
+    def _peers(self) -> Ints:
+        """How many ranks the smallest group of each has."""
+        peers = np.full(self._world, self._world)
+        for stack, judged in self._judged:
+            if stack.operation in MATCHED_OPERATIONS and stack.ranks.shape[1] > 1:
+                np.minimum.at(peers, stack.ranks[judged], stack.ranks.shape[1])
+        return peers
+
+    def _slowdown(self, ranks: Ints, lost: Floats, known: Bools) -> Floats:
+        slowdown = np.full(len(ranks), np.nan)
+        for stage in np.unique(self._stages[ranks[known]]):
+            peers = np.flatnonzero(known & (self._stages[ranks] == stage))
+            own = np.maximum(0.0, 1 - lost[peers])
+            # Of two, the other one.
+            usual = own[::-1] if len(peers) == 2 else float(median(own))
+            slowdown[peers] = own / np.where(np.asarray(usual) > 0, usual, np.nan)
+        return slowdown
+
+    def _by_rank(self, ranks: Ints, values: Floats | Ints) -> Floats:
+        spread = np.broadcast_to(values, ranks.shape)
+        return np.bincount(ranks.ravel(), weights=spread.ravel(), minlength=self._world).astype(np.float64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Late:
+    """Lateness by rank over all blocks; NaN is unknown."""
+
+    caused: Floats
+    """What its peers lose by each rank at least."""
+    at_most: Floats
+    error: Floats
+    """The standard error of `caused`."""
+    last: Floats
+    """Its share of what they lose at most by anybody."""
+    persistence: Floats
+    lost: Floats
+    """What each rank itself loses at least by others."""
+
+    @classmethod
+    def of(cls, late: Lateness) -> _Late:
+        among, caused = np.nansum(late.among, axis=1), late.caused()
+        return cls(
+            caused=np.maximum(caused, 0.0),
+            at_most=median(late.at_most, axis=1),
+            error=late.error(caused),
+            last=np.nansum(late.at_most, axis=1) / np.where(among > 0, among, np.nan),
+            persistence=late.persistence(LEAST_CAUSED / 2),
+            lost=mean(late.waits, axis=1),
+        )
+
+
+def _stands_out(late: CausedLosses) -> bool:
+    """Whether some rank is late in nearly all blocks, and costs enough."""
+    persistent = late.persistence(LEAST_CAUSED / 2) >= PERSISTENCE
+    return bool((persistent & (late.caused() >= LEAST_CAUSED)).any())

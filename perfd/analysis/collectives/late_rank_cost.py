@@ -1,0 +1,244 @@
+"""What ranks lose by one that comes late: at least, and at most, block by block of recent steps.
+
+Waiting in NCCL's kernels is not what is lost. Where the program needs a collective's result at once (tensor,
+context and expert parallelism), a rank that waits does nothing else, and the waits of a step add up. But the
+gradients of a step are reduced beside the backward pass, and a rank that is a little behind is a little
+behind for every bucket: the same lag is waited for dozens of times, and computed through meanwhile. Then a
+step has lost at least its longest wait, and at most their sum. On two H200 a lag of half a percent made 25
+waits of a step add up to 14 % of it, and one of ten percent to half of it.
+
+Steps are put into blocks so that somebody who is always late is told from many who are late in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, MEDIAN_ERROR, mean, median
+from perfd.analysis.collectives.communicator_batch import Stack
+from perfd.analysis.collectives.wait_attribution import losses_by_step, waits_by_step
+from perfd.analysis.collectives.step_segmentation import Rhythm, Shape, Window
+from perfd.analysis.data.job_data import Bools, Floats, Ints
+from perfd.analysis.collectives.transfer_wait import MATCHED_OPERATIONS
+
+RECENT, LONG = Window(newest_s=5.0), Window(newest_s=30.0)
+"""How much time is judged: a rank that has just become slow shows in the first, one that stalls now and then
+in the second."""
+_ALL = 4
+"""Columns of `Lateness`."""
+NEEDED_AT_ONCE = frozenset({"tp", "cp", "ep"})
+"""Dimensions whose collectives the next kernel waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class CausedLosses:
+    """By rank and block, the newest block last, as shares of time; NaN is unknown."""
+
+    at_least: Floats
+    """(world, blocks): what its peers lose by each rank, as far as they do not wait for another one, too, and
+    more than they lose by each other."""
+
+    def caused(self) -> Floats:
+        """The median over blocks of what the peers lose at least: a pause or two do not count."""
+        return median(self.at_least, axis=1)
+
+    def error(self, caused: Floats) -> Floats:
+        """The standard error of that median, `caused`."""
+        blocks = np.maximum(np.isfinite(self.at_least).sum(axis=1), 1)
+        spread = median(np.abs(self.at_least - caused[:, None]), axis=1)
+        return np.asarray(MEDIAN_ERROR * MAD_TO_SIGMA * spread / np.sqrt(blocks))
+
+    def persistence(self, least: float) -> Floats:
+        """The share of blocks in which the peers lose at least so much."""
+        blocks = np.isfinite(self.at_least).sum(axis=1)
+        late = (self.at_least >= least).sum(axis=1)
+        return np.asarray(np.where(blocks > 0, late / np.maximum(blocks, 1), np.nan))
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness(CausedLosses):
+    """The same, with what else is known of these blocks."""
+
+    at_most: Floats
+    """(world, blocks): what its peers lose by each rank, if they compute nothing meanwhile."""
+    among: Floats
+    """(world, blocks): the same, whoever of its groups is late."""
+    waits: Floats
+    """(world, blocks): what each rank itself loses at least by others, in collectives."""
+
+
+class Losses:
+    """What is lost in the newest operations of all communicators, as much of them as one looks at.
+
+    These are groups of peers, and pairs that send and receive, whose waiting counts but is nobody's fault.
+    Over several communicators of a rank, what is needed at once adds up; of the rest the one that shows most
+    counts, because the same lag is seen in all of them.
+    """
+
+    def __init__(self, judged: Sequence[tuple[Stack, Bools]], world: int, step_s: float | None) -> None:
+        """Of each stack those communicators that are flagged; `step_s` is how long a step takes."""
+        self._sources = [_Source.of(stack, flags, world, step_s) for stack, flags in judged]
+        self._world = world
+
+    def caused(self, window: Window) -> CausedLosses:
+        """Only what is lost by whom, which costs less to know."""
+        return CausedLosses(self._columns(window, 1)[0].T)
+
+    def lateness(self, window: Window) -> Lateness:
+        """All that is known."""
+        return Lateness(*self._columns(window, _ALL).transpose(0, 2, 1))
+
+    def _columns(self, window: Window, columns: int) -> Floats:
+        """(columns, blocks, world): the first so many of `Lateness`."""
+        shapes = [
+            (source, shape)
+            for source in self._sources
+            if source.of_peers or columns == _ALL
+            for shape in source.rhythm.shapes(window)
+        ]
+        blocks = max((shape.blocks for source, shape in shapes if source.of_peers), default=0)
+        if not blocks:
+            return np.empty((columns, 0, self._world))
+        at_once = np.zeros((columns, blocks, self._world))
+        beside = np.full(at_once.shape, np.nan)
+        known: Bools = np.zeros(at_once.shape[1:], dtype=np.bool_)
+        for source, shape in shapes:
+            # Of pairs more blocks may be known, in which nobody can be late.
+            part = source.part(shape.newest(blocks), columns)
+            told, newest = slice(-len(part.values), None), slice(-part.values.shape[1], None)
+            if source.of_peers:
+                part.mark(known[newest])
+            if shape.needed_at_once:
+                part.add_to(at_once[told, newest])
+            else:
+                part.raise_to(beside[:, newest])
+        total: Floats = np.add(at_once, beside, out=at_once, where=~np.isnan(beside))
+        if not known.all():
+            total[:, ~known] = np.nan
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Communicators of one shape, in the newest blocks."""
+
+    ranks: Ints
+    """(members,), of one communicator after the other"""
+    place: Ints | None
+    """Which member each rank is, if all are one once, as in the groups of one dimension; else None."""
+    values: Floats
+    """(columns, blocks, members); NaN is unknown."""
+    whole: bool
+    """Whether all are known."""
+
+    def add_to(self, total: Floats) -> None:
+        """Add what all communicators of a rank show to (columns, blocks, world)."""
+        # One row after the other fits into the processor's cache.
+        for row in np.ndindex(total.shape[:2]):
+            values = self.values[row] if self.whole else np.nan_to_num(self.values[row])
+            if self.place is None:
+                total[row] += np.bincount(self.ranks, values, total.shape[2])
+            else:
+                total[row] += values.take(self.place, mode="clip")
+
+    def raise_to(self, highest: Floats) -> None:
+        """Raise (columns, blocks, world) to the largest that any communicator of a rank shows."""
+        for row in np.ndindex(highest.shape[:2]):
+            if self.place is None:
+                np.fmax.at(highest[row], self.ranks, self.values[row])
+            else:
+                np.fmax(highest[row], self.values[row].take(self.place, mode="clip"), out=highest[row])
+
+    def mark(self, known: Bools) -> None:
+        """Say in (blocks, world) of which ranks something is known."""
+        if self.whole and self.place is not None:
+            known[:] = True
+            return
+        block, member = np.nonzero(np.isfinite(self.values[0]))
+        known[block, self.ranks[member]] = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """A stack's communicators that are judged."""
+
+    stack: Stack
+    rhythm: Rhythm
+    place: Ints | None
+    """As in `_Part`, of all communicators of the stack."""
+    step_s: float | None
+
+    @classmethod
+    def of(cls, stack: Stack, judged: Bools, world: int, step_s: float | None) -> _Source:
+        """Those of a stack that are `judged`."""
+        at_once: Bools = np.ones(len(judged), dtype=np.bool_)
+        if stack.operation in MATCHED_OPERATIONS:
+            at_once = np.array([name in NEEDED_AT_ONCE for name in stack.names.tolist()])
+        return cls(
+            stack=stack,
+            rhythm=Rhythm.of(stack, judged, at_once, step_s),
+            place=_place_of_each(stack.ranks.ravel(), world),
+            step_s=step_s,
+        )
+
+    @property
+    def of_peers(self) -> bool:
+        """Whether somebody's lateness is to blame for the waiting."""
+        return self.stack.operation in MATCHED_OPERATIONS
+
+    def part(self, shape: Shape, columns: int) -> _Part:
+        """The first so many columns of `Lateness`; of pairs the last one alone."""
+        last, wait_s, absent = self._operations(shape)
+        if self.of_peers:
+            by_step = losses_by_step(last, wait_s, shape, self.step_s, columns=columns)
+        else:
+            by_step = waits_by_step(wait_s, shape, self.step_s)[None]
+        if absent is not None:
+            by_step[:, absent] = np.nan
+        rows = self._rows(shape)
+        return _Part(
+            ranks=self.stack.ranks[rows].ravel(),
+            place=self.place if isinstance(rows, slice) else None,
+            values=_in_blocks(by_step.reshape(*by_step.shape[:2], -1), shape.blocks),
+            whole=absent is None,
+        )
+
+    def _operations(self, shape: Shape) -> tuple[Ints, Floats, Bools | None]:
+        """Last ranks and waiting, as `losses_by_step` takes them, and which steps, (steps, c), lack them."""
+        # Where waits add up, a block is as good as a step.
+        steps = shape.blocks if shape.needed_at_once else shape.steps
+        taken = slice(shape.length - shape.steps * shape.per_step, shape.length)
+        rows, parts = self._rows(shape), self.stack.parts
+        last, wait_s = parts.last_arriver[rows, taken], parts.wait_s[rows, taken]
+        grid = (len(last), steps, last.shape[1] // steps)
+        matched = last >= 0
+        if matched.all():
+            return last.reshape(grid), wait_s.reshape(*grid, -1), None
+        last, wait_s = np.maximum(last, 0), np.where(matched[..., None], wait_s, 0.0)
+        absent: Bools = np.logical_not(matched.reshape(grid).any(axis=2)).T
+        return last.reshape(grid), wait_s.reshape(*grid, -1), absent
+
+    def _rows(self, shape: Shape) -> slice | Ints:
+        """All of them are a view, which costs nothing."""
+        return slice(None) if len(shape.rows) == len(self.stack.ranks) else shape.rows
+
+
+def _in_blocks(by_step: Floats, blocks: int) -> Floats:
+    """(columns, steps, members) to (columns, blocks, members): means over what is known of each block."""
+    columns, steps, members = by_step.shape
+    if steps == blocks:
+        return by_step
+    grouped = by_step.reshape(columns, blocks, steps // blocks, members)
+    # Looking for what is absent costs more than the mean.
+    return mean(grouped, axis=2) if np.isnan(grouped[0]).any() else np.asarray(grouped.mean(axis=2))
+
+
+def _place_of_each(ranks: Ints, world: int) -> Ints | None:
+    if len(ranks) != world:
+        return None
+    place = np.full(world, -1)
+    place[ranks] = np.arange(world)
+    return None if place.min() < 0 else place

@@ -1,0 +1,148 @@
+"""Communication as NCCL's own kernels show it: how much is transfer, how much is waiting, and for whom.
+
+Rests on times by the GPU's clock, of perfd's plugin or of NCCL's Inspector. See `perfd.analysis.collectives.transfer_wait`
+for the rule that tells transfer from waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfd.analysis.collectives.slow_links import SlowGroup, slow_groups
+from perfd.analysis.layout.process_groups import group_name
+from perfd.analysis.collectives.by_dimension import NcclDimension
+from perfd.analysis.collectives.by_group import NcclGroup, NcclKind, groups_of, kinds_of, measures_of, recorder
+from perfd.analysis.collectives.by_rank import NcclRank, Shares, Tally
+from perfd.analysis.collectives.operation_rate import paced
+from perfd.analysis.layout.rank_location import Speeds, places
+from perfd.analysis.collectives.rank_index import Roster, roster
+from perfd.analysis.collectives.communicator_batch import Stack, stacked
+from perfd.analysis.data.job_data import Floats, JobData, NcclTimeTable
+from perfd.model import ParallelLayout, TimingSource
+
+__all__ = ["Nccl", "NcclDimension", "NcclGroup", "NcclKind", "NcclRank", "group_name", "nccl"]
+
+_SILENT_S = 30.0
+"""A rank whose newest reading is so much older than the others' says nothing of now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nccl:
+    """NCCL's view of a job's communication; empty and None where nobody records it."""
+
+    share_ratio: float | None = None
+    """Time with an NCCL kernel on the GPU, waiting and hidden parts included; the mean over ranks."""
+    transfer_ratio: float | None = None
+    wait_ratio: float | None = None
+    dimensions: Sequence[NcclDimension] = ()
+    """The same by parallel dimension, the largest first; two that run at one time count each."""
+    kinds: Sequence[NcclKind] = ()
+    groups: Sequence[NcclGroup] = ()
+    """Of very many those that take most of the time."""
+    ranks: Sequence[NcclRank] = ()
+    """Of very many those that the others wait for most, and that wait most."""
+    stage_wait_ratios: Sequence[float] = ()
+    """The share of time that ranks of each stage of a pipeline wait in its sends and receives, the mean."""
+    slow_groups: Sequence[SlowGroup] = ()
+    """Groups whose transfers take far longer than they could, the costliest first."""
+    missing_ranks: Sequence[int] = ()
+    """Ranks of the job that say nothing although others do: then nobody of their stage can be blamed."""
+    untimed_ranks: Sequence[int] = ()
+    """Ranks that tell no times on the GPU although others do: then shares of time are unknown."""
+    lost_operations: int | None = None
+    """Operations that were not seen, of all ranks: with some lost, the shares are lower bounds."""
+    source: str | None = None
+
+
+def nccl(
+    job: JobData,
+    parallel: ParallelLayout,
+    *,
+    step_s: float | None = None,
+    speeds: Speeds | None = None,
+) -> Nccl:
+    """What the newest operations of all communicators tell.
+
+    `step_s` is how long a step takes; without it the sizes of operations must tell which are of one step.
+    `speeds` is what joins GPUs, where it is known: what a group should reach.
+    """
+    if not job.nccl and not job.collectives:
+        return Nccl()
+    times = _fresh(NcclTimeTable.of(job.nccl))
+    stacks = stacked(job.collectives, parallel)
+    known = roster(times, stacks, parallel)
+    placed = [paced(known.placed(stack), job.steps, step_s) for stack in stacks]
+    tally = Tally.of(placed, known.stages, parallel)
+    unseen = _unseen(placed, known)
+    recorded, lately = (np.minimum(ratio + unseen, 1.0) for ratio in _busy(times, known))
+    timed = np.isfinite(recorded)
+    shares = tally.shares(known.telling, (recorded, lately), known.in_doubt, step_s)
+    where = places(job, known.ranks, speeds or Speeds(inside_bytes_per_s={}, network_bytes_per_s={}))
+    measures = [measures_of(stack, where) for stack in placed]
+    share, wait = _of_all(shares) if times else (None, None)
+    return Nccl(
+        share_ratio=share,
+        transfer_ratio=None if share is None or wait is None else max(0.0, share - wait),
+        wait_ratio=wait,
+        dimensions=() if share is None else tally.dimensions.shares(known.telling, shares.busy),
+        kinds=kinds_of(stacks, measures),
+        groups=groups_of(stacks, measures),
+        ranks=shares.records(known.ranks),
+        stage_wait_ratios=_stage_waits(tally, known, parallel) if times else (),
+        slow_groups=slow_groups(stacks, [one.expected for one in measures]),
+        missing_ranks=tuple(known.missing.tolist()),
+        untimed_ranks=tuple(known.ranks[known.telling[~timed]].tolist()) if timed.any() else (),
+        lost_operations=int(times.lost_operations.sum()) if times else None,
+        source=_source(times, stacks),
+    )
+
+
+def _of_all(shares: Shares) -> tuple[float | None, float | None]:
+    """Means over ranks of time in kernels and of waiting: of some ranks' nothing follows for the rest."""
+    if not np.isfinite(shares.busy).all():
+        return None, None
+    return float(shares.busy.mean()), float(shares.wait.mean()) if np.isfinite(shares.wait).all() else None
+
+
+def _fresh(times: NcclTimeTable) -> NcclTimeTable:
+    newest = np.fmax.reduce(times.read_s, initial=0.0)
+    return times.rows((times.span_s > 0) & ~(newest - times.read_s > _SILENT_S))
+
+
+def _stage_waits(tally: Tally, known: Roster, parallel: ParallelLayout) -> tuple[float, ...]:
+    """Nothing where compute hides it, as between the chunks of an interleaved schedule."""
+    if (parallel.pp or 1) < 2 or (parallel.vp or 1) > 1 or not tally.pipeline_wait.any():
+        return ()
+    waits, stages = np.fmin(tally.pipeline_wait[known.telling], 1.0), known.stages[known.telling]
+    of_stage = [waits[stages == stage] for stage in range(parallel.pp or 1)]
+    return tuple(float(waits.mean()) for waits in of_stage) if all(map(len, of_stage)) else ()
+
+
+def _busy(times: NcclTimeTable, known: Roster) -> tuple[Floats, Floats]:
+    """Share of time in kernels of each rank that says something, usually and lately; NaN is unknown."""
+    if not times:
+        nothing = np.full(len(known.telling), np.nan)
+        return nothing, nothing
+    order = np.argsort(times.rank)
+    return (times.busy_s / times.span_s)[order], times.lately_ratio[order]
+
+
+def _unseen(placed: Sequence[Stack], known: Roster) -> Floats:
+    """Share of time in kernels of each of them of which NCCL's own stamps tell nothing."""
+    unseen = np.zeros(len(known.ranks))
+    for stack in placed:
+        if stack.unseen_ratio.any():
+            ratios = np.nan_to_num(stack.unseen_ratio).ravel()
+            unseen += np.bincount(stack.ranks.ravel(), ratios, len(unseen))
+    return np.asarray(unseen[known.telling])
+
+
+def _source(times: NcclTimeTable, stacks: Sequence[Stack]) -> str | None:
+    told = [(stack.collectives.sources[0], stack.collectives.timings[0]) for stack in stacks]
+    if times:
+        by_proxy = any(timing is TimingSource.PROXY for _, timing in told)
+        return recorder("", TimingSource.PROXY if by_proxy else TimingSource.GPU)
+    return recorder(*told[0]) if told else None

@@ -1,0 +1,42 @@
+"""How often operations are, in the time that a step takes now.
+
+Operations are counted over half a minute and more, and a step's usual time is that of the newest fifty. When
+a job slows down both follow late, and not alike: the one by the other would tell a step of eight operations
+for one of six. How many there are in a step does not change, and follows from operations and steps that were
+counted over the same time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from perfd.analysis.collectives.communicator_batch import Stack
+from perfd.analysis.data.job_data import Floats, StepTable
+
+_FEWEST_LINES = 5
+"""Of the log in that time; by fewer the end of one or another decides."""
+
+
+def paced(stack: Stack, steps: StepTable, step_s: float | None) -> Stack:
+    """The same with so many operations a second as there would be if each step took `step_s`."""
+    told = stack.collectives
+    if step_s is None or told.counted_s is None:
+        return stack
+    factor = mean_step_s(steps, told.counted_s) / step_s
+    per_s = told.operations_per_s * np.where(np.isfinite(factor), factor, 1.0)
+    return replace(stack, collectives=replace(told, operations_per_s=per_s))
+
+
+def mean_step_s(steps: StepTable, newest_s: Floats) -> Floats:
+    """How long a step took in each of these spans of time before the newest line, pauses included."""
+    ends = steps.time_unix_s
+    if len(ends) <= _FEWEST_LINES or not np.isfinite(ends).all() or (np.diff(ends) < 0).any():
+        return np.full(newest_s.shape, np.nan)
+    first = np.minimum(np.searchsorted(ends, ends[-1] - newest_s), len(ends) - 1)
+    done = np.cumsum(steps.steps_covered)
+    count, lines = done[-1] - done[first], len(ends) - 1 - first
+    # A log that begins later than that tells of another time.
+    whole = (lines >= _FEWEST_LINES) & ((first > 0) | (2 * (ends[-1] - ends[0]) >= newest_s))
+    return np.where(whole, (ends[-1] - ends[first]) / np.maximum(count, 1), np.nan)

@@ -1,0 +1,111 @@
+"""Which ranks of a job are told of, and what is known of them before their times are looked at.
+
+Ranks are numbered by whoever runs the job, and not always from 0 or without gaps. So arrays are by place in
+the order of those that are told of: a rank of any number costs as much as rank 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from perfd.analysis.layout.process_groups import PAIR_OPERATION
+from perfd.analysis.steps.pipeline_bubble import stage_of_ranks
+from perfd.analysis.collectives.communicator_batch import Stack
+from perfd.analysis.data.job_data import Bools, Ints, NcclTimeTable
+from perfd.model import ParallelLayout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roster:
+    """The ranks of a job, each at its place."""
+
+    ranks: Ints
+    """Their numbers, in order."""
+    stages: Ints
+    """Of each; -1 where it is unknown."""
+    telling: Ints
+    """The places of those that say something themselves, in order."""
+    missing: Ints
+    """The numbers of those of the job that say nothing although others do, in order."""
+    in_doubt: Bools
+    """Of each, whether it may be late because of one that says nothing."""
+
+    def placed(self, stack: Stack) -> Stack:
+        """The same communicators with the place of each rank instead of its number."""
+        if _without_gaps(self.ranks):
+            # As nearly always.
+            return stack
+        places = np.searchsorted(self.ranks, stack.ranks)
+        return replace(stack, collectives=replace(stack.collectives, ranks=places))
+
+
+def roster(times: NcclTimeTable, stacks: Sequence[Stack], parallel: ParallelLayout) -> Roster:
+    """Of the ranks with `times`, or without any those of the communicators."""
+    ranks = _ranks(times, stacks)
+    telling = np.searchsorted(ranks, np.sort(times.rank)) if times else np.arange(len(ranks))
+    missing = _missing(ranks[telling], parallel)
+    stages = _stages(np.append(ranks, missing), parallel, stacks, partial=not times)
+    silent: Bools = np.arange(len(stages)) >= len(ranks)
+    doubtful = _in_doubt(np.append(ranks, missing), stages, silent, parallel)
+    return Roster(
+        ranks=ranks,
+        stages=stages[: len(ranks)],
+        telling=telling,
+        missing=missing,
+        in_doubt=doubtful[: len(ranks)],
+    )
+
+
+def _ranks(times: NcclTimeTable, stacks: Sequence[Stack]) -> Ints:
+    """All that are told of, in order."""
+    ranks = np.sort(times.rank)
+    highest = max((int(stack.ranks.max()) for stack in stacks), default=-1)
+    if highest < len(ranks) and _without_gaps(ranks):
+        return ranks
+    return np.unique(np.concatenate([ranks, *(stack.ranks.ravel() for stack in stacks)]))
+
+
+def _without_gaps(ranks: Ints) -> bool:
+    return bool((ranks == np.arange(len(ranks))).all())
+
+
+def _missing(telling: Ints, parallel: ParallelLayout) -> Ints:
+    if not parallel.world_size or not len(telling):
+        return np.zeros(0, dtype=np.int64)
+    silent: Bools = np.ones(parallel.world_size, dtype=np.bool_)
+    silent[telling[telling < parallel.world_size]] = False
+    return np.flatnonzero(silent)
+
+
+def _stages(ranks: Ints, parallel: ParallelLayout, stacks: Sequence[Stack], *, partial: bool) -> Ints:
+    """The stage of each rank, -1 where it is unknown.
+
+    A job whose layout nobody tells has one stage if all its operations are seen and none is a send or
+    receive: without them there is no pipeline.
+    """
+    stages = stage_of_ranks(ranks, parallel)
+    if stages is not None:
+        return stages
+    pipeline = (
+        partial or parallel.pp is not None or any(stack.operation == PAIR_OPERATION for stack in stacks)
+    )
+    return np.full(len(ranks), -1 if pipeline else 0, dtype=np.int64)
+
+
+def _in_doubt(ranks: Ints, stages: Ints, silent: Bools, parallel: ParallelLayout) -> Bools:
+    """Ranks that may be late because of one that is silent: its stage, and its replica of the model.
+
+    A whole pipeline is late with one of its ranks.
+    """
+    if not silent.any():
+        return silent
+    doubtful = np.isin(stages, stages[silent])
+    if stages.max(initial=0) > 0:
+        replica_ranks = (parallel.tp or 1) * (parallel.cp or 1)
+        per_stage = replica_ranks * parallel.dp if parallel.dp else 1 + int(ranks.max())
+        replicas = ranks % per_stage // replica_ranks
+        doubtful |= np.isin(replicas, replicas[silent])
+    return np.asarray(doubtful)

@@ -1,0 +1,105 @@
+"""What is lost in each step of communicators that do alike: by whom, and by each rank itself.
+
+(c, steps, operations) are the operations of c communicators in steps, and g their ranks. Results have the
+steps first, so that one step of all ranks is side by side.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfd.analysis.collectives.step_segmentation import Shape
+from perfd.analysis.data.job_data import Floats, Ints
+
+_EXCUSED = 0.1
+
+
+def losses_by_step(last: Ints, wait_s: Floats, shape: Shape, step_s: float | None, *, columns: int) -> Floats:
+    """(columns, steps, c, g): the first so many columns of `perfd.analysis.collectives.late_rank_cost.Lateness`.
+
+    `last` is the last rank of each operation, and `wait_s` (..., g) what each waited for it; zeros where
+    nobody knows.
+    """
+    groups, steps, operations, ranks = wait_s.shape
+    of_others = _of_next(wait_s)
+    total = _summed(last, of_others, ranks)
+    total *= (shape.paces / operations)[:, None]
+    least = total
+    if not shape.needed_at_once:
+        least = _longest(last, of_others, ranks)
+        least *= _steps_per_s(shape, operations, step_s)[:, None]
+    by_step = np.empty((columns, steps, groups, ranks))
+    # Where all are late in turn, nobody is.
+    np.subtract(_of_all(least), least, out=by_step[0])
+    by_step[0] /= max(1, ranks - 1)
+    np.subtract(least, by_step[0], out=by_step[0])
+    if columns > 1:
+        by_step[1], by_step[2], by_step[3] = total, _of_all(total), waits_by_step(wait_s, shape, step_s)
+    return by_step
+
+
+def waits_by_step(wait_s: Floats, shape: Shape, step_s: float | None) -> Floats:
+    """(steps, c, g): what each rank itself loses by others."""
+    # Operation by operation, since numpy's own loop over a short axis costs more than the sums.
+    by_operation = wait_s.transpose(2, 1, 0, 3)
+    lost = by_operation[0].copy()
+    if shape.needed_at_once:
+        for own in by_operation[1:]:
+            lost += own
+        lost *= (shape.paces / len(by_operation))[:, None]
+    else:
+        for own in by_operation[1:]:
+            np.maximum(lost, own, out=lost)
+        lost *= _steps_per_s(shape, len(by_operation), step_s)[:, None]
+    return np.asarray(lost)
+
+
+def _of_all(by_rank: Floats) -> Floats:
+    """(steps, c, 1): the sum over ranks; one product, since over a short axis numpy's own sum is slow."""
+    ranks = by_rank.shape[-1]
+    summed = by_rank.reshape(-1, ranks) @ np.ones((ranks, 1))
+    return np.asarray(summed.reshape(*by_rank.shape[:-1], 1))
+
+
+def _steps_per_s(shape: Shape, operations: int, step_s: float | None) -> Floats:
+    """(c,): what happens less often than once a step is not lost in every step."""
+    often = shape.paces
+    return np.asarray(np.minimum(1 / step_s, often) if step_s else often / operations / shape.keep)
+
+
+def _of_next(wait_s: Floats) -> Floats:
+    """What is lost by the last rank of each operation: what the next one before it waits.
+
+    Had the last one not been late, the others would still have waited for that one. In a large group it is
+    the one after a tenth, so that several slow ranks do not excuse each other.
+    """
+    place = max(1, round(_EXCUSED * (wait_s.shape[-1] - 1)))
+    if place > 1:
+        return np.partition(wait_s, place, axis=-1)[..., place]
+    # Column by column, as in `perfd.analysis.collectives.transfer_wait`.
+    columns = np.ascontiguousarray(np.moveaxis(wait_s, -1, 0))
+    least, following = columns[0], np.full(columns.shape[1:], np.inf)
+    for own in columns[1:]:
+        following = np.minimum(following, np.maximum(least, own))
+        least = np.minimum(least, own)
+    return np.where(np.isfinite(following), following, 0.0)
+
+
+def _summed(last: Ints, of_others: Floats, ranks: int) -> Floats:
+    """(steps, c, g): what the others waited while each rank was the last, summed over a step."""
+    groups, steps, _ = last.shape
+    group, step, _ = np.ogrid[:groups, :steps, :1]
+    place = (step * groups + group) * ranks + last
+    summed = np.bincount(place.ravel(), of_others.ravel(), minlength=steps * groups * ranks)
+    return np.asarray(summed, dtype=np.float64).reshape(steps, groups, ranks)
+
+
+def _longest(last: Ints, of_others: Floats, ranks: int) -> Floats:
+    """The same, the longest of a step."""
+    groups, steps, operations = last.shape
+    longest = np.zeros((steps, groups, ranks))
+    group, step = np.ogrid[:groups, :steps]
+    for operation in range(operations):
+        place = (step, group, last[:, :, operation])
+        longest[place] = np.maximum(longest[place], of_others[:, :, operation])
+    return longest

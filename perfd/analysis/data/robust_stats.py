@@ -1,0 +1,131 @@
+"""Statistics that bear outliers and absent values; NaN is absent and never counts as a number."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfd.analysis.data.job_data import Floats, Ints
+
+MAD_TO_SIGMA = 1.4826
+"""Scales the median absolute deviation to the standard deviation of a normal distribution."""
+MEDIAN_ERROR = 1.2533
+"""The standard error of a median by that of a mean, for a normal distribution."""
+_SHORT, _MANY = 16, 4096
+"""Up to so long rows are sorted column by column, from so many on."""
+
+
+def median(values: NDArray[Any], axis: int = -1) -> NDArray[Any]:
+    """The median over one axis of what is known; NaN where nothing is."""
+    columns = np.moveaxis(values, axis, 0)
+    if not len(columns):
+        return np.full(columns.shape[1:], np.nan)
+    if len(columns) <= _SHORT and columns[0].size >= _MANY:
+        return _median_of_few(columns)
+    # Sorting whole rows in memory's order is several times faster than numpy's own
+    # median, and puts NaN last, so that the known values are a prefix of known length.
+    rows = np.sort(np.ascontiguousarray(np.moveaxis(values, axis, -1)), axis=-1)
+    length = rows.shape[-1]
+    if not np.isnan(rows[..., -1]).any():
+        return _middle(rows[..., (length - 1) // 2], rows[..., length // 2])
+    known = (~np.isnan(rows)).sum(axis=-1, keepdims=True)
+    low = np.take_along_axis(rows, np.maximum(known - 1, 0) // 2, -1)
+    high = np.take_along_axis(rows, np.minimum(known // 2, length - 1), -1)
+    return np.asarray(np.where(known > 0, _middle(low, high), np.nan)[..., 0])
+
+
+def _median_of_few(columns: NDArray[Any]) -> NDArray[Any]:
+    """The same of many rows that are short: columns are sorted against each other, all rows at once."""
+    ordered = np.array(columns, dtype=np.result_type(columns, np.float16), order="C")
+    absent = np.isnan(ordered)
+    known = len(ordered) - absent.sum(axis=0) if absent.any() else None
+    if known is not None:
+        ordered[absent] = np.inf
+    rows, spare = list(ordered), np.empty_like(ordered[0])
+    for first, second in _sorting_network(len(rows)):
+        lower, higher = rows[first], rows[second]
+        np.minimum(lower, higher, out=spare)
+        np.maximum(lower, higher, out=higher)
+        rows[first], spare = spare, lower
+    if known is None:
+        return _middle(rows[(len(rows) - 1) // 2], rows[len(rows) // 2])
+    ordered = np.stack(rows)
+    low = np.take_along_axis(ordered, np.maximum(known - 1, 0)[None] // 2, 0)[0]
+    high = np.take_along_axis(ordered, np.minimum(known // 2, len(ordered) - 1)[None], 0)[0]
+    with np.errstate(invalid="ignore"):
+        return np.where(known > 0, _middle(low, high), np.nan)
+
+
+def _middle(low: NDArray[Any], high: NDArray[Any]) -> NDArray[Any]:
+    return np.asarray(low + (high - low) / 2)
+
+
+def _sorting_network(length: int) -> Iterator[tuple[int, int]]:
+    """Pairs to put in order, one after the other (Batcher 1968; Knuth, TAOCP 3, 5.2.2, algorithm M)."""
+    top = 1 << max(0, (length - 1).bit_length() - 1)
+    stride = top
+    while stride:
+        distance, remainder, step = stride, 0, top
+        while True:
+            yield from (
+                (place, place + distance) for place in range(length - distance) if place & stride == remainder
+            )
+            if step == stride:
+                break
+            distance, remainder, step = step - stride, stride, step // 2
+        stride //= 2
+
+
+def mean(values: NDArray[Any], axis: int = -1) -> NDArray[Any]:
+    """The mean over one axis of what is known; NaN where nothing is."""
+    absent = np.isnan(values)
+    known = values.shape[axis] - absent.sum(axis=axis)
+    total = np.where(absent, 0.0, values).sum(axis=axis)
+    return np.asarray(np.where(known > 0, total / np.maximum(known, 1), np.nan))
+
+
+def over_last(reduction: np.ufunc, values: NDArray[Any]) -> NDArray[Any]:
+    """`reduction.reduce` over the last axis, which may be short: there numpy spends its time between rows."""
+    return np.asarray(reduction.reduce(np.ascontiguousarray(np.moveaxis(values, -1, 0))))
+
+
+def highest(values: Floats, count: int) -> Ints:
+    """Places of the largest values, the largest first and the earlier one of equals; none is absent."""
+    if count < len(values):
+        least = np.partition(values, len(values) - count)[len(values) - count]
+        places = np.flatnonzero(values >= least)
+    else:
+        places = np.arange(len(values))
+    return places[np.argsort(-values[places], kind="stable")[:count]]
+
+
+def median_of(values: Floats) -> float | None:
+    """The median of one column, or None when nothing in it is known."""
+    return known(float(median(values))) if len(values) else None
+
+
+def percentile_of(values: Floats, percent: float) -> float | None:
+    """A percentile of one column (linear between neighbours), or None when nothing is known."""
+    finite = values[np.isfinite(values)]
+    return float(np.percentile(finite, percent)) if len(finite) else None
+
+
+def sigma_of(values: Floats) -> float | None:
+    """The spread of one column as a robust standard deviation, or None when nothing is known."""
+    return known(MAD_TO_SIGMA * float(median(np.abs(values - median(values))))) if len(values) else None
+
+
+def known(value: float | None) -> float | None:
+    """The value, or None when it is absent or not finite."""
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def ratio(numerator: float | None, denominator: float | None) -> float | None:
+    """One known number by another; None when either is unknown or the second is not positive."""
+    if numerator is None or denominator is None or not denominator > 0:
+        return None
+    return known(numerator / denominator)

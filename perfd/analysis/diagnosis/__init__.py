@@ -1,0 +1,1 @@
+"""What limits a job: findings with evidence, confidence and advice, and the job summary."""

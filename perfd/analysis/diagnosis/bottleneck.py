@@ -1,0 +1,110 @@
+"""What limits a job: every finding with its evidence, the costliest first.
+
+Each judge looks at one kind and says nothing when its evidence is missing. The
+thresholds are those of docs/analysis.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from perfd.analysis.diagnosis.findings import Facts, Finding, Kind
+from perfd.analysis.diagnosis.communication_findings import judge_communication
+from perfd.analysis.diagnosis.compute_findings import judge_compute
+from perfd.analysis.diagnosis.data_loading_findings import judge_data
+from perfd.analysis.diagnosis.host_findings import judge_host, judge_host_transfer, judge_launches
+from perfd.analysis.diagnosis.link_findings import judge_links
+from perfd.analysis.diagnosis.pipeline_findings import judge_pipeline
+from perfd.analysis.diagnosis.straggler_findings import judge_straggler, judge_throttling
+from perfd.analysis.diagnosis.sequence_findings import judge_sequences
+from perfd.analysis.diagnosis.hang_findings import judge_hang, judge_missing
+from perfd.analysis.data.formatting import percent
+
+_Judge = Callable[[Facts], Finding | None]
+
+_OPTIMIZER = 0.15
+_MEMORY = 0.95
+_OF_COUNTERS = (Kind.HANG, Kind.MISSING_TELEMETRY)
+"""They rest on counts of all operations, seen or not, or tell of those that were not themselves."""
+
+_FAULTS = (Kind.HANG, Kind.STRAGGLER, Kind.THROTTLING, Kind.LINK_DEGRADATION)
+"""Something is broken: it comes before what the job's configuration costs. A hang comes before all."""
+
+
+def find_bottlenecks(facts: Facts) -> list[Finding]:
+    """All findings, the one to act on first at the front; never empty."""
+    straggler = judge_straggler(facts)
+    slow = {culprit.id for culprit in straggler.culprits} if straggler else set()
+    left = 1 - ((straggler.lost_ratio if straggler else None) or 0.0)
+    of_time: tuple[_Judge, ...] = (
+        judge_sequences,
+        partial(judge_data, named=bool(slow)),
+        partial(judge_pipeline, left_ratio=left),
+        judge_communication,
+        _judge_optimizer,
+        partial(judge_host, slow_ranks=slow),
+        judge_launches,
+        judge_host_transfer,
+    )
+    judges: tuple[_Judge, ...] = (
+        judge_hang,
+        lambda _: straggler,
+        judge_throttling,
+        judge_links,
+        *(() if facts.too_few_steps else of_time),
+        _judge_memory,
+        judge_missing,
+    )
+    found = [_with_losses(finding, facts) for judge in judges if (finding := judge(facts)) is not None]
+    found.sort(
+        key=lambda finding: (
+            finding.kind is not Kind.HANG,
+            finding.kind not in _FAULTS,
+            finding.lost_ratio is None,
+            -(finding.lost_ratio or 0),
+        )
+    )
+    if not found or (found[0].kind is not Kind.HANG and found[0].lost_ratio is None):
+        # Full memory costs no time: it is said after what the job does with its time.
+        found.insert(0, judge_compute(facts))
+    return found
+
+
+def _with_losses(finding: Finding, facts: Facts) -> Finding:
+    """The finding, and what was lost of the operations that it rests on, as its evidence names them."""
+    lost, source = facts.nccl.lost_operations, facts.nccl.source
+    if not lost or source is None or finding.kind in _OF_COUNTERS:
+        return finding
+    if not any(source in sentence for sentence in finding.evidence):
+        return finding
+    note = f"{lost:,} NCCL operations were not seen ({source}): this rests on the others."
+    return replace(finding, evidence=(*finding.evidence, note))
+
+
+def _judge_optimizer(facts: Facts) -> Finding | None:
+    lost = facts.optimizer.share_ratio
+    if lost is None or lost < _OPTIMIZER:
+        return None
+    return Finding(
+        kind=Kind.OPTIMIZER,
+        confidence=0.8,
+        evidence=[f"The optimizer takes {percent(lost)} of a step ({facts.optimizer.source})."],
+        recommendation="Shard the optimizer over the data-parallel group (Megatron-LM:"
+        " --use-distributed-optimizer), use a fused one, or accumulate over more micro-batches.",
+        lost_ratio=lost,
+    )
+
+
+def _judge_memory(facts: Facts) -> Finding | None:
+    used = facts.memory.max_used_ratio
+    if used is None or used < _MEMORY:
+        return None
+    return Finding(
+        kind=Kind.MEMORY,
+        confidence=0.8,
+        evidence=[f"The fullest GPU has {percent(used)} of its memory in use ({facts.memory.source})."],
+        recommendation="Recompute activations, shard the optimizer, or take smaller micro-batches, before a"
+        " longer sequence ends the job.",
+    )

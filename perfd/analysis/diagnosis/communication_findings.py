@@ -1,0 +1,205 @@
+"""Whether communication takes the time: collectives that move data, their waiting for others taken off."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from perfd.analysis.collectives.bandwidth_text import bandwidth_words, busiest
+from perfd.analysis.communication.capture_evidence import not_used
+from perfd.analysis.communication.exposed import Communication
+from perfd.analysis.communication.dimensions import costliest, known_in_all
+from perfd.analysis.diagnosis.findings import Facts, Finding, Kind
+from perfd.analysis.data.formatting import milliseconds, percent, rank_names
+
+_COMMUNICATION = 0.15
+_NEARLY_ALL = 0.95
+_FASTER = 0.95
+"""By what the ring formula gives: what takes less is not explained by it."""
+_WORTH_A_WORD = 0.01
+"""Of a step: of a dimension that takes less nothing is said."""
+_LESS_TENSOR = (
+    "use less tensor parallelism where memory allows it, or overlap it (Megatron-LM: --sequence-parallel,"
+    " --tp-comm-overlap)"
+)
+_REMEDIES = {
+    "tp": f"Most of what is exposed is of tensor groups: {_LESS_TENSOR}",
+    "pp": "Most of what is exposed are transfers between stages: interleave the schedule, which sends beside"
+    " computation (Megatron-LM: --num-layers-per-virtual-pipeline-stage), or use fewer stages",
+    "cp": "Most of what is exposed is of context groups: keep them inside a node, exchange keys and values"
+    " beside attention (Megatron-LM: --cp-comm-type p2p), or use less context parallelism where memory"
+    " allows it",
+    "ep": "Most of what is exposed are the tokens of experts: keep their groups inside a node, or exchange"
+    " beside computation (Megatron-LM: --overlap-moe-expert-parallel-comm)",
+    "world": "Most of what is exposed is over all ranks: average losses, check gradients and wait in barriers"
+    " less often (Megatron-LM: --no-barrier-with-level-1-timing)",
+}
+
+
+def judge_communication(facts: Facts) -> Finding | None:
+    """How much of a step collectives take, and what would make it less; None where that is little."""
+    communication = facts.communication
+    if communication.transfer_ratio is None and _only_captured(facts) and (facts.parallel.pp or 1) > 1:
+        # How much of it is the pipeline's stall, the traces do not say.
+        return None
+    lost = _lost(communication)
+    if lost is None or lost < _COMMUNICATION:
+        return None
+    if communication.transfer_ratio is None and facts.nccl.share_ratio is not None:
+        return _busy_kernels(facts, lost)
+    evidence = [f"{_share_of_a_step(facts, lost)} ({communication.source})."]
+    if communication.wait_ratio is not None:
+        evidence.append(
+            f"Another {percent(communication.wait_ratio)} is waiting for other ranks in NCCL's kernels."
+        )
+    if communication.overlap_ratio is not None:
+        evidence.append(
+            f"Computation and copies hid {percent(communication.overlap_ratio)} of communication, so about"
+            f" {percent(communication.exposed_ratio or 0.0)} of a step is exposed"
+            f" ({communication.exposed_source})."
+        )
+    elif communication.exposed_ratio is None:
+        evidence += not_used(facts.capture)
+    evidence += _by_dimension(facts)
+    evidence += _gradients(communication)
+    evidence += [bandwidth_words(kind) for kind in busiest(facts.nccl.kinds)[:1]]
+    seconds, ring = communication.seconds, communication.ring_estimate_s
+    slow_links = seconds is not None and ring is not None and seconds > 2 * ring
+    return Finding(
+        kind=Kind.COMMUNICATION,
+        confidence=0.8,
+        evidence=evidence,
+        recommendation=_advice(facts, lost, slow_links=slow_links),
+        lost_ratio=lost,
+    )
+
+
+def _lost(communication: Communication) -> float | None:
+    """What of a step it costs: waiting is the fault of somebody, and what is hidden costs nothing."""
+    moves, exposed = communication.transfer_ratio, communication.exposed_ratio
+    told = [communication.share_ratio if moves is None else moves, exposed]
+    if moves is not None and communication.share_ratio is not None:
+        # One dimension may wait in the open while another one moves its data unseen.
+        known = known_in_all(communication.dimensions, communication.share_ratio)
+        told.append(sum(one.lost_ratio or 0.0 for one in known) if known else None)
+    return None if told[0] is None else min(ratio for ratio in told if ratio is not None)
+
+
+def _by_dimension(facts: Facts) -> list[str]:
+    """How much of a step each dimension leaves exposed, the costliest first, and of which that is unknown."""
+    large = [one for one in facts.communication.dimensions if one.share_ratio >= _WORTH_A_WORD]
+    known = [one for one in large if one.exposed_ratio is not None]
+    evidence = []
+    if known:
+        told = ", ".join(
+            f"{one.group or 'others'} {percent(one.exposed_ratio or 0.0)} ({one.exposed_source})"
+            for one in sorted(known, key=lambda one: -(one.lost_ratio or 0.0))
+        )
+        evidence.append(f"Exposed in a step is, by parallel dimension: {told}.")
+    if len(known) < len(large) and (facts.capture is None or facts.capture.used):
+        unknown = [one for one in large if one.exposed_ratio is None]
+        names = ", ".join(
+            f"{one.group or 'others'} ({percent(one.share_ratio)} of a step)" for one in unknown
+        )
+        why = "; ".join(dict.fromkeys(one.missing or "nothing tells it" for one in unknown))
+        evidence.append(f"How much is exposed is not known of {names}: {why}.")
+    return evidence
+
+
+def _busy_kernels(facts: Facts, busy: float) -> Finding:
+    """That NCCL is busy is no answer: without the other ranks' times it may be waiting for one of them."""
+    missing = facts.nccl.missing_ranks
+    why = (
+        f"no timings came from {rank_names(missing)}"
+        if missing
+        else "too few operations could be matched over all ranks"
+    )
+    return Finding(
+        kind=Kind.COMMUNICATION,
+        confidence=0.4,
+        evidence=[
+            f"NCCL's kernels run {percent(busy)} of the time ({facts.communication.source}).",
+            f"How much of that moves data, and how much waits for a slow rank, is unknown: {why}.",
+        ],
+        recommendation="Have all ranks tell their timings first: waiting for a slow rank is not mended by"
+        " overlap or by faster links.",
+    )
+
+
+def _share_of_a_step(facts: Facts, lost: float) -> str:
+    communication, step_s = facts.communication, facts.step_time.median
+    seconds, gradient_s = communication.seconds, communication.gradient_s
+    if facts.nccl.share_ratio is not None or seconds is None or step_s is None:
+        return f"Collectives take {percent(lost)} of a step"
+    only_gradients = gradient_s is not None and gradient_s > _NEARLY_ALL * seconds
+    what = "Reducing gradients takes" if only_gradients else "Collectives take"
+    return f"{what} {percent(lost)} of a step, {1000 * seconds:.1f} of {milliseconds(step_s)}"
+
+
+def _gradients(communication: Communication) -> list[str]:
+    """What the gradients' reduction reaches, and what a ring would need at the speed of its links."""
+    size, reached = communication.gradient_bytes, communication.bus_bytes_per_s
+    ring, link, took = communication.ring_estimate_s, communication.link_bytes_per_s, communication.gradient_s
+    evidence = []
+    if size is not None and reached is not None:
+        evidence.append(
+            f"{size / 1e9:.1f} GB of gradients a rank so amount to {reached / 1e9:.0f} GB/s of bus bandwidth."
+        )
+    if ring is None or link is None:
+        return evidence
+    ring_words = f"By the ring formula links of {link / 1e9:.0f} GB/s need {milliseconds(ring)}"
+    if reached is not None and took is not None and took < _FASTER * ring:
+        ring_words += ": it takes less, so links are faster, or trees and NVLink SHARP send fewer bytes"
+    return [*evidence, f"{ring_words}."]
+
+
+def _only_captured(facts: Facts) -> bool:
+    capture = facts.capture
+    return capture is not None and capture.used and facts.communication.source == capture.source
+
+
+def _advice(facts: Facts, lost: float, *, slow_links: bool) -> str:
+    """What makes communication less: of the dimension that costs most, where that is known."""
+    target = costliest(facts.communication.dimensions)
+    won = lost if target is None else target.lost_ratio or 0.0
+    remedy = _REMEDIES.get(target.group or "") if target else None
+    advice = f"{remedy}: it wins at most {percent(won)}." if remedy else _of_gradients(facts, won)
+    advice += _of_tensor_groups(facts, known=target is not None)
+    if any(kind.latency_bound for kind in busiest(facts.nccl.kinds)[:1]):
+        advice += " Send more at a time: larger gradient buckets, and fewer, fused operations."
+    if slow_links:
+        advice += (
+            " The collectives take over twice what the links allow: check the network and NCCL's topology."
+        )
+    return advice
+
+
+def _of_gradients(facts: Facts, lost: float) -> str:
+    # Twice the micro-batches double all but the gradients' collectives and the optimizer.
+    fixed = lost + (facts.optimizer.share_ratio or 0.0)
+    accumulated = lost / (2 * (1 - fixed) + fixed) if fixed < 1 else lost
+    overlap = (
+        "Gradients are reduced beside the backward pass already; overlap the gathering of parameters, too"
+        " (Megatron-LM: --overlap-param-gather with the distributed optimizer)"
+        if facts.communication.gradients_overlapped
+        else "Overlap gradient reduction with the backward pass (Megatron-LM: --overlap-grad-reduce, and"
+        " --overlap-param-gather with the distributed optimizer)"
+    )
+    return (
+        f"{overlap}: it wins at most {percent(lost)}."
+        f" Or accumulate over twice the micro-batches: the share falls to about {percent(accumulated)}."
+    )
+
+
+def _of_tensor_groups(facts: Facts, *, known: bool) -> str:
+    """What to do when tensor parallelism lies across nodes, or takes the time as far as it is `known`."""
+    on_node = Counter(key.node for key in facts.activity.gpus)
+    tensor, kinds = facts.parallel.tp or 1, facts.nccl.kinds
+    if tensor > 1 and on_node and tensor > max(on_node.values()):
+        return (
+            f" Tensor parallelism of {tensor} crosses nodes of {max(on_node.values())} GPUs: keep it inside"
+            " one, and use pipeline or context parallelism between them."
+        )
+    busiest = max(kinds, key=lambda kind: kind.kernel_ratio or 0.0, default=None)
+    if not known and busiest is not None and busiest.group == "tp":
+        return f" Most of it is {busiest.operation} of tensor groups: {_LESS_TENSOR}."
+    return ""

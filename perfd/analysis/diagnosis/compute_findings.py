@@ -1,0 +1,216 @@
+"""What to say of a job in which nothing but compute takes much of the step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfd.analysis.communication.capture_evidence import CaptureEvidence, not_used
+from perfd.analysis.steps.mfu import mean_over_gpus
+from perfd.analysis.diagnosis.findings import FEWEST_STEPS, Facts, Finding, Kind
+from perfd.analysis.diagnosis.hang_findings import judge_missing
+from perfd.analysis.data.formatting import milliseconds, percent
+
+_GOOD_MFU = 0.40
+_FAIR_MFU = 0.30
+_BUSY_DRAM = 0.6
+"""Of the bandwidth of the GPU's memory, over whole steps: what a kernel that only copies reaches is 0.9."""
+_IDLE_TENSOR = 0.3
+_MOST = 0.5
+"""Of a step: what takes less is not where its time goes."""
+_LITTLE_MATRIX = 0.5
+"""Of computing: below it most kernels only move data, by their names."""
+_IDLE_DRAM = 0.3
+"""Less than this contradicts the names."""
+_IMPLAUSIBLE_MFU = 0.85
+"""No training job comes near; what is over it counts operations or the peak wrongly."""
+
+_TIMERS = (
+    "Log phase timers (Megatron-LM: --timing-log-level 2 --log-throughput), or time the phases of a loop of"
+    " your own through perfd.hook."
+)
+_MORE_TIMERS = (
+    "Time what else a step does (Megatron-LM: --timing-log-level 2; a loop of your own: phases and"
+    " `batches` of perfd.hook)."
+)
+_NO_NCCL = (
+    "No operation of NCCL was seen, which would tell transfer and waiting: perfd's plugin (perfd run sets it)"
+    " needs NCCL 2.23 or newer, and room in /dev/shm (perfd doctor)."
+)
+_ANY_GPU = "a GPU of this job"
+_NO_GPU = "If the job has GPUs, `perfd doctor` on its nodes says why they are not seen."
+_CAPTURE = (
+    "A capture (`perfd capture start JOB`) shows the kernels that a step is made of, and what runs beside"
+    " them."
+)
+
+
+def judge_compute(facts: Facts) -> Finding:
+    """What is left when nothing else takes much of the step: good or poor compute, or unknown."""
+    mfu = facts.efficiency.mfu_ratio
+    evidence = _compute_evidence(facts)
+    computing = _computing_ratio(facts)
+    if unjudged := _without_enough_steps(facts, evidence):
+        return unjudged
+    if mfu is not None and mfu > _IMPLAUSIBLE_MFU:
+        return Finding(
+            kind=Kind.UNKNOWN,
+            confidence=0.0,
+            evidence=[
+                *evidence,
+                f"An MFU of {percent(mfu)} cannot be: the peak, the shape or the batch is wrong.",
+            ],
+            recommendation="Compare the model's sizes and the GPU's peak with what perfd took for them.",
+        )
+    if mfu is not None and mfu >= _GOOD_MFU:
+        return Finding(kind=Kind.NONE, confidence=0.6, evidence=evidence)
+    # Without an MFU, only a capture tells that what runs is compute, and which.
+    captured = facts.capture is not None and facts.capture.used
+    if computing is None or computing < _MOST or (mfu is None and not captured):
+        return _unknown(facts, evidence, computing)
+    if memory := _memory_confidence(facts):
+        return Finding(
+            kind=Kind.MEMORY_BOUND,
+            confidence=memory,
+            evidence=evidence,
+            recommendation="Move fewer bytes for each operation: fused attention, norms and optimizer, bf16"
+            " instead of fp32, less recomputation of cheap layers, and a larger micro-batch.",
+        )
+    return Finding(
+        kind=Kind.COMPUTE,
+        confidence=0.6 if captured or _compute_is_timed(facts) else 0.4,
+        evidence=evidence,
+        recommendation="Make the kernels larger: bigger micro-batches, fused attention, MLP and norms, less"
+        " recomputation; fp8 where the model bears it.",
+    )
+
+
+def _without_enough_steps(facts: Facts, evidence: list[str]) -> Finding | None:
+    if facts.too_few_steps:
+        steps = "1 steady step is" if facts.steady_steps == 1 else f"{facts.steady_steps} steady steps are"
+        missing = f"{steps} too few to judge where the time goes."
+        advice = (
+            f"Let the job run longer: {FEWEST_STEPS} steady steps are enough; the first one, checkpoints and"
+            " evaluation do not count."
+        )
+    elif facts.step_time.median is None and facts.breakdown.forward_ratio is None:
+        without = "" if facts.activity.gpus else ", and no activity of a GPU"
+        missing = f"perfd saw no steady step of this job{without}."
+        advice = (
+            "Let the job print progress that perfd understands (`perfd parse LOG` shows what it does), or"
+            " tell steps through perfd.hook."
+        )
+    else:
+        return None
+    return Finding(kind=Kind.UNKNOWN, confidence=0.0, evidence=[*evidence, missing], recommendation=advice)
+
+
+def _unknown(facts: Facts, evidence: list[str], computing: float | None) -> Finding:
+    """What was not seen, and what would show it."""
+    missing, advice = _unseen(facts, computing)
+    mfu = facts.efficiency.mfu_ratio
+    if mfu is not None and mfu >= _FAIR_MFU:
+        missing += " An MFU of 30 to 40 % is most often communication."
+    evidence = [*evidence, *_waiting_pair(facts), missing, *_unseen_nccl(facts), *not_used(facts.capture)]
+    # What ranks would tell that say nothing comes before what no rank tells.
+    silent = judge_missing(facts)
+    return Finding(
+        kind=Kind.UNKNOWN,
+        confidence=0.0,
+        evidence=[*evidence, *(silent.evidence if silent else ())],
+        recommendation=silent.recommendation if silent else advice,
+    )
+
+
+def _unseen(facts: Facts, computing: float | None) -> tuple[str, str]:
+    """What no rank told, and how to have it told."""
+    timed = facts.breakdown.forward_ratio is not None and facts.breakdown.backward_ratio is not None
+    if computing is None:
+        gpu, advice = (
+            ("GPM's activity of GPUs", _TIMERS) if facts.gpu_seen else (_ANY_GPU, f"{_TIMERS} {_NO_GPU}")
+        )
+        return f"perfd saw neither timers of forward and backward nor {gpu}.", advice
+    if computing >= _MOST and not facts.gpu_seen:
+        return f"How well it computes is unknown: perfd did not see {_ANY_GPU}.", _NO_GPU
+    if computing >= _MOST:
+        told = facts.efficiency.model_flops_per_s_per_gpu is not None
+        reason = "the peak of its GPUs is not known" if told else "nothing tells the model's FLOP/s"
+        return f"How well it computes is unknown: {reason}.", _CAPTURE if timed else f"{_TIMERS} {_CAPTURE}"
+    if timed:
+        return "No timer that perfd knows holds the rest of the step.", f"{_MORE_TIMERS} {_CAPTURE}"
+    return "Without timers of forward and backward nothing tells where the rest of the step goes.", _TIMERS
+
+
+def _compute_is_timed(facts: Facts) -> bool:
+    return facts.breakdown.forward_ratio is not None and not facts.timers_hold_waiting
+
+
+def _waiting_pair(facts: Facts) -> list[str]:
+    pair = facts.waiting_pair
+    if pair is None:
+        return []
+    said = (
+        f"Rank {pair.longer_forward} takes {milliseconds(pair.seconds)} longer in forward and rank"
+        f" {pair.longer_backward} as much longer in backward (timers): one of them waits for the other. If"
+        f" forward holds no collective, rank {pair.longer_forward} is the slow one."
+    )
+    return [said]
+
+
+def _unseen_nccl(facts: Facts) -> list[str]:
+    several = (facts.parallel.world_size or 1) > 1
+    untold = facts.communication.share_ratio is None and facts.nccl.source is None
+    return [_NO_NCCL] if several and untold and facts.gpu_seen else []
+
+
+def _memory_confidence(facts: Facts) -> float:
+    """How sure it is that kernels wait for the GPU's memory: by its counters, by kernels' names; 0 for no."""
+    dram, tensor = (mean_over_gpus(facts.activity, f"{unit}_active_ratio") for unit in ("dram", "tensor"))
+    capture = facts.capture
+    matrix = capture.shares.matrix_ratio if capture is not None and capture.used else None
+    by_counters = bool(dram >= _BUSY_DRAM and tensor <= _IDLE_TENSOR)
+    by_names = matrix is not None and matrix < _LITTLE_MATRIX and not dram < _IDLE_DRAM
+    if by_counters:
+        return 0.9 if by_names else 0.6
+    return 0.4 if by_names else 0.0
+
+
+def _computing_ratio(facts: Facts) -> float | None:
+    forward, backward = facts.breakdown.forward_ratio, facts.breakdown.backward_ratio
+    if forward is not None and backward is not None:
+        return forward + backward
+    if facts.capture is not None and facts.capture.used:
+        return facts.capture.of_now(facts.capture.shares.compute_ratio)
+    active = mean_over_gpus(facts.activity, "sm_active_ratio")
+    return active if np.isfinite(active) else None
+
+
+def _compute_evidence(facts: Facts) -> list[str]:
+    evidence = []
+    efficiency, share = facts.efficiency, facts.breakdown
+    if efficiency.mfu_ratio is not None:
+        evidence.append(
+            f"MFU is {percent(efficiency.mfu_ratio)} by the convention {efficiency.flops_convention}, of"
+            f" {(efficiency.peak_flops_per_s or 0) / 1e12:.0f} TFLOP/s a GPU."
+        )
+    if share.forward_ratio is not None and share.backward_ratio is not None:
+        total = share.forward_ratio + share.backward_ratio
+        waiting = ", waiting for other ranks included" if facts.timers_hold_waiting else ""
+        evidence.append(f"Forward and backward take {percent(total)} of a step{waiting} (timers).")
+    evidence += _captured_kernels(facts.capture)
+    if efficiency.tensor_active_ratio is not None and facts.activity.source == "steady steps":
+        evidence.append(f"Active in steady steps: {', '.join(_active_units(facts))} of the time (GPM).")
+    return evidence
+
+
+def _captured_kernels(capture: CaptureEvidence | None) -> list[str]:
+    if capture is None or not capture.used:
+        return []
+    computing, matrix = capture.of_now(capture.shares.compute_ratio), capture.shares.matrix_ratio
+    of_it = "" if matrix is None else f", at most {percent(matrix)} of it matrix products and attention"
+    return [f"Compute kernels run {percent(computing)} of a step{of_it} ({capture.source})."]
+
+
+def _active_units(facts: Facts) -> list[str]:
+    units = (("tensor cores", "tensor"), ("SMs", "sm"), ("DRAM", "dram"))
+    values = [(name, mean_over_gpus(facts.activity, f"{metric}_active_ratio")) for name, metric in units]
+    return [f"{name} {percent(value)}" for name, value in values if np.isfinite(value)]

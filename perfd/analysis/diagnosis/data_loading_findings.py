@@ -1,0 +1,146 @@
+"""Whether the job waits for its input."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from perfd.analysis.diagnosis.findings import Culprit, Facts, Finding, Kind
+from perfd.analysis.diagnosis.straggler_findings import one_rank_loads_slowly
+from perfd.analysis.steps.time_breakdown import DataLoading
+from perfd.analysis.data.formatting import percent
+
+_DATA = 0.05
+_ALIKE = 0.05
+"""GPUs that differ by less do alike: their samples are no more exact."""
+
+
+class _Cause(Enum):
+    """What keeps the one rank whose timer of the input is long."""
+
+    INPUT = auto()
+    GPU = auto()
+    UNDECIDED = auto()
+    """GPUs have been seen in too few steps."""
+    UNKNOWN = auto()
+
+
+def judge_data(facts: Facts, *, named: bool = False) -> Finding | None:
+    """Time in the timer of the input; None when it is small, or work on the GPU of a slow rank.
+
+    `named` is whether a slow rank is named already.
+    """
+    data = facts.data
+    if data.share_ratio is None or data.share_ratio < _DATA:
+        return None
+    if any(straggler.wait_ratio >= data.share_ratio / 2 for straggler in facts.stragglers_by_activity):
+        return None
+    if not one_rank_loads_slowly(data):
+        return _slow_input(data, confidence=0.8)
+    cause = _cause(facts)
+    if cause is _Cause.INPUT:
+        return _slow_input(
+            data, confidence=0.6 if data.slow_rank is None else 0.8, idle_ratio=facts.idle_ratio
+        )
+    if named:
+        return None
+    return _slow_gpu(data) if cause is _Cause.GPU else _open(data, cause)
+
+
+def _cause(facts: Facts) -> _Cause:
+    """What the GPUs did meanwhile.
+
+    The host waits in this timer for work of its GPU, too: copies of the batch queue behind it. While a rank
+    waits for its input alone, its GPU runs nothing.
+    """
+    data = facts.data
+    if facts.activity_undecided:
+        return _Cause.UNDECIDED
+    if not data.waits_for_gpu:
+        return _Cause.INPUT
+    if facts.idle_ratio is not None:
+        return _Cause.GPU if facts.idle_ratio < _longer(data) / 2 else _Cause.INPUT
+    if data.slow_rank is not None:
+        return _Cause.INPUT
+    if facts.busier_ratio is not None and facts.busier_ratio < _ALIKE:
+        return _Cause.INPUT
+    return _Cause.UNKNOWN
+
+
+def _slow_input(data: DataLoading, *, confidence: float, idle_ratio: float | None = None) -> Finding:
+    idle = [] if idle_ratio is None else [f"One GPU idles {percent(idle_ratio)} more than its peers (NVML)."]
+    return Finding(
+        kind=Kind.DATA_LOADING,
+        confidence=confidence,
+        culprits=_culprits(data),
+        evidence=[*_evidence(data, cause=_Cause.INPUT), *idle],
+        recommendation="Give the data loader more workers and prefetching, keep the data on local disks,"
+        " and move tokenisation out of the training loop.",
+        lost_ratio=data.share_ratio,
+    )
+
+
+def _slow_gpu(data: DataLoading) -> Finding:
+    find = (
+        "Find the rank: NCCL timings (perfd's plugin), GPM's activity or timers by rank (Megatron-LM:"
+        " --timing-log-option all) name it. Then look"
+        if data.slow_rank is None
+        else "Look"
+    )
+    return Finding(
+        kind=Kind.STRAGGLER,
+        confidence=0.4 if data.slow_rank is None else 0.6,
+        culprits=_culprits(data),
+        evidence=[
+            *_evidence(data, cause=_Cause.GPU),
+            "No GPU idles meanwhile (NVML), so that rank waits for work on its GPU, not for its input.",
+        ],
+        recommendation=f"{find} for another process on its GPU, for its clock, and for more work than its"
+        " peers have.",
+        lost_ratio=_longer(data),
+    )
+
+
+def _open(data: DataLoading, cause: _Cause) -> Finding:
+    undecided = cause is _Cause.UNDECIDED
+    missing = (
+        "GPUs were seen in too few steps to tell."
+        if undecided
+        else "nothing tells what the GPU of that rank does meanwhile."
+    )
+    return Finding(
+        kind=Kind.UNKNOWN,
+        confidence=0.0,
+        culprits=_culprits(data),
+        evidence=[*_evidence(data, cause=cause), f"Slow input shows so, and so does a slow GPU; {missing}"],
+        recommendation="Wait for some more steps."
+        if undecided
+        else "Let perfd read the GPUs of all ranks (NVML), load its NCCL plugin, or log timers by rank"
+        " (Megatron-LM: --timing-log-option all).",
+        lost_ratio=data.share_ratio,
+    )
+
+
+def _longer(data: DataLoading) -> float:
+    """What the slowest rank's timer holds more than the fastest one's, by step time."""
+    return (data.share_ratio or 0.0) - (data.least_ratio or 0.0)
+
+
+def _culprits(data: DataLoading) -> tuple[Culprit, ...]:
+    return () if data.slow_rank is None else (Culprit(kind="rank", id=data.slow_rank),)
+
+
+def _evidence(data: DataLoading, *, cause: _Cause) -> list[str]:
+    """What the timer says; `cause` is what is known of why."""
+    long = "Loading data takes" if cause is _Cause.INPUT else "The timer of the input holds"
+    evidence = [f"{long} {percent(data.share_ratio or 0)} of a step on the slowest rank ({data.source})."]
+    if one_rank_loads_slowly(data) and data.least_ratio is not None:
+        slow = "one rank's input is slow" if cause is _Cause.INPUT else "one rank is slow"
+        who = (
+            " the others wait; the log does not say which rank."
+            if data.slow_rank is None
+            else f" the others wait for it: rank {data.slow_rank}."
+        )
+        evidence.append(f"It takes only {percent(data.least_ratio)} on the fastest one, so {slow} and{who}")
+    elif data.least_ratio is not None and _DATA <= data.least_ratio < (data.share_ratio or 0.0):
+        evidence.append(f"It takes {percent(data.least_ratio)} on the fastest one: all ranks wait for input.")
+    return evidence

@@ -1,0 +1,148 @@
+"""What a diagnosis and a summary rest on, derived from what a job reported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from perfd.analysis.steps.gpu_activity import GpuActivity
+from perfd.analysis.communication.capture_evidence import capture_evidence
+from perfd.analysis.steps.throttling import held_clocks
+from perfd.analysis.communication.exposed import communication, with_capture, with_kernels
+from perfd.analysis.steps.mfu import Efficiency, efficiency, gpu_infos, world_size
+from perfd.analysis.diagnosis.findings import Facts
+from perfd.analysis.hang.hang_detection import hang
+from perfd.analysis.layout.link_bandwidth import data_parallel_link_bytes_per_s, speeds
+from perfd.analysis.collectives.nccl_summary import nccl
+from perfd.analysis.stragglers.phase_waiting import waiting_pair
+from perfd.analysis.steps.pipeline_bubble import pipeline
+from perfd.analysis.collectives.pipeline_wait import with_waiting
+from perfd.analysis.layout.rank_location import Speeds
+from perfd.analysis.stragglers.sequence_imbalance import unequal_sequences
+from perfd.analysis.data.analysis_settings import AnalysisSettings
+from perfd.analysis.steps.time_breakdown import Breakdown, breakdown, data_loading, memory, optimizer, step_time
+from perfd.analysis.stragglers.rank_slowdown import slowdowns
+from perfd.analysis.steps.steady_steps import Steady
+from perfd.analysis.stragglers.peer_comparison import (
+    seen_busier_ratio,
+    seen_idle_ratio,
+    stragglers_by_activity,
+    stragglers_by_timers,
+    undecided_by_activity,
+)
+from perfd.analysis.data.job_data import Floats, JobData, NcclTimeTable
+from perfd.analysis.steps.phase_timers import Timers
+from perfd.model import EventKind, ParallelLayout
+
+_OPERATIONS = 100
+"""Of a rank: by then NCCL has told the time of some."""
+
+
+def facts_of(job: JobData, settings: AnalysisSettings, steady: Steady, activity: GpuActivity) -> Facts:
+    """All of them, from the steady steps of a job and what its GPUs did in these."""
+    description = job.description
+    parallel = _with_world(description.parallel if description else ParallelLayout(), job)
+    timers = Timers.of(job.phases, job.steps, steady.rows)
+    times = job.steps.step_time_s[steady.rows]
+    joined = speeds(job, settings.peaks, settings.network_bytes_per_s)
+    link = data_parallel_link_bytes_per_s(
+        parallel, gpu_infos(job), job, settings.peaks, _slowest(joined, settings)
+    )
+    by_timers = stragglers_by_timers(timers, times, parallel)
+    by_phases = pipeline(timers, description, {straggler.rank for straggler in by_timers})
+    of_steps = step_time(job.steps.step_time_s, steady)
+    capture = capture_evidence(job, of_steps.median)
+    kernels = nccl(job, parallel, step_s=of_steps.median, speeds=joined)
+    seen = with_kernels(communication(timers, times, description, link), kernels, description)
+    return Facts(
+        parallel=parallel,
+        efficiency=_efficiency(job, settings, steady, activity),
+        communication=with_capture(seen, kernels, capture, parallel),
+        nccl=kernels,
+        pipeline=with_waiting(by_phases, parallel, kernels, of_steps.median),
+        data=data_loading(timers, times),
+        optimizer=optimizer(timers, times),
+        breakdown=_breakdown(timers, times),
+        timers_hold_waiting=timers.hold_waiting,
+        waiting_pair=waiting_pair(timers, times),
+        memory=memory(job, settings.peaks),
+        step_time=of_steps,
+        steady_steps=int(job.steps.steps_covered[steady.rows].sum()),
+        activity=activity,
+        slowdowns=slowdowns(timers, kernels, parallel),
+        stragglers_by_timers=by_timers,
+        stragglers_by_activity=stragglers_by_activity(activity, parallel),
+        activity_undecided=undecided_by_activity(activity, parallel),
+        idle_ratio=seen_idle_ratio(activity, parallel),
+        busier_ratio=seen_busier_ratio(activity, parallel),
+        held_clocks=held_clocks(job, activity),
+        sequences=unequal_sequences(timers, times, parallel),
+        hang=hang(job),
+        capture=capture,
+        silent_gpu_ranks=_silent_gpu_ranks(activity, parallel),
+        transport_remarks=_transport_remarks(job),
+        untimed=_untimed(job),
+        wrong_times=_wrong_times(job),
+        nodes=len({key.node for key in activity.gpus}),
+        nccl_may_use_pcie=parallel.world_size != 1
+        and any(key.node not in joined.inside_bytes_per_s for key in activity.gpus),
+        gpu_seen=bool(gpu_infos(job) or activity.gpus),
+    )
+
+
+def _slowest(joined: Speeds, settings: AnalysisSettings) -> float | None:
+    """A GPU's share of the network, where it is least; what was told also holds where no node is known."""
+    return settings.network_bytes_per_s or min(joined.network_bytes_per_s.values(), default=None)
+
+
+def _silent_gpu_ranks(activity: GpuActivity, parallel: ParallelLayout) -> tuple[int, ...]:
+    ranks = {key.rank for key in activity.gpus if key.rank is not None}
+    if not ranks or not parallel.world_size:
+        return ()
+    return tuple(rank for rank in range(parallel.world_size) if rank not in ranks)
+
+
+def _efficiency(
+    job: JobData, settings: AnalysisSettings, steady: Steady, activity: GpuActivity
+) -> Efficiency:
+    return efficiency(
+        job,
+        steady.rows,
+        activity,
+        convention=settings.convention,
+        peaks=settings.peaks,
+        precision=settings.peak_precision,
+    )
+
+
+def _with_world(parallel: ParallelLayout, job: JobData) -> ParallelLayout:
+    """A layout that does not say the world's size gets the number of GPUs that are seen."""
+    return parallel if parallel.world_size else replace(parallel, world_size=world_size(job))
+
+
+def _transport_remarks(job: JobData) -> tuple[str, ...]:
+    told = (event.message for event in job.events if event.kind is EventKind.NCCL_WARNING)
+    return tuple(dict.fromkeys(message for message in told if message.startswith("NCCL connects")))
+
+
+def _breakdown(timers: Timers, step_time_s: Floats) -> Breakdown:
+    """Of phases that hold waiting all ranks take as long: that is no sign that they are equal."""
+    found = breakdown(timers, step_time_s)
+    return replace(found, spread_ratio=None) if timers.hold_waiting else found
+
+
+def _untimed(job: JobData) -> bool:
+    """Not in a job's first moments, in which no operation has ended yet."""
+    times = NcclTimeTable.of(job.nccl)
+    counted = times.operations >= _OPERATIONS
+    return bool(len(times) and counted.any() and not np.isfinite(times.busy_s).any())
+
+
+def _wrong_times(job: JobData) -> Mapping[str, Sequence[int]]:
+    ranks: dict[str, set[int]] = {}
+    for event in job.events:
+        if event.kind is EventKind.NCCL_TIMES_WRONG and event.rank is not None:
+            ranks.setdefault(event.message, set()).add(event.rank)
+    return {message: sorted(found) for message, found in ranks.items()}

@@ -1,0 +1,188 @@
+"""Whether the host keeps the GPUs from their work: gaps, tiny kernels, copies."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from perfd.analysis.communication.capture_evidence import CaptureEvidence
+from perfd.analysis.collectives.slow_links import Reference
+from perfd.analysis.steps.mfu import mean_over_gpus
+from perfd.analysis.diagnosis.findings import Culprit, Facts, Finding, Kind
+from perfd.analysis.diagnosis.idle_cause import ShownIdle, not_shown, shown_idle
+from perfd.analysis.data.formatting import percent
+
+_IDLE = 0.15
+_UNATTRIBUTED = 0.10
+_NCCL_SM = 0.15
+"""Of the multiprocessors, those that NCCL's kernels occupy: 16 to 24 channels of 132."""
+_FEW_SM = 0.4
+_LEAST_OTHER = 0.3
+"""Of the time, with kernels that are not NCCL's: less says nothing of them."""
+_NO_TENSOR = 0.1
+_TRANSFER_BYTES_PER_S = 8e9
+"""An eighth of a PCIe 5 slot of 16 lanes. Input of text takes a thousandth of it."""
+_SLOT_BYTES_PER_S = 55e9
+_FULL_SLOT = 0.3
+"""Of the slot: copies that need more of it are hard to hide."""
+_WORTH_A_WORD = 0.05
+
+
+def judge_host(facts: Facts, *, slow_ranks: Collection[int | str] = ()) -> Finding | None:
+    """GPUs without a kernel, or time in no timer; None when both are small.
+
+    Why the GPUs have nothing to run, only a capture tells: the host launches late, or waits for them.
+    That the GPUs of `slow_ranks` idle is said of them already, and no reason to speak of all.
+    """
+    evidence, lost = _seen_idle(facts, slow_ranks)
+    shown = shown_idle(facts.capture)
+    if shown is not None and not evidence:
+        # What the ranks that are named lose, or the input, is in the traces too.
+        named = not set(shown.ranks).isdisjoint(slow_ranks)
+        lost = shown.lost_ratio - (facts.data.share_ratio or 0.0)
+        shown = None if named or lost < shown.least_ratio else shown
+    if shown is not None:
+        return Finding(
+            kind=shown.kind,
+            confidence=_confidence(facts, shown, also_live=bool(evidence)),
+            evidence=[*evidence, *shown.evidence],
+            recommendation=shown.recommendation,
+            lost_ratio=lost,
+        )
+    if not evidence:
+        return None
+    return Finding(
+        kind=Kind.HOST_BOUND,
+        confidence=0.6 if len(evidence) > 1 else 0.4,
+        evidence=[*evidence, *not_shown(facts.capture)],
+        recommendation="Look for synchronisation and small kernels on the host's path: take an Nsight Systems"
+        " capture, use CUDA graphs, and keep Python's garbage collector out of the step.",
+        lost_ratio=lost,
+    )
+
+
+def _confidence(facts: Facts, shown: ShownIdle, *, also_live: bool) -> float:
+    if also_live:
+        return 0.9
+    return 0.8 if len(shown.ranks) == facts.parallel.world_size else 0.6
+
+
+def _seen_idle(facts: Facts, slow_ranks: Collection[int | str]) -> tuple[list[str], float]:
+    """What is seen without a capture: sentences, and the share of a step."""
+    evidence, lost = [], 0.0
+    active = _active_ratio(facts, slow_ranks)
+    # Before the first steady step a job is starting, and its GPUs may well idle.
+    steady = facts.activity.source == "steady steps"
+    # One sample or two of a short job may be of its start, whatever the log's times say.
+    steady &= facts.activity.usual(facts.activity.metrics.get(facts.activity.kernel_metric))
+    if steady and np.isfinite(active) and 1 - active >= _IDLE:
+        lost = 1 - active
+        who = "The other GPUs" if slow_ranks else "GPUs"
+        evidence.append(f"{who} run no kernel at all in {percent(1 - active)} of steady steps (NVML).")
+    outside = facts.breakdown.unattributed_ratio
+    if outside is not None and outside >= _UNATTRIBUTED:
+        lost = max(lost, outside)
+        evidence.append(
+            f"{percent(outside)} of a step is in no timer: barriers, logging and other host work."
+        )
+    return evidence, lost
+
+
+def _active_ratio(facts: Facts, slow_ranks: Collection[int | str]) -> float:
+    """How much of the time the GPUs of all other ranks run a kernel, NaN when none tells."""
+    by_gpu = facts.activity.of_gpus(facts.activity.kernel_metric)
+    others = np.array([key.rank not in slow_ranks for key in facts.activity.gpus], dtype=np.bool_)
+    counted = by_gpu[np.isfinite(by_gpu) & others]
+    return float(counted.mean()) if len(counted) else np.nan
+
+
+def judge_launches(facts: Facts) -> Finding | None:
+    """Kernels that fill few multiprocessors and are not NCCL's; None when that is not so, or not known.
+
+    Without times of NCCL's kernels, which fill few multiprocessors too, nothing can be said but of one rank.
+    """
+    running = mean_over_gpus(facts.activity, "graphics_active_ratio")
+    multiprocessors = mean_over_gpus(facts.activity, "sm_active_ratio")
+    tensor = mean_over_gpus(facts.activity, "tensor_active_ratio")
+    alone = facts.parallel.world_size == 1
+    in_nccl = 0.0 if alone else facts.nccl.share_ratio
+    if in_nccl is None or not np.isfinite([running, multiprocessors]).all():
+        return None
+    # What NCCL hides behind compute is not taken off the compute: the least is what is certain.
+    other = running - in_nccl
+    if other < _LEAST_OTHER or (np.isfinite(tensor) and tensor > _NO_TENSOR):
+        return None
+    filled = max(0.0, multiprocessors - _NCCL_SM * in_nccl) / other
+    if filled >= _FEW_SM:
+        return None
+    return Finding(
+        kind=Kind.LAUNCH_BOUND,
+        confidence=0.6,
+        evidence=[
+            f"Kernels run {percent(other)} of the time (GPM)."
+            if alone
+            else f"Kernels that are not NCCL's run {percent(other)} of the time (GPM, nccl plugin).",
+            f"They fill only {percent(filled)} of the multiprocessors meanwhile (GPM).",
+        ],
+        recommendation="The kernels are tiny, so launching them takes longer than running them: use CUDA"
+        " graphs or torch.compile, fuse element-wise operations and the optimizer, and enlarge the"
+        " micro-batch.",
+        lost_ratio=other * (1 - filled),
+    )
+
+
+def judge_host_transfer(facts: Facts) -> Finding | None:
+    """Copies between host and GPUs; None when there are few, or NCCL may cause them.
+
+    What they cost a capture shows. Without one it is at most the time that they take at the slot's speed, and
+    that the multiprocessors have no work; where that is little, compute may well hide it.
+    """
+    received, sent = (facts.activity.of_gpus(f"pcie_{way}_bytes_per_s") for way in ("rx", "tx"))
+    moved = np.fmax(received, sent)
+    heavy = moved >= _TRANSFER_BYTES_PER_S
+    shown = _shown_copies(facts.capture)
+    if not heavy.any() or _may_be_nccls(facts, shown):
+        return None
+    most, count = float(np.nanmax(moved)), np.count_nonzero(heavy)
+    verb = "receive" if np.nanmax(np.nan_to_num(received)) == most else "send"
+    few = count <= len(heavy) // 2
+    named = [key for key, much in zip(facts.activity.gpus, heavy, strict=True) if much and few]
+    evidence = [f"{count} of {len(heavy)} GPUs {verb} up to {most / 1e9:.1f} GB/s by PCIe (GPM)."]
+    if shown is not None and facts.capture is not None:
+        evidence.append(f"Copies and fills that nothing hid took {percent(shown)} ({facts.capture.source}).")
+    lost = _unhidden_copies(facts, most) if shown is None else shown
+    return Finding(
+        kind=Kind.HOST_TRANSFER,
+        confidence=0.6 if shown is None else 0.9,
+        culprits=tuple(Culprit(kind="gpu", id=f"{key.node}/{key.gpu}") for key in named[:8]),
+        evidence=evidence,
+        recommendation="Keep on the GPU what is copied in each step (offloaded optimizer or activations,"
+        " input that is enlarged on the host), copy from pinned memory, and overlap copies with compute.",
+        lost_ratio=lost if lost >= _WORTH_A_WORD else None,
+    )
+
+
+def _may_be_nccls(facts: Facts, shown_ratio: float | None) -> bool:
+    """Whether NCCL may be what moves so much by PCIe; not what a capture shows as copies."""
+    if facts.nodes != 1 or any(slow.reference is Reference.LINKS for slow in facts.nccl.slow_groups):
+        # Traffic between nodes crosses PCIe on its way to the NIC, and so does NCCL without NVLink.
+        return True
+    return facts.nccl_may_use_pcie and (shown_ratio or 0.0) < _WORTH_A_WORD
+
+
+def _shown_copies(capture: CaptureEvidence | None) -> float | None:
+    if capture is None or not capture.used:
+        return None
+    return capture.of_now(capture.shares.exposed_copies_ratio)
+
+
+def _unhidden_copies(facts: Facts, bytes_per_s: float) -> float:
+    """At most so much of a step; 0 where there is too little to say."""
+    in_the_slot = bytes_per_s / _SLOT_BYTES_PER_S
+    working = mean_over_gpus(facts.activity, "sm_active_ratio")
+    if not np.isfinite(working):
+        working = mean_over_gpus(facts.activity, facts.activity.kernel_metric)
+    if in_the_slot < _FULL_SLOT or not np.isfinite(working):
+        return 0.0
+    return float(min(in_the_slot, 1 - working))

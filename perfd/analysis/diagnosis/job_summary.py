@@ -1,0 +1,252 @@
+"""The summary of a job: every derived number of `perfd.summary/1` from what the job reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from perfd.analysis.steps.gpu_activity import GpuActivity, gpu_activity
+from perfd.analysis.diagnosis.bottleneck import find_bottlenecks
+from perfd.analysis.communication.capture_evidence import CaptureEvidence
+from perfd.analysis.communication.exposed import Communication
+from perfd.analysis.steps.mfu import world_size
+from perfd.analysis.diagnosis.evidence import facts_of
+from perfd.analysis.diagnosis.findings import Finding
+from perfd.analysis.steps.flops_check import FlopsCheck
+from perfd.analysis.collectives.nccl_summary import Nccl
+from perfd.analysis.steps.pipeline_bubble import Pipeline
+from perfd.analysis.data.analysis_settings import AnalysisSettings
+from perfd.analysis.steps.time_breakdown import Breakdown, DataLoading, Memory, Optimizer, StepTime, goodput_ratio
+from perfd.analysis.stragglers.rank_slowdown import RankSlowdown
+from perfd.analysis.steps.steady_steps import Steady, steady_rows
+from perfd.analysis.data.job_data import AlertRecord, JobData
+from perfd.analysis.hang.error_events import Trouble, troubles
+from perfd.model import ParallelLayout
+
+__all__ = [
+    "SCHEMA",
+    "AnalysisSettings",
+    "GpuSummary",
+    "JobSummary",
+    "ParallelSummary",
+    "StepsSummary",
+    "from_json",
+    "summarise",
+    "to_json",
+]
+
+SCHEMA = "perfd.summary/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelSummary:
+    """Sizes of the job's groups."""
+
+    tp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    cp: int | None = None
+    ep: int | None = None
+    vp: int | None = None
+    micro_batches: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsSummary:
+    """Progress lines of the log; `first` and `last` are step numbers."""
+
+    count: int
+    steady_count: int
+    first: int | None = None
+    last: int | None = None
+    dropped: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Steps that are not steady, by reason; an entry without steps is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSummary:
+    """One GPU over steady steps."""
+
+    node: str
+    gpu: str
+    rank: int | None = None
+    sm_active_ratio: float | None = None
+    tensor_active_ratio: float | None = None
+    dram_active_ratio: float | None = None
+    power_w: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSummary:
+    """One job of `perfd.summary/1`. Ratios are medians over steady steps; None where unknown."""
+
+    name: str
+    framework: str | None
+    world_size: int | None
+    parallel: ParallelSummary
+    steps: StepsSummary
+    step_time_s: StepTime
+    tokens_per_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    samples_per_s: float | None = None
+    samples_per_s_per_gpu: float | None = None
+    model_flops_per_s_per_gpu: float | None = None
+    mfu_ratio: float | None = None
+    hfu_ratio: float | None = None
+    peak_flops_per_s: float | None = None
+    peak_precision: str | None = None
+    flops_convention: str | None = None
+    mfu_source: str | None = None
+    mfu_upper_ratio: float | None = None
+    clock_adjusted_mfu_ratio: float | None = None
+    tensor_active_ratio: float | None = None
+    flops_check: FlopsCheck | None = None
+    communication: Communication
+    nccl: Nccl = field(default_factory=Nccl)
+    pipeline: Pipeline
+    data: DataLoading
+    optimizer: Optimizer
+    breakdown: Breakdown
+    memory: Memory
+    goodput_ratio: float | None = None
+    slowdowns: Sequence[RankSlowdown] = ()
+    """Of each rank by its peers."""
+    gpus: Sequence[GpuSummary] = ()
+    capture: CaptureEvidence | None = None
+    """What the newest capture that was analysed showed, and whether that is evidence of now."""
+    bottleneck: Finding
+    findings: Sequence[Finding] = ()
+    """All of them, the bottleneck first."""
+    troubles: Sequence[Trouble] = ()
+    """What the log, NCCL and the hardware complained of."""
+    alerts: Sequence[AlertRecord] = ()
+
+    @property
+    def others(self) -> list[Finding]:
+        """The findings with evidence that the bottleneck does not give already, in their order."""
+        told = set(self.bottleneck.evidence)
+        return [one for one in self.findings if one != self.bottleneck and not told.issuperset(one.evidence)]
+
+
+def summarise(job: JobData, settings: AnalysisSettings) -> JobSummary:
+    """Derive every number of a job at once. Pure: the same data give the same summary."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return _summarise(job, settings)
+
+
+def to_json(summaries: Iterable[JobSummary]) -> dict[str, Any]:
+    """The object that `perfd replay --json` prints; unknown values are null.
+
+    `diagnosis` and `findings` are the same list: the older name stays.
+    """
+    document = _Document(schema=SCHEMA, jobs=list(summaries))
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(document))
+    for job in plain["jobs"]:
+        job["diagnosis"] = job["findings"]
+    return plain
+
+
+def from_json(document: Mapping[str, Any]) -> list[JobSummary]:
+    """Read such an object back; keys that this version does not know are ignored.
+
+    Raises `msgspec.ValidationError` with the path of what is wrong.
+    """
+    return msgspec.convert(document, _Document).jobs
+
+
+class _Document(msgspec.Struct, frozen=True, kw_only=True):
+    schema: str
+    jobs: list[JobSummary]
+
+
+def _summarise(job: JobData, settings: AnalysisSettings) -> JobSummary:
+    steady = steady_rows(job.steps, job.events, settings.window_steps)
+    activity = gpu_activity(job.gpu, job.steps, steady.rows)
+    facts = facts_of(job, settings, steady, activity)
+    findings = find_bottlenecks(facts)
+    speed = facts.efficiency
+    return JobSummary(
+        name=job.name,
+        framework=job.description.framework if job.description else None,
+        world_size=world_size(job),
+        parallel=_parallel(facts.parallel),
+        steps=_steps(job, steady),
+        step_time_s=facts.step_time,
+        tokens_per_s=speed.tokens_per_s,
+        tokens_per_s_per_gpu=speed.tokens_per_s_per_gpu,
+        samples_per_s=speed.samples_per_s,
+        samples_per_s_per_gpu=speed.samples_per_s_per_gpu,
+        model_flops_per_s_per_gpu=speed.model_flops_per_s_per_gpu,
+        mfu_ratio=speed.mfu_ratio,
+        hfu_ratio=speed.hfu_ratio,
+        peak_flops_per_s=speed.peak_flops_per_s,
+        peak_precision=speed.peak_precision,
+        flops_convention=speed.flops_convention,
+        mfu_source=speed.mfu_source,
+        mfu_upper_ratio=speed.mfu_upper_ratio,
+        clock_adjusted_mfu_ratio=speed.clock_adjusted_mfu_ratio,
+        tensor_active_ratio=speed.tensor_active_ratio,
+        flops_check=speed.flops_check,
+        communication=facts.communication,
+        nccl=facts.nccl,
+        pipeline=facts.pipeline,
+        data=facts.data,
+        optimizer=facts.optimizer,
+        breakdown=facts.breakdown,
+        memory=facts.memory,
+        goodput_ratio=goodput_ratio(job, steady, facts.step_time.median),
+        slowdowns=facts.slowdowns,
+        gpus=_gpus(activity),
+        capture=facts.capture,
+        bottleneck=findings[0],
+        findings=tuple(findings),
+        troubles=troubles(job.events),
+        alerts=tuple(job.alerts),
+    )
+
+
+def _parallel(parallel: ParallelLayout) -> ParallelSummary:
+    return ParallelSummary(
+        tp=parallel.tp,
+        pp=parallel.pp,
+        dp=parallel.dp,
+        cp=parallel.cp,
+        ep=parallel.ep,
+        vp=parallel.vp,
+        micro_batches=parallel.micro_batches,
+    )
+
+
+def _steps(job: JobData, steady: Steady) -> StepsSummary:
+    count = len(job.steps)
+    return StepsSummary(
+        count=count,
+        steady_count=len(steady.rows),
+        first=int(job.steps.step[0]) if count else None,
+        last=int(job.steps.step[-1]) if count else None,
+        dropped={reason.value: tuple(steps) for reason, steps in steady.dropped.items()},
+    )
+
+
+def _gpus(activity: GpuActivity) -> tuple[GpuSummary, ...]:
+    names = ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio", "power_w")
+    columns = [
+        [value if value == value else None for value in activity.of_gpus(name).tolist()]  # noqa: PLR0124 - NaN
+        for name in names
+    ]
+    return tuple(
+        GpuSummary(
+            node=key.node,
+            gpu=key.gpu,
+            rank=key.rank,
+            sm_active_ratio=sm,
+            tensor_active_ratio=tensor,
+            dram_active_ratio=dram,
+            power_w=power,
+        )
+        for key, sm, tensor, dram, power in zip(activity.gpus, *columns, strict=True)
+    )

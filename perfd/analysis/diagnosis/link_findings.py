@@ -1,0 +1,65 @@
+"""Whether links limit a job: findings that blame a group's transfers, and no rank."""
+
+from __future__ import annotations
+
+from perfd.analysis.collectives.slow_links import Reference, SlowGroup
+from perfd.analysis.diagnosis.findings import Culprit, Facts, Finding, Kind
+from perfd.analysis.data.formatting import percent
+
+_SHOWN = 4
+_REFERENCES = {
+    Reference.HISTORY: "what it reached earlier in this job",
+    Reference.SISTERS: "the median of the other groups of its kind",
+    Reference.LINKS: "one direction of the NVLink between its GPUs",
+}
+_CONFIDENCE = {Reference.HISTORY: 0.8, Reference.SISTERS: 0.8, Reference.LINKS: 0.6}
+
+
+def judge_links(facts: Facts) -> Finding | None:
+    """Groups whose transfers take far longer than they could; None when there is none."""
+    slow = facts.nccl.slow_groups
+    if not slow:
+        return None
+    evidence = [f"{_describe(group)} ({facts.nccl.source})." for group in slow[:_SHOWN]]
+    evidence.append(
+        "That is transfer alone: what ranks wait for each other is not in it, so no rank is to blame."
+    )
+    evidence += [f"{remark} (NCCL_DEBUG)" for remark in facts.transport_remarks]
+    if len(slow) > _SHOWN:
+        evidence.append(f"{len(slow) - _SHOWN} more groups are slow.")
+    return Finding(
+        kind=Kind.LINK_DEGRADATION,
+        confidence=0.9 if facts.transport_remarks else max(_CONFIDENCE[group.reference] for group in slow),
+        culprits=tuple(Culprit(kind="group", id=_name(group)) for group in slow[:_SHOWN]),
+        evidence=evidence,
+        recommendation=_advice(slow[0]),
+        lost_ratio=min(1.0, max(group.lost_ratio for group in slow)),
+    )
+
+
+def _describe(group: SlowGroup) -> str:
+    return (
+        f"{group.operation} of group {_name(group)} reaches {group.bus_bytes_per_s / 1e9:.1f} GB/s of bus"
+        f" bandwidth, {percent(1 / group.slowdown_ratio)} of {_REFERENCES[group.reference]}"
+        f" ({group.expected_bytes_per_s / 1e9:.0f} GB/s)"
+    )
+
+
+def _name(group: SlowGroup) -> str:
+    ranks = list(group.ranks)
+    shown = ",".join(map(str, ranks if len(ranks) <= 8 else [*ranks[:4], "..", ranks[-1]]))
+    return f"{group.group or 'unnamed'}[{shown}]"
+
+
+def _advice(group: SlowGroup) -> str:
+    if group.reference is Reference.LINKS:
+        return (
+            "NCCL does not use NVLink here: look for NCCL_P2P_DISABLE, NCCL_P2P_LEVEL or a container that"
+            " hides peers, and at the transports in NCCL_DEBUG=INFO; nvidia-smi nvlink -s shows links that"
+            " are down."
+        )
+    return (
+        "Look at the links between these ranks: error and congestion counters of their NICs (perfd_nic_*),"
+        " NVLink (nvidia-smi nvlink -e), and what else uses the same switches. Restarting elsewhere tells"
+        " whether it is the place."
+    )

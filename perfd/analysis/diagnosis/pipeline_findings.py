@@ -1,0 +1,112 @@
+"""Whether the pipeline's schedule limits a job."""
+
+from __future__ import annotations
+
+from perfd.analysis.diagnosis.findings import Culprit, Facts, Finding, Kind
+from perfd.analysis.steps.pipeline_bubble import SOURCE_BY_RANK, Pipeline
+from perfd.analysis.collectives.pipeline_wait import SOURCE_WAITING
+from perfd.analysis.data.formatting import percent
+
+_STALL = 0.20
+_EXCESS = 0.10
+_LEAST_IMBALANCE = 0.05
+_LEAST_EXPECTED = 0.05
+"""Of a step: what theory expects behind a rank that takes nearly all of it is not worth a word."""
+
+
+def judge_pipeline(facts: Facts, *, left_ratio: float = 1.0) -> Finding | None:
+    """A stall that is large, or far over theory; without timers, a bubble that theory expects.
+
+    `left_ratio` is the part of a step that no slow rank takes: theory is of that.
+    """
+    pipeline, parallel = facts.pipeline, facts.parallel
+    theory = pipeline.bubble_theory_ratio
+    if pipeline.stall_ratio is None:
+        expected = (theory or 0.0) * left_ratio
+        told = (theory or 0.0) >= _STALL and expected >= _LEAST_EXPECTED
+        return _expected_bubble(facts, expected) if told else None
+    if pipeline.stall_ratio < _STALL and (pipeline.excess_ratio or 0) < _EXCESS:
+        return None
+    imbalance = pipeline.imbalance_ratio or 0.0
+    unequal = imbalance > max(pipeline.stall_ratio / 2, _LEAST_IMBALANCE)
+    waiting = pipeline.source == SOURCE_WAITING
+    stalled = "wait for each other in" if waiting else "compute nothing in"
+    whole = "the time" if waiting else "the schedule"
+    evidence = [f"Stages {stalled} {percent(pipeline.stall_ratio)} of {whole} ({pipeline.source})."]
+    if theory is not None:
+        evidence.append(
+            f"Theory expects {percent(theory)} with {parallel.pp} stages and {parallel.micro_batches}"
+            " micro-batches."
+        )
+    evidence.append(f"Unequal stages explain {percent(imbalance)} of {whole}.")
+    if pipeline.window_excess_ratio is not None:
+        evidence.append(
+            f"The schedule takes {percent(pipeline.window_excess_ratio)} longer than these stages need"
+            " without communication."
+        )
+    window = (pipeline.window_s or 0) / facts.step_time.median if facts.step_time.median else 1.0
+    return Finding(
+        kind=Kind.PIPELINE_IMBALANCE if unequal else Kind.PIPELINE_BUBBLE,
+        confidence=_confidence(pipeline),
+        culprits=_slowest_stage(facts) if unequal else (),
+        evidence=evidence,
+        recommendation=_balance() if unequal else _fill_the_pipeline(facts),
+        lost_ratio=pipeline.stall_ratio * window,
+    )
+
+
+def _expected_bubble(facts: Facts, lost_ratio: float) -> Finding:
+    theory = facts.pipeline.bubble_theory_ratio or 0.0
+    evidence = [f"Theory expects stages to compute nothing in {percent(theory)} of the schedule."]
+    if lost_ratio < theory:
+        evidence.append(
+            "Behind a slow rank that cannot be measured; it is a share of the time that this rank leaves,"
+            f" {percent(lost_ratio)} of a step."
+        )
+    else:
+        evidence.append("No timer measures it (Megatron-LM prints them with --timing-log-level 2).")
+    return Finding(
+        kind=Kind.PIPELINE_BUBBLE,
+        confidence=0.4,
+        evidence=evidence,
+        recommendation=_fill_the_pipeline(facts),
+        lost_ratio=lost_ratio,
+    )
+
+
+def _confidence(pipeline: Pipeline) -> float:
+    if pipeline.excess_ratio is not None and abs(pipeline.excess_ratio) < _EXCESS:
+        return 0.9
+    return 0.8 if pipeline.source == SOURCE_BY_RANK else 0.6
+
+
+def _slowest_stage(facts: Facts) -> tuple[Culprit, ...]:
+    numbered = [
+        (stage.stall_ratio, stage.stage)
+        for stage in facts.pipeline.stages
+        if stage.stage is not None and stage.stall_ratio is not None
+    ]
+    # The busiest one stalls least.
+    return (Culprit(kind="stage", id=min(numbered)[1]),) if numbered else ()
+
+
+def _balance() -> str:
+    return (
+        "Move layers away from the slowest stage (Megatron-LM: --decoder-first-pipeline-num-layers,"
+        " --decoder-last-pipeline-num-layers, or --account-for-embedding-in-pipeline-split and"
+        " --account-for-loss-in-pipeline-split)."
+    )
+
+
+def _fill_the_pipeline(facts: Facts) -> str:
+    stages, micro_batches = facts.parallel.pp, facts.parallel.micro_batches
+    if not stages or not micro_batches:
+        return "Use more micro-batches per step, or interleave the schedule."
+    idle, chunks = stages - 1, facts.parallel.vp or 1
+    more = idle / (4 * micro_batches * chunks + idle)
+    interleaved = idle / (2 * chunks * micro_batches + idle)
+    return (
+        f"Use more micro-batches per step (theory: {percent(more)} with {4 * micro_batches} instead of"
+        f" {micro_batches}), or interleave with {2 * chunks} model chunks per stage ({percent(interleaved)});"
+        " fewer stages do it too where memory allows."
+    )

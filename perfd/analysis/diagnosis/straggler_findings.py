@@ -1,0 +1,229 @@
+"""Whose fault it is: findings that name a rank or a GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from perfd.analysis.stragglers.late_ranks import Late, late
+from perfd.analysis.diagnosis.findings import Culprit, Facts, Finding, Kind
+from perfd.analysis.collectives.by_rank import NcclRank
+from perfd.analysis.steps.time_breakdown import DataLoading
+from perfd.analysis.stragglers.peer_comparison import Pattern, Straggler
+from perfd.analysis.data.formatting import percent
+
+_SLOW_INPUT = 0.05
+_SLOWER_CLOCK = 0.95
+_HIDDEN = 1.5
+"""So many times what is lost at least is waited in kernels when compute hides a part of it."""
+
+
+def one_rank_loads_slowly(data: DataLoading) -> bool:
+    """Whether the slowest rank loads data for a good part of a step and the fastest does not."""
+    return (
+        data.share_ratio is not None
+        and data.least_ratio is not None
+        and (data.share_ratio - data.least_ratio >= _SLOW_INPUT)
+    )
+
+
+def judge_straggler(facts: Facts) -> Finding | None:
+    """The rank that the others wait for, by timers of each rank or by GPM; None without one."""
+    others = (*facts.stragglers_by_timers, *facts.stragglers_by_activity)
+    arrivals = late(facts.nccl.ranks, {straggler.rank for straggler in others})
+    if arrivals is not None:
+        return _by_arrival(facts, arrivals, arrivals.rank) if arrivals.rank else _together(facts, arrivals)
+    if facts.stragglers_by_timers:
+        return _by_timers(facts, facts.stragglers_by_timers[0])
+    for straggler in facts.stragglers_by_activity:
+        finding = _by_activity(facts, straggler)
+        if finding is not None:
+            return finding
+    return None
+
+
+def judge_throttling(facts: Facts) -> Finding | None:
+    """GPUs whose clock a limit holds down; None when none is."""
+    if not facts.held_clocks:
+        return None
+    slowest = facts.held_clocks[0]
+    when = "steady steps" if facts.activity.source == "steady steps" else "the time"
+    evidence = [
+        f"GPU {held.gpu.node}/{held.gpu.gpu}: {held.reason} in {percent(held.time_ratio)} of {when}"
+        + (f", SM clock at {percent(held.clock_ratio)} of its maximum" if held.clock_ratio else "")
+        + " (NVML)."
+        for held in facts.held_clocks[:8]
+    ]
+    return Finding(
+        kind=Kind.THROTTLING,
+        confidence=0.8 if slowest.clock_ratio is not None else 0.6,
+        culprits=tuple(
+            Culprit(kind="gpu", id=gpu)
+            for gpu in dict.fromkeys(f"{held.gpu.node}/{held.gpu.gpu}" for held in facts.held_clocks)
+        ),
+        evidence=evidence,
+        recommendation="Check cooling and the power limit of these GPUs (nvidia-smi -q -d PERFORMANCE), and"
+        " take the node out if it does not recover.",
+        lost_ratio=None if slowest.clock_ratio is None else 1 - slowest.clock_ratio,
+    )
+
+
+def _by_arrival(facts: Facts, arrivals: Late, slow: NcclRank) -> Finding:
+    others = [*facts.stragglers_by_timers, *facts.stragglers_by_activity]
+    agreeing = [straggler for straggler in others if straggler.rank == slow.rank]
+    arrival = (
+        f"Rank {slow.rank} is the last to arrive for {percent(arrivals.last_ratio)} of its peers' waiting in"
+        f" collectives ({facts.nccl.source})."
+    )
+    own = "" if slow.busy_ratio is None else f"; its own NCCL kernels take {percent(slow.busy_ratio)}"
+    evidence = [
+        arrival,
+        f"They lose by it at least {percent(arrivals.caused_ratio)} of the time{_at_most(arrivals)}{own}.",
+        *_of_those(arrivals, slow),
+        *(_describe(straggler) for straggler in agreeing),
+    ]
+    idle = any(straggler.pattern is Pattern.IDLE for straggler in agreeing)
+    advice = (
+        f"Look at rank {slow.rank}: a capture of this rank and of one peer shows whether its GPU computes"
+        " longer or its host keeps it waiting."
+    )
+    return Finding(
+        kind=Kind.DATA_LOADING if idle and one_rank_loads_slowly(facts.data) else Kind.STRAGGLER,
+        confidence=0.9 if agreeing else 0.8 if slow.busy_ratio is not None else 0.6,
+        culprits=(Culprit(kind="rank", id=slow.rank),),
+        evidence=evidence,
+        recommendation=_look_at(agreeing[0]) if agreeing else advice,
+        lost_ratio=arrivals.caused_ratio,
+    )
+
+
+def _at_most(arrivals: Late) -> str:
+    if arrivals.at_most_ratio < _HIDDEN * arrivals.caused_ratio:
+        return ""
+    # Waits in several communicators at once add up to more than there is time for.
+    waited = percent(min(1.0, arrivals.at_most_ratio))
+    return f" (they wait {waited} in NCCL's kernels, part of it beside compute)"
+
+
+def _of_those(arrivals: Late, slow: NcclRank) -> list[str]:
+    """Why it is this one, when others are late with it."""
+    others = [rank for rank in arrivals.together if rank != slow.rank]
+    if not others or slow.slowdown_ratio is None:
+        return []
+    shown = ", ".join(map(str, others[:8]))
+    one = len(others) == 1
+    who = f"Rank {shown} is late too, but it waits" if one else f"Ranks {shown} are late too, but they wait"
+    return [
+        f"{who} meanwhile.",
+        f"Rank {slow.rank} is at work {slow.slowdown_ratio:.2f} times as long as its peers.",
+    ]
+
+
+def _together(facts: Facts, arrivals: Late) -> Finding:
+    shown = ", ".join(map(str, arrivals.together[:8]))
+    return Finding(
+        kind=Kind.STRAGGLER,
+        confidence=0.4,
+        evidence=[
+            f"Ranks {shown} are late together ({facts.nccl.source}).",
+            f"Their peers lose by them at least {percent(arrivals.caused_ratio)} of the time.",
+            "Nothing tells which of them is the slow one.",
+        ],
+        recommendation=f"Look at ranks {shown}: captures of them show which one computes while the others"
+        " wait for it, or log timers by rank (Megatron-LM: --timing-log-option all).",
+        lost_ratio=arrivals.caused_ratio,
+    )
+
+
+def _by_timers(facts: Facts, straggler: Straggler) -> Finding:
+    agreed = any(other.rank == straggler.rank for other in facts.stragglers_by_activity)
+    evidence = [
+        _describe(straggler),
+        f"They wait for it about {percent(straggler.wait_ratio)} of a step.",
+    ]
+    if agreed:
+        evidence.append("The activity of its GPU (NVML) shows the same.")
+    return Finding(
+        kind=Kind.STRAGGLER,
+        confidence=0.9 if agreed else 0.8,
+        culprits=(Culprit(kind="rank", id=straggler.rank),),
+        evidence=[*evidence, *_clock_of(facts, straggler)],
+        recommendation=_look_at(straggler),
+        lost_ratio=straggler.wait_ratio,
+    )
+
+
+def _by_activity(facts: Facts, straggler: Straggler) -> Finding | None:
+    spread = _spread(facts)
+    if spread is not None and spread < straggler.wait_ratio / 2:
+        # All ranks need the same time by their timers, so the GPU's activity has another cause.
+        return None
+    idle = straggler.pattern is Pattern.IDLE
+    slow_input = idle and one_rank_loads_slowly(facts.data)
+    evidence = [_describe(straggler)]
+    evidence.append(f"So its peers wait for it about {percent(straggler.wait_ratio)} of a step.")
+    if spread is not None:
+        evidence.append(
+            f"The slowest rank's compute is {percent(spread)} of a step over the fastest's (timers)."
+        )
+    if not idle and one_rank_loads_slowly(facts.data):
+        evidence.append(
+            f"{percent(facts.data.share_ratio or 0)} of a step is in {facts.data.source} on one rank, but its"
+            " tensor cores are busy meanwhile: it is work on the GPU, not the input."
+        )
+    return Finding(
+        kind=Kind.DATA_LOADING if slow_input else Kind.STRAGGLER,
+        confidence=0.9 if spread is not None else 0.6,
+        culprits=(Culprit(kind="rank", id=straggler.rank),),
+        evidence=[*evidence, *_clock_of(facts, straggler)],
+        recommendation=_look_at(straggler),
+        lost_ratio=straggler.wait_ratio,
+    )
+
+
+def _spread(facts: Facts) -> float | None:
+    """How unequal ranks are by minima and maxima; with several stages it mixes in the stages' difference."""
+    return facts.breakdown.spread_ratio if facts.parallel.pp == 1 else None
+
+
+def _describe(straggler: Straggler) -> str:
+    source = "NVML" if straggler.source == "nvml" else straggler.source
+    steps = f"in {percent(straggler.persistence_ratio)} of steady steps ({source})"
+    if straggler.pattern is Pattern.SLOW_COMPUTE:
+        return f"Rank {straggler.rank} computes {straggler.ratio:.2f} times as long as its peers {steps}."
+    if straggler.pattern is Pattern.IDLE:
+        return (
+            f"The GPU of rank {straggler.rank} runs no kernel for {percent(straggler.ratio - 1)} more of the"
+            f" time than those of its peers, which wait in NCCL kernels, {steps}."
+        )
+    return (
+        f"The tensor cores of rank {straggler.rank} are active {straggler.ratio:.2f} times as much as those"
+        f" of its peers, whose SMs idle meanwhile, {steps}."
+    )
+
+
+def _clock_of(facts: Facts, straggler: Straggler) -> list[str]:
+    clocks = facts.activity.of_gpus("sm_clock_hz")
+    own = [
+        clock for key, clock in zip(facts.activity.gpus, clocks, strict=True) if key.rank == straggler.rank
+    ]
+    others = [
+        clock for key, clock in zip(facts.activity.gpus, clocks, strict=True) if key.rank in straggler.peers
+    ]
+    if not own or not others or not np.isfinite([*own, *others]).all():
+        return []
+    relative = own[0] / float(np.median(others))
+    if relative > _SLOWER_CLOCK:
+        return []
+    return [f"Its SM clock is {percent(relative)} of theirs (NVML)."]
+
+
+def _look_at(straggler: Straggler) -> str:
+    if straggler.pattern is Pattern.IDLE:
+        return (
+            f"Look at the host of rank {straggler.rank}: its input, its CPU and the Python process"
+            " (py-spy dump), and compare with a peer."
+        )
+    return (
+        f"Look at the GPU of rank {straggler.rank}: another process on it, its clock, or more work than its"
+        " peers have; a capture of this rank and of one peer shows which. Take the node out if it persists."
+    )

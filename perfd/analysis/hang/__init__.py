@@ -1,0 +1,1 @@
+"""Jobs that stopped making progress, and errors in their logs."""

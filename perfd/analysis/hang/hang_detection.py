@@ -1,0 +1,280 @@
+"""A job that stands still: how that looks from outside, and which rank did not come.
+
+A log is silent while a job saves a checkpoint, too, and all ranks wait for the one that writes. So silence
+counts from where it is longer than any earlier pause of this job, and far longer after the log has said that
+a checkpoint begins, or the first time that it evaluates; and something else must show that the ranks wait:
+counters of NCCL operations that stand, GPUs that do nothing but spin in a kernel, or a dump of PyTorch's
+flight recorder. Of a job that ended with an error the same is asked of the time after its newest step:
+watchdogs end jobs that hang, and so do people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfd.analysis.steps.pipeline_bubble import stage_of_ranks
+from perfd.analysis.data.robust_stats import mean
+from perfd.analysis.data.job_data import Floats, GpuTable, JobData, NcclTime, NcclTimeTable, StepTable
+from perfd.analysis.data.formatting import rank_names
+from perfd.model import CollectiveProgress, EventKind, ParallelLayout
+
+_LEAST_SILENT_S = 10.0
+_LEAST_NAMED_S = 7.5
+"""When one rank alone has not come: in a pause that all make together nobody is behind."""
+_REPORT_S = 1.5
+"""Counters are read once a second, so they are known to stand for less long than the log is silent."""
+_INTERVALS = 5
+"""Of the log's usual interval between lines."""
+_PAUSES = 1.5
+"""Of the longest pause that the job has made before."""
+_SURE_S = 60.0
+_OCCASION_S = 900.0
+"""The longest that saving may be silent: terabytes on a shared file system take minutes."""
+_FIRST_EVALUATION_S = 300.0
+"""The longest after a job's first evaluation, with which some save without a word. How long it was silent
+there is one of the pauses that the job has made, by which all later ones are judged."""
+_OCCASIONS = frozenset({
+    EventKind.CHECKPOINT, EventKind.CHECKPOINT_STARTED, EventKind.EVALUATION, EventKind.PROFILE,
+})  # fmt: skip
+_SPINNING = 0.9
+_IDLE = 0.1
+_NO_TENSOR = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """A job that stands still, and who did not come."""
+
+    silent_s: float
+    culprits: Sequence[int]
+    """Ranks that the others wait for; empty when nothing tells."""
+    evidence: Sequence[str]
+    sources: int
+    """How many independent sources show it."""
+
+    @property
+    def sure(self) -> bool:
+        """Whether it has lasted so long that a checkpoint is unlikely."""
+        return self.silent_s >= _SURE_S
+
+
+@dataclass(frozen=True, slots=True)
+class _Clue:
+    sentence: str
+    culprits: tuple[int, ...]
+
+
+def hang(job: JobData) -> Hang | None:
+    """A job that stands still, or did so until an error ended it, by at least two sources; None if not."""
+    silent_s = _silent_s(job) if job.ended_unix_s is None else _still_before_its_end_s(job)
+    patient_s = patience_s(job.steps, least_s=_LEAST_NAMED_S if len(job.steps) else _LEAST_SILENT_S)
+    if silent_s is None or silent_s < patient_s or silent_s < _excused_s(job):
+        return None
+    parallel = job.description.parallel if job.description else ParallelLayout()
+    counters = _by_counters(job.nccl, parallel, silent_s)
+    if counters is not None and job.ended_unix_s is not None and not counters.culprits:
+        # After the last step nobody needs NCCL, and what fails then is another thing.
+        counters = None
+    unreadable = {event.rank for event in job.events if event.kind is EventKind.DUMP_UNREADABLE}
+    looks = (_by_progress(job.progress, unreadable), counters, _by_gpus(job.gpu, silent_s))
+    clues = [clue for clue in looks if clue is not None]
+    if not clues:
+        return None
+    named = next((clue.culprits for clue in clues if clue.culprits), ())
+    if not named and silent_s < patience_s(job.steps):
+        return None
+    return Hang(
+        silent_s=silent_s,
+        culprits=named,
+        evidence=[
+            f"{_said(job, silent_s)}, longer than this job's earlier pauses.",
+            *(clue.sentence for clue in clues),
+        ],
+        sources=len(clues),
+    )
+
+
+def _said(job: JobData, silent_s: float) -> str:
+    if job.ended_unix_s is not None:
+        code = _exit_code(job)
+        return f"The job ended with exit code {code} after {silent_s:.0f} s without a step"
+    if job.log_silent_s is not None:
+        return f"The log has been silent for {silent_s:.0f} s"
+    return "Nothing moved"
+
+
+def _exit_code(job: JobData) -> int | None:
+    """Of who ran the job: that its processes are gone, or that the trainer was done, is told without one."""
+    ends = (event for event in job.events if event.kind is EventKind.JOB_ENDED)
+    codes = [event.values["exit_code"] for event in ends if "exit_code" in event.values]
+    return int(codes[-1]) if codes else None
+
+
+def _still_before_its_end_s(job: JobData) -> float | None:
+    """How long it made no step; None for a job that ended well, or of which nobody knows how it ended.
+
+    The log is no measure of it: who ends a job says so. A trainer that says that it is done has ended,
+    whatever comes after it.
+    """
+    if not _exit_code(job) or not len(job.steps):
+        return None
+    newest_s = float(job.steps.time_unix_s[-1])
+    ends = [event.time_unix_ns / 1e9 for event in job.events if event.kind is EventKind.JOB_ENDED]
+    return min((end_s - newest_s for end_s in ends if end_s >= newest_s), default=None)
+
+
+def patience_s(steps: StepTable, *, least_s: float = _LEAST_SILENT_S) -> float:
+    """How long the job may be silent before that says something."""
+    took_s = steps.step_time_s * steps.steps_covered
+    known_s = took_s[np.isfinite(took_s)]
+    usual_s = float(np.median(known_s)) if len(known_s) else 0.0
+    pauses = np.diff(steps.time_unix_s)
+    pauses = pauses[np.isfinite(pauses)]
+    # The first line comes after start-up, so only pauses between lines count.
+    longest_s = float(pauses.max()) if len(pauses) else 0.0
+    return max(least_s, _INTERVALS * usual_s, _PAUSES * longest_s)
+
+
+def _excused_s(job: JobData) -> float:
+    """How long the log may be silent when the newest that it told of is no step, but makes steps wait."""
+    newest_s = float(job.steps.time_unix_s[-1]) if len(job.steps) else 0.0
+    since = [e for e in job.events if e.kind in _OCCASIONS and e.time_unix_ns / 1e9 >= newest_s]
+    if not since:
+        return 0.0
+    newest = max(since, key=lambda event: event.time_unix_ns)
+    if newest.kind is EventKind.EVALUATION:
+        before = any(e.kind is EventKind.EVALUATION and e.time_unix_ns / 1e9 < newest_s for e in job.events)
+        return 0.0 if before else _FIRST_EVALUATION_S
+    # Where a log tells of the beginning, its other line tells of the end, after which steps go on.
+    saved = newest.kind is EventKind.CHECKPOINT
+    told = saved and any(event.kind is EventKind.CHECKPOINT_STARTED for event in job.events)
+    return 0.0 if told else _OCCASION_S
+
+
+def _silent_s(job: JobData) -> float | None:
+    """Of the log; of a job without one, how long no rank has begun an NCCL operation."""
+    if job.log_silent_s is not None:
+        # A job that has not made a step yet loads, compiles and connects.
+        return job.log_silent_s if len(job.steps) else None
+    times = NcclTimeTable.of(job.nccl)
+    moving = np.isfinite(times.operations)
+    if not moving.any():
+        return None
+    silent_s = float(times.still_s[moving].min())
+    # A rank that has begun nothing at all may still be loading what the others have loaded.
+    starting = bool((times.operations == 0).any())
+    return None if starting and silent_s < _SURE_S else silent_s
+
+
+def _by_progress(
+    progress: Sequence[CollectiveProgress], unreadable: Collection[int | None] = ()
+) -> _Clue | None:
+    """The ranks that have not entered the newest operation of a communicator that others are in.
+
+    Of ranks whose dump is `unreadable` nothing is known.
+    """
+    by_group: dict[tuple[str, str], list[CollectiveProgress]] = {}
+    for entry in progress:
+        by_group.setdefault((entry.source, entry.communicator), []).append(entry)
+    waiting: list[_Clue] = []
+    for (source, _), entries in by_group.items():
+        known = [entry for entry in entries if entry.enqueued is not None]
+        stuck = [entry for entry in known if (entry.completed or 0) < (entry.enqueued or 0)]
+        if not stuck:
+            continue
+        newest = max(stuck, key=lambda entry: entry.enqueued or 0)
+        behind = {entry.rank for entry in known if (entry.enqueued or 0) < (newest.enqueued or 0)}
+        # A rank that left no dump could not, if nobody else is behind: it is stopped, or its node is gone.
+        # Where somebody is, the dump may as well have been cut when the job was ended.
+        silent = set(newest.members) - {entry.rank for entry in entries}
+        untold, unread = silent.difference(unreadable), silent.intersection(unreadable)
+        name = newest.communicator_name or newest.communicator
+        waiting.append(
+            _Clue(
+                f"{newest.operation or 'An operation'} {newest.enqueued} of group {name} is not complete;"
+                f" {_who(behind, untold, unread)} ({source.replace('_', ' ')}).",
+                tuple(sorted(behind or untold)),
+            )
+        )
+    # A group that waits for few is nearer to the cause than one that waits for many.
+    return min(waiting, key=lambda clue: len(clue.culprits) or len(progress), default=None)
+
+
+def _who(behind: Collection[int], untold: Collection[int], unread: Collection[int]) -> str:
+    told = [
+        f"{rank_names(sorted(ranks))} {what}"
+        for ranks, what in (
+            (behind, "did not enter it"),
+            (untold, "told nothing of it"),
+            (unread, "left a dump that cannot be read"),
+        )
+        if ranks
+    ]
+    return ", ".join(told) or "all ranks have entered it, so its transfer hangs"
+
+
+def _by_counters(times: Sequence[NcclTime], parallel: ParallelLayout, silent_s: float) -> _Clue | None:
+    counted = [(time.operations, time) for time in times if time.operations is not None]
+    if len(counted) < 2 or any(
+        time.still_s < min(silent_s, _LEAST_NAMED_S) - _REPORT_S for _, time in counted
+    ):
+        return None
+    sentence = "No rank has begun an NCCL operation meanwhile (nccl plugin)"
+    # Ranks of different stages do different numbers of operations: only who is alone behind its peers is
+    # late, and when that is so in several stages, a whole pipeline is.
+    stages = stage_of_ranks(np.array([time.rank for _, time in counted]), parallel)
+    of_stage: dict[int, list[tuple[int, NcclTime]]] = {}
+    for index, one in enumerate(counted):
+        of_stage.setdefault(0 if stages is None else int(stages[index]), []).append(one)
+    behind = [found for peers in of_stage.values() if (found := _behind(peers)) is not None]
+    if len(behind) != 1:
+        return _Clue(f"{sentence}.", ())
+    rank, operations, most = behind[0]
+    return _Clue(f"{sentence}: rank {rank} stands at {operations}, its peers at up to {most}.", (rank,))
+
+
+def _behind(peers: Sequence[tuple[int, NcclTime]]) -> tuple[int, int, int] | None:
+    """The rank that is behind its peers alone, its number of operations, and the most that there are."""
+    ordered = sorted(peers, key=lambda one: one[0])
+    if len(ordered) < 2 or ordered[0][0] == ordered[1][0] or not _alike(ordered):
+        return None
+    return ordered[0][1].rank, ordered[0][0], ordered[-1][0]
+
+
+def _alike(counted: Sequence[tuple[int, NcclTime]]) -> bool:
+    """Whether all but the last one have begun about as many operations."""
+    numbers = sorted(operations for operations, _ in counted)[1:]
+    return numbers[-1] - numbers[0] <= max(1, numbers[-1] // 1000)
+
+
+def _by_gpus(gpu: GpuTable, silent_s: float) -> _Clue | None:
+    recent = gpu.time_unix_s >= (gpu.time_unix_s[-1] if len(gpu.time_unix_s) else 0.0) - min(silent_s, 10.0)
+    names = ("graphics_active_ratio", "busy_ratio")
+    running = next((_recent(gpu, name, recent) for name in names if name in gpu.metrics), None)
+    tensor = _recent(gpu, "tensor_active_ratio", recent)
+    if running is None or np.count_nonzero(recent) < 3 or not np.isfinite(running).all():
+        return None
+    if tensor is not None and np.nanmax(tensor, initial=0.0) > _NO_TENSOR:
+        return None
+    spinning, idle = running >= _SPINNING, running <= _IDLE
+    if not spinning.any() or (tensor is None and not idle.any()):
+        return None
+    idle_keys = [key for key, stands in zip(gpu.gpus, idle, strict=True) if stands]
+    names_of = [key.rank for key in idle_keys if key.rank is not None]
+    sentence = (
+        f"{np.count_nonzero(spinning)} of {len(running)} GPUs do nothing but run a kernel that computes"
+        " nothing, which is waiting in NCCL (NVML)"
+    )
+    # Many idle GPUs tell of another kind of stop.
+    if not names_of or len(names_of) > max(1, len(running) // 4):
+        return _Clue(f"{sentence}.", ())
+    ranks = ", ".join(map(str, names_of))
+    return _Clue(f"{sentence}; the GPU of rank {ranks} is idle.", tuple(names_of))
+
+
+def _recent(gpu: GpuTable, name: str, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Floats | None:
+    values = gpu.metrics.get(name)
+    return None if values is None else mean(values[rows].astype(np.float64), axis=0)

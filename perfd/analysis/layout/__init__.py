@@ -1,0 +1,1 @@
+"""Which communicator serves which parallel dimension, where ranks run, and how fast their links are."""

@@ -1,0 +1,58 @@
+"""Where ranks are, and how fast they reach each other from there, as far as the hardware tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfd.analysis.data.job_data import Floats, Ints, JobData
+
+PORTS = "the nodes' InfiniBand and RoCE ports, shared by their GPUs"
+TOLD = "analysis.network_bytes_per_s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speeds:
+    """One direction of what joins GPUs, by node; a node of which nothing is known is absent."""
+
+    inside_bytes_per_s: Mapping[str, float]
+    """Of the links between any two GPUs of a node."""
+    network_bytes_per_s: Mapping[str, float]
+    """A GPU's share of what leads out of the node."""
+    network_source: str = TOLD
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """One entry a rank; NaN is unknown."""
+
+    node: Ints
+    """The number of its node, -1 where it is unknown."""
+    inside_bytes_per_s: Floats
+    network_bytes_per_s: Floats
+    network_source: str
+
+
+def places(job: JobData, ranks: Ints, speeds: Speeds) -> Places:
+    """Where these ranks of a job are; they are in order."""
+    node_of = {key.rank: key.node for key in job.gpu.gpus if key.rank is not None}
+    node_of |= {placed.rank: node for node, all_placed in job.placements.items() for placed in all_placed}
+    numbers = {node: number for number, node in enumerate(dict.fromkeys(node_of.values()))}
+    told = np.fromiter(node_of, dtype=np.int64, count=len(node_of))
+    told_node = np.fromiter((numbers[node] for node in node_of.values()), dtype=np.int64, count=len(node_of))
+    _, placed, of_told = np.intersect1d(ranks, told, assume_unique=True, return_indices=True)
+    node = np.full(len(ranks), -1)
+    node[placed] = told_node[of_told]
+    return Places(
+        node=node,
+        inside_bytes_per_s=_of_node(speeds.inside_bytes_per_s, numbers)[node],
+        network_bytes_per_s=_of_node(speeds.network_bytes_per_s, numbers)[node],
+        network_source=speeds.network_source,
+    )
+
+
+def _of_node(speeds: Mapping[str, float], nodes: Iterable[str]) -> Floats:
+    """By number of a node, NaN last: what is nowhere is at -1."""
+    return np.array([*(speeds.get(node, np.nan) for node in nodes), np.nan])

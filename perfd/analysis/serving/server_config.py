@@ -1,0 +1,84 @@
+"""What a server says about its own set-up."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from perfd.analysis.serving.serving_theory import ServingLayout
+
+_TP = ("tp_size", "tensor_parallel_size")
+_PP = ("pp_size", "pipeline_parallel_size")
+_DP = ("dp_size", "data_parallel_size")
+_MODEL = ("model_path", "model")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerInfo:
+    """Version, model and layout of a server; None where it does not say."""
+
+    version: str | None = None
+    model: str | None = None
+    layout: ServingLayout | None = None
+    gpu_name: str | None = None
+    kv_total_tokens: float | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    """The server's arguments by the engine's own names."""
+
+
+def from_arguments(arguments: Mapping[str, Any], version: str | None = None) -> ServerInfo:
+    """Read an engine's arguments, whichever engine's they are."""
+    tp = _count(arguments, _TP)
+    layout = None
+    if tp is not None:
+        layout = ServingLayout(
+            tp=tp,
+            pp=_count(arguments, _PP) or 1,
+            dp=_count(arguments, _DP) or 1,
+            attention_dp=arguments.get("enable_dp_attention") is True,
+        )
+    model = next((arguments[name] for name in _MODEL if isinstance(arguments.get(name), str)), None)
+    tokens = arguments.get("max_total_num_tokens")
+    return ServerInfo(
+        version=version or _text(arguments.get("version")),
+        model=model,
+        layout=layout,
+        kv_total_tokens=float(tokens) if isinstance(tokens, int | float) and tokens > 0 else None,
+        arguments=arguments,
+    )
+
+
+def layout_of(
+    info: ServerInfo, *, tp: int | None = None, pp: int | None = None, dp: int | None = None
+) -> ServingLayout | None:
+    """A server's layout with the sizes that somebody gave; None when nobody says how many GPUs share it."""
+    if info.layout is None and tp is None:
+        return None
+    said = info.layout or ServingLayout()
+    return replace(said, tp=tp or said.tp, pp=pp or said.pp, dp=dp or said.dp)
+
+
+def completed(said: ServerInfo | None, started: Mapping[str, Any]) -> ServerInfo:
+    """What a server says about itself, and where it does not, what it was started with."""
+    begun = from_arguments(started)
+    if said is None:
+        return begun
+    return replace(
+        said,
+        model=said.model or begun.model,
+        layout=said.layout or begun.layout,
+        arguments={**begun.arguments, **said.arguments},
+    )
+
+
+def _count(arguments: Mapping[str, Any], names: tuple[str, ...]) -> int | None:
+    for name in names:
+        value = arguments.get(name)
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None

@@ -1,0 +1,1 @@
+"""Steady steps and where their time goes: phases, GPU activity, pipeline bubble, throttling, MFU."""

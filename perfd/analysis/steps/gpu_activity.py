@@ -1,0 +1,123 @@
+"""What the GPUs did during steady steps, by NVML's samples: one value for each step and GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfd.analysis.data.robust_stats import mean, median
+from perfd.analysis.data.job_data import Floats, GpuKey, GpuTable, Ints, StepTable
+
+_FEWEST_SAMPLES = 5
+"""Of each GPU, before a median says what is usual."""
+_MOST_STEPS = 64
+"""More steps do not make a median over steps better, and a job may have thousands of GPUs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuActivity:
+    """Means over each steady step: one (k, g) array per metric, k steps that have samples by g GPUs."""
+
+    gpus: Sequence[GpuKey]
+    metrics: Mapping[str, NDArray[np.floating]]
+    medians: Mapping[str, Floats]
+    """Of each metric over steps, by GPU."""
+    samples: Ints
+    """Rows of the `GpuTable` that went into them."""
+    source: str | None
+    """`steady steps`, or `all samples` when no log says when steps were; None without samples."""
+
+    def of_gpus(self, name: str) -> Floats:
+        """One metric, the median over steps, for each GPU; NaN where it is unknown."""
+        return self.medians.get(name, np.full(len(self.gpus), np.nan))
+
+    @property
+    def kernel_metric(self) -> str:
+        """The metric that says how long any kernel ran: GPM's, else NVML's coarser utilisation.
+
+        GPM's is read at a slow pace because it is dear, so that of a short job it may have one sample,
+        and that may be of its start.
+        """
+        graphics, plain = self.metrics.get("graphics_active_ratio"), self.metrics.get("busy_ratio")
+        if graphics is None:
+            return "busy_ratio"
+        return "graphics_active_ratio" if self.usual(graphics) or plain is None else "busy_ratio"
+
+    def usual(self, values: NDArray[np.floating] | None) -> bool:
+        """Whether there are enough samples of each GPU for their median to say what is usual."""
+        return values is not None and bool(np.isfinite(values).sum() >= _FEWEST_SAMPLES * values.shape[1])
+
+
+METRICS = (
+    "sm_active_ratio",
+    "tensor_active_ratio",
+    "dram_active_ratio",
+    "graphics_active_ratio",
+    "busy_ratio",
+    "power_w",
+    "sm_clock_hz",
+    "pcie_rx_bytes_per_s",
+    "pcie_tx_bytes_per_s",
+)
+
+
+def gpu_activity(gpu: GpuTable, steps: StepTable, rows: Ints) -> GpuActivity:
+    """Average the samples that fall into each steady step, in at most 64 steps spread over all.
+
+    GPM activities are means since the sample before, so a mean of samples is the
+    mean over time. When steps are shorter than the sampling interval, a step
+    has one sample at most and the median over steps is one over samples. When the
+    log names no steps at all, each sample stands for itself.
+    """
+    if len(steps):
+        samples, groups = _samples_in_steps(gpu.time_unix_s, steps, rows)
+    else:
+        samples = groups = _spread(np.arange(len(gpu.time_unix_s)))
+    present = {name: gpu.metrics[name][samples] for name in METRICS if name in gpu.metrics}
+    if not len(samples) or not present:
+        return GpuActivity(gpus=gpu.gpus, metrics={}, medians={}, samples=samples, source=None)
+    per_step = {name: _group_means(values, groups) for name, values in present.items()}
+    return GpuActivity(
+        gpus=gpu.gpus,
+        metrics=per_step,
+        medians={name: median(values, axis=0).astype(np.float64) for name, values in per_step.items()},
+        samples=samples,
+        source="steady steps" if len(steps) else "all samples",
+    )
+
+
+def _samples_in_steps(times: Floats, steps: StepTable, rows: Ints) -> tuple[Ints, Ints]:
+    """The samples that lie in a steady step, and where in them each step begins."""
+    ends = steps.time_unix_s[rows]
+    starts = ends - steps.step_time_s[rows] * steps.steps_covered[rows]
+    timed = np.isfinite(starts)
+    ends, starts = ends[timed], starts[timed]
+    order = np.argsort(ends, kind="stable")
+    ends, starts = ends[order], starts[order]
+    if not len(ends):
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    step = np.searchsorted(ends, times, side="left")
+    inside = (step < len(ends)) & (times > starts[np.minimum(step, len(ends) - 1)])
+    inside &= np.isin(step, _spread(np.unique(step[inside])))
+    samples = np.flatnonzero(inside)
+    _, groups = np.unique(step[samples], return_index=True)
+    return samples, groups
+
+
+def _spread(rows: Ints) -> Ints:
+    """At most so many of them, evenly."""
+    return rows[:: len(rows) // _MOST_STEPS + 1]
+
+
+def _group_means(values: NDArray[np.floating], groups: Ints) -> NDArray[np.floating]:
+    if len(groups) == len(values):
+        return values
+    if not np.isnan(values).any():
+        counts = np.diff(np.append(groups, len(values)))
+        return np.asarray(np.add.reduceat(values, groups, axis=0) / counts[:, None])
+    bounds = np.append(groups, len(values))
+    return np.stack([mean(values[a:b], axis=0) for a, b in pairwise(bounds)])

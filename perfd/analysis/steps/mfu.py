@@ -1,0 +1,172 @@
+"""Throughput, MFU and HFU of a job, and whether the log's own figure agrees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from perfd.analysis.steps.gpu_activity import GpuActivity
+from perfd.analysis.flops.flops_conventions import FlopsConvention, job_recompute_flops_per_token, train_flops_per_token
+from perfd.analysis.steps.flops_check import FlopsCheck, check_flops
+from perfd.analysis.flops.peak_table import GpuPeak, PeakTable, find_gpu
+from perfd.analysis.data.robust_stats import known, median_of, ratio
+from perfd.analysis.data.job_data import Floats, GpuKey, Ints, JobData
+from perfd.model import GpuInfo, JobDescription, ModelShape, Recompute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Efficiency:
+    """Medians over steady steps; None where a size, a time or a peak is unknown."""
+
+    tokens_per_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    samples_per_s: float | None = None
+    samples_per_s_per_gpu: float | None = None
+    model_flops_per_s_per_gpu: float | None = None
+    mfu_ratio: float | None = None
+    hfu_ratio: float | None = None
+    peak_flops_per_s: float | None = None
+    """Dense, of one GPU; the mean when kinds are mixed."""
+    peak_precision: str | None = None
+    flops_convention: str | None = None
+    mfu_source: str | None = None
+    """`shape` when perfd counted the operations, `log` when it took the log's figure."""
+    clock_adjusted_mfu_ratio: float | None = None
+    """A diagnostic: against the peak at the clock that the GPUs ran at. Never an MFU."""
+    tensor_active_ratio: float | None = None
+    """GPM's tensor activity, the mean over GPUs: an independent check beside MFU."""
+    mfu_upper_ratio: float | None = None
+    """What MFU can be at most by that activity, at the clock that the GPUs ran at."""
+    flops_check: FlopsCheck | None = None
+
+
+def efficiency(
+    job: JobData,
+    rows: Ints,
+    activity: GpuActivity,
+    *,
+    convention: FlopsConvention,
+    peaks: PeakTable,
+    precision: str | None = None,
+) -> Efficiency:
+    """Derive throughput and utilisation; `precision` overrides the job's own choice of the peak."""
+    description = job.description
+    shape = description.model if description else None
+    world = world_size(job)
+    samples_per_s = _samples_per_s(job, rows)
+    tokens_per_s = _tokens_per_s(job, rows, samples_per_s, shape)
+    samples, tokens = median_of(samples_per_s), median_of(tokens_per_s)
+    precision = precision or (description.precision if description else None)
+    gpu_rows = _peak_rows(job, peaks)
+    peak = _mean([row.flops.get(precision) if row and precision else None for row in gpu_rows])
+    flops, label, source = _model_flops(job, rows, tokens_per_s, world, convention)
+    mfu = ratio(flops, peak)
+    clock = known(float(mean_over_gpus(activity, "sm_clock_hz")))
+    clock_ratio = ratio(clock, _mean([row.peak_clock_hz if row else None for row in gpu_rows]))
+    tensor = known(float(mean_over_gpus(activity, "tensor_active_ratio")))
+    return Efficiency(
+        tokens_per_s=tokens,
+        tokens_per_s_per_gpu=ratio(tokens, world),
+        samples_per_s=samples,
+        samples_per_s_per_gpu=ratio(samples, world),
+        model_flops_per_s_per_gpu=flops,
+        mfu_ratio=mfu,
+        hfu_ratio=_hfu(description, mfu, source, convention),
+        peak_flops_per_s=peak,
+        peak_precision=precision if peak is not None else None,
+        flops_convention=label,
+        mfu_source=source,
+        clock_adjusted_mfu_ratio=ratio(mfu, clock_ratio),
+        tensor_active_ratio=tensor,
+        mfu_upper_ratio=tensor * clock_ratio if tensor is not None and clock_ratio else None,
+        flops_check=check_flops(
+            description, job.steps.flops_per_s_per_gpu[rows], tokens_per_s, world, chosen=convention
+        ),
+    )
+
+
+def world_size(job: JobData) -> int | None:
+    """How many GPUs share the job's work: what it said itself, else how many are seen."""
+    said = job.description.parallel.world_size if job.description else None
+    return said or len(job.gpu.gpus) or None
+
+
+def gpu_infos(job: JobData) -> list[GpuInfo]:
+    """The GPUs that the job runs on, or all of its nodes when no sample says which."""
+    infos = {(node, str(info.index)): info for node, found in job.gpu_infos.items() for info in found}
+    used = [info for key in job.gpu.gpus if (info := _info_of(key, infos)) is not None]
+    return used or list(infos.values())
+
+
+def _info_of(key: GpuKey, infos: Mapping[tuple[str, str], GpuInfo]) -> GpuInfo | None:
+    index, _, part = key.gpu.partition("/")
+    info = infos.get((key.node, index))
+    return replace(info, mig=True) if info and part else info
+
+
+def mean_over_gpus(activity: GpuActivity, metric: str) -> float:
+    """The mean over GPUs of their medians over steps, NaN when no GPU tells."""
+    values = activity.of_gpus(metric)
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if len(finite) else np.nan
+
+
+def _samples_per_s(job: JobData, rows: Ints) -> Floats:
+    batch = job.steps.global_batch_size[rows]
+    said = job.description.parallel.global_batch_size if job.description else None
+    batch = np.where(np.isfinite(batch), batch, np.nan if said is None else said)
+    computed = batch / job.steps.step_time_s[rows]
+    return np.where(np.isfinite(computed), computed, job.steps.samples_per_s[rows])
+
+
+def _tokens_per_s(job: JobData, rows: Ints, samples_per_s: Floats, shape: ModelShape | None) -> Floats:
+    logged = job.steps.tokens_per_s[rows]
+    if shape is None:
+        return logged
+    computed = samples_per_s * shape.sequence_length
+    return np.where(np.isfinite(computed), computed, logged)
+
+
+def _model_flops(
+    job: JobData, rows: Ints, tokens_per_s: Floats, world: int | None, convention: FlopsConvention
+) -> tuple[float | None, str | None, str | None]:
+    """FLOP/s of one GPU, the label of its convention, and where it comes from."""
+    shape = job.description.model if job.description else None
+    if shape is not None and world:
+        flops = median_of(tokens_per_s * (train_flops_per_token(shape, convention) / world))
+        if flops is not None:
+            return flops, convention.value, "shape"
+    logged = median_of(job.steps.flops_per_s_per_gpu[rows])
+    if logged is not None:
+        label = job.description.logged_flops_convention if job.description else None
+        return logged, label or "as logged", "log"
+    return None, None, None
+
+
+def _hfu(
+    description: JobDescription | None, mfu: float | None, source: str | None, convention: FlopsConvention
+) -> float | None:
+    if description is None or description.recompute is None or mfu is None:
+        return None
+    if description.recompute is Recompute.NONE:
+        return mfu
+    if description.model is None or source != "shape":
+        return None
+    again = job_recompute_flops_per_token(description, description.model, convention)
+    return mfu * (1 + again / train_flops_per_token(description.model, convention))
+
+
+def _peak_rows(job: JobData, peaks: PeakTable) -> list[GpuPeak | None]:
+    """A slice of a GPU (MIG) has no peak of its own in the table."""
+    infos = gpu_infos(job)
+    rows = {name: find_gpu(peaks, name) for name in {info.name for info in infos}}
+    return [None if info.mig else rows[info.name] for info in infos]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """The mean, or None when one is unknown."""
+    if not values or any(value is None for value in values):
+        return None
+    return float(np.mean([value for value in values if value is not None]))

@@ -1,0 +1,156 @@
+"""Which progress lines show the job at its normal pace, and why each other one does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, median
+from perfd.analysis.data.job_data import Bools, Floats, Ints, StepTable
+from perfd.model import Event, EventKind
+
+_NEIGHBOURS = 10
+"""On each side: what is slow for longer than this is the job's new pace, not an outlier."""
+_FEWEST = 5
+"""With fewer lines than this there is no pace that an outlier could differ from."""
+_OUTLIER_RATIO = 0.10
+_OUTLIER_SIGMAS = 4.0
+
+
+class Reason(StrEnum):
+    """Why a line does not enter steady statistics."""
+
+    NO_TIME = "no_time"
+    """It says no step time."""
+    FIRST = "first"
+    """It is the first line, or the first after a start or resume."""
+    WARM_UP = "warm_up"
+    """The framework's average still holds a first iteration."""
+    CHECKPOINT = "checkpoint"
+    EVALUATION = "evaluation"
+    PROFILE = "profile"
+    """A profiler ran, or wrote its trace."""
+    BATCH_SIZE = "batch_size"
+    """The global batch was another one than now."""
+    OUTLIER = "outlier"
+    """Far from the lines around it, with no mark that says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steady:
+    """The rows of a `StepTable` that count, and the reason of each that does not."""
+
+    rows: Ints
+    unmarked: Ints
+    """`rows` and the outliers: what jitter is measured on, since outliers are what it is about."""
+    dropped: Mapping[Reason, Sequence[int]]
+    """Step numbers by reason; a step that has several is under the first of the enumeration."""
+
+
+def steady_rows(steps: StepTable, events: Sequence[Event], window: int | None = None) -> Steady:
+    """Choose the steady lines of a job; with `window`, the newest so many of them."""
+    reasons: dict[Reason, Bools] = {
+        Reason.NO_TIME: ~(steps.step_time_s > 0),
+        Reason.FIRST: _first_lines(steps, events),
+        Reason.WARM_UP: np.asarray(steps.warmup, dtype=bool),
+        Reason.CHECKPOINT: _at_and_after(steps, events, EventKind.CHECKPOINT),
+        Reason.EVALUATION: _at_and_after(steps, events, EventKind.EVALUATION),
+        Reason.PROFILE: _at_and_after(steps, events, EventKind.PROFILE),
+    }
+    kept = ~np.logical_or.reduce(list(reasons.values()))
+    reasons[Reason.BATCH_SIZE] = kept & _other_batch_size(steps.global_batch_size, kept)
+    kept &= ~reasons[Reason.BATCH_SIZE]
+    unmarked = np.flatnonzero(kept)
+    outliers = unmarked[_outliers(steps.step_time_s[unmarked])]
+    reasons[Reason.OUTLIER] = np.isin(np.arange(len(steps)), outliers)
+    kept &= ~reasons[Reason.OUTLIER]
+    rows = np.flatnonzero(kept)
+    if window is not None and len(rows) > window:
+        rows = rows[len(rows) - window :]
+        unmarked = unmarked[unmarked >= rows[0]]
+    return Steady(rows=rows, unmarked=unmarked, dropped=_by_reason(steps, reasons))
+
+
+def _first_lines(steps: StepTable, events: Iterable[Event]) -> Bools:
+    first = np.zeros(len(steps), dtype=bool)
+    first[:1] = True
+    for event in events:
+        if event.kind not in {EventKind.JOB_STARTED, EventKind.RESTARTED}:
+            continue
+        if event.step is not None:
+            after = np.flatnonzero(steps.step > event.step)
+        else:
+            after = np.flatnonzero(steps.time_unix_s > event.time_unix_ns / 1e9)
+        first[after[:1]] = True
+    return first
+
+
+def _at_and_after(steps: StepTable, events: Iterable[Event], kind: EventKind) -> Bools:
+    """The line that holds each event, and the next: both pay for it, in one framework or another."""
+    marked = np.zeros(len(steps) + 1, dtype=bool)
+    for event in events:
+        if event.kind is not kind:
+            continue
+        if event.step is not None:
+            held = (steps.step - steps.steps_covered < event.step) & (event.step <= steps.step)
+        else:
+            at = event.time_unix_ns / 1e9
+            started = steps.time_unix_s - steps.step_time_s * steps.steps_covered
+            held = (started < at) & (at <= steps.time_unix_s)
+        rows = np.flatnonzero(held)
+        marked[rows] = True
+        marked[rows + 1] = True
+    return marked[:-1]
+
+
+def _other_batch_size(batch: Floats, kept: Bools) -> Bools:
+    """Lines of a batch-size ramp before the newest size that has enough lines of its own."""
+    sizes = batch[kept & np.isfinite(batch)]
+    enough = [size for size in np.unique(sizes) if np.count_nonzero(sizes == size) >= _FEWEST]
+    if not enough:
+        return np.zeros(len(batch), dtype=bool)
+    newest = max(enough, key=lambda size: int(np.flatnonzero(sizes == size)[-1]))
+    return np.asarray(np.isfinite(batch) & (batch != newest))
+
+
+def _outliers(times: Floats) -> Bools:
+    """Lines that are far from the median of the lines around them.
+
+    Far means more than 10 %, and more than four robust standard deviations of
+    this job's own scatter; between two such lines, half of that. The median is
+    local, so that a lasting change of pace stays in the statistics and a burst
+    of slow steps does not.
+    """
+    far = np.zeros(len(times), dtype=bool)
+    if len(times) < _FEWEST:
+        return far
+    # A second pass, so that the worst lines do not widen the scatter behind which others hide.
+    for _ in range(2):
+        deviation = np.log(times / _local_median(np.where(far, np.nan, times)))
+        centred = np.where(far, np.nan, deviation)
+        sigma = MAD_TO_SIGMA * float(median(np.abs(centred - median(centred))))
+        limit = max(np.log1p(_OUTLIER_RATIO), _OUTLIER_SIGMAS * sigma)
+        far = np.abs(deviation) > limit
+    between = np.convolve(far, [1, 0, 1], mode="same") == 2
+    return np.asarray(far | (between & (np.abs(deviation) > limit / 2)))
+
+
+def _local_median(times: Floats) -> Floats:
+    padded = np.pad(times, _NEIGHBOURS, constant_values=np.nan)
+    around = median(sliding_window_view(padded, 2 * _NEIGHBOURS + 1), axis=1)
+    return np.where(np.isfinite(around), around, median(times))
+
+
+def _by_reason(steps: StepTable, reasons: Mapping[Reason, Bools]) -> dict[Reason, tuple[int, ...]]:
+    taken = np.zeros(len(steps), dtype=bool)
+    dropped: dict[Reason, tuple[int, ...]] = {}
+    for reason, marked in reasons.items():
+        rows = np.flatnonzero(marked & ~taken)
+        taken |= marked
+        if len(rows):
+            dropped[reason] = tuple(steps.step[rows].tolist())
+    return dropped

@@ -1,0 +1,95 @@
+"""GPUs that are held below their clock, and by what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfd.analysis.steps.gpu_activity import GpuActivity
+from perfd.analysis.data.robust_stats import mean
+from perfd.analysis.data.job_data import Floats, GpuKey, JobData
+
+_HARD = {
+    "hardware slowdown": (0x08, "clocks_limited_hw_slowdown_s"),
+    "software thermal limit": (0x20, "clocks_limited_sw_thermal_s"),
+    "hardware thermal limit": (0x40, "clocks_limited_hw_thermal_s"),
+    "power brake": (0x80, "clocks_limited_hw_power_brake_s"),
+}
+"""Reasons that never belong to a healthy GPU: bits of NVML's `nvmlClocksEventReason`, and its counters."""
+_POWER_CAP = {"power cap": (0x04, "clocks_limited_sw_power_s")}
+"""Usual at full load; only a clock far below the maximum makes it worth a word."""
+
+_LEAST_TIME_RATIO = 0.2
+_HARD_CLOCK_RATIO = 0.95
+_POWER_CAP_CLOCK_RATIO = 0.70
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldClock:
+    """One GPU whose clock is held down during steady steps."""
+
+    gpu: GpuKey
+    reason: str
+    time_ratio: float
+    """Of the time, how long the reason held."""
+    clock_ratio: float | None
+    """Mean SM clock by its maximum."""
+
+
+def held_clocks(job: JobData, activity: GpuActivity) -> tuple[HeldClock, ...]:
+    """GPUs under a thermal or hardware limit, or far below their clock by the power cap; slowest first."""
+    clock_ratios = _clock_ratios(job, activity)
+    held: list[HeldClock] = []
+    for limits, most in ((_HARD, _HARD_CLOCK_RATIO), (_POWER_CAP, _POWER_CAP_CLOCK_RATIO)):
+        for reason, (bit, counter) in limits.items():
+            time_ratios = _time_ratios(job, activity, bit, counter)
+            # An unknown clock excuses nobody from a hard limit, but says nothing of a power cap.
+            slow = clock_ratios <= most if limits is _POWER_CAP else ~(clock_ratios > most)
+            found = np.flatnonzero((time_ratios >= _LEAST_TIME_RATIO) & slow)
+            held += [_held(job, index, reason, time_ratios, clock_ratios) for index in found.tolist()]
+    return tuple(sorted(held, key=lambda one: 1.0 if one.clock_ratio is None else one.clock_ratio))
+
+
+def _held(job: JobData, index: int, reason: str, times: Floats, clocks: Floats) -> HeldClock:
+    clock = float(clocks[index])
+    return HeldClock(
+        gpu=job.gpu.gpus[index],
+        reason=reason,
+        time_ratio=float(times[index]),
+        clock_ratio=clock if np.isfinite(clock) else None,
+    )
+
+
+def _time_ratios(job: JobData, activity: GpuActivity, bit: int, counter: str) -> Floats:
+    """How long a reason held on each GPU: by NVML's counter where it has one, else by samples of the mask."""
+    absent = np.full(len(job.gpu.gpus), np.nan)
+    samples = activity.samples
+    if not len(samples):
+        return absent
+    counted = job.gpu.metrics.get(counter)
+    if counted is not None and len(samples) > 1:
+        first, last = samples[0], samples[-1]
+        span = job.gpu.time_unix_s[last] - job.gpu.time_unix_s[first]
+        by_counter = (counted[last].astype(np.float64) - counted[first]) / span
+        if np.isfinite(by_counter).any():
+            return np.asarray(by_counter)
+    masks = job.gpu.metrics.get("clocks_event_reasons_bits")
+    if masks is None:
+        return absent
+    taken = masks[samples]
+    known = np.isfinite(taken)
+    held = (np.where(known, taken, 0).astype(np.int64) & bit) != 0
+    return mean(np.where(known, held, np.nan), axis=0)
+
+
+def _clock_ratios(job: JobData, activity: GpuActivity) -> Floats:
+    most: dict[tuple[str, str], float | None] = {
+        (node, str(info.index)): info.max_sm_clock_hz
+        for node, infos in job.gpu_infos.items()
+        for info in infos
+    }
+    limits: Sequence[float | None] = [most.get((key.node, key.gpu)) for key in job.gpu.gpus]
+    known = np.array([np.nan if limit is None else limit for limit in limits])
+    return np.asarray(activity.of_gpus("sm_clock_hz") / known)

@@ -1,0 +1,1 @@
+"""Compares ranks with their peers: who is slower, who arrives late."""

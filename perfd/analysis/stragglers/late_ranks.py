@@ -1,0 +1,80 @@
+"""Which rank is late for collectives, when a whole pipeline or tensor group is late with it.
+
+The collective of a stage shows that a rank came late, not why: in a pipeline all stages of a slow rank's
+pipeline are late for their own collectives, and in a tensor group its partners are. Those wait for the slow
+rank, too, only elsewhere: in receives, in collectives of the tensor group. So of all that are late, the one
+that waits least by its peers is the slow one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from perfd.analysis.collectives.by_rank import LEAST_CAUSED, PERSISTENCE, NcclRank
+
+_LEAST_AT_MOST = 0.05
+"""Of the time: what they may lose. Where nothing hides their waiting, it is what they lose."""
+_SIGMAS = 3.0
+_LEAST_LAST = 0.6
+_LEAST_SLOWDOWN = 0.03
+_APART = 2.0
+"""How many times as far above its peers the slowest must be as the next one that is late."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Late:
+    """Ranks that are late for the collectives of their peers."""
+
+    rank: NcclRank | None
+    """The slow one; None when nothing tells which of them it is."""
+    together: Sequence[int]
+    """All that are late, with it."""
+    caused_ratio: float
+    """The most that the peers of one of them lose at least, of all time."""
+    at_most_ratio: float
+    """The same if nothing hides their waiting."""
+    last_ratio: float
+
+
+def late(ranks: Sequence[NcclRank], named_elsewhere: Collection[int] = ()) -> Late | None:
+    """The rank that its peers wait for in NCCL's kernels, if enough is caused by one, else None.
+
+    Persistence and magnitude are both needed: by chance some rank is always the last, and one that is always
+    the last may be so by next to nothing. `named_elsewhere` are ranks that other evidence shows to be slow.
+    """
+    persistent = [rank for rank in ranks if _persistent(rank)]
+    costly = [rank for rank in persistent if _costly(rank)]
+    if not costly:
+        return None
+    worst = max(costly, key=lambda rank: rank.caused_ratio or 0)
+    # Who is late with it may by chance be a little under what is worth a name; and the slow one may cost its
+    # own peers little, who wait for its pipeline elsewhere.
+    least = (worst.caused_ratio or 0) / 2
+    together = [rank for rank in ranks if _persistent(rank) or (rank.caused_ratio or 0) >= least]
+    return Late(
+        rank=_slowest(together, named_elsewhere),
+        together=tuple(rank.rank for rank in together),
+        caused_ratio=worst.caused_ratio or 0.0,
+        at_most_ratio=worst.caused_at_most_ratio or 0.0,
+        last_ratio=worst.last_ratio or 0.0,
+    )
+
+
+def _persistent(rank: NcclRank) -> bool:
+    return (rank.last_ratio or 0) >= _LEAST_LAST and (rank.persistence_ratio or 0) >= PERSISTENCE
+
+
+def _costly(rank: NcclRank) -> bool:
+    least = max(LEAST_CAUSED, _SIGMAS * (rank.caused_error_ratio or 0.0))
+    return (rank.caused_ratio or 0) >= least and (rank.caused_at_most_ratio or 0) >= _LEAST_AT_MOST
+
+
+def _slowest(together: Sequence[NcclRank], named_elsewhere: Collection[int]) -> NcclRank | None:
+    confirmed = [rank for rank in together if rank.rank in named_elsewhere]
+    if confirmed or len(together) == 1:
+        return confirmed[0] if confirmed else together[0]
+    by_slowdown = sorted(together, key=lambda rank: -(rank.slowdown_ratio or 0))
+    first, second = (max(0.0, (rank.slowdown_ratio or 0) - 1) for rank in by_slowdown[:2])
+    apart = first - second >= _LEAST_SLOWDOWN and first >= _APART * second
+    return by_slowdown[0] if apart else None

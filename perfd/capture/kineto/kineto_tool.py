@@ -1,0 +1,287 @@
+"""Captures with Kineto: tell the ranks' processes what to trace, fetch the files, check them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfd.capture.kineto import trace_directory
+from perfd.capture.kineto import config_text
+from perfd.capture.kineto.trace_directory import DEFAULT_PLACE, Dropbox
+from perfd.capture.kineto.daemon_socket import KinetoEndpoint
+from perfd.capture.kineto.process_matching import match
+from perfd.capture.kineto.client_registry import POLL_PERIOD_S, Client, Delivery
+from perfd.capture.kineto.trace_contents import Contents, Work, contents_of
+from perfd.capture.node.process_environment import environment_of, owner_of, runs
+from perfd.capture.node.capture_tool import Begun, Outcome, Plan, Readiness, Target, Tool
+from perfd.clock import Clock
+from perfd.errors import CaptureError
+from perfd.model import CaptureState, CaptureTool, RankPlacement
+from perfd.trace.model.whole_steps import whole_steps
+
+_TRACE_NAME = "trace.json"
+_PLACE_VARIABLE = "KINETO_ONDEMAND_TRACE_DIR"
+_POLL_S = 0.2
+_MOST_MARGIN_S = 12.0
+"""On a node that is so busy that libkineto's thread comes later still, a capture says nothing of the job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KinetoOptions:
+    """What an operator chose for captures with Kineto."""
+
+    warmup_s: int = 2
+    cpu_only: bool = False
+    iteration_roundup: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """What libkineto and the file system need."""
+
+    tick_s: float = 1.0
+    """libkineto's own thread looks for a configuration this often."""
+    margin_s: float = 1.5
+    """For a poll that is late on a busy node, and for making folders."""
+    file_s: float = 90.0
+    """After the end of the window: libkineto builds the whole trace in memory and writes it then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Traced:
+    """One process and where its trace goes."""
+
+    rank: int
+    pid: int
+    client: Client
+    box: Dropbox
+
+    @property
+    def file(self) -> str:
+        """The trace's name: libkineto puts in the pid that the process knows itself by."""
+        return f"trace_{self.client.key[1]}.json"
+
+
+class KinetoTool(Tool):
+    """A `perfd.capture.node.capture_tool.Tool` for PyTorch processes that poll this node's endpoint."""
+
+    def __init__(
+        self,
+        endpoint: KinetoEndpoint | None,
+        *,
+        placements: Callable[[str], Sequence[RankPlacement]],
+        clock: Clock,
+        proc: Path = Path("/proc"),
+        options: KinetoOptions | None = None,
+        timing: Timing | None = None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._placements = placements
+        self._clock = clock
+        self._proc = proc
+        self._options = options or KinetoOptions()
+        self._timing = timing or Timing()
+        self._traced: dict[str, _Traced] = {}
+        self._margin_s = self._timing.margin_s
+        # As long as it takes when a process has just polled.
+        self.lead_s = POLL_PERIOD_S + self._after_poll_s
+
+    @property
+    def kind(self) -> CaptureTool:
+        return CaptureTool.KINETO
+
+    def open(self) -> None:
+        if self._endpoint is not None:
+            self._endpoint.start()
+
+    def close(self) -> None:
+        if self._endpoint is not None:
+            self._endpoint.stop()
+
+    def available(self) -> bool:
+        return self._endpoint is not None
+
+    def ready(self, job: str, ranks: Sequence[int]) -> Readiness:
+        if self._endpoint is None:
+            return Readiness(
+                reason="Captures with Kineto are off; set capture.kineto.enabled and start the job with "
+                "KINETO_USE_DAEMON=1."
+            )
+        if self._endpoint.problem:
+            return Readiness(reason=self._endpoint.problem)
+        found = match(self._placements(job), self._endpoint.clients(), ranks, self._proc)
+        refused = dict(found.refused)
+        self._traced = {}
+        targets: list[Target] = []
+        for rank, client in found.clients.items():
+            pid = client.host_pid or self._pid_of(job, rank)
+            try:
+                place = environment_of(self._proc, pid).get(_PLACE_VARIABLE) or DEFAULT_PLACE
+                box = trace_directory.plan(self._proc, pid, place)
+            except CaptureError as error:
+                refused[rank] = str(error)
+                continue
+            self._traced[box.handle] = _Traced(rank=rank, pid=pid, client=client, box=box)
+            targets.append(Target(handle=box.handle, processes={pid: rank}))
+        reason = f"No process of job {job} is known on this node." if not refused else ""
+        return Readiness(targets=targets, refused=refused, reason=reason)
+
+    def start(self, targets: Sequence[Target], plan: Plan) -> Begun:
+        endpoint = self._answering()
+        traced = [self._traced[target.handle] for target in targets]
+        now_s = self._clock.monotonic_s()
+        now_unix_ns = self._clock.unix_ns()
+        start_unix_ns = plan.start_unix_ns or now_unix_ns + round(self._needed_s(traced) * 1e9)
+        # The configuration has milliseconds.
+        start_unix_ns = start_unix_ns // 1_000_000 * 1_000_000
+        ahead_s = (start_unix_ns - now_unix_ns) / 1e9
+        before_s = now_s + ahead_s - self._timing.tick_s - self._options.warmup_s
+        length_s = self._length_s(plan)
+        try:
+            for one in traced:
+                owner = owner_of(self._proc, one.pid)
+                if owner is not None:
+                    one.box.create(*owner)
+                order = self._order(one, plan, start_unix_ns, length_s)
+                endpoint.order(one.client.key, config_text.render(order), before_s=before_s)
+        except CaptureError:
+            self.abort([target.handle for target in targets])
+            raise
+        return Begun(start_unix_ns=start_unix_ns, length_s=length_s)
+
+    def alive(self, targets: Sequence[Target]) -> bool:
+        return any(runs(self._proc, pid) for target in targets for pid in target.processes)
+
+    def stop(self, targets: Sequence[Target], plan: Plan) -> Sequence[Outcome]:
+        waiting = [self._traced[target.handle] for target in targets]
+        deadline_s = self._clock.monotonic_s() + self._timing.file_s
+        outcomes: list[Outcome] = []
+        try:
+            while waiting:
+                late = self._clock.monotonic_s() >= deadline_s
+                for one in list(waiting):
+                    if (outcome := self._outcome(one, plan, late=late)) is not None:
+                        outcomes.append(outcome)
+                        waiting.remove(one)
+                if waiting:
+                    self._clock.sleep(_POLL_S)
+        finally:
+            self.abort([target.handle for target in targets])
+        if any(one.state is CaptureState.LATE for one in outcomes):
+            # A busy node takes longer than was thought; the next capture allows for it.
+            self._margin_s = min(_MOST_MARGIN_S, 2 * self._margin_s)
+            self.lead_s = POLL_PERIOD_S + self._after_poll_s
+        return outcomes
+
+    def abort(self, handles: Sequence[str]) -> None:
+        """What was not told yet never is. The rest runs out, and finds no folder to write to.
+
+        There is no way to tell libkineto to stop.
+        """
+        if self._endpoint is not None:
+            self._endpoint.withdraw_all()
+        for box in map(trace_directory.from_handle, handles):
+            if box is not None:
+                box.remove()
+
+    def _answering(self) -> KinetoEndpoint:
+        if self._endpoint is None:
+            raise CaptureError("Captures with Kineto are off.")
+        return self._endpoint
+
+    def _pid_of(self, job: str, rank: int) -> int:
+        return next((p.pid for p in self._placements(job) if p.rank == rank and p.pid is not None), 0)
+
+    def _needed_s(self, traced: Sequence[_Traced]) -> float:
+        """Until the last of them has polled, its thread has looked, and CUPTI is warm."""
+        return max(one.client.next_poll_s for one in traced) + self._after_poll_s
+
+    @property
+    def _after_poll_s(self) -> float:
+        return self._timing.tick_s + self._options.warmup_s + self._margin_s
+
+    def _order(self, one: _Traced, plan: Plan, start_unix_ns: int, length_s: float) -> config_text.TraceOrder:
+        return config_text.TraceOrder(
+            output=one.box.inside / _TRACE_NAME,
+            start_unix_ms=start_unix_ns // 1_000_000,
+            duration_ms=round(length_s * 1e3),
+            warmup_s=self._options.warmup_s,
+            trace_id=plan.capture_id,
+            iterations=self._iterations(plan),
+            iteration_roundup=self._options.iteration_roundup or 1,
+        )
+
+    def _iterations(self, plan: Plan) -> int | None:
+        """How many calls of the optimizer to trace: whole steps lie between two of them."""
+        if plan.steps is None or self._options.iteration_roundup is None:
+            return None
+        return plan.steps + 1
+
+    def _length_s(self, plan: Plan) -> float:
+        """How long to trace, or by iteration how long it may take until the trace is over.
+
+        By the clock only parts of the first and the last step are in it, so it is two steps longer.
+        """
+        if plan.steps is None or plan.step_time_s is None:
+            return plan.max_duration_s
+        roundup = self._options.iteration_roundup
+        steps = plan.steps + (2 if roundup is None else 1 + roundup)
+        return min(plan.max_duration_s, steps * plan.step_time_s)
+
+    def _outcome(self, one: _Traced, plan: Plan, *, late: bool) -> Outcome | None:
+        """How it ended for one rank; None while there is hope for a file."""
+        names = one.box.names()
+        if one.file in names:
+            return self._collected(one, plan)
+        delivery = self._answering().delivery(one.client.key)
+        if delivery in (Delivery.WAITING, Delivery.MISSED):
+            reason = "The process did not ask for a configuration in time for the start."
+            return Outcome(state=CaptureState.LATE, ranks=[one.rank], reason=reason)
+        if not runs(self._proc, one.pid):
+            reason = "The process ended before it wrote its trace."
+            return Outcome(state=CaptureState.FAILED, ranks=[one.rank], reason=reason)
+        if not late:
+            return None
+        if delivery is Delivery.DELIVERED and self._idle(one):
+            reason = "libkineto was told and did not start: it had too little time, or was busy; see its log."
+            return Outcome(state=CaptureState.LATE, ranks=[one.rank], reason=reason)
+        reason = f"libkineto traced and wrote no file within {self._timing.file_s:.0f} s."
+        return Outcome(state=CaptureState.LOST, ranks=[one.rank], reason=reason)
+
+    def _idle(self, one: _Traced) -> bool:
+        return any(c.idle for c in self._answering().clients() if c.key == one.client.key)
+
+    def _collected(self, one: _Traced, plan: Plan) -> Outcome:
+        path = plan.directory / f"rank{one.rank}_{one.pid}.pt.trace.json"
+        try:
+            one.box.fetch(one.file, path, max_bytes=plan.max_bytes)
+            contents = contents_of(path)
+        except CaptureError as error:
+            return Outcome(
+                state=CaptureState.FAILED,
+                ranks=[one.rank],
+                reason=str(error),
+                files=[path] if path.is_file() else [],
+            )
+        work = contents.work
+        if work is Work.GPU or (work is Work.HOST and self._options.cpu_only):
+            whole = _whole_steps(contents, plan)
+            reason = (
+                "" if work is Work.GPU else "The trace tells of the host only: no GPU worked for the rank."
+            )
+            return Outcome(
+                state=CaptureState.DONE, ranks=[one.rank], reason=reason, files=[path], whole_steps=whole
+            )
+        reason = (
+            "The trace holds nothing: the process did no work yet, or waited all the time."
+            if work is Work.NONE
+            else "The trace holds no GPU work of this rank (capture.kineto.cpu_only allows that)."
+        )
+        return Outcome(state=CaptureState.EMPTY, ranks=[one.rank], reason=reason, files=[path])
+
+
+def _whole_steps(contents: Contents, plan: Plan) -> int | None:
+    if plan.steps is None or contents.recorded is None:
+        return None
+    return whole_steps(contents.recorded, plan.step_time_s)

@@ -1,0 +1,86 @@
+"""Which polling process is which rank of a job: only processes of the watched job may be told anything."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from perfd.capture.kineto.client_registry import Client
+from perfd.capture.node.process_environment import (
+    DAEMON_VARIABLE,
+    NSYS_SESSION_VARIABLE,
+    environment_of,
+    lineage,
+    namespace_pids,
+    runs,
+)
+from perfd.model import RankPlacement
+
+_SILENT_PERIODS = 3
+_SOCKETS_VARIABLE = "KINETO_IPC_SOCKET_DIR"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """The clients to trace, by rank, and why the other ranks cannot be."""
+
+    clients: Mapping[int, Client] = field(default_factory=dict)
+    refused: Mapping[int, str] = field(default_factory=dict)
+
+
+def match(
+    placements: Sequence[RankPlacement], clients: Sequence[Client], wanted: Sequence[int], proc: Path
+) -> Match:
+    """The polling process of each wanted rank (none: of every rank here)."""
+    placed = {one.rank: one.pid for one in placements if one.pid is not None and runs(proc, one.pid)}
+    chosen: dict[int, Client] = {}
+    refused: dict[int, str] = {}
+    for rank in sorted(wanted or placed):
+        pid = placed.get(rank)
+        if pid is None:
+            refused[rank] = f"No process of rank {rank} is known on this node."
+            continue
+        client = _of(pid, clients, proc)
+        if reason := _unfit(pid, client, proc):
+            refused[rank] = f"Rank {rank} {reason}"
+        elif client is not None:
+            chosen[rank] = client
+    return Match(clients=chosen, refused=refused)
+
+
+def _of(pid: int, clients: Sequence[Client], proc: Path) -> Client | None:
+    """The client that is the rank's process, or the nearest one that the process started."""
+    near: list[tuple[int, Client]] = []
+    inner = namespace_pids(proc, pid)
+    for client in clients:
+        # The kernel told who sent it; otherwise what the client says of itself must do.
+        line = lineage(proc, client.host_pid) if client.host_pid else ()
+        if pid in line:
+            near.append((line.index(pid), client))
+        elif not client.host_pid and inner and inner[-1] in client.pids:
+            near.append((client.pids.index(inner[-1]), client))
+    if not near:
+        return None
+    nearest = min(distance for distance, _ in near)
+    alike = [client for distance, client in near if distance == nearest]
+    return alike[0] if len(alike) == 1 else None
+
+
+def _unfit(pid: int, client: Client | None, proc: Path) -> str:
+    environment = environment_of(proc, pid)
+    if NSYS_SESSION_VARIABLE in environment:
+        return (
+            "runs under `nsys launch`, and CUPTI has one subscriber a process: capture it with nsys, "
+            "or start the job with perfd run --kineto."
+        )
+    if client is None and environment and DAEMON_VARIABLE not in environment:
+        return f"was started without {DAEMON_VARIABLE}=1, so its PyTorch asks nobody for traces."
+    if client is None:
+        return (
+            "did not ask for a configuration. libkineto asks every 5 s from `import torch` on; in another "
+            f"container than the agent's it needs {_SOCKETS_VARIABLE} and capture.kineto.socket_directory."
+        )
+    if client.silent_s > _SILENT_PERIODS * client.period_s:
+        return f"has not asked for a configuration for {client.silent_s:.0f} s."
+    return "" if client.idle else "is busy: its profiler traces, or ended within the last 5 s; ask again."

@@ -1,0 +1,1 @@
+"""Runs captures on a node: tools, storage, guards, sharing and retention."""

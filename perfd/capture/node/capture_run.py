@@ -1,0 +1,314 @@
+"""One capture on one node, from its request to one final status for each rank."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfd.capture.node.stop_conditions import Ending, Progress, ending, note, shortfall
+from perfd.capture.node.job_guards import GuardSettings, JobProgress, refusal, slowed
+from perfd.capture.node.artifact_sharing import Sharing
+from perfd.capture.node.capture_storage import CaptureRecord, CaptureStore
+from perfd.capture.node.capture_tool import Begun, Outcome, Plan, Readiness, Target, Tool
+from perfd.clock import Clock
+from perfd.errors import CaptureError
+from perfd.model import CaptureFile, CaptureRequest, CaptureState, CaptureStatus
+
+log = logging.getLogger(__name__)
+
+LATE_AFTER_S = 1.0
+"""A start that is missed by more than this would not be together with the other nodes."""
+MAX_LEAD_S = 120.0
+"""A start further ahead means that the clocks of the nodes differ."""
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interruption:
+    """Something outside wants the capture to end."""
+
+    why: Ending
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What a capture uses of its agent."""
+
+    store: CaptureStore
+    clock: Clock
+    send_status: Callable[[CaptureStatus], None]
+    progress: Callable[[str], JobProgress]
+    guards: GuardSettings
+    interruption: Callable[[], Interruption | None]
+    wait: Callable[[float], None]
+    """Wait so many seconds, or less when there is an interruption."""
+    sharing: Sharing | None = None
+    """Where copies go that others may read; None: nothing leaves the node."""
+
+
+class CaptureRun:
+    """Carries out one request with one tool."""
+
+    def __init__(self, request: CaptureRequest, tool: Tool, around: Surroundings) -> None:
+        self._request = request
+        self._tool = tool
+        self._around = around
+        self._finals: list[CaptureStatus] = []
+        self._started_unix_ns: int | None = None
+        self._stopped_unix_ns: int | None = None
+
+    def run(self) -> Sequence[CaptureStatus]:
+        """Do it all and return the final statuses, one outcome for each rank.
+
+        Nothing of the tool runs afterwards, whatever happened. Final statuses are not sent from here: the
+        node must be free for the next capture when the aggregator hears of them.
+        """
+        try:
+            self._around.store.admit(self._request.capture_id)
+            self._spare_the_job()
+            readiness = self._tool.ready(self._request.job, self._request.ranks)
+        except (CaptureError, OSError) as error:
+            self._tell(CaptureState.REFUSED, _sentence(error), self._request.ranks)
+            return self._finals
+        if not readiness.targets:
+            self._refuse_all(readiness)
+            return self._finals
+        ranks = self._asked(sorted({rank for target in readiness.targets for rank in target.ranks}))
+        self._tell(CaptureState.ARMED, "", ranks)
+        for rank, reason in readiness.refused.items():
+            self._tell(CaptureState.REFUSED, reason, [rank])
+        quiet = False
+        try:
+            self._capture(readiness.targets, ranks)
+            quiet = True
+        except (CaptureError, OSError) as error:
+            self._tell(CaptureState.FAILED, _sentence(error), ranks)
+        finally:
+            # Also for errors that nobody foresaw: the tool must not go on collecting.
+            if not quiet:
+                try:
+                    self._abort(readiness.targets)
+                except (CaptureError, OSError) as error:
+                    log.warning("A capture could not be stopped.", extra={"reason": str(error)})
+            # Without room for the record the next agent reports the capture as lost; this one still knows.
+            with contextlib.suppress(OSError):
+                self._close_record(readiness.targets)
+        return self._finals
+
+    def _capture(self, targets: Sequence[Target], ranks: Sequence[int]) -> None:
+        if unfit := self._wait_for_start():
+            self._tell(*unfit, ranks)
+            return
+        store = self._around.store
+        directory = store.create(self._record(targets, is_open=True))
+        plan = self._plan(directory)
+        begun = self._tool.start(targets, plan)
+        if begun.start_unix_ns is not None and (interruption := self._wait_until(begun.start_unix_ns)):
+            self._abort(targets)
+            self._tell(CaptureState.FAILED, interruption.reason, ranks)
+            return
+        self._started_unix_ns = begun.start_unix_ns or self._around.clock.unix_ns()
+        self._tell(CaptureState.RUNNING, "", ranks)
+        why, progress = self._watch(targets, plan.max_bytes, begun)
+        if not why.keeps_files:
+            self._abort(targets)
+            self._tell(CaptureState.FAILED, self._why_deleted(why, progress), ranks)
+            return
+        outcomes = self._tool.stop(targets, plan)
+        self._stopped_unix_ns = self._around.clock.unix_ns()
+        size_bytes = store.size_bytes(self._request.capture_id)
+        if size_bytes > plan.max_bytes:
+            store.discard(self._request.capture_id)
+            self._tell(CaptureState.FAILED, note(self._request, Ending.TOO_LARGE, progress), ranks)
+            return
+        self._report(outcomes, why, note(self._request, why, progress), ranks)
+
+    def _spare_the_job(self) -> None:
+        job = self._around.progress(self._request.job)
+        reason = refusal(job, self._around.guards, self._around.clock.unix_ns())
+        if reason and not self._tool.for_hangs:
+            raise CaptureError(reason)
+
+    def _plan(self, directory: Path) -> Plan:
+        return Plan(
+            capture_id=self._request.capture_id,
+            directory=directory,
+            max_duration_s=self._request.max_duration_s,
+            max_bytes=self._around.store.room_bytes(self._request),
+            start_unix_ns=self._request.start_unix_ns,
+            steps=self._request.steps,
+            step_time_s=self._around.progress(self._request.job).step_time_s,
+        )
+
+    def _wait_for_start(self) -> tuple[CaptureState, str] | None:
+        """Wait until the tool is to begin; how the capture ends instead when that is impossible."""
+        start_unix_ns = self._request.start_unix_ns
+        if start_unix_ns is None:
+            interruption = self._around.interruption()
+            return (CaptureState.FAILED, interruption.reason) if interruption else None
+        ahead_s = (start_unix_ns - self._around.clock.unix_ns()) / 1e9
+        if ahead_s < -LATE_AFTER_S:
+            return CaptureState.LATE, f"The request came {-ahead_s:.1f} s after the agreed start."
+        if ahead_s > MAX_LEAD_S:
+            reason = f"The agreed start is {ahead_s:.0f} s ahead; compare the clocks of the nodes."
+            return CaptureState.REFUSED, reason
+        interruption = self._wait_until(start_unix_ns - round(self._tool.lead_s * 1e9))
+        return (CaptureState.FAILED, interruption.reason) if interruption else None
+
+    def _wait_until(self, unix_ns: int) -> Interruption | None:
+        """Wait for a moment; what came in between, if anything."""
+        while (interruption := self._around.interruption()) is None:
+            left_s = (unix_ns - self._around.clock.unix_ns()) / 1e9
+            if left_s <= 0:
+                return None
+            self._around.wait(min(left_s, _POLL_S))
+        return interruption
+
+    def _watch(self, targets: Sequence[Target], room_bytes: int, begun: Begun) -> tuple[Ending, Progress]:
+        clock = self._around.clock
+        began_s = clock.monotonic_s()
+        before = first = self._around.progress(self._request.job)
+        while True:
+            job = self._around.progress(self._request.job)
+            if before.step is None:
+                before = job
+            if first.step is None or clock.monotonic_s() < began_s + begun.settle_s:
+                first = job
+            interruption = self._around.interruption()
+            progress = Progress(
+                elapsed_s=clock.monotonic_s() - began_s,
+                steps=None if job.step is None or first.step is None else job.step - first.step,
+                size_bytes=self._around.store.size_bytes(self._request.capture_id),
+                room_bytes=room_bytes,
+                disk_full=self._around.store.short_of_space(),
+                alive=self._tool.alive(targets),
+                length_s=begun.length_s,
+                slowed=slowed(before, job, self._around.guards),
+                interruption=interruption.why if interruption else None,
+            )
+            why = ending(self._request, progress)
+            if why is not None:
+                return why, progress
+            self._around.wait(_POLL_S)
+
+    def _report(self, outcomes: Sequence[Outcome], why: Ending, remark: str, ranks: Sequence[int]) -> None:
+        """A final status for each outcome, and for ranks that no outcome speaks of.
+
+        What no outcome names is deleted: half a report on a disk that is full.
+        """
+        spoken: set[int] = set()
+        named = [file for outcome in outcomes for file in outcome.files]
+        self._around.store.discard(self._request.capture_id, keep=named)
+        for outcome in outcomes:
+            state = outcome.state
+            if why.spoils and state is CaptureState.DONE:
+                state = CaptureState.FAILED
+            files = self._around.store.seal(self._request.capture_id, outcome.files)
+            mine = self._asked(outcome.ranks)
+            if outcome.ranks and not mine:
+                continue
+            shared, unshared = self._share(files)
+            kept = "What was collected until then is kept." if why.spoils and files else ""
+            short = shortfall(self._request.steps, outcome.whole_steps)
+            reason = " ".join(filter(None, (outcome.reason, remark, short, kept, unshared)))
+            self._tell(state, reason, mine, [*files, *shared], outcome.whole_steps)
+            spoken.update(mine or ranks)
+        if silent := [rank for rank in ranks if rank not in spoken]:
+            self._tell(CaptureState.EMPTY, "No report covers this rank.", silent)
+
+    def _share(self, files: Sequence[CaptureFile]) -> tuple[Sequence[CaptureFile], str]:
+        if self._around.sharing is None:
+            return (), ""
+        return self._around.sharing.share(
+            self._request.capture_id, files, lambda: self._around.interruption() is not None
+        )
+
+    def _refuse_all(self, readiness: Readiness) -> None:
+        for reason in dict.fromkeys(readiness.refused.values()):
+            mine = [rank for rank, why in sorted(readiness.refused.items()) if why == reason]
+            self._tell(CaptureState.REFUSED, reason, mine)
+        others = [rank for rank in self._request.ranks if rank not in readiness.refused]
+        if others or not readiness.refused:
+            reason = readiness.reason or "Nothing of it can be captured on this node."
+            self._tell(CaptureState.REFUSED, reason, others)
+
+    def _why_deleted(self, why: Ending, progress: Progress) -> str:
+        interruption = self._around.interruption()
+        return interruption.reason if interruption is not None else note(self._request, why, progress)
+
+    def _abort(self, targets: Sequence[Target]) -> None:
+        try:
+            self._tool.abort([target.handle for target in targets])
+        finally:
+            if self._around.store.load(self._request.capture_id) is not None:
+                self._around.store.discard(self._request.capture_id)
+
+    def _asked(self, ranks: Sequence[int]) -> list[int]:
+        return [rank for rank in ranks if not self._request.ranks or rank in self._request.ranks]
+
+    def _tell(
+        self,
+        state: CaptureState,
+        reason: str,
+        ranks: Sequence[int],
+        files: Sequence[CaptureFile] = (),
+        whole_steps: int | None = None,
+    ) -> None:
+        status = CaptureStatus(
+            capture_id=self._request.capture_id,
+            state=state,
+            time_unix_ns=self._around.clock.unix_ns(),
+            reason=reason,
+            ranks=tuple(ranks),
+            files=tuple(files),
+            started_unix_ns=self._started_unix_ns,
+            stopped_unix_ns=self._stopped_unix_ns,
+            whole_steps=whole_steps,
+        )
+        if state.final:
+            self._finals.append(status)
+        else:
+            self._around.send_status(status)
+
+    def _record(self, targets: Sequence[Target], *, is_open: bool) -> CaptureRecord:
+        return CaptureRecord(
+            request=self._request,
+            handles=tuple(target.handle for target in targets),
+            open=is_open,
+            statuses=tuple(self._finals),
+        )
+
+    def _close_record(self, targets: Sequence[Target]) -> None:
+        if self._around.store.load(self._request.capture_id) is not None:
+            self._around.store.save(self._record(targets, is_open=False))
+
+
+def _sentence(error: CaptureError | OSError) -> str:
+    """What went wrong, for people."""
+    if isinstance(error, CaptureError) or error.strerror is None:
+        return str(error)
+    return f"{error.filename or 'The disk'}: {error.strerror}."
+
+
+def recover(record: CaptureRecord, tool: Tool | None, store: CaptureStore, now_unix_ns: int) -> CaptureStatus:
+    """End what an agent before this one left open; the final status of it."""
+    reason = "The agent restarted during the capture."
+    try:
+        if tool is not None:
+            tool.abort(record.handles)
+        store.discard(record.request.capture_id)
+    except (CaptureError, OSError) as error:
+        reason = f"{reason} {error}"
+    status = CaptureStatus(
+        capture_id=record.request.capture_id,
+        state=CaptureState.LOST,
+        time_unix_ns=now_unix_ns,
+        reason=reason,
+        ranks=tuple(record.request.ranks),
+    )
+    store.save(CaptureRecord(request=record.request, open=False, statuses=(*record.statuses, status)))
+    return status

@@ -1,0 +1,199 @@
+"""Where captures lie on a node: one private folder each, nothing outside, never more than allowed."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from perfd.capture.selection.capture_id import check_capture_id
+from perfd.capture.node.read_lock import RECORD, is_read
+from perfd.capture.node.retention import Tell, Watch
+from perfd.errors import CaptureError
+from perfd.model import CaptureFile, CaptureRequest, CaptureStatus, CaptureTool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaptureRecord:
+    """What the folder of a capture says about it, so that the next agent knows what this one did."""
+
+    request: CaptureRequest
+    handles: Sequence[str] = ()
+    """What the tool may still be capturing under, as long as the capture is open."""
+    open: bool = True
+    statuses: Sequence[CaptureStatus] = field(default_factory=tuple)
+    """The final ones."""
+
+    @property
+    def tool(self) -> CaptureTool:
+        """The tool that was asked for."""
+        return self.request.tool
+
+
+def free_bytes(path: Path) -> int:
+    """Free space of the file system that holds `path` (or will: the nearest parent that exists)."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+class CaptureStore:
+    """The captures directory of a node. Folders are 0700 and files 0600: a report holds secrets."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        max_bytes: int,
+        min_free_bytes: int,
+        free: Callable[[Path], int] = free_bytes,
+    ) -> None:
+        self._directory = directory
+        self._max_bytes = max_bytes
+        self._min_free_bytes = min_free_bytes
+        self._free = free
+
+    def admit(self, capture_id: str) -> None:
+        """Raise `CaptureError` when a new capture may not be stored, with what to do."""
+        check_capture_id(capture_id)
+        if self.short_of_space():
+            raise CaptureError(
+                f"{self._directory} has {_mib(self._free(self._directory))} free and "
+                f"{_mib(self._min_free_bytes)} must stay free; "
+                "free some space or lower capture.min_free_bytes."
+            )
+        if (used := size_bytes(self._directory)) >= self._max_bytes:
+            raise CaptureError(
+                f"Captures in {self._directory} take {_mib(used)} of {_mib(self._max_bytes)}; "
+                "delete old ones or raise capture.max_bytes."
+            )
+
+    def short_of_space(self) -> bool:
+        """Whether the disk is below the floor."""
+        return self._free(self._directory) < self._min_free_bytes
+
+    def room_bytes(self, request: CaptureRequest) -> int:
+        """How large a capture may grow: what it asks for, but never beyond what is left of the quota."""
+        left = max(0, self._max_bytes - size_bytes(self._directory))
+        return min(left, request.max_bytes) if request.max_bytes else left
+
+    def create(self, record: CaptureRecord) -> Path:
+        """Make the folder of a new capture; raises `CaptureError` when it exists or cannot be made."""
+        folder = self._folder(record.request.capture_id)
+        try:
+            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.mkdir(mode=0o700)
+            try:
+                self.save(record)
+            except OSError:
+                folder.rmdir()
+                raise
+        except FileExistsError as error:
+            raise CaptureError(f"{folder} exists already; an id is used once.") from error
+        except OSError as error:
+            raise CaptureError(f"Cannot make {folder}: {error.strerror}.") from error
+        return folder
+
+    def save(self, record: CaptureRecord) -> None:
+        """Write the record of a capture, all or nothing."""
+        path = self._folder(record.request.capture_id) / RECORD
+        fresh = path.with_suffix(".new")
+        try:
+            fresh.touch(mode=0o600)
+            fresh.write_bytes(msgspec.json.encode(record))
+            fresh.replace(path)
+        except OSError:
+            fresh.unlink(missing_ok=True)
+            raise
+
+    def load(self, capture_id: str) -> CaptureRecord | None:
+        """What an earlier capture of that id left; None when there is none that can be read."""
+        try:
+            content = (self._folder(capture_id) / RECORD).read_bytes()
+            return msgspec.json.decode(content, type=CaptureRecord)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def unfinished(self) -> list[CaptureRecord]:
+        """Captures that an agent began and did not end."""
+        return [record for record in self._records() if record.open]
+
+    def remove_old(self, watch: Watch, tell: Tell, monotonic_s: float) -> None:
+        """Remove the captures that are too old and that nobody reads; raises `OSError`.
+
+        Not for a time in which one may begin.
+        """
+        ended = [record.request.capture_id for record in self._records() if not record.open]
+        if not self._directory.is_dir():
+            return
+        for capture_id in watch.look(ended, monotonic_s):
+            folder = self._folder(capture_id)
+            if not is_read(folder):
+                tell(capture_id, sorted(folder.iterdir()), watch.why)
+                shutil.rmtree(folder)
+
+    def size_bytes(self, capture_id: str) -> int:
+        """What a capture takes now."""
+        return size_bytes(self._folder(capture_id))
+
+    def seal(self, capture_id: str, files: Sequence[Path]) -> list[CaptureFile]:
+        """Make everything in a capture's folder private, and describe these files of it.
+
+        A file that is a link, or is not inside the capture's folder, is left out.
+        """
+        folder = self._folder(capture_id)
+        regular = [file for file in folder.iterdir() if stat.S_ISREG(file.lstat().st_mode)]
+        for file in regular:
+            file.chmod(0o600)
+        return [
+            CaptureFile(path=str(file), size_bytes=file.stat().st_size) for file in files if file in regular
+        ]
+
+    def discard(self, capture_id: str, *, keep: Sequence[Path] = ()) -> None:
+        """Delete everything that a tool wrote for a capture but `keep`; its record stays."""
+        for file in self._folder(capture_id).iterdir():
+            if file.name == RECORD or file in keep:
+                continue
+            if file.is_dir() and not file.is_symlink():
+                shutil.rmtree(file)
+            else:
+                file.unlink()
+
+    def _records(self) -> list[CaptureRecord]:
+        if not self._directory.is_dir():
+            return []
+        records = [self.load(entry.name) for entry in sorted(self._directory.iterdir()) if _plain(entry)]
+        return [record for record in records if record is not None]
+
+    def _folder(self, capture_id: str) -> Path:
+        return self._directory / check_capture_id(capture_id)
+
+
+def _plain(entry: Path) -> bool:
+    """Whether this is a folder of ours and no stranger's."""
+    try:
+        check_capture_id(entry.name)
+    except CaptureError:
+        return False
+    return entry.is_dir() and not entry.is_symlink()
+
+
+def size_bytes(path: Path) -> int:
+    """What the files below a folder take; 0 when it is not there."""
+    total = 0
+    for file in path.rglob("*"):
+        try:
+            status = file.lstat()
+        except FileNotFoundError:
+            continue  # Deleted while we looked.
+        if stat.S_ISREG(status.st_mode):
+            total += status.st_size
+    return total
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:.0f} MiB"

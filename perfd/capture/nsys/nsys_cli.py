@@ -1,0 +1,205 @@
+"""The command line of Nsight Systems: what is run, and what its output means.
+
+The commands and their exit codes were tried with nsys 2022.4.2, 2024.2.3 and 2025.3.1.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from perfd.capture.selection.capture_id import slug
+from perfd.errors import CaptureError
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 150.0
+"""`stop` imports the report before it returns; 5 s were seen for 400,000 events."""
+_SESSION_COLUMNS = ("ID", "TIME", "STATE", "LAUNCH", "NAME")
+_ROUTINE = ("Generating ", "Generated:", "[1/1]")
+_GPU_METRICS_OPTIONS = ("--gpu-metrics-devices=all", "--gpu-metrics-device=all")
+"""The first is the spelling of 2024.5 and later, the second that of older releases."""
+
+
+class SessionState(StrEnum):
+    """States of a session that perfd acts on; nsys has more."""
+
+    LAUNCHED = "Launched"
+    """The application runs and nothing is collected."""
+    COLLECTION = "Collection"
+    STARTED = "Started"
+    """Collecting without an application: what `start` of an unknown session creates."""
+    SHUTDOWN = "Shutdown"
+    """The application runs on, but the session cannot be used any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A row of `nsys sessions list`."""
+
+    id: str
+    state: str
+    launches: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """A command of nsys that ended. 0 does not mean that it did what was asked."""
+
+    code: int
+    output: str
+
+    @property
+    def complaint(self) -> str:
+        """The first line that says something, for a reason; what nsys always prints is left out."""
+        lines = (line.strip() for line in self.output.splitlines())
+        files = {str(path) for path in parse_generated(self.output)}
+        telling = (line for line in lines if line and not line.startswith(_ROUTINE) and line not in files)
+        return next(telling, f"exit code {self.code}")
+
+
+def session_name(job: str, unique: str) -> str:
+    """The name of the session that `perfd run` launches a job in; `unique` tells runs of a job apart."""
+    return f"{session_prefix(job)}{slug(unique)}"
+
+
+def session_prefix(job: str) -> str:
+    """What the names of a job's sessions begin with. A slug has no dot, so no other job's do."""
+    return f"perfd.{slug(job)}."
+
+
+def parse_sessions(text: str) -> list[Session]:
+    """The sessions in the output of `nsys sessions list`; rows that are not understood are left out."""
+    sessions: list[Session] = []
+    columns: list[str] = []
+    for line in text.splitlines():
+        words = line.split(maxsplit=len(columns) - 1) if columns else line.split()
+        if not columns:
+            columns = words if set(_SESSION_COLUMNS) <= set(words) else []
+        elif len(words) == len(columns):
+            row = dict(zip(columns, words, strict=True))
+            launches = int(row["LAUNCH"]) if row["LAUNCH"].isdecimal() else 0
+            sessions.append(
+                Session(id=row["ID"], state=row["STATE"], launches=launches, name=row["NAME"].strip())
+            )
+    return sessions
+
+
+def parse_generated(text: str) -> list[Path]:
+    """The files that `nsys stop` says it generated."""
+    lines = iter(text.splitlines())
+    for line in lines:
+        if line.strip() == "Generated:":
+            break
+    paths: list[Path] = []
+    for line in lines:
+        if not line.strip().startswith("/"):
+            break
+        paths.append(Path(line.strip()))
+    return paths
+
+
+def importer_problem(importer: Path) -> str:
+    """Why QdstrmImporter does not run here; empty when it does.
+
+    nsys asks it for its version before each import, and leaves only a .qdstrm when that fails.
+    """
+    try:
+        done = NsysCli(importer).run(["--version"])
+    except CaptureError as error:
+        return str(error)
+    return done.complaint if done.code else ""
+
+
+class NsysCli:
+    """Runs one nsys. Nothing that comes over the wire becomes a part of a command but a name made safe."""
+
+    def __init__(self, nsys: Path) -> None:
+        self._nsys = nsys
+
+    def run(self, arguments: Sequence[str], *, timeout_s: float = START_TIMEOUT_S) -> Completed:
+        """Run one command to its end; raises `CaptureError` when it does not end or cannot run."""
+        try:
+            done = subprocess.run(
+                [str(self._nsys), *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=timeout_s,
+                check=False,
+                # Ctrl-C in the terminal of `perfd run` must not cut an import short.
+                start_new_session=True,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise CaptureError(f"nsys {arguments[0]} did not end within {timeout_s:.0f} s.") from error
+        except OSError as error:
+            raise CaptureError(f"Cannot run {self._nsys}: {error.strerror}.") from error
+        return Completed(code=done.returncode, output=done.stdout.decode(errors="replace"))
+
+    def sessions(self) -> list[Session]:
+        """The sessions of this user on this node."""
+        return parse_sessions(self.run(["sessions", "list"]).output)
+
+    def session(self, name: str) -> Session | None:
+        """One session by name; None when there is none."""
+        return next((session for session in self.sessions() if session.name == name), None)
+
+    def start(self, name: str, output: Path, *, gpu_metrics: bool = False) -> None:
+        """Begin to collect in a launched session; raises `CaptureError` and leaves nothing behind otherwise.
+
+        `start` of a session that does not exist returns 0 and silently makes an empty one, so the session
+        is looked at afterwards, not only before.
+        """
+        spellings = _GPU_METRICS_OPTIONS if gpu_metrics else ("",)
+        for spelling in spellings:
+            # --sample=none alone would still record context switches of the process tree.
+            arguments = ["start", f"--session={name}", "-o", str(output), "--sample=none", "--cpuctxsw=none"]
+            done = self.run([*arguments, spelling] if spelling else arguments)
+            if not (spelling and done.code and "--gpu-metrics-device" in done.output):
+                break
+        if done.code:
+            raise CaptureError(f"nsys start failed: {done.complaint}")
+        session = self.session(name)
+        if session is None or session.state != SessionState.COLLECTION or not session.launches:
+            self.quiet(name)
+            raise CaptureError(f"The nsys session {name} ended before the capture could start.")
+
+    def stop(self, name: str) -> Completed:
+        """Stop collecting and wait for the report."""
+        return self.run(["stop", f"--session={name}"], timeout_s=STOP_TIMEOUT_S)
+
+    def quiet(self, name: str) -> list[Path]:
+        """See to it that a session collects nothing, by whatever works; returns files to delete.
+
+        `cancel` is not implemented in the builds that were tried, so `stop` follows; a session that
+        still collects is shut down, which leaves its application alone.
+        """
+        generated: list[Path] = []
+        for arguments in (["cancel"], ["stop"], ["shutdown", "--kill=none"]):
+            session = self.session(name)
+            if session is None or session.state not in (SessionState.COLLECTION, SessionState.STARTED):
+                break
+            # What hangs must not keep the next from being tried.
+            with suppress(CaptureError):
+                done = self.run([*arguments, f"--session={name}"], timeout_s=STOP_TIMEOUT_S)
+                generated += parse_generated(done.output)
+        return generated
+
+    def stop_all(self, names: Sequence[str]) -> list[Completed]:
+        """Stop several sessions at the same time, in order of `names`."""
+        with ThreadPoolExecutor(max_workers=max(1, len(names))) as pool:
+            return list(pool.map(self.stop, names))
+
+    def export(self, report: Path) -> Path:
+        """Export a report to SQLite beside it; raises `CaptureError` with nsys's complaint."""
+        sqlite = report.with_suffix(".sqlite")
+        arguments = ["export", "--type", "sqlite", "-o", str(sqlite), str(report)]
+        done = self.run(arguments, timeout_s=STOP_TIMEOUT_S)
+        if done.code or not sqlite.is_file():
+            raise CaptureError(f"nsys export failed: {done.complaint}")
+        return sqlite

@@ -1,0 +1,148 @@
+"""Whether an exported report holds GPU work, of which processes, and what tells its steps."""
+
+from __future__ import annotations
+
+import sqlite3
+from array import array
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from perfd.errors import CaptureError
+from perfd.trace.model.trace_steps import NAMED_STEP, Step, steps_among
+from perfd.trace.model.whole_steps import Recorded
+
+_KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+_GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+"""With CUDA graphs traced as a whole there are no kernels of their own."""
+_RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
+_PID = "(globalPid >> 24) & 16777215"
+"""In `globalPid` and `globalTid` the pid is in bits 24 to 47 (Nsight Systems' SQLite schema reference)."""
+_MOST_KERNELS = 4_000_000
+"""Of more the steps are not told: this runs on the training node."""
+_GRAPH = "CUDA graph"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Range:
+    """An NVTX range."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The kernels of one process."""
+
+    starts_ns: array[int] = field(default_factory=lambda: array("q"))
+    ends_ns: array[int] = field(default_factory=lambda: array("q"))
+    streams: array[int] = field(default_factory=lambda: array("q"))
+    names: list[str] = field(default_factory=list)
+
+
+def kernels_by_process(sqlite: Path) -> Mapping[int, int]:
+    """How many kernels (or graph launches) each pid has; raises `CaptureError` when it cannot be read."""
+    counts: dict[int, int] = {}
+    with _opened(sqlite) as database:
+        for table in _tables(database) & {_KERNELS, _GRAPHS}:
+            query = f"SELECT {_PID}, count(*) FROM {table} GROUP BY 1"  # noqa: S608
+            for pid, count in database.execute(query):
+                counts[pid] = counts.get(pid, 0) + count
+    return counts
+
+
+def recorded_by_process(sqlite: Path) -> Mapping[int, Recorded]:
+    """What tells the steps of each pid; nothing for a report that is too large to look at here.
+
+    Raises `CaptureError` when it cannot be read.
+    """
+    if sum(kernels_by_process(sqlite).values()) > _MOST_KERNELS:
+        return {}
+    with _opened(sqlite) as database:
+        there = _tables(database)
+        steps, began_ns = _steps(database, there), _began_ns(database, there)
+        duration_ns = _duration_ns(database, there)
+        return {
+            pid: Recorded(
+                starts_ns=columns.starts_ns,
+                ends_ns=columns.ends_ns,
+                streams=columns.streams,
+                names=columns.names,
+                steps=steps.get(pid, ()),
+                captured_ns=(0, duration_ns) if duration_ns else None,
+                recorded_from_ns=min(columns.starts_ns[0], began_ns.get(pid, columns.starts_ns[0])),
+            )
+            for pid, columns in _kernels(database, there).items()
+        }
+
+
+@contextmanager
+def _opened(sqlite: Path) -> Iterator[sqlite3.Connection]:
+    try:
+        with closing(sqlite3.connect(f"file:{sqlite}?mode=ro", uri=True)) as database:
+            yield database
+    except sqlite3.Error as error:
+        raise CaptureError(f"The exported report cannot be read: {error}.") from error
+    except (TypeError, OverflowError) as error:
+        raise CaptureError(f"The exported report holds something else than numbers: {error}.") from error
+
+
+def _tables(database: sqlite3.Connection) -> set[str]:
+    """The tables that there are: they are made only for what was seen."""
+    return {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+
+
+def _kernels(database: sqlite3.Connection, there: set[str]) -> dict[int, _Columns]:
+    parts = []
+    of_all = f"SELECT {_PID} AS pid, start, end, deviceId * 4294967296 + streamId AS stream"
+    if _KERNELS in there:
+        parts.append(f"{of_all}, demangledName AS name FROM {_KERNELS}")
+    if _GRAPHS in there:
+        parts.append(f"{of_all}, NULL FROM {_GRAPHS}")
+    if not parts:
+        return {}
+    strings: dict[int | None, str] = dict(database.execute("SELECT id, value FROM StringIds"))
+    found: dict[int, _Columns] = {}
+    for pid, start_ns, end_ns, stream, name in database.execute(
+        f"{' UNION ALL '.join(parts)} ORDER BY start"
+    ):
+        columns = found.setdefault(pid, _Columns())
+        columns.starts_ns.append(start_ns)
+        columns.ends_ns.append(end_ns)
+        columns.streams.append(stream)
+        columns.names.append(_GRAPH if name is None else strings.get(name, ""))
+    return found
+
+
+def _steps(database: sqlite3.Connection, there: set[str]) -> dict[int, list[Step]]:
+    """NVTX ranges that count steps, by pid."""
+    if "NVTX_EVENTS" not in there:
+        return {}
+    query = (
+        "SELECT (e.globalTid >> 24) & 16777215, e.start, e.end, COALESCE(s.value, e.text) AS name "
+        "FROM NVTX_EVENTS e LEFT JOIN StringIds s ON s.id = e.textId "
+        "WHERE e.eventType IN (59, 60) AND e.end >= e.start AND (name LIKE '%step%' OR name LIKE '%iter%')"
+    )
+    ranges: dict[int, list[_Range]] = {}
+    for pid, start_ns, end_ns, name in database.execute(query):
+        ranges.setdefault(pid, []).append(_Range(name=str(name), start_ns=start_ns, end_ns=end_ns))
+    return {pid: steps_among(mine, NAMED_STEP) for pid, mine in ranges.items()}
+
+
+def _began_ns(database: sqlite3.Connection, there: set[str]) -> dict[int, int]:
+    """When each pid's first call into the driver was recorded."""
+    if _RUNTIME not in there:
+        return {}
+    query = f"SELECT (globalTid >> 24) & 16777215, min(start) FROM {_RUNTIME} GROUP BY 1"  # noqa: S608
+    return dict(database.execute(query))
+
+
+def _duration_ns(database: sqlite3.Connection, there: set[str]) -> int | None:
+    """How long the collection lasted, when the report says it."""
+    if "ANALYSIS_DETAILS" not in there:
+        return None
+    row = database.execute("SELECT duration FROM ANALYSIS_DETAILS").fetchone()
+    return int(row[0]) if row and row[0] else None

@@ -1,0 +1,57 @@
+"""How often alerts may capture one job: a pause for each rule, and so many captures an hour. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from perfd.capture.policy.policy_events import AlertFired, Capture
+from perfd.config import CaptureProfile
+
+_HOUR_S = 3600.0
+_MOST_STARTS = 1000
+
+
+class CaptureBudget:
+    """Remembers the captures that began, for as long as they can hold back others."""
+
+    def __init__(self, longest_cooldown_s: float) -> None:
+        self._longest_cooldown_s = longest_cooldown_s
+        self._last_by_rule: dict[tuple[str, str], float] = {}
+        self._starts: dict[str, deque[float]] = {}
+
+    def began(self, capture: Capture) -> None:
+        """Take in a capture when it begins, by an alert or by a person."""
+        at = capture.requested_unix_s
+        self._starts.setdefault(capture.job, deque(maxlen=_MOST_STARTS)).append(at)
+        if capture.alert:
+            rule = (capture.job, capture.alert)
+            self._last_by_rule[rule] = max(at, self._last_by_rule.get(rule, at))
+
+    def held_back(self, event: AlertFired, profile: CaptureProfile, now_unix_s: float) -> str:
+        """Why an alert's capture must wait; empty when it need not."""
+        job = event.job
+        last = self._last_by_rule.get((job.job, event.alert))
+        if last is not None and (ago_s := now_unix_s - last) < profile.cooldown_s:
+            left_s = profile.cooldown_s - ago_s
+            before = f"{event.alert} captured this {job.kind} {ago_s:.0f} s ago"
+            return f"Cooldown: {before}; {left_s:.0f} s are left."
+        recent = sum(now_unix_s - start < _HOUR_S for start in self._starts.get(job.job, ()))
+        if recent >= profile.max_per_hour:
+            return (
+                f"Budget: {recent} captures of this {job.kind} in the last hour; "
+                f"the profile's max_per_hour is {profile.max_per_hour}."
+            )
+        return ""
+
+    def forget(self, now_unix_s: float) -> None:
+        """Let go of what holds back nothing any more: jobs come and go for as long as an aggregator runs."""
+        for rule, at in list(self._last_by_rule.items()):
+            if now_unix_s - at >= self._longest_cooldown_s:
+                del self._last_by_rule[rule]
+        for job, starts in list(self._starts.items()):
+            if now_unix_s - max(starts) >= _HOUR_S:
+                del self._starts[job]
+
+    def __len__(self) -> int:
+        """How many jobs, and rules of jobs, it remembers."""
+        return len(self._last_by_rule) + len(self._starts)

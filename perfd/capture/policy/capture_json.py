@@ -1,0 +1,60 @@
+"""Captures as entries of schema perfd.capture/1, for the API, the history's readers and the command line."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from perfd.capture.policy.policy_events import Capture
+from perfd.model import CaptureState
+
+
+def to_json(capture: Capture) -> dict[str, Any]:
+    """One entry of schema perfd.capture/1; docs/captures.md describes it."""
+    return {
+        "id": capture.capture_id,
+        "job": capture.job,
+        "server": capture.server,
+        "tool": capture.tool.value if capture.tool else None,
+        "profile": capture.profile,
+        "alert": capture.alert or None,
+        "labels": dict(capture.labels),
+        "state": state_name(capture.state, whole=True),
+        "reason": capture.reason,
+        "requested_unix_s": capture.requested_unix_s,
+        "ended_unix_s": capture.ended_unix_s,
+        "steps": capture.steps,
+        "max_duration_s": capture.max_duration_s,
+        "report": asdict(capture.report) if capture.report else None,
+        "ranks": [
+            {
+                "rank": who.rank,
+                "node": who.node or None,
+                "state": state_name(who.state),
+                "reason": who.reason,
+                "started_unix_s": _seconds(who.started_unix_ns),
+                "stopped_unix_s": _seconds(who.stopped_unix_ns),
+                "whole_steps": who.whole_steps,
+                "files": [
+                    {
+                        "path": file.path,
+                        "size_bytes": file.size_bytes,
+                        "removed": asdict(who.removed[file.path]) if file.path in who.removed else None,
+                    }
+                    for file in who.files
+                ],
+            }
+            for who in capture.participants
+        ],
+    }
+
+
+def state_name(state: CaptureState | None, *, whole: bool = False) -> str:
+    """What a rank's state, or that of a `whole` capture, is called; None is that it has not ended."""
+    if state is None:
+        return "open" if whole else "requested"
+    return state.value
+
+
+def _seconds(unix_ns: int | None) -> float | None:
+    return None if unix_ns is None else unix_ns / 1e9

@@ -1,0 +1,1 @@
+"""Which ranks a capture covers."""

@@ -1,0 +1,1 @@
+"""Captures of SGLang and vLLM servers through their profiling endpoints."""

@@ -1,0 +1,1 @@
+"""Stacks of hanging processes: py-spy and PyTorch's NCCL flight recorder."""

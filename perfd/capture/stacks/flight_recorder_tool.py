@@ -1,0 +1,178 @@
+"""Dumps of PyTorch's NCCL Flight Recorder, by the pipe that each rank listens to.
+
+With `TORCH_NCCL_DEBUG_INFO_PIPE_FILE=STEM` rank N makes the pipe `STEM` + N + `.pipe`; a byte written to it
+makes the rank write its ring of collectives to `TORCH_FR_DUMP_TEMP_FILE` (before:
+`TORCH_NCCL_DEBUG_INFO_TEMP_FILE`) + N, and go on (torch/csrc/distributed/c10d, ProcessGroupNCCL and
+FlightRecorder). The size of the ring must not be 0.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from perfd.capture.node.process_environment import environment_of, runs
+from perfd.capture.stacks.pyspy_tool import placed_targets
+from perfd.capture.node.capture_tool import Begun, Outcome, Plan, Readiness, Target, Tool
+from perfd.clock import Clock
+from perfd.errors import CaptureError
+from perfd.model import CaptureState, CaptureTool, RankPlacement
+
+_PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+_RINGS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+_DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Dump:
+    rank: int
+    path: Path
+    before_ns: int | None
+    """When the file was last written before we asked; None: it was not there."""
+
+
+class FlightRecorderTool(Tool):
+    """A `perfd.capture.node.capture_tool.Tool` that asks each rank for its ring of collectives once."""
+
+    for_hangs = True
+
+    def __init__(
+        self,
+        *,
+        placements: Callable[[str], Sequence[RankPlacement]],
+        clock: Clock,
+        proc: Path = Path("/proc"),
+        patience_s: float = 30.0,
+    ) -> None:
+        self._placements = placements
+        self._clock = clock
+        self._proc = proc
+        self._patience_s = patience_s
+        self._asked: dict[str, _Dump] = {}
+
+    @property
+    def kind(self) -> CaptureTool:
+        return CaptureTool.FLIGHT_RECORDER
+
+    def available(self) -> bool:
+        return True
+
+    def ready(self, job: str, ranks: Sequence[int]) -> Readiness:
+        found = placed_targets(self._placements(job), ranks, self._proc)
+        refused = dict(found.refused)
+        targets: list[Target] = []
+        for target in found.targets:
+            ((pid, rank),) = target.processes.items()
+            if reason := self._unfit(pid, rank or 0):
+                refused.update(dict.fromkeys(target.ranks, reason))
+            else:
+                targets.append(target)
+        return Readiness(targets=targets, refused=refused, reason=found.reason)
+
+    def start(self, targets: Sequence[Target], plan: Plan) -> Begun:  # noqa: ARG002  (files come in `stop`)
+        self._asked = {}
+        for target in targets:
+            ((pid, rank),) = target.processes.items()
+            environment = environment_of(self._proc, pid)
+            dump = self._inside(pid, f"{dump_stem(environment)}{rank}")
+            self._asked[target.handle] = _Dump(rank=rank or 0, path=dump, before_ns=_written_ns(dump))
+            _poke(self._inside(pid, f"{environment.get(_PIPE, '')}{rank}.pipe"))
+        return Begun(length_s=0.0)
+
+    def alive(self, targets: Sequence[Target]) -> bool:
+        return any(runs(self._proc, pid) for target in targets for pid in target.processes)
+
+    def stop(self, targets: Sequence[Target], plan: Plan) -> Sequence[Outcome]:
+        deadline_s = self._clock.monotonic_s() + self._patience_s
+        return [self._collect(self._asked[target.handle], plan, deadline_s) for target in targets]
+
+    def abort(self, handles: Sequence[str]) -> None:
+        """Nothing: a dump ends by itself."""
+
+    def _unfit(self, pid: int, rank: int) -> str:
+        environment = environment_of(self._proc, pid)
+        if not environment.get(_PIPE):
+            return f"Rank {rank} was started without {_PIPE}, so it cannot be asked for a dump."
+        if any(environment.get(name) == "0" for name in _RINGS):
+            return f"Rank {rank} records nothing: {' or '.join(_RINGS)} is 0."
+        pipe = self._inside(pid, f"{environment[_PIPE]}{rank}.pipe")
+        try:
+            if stat.S_ISFIFO(pipe.lstat().st_mode):
+                return ""
+        except OSError:
+            return f"Rank {rank} has no pipe {environment[_PIPE]}{rank}.pipe; its NCCL group is not up yet."
+        return f"{environment[_PIPE]}{rank}.pipe is no pipe."
+
+    def _inside(self, pid: int, path: str) -> Path:
+        """A path of a process as we see it."""
+        return self._proc / str(pid) / "root" / path.lstrip("/")
+
+    def _collect(self, dump: _Dump, plan: Plan, deadline_s: float) -> Outcome:
+        previous = -1
+        while self._clock.monotonic_s() < deadline_s:
+            # Written in place: whole when it grows no more.
+            size = _size(dump)
+            if size > 0 and size == previous:
+                return _bring(dump, plan)
+            previous = size
+            self._clock.sleep(_POLL_S)
+        reason = f"No dump came within {self._patience_s:.0f} s: the thread that writes it may hang too."
+        return Outcome(state=CaptureState.LOST, ranks=[dump.rank], reason=reason)
+
+
+def dump_stem(environment: Mapping[str, str]) -> str:
+    """What the names of dumps begin with, for a process with these variables."""
+    for name in _DUMPS:
+        if environment.get(name):
+            return environment[name]
+    cache = environment.get("XDG_CACHE_HOME") or f"{environment.get('HOME', '')}/.cache"
+    return f"{cache}/torch/comm_lib_trace_rank_"
+
+
+def _poke(pipe: Path) -> None:
+    try:
+        descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise CaptureError(f"Nobody listens to {pipe.name}: {error.strerror}.") from error
+    try:
+        if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            raise CaptureError(f"{pipe.name} is no pipe.")
+        os.write(descriptor, b"1")
+    finally:
+        os.close(descriptor)
+
+
+def _written_ns(path: Path) -> int | None:
+    try:
+        return path.lstat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def _size(dump: _Dump) -> int:
+    """The size of a new dump; -2 as long as there is none."""
+    try:
+        status = dump.path.lstat()
+    except OSError:
+        return -2
+    return status.st_size if status.st_mtime_ns != dump.before_ns and stat.S_ISREG(status.st_mode) else -2
+
+
+def _bring(dump: _Dump, plan: Plan) -> Outcome:
+    path = plan.directory / f"rank{dump.rank}.flight_recorder.pickle"
+    try:
+        descriptor = os.open(dump.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:  # noqa: PTH123  (a descriptor)
+            content = file.read(plan.max_bytes + 1)
+    except OSError as error:
+        reason = f"The dump cannot be read: {error.strerror}."
+        return Outcome(state=CaptureState.FAILED, ranks=[dump.rank], reason=reason)
+    if len(content) > plan.max_bytes:
+        reason = "The dump is larger than what is left for this capture."
+        return Outcome(state=CaptureState.FAILED, ranks=[dump.rank], reason=reason)
+    path.write_bytes(content)
+    return Outcome(state=CaptureState.DONE, ranks=[dump.rank], files=[path])

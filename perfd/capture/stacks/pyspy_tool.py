@@ -1,0 +1,125 @@
+"""Stacks of Python processes with py-spy, for jobs that hang."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from perfd.capture.node.process_environment import runs
+from perfd.capture.node.capture_tool import Begun, Outcome, Plan, Readiness, Target, Tool
+from perfd.errors import CaptureError
+from perfd.model import CaptureState, CaptureTool, RankPlacement
+
+_TIMEOUT_S = 30.0
+
+
+def find_py_spy(configured: str | None, search_path: str | None) -> Path | None:
+    """The configured py-spy, else that on `search_path`, else the one installed beside perfd; None without.
+
+    A configured one that does not exist counts as none: guessing another would hide the mistake.
+    """
+    if configured is not None:
+        return Path(configured) if Path(configured).is_file() else None
+    places = [search_path, str(Path(sys.executable).parent)]
+    found = next((where for path in places if path and (where := shutil.which("py-spy", path=path))), None)
+    return Path(found) if found else None
+
+
+class PySpyTool(Tool):
+    """A `perfd.capture.node.capture_tool.Tool` that dumps the stacks of each rank's threads once."""
+
+    for_hangs = True
+
+    def __init__(
+        self,
+        py_spy: Path | None,
+        *,
+        placements: Callable[[str], Sequence[RankPlacement]],
+        proc: Path = Path("/proc"),
+        nonblocking: bool = True,
+    ) -> None:
+        self._py_spy = py_spy
+        self._placements = placements
+        self._proc = proc
+        self._nonblocking = nonblocking
+
+    @property
+    def kind(self) -> CaptureTool:
+        return CaptureTool.PY_SPY
+
+    def available(self) -> bool:
+        return self._py_spy is not None
+
+    def ready(self, job: str, ranks: Sequence[int]) -> Readiness:
+        if self._py_spy is None:
+            return Readiness(reason="There is no py-spy on this node; install it (pip install py-spy).")
+        return placed_targets(self._placements(job), ranks, self._proc)
+
+    def start(self, targets: Sequence[Target], plan: Plan) -> Begun:  # noqa: ARG002  (all is done in `stop`)
+        return Begun(length_s=0.0)
+
+    def alive(self, targets: Sequence[Target]) -> bool:
+        return any(runs(self._proc, pid) for target in targets for pid in target.processes)
+
+    def stop(self, targets: Sequence[Target], plan: Plan) -> Sequence[Outcome]:
+        # At the same time: of a hang one wants to see who waits for whom.
+        with ThreadPoolExecutor(max_workers=max(1, len(targets))) as pool:
+            return list(pool.map(lambda target: self._dump(target, plan), targets))
+
+    def abort(self, handles: Sequence[str]) -> None:
+        """Nothing: a dump ends by itself."""
+
+    def _dump(self, target: Target, plan: Plan) -> Outcome:
+        ((pid, rank),) = target.processes.items()
+        path = plan.directory / f"rank{rank}_{pid}.stacks.json"
+        options = ["--nonblocking"] if self._nonblocking else []
+        try:
+            output = self._run(["dump", "--pid", str(pid), "--json", *options])
+        except CaptureError as error:
+            return Outcome(state=CaptureState.FAILED, ranks=target.ranks, reason=str(error))
+        path.write_bytes(output)
+        return Outcome(state=CaptureState.DONE, ranks=target.ranks, files=[path])
+
+    def _run(self, arguments: Sequence[str]) -> bytes:
+        try:
+            done = subprocess.run(
+                [str(self._py_spy), *arguments],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_TIMEOUT_S,
+                check=False,
+                start_new_session=True,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise CaptureError(f"py-spy did not end within {_TIMEOUT_S:.0f} s.") from error
+        except OSError as error:
+            raise CaptureError(f"Cannot run {self._py_spy}: {error.strerror}.") from error
+        if done.returncode or not done.stdout.strip():
+            said = done.stderr.decode(errors="replace").strip() or "it printed nothing"
+            complaint = said.splitlines()[0].removeprefix("Error: ").rstrip(".")
+            needs = (
+                "; it needs the job's user, root or CAP_SYS_PTRACE" if "permi" in complaint.lower() else ""
+            )
+            raise CaptureError(f"py-spy dump failed: {complaint}{needs}.")
+        return done.stdout
+
+
+def placed_targets(placements: Sequence[RankPlacement], ranks: Sequence[int], proc: Path) -> Readiness:
+    """One target for each wanted rank (none: every one) whose process runs here."""
+    placed = {p.rank: p.pid for p in placements if p.pid is not None and runs(proc, p.pid)}
+    wanted = sorted(ranks or placed)
+    return Readiness(
+        targets=[
+            Target(handle=f"pid:{pid}", processes={pid: rank})
+            for rank in wanted
+            if (pid := placed.get(rank)) is not None
+        ],
+        refused={
+            rank: f"No process of rank {rank} is known on this node." for rank in wanted if rank not in placed
+        },
+        reason="No process of this job is known on this node." if not placed else "",
+    )

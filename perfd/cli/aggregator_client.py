@@ -1,0 +1,123 @@
+"""Asks an aggregator over HTTP, for the verbs that show what it knows."""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import os
+import ssl
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+
+from perfd.errors import PerfdError, reason_of
+from perfd.net.http_client import BoundedConnection, BoundedTlsConnection
+
+DEFAULT_URL = "http://127.0.0.1:9460"
+URL_VARIABLE = "PERFD_AGGREGATOR_URL"
+TOKEN_VARIABLE = "PERFD_TOKEN_FILE"  # noqa: S105  (names a file)
+_TIMEOUT_S = 10.0
+"""For a whole request and its answer, the name of the host and the handshake of TLS included."""
+
+
+def add_aggregator(parser: argparse.ArgumentParser) -> None:
+    """Declare `--aggregator`."""
+    parser.add_argument(
+        "--aggregator",
+        metavar="URL",
+        help=f"an aggregator's HTTP address; default: ${URL_VARIABLE}, else {DEFAULT_URL}",
+    )
+
+
+def url_of(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> str:
+    """The aggregator that the arguments or the environment name."""
+    found: str = (
+        args.aggregator or (os.environ if environ is None else environ).get(URL_VARIABLE) or DEFAULT_URL
+    )
+    return found if "//" in found else f"http://{found}"
+
+
+def add_token(parser: argparse.ArgumentParser) -> None:
+    """Declare `--token-file`."""
+    parser.add_argument(
+        "--token-file",
+        type=Path,
+        metavar="FILE",
+        help=f"holds the token of the aggregator's http_token_file; default: ${TOKEN_VARIABLE}, else none",
+    )
+
+
+def authorization_of(args: argparse.Namespace, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The header that shows the token which the arguments or the environment name; raises `PerfdError`."""
+    path = args.token_file or (os.environ if environ is None else environ).get(TOKEN_VARIABLE)
+    if not path:
+        return {}
+    try:
+        token = Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PerfdError(f"Cannot read the token in {path}: {reason_of(error)}.") from error
+    if len(token.split()) != 1:
+        raise PerfdError(f"{path} must hold one word, the token of the aggregator's http_token_file.")
+    return {"Authorization": f"Bearer {token}"}
+
+
+def get(url: str, path: str) -> dict[str, Any]:
+    """The JSON at a path of an aggregator; raises `PerfdError` with what to do when there is none."""
+    return ask(url, "GET", path)
+
+
+def ask(
+    url: str,
+    method: str,
+    path: str,
+    body: str | None = None,
+    headers: Mapping[str, str] | None = None,
+    *,
+    timeout_s: float = _TIMEOUT_S,
+) -> dict[str, Any]:
+    """An aggregator's answer; raises `PerfdError` with its reason when it refuses, or with what to do.
+
+    `timeout_s` bounds all of it: a name that is not found and an answer that drips too.
+    """
+    connection, base = _connection(url)
+    connection.deadline_s = time.monotonic() + timeout_s
+    try:
+        connection.request(method, base + path, body, headers or {})
+        response = connection.getresponse()
+        content = response.read()
+    except (OSError, http.client.HTTPException) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise PerfdError(
+            f"No aggregator answers at {url}: {reason}. Start one with `perfd aggregator`, "
+            "or name another with --aggregator."
+        ) from error
+    finally:
+        connection.close()
+    try:
+        document = msgspec.json.decode(content, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise PerfdError(
+            f"What answers at {url} is not a perfd aggregator; name one with --aggregator."
+        ) from error
+    if response.status >= http.HTTPStatus.BAD_REQUEST:
+        raise PerfdError(str(document.get("error") or f"{url}{path} answers with status {response.status}."))
+    return document
+
+
+def _connection(url: str) -> tuple[BoundedConnection, str]:
+    """A connection that is not open yet, and what paths begin with."""
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:  # A port that cannot be, or half of an IPv6 address.
+        host = None
+    if not host or parts.scheme not in {"http", "https"}:
+        raise PerfdError(f"{url!r} is not an aggregator's address; write it as {DEFAULT_URL}.")
+    base = parts.path.rstrip("/")
+    if parts.scheme == "https":
+        return BoundedTlsConnection(host, port, context=ssl.create_default_context()), base
+    return BoundedConnection(host, port), base

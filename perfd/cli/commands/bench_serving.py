@@ -1,0 +1,210 @@
+"""`perfd bench-serving`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from perfd_collectors.serving.bench_results import BenchResult, read_results
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from perfd.analysis.serving.theory_comparison import compare
+from perfd.analysis.serving.serving_diagnosis import diagnose
+from perfd.analysis.serving.serving_document import Server, to_json
+from perfd.analysis.serving.histograms import Distribution
+from perfd.analysis.serving.serving_theory import Theory
+from perfd.cli.commands.serving import add_theory_arguments, theory_for
+from perfd.cli.serving_sources import Seen, WatchedServer, access_for, add_access_arguments
+from perfd.cli.serving_watch import watch
+from perfd.cli.terminal import Terminal
+from perfd.errors import PerfdError
+
+SCHEMA = "perfd.bench_serving/1"
+_MAX_BYTES = 256 * 1024 * 1024
+_WIDTH = 110
+_SOURCE_WIDTH = 28
+_HELP = f"""\
+Puts results of bench_serving, SGLang's or vLLM's, as text, JSON or JSONL, beside what the hardware allows at
+the concurrency and lengths of the run. With --watch and --run it runs the benchmark itself and puts the
+server's own numbers of the same time beside it too. With --json it prints one object of schema {SCHEMA}.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.description = _HELP
+    parser.add_argument("results", nargs="+", metavar="RESULT", help="a file of bench_serving")
+    parser.add_argument("--json", action="store_true", help=f"print one object of schema {SCHEMA}")
+    parser.add_argument("--watch", metavar="URL", help="the server that --run measures")
+    parser.add_argument(
+        "--run",
+        nargs=argparse.REMAINDER,
+        metavar="CMD",
+        help="the benchmark, which writes RESULT; the last option, all after it is the command",
+    )
+    add_access_arguments(parser)
+    add_theory_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the results; the exit code is the benchmark's where it was run."""
+    if (args.watch is None) != (not args.run):
+        raise PerfdError("--watch URL and --run CMD belong together: the server, and what measures it.")
+    before: dict[str, Sequence[BenchResult]] = {}
+    seen: Seen | None = None
+    if args.watch is not None:
+        before = {name: _read(Path(name)) for name in args.results if Path(name).exists()}
+        code, seen = watch(WatchedServer(args.watch, access_for(args)), args.run, quiet=args.json)
+        if code != 0:
+            print(f"perfd bench-serving: {args.run[0]} ended with exit code {code}.", file=sys.stderr)
+            return code
+    found = [
+        (name, result) for name in args.results for result in results_of(Path(name), before.get(name, ()))
+    ]
+    theory = theory_for(args, None if seen is None else seen.info)
+    watched = None if seen is None else _watched(seen, theory)
+    rows = [{"source": name, **document(result, theory), "seen": watched} for name, result in found]
+    if args.json:
+        print(json.dumps({"schema": SCHEMA, "results": rows}, indent=2, allow_nan=False))
+    else:
+        console = Terminal()
+        _show(rows, console if console.is_terminal else Terminal(width=_WIDTH))
+    return 0
+
+
+def results_of(path: Path, before: Sequence[BenchResult] = ()) -> Sequence[BenchResult]:
+    """The results of a file that had those of `before`; raises `PerfdError` when there is none new."""
+    results = _read(path)
+    if not results:
+        raise PerfdError(
+            f"{path} holds no result of bench_serving: name its --output-file or what it printed."
+        )
+    # SGLang's benchmark appends to its file; vLLM's writes it anew.
+    new = results[len(before) :] if results[: len(before)] == before else results
+    if not new:
+        raise PerfdError(f"{path} has no result of this run: let the benchmark write there.")
+    return new
+
+
+def _read(path: Path) -> Sequence[BenchResult]:
+    try:
+        with path.open("rb") as file:
+            body = file.read(_MAX_BYTES + 1)
+    except OSError as error:
+        raise PerfdError(f"{path} cannot be read: {error.strerror or error}.") from error
+    if len(body) > _MAX_BYTES:
+        raise PerfdError(f"{path} has more than {_MAX_BYTES >> 20} MiB: this is no result of a benchmark.")
+    return read_results(body.decode("utf-8", "replace"))
+
+
+def document(result: BenchResult, theory: Theory | None) -> dict[str, Any]:
+    """One entry of the schema, but for where it is from."""
+    rate = result.request_rate_per_s
+    return {
+        "backend": result.backend,
+        "dataset": result.dataset,
+        # JSON has no infinity; a rate of "inf" is what the benchmark calls sending all at once.
+        "request_rate_per_s": "inf" if rate is not None and math.isinf(rate) else rate,
+        "max_concurrency": result.max_concurrency,
+        "completed_requests": result.completed_requests,
+        "failed_requests": result.failed_requests,
+        "duration_s": result.duration_s,
+        "concurrency": result.concurrency,
+        "requests_per_s": result.requests_per_s,
+        "input_tokens_per_s": result.input_tokens_per_s,
+        "output_tokens_per_s": result.output_tokens_per_s,
+        "mean_prompt_tokens": result.mean_prompt_tokens,
+        "mean_output_tokens": result.mean_output_tokens,
+        "accept_length": result.accept_length,
+        **{f"{name}_s": _quantiles(result.latencies.get(name)) for name in ("ttft", "tpot", "itl", "e2e")},
+        "theory": None if theory is None else _theory(result, theory),
+    }
+
+
+def _watched(seen: Seen, theory: Theory | None) -> Mapping[str, Any]:
+    """The server's own numbers, as an entry of perfd.serving/1."""
+    comparison = None if theory is None else compare(seen.measured, theory)
+    findings = diagnose(seen.measured, comparison)
+    server = Server(source=seen.source, measured=seen.measured, comparison=comparison, findings=findings)
+    (entry,) = to_json([server])["servers"]
+    found: Mapping[str, Any] = entry
+    return found
+
+
+def _theory(result: BenchResult, theory: Theory) -> Mapping[str, float | None]:
+    prompt, output = result.mean_prompt_tokens, result.mean_output_tokens
+    tpot = (result.latencies.get("tpot") or result.latencies.get("itl") or Distribution()).p50
+    ttft = (result.latencies.get("ttft") or Distribution()).p50
+    batch = result.concurrency or result.max_concurrency
+    step_s = None
+    if prompt is not None and output is not None and batch is not None:
+        replicas = 1 if theory.layout.attention_dp else theory.layout.dp
+        step_s = theory.decode_step(max(1.0, batch / replicas), prompt + output / 2).total_s
+    # With speculative decoding a step gives several tokens.
+    tpot_s = None if step_s is None else step_s / (result.accept_length or 1.0)
+    prefill_s = None if prompt is None else theory.prefill_s(prompt)
+    rate = result.output_tokens_per_s
+    return {
+        "tpot_floor_s": theory.tpot_floor_s,
+        "tpot_at_concurrency_s": tpot_s,
+        "tpot_over_theory_ratio": tpot / tpot_s if tpot is not None and tpot_s else None,
+        "ttft_floor_s": prefill_s,
+        "ttft_over_floor_ratio": ttft / prefill_s if ttft is not None and prefill_s else None,
+        "output_tokens_per_s_per_gpu": None if rate is None else rate / theory.layout.gpus,
+    }
+
+
+def _quantiles(found: Distribution | None) -> Mapping[str, float | None]:
+    known = found or Distribution()
+    return {"p50": known.p50, "p90": known.p90, "p99": known.p99, "mean": known.mean}
+
+
+def _show(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("source", max_width=_SOURCE_WIDTH, no_wrap=True, overflow="ellipsis")
+    for heading in ("requests", "at once", "output tok/s", "TTFT P50", "TPOT P50", "P99", "theory"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        theory, seen = row["theory"] or {}, row["seen"]
+        tpot = row["tpot_s"] if row["tpot_s"]["p50"] is not None else row["itl_s"]
+        table.add_row(
+            Path(row["source"]).name,
+            _count(row["completed_requests"]),
+            _count(row["concurrency"]),
+            _count(row["output_tokens_per_s"]),
+            _ms(row["ttft_s"]["p50"]),
+            _ms(tpot["p50"]),
+            _ms(tpot["p99"]),
+            _ms(theory.get("tpot_at_concurrency_s")),
+        )
+        if seen is not None:
+            table.add_row(
+                f"  {seen['engine']}'s own",
+                "",
+                _count(seen["running_requests"]),
+                _count(seen["generation_tokens_per_s"]),
+                _ms(seen["ttft_s"]["p50"]),
+                _ms(seen["tpot_s"]["p50"]),
+                _ms(seen["tpot_s"]["p99"]),
+                _ms(((seen["theory"] or {}).get("decode_step") or {}).get("total_s")),
+            )
+    console.print(table)
+    for finding in (rows[0]["seen"] or {}).get("findings", ()) if rows else ():
+        console.print(f"\n{finding['kind']} (confidence {finding['confidence']:.1f})", markup=False)
+        for sentence in (*finding["evidence"], finding["recommendation"]):
+            console.print(f"  {sentence}", markup=False, highlight=False)
+
+
+def _count(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:.1f} ms"

@@ -1,0 +1,274 @@
+"""`perfd capture`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from perfd.aggregator.web_api.capture_routes import PATH
+from perfd.capture.redact.redacted_copy import redacted_copy
+from perfd.capture.nsys.ncu_plan import NcuPlan
+from perfd.capture.nsys.ncu_plan import plan as plan_ncu
+from perfd.cli import capture_slurm
+from perfd.cli.arguments import positive, positive_whole, whole_from_zero
+from perfd.cli.aggregator_client import add_aggregator, add_token, ask, authorization_of, url_of
+from perfd.cli.terminal import Terminal
+from perfd.errors import PerfdError
+
+if TYPE_CHECKING:
+    from perfd.analysis.diagnosis.job_summary import JobSummary
+
+EXIT_CODES = """\
+Exits with 0 when the aggregator did what was asked, and with 2 when it refused or cannot be reached.
+`start` exits with 1 when the capture is over and not every rank is done; with --wait it always is over."""
+
+_POLL_S = 0.5
+_WIDTH = 160
+"""Of a list where there is no terminal."""
+_MOST_NAMED = 16
+"""Ranks in one line, as on the page."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = EXIT_CODES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    common = argparse.ArgumentParser(add_help=False)
+    add_aggregator(common)
+    common.add_argument("--json", action="store_true", help="print the answer, schema perfd.capture/1")
+    capture_slurm.configure(parser)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    listing = actions.add_parser("list", parents=[common], help="all captures, newest last")
+    listing.add_argument("--job", help="only of this job")
+    show = actions.add_parser("show", parents=[common], help="one capture, rank by rank")
+    show.add_argument("id", metavar="ID", help="as `perfd capture list` shows it")
+    show.add_argument(
+        "--analyze",
+        action="store_true",
+        help="on the node that has the files: write perfd.trace.json and perfd.report.html beside them",
+    )
+    changing = argparse.ArgumentParser(add_help=False, parents=[common])
+    add_token(changing)
+    start = actions.add_parser("start", parents=[changing], help="capture now")
+    start.add_argument(
+        "job", metavar="JOB", help="its name as `perfd status` shows it; of a server NODE/ADDRESS"
+    )
+    start.add_argument("--profile", default="default", help="a name of capture_profiles (%(default)s)")
+    start.add_argument(
+        "--ranks",
+        metavar="WHO",
+        help="all; 0,3,8-11; stage=last,tp=0; node=n7,gpu=3; pod=NAME; slowest:2; culprits; +peer adds"
+        " healthy ranks to compare with",
+    )
+    start.add_argument("--steps", type=positive_whole, help="how many training steps")
+    start.add_argument("--duration", type=positive, metavar="SECONDS", help="the longest that it may take")
+    start.add_argument("--id", help="an id of your own: the same id again captures nothing twice")
+    start.add_argument("--wait", action="store_true", help="wait for the outcome of every rank")
+    cancel = actions.add_parser("cancel", parents=[changing], help="end a capture now")
+    cancel.add_argument("id", metavar="ID", help="as `perfd capture list` shows it")
+    cancel.add_argument("--reason", default="by hand.", help="why, for whoever looks later (%(default)s)")
+    plan = actions.add_parser("plan", help="write the command that profiles one kernel offline, with ncu")
+    plan.add_argument("--ncu", action="store_true", required=True, help="with Nsight Compute")
+    plan.add_argument("--kernel", metavar="REGEX", help="kernels of these names")
+    plan.add_argument("--nvtx", metavar="RANGE", help="what runs in this range, RANGE or DOMAIN@RANGE")
+    plan.add_argument(
+        "--skip", type=whole_from_zero, default=0, help="leave out the first so many (%(default)s)"
+    )
+    plan.add_argument("--count", type=positive_whole, default=1, help="profile so many (%(default)s)")
+    plan.add_argument("--output", default="perfd-ncu", help="name of the report (%(default)s)")
+    plan.add_argument("--shared-gpu", action="store_true", help="leave the clocks alone: others use the GPU")
+    plan.add_argument(
+        "command", metavar="-- CMD...", nargs=argparse.REMAINDER, help="how the job starts on one GPU"
+    )
+    redaction = actions.add_parser("redact", help="copy an artefact without the job's environment and output")
+    redaction.add_argument(
+        "export", metavar="EXPORT", type=Path, help="a .sqlite, .trace.json or .stacks.json of a capture"
+    )
+    redaction.add_argument("copy", metavar="COPY", type=Path, help="the file to write; it must not exist")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out one action."""
+    actions: Mapping[str, Callable[[argparse.Namespace], int]] = {
+        "list": _list,
+        "show": _show,
+        "start": _start,
+        "cancel": _cancel,
+        "redact": _redact,
+        "plan": _plan,
+    }
+    if args.action is None:
+        return capture_slurm.run(args, partial(_print, as_json=args.slurm_json))
+    if args.slurm is not None:
+        raise PerfdError(f"--slurm stands alone: `perfd capture --slurm JOBID`, without {args.action}.")
+    return actions[args.action](args)
+
+
+def _list(args: argparse.Namespace) -> int:
+    query = f"?{urlencode({'job': args.job})}" if args.job else ""
+    document = ask(url_of(args), "GET", PATH + query)
+    if args.json:
+        print(json.dumps(document))
+        return 0
+    if not document["captures"]:
+        print("No capture yet.")
+        return 0
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("ID", "JOB", "ALERT", "ASKED (UTC)", "STATE", "RANKS"):
+        # An id is there to be copied.
+        table.add_column(name, overflow="fold", no_wrap=name == "ID")
+    for c in document["captures"]:
+        asked = _when(c["requested_unix_s"])
+        row = (c["id"], c["job"], c["alert"] or "by hand", asked, c["state"], _counts(c))
+        # Names come from jobs: as texts, nothing in them is markup.
+        table.add_row(*map(Text, row))
+    console = Terminal()
+    (console if console.is_terminal else Terminal(width=_WIDTH)).print(table)
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    document = ask(url_of(args), "GET", f"{PATH}/{quote(args.id, safe='')}")
+    _print(document, as_json=args.json)
+    if args.analyze:
+        from perfd.cli.capture_analysis import analyze  # noqa: PLC0415  (slow to import; a rare wish)
+
+        for path in analyze(document["capture"], _job_of(args, document["capture"])):
+            print(path, file=sys.stderr)
+    return 0
+
+
+def _job_of(args: argparse.Namespace, capture: Mapping[str, Any]) -> JobSummary | None:
+    """What the aggregator knows of the captured job; None when that is nothing."""
+    from perfd.report.comparison.summary_files import jobs_of  # noqa: PLC0415  (as above)
+
+    try:
+        found = ask(url_of(args), "GET", f"/api/v1/jobs/{quote(capture['job'], safe='')}")
+        return jobs_of(found, capture["job"])[0]
+    except PerfdError:
+        # Servers are no jobs, and old jobs are forgotten: there is no MFU then.
+        return None
+
+
+def _start(args: argparse.Namespace) -> int:
+    asked = {
+        "job": args.job,
+        "profile": args.profile,
+        "ranks": args.ranks,
+        "steps": args.steps,
+        "max_duration_s": args.duration,
+        "id": args.id,
+    }
+    body = {key: value for key, value in asked.items() if value is not None}
+    document = _tell(args, PATH, body)
+    while args.wait and document["capture"]["state"] == "open":
+        time.sleep(_POLL_S)
+        document = ask(url_of(args), "GET", f"{PATH}/{document['capture']['id']}")
+    _print(document, as_json=args.json)
+    return 0 if document["capture"]["state"] in ("open", "done") else 1
+
+
+def _cancel(args: argparse.Namespace) -> int:
+    path = f"{PATH}/{quote(args.id, safe='')}/cancel"
+    _print(_tell(args, path, {"reason": args.reason}), as_json=args.json)
+    return 0
+
+
+def _redact(args: argparse.Namespace) -> int:
+    redacted_copy(args.export, args.copy)
+    print(f"{args.copy} ({args.copy.stat().st_size / 2**20:.1f} MiB) may leave this node.")
+    return 0
+
+
+def _plan(args: argparse.Namespace) -> int:
+    wanted = NcuPlan(
+        command=args.command[1:] if args.command[:1] == ["--"] else args.command,
+        kernel=args.kernel,
+        nvtx_range=args.nvtx,
+        skip=args.skip,
+        count=args.count,
+        output=args.output,
+        shared_gpu=args.shared_gpu,
+    )
+    print(plan_ncu(wanted), end="")
+    return 0
+
+
+def _tell(args: argparse.Namespace, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    headers = {"Content-Type": "application/json", **authorization_of(args)}
+    return ask(url_of(args), "POST", path, json.dumps(body), headers)
+
+
+def _print(document: Mapping[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(document))
+        return
+    capture = document["capture"]
+    why = f"alert {capture['alert']}" if capture["alert"] else "by hand"
+    print(f"{capture['id']}: {capture['state']}")
+    what = f"{capture['tool'] or 'no tool'} of {'server' if capture['server'] else 'job'} {capture['job']}"
+    print(f"  {what}, {why}, {_when(capture['requested_unix_s'])} UTC")
+    if capture["reason"]:
+        print(f"  {capture['reason']}")
+    if report := capture["report"]:
+        print(f"  {report['words']}", *([f"    {report['path']}"] if report["path"] else []), sep="\n")
+    for alike in _grouped(capture["ranks"]):
+        who, target = alike[0], _target(alike, server=capture["server"])
+        state = f"{who['state']}{_held(who.get('whole_steps'))}"
+        print(f"  {target} on {who['node'] or 'no node'}: {state} {who['reason']}".rstrip())
+        for file in who["files"]:
+            print(f"    {file['path']} ({_size(file)})")
+
+
+def _size(file: Mapping[str, Any]) -> str:
+    """How large a file is, or that it is gone."""
+    if removed := file.get("removed"):
+        return f"gone since {_when(removed['unix_s'])} UTC: {removed['reason']}"
+    return f"{file['size_bytes'] / 2**20:.1f} MiB"
+
+
+def _grouped(ranks: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Ranks that ended in one way and left no files of their own, as the page groups them."""
+    groups: dict[tuple[object, ...], list[Mapping[str, Any]]] = {}
+    for place, who in enumerate(ranks):
+        key = (place,) if who["files"] else (who["node"], who["state"], who["reason"], who.get("whole_steps"))
+        groups.setdefault(key, []).append(who)
+    return list(groups.values())
+
+
+def _held(whole_steps: int | None) -> str:
+    """What a trace holds, in brackets; nothing where it does not tell."""
+    if whole_steps is None:
+        return ""
+    return f" ({whole_steps} whole step{'' if whole_steps == 1 else 's'})"
+
+
+def _target(alike: Sequence[Mapping[str, Any]], *, server: bool) -> str:
+    if server:
+        return "the server"
+    if any(who["rank"] is None for who in alike):
+        return "every rank"
+    named = ", ".join(str(who["rank"]) for who in alike[:_MOST_NAMED])
+    more = f" and {len(alike) - _MOST_NAMED} more" if len(alike) > _MOST_NAMED else ""
+    return f"{'rank' if len(alike) == 1 else 'ranks'} {named}{more}"
+
+
+def _counts(capture: Mapping[str, Any]) -> str:
+    states = [who["state"] for who in capture["ranks"]]
+    return ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states)) or capture["reason"]
+
+
+def _when(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,206 @@
+"""`perfd compare`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from perfd.cli.arguments import positive
+from perfd.cli.commands.bench_serving import SCHEMA as BENCH_SCHEMA
+from perfd.cli.commands.bench_serving import document as document_of_benchmark
+from perfd.cli.commands.bench_serving import results_of
+from perfd.cli.terminal import Terminal
+from perfd.errors import PerfdError
+from perfd.gpu_peaks import load_peaks
+from perfd.recording.recording_format import find_recording, names_recording
+from perfd.report.comparison.bench_runs import measures_of_benchmarks, results_in
+from perfd.report.comparison.run_comparison import Change, Comparison, compare, to_json
+from perfd.report.comparison.measures import Measured, Unit, measures_of_summary, measures_of_trace
+from perfd.report.comparison.summary_files import jobs_of, one_job, summary_of_run
+from perfd.report.report_text import UNKNOWN, duration, kernel_name, percent
+from perfd.session.replay_session import ReplayOptions, replay
+from perfd.trace.diagnosis import trace_json
+from perfd.trace.diagnosis.trace_analysis import TraceSettings, analyse
+from perfd.trace.readers.trace_files import read_traces, with_folders_opened
+from perfd.trace.diagnosis.trace_findings import diagnose
+
+_EPILOG = """\
+With --json it prints one object: {"schema": "perfd.compare/1", "regressed", "a", "b",
+"max_regression_ratio", "changes": [{"name", "unit", "a", "b", "change_ratio", "better", "gate",
+"verdict"}], "kernels": [{"name", "a_s", "b_s"}]}. `verdict` is better, worse, same, changed (of a
+number whose `better` is null: by itself it is neither good nor bad, or something else tells it
+of the other run), unknown (only one of the two has it), or regressed: worse by more than
+allowed, of a number that counts (`gate`). Kernels are there for traces only.
+Exit codes: 0 no worse than allowed; 1 regressed beyond the bound; 2 the two cannot be compared.
+"""
+_WIDTH = 110
+_WHOLE_ABOVE = 100
+_START_BYTES = 200
+_OURS = re.compile(rb'\s*\{\s*"schema"\s*:\s*"perfd\.')
+_SNIFFED_BYTES = 1024 * 1024
+_BENCHMARK_WORDS = (b"Serving Benchmark Result ==", b'"request_throughput"', b'"completed"')
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EPILOG
+    kinds = (
+        "a summary (perfd.summary/1), an analysis (perfd.trace/1), a trace, a folder of a capture's traces or"
+        " of a `perfd run`, a recording, or a result of bench_serving"
+    )
+    parser.add_argument("a", metavar="A", help=f"how it was: {kinds}")
+    parser.add_argument("b", metavar="B", help="how it is: the same kind")
+    parser.add_argument(
+        "--max-regression",
+        type=_ratio,
+        default=0.03,
+        metavar="RATIO",
+        help="how much worse a number that counts may be, as 3%% or 0.03 (default: 3%%)",
+    )
+    parser.add_argument("--job", metavar="NAME", help="which job, when a summary has several")
+    parser.add_argument(
+        "--model-flops-per-step", type=positive, metavar="N", help="of traces, to compare MFU too"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one object of schema perfd.compare/1, only"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Say what changed; fail when it got worse than allowed."""
+    comparison = compare(*_runs(args), args.max_regression)
+    if args.json:
+        print(msgspec.json.encode(to_json(comparison)).decode())
+    else:
+        console = Terminal(highlight=False)
+        if not console.is_terminal:
+            console = Terminal(highlight=False, width=_WIDTH)
+        for part in (_table(comparison), *_kernels(comparison), _verdict(comparison)):
+            console.print(part)
+    return 1 if comparison.regressed else 0
+
+
+def _runs(args: argparse.Namespace) -> tuple[Measured, Measured]:
+    a, b = _benchmark(args.a), _benchmark(args.b)
+    if a and b:
+        return measures_of_benchmarks(a, b, (args.a, args.b))
+    if a or b:
+        one, other = (args.a, args.b) if a else (args.b, args.a)
+        raise PerfdError(f"{one} is a result of bench_serving and {other} is none: compare like with like.")
+    return _measured(args.a, args), _measured(args.b, args)
+
+
+def _benchmark(name: str) -> Sequence[Mapping[str, Any]]:
+    """Entries of perfd.bench_serving/1 when a file is of bench_serving, or of our verb for it; else none."""
+    path = Path(name)
+    if not path.is_file():
+        return ()
+    with path.open("rb") as file:
+        start = file.read(_SNIFFED_BYTES)
+    if _OURS.match(start):
+        found = _own_document(path) or {}
+        return results_in(found, name) if found.get("schema") == BENCH_SCHEMA else ()
+    if b'"traceEvents"' in start or not any(word in start for word in _BENCHMARK_WORDS):
+        return ()
+    return [document_of_benchmark(result, None) for result in results_of(path)]
+
+
+def _measured(name: str, args: argparse.Namespace) -> Measured:
+    path = Path(name)
+    if names_recording(name):
+        summaries = replay(ReplayOptions(recording=find_recording(name))).summaries
+        return measures_of_summary(one_job(list(summaries), args.job, name), name)
+    path = summary_of_run(path)
+    found = _own_document(path)
+    if found is not None and found["schema"] == trace_json.SCHEMA:
+        return measures_of_trace(found, name)
+    if found is not None:
+        return measures_of_summary(one_job(jobs_of(found, name), args.job, name), name)
+    settings = TraceSettings(model_flops_per_step=args.model_flops_per_step, peaks=load_peaks())
+    analysis = analyse(read_traces(with_folders_opened([path]), "nsys"), settings)
+    return measures_of_trace(trace_json.to_json(analysis, diagnose(analysis)), name)
+
+
+def _own_document(path: Path) -> dict[str, Any] | None:
+    """What perfd itself printed; None for a trace of a profiler."""
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        if not _OURS.match(file.read(_START_BYTES)):
+            return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise PerfdError(f"{path}: the file is cut or damaged: {error}.") from error
+
+
+def _ratio(text: str) -> float:
+    try:
+        value = float(text.removesuffix("%").strip()) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is no ratio: write 3% or 0.03.")
+    return value
+
+
+def _table(comparison: Comparison) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for at, name in enumerate(("", "A", "B", "change", "")):
+        table.add_column(name, justify="left" if at in {0, 4} else "right")
+    for change in comparison.changes:
+        if change.a is None and change.b is None:
+            continue
+        ratio = UNKNOWN if change.change_ratio is None else f"{100 * change.change_ratio:+.1f} %"
+        verdict = change.verdict.value
+        style = {"regressed": "bold red", "worse": "yellow", "better": "green"}.get(verdict, "dim")
+        table.add_row(
+            change.name, _value(change.a, change), _value(change.b, change), ratio, Text(verdict, style=style)
+        )
+    return table
+
+
+def _value(value: float | None, change: Change) -> str:
+    if value is None:
+        return UNKNOWN
+    if change.unit == Unit.SECONDS:
+        return duration(value)
+    if change.unit == Unit.RATIO:
+        return percent(value)
+    return f"{value:,.0f}" if value >= _WHOLE_ABOVE else f"{value:.3g}"
+
+
+def _kernels(comparison: Comparison) -> list[Table]:
+    if not comparison.kernels:
+        return []
+    table = Table(
+        box=box.SIMPLE_HEAD, pad_edge=False, title="Kernels that changed most, a step", title_justify="left"
+    )
+    table.add_column("kernel")
+    for name in ("A", "B", "change"):
+        table.add_column(name, justify="right")
+    for kernel in comparison.kernels:
+        table.add_row(
+            Text(kernel_name(kernel.name, 64)),
+            duration(kernel.a_s),
+            duration(kernel.b_s),
+            duration(kernel.b_s - kernel.a_s),
+        )
+    return [table]
+
+
+def _verdict(comparison: Comparison) -> Text:
+    bound = f"{percent(comparison.max_regression_ratio)} allowed"
+    if not comparison.regressed:
+        return Text(f"No regression ({bound}).", style="bold green")
+    names = ", ".join(change.name for change in comparison.changes if change.verdict.value == "regressed")
+    return Text(f"Regressed: {names} ({bound}).", style="bold red")

@@ -1,0 +1,101 @@
+"""`perfd diagnose`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import msgspec
+
+from perfd import logs
+from perfd.analysis.diagnosis.job_summary import JobSummary, from_json
+from perfd.cli.aggregator_client import add_aggregator, get, url_of
+from perfd.errors import PerfdError, RecordingError
+from perfd.recording.recording_format import find_recording
+from perfd.report.comparison.summary_files import read_summary, summary_of_run
+from perfd.session.replay_session import ReplayOptions, replay
+from perfd.session.text.summary_text import findings_in_words
+
+SCHEMA = "perfd.diagnosis/1"
+_HELP = """\
+Says what limits a job, and everything else that costs it time: each finding with its evidence and source, how
+sure it is, who is to blame, and what to do. Of the jobs that run now, by their aggregator; or of a recording.
+"""
+_EPILOG = f"""\
+With --json it prints one object: {{"schema": "{SCHEMA}", "jobs": [{{"name", "bottleneck",
+"diagnosis": [...], "capture"}}]}}; each entry has kind, confidence, culprits, evidence, recommendation and
+lost_ratio, as in perfd.summary/1; capture is what the newest analysed capture showed, or null.
+Exit codes: 0 it was diagnosed, whatever was found; 2 there is no such job, recording or aggregator."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.description = _HELP
+    parser.epilog = _EPILOG
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "recording",
+        nargs="?",
+        metavar="RECORDING",
+        help="a recording's folder, or one that ships; or the folder of a `perfd run`, or its summary.json",
+    )
+    add_aggregator(parser)
+    parser.add_argument("--job", metavar="NAME", help="only this job of the aggregator")
+    parser.add_argument("--json", action="store_true", help=f"print one object of schema {SCHEMA}")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the diagnosis."""
+    if args.recording and (args.aggregator or args.job):
+        raise PerfdError("Name a recording, or an aggregator and its job: not both.")
+    summaries = _of_recording(args.recording) if args.recording else _live(url_of(args), args.job)
+    if args.json:
+        print(json.dumps(document(summaries)))
+    else:
+        print("\n".join(findings_in_words(summaries)), end="")
+    return 0
+
+
+def document(summaries: Sequence[JobSummary]) -> Mapping[str, Any]:
+    """The object of schema perfd.diagnosis/1."""
+    return {"schema": SCHEMA, "jobs": [_job(summary) for summary in summaries]}
+
+
+def _job(summary: JobSummary) -> Mapping[str, Any]:
+    plain: Mapping[str, Any] = msgspec.to_builtins(
+        {
+            "name": summary.name,
+            "bottleneck": summary.bottleneck,
+            "diagnosis": list(summary.findings),
+            "capture": summary.capture,
+        }
+    )
+    return plain
+
+
+def _of_recording(name: str) -> Sequence[JobSummary]:
+    logs.configure("error")
+    summary = summary_of_run(Path(name))
+    if summary.is_file():
+        return read_summary(summary)
+    try:
+        recording = find_recording(name)
+    except RecordingError as error:
+        raise PerfdError(f"{error} Of a job that runs now: perfd diagnose --job {name}.") from error
+    result = replay(ReplayOptions(recording=recording))
+    for warning in result.warnings:
+        # A diagnosis without what a stream would have told may be another one.
+        print(f"perfd: {warning}", file=sys.stderr)
+    return result.summaries
+
+
+def _live(url: str, job: str | None) -> list[JobSummary]:
+    names = [job] if job else [entry["name"] for entry in get(url, "/api/v1/jobs")["jobs"]]
+    return [
+        summary for name in names for summary in from_json(get(url, f"/api/v1/jobs/{quote(name, safe='')}"))
+    ]

@@ -1,0 +1,52 @@
+"""`perfd doctor`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+from pathlib import Path
+
+from perfd.cli.commands.agent import state_directory
+from perfd.config import AgentConfig, load
+from perfd.doctor.checks import SCHEMA, diagnose, to_json, worst
+from perfd.doctor.check_result import Finding, Level
+from perfd.doctor.node_probe import probe
+
+_EPILOG = """\
+With --json it prints one object: {"schema": "perfd.doctor/1", "level", "findings": [{"check",
+"level", "title", "what", "mend"}]}; a level is ok, warn or fail, and that of the whole is the
+worst.
+Exits with 1 when something that is installed or configured cannot work, else with 0.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EPILOG
+    parser.add_argument(
+        "--config", type=Path, metavar="FILE", help="the agent's configuration, to judge by it"
+    )
+    parser.add_argument("--json", action="store_true", help=f"print JSON, schema {SCHEMA}")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Probe this node and print what was found."""
+    config = load(args.config, AgentConfig) if args.config else AgentConfig()
+    node = config.node or os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    spool = Path(config.spool.directory) if config.spool.directory else state_directory(os.environ) / node
+    facts = probe(config, spool=spool, configured=args.config is not None, environment=os.environ)
+    findings = diagnose(facts)
+    if args.json:
+        print(json.dumps(to_json(findings)))
+    else:
+        for finding in findings:
+            print(_line(finding))
+    return 1 if worst(findings) is Level.FAIL else 0
+
+
+def _line(finding: Finding) -> str:
+    line = f"{finding.level:<5}{finding.title}: {finding.what}"
+    return f"{line}\n     {finding.mend}" if finding.mend else line

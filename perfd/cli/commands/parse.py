@@ -1,0 +1,202 @@
+"""`perfd parse`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from perfd_collectors.training_log.log_document import Understanding
+from rich.console import Console
+from rich.table import Table
+
+from perfd.cli.parse_nccl import nccl_table
+from perfd.cli.terminal import Terminal
+from perfd.errors import PerfdError
+from perfd.model import PhaseTime, TrainingStep
+
+_PROBE_BYTES = 65536
+_MAX_TEXTLESS_RATIO = 0.1
+_SHOWN_STEPS = 10
+_SHOWN_EVENTS = 10
+_SHOWN_EXAMPLES = 5
+_STDIN = "-"
+_HELP = """\
+Shows what perfd understands of a training log: framework, model, layout, progress lines, phases, and which
+lines it did not know although they look like progress. Several logs are read as one job's, as when each rank
+has a file. With --json it prints one object, {"schema": "perfd.log/1", "framework", "model", "parallel",
+"steps": [...], "unrecognised_lines", ...}; null is what the log does not say. docs/formats/training-logs.md
+has all keys.
+"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.description = _HELP
+    parser.add_argument("logs", nargs="+", metavar="LOG", help="a file, or - for standard input")
+    parser.add_argument("--json", action="store_true", help="print one object of schema perfd.log/1")
+    parser.add_argument(
+        "--framework", metavar="NAME", help="look for this format only (megatron, deepspeed, ...)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what was understood."""
+    understanding = Understanding(framework=args.framework)
+    for name in args.logs:
+        _read(name, understanding)
+    if args.json:
+        print(json.dumps(understanding.document(), indent=2, allow_nan=False))
+    else:
+        _show(understanding, Terminal())
+    return 0
+
+
+def _read(name: str, understanding: Understanding) -> None:
+    if name == _STDIN:
+        understanding.read(sys.stdin.buffer)
+        return
+    path = Path(name)
+    if path.is_dir():
+        raise PerfdError(
+            f"{name} is a directory: name the log files in it, for example {name.rstrip('/')}/*.log."
+        )
+    try:
+        with path.open("rb") as log:
+            _refuse_binary(name, log)
+            understanding.read(log)
+    except FileNotFoundError as error:
+        raise PerfdError(f"{name} does not exist: name a log file, or - for standard input.") from error
+    except OSError as error:
+        raise PerfdError(f"{name} cannot be read: {error.strerror or error}.") from error
+
+
+def _refuse_binary(name: str, log: BinaryIO) -> None:
+    """Refuse what is no text; a log with some garbage in it is still a log."""
+    if not log.seekable():
+        return
+    probe = log.read(_PROBE_BYTES)
+    log.seek(0)
+    if probe.startswith(b"\x1f\x8b"):
+        raise PerfdError(f"{name} is compressed: unpack it first, for example zcat {name} | perfd parse -.")
+    if probe.count(0) > len(probe) * _MAX_TEXTLESS_RATIO:
+        raise PerfdError(f"{name} is not text: name what the job printed, not a checkpoint or a trace.")
+
+
+def _show(understanding: Understanding, console: Console) -> None:
+    said = understanding.description
+    if not understanding.lines:
+        console.print("The log is empty, or has no whole line yet.")
+        return
+    if said is None:
+        console.print(
+            "Nothing here is a training log that perfd knows. A loop of your own tells its steps "
+            "by perfd.hook (docs/hook.md); `perfd serving` reads logs of SGLang and vLLM."
+        )
+        _show_rest(understanding, console)
+        return
+    console.print(_about(understanding))
+    if understanding.steps:
+        console.print(_steps_table(understanding.steps))
+    if understanding.phases:
+        newest = understanding.phases[max(understanding.phases)]
+        console.print(_phases_table(newest.step, newest.phases))
+    for event in understanding.events[:_SHOWN_EVENTS]:
+        at = "" if event.step is None else f" (step {event.step})"
+        console.print(f"{event.kind}{at}: {event.message}", markup=False, highlight=False)
+    hidden = len(understanding.events) - _SHOWN_EVENTS
+    if hidden > 0:
+        console.print(f"... and {hidden} more events")
+    _show_rest(understanding, console)
+
+
+def _about(understanding: Understanding) -> Table:
+    table = Table(show_header=False, box=None, pad_edge=False)
+    said = understanding.description
+    if said is None:
+        return table
+    model, layout = said.model, said.parallel
+    table.add_row("framework", " ".join(filter(None, [said.framework, said.framework_version])))
+    if model is not None:
+        experts = f", {model.moe.experts} experts (top {model.moe.top_k})" if model.moe else ""
+        table.add_row(
+            "model",
+            f"{model.layers} layers, hidden {model.hidden_size}, {model.attention_heads} heads "
+            f"({model.kv_heads} for keys and values), sequence {model.sequence_length}, "
+            f"vocabulary {_text(model.vocab_size)}{experts}",
+        )
+    if said.parameters is not None:
+        table.add_row("parameters", f"{said.parameters / 1e9:.3g} billion")
+    sizes = {
+        "TP": layout.tp,
+        "PP": layout.pp,
+        "DP": layout.dp,
+        "CP": layout.cp,
+        "EP": layout.ep,
+        "VP": layout.vp,
+    }
+    known = ", ".join(f"{name} {size}" for name, size in sizes.items() if size is not None)
+    table.add_row("layout", f"{_text(layout.world_size)} ranks{': ' if known else ''}{known}")
+    table.add_row(
+        "batch",
+        f"global {_text(layout.global_batch_size)}, micro {_text(layout.micro_batch_size)}, "
+        f"{_text(layout.micro_batches)} micro-batches",
+    )
+    table.add_row("precision", _text(said.precision))
+    table.add_row("FLOP/s in the log", _text(said.logged_flops_convention))
+    return table
+
+
+def _steps_table(steps: Sequence[TrainingStep]) -> Table:
+    shown = [*steps[: _SHOWN_STEPS // 2], *steps[max(_SHOWN_STEPS // 2, len(steps) - _SHOWN_STEPS // 2) :]]
+    table = Table(title=f"{len(steps)} progress lines", title_justify="left")
+    for heading in ("step", "seconds", "tokens/s", "samples/s", "TFLOP/s", "batch", "loss", ""):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for index, step in enumerate(shown):
+        if index == _SHOWN_STEPS // 2 and len(steps) > _SHOWN_STEPS:
+            table.add_row("...")
+        flops = step.flops_per_s_per_gpu
+        table.add_row(
+            str(step.step),
+            _number(step.step_time_s, ".4g"),
+            _number(step.tokens_per_s, ",.0f"),
+            _number(step.samples_per_s, ".4g"),
+            _number(None if flops is None else flops / 1e12, ".4g"),
+            _number(step.global_batch_size, "d"),
+            _number(next(iter(step.losses.values()), None), ".5g"),
+            "warm-up" if step.warmup else "",
+        )
+    return table
+
+
+def _phases_table(step: int, phases: Mapping[str, PhaseTime]) -> Table:
+    table = Table(title=f"phases of step {step}, seconds", title_justify="left")
+    for heading in ("phase", "min", "max", "ranks"):
+        table.add_column(heading, justify="left" if heading == "phase" else "right")
+    for name, phase in phases.items():
+        ranks = list(phase.by_rank.values())
+        low = min(ranks) if phase.min_s is None and ranks else phase.min_s
+        high = max(ranks) if phase.max_s is None and ranks else phase.max_s
+        table.add_row(name, _number(low, ".5g"), _number(high, ".5g"), str(len(ranks)) if ranks else "-")
+    return table
+
+
+def _show_rest(understanding: Understanding, console: Console) -> None:
+    if understanding.nccl:
+        console.print(nccl_table(understanding.nccl))
+    console.print(f"{understanding.unrecognised_lines} of {understanding.lines} lines were not recognised.")
+    if understanding.examples:
+        console.print("Among these are lines that look like progress; please report them:")
+    for example in understanding.examples[:_SHOWN_EXAMPLES]:
+        console.print(f"  {example}", markup=False, highlight=False, overflow="ellipsis", no_wrap=True)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _text(value: object) -> str:
+    return "unknown" if value is None else str(value)

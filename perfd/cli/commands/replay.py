@@ -1,0 +1,197 @@
+"""`perfd replay`."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+from rich.live import Live
+
+from perfd import logs
+from perfd.aggregator.aggregator import Aggregator
+from perfd.cli.arguments import number_from_zero
+from perfd.cli.job_tables import render
+from perfd.cli.signals import set_by_signals
+from perfd.cli.terminal import Terminal
+from perfd.config import AggregatorConfig, HistoryConfig
+from perfd.recording.recording_format import bundled_names, find_recording
+from perfd.session.session_config import SessionConfig, load_session, with_rules
+from perfd.session.replay_session import Progress, ReplayOptions, ReplayResult, replay
+from perfd.session.text.result_files import summary_json
+from perfd.session.text.summary_text import in_words, wrapped
+
+EXIT_CODES = """\
+Exit codes: 0 the recording was played to its end; 2 it, the configuration or a rules file cannot
+be used; 130 interrupted before its end. Alerts that fire do not change the exit code."""
+_HTTP = AggregatorConfig().http_listen
+_PROGRESS_EVERY_RATIO = 0.1
+_DRAW_EVERY_S = 0.2
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = EXIT_CODES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument(
+        "recording",
+        metavar="RECORDING",
+        help=f"a recording's folder, or one that ships: {', '.join(bundled_names())}",
+    )
+    parser.add_argument(
+        "--speed",
+        type=_speed,
+        default=1.0,
+        metavar="N|max",
+        help="how many times as fast as it was; max for as fast as possible (default: 1)",
+    )
+    parser.add_argument(
+        "--skip",
+        type=number_from_zero,
+        default=0.0,
+        metavar="SECONDS",
+        help="play so much of the beginning as fast as possible (default: 0)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one object of schema perfd.summary/1, only"
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="configuration of the session (YAML)")
+    parser.add_argument(
+        "--rules",
+        type=Path,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="FILE",
+        help="more rules files, beside the shipped ones",
+    )
+    parser.add_argument("--http", metavar="HOST:PORT", help="serve the page, /metrics and /api/v1 meanwhile")
+    parser.add_argument(
+        "--hold",
+        action="store_true",
+        help=f"after the end, serve until Ctrl-C or SIGTERM (with --http, else at {_HTTP})",
+    )
+    parser.add_argument(
+        "--allow-missing", action="store_true", help="play what is there when files are missing"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Play a recording and print its summary."""
+    logs.configure("error")
+    options = ReplayOptions(
+        recording=find_recording(args.recording),
+        speed=args.speed,
+        skip_s=args.skip,
+        allow_missing=args.allow_missing,
+        config=_configuration(args),
+        http=args.http or (_HTTP if args.hold else None),
+    )
+    console = Terminal()
+    live = Live(console=console, auto_refresh=False) if console.is_terminal and not args.json else None
+
+    def end(result: ReplayResult, aggregator: Aggregator) -> None:
+        if live is not None:
+            live.stop()
+        _print(result, as_json=args.json, fast=args.speed is None)
+        if args.hold:
+            _hold(aggregator)
+
+    if live is not None:
+        with live:
+            replay(options, on_progress=_LiveTable(live).show, on_end=end)
+    else:
+        show = _nothing if args.json else _ProgressLines(args.skip).show
+        replay(options, on_progress=show, on_end=end)
+    return 0
+
+
+def _print(result: ReplayResult, *, as_json: bool, fast: bool) -> None:
+    if as_json:
+        for warning in result.warnings:
+            print(f"perfd replay: {warning}", file=sys.stderr)
+        sys.stdout.write(summary_json(result.summaries).decode())
+        return
+    text = in_words(result.summaries, result.alerts, result.warnings, result.captures)
+    print(wrapped(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text, end="")
+    factor = f", {result.played_s / result.took_s:.0f} times real time" if fast else ""
+    print(f"\nPlayed {result.played_s:.1f} s in {result.took_s:.2f} s{factor}.")
+
+
+def _hold(aggregator: Aggregator) -> None:
+    """Serve on until somebody wants the end: the recording's time stands still meanwhile."""
+    stop = set_by_signals(signal.SIGTERM, signal.SIGINT)
+    sys.stdout.flush()
+    print(f"Serving at http://{aggregator.http_address}/ until Ctrl-C.", file=sys.stderr, flush=True)
+    stop.wait()
+
+
+def _nothing(_: Progress) -> None:
+    """With --json, progress is not shown."""
+
+
+class _LiveTable:
+    """The jobs as a table that changes in place; drawn a few times a second at most."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+        self._drawn_s = float("-inf")
+
+    def show(self, progress: Progress) -> None:
+        now_s = time.monotonic()
+        if now_s - self._drawn_s < _DRAW_EVERY_S and progress.played_s < progress.total_s:
+            return
+        self._drawn_s = now_s
+        aggregator = progress.aggregator
+        played = (progress.played_s, progress.total_s)
+        self._live.update(render(aggregator.overview(), aggregator.alerts(), played=played), refresh=True)
+
+
+class _ProgressLines:
+    """A line whenever another tenth of the recording was played, for output that is no terminal.
+
+    None for what is skipped.
+    """
+
+    def __init__(self, skip_s: float) -> None:
+        self._skip_s = skip_s
+        self._next_ratio = _PROGRESS_EVERY_RATIO
+
+    def show(self, progress: Progress) -> None:
+        ratio = progress.played_s / progress.total_s if progress.total_s else 1.0
+        if ratio < self._next_ratio or progress.played_s < min(self._skip_s, progress.total_s):
+            return
+        self._next_ratio = (int(ratio / _PROGRESS_EVERY_RATIO) + 1) * _PROGRESS_EVERY_RATIO
+        print(f"{progress.played_s:7.1f} of {progress.total_s:.1f} s  {_jobs(progress)}", flush=True)
+
+
+def _jobs(progress: Progress) -> str:
+    parts = []
+    for name in progress.aggregator.jobs():
+        live = progress.aggregator.live(name)
+        if live is not None and live.step_time_s.median is not None:
+            parts.append(f"{name}: step {live.steps.last}, {live.step_time_s.median * 1000:.0f} ms a step")
+    return "; ".join(parts) or "no step yet"
+
+
+def _configuration(args: argparse.Namespace) -> SessionConfig:
+    config = with_rules(load_session(args.config), map(str, args.rules))
+    # A replay leaves no traces in the history of real jobs.
+    aggregator = msgspec.structs.replace(config.aggregator, history=HistoryConfig())
+    return msgspec.structs.replace(config, aggregator=aggregator)
+
+
+def _speed(text: str) -> float | None:
+    if text == "max":
+        return None
+    try:
+        speed = float(text)
+    except ValueError:
+        speed = 0.0
+    if not 0 < speed < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a positive number nor max")
+    return speed

@@ -1,0 +1,121 @@
+"""`perfd report`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from urllib.parse import quote
+
+from perfd.cli.aggregator_client import add_aggregator, get, url_of
+from perfd.errors import PerfdError
+from perfd.gpu_peaks import load_peaks
+from perfd.recording.recording_format import find_recording, names_recording
+from perfd.report.sources.from_summary import report_of_summary
+from perfd.report.sources.from_trace import report_of_trace
+from perfd.report.render.markdown import to_markdown
+from perfd.report.report_model import Report
+from perfd.report.comparison.summary_files import jobs_of, one_job, read_summary, summary_of_run
+from perfd.report.render.report_writer import to_json, write_report
+from perfd.session.replay_session import ReplayOptions, replay
+from perfd.trace.diagnosis.trace_analysis import TraceSettings, analyse
+from perfd.trace.readers.trace_files import read_traces, with_folders_opened
+from perfd.trace.diagnosis.trace_findings import diagnose
+
+_AGO = re.compile(r"(\d{1,6})([smhd])")
+_START_BYTES = 4096
+_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = (
+        "Exit codes: 0 the report was written; 2 there is nothing to report, or it cannot be written."
+    )
+    parser.add_argument(
+        "source",
+        metavar="FILE",
+        type=Path,
+        nargs="?",
+        help="a summary (perfd.summary/1, as of perfd replay --json), a trace, or a folder of a capture's"
+        " traces or of a `perfd run`, or a recording; without one, an aggregator is asked",
+    )
+    parser.add_argument("--job", metavar="NAME", help="which job, when there are several")
+    parser.add_argument(
+        "--output",
+        "-o",
+        type=Path,
+        metavar="FILE",
+        help="Markdown (.md), HTML (.html) or JSON (.json); default: print Markdown",
+    )
+    parser.add_argument(
+        "--since",
+        metavar="WHEN",
+        type=_moment,
+        help="of a job of the aggregator: only from then on; 90s, 30m, 2h or 1d ago, or 2026-11-21T07:40:00Z",
+    )
+    parser.add_argument("--json", action="store_true", help="print one object of schema perfd.report/1, only")
+    add_aggregator(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Report on one job or capture."""
+    if args.since is not None and (args.source or not args.job):
+        raise PerfdError("--since is of a job of the aggregator: name it with --job, without a file.")
+    source = None if args.source is None else summary_of_run(args.source)
+    if source is None:
+        report = _of_aggregator(args)
+    elif names_recording(str(source)):
+        summaries = replay(ReplayOptions(recording=find_recording(str(source)))).summaries
+        report = report_of_summary(one_job(list(summaries), args.job, str(source)), source.name)
+    elif _holds_summary(source):
+        job = one_job(read_summary(source), args.job, str(source))
+        report = report_of_summary(job, source.name)
+    else:
+        traces = read_traces(with_folders_opened([source]), "nsys")
+        analysis = analyse(traces, TraceSettings(peaks=load_peaks()))
+        report = report_of_trace(analysis, diagnose(analysis))
+    if args.output:
+        write_report(report, args.output)
+    if args.json:
+        print(to_json(report), end="")
+    elif not args.output:
+        print(to_markdown(report), end="")
+    return 0
+
+
+def _of_aggregator(args: argparse.Namespace) -> Report:
+    if not args.job:
+        raise PerfdError("Name the file of a summary or trace, or a job of the aggregator with --job.")
+    name = url_of(args)
+    path = f"/api/v1/jobs/{quote(args.job, safe='')}"
+    if args.since is not None:
+        path += f"?since={args.since.timestamp()!r}"
+    job = one_job(jobs_of(get(name, path), name), args.job, name)
+    if args.since is not None:
+        name += f" since {args.since:%Y-%m-%d %H:%M:%S} UTC"
+    return report_of_summary(job, name)
+
+
+def _holds_summary(path: Path) -> bool:
+    """Whether it is a document with a schema, as perfd writes them; traces have none."""
+    try:
+        with path.open("rb") as file:
+            return b'"schema"' in file.read(_START_BYTES)
+    except IsADirectoryError:
+        return False
+    except OSError as error:
+        raise PerfdError(f"{path}: cannot be read: {error.strerror or error}.") from error
+
+
+def _moment(text: str) -> datetime:
+    """A moment that is so long ago, or that is named; without a zone it is UTC."""
+    try:
+        if ago := _AGO.fullmatch(text):
+            return datetime.now(UTC) - timedelta(seconds=int(ago[1]) * _UNITS_S[ago[2]])
+        named = datetime.fromisoformat(text)
+        return (named if named.tzinfo else named.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ValueError, OverflowError):
+        message = f"{text!r} is no moment: write 30m, or 2026-11-21T07:40:00Z."
+        raise argparse.ArgumentTypeError(message) from None

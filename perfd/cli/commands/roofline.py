@@ -1,0 +1,178 @@
+"""`perfd roofline`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from perfd.analysis.flops.peak_table import GpuPeak, find_gpu
+from perfd.cli.arguments import positive
+from perfd.cli.terminal import Terminal
+from perfd.errors import PerfdError
+from perfd.gpu_peaks import load_peaks
+from perfd.report.sources.roofline_report import report_of_kernels, report_of_placement
+from perfd.report.report_text import UNKNOWN, duration, flops, kernel_name, percent, size
+from perfd.report.render.report_writer import write_report
+from perfd.trace.roofline.hlo_line import read_line
+from perfd.trace.roofline.ncu_csv import KernelMetrics
+from perfd.trace.roofline.ncu_report import read_ncu
+from perfd.trace.roofline.roofline_model import Placement, Work, matmul, place
+
+_SIZES = re.compile(r"(?:(\d{1,9})x)?(\d{1,9})x(\d{1,9})x(\d{1,9})")
+_WIDTH = 110
+_EPILOG = """\
+With --json it prints one object: {"schema": "perfd.roofline/1", "operation": {"work": {"name",
+"flops", "traffic_bytes", "precision", "notes"}, "gpu", "peak_flops_per_s", "memory_bytes_per_s",
+"intensity_flops_per_byte", "ridge_flops_per_byte", "attainable_flops_per_s", "minimum_s", "side",
+"time_s", "peak_ratio", "bandwidth_ratio", "attainable_ratio", "verdict", "at_limit"}}; with --ncu
+"kernels", a list of what Nsight Compute measured of each, with its "verdict" and "at_limit", in
+place of "operation". What is not known is null.
+Exit codes: 0 the verdict was printed; 2 it cannot be given, with the reason.
+"""
+_COLUMNS = ("kernel", "time", "compute", "memory", "DRAM", "tensor", "occup.", "verdict", "stalls")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _EPILOG
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--matmul", metavar="[Bx]MxNxK", help="a matrix product, M x K times K x N, B of them")
+    what.add_argument("--hlo", metavar="LINE", help="a line of XLA's HLO, with the shapes of its operands")
+    what.add_argument(
+        "--ncu",
+        metavar="FILE",
+        type=Path,
+        help="Nsight Compute's report (.ncu-rep), or its `--csv --page raw` or `--page details`",
+    )
+    parser.add_argument("--dtype", default="bf16", help="of --matmul (default: bf16)")
+    parser.add_argument("--gpu", default="H200", help="as NVML names it, or a part of that (default: H200)")
+    parser.add_argument(
+        "--time", type=positive, metavar="SECONDS", help="how long the operation took, measured"
+    )
+    parser.add_argument(
+        "--peaks", type=Path, metavar="FILE", help="rows to try before the table of GPU peaks"
+    )
+    parser.add_argument(
+        "--output",
+        "-o",
+        type=Path,
+        metavar="FILE",
+        help="write a picture (.svg), or a report (.html, .md, .json)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one object of schema perfd.roofline/1, only"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Say what limits an operation and how far it is from that limit."""
+    if args.ncu:
+        kernels = read_ncu(args.ncu)
+        document: dict[str, Any] = {"kernels": [_kernel_json(kernel) for kernel in kernels]}
+        shown: list[Table | Text] = [_kernels(kernels)]
+        report = report_of_kernels(kernels, args.ncu.name)
+    else:
+        work = read_line(args.hlo) if args.hlo is not None else _matmul(args.matmul, args.dtype)
+        placement = place(work, _gpu(args.gpu, args.peaks), args.time)
+        document = {"operation": asdict(placement)}
+        shown = [_verdict(placement), _placement(placement)]
+        report = report_of_placement(placement)
+    if args.output:
+        write_report(report, args.output)
+    if args.json:
+        print(msgspec.json.encode({"schema": "perfd.roofline/1", **document}).decode())
+        return 0
+    console = Terminal(highlight=False)
+    if not console.is_terminal:
+        console = Terminal(highlight=False, width=_WIDTH)
+    for part in shown:
+        console.print(part)
+    return 0
+
+
+def _matmul(text: str, dtype: str) -> Work:
+    found = _SIZES.fullmatch(text.replace(" ", "").lower())
+    if not found:
+        raise PerfdError(f"{text!r} are no sizes of a matrix product: write MxNxK, as 4096x4096x1024.")
+    batch, m, n, k = (int(number or 1) for number in found.groups())
+    return matmul(m, n, k, dtype, batch=batch)
+
+
+def _gpu(name: str, override: Path | None) -> GpuPeak:
+    table = load_peaks(override)
+    found = find_gpu(table, name)
+    if found is None:
+        known = ", ".join(row.name for row in table.gpus)
+        raise PerfdError(f"The table of peaks does not know the GPU {name!r}; it knows {known}.")
+    return found
+
+
+def _kernel_json(kernel: KernelMetrics) -> Mapping[str, Any]:
+    plain = asdict(kernel)
+    plain["stalls"] = [{"reason": reason, "warps": value} for reason, value in kernel.stalls]
+    return plain | {"verdict": kernel.verdict, "at_limit": kernel.at_limit}
+
+
+def _verdict(found: Placement) -> Text:
+    words = found.verdict.value.replace("_", " ")
+    text = Text(f"{found.work.name} on {found.gpu}: {words}", style="bold yellow")
+    text.append(
+        f"\n{found.intensity_flops_per_byte:.1f} FLOP/byte, the ridge is at {found.ridge_flops_per_byte:.1f}:"
+        f" at most {found.attainable_flops_per_s / 1e12:.1f} TFLOP/s, at least {duration(found.minimum_s)}.",
+        style="not bold default",
+    )
+    for note in found.work.notes:
+        text.append(f"\n{note}", style="not bold default")
+    return text
+
+
+def _placement(found: Placement) -> Table:
+    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
+    table.add_column()
+    table.add_column(justify="right")
+    rows = [
+        ("work", flops(found.work.flops)),
+        ("traffic", size(found.work.traffic_bytes)),
+        ("peak", f"{found.peak_flops_per_s / 1e12:,.0f} TFLOP/s ({found.work.precision}, dense)"),
+        ("bandwidth", f"{found.memory_bytes_per_s / 1e12:,.2f} TB/s"),
+    ]
+    if found.time_s is not None:
+        rows += [
+            ("took", duration(found.time_s)),
+            ("of the peak", percent(found.peak_ratio)),
+            ("of the bandwidth", percent(found.bandwidth_ratio)),
+            ("of what is attainable", percent(found.attainable_ratio)),
+        ]
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _kernels(kernels: list[KernelMetrics]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for at, name in enumerate(_COLUMNS):
+        table.add_column(name, justify="left" if at in {0, 7, 8} else "right")
+    for kernel in kernels:
+        verdict = kernel.verdict.value.replace("_", " ") if kernel.verdict else UNKNOWN
+        table.add_row(
+            Text(kernel_name(kernel.name, 34)),
+            duration(kernel.duration_s),
+            percent(kernel.compute_ratio),
+            percent(kernel.memory_ratio),
+            percent(kernel.dram_ratio),
+            percent(kernel.tensor_ratio),
+            percent(kernel.occupancy_ratio),
+            verdict + (", at its limit" if kernel.at_limit else ""),
+            ", ".join(f"{reason} {value:.1f}" for reason, value in kernel.stalls[:2]),
+        )
+    return table

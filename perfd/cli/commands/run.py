@@ -1,0 +1,218 @@
+"""`perfd run`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from perfd_collectors.nccl.plugin_library import DIRECTORY_VARIABLE, with_plugin
+
+from perfd.capture.nsys.nsys_installation import find_nsys
+from perfd.capture.nsys.nsys_launch import Launch, plan_launch
+from perfd.capture.node.process_environment import DAEMON_VARIABLE, RUN_VARIABLE
+from perfd.config import AgentCaptureConfig, AgentConfig, AggregatorConfig, CollectorConfig, KinetoConfig
+from perfd.errors import PerfdError, RecordingError
+from perfd.hook import NODE_VARIABLE, SOCKET_VARIABLE
+from perfd.net.http import split_address
+from perfd.model import CaptureTool
+from perfd.session.session_config import load_session, with_rules
+from perfd.session.job.child_process import CommandError
+from perfd.session.job.job_naming import job_name, results_folder
+from perfd.session.supervisor import HOOK_COLLECTOR, NCCL_COLLECTOR, MonitorSettings, RunOptions
+from perfd.session.supervisor import run as run_session
+
+_OTHERWISE = " With --kineto PyTorch's own profiler captures instead."
+EXIT_CODES = """\
+The exit code is that of the command: 128 + n if signal n ended it, 127 if there is no such
+command, 126 if it cannot be executed, and 2 if perfd was called wrongly or its configuration
+is wrong, in which case nothing was started."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = EXIT_CODES
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--config", metavar="FILE", help="configuration of agent and aggregator (YAML)")
+    parser.add_argument(
+        "--rules",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="one more rules file, beside the shipped ones; may be given several times",
+    )
+    parser.add_argument(
+        "--job", metavar="NAME", help="name of the job; default: SLURM_JOB_ID, or the script's name"
+    )
+    parser.add_argument("--http", metavar="HOST:PORT", help="where the page, /metrics and /api/v1 are served")
+    parser.add_argument(
+        "--out",
+        metavar="DIR",
+        default="perfd-out",
+        help="where the folder of results is made (default: %(default)s)",
+    )
+    parser.add_argument("--record", metavar="DIR", help="also write a recording, into a new folder")
+    tracer = parser.add_mutually_exclusive_group()
+    tracer.add_argument(
+        "--no-nsys", action="store_true", help="do not start the command under nsys, which captures need"
+    )
+    tracer.add_argument(
+        "--kineto",
+        action="store_true",
+        help="capture with PyTorch's own profiler instead: sets KINETO_USE_DAEMON=1 for the command",
+    )
+    add_command(parser)
+
+
+def add_command(parser: argparse.ArgumentParser) -> None:
+    """Declare the command, after `--`."""
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD...", help="the command to run")
+
+
+def command_of(args: argparse.Namespace) -> list[str]:
+    """The command that the user gave, without the `--` in front of it."""
+    words: list[str] = list(args.command)
+    return words[1:] if words[:1] == ["--"] else words
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command and watch it."""
+    command = command_of(args)
+    if not command:
+        raise PerfdError("There is no command to run; write it after --: perfd run -- python train.py")
+    return watch(
+        command,
+        job=args.job,
+        config=args.config,
+        rules=[str(Path(file).absolute()) for file in args.rules],
+        http=args.http,
+        out=Path(args.out),
+        recording=Path(args.record) if args.record else None,
+        tracer=CaptureTool.KINETO if args.kineto else None if args.no_nsys else CaptureTool.NSYS,
+    )
+
+
+def watch(
+    command: list[str],
+    *,
+    job: str | None,
+    config: str | None,
+    http: str | None,
+    out: Path,
+    recording: Path | None,
+    tracer: CaptureTool | None,
+    rules: Sequence[str] = (),
+) -> int:
+    """Run `command` with a monitor beside it, ready for captures by `tracer`; returns its exit code."""
+    if recording is not None and recording.exists() and (not recording.is_dir() or any(recording.iterdir())):
+        raise RecordingError(f"{recording} is not empty: a recording needs a new folder.")
+    if http is not None:
+        split_address(http)
+    configuration = with_rules(load_session(Path(config) if config else None), rules)
+    _check_rules(configuration.aggregator)
+    name = job or configuration.agent.job or job_name(command, os.environ)
+    launch = _plan(command, name, configuration.agent.capture, allowed=tracer is CaptureTool.NSYS)
+    settings = MonitorSettings(
+        job=name,
+        command=command,
+        node=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+        search_path=os.environ.get("PATH"),
+        config=str(Path(config).absolute()) if config else None,
+        rules=rules,
+        http=http,
+        results=str(results_folder(out.absolute(), name, time.time_ns())),
+        recording=str(recording.absolute()) if recording else None,
+        hook_socket=_hook_socket(configuration.agent, os.environ),
+        nccl_directory=_nccl_directory(configuration.agent, os.environ),
+        run=uuid.uuid4().hex,
+        kineto=tracer is CaptureTool.KINETO,
+    )
+    if settings.kineto and configuration.agent.capture.enabled:
+        _say(f"perfd: {_kineto_note(configuration.agent.capture.kineto, name)}")
+    try:
+        options = RunOptions(
+            command=launch.command,
+            launcher=launch.session is not None,
+            settings=settings,
+            environment=_environment(settings, os.environ),
+        )
+        return run_session(options, say=_say)
+    except CommandError as error:
+        _say(f"perfd run: {error}")
+        return error.exit_code
+
+
+def _check_rules(config: AggregatorConfig) -> None:
+    """Raise `RulesError` here: once the job runs, a wrong file would only leave it unwatched."""
+    if not config.rules.files:
+        return
+    # Other runs start faster without them.
+    from perfd.capture.policy.coordinator import CAPTURE_LABEL  # noqa: PLC0415
+    from perfd.rules.files.rules_loader import load_rules  # noqa: PLC0415
+    from perfd.rules.files.unknown_names import unknown_profiles  # noqa: PLC0415
+
+    rules = load_rules(map(Path, config.rules.files))
+    for sentence in unknown_profiles(rules.groups, CAPTURE_LABEL, config.capture_profiles):
+        _say(f"perfd: {sentence}")
+
+
+def _kineto_note(config: KinetoConfig, job: str) -> str:
+    """What becomes of captures with Kineto."""
+    # Other runs start faster without it.
+    from perfd.capture.kineto.daemon_socket import answered_by_others  # noqa: PLC0415
+
+    problem = answered_by_others(Path(config.socket_directory) if config.socket_directory else None)
+    if problem:
+        return f"PyTorch's own profiler cannot capture. {problem}"
+    return f"PyTorch's own profiler is ready for captures (perfd capture start {job}, or a rule)."
+
+
+def _hook_socket(agent: AgentConfig, environment: Mapping[str, str]) -> str | None:
+    """Where the job's training loops shall write: a socket of this run alone, unless the user named one."""
+    if SOCKET_VARIABLE in environment:
+        return None
+    configured = agent.collectors.get(HOOK_COLLECTOR, CollectorConfig()).options.get("socket")
+    return str(configured or Path(tempfile.gettempdir(), f"perfd-hook-{os.getuid()}-{os.getpid()}.sock"))
+
+
+def _nccl_directory(agent: AgentConfig, environment: Mapping[str, str]) -> str | None:
+    """Where plugin and agent shall meet: as the user told the plugin, else as the agent is configured."""
+    configured = agent.collectors.get(NCCL_COLLECTOR, CollectorConfig()).options.get("directory")
+    directory = environment.get(DIRECTORY_VARIABLE) or configured
+    return None if directory is None else str(Path(str(directory)).absolute())
+
+
+def _environment(settings: MonitorSettings, environment: Mapping[str, str]) -> dict[str, str]:
+    told = {
+        SOCKET_VARIABLE: settings.hook_socket,
+        DIRECTORY_VARIABLE: settings.nccl_directory,
+        RUN_VARIABLE: settings.run,
+    }
+    if settings.kineto:
+        told[DAEMON_VARIABLE] = "1"
+    if settings.hook_socket is not None:
+        # The command may be srun or mpirun, which take the environment to other machines.
+        told[NODE_VARIABLE] = socket.gethostname()
+    return {**with_plugin(environment), **{name: value for name, value in told.items() if value is not None}}
+
+
+def _plan(command: list[str], job: str, config: AgentCaptureConfig, *, allowed: bool) -> Launch:
+    """What to start: the command itself, or under nsys so that captures are possible."""
+    if not (allowed and config.enabled and config.launch):
+        return Launch(command=command, session=None)
+    installation = find_nsys(config.nsys_path, os.environ.get("PATH"))
+    plan = plan_launch(command, job=job, unique=str(os.getpid()), config=config, installation=installation)
+    # Where there is no nsys, most users do not miss it; `perfd doctor` tells those who do.
+    if installation is not None:
+        _say(f"perfd: {plan.note}{'' if plan.session else _OTHERWISE}")
+    return plan
+
+
+def _say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)

@@ -1,0 +1,232 @@
+"""`perfd serving`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from perfd.analysis.flops.peak_table import find_gpu
+from perfd.analysis.serving.theory_comparison import Comparison, compare
+from perfd.analysis.serving.serving_diagnosis import diagnose
+from perfd.analysis.serving.serving_document import Server, to_json
+from perfd.analysis.serving.histograms import Distribution
+from perfd.analysis.serving.server_config import ServerInfo, layout_of
+from perfd.analysis.serving.served_model import served_model
+from perfd.analysis.serving.engine_snapshot import Latency
+from perfd.analysis.serving.serving_theory import Theory, theory_of
+from perfd.cli.arguments import positive, positive_whole
+from perfd.cli.serving_sources import (
+    Seen,
+    WatchedServer,
+    access_for,
+    add_access_arguments,
+    is_url,
+    read_file,
+)
+from perfd.cli.terminal import Terminal
+from perfd.errors import PerfdError
+from perfd.gpu_peaks import load_peaks
+
+_HELP = """\
+One look at a serving engine, a saved page of metrics or a log, beside what the hardware allows when the
+model and the GPU are known. With --interval a second look gives rates, and latencies of the time between.
+With --json it prints one object of schema perfd.serving/1; null is what is not known. docs/serving.md
+explains all of it.
+"""
+_NO_THEORY = ("theory", "none without GPU and model: add --gpu and --model-config")
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.description = _HELP
+    parser.add_argument("sources", nargs="+", metavar="URL|FILE", help="http://host:port, a page, or a log")
+    parser.add_argument("--json", action="store_true", help="print one object of schema perfd.serving/1")
+    parser.add_argument(
+        "--interval",
+        type=positive,
+        metavar="SECONDS",
+        help="look at each URL again after this time, for rates",
+    )
+    add_access_arguments(parser)
+    add_theory_arguments(parser)
+
+
+def add_theory_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what names the model and the hardware, for every verb that compares with theory."""
+    group = parser.add_argument_group("theory")
+    group.add_argument("--model-config", metavar="FILE", help="the model's config.json (Hugging Face)")
+    group.add_argument("--gpu", metavar="NAME", help='as NVML names it, for example "NVIDIA H100 80GB HBM3"')
+    group.add_argument(
+        "--tp", type=positive_whole, help="tensor parallelism, when the server does not say it"
+    )
+    group.add_argument("--pp", type=positive_whole, help="pipeline parallelism, likewise")
+    group.add_argument("--dp", type=positive_whole, help="replicas, likewise")
+    group.add_argument("--quantization", metavar="METHOD", help="as the server was told: fp8, awq, ...")
+    group.add_argument("--kv-cache-dtype", metavar="TYPE", help="as the server was told: fp8_e4m3, ...")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what was seen; sources that cannot be read are named, and make the exit code 2."""
+    seen, failed = _look(args)
+    servers = [_server(one, args) for one in seen]
+    if args.json and servers:
+        print(json.dumps(to_json(servers), indent=2, allow_nan=False))
+    elif servers:
+        console = Terminal()
+        for server in servers:
+            _show(server, console)
+    for error in failed:
+        print(f"perfd serving: {error}", file=sys.stderr)
+    return 2 if failed else 0
+
+
+def _look(args: argparse.Namespace) -> tuple[list[Seen], list[PerfdError]]:
+    """What each source amounts to, all servers over the same time, and what went wrong with others."""
+    access = access_for(args)
+    found: dict[str, Seen] = {}
+    failed: dict[str, PerfdError] = {}
+    servers = [WatchedServer(source, access) for source in args.sources if is_url(source)]
+    for source in (source for source in args.sources if not is_url(source)):
+        try:
+            found[source] = read_file(Path(source))
+        except PerfdError as error:
+            failed[source] = error
+    for number in range(1 if args.interval is None or not servers else 2):
+        if number:
+            time.sleep(args.interval)
+        for server in servers:
+            try:
+                server.look()
+            except PerfdError as error:
+                failed[server.url] = error
+    found |= {server.url: server.seen() for server in servers if server.url not in failed}
+    return [found[source] for source in args.sources if source in found], list(failed.values())
+
+
+def theory_for(args: argparse.Namespace, info: ServerInfo | None) -> Theory | None:
+    """The limits of a server's model on its GPUs, or None when one of the two is unknown."""
+    said = info or ServerInfo()
+    config = _model_config(args.model_config, said)
+    gpu_name = args.gpu or said.gpu_name
+    if config is None or gpu_name is None:
+        return None
+    gpu = find_gpu(load_peaks(), gpu_name)
+    if gpu is None:
+        raise PerfdError(f"The table of peaks has no GPU called {gpu_name!r}: name it as NVML does.")
+    arguments: dict[str, Any] = dict(said.arguments)
+    given = {"quantization": args.quantization, "kv_cache_dtype": args.kv_cache_dtype}
+    arguments |= {name: value for name, value in given.items() if value is not None}
+    model = served_model(config, arguments)
+    if model is None:
+        raise PerfdError(
+            f"{args.model_config or said.model} lacks the model's sizes: name a config.json with "
+            f"num_hidden_layers, "
+            "hidden_size and num_attention_heads."
+        )
+    layout = layout_of(said, tp=args.tp, pp=args.pp, dp=args.dp)
+    if layout is None:
+        raise PerfdError("Nothing says how many GPUs share the model: add --tp N, 1 for one.")
+    return theory_of(model, layout, gpu)
+
+
+def _server(seen: Seen, args: argparse.Namespace) -> Server:
+    theory = theory_for(args, seen.info)
+    comparison = None if theory is None else compare(seen.measured, theory)
+    findings = diagnose(seen.measured, comparison)
+    return Server(source=seen.source, measured=seen.measured, comparison=comparison, findings=findings)
+
+
+def _model_config(given: str | None, info: ServerInfo) -> Mapping[str, Any] | None:
+    """The file given, else the one in the model's directory when that is on this machine."""
+    path = Path(given) if given else Path(info.model or "") / "config.json"
+    if given is None and (info.model is None or not path.is_file()):
+        return None
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise PerfdError(f"{path} is not a model's config.json: {error}.") from error
+    if not isinstance(config, dict):
+        raise PerfdError(f"{path} is not a model's config.json: it holds no object.")
+    return config
+
+
+def _show(server: Server, console: Console) -> None:
+    measured, now = server.measured, server.measured.now
+    table = Table(show_header=False, box=None, pad_edge=False)
+    table.add_column()
+    table.add_column(overflow="fold")
+    table.add_row("source", server.source)
+    roles = ", ".join(role for role in now.roles if role != "unified")
+    engine = " ".join(filter(None, [now.engine.value, now.version, f"({roles})" if roles else ""]))
+    table.add_row("engine", engine)
+    table.add_row("model", now.model or "unknown")
+    table.add_row("requests", f"{_count(now.running_requests)} running, {_count(now.queued_requests)} queued")
+    table.add_row("KV cache used", _percent(now.kv_cache_used_ratio))
+    table.add_row("prefix hits", _percent(measured.prefix_hit_ratio))
+    generated, prompt = measured.generation_tokens_per_s, measured.prompt_tokens_per_s
+    table.add_row("tokens/s", f"{_count(generated)} generated, {_count(prompt)} prompt")
+    latencies = measured.latencies
+    table.add_row("TTFT", _latency(latencies.get(Latency.TTFT)))
+    table.add_row("TPOT", _latency(measured.tpot))
+    table.add_row("end to end", _latency(latencies.get(Latency.E2E)))
+    theory = [_NO_THEORY] if server.comparison is None else _theory_rows(server.comparison)
+    for name, text in theory:
+        table.add_row(name, text)
+    console.print(table)
+    for note in measured.notes:
+        console.print(f"note: {note}", markup=False, highlight=False)
+    for finding in server.findings:
+        kind = finding.kind.value.replace("_", " ")
+        console.print(f"\n{kind} (confidence {finding.confidence:.0%})", markup=False, highlight=False)
+        for sentence in (*finding.evidence, f"What to do: {finding.recommendation}"):
+            console.print(Padding(Text(sentence), (0, 0, 0, 2), expand=False))
+    console.print()
+
+
+def _theory_rows(comparison: Comparison) -> list[tuple[str, str]]:
+    theory, step = comparison.theory, comparison.step
+    guessed = "" if comparison.prompt_tokens_measured else ", for example"
+    rows = [
+        ("hardware", f"{theory.layout.gpus} x {theory.gpu.name}, {theory.model.precision}"),
+        (
+            "TPOT floor",
+            f"{_ms(comparison.tpot_floor_s)} alone, {_ms(None if step is None else step.total_s)} now",
+        ),
+        ("TTFT floor", f"{_ms(comparison.ttft_floor_s)} for {comparison.prompt_tokens:.0f} tokens{guessed}"),
+        ("critical batch", f"{theory.critical_batch:.0f}"),
+    ]
+    ratio = comparison.tpot_over_step_ratio
+    if ratio is not None:
+        rows.append(
+            ("TPOT over theory", f"{ratio:.2f}, memory bandwidth used {_percent(comparison.mbu_ratio)}")
+        )
+    return rows
+
+
+def _latency(found: Distribution | None) -> str:
+    known = found or Distribution()
+    if known == Distribution():
+        return "unknown"
+    return f"P50 {_ms(known.p50)}, P90 {_ms(known.p90)}, P99 {_ms(known.p99)}, mean {_ms(known.mean)}"
+
+
+def _ms(seconds: float | None) -> str:
+    return "unknown" if seconds is None else f"{1000 * seconds:.1f} ms"
+
+
+def _count(value: float | None) -> str:
+    return "unknown" if value is None else f"{value:,.0f}"
+
+
+def _percent(ratio: float | None) -> str:
+    return "unknown" if ratio is None else f"{100 * ratio:.1f} %"

@@ -1,0 +1,50 @@
+"""`perfd status`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from perfd.cli.aggregator_client import add_aggregator, get, url_of
+from perfd.cli.job_tables import job_table, server_table
+from perfd.cli.terminal import Terminal
+
+SCHEMA = "perfd.status/1"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add_aggregator(parser)
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help=f'print {{"schema": "{SCHEMA}", "jobs", "alerts", "agents", "servers"}}: the lists of /api/v1',
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the jobs and serving engines of an aggregator."""
+    url = url_of(args)
+    jobs = get(url, "/api/v1/jobs")["jobs"]
+    alerts = get(url, "/api/v1/alerts")["alerts"]
+    agents = get(url, "/api/v1/agents")["agents"]
+    servers = get(url, "/api/v1/servers")["servers"]
+    if args.json:
+        document = {"schema": SCHEMA, "jobs": jobs, "alerts": alerts, "agents": agents, "servers": servers}
+        print(json.dumps(document))
+        return 0
+    console = Terminal()
+    if jobs:
+        console.print(job_table(jobs, alerts))
+        for job in jobs:
+            for sentence in job["bottleneck"]["evidence"][:1]:
+                console.print(f"{job['name']}: {sentence}", highlight=False, markup=False)
+    elif not servers:
+        console.print(
+            "No job yet: an agent finds one in its log (`perfd agent --log FILE`).", highlight=False
+        )
+    if servers:
+        console.print(server_table(servers))
+    connected = sum(agent["connected"] for agent in agents)
+    console.print(f"{connected} of {len(agents)} agents connected.", highlight=False)
+    return 0

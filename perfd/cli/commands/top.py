@@ -1,0 +1,129 @@
+"""`perfd top`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+from rich.console import ConsoleDimensions, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from perfd.cli.arguments import positive
+from perfd.cli.aggregator_client import add_aggregator, get, url_of
+from perfd.cli.job_tables import Json
+from perfd.cli.terminal import Terminal
+from perfd.cli.top.job_screen import job_screen
+from perfd.cli.top.keys import Wait, keys
+from perfd.cli.top.screens import fleet_screen, framed, help_screen, order, server_order, server_screen
+from perfd.cli.top.screen_state import KEYS, Place, Screen, press
+from perfd.errors import PerfdError
+
+_HINT = "up/down choose  enter open  h jobs  s serving  ? keys  q leave"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add_aggregator(parser)
+    parser.add_argument(
+        "--interval", type=positive, default=1.0, metavar="S", help="seconds between two looks"
+    )
+    parser.add_argument("--once", action="store_true", help="look once and leave, as in a script")
+    parser.epilog = "Keys: " + "; ".join(f"{key}: {says}" for key, says in KEYS) + "."
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show the jobs of an aggregator until `q` or Ctrl-C."""
+    url = url_of(args)
+    console = Terminal()
+    answers = _first(url)
+    # Nobody presses a key where there is no terminal, or one that cannot move its cursor.
+    if args.once or not console.is_terminal or console.is_dumb_terminal:
+        console.print(_screen(answers.place, answers, console.width, None))
+        return 0
+    with keys() as wait, Live(console=console, screen=True, auto_refresh=False) as live:
+        _follow(url, answers, max(0.1, args.interval), wait, live)
+    return 0
+
+
+def _follow(url: str, answers: _Answers, interval_s: float, wait: Wait, live: Live) -> None:
+    """Draw, wait for a key or the next look, and again."""
+    place, problem = answers.place, None
+    due_s = time.monotonic() + interval_s
+    while not place.leaving:
+        live.update(_drawn(live.console.size, url, place, answers, problem), refresh=True)
+        key = wait(max(0.0, due_s - time.monotonic()))
+        if key is not None:
+            place = press(place, key, _lines(answers))
+        if time.monotonic() < due_s and place.same_view(answers.place):
+            continue
+        due_s = time.monotonic() + interval_s
+        try:
+            answers, problem = _ask(url, place), None
+        except PerfdError as error:
+            problem = str(error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answers:
+    """What a screen is made of."""
+
+    place: Place
+    at: str = ""
+    fleet: Json = field(default_factory=dict)
+    servers: list[Json] = field(default_factory=list)
+    job: Json | None = None
+    alerts: list[Json] = field(default_factory=list)
+
+
+def _first(url: str) -> _Answers:
+    """An aggregator with one job shows that job; one that cannot be asked is a `PerfdError`."""
+    answers = _ask(url, Place())
+    jobs = answers.fleet["jobs"]
+    return answers if len(jobs) != 1 else _ask(url, Place(screen=Screen.JOB, job=jobs[0]["name"]))
+
+
+def _ask(url: str, place: Place) -> _Answers:
+    at = time.strftime("%H:%M:%S")
+    if place.screen is Screen.SERVERS:
+        return _Answers(place=place, at=at, servers=get(url, "/api/v1/servers")["servers"])
+    if place.screen is Screen.JOB and place.job is not None:
+        asked = quote(place.job, safe="")
+        jobs = get(url, f"/api/v1/jobs?job={asked}")["jobs"]
+        alerts = get(url, f"/api/v1/alerts?job={asked}")["alerts"]
+        return _Answers(place=place, at=at, job=jobs[0] if jobs else None, alerts=alerts)
+    return _Answers(place=place, at=at, fleet=get(url, "/api/v1/fleet"))
+
+
+def _lines(answers: _Answers) -> list[str]:
+    if answers.servers:
+        return [server["server"] for server in server_order(answers.servers)]
+    return [job["name"] for job in order(answers.fleet.get("jobs", ()))]
+
+
+def _drawn(
+    size: ConsoleDimensions, url: str, place: Place, answers: _Answers, problem: str | None
+) -> RenderableType:
+    if problem is not None:
+        problem = f"{problem} What is shown is from {answers.at}. Trying again."
+    room = size.height - 2 - (math.ceil(len(problem) / size.width) + 1 if problem else 0)
+    # As long as another view cannot be asked for, the one that is there stays.
+    shown = place if place.same_view(answers.place) or place.screen is Screen.HELP else answers.place
+    screen = _screen(shown, answers, size.width, room)
+    head = f"perfd top  {url.removeprefix('http://')}  {answers.at}"
+    return framed(screen, head=head, width=size.width, problem=problem, hint=_HINT)
+
+
+def _screen(place: Place, answers: _Answers, width: int, room: int | None) -> RenderableType:
+    if place.screen is Screen.HELP:
+        return help_screen()
+    if place.screen is Screen.SERVERS:
+        return server_screen(answers.servers, place.row, width, room)
+    if place.screen is Screen.JOB:
+        if answers.job is None:
+            return Text(f"{place.job} is no longer in the aggregator's memory; h shows all jobs.")
+        return job_screen(answers.job, answers.alerts, width, room)
+    return fleet_screen(answers.fleet, place.row, width, room)

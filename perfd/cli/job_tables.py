@@ -1,0 +1,239 @@
+"""Jobs and serving engines as tables for a terminal: pure, from the entries of /api/v1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from perfd.analysis.data import formatting
+
+Json = Mapping[str, Any]
+
+UNKNOWN = "-"
+_STALE_S = 30.0
+_BAR_WIDTH = 12
+_MAX_GPUS = 16
+_BARS = " ▏▎▍▌▋▊▉█"
+
+
+def render(
+    jobs: Sequence[Json], alerts: Sequence[Json] = (), *, played: tuple[float, float] | None = None
+) -> RenderableType:
+    """Everything about the jobs that fits on a screen of 80 columns.
+
+    `jobs` and `alerts` are the lists of /api/v1/jobs and /api/v1/alerts; `played` is how many
+    seconds of how many of a recording were played, for a progress bar.
+    """
+    parts: list[RenderableType] = []
+    if played is not None:
+        parts.append(_progress(*played))
+    if not jobs:
+        parts.append(Text("No job yet: agents send what they see about once a second.", style="dim"))
+    for job in jobs:
+        parts += [_numbers(job), *_stages(job), *_gpus(job), _bottleneck(job)]
+    firing = [alert for alert in alerts if alert.get("state") == "firing"]
+    parts += [Text(f"ALERT {_alert(alert)}", style="bold red") for alert in firing]
+    return Group(*parts)
+
+
+def job_table(jobs: Sequence[Json], alerts: Sequence[Json] = ()) -> Table:
+    """One row a job with its bottleneck, for `perfd status`."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
+    table.add_column("JOB", overflow="fold")
+    for name in ("STEP", "STEP TIME", "TOKENS/S", "MFU", "COMM", "STALL"):
+        table.add_column(name, justify="right")
+    table.add_column("LIMITED BY", overflow="fold")
+    for job in jobs:
+        firing = sum(a.get("job") == job["name"] and a.get("state") == "firing" for a in alerts)
+        kind = str(get(job, "bottleneck", "kind") or "unknown").replace("_", " ")
+        table.add_row(
+            Text(job["name"] + (" (ended)" if job.get("ended") else " (silent)" if silent(job) else "")),
+            _step(job),
+            duration(get(job, "step_time_s", "median")),
+            count(job.get("tokens_per_s")),
+            percent(job.get("mfu_ratio")),
+            percent(get(job, "communication", "share_ratio")),
+            percent(get(job, "pipeline", "stall_ratio")),
+            Text(kind) + (f", {firing} alert{'s' if firing > 1 else ''}" if firing else ""),
+        )
+    return table
+
+
+def server_table(servers: Sequence[Json]) -> Table:
+    """One row a serving engine, for `perfd status`."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
+    for name in ("SERVER", "ENGINE", "MODEL"):
+        table.add_column(name, overflow="fold")
+    for name in ("RUN", "WAIT", "TTFT P50", "TPOT P50", "ALERTS"):
+        table.add_column(name, justify="right")
+    for server in servers:
+        down = " (down)" if server["up"] is False else ""
+        table.add_row(
+            Text(f"{server['node']} {server['server']}{down}"),
+            Text(server["engine"] or UNKNOWN),
+            Text(server["model"] or UNKNOWN),
+            count(server["running_requests"]),
+            count(server["queued_requests"]),
+            duration(server["ttft_s"]["p50"]),
+            duration(server["tpot_s"]["p50"]),
+            count(len(server["findings"])),
+        )
+    return table
+
+
+def _numbers(job: Json) -> Table:
+    title = Text.assemble((job["name"], "bold"), f"  {job.get('framework') or 'unknown framework'}")
+    title.append(f"  {layout(job)}", style="dim")
+    table = Table(box=box.SIMPLE, title=title, title_justify="left", pad_edge=False, show_header=False)
+    for _ in range(3):
+        table.add_column(justify="left", style="dim", no_wrap=True)
+        table.add_column(justify="right", min_width=9, no_wrap=True)
+    cells = [
+        ("step", _step(job)),
+        ("step time", duration(get(job, "step_time_s", "median"))),
+        ("tokens/s", count(job.get("tokens_per_s"))),
+        ("MFU", percent(job.get("mfu_ratio"))),
+        ("comm share", percent(get(job, "communication", "share_ratio"))),
+        ("pipe stall", percent(get(job, "pipeline", "stall_ratio"))),
+        ("TFLOP/s/GPU", teraflops(job.get("model_flops_per_s_per_gpu"))),
+        ("data wait", percent(get(job, "data", "share_ratio"))),
+        ("optimizer", percent(get(job, "optimizer", "share_ratio"))),
+    ]
+    for start in range(0, len(cells), 3):
+        table.add_row(*(text for cell in cells[start : start + 3] for text in cell))
+    return table
+
+
+def _stages(job: Json) -> list[RenderableType]:
+    stages = get(job, "pipeline", "stages") or []
+    shown = [f"{_stage(stage)} {percent(stage.get('stall_ratio'))}" for stage in stages]
+    theory = get(job, "pipeline", "bubble_theory_ratio")
+    if not shown or not theory:
+        return []
+    text = f"stall by stage  {'  '.join(shown[:8])}  (theory {percent(theory)})"
+    return [Text(text, style="dim", overflow="ellipsis", no_wrap=True)]
+
+
+def _stage(stage: Json) -> str:
+    number = stage.get("stage")
+    return str(stage.get("bound") or "?").replace("_", " ") if number is None else f"{number}:"
+
+
+def _gpus(job: Json) -> list[RenderableType]:
+    gpus = job.get("gpus") or []
+    if not gpus:
+        return []
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for name in ("GPU", "RANK"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("SM ACTIVE", no_wrap=True)
+    table.add_column("TENSOR", no_wrap=True)
+    table.add_column("DRAM", justify="right", no_wrap=True)
+    table.add_column("POWER", justify="right", no_wrap=True)
+    for gpu in gpus[:_MAX_GPUS]:
+        power = gpu.get("power_w")
+        table.add_row(
+            Text(f"{gpu['node']}/{gpu['gpu']}"[-20:]),
+            UNKNOWN if gpu.get("rank") is None else str(gpu["rank"]),
+            bar(gpu.get("sm_active_ratio")),
+            bar(gpu.get("tensor_active_ratio")),
+            percent(gpu.get("dram_active_ratio")),
+            UNKNOWN if power is None else f"{power:.0f} W",
+        )
+    left = len(gpus) - _MAX_GPUS
+    return [table, Text(f"and {left} more GPUs", style="dim")] if left > 0 else [table]
+
+
+def _bottleneck(job: Json) -> RenderableType:
+    kind = str(get(job, "bottleneck", "kind") or "unknown").replace("_", " ")
+    culprits = [f"{who['kind']} {who['id']}" for who in get(job, "bottleneck", "culprits") or []]
+    evidence = get(job, "bottleneck", "evidence") or []
+    text = Text("limited by ", style="dim").append(kind, style="bold not dim yellow")
+    if culprits:
+        text.append(f" ({', '.join(culprits[:4])})", style="not dim")
+    if evidence:
+        text.append(f"  {evidence[0]}")
+    return text
+
+
+def _alert(alert: Json) -> str:
+    annotations = alert.get("annotations") or {}
+    return f"{alert['name']}  {annotations.get('summary', '')}".strip()
+
+
+def _progress(done: float, total: float) -> RenderableType:
+    line = Table.grid(padding=(0, 1))
+    line.add_row(
+        ProgressBar(total=max(total, 1e-9), completed=min(done, total), width=50),
+        f"{done:.0f} of {total:.0f} s",
+    )
+    return line
+
+
+def silent(entry: Json) -> bool:
+    """Whether nothing has been heard of a job or server for too long."""
+    return not entry.get("ended") and (entry.get("silent_s") or 0.0) > _STALE_S
+
+
+def layout(job: Json) -> str:
+    """How many GPUs a job has, and how it is spread over them."""
+    parallel = job.get("parallel") or {}
+    sizes = [
+        f"{name.upper()} {parallel[name]}" for name in ("tp", "pp", "dp", "cp", "ep") if parallel.get(name)
+    ]
+    world = job.get("world_size")
+    return ", ".join(
+        [*([f"{world} ranks"] if world else []), *(size for size in sizes if not size.endswith(" 1"))]
+    )
+
+
+def _step(job: Json) -> str:
+    last, planned = get(job, "steps", "last"), job.get("train_steps")
+    if last is None:
+        return UNKNOWN
+    return f"{last}/{planned}" if planned else str(last)
+
+
+def bar(ratio: float | None) -> str:
+    """A ratio as a bar with its figure."""
+    if ratio is None:
+        return UNKNOWN
+    eighths = round(min(max(ratio, 0.0), 1.0) * _BAR_WIDTH * 8)
+    full, rest = divmod(eighths, 8)
+    return f"{'█' * full}{_BARS[rest] if rest else ''}".ljust(_BAR_WIDTH) + f"{ratio:4.0%}"
+
+
+def percent(ratio: float | None) -> str:
+    """A ratio as people read it."""
+    return UNKNOWN if ratio is None else f"{ratio * 100:.1f} %"
+
+
+def duration(seconds: float | None) -> str:
+    """A time as people read it."""
+    if seconds is None:
+        return UNKNOWN
+    return f"{seconds * 1e3:.0f} ms" if seconds < 10 else f"{seconds:.1f} s"
+
+
+def count(value: float | None) -> str:
+    """A number with its thousands apart."""
+    return UNKNOWN if value is None else f"{value:,.0f}"
+
+
+def teraflops(value: float | None) -> str:
+    """FLOP/s in units of 10^12."""
+    return UNKNOWN if value is None else formatting.teraflops(value)
+
+
+def get(entry: Json, *path: str) -> Any:  # noqa: ANN401  (JSON)
+    """What an answer has at a path of keys; None where it has nothing."""
+    value: Any = entry
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value

@@ -1,0 +1,103 @@
+"""Writes docs/metrics.md from the catalogue and the columns of the installed collectors.
+
+    python -m perfd.cli.metrics_reference [--check]
+
+`--check` writes nothing and fails when the file is not what it would be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from perfd.metrics.catalogue import (
+    AGENT_METRICS,
+    AGENT_PAGE_METRICS,
+    AGGREGATOR_METRICS,
+    JOB_METRICS,
+    MetricInfo,
+    raw_metric,
+)
+from perfd.plugins import collector_entry_points, load_collector
+
+PATH = Path(__file__).parent.parent / "docs" / "metrics.md"
+
+_HEAD = """\
+# Metrics
+
+<!-- Made by `make docs` from perfd/catalogue/ and the collectors; do not edit. -->
+
+Every metric that perfd exports. What is not known is absent, never 0. Units are base units, ratios
+go from 0 to 1, and names follow Prometheus' conventions: the unit is the last word, and counters end in
+`_total`. Labels without a value are left out.
+
+`job` is a label of perfd's own. Prometheus sets a label of that name for each target, and renames
+perfd's to `exported_job` unless the scrape says `honor_labels: true`, which the shipped configuration does.
+"""
+_SECTIONS = (
+    (
+        "Of a job",
+        (
+            "Derived, on the aggregator's page. Medians are over the newest steady steps: those after "
+            "warm-up, without checkpoint, evaluation, profiler or outliers."
+        ),
+        JOB_METRICS,
+    ),
+    ("Of agents, seen by the aggregator", "On the aggregator's page.", AGENT_METRICS),
+    ("Of the aggregator itself", "On its own page.", AGGREGATOR_METRICS),
+    ("Of an agent itself", "On the agent's own page.", AGENT_PAGE_METRICS),
+)
+
+
+def document() -> str:
+    """The whole of docs/metrics.md."""
+    parts = [_HEAD]
+    for title, text, metrics in _SECTIONS:
+        parts.append(f"\n## {title}\n\n{text}\n\n{_table(metrics)}")
+    for name in sorted(collector_entry_points()):
+        columns = load_collector(name).columns
+        if columns:
+            parts.append(
+                f"\n## Readings of the collector `{name}`\n\n"
+                "On the pages of the agent and of the aggregator, where `job` and `rank` are known too.\n\n"
+                f"{_table([raw_metric(column) for column in columns])}"
+            )
+    return "".join(parts)
+
+
+def _table(metrics: Sequence[MetricInfo]) -> str:
+    return "".join(f"{row}\n" for row in _rows(metrics))
+
+
+def _rows(metrics: Sequence[MetricInfo]) -> Iterator[str]:
+    yield "| metric | type | unit | labels | meaning | source | absent |"
+    yield "|---|---|---|---|---|---|---|"
+    for metric in metrics:
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        cells = (metric.help, metric.source, metric.absent)
+        meaning, source, absent = (cell.replace("|", "\\|").replace("\n", " ") for cell in cells)
+        yield (
+            f"| `{metric.name}` | {metric.kind.value} | {metric.unit} | {labels} "
+            f"| {meaning} | {source} | {absent} |"
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the file, or compare it; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="fail when docs/metrics.md is out of date")
+    args = parser.parse_args(arguments)
+    text = document()
+    if not args.check:
+        PATH.write_text(text, encoding="utf-8")
+        return 0
+    if not PATH.is_file() or PATH.read_text(encoding="utf-8") != text:
+        sys.stderr.write("docs/metrics.md is out of date: run `make docs`.\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""Finds out the facts; everything that it reads lies under a root, so that tests have nodes of their own."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import socket
+from collections.abc import Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pynvml
+
+from perfd import __version__
+from perfd.capture.nsys.nsys_installation import Installation, find_libdw, find_nsys, parse_version
+from perfd.capture.nsys.nsys_cli import NsysCli, importer_problem
+from perfd.capture.node.process_environment import pids
+from perfd.capture.node.capture_storage import free_bytes, size_bytes
+from perfd.config import AgentConfig
+from perfd.doctor.capture_probe import probe_kineto_socket, probe_py_spy
+from perfd.doctor.clock_sync import read_clock
+from perfd.doctor.node_facts import (
+    AggregatorFacts,
+    DirectoryFacts,
+    Facts,
+    GpuFacts,
+    NsysFacts,
+    NvmlFacts,
+    ProcessFacts,
+)
+from perfd.errors import CaptureError, PerfdError
+from perfd.net.http import split_address
+
+_CONNECT_TIMEOUT_S = 2.0
+_NCCL_PLUGIN = "libnccl-profiler-perfd.so"
+_KINETO_VARIABLES = (
+    "KINETO_USE_DAEMON",
+    "KINETO_IPC_SOCKET_DIR",
+    "KINETO_CONFIG",
+    "KINETO_ONDEMAND_TRACE_DIR",
+)
+
+
+def probe(
+    config: AgentConfig,
+    *,
+    spool: Path,
+    configured: bool,
+    environment: Mapping[str, str],
+    root: Path = Path("/"),
+) -> Facts:
+    """Everything that the checks judge. `configured` says that an operator wrote the configuration."""
+    captures = Path(config.capture.output_directory or spool / "captures")
+    installation = find_nsys(config.capture.nsys_path, environment.get("PATH"), root=root)
+    promtool = shutil.which("promtool", path=environment.get("PATH"))
+    return Facts(
+        perfd_version=__version__,
+        python_version=platform.python_version(),
+        nvml=probe_nvml(),
+        nsys=probe_nsys(installation, root=root),
+        captures_enabled=config.capture.enabled,
+        perf_event_paranoid=_integer(Path(config.proc) / "sys/kernel/perf_event_paranoid"),
+        processes=probe_processes(Path(config.proc)),
+        spool=probe_directory(spool),
+        spool_max_bytes=config.spool.max_bytes,
+        captures=probe_directory(captures),
+        captures_min_free_bytes=config.capture.min_free_bytes,
+        captures_used_bytes=_used_bytes(captures),
+        captures_max_bytes=config.capture.max_bytes,
+        clock=read_clock(),
+        nccl_plugin=find_nccl_plugin(),
+        shared_memory=probe_directory(Path(environment.get("PERFD_NCCL_DIR") or "/dev/shm")),  # noqa: S108
+        kineto={name: environment[name] for name in _KINETO_VARIABLES if name in environment},
+        kineto_socket=probe_kineto_socket(config.capture.kineto, Path(config.proc)),
+        py_spy=probe_py_spy(config.capture, environment, Path(config.proc)),
+        aggregator=probe_aggregator(config.uplink.address, configured=configured),
+        promtool=Path(promtool) if promtool else None,
+    )
+
+
+def probe_nvml() -> NvmlFacts:
+    """Ask the driver; every failure is a fact."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError_LibraryNotFound:
+        return NvmlFacts(library_missing=True)
+    except pynvml.NVMLError as error:
+        return NvmlFacts(error=str(error))
+    try:
+        gpus = [_gpu(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return NvmlFacts(driver=_text(pynvml.nvmlSystemGetDriverVersion()), gpus=gpus)
+    except pynvml.NVMLError as error:
+        return NvmlFacts(error=str(error))
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _gpu(index: int) -> GpuFacts:
+    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    try:
+        gpm = bool(pynvml.nvmlGpmQueryDeviceSupport(handle).isSupportedDevice)
+    except (pynvml.NVMLError_FunctionNotFound, pynvml.NVMLError_NotSupported):
+        gpm = False
+    except pynvml.NVMLError:
+        gpm = None
+    return GpuFacts(index=index, name=_text(pynvml.nvmlDeviceGetName(handle)), gpm=gpm)
+
+
+def probe_nsys(installation: Installation | None, *, root: Path) -> NsysFacts:
+    """Run nsys and its importer once for their versions, and look for the library that is often missing."""
+    if installation is None:
+        return NsysFacts()
+    try:
+        version = parse_version(NsysCli(installation.nsys).run(["--version"]).output)
+    except CaptureError:
+        version = None
+    beside = [installation.importer.resolve().parent] if installation.importer else []
+    return NsysFacts(
+        installation=installation,
+        version=version,
+        importer_problem=importer_problem(installation.importer) if installation.importer else "",
+        libdw=find_libdw(root=root, beside=beside),
+    )
+
+
+def probe_processes(proc: Path) -> ProcessFacts:
+    """How many processes' environment cannot be read."""
+    total = unreadable = 0
+    for pid in pids(proc):
+        total += 1
+        try:
+            with (proc / str(pid) / "environ").open("rb") as file:
+                file.read(1)
+        except PermissionError:
+            unreadable += 1
+        except OSError:
+            continue  # It ended meanwhile.
+    return ProcessFacts(total=total, unreadable=unreadable)
+
+
+def probe_directory(path: Path) -> DirectoryFacts:
+    """Whether a directory, or the nearest parent that exists, takes anything, and its free space."""
+    existing = path
+    try:
+        while not existing.exists():
+            existing = existing.parent
+        # Permissions say too little: root may write everywhere, but not on /proc or a read-only mount.
+        with TemporaryDirectory(prefix=".perfd-doctor-", dir=existing):
+            return DirectoryFacts(path=path, free_bytes=free_bytes(existing))
+    except OSError as error:
+        return DirectoryFacts(path=path, free_bytes=0, problem=error.strerror or str(error))
+
+
+def _used_bytes(path: Path) -> int:
+    try:
+        return size_bytes(path)
+    except OSError:
+        return 0  # That it cannot be read is told where it is judged as a directory.
+
+
+def probe_aggregator(address: str, *, configured: bool) -> AggregatorFacts:
+    """Try to open a TCP connection."""
+    error = ""
+    try:
+        socket.create_connection(split_address(address), timeout=_CONNECT_TIMEOUT_S).close()
+    except OSError as failure:
+        error = failure.strerror or str(failure)
+    except PerfdError as failure:
+        error = str(failure)
+    return AggregatorFacts(address=address, configured=configured, error=error)
+
+
+def find_nccl_plugin() -> Path | None:
+    """The NCCL profiler plugin that was built with this installation."""
+    # Looked for by name: the command line knows collectors only through their entry points.
+    spec = PathFinder.find_spec("perfd_collectors")
+    folders = [Path(place) / "nccl" for place in (spec.submodule_search_locations or ())] if spec else []
+    return next((folder / _NCCL_PLUGIN for folder in folders if (folder / _NCCL_PLUGIN).is_file()), None)
+
+
+def _integer(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

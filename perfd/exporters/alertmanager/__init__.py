@@ -1,0 +1,1 @@
+"""Sends alerts to an Alertmanager."""

@@ -1,0 +1,123 @@
+"""Delivers the alerts of the embedded engine to one Alertmanager by its API v2."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from urllib.parse import quote
+
+import msgspec
+
+from perfd.config import AlertmanagerConfig
+from perfd.errors import ConfigError
+from perfd.exporters.backoff import Backoff
+from perfd.exporters.exporter import AlertUpdate, ExporterContext, Round
+from perfd.exporters.alertmanager.delivery import Deliveries, Outgoing, wire_alert
+from perfd.exporters.labels import check_external_labels
+from perfd.exporters.http_post import Answer, Poster
+
+log = logging.getLogger(__name__)
+_KEY = "exporters.alertmanager"
+_PATH = "/api/v2/alerts"
+_PER_REQUEST = 256
+_HEADERS = {"Content-Type": "application/json"}
+
+
+class AlertmanagerExporter:
+    """Tells one Alertmanager of all alerts; each of a cluster has its own exporter, so that none waits."""
+
+    def __init__(self, url: str, config: AlertmanagerConfig, context: ExporterContext) -> None:
+        if not config.resend_s > 0 or config.max_alerts < 1:
+            raise ConfigError(f"{_KEY}: `resend_s` must be positive and `max_alerts` at least 1.")
+        self._labels = check_external_labels(config.external_labels, key=_KEY)
+        self._external_url = config.external_url
+        base = url.rstrip("/")
+        self._url = url
+        self._poster = Poster(base if base.endswith(_PATH) else base + _PATH, config.http, key=_KEY)
+        self._deliveries = Deliveries(resend_s=config.resend_s, max_alerts=config.max_alerts)
+        self._backoff = Backoff(initial_s=config.backoff_initial_s, max_s=config.backoff_max_s)
+        self._clock = context.clock
+        self._tally = context.tally
+        self._chance = context.chance
+        self._now_unix_s: float | None = None
+        self._refused = False
+
+    def export(self, round_: Round) -> None:
+        self._now_unix_s = round_.time_unix_s
+        changes = [self._labelled(alert) for alert in round_.changes]
+        firing = [self._labelled(alert) for alert in round_.firing]
+        self._tally.lost += self._deliveries.update(changes, firing, round_.time_unix_s)
+        if self._backoff.due(self._clock.monotonic_s()):
+            self._send(round_.time_unix_s)
+        self._tally.pending = len(self._deliveries)
+
+    def close(self) -> None:
+        # What fires is not resolved: perfd's going away says nothing about the job.
+        if self._now_unix_s is not None:
+            self._send(self._now_unix_s)
+        self._poster.close()
+
+    def _labelled(self, alert: AlertUpdate) -> AlertUpdate:
+        return AlertUpdate(
+            name=alert.name,
+            labels={**self._labels, **alert.labels},
+            annotations=alert.annotations,
+            value=alert.value,
+            fired_at_unix_s=alert.fired_at_unix_s,
+            resolved_at_unix_s=alert.resolved_at_unix_s,
+        )
+
+    def _send(self, now_unix_s: float) -> None:
+        told_again = False
+        while chunk := self._deliveries.due(now_unix_s)[:_PER_REQUEST]:
+            answer = self._poster.post(self._body(chunk), _HEADERS)
+            if not answer.taken and answer.worth_retrying:
+                self._fail(answer)
+                return
+            self._backoff = self._backoff.succeeded()
+            self._note(answer, len(chunk))
+            if answer.reconnected and not told_again:
+                # It may be another process than the one that we told before.
+                self._deliveries.tell_again()
+                told_again = True
+            # What is refused is not told again before its time comes: it would be refused each second.
+            self._deliveries.told(chunk, now_unix_s)
+
+    def _note(self, answer: Answer, alerts: int) -> None:
+        if answer.taken:
+            self._tally.sent += alerts
+        else:
+            self._tally.lost += alerts
+            if not self._refused:
+                log.error(
+                    "An Alertmanager refuses alerts.",
+                    extra={"url": self._url, "status": answer.status, "answer": answer.text},
+                )
+        self._refused = not answer.taken
+
+    def _fail(self, answer: Answer) -> None:
+        self._tally.retries += 1
+        if self._backoff.failures == 0:
+            log.warning(
+                "An Alertmanager cannot be reached; alerts wait for it.",
+                extra={"url": self._url, "status": answer.status, "answer": answer.text},
+            )
+        # When it is back it may have lost what it knew.
+        self._deliveries.tell_again()
+        self._backoff = self._backoff.failed(
+            self._clock.monotonic_s(), chance=self._chance(), at_least_s=answer.retry_after_s
+        )
+
+    def _body(self, chunk: Sequence[Outgoing]) -> bytes:
+        alerts = [wire_alert(one, self._generator_url(one.alert)) for one in chunk]
+        for alert in alerts:
+            for key in ("startsAt", "endsAt"):
+                alert[key] = datetime.fromtimestamp(alert[key], UTC).isoformat(timespec="milliseconds")
+        return msgspec.json.encode(alerts)
+
+    def _generator_url(self, alert: AlertUpdate) -> str | None:
+        if self._external_url is None:
+            return None
+        base = self._external_url.rstrip("/")
+        return f"{base}/jobs/{quote(alert.job, safe='')}" if alert.job else base

@@ -1,0 +1,159 @@
+"""Which alerts one Alertmanager has to be told of now. Pure: time is an argument, nothing is sent here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from perfd.exporters.exporter import AlertUpdate
+
+Identity = tuple[tuple[str, str], ...]
+
+RESOLVED_RETENTION_S = 15 * 60.0
+"""How long the end of an alert is told again, for an Alertmanager that lost it; as Prometheus does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """One alert as it is to be sent."""
+
+    alert: AlertUpdate
+    ends_at_unix_s: float
+    """When the Alertmanager is to take it for ended: in the future while it fires."""
+    as_resolved: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    alert: AlertUpdate
+    first_told_unix_s: float | None = None
+    """When the Alertmanager first took it as firing."""
+    told_unix_s: float | None = None
+    """When it last took it as it stands now; None: it has to hear of it."""
+    late: bool = False
+    """It ended before the Alertmanager heard of it."""
+
+    @property
+    def firing(self) -> bool:
+        return self.alert.resolved_at_unix_s is None
+
+
+class Deliveries:
+    """What one Alertmanager knows and does not know yet.
+
+    An alert that fires is told again each `resend_s`, with an end `4 * resend_s` ahead: if perfd falls
+    silent, it ends by itself (Prometheus does the same). One that ended while the Alertmanager was away
+    is told as firing first and as resolved `resend_s` later, so that people hear of it at all. An alert
+    that fires anew takes the place of its own past, which would otherwise resolve it.
+    """
+
+    def __init__(self, *, resend_s: float, max_alerts: int) -> None:
+        self._resend_s = resend_s
+        self._max_alerts = max_alerts
+        self._known: dict[Identity, _Known] = {}
+
+    def __len__(self) -> int:
+        return sum(known.told_unix_s is None for known in self._known.values())
+
+    def update(self, changes: Iterable[AlertUpdate], firing: Iterable[AlertUpdate], now_unix_s: float) -> int:
+        """Take what changed and what fires now; how many of the changes found no room."""
+        self._forget_old(now_unix_s)
+        refused = sum(not self._take(alert) for alert in changes)
+        fires = {alert.identity: alert for alert in firing}
+        for alert in fires.values():
+            self._take(alert)
+        for identity, known in self._known.items():
+            if known.firing and identity not in fires:
+                # Its rule failed or is gone, so that nobody said that it ended.
+                self._known[identity] = _ended(known, replace(known.alert, resolved_at_unix_s=now_unix_s))
+        return refused
+
+    def due(self, now_unix_s: float) -> list[Outgoing]:
+        """What to send now, oldest first."""
+        outgoing = [self._outgoing(known, now_unix_s) for known in self._known.values()]
+        return [one for one in outgoing if one is not None]
+
+    def told(self, sent: Sequence[Outgoing], now_unix_s: float) -> None:
+        """The Alertmanager took these."""
+        for one in sent:
+            known = self._known.get(one.alert.identity)
+            if known is None:
+                continue
+            first = known.first_told_unix_s
+            if first is None and not one.as_resolved:
+                first = now_unix_s
+            self._known[one.alert.identity] = replace(known, first_told_unix_s=first, told_unix_s=now_unix_s)
+
+    def tell_again(self) -> None:
+        """The Alertmanager may have lost what it knew: it has to hear of all alerts."""
+        for identity, known in self._known.items():
+            self._known[identity] = replace(known, told_unix_s=None)
+
+    def _take(self, alert: AlertUpdate) -> bool:
+        known = self._known.get(alert.identity)
+        if known is None and not self._room():
+            return False
+        if known is None or alert.fired_at_unix_s > known.alert.fired_at_unix_s:
+            self._known[alert.identity] = _Known(alert=alert, late=alert.resolved_at_unix_s is not None)
+        elif alert.fired_at_unix_s == known.alert.fired_at_unix_s and known.firing:
+            if alert.resolved_at_unix_s is None:
+                self._known[alert.identity] = replace(known, alert=alert)
+            else:
+                self._known[alert.identity] = _ended(known, alert)
+        return True
+
+    def _room(self) -> bool:
+        if len(self._known) < self._max_alerts:
+            return True
+        # The Alertmanager has heard of these; that they are told again is a precaution.
+        over = (name for name, one in self._known.items() if not one.firing and one.told_unix_s is not None)
+        found = next(over, None)
+        if found is None:
+            return False
+        del self._known[found]
+        return True
+
+    def _forget_old(self, now_unix_s: float) -> None:
+        for identity, known in list(self._known.items()):
+            resolved_at = known.alert.resolved_at_unix_s
+            old = resolved_at is not None and now_unix_s - resolved_at >= RESOLVED_RETENTION_S
+            if old and known.told_unix_s is not None and not self._first_told_lately(known, now_unix_s):
+                del self._known[identity]
+
+    def _first_told_lately(self, known: _Known, now_unix_s: float) -> bool:
+        """Whether a late alert still has its end to come."""
+        first = known.first_told_unix_s
+        return known.late and first is not None and now_unix_s - first < RESOLVED_RETENTION_S
+
+    def _lately(self, unix_s: float, now_unix_s: float) -> bool:
+        # A clock that was set back must not keep an alert from being told.
+        return 0 <= now_unix_s - unix_s < self._resend_s
+
+    def _outgoing(self, known: _Known, now_unix_s: float) -> Outgoing | None:
+        resolved_at = known.alert.resolved_at_unix_s
+        told, first = known.told_unix_s, known.first_told_unix_s
+        if told is not None and self._lately(told, now_unix_s):
+            return None
+        if resolved_at is None or (known.late and first is None):
+            return Outgoing(
+                alert=known.alert, ends_at_unix_s=now_unix_s + 4 * self._resend_s, as_resolved=False
+            )
+        if known.late and first is not None and self._lately(first, now_unix_s):
+            return None
+        return Outgoing(alert=known.alert, ends_at_unix_s=min(resolved_at, now_unix_s), as_resolved=True)
+
+
+def _ended(known: _Known, alert: AlertUpdate) -> _Known:
+    return replace(known, alert=alert, told_unix_s=None, late=known.first_told_unix_s is None)
+
+
+def wire_alert(one: Outgoing, generator_url: str | None) -> dict[str, Any]:
+    """One alert of Alertmanager's API v2, before its times are written out."""
+    return {
+        "labels": {name: value for name, value in one.alert.labels.items() if value},
+        "annotations": {name: value for name, value in one.alert.annotations.items() if value},
+        "startsAt": one.alert.fired_at_unix_s,
+        "endsAt": one.ends_at_unix_s,
+        **({"generatorURL": generator_url} if generator_url else {}),
+    }

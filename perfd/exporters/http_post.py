@@ -1,0 +1,174 @@
+"""POST requests to one address over a kept connection, with a bound on time and on the answer."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import re
+import ssl
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import SplitResult, urlsplit
+
+from perfd import __version__
+from perfd.config import HttpClientConfig
+from perfd.errors import ConfigError, reason_of
+from perfd.net.http_client import BoundedConnection, BoundedTlsConnection
+
+_MAX_ANSWER_BYTES = 4096
+_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came back; status 0 when nothing did."""
+
+    status: int
+    text: str = ""
+    retry_after_s: float | None = None
+    reconnected: bool = False
+    """The connection that was kept had died, and this answer came over a new one."""
+
+    @property
+    def taken(self) -> bool:
+        """Whether the other side has it."""
+        return 200 <= self.status < 300
+
+    @property
+    def worth_retrying(self) -> bool:
+        """Whether the same request may go well later: nothing came back, 429, or 5xx."""
+        return self.status in {0, http.HTTPStatus.TOO_MANY_REQUESTS} or self.status >= 500
+
+
+class Poster:
+    """Sends bodies to one URL. Raises `ConfigError` when the URL or a file of secrets cannot be used.
+
+    Files of secrets are read for each request, so that a new token counts from the next one on.
+    """
+
+    def __init__(self, url: str, config: HttpClientConfig, *, key: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            raise ConfigError(f"{key}: {url!r} is not an http or https URL.")
+        self._host, self._port = parts.hostname, _port(parts, key)
+        self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        self._config = config
+        self._key = key
+        self._context = _context(config, key) if parts.scheme == "https" else None
+        self._connection: BoundedConnection | None = None
+        self._closed_at_once = False
+        _authorization(config, key)
+        _check_headers(config, key)
+
+    def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+        """Send one body; never raises for what the network, the other side or a file of secrets does.
+
+        It returns within `timeout_s`, however slowly the other side reads and answers.
+        """
+        try:
+            authorization = _authorization(self._config, self._key)
+        except ConfigError as error:
+            return Answer(status=0, text=str(error))
+        sent = {"User-Agent": f"perfd/{__version__}", **self._config.headers, **authorization, **headers}
+        kept = self._connection is not None
+        deadline_s = time.monotonic() + self._config.timeout_s
+        answer = self._attempt(body, sent, deadline_s)
+        if kept and answer.status == 0 and self._closed_at_once:
+            # The other side, or something between, closed a connection that was idle: no failure yet.
+            answer = replace(self._attempt(body, sent, deadline_s), reconnected=True)
+        return answer
+
+    def close(self) -> None:
+        """Close the connection; the next request opens a new one."""
+        if self._connection is not None:
+            with suppress(OSError):
+                self._connection.close()
+            self._connection = None
+
+    def _attempt(self, body: bytes, headers: Mapping[str, str], deadline_s: float) -> Answer:
+        self._closed_at_once = False
+        try:
+            return self._once(body, headers, deadline_s)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            self._closed_at_once = isinstance(error, ConnectionError)
+            return Answer(status=0, text=str(error) or type(error).__name__)
+
+    def _once(self, body: bytes, headers: Mapping[str, str], deadline_s: float) -> Answer:
+        if self._connection is None:
+            self._connection = self._connect()
+        self._connection.deadline_s = deadline_s
+        self._connection.request("POST", self._path, body, dict(headers))
+        response = self._connection.getresponse()
+        text = response.read(_MAX_ANSWER_BYTES).decode(errors="replace")
+        if not response.isclosed() or response.will_close:
+            # More than we read is no answer of these interfaces: begin anew.
+            self.close()
+        return Answer(
+            status=response.status,
+            text=text.strip(),
+            retry_after_s=_seconds(response.getheader("Retry-After")),
+        )
+
+    def _connect(self) -> BoundedConnection:
+        if self._context is not None:
+            return BoundedTlsConnection(self._host, self._port, context=self._context)
+        return BoundedConnection(self._host, self._port)
+
+
+def read_secret(path: str, key: str) -> str:
+    """The first line of a file of secrets; raises `ConfigError` when there is none."""
+    try:
+        secret = Path(path).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{key}: cannot read {path}: {reason_of(error)}.") from error
+    if not secret or not secret.isprintable():
+        raise ConfigError(f"{key}: {path} must hold one line, the secret.")
+    return secret
+
+
+def _check_headers(config: HttpClientConfig, key: str) -> None:
+    for name, value in config.headers.items():
+        if not _HEADER_NAME.fullmatch(name) or not (value.isascii() and value.isprintable()):
+            raise ConfigError(f"{key}: {name!r}: {value!r} cannot be a header of HTTP.")
+
+
+def _port(parts: SplitResult, key: str) -> int | None:
+    try:
+        return parts.port
+    except ValueError as error:
+        raise ConfigError(f"{key}: {parts.geturl()!r} has no port that can be: {error}.") from error
+
+
+def _authorization(config: HttpClientConfig, key: str) -> dict[str, str]:
+    if config.bearer_token_file is not None and config.username is not None:
+        raise ConfigError(f"{key}: choose `bearer_token_file` or `username`, not both.")
+    if config.bearer_token_file is not None:
+        return {"Authorization": "Bearer " + read_secret(config.bearer_token_file, key)}
+    if config.username is not None:
+        password = read_secret(config.password_file, key) if config.password_file else ""
+        return {
+            "Authorization": "Basic " + base64.b64encode(f"{config.username}:{password}".encode()).decode()
+        }
+    return {}
+
+
+def _context(config: HttpClientConfig, key: str) -> ssl.SSLContext:
+    if (config.certificate is None) != (config.key is None):
+        raise ConfigError(f"{key}: `certificate` and `key` belong together.")
+    try:
+        context = ssl.create_default_context(cafile=config.ca)
+        if config.certificate is not None:
+            context.load_cert_chain(config.certificate, config.key)
+    except OSError as error:
+        named = ", ".join(name for name in (config.ca, config.certificate, config.key) if name)
+        raise ConfigError(f"{key}: cannot use the certificates in {named}: {error}.") from error
+    return context
+
+
+def _seconds(text: str | None) -> float | None:
+    # A date is legal too, but rare; without it the back-off decides.
+    return float(text) if text is not None and text.isascii() and text.isdigit() else None

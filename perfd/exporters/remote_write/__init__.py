@@ -1,0 +1,1 @@
+"""Sends series by Prometheus remote write."""

@@ -1,0 +1,1 @@
+"""Writes TensorBoard event files."""

@@ -1,0 +1,1 @@
+"""Logs to Weights & Biases, one process per run."""

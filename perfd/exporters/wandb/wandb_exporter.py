@@ -1,0 +1,212 @@
+"""Logs a job's numbers to Weights & Biases, on the training step as x axis."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Protocol, TypeAlias
+
+import msgspec
+
+from perfd.analysis.diagnosis.job_summary import JobSummary, to_json
+from perfd.config import WandbConfig
+from perfd.errors import ConfigError
+from perfd.exporters.backoff import Backoff
+from perfd.exporters.exporter import AlertUpdate, ExporterContext, JobRound, Round
+from perfd.exporters.job_numbers import job_numbers, summary_numbers
+from perfd.exporters.http_post import read_secret
+from perfd.exporters.wandb.wandb_messages import Alert, Log, Message, Report
+from perfd.exporters.wandb.wandb_process import END_WITHIN_S, WandbProcess
+from perfd.report.sources.from_summary import report_of_summary
+from perfd.report.render.html import to_html
+
+SUMMARY_FILE, REPORT_FILE = "perfd-summary.json", "perfd-report.html"
+
+log = logging.getLogger(__name__)
+_MAX_WAITING = 10_000
+"""Rows and alerts of one job that wait for its run to open."""
+_KEY = "exporters.wandb"
+_LEVELS = {"critical": "ERROR", "warning": "WARN"}
+
+Item: TypeAlias = Log | Alert | Report
+
+
+class Run(Protocol):
+    """An open run. An `OSError` of `send` means that it is closed."""
+
+    def send(self, message: Message, /) -> None:
+        """Wait, for a bounded time, until W&B has the message."""
+
+    def hang_up(self) -> None:
+        """Let W&B upload what is left and end."""
+
+    def end(self, within_s: float) -> None:
+        """Wait for that no longer than this."""
+
+
+OpenRun: TypeAlias = Callable[[str, WandbConfig], Run]
+"""Opens the run of a job; raises `OSError` when W&B does not answer or refuses."""
+
+
+@dataclass(slots=True)
+class _Job:
+    run: Run | None = None
+    waiting: deque[Item] = field(default_factory=deque)
+    step: tuple[int, int] | None = None
+    ended: bool = False
+    backoff: Backoff = field(default_factory=Backoff)
+
+
+class WandbExporter:
+    """One run for each job: the job's own (`run: same`) or one beside it (`run: sibling`).
+
+    Each is in a process of its own, which keeps rows on disk and uploads them when it can. Until a run is
+    open its rows wait here.
+    """
+
+    def __init__(
+        self, config: WandbConfig, context: ExporterContext, *, open_run: OpenRun = WandbProcess
+    ) -> None:
+        if find_spec("wandb") is None:
+            raise ConfigError(f"{_KEY}: install perfd[wandb].")
+        check(config)
+        self._config = config
+        self._open = open_run
+        self._clock = context.clock
+        self._tally = context.tally
+        self._chance = context.chance
+        self._jobs: dict[str, _Job] = {}
+
+    def export(self, round_: Round) -> None:
+        for job in round_.jobs:
+            self._row(job)
+        for alert in round_.changes:
+            self._alert(alert)
+        for summary in round_.finals:
+            self._report(summary)
+        present = {job.summary.name for job in round_.jobs}
+        for name, known in self._jobs.items():
+            self._flush(name, known)
+            # One that the aggregator has forgotten ended without a word.
+            known.ended = known.ended or name not in present
+        done = {name: job for name, job in self._jobs.items() if job.ended and not job.waiting}
+        for name in done:
+            del self._jobs[name]
+        _end(done.values())
+        self._tally.pending = sum(len(known.waiting) for known in self._jobs.values())
+
+    def close(self) -> None:
+        for name, job in self._jobs.items():
+            if not job.backoff.failures:
+                self._flush(name, job)
+            if job.waiting:
+                self._tally.lost += len(job.waiting)
+                log.warning(
+                    "W&B never took these rows and alerts of a job; they are lost.",
+                    extra={"job": name, "count": len(job.waiting)},
+                )
+        _end(self._jobs.values())
+        self._jobs.clear()
+        self._tally.pending = 0
+
+    def _row(self, job: JobRound) -> None:
+        name = job.summary.name
+        if job.step is None or (job.ended and name not in self._jobs):
+            return
+        known = self._jobs.get(name)
+        if known is None:
+            if len(self._jobs) >= self._config.max_runs:
+                self._tally.lost += 1
+                return
+            known = self._jobs[name] = _Job()
+        known.ended = job.ended
+        position = (job.attempt, job.step)
+        if position == known.step:
+            return
+        known.step = position
+        numbers = {f"perfd/{key}": value for key, value in job_numbers(job).items()}
+        row = {"perfd/step": float(job.step), "perfd/attempt": float(job.attempt), **numbers}
+        self._wait(known, Log(row))
+
+    def _alert(self, alert: AlertUpdate) -> None:
+        # One of no job is told in the run of the only job that there is.
+        name = alert.job or (next(iter(self._jobs)) if len(self._jobs) == 1 else "")
+        if not self._config.alerts or name not in self._jobs or alert.resolved_at_unix_s is not None:
+            return
+        text = alert.annotations.get("description") or alert.annotations.get("summary") or alert.name
+        level = _LEVELS.get(alert.labels.get("severity", ""), "INFO")
+        self._wait(self._jobs[name], Alert(alert.name, text, level))
+
+    def _report(self, summary: JobSummary) -> None:
+        job = self._jobs.get(summary.name)
+        if job is None:
+            return
+        numbers = {f"perfd/final/{key}": value for key, value in summary_numbers(summary).items()}
+        files = {
+            SUMMARY_FILE: msgspec.json.encode(to_json([summary])).decode() + "\n",
+            REPORT_FILE: to_html(report_of_summary(summary, "perfd aggregator")),
+        }
+        self._wait(job, Report(numbers, files))
+
+    def _wait(self, job: _Job, item: Item) -> None:
+        job.waiting.append(item)
+        if len(job.waiting) > _MAX_WAITING:
+            job.waiting.popleft()
+            self._tally.lost += 1
+
+    def _flush(self, name: str, job: _Job) -> None:
+        if not job.waiting or not job.backoff.due(self._clock.monotonic_s()):
+            return
+        try:
+            job.run = job.run or self._open(name, self._config)
+            while job.waiting:
+                self._send(job.run, job.waiting.popleft())
+        except OSError as error:
+            job.run = None
+            self._tally.retries += 1
+            if job.backoff.failures == 0:
+                log.warning(
+                    "W&B does not take the rows of a job; they wait.",
+                    extra={"job": name, "error": str(error)},
+                )
+            job.backoff = job.backoff.failed(self._clock.monotonic_s(), chance=self._chance())
+        else:
+            job.backoff = job.backoff.succeeded()
+
+    def _send(self, run: Run, item: Item) -> None:
+        try:
+            run.send(item)
+        except OSError:
+            # Whether W&B has it is unknown: sent again it might be there twice, or fail for ever.
+            self._tally.lost += 1
+            raise
+        self._tally.sent += 1
+
+
+def _end(jobs: Iterable[_Job]) -> None:
+    """End the runs of these jobs, all at the same time."""
+    runs = [job.run for job in jobs if job.run is not None]
+    for run in runs:
+        run.hang_up()
+    deadline_s = time.monotonic() + END_WITHIN_S
+    for run in runs:
+        run.end(max(0.0, deadline_s - time.monotonic()))
+
+
+def check(config: WandbConfig) -> None:
+    """Refuse what can never work; raises `ConfigError`."""
+    if config.run not in {"same", "sibling"}:
+        raise ConfigError(f"{_KEY}.run: {config.run!r} is neither `same` nor `sibling`.")
+    if config.mode not in {"online", "offline"}:
+        raise ConfigError(f"{_KEY}.mode: {config.mode!r} is none of disabled, offline, online.")
+    if config.api_key_file is not None:
+        read_secret(config.api_key_file, f"{_KEY}.api_key_file")
+    for key, template in (("run_id", config.run_id), ("group", config.group)):
+        try:
+            (template or "").format(job="job")
+        except (KeyError, IndexError, ValueError, AttributeError):
+            raise ConfigError(f"{_KEY}.{key}: {template!r} may hold {{job}} and nothing else.") from None

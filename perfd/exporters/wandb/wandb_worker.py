@@ -1,0 +1,144 @@
+"""The process that holds a run of W&B: `python -m perfd.exporters.wandb.wandb_worker FD`.
+
+No other module imports `wandb`. The process ends when its socket does; by then W&B has written or
+uploaded everything, or `finish_timeout` is over.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import wandb
+
+from perfd.config import WandbConfig
+from perfd.exporters.safe_names import plain_name
+from perfd.exporters.http_post import read_secret
+from perfd.exporters.wandb.wandb_messages import Alert, Answer, Line, Log, Message, Open, Report
+from perfd.exporters.wandb.wandb_process import END_WITHIN_S
+
+FINISH_WITHIN_S = 6.0
+"""How long W&B may go on uploading at the end of a run; what is left stays on disk, for `wandb sync`."""
+_KEY = "exporters.wandb"
+_MAX_TEXT = 120
+"""Of a name or group, which W&B limits to 128 characters."""
+
+
+class Run:
+    """Does what messages say to one run."""
+
+    def __init__(self) -> None:
+        self._run: Any = None
+
+    def handle(self, message: Message) -> None:
+        """Do it; raises whatever W&B raises."""
+        match message:
+            case Open():
+                self._run = _opened(message.job, message.config)
+            case Log():
+                self._run.log(message.row)
+            case Alert():
+                self._run.alert(title=message.title, text=message.text, level=message.level, wait_duration=0)
+            case Report():
+                _report(self._run, message)
+
+
+def main() -> None:
+    """Serve the socket whose number is the first argument until its other end closes it."""
+    with socket.socket(fileno=int(sys.argv[1])) as connection:
+        serve(Line(connection), Run().handle)
+        # Should nobody be there any more to kill it: the signal ends a process that does not handle it.
+        signal.alarm(ceil(END_WITHIN_S))
+        # Ends the run, and waits until W&B's own process has written what it has.
+        wandb.teardown()
+
+
+def serve(line: Line, handle: Callable[[Message], None]) -> None:
+    """Answer every message until there are no more."""
+    while (data := line.receive()) is not None:
+        try:
+            handle(msgspec.json.decode(data, type=Message))
+        except Exception as error:  # noqa: BLE001  W&B raises more kinds than it documents; perfd hears of each.
+            line.send(Answer(error=str(error) or type(error).__name__))
+        else:
+            line.send(Answer())
+
+
+def init_arguments(job: str, config: WandbConfig) -> dict[str, Any]:
+    """What `wandb.init` is called with."""
+    same = config.run == "same"
+    shared = same and config.mode == "online"
+    settings: dict[str, Any] = {
+        "console": "off",
+        "disable_git": True,
+        "save_code": False,
+        "silent": True,
+        "init_timeout": config.timeout_s,
+        "finish_timeout": min(config.timeout_s, FINISH_WITHIN_S),
+        # What a process that must be killed leaves on disk is whole but for the last second.
+        "x_transaction_log_flush_interval": 1.0,
+        "x_disable_stats": True,
+        "x_disable_meta": True,
+        "x_disable_machine_info": True,
+    }
+    if shared:
+        # Two processes write to the job's run: W&B's shared mode, of which the job is the primary.
+        settings |= {
+            "mode": "shared",
+            "x_primary": False,
+            "x_label": "perfd",
+            "x_update_finish_state": False,
+        }
+    else:
+        settings["mode"] = config.mode
+    if config.base_url is not None:
+        settings["base_url"] = config.base_url
+    if config.api_key_file is not None:
+        settings["api_key"] = read_secret(config.api_key_file, f"{_KEY}.api_key_file")
+    name = run_id(job, config)
+    return {
+        "project": config.project,
+        "entity": config.entity,
+        "id": name if same else f"{name}-perfd",
+        "name": None if same else f"{job[:_MAX_TEXT]} perfd",
+        "group": None if same or config.group is None else config.group.format(job=job)[:_MAX_TEXT],
+        "job_type": None if same else "perfd",
+        "resume": None if shared else "allow",
+        "dir": config.directory,
+        "reinit": "create_new",
+        "settings": wandb.Settings(**settings),
+    }
+
+
+def run_id(job: str, config: WandbConfig) -> str:
+    """The id of the job's own run; characters that W&B does not take are replaced, and a hash added."""
+    return plain_name(config.run_id.format(job=job))
+
+
+def _opened(job: str, config: WandbConfig) -> Any:  # noqa: ANN401  `wandb` is not typed.
+    run = wandb.init(**init_arguments(job, config))
+    # The training step is an axis of its own: `step=` belongs to the job, and must never go back.
+    run.define_metric("perfd/step")
+    run.define_metric("perfd/*", step_metric="perfd/step")
+    return run
+
+
+def _report(run: Any, report: Report) -> None:  # noqa: ANN401  `wandb` is not typed.
+    run.summary.update(report.numbers)
+    artifact = wandb.Artifact(f"perfd-{run.id}", type="perfd-report")
+    for name, content in report.files.items():
+        path = Path(run.dir) / name
+        path.write_text(content, encoding="utf-8")
+        # Immutable: the file is uploaded from where it is, also by a later `wandb sync`, and never copied.
+        artifact.add_file(str(path), name=name, policy="immutable", skip_cache=True)
+    run.log_artifact(artifact)
+
+
+if __name__ == "__main__":
+    main()

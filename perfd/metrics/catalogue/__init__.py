@@ -1,0 +1,27 @@
+"""Every metric that perfd exports: name, unit, labels, source, and when it is absent.
+
+docs/metrics.md is made of this and of the columns of the collectors; a test
+proves that nothing is exported that is not here.
+"""
+
+from collections.abc import Mapping
+
+from perfd.metrics.catalogue.agent_metrics import AGENT_METRICS, AGENT_PAGE_METRICS
+from perfd.metrics.catalogue.aggregator_metrics import AGGREGATOR_METRICS
+from perfd.metrics.catalogue.job_metrics import JOB_METRICS
+from perfd.metrics.catalogue.metric_info import MetricInfo, raw_metric
+
+__all__ = [
+    "AGENT_METRICS",
+    "AGENT_PAGE_METRICS",
+    "AGGREGATOR_METRICS",
+    "JOB_METRICS",
+    "METRICS",
+    "MetricInfo",
+    "raw_metric",
+]
+
+METRICS: Mapping[str, MetricInfo] = {
+    metric.name: metric for metric in (*JOB_METRICS, *AGENT_METRICS, *AGGREGATOR_METRICS)
+}
+"""Everything on the aggregator's page but raw columns and what rules record, by name."""

@@ -1,0 +1,82 @@
+"""What the catalogue says of one metric, and how a raw column of a collector becomes one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from perfd.collector import Column, ColumnKind
+from perfd.metrics.exposition import exported_name
+from perfd.model import Scope
+
+_NEVER = "Never."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricInfo:
+    """One exported metric."""
+
+    name: str
+    kind: ColumnKind
+    unit: str
+    """A base unit, or `1` for numbers without one."""
+    labels: Sequence[str]
+    """The labels that it may have; one without a value is left out."""
+    help: str
+    source: str
+    absent: str
+
+
+_RAW_LABELS: Mapping[Scope, Sequence[str]] = {
+    Scope.GPU: ("job", "rank", "node", "gpu"),
+    Scope.NODE: ("node",),
+    Scope.NIC: ("node", "device"),
+    Scope.DISK: ("node", "device"),
+    Scope.RANK: ("job", "rank", "node"),
+    Scope.SERVER: ("node", "server"),
+}
+_UNIT_ENDINGS = (
+    ("bytes_per_second", "bytes per second"),
+    ("seconds", "seconds"),
+    ("bytes", "bytes"),
+    ("ratio", "ratio, 0 to 1"),
+    ("watts", "watts"),
+    ("joules", "joules"),
+    ("hertz", "hertz"),
+    ("celsius", "degrees Celsius"),
+    ("per_second", "per second"),
+)
+
+
+def raw_metric(column: Column) -> MetricInfo:
+    """How a column of a collector is exported, by the agent and by the aggregator alike."""
+    name = exported_name(column.scope, column.name, column.kind)
+    return MetricInfo(
+        name=name,
+        kind=column.kind,
+        unit=_unit(name),
+        labels=_RAW_LABELS[column.scope],
+        help=column.help,
+        source=column.source,
+        absent=column.absent,
+    )
+
+
+def _unit(name: str) -> str:
+    base = name.removesuffix("_total")
+    return next((unit for ending, unit in _UNIT_ENDINGS if base.endswith("_" + ending)), "1")
+
+
+def metric(
+    name: str,
+    help_text: str,
+    *,
+    labels: Sequence[str] = (),
+    source: str,
+    absent: str = _NEVER,
+    kind: ColumnKind = ColumnKind.GAUGE,
+) -> MetricInfo:
+    """A row of the catalogue; the unit is told by the name."""
+    return MetricInfo(
+        name=name, kind=kind, unit=_unit(name), labels=labels, help=help_text, source=source, absent=absent
+    )

@@ -1,0 +1,84 @@
+"""What agent and aggregator say to each other; every record is part of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from perfd.model.capture_records import (
+    CaptureCancel,
+    CaptureFilesRemoved,
+    CaptureRequest,
+    CaptureStatus,
+    CaptureTool,
+)
+from perfd.model.collective_records import CollectiveProgress, CollectiveTimes
+from perfd.model.event_records import CollectorHealth, Event
+from perfd.model.job_description import JobDescription
+from perfd.model.placement import GpuInfo, RankPlacement, ServerInfo
+from perfd.model.samples import SampleTable
+from perfd.model.training_steps import LogProgress, MemoryReport, StepPhases, TrainingStep
+
+Record: TypeAlias = (
+    SampleTable
+    | GpuInfo
+    | ServerInfo
+    | RankPlacement
+    | JobDescription
+    | TrainingStep
+    | StepPhases
+    | MemoryReport
+    | Event
+    | LogProgress
+    | CollectorHealth
+    | CollectiveTimes
+    | CollectiveProgress
+    | CaptureFilesRemoved
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What an agent sends at once. Sequences start at 1 and have no gaps for one `agent_id`."""
+
+    sequence: int
+    sent_unix_ns: int
+    records: Sequence[Record]
+    dropped_records: int = 0
+    """Records that this agent gave up since its start, because a queue or the spool was full."""
+    unknown_records: int = 0
+    """Set by the reader, never sent: records of a kind it does not know, which are not in `records`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """The first message of an agent; see `telemetry.proto`."""
+
+    agent_id: str
+    node: str
+    perfd_version: str
+    sent_unix_ns: int
+    first_sequence: int
+    capture_tools: Sequence[CaptureTool] = ()
+    revision: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """The aggregator's answer to `Hello`."""
+
+    last_sequence: int
+    sent_unix_ns: int
+    revision: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ack:
+    """Everything up to and including `sequence` is stored."""
+
+    sequence: int
+
+
+AgentMessage: TypeAlias = Hello | Batch | CaptureStatus
+AggregatorMessage: TypeAlias = Welcome | Ack | CaptureRequest | CaptureCancel

@@ -1,0 +1,94 @@
+"""How many connections an HTTP server has at a time, and for how long each may keep its thread waiting."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+from perfd.net.deadline import DeadlineReader
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+log = logging.getLogger(__name__)
+_FULL = b'{"error": "Too many connections are open: try again."}\n'
+_REFUSAL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\n"
+    b"Content-Type: application/json; charset=utf-8\r\nContent-Length: %d\r\n\r\n%b" % (len(_FULL), _FULL)
+)
+
+
+class BoundedServer(ThreadingHTTPServer):
+    """A thread for each connection, of which there are at most so many; further ones get status 503."""
+
+    daemon_threads = True
+    request_queue_size = 128
+
+    def __init__(
+        self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], connections: int
+    ) -> None:
+        super().__init__(address, handler)
+        self._most = connections
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        self._was_full = False
+
+    # What is called a request here is a connection: the names are socketserver's.
+    def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401  (as socketserver has it)
+        with self._lock:
+            full = len(self._open) >= self._most
+            if not full:
+                self._open.add(request)
+        if full and not self._was_full:
+            log.warning("Too many HTTP connections are open; further ones are refused.")
+        self._was_full = full
+        if full:
+            self._refuse(request)
+        else:
+            super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:  # noqa: ANN401  (as socketserver has it)
+        with self._lock:
+            self._open.discard(request)
+        super().shutdown_request(request)
+
+    def read_no_more(self) -> None:
+        """Let each thread that waits for a request find that none comes any more."""
+        with self._lock:
+            connections = list(self._open)
+        for connection in connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RD)
+
+    def _refuse(self, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        with suppress(OSError):
+            connection.sendall(_REFUSAL)
+        super().shutdown_request(connection)
+
+
+class RequestReader(DeadlineReader):
+    """What a client sends: a request has to begin within `idle_s`, and be whole within `request_s` then."""
+
+    def __init__(self, connection: socket.socket, *, idle_s: float, request_s: float) -> None:
+        super().__init__(connection, 0.0)
+        self._idle_s = idle_s
+        self._request_s = request_s
+        self._begun = False
+
+    def expect(self) -> None:
+        """The next request may come from now on."""
+        self.deadline_s = time.monotonic() + self._idle_s
+        self._begun = False
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int | None:
+        count = super().readinto(buffer)
+        if not self._begun:
+            self._begun = True
+            self.deadline_s = time.monotonic() + self._request_s
+        return count

@@ -1,0 +1,255 @@
+"""A small HTTP server for /metrics and the JSON API: threads, loopback unless configured."""
+
+from __future__ import annotations
+
+import io
+import ipaddress
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from http.server import BaseHTTPRequestHandler
+from typing import Protocol
+from urllib.parse import parse_qs, urlsplit
+
+from perfd.net.connections import BoundedServer, RequestReader
+from perfd.errors import PerfdError
+
+log = logging.getLogger(__name__)
+_CLOSE_WITHIN_S = 0.1
+MAX_BODY_BYTES = 1024 * 1024
+_MOST_DIGITS = 20
+_DISCARDED_BYTES = 16 * MAX_BODY_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One request; `path` is without the query and without the route's prefix kept apart in `rest`."""
+
+    method: str
+    path: str
+    rest: str
+    query: Mapping[str, str]
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Names in lower case."""
+
+
+class Stream(Protocol):
+    """Pieces of an answer that come one by one; `close` is called once, whatever happens."""
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The pieces; waiting for the next one blocks the client's own thread only."""
+
+    def close(self) -> None:
+        """Nobody reads any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Response:
+    """What is sent back: a whole body, or a stream and then the end of the connection."""
+
+    body: bytes = b""
+    status: int = 200
+    content_type: str = "application/json; charset=utf-8"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    stream: Stream | None = None
+
+
+Handler = Callable[[Request], Response]
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """`host:port` or `[v6]:port` as a pair; raises `PerfdError` when it is neither."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdigit() or int(port) > 65535:
+        raise PerfdError(
+            f"{address!r} is not an address; write it as host:port, for example 127.0.0.1:9460,"
+            " with a port up to 65535."
+        )
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host's name or address means this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class HttpServer:
+    """Serves `routes` from threads of its own. A route that ends in `/` also takes what is below it.
+
+    Port 0 picks a free one; `address` is the real one. Raises `PerfdError` when the port is in use.
+    A client that takes nothing of a stream for `stalled_s` is dropped, and so is one that vanished.
+    Beyond so many `connections` at a time further ones get status 503. One on which no request begins for
+    `idle_s` is closed, and so is one whose request is not whole `request_s` after its first byte.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        routes: Mapping[str, Handler],
+        *,
+        stalled_s: float = 10.0,
+        connections: int = 256,
+        idle_s: float = 30.0,
+        request_s: float = 15.0,
+    ) -> None:
+        host, port = split_address(address)
+        bound = {"routes": dict(routes), "stalled_s": stalled_s, "idle_s": idle_s, "request_s": request_s}
+        handler = type("_BoundHandler", (_Handler,), bound)
+        try:
+            self._server = BoundedServer((host, port), handler, connections)
+        except OSError as error:
+            raise PerfdError(
+                f"Cannot listen on {address}: {error.strerror or error}. "
+                "Choose another address, or stop the process that has it."
+            ) from error
+        serve = partial(self._server.serve_forever, poll_interval=_CLOSE_WITHIN_S)
+        self._thread = threading.Thread(target=serve, name="perfd-http", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """Where the server listens, as `host:port`."""
+        host, port = self._server.server_address[:2]
+        return f"{host!s}:{port}"
+
+    def close(self) -> None:
+        """Stop listening; requests that are here are still answered, by threads that end by themselves."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+        self._server.read_no_more()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    routes: Mapping[str, Handler] = {}
+    protocol_version = "HTTP/1.1"
+    timeout = 30
+    """For one answer to be taken."""
+    stalled_s = 10.0
+    idle_s = 30.0
+    request_s = 15.0
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self._reader = RequestReader(self.connection, idle_s=self.idle_s, request_s=self.request_s)
+        self.rfile = io.BufferedReader(self._reader)
+
+    def handle_one_request(self) -> None:
+        self._reader.expect()
+        try:
+            super().handle_one_request()
+        except ConnectionError:
+            # Between two requests the client went away: that is not worth a word.
+            self.close_connection = True
+
+    def do_GET(self) -> None:
+        self._answer(b"")
+
+    def do_POST(self) -> None:
+        length = self.headers.get("Content-Length", "0")
+        if not _is_number(length) or int(length) > MAX_BODY_BYTES:
+            self.close_connection = True
+            self._send(_error(413, f"The body must say its length and be at most {MAX_BODY_BYTES} bytes."))
+            self._discard(length)
+            return
+        body = self.rfile.read(int(length))
+        if self._is_of_another_site():
+            self._send(_error(403, "A page of another site may not do this."))
+            return
+        self._answer(body)
+
+    def _discard(self, length: str) -> None:
+        """Read some of a body that is too large: a client that is cut off while it writes sees no answer."""
+        left = min(int(length), _DISCARDED_BYTES) if _is_number(length) else 0
+        while left > 0 and (chunk := self.rfile.read(min(left, 65536))):
+            left -= len(chunk)
+
+    def _is_of_another_site(self) -> bool:
+        """Whether a browser sends this for a page that did not come from here (it always says so)."""
+        origin = self.headers.get("Origin")
+        return origin is not None and origin.partition("://")[2] != self.headers.get("Host")
+
+    def _answer(self, body: bytes) -> None:
+        url = urlsplit(self.path)
+        handler, rest = self._route(url.path)
+        if handler is None:
+            self._send(_error(404, f"There is nothing at {url.path}; try {', '.join(sorted(self.routes))}."))
+            return
+        query = {key: values[-1] for key, values in parse_qs(url.query).items()}
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        request = Request(
+            method=self.command, path=url.path, rest=rest, query=query, body=body, headers=headers
+        )
+        try:
+            response = handler(request)
+        except Exception:  # Whatever a handler raises, its client gets an answer.
+            log.exception("A request failed.", extra={"path": url.path})
+            response = _error(500, f"perfd failed to answer {url.path}; its log says why.")
+        self._send(response)
+
+    def _route(self, path: str) -> tuple[Handler | None, str]:
+        if path in self.routes:
+            return self.routes[path], ""
+        prefixes = [
+            route for route in self.routes if route.endswith("/") and path.startswith(route) and route != "/"
+        ]
+        if not prefixes:
+            return None, ""
+        longest = max(prefixes, key=len)
+        return self.routes[longest], path[len(longest) :]
+
+    def _send(self, response: Response) -> None:
+        self.connection.settimeout(self.timeout)
+        try:
+            self._send_head(response)
+            if response.stream is None:
+                self.wfile.write(response.body)
+            else:
+                self._send_stream(response.stream)
+        except OSError:
+            # It went away, or does not read: neither is that.
+            self.close_connection = True
+        finally:
+            if response.stream is not None:
+                response.stream.close()
+
+    def _send_stream(self, stream: Stream) -> None:
+        self.connection.settimeout(self.stalled_s)
+        vanished_ms = round(self.stalled_s * 1000)
+        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, vanished_ms)
+        for piece in stream:
+            self.wfile.write(piece)
+
+    def _send_head(self, response: Response) -> None:
+        self.send_response(response.status)
+        self.send_header("Content-Type", response.content_type)
+        if response.stream is None:
+            self.send_header("Content-Length", str(len(response.body)))
+        else:
+            # Also makes the server end the connection after the last piece.
+            self.send_header("Connection", "close")
+        for name, value in response.headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the name is http.server's)
+        """Requests are counted by whoever scrapes; they are not logged."""
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < _MOST_DIGITS
+
+
+def _error(status: int, message: str) -> Response:
+    quoted = message.replace("\\", "\\\\").replace('"', '\\"')
+    return Response(status=status, body=f'{{"error": "{quoted}"}}\n'.encode())

@@ -1,0 +1,149 @@
+"""What changed between two runs, and whether it got worse than is allowed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from perfd.errors import PerfdError
+from perfd.report.comparison.measures import Better, Measure, Measured
+
+SCHEMA = "perfd.compare/1"
+SAME_RATIO = 0.01
+"""What changes by less than this is called the same."""
+_KERNELS = 10
+
+
+class Verdict(StrEnum):
+    """How a number changed."""
+
+    BETTER = "better"
+    WORSE = "worse"
+    SAME = "same"
+    CHANGED = "changed"
+    """By enough to be told; by itself neither good nor bad."""
+    UNKNOWN = "unknown"
+    """Only one of the two runs has it."""
+    REGRESSED = "regressed"
+    """Worse beyond the bound, and it counts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One number of both runs."""
+
+    name: str
+    unit: str
+    a: float | None
+    b: float | None
+    change_ratio: float | None
+    """(b - a) / a; None where either is unknown, or a alone is zero."""
+    better: Better | None
+    gate: bool
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelChange:
+    """One kernel of both runs, in seconds a step; 0 where a run does not have it."""
+
+    name: str
+    a_s: float
+    b_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Two runs side by side."""
+
+    a: str
+    b: str
+    max_regression_ratio: float
+    changes: Sequence[Change]
+    kernels: Sequence[KernelChange] = ()
+    """Those that changed most."""
+
+    @property
+    def regressed(self) -> bool:
+        """Whether a number that counts got worse beyond the bound."""
+        return any(change.verdict is Verdict.REGRESSED for change in self.changes)
+
+
+def compare(a: Measured, b: Measured, max_regression_ratio: float) -> Comparison:
+    """Hold the second run against the first.
+
+    Raises `PerfdError` when they are of different kinds or have no number in common that counts: a gate
+    that cannot see must not let pass.
+    """
+    if a.kind != b.kind:
+        raise PerfdError(f"{a.name} is a {a.kind} and {b.name} a {b.kind}: compare like with like.")
+    of_b = {measure.name: measure for measure in b.measures}
+    changes = [_change(measure, of_b[measure.name], max_regression_ratio) for measure in a.measures]
+    if not any(change.gate and change.change_ratio is not None for change in changes):
+        raise PerfdError(
+            f"{a.name} and {b.name} have no step time, throughput or MFU in common to compare;"
+            " traces need marked steps for that."
+        )
+    return Comparison(
+        a=a.name,
+        b=b.name,
+        max_regression_ratio=max_regression_ratio,
+        changes=changes,
+        kernels=_kernels(a, b),
+    )
+
+
+def to_json(comparison: Comparison) -> dict[str, Any]:
+    """The object of schema perfd.compare/1."""
+    return {"schema": SCHEMA, "regressed": comparison.regressed, **asdict(comparison)}
+
+
+def _change(a: Measure, b: Measure, max_regression_ratio: float) -> Change:
+    ratio = _ratio(a.value, b.value)
+    # What two sources tell are two numbers.
+    better = a.better if ratio is None or a.source == b.source else None
+    return Change(
+        name=a.name,
+        unit=a.unit.value,
+        a=a.value,
+        b=b.value,
+        change_ratio=ratio,
+        better=better,
+        gate=a.gate,
+        verdict=_verdict(ratio, better, max_regression_ratio if a.gate else None),
+    )
+
+
+def _ratio(a: float | None, b: float | None) -> float | None:
+    if a is None or b is None:
+        return None
+    if a == b:
+        return 0.0
+    return (b - a) / a if a else None
+
+
+def _verdict(ratio: float | None, better: Better | None, max_regression_ratio: float | None) -> Verdict:
+    if ratio is None:
+        return Verdict.UNKNOWN
+    worse = ratio if better is Better.LOWER else -ratio
+    if better and max_regression_ratio is not None and worse > max_regression_ratio:
+        return Verdict.REGRESSED
+    if abs(ratio) < SAME_RATIO:
+        return Verdict.SAME
+    if better is None:
+        return Verdict.CHANGED
+    return Verdict.WORSE if worse > 0 else Verdict.BETTER
+
+
+def _kernels(a: Measured, b: Measured) -> list[KernelChange]:
+    if not a.kernels_s or not b.kernels_s:
+        return []
+    names = sorted(a.kernels_s.keys() | b.kernels_s.keys())
+    changes = [
+        KernelChange(name=name, a_s=a.kernels_s.get(name, 0.0), b_s=b.kernels_s.get(name, 0.0))
+        for name in names
+        if a.kernels_s.get(name) != b.kernels_s.get(name)
+    ]
+    return sorted(changes, key=lambda change: -abs(change.b_s - change.a_s))[:_KERNELS]

@@ -1,0 +1,1 @@
+"""Writes a report as text, Markdown, HTML or SVG."""

@@ -1,0 +1,135 @@
+"""A report as one HTML file that needs no network: pictures are SVG within it."""
+
+from __future__ import annotations
+
+from html import escape
+
+from perfd.report.render import svg
+from perfd.report.report_model import Bars, Report, ReportFinding, Roofline, Table, Timeline
+from perfd.report.render.roofline_svg import KINDS, PLOT_CSS, plot
+from perfd.report.render.page_style import CSS
+from perfd.report.report_text import percent
+
+
+def to_html(report: Report) -> str:
+    """The whole page."""
+    body = [
+        f"<h1>{escape(report.title)}</h1>",
+        f'<p class="subtitle">{escape(report.subtitle)}</p>',
+        _summary(report),
+        _metrics(report),
+        *(_figure(figure) for figure in report.figures),
+        _findings(report),
+        _recommendations(report),
+        *(_table(table) for table in report.tables),
+        _notes(report),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(report.title)}</title>\n<style>{CSS}{PLOT_CSS}</style>\n</head>\n<body>\n<main>\n"
+        + "\n".join(body)
+        + "\n</main>\n</body>\n</html>\n"
+    )
+
+
+def _summary(report: Report) -> str:
+    sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in report.summary)
+    return (
+        f'<section class="summary"><h2>Summary</h2><p class="headline">{escape(report.headline)}</p>'
+        f"<ul>{sentences}</ul></section>"
+    )
+
+
+def _metrics(report: Report) -> str:
+    if not report.metrics:
+        return ""
+    tiles = "".join(
+        f'<div class="tile"><div class="name">{escape(metric.name)}</div>'
+        f'<div class="value">{escape(metric.value)}</div>'
+        f'<div class="source">{escape(metric.source)}</div></div>'
+        for metric in report.metrics
+    )
+    return f'<section><h2>Metrics</h2><div class="tiles">{tiles}</div></section>'
+
+
+def _figure(figure: Bars | Timeline | Roofline) -> str:
+    picture, names = _picture(figure)
+    legend = "".join(
+        f'<span><i class="swatch {kind}"></i>{escape(name)}</span>' for kind, name in names.items()
+    )
+    return (
+        f'<section><h2>{escape(figure.title)}</h2><div class="legend">{legend}</div>'
+        f"<figure>{picture}<figcaption>Source: {escape(figure.source)}.</figcaption></figure></section>"
+    )
+
+
+def _picture(figure: Bars | Timeline | Roofline) -> tuple[str, dict[str, str]]:
+    """The picture, and what its colours mean."""
+    if isinstance(figure, Roofline):
+        drawn = {point.kind for point in figure.points}
+        return plot(figure), {kind: name for kind, name in KINDS.items() if kind in drawn}
+    picture = svg.bars(figure) if isinstance(figure, Bars) else svg.timeline(figure)
+    return picture, {kind: svg.NAMES[kind] for kind in svg.kinds(figure)}
+
+
+def _findings(report: Report) -> str:
+    if not report.findings:
+        return ""
+    return "<section><h2>Findings</h2>" + "".join(_finding(found) for found in report.findings) + "</section>"
+
+
+def _finding(found: ReportFinding) -> str:
+    share = f'<span class="share">{percent(found.gain_ratio)}</span>' if found.gain_ratio is not None else ""
+    who = f' <span class="who">{escape(found.who)}</span>' if found.who else ""
+    evidence = "".join(f"<li>{escape(sentence)}</li>" for sentence in found.evidence)
+    # Nobody is sure of what is unknown.
+    sure = f'<p class="source">Confidence {found.confidence:.1f}</p>' if found.confidence else ""
+    return f"<article><h3>{escape(found.title)}{who}{share}</h3><ul>{evidence}</ul>{sure}</article>"
+
+
+def _recommendations(report: Report) -> str:
+    items = "".join(
+        f"<li>{escape(found.recommendation)}"
+        + (f' <span class="source">up to {percent(found.gain_ratio)}</span>' if found.gain_ratio else "")
+        + "</li>"
+        for found in report.recommendations()
+    )
+    return f"<section><h2>Recommendations</h2><ol>{items}</ol></section>" if items else ""
+
+
+def _table(table: Table) -> str:
+    head = "".join(f"<th{_class(at, table)}>{escape(column)}</th>" for at, column in enumerate(table.columns))
+    rows = []
+    for number, row in enumerate(table.rows):
+        share = table.shares[number] if number < len(table.shares) else None
+        cells = "".join(
+            f"<td{_bar(share) if at == 0 and share is not None else _class(at, table)}>{escape(cell)}</td>"
+            for at, cell in enumerate(row)
+        )
+        rows.append(f"<tr>{cells}</tr>")
+    # What scrolls on a narrow screen must be within reach of the keyboard.
+    scroll = f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(table.title)}">'
+    return (
+        f"<section><h2>{escape(table.title)}</h2>{scroll}<table><thead><tr>{head}</tr></thead>"
+        f"<tbody>{''.join(rows)}</tbody></table></div>"
+        f'<p class="source">Source: {escape(table.source)}.</p></section>'
+    )
+
+
+def _class(column: int, table: Table) -> str:
+    return "" if column < table.text_columns else ' class="number"'
+
+
+def _bar(share: float) -> str:
+    return f' style="--share:{100 * share:.1f}%" class="bar"'
+
+
+def _notes(report: Report) -> str:
+    if not report.notes:
+        return ""
+    return (
+        '<section><h2>Notes</h2><ul class="notes">'
+        + "".join(f"<li>{escape(note)}</li>" for note in report.notes)
+        + "</ul></section>"
+    )

@@ -1,0 +1,57 @@
+"""A report as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfd.report.report_model import Report, Table
+from perfd.report.report_text import percent
+
+
+def to_markdown(report: Report) -> str:
+    """The whole report; pictures are left out, as the tables say the same."""
+    lines = [f"# {report.title}", "", report.subtitle, "", "## Summary", "", f"**{report.headline}**", ""]
+    lines += [f"- {_text(sentence)}" for sentence in report.summary]
+    if report.metrics:
+        lines += ["", "## Metrics", ""]
+        rows = [(metric.name, metric.value, metric.source) for metric in report.metrics]
+        lines += _grid(("metric", "value", "source"), rows, text_columns=3)
+    lines += ["", "## Findings", ""]
+    for found in report.findings or ():
+        share = f", {percent(found.gain_ratio)}" if found.gain_ratio is not None else ""
+        who = f" ({found.who})" if found.who else ""
+        lines += [f"### {found.title}{who}{share}", ""]
+        lines += [f"- {_text(sentence)}" for sentence in found.evidence]
+        # Nobody is sure of what is unknown.
+        lines += [f"- Confidence {found.confidence:.1f}."] if found.confidence else []
+        lines.append("")
+    advising = report.recommendations()
+    lines += ["## Recommendations", ""] if advising else []
+    for number, found in enumerate(advising, start=1):
+        gain = f" (up to {percent(found.gain_ratio)})" if found.gain_ratio is not None else ""
+        lines.append(f"{number}. {_text(found.recommendation)}{gain}")
+    for table in report.tables:
+        lines += ["", f"## {table.title}", "", *_table(table), "", f"Source: {_text(table.source)}."]
+    if report.notes:
+        lines += ["", "## Notes", "", *(f"- {_text(note)}" for note in report.notes)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(table: Table) -> list[str]:
+    return _grid(table.columns, table.rows, text_columns=table.text_columns)
+
+
+def _grid(columns: Sequence[str], rows: Sequence[Sequence[str]], *, text_columns: int) -> list[str]:
+    marks = ["---" if at < text_columns else "---:" for at in range(len(columns))]
+    return [
+        f"| {' | '.join(columns)} |",
+        f"| {' | '.join(marks)} |",
+        *(f"| {' | '.join(_text(cell) for cell in row)} |" for row in rows),
+    ]
+
+
+def _text(text: str) -> str:
+    """Text that Markdown leaves alone: names of kernels are full of its signs."""
+    for sign in "\\|<>*_`[]":
+        text = text.replace(sign, f"\\{sign}")
+    return text.replace("\n", " ")

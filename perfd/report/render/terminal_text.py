@@ -1,0 +1,155 @@
+"""A trace's analysis for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from perfd.report.sources.trace_notes import notes_of
+from perfd.report.report_text import UNKNOWN, duration, kernel_name, percent, title
+from perfd.trace.diagnosis.trace_analysis import RankAnalysis, TraceAnalysis
+from perfd.trace.diagnosis.trace_findings import Diagnosis
+from perfd.trace.diagnosis.time_shares import TraceFinding
+
+_KERNELS = 10
+_COLLECTIVES = 12
+_RANKS = 32
+_CULPRITS = 4
+
+
+def render(analysis: TraceAnalysis, diagnosis: Diagnosis) -> RenderableType:
+    """What limits the capture, then the numbers behind it, in 100 columns."""
+    parts: list[RenderableType] = [_headline(analysis, diagnosis), _ranks(analysis)]
+    if analysis.collectives.by_rank and any(analysis.collectives.by_rank.values()):
+        parts.append(_collectives(analysis))
+    first = next(iter(analysis.complete), analysis.ranks[0])
+    parts += [_kernels(first), *_findings(diagnosis), *_notes(analysis)]
+    return Group(*parts)
+
+
+def _headline(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Text:
+    found, bottleneck = diagnosis.first, diagnosis.bottleneck
+    text = Text()
+    if found is None:
+        text.append("What limits this capture is not known: no rank has all its GPU records.", style="bold")
+    else:
+        text.append(title(diagnosis.name_of(found)), style="bold yellow")
+        text.append(f"  {found.evidence[0]}" if found.evidence else "")
+    if bottleneck is not None and bottleneck is not found:
+        text.append(f"\nClass of bottleneck: {title(diagnosis.name_of(bottleneck)).lower()}")
+    costly = [finding for finding in diagnosis.findings if finding.lost_ratio is not None]
+    if costly:
+        most_first = sorted(costly, key=lambda one: -(one.lost_ratio or 0))
+        costs = ", ".join(_cost(finding, diagnosis.name_of(finding)) for finding in most_first)
+        # Who is waited for is waited for in communication.
+        overlap = " (parts may overlap)" if diagnosis.cause else ""
+        text.append(f"\nWhat costs the most of the window{overlap}: {costs}")
+    if analysis.model_use:
+        use = analysis.model_use
+        text.append(
+            f"\nMFU {percent(use.mfu_ratio)} of {use.peak_flops_per_s / 1e12:.0f} TFLOP/s"
+            f" ({use.precision}, {duration(use.step_time_s)} a step, {use.gpus} GPUs)"
+        )
+    return text
+
+
+def _cost(finding: TraceFinding, name: str) -> str:
+    ranks = ", ".join(f"rank {rank}" for rank in finding.ranks[:_CULPRITS])
+    who = f" ({ranks})" if ranks else ""
+    return f"{title(name).lower()}{who} {percent(finding.lost_ratio)}"
+
+
+def _table(name: str, columns: Sequence[str], left: int = 1) -> Table:
+    table = Table(title=name, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for at, column in enumerate(columns):
+        table.add_column(column, justify="left" if at < left else "right", overflow="fold")
+    return table
+
+
+def _ranks(analysis: TraceAnalysis) -> Table:
+    table = _table(
+        "Where the time went, of each rank's window",
+        ("rank", "window", "compute", "comm", "exposed", "copies", "idle", "launch", "sync", "other", "lost"),
+    )
+    for rank in analysis.ranks[:_RANKS]:
+        whole, span = rank.whole, rank.whole.span_s or 1.0
+        idle, lost = whole.idle, rank.timeline.losses
+        table.add_row(
+            str(rank.rank),
+            duration(whole.span_s),
+            percent(whole.compute_s / span),
+            percent(whole.communication_s / span),
+            percent(whole.exposed_communication_s / span),
+            percent(whole.exposed_memory_s / span),
+            UNKNOWN if whole.idle_s is None else percent(whole.idle_s / span),
+            percent(idle.unlaunched_s / span) if idle else UNKNOWN,
+            percent(idle.synchronizing_s / span) if idle else UNKNOWN,
+            percent(idle.other_s / span) if idle else UNKNOWN,
+            percent(lost.ratio) if lost and lost.lost else "",
+        )
+    return table
+
+
+def _collectives(analysis: TraceAnalysis) -> Table:
+    table = _table(
+        "Communication, transfer and waiting (longest over ranks)",
+        ("group", "operation", "rank", "count", "total", "exposed", "transfer", "waiting"),
+        left=2,
+    )
+    rows = [(row.total_s, rank, row) for rank, found in analysis.collectives.by_rank.items() for row in found]
+    for _, rank, row in sorted(rows, key=lambda item: -item[0])[:_COLLECTIVES]:
+        table.add_row(
+            (row.group or UNKNOWN).removesuffix("_GROUP"),
+            row.operation + (" (no data)" if row.barrier and row.operation != "barrier" else ""),
+            str(rank),
+            str(row.count),
+            duration(row.total_s),
+            duration(row.exposed_s),
+            duration(row.transfer_s),
+            duration(row.wait_s),
+        )
+    return table
+
+
+def _kernels(rank: RankAnalysis) -> Table:
+    table = _table(
+        f"Kernels of rank {rank.rank}", ("kernel", "class", "tensor cores", "count", "total", "share"), left=2
+    )
+    span = rank.whole.span_s or 1.0
+    for row in rank.kernels[:_KERNELS]:
+        table.add_row(
+            Text(kernel_name(row.name, 46)),
+            row.kernel_class,
+            "yes" if row.tensor_cores else "",
+            str(row.count),
+            duration(row.total_s),
+            percent(row.total_s / span),
+        )
+    return table
+
+
+def _findings(diagnosis: Diagnosis) -> list[RenderableType]:
+    parts: list[RenderableType] = []
+    for found in diagnosis.findings:
+        name = title(diagnosis.name_of(found))
+        head = Text(f"\n{name}" if parts else name, style="bold")
+        if found.lost_ratio is not None:
+            head.append(f"  {percent(found.lost_ratio)} of the window", style="not bold yellow")
+        parts += [head, *(_indented(Text(sentence)) for sentence in found.evidence)]
+        if found.recommendation:
+            parts.append(_indented(Text(f"What to do: {found.recommendation}", style="green")))
+    return parts
+
+
+def _indented(text: Text) -> Padding:
+    return Padding(text, (0, 0, 0, 2), expand=False)
+
+
+def _notes(analysis: TraceAnalysis) -> list[Text]:
+    told = notes_of(analysis)
+    return [Text(f"\n{chr(10).join(told)}", style="dim")] if told else []

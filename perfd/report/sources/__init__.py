@@ -1,0 +1,1 @@
+"""Builds reports from summaries, traces and rooflines."""

@@ -1,0 +1,254 @@
+"""The report of a job without a trace, from its summary."""
+
+from __future__ import annotations
+
+from perfd.analysis.collectives.bandwidth_text import busiest
+from perfd.analysis.diagnosis.findings import Finding
+from perfd.analysis.diagnosis.finding_titles import LIMITS
+from perfd.analysis.steps.pipeline_bubble import Stage
+from perfd.analysis.diagnosis.job_summary import JobSummary
+from perfd.analysis.data.job_data import AlertRecord
+from perfd.analysis.data.formatting import teraflops
+from perfd.report.report_model import Bars, Metric, Report, ReportFinding, Segment, Table
+from perfd.report.report_text import UNKNOWN, duration, percent, title
+
+_BOUNDS = {"at_least": "busiest", "at_most": "idlest"}
+"""What a stage is called of which only a bound is known."""
+_LIMITS = {True: "latency", False: "bandwidth", None: UNKNOWN}
+_FLOPS_SOURCES = {"shape": "the model's shape", "log": "the training log"}
+
+
+def report_of_summary(job: JobSummary, source: str) -> Report:
+    """Everything that a summary says of one job; `source` is where the summary came from."""
+    bottleneck = job.bottleneck
+    return Report(
+        title=f"How job {job.name} runs",
+        subtitle=_subtitle(job, source),
+        headline=_headline(bottleneck),
+        summary=_sentences(job),
+        metrics=_metrics(job, source),
+        findings=[_finding(found) for found in (bottleneck, *job.others)],
+        figures=_figures(job, source),
+        tables=[
+            *_dimension_tables(job, source),
+            *_gpu_tables(job, source),
+            *_stage_tables(job, source),
+            *_bandwidth_tables(job, source),
+        ],
+        notes=[_alert(alert) for alert in job.alerts],
+    )
+
+
+def _subtitle(job: JobSummary, source: str) -> str:
+    sizes = [
+        f"{name.upper()} {value}"
+        for name in ("tp", "pp", "dp", "cp", "ep")
+        if (value := getattr(job.parallel, name)) not in {None, 1}
+    ]
+    world = f"{job.world_size} ranks" if job.world_size else "an unknown number of ranks"
+    what = f"{job.framework or 'Unknown framework'} on {world}"
+    return f"{', '.join([what, *sizes])}; {source}"
+
+
+def _headline(found: Finding) -> str:
+    who = _who(found)
+    return f"{LIMITS[found.kind]}{f': {who}' if who else ''}."
+
+
+def _sentences(job: JobSummary) -> list[str]:
+    sentences = list(job.bottleneck.evidence[:2])
+    if job.mfu_ratio is not None and not any(sentence.startswith("MFU") for sentence in sentences):
+        sentences.append(
+            f"MFU is {percent(job.mfu_ratio)} of the {job.peak_precision or ''} peak at"
+            f" {duration(job.step_time_s.median)} a step."
+        )
+    if job.bottleneck.recommendation:
+        sentences.append(f"First: {job.bottleneck.recommendation}")
+    return sentences
+
+
+def _metrics(job: JobSummary, source: str) -> list[Metric]:
+    without = job.communication.left_out
+    left_out = f", not counting {', '.join(without)}" if without else ""
+    communication = f"{source}; {job.communication.source}{left_out}"
+    exposed = f"{source}; {job.communication.exposed_source}{left_out}"
+    speed = f"{source}; {_FLOPS_SOURCES.get(job.mfu_source or '', 'source unknown')}"
+    steady = f"{job.steps.steady_count} steady of {job.steps.count} steps"
+    over = f"{source}; median over {steady}"
+    rows = (
+        ("Step time", duration(job.step_time_s.median), over),
+        ("Step time, 95th percentile", duration(job.step_time_s.p95), f"{source}; over {steady}"),
+        ("MFU", percent(job.mfu_ratio), speed),
+        ("HFU", percent(job.hfu_ratio), f"{source}; convention {job.flops_convention or 'unknown'}"),
+        ("Tokens a second", _count(job.tokens_per_s), over),
+        (f"TFLOP/s a {'GPU' if job.gpus else 'rank'}", _teraflops(job.model_flops_per_s_per_gpu), speed),
+        ("Tensor cores active", percent(job.tensor_active_ratio), f"{source}; GPU counters"),
+        ("Communication", percent(job.communication.share_ratio), communication),
+        ("Exposed communication", percent(job.communication.exposed_ratio), exposed),
+        ("Pipeline stall", percent(job.pipeline.stall_ratio), f"{source}; {job.pipeline.source}"),
+        ("Bubble by theory", percent(job.pipeline.bubble_theory_ratio or None), f"{source}; the schedule"),
+        ("Data loading", percent(job.data.share_ratio), f"{source}; {job.data.source}"),
+        ("Optimizer", percent(job.optimizer.share_ratio), f"{source}; {job.optimizer.source}"),
+        ("Memory, fullest GPU", percent(job.memory.max_used_ratio), f"{source}; {job.memory.source}"),
+        ("Goodput", percent(job.goodput_ratio), f"{source}; steps against wall time"),
+    )  # fmt: skip
+    return [Metric(name=name, value=value, source=where) for name, value, where in rows if value != UNKNOWN]
+
+
+def _teraflops(flops_per_s: float | None) -> str:
+    return UNKNOWN if flops_per_s is None else teraflops(flops_per_s)
+
+
+def _count(value: float | None, unit: float = 1.0) -> str:
+    return UNKNOWN if value is None else f"{value / unit:,.0f}"
+
+
+def _finding(found: Finding) -> ReportFinding:
+    return ReportFinding(
+        title=title(found.kind.value),
+        evidence=found.evidence,
+        recommendation=found.recommendation,
+        gain_ratio=found.lost_ratio,
+        confidence=found.confidence,
+        who=_who(found),
+    )
+
+
+def _who(found: Finding) -> str:
+    return ", ".join(f"{one.kind} {one.id}" for one in found.culprits)
+
+
+def _figures(job: JobSummary, source: str) -> list[Bars]:
+    stages = [stage for stage in job.pipeline.stages if stage.stall_ratio is not None]
+    if not stages:
+        return []
+    return [
+        Bars(
+            title="How each stage of the pipeline spends its window",
+            source=f"{source}; {job.pipeline.source}",
+            labels=[_stage_name(stage) for stage in stages],
+            rows=[
+                [
+                    Segment(kind="compute", ratio=max(0.0, 1 - (stage.stall_ratio or 0.0))),
+                    Segment(kind="idle", ratio=min(1.0, stage.stall_ratio or 0.0)),
+                ]
+                for stage in stages
+            ],
+        )
+    ]
+
+
+def _stage_name(stage: Stage) -> str:
+    return f"{_stage(stage)} stage" if stage.stage is None else f"stage {stage.stage}"
+
+
+def _stage(stage: Stage) -> str:
+    """Its number, or what is known of it when the timers only tell the fastest and the slowest."""
+    return _BOUNDS.get(stage.bound or "", UNKNOWN) if stage.stage is None else str(stage.stage)
+
+
+def _alert(alert: AlertRecord) -> str:
+    at = "" if alert.first_step is None else f" step {alert.first_step}"
+    if alert.state == "firing":
+        return f"Alert {alert.name} fires{at and f' since{at}'}."
+    return f"Alert {alert.name} fired{at and f' at{at}'} and is {alert.state}."
+
+
+def _dimension_tables(job: JobSummary, source: str) -> list[Table]:
+    dimensions = job.communication.dimensions
+    if not dimensions:
+        return []
+    return [
+        Table(
+            title="Communication by parallel dimension",
+            source=f"{source}; shares of a step, exposed: with no computation beside it",
+            columns=("dimension", "share by", "exposed by", "share", "moves data", "waits", "exposed"),
+            rows=[
+                (
+                    one.group or "others",
+                    one.source,
+                    one.exposed_source or f"unknown: {one.missing}",
+                    percent(one.share_ratio),
+                    percent(one.transfer_ratio),
+                    percent(one.wait_ratio),
+                    percent(one.exposed_ratio),
+                )
+                for one in dimensions
+            ],
+            text_columns=3,
+            shares=[one.share_ratio for one in dimensions],
+        )
+    ]
+
+
+def _gpu_tables(job: JobSummary, source: str) -> list[Table]:
+    if not job.gpus:
+        return []
+    return [
+        Table(
+            title="GPUs",
+            source=f"{source}; GPU counters, medians over steady steps",
+            columns=("GPU", "rank", "SM active", "tensor active", "DRAM active", "power"),
+            rows=[
+                (
+                    f"{gpu.node}/{gpu.gpu}",
+                    UNKNOWN if gpu.rank is None else str(gpu.rank),
+                    percent(gpu.sm_active_ratio),
+                    percent(gpu.tensor_active_ratio),
+                    percent(gpu.dram_active_ratio),
+                    UNKNOWN if gpu.power_w is None else f"{gpu.power_w:.0f} W",
+                )
+                for gpu in job.gpus
+            ],
+            shares=[gpu.sm_active_ratio or 0.0 for gpu in job.gpus],
+        )
+    ]
+
+
+def _stage_tables(job: JobSummary, source: str) -> list[Table]:
+    if not job.pipeline.stages:
+        return []
+    return [
+        Table(
+            title="Stages of the pipeline",
+            source=f"{source}; {job.pipeline.source}",
+            columns=("stage", "stall", "computes", "imbalance"),
+            rows=[
+                (
+                    _stage(stage),
+                    percent(stage.stall_ratio),
+                    duration(stage.compute_s),
+                    percent(stage.imbalance_ratio),
+                )
+                for stage in job.pipeline.stages
+            ],
+        )
+    ]
+
+
+def _bandwidth_tables(job: JobSummary, source: str) -> list[Table]:
+    kinds = busiest(job.nccl.kinds)
+    if not kinds:
+        return []
+    return [
+        Table(
+            title="NCCL's transfers beside what their links allow",
+            source=f"{source}; {job.nccl.source}; transfer is the median of all messages, size and bandwidth"
+            " are of those of 64 KiB and more where there are any",
+            columns=("group", "operation", "transfer", "size", "bus GB/s", "links GB/s", "limit", "links"),
+            rows=[
+                (
+                    kind.group or "other",
+                    kind.operation,
+                    duration(kind.transfer_s),
+                    f"{_count(kind.size_bytes, 1e3)} kB",
+                    _count(kind.bus_bytes_per_s, 1e9),
+                    _count(kind.expected_bus_bytes_per_s, 1e9),
+                    _LIMITS[kind.latency_bound],
+                    kind.expected_source or UNKNOWN,
+                )
+                for kind in kinds
+            ],
+            text_columns=2,
+        )
+    ]

@@ -1,0 +1,188 @@
+"""Operations under the roofline of their GPU, as a picture and as a report.
+
+The axes are relative: intensity to the ridge, speed to the peak. So one picture holds operations of several
+precisions and the kernels of Nsight Compute, which tells shares of peaks and no counts: a kernel that keeps
+the arithmetic units busy for c and the memory for m of the time has c / m of the ridge's intensity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfd.report.report_model import Metric, Point, Report, ReportFinding, Roofline, Table
+from perfd.report.report_text import UNKNOWN, duration, flops, kernel_name, percent, size, title
+from perfd.trace.diagnosis.confidence import MEASURED, MODELLED
+from perfd.trace.roofline.ncu_csv import KernelMetrics
+from perfd.trace.roofline.roofline_model import AT_LIMIT_RATIO, LATENCY_RATIO, Placement, Verdict
+
+_NAME_WIDTH = 60
+_ADVICE = {
+    Verdict.COMPUTE: "Use a lower precision, the tensor cores, or do less arithmetic; more bandwidth changes"
+    " nothing.",
+    Verdict.MEMORY: "Move fewer bytes: fuse it with its neighbours, tile for reuse, use narrower types.",
+    Verdict.LATENCY: "Give the GPU more to do at once (larger shapes, more blocks a multiprocessor), or look"
+    " at what the warps wait for.",
+}
+THRESHOLDS = (
+    f"Below {LATENCY_RATIO:.0%} of both peaks neither limits (latency bound); from {AT_LIMIT_RATIO:.0%} of"
+    " one on it is at its limit; between them the busier one limits."
+)
+
+
+def report_of_placement(found: Placement) -> Report:
+    """The report of one operation that was placed by its shapes."""
+    work = found.work
+    peaks = f"perfd's table of peaks, {found.gpu}"
+    shapes = "counted from the shapes, each array moved once"
+    rows = (
+        ("Arithmetic", flops(work.flops), shapes),
+        ("Traffic", size(work.traffic_bytes), shapes),
+        ("Intensity", f"{found.intensity_flops_per_byte:,.1f} FLOP/byte", shapes),
+        ("Ridge", f"{found.ridge_flops_per_byte:,.1f} FLOP/byte", peaks),
+        ("Peak", f"{found.peak_flops_per_s / 1e12:,.0f} TFLOP/s ({work.precision}, dense)", peaks),
+        ("Bandwidth", f"{found.memory_bytes_per_s / 1e12:,.2f} TB/s", peaks),
+        ("No faster than", duration(found.minimum_s), f"{shapes}; {peaks}"),
+        ("Took", duration(found.time_s), "given with --time"),
+        ("Of what is attainable", percent(found.attainable_ratio), "minimum over the time given"),
+    )
+    return Report(
+        title=f"{work.name} on {found.gpu}",
+        subtitle="Roofline from shapes",
+        headline=f"{title(found.verdict.value)}.",
+        summary=[*work.notes, THRESHOLDS],
+        metrics=[
+            Metric(name=name, value=value, source=source) for name, value, source in rows if value != UNKNOWN
+        ],
+        findings=[
+            _finding(
+                found.verdict,
+                [_why(found)],
+                MODELLED if found.time_s is None else MEASURED,
+                attainable=found.attainable_ratio,
+            )
+        ],
+        # What computes nothing has no place on a logarithmic axis.
+        figures=[_picture([_point(found)], f"{shapes}; {peaks}", found)] if work.flops else [],
+    )
+
+
+def report_of_kernels(kernels: Sequence[KernelMetrics], source: str) -> Report:
+    """The report of kernels that Nsight Compute measured; `source` is the file."""
+    points = [
+        Point(
+            label=kernel_name(kernel.name, _NAME_WIDTH),
+            intensity=kernel.compute_ratio / kernel.memory_ratio,
+            speed=kernel.compute_ratio,
+            kind=kernel.verdict.value,
+        )
+        for kernel in kernels
+        if kernel.verdict and kernel.compute_ratio and kernel.memory_ratio
+    ]
+    longest = max(kernels, key=lambda kernel: kernel.duration_s or 0.0)
+    verdict = f": {title(longest.verdict.value).lower()}" if longest.verdict else ""
+    return Report(
+        title=f"{len(kernels)} kernel{'s' if len(kernels) > 1 else ''} measured by Nsight Compute",
+        subtitle=source,
+        headline=f"The longest is {kernel_name(longest.name, _NAME_WIDTH)}{verdict}.",
+        summary=[THRESHOLDS],
+        metrics=[],
+        findings=[
+            _finding(kernel.verdict, _evidence(kernel), MEASURED, who=kernel_name(kernel.name, _NAME_WIDTH))
+            for kernel in kernels
+            if kernel.verdict
+        ],
+        figures=[_picture(points, f"{source}; shares of the peaks of compute and memory")] if points else [],
+        tables=[_table(kernels, source)],
+    )
+
+
+def _point(found: Placement) -> Point:
+    return Point(
+        label=found.work.name,
+        intensity=found.intensity_flops_per_byte / found.ridge_flops_per_byte,
+        speed=found.peak_ratio,
+        kind=found.verdict.value,
+    )
+
+
+def _picture(points: Sequence[Point], source: str, found: Placement | None = None) -> Roofline:
+    return Roofline(
+        title="Under the roofline",
+        source=source,
+        points=points,
+        ridge_flops_per_byte=found.ridge_flops_per_byte if found else None,
+        peak_flops_per_s=found.peak_flops_per_s if found else None,
+        limit_ratio=AT_LIMIT_RATIO,
+        latency_ratio=LATENCY_RATIO,
+    )
+
+
+def _why(found: Placement) -> str:
+    side = "above" if found.side is Verdict.COMPUTE else "below"
+    sentence = (
+        f"{found.intensity_flops_per_byte:,.1f} FLOP/byte is {side} the ridge at"
+        f" {found.ridge_flops_per_byte:,.1f}: at most {found.attainable_flops_per_s / 1e12:,.1f} TFLOP/s."
+    )
+    if found.time_s is None:
+        return sentence
+    return (
+        f"{sentence} It reached {percent(found.peak_ratio)} of the peak and"
+        f" {percent(found.bandwidth_ratio)} of the bandwidth."
+    )
+
+
+def _evidence(kernel: KernelMetrics) -> list[str]:
+    limit = ", at its limit" if kernel.at_limit else ""
+    shares = f"Compute {percent(kernel.compute_ratio)}, memory {percent(kernel.memory_ratio)} of their peaks"
+    evidence = [f"{shares}{limit}."]
+    if kernel.stalls:
+        told = ", ".join(f"{reason} {value:.1f}" for reason, value in kernel.stalls[:3])
+        evidence.append(f"Warps wait for: {told} (warps stalled for each issued instruction).")
+    return evidence
+
+
+def _finding(
+    verdict: Verdict,
+    evidence: list[str],
+    confidence: float,
+    *,
+    attainable: float | None = None,
+    who: str = "",
+) -> ReportFinding:
+    return ReportFinding(
+        title=title(verdict.value),
+        evidence=evidence,
+        recommendation=_ADVICE[verdict],
+        gain_ratio=None if attainable is None else max(0.0, 1 - attainable),
+        confidence=confidence,
+        who=who,
+    )
+
+
+def _table(kernels: Sequence[KernelMetrics], source: str) -> Table:
+    longest_s = max((kernel.duration_s or 0.0 for kernel in kernels), default=0.0)
+    return Table(
+        title="Kernels",
+        source=f"{source}; Nsight Compute's own metrics",
+        columns=("kernel", "verdict", "time", "compute", "memory", "DRAM", "tensor", "occupancy"),
+        rows=[
+            (
+                kernel_name(kernel.name, _NAME_WIDTH),
+                title(kernel.verdict.value) if kernel.verdict else UNKNOWN,
+                duration(kernel.duration_s),
+                *map(
+                    percent,
+                    (
+                        kernel.compute_ratio,
+                        kernel.memory_ratio,
+                        kernel.dram_ratio,
+                        kernel.tensor_ratio,
+                        kernel.occupancy_ratio,
+                    ),
+                ),
+            )
+            for kernel in kernels
+        ],
+        text_columns=2,
+        shares=[(kernel.duration_s or 0.0) / longest_s for kernel in kernels] if longest_s else (),
+    )

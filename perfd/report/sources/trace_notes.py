@@ -1,0 +1,26 @@
+"""What a reader of a trace's numbers must know besides, each sentence once."""
+
+from __future__ import annotations
+
+from perfd.trace.diagnosis.trace_analysis import TraceAnalysis
+from perfd.trace.diagnosis.trace_json import notes
+
+
+def notes_of(analysis: TraceAnalysis) -> list[str]:
+    """Sentences with the ranks that they are of, where that is not all; then what could not be matched."""
+    by_note: dict[str, list[int]] = {}
+    for rank in analysis.ranks:
+        for note in notes(rank):
+            by_note.setdefault(note, []).append(rank.rank)
+    whole = len(analysis.ranks)
+    told = [
+        note if len(ranks) == whole else f"Rank {', '.join(map(str, ranks))}: {note}"
+        for note, ranks in by_note.items()
+    ]
+    unmatched = analysis.collectives.unmatched
+    if unmatched and whole == 1:
+        return [
+            *told,
+            "Transfer and waiting are not told apart: that takes the traces of all ranks.",
+        ]
+    return [*told, *(f"Not matched across ranks: {sentence}" for sentence in unmatched)]

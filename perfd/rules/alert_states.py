@@ -1,0 +1,190 @@
+"""The states of one rule's alerts: pure, with the time as an argument.
+
+The transitions are those of rules/alerting.go of Prometheus 2.42.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from perfd.rules.rule_model import ActiveAlert, Alert, AlertChange, AlertingRule, AlertState
+from perfd.rules.promql.evaluation_error import EvaluationError
+from perfd.rules.series_store import to_ms
+from perfd.rules.templates import TemplateData
+from perfd.metrics.series import Labels, SeriesKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class External:
+    """What a server adds to the data of templates."""
+
+    labels: Labels = ()
+    url: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Active:
+    """An alert that is pending or firing, and since when the expression no longer holds for it."""
+
+    alert: Alert
+    gone_since_unix_s: float | None = None
+    awaited_until_unix_s: float | None = None
+    """It was restored, and until then the engine may not have seen enough to tell whether it still holds."""
+
+
+class AlertBook:
+    """The alerts of one rule that are pending or firing."""
+
+    def __init__(self, rule: AlertingRule, group: str, *, limit: int, external: External) -> None:
+        self._rule = rule
+        self._group = group
+        self._limit = limit
+        self._external = external
+        self._active: dict[Labels, _Active] = {}
+
+    @property
+    def alerts(self) -> list[Alert]:
+        """The alerts as the last update left them."""
+        return [active.alert for active in self._active.values()]
+
+    @property
+    def active(self) -> list[tuple[Alert, float | None]]:
+        """The alerts, each with the time since which its expression no longer holds."""
+        return [(active.alert, active.gone_since_unix_s) for active in self._active.values()]
+
+    def restore(self, alerts: Sequence[ActiveAlert], *, outage_s: float, awaited_until_unix_s: float) -> None:
+        """Go on with alerts of an earlier engine; until `awaited` one stays without a result.
+
+        As in Prometheus, the outage is not counted towards `for`: nobody saw whether the expression held.
+        """
+        for known in alerts:
+            alert = known.alert
+            if alert.state is AlertState.PENDING:
+                alert = replace(alert, active_at_unix_s=alert.active_at_unix_s + outage_s)
+            self._active[tuple(sorted(alert.labels.items()))] = _Active(
+                alert, known.gone_since_unix_s, awaited_until_unix_s
+            )
+
+    def shift(self, by_s: float) -> None:
+        """Go on after a step of the clock as if it had always been as it is now.
+
+        What fires keeps the time it began: that tells it from other firings.
+        """
+        for labels, active in self._active.items():
+            alert = active.alert
+            if alert.state is AlertState.PENDING:
+                alert = replace(alert, active_at_unix_s=alert.active_at_unix_s + by_s)
+            self._active[labels] = _Active(
+                alert, _moved(active.gone_since_unix_s, by_s), _moved(active.awaited_until_unix_s, by_s)
+            )
+
+    def update(self, samples: Sequence[tuple[SeriesKey, float]], now_unix_s: float) -> list[AlertChange]:
+        """Take the expression's result at an instant; returns the alerts that changed their state.
+
+        Raises `EvaluationError`, with the alerts as they were, when two results make
+        the same alert.
+        """
+        found = self._found(samples, now_unix_s)
+        before = self._active
+        after = {}
+        for labels, alert in found.items():
+            after[labels] = _Active(self._held(alert, before.get(labels), now_unix_s))
+        for labels, active in before.items():
+            if labels not in found and (kept := self._kept(active, now_unix_s)) is not None:
+                after[labels] = kept
+        if self._limit and len(after) > self._limit:
+            self._active = {}
+            raise EvaluationError(f"the group allows {self._limit} alerts a rule and there are {len(after)}")
+        self._active = after
+        return _changes(before, after, now_unix_s)
+
+    def _found(self, samples: Sequence[tuple[SeriesKey, float]], now_unix_s: float) -> dict[Labels, Alert]:
+        found: dict[Labels, Alert] = {}
+        for key, value in samples:
+            alert = self._new(key, value, now_unix_s)
+            labels = tuple(sorted(alert.labels.items()))
+            if labels in found:
+                raise EvaluationError(
+                    f"two results make the same alert {dict(labels)}: keep more labels in the expression"
+                )
+            found[labels] = alert
+        return found
+
+    def _new(self, key: SeriesKey, value: float, now_unix_s: float) -> Alert:
+        labels = dict(key.labels)
+        named = {**labels, "__name__": key.name} if key.name else labels
+        data = TemplateData(
+            value=value,
+            labels=named,
+            external_labels=dict(self._external.labels),
+            external_url=self._external.url,
+        )
+        labels.update((name, template.expand(data)) for name, template in self._rule.labels.items())
+        labels["alertname"] = self._rule.alert
+        return Alert(
+            name=self._rule.alert,
+            group=self._group,
+            labels={name: text for name, text in sorted(labels.items()) if text},
+            annotations={name: template.expand(data) for name, template in self._rule.annotations.items()},
+            state=AlertState.PENDING,
+            value=value,
+            active_at_unix_s=now_unix_s,
+        )
+
+    def _held(self, alert: Alert, known: _Active | None, now_unix_s: float) -> Alert:
+        """The alert of a result, with what is known of its past."""
+        if known is not None:
+            alert = replace(
+                alert,
+                state=known.alert.state,
+                # A clock that was set back must not keep an alert from firing.
+                active_at_unix_s=min(known.alert.active_at_unix_s, now_unix_s),
+                fired_at_unix_s=known.alert.fired_at_unix_s,
+            )
+        due = to_ms(now_unix_s - alert.active_at_unix_s) >= to_ms(self._rule.for_s)
+        if alert.state is AlertState.PENDING and due:
+            return replace(alert, state=AlertState.FIRING, fired_at_unix_s=now_unix_s)
+        return alert
+
+    def _kept(self, active: _Active, now_unix_s: float) -> _Active | None:
+        """An alert without a result, if it was restored just now or `keep_firing_for` still holds it."""
+        awaited_until = active.awaited_until_unix_s
+        if awaited_until is not None and now_unix_s < awaited_until:
+            return active
+        if active.alert.state is not AlertState.FIRING or not self._rule.keep_firing_for_s:
+            return None
+        since = active.gone_since_unix_s
+        gone_since = now_unix_s if since is None else min(since, now_unix_s)
+        if to_ms(now_unix_s - gone_since) >= to_ms(self._rule.keep_firing_for_s):
+            return None
+        return _Active(active.alert, gone_since)
+
+
+def _moved(time_s: float | None, by_s: float) -> float | None:
+    return None if time_s is None else time_s + by_s
+
+
+def _changes(
+    before: dict[Labels, _Active], after: dict[Labels, _Active], now_unix_s: float
+) -> list[AlertChange]:
+    changes = []
+    for labels, active in after.items():
+        previous = before[labels].alert.state if labels in before else AlertState.INACTIVE
+        if active.alert.state is not previous:
+            changes.append(AlertChange(alert=active.alert, previous=previous))
+    for labels, active in before.items():
+        if labels not in after:
+            changes.append(ended(active.alert, now_unix_s))
+    return changes
+
+
+def ended(alert: Alert, now_unix_s: float) -> AlertChange:
+    """The change of a pending or firing alert that is no more."""
+    fired = alert.state is AlertState.FIRING
+    over = replace(
+        alert,
+        state=AlertState.RESOLVED if fired else AlertState.INACTIVE,
+        resolved_at_unix_s=now_unix_s if fired else None,
+    )
+    return AlertChange(alert=over, previous=alert.state)

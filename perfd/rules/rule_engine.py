@@ -1,0 +1,254 @@
+"""Evaluates rules over a store of series, as a Prometheus server would over its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from perfd.rules.alert_states import AlertBook, External, ended
+from perfd.rules.rule_model import (
+    ActiveAlert,
+    Alert,
+    AlertChange,
+    AlertState,
+    EngineState,
+    Evaluation,
+    RecordingRule,
+    Rule,
+    RuleFailure,
+    RuleGroup,
+    RuleSet,
+    alert_series,
+)
+from perfd.rules.promql.compiler import Query, compile_query
+from perfd.rules.promql.evaluation_error import EvaluationError
+from perfd.rules.promql.vector import Keys, Remembered, Vector, empty
+from perfd.rules.series_store import Read, SeriesStore, to_ms
+from perfd.metrics.series import SeriesFrame, SeriesKey
+
+_PUNCTUAL = 0.95
+"""A group is due this part of its interval early, or a caller's timer that jitters would skip rounds."""
+_OUTAGE_TOLERANCE_S = 3600.0
+"""After a longer outage a `for` starts over; Prometheus' `--rules.alert.for-outage-tolerance`."""
+_RETURN_WITHIN_S = 60.0
+"""In this time agents are back after a restart: twice the longest pause of their reconnecting."""
+_STEP_S = 1.0
+"""By so much the wall clock may drift before that counts as a step."""
+_NO_ALERT_SERIES: tuple[SeriesKey, ...] = ()
+
+
+class RuleEngine:
+    """Holds the state of alerts between evaluations. One thread at a time.
+
+    `steady_s`, where it is taken, is the same instant on a clock that never steps: `for` and
+    `keep_firing_for` then last as long as they say, whatever the wall clock does. Without it the wall
+    clock counts as steady.
+
+    What `state` gave can be handed to the engine of a later process by `restore`: alerts then go on.
+    """
+
+    def __init__(self, rules: RuleSet, *, external: External | None = None) -> None:
+        self._groups = [_Group(group, external or External()) for group in rules.groups]
+        self._recorded_keys = Remembered(_concatenated)
+        self._ahead_s: float | None = None
+        """By how much the wall clock is ahead of the steady one."""
+
+    def new_store(self) -> SeriesStore:
+        """A store that keeps what these rules read, and no more."""
+        return SeriesStore(self.reads())
+
+    def reads(self) -> list[Read]:
+        """What the rules read: which series, and how far back."""
+        return [read for group in self._groups for read in group.reads()]
+
+    def state(self, now_unix_s: float) -> EngineState:
+        """What has to be kept for a later engine."""
+        alerts = tuple(active for group in self._groups for active in group.active())
+        return EngineState(time_unix_s=now_unix_s, alerts=alerts)
+
+    def restore(
+        self, state: EngineState, now_unix_s: float, steady_s: float | None = None
+    ) -> list[AlertChange]:
+        """Go on where an earlier engine with these rules was; before the first evaluation.
+
+        An alert that is restored stays for a minute, or for the longest range that its rule reads,
+        even if its expression does not hold: agents have to come back, and ranges to fill. Returns
+        the end of alerts whose rule is gone. After an hour's outage what was only pending is dropped.
+        """
+        self._follow(now_unix_s, steady_s)
+        outage_s = max(0.0, now_unix_s - state.time_unix_s)
+        by_rule: dict[str, list[ActiveAlert]] = {}
+        for active in state.alerts:
+            if active.alert.state is AlertState.FIRING or outage_s <= _OUTAGE_TOLERANCE_S:
+                by_rule.setdefault(active.rule, []).append(active)
+        for group in self._groups:
+            group.restore(by_rule, outage_s, now_unix_s)
+        return [ended(active.alert, now_unix_s) for alerts in by_rule.values() for active in alerts]
+
+    def evaluate(self, store: SeriesStore, now_unix_s: float, steady_s: float | None = None) -> Evaluation:
+        """Evaluate the groups that are due, and append what they record, `ALERTS` too, to the store.
+
+        Time is only ever that of the arguments. If it went back since the last call,
+        all groups are due.
+        """
+        self._follow(now_unix_s, steady_s)
+        changes: list[AlertChange] = []
+        failures: list[RuleFailure] = []
+        for group in self._groups:
+            if group.due(now_unix_s):
+                group.evaluate(store, now_unix_s, changes, failures)
+        return Evaluation(
+            time_unix_s=now_unix_s,
+            alerts=tuple(alert for group in self._groups for alert in group.alerts()),
+            changes=tuple(changes),
+            recorded=self._recorded(now_unix_s),
+            failures=tuple(failures),
+        )
+
+    def _follow(self, now_unix_s: float, steady_s: float | None) -> None:
+        """Notice that the wall clock stepped, and take what is timed along."""
+        if steady_s is None:
+            return
+        ahead_s = now_unix_s - steady_s
+        stepped_s = 0.0 if self._ahead_s is None else ahead_s - self._ahead_s
+        if self._ahead_s is None or abs(stepped_s) >= _STEP_S:
+            self._ahead_s = ahead_s
+            for group in self._groups:
+                group.shift(stepped_s)
+
+    def _recorded(self, now_unix_s: float) -> SeriesFrame:
+        results = [result for group in self._groups for result in group.recorded()]
+        keys = self._recorded_keys(*(result.keys for result in results))
+        values = [np.where(result.present, result.values, np.nan) for result in results]
+        return SeriesFrame(now_unix_s, keys.items, np.concatenate(values) if values else np.zeros(0))
+
+
+def _concatenated(*keys: Keys) -> Keys:
+    return Keys(item for some in keys for item in some.items)
+
+
+class _Group:
+    def __init__(self, group: RuleGroup, external: External) -> None:
+        self._group = group
+        self._evaluated_unix_s: float | None = None
+        self._rules: list[_Alerting | _Recording] = []
+        named: Counter[str] = Counter()
+        for place, rule in enumerate(group.rules):
+            source = f"{group.file};{group.name};{place}"
+            identity = f"{Path(group.file).name};{group.name};{rule.name};{named[rule.name]}"
+            named[rule.name] += 1
+            self._rules.append(_compiled(rule, group, source, identity, external))
+
+    def reads(self) -> Iterator[Read]:
+        for rule in self._rules:
+            yield from rule.query.reads
+
+    def shift(self, by_s: float) -> None:
+        """The clock stepped by so much."""
+        if self._evaluated_unix_s is not None:
+            self._evaluated_unix_s += by_s
+        for rule in self._rules:
+            if isinstance(rule, _Alerting):
+                rule.book.shift(by_s)
+
+    def due(self, now_unix_s: float) -> bool:
+        """Whether the group's interval has passed."""
+        last = self._evaluated_unix_s
+        if last is None or self._group.interval_s is None or now_unix_s < last:
+            return True
+        return now_unix_s - last >= self._group.interval_s * _PUNCTUAL
+
+    def evaluate(
+        self, store: SeriesStore, now_unix_s: float, changes: list[AlertChange], failures: list[RuleFailure]
+    ) -> None:
+        self._evaluated_unix_s = now_unix_s
+        for rule in self._rules:
+            try:
+                changes.extend(rule.evaluate(store, now_unix_s))
+            except EvaluationError as error:
+                failures.append(RuleFailure(group=self._group.name, rule=rule.name, message=str(error)))
+
+    def alerts(self) -> Iterator[Alert]:
+        for rule in self._rules:
+            if isinstance(rule, _Alerting):
+                yield from rule.book.alerts
+
+    def active(self) -> Iterator[ActiveAlert]:
+        for rule in self._rules:
+            if isinstance(rule, _Alerting):
+                for alert, gone in rule.book.active:
+                    yield ActiveAlert(rule=rule.identity, alert=alert, gone_since_unix_s=gone)
+
+    def restore(self, by_rule: dict[str, list[ActiveAlert]], outage_s: float, now_unix_s: float) -> None:
+        """Take what is of the rules of this group out of `by_rule`."""
+        longest_s = max((read.horizon_ms for read in self.reads()), default=0) / 1000
+        until = now_unix_s + max(_RETURN_WITHIN_S, longest_s)
+        for rule in self._rules:
+            if isinstance(rule, _Alerting):
+                known = by_rule.pop(rule.identity, [])
+                rule.book.restore(known, outage_s=outage_s, awaited_until_unix_s=until)
+
+    def recorded(self) -> Iterator[Vector]:
+        for rule in self._rules:
+            if isinstance(rule, _Recording):
+                yield rule.result
+
+
+def _compiled(
+    rule: Rule, group: RuleGroup, source: str, identity: str, external: External
+) -> _Alerting | _Recording:
+    query = compile_query(rule.expression)
+    if isinstance(rule, RecordingRule):
+        return _Recording(rule.record, query, source, rule, group.limit)
+    book = AlertBook(rule, group.name, limit=group.limit, external=external)
+    return _Alerting(rule.alert, query, source, identity, book)
+
+
+class _Recording:
+    def __init__(self, name: str, query: Query, source: str, rule: RecordingRule, limit: int) -> None:
+        self.name = name
+        self.query = query
+        self.result = empty()
+        self._source = source
+        self._limit = limit
+        labels = dict(rule.labels)
+        self._renamed = Remembered(
+            lambda keys: Keys(SeriesKey.of(rule.record, {**dict(key.labels), **labels}) for key in keys.items)
+        )
+
+    def evaluate(self, store: SeriesStore, now_unix_s: float) -> Sequence[AlertChange]:
+        time_ms = to_ms(now_unix_s)
+        found = self.query.evaluate(store, time_ms)
+        # Copies, as what a selector gives is the store's own and changes with the next frame.
+        result = Vector(self._renamed(found.keys), found.values.copy(), found.present.copy()).checked()
+        if self._limit and int(result.present.sum()) > self._limit:
+            raise EvaluationError(f"the group allows {self._limit} series a rule and there are more")
+        self.result = result
+        store.append_vector(self._source, time_ms, result.keys.items, result.values, result.present)
+        return ()
+
+
+class _Alerting:
+    def __init__(self, name: str, query: Query, source: str, identity: str, book: AlertBook) -> None:
+        self.name = name
+        self.identity = identity
+        self.query = query
+        self.book = book
+        self._source = source
+        self._keys = _NO_ALERT_SERIES
+
+    def evaluate(self, store: SeriesStore, now_unix_s: float) -> Sequence[AlertChange]:
+        time_ms = to_ms(now_unix_s)
+        found = self.query.evaluate(store, time_ms)
+        changes = self.book.update(found.samples(), now_unix_s)
+        series = [pair for alert in self.book.alerts for pair in alert_series(alert)]
+        keys = tuple(key for key, _ in series)
+        if keys or self._keys:
+            # The same object while the alerts stay, so that the store need not look them up again.
+            self._keys = self._keys if keys == self._keys else keys
+            values = np.array([value for _, value in series])
+            store.append_vector(self._source, time_ms, self._keys, values, np.ones(len(keys), dtype=bool))
+        return changes

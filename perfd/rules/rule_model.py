@@ -1,0 +1,156 @@
+"""Rules as they are once read and checked, and what an evaluation of them gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeAlias
+
+from perfd.rules.templates import Template
+from perfd.metrics.series import SeriesFrame, SeriesKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingRule:
+    """Keeps the result of an expression as a series."""
+
+    record: str
+    expression: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The metric that is recorded."""
+        return self.record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertingRule:
+    """Raises an alert for each series that an expression gives."""
+
+    alert: str
+    expression: str
+    for_s: float = 0.0
+    """How long the expression must hold before an alert fires."""
+    keep_firing_for_s: float = 0.0
+    """How long an alert goes on after the expression has ceased to hold."""
+    labels: Mapping[str, Template] = field(default_factory=dict)
+    annotations: Mapping[str, Template] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The alert's name."""
+        return self.alert
+
+
+Rule: TypeAlias = RecordingRule | AlertingRule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleGroup:
+    """Rules that are evaluated in order at one instant; each sees what the earlier ones recorded."""
+
+    name: str
+    file: str
+    rules: Sequence[Rule]
+    interval_s: float | None = None
+    """None: as often as the engine is asked."""
+    limit: int = 0
+    """The most series or alerts that a rule may give; 0 for any number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleSet:
+    """All rules of some files, in the order in which they are evaluated."""
+
+    groups: Sequence[RuleGroup] = ()
+
+
+class AlertState(StrEnum):
+    """Where an alert stands."""
+
+    INACTIVE = "inactive"
+    """The expression does not hold. Only as the state that an alert came from."""
+    PENDING = "pending"
+    """The expression holds, not yet for as long as `for` asks."""
+    FIRING = "firing"
+    """The expression has held for long enough, or ceased to less than `keep_firing_for` ago."""
+    RESOLVED = "resolved"
+    """The alert fired and no longer does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alert:
+    """One alert of one rule: a set of labels for which the expression holds, or just ceased to."""
+
+    name: str
+    group: str
+    labels: Mapping[str, str]
+    """Those of the series and of the rule, with `alertname`."""
+    annotations: Mapping[str, str]
+    state: AlertState
+    value: float
+    active_at_unix_s: float
+    """Since when the expression holds."""
+    fired_at_unix_s: float | None = None
+    resolved_at_unix_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlertChange:
+    """An alert that went from one state to another at this evaluation."""
+
+    alert: Alert
+    """As it is now."""
+    previous: AlertState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActiveAlert:
+    """An alert that is pending or firing, with what an engine needs to go on with it."""
+
+    rule: str
+    """Tells its rule from all others, and stays while the rule's file, group and name do."""
+    alert: Alert
+    gone_since_unix_s: float | None = None
+    """Since when the expression no longer holds, while `keep_firing_for` keeps it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineState:
+    """All that an engine knows of alerts at an instant."""
+
+    time_unix_s: float
+    alerts: Sequence[ActiveAlert] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleFailure:
+    """A rule that could not be evaluated this time; its alerts stay as they were."""
+
+    group: str
+    rule: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What the rules say at one instant."""
+
+    time_unix_s: float
+    alerts: Sequence[Alert]
+    """Pending and firing."""
+    changes: Sequence[AlertChange]
+    recorded: SeriesFrame
+    """The newest results of all recording rules; its `keys` stay the same object while they can."""
+    failures: Sequence[RuleFailure]
+
+
+def alert_series(alert: Alert) -> tuple[tuple[SeriesKey, float], tuple[SeriesKey, float]]:
+    """`ALERTS` and `ALERTS_FOR_STATE` of an alert, as Prometheus records them."""
+    labels = dict(alert.labels)
+    return (
+        (SeriesKey.of("ALERTS", {**labels, "alertstate": alert.state.value}), 1.0),
+        (SeriesKey.of("ALERTS_FOR_STATE", labels), float(int(alert.active_at_unix_s))),
+    )

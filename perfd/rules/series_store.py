@@ -1,0 +1,200 @@
+"""The recent past of many series, in memory, as the rules need it.
+
+A store keeps only what its rules read, and each series only as long as the
+longest range that reaches it. Staleness is that of Prometheus: a series that
+its source no longer sends ends at that instant, and any other is good for five
+minutes after its last sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perfd.rules.label_matchers import Selection
+from perfd.rules.sample_matrix import STALE, Columns, Table
+from perfd.metrics.series import SeriesFrame, SeriesKey
+
+LOOKBACK_MS = 5 * 60 * 1000
+"""How long a sample stays good; the default of Prometheus (`--query.lookback-delta`)."""
+
+FRAMES = "frames"
+"""The source of what `SeriesStore.append` receives, unless it is told another."""
+
+_UNREAD = -1
+"""The horizon of a series that no rule reads."""
+
+
+def to_ms(time_s: float) -> int:
+    """A time or duration in the milliseconds that Prometheus counts in."""
+    return round(time_s * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What one selector of one rule needs: which series, and how far back."""
+
+    selection: Selection
+    horizon_ms: int
+
+
+@dataclass(slots=True)
+class _Source:
+    """The tables of one producer, by horizon, and how its current `keys` object goes into them."""
+
+    tables: dict[int | None, Table] = field(default_factory=dict)
+    keys: Sequence[SeriesKey] | None = None
+    parts: list[tuple[Table, Columns, Columns]] = field(default_factory=list)
+    """Table, positions in the frame, columns of the table."""
+    unreached: list[Table] = field(default_factory=list)
+    """Tables that no current series goes to."""
+
+
+class SeriesStore:
+    """Keeps frames of series for the selectors of rules. Not thread-safe: one thread, or a lock.
+
+    With `reads`, only series that one of them wants are kept, each as long as
+    it is wanted, and frames must be evaluated as they come: a look at a time
+    before the newest frame finds only what the rules would. Without `reads`,
+    everything is kept for ever, which is for tests.
+    """
+
+    def __init__(self, reads: Iterable[Read] | None = None) -> None:
+        self._reads: dict[str | None, list[Read]] | None = None
+        if reads is not None:
+            self._reads = {}
+            for read in reads:
+                self._reads.setdefault(read.selection.name, []).append(read)
+        self._sources: dict[str, _Source] = {}
+        self._names: dict[str, int] = {}
+        self._revision = 0
+
+    def append(self, frame: SeriesFrame, *, source: str = FRAMES) -> None:
+        """Add the values of one instant.
+
+        What `source` sent before and does not send now ends here. A frame that
+        is older than the last one of its source means that the wall clock was
+        set back: what was after it is forgotten.
+        """
+        time_ms = to_ms(frame.time_unix_s)
+        for table, positions, columns in self._parts(source, frame.keys, time_ms):
+            row = table.new_row(time_ms, STALE)
+            row[columns] = frame.values[positions]
+            row[np.isnan(row)] = STALE
+
+    def append_vector(
+        self,
+        source: str,
+        time_ms: int,
+        keys: Sequence[SeriesKey],
+        values: NDArray[np.float64],
+        present: NDArray[np.bool_],
+    ) -> None:
+        """Add what a rule gave: as `append`, but NaN is a value and `present` says what there is."""
+        for table, positions, columns in self._parts(source, keys, time_ms):
+            row = table.new_row(time_ms, STALE)
+            there = present[positions]
+            if isinstance(columns, slice):
+                np.copyto(row[columns], values[positions], where=there)
+            else:
+                # A key may occur twice, of which one is present: the other must not overwrite it.
+                row[columns[there]] = values[positions][there]
+
+    def append_samples(self, time_unix_s: float, samples: Mapping[SeriesKey, float]) -> None:
+        """Add single samples, in order of time; other series stay as they are. For tests.
+
+        A value may be `STALE` or NaN. Only a store without `reads` takes them: the
+        others keep too few rows to look past a gap.
+        """
+        if self._reads is not None:
+            raise ValueError("Single samples need a store that keeps everything: make it without reads.")
+        tables = self._sources.setdefault("samples", _Source()).tables
+        table = tables.setdefault(None, Table(None))
+        for key in samples:
+            self._column(table, key)
+        row = table.new_row(to_ms(time_unix_s), None)
+        for key, value in samples.items():
+            row[table.index[key]] = value
+
+    def revision(self, name: str | None) -> tuple[int, int]:
+        """Changes when the series of a metric do (of any metric, for None): selections are then void."""
+        return (self._revision, -1) if name is None else (0, self._names.get(name, 0))
+
+    def select(self, selection: Selection) -> list[tuple[Table, list[int]]]:
+        """The columns that a selector matches, by table."""
+        found = []
+        for table in (table for source in self._sources.values() for table in source.tables.values()):
+            candidates = table.keys if selection.name is None else table.names.get(selection.name, ())
+            columns = [table.index[key] for key in candidates if selection.matches(key)]
+            if columns:
+                found.append((table, columns))
+        return found
+
+    def _parts(
+        self, name: str, keys: Sequence[SeriesKey], time_ms: int
+    ) -> list[tuple[Table, Columns, Columns]]:
+        """Where the values of `keys` go; series of the source that are not among them end here."""
+        source = self._sources.setdefault(name, _Source())
+        if source.keys is not keys:
+            self._plan(source, keys)
+        for table in source.unreached:
+            table.new_row(time_ms, STALE)
+        return source.parts
+
+    def _plan(self, source: _Source, keys: Sequence[SeriesKey]) -> None:
+        self._drop_dead_columns(source, keys)
+        targets: dict[int | None, tuple[list[int], list[int]]] = {}
+        for position, key in enumerate(keys):
+            horizon_ms = self._horizon_ms(key)
+            if horizon_ms == _UNREAD:
+                continue
+            table = source.tables.get(horizon_ms)
+            if table is None:
+                table = source.tables[horizon_ms] = Table(horizon_ms)
+            positions, columns = targets.setdefault(horizon_ms, ([], []))
+            positions.append(position)
+            columns.append(self._column(table, key))
+        source.keys = keys
+        source.parts = [
+            (source.tables[horizon_ms], _columns(positions), _columns(columns))
+            for horizon_ms, (positions, columns) in targets.items()
+        ]
+        source.unreached = [table for horizon_ms, table in source.tables.items() if horizon_ms not in targets]
+
+    def _horizon_ms(self, key: SeriesKey) -> int | None:
+        """How long to keep a series, None for ever."""
+        if self._reads is None:
+            return None
+        reads = (*self._reads.get(key.name, ()), *self._reads.get(None, ()))
+        return max((read.horizon_ms for read in reads if read.selection.matches(key)), default=_UNREAD)
+
+    def _column(self, table: Table, key: SeriesKey) -> int:
+        column = table.index.get(key)
+        if column is None:
+            column = table.add(key)
+            self._touch((key.name,))
+        return column
+
+    def _touch(self, names: Iterable[str]) -> None:
+        self._revision += 1
+        for name in names:
+            self._names[name] = self._names.get(name, 0) + 1
+
+    def _drop_dead_columns(self, source: _Source, keys: Sequence[SeriesKey]) -> None:
+        """Forget series that are gone, once they outnumber those that are there."""
+        if sum(len(table.keys) for table in source.tables.values()) <= 2 * len(keys) + 64:
+            return
+        living = set(keys)
+        for table in source.tables.values():
+            if dropped := table.drop_dead(living):
+                self._touch({key.name for key in (*dropped, *table.keys)})
+
+
+def _columns(indices: Sequence[int]) -> Columns:
+    """The indices as a slice where they are consecutive, which copies much faster."""
+    if indices and list(indices) == list(range(indices[0], indices[0] + len(indices))):
+        return slice(indices[0], indices[0] + len(indices))
+    return np.array(indices, dtype=np.intp)

@@ -1,0 +1,1 @@
+"""Unit tests of rules, in the format of `promtool test rules`."""

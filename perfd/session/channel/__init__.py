@@ -1,0 +1,1 @@
+"""What travels between `perfd run` and its monitor process."""

@@ -1,0 +1,141 @@
+"""What the job prints, on its way to the monitor: bounded, and never in the job's way."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+
+from perfd.clock import Clock
+from perfd.session.channel.monitor_protocol import FrameKind, header
+
+MAX_QUEUED_BYTES = 16 * 1024 * 1024
+MAX_BYTES_PER_S = 16 * 1024 * 1024
+"""More than any log that is meant to be read; the monitor's share of a core stays small beyond it."""
+_BURST_S = 0.25
+
+
+class Feed:
+    """Takes frames without ever blocking, and writes them to the monitor from a thread of its own.
+
+    When the monitor does not keep up, whole lines are dropped and counted: half a
+    line could be read as a value that the job never printed.
+    """
+
+    def __init__(self, pipe_fd: int, clock: Clock, *, max_queued_bytes: int = MAX_QUEUED_BYTES) -> None:
+        self._pipe_fd = pipe_fd
+        self._clock = clock
+        self._max_queued_bytes = max_queued_bytes
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[FrameKind, int, bytes]] = deque()
+        self._queued_bytes = 0
+        self._skipping: set[FrameKind] = set()
+        self._dropped_bytes = 0
+        self._closing = False
+        self._deaf = False
+        self._thread = threading.Thread(target=self._send_all, name="perfd-feed", daemon=True)
+
+    def start(self) -> None:
+        """Begin to send; until then frames wait in the queue."""
+        self._thread.start()
+
+    def offer(self, kind: FrameKind, chunk: bytes) -> None:
+        """Take some output of the job, or drop it when the queue is full."""
+        with self._changed:
+            if self._deaf:
+                return
+            if kind in self._skipping:
+                self._resume(kind, chunk)
+            elif self._queued_bytes + len(chunk) > self._max_queued_bytes:
+                self._skipping.add(kind)
+                self._dropped_bytes += self._cut_last_line(kind) + len(chunk)
+            else:
+                self._append(kind, chunk)
+
+    def tell(self, kind: FrameKind, text: str) -> None:
+        """Take a control frame, which is never dropped."""
+        with self._changed:
+            self._append(kind, text.encode())
+
+    def close(self, timeout_s: float) -> None:
+        """Send what is queued, for at most `timeout_s`, and close the pipe."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(timeout_s)
+
+    def report_dropped(self) -> None:
+        """Tell the monitor what was dropped since the last time that it was told."""
+        with self._changed:
+            if self._dropped_bytes:
+                self._append(FrameKind.DROPPED, str(self._dropped_bytes).encode())
+                self._dropped_bytes = 0
+
+    def _append(self, kind: FrameKind, payload: bytes) -> None:
+        self._queue.append((kind, self._clock.unix_ns(), payload))
+        self._queued_bytes += len(payload)
+        self._changed.notify()
+
+    def _resume(self, kind: FrameKind, chunk: bytes) -> None:
+        """Go on at the start of a line, once half of the queue is free again."""
+        line_end = chunk.find(b"\n") + 1
+        if not line_end or self._queued_bytes + len(chunk) > self._max_queued_bytes // 2:
+            self._dropped_bytes += len(chunk)
+            return
+        self._skipping.discard(kind)
+        self._dropped_bytes += line_end
+        self._append(kind, chunk[line_end:])
+
+    def _cut_last_line(self, kind: FrameKind) -> int:
+        """Take the unfinished line of a stream out of the queue; returns its length."""
+        removed = 0
+        for position in range(len(self._queue) - 1, -1, -1):
+            queued_kind, unix_ns, payload = self._queue[position]
+            if queued_kind is not kind:
+                continue
+            whole, line_end, rest = payload.rpartition(b"\n")
+            self._queue[position] = (queued_kind, unix_ns, whole + line_end)
+            removed += len(rest)
+            if line_end:
+                break
+        self._queued_bytes -= removed
+        return removed
+
+    def _send_all(self) -> None:
+        free_at_s = self._clock.monotonic_s()
+        try:
+            while (item := self._take()) is not None:
+                kind, unix_ns, payload = item
+                _write_all(self._pipe_fd, header(kind, unix_ns, len(payload)))
+                _write_all(self._pipe_fd, payload)
+                now_s = self._clock.monotonic_s()
+                free_at_s = max(free_at_s, now_s) + len(payload) / MAX_BYTES_PER_S
+                if free_at_s - now_s > _BURST_S and not self._closing:
+                    self._clock.sleep(free_at_s - now_s)
+        except OSError:
+            self._discard_from_now_on()
+        finally:
+            os.close(self._pipe_fd)
+
+    def _take(self) -> tuple[FrameKind, int, bytes] | None:
+        with self._changed:
+            while not self._queue and not self._closing:
+                self._changed.wait()
+            if not self._queue:
+                return None
+            item = self._queue.popleft()
+            self._queued_bytes -= len(item[2])
+            return item
+
+    def _discard_from_now_on(self) -> None:
+        """The monitor is gone: the job goes on, and its output is only passed through."""
+        with self._changed:
+            self._deaf = True
+            self._queue.clear()
+            self._queued_bytes = 0
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,1 @@
+"""The process that `perfd run` starts, and its standard streams."""

@@ -1,0 +1,130 @@
+"""The command that `perfd run` runs: started, signalled and waited for as a shell would do it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from perfd.errors import PerfdError
+from perfd.session.job.process_tree import followers_of_children, groups_below
+
+FORWARDED = frozenset({
+    signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
+    signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT,
+})  # fmt: skip
+"""Signals that `perfd run` hands on to the job."""
+WATCHED = FORWARDED | {signal.SIGCHLD, signal.SIGWINCH}
+
+_PR_SET_PDEATHSIG = 1
+_SI_KERNEL = 0x80
+"""`si_code` of a signal that the kernel sent (sigaction(2)); of the two below, the terminal's driver,
+to all processes in the foreground. A hang-up it may send to us alone, as the session's leader."""
+_KEYS = frozenset({signal.SIGINT, signal.SIGQUIT})
+_HANDED_ON = frozenset({signal.SIGINT, signal.SIGTERM})
+"""What `nsys launch` passes to its application, once; of others it dies, and the application is told
+nothing (seen with 2025.3.1)."""
+
+
+class CommandError(PerfdError):
+    """The command could not be started; `exit_code` is the one that a shell would give."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class Job:
+    """A running command. Only the main thread may use it, and `WATCHED` must be blocked in all threads.
+
+    With `own_group` the command gets a process group of its own, which signals go
+    to. Without, it shares ours, as a command that reads from the terminal must:
+    then the terminal itself signals it. With `launcher` the command is one like
+    `nsys launch`: it runs the job in another session, hands SIGTERM and SIGINT on
+    to it, and would die of other signals, which go past it therefore.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        stdout_fd: int,
+        stderr_fd: int,
+        own_group: bool,
+        launcher: bool,
+        signal_mask: Collection[int],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        parent_pid = os.getpid()
+        libc = ctypes.CDLL(None, use_errno=True)
+
+        def prepare() -> None:
+            # If perfd dies of SIGKILL, the job is told to end, as its terminal or launcher would.
+            libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+            if os.getppid() != parent_pid:
+                os._exit(128 + signal.SIGTERM)
+            signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
+
+        try:
+            # The process has one thread until the job runs, so that code between fork and exec is safe.
+            self._process = subprocess.Popen(
+                command,
+                stdout=stdout_fd,
+                stderr=stderr_fd,
+                env=environment,
+                process_group=0 if own_group else None,
+                preexec_fn=prepare,  # noqa: PLW1509
+            )
+        except FileNotFoundError as error:
+            raise CommandError(f"{command[0]}: there is no such command.", 127) from error
+        except PermissionError as error:
+            raise CommandError(f"{command[0]}: this file may not be executed.", 126) from error
+        except (OSError, ValueError) as error:
+            raise CommandError(f"{command[0]} cannot be started: {error}.", 126) from error
+        self._own_group = own_group
+        self._launcher = launcher
+
+    @property
+    def pid(self) -> int:
+        """The process id of the command."""
+        return self._process.pid
+
+    def wait(self, on_resize: Callable[[], None] = lambda: None) -> int:
+        """Hand signals on until the command ends; its exit code, 128 + n if signal n ended it."""
+        while self._process.poll() is None:
+            received = signal.sigwaitinfo(WATCHED)
+            if received.si_signo == signal.SIGWINCH:
+                on_resize()
+            elif received.si_signo in FORWARDED:
+                self._forward(received)
+        return exit_code(self._process.returncode)
+
+    def _forward(self, received: signal.struct_siginfo) -> None:
+        number = received.si_signo
+        if self._launcher and number in _HANDED_ON:
+            # The launcher tells the application alone; a terminal would tell all of its process group.
+            for follower in followers_of_children(self.pid):
+                _send(os.kill, follower, number)
+        if self._launcher and number not in _HANDED_ON:
+            for group in groups_below(self.pid):
+                _send(os.killpg, group, number)
+        elif not self._own_group and received.si_code == _SI_KERNEL and number in _KEYS:
+            return
+        elif self._own_group and not self._launcher:
+            _send(os.killpg, self.pid, number)
+        else:
+            _send(os.kill, self.pid, number)
+
+
+def _send(kill: Callable[[int, int], None], target: int, number: int) -> None:
+    # It may have ended just now, or have become another user's; its end is reported by SIGCHLD.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        kill(target, number)
+
+
+def exit_code(returncode: int) -> int:
+    """A shell's exit code for what `subprocess` reports."""
+    return 128 - returncode if returncode < 0 else returncode

@@ -1,0 +1,219 @@
+"""Agent and aggregator in one process, around a job that runs now."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from perfd.agent.agent import Agent
+from perfd.agent.collection.installed_collectors import create_tasks
+from perfd.agent.collection.collector_task import CollectorTask
+from perfd.aggregator.aggregator import Aggregator
+from perfd.clock import Clock
+from perfd.collector import Settings
+from perfd.config import AgentConfig, AggregatorConfig, CollectorConfig, UplinkConfig
+from perfd.errors import PerfdError
+from perfd.model import Event, EventKind, Record
+from perfd.session.session_collectors import SessionEvents, with_options
+from perfd.session.session_config import SessionConfig, load_session, with_rules
+from perfd.session.channel.log_pipe import LogFeed
+from perfd.session.text.result_files import save_results
+from perfd.session.supervisor import HOOK_COLLECTOR, NCCL_COLLECTOR, MonitorSettings
+from perfd.session.recording.best_effort_recorder import Tape
+from perfd.session.recording.collector_tee import tapped
+from perfd.session.text.summary_text import in_words
+
+log = logging.getLogger(__name__)
+
+LOG_COLLECTOR = "training_log"
+RANK_COLLECTOR = "ranks"
+_INTERVAL_S = 0.1
+"""Of the log and of the session's own events: the summary waits for one more round of them."""
+_READ_LIMIT_S = 5.0
+
+
+class LiveSession:
+    """Watches one job: `start`, `log` as it prints, `finish` for the summary, `stop` in any case."""
+
+    def __init__(
+        self,
+        settings: MonitorSettings,
+        *,
+        root_pid: int,
+        started_unix_ns: int,
+        scratch: Path,
+        clock: Clock,
+        say: Callable[[str], None],
+    ) -> None:
+        config = load_session(Path(settings.config) if settings.config else None)
+        config = with_rules(config, settings.rules)
+        self._settings = settings
+        self._started_unix_ns = started_unix_ns
+        self._clock = clock
+        self._say = say
+        self._node = config.agent.node or settings.node
+        self._events = SessionEvents()
+        self._log_feed = LogFeed()
+        self._tape = self._open_tape()
+        self._aggregator = self._start_aggregator(config)
+        self._agent = self._make_agent(_agent_config(config, settings, root_pid), scratch)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._agent.start()
+        self._tell(EventKind.JOB_STARTED, "perfd run started the job.", self._started_unix_ns)
+        if self._aggregator.http_address:
+            self._say(f"perfd: the job is live at http://{self._aggregator.http_address}/")
+
+    def log(self, lines: bytes, unix_ns: int) -> None:
+        """Take whole lines that the job had printed by `unix_ns`."""
+        if lines:
+            if self._tape is not None:
+                self._tape.add_log(lines, unix_ns)
+            self._log_feed.write(lines)
+
+    def finish(self, code: int | None, dropped_bytes: int) -> str:
+        """Save the summary, and return it in words. `code` is None if nobody knows how the job ended."""
+        notes = _notes(code, dropped_bytes)
+        if not self._log_feed.finish(_READ_LIMIT_S):
+            notes.append("The last lines of the log were not analysed; see perfd.log.")
+        if code is not None:
+            message = f"The job ended with exit code {code}."
+            self._tell(EventKind.JOB_ENDED, message, self._clock.unix_ns(), exit_code=code)
+        self._events.wait_taken(_READ_LIMIT_S)
+        # Ends the collectors' threads and waits until everything is acknowledged.
+        self._agent.stop()
+        self._aggregator.tick(self._clock.unix_ns() / 1e9)
+        if self._tape is not None:
+            self._tape.close()
+        return self._save(notes)
+
+    def stop(self) -> None:
+        """Free everything; legal twice, and after `finish`."""
+        self._agent.stop()
+        self._aggregator.stop()
+        if self._tape is not None:
+            self._tape.close()
+
+    def _open_tape(self) -> Tape | None:
+        if self._settings.recording is None:
+            return None
+        return Tape(
+            Path(self._settings.recording),
+            job=self._settings.job,
+            node=self._node,
+            clock=self._clock,
+            start_unix_ns=self._started_unix_ns,
+            say=self._say,
+        )
+
+    def _start_aggregator(self, config: SessionConfig) -> Aggregator:
+        asked = self._settings.http
+        wanted = msgspec.structs.replace(config.aggregator, listen="127.0.0.1:0", tls=None)
+        if asked is not None:
+            wanted = msgspec.structs.replace(wanted, http_listen=asked)
+        if self._settings.kineto:
+            wanted = msgspec.structs.replace(wanted, capture_tool="kineto")
+        try:
+            return self._started(wanted)
+        except PerfdError:
+            if wanted.http_listen is None:
+                raise
+            # Another run on this machine has the usual port: the job is watched all the same.
+            aggregator = self._started(msgspec.structs.replace(wanted, http_listen="127.0.0.1:0"))
+            self._say(
+                f"perfd: {wanted.http_listen} is not free (another run may have it): another port is used."
+            )
+            return aggregator
+
+    def _started(self, config: AggregatorConfig) -> Aggregator:
+        aggregator = Aggregator(config, self._clock)
+        try:
+            aggregator.start()
+        except PerfdError:
+            aggregator.stop()
+            raise
+        return aggregator
+
+    def _make_agent(self, config: AgentConfig, scratch: Path) -> Agent:
+        settings = Settings(
+            node=self._node,
+            job=self._settings.job,
+            clock=self._clock,
+            proc=Path(config.proc),
+            sys=Path(config.sys),
+            run=self._settings.run,
+        )
+        tasks = create_tasks(config, settings, adapt=lambda spec: tapped(spec, self._see))
+        events = tapped(self._events.spec(_INTERVAL_S), self._see)
+        return Agent(
+            msgspec.structs.replace(config, uplink=UplinkConfig(address=self._aggregator.grpc_address)),
+            node=self._node,
+            spool_directory=scratch / "spool",
+            tasks=[*tasks, CollectorTask(events, CollectorConfig(), settings)],
+            clock=self._clock,
+            search_path=self._settings.search_path,
+            run=self._settings.run,
+        )
+
+    def _see(self, collector: str, records: Sequence[Record]) -> None:
+        """Note what a collector returned; called in the thread of each."""
+        if collector == LOG_COLLECTOR:
+            self._log_feed.observe(records)
+        if self._tape is None:
+            return
+        if collector == LOG_COLLECTOR:
+            # The recording has the log itself, which says the same, and to a later perfd maybe more.
+            self._tape.describe(records)
+        else:
+            self._tape.add_records(records)
+
+    def _tell(self, kind: EventKind, message: str, unix_ns: int, **values: float) -> None:
+        job = self._settings.job
+        self._events.tell(Event(kind=kind, time_unix_ns=unix_ns, message=message, job=job, values=values))
+
+    def _save(self, notes: list[str]) -> str:
+        summaries = self._aggregator.summary()
+        text = in_words(summaries, self._aggregator.alerts(), notes, self._aggregator.captures())
+        if self._settings.results is None:
+            return text
+        directory = Path(self._settings.results)
+        try:
+            save_results(directory, summaries, text)
+        except OSError as error:
+            return f"{text}\nperfd: the summary is not saved: {error.strerror}."
+        told = f"perfd: the summary is in {directory}; perfd report and perfd compare take that folder."
+        return f"{text}\n{told}"
+
+
+def _agent_config(config: SessionConfig, settings: MonitorSettings, root_pid: int) -> AgentConfig:
+    """The operator's configuration with what only the session knows."""
+    agent = with_options(config.agent, LOG_COLLECTOR, {"stdin": True}, interval_s=_INTERVAL_S)
+    agent = with_options(agent, RANK_COLLECTOR, {"root_pid": root_pid})
+    if settings.hook_socket is not None:
+        agent = with_options(agent, HOOK_COLLECTOR, {"socket": settings.hook_socket})
+    if settings.nccl_directory is not None:
+        agent = with_options(agent, NCCL_COLLECTOR, {"directory": settings.nccl_directory})
+    # The aggregator of this process serves the metrics of both.
+    listen = None if agent.listen == AgentConfig().listen else agent.listen
+    capture = agent.capture
+    if settings.kineto:
+        kineto = msgspec.structs.replace(capture.kineto, enabled=True)
+        capture = msgspec.structs.replace(capture, kineto=kineto)
+    if capture.output_directory is None and settings.results is not None:
+        capture = msgspec.structs.replace(capture, output_directory=str(Path(settings.results) / "captures"))
+    return msgspec.structs.replace(agent, listen=listen, capture=capture)
+
+
+def _notes(code: int | None, dropped_bytes: int) -> list[str]:
+    notes = []
+    if code is None:
+        notes.append("perfd run was killed; this is what was seen until then.")
+    elif code:
+        notes.append(f"The job ended with exit code {code}.")
+    if dropped_bytes:
+        notes.append(f"{dropped_bytes} bytes of output came too fast and were not analysed.")
+    return notes

@@ -1,0 +1,214 @@
+"""Plays a recording through a real agent per node, real gRPC and a real aggregator."""
+
+from __future__ import annotations
+
+import gc
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy.ma  # noqa: F401  (numpy loads it at first use; here that belongs to the start of the program)
+
+from perfd.agent.agent import Agent
+from perfd.agent.collection.schedule import Schedule
+from perfd.agent.collection.collector_task import CollectorTask
+from perfd.aggregator.aggregator import Aggregator
+from perfd.analysis.diagnosis.job_summary import JobSummary
+from perfd.clock import Clock, SystemClock, VirtualClock
+from perfd.collector import Settings
+from perfd.config import AgentCaptureConfig, AgentConfig, CollectorConfig, UplinkConfig
+from perfd.errors import PerfdError
+from perfd.recording.recording_format import open_recording
+from perfd.session.session_config import SessionConfig
+from perfd.session.recording.recorded_streams import Playback, Players, installed_players, open_playback
+
+TICK_S = 5.0
+"""How far time goes between two batches: the same at any speed, so that the numbers are too, and as long
+as the usual interval of rules, so that two cores play more than 500 seconds in one."""
+_ACKNOWLEDGE_LIMIT_S = 30.0
+_SHOW_EVERY_S = 0.25
+"""In a replay that is paced, progress is shown between ticks too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """What to play, and how fast."""
+
+    recording: Path
+    speed: float | None = None
+    """Seconds of the recording per second; None is as fast as possible."""
+    skip_s: float = 0.0
+    """So much of its beginning is played as fast as possible: a job's start-up is not worth waiting for."""
+    allow_missing: bool = False
+    config: SessionConfig = field(default_factory=SessionConfig)
+    http: str | None = None
+    """Where /metrics and /api/v1 are served meanwhile; None for nowhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a replay is."""
+
+    played_s: float
+    total_s: float
+    aggregator: Aggregator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayResult:
+    """What came out of a replay."""
+
+    summaries: Sequence[JobSummary]
+    alerts: Sequence[Mapping[str, Any]]
+    """Entries of schema perfd.alerts/1."""
+    captures: Sequence[Mapping[str, Any]]
+    """Entries of schema perfd.capture/1: asked for, and refused, as a recording has no processes."""
+    warnings: Sequence[str]
+    played_s: float
+    """Length of the recording."""
+    took_s: float
+    """Real time from the first tick to the summary, without the start of the servers."""
+
+
+def replay(
+    options: ReplayOptions,
+    *,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+    on_end: Callable[[ReplayResult, Aggregator], None] = lambda _, __: None,
+    players: Players | None = None,
+    real_clock: Clock | None = None,
+) -> ReplayResult:
+    """Play a recording to its end; raises `RecordingError` if there is nothing to play.
+
+    One clock, which only this function moves, is shared by all agents and the
+    aggregator. Each tick collects, sends and waits for the acknowledgement; when
+    rules are due, it evaluates too. So the result is the same at any speed. The aggregator
+    serves until `on_end` returns.
+    """
+    pace = _Pace(options.speed, options.skip_s, real_clock or SystemClock())
+    recording = open_recording(options.recording, allow_missing=options.allow_missing)
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perfd-replay-")))
+        clock = VirtualClock()
+        playback = open_playback(
+            recording, scratch / "streams", clock, players or installed_players(), interval_s=TICK_S
+        )
+        clock.advance_to_unix_ns(playback.start_unix_ns)
+        aggregator = _start_aggregator(options, clock, stack)
+        agents = _start_agents(playback, scratch / "spools", aggregator.grpc_address, clock, stack)
+        # What there is, and the connections, come before the recording's time begins to run.
+        _send(agents)
+        # What was loaded by now stays; a garbage collector that looks at all of it again costs a fifth.
+        gc.freeze()
+        stack.callback(gc.unfreeze)
+        total_s = (playback.end_unix_ns - playback.start_unix_ns) / 1e9
+        show = _shower(on_progress, total_s, aggregator)
+        pace.begin()
+        rounds = Schedule(interval_s=options.config.aggregator.rules.interval_s, start_s=clock.monotonic_s())
+        for played_s in _instants(total_s):
+            pace.keep(played_s, show)
+            clock.advance(TICK_S)
+            _send(agents)
+            if rounds.due(clock.monotonic_s()):
+                rounds.take(clock.monotonic_s())
+                aggregator.tick()
+            show(played_s)
+        aggregator.tick()
+        result = ReplayResult(
+            summaries=aggregator.summary(),
+            alerts=aggregator.alerts(),
+            captures=aggregator.captures(),
+            warnings=playback.warnings,
+            played_s=total_s,
+            took_s=pace.elapsed_s(),
+        )
+        on_end(result, aggregator)
+        return result
+
+
+class _Pace:
+    """Keeps real time in step with the recording's."""
+
+    def __init__(self, speed: float | None, skip_s: float, clock: Clock) -> None:
+        self._speed = speed
+        self._skip_s = skip_s
+        self._clock = clock
+        self._begun_s = 0.0
+
+    def begin(self) -> None:
+        self._begun_s = self._clock.monotonic_s()
+
+    def elapsed_s(self) -> float:
+        return self._clock.monotonic_s() - self._begun_s
+
+    def keep(self, played_s: float, show: Callable[[float], None]) -> None:
+        """Return when `played_s` of the recording are due; `show` is told meanwhile how far it is."""
+        if self._speed is None:
+            return
+        while (left_s := (played_s - self._skip_s) / self._speed - self.elapsed_s()) > 0:
+            self._clock.sleep(min(left_s, _SHOW_EVERY_S))
+            show(min(played_s, self._skip_s + self.elapsed_s() * self._speed))
+
+
+def _instants(total_s: float) -> list[float]:
+    """How much was played at each tick; the last one is at the end or after it."""
+    return [TICK_S * number for number in range(1, math.ceil(total_s / TICK_S) + 1)]
+
+
+def _shower(
+    on_progress: Callable[[Progress], None], total_s: float, aggregator: Aggregator
+) -> Callable[[float], None]:
+    return lambda played_s: on_progress(
+        Progress(played_s=min(played_s, total_s), total_s=total_s, aggregator=aggregator)
+    )
+
+
+def _start_aggregator(options: ReplayOptions, clock: Clock, stack: ExitStack) -> Aggregator:
+    config = msgspec.structs.replace(
+        options.config.aggregator, listen="127.0.0.1:0", tls=None, http_listen=options.http
+    )
+    aggregator = Aggregator(config, clock, manual=True)
+    aggregator.start()
+    stack.callback(aggregator.stop)
+    return aggregator
+
+
+def _start_agents(
+    playback: Playback, spools: Path, address: str, clock: Clock, stack: ExitStack
+) -> Sequence[Agent]:
+    agents = []
+    for number, (node, specs) in enumerate(playback.specs.items()):
+        settings = Settings(node=node, job="", clock=clock)
+        agent = Agent(
+            # A capture would be one of whatever runs on this machine now.
+            AgentConfig(
+                listen=None,
+                uplink=UplinkConfig(address=address),
+                capture=AgentCaptureConfig(enabled=False),
+            ),
+            node=node,
+            spool_directory=spools / str(number),
+            tasks=[CollectorTask(spec, CollectorConfig(), settings) for spec in specs],
+            clock=clock,
+            manual=True,
+        )
+        stack.callback(agent.stop)
+        agent.start()
+        agents.append(agent)
+    return agents
+
+
+def _send(agents: Sequence[Agent]) -> None:
+    """Collect what is due, and return when the aggregator has it."""
+    sent = [(agent, agent.step()) for agent in agents]
+    for agent, sequence in sent:
+        if sequence is not None and not agent.wait_acknowledged(sequence, _ACKNOWLEDGE_LIMIT_S):
+            raise PerfdError(
+                f"The aggregator did not acknowledge a batch within {_ACKNOWLEDGE_LIMIT_S:.0f} s: "
+                "see whether something keeps processes from talking over the loopback interface."
+            )

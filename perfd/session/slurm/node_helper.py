@@ -1,0 +1,134 @@
+"""What runs on each node for `perfd capture --slurm`: an agent's captures, without the agent."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+from perfd.agent.capture_setup import JobFacts, create_executor
+from perfd.capture.node.capture_executor import CaptureExecutor
+from perfd.capture.selection.capture_id import slug
+from perfd.clock import Clock
+from perfd.model import CaptureRequest, CaptureStatus, RankPlacement
+from perfd.plugins import load_collector
+from perfd.session.slurm.step_processes import ranks_here
+from perfd.session.slurm.helper_protocol import FromNode, Order, Present, Rank, Setup, Told, decode
+
+_KINETO_S = 6.0
+"""PyTorch asks its daemon every five seconds: only those that have asked can be told anything."""
+
+Inbox = SimpleQueue[str | CaptureStatus | None]
+"""Lines of the capture, statuses of the executor, and None when the capture is gone."""
+
+
+def serve(
+    lines: Iterable[str],
+    tell: Callable[[FromNode], None],
+    *,
+    node: str,
+    search_path: str | None,
+    clock: Clock,
+    proc: Path = Path("/proc"),
+) -> None:
+    """Carry out one capture on this node; `lines` are what stands on standard input.
+
+    Comes back when each rank has its outcome, or when the lines end, and then nothing of a profiler runs.
+    """
+    inbox: Inbox = SimpleQueue()
+    threading.Thread(target=_read, args=(lines, inbox), name="perfd-orders", daemon=True).start()
+    setup = _next(inbox)
+    if not isinstance(setup, Setup):
+        return
+    found = ranks_here(
+        load_collector("ranks"), job=setup.job, job_id=setup.job_id, step=setup.step, node=node, proc=proc
+    )
+    executor = _executor(setup, found, inbox, node=node, search_path=search_path, proc=proc, clock=clock)
+    executor.start()
+    try:
+        if setup.capture.kineto.enabled:
+            clock.sleep(_KINETO_S)
+        tell(_present(setup, found))
+        order = _next(inbox)
+        if isinstance(order, Order) and (request := order.requests.get(node)) is not None:
+            executor.handle(request)
+            _pass_on(inbox, request, tell)
+    finally:
+        executor.stop()
+        _pass_on_rest(inbox, tell)
+
+
+def _read(lines: Iterable[str], inbox: Inbox) -> None:
+    for line in lines:
+        inbox.put(line)
+    inbox.put(None)
+
+
+def _next(inbox: Inbox) -> Setup | Order | None:
+    """The next order; None when the capture is gone."""
+    while isinstance(item := inbox.get(), CaptureStatus):
+        pass  # Of a capture that an earlier helper left in this folder.
+    return None if item is None else decode(item)
+
+
+def _executor(
+    setup: Setup,
+    found: list[RankPlacement],
+    inbox: Inbox,
+    *,
+    node: str,
+    search_path: str | None,
+    proc: Path,
+    clock: Clock,
+) -> CaptureExecutor:
+    facts = JobFacts()
+    facts(found)
+    return create_executor(
+        setup.capture,
+        directory=Path(setup.directory) / slug(node),
+        search_path=search_path,
+        proc=proc,
+        facts=facts,
+        clock=clock,
+        send_status=inbox.put,
+        tell_removed=_tell_nobody,
+    )
+
+
+def _tell_nobody(_capture_id: str, _paths: Sequence[Path], _reason: str) -> None:
+    """No aggregator has a part in these captures, so no history holds the files."""
+
+
+def _present(setup: Setup, found: list[RankPlacement]) -> Present:
+    where = f"step {setup.job_id}.{setup.step}" if setup.step is not None else "the batch script"
+    return Present(
+        ranks=[Rank(rank=one.rank, gpu=one.gpu) for one in found],
+        reason=""
+        if found
+        else f"No process of {where} here tells of a rank that this user may read; "
+        "run this as the job's user, or name another step.",
+    )
+
+
+def _pass_on(inbox: Inbox, request: CaptureRequest, tell: Callable[[FromNode], None]) -> None:
+    """Tell statuses until every rank has its outcome, or nobody listens."""
+    waiting = set(request.ranks)
+    while waiting:
+        item = inbox.get()
+        if item is None:
+            return
+        if isinstance(item, CaptureStatus):
+            tell(Told(status=item))
+            if item.state.final:
+                waiting -= set(item.ranks or waiting)
+
+
+def _pass_on_rest(inbox: Inbox, tell: Callable[[FromNode], None]) -> None:
+    while True:
+        try:
+            item = inbox.get_nowait()
+        except Empty:
+            return
+        if isinstance(item, CaptureStatus):
+            tell(Told(status=item))

@@ -1,0 +1,239 @@
+"""`perfd run`: a command, and beside it a monitor that can neither stop nor slow it.
+
+The process that runs the command stays small: it starts the command, passes
+output and signals through, and hands a copy of the output to the monitor, a
+process of its own with agent and aggregator in it (`perfd.session.monitor`).
+Whatever becomes of the monitor, the command goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import FrameType
+
+from perfd.clock import Clock, SystemClock
+from perfd.session.channel.monitor_channel import Feed
+from perfd.session.channel.monitor_protocol import FrameKind
+from perfd.session.job.child_process import WATCHED, Job
+from perfd.session.job.job_stdio import Output, open_outputs
+from perfd.session.job.output_relay import Pump
+
+SUMMARY_LIMIT_S = 30.0
+"""How long the monitor may take for the summary after the job's end."""
+
+MONITOR = (sys.executable, "-P", "-m", "perfd.session.monitor")
+"""How the monitor is started; `-P`, because the job's working directory must not shadow our modules."""
+
+_NO_MONITOR = "perfd: the monitor failed, so there is no summary; the job was not affected. See {log}."
+_LATE_MONITOR = "perfd: no summary: the monitor did not end within {limit:g} s after the job. See {log}."
+HOOK_COLLECTOR = "hook"
+NCCL_COLLECTOR = "nccl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorSettings:
+    """What the monitor is told before the job starts; paths are absolute."""
+
+    job: str
+    command: Sequence[str]
+    node: str = ""
+    """Where this is, unless the configuration says it."""
+    search_path: str | None = None
+    """Where tools are looked for."""
+    config: str | None = None
+    rules: Sequence[str] = ()
+    """Rules files that the user named beside those of the configuration."""
+    http: str | None = None
+    """An address that the user asked for; None for the configured one."""
+    results: str | None = None
+    recording: str | None = None
+    hook_socket: str | None = None
+    """Where `perfd.hook` of this job's processes is told to write; None for its usual place."""
+    nccl_directory: str | None = None
+    """Where the NCCL plugin of this job's processes puts its rings; None for its usual place."""
+    run: str | None = None
+    """What tells this job's processes from those of other runs on the node; None for all."""
+    kineto: bool = False
+    """Whether the job was started for captures by PyTorch's profiler."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """One run of a command."""
+
+    command: Sequence[str]
+    """What is started; a profiler's launcher may stand in front of the job's own command."""
+    launcher: bool = False
+    """Whether one does: signals have to get past it."""
+    settings: MonitorSettings
+    environment: Mapping[str, str] | None = None
+    """Of the command; None for ours."""
+    monitor: Sequence[str] = MONITOR
+
+
+def run(
+    options: RunOptions,
+    *,
+    say: Callable[[str], None],
+    clock: Clock | None = None,
+    target_fds: tuple[int, int] = (1, 2),
+) -> int:
+    """Run the command and return its exit code (128 + n if signal n ended it).
+
+    Must be called in the main thread. `say` prints a sentence of perfd's own;
+    `target_fds` are the standard output and standard error to pass to.
+    Raises `CommandError` if the command cannot be started.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    try:
+        session = _Session(options, say=say, clock=clock or SystemClock(), mask=mask, target_fds=target_fds)
+        code = session.run_job()
+        # What was sent to the job while it ended is not meant for its summary.
+        while signal.sigtimedwait(WATCHED, 0) is not None:
+            pass
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    with _interruptible():
+        session.finish(code)
+    return code
+
+
+class _Session:
+    def __init__(
+        self,
+        options: RunOptions,
+        *,
+        say: Callable[[str], None],
+        clock: Clock,
+        mask: Collection[int],
+        target_fds: tuple[int, int],
+    ) -> None:
+        self._say = say
+        self._outputs = open_outputs(*target_fds)
+        self._job = _start_job(options, self._outputs, mask)
+        settings = _with_results_folder(options.settings, say)
+        self._log = Path(settings.results) / "perfd.log" if settings.results else Path(os.devnull)
+        self._monitor, feed_fd = _start_monitor(options.monitor, self._log, target_fds[1])
+        self._feed = Feed(feed_fd, clock)
+        self._feed.tell(FrameKind.SETTINGS, json.dumps(asdict(settings)))
+        self._feed.tell(FrameKind.STARTED, str(self._job.pid))
+        kinds = (FrameKind.STDOUT, FrameKind.STDERR)
+        self._pumps = [
+            Pump(output.source_fd, output.target_fd, _listener(self._feed, kind))
+            for output, kind in zip(self._outputs, kinds, strict=False)
+        ]
+
+    def run_job(self) -> int:
+        """Pass everything through until the command ends; its exit code."""
+        for pump in self._pumps:
+            pump.start()
+        self._feed.start()
+        code = self._job.wait(on_resize=self._resize)
+        for pump in self._pumps:
+            pump.job_ended()
+        return code
+
+    def finish(self, code: int) -> None:
+        """Pass on what is left of the output, and let the monitor print and save its summary."""
+        try:
+            for pump in self._pumps:
+                pump.join()
+                if pump.target_failed is not None:
+                    self._say(f"perfd: output of the job was lost: {pump.target_failed.strerror}.")
+            self._feed.report_dropped()
+            self._feed.tell(FrameKind.ENDED, str(code))
+            self._feed.close(SUMMARY_LIMIT_S)
+            if self._monitor is None or self._monitor.wait(SUMMARY_LIMIT_S) != 0:
+                self._say(_NO_MONITOR.format(log=self._log))
+        except _Interrupted as error:
+            self._give_up(f"perfd: no summary: {error}.")
+        except subprocess.TimeoutExpired:
+            self._give_up(_LATE_MONITOR.format(limit=SUMMARY_LIMIT_S, log=self._log))
+
+    def _give_up(self, why: str) -> None:
+        self._say(why)
+        if self._monitor is not None:
+            self._monitor.kill()
+
+    def _resize(self) -> None:
+        for output in self._outputs:
+            output.resize()
+
+
+class _Interrupted(Exception):
+    """The user does not want to wait for the summary."""
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001  (the signature is signal's)
+        raise _Interrupted(f"interrupted by {signal.Signals(number).name}")
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, interrupt) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _start_job(options: RunOptions, outputs: Sequence[Output], mask: Collection[int]) -> Job:
+    try:
+        return Job(
+            options.command,
+            stdout_fd=outputs[0].job_fd,
+            stderr_fd=outputs[-1].job_fd,
+            own_group=not os.isatty(0),
+            launcher=options.launcher,
+            signal_mask=mask,
+            environment=options.environment,
+        )
+    finally:
+        for output in outputs:
+            os.close(output.job_fd)
+
+
+def _start_monitor(
+    command: Sequence[str], log: Path, report_fd: int
+) -> tuple[subprocess.Popen[bytes] | None, int]:
+    """The monitor, and the pipe that feeds it; the pipe leads nowhere if it cannot be started."""
+    read_fd, write_fd = os.pipe()
+    try:
+        with log.open("ab") as errors:
+            monitor = subprocess.Popen(
+                command,
+                stdin=read_fd,
+                stdout=report_fd,
+                stderr=errors,
+                start_new_session=True,
+            )
+    except OSError:
+        return None, write_fd
+    finally:
+        os.close(read_fd)
+    return monitor, write_fd
+
+
+def _listener(feed: Feed, kind: FrameKind) -> Callable[[bytes], None]:
+    return lambda chunk: feed.offer(kind, chunk)
+
+
+def _with_results_folder(settings: MonitorSettings, say: Callable[[str], None]) -> MonitorSettings:
+    """The settings without a results folder if it cannot be made: the summary is printed all the same."""
+    if settings.results is None:
+        return settings
+    try:
+        Path(settings.results).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        say(f"perfd: results are not saved: {settings.results}: {error.strerror}.")
+        return replace(settings, results=None)
+    return settings

@@ -1,0 +1,1 @@
+"""The summary as text for people, and the files it is saved to."""

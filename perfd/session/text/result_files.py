@@ -1,0 +1,25 @@
+"""What a session leaves on disk: the summary for programs and the summary for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from perfd.analysis.diagnosis.job_summary import JobSummary, to_json
+from perfd.trace.readers.trace_files import SUMMARY_JSON
+
+SUMMARY_TEXT = "summary.md"
+
+
+def summary_json(summaries: Sequence[JobSummary]) -> bytes:
+    """The object of schema perfd.summary/1, on one line."""
+    return msgspec.json.encode(to_json(summaries)) + b"\n"
+
+
+def save_results(directory: Path, summaries: Sequence[JobSummary], text: str) -> None:
+    """Write both files; raises `OSError` when the disk does not take them."""
+    document = msgspec.json.format(summary_json(summaries), indent=1)
+    (directory / SUMMARY_JSON).write_bytes(document + b"\n")
+    (directory / SUMMARY_TEXT).write_text(text, encoding="utf-8")

@@ -1,0 +1,156 @@
+"""The numbers of a summary as lines for people, each with its source; what is not known is named last."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perfd.analysis.communication.exposed import Communication
+from perfd.analysis.communication.dimensions import Dimension
+from perfd.analysis.collectives.pipeline_wait import SOURCE_WAITING
+from perfd.analysis.diagnosis.job_summary import JobSummary
+from perfd.analysis.data.formatting import teraflops
+
+_LEAST_SHARE = 0.001
+"""Of a step: a dimension that takes less is left out."""
+
+
+def numbers_in_words(summary: JobSummary) -> list[str]:
+    """One line a number, from steps to goodput, and a last one that names those that are unknown."""
+    rows = (
+        ("steps", _steps(summary)),
+        ("step time", _step_time(summary)),
+        ("throughput", _throughput(summary)),
+        (f"model FLOP/s per {'GPU' if summary.gpus else 'rank'}", _flops(summary)),
+        ("MFU", _mfu(summary)),
+        ("communication", _communication(summary.communication)),
+        *_dimensions(summary.communication),
+        ("pipeline stall", _stall(summary)),
+        ("data loading", _share(summary.data.share_ratio, summary.data.source)),
+        ("optimizer", _share(summary.optimizer.share_ratio, summary.optimizer.source)),
+        ("fullest GPU memory", _share(summary.memory.max_used_ratio, summary.memory.source)),
+        ("goodput", _percent(summary.goodput_ratio)),
+    )
+    width = max(len(name) for name, _ in rows)
+    unknown = [name for name, value in rows if value is None]
+    told = [*rows, ("unknown", ", ".join(unknown) or None)]
+    return [f"    {name:<{width}}  {value}" for name, value in told if value is not None]
+
+
+def _steps(summary: JobSummary) -> str:
+    steps = summary.steps
+    if not steps.count:
+        return "none seen"
+    return f"{steps.count} lines, steps {steps.first} to {steps.last}; {steps.steady_count} of them steady"
+
+
+def _step_time(summary: JobSummary) -> str | None:
+    times = summary.step_time_s
+    if times.median is None:
+        return None
+    tail = f", 95 % below {_seconds(times.p95)}" if times.p95 is not None else ""
+    return f"{_seconds(times.median)} (median){tail}"
+
+
+def _throughput(summary: JobSummary) -> str | None:
+    parts = [
+        f"{value:,.{digits}f} {unit}/s"
+        for value, digits, unit in (
+            (summary.tokens_per_s, 0, "tokens"),
+            (summary.samples_per_s, 1, "samples"),
+        )
+        if value is not None
+    ]
+    return ", ".join(parts) or None
+
+
+def _flops(summary: JobSummary) -> str | None:
+    flops = summary.model_flops_per_s_per_gpu
+    if flops is None:
+        return None
+    of_peak = f" of {summary.peak_flops_per_s / 1e12:.0f}" if summary.peak_flops_per_s else ""
+    return f"{teraflops(flops)}{of_peak} TFLOP/s"
+
+
+def _mfu(summary: JobSummary) -> str | None:
+    if summary.mfu_ratio is None:
+        if upper := _percent(summary.mfu_upper_ratio):
+            return f"unknown; at most {upper} by the tensor cores' activity"
+        no_peak = summary.model_flops_per_s_per_gpu is not None and summary.peak_flops_per_s is None
+        return "unknown: perfd saw no GPU whose peak it knows" if no_peak else None
+    hfu = f", HFU {_percent(summary.hfu_ratio)}" if summary.hfu_ratio is not None else ""
+    active = (
+        f", tensor cores active {_percent(summary.tensor_active_ratio)}"
+        if summary.tensor_active_ratio is not None
+        else ""
+    )
+    return f"{_percent(summary.mfu_ratio)} (convention {summary.flops_convention}){hfu}{active}"
+
+
+def _stall(summary: JobSummary) -> str | None:
+    pipeline = summary.pipeline
+    if summary.parallel.pp == 1:
+        return "no pipeline"
+    theory = _percent(pipeline.bubble_theory_ratio)
+    expected = f"; theory expects {theory}" if theory else ""
+    if pipeline.stall_ratio is None:
+        return f"unknown{expected} of the schedule" if theory else None
+    whole = "the time" if pipeline.source == SOURCE_WAITING else "the schedule"
+    return f"{_percent(pipeline.stall_ratio)} of {whole}{expected} ({pipeline.source})"
+
+
+def _communication(communication: Communication) -> str | None:
+    share = _share(communication.share_ratio, communication.source)
+    if share is None:
+        return None
+    if communication.transfer_ratio is not None:
+        moves, waits = _percent(communication.transfer_ratio), _percent(communication.wait_ratio)
+        share += f": {moves} moves data, {waits} waits for other ranks"
+    if communication.exposed_source not in {None, communication.source}:
+        share += f"; exposed {_share(communication.exposed_ratio, communication.exposed_source)}"
+    return f"{share}, not counting {', '.join(communication.left_out)}" if communication.left_out else share
+
+
+def _dimensions(communication: Communication) -> list[tuple[str, str]]:
+    """How much of a step each parallel dimension's communication takes, and how much of that is exposed."""
+    told = [one for one in communication.dimensions if one.share_ratio >= _LEAST_SHARE]
+    if not told:
+        return []
+    lines = _unknown_alike(told) or [_dimension(one) for one in told]
+    if _overlap(communication):
+        lines.append(f"together {_percent(communication.share_ratio)}: partly at the same time")
+    return [("by dimension" if at == 0 else "", line) for at, line in enumerate(lines)]
+
+
+def _unknown_alike(told: Sequence[Dimension]) -> list[str]:
+    """One line for dimensions whose exposed part is unknown for one and the same reason."""
+    reasons = {one.missing for one in told}
+    if len(reasons) > 1 or any(one.exposed_ratio is not None for one in told):
+        return []
+    shares = ", ".join(f"{one.group or 'others'} {_percent(one.share_ratio)}" for one in told)
+    return [f"{shares}; exposed unknown ({told[0].missing})"]
+
+
+def _dimension(one: Dimension) -> str:
+    exposed = _share(one.exposed_ratio, one.exposed_source) or f"unknown ({one.missing})"
+    return f"{one.group or 'others'} {_percent(one.share_ratio)}, exposed {exposed}"
+
+
+def _overlap(communication: Communication) -> bool:
+    """Whether dimensions communicate at the same time: their sum is more than all communication takes."""
+    if communication.share_ratio is None or communication.left_out:
+        return False
+    return sum(one.share_ratio for one in communication.dimensions) > communication.share_ratio + _LEAST_SHARE
+
+
+def _share(ratio: float | None, source: str | None) -> str | None:
+    return None if ratio is None else f"{_percent(ratio)} ({source})"
+
+
+def _percent(ratio: float | None) -> str | None:
+    return None if ratio is None else f"{100 * ratio:.1f} %"
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown"
+    return f"{1000 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -1,0 +1,164 @@
+"""A summary for people: what limits each job, the evidence, what to do, its alerts and its captures.
+
+Markdown that reads well in a terminal too. What is not known is left out or
+said to be unknown; nothing here is computed.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from perfd.analysis.collectives.bandwidth_text import bandwidth_words, busiest
+from perfd.analysis.communication.capture_evidence import not_used
+from perfd.analysis.diagnosis.findings import Finding, Kind
+from perfd.analysis.diagnosis.finding_titles import LIMITS
+from perfd.analysis.diagnosis.job_summary import JobSummary
+from perfd.analysis.hang.error_events import Trouble
+from perfd.analysis.data.formatting import rank_names
+from perfd.session.text.summary_numbers import numbers_in_words
+
+_TROUBLES_SHOWN = 8
+_TROUBLE_CHARACTERS = 240
+NO_JOB = "perfd saw no training job: nothing in the log looked like the progress of a known framework."
+
+
+Alert = Mapping[str, Any]
+"""One entry of schema perfd.alerts/1."""
+Captured = Mapping[str, Any]
+"""One entry of schema perfd.capture/1."""
+
+
+def in_words(
+    summaries: Sequence[JobSummary],
+    alerts: Sequence[Alert] = (),
+    notes: Sequence[str] = (),
+    captures: Sequence[Captured] = (),
+) -> str:
+    """The text for all jobs, their alerts and captures, with notes about what perfd itself could not do."""
+    blocks = [
+        "\n".join([*_job(summary), *_of_job(summary.name, alerts, captures)]) for summary in summaries
+    ] or [NO_JOB]
+    if others := [alert for alert in alerts if not alert["job"]]:
+        blocks.append("\n".join(["Alerts that belong to no job:", *map(_alert, others)]))
+    jobs = {summary.name for summary in summaries}
+    if strange := [capture for capture in captures if capture["job"] not in jobs]:
+        blocks.append("\n".join(["Captures of others:", *map(_capture, strange)]))
+    if notes:
+        blocks.append("\n".join(f"Note: {note}" for note in notes))
+    return printable("\n\n".join(blocks)) + "\n"
+
+
+def printable(text: str) -> str:
+    """The text with a mark for each control character: names come from jobs, and terminals obey escapes."""
+    return "".join(
+        sign if sign == "\n" or sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text
+    )
+
+
+def wrapped(text: str, width: int) -> str:
+    """The text in lines of at most `width` characters, broken between words."""
+    lines = []
+    for line in text.splitlines():
+        if len(line) <= width:
+            lines.append(line)
+            continue
+        indent = line[: len(line) - len(line.lstrip())]
+        lines += textwrap.wrap(
+            line, width, subsequent_indent=indent + "  ", break_long_words=False, break_on_hyphens=False
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _job(summary: JobSummary) -> list[str]:
+    lines = [f"# {summary.name}", "", *_finding(summary.bottleneck), "", *numbers_in_words(summary)]
+    if summary.others:
+        lines += ["", "Also found:"]
+        lines += [
+            f"- {finding.kind.replace('_', ' ')}: {' '.join(finding.evidence)}" for finding in summary.others
+        ]
+    return [*lines, *_troubles(summary)]
+
+
+def _of_job(job: str, alerts: Sequence[Alert], captures: Sequence[Captured]) -> list[str]:
+    lines = ["", *_alerts([alert for alert in alerts if alert["job"] == job])]
+    if mine := [capture for capture in captures if capture["job"] == job]:
+        lines += ["", "Captures:", *map(_capture, mine)]
+    return lines
+
+
+def findings_in_words(summaries: Sequence[JobSummary]) -> list[str]:
+    """Everything that was found of each job, the bottleneck first, one block a finding."""
+    if not summaries:
+        return [f"{NO_JOB}\n"]
+    blocks = []
+    for summary in summaries:
+        findings = [summary.bottleneck, *summary.others]
+        blocks += [f"# {summary.name}", *("\n".join([*_finding(finding), ""]) for finding in findings)]
+        blocks += [f"{sentence}\n" for sentence in not_used(summary.capture)]
+        blocks += _bandwidths(summary)
+        blocks += ["\n".join([*_troubles(summary)[1:], ""])] if summary.troubles else []
+    return [printable(f"{block}\n" if block.startswith("#") else block) for block in blocks]
+
+
+def _troubles(summary: JobSummary) -> list[str]:
+    lines = [f"- {_trouble(trouble)}" for trouble in summary.troubles[:_TROUBLES_SHOWN]]
+    hidden = len(summary.troubles) - len(lines)
+    more = [f"- {hidden} more are in the summary's `troubles`."] if hidden else []
+    return ["", "Errors and warnings, in the order in which they began:", *lines, *more] if lines else []
+
+
+def _trouble(trouble: Trouble) -> str:
+    who = rank_names(trouble.ranks) if trouble.ranks else ""
+    when = f"after step {trouble.step}" if trouble.step is not None else ""
+    often = f"{trouble.count} times" if trouble.count > 1 else ""
+    facts = ", ".join(fact for fact in (who, when, often) if fact)
+    message = textwrap.shorten(trouble.message, _TROUBLE_CHARACTERS, placeholder=" ...")
+    return f"{message}{f' ({facts})' if facts else ''}"
+
+
+def _bandwidths(summary: JobSummary) -> list[str]:
+    lines = [f"- {bandwidth_words(kind)}" for kind in busiest(summary.nccl.kinds)]
+    return ["\n".join(["Bandwidth of NCCL's transfers:", *lines, ""])] if lines else []
+
+
+def _finding(finding: Finding) -> list[str]:
+    culprits = ", ".join(f"{culprit.kind} {culprit.id}" for culprit in finding.culprits)
+    confidence = f" (confidence {finding.confidence:.0%})" if finding.kind is not Kind.UNKNOWN else ""
+    lines = [f"{LIMITS[finding.kind]}{f': {culprits}' if culprits else ''}{confidence}."]
+    lines += [f"- {sentence}" for sentence in finding.evidence]
+    if finding.recommendation:
+        lines += [f"What to do: {finding.recommendation}"]
+    return lines
+
+
+def _alerts(alerts: Sequence[Alert]) -> list[str]:
+    if not alerts:
+        return ["No alert fired."]
+    oldest_first = sorted(alerts, key=lambda alert: float(alert["fired_at_unix_s"] or 0))
+    return ["Alerts that fired:", *map(_alert, oldest_first)]
+
+
+def _alert(alert: Alert) -> str:
+    since = f" at step {alert['first_step']}" if alert["first_step"] is not None else ""
+    said = str(alert["annotations"].get("summary", "")).rstrip(".")
+    captures = f" Captures asked for: {', '.join(alert['captures'])}." if alert["captures"] else ""
+    return f"- {alert['name']}{since}{f': {said}' if said else ''}.{captures}"
+
+
+def _capture(capture: Captured) -> str:
+    """How it ended, what its traces say, and where they are."""
+    why = f"alert {capture['alert']}" if capture["alert"] else "by hand"
+    said = [f"- {capture['id']} ({capture['tool'] or 'no tool'}, {why}): {_ended(capture)}"]
+    if report := capture["report"]:
+        said += [report["words"], *([f"Report: {report['path']}."] if report["path"] else [])]
+    elif folders := {str(PurePath(file["path"]).parent) for who in capture["ranks"] for file in who["files"]}:
+        said.append(f"Files in {', '.join(sorted(folders))}.")
+    return " ".join(said)
+
+
+def _ended(capture: Captured) -> str:
+    state = "not ended" if capture["state"] == "open" else str(capture["state"])
+    return f"{state}: {capture['reason']}" if capture["reason"] else f"{state}."

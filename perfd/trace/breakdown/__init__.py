@@ -1,0 +1,1 @@
+"""Where the time of each rank went: kernels, collectives, ranges, idle time."""

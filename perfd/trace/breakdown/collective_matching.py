@@ -1,0 +1,267 @@
+"""Each rank's collectives, matched across ranks: what was transfer, and what was waiting for whom.
+
+Operations match by (group, operation, sequence number) where the trace has one, else by their order within
+(group, operation) when all ranks of the group show the same number of them. Of a matched operation the
+shortest duration is the transfer, and what the others took longer is waiting (perfd.analysis.collectives.transfer_wait).
+A pair of sends and receives matches by (sender, receiver) and order; a kernel that sends and receives
+several messages is done with the last of them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from perfd.analysis.collectives.transfer_wait import WaitBlame, blame, split
+from perfd.trace.breakdown.rank_breakdown import RankTimeline
+from perfd.trace.model.kernel_classes import collective_operation
+from perfd.trace.breakdown.collective_instances import Instance, Key, instances
+
+COMMON_END_NS = 50_000
+"""The kernels of one collective end within 2 us on the ranks of a node, but for one in ten (H200, NVLink)."""
+_SHORTEST_IS_TRANSFER = frozenset({"allreduce", "reducescatter", "allgather", "alltoall", "barrier"})
+"""A broadcast's or a reduce's root may finish early, so its shortest duration says nothing."""
+
+
+class Matching(StrEnum):
+    """How the operations of one kind were matched across ranks."""
+
+    SEQUENCE = "sequence"
+    ORDER = "order"
+    """The trace has no sequence numbers; all ranks show the same number of operations."""
+    MESSAGES = "messages"
+    """By sender, receiver and order."""
+    NONE = "none"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Split:
+    matched: int = 0
+    transfer_s: float = 0.0
+    wait_s: float = 0.0
+    matching: Matching = Matching.NONE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveRow:
+    """All operations of one kind in the window of one rank."""
+
+    group: str | None
+    group_ranks: tuple[int, ...]
+    operation: str
+    barrier: bool
+    count: int
+    total_s: float
+    """Sum of the kernels' durations, clipped to the window."""
+    exposed_s: float
+    """What of that neither compute nor memory operations cover; kernels that run at one time count each."""
+    size_bytes: int | None
+    """Sum; None where the trace does not say."""
+    transfer_s: float | None
+    wait_s: float | None
+    """Over the matched ones; None when none could be matched."""
+    matched_count: int
+    matching: Matching
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupWaiting:
+    """Who waited for whom in the collectives of one group."""
+
+    group: str | None
+    ranks: tuple[int, ...]
+    barrier: bool
+    blame: WaitBlame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collectives:
+    """What communication was, over all ranks."""
+
+    by_rank: Mapping[int, Sequence[CollectiveRow]]
+    waiting: Sequence[GroupWaiting] = ()
+    unmatched: Sequence[str] = ()
+    """Sentences: what could not be matched, and why."""
+    split: Mapping[int, tuple[float, float]] = field(default_factory=dict)
+    """By rank: transfer and waiting of everything matched, in seconds."""
+
+
+def collectives(timelines: Mapping[int, RankTimeline]) -> Collectives:
+    """Match the communication of all ranks; only ranks with all their records take part."""
+    found_by_rank = {rank: instances(timeline) for rank, timeline in timelines.items()}
+    complete = {rank for rank, timeline in timelines.items() if timeline.complete}
+    splits: dict[tuple[int, Key], _Split] = defaultdict(_Split)
+    waiting, unmatched = [], []
+    for key in sorted({one.key for found in found_by_rank.values() for one in found}):
+        members = key.ranks or tuple(sorted(timelines))
+        mine = {
+            rank: [one for one in found_by_rank[rank] if one.key == key]
+            for rank in members
+            if rank in found_by_rank
+        }
+        if key.operation == "sendrecv":
+            continue
+        problem = _why_not(key, members, mine, complete)
+        if problem:
+            unmatched.append(problem)
+            continue
+        matching, durations = _durations(members, mine)
+        waits = split(durations)
+        for at, rank in enumerate(members):
+            whole = waits.last_arriver >= 0
+            splits[rank, key] = _Split(
+                matched=int(whole.sum()),
+                transfer_s=float(waits.transfer_s[whole].sum()),
+                wait_s=float(waits.wait_s[whole, at].sum()),
+                matching=matching,
+            )
+        waiting.append(
+            GroupWaiting(group=key.group or None, ranks=members, barrier=key.barrier, blame=blame(durations))
+        )
+    _split_messages({rank: found for rank, found in found_by_rank.items() if rank in complete}, splits)
+    rows = {rank: _rows(found, rank, splits) for rank, found in found_by_rank.items()}
+    return Collectives(
+        by_rank=rows,
+        waiting=waiting,
+        unmatched=tuple(unmatched),
+        split={
+            rank: (
+                sum(row.transfer_s or 0.0 for row in found),
+                sum(row.wait_s or 0.0 for row in found),
+            )
+            for rank, found in rows.items()
+            if any(row.matched_count for row in found)
+        },
+    )
+
+
+def _why_not(
+    key: Key, members: Sequence[int], mine: Mapping[int, Sequence[Instance]], complete: set[int]
+) -> str | None:
+    """Why the operations of a group cannot be matched, as a sentence; None when they can."""
+    what = f"{key.operation} of {key.group or 'unnamed groups'}"
+    absent = [rank for rank in members if rank not in mine]
+    partial = [rank for rank in members if rank not in complete]
+    counts = [len(found) for found in mine.values()]
+    sequenced = all(one.sequence is not None for found in mine.values() for one in found)
+    reasons = (
+        (len(members) < 2, "its group has one rank" if key.ranks else "only one rank was traced"),
+        (
+            collective_operation(key.operation) not in _SHORTEST_IS_TRANSFER,
+            "its shortest duration is not its transfer",
+        ),
+        (bool(absent), f"no trace of rank {absent[0] if absent else ''}"),
+        (bool(partial), f"the trace of rank {partial[0] if partial else ''} lost records"),
+        (
+            not sequenced and len(set(counts)) > 1,
+            f"the ranks show {min(counts)} to {max(counts)} of them, and there are no numbers",
+        ),
+        (
+            not key.group and len(members) > 2 and not _end_together(list(mine.values())),
+            "the traces do not say which ranks they join",
+        ),
+    )
+    return next((f"{what}: {reason}." for holds, reason in reasons if holds), None)
+
+
+def _end_together(found: Sequence[Sequence[Instance]]) -> bool:
+    """Whether operations of no named group, taken in order, are one group's: those end at one instant.
+
+    Several groups with equally many operations look like one, but for the times at which they end.
+    """
+    if len({len(ones) for ones in found}) > 1:
+        return False
+    spreads = []
+    for together in zip(*found, strict=True):
+        ends = [one.end_unix_ns for one in together if one.end_unix_ns is not None]
+        if len(ends) < len(together):
+            return False
+        spreads.append(max(ends) - min(ends))
+    return bool(np.median(spreads) <= COMMON_END_NS)
+
+
+def _durations(
+    members: Sequence[int], mine: Mapping[int, Sequence[Instance]]
+) -> tuple[Matching, np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
+    """(n, g): one row an operation, one column a rank; NaN where a rank did not show it."""
+    if any(one.sequence is None for found in mine.values() for one in found):
+        columns = [[one.duration_s for one in mine[rank]] for rank in members]
+        return Matching.ORDER, np.array(columns, dtype=np.float64).T.reshape(-1, len(members))
+    numbers = sorted({one.sequence for found in mine.values() for one in found if one.sequence is not None})
+    row = {number: at for at, number in enumerate(numbers)}
+    durations = np.full((len(numbers), len(members)), np.nan)
+    for column, rank in enumerate(members):
+        for one in mine[rank]:
+            if one.sequence is not None:
+                durations[row[one.sequence], column] = one.duration_s
+    return Matching.SEQUENCE, durations
+
+
+def _split_messages(
+    found_by_rank: Mapping[int, Sequence[Instance]], splits: dict[tuple[int, Key], _Split]
+) -> None:
+    """Transfer and waiting of sends and receives, into `splits`."""
+    ends: dict[tuple[str, int, int], dict[bool, list[float]]] = defaultdict(lambda: {True: [], False: []})
+    for rank, found in found_by_rank.items():
+        for one in found:
+            for message in one.source.messages if one.source else ():
+                pair = (rank, message.peer) if message.sent else (message.peer, rank)
+                ends[message.group, *pair][message.sent].append(one.duration_s)
+    # Both sides must show the same number, else the order says nothing.
+    transfers = {
+        pair: [min(both) for both in zip(sides[True], sides[False], strict=True)]
+        for pair, sides in ends.items()
+        if len(sides[True]) == len(sides[False])
+    }
+    for rank, found in found_by_rank.items():
+        position: dict[tuple[tuple[str, int, int], bool], int] = defaultdict(int)
+        for one in found:
+            parts = []
+            for message in one.source.messages if one.source else ():
+                ranks = (rank, message.peer) if message.sent else (message.peer, rank)
+                way = (message.group, *ranks)
+                at = position[way, message.sent]
+                position[way, message.sent] += 1
+                parts.append(transfers[way][at] if way in transfers else None)
+            known = [part for part in parts if part is not None]
+            if parts and len(known) == len(parts):
+                transfer = min(max(known), one.duration_s)
+                entry = splits[rank, one.key]
+                entry.matched += 1
+                entry.transfer_s += transfer
+                entry.wait_s += one.duration_s - transfer
+                entry.matching = Matching.MESSAGES
+
+
+def _rows(
+    found: Sequence[Instance], rank: int, splits: Mapping[tuple[int, Key], _Split]
+) -> list[CollectiveRow]:
+    by_key: dict[Key, list[Instance]] = defaultdict(list)
+    for one in found:
+        by_key[one.key].append(one)
+    rows = []
+    for key, ones in by_key.items():
+        part = splits.get((rank, key), _Split())
+        sizes = [one.size_bytes for one in ones]
+        rows.append(
+            CollectiveRow(
+                group=key.group or None,
+                group_ranks=key.ranks
+                or (tuple(sorted(ones[0].source.group_ranks)) if ones[0].source else ()),
+                operation=key.operation,
+                barrier=key.barrier,
+                count=len(ones),
+                total_s=sum(one.clipped_s for one in ones),
+                exposed_s=sum(one.exposed_s for one in ones),
+                size_bytes=None if None in sizes else sum(size for size in sizes if size is not None),
+                transfer_s=part.transfer_s if part.matched else None,
+                wait_s=part.wait_s if part.matched else None,
+                matched_count=part.matched,
+                matching=part.matching if part.matched else Matching.NONE,
+            )
+        )
+    return sorted(rows, key=lambda row: (-row.total_s, row.group or "", row.operation))

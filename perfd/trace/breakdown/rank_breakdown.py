@@ -1,0 +1,153 @@
+"""Where the time of a rank went: unions of intervals, never sums over streams."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfd.trace.breakdown.idle_time import Idle, IdleTimes, launching_call
+from perfd.trace.model.intervals import Coverage
+from perfd.trace.model.operation_kinds import Kind
+from perfd.trace.breakdown.missing_records import Losses, losses
+from perfd.trace.model.rank_trace import RankTrace
+from perfd.trace.model.trace_steps import Step, whole_among
+
+MAX_LOST_RATIO = 0.02
+"""With more GPU records missing than this, what the GPU did not do is not known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breakdown:
+    """A window of one rank. compute + exposed memory + exposed communication + idle = span."""
+
+    step: int | None
+    span_s: float
+    compute_s: float
+    communication_s: float
+    exposed_communication_s: float
+    """Covered by neither compute nor memory operations, as far as the records show."""
+    memory_s: float
+    exposed_memory_s: float
+    """Not covered by compute, as far as the records show."""
+    overlap_ratio: float | None
+    """Share of communication that compute covers; None without communication.
+
+    What memory operations alone cover is neither this nor exposed.
+    """
+    idle_s: float | None
+    """None when too many records are missing."""
+    idle: Idle | None
+    """None when the trace has no host calls to explain it by."""
+    uncovered_s: float
+    """What no record covers: idle, when no record is missing."""
+    kernel_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What of a rank's trace is judged."""
+
+    start_ns: int
+    end_ns: int
+    source: str
+    """`steps`, or `operations` where the trace marks no whole step."""
+    steps: tuple[Step, ...] = ()
+    """The whole ones."""
+    dropped_steps: tuple[int, ...] = ()
+    """Steps that the capture cut."""
+
+
+class RankTimeline:
+    """The unions of one rank, made once and asked for many windows."""
+
+    def __init__(self, trace: RankTrace) -> None:
+        self.trace = trace
+        self.losses: Losses | None = losses(trace)
+        operations = trace.operations
+        self.compute, self.communication, self.memory = (
+            Coverage(operations.start_ns[operations.kind == kind], operations.end_ns[operations.kind == kind])
+            for kind in (Kind.COMPUTE, Kind.COMMUNICATION, Kind.MEMORY)
+        )
+        self.compute_memory = Coverage.union(self.compute, self.memory)
+        self._compute_communication = Coverage.union(self.compute, self.communication)
+        self.busy = Coverage.union(self.compute_memory, self.communication)
+        self.window = _window(trace)
+        self.launched_by = launching_call(trace)
+        """The index of the host's call that launched each operation, -1 where that is not known."""
+        self._idle = IdleTimes(trace, self.busy, self.launched_by)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the records of this GPU are there, as far as the trace can tell."""
+        return self.losses is None or self.losses.ratio <= MAX_LOST_RATIO
+
+    @property
+    def late_ratio(self) -> float:
+        """The share of the GPU's work that came after the host had marked the end of its last step."""
+        if not self.trace.steps:
+            return 0.0
+        operations = self.trace.operations
+        first, last = int(operations.start_ns[0]), int(operations.end_ns.max())
+        marked = max(step.end_ns for step in self.trace.steps)
+        busy_ns = self.busy.covered_ns(first, last)
+        return self.busy.covered_ns(max(first, marked), last) / busy_ns if busy_ns else 0.0
+
+    def whole(self) -> Breakdown:
+        """Where the time of the whole window went."""
+        return self.breakdown(self.window.start_ns, self.window.end_ns)
+
+    def by_step(self) -> list[Breakdown]:
+        """The same for each whole step."""
+        return [self.breakdown(step.start_ns, step.end_ns, step.number) for step in self.window.steps]
+
+    def breakdown(self, start_ns: int, end_ns: int, step: int | None = None) -> Breakdown:
+        """Where the time of one window went."""
+
+        def covered(coverage: Coverage) -> int:
+            return coverage.covered_ns(start_ns, end_ns)
+
+        # Whole nanoseconds until the end, so that the parts add up exactly.
+        compute, communication, busy = covered(self.compute), covered(self.communication), covered(self.busy)
+        compute_memory = covered(self.compute_memory)
+        hidden = compute + communication - covered(self._compute_communication)
+        complete = self.complete
+        return Breakdown(
+            step=step,
+            span_s=(end_ns - start_ns) / 1e9,
+            compute_s=compute / 1e9,
+            communication_s=communication / 1e9,
+            exposed_communication_s=(busy - compute_memory) / 1e9,
+            memory_s=covered(self.memory) / 1e9,
+            exposed_memory_s=(compute_memory - compute) / 1e9,
+            overlap_ratio=hidden / communication if communication > 0 else None,
+            idle_s=(end_ns - start_ns - busy) / 1e9 if complete else None,
+            idle=self._idle.explain(start_ns, end_ns) if complete else None,
+            uncovered_s=(end_ns - start_ns - busy) / 1e9,
+            kernel_count=self._kernels(start_ns, end_ns),
+        )
+
+    def _kernels(self, start_ns: int, end_ns: int) -> int:
+        first, last = np.searchsorted(self.trace.operations.start_ns, (start_ns, end_ns))
+        return int(np.count_nonzero(self.trace.operations.kind[first:last] != Kind.MEMORY))
+
+
+def _window(trace: RankTrace) -> Window:
+    """From the first to the last whole step, else from the first to the last operation."""
+    whole = whole_among(trace.steps, trace.captured_ns, trace.recorded_from_ns)
+    if whole:
+        numbers = {step.number for step in whole}
+        return Window(
+            start_ns=min(step.start_ns for step in whole),
+            end_ns=max(step.end_ns for step in whole),
+            source="steps",
+            steps=tuple(whole),
+            dropped_steps=tuple(step.number for step in trace.steps if step.number not in numbers),
+        )
+    operations = trace.operations
+    return Window(
+        start_ns=int(operations.start_ns[0]),
+        end_ns=int(operations.end_ns.max()),
+        source="operations",
+        dropped_steps=tuple(step.number for step in trace.steps),
+    )

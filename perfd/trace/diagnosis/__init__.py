@@ -1,0 +1,1 @@
+"""What limits a captured job, from the breakdown of its ranks."""

@@ -1,0 +1,300 @@
+"""What limits a capture, with the evidence: every finding, and which of five classes the capture is.
+
+The thresholds are those of docs/traces.md. Shares are of the window, as means over the ranks whose records
+are all there, so that they compare with each other and add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from perfd.analysis.data.formatting import milliseconds, percent
+from perfd.trace.diagnosis.trace_analysis import TraceAnalysis
+from perfd.trace.diagnosis.confidence import CONFIRMED, MEASURED, UNEXPLAINED, seen
+from perfd.trace.diagnosis.rank_comparison import judge_losses, judge_pipeline, judge_straggler
+from perfd.trace.breakdown.kernel_table import KernelRow, busy_by_class
+from perfd.trace.diagnosis.time_shares import FindingKind, Shares, TraceFinding, launch_idle_s, shares, sync_idle_s
+
+COMMUNICATION_RATIO = 0.20
+LAUNCH_RATIO = 0.10
+SYNCHRONIZATION_RATIO = 0.05
+MEMORY_COPY_RATIO = 0.10
+PAGEABLE_RATIO = 0.01
+_OF_RANKS = frozenset({FindingKind.STRAGGLER, FindingKind.PIPELINE})
+_MOSTLY = 0.5
+_WORTH_TUNING = 0.10
+"""Of the window: what computes less is not what to make faster."""
+_WHO_IS_LAST = "Communication is mostly waiting: find out who comes last before tuning the network."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What limits a capture."""
+
+    bottleneck: TraceFinding | None
+    """The class; None when no rank's records are all there."""
+    cause: TraceFinding | None
+    """The straggler or the stalling pipeline that ranks wait for, where that is what to mend first."""
+    findings: Sequence[TraceFinding]
+    """All of them: what makes numbers doubtful first, then the cause, then by what there is to gain."""
+    shares: Shares | None
+
+    @property
+    def first(self) -> TraceFinding | None:
+        """What to tell before everything else; None when no rank's records are all there."""
+        return self.cause or self.bottleneck
+
+    def name_of(self, found: TraceFinding) -> str:
+        """What to call it: its class, but for computing beside what costs more and for unexplained idling."""
+        if found.kind is FindingKind.COMPUTE and found is not self.bottleneck:
+            return "computing"
+        unexplained = self.shares is not None and self.shares.unexplained_idle > LAUNCH_RATIO
+        if found.kind is FindingKind.LAUNCH and unexplained:
+            return "unexplained_idle"
+        return found.kind.value
+
+
+def diagnose(analysis: TraceAnalysis) -> Diagnosis:
+    """Every finding, and the class that costs most."""
+    part = shares(analysis)
+    classes: list[TraceFinding] = []
+    if part is not None:
+        judges: tuple[Callable[[TraceAnalysis, Shares], TraceFinding | None], ...] = (
+            _judge_communication,
+            _judge_launch,
+            _judge_synchronization,
+            _judge_memory,
+        )
+        classes = [found for judge in judges if (found := judge(analysis, part)) is not None]
+        classes.sort(key=lambda found: -(found.lost_ratio or 0))
+        # What costs more than computing takes is the bottleneck; else it computes, and the rest is to gain.
+        costlier = any((found.lost_ratio or 0) > part.compute for found in classes)
+        classes.insert(len(classes) if costlier else 0, _judge_compute(analysis, part))
+    others = [
+        found
+        for judge in (judge_losses, judge_straggler, judge_pipeline)
+        if (found := judge(analysis)) is not None
+    ]
+    cause = _cause(classes, others)
+    if cause is not None:
+        # The cause says who.
+        classes = [
+            replace(found, recommendation="") if found.recommendation == _WHO_IS_LAST else found
+            for found in classes
+        ]
+
+    def order(found: TraceFinding) -> tuple[bool, bool, float]:
+        return found.kind is not FindingKind.LOST_RECORDS, found is not cause, -(found.lost_ratio or 0)
+
+    return Diagnosis(
+        bottleneck=classes[0] if classes else None,
+        cause=cause,
+        findings=tuple(sorted([*others, *classes], key=order)),
+        shares=part,
+    )
+
+
+def _cause(classes: Sequence[TraceFinding], others: Sequence[TraceFinding]) -> TraceFinding | None:
+    """Who is waited for, unless something else costs more.
+
+    Each rank of a job that waits for one of them computes or communicates; which of the two is no answer.
+    """
+    known = [found for found in others if found.kind in _OF_RANKS]
+    if not classes or not known:
+        return None
+    cause = max(known, key=lambda found: found.lost_ratio or 0)
+
+    def rest(found: TraceFinding) -> float:
+        # The waiting is in the time of communication too, so most of that has to be something else.
+        part = _MOSTLY if found.kind is FindingKind.COMMUNICATION else 1.0
+        return part * (found.lost_ratio or 0)
+
+    return cause if all(rest(found) <= (cause.lost_ratio or 0) for found in classes) else None
+
+
+def _judge_communication(analysis: TraceAnalysis, part: Shares) -> TraceFinding | None:
+    if part.exposed_communication <= COMMUNICATION_RATIO:
+        return None
+    evidence = [
+        (
+            f"Communication that nothing hides takes {percent(part.exposed_communication)} of the window"
+            " (union of communication kernels, less compute and copies; mean over ranks)."
+        )
+    ]
+    known = [
+        analysis.collectives.split[rank.rank]
+        for rank in analysis.complete
+        if rank.rank in analysis.collectives.split
+    ]
+    transfer, wait = sum(one[0] for one in known), sum(one[1] for one in known)
+    advice = (
+        "Most of it are sends and receives, as between pipeline stages, with what they wait for each other:"
+        " analyse the traces of all ranks together to see who waits for whom."
+        if _mostly_sends(analysis) and transfer + wait <= 0
+        else "Overlap it with computing (gradient and parameter buckets, tensor-parallel overlap), or send"
+        " less."
+    )
+    if transfer + wait > 0:
+        waiting = wait / (transfer + wait)
+        evidence.append(
+            f"Of the communication that could be matched across ranks, {percent(waiting)} is waiting for the"
+            f" last rank and {percent(1 - waiting)} transfer (shortest duration of each operation)."
+        )
+        if waiting > 0.5:
+            advice = _WHO_IS_LAST
+    return TraceFinding(
+        kind=FindingKind.COMMUNICATION,
+        confidence=seen(CONFIRMED if transfer + wait > 0 else MEASURED, analysis),
+        evidence=evidence,
+        recommendation=advice,
+        lost_ratio=part.exposed_communication,
+    )
+
+
+def _mostly_sends(analysis: TraceAnalysis) -> bool:
+    rows = [row for rank in analysis.complete for row in analysis.collectives.by_rank.get(rank.rank, ())]
+    sends = sum(row.exposed_s for row in rows if row.operation == "sendrecv")
+    return sends > _MOSTLY * sum(row.exposed_s for row in rows)
+
+
+def _judge_launch(analysis: TraceAnalysis, part: Shares) -> TraceFinding | None:
+    if part.unexplained_idle > LAUNCH_RATIO:
+        return _unexplained(analysis, part)
+    if part.launch <= LAUNCH_RATIO:
+        return None
+    worst = max(analysis.complete, key=launch_idle_s)
+    idle, cost = worst.whole.idle, worst.launches
+    evidence = [
+        (
+            f"The GPU has nothing to run for {percent(part.launch)} of the window because the host has not"
+            " launched (gaps between operations against the host's calls; mean over ranks)."
+        )
+    ]
+    advice = "Capture CUDA graphs, fuse small kernels (torch.compile) or take work off the launching thread."
+    if idle and idle.host_s > 0.5 * launch_idle_s(worst):
+        evidence.append(
+            f"On rank {worst.rank} {milliseconds(idle.host_s)} of it are gaps over 100 us in which the host"
+            " launches nothing: it is busy with something else."
+        )
+        advice = (
+            "Find what the host does in the gaps (py-spy, named ranges around its parts): input, logging,"
+            " Python, a lock."
+        )
+    if cost and cost.queue_s is not None and cost.call_s is not None:
+        evidence.append(
+            f"On rank {worst.rank} a launch takes {cost.call_s * 1e6:.1f} us and its operation begins"
+            f" {cost.queue_s * 1e6:.1f} us later (medians of {cost.count})."
+        )
+    return TraceFinding(
+        kind=FindingKind.LAUNCH,
+        confidence=seen(MEASURED, analysis),
+        ranks=[worst.rank] if len(analysis.complete) > 1 else [],
+        evidence=evidence,
+        recommendation=advice,
+        lost_ratio=part.launch,
+    )
+
+
+def _unexplained(analysis: TraceAnalysis, part: Shares) -> TraceFinding:
+    return TraceFinding(
+        kind=FindingKind.LAUNCH,
+        confidence=seen(UNEXPLAINED, analysis),
+        evidence=[
+            (
+                f"The GPU runs nothing for {percent(part.unexplained_idle)} of the window (mean over ranks);"
+                " the traces have no host calls, so why is not known."
+            )
+        ],
+        recommendation="Record the host's side too (CPU activity, or the CUDA API) to see what it does.",
+        lost_ratio=part.unexplained_idle,
+    )
+
+
+def _judge_synchronization(analysis: TraceAnalysis, part: Shares) -> TraceFinding | None:
+    if part.synchronization <= SYNCHRONIZATION_RATIO:
+        return None
+    worst = max(analysis.complete, key=sync_idle_s)
+    several = len(analysis.complete) > 1
+    evidence = (
+        (
+            f"The GPU runs dry for {percent(part.synchronization)} of the window because the host waits for"
+            " it, or had waited (gaps that would close without its waits; mean over ranks)."
+        ),
+        f"Worst is rank {worst.rank} with {milliseconds(sync_idle_s(worst))}.",
+    )
+    return TraceFinding(
+        kind=FindingKind.SYNCHRONIZATION,
+        confidence=seen(MEASURED, analysis),
+        ranks=[worst.rank] if several else [],
+        evidence=evidence if several else evidence[:1],
+        recommendation=(
+            "Remove synchronisations from the step: .item(), .cpu(), prints of tensors, barriers of timers,"
+            " blocking copies."
+        ),
+        lost_ratio=part.synchronization,
+    )
+
+
+def _judge_memory(analysis: TraceAnalysis, part: Shares) -> TraceFinding | None:
+    rows = [(rank, row) for rank in analysis.complete for row in rank.kernels if row.kernel_class == "copy"]
+    pageable = sum(row.total_s / rank.whole.span_s for rank, row in rows if "Pageable" in row.name)
+    pageable /= max(1, len(analysis.complete))
+    if part.exposed_memory <= MEMORY_COPY_RATIO and pageable <= PAGEABLE_RATIO:
+        return None
+    evidence = [
+        (
+            f"Copies and fills that no computing hides take {percent(part.exposed_memory)} of the window"
+            " (union of memory operations less compute; mean over ranks)."
+        )
+    ]
+    advice = "Avoid the copy, or put it on a stream of its own beside the computing."
+    if rows:
+        _, longest = max(rows, key=lambda item: item[1].total_s)
+        evidence.append(
+            f"The longest is {longest.name}: {longest.count} take {milliseconds(longest.total_s)}."
+        )
+    if pageable > PAGEABLE_RATIO:
+        evidence.append(f"Copies from or to pageable memory take {percent(pageable)}.")
+        advice = "Pin the host's memory (pin_memory=True) and copy with non_blocking=True."
+    return TraceFinding(
+        kind=FindingKind.MEMORY_COPY,
+        confidence=seen(MEASURED, analysis),
+        evidence=evidence,
+        recommendation=advice,
+        lost_ratio=max(part.exposed_memory, pageable),
+    )
+
+
+def _judge_compute(analysis: TraceAnalysis, part: Shares) -> TraceFinding:
+    """What it computes: the bottleneck when nothing else costs more."""
+    rows: list[KernelRow] = [
+        row for rank in analysis.complete for row in rank.kernels if row.kernel_class not in _NOT_COMPUTE
+    ]
+    total = sum(row.path_s for row in rows)
+    classes = {name: value / total for name, value in busy_by_class(rows).items()} if total else {}
+    evidence = [f"Compute kernels run for {percent(part.compute)} of the window (union; mean over ranks)."]
+    if classes:
+        told = ", ".join(f"{name} {percent(ratio)}" for name, ratio in list(classes.items())[:4])
+        evidence.append(f"Of the computing: {told} (by kernel names).")
+    if analysis.model_use:
+        evidence.append(
+            f"MFU is {percent(analysis.model_use.mfu_ratio)} of the {analysis.model_use.precision} peak."
+        )
+    matmul = classes.get("matmul", 0) + classes.get("attention", 0) + classes.get("convolution", 0)
+    advice = (
+        "Fuse element-wise kernels (torch.compile, fused norm, dropout and optimizer): matrix work is the"
+        " smaller part of the computing."
+        if classes and matmul < 0.5
+        else "Look at the largest kernels with ncu, and at lower precision (FP8)."
+    )
+    return TraceFinding(
+        kind=FindingKind.COMPUTE,
+        confidence=seen(MEASURED, analysis),
+        evidence=evidence,
+        recommendation=advice if part.compute >= _WORTH_TUNING else "",
+        lost_ratio=None,
+    )
+
+
+_NOT_COMPUTE = frozenset({"communication", "copy"})

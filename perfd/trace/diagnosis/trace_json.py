@@ -1,0 +1,146 @@
+"""What `perfd analyze --json` prints: `perfd.trace/1`. Unknown values are null; keys only ever get more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from perfd.trace.diagnosis.trace_analysis import RankAnalysis, TraceAnalysis
+from perfd.trace.breakdown.rank_breakdown import Breakdown
+from perfd.trace.breakdown.collective_matching import CollectiveRow
+from perfd.trace.diagnosis.trace_findings import Diagnosis
+from perfd.trace.breakdown.kernel_table import KernelRow, busy_by_class
+from perfd.trace.diagnosis.time_shares import TraceFinding
+
+SCHEMA = "perfd.trace/1"
+_LATE_RATIO = 0.05
+
+
+def to_json(analysis: TraceAnalysis, diagnosis: Diagnosis) -> dict[str, Any]:
+    """The whole analysis as an object of plain values."""
+    return {
+        "schema": SCHEMA,
+        "ranks": [_rank(rank, analysis) for rank in analysis.ranks],
+        "bottleneck": _finding(diagnosis.bottleneck) if diagnosis.bottleneck else None,
+        "cause": _finding(diagnosis.cause) if diagnosis.cause else None,
+        "findings": [_finding(found) for found in diagnosis.findings],
+        "shares": asdict(diagnosis.shares) if diagnosis.shares else None,
+        "model_use": asdict(analysis.model_use) if analysis.model_use else None,
+        "pipeline": [asdict(stall) | {"stall_ratio": stall.stall_ratio} for stall in analysis.stages],
+        "waiting": [
+            {
+                "group": group.group,
+                "ranks": list(group.ranks),
+                "barrier": group.barrier,
+                "operations": group.blame.operations,
+                "transfer_s": group.blame.transfer_s,
+                "waited_s": group.blame.waited_s.tolist(),
+                "caused_s": group.blame.caused_s.tolist(),
+            }
+            for group in analysis.collectives.waiting
+        ],
+        "unmatched": list(analysis.collectives.unmatched),
+    }
+
+
+def breakdown_json(part: Breakdown) -> dict[str, Any]:
+    """The keys that a rank and each of its steps share."""
+    plain = asdict(part)
+    plain.pop("step")
+    return plain
+
+
+def _rank(rank: RankAnalysis, analysis: TraceAnalysis) -> dict[str, Any]:
+    timeline = rank.timeline
+    lost = timeline.losses
+    return {
+        "rank": rank.rank,
+        "file": timeline.trace.file,
+        "gpu": timeline.trace.gpu,
+        "device": timeline.trace.device,
+        "stage": rank.stage,
+        **breakdown_json(rank.whole),
+        "window": {
+            "source": timeline.window.source,
+            "start_ns": timeline.window.start_ns,
+            "end_ns": timeline.window.end_ns,
+            "epoch_ns": timeline.trace.epoch_ns,
+            "dropped_steps": list(timeline.window.dropped_steps),
+        },
+        "complete": timeline.complete,
+        "lost_launches_ratio": lost.ratio if lost else None,
+        "profiler_overhead_s": rank.overhead_s,
+        "steps": [{"step": step.step, **breakdown_json(step)} for step in rank.steps],
+        "kernels": [_kernel(row) for row in rank.kernels],
+        "classes": busy_by_class(rank.kernels),
+        "collectives": [_collective(row) for row in analysis.collectives.by_rank.get(rank.rank, ())],
+        "phases": [asdict(row) for row in rank.phases],
+        "launches": asdict(rank.launches) if rank.launches else None,
+        "notes": notes(rank),
+    }
+
+
+def notes(rank: RankAnalysis) -> list[str]:
+    """What a reader of a rank's numbers should know, as sentences."""
+    timeline = rank.timeline
+    found = list(timeline.trace.notes)
+    dropped = timeline.window.dropped_steps
+    if dropped:
+        found.append(f"Steps {_listed(dropped)} are cut by the capture and left out.")
+    if timeline.window.source == "steps" and timeline.late_ratio > _LATE_RATIO:
+        found.append(
+            f"{timeline.late_ratio:.0%} of the GPU's work came after the host had ended its last step and is"
+            " left out: the host runs ahead. Let it wait for the GPU at the end of each step to see it all."
+        )
+    if timeline.losses and timeline.losses.lost:
+        state = "its idle time is not known" if not timeline.complete else "few enough to ignore"
+        lost, launches = timeline.losses.lost, timeline.losses.launches
+        found.append(f"{lost} of {launches} launches have no kernel in the trace: {state}.")
+    if timeline.complete and rank.whole.idle is None:
+        found.append("The trace has no host calls, so idle time cannot be explained.")
+    return found
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(str(number) for number in numbers)
+
+
+def _kernel(row: KernelRow) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "class": row.kernel_class,
+        "count": row.count,
+        "total_s": row.total_s,
+        "path_s": row.path_s,
+        "tensor_cores": row.tensor_cores,
+    }
+
+
+def _collective(row: CollectiveRow) -> dict[str, Any]:
+    return {
+        "group": row.group,
+        "operation": row.operation,
+        "count": row.count,
+        "total_s": row.total_s,
+        "exposed_s": row.exposed_s,
+        "transfer_s": row.transfer_s,
+        "wait_s": row.wait_s,
+        "barrier": row.barrier,
+        "size_bytes": row.size_bytes,
+        "matched_count": row.matched_count,
+        "matching": row.matching.value,
+        "group_ranks": list(row.group_ranks),
+    }
+
+
+def _finding(found: TraceFinding) -> dict[str, Any]:
+    return {
+        "kind": found.kind.value,
+        "class": found.kind.value,
+        "confidence": found.confidence,
+        "ranks": list(found.ranks),
+        "evidence": list(found.evidence),
+        "recommendation": found.recommendation,
+        "lost_ratio": found.lost_ratio,
+    }

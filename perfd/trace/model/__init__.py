@@ -1,0 +1,1 @@
+"""One form for every profiler's trace: operations, host calls, ranges, steps."""

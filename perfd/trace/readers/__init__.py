@@ -1,0 +1,1 @@
+"""Readers of traces: Nsight Systems, PyTorch (Kineto) and JAX."""

@@ -1,0 +1,136 @@
+"""Reads the events of JAX's (XLA's) traces: Chrome format without categories, devices named as processes.
+
+A process `/device:GPU:0` has a thread for each stream, named `Stream #13(Compute)`, and threads with
+derived rows (modules, name scopes) that repeat the same time. `/device:TPU:0` has its operations on the
+thread `XLA Ops`. (Source: xprof's `trace.json.gz`.)
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from pathlib import Path
+
+import numpy as np
+
+from perfd.trace.readers.chrome_json import Args, Event
+from perfd.trace.model.hlo_class import hlo_class
+from perfd.trace.model.intervals import Ns
+from perfd.trace.model.operation_kinds import Kind
+from perfd.trace.model.rank_trace import RankTrace, no_calls, operations_of
+from perfd.trace.model.trace_steps import Step
+
+_DEVICE = re.compile(r"/device:(GPU|TPU):(\d+)")
+_STREAM = re.compile(r"Stream #(\d+)")
+_MAX_TIME_US = 9e15
+_MEMORY_CLASSES = {"copy", "infeed"}
+
+
+class JaxEvents:
+    """Takes the events that have no category."""
+
+    def __init__(self) -> None:
+        self._processes: dict[int, str] = {}
+        self._threads: dict[tuple[int, int], str] = {}
+        self._names: dict[tuple[str, str], int] = {}
+        self._rows = array("q")
+        self._times = array("d")
+        self._steps: dict[int, tuple[float, float]] = {}
+
+    def add(self, event: Event) -> None:
+        """Take one event."""
+        if not isinstance(event.pid, int):
+            return
+        args = event.args or Args()
+        if event.ph == "M" and args.name is not None:
+            if event.name == "process_name":
+                self._processes[event.pid] = args.name
+            elif event.name == "thread_name" and isinstance(event.tid, int):
+                self._threads[event.pid, event.tid] = args.name
+        elif event.ph == "X" and isinstance(event.tid, int):
+            if args.step_num is not None and str(args.step_num).isdigit():
+                self._steps[int(args.step_num)] = (event.ts, event.dur)
+            key = (event.name, hlo_class(args.hlo_category, args.hlo_op, event.name))
+            name = self._names.setdefault(key, len(self._names))
+            self._rows.extend((event.pid, event.tid, name, _correlation(args)))
+            self._times.extend((event.ts, event.dur))
+
+    def traces(self, path: Path) -> list[RankTrace]:
+        """One for each device that did something."""
+        rows = np.array(self._rows, dtype=np.int64).reshape(-1, 4)
+        times = np.array(self._times).reshape(-1, 2)
+        traces = []
+        for process, name in sorted(self._processes.items()):
+            if device := _DEVICE.search(name):
+                trace = self._trace(path, process, device, rows, times)
+                if trace is not None:
+                    traces.append(trace)
+        return traces
+
+    def _trace(
+        self,
+        path: Path,
+        process: int,
+        device: re.Match[str],
+        rows: Ns,
+        times: np.ndarray[tuple[int, int], np.dtype[np.float64]],
+    ) -> RankTrace | None:
+        threads = {tid: name for (pid, tid), name in self._threads.items() if pid == process}
+        streams = [tid for tid, name in threads.items() if _STREAM.match(name)]
+        streams = streams or [tid for tid, name in threads.items() if "XLA Ops" in name]
+        valid = (np.abs(times[:, 0]) < _MAX_TIME_US) & (times[:, 1] >= 0) & (times[:, 1] < _MAX_TIME_US)
+        mine = valid & (rows[:, 0] == process)
+        work = mine & np.isin(rows[:, 1], streams)
+        if not work.any():
+            return None
+        names, classes = [name for name, _ in self._names], [label for _, label in self._names]
+        kinds = np.array([_kind(label) for label in classes], dtype=np.int64)
+        chosen, start = rows[work], np.rint(times[work, 0] * 1000).astype(np.int64)
+        operations, _ = operations_of(
+            {
+                "start_ns": start,
+                "end_ns": start + np.rint(times[work, 1] * 1000).astype(np.int64),
+                "kind": kinds[chosen[:, 2]],
+                "name": chosen[:, 2],
+                "stream": chosen[:, 1],
+                "correlation": chosen[:, 3],
+            }
+        )
+        step_threads = [tid for tid, name in threads.items() if name == "Steps"]
+        marked = np.flatnonzero(mine & np.isin(rows[:, 1], step_threads))
+        steps = {
+            int(names[rows[at, 2]]): (times[at, 0], times[at, 1])
+            for at in marked.tolist()
+            if names[rows[at, 2]].isdigit()
+        }
+        return RankTrace(
+            file=str(path),
+            rank=None,
+            gpu=None,
+            device=int(device[2]),
+            names=names,
+            classes=classes,
+            operations=operations,
+            calls=no_calls(),
+            steps=_as_steps(steps or self._steps),
+        )
+
+
+def _kind(label: str) -> Kind:
+    if label == "communication":
+        return Kind.COMMUNICATION
+    return Kind.MEMORY if label in _MEMORY_CLASSES else Kind.COMPUTE
+
+
+def _correlation(args: Args) -> int:
+    value = args.correlation_id
+    if isinstance(value, str):
+        return int(value) if value.isdigit() and len(value) < 19 else -1
+    return value if value is not None else -1
+
+
+def _as_steps(found: dict[int, tuple[float, float]]) -> list[Step]:
+    return [
+        Step(number=number, start_ns=round(start * 1000), end_ns=round((start + duration) * 1000))
+        for number, (start, duration) in sorted(found.items())
+    ]

@@ -1,0 +1,208 @@
+"""Reads PyTorch's (Kineto's) traces, of every shape they had since 2021, for NVIDIA and AMD, and JAX's.
+
+What differs between versions: categories were capitalised before 2022; times were absolute whole
+microseconds before 2024 and count from `baseTimeNanoseconds` since; `distributedInfo` had only a rank at
+first, and stands at the end of the file in traces taken on demand; AMD's kernels name no context. The
+host's `ProfilerStep` ranges are the steps; their copies on the GPU's rows are ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from perfd.errors import TraceError
+from perfd.trace.readers.chrome_json import PIECE_BYTES, ChromeFile
+from perfd.trace.model.kernel_classes import kernel_class
+from perfd.trace.readers.nccl_messages import collective, messages_by_operation
+from perfd.trace.model.intervals import Flags, Ns
+from perfd.trace.readers.jax_events import JaxEvents
+from perfd.trace.readers.kineto_events import KinetoEvents
+from perfd.trace.model.rank_trace import (
+    Collective,
+    GpuOperations,
+    Group,
+    HostCalls,
+    Phase,
+    RankTrace,
+    operations_of,
+)
+from perfd.trace.model.serving_steps import step_name
+from perfd.trace.model.trace_steps import PROFILER_STEP, steps_among
+
+_ABSOLUTE_TIME_NS = 10**18
+"""The year 2001: a clock that shows more counts from 1970."""
+_STRAY_RATIO = 0.05
+"""A device with less than this share of a process' operations is not its device."""
+
+
+class _Device(msgspec.Struct):
+    id: int = 0
+    name: str | None = None
+
+
+class _Group(msgspec.Struct):
+    pg_name: str | int = ""
+    pg_desc: str = ""
+    ranks: list[int] = []
+
+
+class _Distributed(msgspec.Struct):
+    rank: int | None = None
+    world_size: int | None = None
+    pg_config: list[_Group] = []
+
+
+class _Head(msgspec.Struct, rename="camel"):
+    device_properties: list[_Device] = []
+    distributed_info: _Distributed | None = None
+    base_time_nanoseconds: int | None = None
+
+
+def read(path: Path, piece_bytes: int = PIECE_BYTES) -> list[RankTrace]:
+    """What the file tells of each GPU that its process used; `piece_bytes` of it are decoded at a time.
+
+    Raises `TraceError`, naming the file, when it is no such trace, is cut, or holds no GPU operation.
+    """
+    file, events, jax = ChromeFile(path, piece_bytes), KinetoEvents(), JaxEvents()
+    for piece in file.pieces():
+        for event in piece:
+            if event.cat is None:
+                jax.add(event)
+            else:
+                events.add(event)
+    columns, valid = events.operations()
+    if not valid.any():
+        found = jax.traces(path)
+        if not found:
+            raise TraceError(f"{path}: {_without_gpu(events)}")
+        return found
+    notes = []
+    if file.malformed_events:
+        notes.append(f"{file.malformed_events} events are not as any version writes them, and are left out.")
+    if not valid.all():
+        notes.append(f"{int((~valid).sum())} GPU operations have no valid time, and are left out.")
+    return _File(path, _head(path, file), events, notes).traces(columns, valid)
+
+
+def _without_gpu(events: KinetoEvents) -> str:
+    """Why a trace tells nothing of a GPU."""
+    instead = f", only {events.host_operations:,} of the host" if events.host_operations else ""
+    return (
+        f"the trace has no GPU operation{instead}, so that nothing can be told of a GPU: "
+        "record its activity, too (PyTorch's profiler: ProfilerActivity.CUDA), while it works."
+    )
+
+
+def _head(path: Path, file: ChromeFile) -> _Head:
+    try:
+        return msgspec.convert(file.head, _Head, strict=False)
+    except msgspec.ValidationError as error:
+        raise TraceError(
+            f"{path}: its description of the run is not as any version writes it: {error}."
+        ) from error
+
+
+class _File:
+    """What all GPUs of one file share."""
+
+    def __init__(self, path: Path, head: _Head, events: KinetoEvents, notes: Sequence[str]) -> None:
+        self._path = path
+        self._head = head
+        self._events = events
+        self._notes = notes
+        self._distributed = head.distributed_info or _Distributed()
+
+    def traces(self, columns: Mapping[str, Ns], valid: Flags) -> list[RankTrace]:
+        """One for each GPU that took a real part."""
+        devices, counts = np.unique(columns["device"][valid], return_counts=True)
+        main = [int(device) for device in devices[counts >= _STRAY_RATIO * counts.sum()]]
+        calls, phases = self._events.calls(), self._events.phases()
+        steps, named = steps_among(phases, PROFILER_STEP), _named(phases)
+        overhead, captured_ns = self._events.overhead(), self._events.captured_ns()
+        classes = [kernel_class(name) for name in self._events.names]
+        epoch_ns = self._epoch_ns(int(columns["start_ns"][valid][0]))
+        groups = self._groups()
+        traces = []
+        for device in main:
+            mine = np.flatnonzero(valid & (columns["device"] == device))
+            operations, order = operations_of({name: column[mine] for name, column in columns.items()})
+            traces.append(
+                RankTrace(
+                    file=str(self._path),
+                    rank=self._distributed.rank if len(main) == 1 else None,
+                    gpu=next((one.name for one in self._head.device_properties if one.id == device), None)
+                    or None,
+                    device=device if device >= 0 else None,
+                    names=list(self._events.names),
+                    classes=classes,
+                    operations=operations,
+                    calls=calls,
+                    collectives=self._collectives(operations, mine[order], calls, groups),
+                    groups=groups,
+                    world_size=self._distributed.world_size,
+                    epoch_ns=epoch_ns,
+                    notes=self._notes,
+                    steps=steps,
+                    phases=named,
+                    overhead=overhead,
+                    captured_ns=captured_ns,
+                )
+            )
+        return traces
+
+    def _collectives(
+        self, operations: GpuOperations, rows: Ns, calls: HostCalls, groups: Sequence[Group]
+    ) -> list[Collective]:
+        messages = self._events.messages()
+        if not self._events.collectives and not messages:
+            return []
+        place = {row: at for at, row in enumerate(rows.tolist())}
+        ranks = {group.name: group.ranks for group in groups}
+        named = [
+            collective(place[row], args, ranks) for row, args in self._events.collectives if row in place
+        ]
+        found = messages_by_operation(operations, calls, messages, {one.operation for one in named})
+        described = _ranks_by_description(groups)
+        transfers = [
+            Collective(
+                operation=at,
+                name="sendrecv",
+                group=carried[0].group,
+                group_ranks=described.get(carried[0].group, ()),
+                messages=carried,
+            )
+            for at, carried in found.items()
+        ]
+        return sorted([*named, *transfers], key=lambda one: one.operation)
+
+    def _groups(self) -> tuple[Group, ...]:
+        return tuple(
+            Group(name=str(group.pg_name), description=group.pg_desc, ranks=tuple(group.ranks))
+            for group in self._distributed.pg_config
+        )
+
+    def _epoch_ns(self, any_start_ns: int) -> int | None:
+        """Wall time of zero: as written, or zero itself where the times are absolute."""
+        if self._head.base_time_nanoseconds is not None:
+            return self._head.base_time_nanoseconds
+        return 0 if any_start_ns > _ABSOLUTE_TIME_NS else None
+
+
+def _ranks_by_description(groups: Sequence[Group]) -> dict[str, tuple[int, ...]]:
+    """The ranks of the group that a description means; not of one that several have, as "undefined"."""
+    found: dict[str, set[tuple[int, ...]]] = {}
+    for group in groups:
+        found.setdefault(group.description or group.name, set()).add(group.ranks)
+    return {description: ranks for description, (ranks, *others) in found.items() if not others}
+
+
+def _named(phases: Sequence[Phase]) -> list[Phase]:
+    """The ranges that are no steps; those of inference servers by their kind, not by their batch."""
+    others = [phase for phase in phases if not PROFILER_STEP.fullmatch(phase.name)]
+    kinds = {name: step_name(name) for name in {phase.name for phase in others}}
+    return [phase if (kind := kinds[phase.name]) is None else replace(phase, name=kind) for phase in others]

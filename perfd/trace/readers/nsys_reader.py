@@ -1,0 +1,143 @@
+"""Reads the SQLite export of Nsight Systems, schemas 3.11 to 3.20.
+
+Tables exist only when they have rows, and the order of rows means nothing. Times are nanoseconds from
+the start of the collection. (Source: "SQLite schema reference" in Nsight Systems' user guide.)
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from perfd.errors import TraceError
+from perfd.trace.model.kernel_classes import kernel_class
+from perfd.trace.model.intervals import Flags, Ns
+from perfd.trace.model.rank_trace import HostCalls, RankTrace, calls_of, operations_of
+from perfd.trace.readers.nsys_tables import Activity, Tables
+from perfd.trace.model.trace_steps import NAMED_STEP, steps_among
+
+_OLDEST, _NEWEST = (3, 11), (3, 20)
+"""The schemas that were read. With another first number, columns may mean something else."""
+_STRAY_RATIO = 0.05
+"""A device with less than this share of a process' operations is not its device."""
+
+
+def read(path: Path, shown_as: str | None = None) -> list[RankTrace]:
+    """One trace for each process and GPU that it used, in order of device.
+
+    Raises `TraceError`, naming the file (or `shown_as`), when it is no export of Nsight Systems, is cut or
+    damaged, or holds no GPU operation.
+    """
+    name = shown_as or str(path)
+    if not path.is_file():
+        raise TraceError(f"{name}: there is no such file.")
+    _check_size(path, name)
+    try:
+        connection = sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro&immutable=1", uri=True)
+        try:
+            return _traces(name, Tables(name, connection))
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise TraceError(
+            f"{name}: this is no export of Nsight Systems, or it is damaged: {error}."
+        ) from error
+    except (TypeError, ValueError, OverflowError) as error:
+        raise TraceError(
+            f"{name}: the export is damaged: a table holds something else than numbers: {error}."
+        ) from error
+
+
+def _check_size(path: Path, name: str) -> None:
+    """SQLite reads a cut file until it needs a page that is missing; the header knows better."""
+    with path.open("rb") as file:
+        header = file.read(100)
+    if len(header) == 100 and header.startswith(b"SQLite format 3\0") and header[24:28] == header[92:96]:
+        page_bytes = int.from_bytes(header[16:18], "big")
+        claimed = int.from_bytes(header[28:32], "big") * (65536 if page_bytes == 1 else page_bytes)
+        if path.stat().st_size < claimed:
+            raise TraceError(
+                f"{name}: the file is cut: it has {path.stat().st_size} of {claimed} bytes that it claims."
+            )
+
+
+def _traces(name: str, tables: Tables) -> list[RankTrace]:
+    schema_notes = _of_schema(name, tables.schema())
+    activity = tables.activity()
+    if not len(activity.rows):
+        why = "none has a valid time." if activity.invalid else "was it taken with --trace=cuda?"
+        raise TraceError(f"{name}: the capture has no GPU operation; {why}")
+    classes = [kernel_class(one) for one in activity.names]
+    calls, phases, gpus = tables.calls(), tables.phases(), tables.gpu_names()
+    captured, epoch_ns, notes = tables.captured_ns(), tables.epoch_ns(), (*schema_notes, *tables.notes())
+    if activity.invalid:
+        notes = (*notes, f"{activity.invalid} GPU operations have no valid time, and are left out.")
+    traces = []
+    for process, device, mine in _by_gpu(activity):
+        operations, _ = operations_of({column: activity.column(column)[mine] for column in _OPERATION})
+        mine_calls = _calls_of_process(calls, process)
+        named = phases.get(process, [])
+        traces.append(
+            RankTrace(
+                file=name,
+                rank=None,
+                gpu=gpus.get((process, device), gpus.get((None, device))),
+                device=device,
+                names=activity.names,
+                classes=classes,
+                operations=operations,
+                calls=mine_calls,
+                steps=steps_among(named, NAMED_STEP),
+                phases=[phase for phase in named if not NAMED_STEP.fullmatch(phase.name)],
+                overhead=tables.overhead(process),
+                captured_ns=captured,
+                recorded_from_ns=_first_ns(operations.start_ns, mine_calls.start_ns),
+                epoch_ns=epoch_ns,
+                notes=notes,
+            )
+        )
+    return traces
+
+
+def _of_schema(name: str, schema: tuple[int, int] | None) -> tuple[str, ...]:
+    """What to know of an export by its schema; raises `TraceError` for one that may mean something else."""
+    if schema is None or _OLDEST <= schema <= _NEWEST:
+        return ()
+    said = f"schema {schema[0]}.{schema[1]} of Nsight Systems"
+    known = f"{_OLDEST[0]}.{_OLDEST[1]} to {_NEWEST[0]}.{_NEWEST[1]}"
+    if schema[0] != _NEWEST[0]:
+        raise TraceError(
+            f"{name}: the export has {said}, and perfd reads {known}; export it with such an nsys."
+        )
+    return (f"The export has {said}, with which perfd was not tried; it was with {known}.",)
+
+
+_OPERATION = ("start_ns", "end_ns", "kind", "name", "stream", "correlation")
+
+
+def _by_gpu(activity: Activity) -> list[tuple[int, int, Flags]]:
+    """Processes, devices and which rows are theirs, in order of device and process."""
+    found = []
+    process, device = activity.column("process"), activity.column("device")
+    # Not by numpy.unique, which loads numpy.ma for a plain question: that alone takes 10 ms.
+    for one in sorted(set(process.tolist())):
+        mine = process == one
+        devices, counts = np.unique(device[mine], return_counts=True)
+        found += [
+            (one, int(index), mine & (device == index))
+            for index in devices[counts >= _STRAY_RATIO * counts.sum()]
+        ]
+    return sorted(found, key=lambda item: (item[1], item[0]))
+
+
+def _calls_of_process(calls: Mapping[str, Ns], process: int) -> HostCalls:
+    mine = calls["process"] == process
+    return calls_of({name: column[mine] for name, column in calls.items() if name != "process"})
+
+
+def _first_ns(*starts_ns: Ns) -> int:
+    """The earliest of columns that are in order; one at least has a row."""
+    return min(int(starts[0]) for starts in starts_ns if len(starts))

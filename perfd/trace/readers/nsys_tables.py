@@ -1,0 +1,239 @@
+"""The tables of a SQLite export of Nsight Systems, as columns of numbers.
+
+Rows go from the cursor straight into an array; where only some rows matter, the query leaves the others
+out, since turning a row into Python's numbers costs more than reading it.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+
+from perfd.errors import TraceError
+from perfd.trace.model.kernel_classes import call_kind, kernel_kind
+from perfd.trace.model.intervals import Flags, Ns
+from perfd.trace.model.operation_kinds import Call, Kind
+from perfd.trace.model.rank_trace import Phase
+
+_KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+_COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
+_FILLS = "CUPTI_ACTIVITY_KIND_MEMSET"
+_GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+_RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
+_OVERHEAD = "PROFILER_OVERHEAD"
+_OPERATION = "start, end, deviceId, streamId, COALESCE(correlationId, -1), globalPid"
+_PUSH_POP, _START_END = 59, 60
+# A global thread id is (hardware, virtual machine, process, thread); without the thread it names the process.
+_THREAD_BITS = 24
+_MAX_TIME_NS = 10**17
+"""Three years: what claims more is damaged, and sums of it would overflow."""
+_VERSION = re.compile(r"(\d{1,6})\.(\d{1,6})")
+_DROPPED = re.compile(r"events dropped:\s*(\d+)")
+_COPY_KINDS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 9: "HtoH", 10: "PtoP"}
+_MEMORY_KINDS = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """What the GPUs did: the names, and rows of whole numbers in the order of `columns`."""
+
+    names: Sequence[str]
+    rows: Ns
+    invalid: int = 0
+    """Rows without a valid time, which are left out."""
+    columns: Sequence[str] = (
+        "start_ns",
+        "end_ns",
+        "device",
+        "stream",
+        "correlation",
+        "process",
+        "name",
+        "kind",
+    )
+
+    def column(self, name: str) -> Ns:
+        """One column by its name."""
+        return self.rows[:, list(self.columns).index(name)]
+
+
+class Tables:
+    """Reads one export; every method gives what the table says, and nothing where there is none."""
+
+    def __init__(self, name: str, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+        self._tables = {table for (table,) in rows}
+        if "StringIds" not in self._tables:
+            raise TraceError(f"{name}: this is no export of Nsight Systems: it has no table StringIds.")
+        self._strings: dict[int, str] = dict(connection.execute("SELECT id, value FROM StringIds"))
+
+    def activity(self) -> Activity:
+        """All kernels, copies, fills and whole graphs."""
+        names: list[str] = []
+        parts = [part for part in self._activities(names) if len(part)]
+        rows = np.concatenate(parts) if parts else np.empty((0, 8), dtype=np.int64)
+        valid = _are_times(rows[:, 0], rows[:, 1])
+        return Activity(names=names, rows=rows[valid], invalid=int((~valid).sum()))
+
+    def _activities(self, names: list[str]) -> Iterator[Ns]:
+        if _KERNELS in self._tables:
+            name = (
+                "COALESCE(demangledName, shortName)" if self._has(_KERNELS, "demangledName") else "shortName"
+            )
+            rows = self._rows(f"SELECT {_OPERATION}, {name} FROM {_KERNELS}", 7)  # noqa: S608
+            used, index = np.unique(rows[:, 6], return_inverse=True)
+            names.extend(self._strings.get(int(key), "") for key in used)
+            kinds = np.array([kernel_kind(name) for name in names], dtype=np.int64)
+            yield np.column_stack((rows[:, :6], index, kinds[index])) if len(rows) else rows
+        if _COPIES in self._tables:
+            kinds_of = "COALESCE(copyKind, 0) * 65536 + COALESCE(srcKind, 15) * 256 + COALESCE(dstKind, 15)"
+            rows = self._rows(f"SELECT {_OPERATION}, {kinds_of} FROM {_COPIES}", 7)  # noqa: S608
+            used, index = np.unique(rows[:, 6], return_inverse=True)
+            yield _named(rows[:, :6], index + len(names), Kind.MEMORY)
+            names.extend(_copy_name(int(key)) for key in used)
+        # A graph captured as a whole is one operation: it keeps the GPU busy like its kernels would.
+        for table, label, kind in (
+            (_FILLS, "Memset", Kind.MEMORY),
+            (_GRAPHS, "CUDA graph", Kind.COMPUTE),
+        ):
+            if table in self._tables:
+                rows = self._rows(f"SELECT {_OPERATION} FROM {table}", 6)  # noqa: S608
+                yield _named(rows, np.full(len(rows), len(names)), kind)
+                names.append(label)
+
+    def calls(self) -> dict[str, Ns]:
+        """The host's calls that put work on a GPU or wait for one, and did not fail."""
+        columns = ("start_ns", "end_ns", "correlation", "thread", "kind", "process")
+        if _RUNTIME not in self._tables:
+            return {column: np.empty(0, dtype=np.int64) for column in columns}
+        # Those of the driver and the runtime; to ask the table for its own takes another pass over it.
+        functions = {key: name for key, name in self._strings.items() if str(name).startswith("cu")}
+        kinds = {key: call_kind(name) for key, name in functions.items()}
+        wanted = ", ".join(str(int(key)) for key, kind in kinds.items() if kind is not Call.OTHER) or "NULL"
+        rows = self._rows(
+            f"SELECT start, end, COALESCE(correlationId, -1), globalTid, nameId FROM {_RUNTIME} "  # noqa: S608
+            f"WHERE nameId IN ({wanted}) AND COALESCE(returnValue, 0) = 0",
+            5,
+        )
+        rows = rows[_are_times(rows[:, 0], rows[:, 1])]
+        used, index = np.unique(rows[:, 4], return_inverse=True)
+        kind = np.array([kinds[int(key)] for key in used], dtype=np.int64)[index]
+        process = rows[:, 3] >> _THREAD_BITS << _THREAD_BITS
+        found = (rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3], kind, process)
+        return dict(zip(columns, found, strict=True))
+
+    def phases(self) -> dict[int, list[Phase]]:
+        """NVTX ranges by process, in order of start."""
+        if "NVTX_EVENTS" not in self._tables:
+            return {}
+        query = (
+            "SELECT e.start, e.end, e.globalTid, COALESCE(s.value, e.text) FROM NVTX_EVENTS e "  # noqa: S608
+            f"LEFT JOIN StringIds s ON s.id = e.textId WHERE e.eventType IN ({_PUSH_POP}, {_START_END}) "
+            "AND e.end >= e.start ORDER BY e.start, e.end DESC"
+        )
+        phases: dict[int, list[Phase]] = {}
+        for start, end, thread, text in self._connection.execute(query):
+            if isinstance(text, str) and text and abs(start) < _MAX_TIME_NS and end < _MAX_TIME_NS:
+                phases.setdefault(int(thread) >> _THREAD_BITS << _THREAD_BITS, []).append(
+                    Phase(name=text, start_ns=int(start), end_ns=int(end), thread=int(thread))
+                )
+        return phases
+
+    def overhead(self, process: int) -> tuple[Ns, Ns]:
+        """When the profiler held a process up."""
+        if _OVERHEAD not in self._tables:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        of_process = f"globalTid >> {_THREAD_BITS} << {_THREAD_BITS} = {process}"
+        rows = self._rows(f"SELECT start, end FROM {_OVERHEAD} WHERE {of_process}", 2)  # noqa: S608
+        rows = rows[_are_times(rows[:, 0], rows[:, 1])]
+        return rows[:, 0], rows[:, 1]
+
+    def gpu_names(self) -> Mapping[tuple[int | None, int], str]:
+        """Names by process and the process' number of the device; by the node's number under None."""
+        if "TARGET_INFO_GPU" not in self._tables:
+            return {}
+        by_node: dict[int, str] = dict(self._connection.execute("SELECT id, name FROM TARGET_INFO_GPU"))
+        names: dict[tuple[int | None, int], str] = {(None, gpu): name for gpu, name in by_node.items()}
+        if "TARGET_INFO_CUDA_DEVICE" in self._tables:
+            rows = self._connection.execute("SELECT gpuId, cudaId, pid FROM TARGET_INFO_CUDA_DEVICE")
+            seen = {(pid, device): by_node[gpu] for gpu, device, pid in rows if gpu in by_node}
+            for process in self._processes():
+                pid = process >> _THREAD_BITS & 0xFFFFFF
+                names |= {(process, device): name for (of, device), name in seen.items() if of == pid}
+        return names
+
+    def captured_ns(self) -> tuple[int, int] | None:
+        """From zero, where the collection began, to its end."""
+        if "ANALYSIS_DETAILS" not in self._tables:
+            return None
+        row = self._connection.execute("SELECT duration FROM ANALYSIS_DETAILS").fetchone()
+        return (0, int(row[0])) if row and row[0] else None
+
+    def epoch_ns(self) -> int | None:
+        """Wall time of zero."""
+        if "TARGET_INFO_SESSION_START_TIME" not in self._tables:
+            return None
+        row = self._connection.execute("SELECT utcEpochNs FROM TARGET_INFO_SESSION_START_TIME").fetchone()
+        return int(row[0]) if row and row[0] is not None else None
+
+    def schema(self) -> tuple[int, int] | None:
+        """The version of the export's schema, where it says one."""
+        table = next(
+            (name for name in ("META_DATA_EXPORT", "EXPORT_META_DATA") if name in self._tables), None
+        )
+        if table is None:
+            return None
+        said = dict(self._connection.execute(f"SELECT name, value FROM {table}"))  # noqa: S608
+        found = _VERSION.match(str(said.get("EXPORT_SCHEMA_VERSION", "")))
+        return (int(found[1]), int(found[2])) if found else None
+
+    def notes(self) -> tuple[str, ...]:
+        """What the profiler itself said went missing."""
+        if "DIAGNOSTIC_EVENT" not in self._tables:
+            return ()
+        texts = [
+            str(text)
+            for (text,) in self._connection.execute(
+                "SELECT text FROM DIAGNOSTIC_EVENT WHERE text LIKE '%CUPTI events dropped%'"
+            )
+        ]
+        dropped = sum(int(found[1]) for text in texts if (found := _DROPPED.search(text)))
+        if not dropped:
+            return ()
+        return (f"Nsight Systems dropped {dropped} incomplete GPU records when the session stopped.",)
+
+    def _processes(self) -> Iterable[int]:
+        if _KERNELS not in self._tables:
+            return []
+        rows = self._connection.execute(f"SELECT DISTINCT globalPid FROM {_KERNELS}")  # noqa: S608
+        return [process for (process,) in rows]
+
+    def _has(self, table: str, column: str) -> bool:
+        return any(row[1] == column for row in self._connection.execute(f"PRAGMA table_info({table})"))
+
+    def _rows(self, query: str, width: int) -> Ns:
+        cursor = self._connection.execute(query)
+        flat = np.fromiter(chain.from_iterable(cursor), dtype=np.int64)
+        return flat.reshape(-1, width)
+
+
+def _are_times(start_ns: Ns, end_ns: Ns) -> Flags:
+    valid: Flags = (start_ns > -_MAX_TIME_NS) & (end_ns >= start_ns) & (end_ns < _MAX_TIME_NS)
+    return valid
+
+
+def _named(rows: Ns, names: Ns, kind: Kind) -> Ns:
+    return np.column_stack((rows, names, np.full(len(rows), int(kind))))
+
+
+def _copy_name(key: int) -> str:
+    """As PyTorch names them, so that the tables of both profilers read alike."""
+    copy, source, target = key >> 16, key >> 8 & 0xFF, key & 0xFF
+    ends = f"{_MEMORY_KINDS.get(source, '?')} -> {_MEMORY_KINDS.get(target, '?')}"
+    return f"Memcpy {_COPY_KINDS.get(copy, '')} ({ends})".replace("  ", " ")

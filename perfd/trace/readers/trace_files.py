@@ -1,0 +1,152 @@
+"""Reads the traces of a capture: any mix of files, each by what is in it and not by its name."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from perfd.errors import TraceError
+from perfd.trace.readers import nsys_reader
+from perfd.trace.model.rank_trace import RankTrace
+
+_SQLITE = b"SQLite format 3\0"
+_GZIP = b"\x1f\x8b"
+_NSIGHT_COMPUTE = b"NVR\0"
+_SUFFIXES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".nsys-rep")
+SUMMARY_JSON = "summary.json"
+"""What perfd knows of a job: in the folder of its run, and beside traces of it."""
+_NO_TRACES = ("perfd.trace.json", SUMMARY_JSON, "capture.json", ".stacks.json")
+"""What perfd leaves beside traces."""
+_SMALL_BYTES = 2**20
+"""A JSON file that is no larger is looked through before it is taken for a trace."""
+_BELOW = 3
+
+
+def with_folders_opened(paths: Iterable[Path]) -> list[Path]:
+    """The paths with each folder replaced by the traces in it; raises `TraceError` when one has none."""
+    return [file for path in paths for file in (_traces_in(path) if path.is_dir() else [path])]
+
+
+def _traces_in(folder: Path) -> list[Path]:
+    # JAX's profiler, told of a folder, has one in it for each of its runs, called after the time.
+    runs = sorted(path for path in folder.glob("plugins/profile/*") if path.is_dir())
+    folder = runs[-1] if runs else folder
+    try:
+        files = sorted(folder.iterdir())
+    except OSError as error:
+        raise TraceError(f"{folder}: cannot be read: {error.strerror or error}.") from error
+    # An .nsys-rep holds the same ranks as the .sqlite that was exported from it.
+    known = {file.with_suffix(".nsys-rep") for file in files if file.suffix == ".sqlite"}
+    # As does JAX's trace for Perfetto, of those beside it.
+    if any(file.name.endswith(".trace.json.gz") for file in files):
+        known.add(folder / "perfetto_trace.json.gz")
+    traces = [file for file in files if _looks_like_a_trace(file) and file not in known]
+    if not traces:
+        raise TraceError(f"{folder}: this folder holds no trace{_instead(folder)}.")
+    return traces
+
+
+def _looks_like_a_trace(file: Path) -> bool:
+    """By its name; of small JSON, of which jobs leave some beside their traces, by what is in it too."""
+    name = file.name
+    if name.startswith(".") or not name.endswith(_SUFFIXES) or name.endswith(_NO_TRACES):
+        return False
+    if not name.endswith(".json"):
+        return True
+    try:
+        content = file.read_bytes() if file.stat().st_size <= _SMALL_BYTES else None
+    except OSError:
+        # Whoever reads it says what is wrong.
+        return True
+    return content is None or b"traceEvents" in content or content.lstrip()[:1] != b"{"
+
+
+def _instead(folder: Path) -> str:
+    """Where traces are that somebody who names this folder may mean."""
+    found = (file for pattern in ("*/*", "captures/*/*") for file in folder.glob(pattern))
+    below = sorted({str(file.parent) for file in found if _looks_like_a_trace(file)})
+    if below:
+        return f"; there are some in {', '.join(below[-_BELOW:])}"
+    return f": no file ends in {', '.join(_SUFFIXES)}"
+
+
+def read_traces(paths: Iterable[Path], nsys_program: str | None = None) -> list[RankTrace]:
+    """The ranks of all files, numbered and in order of their numbers.
+
+    A rank's number is what its file says. Where no file says any, it is the device's, if each device is
+    there once, else the place in the order of files and devices. `nsys_program` exports `.nsys-rep` files.
+
+    Raises `TraceError` with one sentence that names the file, or the rank that two files claim to be.
+    """
+    traces = [trace for path in paths for trace in _read(path, nsys_program)]
+    if not traces:
+        raise TraceError("There is no trace to read: name at least one file.")
+    return numbered(traces)
+
+
+def numbered(traces: Sequence[RankTrace]) -> list[RankTrace]:
+    """The traces with a rank each, in order; raises `TraceError` when two are the same rank."""
+    known = [trace.rank for trace in traces if trace.rank is not None]
+    doubles = [rank for rank, count in Counter(known).items() if count > 1]
+    if doubles:
+        files = [trace.file for trace in traces if trace.rank == doubles[0]]
+        raise TraceError(
+            f"Rank {doubles[0]} is in more than one trace: {', '.join(files)}; leave out all but one of them."
+        )
+    if not known:
+        devices = [trace.device for trace in traces]
+        if None not in devices and len(set(devices)) == len(devices):
+            traces = [replace(trace, rank=trace.device) for trace in traces]
+        else:
+            traces = [replace(trace, rank=at) for at, trace in enumerate(traces)]
+    elif len(known) < len(traces):
+        unknown = next(trace.file for trace in traces if trace.rank is None)
+        raise TraceError(
+            f"{unknown}: the trace does not say which rank it is, while others do; analyse it on its own."
+        )
+    return sorted(traces, key=lambda trace: trace.rank or 0)
+
+
+def _read(path: Path, nsys_program: str | None) -> list[RankTrace]:
+    start = _start(path)
+    if start.startswith(_NSIGHT_COMPUTE):
+        raise TraceError(f"{path}: this is a report of Nsight Compute; `perfd roofline --ncu` reads it.")
+    if path.suffix == ".nsys-rep":
+        # What most captures do not need would only make it start later, here and below.
+        from perfd.trace.readers.decompress import exported  # noqa: PLC0415
+
+        with exported(path, nsys_program) as database:
+            return nsys_reader.read(database, shown_as=str(path))
+    if start.startswith(_SQLITE):
+        return nsys_reader.read(path)
+    if start.startswith(_GZIP):
+        from perfd.trace.readers.decompress import unpacked, unpacked_start  # noqa: PLC0415
+
+        if unpacked_start(path, len(_SQLITE)).startswith(_SQLITE):
+            with unpacked(path) as database:
+                return nsys_reader.read(database, shown_as=str(path))
+        return _chrome(path)
+    if path.suffix == ".gz":
+        raise TraceError(f"{path}: the name ends in .gz, but the file is not compressed by gzip.")
+    if path.suffix in {".sqlite", ".db"}:
+        raise TraceError(f"{path}: this is no SQLite file.")
+    return _chrome(path)
+
+
+def _chrome(path: Path) -> list[RankTrace]:
+    from perfd.trace.readers import kineto_reader
+
+    return kineto_reader.read(path)
+
+
+def _start(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            start = file.read(len(_SQLITE))
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror or error}.") from error
+    if not start:
+        raise TraceError(f"{path}: the file is empty.")
+    return start

@@ -1,0 +1,1 @@
+"""Operations under the roofline of a GPU, from shapes, HLO lines or Nsight Compute."""

@@ -1,0 +1,96 @@
+"""Tells the browsers that look at the page that there are newer numbers, by server-sent events."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import msgspec
+
+from perfd.net.http import Request, Response
+
+SCHEMA = "perfd.events/1"
+_HEARTBEAT_S = 10.0
+_RECONNECT_MS = 2000
+_FULL = b'{"error": "Enough viewers are connected: ask again every few seconds instead."}\n'
+_CLOSING = b'{"error": "The aggregator is stopping."}\n'
+
+
+class Live:
+    """Hands out streams of events, at most `viewers` at a time: each one holds a thread of the server.
+
+    An event says only that a round is over, and a viewer that was busy meanwhile is told of the newest
+    one. So nothing is queued for a slow viewer, and numbers have one shape: that of the JSON interface.
+    """
+
+    def __init__(self, *, viewers: int = 32, heartbeat_s: float = _HEARTBEAT_S) -> None:
+        self._most = viewers
+        self._heartbeat_s = heartbeat_s
+        self._changed = threading.Condition()
+        self._round = 0
+        self._viewers = 0
+        self._closed = False
+
+    @property
+    def viewers(self) -> int:
+        """How many streams are open."""
+        with self._changed:
+            return self._viewers
+
+    def tell(self) -> None:
+        """There are newer numbers."""
+        with self._changed:
+            self._round += 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """End all streams, and refuse new ones."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def connect(self, _: Request) -> Response:
+        """Open a stream; status 503 when there are enough."""
+        with self._changed:
+            if self._closed or self._viewers >= self._most:
+                return Response(body=_CLOSING if self._closed else _FULL, status=503)
+            self._viewers += 1
+        return Response(
+            stream=_Viewer(self),
+            content_type="text/event-stream; charset=utf-8",
+            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
+        )
+
+    def wait(self, seen: int) -> int | None:
+        """The newest round once it is not `seen`, or `seen` after the heartbeat's time; None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._round != seen, self._heartbeat_s)
+            return None if self._closed else self._round
+
+    def leave(self) -> None:
+        """A viewer went away."""
+        with self._changed:
+            self._viewers -= 1
+
+
+class _Viewer:
+    """One browser's stream: the round that is over now, then each newer one."""
+
+    def __init__(self, live: Live) -> None:
+        self._live = live
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b"retry: %d\n\n" % _RECONNECT_MS
+        seen = -1
+        while (newest := self._live.wait(seen)) is not None:
+            # A comment finds out whether the viewer is still there.
+            yield b": still here\n\n" if newest == seen else _event(newest)
+            seen = newest
+
+    def close(self) -> None:
+        self._live.leave()
+
+
+def _event(number: int) -> bytes:
+    data = msgspec.json.encode({"schema": SCHEMA, "round": number})
+    return b"event: round\nid: %d\ndata: %s\n\n" % (number, data)

@@ -1,0 +1,1 @@
+"""Fakes, stand-ins and real services that several tests and benchmarks share."""

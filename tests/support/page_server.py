@@ -1,0 +1,152 @@
+"""An aggregator's HTTP interface made of fixed answers: the page in every state and at any size."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from perfd.net.http import Handler, HttpServer, Request, Response
+from perfd.web.live_updates import Live
+from perfd.web.page_routes import page_routes
+
+Json = Mapping[str, Any]
+
+
+class StandIn:
+    """Serves the page over answers that may be changed while it runs; close it in the end."""
+
+    def __init__(self, *, viewers: int = 8) -> None:
+        self.answers: dict[str, Any] = {
+            "fleet": {"jobs": [], "alerts": [], "agents": _none("connected"), "servers": _none("up")},
+            "jobs": {"jobs": []},
+            "alerts": {"alerts": []},
+            "captures": {"captures": []},
+            "servers": {"servers": []},
+            "agents": {"agents": []},
+        }
+        """By path below /api/v1; an object is encoded, a `Response` is sent as it is."""
+        self.live = Live(viewers=viewers, heartbeat_s=0.1)
+        self.asked: list[str] = []
+        """Paths below /api/v1, in the order in which they were asked for."""
+        self._server = HttpServer("127.0.0.1:0", self._routes())
+        self.url = f"http://{self._server.address}"
+
+    def close(self) -> None:
+        """Stop serving."""
+        self.live.close()
+        self._server.close()
+
+    def _routes(self) -> dict[str, Handler]:
+        return {
+            **page_routes(lambda _: True),
+            "/api/v1/events": self._connect,
+            "/api/v1/": self._answer,
+        }
+
+    def _connect(self, request: Request) -> Response:
+        return self.live.connect(request)
+
+    def _answer(self, request: Request) -> Response:
+        self.asked.append(request.rest)
+        answer = self.answers.get(request.rest)
+        if isinstance(answer, Response):
+            return answer
+        if answer is None:
+            return Response(status=404, body=b'{"error": "There is no such job."}')
+        return Response(body=json.dumps(answer).encode())
+
+
+def _none(state: str) -> dict[str, int]:
+    return {"count": 0, state: 0}
+
+
+def fleet_row(name: str, **changes: Any) -> dict[str, Any]:  # noqa: ANN401  (JSON)
+    """A row of schema perfd.fleet/1: a job that runs well, but for what is changed."""
+    return {
+        "name": name,
+        "framework": "megatron-lm",
+        "world_size": 8,
+        "parallel": {"tp": 1, "pp": 1, "dp": 8},
+        "nodes": 1,
+        "ended": False,
+        "silent_s": 0.4,
+        "step": 100,
+        "train_steps": 1000,
+        "step_time_s": 0.5,
+        "tokens_per_s": 100_000.0,
+        "mfu_ratio": 0.4,
+        "communication_ratio": 0.05,
+        "stall_ratio": None,
+        "bottleneck": {"kind": "compute", "lost_ratio": None, "culprits": [], "culprit_count": 0},
+        "firing_alerts": 0,
+        **changes,
+    }
+
+
+def job_entry(name: str, *, ranks: int = 8, slow: int | None = None, **changes: Any) -> dict[str, Any]:  # noqa: ANN401  (JSON)
+    """An entry of schema perfd.jobs/1, whose rank `slow` holds the others up."""
+    gpus = [
+        {
+            "node": f"node{rank // 8}",
+            "gpu": str(rank % 8),
+            "rank": rank,
+            "sm_active_ratio": 0.72,
+            # A little noise, as there always is.
+            "tensor_active_ratio": 0.38 if rank == slow else 0.2 + 0.002 * (rank % 5),
+            "dram_active_ratio": 0.4,
+            "power_w": 650.0 if rank == slow else 570.0 + rank % 7,
+        }
+        for rank in range(ranks)
+    ]
+    kind = "compute" if slow is None else "straggler"
+    culprits = [] if slow is None else [{"kind": "rank", "id": str(slow)}]
+    return {
+        "name": name,
+        "ended": False,
+        "silent_s": 0.4,
+        "world_size": ranks,
+        "steps": {"count": 100, "last": 100},
+        "step_time_s": {"median": 0.5, "p95": 0.6},
+        "mfu_ratio": 0.4,
+        "gpus": gpus,
+        "bottleneck": {"kind": kind, "confidence": 0.9, "culprits": culprits, "evidence": []},
+        **changes,
+    }
+
+
+def server_entry(name: str, **changes: Any) -> dict[str, Any]:  # noqa: ANN401  (JSON)
+    """An entry of schema perfd.servers/1: docs/serving.md's worked example, but for what is changed."""
+    unknown = dict.fromkeys(("p50", "p90", "p99", "mean"))
+    return {
+        "node": "n1",
+        "server": name,
+        "engine": "sglang",
+        "version": "0.5.9",
+        "model": "meta-llama/Llama-3.3-70B-Instruct",
+        "role": "both",
+        "parallel": {"tp": 8, "pp": 1, "dp": 1},
+        "up": True,
+        "silent_s": 0.4,
+        "running_requests": 200.0,
+        "queued_requests": 12.0,
+        "kv_cache_used_ratio": 0.71,
+        "prefix_hit_ratio": 0.22,
+        "generation_tokens_per_s": 15_300.0,
+        "prompt_tokens_per_s": 21_000.0,
+        "gpu_busy_ratio": 0.97,
+        "cuda_graph_ratio": 1.0,
+        "replica_imbalance_ratio": None,
+        "ttft_s": {"p50": 0.31, "p90": 0.72, "p99": 1.4, "mean": 0.38},
+        "tpot_s": {"p50": 0.012, "p90": 0.019, "p99": 0.045, "mean": 0.014},
+        "e2e_s": unknown,
+        "queue_s": unknown,
+        "theory": {
+            "tpot_floor_s": 0.0052,
+            "tpot_theory_s": 0.0121,
+            "ttft_floor_s": 0.071,
+            "memory_bandwidth_used_ratio": 0.84,
+        },
+        "findings": [],
+        **changes,
+    }
