@@ -22,8 +22,8 @@ from perfd.aggregator.series.metric_names import Names
 from perfd.aggregator.series.page_renderer import PageRenderer
 from perfd.collector import ColumnKind
 from perfd.metrics.exposition import exported_name
-from perfd.model import Scope
 from perfd.metrics.series import SeriesFrame, SeriesKey
+from perfd.model import Scope
 
 SCHEMA = "perfd.bench.render/1"
 _COLUMNS = [f"metric{number}_ratio" for number in range(25)]

@@ -25,8 +25,8 @@ import psutil
 from perfd.aggregator.series.metric_names import Names
 from perfd.aggregator.series.page_renderer import PageRenderer
 from perfd.metrics.exposition import CONTENT_TYPE
-from perfd.net.http import HttpServer, Request, Response
 from perfd.metrics.series import SeriesFrame, SeriesKey
+from perfd.net.http import HttpServer, Request, Response
 from tests.support.services import free_port
 
 SCHEMA = "perfd.bench.prometheus_scrape/1"

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from perfd.rules import RuleEngine, builtin_rules, load_rules
 from perfd.metrics.series import SeriesFrame, SeriesKey
+from perfd.rules import RuleEngine, builtin_rules, load_rules
 
 SCHEMA = "perfd.bench.rules/1"
 _START_UNIX_S = 1_700_000_000.0

@@ -31,15 +31,15 @@ from typing import Any
 import numpy as np
 
 from perfd.errors import PerfdError
-from perfd.report.sources.from_trace import report_of_trace
 from perfd.report.render.html import to_html
-from perfd.trace.diagnosis.trace_analysis import TraceAnalysis, analyse
-from perfd.trace.diagnosis.trace_json import to_json
-from perfd.trace.readers.trace_files import read_traces
-from perfd.trace.diagnosis.trace_findings import diagnose
+from perfd.report.sources.from_trace import report_of_trace
 from perfd.trace.breakdown.idle_time import launching_call
+from perfd.trace.diagnosis.trace_analysis import TraceAnalysis, analyse
+from perfd.trace.diagnosis.trace_findings import diagnose
+from perfd.trace.diagnosis.trace_json import to_json
 from perfd.trace.model.intervals import Coverage
 from perfd.trace.model.operation_kinds import Kind
+from perfd.trace.readers.trace_files import read_traces
 
 SCHEMA = "perfd.bench.traces/1"
 _HTA = """

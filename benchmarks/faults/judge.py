@@ -12,9 +12,9 @@ from benchmarks.faults.edge import JOB, START_UNIX_S, batches
 from benchmarks.faults.scenario import Fault, Scenario
 from benchmarks.faults.simulation import Trace, simulate
 from perfd.aggregator.state.fleet import Fleet
+from perfd.aggregator.state.job_snapshot import job_data
 from perfd.aggregator.state.job_state import Source
 from perfd.aggregator.state.limits import Counters, Limits
-from perfd.aggregator.state.job_snapshot import job_data
 from perfd.analysis.diagnosis.findings import Finding, Kind
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
 

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from perfd.errors import PerfdError
-from tests.support import nsys_installation
 from perfd.trace.readers.trace_files import read_traces
+from tests.support import nsys_installation
 
 HERE = Path(__file__).parent
 EVERY_STEPS = {"nsys": 160, "kineto": 200, "py_spy": 60, "flight_recorder": 60}

@@ -7,22 +7,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from perfd.capture.node.capture_executor import CaptureExecutor
-from perfd.capture.stacks.flight_recorder_tool import FlightRecorderTool
-from perfd.capture.node.job_guards import GuardSettings, JobProgress
-from perfd.capture.selection.capture_id import slug
-from perfd.capture.nsys.nsys_installation import find_nsys
 from perfd.capture.kineto.daemon_socket import KinetoEndpoint
 from perfd.capture.kineto.kineto_tool import KinetoOptions, KinetoTool
-from perfd.capture.nsys.nsys_tool import NsysOptions, NsysTool
-from perfd.capture.stacks.pyspy_tool import PySpyTool, find_py_spy
-from perfd.capture.node.retention import Tell, Watch, keep_s
-from perfd.capture.server.server_client import ServerClient
-from perfd.capture.server.server_tool import Server, ServerTool
-from perfd.capture.node.shared_folder import SharedFolder
 from perfd.capture.node.artifact_sharing import Sharing
+from perfd.capture.node.capture_executor import CaptureExecutor
 from perfd.capture.node.capture_storage import CaptureStore
 from perfd.capture.node.capture_tool import Tool
+from perfd.capture.node.job_guards import GuardSettings, JobProgress
+from perfd.capture.node.retention import Tell, Watch, keep_s
+from perfd.capture.node.shared_folder import SharedFolder
+from perfd.capture.nsys.nsys_installation import find_nsys
+from perfd.capture.nsys.nsys_tool import NsysOptions, NsysTool
+from perfd.capture.selection.capture_id import slug
+from perfd.capture.server.server_client import ServerClient
+from perfd.capture.server.server_tool import Server, ServerTool
+from perfd.capture.stacks.flight_recorder_tool import FlightRecorderTool
+from perfd.capture.stacks.pyspy_tool import PySpyTool, find_py_spy
 from perfd.clock import Clock
 from perfd.config import AgentCaptureConfig, KinetoConfig, ServerConfig
 from perfd.model import (

@@ -11,32 +11,32 @@ from pathlib import Path
 from typing import Any
 
 from perfd.aggregator.alerts.alert_evaluation import Alerts, RememberedAlert, alert_json
+from perfd.aggregator.alerts.alertmanager import server_of
 from perfd.aggregator.captures.capture_service import Captures
-from perfd.aggregator.series.summary_cache import Derived, Deriver
-from perfd.aggregator.series.series_frames import FrameMaker
+from perfd.aggregator.captures.capture_view import job_view, server_view
 from perfd.aggregator.export_batch import Handover
 from perfd.aggregator.history.history_store import History
 from perfd.aggregator.history.history_tables import alert_row, engine_row, summary_row
 from perfd.aggregator.ingest.ingest import State
-from perfd.aggregator.state.job_state import JobState
-from perfd.aggregator.series.metric_names import Names
-from perfd.aggregator.alerts.alertmanager import server_of
 from perfd.aggregator.series.job_series import LiveFacts
-from perfd.aggregator.captures.capture_view import job_view, server_view
+from perfd.aggregator.series.metric_names import Names
+from perfd.aggregator.series.series_frames import FrameMaker
+from perfd.aggregator.series.summary_cache import Derived, Deriver
+from perfd.aggregator.state.job_state import JobState
 from perfd.aggregator.web_api.webhook import Webhook
-from perfd.analysis.flops.flops_conventions import FlopsConvention
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, to_json
+from perfd.analysis.flops.flops_conventions import FlopsConvention
 from perfd.capture.policy.coordinator import CAPTURE_LABEL
 from perfd.capture.selection.rank_selection import JobView
 from perfd.clock import Clock
 from perfd.config import AggregatorConfig, AnalysisConfig
 from perfd.errors import ConfigError
 from perfd.exporters.exporter_registry import Exporters
-from perfd.model import CaptureTool
 from perfd.gpu_peaks import load_peaks
-from perfd.rules.rule_model import AlertChange
-from perfd.rules.files.unknown_names import unknown_profiles
 from perfd.metrics.series import SeriesFrame
+from perfd.model import CaptureTool
+from perfd.rules.files.unknown_names import unknown_profiles
+from perfd.rules.rule_model import AlertChange
 
 log = logging.getLogger(__name__)
 

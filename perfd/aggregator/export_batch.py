@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from perfd.aggregator.series.summary_cache import Derived
 from perfd.aggregator.series.job_series import LiveFacts
+from perfd.aggregator.series.summary_cache import Derived
 from perfd.analysis.diagnosis.job_summary import JobSummary
 from perfd.exporters.exporter import AlertUpdate, JobRound, Round
-from perfd.rules.rule_model import Alert, AlertChange, AlertState
 from perfd.metrics.series import SeriesFrame
+from perfd.rules.rule_model import Alert, AlertChange, AlertState
 
 WholeSummary = Callable[[str], JobSummary | None]
 """The summary of a whole job, by its name."""

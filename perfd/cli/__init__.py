@@ -109,7 +109,7 @@ def build_parser(verbs: Collection[str] = VERBS) -> argparse.ArgumentParser:
 
 
 def _module(verb: str) -> ModuleType:
-    return importlib.import_module(f"perfd.cli.{verb.replace('-', '_')}")
+    return importlib.import_module(f"perfd.cli.commands.{verb.replace('-', '_')}")
 
 
 def _description() -> str:

@@ -21,10 +21,10 @@ from perfd.clock import SystemClock
 from perfd.config import AgentConfig, load
 from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool
-from perfd.session.slurm.slurm_capture import TOOLS, SlurmCapture, Wish, capture_id
-from perfd.session.slurm.slurm_jobs import Slurm
 from perfd.session.slurm.helper_protocol import FromNode, lines_of
 from perfd.session.slurm.node_helper import serve
+from perfd.session.slurm.slurm_capture import TOOLS, SlurmCapture, Wish, capture_id
+from perfd.session.slurm.slurm_jobs import Slurm
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -22,7 +22,7 @@ from perfd.metrics.catalogue import (
 )
 from perfd.plugins import collector_entry_points, load_collector
 
-PATH = Path(__file__).parent.parent / "docs" / "metrics.md"
+PATH = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 _HEAD = """\
 # Metrics

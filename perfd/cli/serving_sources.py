@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from perfd_collectors.serving.engine_logs import read_log
 from perfd_collectors.serving.exposition_reader import MAX_PAGE_BYTES, PageReader
 from perfd_collectors.serving.fetch import Access, base_of, fetch, metrics_url
-from perfd_collectors.serving.engine_logs import read_log
 from perfd_collectors.serving.server_scrape import WANTED, ask_info, read_page, with_info
 
+from perfd.analysis.serving.engine_snapshot import Snapshot
 from perfd.analysis.serving.server_config import ServerInfo
 from perfd.analysis.serving.server_rates import Measured, measure
-from perfd.analysis.serving.engine_snapshot import Snapshot
 from perfd.cli.arguments import positive
 from perfd.errors import PerfdError
 from perfd.net.tls import client_context

@@ -17,7 +17,7 @@ from perfd.config.aggregator_config import (
     RulesConfig,
     WebhookConfig,
 )
-from perfd.config.strict import TlsConfig
+from perfd.config.config_file import load, parse, read_mapping
 from perfd.config.exporter_config import (
     AlertmanagerConfig,
     ExportersConfig,
@@ -27,8 +27,8 @@ from perfd.config.exporter_config import (
     TensorBoardConfig,
     WandbConfig,
 )
+from perfd.config.strict import TlsConfig
 from perfd.config.unknown_keys import unknown_keys
-from perfd.config.config_file import load, parse, read_mapping
 
 __all__ = [
     "AgentCaptureConfig",

@@ -6,8 +6,8 @@ from typing import Literal
 
 import msgspec
 
-from perfd.config.strict import Strict, TlsConfig
 from perfd.config.exporter_config import ExportersConfig
+from perfd.config.strict import Strict, TlsConfig
 
 
 class HistoryConfig(Strict, frozen=True):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from perfd.doctor.node_facts import Facts
 from perfd.doctor.check_result import Finding, Level
+from perfd.doctor.node_facts import Facts
 
 _PTRACE_OF_CHILDREN = 1
 _PTRACE_OF_NOBODY = 3

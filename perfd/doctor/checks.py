@@ -8,9 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from perfd.doctor.capture_checks import check_kineto_socket, check_py_spy, check_quota
-from perfd.doctor.node_facts import DirectoryFacts, Facts
 from perfd.doctor.check_result import Finding, Level
 from perfd.doctor.nccl_checks import check_nccl_plugin, check_shared_memory
+from perfd.doctor.node_facts import DirectoryFacts, Facts
 
 SCHEMA = "perfd.doctor/1"
 _CLOCK_ERROR_S = 0.01

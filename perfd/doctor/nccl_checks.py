@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from perfd.doctor.node_facts import Facts
 from perfd.doctor.check_result import Finding, Level
+from perfd.doctor.node_facts import Facts
 
 _MOST_OF_A_GPU_BYTES = 9 << 20
 """One process, with eight rings of 1 MiB and a table of communicators: collectors/nccl_plugin/layout.h."""

@@ -13,10 +13,10 @@ from tempfile import TemporaryDirectory
 import pynvml
 
 from perfd import __version__
-from perfd.capture.nsys.nsys_installation import Installation, find_libdw, find_nsys, parse_version
-from perfd.capture.nsys.nsys_cli import NsysCli, importer_problem
-from perfd.capture.node.process_environment import pids
 from perfd.capture.node.capture_storage import free_bytes, size_bytes
+from perfd.capture.node.process_environment import pids
+from perfd.capture.nsys.nsys_cli import NsysCli, importer_problem
+from perfd.capture.nsys.nsys_installation import Installation, find_libdw, find_nsys, parse_version
 from perfd.config import AgentConfig
 from perfd.doctor.capture_probe import probe_kineto_socket, probe_py_spy
 from perfd.doctor.clock_sync import read_clock

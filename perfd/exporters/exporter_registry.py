@@ -13,9 +13,9 @@ from perfd.config import ExportersConfig
 from perfd.errors import ConfigError
 from perfd.exporters.alertmanager.alertmanager_exporter import AlertmanagerExporter
 from perfd.exporters.exporter import Exporter, ExporterContext, MakeExporter, Round, Tally
+from perfd.exporters.exporter_runner import ExporterRunner, ExporterStatus
 from perfd.exporters.jsonl import JsonLinesExporter
 from perfd.exporters.remote_write.remote_write_exporter import RemoteWriteExporter
-from perfd.exporters.exporter_runner import ExporterRunner, ExporterStatus
 from perfd.exporters.tensorboard.tensorboard_exporter import TensorBoardExporter
 from perfd.exporters.wandb.wandb_exporter import WandbExporter
 

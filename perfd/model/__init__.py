@@ -18,11 +18,18 @@ from perfd.model.capture_records import (
 )
 from perfd.model.collective_records import CollectiveProgress, CollectiveTimes, TimingSource
 from perfd.model.event_records import CollectorHealth, Event, EventKind
-from perfd.model.job_description import JobDescription, MlaShape, ModelShape, MoeShape, ParallelLayout, Recompute
-from perfd.model.wire_messages import Ack, AgentMessage, AggregatorMessage, Batch, Hello, Record, Welcome
+from perfd.model.job_description import (
+    JobDescription,
+    MlaShape,
+    ModelShape,
+    MoeShape,
+    ParallelLayout,
+    Recompute,
+)
 from perfd.model.placement import GpuInfo, RankPlacement, ServerInfo, ServerRole
 from perfd.model.samples import SampleTable, Scope
 from perfd.model.training_steps import LogProgress, MemoryReport, PhaseTime, StepPhases, TrainingStep
+from perfd.model.wire_messages import Ack, AgentMessage, AggregatorMessage, Batch, Hello, Record, Welcome
 
 __all__ = [
     "Ack",

@@ -14,8 +14,8 @@ from http.server import BaseHTTPRequestHandler
 from typing import Protocol
 from urllib.parse import parse_qs, urlsplit
 
-from perfd.net.connections import BoundedServer, RequestReader
 from perfd.errors import PerfdError
+from perfd.net.connections import BoundedServer, RequestReader
 
 log = logging.getLogger(__name__)
 _CLOSE_WITHIN_S = 0.1

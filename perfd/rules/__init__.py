@@ -2,8 +2,8 @@
 
 from perfd.rules.alert_states import External
 from perfd.rules.files.builtin_rules import builtin_rules
-from perfd.rules.rule_engine import RuleEngine
 from perfd.rules.files.rules_loader import load_rules
+from perfd.rules.rule_engine import RuleEngine
 from perfd.rules.rule_model import (
     Alert,
     AlertChange,

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from perfd.rules.rule_model import ActiveAlert, Alert, AlertChange, AlertingRule, AlertState
+from perfd.metrics.series import Labels, SeriesKey
 from perfd.rules.promql.evaluation_error import EvaluationError
+from perfd.rules.rule_model import ActiveAlert, Alert, AlertChange, AlertingRule, AlertState
 from perfd.rules.series_store import to_ms
 from perfd.rules.templates import TemplateData
-from perfd.metrics.series import Labels, SeriesKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

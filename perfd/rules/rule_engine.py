@@ -8,7 +8,11 @@ from pathlib import Path
 
 import numpy as np
 
+from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.rules.alert_states import AlertBook, External, ended
+from perfd.rules.promql.compiler import Query, compile_query
+from perfd.rules.promql.evaluation_error import EvaluationError
+from perfd.rules.promql.vector import Keys, Remembered, Vector, empty
 from perfd.rules.rule_model import (
     ActiveAlert,
     Alert,
@@ -23,11 +27,7 @@ from perfd.rules.rule_model import (
     RuleSet,
     alert_series,
 )
-from perfd.rules.promql.compiler import Query, compile_query
-from perfd.rules.promql.evaluation_error import EvaluationError
-from perfd.rules.promql.vector import Keys, Remembered, Vector, empty
 from perfd.rules.series_store import Read, SeriesStore, to_ms
-from perfd.metrics.series import SeriesFrame, SeriesKey
 
 _PUNCTUAL = 0.95
 """A group is due this part of its interval early, or a caller's timer that jitters would skip rounds."""

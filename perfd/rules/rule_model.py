@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TypeAlias
 
-from perfd.rules.templates import Template
 from perfd.metrics.series import SeriesFrame, SeriesKey
+from perfd.rules.templates import Template
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.rules.label_matchers import Selection
 from perfd.rules.sample_matrix import STALE, Columns, Table
-from perfd.metrics.series import SeriesFrame, SeriesKey
 
 LOOKBACK_MS = 5 * 60 * 1000
 """How long a sample stays good; the default of Prometheus (`--query.lookback-delta`)."""

@@ -15,8 +15,8 @@ import msgspec
 import numpy.ma  # noqa: F401  (numpy loads it at first use; here that belongs to the start of the program)
 
 from perfd.agent.agent import Agent
-from perfd.agent.collection.schedule import Schedule
 from perfd.agent.collection.collector_task import CollectorTask
+from perfd.agent.collection.schedule import Schedule
 from perfd.aggregator.aggregator import Aggregator
 from perfd.analysis.diagnosis.job_summary import JobSummary
 from perfd.clock import Clock, SystemClock, VirtualClock
@@ -24,8 +24,8 @@ from perfd.collector import Settings
 from perfd.config import AgentCaptureConfig, AgentConfig, CollectorConfig, UplinkConfig
 from perfd.errors import PerfdError
 from perfd.recording.recording_format import open_recording
-from perfd.session.session_config import SessionConfig
 from perfd.session.recording.recorded_streams import Playback, Players, installed_players, open_playback
+from perfd.session.session_config import SessionConfig
 
 TICK_S = 5.0
 """How far time goes between two batches: the same at any speed, so that the numbers are too, and as long

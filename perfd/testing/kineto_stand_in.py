@@ -12,8 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from perfd.capture.kineto import kineto_protocol
-from perfd.capture.kineto import config_text
+from perfd.capture.kineto import config_text, kineto_protocol
 from perfd.capture.kineto.daemon_socket import CLIENT_PREFIX, NAME, abstract
 from tests.support.kineto_processes import Habits
 
@@ -38,7 +37,9 @@ def main() -> None:
     pids = (os.getpid(), os.getppid())
     print("polls", flush=True)  # noqa: T201  (its parent waits for it)
     while True:
-        configuration = _ask(client, daemon, kineto_protocol.Poll(types=1 if busy else 3, job_id=0, pids=pids))
+        configuration = _ask(
+            client, daemon, kineto_protocol.Poll(types=1 if busy else 3, job_id=0, pids=pids)
+        )
         if configuration and not busy:
             _obey(habits, config_text.parse(configuration))
         time.sleep(habits.poll_s)

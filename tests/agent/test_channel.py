@@ -9,8 +9,8 @@ import pytest
 from agent.support import steps
 
 from perfd.agent.collection.batcher import Batcher
-from perfd.agent.uplink.grpc_channel import Dialler
 from perfd.agent.spool.spool import Spool
+from perfd.agent.uplink.grpc_channel import Dialler
 from perfd.agent.uplink.uplink import Uplink
 from perfd.clock import VirtualClock
 from perfd.config import TlsConfig, UplinkConfig

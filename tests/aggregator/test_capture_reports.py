@@ -20,10 +20,10 @@ from exporters.support import until
 from perfd.aggregator.aggregator import Aggregator
 from perfd.aggregator.captures.capture_reports import CaptureReports, readable_traces
 from perfd.aggregator.captures.trace_document import TraceDocument
-from perfd.analysis.diagnosis.findings import Kind
 from perfd.aggregator.web_api.capture_routes import StartBody
-from perfd.capture.policy.policy_events import Capture, CaptureReport, Participant
+from perfd.analysis.diagnosis.findings import Kind
 from perfd.capture.node.process_environment import runs
+from perfd.capture.policy.policy_events import Capture, CaptureReport, Participant
 from perfd.cli import main
 from perfd.clock import SystemClock
 from perfd.config import AggregatorConfig, CaptureProfile, HistoryConfig
@@ -40,13 +40,13 @@ from perfd.model import (
     Scope,
     TrainingStep,
 )
+from perfd.trace.diagnosis.trace_analysis import analyse
+from perfd.trace.diagnosis.trace_findings import diagnose
+from perfd.trace.diagnosis.trace_json import to_json
+from perfd.trace.readers.trace_files import read_traces
 from tests.support import example_traces
 from tests.support.fake_agent import FakeAgent
 from tests.support.traces import COMPUTE, COPY, NCCL, Op, kineto, write_json
-from perfd.trace.diagnosis.trace_analysis import analyse
-from perfd.trace.diagnosis.trace_json import to_json
-from perfd.trace.readers.trace_files import read_traces
-from perfd.trace.diagnosis.trace_findings import diagnose
 
 
 def running(tmp_path: Path, **changes: Any) -> Aggregator:

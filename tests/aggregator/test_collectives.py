@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from perfd.aggregator.state.collective_tables import CollectiveRows
 from perfd.aggregator.state.limits import Counters, Limits
 from perfd.aggregator.state.nccl_time_counters import NcclTimes
-from perfd.analysis.data.robust_stats import known
 from perfd.analysis.data.job_data import CollectiveTable, Method
+from perfd.analysis.data.robust_stats import known
 from perfd.model import CollectiveTimes, TimingSource
 
 SPAN = 48

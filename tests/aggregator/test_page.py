@@ -11,14 +11,15 @@ from aggregator.support import START_S, aggregator, gpus, place, step, values
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.cli import metrics_reference
-from perfd.metrics import exposition
+from perfd.agent.collection.collector_task import TaskState
 from perfd.agent.self_metrics import agent_families, collector_families, process_families
 from perfd.agent.spool.spool import SpoolStats
-from perfd.agent.collection.collector_task import TaskState
 from perfd.agent.uplink.uplink import UplinkState
 from perfd.aggregator.series.metric_names import Names
 from perfd.aggregator.series.page_renderer import PageRenderer
+from perfd.cli import metrics_reference
+from perfd.collector import ColumnKind
+from perfd.metrics import exposition
 from perfd.metrics.catalogue import (
     AGENT_METRICS,
     AGENT_PAGE_METRICS,
@@ -27,7 +28,7 @@ from perfd.metrics.catalogue import (
     METRICS,
     raw_metric,
 )
-from perfd.collector import ColumnKind
+from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.model import (
     CollectorHealth,
     Event,
@@ -43,7 +44,6 @@ from perfd.model import (
 )
 from perfd.plugins import collector_entry_points, load_collector
 from perfd.rules.files.builtin_rules import builtin_rules
-from perfd.metrics.series import SeriesFrame, SeriesKey
 from tests.support.fake_agent import FakeAgent
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")

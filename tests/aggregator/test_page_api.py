@@ -14,8 +14,8 @@ from perfd.aggregator.state.limits import Limits
 from perfd.aggregator.web_api.report_routes import report_routes
 from perfd.clock import VirtualClock
 from perfd.config import RulesConfig
-from perfd.net.http import HttpServer
 from perfd.model import JobDescription, ParallelLayout, SampleTable, Scope, ServerInfo, ServerRole
+from perfd.net.http import HttpServer
 from tests.support.fake_agent import FakeAgent
 
 

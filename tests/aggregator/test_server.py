@@ -13,8 +13,8 @@ from perfd.clock import VirtualClock
 from perfd.config import HistoryConfig, TlsConfig
 from perfd.errors import ConfigError, PerfdError
 from perfd.model import Batch, CaptureCancel, CaptureTool, Hello
-from tests.support.fake_agent import FakeAgent
 from perfd.wire.convert import encode_message
+from tests.support.fake_agent import FakeAgent
 
 
 @pytest.fixture

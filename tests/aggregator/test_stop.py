@@ -10,8 +10,8 @@ from exporters.support import until
 
 from perfd.aggregator import Aggregator
 from perfd.config import AggregatorConfig, HistoryConfig, RulesConfig
-from tests.support.fake_agent import FakeAgent
 from perfd.wire.service import CONNECT_METHOD
+from tests.support.fake_agent import FakeAgent
 
 
 def connected(running, request):

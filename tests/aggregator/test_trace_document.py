@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from perfd.aggregator.captures.trace_document import TraceDocument
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.data.job_data import Captured, GpuTable, JobData, PhaseTable, StepTable
+from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
 from perfd.model import JobDescription, ParallelLayout, TraceShares
-from tests.support.traces import COMPUTE, NCCL, Op, kineto, write_json
 from perfd.trace.diagnosis.trace_analysis import analyse
+from perfd.trace.diagnosis.trace_findings import diagnose
 from perfd.trace.diagnosis.trace_json import to_json
 from perfd.trace.readers.trace_files import read_traces
-from perfd.trace.diagnosis.trace_findings import diagnose
+from tests.support.traces import COMPUTE, NCCL, Op, kineto, write_json
 
 LAYOUT = ParallelLayout(world_size=4, tp=2, dp=2, pp=1, cp=1, ep=1, vp=1)
 STEP_S = 100e-6

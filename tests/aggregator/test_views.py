@@ -7,11 +7,11 @@ from typing import Any
 
 from analysis.jobs import job_data, phase_table, step_table
 
+from perfd.aggregator.captures.capture_view import job_view
 from perfd.aggregator.ingest.ingest import State
 from perfd.aggregator.state.limits import Limits
-from perfd.aggregator.captures.capture_view import job_view
-from perfd.analysis.collectives.nccl_summary import Nccl
 from perfd.analysis.collectives.by_rank import NcclRank
+from perfd.analysis.collectives.nccl_summary import Nccl
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, summarise
 from perfd.capture.selection.rank_selection import JobView, select
 from perfd.model import CaptureTool, RankPlacement

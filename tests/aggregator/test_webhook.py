@@ -13,8 +13,8 @@ from perfd.aggregator.alerts.alertmanager import read_webhook
 from perfd.clock import VirtualClock
 from perfd.config import CaptureProfile, HistoryConfig, WebhookConfig
 from perfd.errors import ConfigError, PerfdError
-from perfd.net.http import MAX_BODY_BYTES
 from perfd.model import CaptureRequest, CaptureState, CaptureStatus, CaptureTool
+from perfd.net.http import MAX_BODY_BYTES
 from tests.support.fake_agent import FakeAgent
 
 PATH = "/api/v1/webhooks/alertmanager"

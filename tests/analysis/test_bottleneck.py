@@ -10,8 +10,8 @@ from analysis.jobs import LLAMA3_8B, description, gpu_table, infos, job_data, ph
 
 from perfd.analysis.diagnosis.findings import Culprit, Kind
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
-from perfd.model import ModelShape
 from perfd.gpu_peaks import load_peaks
+from perfd.model import ModelShape
 
 H100 = "NVIDIA H100 80GB HBM3"
 DP8 = description(LLAMA3_8B, world_size=8, dp=8, micro_batch_size=1, global_batch_size=64)

@@ -11,8 +11,8 @@ from analysis.jobs import LLAMA3_8B, description, infos, job_data, phase_table, 
 from perfd.analysis.communication.exposed import communication, gradient_bytes, ring_traffic_bytes
 from perfd.analysis.layout.link_bandwidth import data_parallel_link_bytes_per_s
 from perfd.analysis.steps.phase_timers import Timers
-from perfd.model import JobDescription, ParallelLayout
 from perfd.gpu_peaks import load_peaks
+from perfd.model import JobDescription, ParallelLayout
 
 
 def of_timers(extremes, job: JobDescription | None = None, *, by_rank=None, link: float | None = None):

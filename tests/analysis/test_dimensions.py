@@ -13,10 +13,10 @@ from analysis.test_nccl import table
 
 from perfd.aggregator.series.job_series import LiveFacts, job_values
 from perfd.analysis.communication.dimensions import Dimension, costliest, known_in_all
-from perfd.analysis.diagnosis.findings import Kind
-from perfd.analysis.layout.process_groups import dimension_name, group_name
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, from_json, summarise, to_json
 from perfd.analysis.data.job_data import CollectiveTable, NcclTime
+from perfd.analysis.diagnosis.findings import Kind
+from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, from_json, summarise, to_json
+from perfd.analysis.layout.process_groups import dimension_name, group_name
 from perfd.metrics.catalogue import METRICS
 from perfd.model import GroupShares, JobDescription, ParallelLayout
 from perfd.report.sources.from_summary import report_of_summary

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from analysis.jobs import LLAMA3_8B, description, gpu_table, infos, job_data, step_table
 
-from perfd.analysis.flops.flops_conventions import FlopsConvention
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.data.job_data import StepTable
-from perfd.model import GpuInfo, Recompute
+from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.flops.flops_conventions import FlopsConvention
 from perfd.gpu_peaks import load_peaks
+from perfd.model import GpuInfo, Recompute
 
 H100 = "NVIDIA H100 80GB HBM3"
 PER_TOKEN = 5.1470e10

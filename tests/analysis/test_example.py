@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from perfd.analysis.diagnosis.findings import Kind
-from perfd.session.session_config import load_session
 from perfd.session.replay_session import ReplayOptions, replay
+from perfd.session.session_config import load_session
 from perfd.session.text.summary_text import in_words
 
 ROOT = Path(__file__).parents[2]

@@ -11,13 +11,13 @@ from analysis.jobs import description, infos, job_data, step_table
 from analysis.test_nccl import table
 
 from perfd.analysis.collectives.bandwidth_text import bandwidth_words
-from perfd.analysis.diagnosis.findings import Kind
 from perfd.analysis.collectives.nccl_summary import NcclKind
-from perfd.analysis.layout.rank_location import PORTS, TOLD
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.data.job_data import JobData, Method, NcclTime
-from perfd.model import RankPlacement
+from perfd.analysis.diagnosis.findings import Kind
+from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.layout.rank_location import PORTS, TOLD
 from perfd.gpu_peaks import load_peaks
+from perfd.model import RankPlacement
 from perfd.session.text.summary_text import findings_in_words
 
 STEPS = step_table([1.0] * 20)

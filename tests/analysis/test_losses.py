@@ -9,12 +9,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.analysis.collectives.late_rank_cost import LONG, NEEDED_AT_ONCE, RECENT, Losses
 from perfd.analysis.collectives.change_detection import EARLIER, NEWEST
 from perfd.analysis.collectives.communicator_batch import Stack, stacked
+from perfd.analysis.collectives.late_rank_cost import LONG, NEEDED_AT_ONCE, RECENT, Losses
 from perfd.analysis.collectives.step_segmentation import Rhythm, Shape, Window
-from perfd.analysis.data.job_data import Bools, CollectiveTable, Floats
 from perfd.analysis.collectives.transfer_wait import MATCHED_OPERATIONS
+from perfd.analysis.data.job_data import Bools, CollectiveTable, Floats
 from perfd.model import ParallelLayout
 
 WINDOWS = (RECENT, LONG, EARLIER, NEWEST)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from analysis.jobs import description, job_data, phase_table, step_table
 
-from perfd.analysis.diagnosis.findings import Culprit, Kind
 from perfd.analysis.collectives.nccl_summary import group_name, nccl
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.data.job_data import CollectiveStack, CollectiveTable, Method, NcclTime, NcclTimeTable
+from perfd.analysis.diagnosis.findings import Culprit, Kind
+from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
 from perfd.model import ParallelLayout, TimingSource
 
 DP4 = description(world_size=4, dp=4, micro_batch_size=1, global_batch_size=8)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from analysis.jobs import step_table
 
-from perfd.analysis.collectives.operation_rate import mean_step_s, paced
 from perfd.analysis.collectives.communicator_batch import Stack, stacked
+from perfd.analysis.collectives.operation_rate import mean_step_s, paced
 from perfd.analysis.data.job_data import CollectiveTable
 from perfd.model import ParallelLayout
 

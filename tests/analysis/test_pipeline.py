@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from analysis.jobs import description, phase_table, step_table
 
-from perfd.analysis.steps.pipeline_bubble import bubble_theory_ratio, pipeline
 from perfd.analysis.steps.phase_timers import Timers
+from perfd.analysis.steps.pipeline_bubble import bubble_theory_ratio, pipeline
 from perfd.model import ParallelLayout
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from analysis.jobs import recorded_job
 
+from perfd.analysis.data.job_data import GpuTable, JobData
 from perfd.analysis.diagnosis.findings import Culprit, Kind
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
-from perfd.analysis.data.job_data import GpuTable, JobData
 from perfd.gpu_peaks import load_peaks
 
 # Iterations 8 to 10 ran under a profiler and 11 wrote its trace; the log of these tests does not say so.

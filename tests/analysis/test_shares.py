@@ -7,11 +7,18 @@ import pytest
 from analysis.jobs import gpu_table, infos, job_data, phase_table, step_table
 
 from perfd.analysis.flops.peak_table import PeakTable
-from perfd.analysis.steps.time_breakdown import breakdown, data_loading, goodput_ratio, memory, optimizer, step_time
-from perfd.analysis.steps.steady_steps import steady_rows
 from perfd.analysis.steps.phase_timers import Timers
-from perfd.model import MemoryReport
+from perfd.analysis.steps.steady_steps import steady_rows
+from perfd.analysis.steps.time_breakdown import (
+    breakdown,
+    data_loading,
+    goodput_ratio,
+    memory,
+    optimizer,
+    step_time,
+)
 from perfd.gpu_peaks import load_peaks
+from perfd.model import MemoryReport
 
 
 def timers_of(extremes=None, by_rank=None):

@@ -13,10 +13,10 @@ from analysis.jobs import LLAMA3_8B, description, gpu_table, infos, job_data, ph
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfd.analysis.diagnosis.job_summary import SCHEMA, AnalysisSettings, from_json, summarise, to_json
 from perfd.analysis.data.job_data import AlertRecord, JobData, PhaseTable
-from perfd.model import ParallelLayout
+from perfd.analysis.diagnosis.job_summary import SCHEMA, AnalysisSettings, from_json, summarise, to_json
 from perfd.gpu_peaks import load_peaks
+from perfd.model import ParallelLayout
 
 SETTINGS = AnalysisSettings(peaks=load_peaks())
 KEYS: dict[str, Any] = {

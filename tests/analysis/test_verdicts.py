@@ -10,12 +10,12 @@ from analysis.jobs import description, gpu_table, infos, job_data, phase_table, 
 from analysis.test_nccl import DP4, summary, table
 
 from perfd.analysis.collectives.slow_links import Reference
-from perfd.analysis.diagnosis.findings import Culprit, Finding, Kind
-from perfd.analysis.hang.hang_detection import hang, patience_s
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.data.job_data import GpuKey, GpuTable, NcclTime
-from perfd.model import CollectiveProgress, Event, EventKind, ParallelLayout
+from perfd.analysis.diagnosis.findings import Culprit, Finding, Kind
+from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.hang.hang_detection import hang, patience_s
 from perfd.gpu_peaks import load_peaks
+from perfd.model import CollectiveProgress, Event, EventKind, ParallelLayout
 
 H200 = "NVIDIA H200"
 STEPS = step_table([1.0] * 20)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from perfd.capture.node.capture_executor import CaptureExecutor
-from perfd.capture.node.job_guards import JobProgress
-from perfd.capture.nsys.nsys_installation import inspect
-from perfd.capture.nsys.nsys_cli import NsysCli, session_name
-from perfd.capture.nsys.nsys_tool import NsysOptions, NsysTool
 from perfd.capture.node.capture_storage import CaptureStore, free_bytes
+from perfd.capture.node.job_guards import JobProgress
+from perfd.capture.nsys.nsys_cli import NsysCli, session_name
+from perfd.capture.nsys.nsys_installation import inspect
+from perfd.capture.nsys.nsys_tool import NsysOptions, NsysTool
 from perfd.clock import SystemClock
 from perfd.model import CaptureRequest, CaptureTool
 from perfd.session.job.process_tree import groups_below

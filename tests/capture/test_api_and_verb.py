@@ -9,17 +9,17 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from perfd.aggregator.web_api.capture_routes import PATH, capture_routes
-from perfd.capture.policy.coordinator import CaptureCoordinator, check_profiles
 from perfd.capture.policy.capture_json import to_json
+from perfd.capture.policy.coordinator import CaptureCoordinator, check_profiles
 from perfd.capture.policy.policy_events import ManualRequest
 from perfd.capture.selection.rank_selection import JobView, RankView
 from perfd.cli import main
-from perfd.cli.capture_analysis import analyze
 from perfd.cli.aggregator_client import get
+from perfd.cli.capture_analysis import analyze
 from perfd.config import CaptureProfile
 from perfd.errors import ConfigError, PerfdError
-from perfd.net.http import HttpServer
 from perfd.model import CaptureCancel, CaptureFile, CaptureRequest, CaptureState, CaptureStatus
+from perfd.net.http import HttpServer
 
 NOW = 1_700_000_000.0
 JOB = JobView(job="llama", nodes=("a",), ranks=(RankView(rank=0, node="a"), RankView(rank=1, node="a")))

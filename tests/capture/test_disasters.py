@@ -7,10 +7,10 @@ from pathlib import PurePosixPath
 import pytest
 from capture.conftest import request
 
-from perfd.capture.nsys import nsys_cli
 from perfd.capture.kineto.trace_directory import Dropbox
-from perfd.capture.node.retention import Watch
 from perfd.capture.node.capture_storage import CaptureRecord, CaptureStore, free_bytes
+from perfd.capture.node.retention import Watch
+from perfd.capture.nsys import nsys_cli
 from perfd.errors import CaptureError
 from perfd.model import CaptureState
 

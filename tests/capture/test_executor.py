@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from capture.conftest import request
 
-from perfd.capture.node.job_guards import JobProgress
-from perfd.capture.nsys.nsys_installation import inspect
-from perfd.capture.nsys.nsys_cli import session_name
-from perfd.capture.nsys.nsys_tool import NsysOptions, NsysTool
-from perfd.capture.node.process_environment import RUN_VARIABLE
 from perfd.capture.node.capture_tool import Begun, Plan, Readiness, Target, Tool
+from perfd.capture.node.job_guards import JobProgress
+from perfd.capture.node.process_environment import RUN_VARIABLE
+from perfd.capture.nsys.nsys_cli import session_name
+from perfd.capture.nsys.nsys_installation import inspect
+from perfd.capture.nsys.nsys_tool import NsysOptions, NsysTool
 from perfd.clock import SystemClock, VirtualClock
 from perfd.errors import CaptureError
 from perfd.model import CaptureCancel, CaptureState, CaptureTool

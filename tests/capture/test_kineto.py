@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from capture.conftest import Node, request
 
-from perfd.capture.node.job_guards import JobProgress
-from perfd.capture.kineto.trace_directory import PREFIX
-from perfd.capture.kineto.daemon_socket import CLIENT_PREFIX, KinetoEndpoint
 from perfd.capture.kineto.config_text import parse
+from perfd.capture.kineto.daemon_socket import CLIENT_PREFIX, KinetoEndpoint
 from perfd.capture.kineto.kineto_tool import KinetoOptions, KinetoTool, Timing
+from perfd.capture.kineto.trace_directory import PREFIX
+from perfd.capture.node.job_guards import JobProgress
 from perfd.clock import SystemClock
 from perfd.model import CaptureCancel, CaptureState, CaptureTool, RankPlacement
 from tests.support import kineto_processes

@@ -7,12 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.capture.kineto import trace_directory
-from perfd.capture.kineto import kineto_protocol
-from perfd.capture.kineto import config_text
-from perfd.capture.kineto import trace_contents
-from perfd.capture.kineto.kineto_protocol import Context, Poll
+from perfd.capture.kineto import config_text, kineto_protocol, trace_contents, trace_directory
 from perfd.capture.kineto.client_registry import Delivery, Registry
+from perfd.capture.kineto.kineto_protocol import Context, Poll
 from perfd.errors import CaptureError
 
 I32 = st.integers(-(2**31), 2**31 - 1)
@@ -150,7 +147,8 @@ def test_a_trace_is_judged_by_its_categories(tmp_path):
     assert trace_contents.contents_of(write(tmp_path / "a", host)).work is trace_contents.Work.HOST
     assert trace_contents.contents_of(write(tmp_path / "b", gpu)).work is trace_contents.Work.GPU
     assert (
-        trace_contents.contents_of(write(tmp_path / "c", b'{"traceEvents": [{"ph": "M"}]}')).work is trace_contents.Work.NONE
+        trace_contents.contents_of(write(tmp_path / "c", b'{"traceEvents": [{"ph": "M"}]}')).work
+        is trace_contents.Work.NONE
     )
 
 

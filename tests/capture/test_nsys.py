@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.capture.selection.capture_id import check_capture_id, slug
+from perfd.capture.node.process_environment import parse_environ, rank_of, runs, scan_nsys_processes
+from perfd.capture.nsys.nsys_cli import NsysCli, parse_generated, parse_sessions, session_name, session_prefix
 from perfd.capture.nsys.nsys_installation import find_nsys, inspect
 from perfd.capture.nsys.nsys_launch import plan_launch
-from perfd.capture.nsys.nsys_cli import NsysCli, parse_generated, parse_sessions, session_name, session_prefix
-from perfd.capture.node.process_environment import parse_environ, rank_of, runs, scan_nsys_processes
+from perfd.capture.selection.capture_id import check_capture_id, slug
 from perfd.config import AgentCaptureConfig
 from perfd.errors import CaptureError
 from tests.support import nsys_installation
@@ -167,7 +167,9 @@ def test_an_nsys_whose_cupti_has_crashed_jobs_is_used_only_where_it_is_named(tmp
     assert plan(named).session == "perfd.llama.7"
     older = nsys_installation.install(systems / "2024.7.1")
     assert find_nsys(None, str(risky.parent), root=tmp_path).nsys == older
-    mended = nsys_installation.install(tmp_path / "opt/nvidia/nsight-compute/2025.3.2/host", cupti_version=130001)
+    mended = nsys_installation.install(
+        tmp_path / "opt/nvidia/nsight-compute/2025.3.2/host", cupti_version=130001
+    )
     assert find_nsys(None, str(mended.parent), root=tmp_path).nsys == mended
 
 

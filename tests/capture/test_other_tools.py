@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from capture.conftest import PATIENCE_S, Node, request
 
-from perfd.capture.stacks.flight_recorder_tool import FlightRecorderTool, dump_stem
 from perfd.capture.node.job_guards import JobProgress
+from perfd.capture.stacks.flight_recorder_tool import FlightRecorderTool, dump_stem
 from perfd.capture.stacks.pyspy_tool import PySpyTool, find_py_spy
 from perfd.cli import main
 from perfd.clock import SystemClock

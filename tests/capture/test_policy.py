@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfd.capture.policy.capture_policy import CapturePolicy, Patience
 from perfd.capture.policy.policy_events import (
     AgentConnected,
     AgentGone,
@@ -22,7 +23,6 @@ from perfd.capture.policy.policy_events import (
     StatusReceived,
     Tick,
 )
-from perfd.capture.policy.capture_policy import CapturePolicy, Patience
 from perfd.capture.selection.rank_selection import JobView, RankView
 from perfd.config import CaptureProfile
 from perfd.errors import CaptureError

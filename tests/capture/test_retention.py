@@ -14,14 +14,14 @@ from hypothesis import strategies as st
 
 from perfd.agent.agent import Agent
 from perfd.agent.spool.spool import Spool
-from perfd.capture.redact.redacted_copy import can_be_redacted
+from perfd.capture.node.artifact_sharing import Sharing
 from perfd.capture.node.capture_executor import CaptureExecutor
+from perfd.capture.node.capture_storage import CaptureRecord, CaptureStore
 from perfd.capture.node.job_guards import JobProgress
 from perfd.capture.node.read_lock import MARK, reading
 from perfd.capture.node.retention import DAY_S, Ledger, Watch, expired, keep_s, looked
 from perfd.capture.node.shared_folder import SharedFolder
-from perfd.capture.node.artifact_sharing import Sharing
-from perfd.capture.node.capture_storage import CaptureRecord, CaptureStore
+from perfd.capture.redact.redacted_copy import can_be_redacted
 from perfd.cli import main
 from perfd.clock import SystemClock
 from perfd.config import AgentCaptureConfig, AgentConfig

@@ -15,8 +15,8 @@ from perfd.collector import CollectorSpec, Settings
 from perfd.errors import NothingHere, RecordingError, Unavailable
 from perfd.model import Event, EventKind, RankPlacement, Record, SampleTable
 from perfd.testing.collector_contract import check_collector, check_replay, check_unavailable
-from perfd.testing.fake_nvml import FakeGpu, FakeNvml, FakeProcess
 from perfd.testing.fake_node import FakeNode
+from perfd.testing.fake_nvml import FakeGpu, FakeNvml, FakeProcess
 
 NOW_NS = 1_700_000_000 * 10**9
 UID = "0f7ac4f5-7a4c-4f0e-9a2a-6a5d8c1b2e3f"

@@ -20,9 +20,9 @@ from aggregator.support import START_S, aggregator, place, step
 
 from perfd.aggregator.aggregator import Aggregator
 from perfd.aggregator.web_api.capture_routes import StartBody
-from perfd.metrics.catalogue import AGENT_METRICS, AGGREGATOR_METRICS, JOB_METRICS, raw_metric
 from perfd.clock import VirtualClock
 from perfd.collector import ColumnKind
+from perfd.metrics.catalogue import AGENT_METRICS, AGGREGATOR_METRICS, JOB_METRICS, raw_metric
 from perfd.model import (
     CaptureState,
     CaptureStatus,

@@ -24,6 +24,7 @@ from perfd.doctor.checks import (
     worst,
 )
 from perfd.doctor.clock_sync import clock_facts
+from perfd.doctor.nccl_checks import check_nccl_plugin, check_shared_memory
 from perfd.doctor.node_facts import (
     AggregatorFacts,
     ClockFacts,
@@ -36,7 +37,6 @@ from perfd.doctor.node_facts import (
     PySpyFacts,
     SocketFacts,
 )
-from perfd.doctor.nccl_checks import check_nccl_plugin, check_shared_memory
 
 NSYS = Installation(
     nsys=Path("/opt/host/target-linux-x64/nsys"),

@@ -8,8 +8,8 @@ import numpy as np
 
 from perfd.clock import SystemClock, VirtualClock
 from perfd.exporters.exporter import AlertUpdate, ExporterContext, Tally
-from perfd.net.http import HttpServer, Request, Response
 from perfd.metrics.series import SeriesFrame, SeriesKey
+from perfd.net.http import HttpServer, Request, Response
 
 
 def context(clock=None):

@@ -11,8 +11,8 @@ from perfd.clock import VirtualClock
 from perfd.config import AlertmanagerConfig, ExportersConfig, HttpClientConfig
 from perfd.errors import ConfigError
 from perfd.exporters.alertmanager.alertmanager_exporter import AlertmanagerExporter
-from perfd.exporters.exporter import Round
 from perfd.exporters.alertmanager.delivery import Deliveries
+from perfd.exporters.exporter import Round
 from perfd.exporters.exporter_registry import Exporters
 from perfd.net.http import Response
 

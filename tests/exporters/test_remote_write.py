@@ -17,8 +17,8 @@ from perfd.errors import ConfigError
 from perfd.exporters.exporter import Round, Tally
 from perfd.exporters.remote_write.remote_write_exporter import RemoteWriteExporter
 from perfd.exporters.remote_write.write_request import FrameEncoder
-from perfd.net.http import Response
 from perfd.metrics.series import SeriesFrame, SeriesKey
+from perfd.net.http import Response
 
 STALE = 0x7FF0000000000002
 A, B = SeriesKey("perfd_a"), SeriesKey("perfd_b")

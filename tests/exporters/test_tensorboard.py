@@ -14,8 +14,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from perfd.config import TensorBoardConfig
 from perfd.errors import ConfigError
 from perfd.exporters.exporter import Round
-from perfd.exporters.tensorboard.event_file import scalars_event, text_event, version_event
 from perfd.exporters.safe_names import plain_name
+from perfd.exporters.tensorboard.event_file import scalars_event, text_event, version_event
 from perfd.exporters.tensorboard.tensorboard_exporter import TensorBoardExporter
 
 

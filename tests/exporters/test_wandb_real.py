@@ -22,8 +22,8 @@ from perfd.exporters.wandb.wandb_messages import Log
 from perfd.exporters.wandb.wandb_process import WandbProcess
 from perfd.exporters.wandb.wandb_worker import init_arguments, run_id
 from perfd.recording import bundled
-from perfd.session.session_config import SessionConfig
 from perfd.session.replay_session import ReplayOptions, replay
+from perfd.session.session_config import SessionConfig
 from tests.support.fake_agent import FakeAgent
 from tests.support.wandb_server import WandbServer, read_records
 

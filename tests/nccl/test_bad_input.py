@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from perfd.aggregator.state.fleet import Fleet
+from perfd.aggregator.state.job_snapshot import job_data
 from perfd.aggregator.state.job_state import Source
 from perfd.aggregator.state.limits import Counters, Limits
-from perfd.aggregator.state.job_snapshot import job_data
 from perfd.analysis.diagnosis.findings import Kind
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
 from perfd.model import (

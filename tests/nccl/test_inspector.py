@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from perfd_collectors.nccl import SPEC
-from perfd_collectors.nccl.inspector.inspector_lines import InspectorLines, parse_line, reduce_inspected
 from perfd_collectors.nccl.inspector.inspector_files import InspectorDirectory
+from perfd_collectors.nccl.inspector.inspector_lines import InspectorLines, parse_line, reduce_inspected
 from perfd_collectors.nccl.segments.operations import KERNEL_EDGES_NS
 
 from perfd.analysis.diagnosis.findings import Kind

@@ -23,8 +23,8 @@ from perfd.model import (
 )
 from perfd.recording import open_recording
 from perfd.recording.delimited import delimit, read_delimited
-from perfd.recording.records_stream import RecordsStream, encode_item
 from perfd.recording.recording_writer import RecordingWriter
+from perfd.recording.records_stream import RecordsStream, encode_item
 
 SECOND = 1_000_000_000
 

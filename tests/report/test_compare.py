@@ -7,11 +7,11 @@ import json
 import pytest
 from analysis.jobs import description, job_data, phase_table, step_table
 
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, summarise
 from perfd.analysis.data.job_data import NcclTime
+from perfd.analysis.diagnosis.job_summary import AnalysisSettings, summarise
 from perfd.cli import main
-from perfd.report.comparison.run_comparison import Verdict, compare
 from perfd.report.comparison.measures import measures_of_summary
+from perfd.report.comparison.run_comparison import Verdict, compare
 from tests.support.traces import COMPUTE, MATMUL, NCCL, Op, kineto, write_json
 
 

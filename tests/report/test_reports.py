@@ -13,17 +13,17 @@ import pytest
 from perfd.cli import main
 from perfd.errors import PerfdError
 from perfd.report.render import svg
-from perfd.report.sources.from_trace import report_of_trace
 from perfd.report.render.html import to_html
 from perfd.report.render.markdown import to_markdown
+from perfd.report.render.report_writer import write_report
 from perfd.report.report_model import Bars, Report, ReportFinding, Segment
 from perfd.report.report_text import duration, kernel_name, percent, size
-from perfd.report.render.report_writer import write_report
+from perfd.report.sources.from_trace import report_of_trace
+from perfd.trace.diagnosis.trace_analysis import analyse
+from perfd.trace.diagnosis.trace_findings import diagnose
+from perfd.trace.readers.trace_files import read_traces
 from tests.support import example_traces
 from tests.support.traces import COMPUTE, MATMUL, NCCL, Call, NsysExport, Op, kineto, write_json
-from perfd.trace.diagnosis.trace_analysis import analyse
-from perfd.trace.readers.trace_files import read_traces
-from perfd.trace.diagnosis.trace_findings import diagnose
 
 _EVIL = "<script>alert(1)</script>|`*_kernel"
 

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfd.rules.alert_states import AlertBook, External
-from perfd.rules.rule_model import AlertingRule, AlertState
-from perfd.rules.promql.evaluation_error import EvaluationError
-from perfd.rules.templates import compile_template
 from perfd.metrics.series import SeriesKey
+from perfd.rules.alert_states import AlertBook, External
+from perfd.rules.promql.evaluation_error import EvaluationError
+from perfd.rules.rule_model import AlertingRule, AlertState
+from perfd.rules.templates import compile_template
 
 A, B = SeriesKey.of("x", {"i": "a"}), SeriesKey.of("x", {"i": "b"})
 PENDING, FIRING = AlertState.PENDING, AlertState.FIRING

@@ -2,12 +2,12 @@ from pathlib import Path
 
 import numpy as np
 
+from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.rules import Alert, AlertState, RuleEngine, load_rules
 from perfd.rules.files.rules_loader import parse_rules
-from perfd.rules.rule_model import RuleSet
-from perfd.rules.promql.compiler import compile_query
 from perfd.rules.files.yaml_source import Source
-from perfd.metrics.series import SeriesFrame, SeriesKey
+from perfd.rules.promql.compiler import compile_query
+from perfd.rules.rule_model import RuleSet
 
 
 def engine(text: str) -> RuleEngine:

@@ -13,15 +13,15 @@ import pytest
 import yaml
 from rules.expressions import STEP_MS, STEPS, Expressions, Samples, series
 
+from perfd.metrics.series import SeriesKey
 from perfd.rules import RuleEngine, SeriesStore, load_rules
 from perfd.rules.files.rules_loader import read_rules
-from perfd.rules.rule_model import alert_series
-from perfd.rules.unit_tests.series_notation import parse_series, parse_values
 from perfd.rules.promql.compiler import compile_query
 from perfd.rules.promql.evaluation_error import EvaluationError
 from perfd.rules.promql.vector import describe
+from perfd.rules.rule_model import alert_series
 from perfd.rules.sample_matrix import STALE
-from perfd.metrics.series import SeriesKey
+from perfd.rules.unit_tests.series_notation import parse_series, parse_values
 from tests.support.prometheus import PrometheusServer, QueryResult, prometheus_server
 
 pytestmark = [

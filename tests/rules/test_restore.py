@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.rules import Alert, AlertState, RuleEngine
 from perfd.rules.files.rules_loader import parse_rules
-from perfd.rules.rule_model import Evaluation, RuleSet
 from perfd.rules.files.yaml_source import Source
-from perfd.metrics.series import SeriesFrame, SeriesKey
+from perfd.rules.rule_model import Evaluation, RuleSet
 
 RULES = """
 groups:

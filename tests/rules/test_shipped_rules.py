@@ -11,8 +11,8 @@ from perfd.plugins import collector_entry_points, load_collector
 from perfd.rules import AlertingRule, RecordingRule, builtin_rules, load_rules
 from perfd.rules.promql.compiler import compile_query
 from perfd.rules.promql.subset import AGGREGATIONS, FUNCTIONS
-from perfd.rules.unit_tests.test_runner import run_tests
 from perfd.rules.unit_tests.test_files import read_tests
+from perfd.rules.unit_tests.test_runner import run_tests
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

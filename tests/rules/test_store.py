@@ -4,11 +4,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.rules.label_matchers import Matcher, Selection
 from perfd.rules.promql.compiler import compile_query
-from perfd.rules.series_store import Read, SeriesStore
 from perfd.rules.sample_matrix import STALE
-from perfd.metrics.series import SeriesFrame, SeriesKey
+from perfd.rules.series_store import Read, SeriesStore
 
 A, B = SeriesKey.of("x", {"i": "a"}), SeriesKey.of("x", {"i": "b"})
 

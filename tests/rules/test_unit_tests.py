@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfd.errors import RulesError
+from perfd.metrics.series import SeriesKey
 from perfd.rules.durations import format_duration, parse_duration
-from perfd.rules.unit_tests.series_notation import parse_series, parse_values
 from perfd.rules.problems import TextError
 from perfd.rules.promql.vector import describe
 from perfd.rules.sample_matrix import STALE
-from perfd.rules.unit_tests.test_runner import run_tests
+from perfd.rules.unit_tests.series_notation import parse_series, parse_values
 from perfd.rules.unit_tests.test_files import read_tests
-from perfd.metrics.series import SeriesKey
+from perfd.rules.unit_tests.test_runner import run_tests
 
 
 def words(text: str) -> list[object]:

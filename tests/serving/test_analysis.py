@@ -14,13 +14,11 @@ from perfd_collectors.serving.server_scrape import WANTED, read_page
 from serving.pages import LLAMA_70B
 
 from perfd.analysis.flops.peak_table import find_gpu
-from perfd.analysis.serving.theory_comparison import compare
-from perfd.analysis.serving.serving_diagnosis import diagnose
-from perfd.analysis.serving.histograms import Distribution, Histogram, increase, merged, quantile
-from perfd.analysis.serving.tuning_advice import Kind, knob
-from perfd.analysis.serving.server_rates import Measured, measure
-from perfd.analysis.serving.served_model import served_model
 from perfd.analysis.serving.engine_snapshot import Counter, Engine, ReplicaLoad, Snapshot
+from perfd.analysis.serving.histograms import Distribution, Histogram, increase, merged, quantile
+from perfd.analysis.serving.served_model import served_model
+from perfd.analysis.serving.server_rates import Measured, measure
+from perfd.analysis.serving.serving_diagnosis import diagnose
 from perfd.analysis.serving.serving_theory import (
     ServingLayout,
     Theory,
@@ -28,6 +26,8 @@ from perfd.analysis.serving.serving_theory import (
     matrix_parameters,
     theory_of,
 )
+from perfd.analysis.serving.theory_comparison import compare
+from perfd.analysis.serving.tuning_advice import Kind, knob
 from perfd.cli import main
 from perfd.gpu_peaks import load_peaks
 

@@ -18,10 +18,10 @@ from perfd.agent.agent import Agent
 from perfd.agent.collection.collector_task import CollectorTask
 from perfd.aggregator.aggregator import Aggregator
 from perfd.aggregator.alerts.alertmanager import ReceivedAlert
-from perfd.capture.server.server_client import ServerClient
-from perfd.capture.server.server_traces import whole
-from perfd.capture.server.server_tool import Server, ServerTool
 from perfd.capture.node.capture_tool import Outcome, Plan, Target
+from perfd.capture.server.server_client import ServerClient
+from perfd.capture.server.server_tool import Server, ServerTool
+from perfd.capture.server.server_traces import whole
 from perfd.cli import main
 from perfd.clock import SystemClock, VirtualClock
 from perfd.collector import Settings
@@ -37,9 +37,9 @@ from perfd.config import (
 )
 from perfd.errors import CaptureError, ConfigError
 from perfd.model import CaptureState, CaptureTool
-from tests.support.serving_stand_in import StandInServer
-from perfd.trace.readers.trace_files import read_traces
 from perfd.trace.model.serving_steps import step_name
+from perfd.trace.readers.trace_files import read_traces
+from tests.support.serving_stand_in import StandInServer
 
 KINDS = {"sglang": CaptureTool.SGLANG, "vllm": CaptureTool.VLLM}
 

@@ -14,15 +14,15 @@ from perfd_collectors.serving.collector import ServingOptions
 from perfd_collectors.serving.discovery import Found, server_of
 from serving.pages import LLAMA_70B, busy_70b, counter, gauge
 
-from perfd.analysis.serving.server_config import completed
 from perfd.analysis.serving.engine_snapshot import Engine
+from perfd.analysis.serving.server_config import completed
 from perfd.analysis.serving.serving_theory import ServingLayout
 from perfd.cli import main
 from perfd.clock import VirtualClock
 from perfd.collector import CollectorSpec, Settings
 from perfd.errors import ConfigError
-from perfd.net.http import HttpServer, Request, Response
 from perfd.model import ParallelLayout, Record, SampleTable, ServerInfo, ServerRole
+from perfd.net.http import HttpServer, Request, Response
 from perfd.testing.collector_contract import check_collector, check_spec
 from perfd.wire.convert import check
 

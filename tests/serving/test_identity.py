@@ -20,8 +20,8 @@ from perfd.collector import Settings
 from perfd.config import AgentConfig, AggregatorConfig, CollectorConfig, RulesConfig, UplinkConfig
 from perfd.net.http import HttpServer, Response
 from perfd.recording.recording_writer import RecordingWriter
-from perfd.session.session_config import SessionConfig
 from perfd.session.replay_session import ReplayOptions, replay
+from perfd.session.session_config import SessionConfig
 
 
 def engine(pages: Mapping[str, bytes]) -> HttpServer:

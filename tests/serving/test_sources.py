@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from perfd_collectors.serving.bench_results import read_results
-from perfd_collectors.serving.exposition_reader import PageReader
 from perfd_collectors.serving.engine_logs import read_log
+from perfd_collectors.serving.exposition_reader import PageReader
 from perfd_collectors.serving.server_scrape import WANTED, read_page
 from serving.pages import counter, gauge, histogram
 
-from perfd.analysis.serving.histograms import distribution
 from perfd.analysis.serving.engine_snapshot import Counter, Latency, Snapshot
+from perfd.analysis.serving.histograms import distribution
 
 RECORDED = Path(__file__).parents[1] / "fixtures" / "serving"
 SHARED = os.environ.get("PERFD_SHARED")

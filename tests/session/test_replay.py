@@ -12,8 +12,8 @@ from perfd.clock import VirtualClock
 from perfd.config import AggregatorConfig, RulesConfig
 from perfd.errors import ConfigError, RecordingError
 from perfd.recording import bundled, bundled_names
-from perfd.session.session_config import SessionConfig
 from perfd.session.replay_session import Progress, ReplayOptions, ReplayResult, replay
+from perfd.session.session_config import SessionConfig
 from perfd.session.text.result_files import summary_json
 from perfd.session.text.summary_text import in_words
 

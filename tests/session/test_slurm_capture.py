@@ -14,6 +14,17 @@ from perfd.config import AgentCaptureConfig
 from perfd.errors import CaptureError
 from perfd.model import CaptureFile, CaptureState, CaptureStatus, CaptureTool
 from perfd.plugins import load_collector
+from perfd.session.slurm.helper_protocol import (
+    Assembly,
+    FromNode,
+    Present,
+    Rank,
+    Setup,
+    Told,
+    encode,
+    lines_of,
+)
+from perfd.session.slurm.node_helper import serve
 from perfd.session.slurm.slurm_capture import Patience, SlurmCapture, Wish
 from perfd.session.slurm.slurm_jobs import (
     Place,
@@ -26,8 +37,6 @@ from perfd.session.slurm.slurm_jobs import (
     running,
 )
 from perfd.session.slurm.step_processes import ranks_here
-from perfd.session.slurm.helper_protocol import Assembly, FromNode, Present, Rank, Setup, Told, encode, lines_of
-from perfd.session.slurm.node_helper import serve
 from perfd.testing.fake_node import FakeNode
 
 # Printed by SLURM 22.05.8.

@@ -4,16 +4,16 @@ import dataclasses
 
 import pytest
 
-from perfd.analysis.communication.exposed import Communication
-from perfd.analysis.communication.dimensions import Dimension
-from perfd.analysis.diagnosis.findings import Culprit, Finding, Kind
-from perfd.analysis.steps.pipeline_bubble import Pipeline
 from perfd.analysis.collectives.pipeline_wait import SOURCE_WAITING
+from perfd.analysis.communication.dimensions import Dimension
+from perfd.analysis.communication.exposed import Communication
+from perfd.analysis.diagnosis.findings import Culprit, Finding, Kind
 from perfd.analysis.hang.error_events import Trouble
+from perfd.analysis.steps.pipeline_bubble import Pipeline
 from perfd.model import EventKind
 from perfd.recording import bundled
-from perfd.report.sources.from_summary import report_of_summary
 from perfd.report.render.markdown import to_markdown
+from perfd.report.sources.from_summary import report_of_summary
 from perfd.session.replay_session import ReplayOptions, replay
 from perfd.session.text.summary_text import NO_JOB, findings_in_words, in_words
 

@@ -129,7 +129,7 @@ class Tab:
         self._ask("Page.navigate", {"url": url})
         self.wait(f"location.href.startsWith({json.dumps(url.partition('#')[0])}) && ({ready})")
 
-    def run(self, expression: str) -> Any:  # noqa: ANN401  (JSON)
+    def run(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page."""
         asked = {"expression": expression, "returnByValue": True, "awaitPromise": True}
         answer = self._ask("Runtime.evaluate", asked)

@@ -4,8 +4,8 @@
 It keeps sessions as files and behaves like the real one in the states that perfd meets, its traps
 included: `start` of an unknown session silently creates an empty one, an exit code of 0 does not mean a
 report, `cancel` is not implemented, a report lands elsewhere when its file exists or its directory is
-missing. Checked against nsys 2022.4.2, 2024.2.3 and 2025.3.1. `tests.support.nsys_installation.install` makes a
-runnable file of it, with these variables baked in:
+missing. Checked against nsys 2022.4.2, 2024.2.3 and 2025.3.1. `nsys_installation.install` makes a runnable
+file of it, with these variables baked in:
 
 NSYS_STAND_IN_STATE         directory of the session files
 NSYS_STAND_IN_VERSION       what --version says

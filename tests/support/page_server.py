@@ -61,7 +61,7 @@ def _none(state: str) -> dict[str, int]:
     return {"count": 0, state: 0}
 
 
-def fleet_row(name: str, **changes: Any) -> dict[str, Any]:  # noqa: ANN401  (JSON)
+def fleet_row(name: str, **changes: Any) -> dict[str, Any]:
     """A row of schema perfd.fleet/1: a job that runs well, but for what is changed."""
     return {
         "name": name,
@@ -84,7 +84,7 @@ def fleet_row(name: str, **changes: Any) -> dict[str, Any]:  # noqa: ANN401  (JS
     }
 
 
-def job_entry(name: str, *, ranks: int = 8, slow: int | None = None, **changes: Any) -> dict[str, Any]:  # noqa: ANN401  (JSON)
+def job_entry(name: str, *, ranks: int = 8, slow: int | None = None, **changes: Any) -> dict[str, Any]:
     """An entry of schema perfd.jobs/1, whose rank `slow` holds the others up."""
     gpus = [
         {
@@ -115,7 +115,7 @@ def job_entry(name: str, *, ranks: int = 8, slow: int | None = None, **changes: 
     }
 
 
-def server_entry(name: str, **changes: Any) -> dict[str, Any]:  # noqa: ANN401  (JSON)
+def server_entry(name: str, **changes: Any) -> dict[str, Any]:
     """An entry of schema perfd.servers/1: docs/serving.md's worked example, but for what is changed."""
     unknown = dict.fromkeys(("p50", "p90", "p99", "mean"))
     return {

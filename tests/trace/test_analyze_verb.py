@@ -22,7 +22,8 @@ _RANK_KEYS = {
 
 _UNUSED = {
     "grpc", "google.protobuf", "yaml", "wandb", "prometheus_client", "perfd.agent", "perfd.aggregator",
-    "perfd.capture", "perfd.wire", "perfd.config", "perfd.model", "perfd.analysis.diagnosis.job_summary", "perfd.exporters",
+    "perfd.capture", "perfd.wire", "perfd.config", "perfd.model", "perfd.analysis.diagnosis.job_summary",
+    "perfd.exporters",
 }  # fmt: skip
 
 

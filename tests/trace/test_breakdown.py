@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.traces import COMPUTE, COPY, MATMUL, NCCL, Call, Op, kineto, write_json
-from perfd.trace.readers import kineto_reader as reader
 from perfd.trace.breakdown.rank_breakdown import Breakdown, RankTimeline
+from perfd.trace.readers import kineto_reader as reader
 from perfd.trace.readers.trace_files import read_traces
+from tests.support.traces import COMPUTE, COPY, MATMUL, NCCL, Call, Op, kineto, write_json
 
 _KINDS = {COMPUTE: "compute", MATMUL: "compute", NCCL: "communication", COPY: "memory"}
 _LIMIT = 0.001

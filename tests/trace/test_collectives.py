@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from perfd.report.sources.trace_notes import notes_of
-from tests.support.traces import COMPUTE, COPY, NCCL, NsysExport, Op, kineto, write_json
-from perfd.trace.diagnosis.trace_analysis import analyse
 from perfd.trace.breakdown.collective_matching import Matching
-from perfd.trace.readers.trace_files import read_traces
-from perfd.trace.diagnosis.trace_findings import diagnose
 from perfd.trace.diagnosis.time_shares import FindingKind
+from perfd.trace.diagnosis.trace_analysis import analyse
+from perfd.trace.diagnosis.trace_findings import diagnose
+from perfd.trace.readers.trace_files import read_traces
+from tests.support.traces import COMPUTE, COPY, NCCL, NsysExport, Op, kineto, write_json
 
 _PIPELINE = "PIPELINE_MODEL_PARALLEL_GROUP"
 _GROUP = {"Process Group Name": "3", "Process Group Description": "DP", "Process Group Ranks": "[0, 1]"}

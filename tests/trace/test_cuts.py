@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfd.errors import TraceError
-from tests.support.traces import COMPUTE, COPY, NCCL, NsysExport, Op, kineto, write_json
 from perfd.trace.diagnosis.trace_analysis import analyse
+from perfd.trace.diagnosis.trace_findings import diagnose
 from perfd.trace.diagnosis.trace_json import to_json
 from perfd.trace.readers.trace_files import read_traces
-from perfd.trace.diagnosis.trace_findings import diagnose
+from tests.support.traces import COMPUTE, COPY, NCCL, NsysExport, Op, kineto, write_json
 
 
 def _numbers(path) -> bytes:

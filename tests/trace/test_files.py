@@ -8,9 +8,9 @@ import sqlite3
 import pytest
 
 from perfd.errors import TraceError
-from tests.support.traces import COMPUTE, NsysExport, Op, kineto, write_json
 from perfd.trace.readers import decompress
 from perfd.trace.readers.trace_files import read_traces, with_folders_opened
+from tests.support.traces import COMPUTE, NsysExport, Op, kineto, write_json
 
 _ONE = [Op(COMPUTE, 0, 10)]
 

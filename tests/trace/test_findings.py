@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from perfd.gpu_peaks import load_peaks
-from tests.support.traces import COMPUTE, COPY, MATMUL, NCCL, Call, NsysExport, Op, kineto, write_json
-from perfd.trace.diagnosis.trace_analysis import TraceSettings, analyse
-from perfd.trace.readers.trace_files import read_traces
-from perfd.trace.diagnosis.trace_findings import diagnose
 from perfd.trace.diagnosis.time_shares import FindingKind
+from perfd.trace.diagnosis.trace_analysis import TraceSettings, analyse
+from perfd.trace.diagnosis.trace_findings import diagnose
+from perfd.trace.readers.trace_files import read_traces
+from tests.support.traces import COMPUTE, COPY, MATMUL, NCCL, Call, NsysExport, Op, kineto, write_json
 
 SEND = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from perfd.errors import TraceError
-from tests.support.traces import write_json
-from perfd.trace.readers import kineto_reader
 from perfd.trace.diagnosis.trace_analysis import analyse
-from perfd.trace.diagnosis.trace_json import to_json
-from perfd.trace.readers.trace_files import read_traces
 from perfd.trace.diagnosis.trace_findings import diagnose
+from perfd.trace.diagnosis.trace_json import to_json
 from perfd.trace.model.hlo_class import hlo_class
 from perfd.trace.model.operation_kinds import Kind
+from perfd.trace.readers import kineto_reader
+from perfd.trace.readers.trace_files import read_traces
+from tests.support.traces import write_json
 
 RECORDED = Path(__file__).parent.parent / "fixtures/traces/jax-0.11-2xh200.trace.json.gz"
 CLASSES = {

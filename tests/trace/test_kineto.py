@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfd.errors import TraceError
-from tests.support.traces import COMPUTE, COPY, MATMUL, NCCL, Call, Op, kineto, write_json
-from perfd.trace.readers import kineto_reader as reader
 from perfd.trace.model.operation_kinds import Kind
+from perfd.trace.readers import kineto_reader as reader
+from tests.support.traces import COMPUTE, COPY, MATMUL, NCCL, Call, Op, kineto, write_json
 
 _OPERATIONS = [
     Op(COMPUTE, 10.5, 20.25, launched=9),

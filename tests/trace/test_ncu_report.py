@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from perfd.cli import main
 from perfd.errors import TraceError
-from tests.support import fake_ncu_report
 from perfd.trace.readers.trace_files import read_traces
 from perfd.trace.roofline.ncu_report import read_ncu
 from perfd.trace.roofline.roofline_model import Verdict
+from tests.support import fake_ncu_report
 
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 GEMM = {
@@ -34,7 +34,7 @@ UNITS = {name: "%" for name in GEMM if "pct_of_peak" in name} | {"gpu__time_dura
 
 @pytest.fixture
 def interface(monkeypatch):
-    monkeypatch.setitem(sys.modules, "ncu_report", ncu)
+    monkeypatch.setitem(sys.modules, "ncu_report", fake_ncu_report)
 
 
 @pytest.fixture
@@ -44,7 +44,9 @@ def no_interface(monkeypatch):
 
 @pytest.mark.usefixtures("interface")
 def test_a_report_gives_each_kernel_of_each_range(tmp_path):
-    path = fake_ncu_report.write_report(tmp_path / "x.ncu-rep", [[("gemm", GEMM)], [("add", GEMM), ("tiny", {"x": 1.0})]])
+    path = fake_ncu_report.write_report(
+        tmp_path / "x.ncu-rep", [[("gemm", GEMM)], [("add", GEMM), ("tiny", {"x": 1.0})]]
+    )
     gemm, add, tiny = read_ncu(path)
     assert (gemm.name, add.name, tiny.name) == ("gemm", "add", "tiny")
     assert gemm.duration_s == pytest.approx(1250.5e-6)
@@ -70,7 +72,7 @@ def test_a_report_and_its_csv_say_the_same(tmp_path_factory, kernels):
             csv.writer(file).writerows([*rows, ["0", name, *values.values()]])
         pages += read_ncu(page)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "ncu_report", ncu)
+        patch.setitem(sys.modules, "ncu_report", fake_ncu_report)
         assert read_ncu(report) == pages
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from perfd.errors import TraceError
-from tests.support.traces import COMPUTE, NCCL, NsysExport
-from perfd.trace.readers import nsys_reader
-from perfd.trace.diagnosis.trace_analysis import analyse
 from perfd.trace.breakdown.rank_breakdown import RankTimeline
-from perfd.trace.readers.trace_files import read_traces
+from perfd.trace.diagnosis.trace_analysis import analyse
 from perfd.trace.model.operation_kinds import Kind
+from perfd.trace.readers import nsys_reader
+from perfd.trace.readers.trace_files import read_traces
+from tests.support.traces import COMPUTE, NCCL, NsysExport
 
 NEWER = (
     "The export has schema 3.24 of Nsight Systems, with which perfd was not tried; it was with 3.11 to 3.20."

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.capture.nsys.report_contents import recorded_by_process
 from perfd.capture.kineto.trace_contents import contents_of
-from tests.support.traces import COMPUTE, MATMUL, NsysExport
+from perfd.capture.nsys.report_contents import recorded_by_process
 from perfd.trace.model.trace_steps import Step
 from perfd.trace.model.whole_steps import Recorded, Span, whole_steps
+from tests.support.traces import COMPUTE, MATMUL, NsysExport
 
 MS = 1_000_000
 ADAM = (

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from perfd_collectors.training_log import SPEC
-from perfd_collectors.training_log.replay import RecordedLog
 from perfd_collectors.training_log.log_document import understand
+from perfd_collectors.training_log.replay import RecordedLog
 from training_log.logs import iteration, timers
 
 from perfd.clock import VirtualClock

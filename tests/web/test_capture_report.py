@@ -21,8 +21,8 @@ from perfd.model import (
     TrainingStep,
 )
 from tests.support import example_traces
-from tests.support.fake_agent import FakeAgent
 from tests.support.chromium import Tab
+from tests.support.fake_agent import FakeAgent
 from tests.support.traces import COMPUTE, Op, kineto, write_json
 
 pytestmark = pytest.mark.system

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfd.aggregator.state.step_chart import progress_columns
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.data.job_data import GpuTable, JobData, PhaseTable, StepTable
+from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
 
 
 def table(times: list[float], batch: float = 32.0) -> StepTable:

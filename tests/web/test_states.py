@@ -8,9 +8,9 @@ from urllib.parse import quote
 import pytest
 
 from perfd.net.http import Response
+from perfd.web.live_updates import Live
 from tests.support.chromium import Browser, Tab
 from tests.support.page_server import StandIn, fleet_row, job_entry, server_entry
-from perfd.web.live_updates import Live
 
 pytestmark = pytest.mark.system
 HOSTILE = "<img src=x onerror=alert(1)>\"'&{{7*7}}</td><script>alert(2)</script>"

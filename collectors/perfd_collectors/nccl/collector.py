@@ -15,13 +15,13 @@ from perfd.model import Event, EventKind, Record, SampleTable, Scope
 from perfd_collectors.nccl.debug_log.debug_files import DebugFiles
 from perfd_collectors.nccl.flight_recorder.dump_files import DumpDirectory, RecordedDump
 from perfd_collectors.nccl.inspector.inspector_files import InspectorDirectory, RecordedInspector
-from perfd_collectors.nccl.scan_budget import Looks
-from perfd_collectors.nccl.segments.segment_owner import Locks, distrust, writer_of
-from perfd_collectors.nccl.segments.window_reduction import keep_one_in
-from perfd_collectors.nccl.segments.segment import Segment, Wanted
 from perfd_collectors.nccl.sampling import check_sampling, in_sample
+from perfd_collectors.nccl.scan_budget import Looks
+from perfd_collectors.nccl.segments.segment import Segment, Wanted
 from perfd_collectors.nccl.segments.segment_files import segment_names, sweep
+from perfd_collectors.nccl.segments.segment_owner import Locks, distrust, writer_of
 from perfd_collectors.nccl.segments.segment_reader import Progress, Watched, same_file
+from perfd_collectors.nccl.segments.window_reduction import keep_one_in
 
 __all__ = ["COLUMNS", "SPEC", "NcclCollector", "NcclOptions", "keep_one_in"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from perfd.collector import CollectorSpec, Settings
 from perfd_collectors.nvml.collector import NvmlCollector, NvmlOptions
 from perfd_collectors.nvml.columns import COLUMNS
-from perfd_collectors.nvml.nvml_api import Nvml, load
 from perfd_collectors.nvml.jsonl_format import encode_line
+from perfd_collectors.nvml.nvml_api import Nvml, load
 from perfd_collectors.nvml.replay import RecordedNvml, infos_from_recording
 
 __all__ = [

@@ -10,8 +10,8 @@ from perfd.collector import Options, Settings
 from perfd.errors import Unavailable
 from perfd.model import Event, EventKind, GpuInfo, Record, SampleTable, Scope
 from perfd_collectors.nvml.columns import NAMES
-from perfd_collectors.nvml.gpu_reader import GpuLost, GpuReader, Row
 from perfd_collectors.nvml.gpm import GpmRequests
+from perfd_collectors.nvml.gpu_reader import GpuLost, GpuReader, Row
 from perfd_collectors.nvml.nvml_api import Fault, Nvml, NvmlError, error_code, fault_of, start, unavailable
 from perfd_collectors.nvml.topology import describe, optional, targets_of
 

@@ -10,23 +10,23 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from perfd.analysis.flops.peak_table import find_gpu
-from perfd.analysis.serving.theory_comparison import Comparison, compare
+from perfd.analysis.serving.engine_snapshot import Engine, Snapshot
+from perfd.analysis.serving.served_model import served_model
 from perfd.analysis.serving.server_config import ServerInfo, completed, layout_of
 from perfd.analysis.serving.server_rates import Measured, measure
-from perfd.analysis.serving.served_model import served_model
-from perfd.analysis.serving.engine_snapshot import Engine, Snapshot
 from perfd.analysis.serving.serving_theory import Theory, theory_of
+from perfd.analysis.serving.theory_comparison import Comparison, compare
 from perfd.collector import Options, Settings
 from perfd.errors import ConfigError, PerfdError
+from perfd.gpu_peaks import load_peaks
 from perfd.model import Record, SampleTable, Scope
 from perfd.model import ServerInfo as Description
-from perfd.gpu_peaks import load_peaks
 from perfd.net.tls import client_context
-from perfd_collectors.serving.server_description import Descriptions, describe
 from perfd_collectors.serving.discovery import find_servers
 from perfd_collectors.serving.exposition_reader import PageReader
 from perfd_collectors.serving.fetch import Access, FetchError, base_of, fetch, metrics_url
 from perfd_collectors.serving.log_follower import FollowedLog
+from perfd_collectors.serving.server_description import Descriptions, describe
 from perfd_collectors.serving.server_row import row
 from perfd_collectors.serving.server_scrape import WANTED, ask_info, read_page, with_info
 

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-from perfd.analysis.serving.server_config import ServerInfo
 from perfd.analysis.serving.engine_snapshot import Snapshot
+from perfd.analysis.serving.server_config import ServerInfo
 from perfd_collectors.serving.engine_logs import EngineLog, engine_logs
 from perfd_collectors.serving.server_scrape import with_info
 

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from perfd.analysis.serving.server_config import ServerInfo
 from perfd.analysis.serving.engine_snapshot import Engine, Snapshot
+from perfd.analysis.serving.server_config import ServerInfo
 from perfd.errors import PerfdError
 from perfd_collectors.serving.exposition_reader import Page, PageReader, PageState
 from perfd_collectors.serving.fetch import FetchError, Get
-from perfd_collectors.serving.sglang import server_info as sglang_info
 from perfd_collectors.serving.sglang import metrics as sglang_metrics
-from perfd_collectors.serving.vllm import server_info as vllm_info
+from perfd_collectors.serving.sglang import server_info as sglang_info
 from perfd_collectors.serving.vllm import metrics as vllm_metrics
+from perfd_collectors.serving.vllm import server_info as vllm_info
 
 _T = TypeVar("_T")
 WANTED = sglang_metrics.WANTED | vllm_metrics.WANTED

@@ -11,7 +11,6 @@ from perfd.errors import ConfigError, Unavailable
 from perfd.model import LogProgress, Record
 from perfd_collectors.training_log.file_follower import Chunk, FileFollower
 from perfd_collectors.training_log.log_parser import FORMATS, LogParser, new_job
-from perfd_collectors.training_log.replay import RecordedLog
 from perfd_collectors.training_log.log_sources import (
     LogFeed,
     LogSource,
@@ -19,6 +18,7 @@ from perfd_collectors.training_log.log_sources import (
     matching_files,
     torchrun_files,
 )
+from perfd_collectors.training_log.replay import RecordedLog
 
 NAME = "training_log"
 _MAX_READ_BYTES = 8 * 1024 * 1024

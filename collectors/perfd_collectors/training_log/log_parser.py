@@ -12,16 +12,16 @@ from perfd_collectors.training_log.formats.deepspeed import DeepSpeedParser
 from perfd_collectors.training_log.formats.failures import FailureParser
 from perfd_collectors.training_log.formats.format_parser import FormatParser, Job
 from perfd_collectors.training_log.formats.huggingface import HuggingFaceParser
-from perfd_collectors.training_log.line_buffer import MAX_LINE_BYTES, LineBuffer, read_line
-from perfd_collectors.training_log.megatron.megatron_parser import MegatronParser
 from perfd_collectors.training_log.formats.nanotron import NanotronParser
 from perfd_collectors.training_log.formats.nccl_lines import NcclLineParser
 from perfd_collectors.training_log.formats.nemo import NemoParser
-from perfd_collectors.training_log.parser_output import Output
-from perfd_collectors.training_log.timestamps import Zone
-from perfd_collectors.training_log.step_log import StepLog
 from perfd_collectors.training_log.formats.torchtitan import TorchtitanParser
 from perfd_collectors.training_log.formats.verl import VerlParser
+from perfd_collectors.training_log.line_buffer import MAX_LINE_BYTES, LineBuffer, read_line
+from perfd_collectors.training_log.megatron.megatron_parser import MegatronParser
+from perfd_collectors.training_log.parser_output import Output
+from perfd_collectors.training_log.step_log import StepLog
+from perfd_collectors.training_log.timestamps import Zone
 
 FORMATS: Mapping[str, Callable[[Job], FormatParser]] = {
     "nemo": NemoParser,

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from perfd.agent.collection.schedule import Schedule
 from perfd.agent.collection.collector_task import HEALTH_INTERVAL_S, CollectorTask
+from perfd.agent.collection.schedule import Schedule
 from perfd.clock import Clock
 from perfd.collector import OnUnavailable
 from perfd.errors import Unavailable

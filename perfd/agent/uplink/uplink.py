@@ -12,11 +12,11 @@ from typing import TypeAlias
 import grpc
 
 from perfd import __version__
+from perfd.agent.spool.spool import Spool
 from perfd.agent.uplink import reconnect
 from perfd.agent.uplink.grpc_channel import Call, Dialler, connect
 from perfd.agent.uplink.outgoing import Outgoing, Statuses, Timeouts, put_status
 from perfd.agent.uplink.reconnect import ReconnectPolicy
-from perfd.agent.spool.spool import Spool
 from perfd.clock import Clock, SystemClock
 from perfd.config import UplinkConfig
 from perfd.errors import ConfigError, WireError

@@ -24,9 +24,9 @@ import msgspec
 from perfd.aggregator.captures import child_guard
 from perfd.aggregator.captures.trace_document import TraceDocument
 from perfd.analysis.diagnosis.job_summary import JobSummary, to_json
-from perfd.capture.policy.policy_events import Capture, CaptureReport
-from perfd.capture.node.read_lock import reading
 from perfd.capture.node.capture_tool import TRACE_SUFFIXES
+from perfd.capture.node.read_lock import reading
+from perfd.capture.policy.policy_events import Capture, CaptureReport
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import CaptureFile, CaptureState

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from perfd.aggregator.alerts.alertmanager import Decision, Outcome, ReceivedAlert, server_of, unknown_job
 from perfd.aggregator.captures.capture_reports import CaptureReports, LiveSummary
 from perfd.aggregator.history.history_store import History
 from perfd.aggregator.history.history_tables import capture_row
-from perfd.aggregator.alerts.alertmanager import Decision, Outcome, ReceivedAlert, server_of, unknown_job
 from perfd.analysis.data.job_data import Captured
 from perfd.capture.policy.coordinator import CAPTURE_LABEL, CaptureCoordinator, FiredAlert
 from perfd.capture.policy.policy_events import Capture, CaptureReport, ManualRequest

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from perfd.aggregator.ingest.ingest import State
-from perfd.analysis.diagnosis.job_summary import JobSummary
 from perfd.analysis.data.job_data import JobData
+from perfd.analysis.diagnosis.job_summary import JobSummary
 from perfd.capture.selection.rank_selection import JobView, RankView
 from perfd.model import CaptureTool, ParallelLayout, Scope
 

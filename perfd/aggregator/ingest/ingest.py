@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from perfd.aggregator.state.agent_registry import Agents, AgentState, Verdict
-from perfd.aggregator.state.fleet import Durable, Fleet
 from perfd.aggregator.history.history_store import History
 from perfd.aggregator.history.history_tables import Statement, agent_row, job_rows, rows
+from perfd.aggregator.state.agent_registry import Agents, AgentState, Verdict
+from perfd.aggregator.state.fleet import Durable, Fleet
 from perfd.aggregator.state.job_state import Source
 from perfd.aggregator.state.limits import Counters, Limits
 from perfd.clock import Clock

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable
 
-from perfd.metrics.catalogue import METRICS, MetricInfo, raw_metric
 from perfd.collector import CollectorSpec, Column, ColumnKind
 from perfd.errors import PerfdError
+from perfd.metrics.catalogue import METRICS, MetricInfo, raw_metric
 from perfd.model import Scope
 from perfd.plugins import collector_entry_points, load_collector
 

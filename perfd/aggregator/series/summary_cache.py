@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.aggregator.state.fleet import Fleet
-from perfd.aggregator.state.job_state import JobState
 from perfd.aggregator.state.job_snapshot import job_data
-from perfd.analysis.steps.steady_steps import steady_rows
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.aggregator.state.job_state import JobState
 from perfd.analysis.data.job_data import AlertRecord, JobData
+from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.steps.steady_steps import steady_rows
 
 _BASELINE_STEPS = 20
 _WINDOW_SLACK = 4

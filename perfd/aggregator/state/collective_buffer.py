@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfd.aggregator.state.baseline_bandwidth import BestPaces
-from perfd.aggregator.state.operation_arrays import Reported, new_ratio, reported_by
 from perfd.aggregator.state.growable_arrays import chosen, roomier
+from perfd.aggregator.state.operation_arrays import Reported, new_ratio, reported_by
 from perfd.aggregator.state.time_share_windows import Windows
 from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints, Method
 from perfd.model import CollectiveTimes, TimingSource

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfd.aggregator.state.limits import Counters, Limits
 from perfd.aggregator.state.collective_buffer import Rings
 from perfd.aggregator.state.growable_arrays import roomier
-from perfd.analysis.layout.process_groups import PAIR_OPERATION
-from perfd.analysis.data.job_data import Bools, CollectiveStack, Ints
+from perfd.aggregator.state.limits import Counters, Limits
 from perfd.analysis.collectives.transfer_wait import MATCHED_OPERATIONS
+from perfd.analysis.data.job_data import Bools, CollectiveStack, Ints
+from perfd.analysis.layout.process_groups import PAIR_OPERATION
 from perfd.model import CollectiveProgress, CollectiveTimes, TimingSource
 
 _PAIR = {"Send": 0, "Recv": 1}

@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 
-from perfd.aggregator.state.limits import Counters, Limits
 from perfd.aggregator.state.growable_arrays import roomier
-from perfd.analysis.data.robust_stats import median
+from perfd.aggregator.state.limits import Counters, Limits
 from perfd.analysis.data.job_data import Floats, Ints, NcclTimeTable
+from perfd.analysis.data.robust_stats import median
 
 _WINDOWS = 64
 """Readings in memory per rank."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from perfd.aggregator.web_api.bearer_token import BearerToken
 from perfd.aggregator.alerts.alertmanager import Decision, Outcome, ReceivedAlert, read_webhook
+from perfd.aggregator.web_api.bearer_token import BearerToken
 from perfd.config import WebhookConfig
 from perfd.errors import ConfigError, PerfdError
 from perfd.net.http import Handler, Request, Response

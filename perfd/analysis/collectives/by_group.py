@@ -9,11 +9,11 @@ from typing import TypedDict
 import numpy as np
 
 from perfd.analysis.collectives.bandwidth_model import Expected, expected_of
-from perfd.analysis.layout.rank_location import Places
-from perfd.analysis.data.robust_stats import highest, known, median, over_last
 from perfd.analysis.collectives.communicator_batch import Stack
-from perfd.analysis.data.job_data import Bools, Floats, Method
 from perfd.analysis.collectives.transfer_wait import bus_bandwidth_bytes_per_s
+from perfd.analysis.data.job_data import Bools, Floats, Method
+from perfd.analysis.data.robust_stats import highest, known, median, over_last
+from perfd.analysis.layout.rank_location import Places
 from perfd.model import TimingSource
 
 _TINY_BYTES = 64 * 1024

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.collectives.late_rank_cost import LONG, RECENT, CausedLosses, Lateness, Losses
 from perfd.analysis.collectives.by_dimension import DimensionTally
 from perfd.analysis.collectives.change_detection import EARLIER, NEWEST, onset, possible
-from perfd.analysis.collectives.p2p_timing import knows_receivers
-from perfd.analysis.data.robust_stats import highest, mean, median, over_last
 from perfd.analysis.collectives.communicator_batch import Stack
-from perfd.analysis.data.job_data import Bools, Floats, Ints
+from perfd.analysis.collectives.late_rank_cost import LONG, RECENT, CausedLosses, Lateness, Losses
+from perfd.analysis.collectives.p2p_timing import knows_receivers
 from perfd.analysis.collectives.transfer_wait import MATCHED_OPERATIONS
+from perfd.analysis.data.job_data import Bools, Floats, Ints
+from perfd.analysis.data.robust_stats import highest, mean, median, over_last
 from perfd.model import ParallelLayout
 
 _FEWEST_OPERATIONS = 20

@@ -1,7 +1,6 @@
 """Communication as NCCL's own kernels show it: how much is transfer, how much is waiting, and for whom.
 
-Rests on times by the GPU's clock, of perfd's plugin or of NCCL's Inspector. See `perfd.analysis.collectives.transfer_wait`
-for the rule that tells transfer from waiting.
+Uses GPU times of perfd's plugin or of NCCL's Inspector; `transfer_wait` separates transfer from waiting.
 """
 
 from __future__ import annotations
@@ -11,16 +10,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.collectives.slow_links import SlowGroup, slow_groups
-from perfd.analysis.layout.process_groups import group_name
 from perfd.analysis.collectives.by_dimension import NcclDimension
-from perfd.analysis.collectives.by_group import NcclGroup, NcclKind, groups_of, kinds_of, measures_of, recorder
+from perfd.analysis.collectives.by_group import (
+    NcclGroup,
+    NcclKind,
+    groups_of,
+    kinds_of,
+    measures_of,
+    recorder,
+)
 from perfd.analysis.collectives.by_rank import NcclRank, Shares, Tally
-from perfd.analysis.collectives.operation_rate import paced
-from perfd.analysis.layout.rank_location import Speeds, places
-from perfd.analysis.collectives.rank_index import Roster, roster
 from perfd.analysis.collectives.communicator_batch import Stack, stacked
+from perfd.analysis.collectives.operation_rate import paced
+from perfd.analysis.collectives.rank_index import Roster, roster
+from perfd.analysis.collectives.slow_links import SlowGroup, slow_groups
 from perfd.analysis.data.job_data import Floats, JobData, NcclTimeTable
+from perfd.analysis.layout.process_groups import group_name
+from perfd.analysis.layout.rank_location import Speeds, places
 from perfd.model import ParallelLayout, TimingSource
 
 __all__ = ["Nccl", "NcclDimension", "NcclGroup", "NcclKind", "NcclRank", "group_name", "nccl"]

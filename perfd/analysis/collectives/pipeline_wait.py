@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perfd.analysis.collectives.nccl_summary import Nccl
 from perfd.analysis.collectives.by_rank import LEAST_CAUSED
+from perfd.analysis.collectives.nccl_summary import Nccl
 from perfd.analysis.steps.pipeline_bubble import Pipeline, Stage, bubble_theory_ratio
 from perfd.model import ParallelLayout
 

@@ -15,10 +15,10 @@ from enum import StrEnum
 import numpy as np
 
 from perfd.analysis.collectives.bandwidth_model import Expected
-from perfd.analysis.data.robust_stats import median, over_last
 from perfd.analysis.collectives.communicator_batch import Stack
-from perfd.analysis.data.job_data import Bools, Floats
 from perfd.analysis.collectives.transfer_wait import MATCHED_OPERATIONS, bus_factor
+from perfd.analysis.data.job_data import Bools, Floats
+from perfd.analysis.data.robust_stats import median, over_last
 
 _SLOWER = 1.5
 """By its own best stretch or its sisters: what neighbours on a network make a healthy group slower."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfd.analysis.data.robust_stats import mean
 from perfd.analysis.collectives.communicator_batch import Stack
 from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints
+from perfd.analysis.data.robust_stats import mean
 
 MOST_BLOCKS = 10
 _FEWEST_STEPS = 5

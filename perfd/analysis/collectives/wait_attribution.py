@@ -15,7 +15,7 @@ _EXCUSED = 0.1
 
 
 def losses_by_step(last: Ints, wait_s: Floats, shape: Shape, step_s: float | None, *, columns: int) -> Floats:
-    """(columns, steps, c, g): the first so many columns of `perfd.analysis.collectives.late_rank_cost.Lateness`.
+    """(columns, steps, c, g): the first `columns` columns of `late_rank_cost.Lateness`.
 
     `last` is the last rank of each operation, and `wait_s` (..., g) what each waited for it; zeros where
     nobody knows.

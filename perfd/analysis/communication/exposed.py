@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from perfd.analysis.collectives.nccl_summary import Nccl
 from perfd.analysis.communication.capture_evidence import CaptureEvidence
 from perfd.analysis.communication.dimensions import (
     KERNELS,
@@ -17,10 +18,9 @@ from perfd.analysis.communication.dimensions import (
     timed_dimensions,
     timers_tell_all,
 )
-from perfd.analysis.collectives.nccl_summary import Nccl
+from perfd.analysis.data.job_data import Floats
 from perfd.analysis.data.robust_stats import median_of, ratio
 from perfd.analysis.flops.model_shape import parameter_counts
-from perfd.analysis.data.job_data import Floats
 from perfd.analysis.steps.phase_timers import COMMUNICATION, POINT_TO_POINT, Timers, share, usual
 from perfd.model import JobDescription, ParallelLayout
 

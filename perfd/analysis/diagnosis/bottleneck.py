@@ -10,17 +10,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from perfd.analysis.diagnosis.findings import Facts, Finding, Kind
+from perfd.analysis.data.formatting import percent
 from perfd.analysis.diagnosis.communication_findings import judge_communication
 from perfd.analysis.diagnosis.compute_findings import judge_compute
 from perfd.analysis.diagnosis.data_loading_findings import judge_data
+from perfd.analysis.diagnosis.findings import Facts, Finding, Kind
+from perfd.analysis.diagnosis.hang_findings import judge_hang, judge_missing
 from perfd.analysis.diagnosis.host_findings import judge_host, judge_host_transfer, judge_launches
 from perfd.analysis.diagnosis.link_findings import judge_links
 from perfd.analysis.diagnosis.pipeline_findings import judge_pipeline
-from perfd.analysis.diagnosis.straggler_findings import judge_straggler, judge_throttling
 from perfd.analysis.diagnosis.sequence_findings import judge_sequences
-from perfd.analysis.diagnosis.hang_findings import judge_hang, judge_missing
-from perfd.analysis.data.formatting import percent
+from perfd.analysis.diagnosis.straggler_findings import judge_straggler, judge_throttling
 
 _Judge = Callable[[Facts], Finding | None]
 

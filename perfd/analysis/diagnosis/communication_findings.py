@@ -6,10 +6,10 @@ from collections import Counter
 
 from perfd.analysis.collectives.bandwidth_text import bandwidth_words, busiest
 from perfd.analysis.communication.capture_evidence import not_used
-from perfd.analysis.communication.exposed import Communication
 from perfd.analysis.communication.dimensions import costliest, known_in_all
-from perfd.analysis.diagnosis.findings import Facts, Finding, Kind
+from perfd.analysis.communication.exposed import Communication
 from perfd.analysis.data.formatting import milliseconds, percent, rank_names
+from perfd.analysis.diagnosis.findings import Facts, Finding, Kind
 
 _COMMUNICATION = 0.15
 _NEARLY_ALL = 0.95

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from perfd.analysis.communication.capture_evidence import CaptureEvidence, not_used
-from perfd.analysis.steps.mfu import mean_over_gpus
+from perfd.analysis.data.formatting import milliseconds, percent
 from perfd.analysis.diagnosis.findings import FEWEST_STEPS, Facts, Finding, Kind
 from perfd.analysis.diagnosis.hang_findings import judge_missing
-from perfd.analysis.data.formatting import milliseconds, percent
+from perfd.analysis.steps.mfu import mean_over_gpus
 
 _GOOD_MFU = 0.40
 _FAIR_MFU = 0.30

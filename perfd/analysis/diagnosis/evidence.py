@@ -7,24 +7,30 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfd.analysis.steps.gpu_activity import GpuActivity
+from perfd.analysis.collectives.nccl_summary import nccl
+from perfd.analysis.collectives.pipeline_wait import with_waiting
 from perfd.analysis.communication.capture_evidence import capture_evidence
-from perfd.analysis.steps.throttling import held_clocks
 from perfd.analysis.communication.exposed import communication, with_capture, with_kernels
-from perfd.analysis.steps.mfu import Efficiency, efficiency, gpu_infos, world_size
+from perfd.analysis.data.analysis_settings import AnalysisSettings
+from perfd.analysis.data.job_data import Floats, JobData, NcclTimeTable
 from perfd.analysis.diagnosis.findings import Facts
 from perfd.analysis.hang.hang_detection import hang
 from perfd.analysis.layout.link_bandwidth import data_parallel_link_bytes_per_s, speeds
-from perfd.analysis.collectives.nccl_summary import nccl
-from perfd.analysis.stragglers.phase_waiting import waiting_pair
-from perfd.analysis.steps.pipeline_bubble import pipeline
-from perfd.analysis.collectives.pipeline_wait import with_waiting
 from perfd.analysis.layout.rank_location import Speeds
-from perfd.analysis.stragglers.sequence_imbalance import unequal_sequences
-from perfd.analysis.data.analysis_settings import AnalysisSettings
-from perfd.analysis.steps.time_breakdown import Breakdown, breakdown, data_loading, memory, optimizer, step_time
-from perfd.analysis.stragglers.rank_slowdown import slowdowns
+from perfd.analysis.steps.gpu_activity import GpuActivity
+from perfd.analysis.steps.mfu import Efficiency, efficiency, gpu_infos, world_size
+from perfd.analysis.steps.phase_timers import Timers
+from perfd.analysis.steps.pipeline_bubble import pipeline
 from perfd.analysis.steps.steady_steps import Steady
+from perfd.analysis.steps.throttling import held_clocks
+from perfd.analysis.steps.time_breakdown import (
+    Breakdown,
+    breakdown,
+    data_loading,
+    memory,
+    optimizer,
+    step_time,
+)
 from perfd.analysis.stragglers.peer_comparison import (
     seen_busier_ratio,
     seen_idle_ratio,
@@ -32,8 +38,9 @@ from perfd.analysis.stragglers.peer_comparison import (
     stragglers_by_timers,
     undecided_by_activity,
 )
-from perfd.analysis.data.job_data import Floats, JobData, NcclTimeTable
-from perfd.analysis.steps.phase_timers import Timers
+from perfd.analysis.stragglers.phase_waiting import waiting_pair
+from perfd.analysis.stragglers.rank_slowdown import slowdowns
+from perfd.analysis.stragglers.sequence_imbalance import unequal_sequences
 from perfd.model import EventKind, ParallelLayout
 
 _OPERATIONS = 100

@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from perfd.analysis.steps.gpu_activity import GpuActivity
-from perfd.analysis.communication.capture_evidence import CaptureEvidence
-from perfd.analysis.steps.throttling import HeldClock
-from perfd.analysis.communication.exposed import Communication
-from perfd.analysis.steps.mfu import Efficiency
-from perfd.analysis.hang.hang_detection import Hang
 from perfd.analysis.collectives.nccl_summary import Nccl
-from perfd.analysis.stragglers.phase_waiting import WaitingPair
+from perfd.analysis.communication.capture_evidence import CaptureEvidence
+from perfd.analysis.communication.exposed import Communication
+from perfd.analysis.hang.hang_detection import Hang
+from perfd.analysis.steps.gpu_activity import GpuActivity
+from perfd.analysis.steps.mfu import Efficiency
 from perfd.analysis.steps.pipeline_bubble import Pipeline
-from perfd.analysis.stragglers.sequence_imbalance import UnequalSequences
+from perfd.analysis.steps.throttling import HeldClock
 from perfd.analysis.steps.time_breakdown import Breakdown, DataLoading, Memory, Optimizer, StepTime
-from perfd.analysis.stragglers.rank_slowdown import RankSlowdown
 from perfd.analysis.stragglers.peer_comparison import Straggler
+from perfd.analysis.stragglers.phase_waiting import WaitingPair
+from perfd.analysis.stragglers.rank_slowdown import RankSlowdown
+from perfd.analysis.stragglers.sequence_imbalance import UnequalSequences
 from perfd.model import ParallelLayout
 
 FEWEST_STEPS = 3

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from perfd.analysis.diagnosis.findings import Culprit, Facts, Finding, Kind
 from perfd.analysis.data.formatting import rank_names
+from perfd.analysis.diagnosis.findings import Culprit, Facts, Finding, Kind
 
 _SHOWN = 8
 

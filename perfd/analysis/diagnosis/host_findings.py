@@ -6,12 +6,12 @@ from collections.abc import Collection
 
 import numpy as np
 
-from perfd.analysis.communication.capture_evidence import CaptureEvidence
 from perfd.analysis.collectives.slow_links import Reference
-from perfd.analysis.steps.mfu import mean_over_gpus
+from perfd.analysis.communication.capture_evidence import CaptureEvidence
+from perfd.analysis.data.formatting import percent
 from perfd.analysis.diagnosis.findings import Culprit, Facts, Finding, Kind
 from perfd.analysis.diagnosis.idle_cause import ShownIdle, not_shown, shown_idle
-from perfd.analysis.data.formatting import percent
+from perfd.analysis.steps.mfu import mean_over_gpus
 
 _IDLE = 0.15
 _UNATTRIBUTED = 0.10

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfd.analysis.communication.capture_evidence import CaptureEvidence, not_used
-from perfd.analysis.diagnosis.findings import Kind
 from perfd.analysis.data.formatting import percent
+from perfd.analysis.diagnosis.findings import Kind
 
 _LAUNCH = 0.10
 _SYNCHRONIZATION = 0.05

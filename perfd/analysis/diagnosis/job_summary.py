@@ -9,22 +9,29 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from perfd.analysis.steps.gpu_activity import GpuActivity, gpu_activity
-from perfd.analysis.diagnosis.bottleneck import find_bottlenecks
+from perfd.analysis.collectives.nccl_summary import Nccl
 from perfd.analysis.communication.capture_evidence import CaptureEvidence
 from perfd.analysis.communication.exposed import Communication
-from perfd.analysis.steps.mfu import world_size
+from perfd.analysis.data.analysis_settings import AnalysisSettings
+from perfd.analysis.data.job_data import AlertRecord, JobData
+from perfd.analysis.diagnosis.bottleneck import find_bottlenecks
 from perfd.analysis.diagnosis.evidence import facts_of
 from perfd.analysis.diagnosis.findings import Finding
-from perfd.analysis.steps.flops_check import FlopsCheck
-from perfd.analysis.collectives.nccl_summary import Nccl
-from perfd.analysis.steps.pipeline_bubble import Pipeline
-from perfd.analysis.data.analysis_settings import AnalysisSettings
-from perfd.analysis.steps.time_breakdown import Breakdown, DataLoading, Memory, Optimizer, StepTime, goodput_ratio
-from perfd.analysis.stragglers.rank_slowdown import RankSlowdown
-from perfd.analysis.steps.steady_steps import Steady, steady_rows
-from perfd.analysis.data.job_data import AlertRecord, JobData
 from perfd.analysis.hang.error_events import Trouble, troubles
+from perfd.analysis.steps.flops_check import FlopsCheck
+from perfd.analysis.steps.gpu_activity import GpuActivity, gpu_activity
+from perfd.analysis.steps.mfu import world_size
+from perfd.analysis.steps.pipeline_bubble import Pipeline
+from perfd.analysis.steps.steady_steps import Steady, steady_rows
+from perfd.analysis.steps.time_breakdown import (
+    Breakdown,
+    DataLoading,
+    Memory,
+    Optimizer,
+    StepTime,
+    goodput_ratio,
+)
+from perfd.analysis.stragglers.rank_slowdown import RankSlowdown
 from perfd.model import ParallelLayout
 
 __all__ = [

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from perfd.analysis.collectives.slow_links import Reference, SlowGroup
-from perfd.analysis.diagnosis.findings import Culprit, Facts, Finding, Kind
 from perfd.analysis.data.formatting import percent
+from perfd.analysis.diagnosis.findings import Culprit, Facts, Finding, Kind
 
 _SHOWN = 4
 _REFERENCES = {

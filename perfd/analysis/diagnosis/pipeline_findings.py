@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from perfd.analysis.diagnosis.findings import Culprit, Facts, Finding, Kind
-from perfd.analysis.steps.pipeline_bubble import SOURCE_BY_RANK, Pipeline
 from perfd.analysis.collectives.pipeline_wait import SOURCE_WAITING
 from perfd.analysis.data.formatting import percent
+from perfd.analysis.diagnosis.findings import Culprit, Facts, Finding, Kind
+from perfd.analysis.steps.pipeline_bubble import SOURCE_BY_RANK, Pipeline
 
 _STALL = 0.20
 _EXCESS = 0.10

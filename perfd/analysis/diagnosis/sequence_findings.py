@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from perfd.analysis.diagnosis.findings import Facts, Finding, Kind
 from perfd.analysis.data.formatting import percent
+from perfd.analysis.diagnosis.findings import Facts, Finding, Kind
 
 
 def judge_sequences(facts: Facts) -> Finding | None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfd.analysis.stragglers.late_ranks import Late, late
-from perfd.analysis.diagnosis.findings import Culprit, Facts, Finding, Kind
 from perfd.analysis.collectives.by_rank import NcclRank
-from perfd.analysis.steps.time_breakdown import DataLoading
-from perfd.analysis.stragglers.peer_comparison import Pattern, Straggler
 from perfd.analysis.data.formatting import percent
+from perfd.analysis.diagnosis.findings import Culprit, Facts, Finding, Kind
+from perfd.analysis.steps.time_breakdown import DataLoading
+from perfd.analysis.stragglers.late_ranks import Late, late
+from perfd.analysis.stragglers.peer_comparison import Pattern, Straggler
 
 _SLOW_INPUT = 0.05
 _SLOWER_CLOCK = 0.95

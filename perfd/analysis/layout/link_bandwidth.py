@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from perfd.analysis.data.job_data import JobData
 from perfd.analysis.flops.peak_table import PeakTable, find_gpu
 from perfd.analysis.layout.rank_location import PORTS, Speeds
-from perfd.analysis.data.job_data import JobData
 from perfd.model import GpuInfo, ParallelLayout
 
 

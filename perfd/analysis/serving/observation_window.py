@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perfd.analysis.serving.server_rates import Measured, measure
 from perfd.analysis.serving.engine_snapshot import Snapshot
+from perfd.analysis.serving.server_rates import Measured, measure
 
 _GAUGES = ("running_requests", "queued_requests", "kv_cache_used_ratio", "kv_used_tokens")
 

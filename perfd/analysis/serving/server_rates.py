@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from perfd.analysis.serving.histograms import Distribution, Histogram, distribution, increase
 from perfd.analysis.serving.engine_snapshot import Counter, Latency, Length, Snapshot
+from perfd.analysis.serving.histograms import Distribution, Histogram, distribution, increase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

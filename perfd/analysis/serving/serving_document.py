@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from perfd.analysis.serving.theory_comparison import Comparison
-from perfd.analysis.serving.serving_diagnosis import ServingFinding
+from perfd.analysis.serving.engine_snapshot import Latency
 from perfd.analysis.serving.histograms import Distribution
 from perfd.analysis.serving.server_rates import Measured
-from perfd.analysis.serving.engine_snapshot import Latency
+from perfd.analysis.serving.serving_diagnosis import ServingFinding
 from perfd.analysis.serving.serving_theory import DecodeStep
+from perfd.analysis.serving.theory_comparison import Comparison
 
 SCHEMA = "perfd.serving/1"
 

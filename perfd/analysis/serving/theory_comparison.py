@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfd.analysis.serving.server_rates import Measured
 from perfd.analysis.serving.engine_snapshot import Latency
+from perfd.analysis.serving.server_rates import Measured
 from perfd.analysis.serving.serving_theory import DecodeStep, Theory
 
 _TYPICAL_PROMPT_TOKENS = 1024

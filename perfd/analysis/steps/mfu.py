@@ -7,12 +7,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfd.analysis.steps.gpu_activity import GpuActivity
-from perfd.analysis.flops.flops_conventions import FlopsConvention, job_recompute_flops_per_token, train_flops_per_token
-from perfd.analysis.steps.flops_check import FlopsCheck, check_flops
-from perfd.analysis.flops.peak_table import GpuPeak, PeakTable, find_gpu
-from perfd.analysis.data.robust_stats import known, median_of, ratio
 from perfd.analysis.data.job_data import Floats, GpuKey, Ints, JobData
+from perfd.analysis.data.robust_stats import known, median_of, ratio
+from perfd.analysis.flops.flops_conventions import (
+    FlopsConvention,
+    job_recompute_flops_per_token,
+    train_flops_per_token,
+)
+from perfd.analysis.flops.peak_table import GpuPeak, PeakTable, find_gpu
+from perfd.analysis.steps.flops_check import FlopsCheck, check_flops
+from perfd.analysis.steps.gpu_activity import GpuActivity
 from perfd.model import GpuInfo, JobDescription, ModelShape, Recompute
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.analysis.collectives.nccl_summary import Nccl
-from perfd.analysis.data.robust_stats import median
-from perfd.analysis.stragglers.peer_comparison import peer_groups
 from perfd.analysis.data.job_data import Floats
+from perfd.analysis.data.robust_stats import median
 from perfd.analysis.steps.phase_timers import Timers
+from perfd.analysis.stragglers.peer_comparison import peer_groups
 from perfd.model import ParallelLayout
 
 _MOST_RANKS = 1024

@@ -6,15 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfd.capture.kineto import trace_directory
-from perfd.capture.kineto import config_text
-from perfd.capture.kineto.trace_directory import DEFAULT_PLACE, Dropbox
+from perfd.capture.kineto import config_text, trace_directory
+from perfd.capture.kineto.client_registry import POLL_PERIOD_S, Client, Delivery
 from perfd.capture.kineto.daemon_socket import KinetoEndpoint
 from perfd.capture.kineto.process_matching import match
-from perfd.capture.kineto.client_registry import POLL_PERIOD_S, Client, Delivery
 from perfd.capture.kineto.trace_contents import Contents, Work, contents_of
-from perfd.capture.node.process_environment import environment_of, owner_of, runs
+from perfd.capture.kineto.trace_directory import DEFAULT_PLACE, Dropbox
 from perfd.capture.node.capture_tool import Begun, Outcome, Plan, Readiness, Target, Tool
+from perfd.capture.node.process_environment import environment_of, owner_of, runs
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool, RankPlacement

@@ -11,9 +11,9 @@ from enum import Enum
 from pathlib import Path
 
 from perfd.errors import CaptureError, TraceError
-from perfd.trace.readers.chrome_json import ChromeFile, Event, list_ends, members_behind
 from perfd.trace.model.trace_steps import PROFILER_STEP, steps_among
 from perfd.trace.model.whole_steps import Recorded, Span
+from perfd.trace.readers.chrome_json import ChromeFile, Event, list_ends, members_behind
 
 _DECODED_BYTES = 256 * 1024 * 1024
 """Larger ones are only looked at: this runs on the training node."""

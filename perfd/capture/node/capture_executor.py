@@ -7,15 +7,15 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from perfd.capture.node.stop_conditions import Ending
-from perfd.capture.node.job_guards import GuardSettings, JobProgress
-from perfd.capture.selection.capture_id import check_capture_id
-from perfd.capture.policy.capture_policy import MAX_DURATION_S
-from perfd.capture.node.retention import LOOK_EVERY_S
-from perfd.capture.node.capture_run import CaptureRun, Interruption, Surroundings, recover
 from perfd.capture.node.artifact_sharing import Sharing
+from perfd.capture.node.capture_run import CaptureRun, Interruption, Surroundings, recover
 from perfd.capture.node.capture_storage import CaptureStore
 from perfd.capture.node.capture_tool import Tool
+from perfd.capture.node.job_guards import GuardSettings, JobProgress
+from perfd.capture.node.retention import LOOK_EVERY_S
+from perfd.capture.node.stop_conditions import Ending
+from perfd.capture.policy.capture_policy import MAX_DURATION_S
+from perfd.capture.selection.capture_id import check_capture_id
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import (

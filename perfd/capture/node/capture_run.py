@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfd.capture.node.stop_conditions import Ending, Progress, ending, note, shortfall
-from perfd.capture.node.job_guards import GuardSettings, JobProgress, refusal, slowed
 from perfd.capture.node.artifact_sharing import Sharing
 from perfd.capture.node.capture_storage import CaptureRecord, CaptureStore
 from perfd.capture.node.capture_tool import Begun, Outcome, Plan, Readiness, Target, Tool
+from perfd.capture.node.job_guards import GuardSettings, JobProgress, refusal, slowed
+from perfd.capture.node.stop_conditions import Ending, Progress, ending, note, shortfall
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import CaptureFile, CaptureRequest, CaptureState, CaptureStatus

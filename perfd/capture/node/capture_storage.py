@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from perfd.capture.selection.capture_id import check_capture_id
 from perfd.capture.node.read_lock import RECORD, is_read
 from perfd.capture.node.retention import Tell, Watch
+from perfd.capture.selection.capture_id import check_capture_id
 from perfd.errors import CaptureError
 from perfd.model import CaptureFile, CaptureRequest, CaptureStatus, CaptureTool
 

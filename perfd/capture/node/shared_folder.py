@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfd.capture.redact.redacted_copy import can_be_redacted, redacted_copy, whole_copy
-from perfd.capture.selection.capture_id import check_capture_id, slug
+from perfd.capture.node.capture_storage import free_bytes
 from perfd.capture.node.read_lock import MARK, is_read
 from perfd.capture.node.retention import Tell, Watch
-from perfd.capture.node.capture_storage import free_bytes
+from perfd.capture.redact.redacted_copy import can_be_redacted, redacted_copy, whole_copy
+from perfd.capture.selection.capture_id import check_capture_id, slug
 from perfd.errors import CaptureError
 from perfd.model import CaptureFile
 

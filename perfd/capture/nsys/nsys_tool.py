@@ -7,9 +7,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfd.capture.selection.capture_id import slug
-from perfd.capture.nsys.nsys_installation import Installation
-from perfd.capture.nsys.report_contents import kernels_by_process, recorded_by_process
+from perfd.capture.node.capture_tool import Begun, Outcome, Plan, Readiness, Target, Tool
+from perfd.capture.node.process_environment import (
+    NSYS_SESSION_VARIABLE,
+    RUN_VARIABLE,
+    Scan,
+    rank_of,
+    runs,
+    scan_nsys_processes,
+)
 from perfd.capture.nsys.nsys_cli import (
     Completed,
     NsysCli,
@@ -19,15 +25,9 @@ from perfd.capture.nsys.nsys_cli import (
     parse_generated,
     session_prefix,
 )
-from perfd.capture.node.process_environment import (
-    NSYS_SESSION_VARIABLE,
-    RUN_VARIABLE,
-    Scan,
-    rank_of,
-    runs,
-    scan_nsys_processes,
-)
-from perfd.capture.node.capture_tool import Begun, Outcome, Plan, Readiness, Target, Tool
+from perfd.capture.nsys.nsys_installation import Installation
+from perfd.capture.nsys.report_contents import kernels_by_process, recorded_by_process
+from perfd.capture.selection.capture_id import slug
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool, RankPlacement

@@ -29,8 +29,8 @@ from perfd.capture.policy.policy_events import (
     StatusReceived,
     Tick,
 )
-from perfd.capture.selection.capture_id import check_capture_id, slug
 from perfd.capture.policy.rank_outcomes import apply, end_open, open_nodes, overall
+from perfd.capture.selection.capture_id import check_capture_id, slug
 from perfd.capture.selection.rank_selection import JobView, select
 from perfd.config import CaptureProfile
 from perfd.errors import CaptureError

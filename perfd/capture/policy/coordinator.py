@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from perfd.analysis.data.job_data import Captured
 from perfd.capture.policy.capture_json import state_name, to_json
+from perfd.capture.policy.capture_policy import CapturePolicy, Patience
 from perfd.capture.policy.policy_events import (
     Action,
     AgentConnected,
@@ -25,7 +26,6 @@ from perfd.capture.policy.policy_events import (
     Tick,
 )
 from perfd.capture.policy.rank_outcomes import without
-from perfd.capture.policy.capture_policy import CapturePolicy, Patience
 from perfd.capture.selection.rank_selection import JobView, check_selector
 from perfd.config import CaptureProfile
 from perfd.errors import CaptureError, ConfigError

@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from perfd.capture.redact.redact_sqlite import redact
 from perfd.capture.redact.redact_json import redact_stacks, redact_trace
+from perfd.capture.redact.redact_sqlite import redact
 from perfd.errors import CaptureError
 
 _REDACTIONS: Mapping[str, Callable[[Path, Path], None]] = {

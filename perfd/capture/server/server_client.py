@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from perfd.net.deadline import connect
 from perfd.errors import CaptureError, ConfigError, PerfdError
+from perfd.net.deadline import connect
 from perfd.net.http import split_address
 from perfd.net.http_client import BoundedConnection, BoundedTlsConnection
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfd.capture.server.server_client import Answer, ServerClient
-from perfd.capture.server.profile_api import abilities, body, expected_traces, length_s, version_of
-from perfd.capture.server.server_traces import brought, own_folder, remove_own_folders, settled, whole
 from perfd.capture.node.capture_tool import Begun, Outcome, Plan, Readiness, Target, Tool
+from perfd.capture.server.profile_api import abilities, body, expected_traces, length_s, version_of
+from perfd.capture.server.server_client import Answer, ServerClient
+from perfd.capture.server.server_traces import brought, own_folder, remove_own_folders, settled, whole
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool

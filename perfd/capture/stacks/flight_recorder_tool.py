@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from perfd.capture.node.capture_tool import Begun, Outcome, Plan, Readiness, Target, Tool
 from perfd.capture.node.process_environment import environment_of, runs
 from perfd.capture.stacks.pyspy_tool import placed_targets
-from perfd.capture.node.capture_tool import Begun, Outcome, Plan, Readiness, Target, Tool
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool, RankPlacement

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from perfd.capture.node.process_environment import runs
 from perfd.capture.node.capture_tool import Begun, Outcome, Plan, Readiness, Target, Tool
+from perfd.capture.node.process_environment import runs
 from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool, RankPlacement
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from perfd.cli.commands.agent import state_directory
 from perfd.config import AgentConfig, load
-from perfd.doctor.checks import SCHEMA, diagnose, to_json, worst
 from perfd.doctor.check_result import Finding, Level
+from perfd.doctor.checks import SCHEMA, diagnose, to_json, worst
 from perfd.doctor.node_probe import probe
 
 _EPILOG = """\

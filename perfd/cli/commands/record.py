@@ -11,8 +11,8 @@ from pathlib import Path
 
 from perfd import logs
 from perfd.cli.arguments import positive
-from perfd.cli.signals import set_by_signals
 from perfd.cli.commands.run import EXIT_CODES, add_command, command_of, watch
+from perfd.cli.signals import set_by_signals
 from perfd.config import AgentConfig, load
 from perfd.errors import PerfdError
 from perfd.session.recording.record_session import record

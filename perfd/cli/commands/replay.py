@@ -20,8 +20,8 @@ from perfd.cli.signals import set_by_signals
 from perfd.cli.terminal import Terminal
 from perfd.config import AggregatorConfig, HistoryConfig
 from perfd.recording.recording_format import bundled_names, find_recording
-from perfd.session.session_config import SessionConfig, load_session, with_rules
 from perfd.session.replay_session import Progress, ReplayOptions, ReplayResult, replay
+from perfd.session.session_config import SessionConfig, load_session, with_rules
 from perfd.session.text.result_files import summary_json
 from perfd.session.text.summary_text import in_words, wrapped
 

@@ -19,9 +19,9 @@ from perfd.cli.arguments import positive
 from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError
 from perfd.gpu_peaks import load_peaks
-from perfd.report.sources.roofline_report import report_of_kernels, report_of_placement
-from perfd.report.report_text import UNKNOWN, duration, flops, kernel_name, percent, size
 from perfd.report.render.report_writer import write_report
+from perfd.report.report_text import UNKNOWN, duration, flops, kernel_name, percent, size
+from perfd.report.sources.roofline_report import report_of_kernels, report_of_placement
 from perfd.trace.roofline.hlo_line import read_line
 from perfd.trace.roofline.ncu_csv import KernelMetrics
 from perfd.trace.roofline.ncu_report import read_ncu

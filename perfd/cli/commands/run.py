@@ -14,17 +14,17 @@ from pathlib import Path
 
 from perfd_collectors.nccl.plugin_library import DIRECTORY_VARIABLE, with_plugin
 
+from perfd.capture.node.process_environment import DAEMON_VARIABLE, RUN_VARIABLE
 from perfd.capture.nsys.nsys_installation import find_nsys
 from perfd.capture.nsys.nsys_launch import Launch, plan_launch
-from perfd.capture.node.process_environment import DAEMON_VARIABLE, RUN_VARIABLE
 from perfd.config import AgentCaptureConfig, AgentConfig, AggregatorConfig, CollectorConfig, KinetoConfig
 from perfd.errors import PerfdError, RecordingError
 from perfd.hook import NODE_VARIABLE, SOCKET_VARIABLE
-from perfd.net.http import split_address
 from perfd.model import CaptureTool
-from perfd.session.session_config import load_session, with_rules
+from perfd.net.http import split_address
 from perfd.session.job.child_process import CommandError
 from perfd.session.job.job_naming import job_name, results_folder
+from perfd.session.session_config import load_session, with_rules
 from perfd.session.supervisor import HOOK_COLLECTOR, NCCL_COLLECTOR, MonitorSettings, RunOptions
 from perfd.session.supervisor import run as run_session
 

@@ -16,14 +16,14 @@ from rich.table import Table
 from rich.text import Text
 
 from perfd.analysis.flops.peak_table import find_gpu
-from perfd.analysis.serving.theory_comparison import Comparison, compare
+from perfd.analysis.serving.engine_snapshot import Latency
+from perfd.analysis.serving.histograms import Distribution
+from perfd.analysis.serving.served_model import served_model
+from perfd.analysis.serving.server_config import ServerInfo, layout_of
 from perfd.analysis.serving.serving_diagnosis import diagnose
 from perfd.analysis.serving.serving_document import Server, to_json
-from perfd.analysis.serving.histograms import Distribution
-from perfd.analysis.serving.server_config import ServerInfo, layout_of
-from perfd.analysis.serving.served_model import served_model
-from perfd.analysis.serving.engine_snapshot import Latency
 from perfd.analysis.serving.serving_theory import Theory, theory_of
+from perfd.analysis.serving.theory_comparison import Comparison, compare
 from perfd.cli.arguments import positive, positive_whole
 from perfd.cli.serving_sources import (
     Seen,

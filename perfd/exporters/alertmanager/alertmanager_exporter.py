@@ -11,11 +11,11 @@ import msgspec
 
 from perfd.config import AlertmanagerConfig
 from perfd.errors import ConfigError
+from perfd.exporters.alertmanager.delivery import Deliveries, Outgoing, wire_alert
 from perfd.exporters.backoff import Backoff
 from perfd.exporters.exporter import AlertUpdate, ExporterContext, Round
-from perfd.exporters.alertmanager.delivery import Deliveries, Outgoing, wire_alert
-from perfd.exporters.labels import check_external_labels
 from perfd.exporters.http_post import Answer, Poster
+from perfd.exporters.labels import check_external_labels
 
 log = logging.getLogger(__name__)
 _KEY = "exporters.alertmanager"

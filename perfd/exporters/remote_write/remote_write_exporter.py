@@ -12,8 +12,8 @@ from perfd.config import RemoteWriteConfig
 from perfd.errors import ConfigError
 from perfd.exporters.backoff import Backoff
 from perfd.exporters.exporter import ExporterContext, Round
-from perfd.exporters.labels import check_external_labels
 from perfd.exporters.http_post import Poster
+from perfd.exporters.labels import check_external_labels
 from perfd.exporters.remote_write.write_request import Body, FrameEncoder
 
 log = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ from typing import BinaryIO
 from perfd.config import TensorBoardConfig
 from perfd.errors import ConfigError
 from perfd.exporters.exporter import AlertUpdate, ExporterContext, JobRound, Round
-from perfd.exporters.tensorboard.event_file import scalars_event, text_event, version_event
-from perfd.exporters.safe_names import plain_name
 from perfd.exporters.job_numbers import job_numbers
+from perfd.exporters.safe_names import plain_name
+from perfd.exporters.tensorboard.event_file import scalars_event, text_event, version_event
 
 _KEY = "exporters.tensorboard"
 

@@ -18,8 +18,8 @@ import msgspec
 import wandb
 
 from perfd.config import WandbConfig
-from perfd.exporters.safe_names import plain_name
 from perfd.exporters.http_post import read_secret
+from perfd.exporters.safe_names import plain_name
 from perfd.exporters.wandb.wandb_messages import Alert, Answer, Line, Log, Message, Open, Report
 from perfd.exporters.wandb.wandb_process import END_WITHIN_S
 

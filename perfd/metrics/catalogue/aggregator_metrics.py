@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfd.metrics.catalogue.metric_info import MetricInfo, metric
 from perfd.collector import ColumnKind
+from perfd.metrics.catalogue.metric_info import MetricInfo, metric
 
 _SELF = "aggregator"
 

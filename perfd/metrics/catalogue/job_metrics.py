@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perfd.collector import ColumnKind
 from perfd.metrics.catalogue.metric_info import MetricInfo, metric
 from perfd.metrics.catalogue.nccl_metrics import NCCL_METRICS
-from perfd.collector import ColumnKind
 
 _JOB = ("job",)
 _NO_STEPS = "Before the first steady step, or without a log."

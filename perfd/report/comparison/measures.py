@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from perfd.analysis.diagnosis.job_summary import JobSummary
 from perfd.analysis.data.formatting import kind_of_source
+from perfd.analysis.diagnosis.job_summary import JobSummary
 from perfd.errors import PerfdError
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from html import escape
 
 from perfd.report.render import svg
-from perfd.report.report_model import Bars, Report, ReportFinding, Roofline, Table, Timeline
-from perfd.report.render.roofline_svg import KINDS, PLOT_CSS, plot
 from perfd.report.render.page_style import CSS
+from perfd.report.render.roofline_svg import KINDS, PLOT_CSS, plot
+from perfd.report.report_model import Bars, Report, ReportFinding, Roofline, Table, Timeline
 from perfd.report.report_text import percent
 
 

@@ -11,8 +11,8 @@ import msgspec
 from perfd.errors import PerfdError
 from perfd.report.render.html import to_html
 from perfd.report.render.markdown import to_markdown
-from perfd.report.report_model import Report, Roofline
 from perfd.report.render.roofline_svg import to_svg
+from perfd.report.report_model import Report, Roofline
 
 SCHEMA = "perfd.report/1"
 

@@ -15,11 +15,11 @@ import yaml
 
 from perfd.errors import RulesError
 from perfd.rules.durations import parse_duration
+from perfd.rules.files.yaml_source import Mistake, Source, read_source
 from perfd.rules.label_matchers import METRIC_NAME_LABEL
-from perfd.rules.rule_model import AlertingRule, RecordingRule, Rule, RuleGroup, RuleSet
 from perfd.rules.problems import TextError
 from perfd.rules.promql.compiler import compile_query
-from perfd.rules.files.yaml_source import Mistake, Source, read_source
+from perfd.rules.rule_model import AlertingRule, RecordingRule, Rule, RuleGroup, RuleSet
 from perfd.rules.templates import Template, compile_template
 
 _GROUP_KEYS = ("name", "interval", "limit", "rules")

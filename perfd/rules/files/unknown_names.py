@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable
 
-from perfd.rules.rule_model import AlertingRule, RecordingRule, RuleGroup
 from perfd.rules.promql.compiler import compile_query
+from perfd.rules.rule_model import AlertingRule, RecordingRule, RuleGroup
 
 _OURS = ("perfd_", "perfd:")
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from perfd.metrics.series import SeriesKey
 from perfd.rules.label_matchers import METRIC_NAME_LABEL
-from perfd.rules.promql.evaluation_error import EvaluationError
 from perfd.rules.promql.evaluation import Instant, ScalarNode, VectorNode
+from perfd.rules.promql.evaluation_error import EvaluationError
 from perfd.rules.promql.quantiles import quantiles
 from perfd.rules.promql.vector import Floats, Keys, Remembered, Vector, empty
-from perfd.metrics.series import SeriesKey
 
 Groups = NDArray[np.intp]
 

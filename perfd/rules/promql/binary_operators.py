@@ -5,9 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from perfd.rules.promql.evaluation import Instant, ScalarNode, VectorNode
-from perfd.rules.promql.vector_matching import Groups, Matching, Pairs, common_groups, refuse_two, the_one_of_each
 from perfd.rules.promql.operators import ARITHMETIC, COMPARISON
 from perfd.rules.promql.vector import Floats, Keys, Mask, Remembered, Vector, empty, without_name
+from perfd.rules.promql.vector_matching import (
+    Groups,
+    Matching,
+    Pairs,
+    common_groups,
+    refuse_two,
+    the_one_of_each,
+)
 
 
 class ScalarBinary:

@@ -10,15 +10,13 @@ import promql_parser as pp
 
 from perfd.rules.label_matchers import METRIC_NAME_LABEL, Matcher, Selection
 from perfd.rules.problems import Problem, TextError
-from perfd.rules.promql import aggregations, evaluation, functions
-from perfd.rules.promql import binary_operators
-from perfd.rules.promql import range_functions
+from perfd.rules.promql import aggregations, binary_operators, evaluation, functions, range_functions
 from perfd.rules.promql.evaluation import Instant, ScalarNode, VectorNode
-from perfd.rules.promql.vector_matching import Matching
 from perfd.rules.promql.operators import SETS
 from perfd.rules.promql.selectors import InstantSelector, RangeSelector
 from perfd.rules.promql.syntax import parse
 from perfd.rules.promql.vector import Vector
+from perfd.rules.promql.vector_matching import Matching
 from perfd.rules.series_store import Read, SeriesStore
 
 # Pairs, as the parser's enumerations cannot be keys of a dictionary.

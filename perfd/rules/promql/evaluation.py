@@ -7,9 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
+from perfd.metrics.series import SeriesKey
 from perfd.rules.promql.vector import Keys, Vector
 from perfd.rules.series_store import SeriesStore
-from perfd.metrics.series import SeriesKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from perfd.metrics.series import SeriesKey
 from perfd.rules.label_matchers import METRIC_NAME_LABEL, Matcher, compile_regex
 from perfd.rules.promql.evaluation import Instant, ScalarNode, VectorNode
 from perfd.rules.promql.selectors import InstantSelector, RangeSelector
 from perfd.rules.promql.vector import Floats, Keys, Remembered, Vector, empty, without_name
-from perfd.metrics.series import SeriesKey
 
 
 def _round(values: Floats, to_nearest: float) -> Floats:

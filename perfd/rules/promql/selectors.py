@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from perfd.metrics.series import SeriesKey
 from perfd.rules.label_matchers import Selection
 from perfd.rules.promql.evaluation import Instant
 from perfd.rules.promql.vector import Floats, Keys, Mask, Vector
-from perfd.rules.series_store import LOOKBACK_MS, Read, SeriesStore
 from perfd.rules.sample_matrix import Block, Columns, Table, Times, is_value
-from perfd.metrics.series import SeriesKey
+from perfd.rules.series_store import LOOKBACK_MS, Read, SeriesStore
 
 
 @dataclass(frozen=True, slots=True)

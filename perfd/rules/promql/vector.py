@@ -16,8 +16,8 @@ from typing import Generic, ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from perfd.rules.promql.evaluation_error import EvaluationError
 from perfd.metrics.series import SeriesKey
+from perfd.rules.promql.evaluation_error import EvaluationError
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from perfd.metrics.series import SeriesKey
 from perfd.rules.label_matchers import METRIC_NAME_LABEL
 from perfd.rules.promql.evaluation_error import EvaluationError
 from perfd.rules.promql.functions import with_label
 from perfd.rules.promql.vector import Keys, Mask, describe
-from perfd.metrics.series import SeriesKey
 
 Groups = NDArray[np.intp]
 

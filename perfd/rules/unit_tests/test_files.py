@@ -11,12 +11,12 @@ from typing import TypeVar
 import yaml
 
 from perfd.errors import RulesError
+from perfd.metrics.series import SeriesKey
 from perfd.rules.durations import parse_duration
-from perfd.rules.unit_tests.series_notation import parse_series, parse_values
+from perfd.rules.files.yaml_source import Source, read_source
 from perfd.rules.problems import TextError
 from perfd.rules.promql.compiler import compile_query
-from perfd.rules.files.yaml_source import Source, read_source
-from perfd.metrics.series import SeriesKey
+from perfd.rules.unit_tests.series_notation import parse_series, parse_values
 
 DEFAULT_INTERVAL_MS = 60_000
 

@@ -6,18 +6,18 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from perfd.metrics.series import SeriesKey
 from perfd.rules.alert_states import External
 from perfd.rules.durations import format_duration
-from perfd.rules.rule_engine import RuleEngine
 from perfd.rules.files.rules_loader import load_rules
-from perfd.rules.rule_model import AlertState, Evaluation, RuleSet
 from perfd.rules.go_numbers import go_float
 from perfd.rules.promql.compiler import compile_query
 from perfd.rules.promql.evaluation_error import EvaluationError
 from perfd.rules.promql.vector import describe
+from perfd.rules.rule_engine import RuleEngine
+from perfd.rules.rule_model import AlertState, Evaluation, RuleSet
 from perfd.rules.series_store import SeriesStore
 from perfd.rules.unit_tests.test_files import AlertCheck, ExpectedAlert, QueryCheck, RuleTest, RuleTestFile
-from perfd.metrics.series import SeriesKey
 
 _TOLERANCE = 1e-12
 """Sums may differ from Prometheus in the last digit, as they are made in another order."""

@@ -13,8 +13,8 @@ from perfd.capture.selection.capture_id import slug
 from perfd.clock import Clock
 from perfd.model import CaptureRequest, CaptureStatus, RankPlacement
 from perfd.plugins import load_collector
-from perfd.session.slurm.step_processes import ranks_here
 from perfd.session.slurm.helper_protocol import FromNode, Order, Present, Rank, Setup, Told, decode
+from perfd.session.slurm.step_processes import ranks_here
 
 _KINETO_S = 6.0
 """PyTorch asks its daemon every five seconds: only those that have asked can be told anything."""

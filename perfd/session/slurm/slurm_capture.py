@@ -20,8 +20,8 @@ from perfd.capture.selection.rank_selection import JobView, RankView, Selection,
 from perfd.clock import Clock
 from perfd.config import AgentCaptureConfig
 from perfd.model import CaptureRequest, CaptureState, CaptureTool
-from perfd.session.slurm.slurm_jobs import Place, SlurmJob
 from perfd.session.slurm.helper_protocol import Assembly, FromNode, Order, Present, Setup, Told, encode
+from perfd.session.slurm.slurm_jobs import Place, SlurmJob
 
 TOOLS = (CaptureTool.PY_SPY, CaptureTool.KINETO, CaptureTool.NSYS, CaptureTool.FLIGHT_RECORDER)
 """Those that need nothing but the job's processes."""

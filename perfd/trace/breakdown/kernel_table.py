@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.trace.breakdown.rank_breakdown import RankTimeline
-from perfd.trace.model.kernel_classes import uses_tensor_cores
 from perfd.trace.model.intervals import Coverage, Ns
+from perfd.trace.model.kernel_classes import uses_tensor_cores
 from perfd.trace.model.operation_kinds import Kind
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.trace.breakdown.idle_time import Idle, IdleTimes, launching_call
+from perfd.trace.breakdown.missing_records import Losses, losses
 from perfd.trace.model.intervals import Coverage
 from perfd.trace.model.operation_kinds import Kind
-from perfd.trace.breakdown.missing_records import Losses, losses
 from perfd.trace.model.rank_trace import RankTrace
 from perfd.trace.model.trace_steps import Step, whole_among
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.trace.breakdown.rank_breakdown import RankTimeline
 from perfd.trace.breakdown.collective_matching import Collectives
+from perfd.trace.breakdown.rank_breakdown import RankTimeline
 from perfd.trace.model.intervals import Coverage
 from perfd.trace.model.operation_kinds import Kind
 from perfd.trace.model.rank_trace import RankTrace

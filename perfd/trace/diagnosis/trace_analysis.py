@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from perfd.analysis.flops.peak_table import PeakTable, find_peak
-from perfd.trace.breakdown.rank_breakdown import Breakdown, RankTimeline
 from perfd.trace.breakdown.collective_matching import Collectives, collectives
 from perfd.trace.breakdown.kernel_table import KernelRow, LaunchCost, kernel_rows, launch_cost
-from perfd.trace.model.rank_trace import RankTrace
 from perfd.trace.breakdown.range_table import PhaseRow, phase_rows
+from perfd.trace.breakdown.rank_breakdown import Breakdown, RankTimeline
 from perfd.trace.breakdown.stage_stalls import StageStall, stage_of, stage_stalls
+from perfd.trace.model.rank_trace import RankTrace
 
 DEFAULT_PRECISION = "bf16"
 

@@ -10,11 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from perfd.analysis.data.formatting import milliseconds, percent
-from perfd.trace.diagnosis.trace_analysis import TraceAnalysis
+from perfd.trace.breakdown.kernel_table import KernelRow, busy_by_class
 from perfd.trace.diagnosis.confidence import CONFIRMED, MEASURED, UNEXPLAINED, seen
 from perfd.trace.diagnosis.rank_comparison import judge_losses, judge_pipeline, judge_straggler
-from perfd.trace.breakdown.kernel_table import KernelRow, busy_by_class
-from perfd.trace.diagnosis.time_shares import FindingKind, Shares, TraceFinding, launch_idle_s, shares, sync_idle_s
+from perfd.trace.diagnosis.time_shares import (
+    FindingKind,
+    Shares,
+    TraceFinding,
+    launch_idle_s,
+    shares,
+    sync_idle_s,
+)
+from perfd.trace.diagnosis.trace_analysis import TraceAnalysis
 
 COMMUNICATION_RATIO = 0.20
 LAUNCH_RATIO = 0.10

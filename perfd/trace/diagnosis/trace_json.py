@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from perfd.trace.diagnosis.trace_analysis import RankAnalysis, TraceAnalysis
-from perfd.trace.breakdown.rank_breakdown import Breakdown
 from perfd.trace.breakdown.collective_matching import CollectiveRow
-from perfd.trace.diagnosis.trace_findings import Diagnosis
 from perfd.trace.breakdown.kernel_table import KernelRow, busy_by_class
+from perfd.trace.breakdown.rank_breakdown import Breakdown
 from perfd.trace.diagnosis.time_shares import TraceFinding
+from perfd.trace.diagnosis.trace_analysis import RankAnalysis, TraceAnalysis
+from perfd.trace.diagnosis.trace_findings import Diagnosis
 
 SCHEMA = "perfd.trace/1"
 _LATE_RATIO = 0.05

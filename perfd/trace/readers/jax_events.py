@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from perfd.trace.readers.chrome_json import Args, Event
 from perfd.trace.model.hlo_class import hlo_class
 from perfd.trace.model.intervals import Ns
 from perfd.trace.model.operation_kinds import Kind
 from perfd.trace.model.rank_trace import RankTrace, no_calls, operations_of
 from perfd.trace.model.trace_steps import Step
+from perfd.trace.readers.chrome_json import Args, Event
 
 _DEVICE = re.compile(r"/device:(GPU|TPU):(\d+)")
 _STREAM = re.compile(r"Stream #(\d+)")

@@ -6,12 +6,12 @@ from array import array
 
 import numpy as np
 
-from perfd.trace.readers.chrome_json import Args, Event
-from perfd.trace.model.kernel_classes import call_kind, kernel_kind
-from perfd.trace.readers.nccl_messages import HostMessage
 from perfd.trace.model.intervals import Flags, Ns
+from perfd.trace.model.kernel_classes import call_kind, kernel_kind
 from perfd.trace.model.operation_kinds import Call, Kind
 from perfd.trace.model.rank_trace import HostCalls, Message, Phase, calls_of
+from perfd.trace.readers.chrome_json import Args, Event
+from perfd.trace.readers.nccl_messages import HostMessage
 
 _MAX_TIME_US = 4e15
 """The year 2096: what is later is no time."""

@@ -16,12 +16,8 @@ import msgspec
 import numpy as np
 
 from perfd.errors import TraceError
-from perfd.trace.readers.chrome_json import PIECE_BYTES, ChromeFile
-from perfd.trace.model.kernel_classes import kernel_class
-from perfd.trace.readers.nccl_messages import collective, messages_by_operation
 from perfd.trace.model.intervals import Flags, Ns
-from perfd.trace.readers.jax_events import JaxEvents
-from perfd.trace.readers.kineto_events import KinetoEvents
+from perfd.trace.model.kernel_classes import kernel_class
 from perfd.trace.model.rank_trace import (
     Collective,
     GpuOperations,
@@ -33,6 +29,10 @@ from perfd.trace.model.rank_trace import (
 )
 from perfd.trace.model.serving_steps import step_name
 from perfd.trace.model.trace_steps import PROFILER_STEP, steps_among
+from perfd.trace.readers.chrome_json import PIECE_BYTES, ChromeFile
+from perfd.trace.readers.jax_events import JaxEvents
+from perfd.trace.readers.kineto_events import KinetoEvents
+from perfd.trace.readers.nccl_messages import collective, messages_by_operation
 
 _ABSOLUTE_TIME_NS = 10**18
 """The year 2001: a clock that shows more counts from 1970."""

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.trace.readers.chrome_json import Args
 from perfd.trace.model.operation_kinds import Call
 from perfd.trace.model.rank_trace import Collective, GpuOperations, HostCalls, Message
+from perfd.trace.readers.chrome_json import Args
 
 _DTYPE_BYTES = {
     **dict.fromkeys(("byte", "char", "bool", "float8_e4m3fn", "float8_e5m2"), 1),

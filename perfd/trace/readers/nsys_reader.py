@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from perfd.errors import TraceError
-from perfd.trace.model.kernel_classes import kernel_class
 from perfd.trace.model.intervals import Flags, Ns
+from perfd.trace.model.kernel_classes import kernel_class
 from perfd.trace.model.rank_trace import HostCalls, RankTrace, calls_of, operations_of
-from perfd.trace.readers.nsys_tables import Activity, Tables
 from perfd.trace.model.trace_steps import NAMED_STEP, steps_among
+from perfd.trace.readers.nsys_tables import Activity, Tables
 
 _OLDEST, _NEWEST = (3, 11), (3, 20)
 """The schemas that were read. With another first number, columns may mean something else."""

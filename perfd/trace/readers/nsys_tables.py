@@ -15,8 +15,8 @@ from itertools import chain
 import numpy as np
 
 from perfd.errors import TraceError
-from perfd.trace.model.kernel_classes import call_kind, kernel_kind
 from perfd.trace.model.intervals import Flags, Ns
+from perfd.trace.model.kernel_classes import call_kind, kernel_kind
 from perfd.trace.model.operation_kinds import Call, Kind
 from perfd.trace.model.rank_trace import Phase
 

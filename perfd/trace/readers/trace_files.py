@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from perfd.errors import TraceError
-from perfd.trace.readers import nsys_reader
 from perfd.trace.model.rank_trace import RankTrace
+from perfd.trace.readers import nsys_reader
 
 _SQLITE = b"SQLite format 3\0"
 _GZIP = b"\x1f\x8b"
@@ -136,7 +136,7 @@ def _read(path: Path, nsys_program: str | None) -> list[RankTrace]:
 
 
 def _chrome(path: Path) -> list[RankTrace]:
-    from perfd.trace.readers import kineto_reader
+    from perfd.trace.readers import kineto_reader  # noqa: PLC0415
 
     return kineto_reader.read(path)
 

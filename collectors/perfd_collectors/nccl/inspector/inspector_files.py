@@ -12,7 +12,11 @@ import msgspec
 from perfd.collector import Settings
 from perfd.errors import RecordingError
 from perfd.model import CollectiveTimes, Record
-from perfd_collectors.nccl.inspector.inspector_lines import InspectedOperation, InspectorLines, reduce_inspected
+from perfd_collectors.nccl.inspector.inspector_lines import (
+    InspectedOperation,
+    InspectorLines,
+    reduce_inspected,
+)
 from perfd_collectors.ranks.cgroup import CgroupIdentity
 from perfd_collectors.ranks.environment import parse_environ, resolve_rank
 from perfd_collectors.training_log.file_follower import Chunk, FileFollower

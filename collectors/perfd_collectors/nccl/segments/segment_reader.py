@@ -8,11 +8,11 @@ import os
 import msgspec
 
 from perfd.model import Event, EventKind, Record, SampleTable, Scope
-from perfd_collectors.nccl.segments.operations import Operation, Reading, Timing
-from perfd_collectors.nccl.segments.window_reduction import Window, busy_ns, keep_one_in, reduce_operations
-from perfd_collectors.nccl.segments.segment import Segment, Wanted
 from perfd_collectors.nccl.sampling import BusyTime
+from perfd_collectors.nccl.segments.operations import Operation, Reading, Timing
+from perfd_collectors.nccl.segments.segment import Segment, Wanted
 from perfd_collectors.nccl.segments.timing_checks import mixed_up
+from perfd_collectors.nccl.segments.window_reduction import Window, busy_ns, keep_one_in, reduce_operations
 
 _MIXED_UP = (
     "NCCL tells times on the GPU that are not of these operations: some overlap that cannot. So what they"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from perfd.model import MemoryReport, PhaseTime, TrainingStep
 from perfd_collectors.training_log.formats.format_parser import Job, is_plain_key
-from perfd_collectors.training_log.line_buffer import Line
 from perfd_collectors.training_log.formats.number_text import number
+from perfd_collectors.training_log.line_buffer import Line
 
 _ANCHOR = re.compile(r"(?:^|\s)step:(\d+) - (?=[\w/.-]+:)", re.ASCII)
 _GIB = 1024.0**3
