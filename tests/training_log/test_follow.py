@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from perfd_collectors.training_log.file_follower import Chunk, FileFollower
+from perfd_collectors.file_follower import Chunk, FileFollower
 from perfd_collectors.training_log.log_sources import LogFeed, StdinSource, matching_files, torchrun_files
 
 EVERYTHING = 1 << 30

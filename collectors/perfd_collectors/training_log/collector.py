@@ -9,7 +9,7 @@ from pathlib import Path
 from perfd.collector import CollectorSpec, OnUnavailable, Options, Settings
 from perfd.errors import ConfigError, Unavailable
 from perfd.model import LogProgress, Record
-from perfd_collectors.training_log.file_follower import Chunk, FileFollower
+from perfd_collectors.file_follower import Chunk, FileFollower
 from perfd_collectors.training_log.log_parser import FORMATS, LogParser, new_job
 from perfd_collectors.training_log.log_sources import (
     LogFeed,

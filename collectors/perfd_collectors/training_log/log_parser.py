@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from perfd.errors import ConfigError
 from perfd.model import Record
+from perfd_collectors.training_log.format_parser import FormatParser, Job
 from perfd_collectors.training_log.formats.deepspeed import DeepSpeedParser
 from perfd_collectors.training_log.formats.failures import FailureParser
-from perfd_collectors.training_log.formats.format_parser import FormatParser, Job
 from perfd_collectors.training_log.formats.huggingface import HuggingFaceParser
 from perfd_collectors.training_log.formats.nanotron import NanotronParser
 from perfd_collectors.training_log.formats.nccl_lines import NcclLineParser

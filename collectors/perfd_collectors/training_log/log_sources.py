@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from perfd_collectors.training_log.file_follower import READ_BYTES, Chunk
+from perfd_collectors.file_follower import READ_BYTES, Chunk
 
 _ATTEMPT = re.compile(r"attempt_(\d+)")
 _STREAMS = ("stdout.log", "stderr.log")

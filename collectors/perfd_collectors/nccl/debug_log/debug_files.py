@@ -12,8 +12,8 @@ from pathlib import Path
 
 from perfd.collector import Settings
 from perfd.model import Event, EventKind
+from perfd_collectors.file_follower import FileFollower
 from perfd_collectors.nccl.debug_log.debug_lines import DebugLog, Remark
-from perfd_collectors.training_log.file_follower import FileFollower
 
 _READ_BYTES = 4 << 20
 _MAX_LINE_BYTES = 64 << 10

@@ -12,6 +12,7 @@ import msgspec
 from perfd.collector import Settings
 from perfd.errors import RecordingError
 from perfd.model import CollectiveTimes, Record
+from perfd_collectors.file_follower import Chunk, FileFollower
 from perfd_collectors.nccl.inspector.inspector_lines import (
     InspectedOperation,
     InspectorLines,
@@ -19,7 +20,6 @@ from perfd_collectors.nccl.inspector.inspector_lines import (
 )
 from perfd_collectors.ranks.cgroup import CgroupIdentity
 from perfd_collectors.ranks.environment import parse_environ, resolve_rank
-from perfd_collectors.training_log.file_follower import Chunk, FileFollower
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import EventKind, MemoryReport, PhaseTime, TrainingStep
-from perfd_collectors.training_log.formats.format_parser import Job, is_plain_key
-from perfd_collectors.training_log.formats.number_text import humanised, integer, number, positive
+from perfd_collectors.training_log.format_parser import Job, is_plain_key
 from perfd_collectors.training_log.line_buffer import Line
 from perfd_collectors.training_log.megatron.megatron_timers import one_line_timers
+from perfd_collectors.training_log.number_text import humanised, integer, number, positive
 from perfd_collectors.training_log.step_log import Family
 from perfd_collectors.training_log.timestamps import last_stamp_ns
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.formats.format_parser import Job
+from perfd_collectors.training_log.format_parser import Job
 from perfd_collectors.training_log.line_buffer import Line
 
 _TRACEBACK = "Traceback (most recent call last):"

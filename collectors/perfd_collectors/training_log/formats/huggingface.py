@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import EventKind, TrainingStep
-from perfd_collectors.training_log.formats.format_parser import Job
-from perfd_collectors.training_log.formats.number_text import grouped, number
+from perfd_collectors.training_log.format_parser import Job
 from perfd_collectors.training_log.line_buffer import Line
+from perfd_collectors.training_log.number_text import grouped, number
 from perfd_collectors.training_log.step_log import Family
 
 _DICT = re.compile(r"\{('(loss|eval_\w+|train_runtime)': [^{}]*)\}", re.ASCII)

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import MemoryReport
-from perfd_collectors.training_log.formats.format_parser import Job, fields, training_step
-from perfd_collectors.training_log.formats.number_text import humanised
+from perfd_collectors.training_log.format_parser import Job, fields, training_step
 from perfd_collectors.training_log.line_buffer import Line
+from perfd_collectors.training_log.number_text import humanised
 from perfd_collectors.training_log.timestamps import last_stamp_ns
 
 _ANCHOR = re.compile(r"\biteration: (\d+) / (\d+) \|", re.ASCII)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.formats.format_parser import Job
+from perfd_collectors.training_log.format_parser import Job
 from perfd_collectors.training_log.line_buffer import Line
 
 

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.formats.format_parser import Job, fields, is_plain_key, training_step
-from perfd_collectors.training_log.formats.number_text import integer, number, positive
+from perfd_collectors.training_log.format_parser import Job, fields, is_plain_key, training_step
 from perfd_collectors.training_log.line_buffer import Line
+from perfd_collectors.training_log.number_text import integer, number, positive
 
 _ANCHOR = re.compile(r"Training epoch \d+, iteration (\d+)/(\d+) \|", re.ASCII)
 _BAR = re.compile(r"Epoch \d+: [^\[]*\| +(\d+)/(\d+) \[[^\],]*, +([\d.?]+)(s/it|it/s), (.*)\]", re.ASCII)

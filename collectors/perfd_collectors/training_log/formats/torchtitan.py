@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import EventKind, MemoryReport, TrainingStep
-from perfd_collectors.training_log.formats.format_parser import Job
-from perfd_collectors.training_log.formats.number_text import grouped, number, positive
+from perfd_collectors.training_log.format_parser import Job
 from perfd_collectors.training_log.line_buffer import Line
+from perfd_collectors.training_log.number_text import grouped, number, positive
 from perfd_collectors.training_log.timestamps import last_stamp_ns
 
 _GIB = 1024.0**3

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import MemoryReport, PhaseTime, TrainingStep
-from perfd_collectors.training_log.formats.format_parser import Job, is_plain_key
-from perfd_collectors.training_log.formats.number_text import number
+from perfd_collectors.training_log.format_parser import Job, is_plain_key
 from perfd_collectors.training_log.line_buffer import Line
+from perfd_collectors.training_log.number_text import number
 
 _ANCHOR = re.compile(r"(?:^|\s)step:(\d+) - (?=[\w/.-]+:)", re.ASCII)
 _GIB = 1024.0**3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from perfd.model import EventKind, PhaseTime
-from perfd_collectors.training_log.formats.format_parser import Job
+from perfd_collectors.training_log.format_parser import Job
 from perfd_collectors.training_log.megatron import megatron_arguments as options
 from perfd_collectors.training_log.megatron import megatron_reports as reports
 from perfd_collectors.training_log.timestamps import last_stamp_ns

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from perfd_collectors.training_log.formats.format_parser import fields
-from perfd_collectors.training_log.formats.number_text import humanised, number, positive
+from perfd_collectors.training_log.format_parser import fields
+from perfd_collectors.training_log.number_text import humanised, number, positive
 from perfd_collectors.training_log.timestamps import last_stamp_ns
 
 # NeMo's "Training epoch 0, iteration 1/9 |" is none.
