@@ -16,9 +16,10 @@ from perfd.aggregator.captures.capture_service import Captures
 from perfd.aggregator.history.history_store import History
 from perfd.aggregator.history.recovery import restore
 from perfd.aggregator.ingest.grpc_server import TelemetryServer
-from perfd.aggregator.ingest.ingest import Intake, State
+from perfd.aggregator.ingest.ingest import Intake
 from perfd.aggregator.ingest.ingest_thread import IngestThread
 from perfd.aggregator.series.page_renderer import PageRenderer
+from perfd.aggregator.state.aggregator_state import State
 from perfd.aggregator.state.limits import Limits
 from perfd.aggregator.state.step_chart import progress_columns
 from perfd.aggregator.web_api.access_control import Access

@@ -17,11 +17,11 @@ from perfd.aggregator.captures.capture_view import job_view, server_view
 from perfd.aggregator.export_batch import Handover
 from perfd.aggregator.history.history_store import History
 from perfd.aggregator.history.history_tables import alert_row, engine_row, summary_row
-from perfd.aggregator.ingest.ingest import State
 from perfd.aggregator.series.job_series import LiveFacts
 from perfd.aggregator.series.metric_names import Names
 from perfd.aggregator.series.series_frames import FrameMaker
 from perfd.aggregator.series.summary_cache import Derived, Deriver
+from perfd.aggregator.state.aggregator_state import State
 from perfd.aggregator.state.job_state import JobState
 from perfd.aggregator.web_api.webhook import Webhook
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, to_json

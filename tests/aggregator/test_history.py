@@ -14,7 +14,7 @@ from wire.records import RECORDS, of
 from perfd.aggregator.history.history_store import History
 from perfd.aggregator.history.history_tables import agent_row, job_rows, rows
 from perfd.aggregator.history.recovery import restore
-from perfd.aggregator.ingest.ingest import State
+from perfd.aggregator.state.aggregator_state import State
 from perfd.aggregator.state.limits import Limits
 from perfd.errors import PerfdError
 from perfd.model import (

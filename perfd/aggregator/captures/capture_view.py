@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from perfd.aggregator.ingest.ingest import State
+from perfd.aggregator.state.aggregator_state import State
 from perfd.analysis.data.job_data import JobData
 from perfd.analysis.diagnosis.job_summary import JobSummary
 from perfd.capture.selection.rank_selection import JobView, RankView

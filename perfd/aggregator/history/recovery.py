@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perfd.aggregator.history.history_store import History, StoredJob
-from perfd.aggregator.ingest.ingest import State
+from perfd.aggregator.state.aggregator_state import State
 from perfd.aggregator.state.job_state import Source
 from perfd.model import GpuInfo, ServerInfo
 

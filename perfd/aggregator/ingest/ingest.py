@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from perfd.aggregator.history.history_store import History
 from perfd.aggregator.history.history_tables import Statement, agent_row, job_rows, rows
-from perfd.aggregator.state.agent_registry import Agents, AgentState, Verdict
-from perfd.aggregator.state.fleet import Durable, Fleet
+from perfd.aggregator.state.agent_registry import AgentState, Verdict
+from perfd.aggregator.state.aggregator_state import State
+from perfd.aggregator.state.fleet import Durable
 from perfd.aggregator.state.job_state import Source
-from perfd.aggregator.state.limits import Counters, Limits
 from perfd.clock import Clock
 from perfd.errors import PerfdError, WireError
 from perfd.model import Batch, Hello, Welcome
@@ -20,22 +18,6 @@ from perfd.wire.service import REVISION
 
 log = logging.getLogger(__name__)
 _MAX_SEQUENCE = 1 << 62
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """The shared state of an aggregator, and the lock that is held around every use of it."""
-
-    fleet: Fleet
-    agents: Agents
-    counters: Counters
-    lock: threading.RLock
-
-    @classmethod
-    def empty(cls, limits: Limits) -> State:
-        """A state that knows nothing yet."""
-        counters = Counters()
-        return cls(Fleet(limits, counters), Agents(limits), counters, threading.RLock())
 
 
 class Intake:

@@ -11,9 +11,9 @@ import numpy as np
 
 from perfd import __version__
 from perfd.aggregator.history.history_store import History
-from perfd.aggregator.ingest.ingest import State
 from perfd.aggregator.series.job_series import Value
 from perfd.aggregator.state.agent_registry import AgentState
+from perfd.aggregator.state.aggregator_state import State
 from perfd.aggregator.state.node_state import NodeState
 from perfd.exporters.exporter_runner import ExporterStatus
 from perfd.model import Scope

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from perfd.aggregator.captures.capture_service import Captures
 from perfd.aggregator.history.history_store import History
-from perfd.aggregator.ingest.ingest import State
 from perfd.aggregator.series.job_series import Block, Blocks, LiveFacts, job_values, node_block
 from perfd.aggregator.series.metric_names import Names
 from perfd.aggregator.series.self_metrics import (
@@ -18,6 +17,7 @@ from perfd.aggregator.series.self_metrics import (
     webhook_values,
 )
 from perfd.aggregator.series.summary_cache import Derived
+from perfd.aggregator.state.aggregator_state import State
 from perfd.aggregator.web_api.webhook import Webhook
 from perfd.exporters.exporter_runner import ExporterStatus
 from perfd.metrics.series import SeriesFrame

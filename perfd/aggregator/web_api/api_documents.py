@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from perfd.aggregator.ingest.ingest import State
 from perfd.aggregator.state.agent_registry import AgentState
+from perfd.aggregator.state.aggregator_state import State
 from perfd.aggregator.state.job_state import JobState
 from perfd.analysis.data.job_data import StepTable
 from perfd.analysis.diagnosis.job_summary import JobSummary

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from perfd.aggregator.ingest.ingest import State
+from perfd.aggregator.state.aggregator_state import State
 from perfd.aggregator.state.node_state import NodeState
 from perfd.model import Scope
 
