@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from perfd.aggregator.series.metric_names import Names
+from perfd.aggregator.series.metric_names import MetricNames
 from perfd.aggregator.series.page_renderer import PageRenderer
 from perfd.collector import ColumnKind
 from perfd.metrics.exposition import exported_name
@@ -39,7 +39,7 @@ def measure(series: int = 100_000, rounds: int = 9) -> dict[str, Any]:
     names = [exported_name(Scope.GPU, column, ColumnKind.GAUGE) for column in _COLUMNS]
     values = np.random.default_rng(1).random(gpus * len(names))
     keys = [SeriesKey.of(name, label) for label in labels for name in names]
-    renderer = PageRenderer(Names([]).describe)
+    renderer = PageRenderer(MetricNames([]).describe)
     cold_s = _seconds(lambda: renderer.render(SeriesFrame(0.0, keys, values)))
     registry = _registry(names, labels, values)
     perfd_s = client_s = float("inf")

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from perfd.aggregator.series.metric_names import Names
+from perfd.aggregator.series.metric_names import MetricNames
 from perfd.aggregator.series.page_renderer import PageRenderer
 from perfd.metrics.exposition import CONTENT_TYPE
 from perfd.metrics.series import SeriesFrame, SeriesKey
@@ -38,7 +38,7 @@ def measure(series: int, seconds: float) -> dict[str, Any]:
         SeriesKey.of("perfd_gpu_power_watts", {"node": f"node{i // 8:05d}", "gpu": str(i % 8)})
         for i in range(series)
     ]
-    renderer = PageRenderer(Names([]).describe)
+    renderer = PageRenderer(MetricNames([]).describe)
     random = np.random.default_rng(1)
 
     def page(_: Request) -> Response:

@@ -25,7 +25,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from perfd.clock import SystemClock
 from perfd.config import RemoteWriteConfig
-from perfd.exporters.exporter import ExporterContext, Round, Tally
+from perfd.exporters.exporter import ExporterContext, ExporterTally, Round
 from perfd.exporters.remote_write.remote_write_exporter import RemoteWriteExporter
 from perfd.exporters.remote_write.write_request import FrameEncoder
 from perfd.metrics.series import SeriesFrame, SeriesKey
@@ -91,7 +91,7 @@ def protobuf_encoding(frame: SeriesFrame) -> float:
 
 def delivery(server: Service, stored: str, given: Sequence[SeriesFrame]) -> dict[str, Any]:
     """The exporter into a server, and what the server counted."""
-    tally = Tally()
+    tally = ExporterTally()
     config = RemoteWriteConfig(url=f"{server.url}/api/v1/write", interval_s=0.0)
     exporter = RemoteWriteExporter(config, ExporterContext(clock=SystemClock(), tally=tally))
     started_s = time.perf_counter()

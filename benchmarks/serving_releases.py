@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from perfd_collectors.serving.exposition_reader import PageReader
-from perfd_collectors.serving.fetch import Access, fetch
+from perfd_collectors.serving.fetch import ServerAccess, fetch
 from perfd_collectors.serving.server_scrape import WANTED, read_page
 
 from perfd.analysis.serving.engine_snapshot import Snapshot
@@ -95,7 +95,7 @@ def run(engine: str, version: str, folder: Path, record: Path | None) -> Result:
             last = said.strip().splitlines()[-1] if said.strip() else "it says nothing"
             return Result(release=release, problems=[f"its metric code does not run here: {last}"])
         started = json.loads(line)
-        body = fetch(f"http://127.0.0.1:{started['port']}/metrics", Access(timeout_s=30.0))
+        body = fetch(f"http://127.0.0.1:{started['port']}/metrics", ServerAccess(timeout_s=30.0))
     finally:
         process.stdin.close()
         process.wait(_START_S)

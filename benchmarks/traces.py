@@ -38,7 +38,7 @@ from perfd.trace.diagnosis.trace_analysis import TraceAnalysis, analyse
 from perfd.trace.diagnosis.trace_findings import diagnose
 from perfd.trace.diagnosis.trace_json import to_json
 from perfd.trace.model.intervals import Coverage
-from perfd.trace.model.operation_kinds import Kind
+from perfd.trace.model.operation_kinds import OperationKind
 from perfd.trace.readers.trace_files import read_traces
 
 SCHEMA = "perfd.bench.traces/1"
@@ -145,7 +145,7 @@ def _as_hta_cuts(paths: Sequence[Path]) -> list[dict[str, float]]:
         kept = (launched >= first) & (launched < last)
         kept[np.flatnonzero(launched >= last)[:1]] = True
         start, end = trace.operations.start_ns[kept], trace.operations.end_ns[kept]
-        computing = trace.operations.kind[kept] == Kind.COMPUTE
+        computing = trace.operations.kind[kept] == OperationKind.COMPUTE
         span_ns = int(end.max() - start.min())
         rows.append(
             {

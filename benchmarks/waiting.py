@@ -34,8 +34,8 @@ import numpy as np
 from perfd.aggregator.series.malloc import keep_freed_memory
 from perfd.aggregator.state.fleet import Fleet
 from perfd.aggregator.state.job_snapshot import job_data
-from perfd.aggregator.state.job_state import Source
-from perfd.aggregator.state.limits import Counters, Limits
+from perfd.aggregator.state.job_state import RecordSource
+from perfd.aggregator.state.limits import AggregatorCounters, Limits
 from perfd.analysis.collectives.communicator_batch import stacked
 from perfd.analysis.data.job_data import CollectiveStack, Ints
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, summarise
@@ -107,7 +107,7 @@ class MadeJob:
         self._late = [] if late is None else [late]
         span = _KEEP * held
         limits = Limits(operations_per_communicator=span, fewest_operations_per_communicator=span)
-        self._fleet = Fleet(limits, Counters())
+        self._fleet = Fleet(limits, AggregatorCounters())
         self._ranks = ranks
         self._groups = _groups(ranks, self._late)
         self._random = np.random.default_rng(1)
@@ -134,7 +134,7 @@ class MadeJob:
         for node, records in enumerate(nodes):
             name = f"node{node}"
             self._fleet.apply(
-                records, Source(agent_id=name, node=name, sent_unix_s=self._step, now_s=self._step)
+                records, RecordSource(agent_id=name, node=name, sent_unix_s=self._step, now_s=self._step)
             )
 
     def round(self, times: _Times) -> bool:

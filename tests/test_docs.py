@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from perfd.analysis.diagnosis.findings import Kind
-from perfd.analysis.serving.tuning_advice import Kind as ServingKind
-from perfd.analysis.steps.steady_steps import Reason
+from perfd.analysis.serving.tuning_advice import ServingCause as ServingKind
+from perfd.analysis.steps.steady_steps import ExclusionReason
 from perfd.cli import VERBS
 from perfd.trace.diagnosis.trace_findings import FindingKind
-from perfd.trace.roofline.roofline_model import Verdict
+from perfd.trace.roofline.roofline_model import RooflineVerdict
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -58,10 +58,10 @@ def test_the_map_of_the_architecture_has_every_module_and_folder() -> None:
     ("page", "words"),
     [
         ("analysis.md", Kind),
-        ("analysis.md", Reason),
+        ("analysis.md", ExclusionReason),
         ("serving.md", ServingKind),
         ("traces.md", FindingKind),
-        ("traces.md", Verdict),
+        ("traces.md", RooflineVerdict),
     ],
 )
 def test_every_verdict_says_in_its_page_when_it_is_given(page: str, words: type[StrEnum]) -> None:

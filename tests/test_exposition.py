@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from perfd.collector import ColumnKind
-from perfd.metrics.exposition import Family, Sample, entity_labels, exported_name, number, render
+from perfd.metrics.exposition import MetricFamily, Sample, entity_labels, exported_name, number, render
 from perfd.model import Scope
 
 # Prometheus's text format is made of lines, and a client's parser splits at every kind of line end.
@@ -17,7 +17,7 @@ label_values = st.text(
 )
 
 
-def parsed(families: list[Family]) -> list[tuple[str, dict[str, str], float]]:
+def parsed(families: list[MetricFamily]) -> list[tuple[str, dict[str, str], float]]:
     text = render(families).decode()
     return [
         (sample.name, dict(sample.labels), sample.value)
@@ -29,7 +29,7 @@ def parsed(families: list[Family]) -> list[tuple[str, dict[str, str], float]]:
 @given(value=label_values, help_text=label_values)
 def test_a_parser_reads_back_every_label_value(value: str, help_text: str) -> None:
     sample = Sample(value=1.5, labels={"node": value, "gpu": "0"})
-    family = Family(name="perfd_x_ratio", help=help_text, kind=ColumnKind.GAUGE, samples=[sample])
+    family = MetricFamily(name="perfd_x_ratio", help=help_text, kind=ColumnKind.GAUGE, samples=[sample])
     labels = {"node": value, "gpu": "0"} if value else {"gpu": "0"}
     assert parsed([family]) == [("perfd_x_ratio", labels, 1.5)]
 
@@ -49,12 +49,12 @@ def test_numbers_are_written_as_prometheus_writes_them(value: float, text: str) 
 
 
 def test_a_family_without_samples_is_left_out() -> None:
-    empty = Family(name="perfd_empty", help="Nothing.", kind=ColumnKind.GAUGE, samples=[])
+    empty = MetricFamily(name="perfd_empty", help="Nothing.", kind=ColumnKind.GAUGE, samples=[])
     assert render([empty]) == b""
 
 
 def test_an_exposition_says_help_and_type_before_the_samples() -> None:
-    family = Family(
+    family = MetricFamily(
         name="perfd_agent_dropped_records_total",
         help="Records\nlost.",
         kind=ColumnKind.COUNTER,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from perfd_collectors.nccl.collector import keep_one_in
-from perfd_collectors.nccl.segments.operations import FUNCTIONS, Communicator, Operation, Timing
-from perfd_collectors.nccl.segments.window_reduction import Window, busy_ns, reduce_operations
+from perfd_collectors.nccl.segments.operations import FUNCTIONS, Communicator, Operation, OperationTiming
+from perfd_collectors.nccl.segments.window_reduction import OperationWindow, busy_ns, reduce_operations
 
 from benchmarks.faults.scenario import Fault, Scenario
 from benchmarks.faults.simulation import Executed, Trace
@@ -180,7 +180,7 @@ class _Process:
             else:
                 taken.append(operation)
         self.busy_s += busy_ns(taken) / 1e9
-        window = Window(
+        window = OperationWindow(
             job=JOB,
             rank=self.rank,
             start_unix_ns=round(1e9 * (clock_s + begun)),
@@ -241,11 +241,11 @@ class _Process:
             protocol=2,
             channels=16,
             channels_seen=16,
-            timing=Timing.GPU,
+            timing=OperationTiming.GPU,
             flags=2 if pair else 0,
         )
 
-    def _totals(self, window: Window) -> SampleTable:
+    def _totals(self, window: OperationWindow) -> SampleTable:
         # In a hang all but one have begun one operation more.
         begun = self.next + (self.trace.hung_at_s is not None and not self._is_culprit())
         return SampleTable(

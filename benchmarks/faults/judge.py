@@ -13,8 +13,8 @@ from benchmarks.faults.scenario import Fault, Scenario
 from benchmarks.faults.simulation import Trace, simulate
 from perfd.aggregator.state.fleet import Fleet
 from perfd.aggregator.state.job_snapshot import job_data
-from perfd.aggregator.state.job_state import Source
-from perfd.aggregator.state.limits import Counters, Limits
+from perfd.aggregator.state.job_state import RecordSource
+from perfd.aggregator.state.limits import AggregatorCounters, Limits
 from perfd.analysis.diagnosis.findings import Finding, Kind
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
 
@@ -60,7 +60,7 @@ def judge(scenario: Scenario, *, every_s: float = 1.0) -> Verdict:
     trace = simulate(scenario)
     onset_s, step_s, cost = _truth(scenario, trace)
     length_s = max(scenario.length_s, (trace.hung_at_s or 0.0) + 40)
-    fleet = Fleet(Limits(), Counters())
+    fleet = Fleet(Limits(), AggregatorCounters())
     live, due_s = AnalysisSettings(window_steps=_LIVE_STEPS), 5.0
     wrongly: set[int] = set()
     detected_s: float | None = None
@@ -74,7 +74,7 @@ def judge(scenario: Scenario, *, every_s: float = 1.0) -> Verdict:
             if named == scenario.truth and named and due_s >= onset_s and detected_s is None:
                 detected_s = due_s - onset_s
             due_s += every_s
-        source = Source(
+        source = RecordSource(
             agent_id=sent.node, node=sent.node, sent_unix_s=sent.sent_unix_s, now_s=sent.at_s, late=False
         )
         fleet.apply(sent.records, source)

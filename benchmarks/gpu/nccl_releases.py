@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from perfd_collectors.nccl.plugin_library import LIBRARY
-from perfd_collectors.nccl.segments.operations import FUNCTIONS, Operation, Timing
+from perfd_collectors.nccl.segments.operations import FUNCTIONS, Operation, OperationTiming
 from perfd_collectors.nccl.segments.segment import Segment
 from perfd_collectors.nccl.segments.segment_files import find_segments
 from perfd_collectors.nccl.segments.timing_checks import mixed_up
@@ -99,7 +99,7 @@ def judge(written: Mapping[str, Any], rank: int, recorded: Recorded) -> Verdict:
         name: _Pairs.of(
             [call for call in calls if call["function"] == name],
             [
-                one._replace(timing=Timing.HOST) if one.communicator in mixed else one
+                one._replace(timing=OperationTiming.HOST) if one.communicator in mixed else one
                 for one in recorded.operations
                 if FUNCTIONS[one.function] == name
             ],
@@ -119,7 +119,9 @@ def judge(written: Mapping[str, Any], rank: int, recorded: Recorded) -> Verdict:
         believed=not mixed,
         from_graphs=sum(pairs.from_graphs for pairs in of_function.values()),
         timing=Counter(
-            Timing(one.timing).name.lower() for pairs in of_function.values() for one in pairs.operations
+            OperationTiming(one.timing).name.lower()
+            for pairs in of_function.values()
+            for one in pairs.operations
         ),
         lost=recorded.lost,
         incomplete=recorded.incomplete,

@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 import torch
 import torch.distributed as dist
-from perfd_collectors.nccl.segments.segment import Segment, Wanted
+from perfd_collectors.nccl.segments.segment import ReadRequest, Segment
 from perfd_collectors.nccl.segments.segment_files import find_segments
 from torch.nn.parallel import DistributedDataParallel
 from train import VOCABULARY, Clock, Part, join, loss_against
@@ -30,7 +30,7 @@ from train import VOCABULARY, Clock, Part, join, loss_against
 SMALL_BYTES = 16_384
 _SETTLING_SMALL = 500
 _MONITOR = "perfd.session.monitor"
-_ON = Wanted.OPERATIONS | Wanted.GPU_TIME
+_ON = ReadRequest.OPERATIONS | ReadRequest.GPU_TIME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Switch:
 
     def turn(self, *, on: bool) -> None:
         if self._segment is not None:
-            self._segment.want(_ON if on else Wanted(0))
+            self._segment.want(_ON if on else ReadRequest(0))
         for process in self._monitors:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(signal.SIGCONT if on else signal.SIGSTOP)

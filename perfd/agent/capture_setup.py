@@ -14,13 +14,13 @@ from perfd.capture.node.capture_executor import CaptureExecutor
 from perfd.capture.node.capture_storage import CaptureStore
 from perfd.capture.node.capture_tool import Tool
 from perfd.capture.node.job_guards import GuardSettings, JobProgress
-from perfd.capture.node.retention import Tell, Watch, keep_s
+from perfd.capture.node.retention import FolderWatch, Tell, keep_s
 from perfd.capture.node.shared_folder import SharedFolder
 from perfd.capture.nsys.nsys_installation import find_nsys
 from perfd.capture.nsys.nsys_tool import NsysOptions, NsysTool
 from perfd.capture.selection.capture_id import slug
 from perfd.capture.server.server_client import ServerClient
-from perfd.capture.server.server_tool import Server, ServerTool
+from perfd.capture.server.server_tool import CaptureServer, ServerTool
 from perfd.capture.stacks.flight_recorder_tool import FlightRecorderTool
 from perfd.capture.stacks.pyspy_tool import PySpyTool, find_py_spy
 from perfd.clock import Clock
@@ -183,19 +183,19 @@ def sharing_of(config: AgentCaptureConfig, node: str, tell_removed: Tell) -> Sha
     return Sharing(folder, timeout_s=config.share_timeout_s, watch=watch)
 
 
-def _watch(directory: Path, days: float | None, option: str, who: str = "agent") -> Watch | None:
+def _watch(directory: Path, days: float | None, option: str, who: str = "agent") -> FolderWatch | None:
     kept_s = keep_s(days, option)
-    return None if kept_s is None else Watch(directory, kept_s, who=who, option=option)
+    return None if kept_s is None else FolderWatch(directory, kept_s, who=who, option=option)
 
 
-def _server(config: ServerConfig) -> Server:
+def _server(config: ServerConfig) -> CaptureServer:
     authorization = Path(config.authorization_file) if config.authorization_file else None
     client = ServerClient(
         config.address,
         authorization_file=authorization,
         tls=client_context(ca=config.ca, insecure=config.insecure),
     )
-    return Server(client=client, trace_directory=Path(config.trace_directory))
+    return CaptureServer(client=client, trace_directory=Path(config.trace_directory))
 
 
 def _kineto(config: KinetoConfig, *, facts: JobFacts, proc: Path, clock: Clock) -> KinetoTool:

@@ -12,17 +12,17 @@ from perfd.agent.collection.collector_task import TaskState
 from perfd.agent.spool.spool import SpoolStats
 from perfd.agent.uplink.uplink import UplinkState
 from perfd.collector import ColumnKind
-from perfd.metrics.exposition import Family, Sample
+from perfd.metrics.exposition import MetricFamily, Sample
 
 _GAUGE, _COUNTER = ColumnKind.GAUGE, ColumnKind.COUNTER
 
 
 def agent_families(
     *, spool: SpoolStats, uplink: UplinkState, last_sequence: int, dropped_records: int
-) -> list[Family]:
+) -> list[MetricFamily]:
     """Whether data flows, and what was lost."""
     return [
-        Family(
+        MetricFamily(
             name="perfd_agent_build_info",
             help="Constant 1; the labels say which agent this is.",
             kind=_GAUGE,
@@ -72,16 +72,16 @@ def agent_families(
     ]
 
 
-def collector_families(states: Sequence[TaskState], now_s: float) -> list[Family]:
+def collector_families(states: Sequence[TaskState], now_s: float) -> list[MetricFamily]:
     """How each collector fares."""
 
-    def family(name: str, help_text: str, kind: ColumnKind, values: dict[str, float | None]) -> Family:
+    def family(name: str, help_text: str, kind: ColumnKind, values: dict[str, float | None]) -> MetricFamily:
         samples = [
             Sample(value=value, labels={"collector": collector})
             for collector, value in values.items()
             if value is not None
         ]
-        return Family(name=f"perfd_collector_{name}", help=help_text, kind=kind, samples=samples)
+        return MetricFamily(name=f"perfd_collector_{name}", help=help_text, kind=kind, samples=samples)
 
     return [
         family(
@@ -120,7 +120,7 @@ def collector_families(states: Sequence[TaskState], now_s: float) -> list[Family
     ]
 
 
-def process_families() -> list[Family]:
+def process_families() -> list[MetricFamily]:
     """CPU time and memory of this process, under the names that client libraries use."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     families = [
@@ -142,8 +142,8 @@ def process_families() -> list[Family]:
     return families
 
 
-def _one(name: str, help_text: str, kind: ColumnKind, value: float) -> Family:
-    return Family(name=name, help=help_text, kind=kind, samples=[Sample(value=float(value), labels={})])
+def _one(name: str, help_text: str, kind: ColumnKind, value: float) -> MetricFamily:
+    return MetricFamily(name=name, help=help_text, kind=kind, samples=[Sample(value=float(value), labels={})])
 
 
 def _seconds(unix_ns: int | None) -> float | None:

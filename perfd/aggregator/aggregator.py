@@ -11,18 +11,18 @@ from time import monotonic
 from typing import Any
 
 from perfd.aggregator.alerts.alertmanager import Decision, ReceivedAlert
-from perfd.aggregator.analysis_loop import Rounds
-from perfd.aggregator.captures.capture_service import Captures
-from perfd.aggregator.history.history_store import History
+from perfd.aggregator.analysis_loop import AnalysisLoop
+from perfd.aggregator.captures.capture_service import CaptureService
+from perfd.aggregator.history.history_store import HistoryStore
 from perfd.aggregator.history.recovery import restore
 from perfd.aggregator.ingest.grpc_server import TelemetryServer
-from perfd.aggregator.ingest.ingest import Intake
+from perfd.aggregator.ingest.ingest import Ingest
 from perfd.aggregator.ingest.ingest_thread import IngestThread
 from perfd.aggregator.series.page_renderer import PageRenderer
-from perfd.aggregator.state.aggregator_state import State
+from perfd.aggregator.state.aggregator_state import AggregatorState
 from perfd.aggregator.state.limits import Limits
 from perfd.aggregator.state.step_chart import progress_columns
-from perfd.aggregator.web_api.access_control import Access
+from perfd.aggregator.web_api.access_control import AccessControl
 from perfd.aggregator.web_api.api_documents import agent_json, fleet_json, job_json, step_lines
 from perfd.aggregator.web_api.api_routes import routes
 from perfd.aggregator.web_api.capture_routes import StartBody
@@ -34,7 +34,7 @@ from perfd.capture.policy.policy_events import ManualRequest
 from perfd.clock import Clock, SystemClock
 from perfd.config import AggregatorConfig
 from perfd.errors import CaptureError, ConfigError, PerfdError
-from perfd.exporters.exporter_registry import Exporters
+from perfd.exporters.exporter_registry import ExporterRegistry
 from perfd.metrics.series import SeriesFrame
 from perfd.net.http import HttpServer
 from perfd.web.live_updates import Live
@@ -71,12 +71,12 @@ class Aggregator:
         self._config = config
         self._clock = clock or SystemClock()
         self._manual = manual
-        self._state = State.empty(limits or Limits())
-        self._history = History(Path(config.history.path)) if config.history.path else None
+        self._state = AggregatorState.empty(limits or Limits())
+        self._history = HistoryStore(Path(config.history.path)) if config.history.path else None
         try:
-            self._access = Access(config)
+            self._access = AccessControl(config)
             self._webhook = Webhook(config.webhook)
-            self._captures = Captures(
+            self._captures = CaptureService(
                 config.capture_profiles,
                 self._clock,
                 self._history,
@@ -84,8 +84,8 @@ class Aggregator:
                 live=self.live,
                 peaks_file=config.analysis.gpu_peaks_file,
             )
-            self._exporters = Exporters(config.exporters, self._clock)
-            self._rounds = Rounds(
+            self._exporters = ExporterRegistry(config.exporters, self._clock)
+            self._rounds = AnalysisLoop(
                 config,
                 self._state,
                 self._clock,
@@ -99,7 +99,7 @@ class Aggregator:
             raise
         self._renderers: dict[str, PageRenderer] = {}
         self._render_lock = threading.Lock()
-        self._server = TelemetryServer(Intake(self._state, self._clock, self._history), self._captures)
+        self._server = TelemetryServer(Ingest(self._state, self._clock, self._history), self._captures)
         self._captures.send_through(self._server.send)
         self._ingest = IngestThread(self._server)
         self._tick_thread = threading.Thread(target=self._tick_forever, name="perfd-rounds", daemon=True)
@@ -121,7 +121,7 @@ class Aggregator:
         return self._http.address if self._http else None
 
     @property
-    def state(self) -> State:
+    def state(self) -> AggregatorState:
         """The state, for tests and measurements; hold its lock."""
         return self._state
 

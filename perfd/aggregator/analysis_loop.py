@@ -10,18 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from perfd.aggregator.alerts.alert_evaluation import Alerts, RememberedAlert, alert_json
+from perfd.aggregator.alerts.alert_evaluation import AlertEvaluation, RememberedAlert, alert_json
 from perfd.aggregator.alerts.alertmanager import server_of
-from perfd.aggregator.captures.capture_service import Captures
+from perfd.aggregator.captures.capture_service import CaptureService
 from perfd.aggregator.captures.capture_view import job_view, server_view
-from perfd.aggregator.export_batch import Handover
-from perfd.aggregator.history.history_store import History
+from perfd.aggregator.export_batch import ExportBatch
+from perfd.aggregator.history.history_store import HistoryStore
 from perfd.aggregator.history.history_tables import alert_row, engine_row, summary_row
 from perfd.aggregator.series.job_series import LiveFacts
-from perfd.aggregator.series.metric_names import Names
-from perfd.aggregator.series.series_frames import FrameMaker
-from perfd.aggregator.series.summary_cache import Derived, Deriver
-from perfd.aggregator.state.aggregator_state import State
+from perfd.aggregator.series.metric_names import MetricNames
+from perfd.aggregator.series.series_frames import SeriesFrames
+from perfd.aggregator.series.summary_cache import Derived, SummaryCache
+from perfd.aggregator.state.aggregator_state import AggregatorState
 from perfd.aggregator.state.job_state import JobState
 from perfd.aggregator.web_api.webhook import Webhook
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, to_json
@@ -31,7 +31,7 @@ from perfd.capture.selection.rank_selection import JobView
 from perfd.clock import Clock
 from perfd.config import AggregatorConfig, AnalysisConfig
 from perfd.errors import ConfigError
-from perfd.exporters.exporter_registry import Exporters
+from perfd.exporters.exporter_registry import ExporterRegistry
 from perfd.gpu_peaks import load_peaks
 from perfd.metrics.series import SeriesFrame
 from perfd.model import CaptureTool
@@ -47,18 +47,18 @@ _MOST_ALERTS = 1000
 _EXPIRE_EVERY_S = 3600.0
 
 
-class Rounds:
+class AnalysisLoop:
     """Runs rounds and holds what the newest one gave. Thread-safe; rounds wait for each other."""
 
     def __init__(
         self,
         config: AggregatorConfig,
-        state: State,
+        state: AggregatorState,
         clock: Clock,
-        history: History | None,
-        captures: Captures,
+        history: HistoryStore | None,
+        captures: CaptureService,
         *,
-        exporters: Exporters,
+        exporters: ExporterRegistry,
         webhook: Webhook,
     ) -> None:
         whole = analysis_settings(config.analysis)
@@ -70,17 +70,17 @@ class Rounds:
         self._captures = captures
         self._exporters = exporters
         self._webhook = webhook
-        self._handover = Handover()
-        self._deriver = Deriver(state.fleet, state.lock, live, whole)
-        self._alerts = Alerts(config.rules)
+        self._handover = ExportBatch()
+        self._deriver = SummaryCache(state.fleet, state.lock, live, whole)
+        self._alerts = AlertEvaluation(config.rules)
         for sentence in unknown_profiles(self._alerts.rules.groups, CAPTURE_LABEL, config.capture_profiles):
             log.warning("A rule asks for a capture profile that is not there.", extra={"reason": sentence})
         if history is not None:
             now_unix_s = clock.unix_ns() / 1e9
             fired = history.alerts(limit=_MOST_ALERTS)
             self._alerts.restore(history.engine_state(), fired, now_unix_s, clock.monotonic_s())
-        self._names = Names.installed()
-        self._maker = FrameMaker(
+        self._names = MetricNames.installed()
+        self._maker = SeriesFrames(
             state, history, captures, self._names, webhook, forgotten_after_s=config.job_forgotten_after_s
         )
         self._lock = threading.RLock()
@@ -91,7 +91,7 @@ class Rounds:
         self._alerts_stored_unix_s: float | None = None
 
     @property
-    def names(self) -> Names:
+    def names(self) -> MetricNames:
         """Names and descriptions of all series."""
         return self._names
 

@@ -16,7 +16,7 @@ WholeSummary = Callable[[str], JobSummary | None]
 """The summary of a whole job, by its name."""
 
 
-class Handover:
+class ExportBatch:
     """Makes the exporters' view of each round. Not thread-safe: the tick calls it."""
 
     def __init__(self) -> None:

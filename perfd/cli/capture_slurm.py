@@ -23,7 +23,7 @@ from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool
 from perfd.session.slurm.helper_protocol import FromNode, lines_of
 from perfd.session.slurm.node_helper import serve
-from perfd.session.slurm.slurm_capture import TOOLS, SlurmCapture, Wish, capture_id
+from perfd.session.slurm.slurm_capture import TOOLS, CaptureOptions, SlurmCapture, capture_id
 from perfd.session.slurm.slurm_jobs import Slurm
 
 
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace, show: Callable[[Mapping[str, Any]], None]) -> 
     where = f"step {job.job_id}.{place.step}" if place.step is not None else "the batch script"
     more = f" and {len(place.nodes) - 8} more nodes" if len(place.nodes) > 8 else ""
     print(f"perfd capture: {args.tool} of {where} on {', '.join(place.nodes[:8])}{more}", file=sys.stderr)
-    wish = Wish(
+    wish = CaptureOptions(
         capture_id=capture_id(job.name, time.time()),
         tool=CaptureTool(args.tool),
         ranks=args.slurm_ranks,

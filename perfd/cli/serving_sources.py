@@ -13,12 +13,12 @@ from typing import BinaryIO
 
 from perfd_collectors.serving.engine_logs import read_log
 from perfd_collectors.serving.exposition_reader import MAX_PAGE_BYTES, PageReader
-from perfd_collectors.serving.fetch import Access, base_of, fetch, metrics_url
+from perfd_collectors.serving.fetch import ServerAccess, base_of, fetch, metrics_url
 from perfd_collectors.serving.server_scrape import WANTED, ask_info, read_page, with_info
 
 from perfd.analysis.serving.engine_snapshot import Snapshot
-from perfd.analysis.serving.server_config import ServerInfo
-from perfd.analysis.serving.server_rates import Measured, measure
+from perfd.analysis.serving.server_config import ServerSetup
+from perfd.analysis.serving.server_rates import ServerRates, measure
 from perfd.cli.arguments import positive
 from perfd.errors import PerfdError
 from perfd.net.tls import client_context
@@ -30,12 +30,12 @@ _LOG_END_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class ServerSample:
     """What looking at a source amounted to."""
 
     source: str
-    measured: Measured
-    info: ServerInfo | None = None
+    measured: ServerRates
+    info: ServerSetup | None = None
 
 
 def add_access_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +54,7 @@ def add_access_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--insecure", action="store_true", help="take any certificate of the server")
 
 
-def access_for(args: argparse.Namespace) -> Access:
+def access_for(args: argparse.Namespace) -> ServerAccess:
     """How the arguments say that servers are asked."""
     authorization = None
     if args.authorization_env is not None:
@@ -63,7 +63,7 @@ def access_for(args: argparse.Namespace) -> Access:
             raise PerfdError(
                 f"The variable {args.authorization_env} is not set: put the header's value into it."
             )
-    return Access(
+    return ServerAccess(
         timeout_s=args.timeout,
         authorization=authorization,
         authorization_file=Path(args.authorization_file) if args.authorization_file else None,
@@ -71,15 +71,15 @@ def access_for(args: argparse.Namespace) -> Access:
     )
 
 
-class WatchedServer:
+class ServerWatcher:
     """A server that is looked at more than once; every look may raise `PerfdError`."""
 
-    def __init__(self, url: str, access: Access) -> None:
+    def __init__(self, url: str, access: ServerAccess) -> None:
         self.url = url
         self._access = access
         self._reader = PageReader(WANTED)
         self._looks: list[tuple[float, Snapshot]] = []
-        self.info: ServerInfo | None = None
+        self.info: ServerSetup | None = None
         """What it says about itself; None before the first look."""
 
     def look(self) -> Snapshot:
@@ -95,12 +95,12 @@ class WatchedServer:
         self._looks = [*self._looks[:1], (now_s, snapshot)]
         return snapshot
 
-    def seen(self) -> Seen:
+    def seen(self) -> ServerSample:
         """From the first look to the last."""
         (first_s, first), (last_s, last) = self._looks[0], self._looks[-1]
         several = len(self._looks) > 1
         measured = measure(last, first, last_s - first_s) if several else measure(last)
-        return Seen(source=self.url, measured=measured, info=self.info)
+        return ServerSample(source=self.url, measured=measured, info=self.info)
 
 
 def is_url(source: str) -> bool:
@@ -110,7 +110,7 @@ def is_url(source: str) -> bool:
     return _ADDRESS.fullmatch(source) is not None and not Path(source).exists()
 
 
-def read_file(path: Path) -> Seen:
+def read_file(path: Path) -> ServerSample:
     """What a saved page or a log says; raises `PerfdError` when it is neither."""
     try:
         with path.open("rb") as file:
@@ -118,10 +118,10 @@ def read_file(path: Path) -> Seen:
             if b"\n# TYPE " not in b"\n" + body:
                 log = _read_log(_start_and_end(file, body))
                 if log is not None:
-                    return Seen(source=str(path), measured=log[0], info=log[1])
+                    return ServerSample(source=str(path), measured=log[0], info=log[1])
     except OSError as error:
         raise PerfdError(f"{path} cannot be read: {error.strerror or error}. Name a page or log.") from error
-    return Seen(source=str(path), measured=measure(read_page(PageReader(WANTED), body, str(path))))
+    return ServerSample(source=str(path), measured=measure(read_page(PageReader(WANTED), body, str(path))))
 
 
 def _start_and_end(file: BinaryIO, body: bytes) -> list[str]:
@@ -136,7 +136,7 @@ def _start_and_end(file: BinaryIO, body: bytes) -> list[str]:
     return lines[:-1] if len(lines) > 1 else lines
 
 
-def _read_log(lines: Sequence[str]) -> tuple[Measured, ServerInfo | None] | None:
+def _read_log(lines: Sequence[str]) -> tuple[ServerRates, ServerSetup | None] | None:
     log = read_log(lines)
     snapshot = None if log is None else log.snapshot()
     return None if log is None or snapshot is None else (measure(with_info(snapshot, log.info)), log.info)

@@ -8,21 +8,21 @@ import sys
 import time
 from collections.abc import Sequence
 
-from perfd.analysis.serving.observation_window import Window
-from perfd.cli.serving_sources import Seen, WatchedServer
+from perfd.analysis.serving.observation_window import ObservationWindow
+from perfd.cli.serving_sources import ServerSample, ServerWatcher
 from perfd.errors import PerfdError
 from perfd.session.job.child_process import exit_code
 
 _LOOK_EVERY_S = 1.0
 
 
-def watch(server: WatchedServer, command: Sequence[str], *, quiet: bool) -> tuple[int, Seen]:
+def watch(server: ServerWatcher, command: Sequence[str], *, quiet: bool) -> tuple[int, ServerSample]:
     """Run a command to its end; its exit code (128 + n if signal n ended it), and what the server said then.
 
     With `quiet` the command's output goes to standard error. Raises `PerfdError` when the command cannot be
     started, or the server cannot be read at the start or at the end.
     """
-    window = Window(server.look())
+    window = ObservationWindow(server.look())
     start_s = time.monotonic()
     try:
         process = subprocess.Popen(command, stdout=sys.stderr if quiet else None)
@@ -41,10 +41,10 @@ def watch(server: WatchedServer, command: Sequence[str], *, quiet: bool) -> tupl
         raise
     window.add(server.look())
     measured = window.measured(time.monotonic() - start_s)
-    return exit_code(code), Seen(source=server.url, measured=measured, info=server.info)
+    return exit_code(code), ServerSample(source=server.url, measured=measured, info=server.info)
 
 
-def _look(server: WatchedServer, window: Window) -> None:
+def _look(server: ServerWatcher, window: ObservationWindow) -> None:
     # A server under load may be late once; the ends of the window decide.
     with contextlib.suppress(PerfdError):
         window.add(server.look())

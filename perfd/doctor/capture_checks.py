@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from perfd.doctor.check_result import Finding, Level
-from perfd.doctor.node_facts import Facts
+from perfd.doctor.check_result import CheckResult, Level
+from perfd.doctor.node_facts import NodeFacts
 
 _PTRACE_OF_CHILDREN = 1
 _PTRACE_OF_NOBODY = 3
 """Values of kernel.yama.ptrace_scope (Linux, Documentation/admin-guide/LSM/Yama.rst)."""
 
 
-def check_kineto_socket(facts: Facts) -> Finding:
+def check_kineto_socket(facts: NodeFacts) -> CheckResult:
     """Whether the name that libkineto polls is perfd's to take."""
     socket = facts.kineto_socket
 
-    def found(level: Level, what: str, mend: str = "") -> Finding:
-        return Finding(check="kineto_socket", level=level, title="socket of Kineto", what=what, mend=mend)
+    def found(level: Level, what: str, mend: str = "") -> CheckResult:
+        return CheckResult(check="kineto_socket", level=level, title="socket of Kineto", what=what, mend=mend)
 
     if not facts.captures_enabled or socket is None:
         what = "capture.kineto.enabled" if facts.captures_enabled else "capture.enabled"
@@ -40,12 +40,12 @@ def check_kineto_socket(facts: Facts) -> Finding:
     )
 
 
-def check_py_spy(facts: Facts) -> Finding:
+def check_py_spy(facts: NodeFacts) -> CheckResult:
     """Whether the stacks of a job that hangs could be read."""
     spy = facts.py_spy
 
-    def found(level: Level, what: str, mend: str = "") -> Finding:
-        return Finding(
+    def found(level: Level, what: str, mend: str = "") -> CheckResult:
+        return CheckResult(
             check="py_spy", level=level, title="stacks of hanging jobs (py-spy)", what=what, mend=mend
         )
 
@@ -70,12 +70,14 @@ def check_py_spy(facts: Facts) -> Finding:
     return found(Level.OK, f"{spy.path}, may look at {whose}")
 
 
-def check_quota(facts: Facts) -> Finding:
+def check_quota(facts: NodeFacts) -> CheckResult:
     """Whether captures of before leave room for another."""
     used, most = facts.captures_used_bytes, facts.captures_max_bytes
     title = "captures' quota"
     what = f"captures take {used / 2**20:,.0f} of {most / 2**20:,.0f} MiB"
     if used < most:
-        return Finding(check="quota", level=Level.OK, title=title, what=what)
+        return CheckResult(check="quota", level=Level.OK, title=title, what=what)
     mend = f"Delete old ones in {facts.captures.path}, or raise capture.max_bytes."
-    return Finding(check="quota", level=Level.FAIL, title=title, what=f"{what}: none can start", mend=mend)
+    return CheckResult(
+        check="quota", level=Level.FAIL, title=title, what=f"{what}: none can start", mend=mend
+    )

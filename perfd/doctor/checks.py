@@ -8,9 +8,9 @@ from dataclasses import asdict
 from typing import Any
 
 from perfd.doctor.capture_checks import check_kineto_socket, check_py_spy, check_quota
-from perfd.doctor.check_result import Finding, Level
+from perfd.doctor.check_result import CheckResult, Level
 from perfd.doctor.nccl_checks import check_nccl_plugin, check_shared_memory
-from perfd.doctor.node_facts import DirectoryFacts, Facts
+from perfd.doctor.node_facts import DirectoryFacts, NodeFacts
 
 SCHEMA = "perfd.doctor/1"
 _CLOCK_ERROR_S = 0.01
@@ -23,34 +23,34 @@ _PACKAGES: Mapping[str, str] = {
 }
 
 
-def diagnose(facts: Facts) -> list[Finding]:
+def diagnose(facts: NodeFacts) -> list[CheckResult]:
     """The findings of all checks, in the order in which they are best mended."""
     return [check(facts) for check in CHECKS]
 
 
-def to_json(findings: Sequence[Finding]) -> dict[str, Any]:
+def to_json(findings: Sequence[CheckResult]) -> dict[str, Any]:
     """Schema perfd.doctor/1: the worst level, and the findings."""
     return {"schema": SCHEMA, "level": worst(findings), "findings": [asdict(finding) for finding in findings]}
 
 
-def worst(findings: Sequence[Finding]) -> Level:
+def worst(findings: Sequence[CheckResult]) -> Level:
     """The worst level among findings."""
     order = (Level.OK, Level.WARN, Level.FAIL)
     return max((finding.level for finding in findings), key=order.index, default=Level.OK)
 
 
-def check_versions(facts: Facts) -> Finding:
+def check_versions(facts: NodeFacts) -> CheckResult:
     """Which perfd runs on which Python."""
     what = f"perfd {facts.perfd_version} on Python {facts.python_version}"
-    return Finding(check="versions", level=Level.OK, title="versions", what=what)
+    return CheckResult(check="versions", level=Level.OK, title="versions", what=what)
 
 
-def check_nvml(facts: Facts) -> Finding:
+def check_nvml(facts: NodeFacts) -> CheckResult:
     """Whether the driver answers."""
     nvml = facts.nvml
 
-    def found(level: Level, what: str, mend: str = "") -> Finding:
-        return Finding(check="nvml", level=level, title="GPUs (NVML)", what=what, mend=mend)
+    def found(level: Level, what: str, mend: str = "") -> CheckResult:
+        return CheckResult(check="nvml", level=level, title="GPUs (NVML)", what=what, mend=mend)
 
     if nvml.library_missing:
         return found(
@@ -68,28 +68,28 @@ def check_nvml(facts: Facts) -> Finding:
     return found(Level.OK, f"{len(nvml.gpus)} GPUs ({names}), driver {nvml.driver}")
 
 
-def check_gpm(facts: Facts) -> Finding:
+def check_gpm(facts: NodeFacts) -> CheckResult:
     """Whether SM, tensor-core and memory activity can be read."""
     without = [str(gpu.index) for gpu in facts.nvml.gpus if gpu.gpm is False]
     if not facts.nvml.gpus:
-        return Finding(check="gpm", level=Level.OK, title="activity of GPUs (GPM)", what="no GPU to ask")
+        return CheckResult(check="gpm", level=Level.OK, title="activity of GPUs (GPM)", what="no GPU to ask")
     if without:
-        return Finding(
+        return CheckResult(
             check="gpm",
             level=Level.WARN,
             title="activity of GPUs (GPM)",
             what=f"GPUs {', '.join(without)} have none: SM, tensor-core and DRAM activity stay unknown",
             mend="Needs Hopper or later and driver 520 or later; MFU from the job's log does not need it.",
         )
-    return Finding(check="gpm", level=Level.OK, title="activity of GPUs (GPM)", what="on every GPU")
+    return CheckResult(check="gpm", level=Level.OK, title="activity of GPUs (GPM)", what="on every GPU")
 
 
-def check_nsys(facts: Facts) -> Finding:
+def check_nsys(facts: NodeFacts) -> CheckResult:
     """Whether captures can be taken and imported."""
     installation = facts.nsys.installation
 
-    def found(level: Level, what: str, mend: str = "") -> Finding:
-        return Finding(check="nsys", level=level, title="captures (nsys)", what=what, mend=mend)
+    def found(level: Level, what: str, mend: str = "") -> CheckResult:
+        return CheckResult(check="nsys", level=level, title="captures (nsys)", what=what, mend=mend)
 
     if not facts.captures_enabled:
         return found(Level.OK, "switched off (capture.enabled)")
@@ -116,16 +116,16 @@ def check_nsys(facts: Facts) -> Finding:
     return found(Level.OK, where)
 
 
-def check_importer(facts: Facts) -> Finding:
+def check_importer(facts: NodeFacts) -> CheckResult:
     """Whether nsys can turn what it collects into a report; when it cannot, it returns 0 all the same."""
     title = "reports of nsys (QdstrmImporter)"
     problem = facts.nsys.importer_problem
     if facts.nsys.installation is None or not facts.captures_enabled:
-        return Finding(check="importer", level=Level.OK, title=title, what="not needed without nsys")
+        return CheckResult(check="importer", level=Level.OK, title=title, what="not needed without nsys")
     if problem:
         library = _LIBRARY.search(problem)
         package = _PACKAGES.get(library[1], f"the package with {library[1]}") if library else ""
-        return Finding(
+        return CheckResult(
             check="importer",
             level=Level.FAIL,
             title=title,
@@ -133,21 +133,21 @@ def check_importer(facts: Facts) -> Finding:
             mend=f"Install {package}." if package else "Reinstall nsight-systems.",
         )
     if facts.nsys.libdw is None:
-        return Finding(
+        return CheckResult(
             check="importer",
             level=Level.WARN,
             title=title,
             what="libdw.so.1 is missing, without which the importers of 2025 leave only a .qdstrm",
             mend=f"Install {_PACKAGES['libdw.so.1']}.",
         )
-    return Finding(check="importer", level=Level.OK, title=title, what="it runs")
+    return CheckResult(check="importer", level=Level.OK, title=title, what="it runs")
 
 
-def check_perf_events(facts: Facts) -> Finding:
+def check_perf_events(facts: NodeFacts) -> CheckResult:
     """Only CPU sampling needs perf events, and perfd's captures leave it out."""
     level = facts.perf_event_paranoid
     what = "not readable" if level is None else f"perf_event_paranoid is {level}"
-    return Finding(
+    return CheckResult(
         check="perf_event_paranoid",
         level=Level.OK,
         title="perf events",
@@ -156,15 +156,15 @@ def check_perf_events(facts: Facts) -> Finding:
     )
 
 
-def check_processes(facts: Facts) -> Finding:
+def check_processes(facts: NodeFacts) -> CheckResult:
     """Whether ranks can be found through the environment of the job's processes."""
     title = "environment of processes"
     total, unreadable = facts.processes.total, facts.processes.unreadable
     what = f"{unreadable} of {total} processes cannot be read"
     # A few protected system processes are normal, for root too; other users' jobs are many.
     if unreadable <= total * _PROTECTED_RATIO:
-        return Finding(check="environ", level=Level.OK, title=title, what=what)
-    return Finding(
+        return CheckResult(check="environ", level=Level.OK, title=title, what=what)
+    return CheckResult(
         check="environ",
         level=Level.WARN,
         title=title,
@@ -173,41 +173,41 @@ def check_processes(facts: Facts) -> Finding:
     )
 
 
-def check_spool(facts: Facts) -> Finding:
+def check_spool(facts: NodeFacts) -> CheckResult:
     """Whether the agent can keep what the aggregator did not take yet."""
     return _directory("spool", "spool", facts.spool, facts.spool_max_bytes, "spool.directory")
 
 
-def check_captures(facts: Facts) -> Finding:
+def check_captures(facts: NodeFacts) -> CheckResult:
     """Whether captures have somewhere to go."""
     needed = facts.captures_min_free_bytes
     return _directory("captures", "captures' directory", facts.captures, needed, "capture.output_directory")
 
 
-def check_clock(facts: Facts) -> Finding:
+def check_clock(facts: NodeFacts) -> CheckResult:
     """Whether times of this node can be compared with those of others."""
     title = "clock"
     mend = "Run chrony or systemd-timesyncd on the host; traces of several nodes share one time line."
     if facts.clock is None:
-        return Finding(
+        return CheckResult(
             check="clock", level=Level.WARN, title=title, what="the kernel does not tell", mend=mend
         )
     error_ms = facts.clock.max_error_s * 1e3
     if not facts.clock.synchronised:
-        return Finding(check="clock", level=Level.WARN, title=title, what="not synchronised", mend=mend)
+        return CheckResult(check="clock", level=Level.WARN, title=title, what="not synchronised", mend=mend)
     if facts.clock.max_error_s > _CLOCK_ERROR_S:
         what = f"synchronised, off by up to {error_ms:.0f} ms"
-        return Finding(check="clock", level=Level.WARN, title=title, what=what, mend=mend)
+        return CheckResult(check="clock", level=Level.WARN, title=title, what=what, mend=mend)
     what = f"synchronised, off by at most {error_ms:.1f} ms"
-    return Finding(check="clock", level=Level.OK, title=title, what=what)
+    return CheckResult(check="clock", level=Level.OK, title=title, what=what)
 
 
-def check_kineto(facts: Facts) -> Finding:
+def check_kineto(facts: NodeFacts) -> CheckResult:
     """Whether Kineto and nsys would meet in one process: CUPTI has a single subscriber."""
     title = "Kineto"
     daemon = facts.kineto.get("KINETO_USE_DAEMON", "") not in ("", "0")
     if daemon and facts.captures_enabled and facts.nsys.installation is not None:
-        return Finding(
+        return CheckResult(
             check="kineto",
             level=Level.WARN,
             title=title,
@@ -215,20 +215,20 @@ def check_kineto(facts: Facts) -> Finding:
             mend="Unset it, or run with perfd run --no-nsys.",
         )
     variables = " ".join(f"{name}={value}" for name, value in sorted(facts.kineto.items()))
-    return Finding(check="kineto", level=Level.OK, title=title, what=variables or "no variable is set")
+    return CheckResult(check="kineto", level=Level.OK, title=title, what=variables or "no variable is set")
 
 
-def check_aggregator(facts: Facts) -> Finding:
+def check_aggregator(facts: NodeFacts) -> CheckResult:
     """Whether batches can leave this node."""
     aggregator = facts.aggregator
     title = "aggregator"
     if not aggregator.error:
         what = f"{aggregator.address} answers"
-        return Finding(check="aggregator", level=Level.OK, title=title, what=what)
+        return CheckResult(check="aggregator", level=Level.OK, title=title, what=what)
     if not aggregator.configured:
         what = f"none at {aggregator.address}; perfd run brings its own"
-        return Finding(check="aggregator", level=Level.OK, title=title, what=what)
-    return Finding(
+        return CheckResult(check="aggregator", level=Level.OK, title=title, what=what)
+    return CheckResult(
         check="aggregator",
         level=Level.FAIL,
         title=title,
@@ -237,13 +237,13 @@ def check_aggregator(facts: Facts) -> Finding:
     )
 
 
-def check_promtool(facts: Facts) -> Finding:
+def check_promtool(facts: NodeFacts) -> CheckResult:
     """Whether there is a second opinion on rules files."""
     what = str(facts.promtool) if facts.promtool else "not here; perfd rules check and test do without it"
-    return Finding(check="promtool", level=Level.OK, title="promtool (optional)", what=what)
+    return CheckResult(check="promtool", level=Level.OK, title="promtool (optional)", what=what)
 
 
-CHECKS: Sequence[Callable[[Facts], Finding]] = (
+CHECKS: Sequence[Callable[[NodeFacts], CheckResult]] = (
     check_versions,
     check_nvml,
     check_gpm,
@@ -266,21 +266,21 @@ CHECKS: Sequence[Callable[[Facts], Finding]] = (
 """In the order of the report; a new check is a function and a line here."""
 
 
-def _directory(check: str, title: str, facts: DirectoryFacts, needed_bytes: int, option: str) -> Finding:
+def _directory(check: str, title: str, facts: DirectoryFacts, needed_bytes: int, option: str) -> CheckResult:
     free = f"{_size(facts.free_bytes)} free"
     if facts.problem:
         what = f"{facts.path} cannot be written: {facts.problem}"
         mend = f"Set {option} to a directory that this user can write."
-        return Finding(check=check, level=Level.FAIL, title=title, what=what, mend=mend)
+        return CheckResult(check=check, level=Level.FAIL, title=title, what=what, mend=mend)
     if facts.free_bytes < needed_bytes:
-        return Finding(
+        return CheckResult(
             check=check,
             level=Level.WARN,
             title=title,
             what=f"{facts.path}: {free}, {_size(needed_bytes)} wanted",
             mend=f"Free some space, or set {option} to another disk.",
         )
-    return Finding(check=check, level=Level.OK, title=title, what=f"{facts.path}, {free}")
+    return CheckResult(check=check, level=Level.OK, title=title, what=f"{facts.path}, {free}")
 
 
 def _size(count_bytes: int) -> str:

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from perfd.doctor.check_result import Finding, Level
-from perfd.doctor.node_facts import Facts
+from perfd.doctor.check_result import CheckResult, Level
+from perfd.doctor.node_facts import NodeFacts
 
 _MOST_OF_A_GPU_BYTES = 9 << 20
 """One process, with eight rings of 1 MiB and a table of communicators: collectors/nccl_plugin/layout.h."""
 
 
-def check_nccl_plugin(facts: Facts) -> Finding:
+def check_nccl_plugin(facts: NodeFacts) -> CheckResult:
     """Whether NCCL can tell the time of each collective."""
     title = "NCCL profiler plugin"
     if facts.nccl_plugin is None:
-        return Finding(
+        return CheckResult(
             check="nccl_plugin",
             level=Level.WARN,
             title=title,
             what="libnccl-profiler-perfd.so is not in this installation; communication comes from timers",
             mend="Install perfd where there is a C compiler; the plugin is built then.",
         )
-    return Finding(check="nccl_plugin", level=Level.OK, title=title, what=str(facts.nccl_plugin))
+    return CheckResult(check="nccl_plugin", level=Level.OK, title=title, what=str(facts.nccl_plugin))
 
 
-def check_shared_memory(facts: Facts) -> Finding:
+def check_shared_memory(facts: NodeFacts) -> CheckResult:
     """Whether the plugin finds room for what it records; without it, it records nothing, and the job runs."""
     memory = facts.shared_memory
     title = "shared memory of the NCCL plugin"
@@ -33,10 +33,10 @@ def check_shared_memory(facts: Facts) -> Finding:
     )
     if memory.problem:
         what = f"{memory.path} cannot be written: {memory.problem}; NCCL's operations are not recorded"
-        return Finding(check="shared_memory", level=Level.WARN, title=title, what=what, mend=mend)
+        return CheckResult(check="shared_memory", level=Level.WARN, title=title, what=what, mend=mend)
     wanted_bytes = max(1, len(facts.nvml.gpus)) * _MOST_OF_A_GPU_BYTES
     free = f"{memory.path}: {memory.free_bytes / 2**20:,.0f} MiB free"
     if memory.free_bytes < wanted_bytes:
         what = f"{free}, {wanted_bytes >> 20} MiB wanted ({_MOST_OF_A_GPU_BYTES >> 20} a GPU)"
-        return Finding(check="shared_memory", level=Level.WARN, title=title, what=what, mend=mend)
-    return Finding(check="shared_memory", level=Level.OK, title=title, what=free)
+        return CheckResult(check="shared_memory", level=Level.WARN, title=title, what=what, mend=mend)
+    return CheckResult(check="shared_memory", level=Level.OK, title=title, what=free)

@@ -103,7 +103,7 @@ class PySpyFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class NodeFacts:
     """Everything that the checks judge."""
 
     perfd_version: str

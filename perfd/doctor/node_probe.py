@@ -23,8 +23,8 @@ from perfd.doctor.clock_sync import read_clock
 from perfd.doctor.node_facts import (
     AggregatorFacts,
     DirectoryFacts,
-    Facts,
     GpuFacts,
+    NodeFacts,
     NsysFacts,
     NvmlFacts,
     ProcessFacts,
@@ -49,12 +49,12 @@ def probe(
     configured: bool,
     environment: Mapping[str, str],
     root: Path = Path("/"),
-) -> Facts:
+) -> NodeFacts:
     """Everything that the checks judge. `configured` says that an operator wrote the configuration."""
     captures = Path(config.capture.output_directory or spool / "captures")
     installation = find_nsys(config.capture.nsys_path, environment.get("PATH"), root=root)
     promtool = shutil.which("promtool", path=environment.get("PATH"))
-    return Facts(
+    return NodeFacts(
         perfd_version=__version__,
         python_version=platform.python_version(),
         nvml=probe_nvml(),

@@ -80,7 +80,7 @@ MAX_CHANGES = 10_000
 
 
 @dataclass(slots=True)
-class Tally:
+class ExporterTally:
     """What an exporter did, for its self metrics. Only the exporter's own thread writes it."""
 
     sent: int = 0
@@ -98,7 +98,7 @@ class ExporterContext:
     """What an exporter gets beside its configuration."""
 
     clock: Clock
-    tally: Tally
+    tally: ExporterTally
     chance: Callable[[], float] = random.random
     """Draws evenly from 0 to below 1, for waits that shall differ between processes."""
 

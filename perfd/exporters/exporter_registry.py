@@ -12,7 +12,7 @@ from perfd.clock import Clock
 from perfd.config import ExportersConfig
 from perfd.errors import ConfigError
 from perfd.exporters.alertmanager.alertmanager_exporter import AlertmanagerExporter
-from perfd.exporters.exporter import Exporter, ExporterContext, MakeExporter, Round, Tally
+from perfd.exporters.exporter import Exporter, ExporterContext, ExporterTally, MakeExporter, Round
 from perfd.exporters.exporter_runner import ExporterRunner, ExporterStatus
 from perfd.exporters.jsonl import JsonLinesExporter
 from perfd.exporters.remote_write.remote_write_exporter import RemoteWriteExporter
@@ -25,14 +25,14 @@ SHIPPED = frozenset({"jsonl", "tensorboard", "wandb", "remote_write", "alertmana
 Made = tuple[str, Callable[[ExporterContext], Exporter]]
 
 
-class Exporters:
+class ExporterRegistry:
     """All exporters that are configured, running. Raises `ConfigError` when one cannot work."""
 
     def __init__(self, config: ExportersConfig, clock: Clock) -> None:
         # All are made before the first thread starts: a mistake in one leaves nothing behind.
         made = []
         for name, make in _configured(config):
-            tally = Tally()
+            tally = ExporterTally()
             made.append((name, make(ExporterContext(clock=clock, tally=tally)), tally))
         self._runners = [ExporterRunner(name, exporter, tally) for name, exporter, tally in made]
 

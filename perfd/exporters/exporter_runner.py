@@ -8,7 +8,7 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from perfd.exporters.exporter import Exporter, Round, Tally
+from perfd.exporters.exporter import Exporter, ExporterTally, Round
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class ExporterRunner:
     Changes of alerts and final summaries of a dropped round go over to the next one.
     """
 
-    def __init__(self, name: str, exporter: Exporter, tally: Tally, *, max_queued: int = 30) -> None:
+    def __init__(self, name: str, exporter: Exporter, tally: ExporterTally, *, max_queued: int = 30) -> None:
         self.name = name
         self._exporter = exporter
         self._tally = tally

@@ -23,7 +23,7 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class PostResponse:
     """What came back; status 0 when nothing did."""
 
     status: int
@@ -63,7 +63,7 @@ class Poster:
         _authorization(config, key)
         _check_headers(config, key)
 
-    def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:
+    def post(self, body: bytes, headers: Mapping[str, str]) -> PostResponse:
         """Send one body; never raises for what the network, the other side or a file of secrets does.
 
         It returns within `timeout_s`, however slowly the other side reads and answers.
@@ -71,7 +71,7 @@ class Poster:
         try:
             authorization = _authorization(self._config, self._key)
         except ConfigError as error:
-            return Answer(status=0, text=str(error))
+            return PostResponse(status=0, text=str(error))
         sent = {"User-Agent": f"perfd/{__version__}", **self._config.headers, **authorization, **headers}
         kept = self._connection is not None
         deadline_s = time.monotonic() + self._config.timeout_s
@@ -88,16 +88,16 @@ class Poster:
                 self._connection.close()
             self._connection = None
 
-    def _attempt(self, body: bytes, headers: Mapping[str, str], deadline_s: float) -> Answer:
+    def _attempt(self, body: bytes, headers: Mapping[str, str], deadline_s: float) -> PostResponse:
         self._closed_at_once = False
         try:
             return self._once(body, headers, deadline_s)
         except (OSError, http.client.HTTPException) as error:
             self.close()
             self._closed_at_once = isinstance(error, ConnectionError)
-            return Answer(status=0, text=str(error) or type(error).__name__)
+            return PostResponse(status=0, text=str(error) or type(error).__name__)
 
-    def _once(self, body: bytes, headers: Mapping[str, str], deadline_s: float) -> Answer:
+    def _once(self, body: bytes, headers: Mapping[str, str], deadline_s: float) -> PostResponse:
         if self._connection is None:
             self._connection = self._connect()
         self._connection.deadline_s = deadline_s
@@ -107,7 +107,7 @@ class Poster:
         if not response.isclosed() or response.will_close:
             # More than we read is no answer of these interfaces: begin anew.
             self.close()
-        return Answer(
+        return PostResponse(
             status=response.status,
             text=text.strip(),
             retry_after_s=_seconds(response.getheader("Retry-After")),

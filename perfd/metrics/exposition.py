@@ -35,7 +35,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Family:
+class MetricFamily:
     """All samples of one metric name."""
 
     name: str
@@ -44,7 +44,7 @@ class Family:
     samples: Sequence[Sample]
 
 
-def render(families: Iterable[Family]) -> bytes:
+def render(families: Iterable[MetricFamily]) -> bytes:
     """A whole exposition; a family without samples is left out, and NaN samples are written as NaN."""
     lines: list[str] = []
     for family in families:

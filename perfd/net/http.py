@@ -37,7 +37,7 @@ class Request:
     """Names in lower case."""
 
 
-class Stream(Protocol):
+class StreamingResponse(Protocol):
     """Pieces of an answer that come one by one; `close` is called once, whatever happens."""
 
     def __iter__(self) -> Iterator[bytes]:
@@ -55,7 +55,7 @@ class Response:
     status: int = 200
     content_type: str = "application/json; charset=utf-8"
     headers: Mapping[str, str] = field(default_factory=dict)
-    stream: Stream | None = None
+    stream: StreamingResponse | None = None
 
 
 Handler = Callable[[Request], Response]
@@ -223,7 +223,7 @@ class _Handler(BaseHTTPRequestHandler):
             if response.stream is not None:
                 response.stream.close()
 
-    def _send_stream(self, stream: Stream) -> None:
+    def _send_stream(self, stream: StreamingResponse) -> None:
         self.connection.settimeout(self.stalled_s)
         vanished_ms = round(self.stalled_s * 1000)
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, vanished_ms)

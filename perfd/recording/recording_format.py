@@ -50,7 +50,7 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     version: str | None = None
 
 
-class Stream(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class StreamEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One file of a recording; `path` is relative to `recording.json`."""
 
     node: str
@@ -84,7 +84,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     framework: Framework | None = None
     software: dict[str, str | None] = {}
     nodes: tuple[RecordedNode, ...] = ()
-    streams: tuple[Stream, ...]
+    streams: tuple[StreamEntry, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class Recording:
         """The job's name."""
         return self.manifest.name or self.directory.resolve().name
 
-    def path_of(self, stream: Stream) -> Path:
+    def path_of(self, stream: StreamEntry) -> Path:
         """The file of a stream."""
         return self.directory / stream.path
 
@@ -113,7 +113,7 @@ def open_recording(directory: Path, *, allow_missing: bool = False) -> Recording
     Raises `RecordingError` when there is nothing to play, or a file is missing.
     """
     manifest = _read_manifest(directory / MANIFEST_NAME)
-    present: list[Stream] = []
+    present: list[StreamEntry] = []
     missing: list[str] = []
     for stream in manifest.streams:
         _check_inside(directory, stream)
@@ -196,7 +196,7 @@ def _read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def _check_inside(directory: Path, stream: Stream) -> None:
+def _check_inside(directory: Path, stream: StreamEntry) -> None:
     """Refuse a path that leaves the folder: recordings are sent around, and may be hostile."""
     pure = PurePosixPath(stream.path)
     inside = (

@@ -22,7 +22,7 @@ from perfd.recording.recording_format import (
     RecordedGpu,
     RecordedNode,
     RecordedRank,
-    Stream,
+    StreamEntry,
 )
 from perfd.recording.records_stream import encode_item
 
@@ -96,7 +96,7 @@ class RecordingWriter:
 
     def _new_file(self, node: str, kind: str, name: str) -> Path:
         folder = _folder_name(node, taken=self._facts.folders)
-        stream = Stream(node=node, kind=kind, path=f"{folder}/{name}")
+        stream = StreamEntry(node=node, kind=kind, path=f"{folder}/{name}")
         (self._directory / folder).mkdir(exist_ok=True)
         self._facts.streams.append(stream)
         return self._directory / stream.path
@@ -116,7 +116,7 @@ class _Facts:
     """What `recording.json` will say, gathered from what was recorded."""
 
     def __init__(self, *, name: str, start_unix_ns: int) -> None:
-        self.streams: list[Stream] = []
+        self.streams: list[StreamEntry] = []
         self.folders: dict[str, str] = {}
         self._name = name
         self._start_unix_s = start_unix_ns / 1e9

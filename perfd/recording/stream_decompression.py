@@ -8,7 +8,7 @@ import zlib
 from pathlib import Path
 
 from perfd.errors import RecordingError
-from perfd.recording.recording_format import MANIFEST_NAME, Recording, Stream
+from perfd.recording.recording_format import MANIFEST_NAME, Recording, StreamEntry
 
 MAX_UNPACKED_BYTES = 8 * 1024**3
 """A bound against archives made to fill the disk; a day of 8 GPUs at 10 Hz is about 4 GiB."""
@@ -17,7 +17,7 @@ _CHUNK_BYTES = 1024 * 1024
 _GZIP_MAGIC = b"\x1f\x8b"
 
 
-def plain_file(recording: Recording, stream: Stream, scratch: Path) -> tuple[Path, str | None]:
+def plain_file(recording: Recording, stream: StreamEntry, scratch: Path) -> tuple[Path, str | None]:
     """A file with the stream's uncompressed bytes, and a warning if it is damaged.
 
     An uncompressed stream is its own file; a compressed one is written below

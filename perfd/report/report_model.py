@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
+class ReportMetric:
     """One number."""
 
     name: str
@@ -32,7 +32,7 @@ class ReportFinding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class ReportTable:
     """Rows of text; `shares` draws a bar of so much behind the first cell of each row."""
 
     title: str
@@ -45,7 +45,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class BarSegment:
     """A part of a bar: its length is `ratio` of the bar's."""
 
     kind: str
@@ -59,7 +59,7 @@ class Bars:
     title: str
     source: str
     labels: Sequence[str]
-    rows: Sequence[Sequence[Segment]]
+    rows: Sequence[Sequence[BarSegment]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,10 +116,10 @@ class Report:
     headline: str
     summary: Sequence[str]
     """Sentences."""
-    metrics: Sequence[Metric]
+    metrics: Sequence[ReportMetric]
     findings: Sequence[ReportFinding]
     figures: Sequence[Bars | Timeline | Roofline] = ()
-    tables: Sequence[Table] = ()
+    tables: Sequence[ReportTable] = ()
     notes: Sequence[str] = field(default_factory=tuple)
 
     def recommendations(self) -> list[ReportFinding]:

@@ -110,7 +110,7 @@ class Matcher:
         return lambda text: pattern.fullmatch(text) is None
 
 
-class Selection:
+class MatcherSet:
     """All matchers of one selector."""
 
     def __init__(self, matchers: Sequence[Matcher]) -> None:

@@ -33,7 +33,7 @@ def is_value(block: Block) -> NDArray[np.bool_]:
     return present
 
 
-class Table:
+class SampleMatrix:
     """A growing matrix that forgets rows older than its horizon (None: keeps all).
 
     The newest row is always kept.

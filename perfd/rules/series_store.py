@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfd.metrics.series import SeriesFrame, SeriesKey
-from perfd.rules.label_matchers import Selection
-from perfd.rules.sample_matrix import STALE, Columns, Table
+from perfd.rules.label_matchers import MatcherSet
+from perfd.rules.sample_matrix import STALE, Columns, SampleMatrix
 
 LOOKBACK_MS = 5 * 60 * 1000
 """How long a sample stays good; the default of Prometheus (`--query.lookback-delta`)."""
@@ -37,7 +37,7 @@ def to_ms(time_s: float) -> int:
 class Read:
     """What one selector of one rule needs: which series, and how far back."""
 
-    selection: Selection
+    selection: MatcherSet
     horizon_ms: int
 
 
@@ -45,11 +45,11 @@ class Read:
 class _Source:
     """The tables of one producer, by horizon, and how its current `keys` object goes into them."""
 
-    tables: dict[int | None, Table] = field(default_factory=dict)
+    tables: dict[int | None, SampleMatrix] = field(default_factory=dict)
     keys: Sequence[SeriesKey] | None = None
-    parts: list[tuple[Table, Columns, Columns]] = field(default_factory=list)
+    parts: list[tuple[SampleMatrix, Columns, Columns]] = field(default_factory=list)
     """Table, positions in the frame, columns of the table."""
-    unreached: list[Table] = field(default_factory=list)
+    unreached: list[SampleMatrix] = field(default_factory=list)
     """Tables that no current series goes to."""
 
 
@@ -112,7 +112,7 @@ class SeriesStore:
         if self._reads is not None:
             raise ValueError("Single samples need a store that keeps everything: make it without reads.")
         tables = self._sources.setdefault("samples", _Source()).tables
-        table = tables.setdefault(None, Table(None))
+        table = tables.setdefault(None, SampleMatrix(None))
         for key in samples:
             self._column(table, key)
         row = table.new_row(to_ms(time_unix_s), None)
@@ -123,7 +123,7 @@ class SeriesStore:
         """Changes when the series of a metric do (of any metric, for None): selections are then void."""
         return (self._revision, -1) if name is None else (0, self._names.get(name, 0))
 
-    def select(self, selection: Selection) -> list[tuple[Table, list[int]]]:
+    def select(self, selection: MatcherSet) -> list[tuple[SampleMatrix, list[int]]]:
         """The columns that a selector matches, by table."""
         found = []
         for table in (table for source in self._sources.values() for table in source.tables.values()):
@@ -135,7 +135,7 @@ class SeriesStore:
 
     def _parts(
         self, name: str, keys: Sequence[SeriesKey], time_ms: int
-    ) -> list[tuple[Table, Columns, Columns]]:
+    ) -> list[tuple[SampleMatrix, Columns, Columns]]:
         """Where the values of `keys` go; series of the source that are not among them end here."""
         source = self._sources.setdefault(name, _Source())
         if source.keys is not keys:
@@ -153,7 +153,7 @@ class SeriesStore:
                 continue
             table = source.tables.get(horizon_ms)
             if table is None:
-                table = source.tables[horizon_ms] = Table(horizon_ms)
+                table = source.tables[horizon_ms] = SampleMatrix(horizon_ms)
             positions, columns = targets.setdefault(horizon_ms, ([], []))
             positions.append(position)
             columns.append(self._column(table, key))
@@ -171,7 +171,7 @@ class SeriesStore:
         reads = (*self._reads.get(key.name, ()), *self._reads.get(None, ()))
         return max((read.horizon_ms for read in reads if read.selection.matches(key)), default=_UNREAD)
 
-    def _column(self, table: Table, key: SeriesKey) -> int:
+    def _column(self, table: SampleMatrix, key: SeriesKey) -> int:
         column = table.index.get(key)
         if column is None:
             column = table.add(key)

@@ -17,8 +17,8 @@ from perfd.collector import Settings
 from perfd.config import AgentConfig, AggregatorConfig, CollectorConfig, UplinkConfig
 from perfd.errors import PerfdError
 from perfd.model import Event, EventKind, Record
-from perfd.session.channel.log_pipe import LogFeed
-from perfd.session.recording.best_effort_recorder import Tape
+from perfd.session.channel.log_pipe import LogPipe
+from perfd.session.recording.best_effort_recorder import BestEffortRecorder
 from perfd.session.recording.collector_tee import tapped
 from perfd.session.session_collectors import SessionEvents, with_options
 from perfd.session.session_config import SessionConfig, load_session, with_rules
@@ -56,7 +56,7 @@ class LiveSession:
         self._say = say
         self._node = config.agent.node or settings.node
         self._events = SessionEvents()
-        self._log_feed = LogFeed()
+        self._log_feed = LogPipe()
         self._tape = self._open_tape()
         self._aggregator = self._start_aggregator(config)
         self._agent = self._make_agent(_agent_config(config, settings, root_pid), scratch)
@@ -98,10 +98,10 @@ class LiveSession:
         if self._tape is not None:
             self._tape.close()
 
-    def _open_tape(self) -> Tape | None:
+    def _open_tape(self) -> BestEffortRecorder | None:
         if self._settings.recording is None:
             return None
-        return Tape(
+        return BestEffortRecorder(
             Path(self._settings.recording),
             job=self._settings.job,
             node=self._node,

@@ -24,7 +24,7 @@ from perfd.collector import Settings
 from perfd.config import AgentCaptureConfig, AgentConfig, CollectorConfig, UplinkConfig
 from perfd.errors import PerfdError
 from perfd.recording.recording_format import open_recording
-from perfd.session.recording.recorded_streams import Playback, Players, installed_players, open_playback
+from perfd.session.recording.recorded_streams import Playback, StreamPlayers, installed_players, open_playback
 from perfd.session.session_config import SessionConfig
 
 TICK_S = 5.0
@@ -51,7 +51,7 @@ class ReplayOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class ReplayProgress:
     """How far a replay is."""
 
     played_s: float
@@ -78,9 +78,9 @@ class ReplayResult:
 def replay(
     options: ReplayOptions,
     *,
-    on_progress: Callable[[Progress], None] = lambda _: None,
+    on_progress: Callable[[ReplayProgress], None] = lambda _: None,
     on_end: Callable[[ReplayResult, Aggregator], None] = lambda _, __: None,
-    players: Players | None = None,
+    players: StreamPlayers | None = None,
     real_clock: Clock | None = None,
 ) -> ReplayResult:
     """Play a recording to its end; raises `RecordingError` if there is nothing to play.
@@ -161,10 +161,10 @@ def _instants(total_s: float) -> list[float]:
 
 
 def _shower(
-    on_progress: Callable[[Progress], None], total_s: float, aggregator: Aggregator
+    on_progress: Callable[[ReplayProgress], None], total_s: float, aggregator: Aggregator
 ) -> Callable[[float], None]:
     return lambda played_s: on_progress(
-        Progress(played_s=min(played_s, total_s), total_s=total_s, aggregator=aggregator)
+        ReplayProgress(played_s=min(played_s, total_s), total_s=total_s, aggregator=aggregator)
     )
 
 

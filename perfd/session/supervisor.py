@@ -20,11 +20,11 @@ from pathlib import Path
 from types import FrameType
 
 from perfd.clock import Clock, SystemClock
-from perfd.session.channel.monitor_channel import Feed
+from perfd.session.channel.monitor_channel import MonitorChannel
 from perfd.session.channel.monitor_protocol import FrameKind
-from perfd.session.job.child_process import WATCHED, Job
-from perfd.session.job.job_stdio import Output, open_outputs
-from perfd.session.job.output_relay import Pump
+from perfd.session.job.child_process import WATCHED, ChildProcess
+from perfd.session.job.job_stdio import JobStream, open_outputs
+from perfd.session.job.output_relay import OutputRelay
 
 SUMMARY_LIMIT_S = 30.0
 """How long the monitor may take for the summary after the job's end."""
@@ -66,7 +66,7 @@ class MonitorSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
+class SupervisorOptions:
     """One run of a command."""
 
     command: Sequence[str]
@@ -80,7 +80,7 @@ class RunOptions:
 
 
 def run(
-    options: RunOptions,
+    options: SupervisorOptions,
     *,
     say: Callable[[str], None],
     clock: Clock | None = None,
@@ -109,7 +109,7 @@ def run(
 class _Session:
     def __init__(
         self,
-        options: RunOptions,
+        options: SupervisorOptions,
         *,
         say: Callable[[str], None],
         clock: Clock,
@@ -122,12 +122,12 @@ class _Session:
         settings = _with_results_folder(options.settings, say)
         self._log = Path(settings.results) / "perfd.log" if settings.results else Path(os.devnull)
         self._monitor, feed_fd = _start_monitor(options.monitor, self._log, target_fds[1])
-        self._feed = Feed(feed_fd, clock)
+        self._feed = MonitorChannel(feed_fd, clock)
         self._feed.tell(FrameKind.SETTINGS, json.dumps(asdict(settings)))
         self._feed.tell(FrameKind.STARTED, str(self._job.pid))
         kinds = (FrameKind.STDOUT, FrameKind.STDERR)
         self._pumps = [
-            Pump(output.source_fd, output.target_fd, _listener(self._feed, kind))
+            OutputRelay(output.source_fd, output.target_fd, _listener(self._feed, kind))
             for output, kind in zip(self._outputs, kinds, strict=False)
         ]
 
@@ -186,9 +186,11 @@ def _interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _start_job(options: RunOptions, outputs: Sequence[Output], mask: Collection[int]) -> Job:
+def _start_job(
+    options: SupervisorOptions, outputs: Sequence[JobStream], mask: Collection[int]
+) -> ChildProcess:
     try:
-        return Job(
+        return ChildProcess(
             options.command,
             stdout_fd=outputs[0].job_fd,
             stderr_fd=outputs[-1].job_fd,
@@ -223,7 +225,7 @@ def _start_monitor(
     return monitor, write_fd
 
 
-def _listener(feed: Feed, kind: FrameKind) -> Callable[[bytes], None]:
+def _listener(feed: MonitorChannel, kind: FrameKind) -> Callable[[bytes], None]:
     return lambda chunk: feed.offer(kind, chunk)
 
 

@@ -38,14 +38,14 @@ def main() -> None:
     print("polls", flush=True)  # noqa: T201  (its parent waits for it)
     while True:
         configuration = _ask(
-            client, daemon, kineto_protocol.Poll(types=1 if busy else 3, job_id=0, pids=pids)
+            client, daemon, kineto_protocol.ConfigPoll(types=1 if busy else 3, job_id=0, pids=pids)
         )
         if configuration and not busy:
             _obey(habits, config_text.parse(configuration))
         time.sleep(habits.poll_s)
 
 
-def _ask(client: socket.socket, daemon: str | bytes, poll: kineto_protocol.Poll) -> str:
+def _ask(client: socket.socket, daemon: str | bytes, poll: kineto_protocol.ConfigPoll) -> str:
     try:
         client.sendto(kineto_protocol.encode(poll), daemon)
         return kineto_protocol.decode_reply(client.recv(kineto_protocol.MAX_FRAME_BYTES)) or ""

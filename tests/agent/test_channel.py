@@ -10,7 +10,7 @@ from agent.support import steps
 
 from perfd.agent.collection.batcher import Batcher
 from perfd.agent.spool.spool import Spool
-from perfd.agent.uplink.grpc_channel import Dialler
+from perfd.agent.uplink.grpc_channel import ChannelFactory
 from perfd.agent.uplink.uplink import Uplink
 from perfd.clock import VirtualClock
 from perfd.config import TlsConfig, UplinkConfig
@@ -20,30 +20,30 @@ from tests.support.fake_aggregator import FakeAggregator
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "localhost:1", "[::1]:1", "127.8.9.10:1"])
 def test_plaintext_on_this_machine_needs_no_permission(address: str) -> None:
-    Dialler(UplinkConfig(address=address))
+    ChannelFactory(UplinkConfig(address=address))
 
 
 @pytest.mark.parametrize("address", ["10.0.0.1:9461", "aggregator.example:9461", "[2001:db8::1]:9461"])
 def test_plaintext_to_another_machine_must_be_asked_for_by_name(address: str) -> None:
     with pytest.raises(ConfigError, match=r"another machine.*configure TLS, or set uplink\.allow_plaintext"):
-        Dialler(UplinkConfig(address=address))
-    Dialler(UplinkConfig(address=address, allow_plaintext=True))
+        ChannelFactory(UplinkConfig(address=address))
+    ChannelFactory(UplinkConfig(address=address, allow_plaintext=True))
 
 
 def test_an_address_without_a_port_is_named() -> None:
     with pytest.raises(ConfigError, match=r"uplink\.address: 'localhost' is not an address"):
-        Dialler(UplinkConfig(address="localhost"))
+        ChannelFactory(UplinkConfig(address="localhost"))
 
 
 def test_a_missing_certificate_is_named(tmp_path: Path) -> None:
     missing = str(tmp_path / "ca.pem")
     with pytest.raises(ConfigError, match=r"uplink\.tls\.ca: .*ca\.pem cannot be read: No such file"):
-        Dialler(UplinkConfig(tls=TlsConfig(ca=missing)))
+        ChannelFactory(UplinkConfig(tls=TlsConfig(ca=missing)))
 
 
 def test_a_certificate_without_its_key_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="both certificate and key"):
-        Dialler(UplinkConfig(tls=TlsConfig(certificate=str(tmp_path / "agent.pem"))))
+        ChannelFactory(UplinkConfig(tls=TlsConfig(certificate=str(tmp_path / "agent.pem"))))
 
 
 def issue(directory: Path, name: str) -> None:

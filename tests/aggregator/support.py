@@ -5,8 +5,8 @@ import math
 
 from perfd.aggregator import Aggregator
 from perfd.aggregator.state.fleet import Fleet
-from perfd.aggregator.state.job_state import Source
-from perfd.aggregator.state.limits import Counters, Limits
+from perfd.aggregator.state.job_state import RecordSource
+from perfd.aggregator.state.limits import AggregatorCounters, Limits
 from perfd.clock import VirtualClock
 from perfd.config import AggregatorConfig, RulesConfig
 from perfd.model import RankPlacement, SampleTable, Scope, TrainingStep
@@ -46,12 +46,12 @@ def place(rank, gpu, *, job="llm"):
 
 def source(*, agent="a", node="n0", now_s=0.0, late=False):
     """Where records come from."""
-    return Source(agent_id=agent, node=node, sent_unix_s=START_S + now_s, now_s=now_s, late=late)
+    return RecordSource(agent_id=agent, node=node, sent_unix_s=START_S + now_s, now_s=now_s, late=late)
 
 
 def fleet(**limits):
     """A fleet that knows nothing."""
-    return Fleet(Limits(**limits), Counters())
+    return Fleet(Limits(**limits), AggregatorCounters())
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.aggregator.state.agent_registry import Agents, AgentState, Verdict
+from perfd.aggregator.state.agent_registry import AgentRegistry, AgentState, BatchVerdict
 from perfd.aggregator.state.limits import Limits
 from perfd.model import Hello
 
@@ -19,8 +19,8 @@ def test_whatever_the_order_each_batch_counts_once_and_gaps_are_what_never_came(
     for sequence in sequences:
         verdict, missing = agent.take(sequence, limits)
         lost += missing
-        late += verdict is Verdict.LATE
-        if verdict is not Verdict.REPEAT:
+        late += verdict is BatchVerdict.LATE
+        if verdict is not BatchVerdict.REPEAT:
             taken.append(sequence)
     assert sorted(taken) == sorted(set(sequences))
     assert lost - late == max(sequences, default=0) - len(set(sequences))
@@ -28,25 +28,25 @@ def test_whatever_the_order_each_batch_counts_once_and_gaps_are_what_never_came(
 
 def test_a_huge_gap_is_counted_without_being_remembered_one_by_one():
     agent = AgentState(agent_id="a", node="n")
-    assert agent.take(1 << 50, Limits(missing_sequences=8)) == (Verdict.NEW, (1 << 50) - 1)
+    assert agent.take(1 << 50, Limits(missing_sequences=8)) == (BatchVerdict.NEW, (1 << 50) - 1)
     assert len(agent.missing) == 8
 
 
 def test_batches_that_a_new_agent_has_had_acknowledged_elsewhere_are_no_loss():
-    agents = Agents(Limits())
+    agents = AgentRegistry(Limits())
     greeting = agents.greet(hello(first=1000), 1, 0.0, 0)
     assert greeting.lost == 0
-    assert greeting.agent.take(1000, Limits()) == (Verdict.NEW, 0)
+    assert greeting.agent.take(1000, Limits()) == (BatchVerdict.NEW, 0)
 
 
 def test_what_an_agent_can_no_longer_send_is_lost():
-    agents = Agents(Limits())
+    agents = AgentRegistry(Limits())
     agents.greet(hello(), 1, 0.0, 0).agent.take(1, Limits())
     assert agents.greet(hello(first=5), 2, 0.0, 0).lost == 3
 
 
 def test_two_live_agents_of_one_name_are_told_apart_and_that_is_said_once():
-    agents = Agents(Limits())
+    agents = AgentRegistry(Limits())
     first = agents.greet(hello("aaaaaaaaaa"), 1, 0.0, 0)
     second = agents.greet(hello("bbbbbbbbbb"), 2, 0.0, 0)
     third = agents.greet(hello("cccccccccc"), 3, 0.0, 0)
@@ -55,14 +55,14 @@ def test_two_live_agents_of_one_name_are_told_apart_and_that_is_said_once():
 
 
 def test_an_agent_with_a_new_spool_takes_over_the_name_of_one_that_is_gone():
-    agents = Agents(Limits())
+    agents = AgentRegistry(Limits())
     first = agents.greet(hello("a"), 1, 0.0, 0)
     agents.left(first.agent, 1)
     assert agents.greet(hello("b"), 2, 0.0, 0).agent.node == "n"
 
 
 def test_the_end_of_an_old_stream_does_not_close_the_new_one():
-    agents = Agents(Limits())
+    agents = AgentRegistry(Limits())
     agent = agents.greet(hello(), 1, 0.0, 0).agent
     agents.greet(hello(), 2, 0.0, 0)
     agents.left(agent, 1)
@@ -70,7 +70,7 @@ def test_the_end_of_an_old_stream_does_not_close_the_new_one():
 
 
 def test_too_many_agents_are_refused_unless_an_old_one_can_go():
-    agents = Agents(Limits(agents=1))
+    agents = AgentRegistry(Limits(agents=1))
     first = agents.greet(hello("a"), 1, 0.0, 0)
     assert agents.greet(hello("b"), 2, 0.0, 0) is None
     agents.left(first.agent, 1)

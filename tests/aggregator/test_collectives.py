@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfd.aggregator.state.collective_tables import CollectiveRows
-from perfd.aggregator.state.limits import Counters, Limits
-from perfd.aggregator.state.nccl_time_counters import NcclTimes
+from perfd.aggregator.state.limits import AggregatorCounters, Limits
+from perfd.aggregator.state.nccl_time_counters import NcclTimeCounters
 from perfd.analysis.data.job_data import CollectiveTable, Method
 from perfd.analysis.data.robust_stats import known
 from perfd.model import CollectiveTimes, TimingSource
@@ -53,8 +53,8 @@ def times(
     )
 
 
-def rows(slots: int = 8, communicators: int = 4) -> tuple[CollectiveRows, Counters]:
-    counters = Counters()
+def rows(slots: int = 8, communicators: int = 4) -> tuple[CollectiveRows, AggregatorCounters]:
+    counters = AggregatorCounters()
     limits = Limits(operations_per_communicator=slots, communicators_per_job=communicators)
     return CollectiveRows(limits, counters), counters
 
@@ -182,7 +182,7 @@ def test_too_many_communicators_are_refused_and_counted() -> None:
 
 
 def test_time_in_nccl_is_the_change_between_readings_and_a_restarted_counter_starts_afresh() -> None:
-    nccl = NcclTimes(Limits(), Counters())
+    nccl = NcclTimeCounters(Limits(), AggregatorCounters())
     nccl.put(1, 10.0, 3.0, 0)
     nccl.put(1, 11.0, 3.25, 2)
     nccl.put(0, 10.0, 3.0, 0)
@@ -196,7 +196,7 @@ def test_time_in_nccl_is_the_change_between_readings_and_a_restarted_counter_sta
 
 def test_what_ranks_wait_while_a_job_starts_is_not_what_is_usual() -> None:
     state, _ = rows()
-    nccl = NcclTimes(Limits(), Counters())
+    nccl = NcclTimeCounters(Limits(), AggregatorCounters())
     busy_s = 0.0
     for window, total_s in enumerate([0.9, 0.1, 0.1, 0.1]):
         start = window * 1_000_000_000
@@ -305,7 +305,7 @@ def test_what_an_agent_with_a_new_spool_tells_again_is_counted_once() -> None:
 
 
 def test_a_rank_stands_still_since_its_counter_last_moved() -> None:
-    nccl = NcclTimes(Limits(), Counters())
+    nccl = NcclTimeCounters(Limits(), AggregatorCounters())
     for second, operations in enumerate([5, 6, 6, 6]):
         nccl.put(0, 100.0 + second, 1.0, 0, operations, read_s=5.0 + second)
 
@@ -314,7 +314,7 @@ def test_a_rank_stands_still_since_its_counter_last_moved() -> None:
 
 
 def test_of_many_readings_the_newest_64_count() -> None:
-    nccl = NcclTimes(Limits(), Counters())
+    nccl = NcclTimeCounters(Limits(), AggregatorCounters())
     random = np.random.default_rng(1)
     busy_s = np.cumsum(random.random(150))
     for second, busy in enumerate(busy_s.tolist()):
@@ -422,7 +422,7 @@ def test_an_impossibly_large_communicator_is_refused_and_counted() -> None:
 
 
 def test_many_large_communicators_are_refused_and_counted_until_others_are_left() -> None:
-    counters = Counters()
+    counters = AggregatorCounters()
     state = CollectiveRows(Limits(communicator_ranks_per_job=5), counters)
     for communicator in ("ab", "cd", "ef"):
         for rank in (0, 1):
@@ -465,7 +465,7 @@ def test_a_communicator_that_one_of_its_ranks_left_is_gone_though_another_one_is
 
 def test_a_rank_beyond_all_bounds_is_refused_and_counted() -> None:
     state, counters = rows()
-    counted = NcclTimes(Limits(), counters)
+    counted = NcclTimeCounters(Limits(), counters)
 
     state.put(times((1 << 32) - 1, [0], communicator_rank=0))
     counted.put((1 << 32) - 1, 1.0, 0.5, 0.0)
@@ -490,7 +490,7 @@ def test_windows_that_cannot_be_say_nothing_of_the_time_in_kernels() -> None:
 
 def test_late_operations_find_room_after_another_communicator_took_its_share() -> None:
     limits = Limits(fewest_operations_per_communicator=8, operation_cells_per_job=128)
-    state = CollectiveRows(limits, Counters())
+    state = CollectiveRows(limits, AggregatorCounters())
     for rank in (0, 1):
         state.put(times(rank, [*range(50), *range(55, 64)]))
     for rank in (0, 1):
@@ -505,7 +505,7 @@ def test_late_operations_find_room_after_another_communicator_took_its_share() -
 
 def test_late_operations_find_room_in_a_row_that_already_has_more_than_it_may_hold_now() -> None:
     limits = Limits(fewest_operations_per_communicator=8, operation_cells_per_job=128)
-    state = CollectiveRows(limits, Counters())
+    state = CollectiveRows(limits, AggregatorCounters())
     for rank in (0, 1):
         state.put(times(rank, [*range(23), 63]))
     state.put(times(0, [0], communicator="cd", size=6))

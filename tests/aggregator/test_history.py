@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from wire.records import RECORDS, of
 
-from perfd.aggregator.history.history_store import History
+from perfd.aggregator.history.history_store import HistoryStore
 from perfd.aggregator.history.history_tables import agent_row, job_rows, rows
 from perfd.aggregator.history.recovery import restore
-from perfd.aggregator.state.aggregator_state import State
+from perfd.aggregator.state.aggregator_state import AggregatorState
 from perfd.aggregator.state.limits import Limits
 from perfd.errors import PerfdError
 from perfd.model import (
@@ -52,8 +52,8 @@ def keep(history, made, *records, now_s=0.0, node="n0", agent="a"):
 
 
 def restored(path, *, after_s=60.0, now_s=100.0):
-    state = State.empty(Limits())
-    history = History(path)
+    state = AggregatorState.empty(Limits())
+    history = HistoryStore(path)
     restore(state, history, now_unix_s=START_S + after_s, now_s=now_s, forgotten_after_s=3600.0)
     history.close()
     return state
@@ -61,7 +61,7 @@ def restored(path, *, after_s=60.0, now_s=100.0):
 
 def test_a_restart_finds_jobs_as_they_were(path):
     made = fleet()
-    history = History(path)
+    history = HistoryStore(path)
     described = JobDescription(job="llm", framework="nemo", parallel=ParallelLayout(tp=2, pp=4))
     keep(history, made, described, place(0, 3), GpuInfo(index=3, name="H200"), gpus(0, a=1.0))
     server = ServerInfo(server="h:1", engine="vllm", model="m", parallel=ParallelLayout(tp=2))
@@ -85,7 +85,7 @@ def test_a_restart_finds_jobs_as_they_were(path):
 
 
 def test_after_a_restart_the_next_line_goes_on_and_a_lower_one_is_a_new_attempt(path):
-    history = History(path)
+    history = HistoryStore(path)
     keep(history, fleet(), step(1), step(2), step(3))
     history.close()
     going_on, going_back = restored(path), restored(path)
@@ -97,7 +97,7 @@ def test_after_a_restart_the_next_line_goes_on_and_a_lower_one_is_a_new_attempt(
 
 
 def test_only_the_newest_attempt_comes_back(path):
-    history, made = History(path), fleet()
+    history, made = HistoryStore(path), fleet()
     keep(history, made, step(1), step(2))
     keep(history, made, step(1, step_time_s=5.0))
     history.close()
@@ -108,7 +108,7 @@ def test_only_the_newest_attempt_comes_back(path):
 
 
 def test_a_job_that_is_forgotten_stays_on_disk(path):
-    history = History(path)
+    history = HistoryStore(path)
     keep(history, fleet(), step(1))
     assert restored(path, after_s=3601.0).fleet.jobs == {}
     assert [line["step"] for line in history.steps("llm", first_step=0, limit=10)] == [1]
@@ -116,7 +116,7 @@ def test_a_job_that_is_forgotten_stays_on_disk(path):
 
 
 def test_a_step_that_was_repeated_is_listed_once_as_the_newest_attempt_did_it(path):
-    history, made = History(path), fleet()
+    history, made = HistoryStore(path), fleet()
     keep(history, made, step(1), step(2), step(3))
     keep(history, made, step(2, step_time_s=9.0))
     found = [
@@ -128,7 +128,7 @@ def test_a_step_that_was_repeated_is_listed_once_as_the_newest_attempt_did_it(pa
 
 
 def test_what_is_older_than_its_time_is_deleted(path):
-    history = History(path)
+    history = HistoryStore(path)
     keep(history, fleet(), step(1), Event(kind=EventKind.CHECKPOINT, time_unix_ns=1, message="", job="llm"))
     keep(history, fleet(), step(1, job="new"), now_s=1000.0)
     history.expire(START_S + 500.0)
@@ -140,7 +140,7 @@ def test_what_is_older_than_its_time_is_deleted(path):
 
 
 def test_numbers_that_json_has_no_word_for_do_not_stop_a_restart(path):
-    history, made = History(path), fleet()
+    history, made = HistoryStore(path), fleet()
     odd = Event(
         kind=EventKind.STRAGGLER_REPORT,
         time_unix_ns=1,
@@ -164,7 +164,7 @@ kept_kinds = {kind: message for kind, message in RECORDS.items() if kind is not 
 @given(st.lists(st.one_of(*(of(kind, message) for kind, message in kept_kinds.items())), max_size=10))
 def test_whatever_the_wire_carries_can_be_kept_and_restored(tmp_path_factory, records):
     path = tmp_path_factory.mktemp("history") / "h.sqlite"
-    history = History(path)
+    history = HistoryStore(path)
     keep(history, fleet(), *records)
     assert history.failed_rows == 0
     history.close()
@@ -184,7 +184,7 @@ def small_files():
 
 
 def test_a_full_disk_costs_rows_and_is_said_once(path, small_files, caplog):
-    history = History(path)
+    history = HistoryStore(path)
     write(history)
     small_files(path.with_name(path.name + "-wal").stat().st_size)
     with caplog.at_level(logging.ERROR):
@@ -201,7 +201,7 @@ def test_a_full_disk_costs_rows_and_is_said_once(path, small_files, caplog):
 
 
 def test_a_locked_file_costs_rows_and_not_the_thread(path):
-    history = History(path, busy_timeout_s=0.01)
+    history = HistoryStore(path, busy_timeout_s=0.01)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     keep(history, fleet(), step(1))
@@ -214,14 +214,14 @@ def test_a_locked_file_costs_rows_and_not_the_thread(path):
 
 
 def test_a_batch_size_that_sqlite_cannot_hold_is_unknown(path):
-    history = History(path)
+    history = HistoryStore(path)
     keep(history, fleet(), step(1, global_batch_size=2**64 - 1))
     assert history.steps("llm", first_step=0, limit=1)[0]["global_batch_size"] is None
     history.close()
 
 
 def test_a_row_that_cannot_be_written_does_not_end_the_thread(path):
-    history = History(path)
+    history = HistoryStore(path)
     write(history, agent_row("a", "n", 1 << 70, 0.0))
     assert history.failed_rows == 1
     keep(history, fleet(), step(2))
@@ -230,12 +230,12 @@ def test_a_row_that_cannot_be_written_does_not_end_the_thread(path):
 
 
 def test_a_file_of_a_newer_perfd_is_refused_with_a_sentence(path):
-    History(path).close()
+    HistoryStore(path).close()
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 99")
     connection.close()
     with pytest.raises(PerfdError, match="newer perfd"):
-        History(path)
+        HistoryStore(path)
 
 
 @pytest.mark.parametrize("content", [b"this is no database" * 100, None])
@@ -246,18 +246,18 @@ def test_a_file_that_cannot_be_used_is_refused_with_a_sentence(tmp_path, content
     else:
         path.write_bytes(content)
     with pytest.raises(PerfdError, match=r"history\.path"):
-        History(path)
+        HistoryStore(path)
 
 
 def test_rows_beyond_the_queue_are_given_up_and_counted(path):
-    history = History(path, max_queued=0)
+    history = HistoryStore(path, max_queued=0)
     write(history, *job_rows("llm", 1, None, 0.0))
     assert history.failed_rows == 1
     history.close()
 
 
 def test_after_close_nothing_is_written_and_nobody_waits(path):
-    history = History(path)
+    history = HistoryStore(path)
     history.close()
     history.close()
     write(history, *job_rows("llm", 1, None, 0.0))

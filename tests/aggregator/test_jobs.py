@@ -6,7 +6,7 @@ import pytest
 from aggregator.support import source, step
 
 from perfd.aggregator.state.job_state import JobState
-from perfd.aggregator.state.limits import Counters, Limits
+from perfd.aggregator.state.limits import AggregatorCounters, Limits
 from perfd.model import (
     Event,
     EventKind,
@@ -20,7 +20,9 @@ from perfd.model import (
 
 @pytest.fixture
 def job():
-    return JobState("llm", Limits(memory_reports_per_job=2, streams_per_job=2, nodes_per_job=2), Counters())
+    return JobState(
+        "llm", Limits(memory_reports_per_job=2, streams_per_job=2, nodes_per_job=2), AggregatorCounters()
+    )
 
 
 def tell(job, *numbers, agent="a", **fields):
@@ -170,7 +172,7 @@ def test_a_job_that_ended_or_has_no_log_is_not_silent(job):
 
 
 def test_ranks_streams_and_nodes_beyond_the_bounds_are_counted():
-    counters = Counters()
+    counters = AggregatorCounters()
     job = JobState("llm", Limits(memory_reports_per_job=1, streams_per_job=1, nodes_per_job=1), counters)
     for rank in range(3):
         job.memory_report(MemoryReport(job="llm", step=1, rank=rank), source())

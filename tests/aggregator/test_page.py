@@ -15,7 +15,7 @@ from perfd.agent.collection.collector_task import TaskState
 from perfd.agent.self_metrics import agent_families, collector_families, process_families
 from perfd.agent.spool.spool import SpoolStats
 from perfd.agent.uplink.uplink import UplinkState
-from perfd.aggregator.series.metric_names import Names
+from perfd.aggregator.series.metric_names import MetricNames
 from perfd.aggregator.series.page_renderer import PageRenderer
 from perfd.cli import metrics_reference
 from perfd.collector import ColumnKind
@@ -56,20 +56,20 @@ def frame(series):
 
 
 def renderer():
-    return PageRenderer(Names([]).describe)
+    return PageRenderer(MetricNames([]).describe)
 
 
 def slowly(series):
     """The same page by the reference writer."""
     families = []
     for name in sorted({name for name, _, _ in series}):
-        info = Names([]).describe(name)
+        info = MetricNames([]).describe(name)
         samples = [
             exposition.Sample(value=value, labels=dict(SeriesKey.of(name, labels).labels))
             for other, labels, value in series
             if other == name and value == value
         ]
-        families.append(exposition.Family(name=name, help=info.help, kind=info.kind, samples=samples))
+        families.append(exposition.MetricFamily(name=name, help=info.help, kind=info.kind, samples=samples))
     return exposition.render(families)
 
 
@@ -160,7 +160,7 @@ def full_page():
 
 def test_every_series_is_in_the_catalogue_with_its_labels():
     _, keys = full_page()
-    names = Names.installed()
+    names = MetricNames.installed()
     raw = {
         raw_metric(column).name
         for name in collector_entry_points()

@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from perfd.aggregator.captures.call_with_timeout import Patience
+from perfd.aggregator.captures.call_with_timeout import TimeoutCall
 
 
 def test_what_is_done_in_time_is_returned_and_errors_are_raised() -> None:
-    patience = Patience(60.0)
+    patience = TimeoutCall(60.0)
 
     assert patience.call(lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
@@ -20,7 +20,7 @@ def test_what_is_done_in_time_is_returned_and_errors_are_raised() -> None:
 
 
 def test_while_something_hangs_nothing_else_is_begun() -> None:
-    patience, back, begun = Patience(0.05), threading.Event(), threading.Event()
+    patience, back, begun = TimeoutCall(0.05), threading.Event(), threading.Event()
     with pytest.raises(TimeoutError):
         patience.call(back.wait)
     with pytest.raises(TimeoutError):

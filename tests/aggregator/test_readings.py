@@ -7,12 +7,12 @@ from aggregator.support import gpus
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.aggregator.state.node_samples import GpuHistory, Layout, Readings, values_of
+from perfd.aggregator.state.node_samples import GpuHistory, Layout, NodeSamples, values_of
 from perfd.model import SampleTable, Scope
 
 
 def readings(*tables, entities=8, metrics=8):
-    made = Readings(Layout(entities=entities, metrics=metrics))
+    made = NodeSamples(Layout(entities=entities, metrics=metrics))
     refused = 0
     for now_s, table in tables:
         plan = made.layout.plan(table)

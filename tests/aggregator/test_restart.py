@@ -8,7 +8,7 @@ from aggregator.support import START_S, aggregator, place, step
 from exporters.support import Receiver, until
 
 from perfd.aggregator import Aggregator
-from perfd.aggregator.history.history_store import History
+from perfd.aggregator.history.history_store import HistoryStore
 from perfd.aggregator.history.history_tables import SCHEMA
 from perfd.clock import VirtualClock
 from perfd.config import (
@@ -132,7 +132,7 @@ def test_it_is_the_same_after_a_kill(clock, config):
     try:
         feed(killed, clock, [1], step_time_s=9.0)
         wait(killed, clock, 90)
-        reader = History(_path(config))
+        reader = HistoryStore(_path(config))
         until(lambda: reader.engine_state().time_unix_s >= START_S + 75)
         reader.close()
         # The other one has not stopped: nothing that it would write at its end is there.

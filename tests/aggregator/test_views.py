@@ -8,10 +8,10 @@ from typing import Any
 from analysis.jobs import job_data, phase_table, step_table
 
 from perfd.aggregator.captures.capture_view import job_view
-from perfd.aggregator.state.aggregator_state import State
+from perfd.aggregator.state.aggregator_state import AggregatorState
 from perfd.aggregator.state.limits import Limits
 from perfd.analysis.collectives.by_rank import NcclRank
-from perfd.analysis.collectives.nccl_summary import Nccl
+from perfd.analysis.collectives.nccl_summary import NcclSummary
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, summarise
 from perfd.capture.selection.rank_selection import JobView, select
 from perfd.model import CaptureTool, RankPlacement
@@ -27,8 +27,8 @@ def view(waits: tuple[float | None, ...] = (), **fields: Any) -> JobView:
         NcclRank(rank=rank, busy_ratio=0.5, wait_ratio=wait, caused_ratio=None)
         for rank, wait in enumerate(waits)
     ]
-    summary = replace(summarise(data, AnalysisSettings()), nccl=Nccl(ranks=ranks))
-    return job_view(State.empty(Limits()), data, summary, CaptureTool.NSYS)
+    summary = replace(summarise(data, AnalysisSettings()), nccl=NcclSummary(ranks=ranks))
+    return job_view(AggregatorState.empty(Limits()), data, summary, CaptureTool.NSYS)
 
 
 def times(found: JobView) -> dict[int, float | None]:

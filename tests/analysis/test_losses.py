@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfd.analysis.collectives.change_detection import EARLIER, NEWEST
-from perfd.analysis.collectives.communicator_batch import Stack, stacked
-from perfd.analysis.collectives.late_rank_cost import LONG, NEEDED_AT_ONCE, RECENT, Losses
-from perfd.analysis.collectives.step_segmentation import Rhythm, Shape, Window
+from perfd.analysis.collectives.communicator_batch import CommunicatorBatch, stacked
+from perfd.analysis.collectives.late_rank_cost import LONG, NEEDED_AT_ONCE, RECENT, LateRankLosses
+from perfd.analysis.collectives.step_segmentation import AnalysisWindow, StepPeriod, StepShape
 from perfd.analysis.collectives.transfer_wait import MATCHED_OPERATIONS
 from perfd.analysis.data.job_data import Bools, CollectiveTable, Floats
 from perfd.model import ParallelLayout
@@ -26,7 +26,7 @@ class Job:
 
     world: int
     step_s: float | None
-    judged: list[tuple[Stack, Bools]]
+    judged: list[tuple[CommunicatorBatch, Bools]]
 
 
 @st.composite
@@ -70,12 +70,12 @@ def jobs(draw: st.DrawFn) -> Job:
     return Job(world=grid.size, step_s=step_s, judged=judged)
 
 
-def plainly(job: Job, window: Window) -> Floats:
+def plainly(job: Job, window: AnalysisWindow) -> Floats:
     """(4, world, blocks): the columns of `Lateness`, number by number."""
     shapes = [
         (stack, shape)
         for stack, flags in job.judged
-        for shape in Rhythm.of(stack, flags, at_once(stack), job.step_s).shapes(window)
+        for shape in StepPeriod.of(stack, flags, at_once(stack), job.step_s).shapes(window)
     ]
     blocks = max((shape.blocks for stack, shape in shapes if of_peers(stack)), default=0)
     summed, highest = np.zeros((4, job.world, blocks)), np.full((4, job.world, blocks), -np.inf)
@@ -103,7 +103,7 @@ def plainly(job: Job, window: Window) -> Floats:
     return np.where(known, total, np.nan)
 
 
-def steps_of(stack: Stack, row: int, shape: Shape) -> Iterator[Floats]:
+def steps_of(stack: CommunicatorBatch, row: int, shape: StepShape) -> Iterator[Floats]:
     """(operations, g): what each rank waits in each operation of a step, of the newest steps."""
     steps = shape.blocks if shape.needed_at_once else shape.steps
     taken = shape.steps * shape.per_step
@@ -112,7 +112,7 @@ def steps_of(stack: Stack, row: int, shape: Shape) -> Iterator[Floats]:
         yield of_step_s - of_step_s.min(axis=1, keepdims=True)
 
 
-def of_step(waits_s: Floats, shape: Shape, pace: float, step_s: float | None) -> Floats:
+def of_step(waits_s: Floats, shape: StepShape, pace: float, step_s: float | None) -> Floats:
     """(4, g): shares of time; NaN where no operation of the step can be matched."""
     operations, ranks = waits_s.shape
     by_rank: list[list[float]] = [[0.0] for _ in range(ranks)]
@@ -133,17 +133,17 @@ def of_step(waits_s: Floats, shape: Shape, pace: float, step_s: float | None) ->
     return np.array([np.subtract(least, others), most, [sum(most)] * ranks, waits])
 
 
-def of_peers(stack: Stack) -> bool:
+def of_peers(stack: CommunicatorBatch) -> bool:
     return stack.operation in MATCHED_OPERATIONS
 
 
-def at_once(stack: Stack) -> Bools:
+def at_once(stack: CommunicatorBatch) -> Bools:
     return np.array([not of_peers(stack) or name in NEEDED_AT_ONCE for name in stack.names.tolist()])
 
 
 @given(jobs())
 def test_what_is_lost_all_at_once_is_what_is_lost_number_by_number(job: Job) -> None:
-    losses = Losses(job.judged, job.world, job.step_s)
+    losses = LateRankLosses(job.judged, job.world, job.step_s)
     for window in WINDOWS:
         late = losses.lateness(window)
         found = np.array([late.at_least, late.at_most, late.among, late.waits])
@@ -152,14 +152,14 @@ def test_what_is_lost_all_at_once_is_what_is_lost_number_by_number(job: Job) -> 
 
 @given(jobs())
 def test_who_is_late_is_the_same_when_nothing_else_is_asked(job: Job) -> None:
-    losses = Losses(job.judged, job.world, job.step_s)
+    losses = LateRankLosses(job.judged, job.world, job.step_s)
     for window in WINDOWS:
         np.testing.assert_array_equal(losses.caused(window).at_least, losses.lateness(window).at_least)
 
 
 @given(jobs())
 def test_the_newest_steps_are_those_of_a_longer_look(job: Job) -> None:
-    losses = Losses(job.judged, job.world, job.step_s)
+    losses = LateRankLosses(job.judged, job.world, job.step_s)
     newest, all_of_them = losses.caused(NEWEST).at_least, losses.caused(EARLIER).at_least
     assert NEWEST.told is not None
     shown = min(NEWEST.told, all_of_them.shape[1])
@@ -170,7 +170,7 @@ def test_the_newest_steps_are_those_of_a_longer_look(job: Job) -> None:
 def test_sizes_repeat_after_as_many_operations_as_in_each_communicator_alone(
     sizes: list[list[float]],
 ) -> None:
-    def stack_of(chosen: list[list[float]]) -> Stack:
+    def stack_of(chosen: list[list[float]]) -> CommunicatorBatch:
         tables = [
             CollectiveTable(
                 communicator=str(index),
@@ -189,7 +189,7 @@ def test_sizes_repeat_after_as_many_operations_as_in_each_communicator_alone(
 
     def periods(chosen: list[list[float]]) -> list[int]:
         of_all = np.ones(len(chosen), dtype=bool)
-        return list(Rhythm.of(stack_of(chosen), of_all, ~of_all, None).periods)
+        return list(StepPeriod.of(stack_of(chosen), of_all, ~of_all, None).periods)
 
     def repeats(row: list[float], period: int) -> bool:
         return sum(map(float.__eq__, row[period:], row[:-period])) >= 0.95 * (len(row) - period)

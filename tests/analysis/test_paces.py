@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from analysis.jobs import step_table
 
-from perfd.analysis.collectives.communicator_batch import Stack, stacked
+from perfd.analysis.collectives.communicator_batch import CommunicatorBatch, stacked
 from perfd.analysis.collectives.operation_rate import mean_step_s, paced
 from perfd.analysis.data.job_data import CollectiveTable
 from perfd.model import ParallelLayout
@@ -16,7 +16,7 @@ from perfd.model import ParallelLayout
 PER_STEP = 8
 
 
-def stack(operations_per_s: float, counted_s: float | None) -> Stack:
+def stack(operations_per_s: float, counted_s: float | None) -> CommunicatorBatch:
     one = CollectiveTable(
         communicator="ab",
         operation="AllReduce",
@@ -31,7 +31,7 @@ def stack(operations_per_s: float, counted_s: float | None) -> Stack:
     return stacked([one], ParallelLayout())[0]
 
 
-def per_step(one: Stack, step_s: float) -> float:
+def per_step(one: CommunicatorBatch, step_s: float) -> float:
     return float(one.collectives.operations_per_s[0]) * step_s
 
 

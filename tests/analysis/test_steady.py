@@ -7,7 +7,7 @@ from analysis.jobs import step_table
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.analysis.steps.steady_steps import Reason, steady_rows
+from perfd.analysis.steps.steady_steps import ExclusionReason, steady_rows
 from perfd.model import Event, EventKind
 
 
@@ -19,7 +19,7 @@ def test_the_first_line_and_marked_warm_up_do_not_count():
     steps = step_table([9.0, 5.0, 1.0, 1.0, 1.0], warmup=[True, True, False, False, False])
     steady = steady_rows(steps, ())
     assert steady.rows.tolist() == [2, 3, 4]
-    assert steady.dropped == {Reason.FIRST: (1,), Reason.WARM_UP: (2,)}
+    assert steady.dropped == {ExclusionReason.FIRST: (1,), ExclusionReason.WARM_UP: (2,)}
 
 
 def test_a_checkpoint_an_evaluation_and_a_profile_cost_their_step_and_the_next():
@@ -30,32 +30,32 @@ def test_a_checkpoint_an_evaluation_and_a_profile_cost_their_step_and_the_next()
         event(EventKind.PROFILE, step=9),
     ]
     dropped = steady_rows(steps, events).dropped
-    assert dropped[Reason.CHECKPOINT] == (3, 4)
-    assert dropped[Reason.EVALUATION] == (6, 7)
-    assert dropped[Reason.PROFILE] == (9, 10)
+    assert dropped[ExclusionReason.CHECKPOINT] == (3, 4)
+    assert dropped[ExclusionReason.EVALUATION] == (6, 7)
+    assert dropped[ExclusionReason.PROFILE] == (9, 10)
 
 
 def test_an_event_inside_a_line_of_many_steps_drops_that_line():
     steps = step_table([1.0] * 4, step=[10, 20, 30, 40], steps_covered=10)
     dropped = steady_rows(steps, [event(EventKind.CHECKPOINT, step=15)]).dropped
-    assert dropped[Reason.CHECKPOINT] == (20, 30)
+    assert dropped[ExclusionReason.CHECKPOINT] == (20, 30)
 
 
 def test_an_event_without_a_step_is_placed_by_its_time():
     steps = step_table([1.0] * 6)
     steady = steady_rows(steps, [event(EventKind.CHECKPOINT, time_unix_s=1002.5)])
-    assert steady.dropped[Reason.CHECKPOINT] == (3, 4)
+    assert steady.dropped[ExclusionReason.CHECKPOINT] == (3, 4)
 
 
 def test_the_first_line_after_a_resume_does_not_count():
     steps = step_table([1.0] * 6)
     steady = steady_rows(steps, [event(EventKind.RESTARTED, step=3)])
-    assert steady.dropped[Reason.FIRST] == (1, 4)
+    assert steady.dropped[ExclusionReason.FIRST] == (1, 4)
 
 
 def test_a_line_without_a_time_is_not_steady():
     steady = steady_rows(step_table([1.0, 1.0, float("nan"), 0.0, 1.0]), ())
-    assert steady.dropped[Reason.NO_TIME] == (3, 4)
+    assert steady.dropped[ExclusionReason.NO_TIME] == (3, 4)
 
 
 def test_unmarked_slow_steps_are_outliers_and_stay_in_what_jitter_is_measured_on():
@@ -63,13 +63,13 @@ def test_unmarked_slow_steps_are_outliers_and_stay_in_what_jitter_is_measured_on
     times[7:11] = [1.15, 1.08, 1.16, 6.0]
     steady = steady_rows(step_table(times), ())
     # The second of them is under 10 %, but stands between two that are not.
-    assert steady.dropped[Reason.OUTLIER] == (8, 9, 10, 11)
+    assert steady.dropped[ExclusionReason.OUTLIER] == (8, 9, 10, 11)
     assert set(steady.unmarked.tolist()) - set(steady.rows.tolist()) == {7, 8, 9, 10}
 
 
 def test_a_lasting_change_of_pace_is_no_outlier():
     steady = steady_rows(step_table([1.0] * 30 + [1.5] * 30), ())
-    assert Reason.OUTLIER not in steady.dropped
+    assert ExclusionReason.OUTLIER not in steady.dropped
 
 
 def test_wide_natural_scatter_is_not_cut():
@@ -82,7 +82,7 @@ def test_wide_natural_scatter_is_not_cut():
 def test_a_ramp_of_the_batch_keeps_the_newest_size_only():
     steps = step_table([1.0] * 6 + [2.0] * 6, global_batch_size=[8.0] * 6 + [16.0] * 6)
     steady = steady_rows(steps, ())
-    assert steady.dropped[Reason.BATCH_SIZE] == (2, 3, 4, 5, 6)
+    assert steady.dropped[ExclusionReason.BATCH_SIZE] == (2, 3, 4, 5, 6)
     assert steady.rows.tolist() == [6, 7, 8, 9, 10, 11]
 
 

@@ -7,9 +7,9 @@ from pathlib import PurePosixPath
 import pytest
 from capture.conftest import request
 
-from perfd.capture.kineto.trace_directory import Dropbox
+from perfd.capture.kineto.trace_directory import TraceDirectory
 from perfd.capture.node.capture_storage import CaptureRecord, CaptureStore, free_bytes
-from perfd.capture.node.retention import Watch
+from perfd.capture.node.retention import FolderWatch
 from perfd.capture.nsys import nsys_cli
 from perfd.errors import CaptureError
 from perfd.model import CaptureState
@@ -79,7 +79,7 @@ def test_a_capture_that_cannot_even_begin_on_a_full_disk_leaves_no_folder(node, 
 def test_a_trace_of_kineto_that_does_not_fit_leaves_no_part_of_it(node, with_small_disk, tmp_path):
     with_small_disk(node)
     fill(node, but=1 << 16)
-    box = Dropbox(root=tmp_path, place=PurePosixPath("/"), name="perfd-kineto-x")
+    box = TraceDirectory(root=tmp_path, place=PurePosixPath("/"), name="perfd-kineto-x")
     (tmp_path / box.name).mkdir()
     (tmp_path / box.name / "trace_1.json").write_bytes(b"x" * (1 << 20))
     with pytest.raises(CaptureError, match=r"cannot be kept as .*/rank0\.json: No space left"):
@@ -91,7 +91,7 @@ def test_old_captures_leave_a_disk_that_is_full(node, with_small_disk):
     with_small_disk(node)
     store = CaptureStore(node.captures, max_bytes=10**9, min_free_bytes=0)
     store.create(CaptureRecord(request=request(), open=False))
-    watch = Watch(node.captures, 3600.0, who="agent", option="capture.retention_days")
+    watch = FolderWatch(node.captures, 3600.0, who="agent", option="capture.retention_days")
     store.remove_old(watch, lambda *_: None, 0)
     fill(node)
     store.remove_old(watch, lambda *_: None, 3600)

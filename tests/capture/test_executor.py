@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from capture.conftest import request
 
-from perfd.capture.node.capture_tool import Begun, Plan, Readiness, Target, Tool
+from perfd.capture.node.capture_tool import Begun, CapturePlan, CaptureTarget, Readiness, Tool
 from perfd.capture.node.job_guards import JobProgress
 from perfd.capture.node.process_environment import RUN_VARIABLE
 from perfd.capture.nsys.nsys_cli import session_name
@@ -181,7 +181,7 @@ class BrokenTool(Tool):
         return True
 
     def ready(self, job, ranks):
-        return Readiness(targets=[Target(handle="s", processes={1: 0})])
+        return Readiness(targets=[CaptureTarget(handle="s", processes={1: 0})])
 
     def start(self, targets, plan):
         self.collecting = True
@@ -483,7 +483,7 @@ def test_after_a_report_that_began_late_the_next_capture_settles_longer(make_nod
     tool = NsysTool(inspect(node.nsys), placements=lambda job: (), clock=SystemClock())
     settled_s = []
     for name in ("first", "second"):
-        plan = Plan(
+        plan = CapturePlan(
             capture_id=name, directory=node.directory / name, max_duration_s=9, max_bytes=10**9, steps=1
         )
         plan.directory.mkdir()

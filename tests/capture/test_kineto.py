@@ -13,7 +13,7 @@ from capture.conftest import Node, request
 
 from perfd.capture.kineto.config_text import parse
 from perfd.capture.kineto.daemon_socket import CLIENT_PREFIX, KinetoEndpoint
-from perfd.capture.kineto.kineto_tool import KinetoOptions, KinetoTool, Timing
+from perfd.capture.kineto.kineto_tool import KinetoOptions, KinetoTiming, KinetoTool
 from perfd.capture.kineto.trace_directory import PREFIX
 from perfd.capture.node.job_guards import JobProgress
 from perfd.clock import SystemClock
@@ -21,7 +21,7 @@ from perfd.model import CaptureCancel, CaptureState, CaptureTool, RankPlacement
 from tests.support import kineto_processes
 from tests.support.kineto_processes import Habits
 
-QUICK = Timing(tick_s=0.05, margin_s=0.4, file_s=1.5)
+QUICK = KinetoTiming(tick_s=0.05, margin_s=0.4, file_s=1.5)
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.capture.policy.capture_policy import CapturePolicy, Patience
+from perfd.capture.policy.capture_policy import CapturePolicy, CaptureTimeouts
 from perfd.capture.policy.policy_events import (
     AgentConnected,
     AgentGone,
@@ -33,7 +33,7 @@ PROFILES = {
     "default": CaptureProfile(cooldown_s=100, max_per_hour=3),
     "blamed": CaptureProfile(ranks="alert", cooldown_s=100, max_per_hour=3),
 }
-PATIENCE = Patience(answer_s=30, result_s=180, gone_s=60, lead_s=3)
+PATIENCE = CaptureTimeouts(answer_s=30, result_s=180, gone_s=60, lead_s=3)
 TWO_NODES = JobView(
     job="llama",
     nodes=("a", "b"),

@@ -19,7 +19,7 @@ from perfd.capture.node.capture_executor import CaptureExecutor
 from perfd.capture.node.capture_storage import CaptureRecord, CaptureStore
 from perfd.capture.node.job_guards import JobProgress
 from perfd.capture.node.read_lock import MARK, reading
-from perfd.capture.node.retention import DAY_S, Ledger, Watch, expired, keep_s, looked
+from perfd.capture.node.retention import DAY_S, FolderWatch, RetentionLedger, expired, keep_s, looked
 from perfd.capture.node.shared_folder import SharedFolder
 from perfd.capture.redact.redacted_copy import can_be_redacted
 from perfd.cli import main
@@ -33,12 +33,12 @@ IN_2038_S = 2**31
 
 
 def watch(directory, who="a"):
-    return Watch(directory, KEEP_S, who=who, option="capture.retention_days")
+    return FolderWatch(directory, KEEP_S, who=who, option="capture.retention_days")
 
 
 @given(st.lists(st.tuples(st.floats(0, 100 * DAY_S), st.sets(st.sampled_from("abc"))), max_size=12))
 def test_a_capture_leaves_exactly_when_it_was_watched_for_so_long(looks):
-    ledger, since_s = Ledger(), {}
+    ledger, since_s = RetentionLedger(), {}
     for passed_s, there in looks:
         ledger = looked(replace(ledger, watched_s=ledger.watched_s + passed_s), there)
         since_s = {name: since_s.get(name, ledger.watched_s) for name in there}

@@ -20,7 +20,7 @@ from rich.console import Console, RenderableType
 
 from perfd.cli.top.job_screen import job_screen
 from perfd.cli.top.keys import first_key
-from perfd.cli.top.screen_state import Place, Screen, press, window
+from perfd.cli.top.screen_state import Screen, ScreenPosition, press, window
 from perfd.cli.top.screens import fleet_screen, help_screen, order, server_order, server_screen
 from perfd.net.http import Response
 from tests.support.page_server import StandIn, fleet_row, job_entry, server_entry
@@ -208,7 +208,7 @@ def test_without_anything_there_are_sentences() -> None:
 
 def test_keys_choose_open_and_go_back() -> None:
     names = [f"job-{number}" for number in range(30)]
-    place = Place()
+    place = ScreenPosition()
     for key in ("down", "j", "page down", "up", "k"):
         place = press(place, key, names)
     assert place.row == 10
@@ -226,7 +226,7 @@ def test_keys_choose_open_and_go_back() -> None:
     st.lists(st.sampled_from(["up", "down", "page up", "page down", "enter", "h", "s"])), st.integers(0, 50)
 )
 def test_no_keys_lead_out_of_the_list(pressed: list[str], count: int) -> None:
-    place, names = Place(), [str(number) for number in range(count)]
+    place, names = ScreenPosition(), [str(number) for number in range(count)]
     for key in pressed:
         place = press(place, key, names)
         assert place.row == 0 or place.row < count

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perfd_collectors.ranks import CgroupIdentity, parse_cgroup, parse_environ, resolve_rank
 from perfd_collectors.ranks.environment import WANTED, Launcher, job_name
-from perfd_collectors.ranks.gpu_of_rank import Gpu, Held, gpu_expected, gpu_held
+from perfd_collectors.ranks.gpu_of_rank import Gpu, HeldMemory, gpu_expected, gpu_held
 from perfd_collectors.ranks.processes import parse_nspid, parse_stat
 
 UID = "0f7ac4f5-7a4c-4f0e-9a2a-6a5d8c1b2e3f"
@@ -280,5 +280,5 @@ def test_gpus_of_different_kinds_may_have_another_order_in_cuda() -> None:
 def test_a_rank_is_where_it_holds_most(
     held: list[tuple[int, int | None]], expected: int | None, gpu: int | None
 ) -> None:
-    entries = [Held(pid=1, gpu=index, memory_bytes=memory) for index, memory in held]
+    entries = [HeldMemory(pid=1, gpu=index, memory_bytes=memory) for index, memory in held]
     assert gpu_held(entries, expected) == gpu

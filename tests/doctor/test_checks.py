@@ -29,8 +29,8 @@ from perfd.doctor.node_facts import (
     AggregatorFacts,
     ClockFacts,
     DirectoryFacts,
-    Facts,
     GpuFacts,
+    NodeFacts,
     NsysFacts,
     NvmlFacts,
     ProcessFacts,
@@ -50,7 +50,7 @@ COMPUTE_NSYS = replace(
     importer_elsewhere=Path("/opt/host/linux-desktop-glibc_2_11_3-x64/QdstrmImporter"),
 )
 GOOD_DIRECTORY = DirectoryFacts(path=Path("/state"), free_bytes=2**40)
-HEALTHY = Facts(
+HEALTHY = NodeFacts(
     perfd_version="1.0.0",
     python_version="3.12.1",
     nvml=NvmlFacts(driver="580.159", gpus=[GpuFacts(index=0, name="NVIDIA H200", gpm=True)]),

@@ -7,14 +7,14 @@ import time
 import numpy as np
 
 from perfd.clock import SystemClock, VirtualClock
-from perfd.exporters.exporter import AlertUpdate, ExporterContext, Tally
+from perfd.exporters.exporter import AlertUpdate, ExporterContext, ExporterTally
 from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.net.http import HttpServer, Request, Response
 
 
 def context(clock=None):
     # The longest waits that there can be: so tests know when an exporter tries again.
-    return ExporterContext(clock=clock or VirtualClock(), tally=Tally(), chance=lambda: 1.0)
+    return ExporterContext(clock=clock or VirtualClock(), tally=ExporterTally(), chance=lambda: 1.0)
 
 
 def real_context():

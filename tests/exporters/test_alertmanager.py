@@ -11,9 +11,9 @@ from perfd.clock import VirtualClock
 from perfd.config import AlertmanagerConfig, ExportersConfig, HttpClientConfig
 from perfd.errors import ConfigError
 from perfd.exporters.alertmanager.alertmanager_exporter import AlertmanagerExporter
-from perfd.exporters.alertmanager.delivery import Deliveries
+from perfd.exporters.alertmanager.delivery import AlertDelivery
 from perfd.exporters.exporter import Round
-from perfd.exporters.exporter_registry import Exporters
+from perfd.exporters.exporter_registry import ExporterRegistry
 from perfd.net.http import Response
 
 
@@ -25,7 +25,7 @@ def told(deliveries, now_s):
 
 
 def test_an_alert_that_ended_while_the_alertmanager_was_away_is_told_first_as_firing():
-    deliveries = Deliveries(resend_s=60.0, max_alerts=10)
+    deliveries = AlertDelivery(resend_s=60.0, max_alerts=10)
     deliveries.update([alert()], [alert()], 100.0)
     deliveries.update([alert(resolved=110.0)], [], 110.0)
     assert told(deliveries, 200.0) == [False]
@@ -35,7 +35,7 @@ def test_an_alert_that_ended_while_the_alertmanager_was_away_is_told_first_as_fi
 
 
 def test_one_that_waits_for_hours_is_told_all_the_same():
-    deliveries = Deliveries(resend_s=60.0, max_alerts=10)
+    deliveries = AlertDelivery(resend_s=60.0, max_alerts=10)
     deliveries.update([alert(), alert(resolved=110.0)], [], 110.0)
     deliveries.update([], [], 50_000.0)
     assert told(deliveries, 50_000.0) == [False]
@@ -44,7 +44,7 @@ def test_one_that_waits_for_hours_is_told_all_the_same():
 
 
 def test_a_firing_alert_is_told_again_and_its_end_at_once():
-    deliveries = Deliveries(resend_s=60.0, max_alerts=10)
+    deliveries = AlertDelivery(resend_s=60.0, max_alerts=10)
     deliveries.update([alert()], [alert()], 100.0)
     assert told(deliveries, 100.0) == [False]
     assert told(deliveries, 130.0) == []
@@ -54,14 +54,14 @@ def test_a_firing_alert_is_told_again_and_its_end_at_once():
 
 
 def test_a_clock_that_was_set_back_keeps_nothing_from_being_told():
-    deliveries = Deliveries(resend_s=60.0, max_alerts=10)
+    deliveries = AlertDelivery(resend_s=60.0, max_alerts=10)
     deliveries.update([alert()], [alert()], 5000.0)
     assert told(deliveries, 5000.0) == [False]
     assert [told(deliveries, now) for now in (1000.0, 1010.0, 1060.0)] == [[False], [], [False]]
 
 
 def test_an_end_is_told_for_a_quarter_of_an_hour_and_then_forgotten():
-    deliveries = Deliveries(resend_s=60.0, max_alerts=10)
+    deliveries = AlertDelivery(resend_s=60.0, max_alerts=10)
     deliveries.update([alert()], [alert()], 100.0)
     told(deliveries, 100.0)
     deliveries.update([alert(resolved=110.0)], [], 110.0)
@@ -72,7 +72,7 @@ def test_an_end_is_told_for_a_quarter_of_an_hour_and_then_forgotten():
 
 
 def test_an_alert_that_fires_anew_is_not_resolved_by_its_own_past():
-    deliveries = Deliveries(resend_s=60.0, max_alerts=10)
+    deliveries = AlertDelivery(resend_s=60.0, max_alerts=10)
     deliveries.update([alert()], [alert()], 100.0)
     told(deliveries, 100.0)
     deliveries.update([alert(resolved=110.0)], [], 110.0)
@@ -84,7 +84,7 @@ def test_an_alert_that_fires_anew_is_not_resolved_by_its_own_past():
 
 
 def test_an_alert_whose_rule_fails_ends():
-    deliveries = Deliveries(resend_s=60.0, max_alerts=10)
+    deliveries = AlertDelivery(resend_s=60.0, max_alerts=10)
     deliveries.update([alert()], [alert()], 100.0)
     told(deliveries, 100.0)
     deliveries.update([], [], 110.0)
@@ -93,7 +93,7 @@ def test_an_alert_whose_rule_fails_ends():
 
 
 def test_ends_that_were_told_make_room_and_what_finds_none_is_counted():
-    deliveries = Deliveries(resend_s=60.0, max_alerts=2)
+    deliveries = AlertDelivery(resend_s=60.0, max_alerts=2)
     first, second, third = (alert(name) for name in "abc")
     deliveries.update([first, second], [first, second], 100.0)
     told(deliveries, 100.0)
@@ -160,7 +160,7 @@ def test_one_that_never_answers_does_not_hold_up_another():
             urls=[f"http://127.0.0.1:{mute.getsockname()[1]}", receiver.url],
             http=HttpClientConfig(timeout_s=3.0),
         )
-        exporters = Exporters(ExportersConfig(alertmanager=config), VirtualClock())
+        exporters = ExporterRegistry(ExportersConfig(alertmanager=config), VirtualClock())
         exporters.offer(Round(time_unix_s=100.0, changes=[alert()], firing=[alert()]))
         until(lambda: receiver.requests)
         first, second = exporters.status()

@@ -19,7 +19,7 @@ from perfd.config import (
 )
 from perfd.errors import ConfigError
 from perfd.exporters.exporter import Round
-from perfd.exporters.exporter_registry import Exporters
+from perfd.exporters.exporter_registry import ExporterRegistry
 from perfd.model import Event, EventKind
 from tests.support.fake_agent import FakeAgent
 
@@ -217,4 +217,4 @@ def test_one_that_hangs_and_one_that_raises_hold_up_neither_rounds_nor_the_other
 )
 def test_a_mistake_is_told_before_anything_starts(config, words):
     with pytest.raises(ConfigError, match=words):
-        Exporters(config, VirtualClock())
+        ExporterRegistry(config, VirtualClock())

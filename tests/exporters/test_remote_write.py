@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from perfd.clock import VirtualClock
 from perfd.config import HttpClientConfig, RemoteWriteConfig
 from perfd.errors import ConfigError
-from perfd.exporters.exporter import Round, Tally
+from perfd.exporters.exporter import ExporterTally, Round
 from perfd.exporters.remote_write.remote_write_exporter import RemoteWriteExporter
 from perfd.exporters.remote_write.write_request import FrameEncoder
 from perfd.metrics.series import SeriesFrame, SeriesKey
@@ -189,7 +189,7 @@ def test_what_the_server_refuses_is_counted_and_not_sent_again(caplog):
         receiver.answer = lambda _: Response(body=b"", status=204)
         play(sender, given_context, 2, 1.0)
         sender.close()
-    assert given_context.tally == Tally(sent=2, lost=3, retries=0, pending=0)
+    assert given_context.tally == ExporterTally(sent=2, lost=3, retries=0, pending=0)
     assert len([record for record in caplog.records if "refuses samples" in record.message]) == 1
 
 
@@ -220,7 +220,7 @@ def test_while_the_server_is_slow_rounds_are_taken_and_sent_together_later():
         assert given_context.tally.pending == 8
         receiver.answer = lambda _: Response(body=b"", status=204)
         play(sender, given_context, 1, 1.0)
-        assert given_context.tally == Tally(sent=10, lost=0, retries=0, pending=0)
+        assert given_context.tally == ExporterTally(sent=10, lost=0, retries=0, pending=0)
         sender.close()
 
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 from exporters.support import alert, until
 
-from perfd.exporters.exporter import Round, Tally
+from perfd.exporters.exporter import ExporterTally, Round
 from perfd.exporters.exporter_runner import ExporterRunner
 
 
@@ -41,7 +41,7 @@ class Broken:
 
 def test_a_slow_exporter_drops_the_oldest_rounds_and_keeps_their_alerts():
     gate = Gate()
-    runner = ExporterRunner("gate", gate, Tally(), max_queued=2)
+    runner = ExporterRunner("gate", gate, ExporterTally(), max_queued=2)
     runner.offer(Round(time_unix_s=0.0))
     assert gate.entered.wait(30)
     for second in range(1, 6):
@@ -55,7 +55,7 @@ def test_a_slow_exporter_drops_the_oldest_rounds_and_keeps_their_alerts():
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(1), KeyboardInterrupt()])
 def test_an_exporter_that_raises_is_counted_told_once_and_goes_on(error, caplog):
-    runner = ExporterRunner("broken", Broken(error), Tally())
+    runner = ExporterRunner("broken", Broken(error), ExporterTally())
     for second in range(3):
         runner.offer(Round(time_unix_s=float(second)))
     until(lambda: runner.status().rounds == 3)
@@ -66,7 +66,7 @@ def test_an_exporter_that_raises_is_counted_told_once_and_goes_on(error, caplog)
 
 def test_one_that_hangs_is_left_behind_at_the_end():
     gate = Gate()
-    runner = ExporterRunner("gate", gate, Tally())
+    runner = ExporterRunner("gate", gate, ExporterTally())
     runner.offer(Round(time_unix_s=0.0))
     assert gate.entered.wait(30)
     assert not runner.close(0.0)
@@ -77,7 +77,7 @@ def test_one_that_hangs_is_left_behind_at_the_end():
 def test_rounds_after_the_end_are_not_taken():
     gate = Gate()
     gate.open.set()
-    runner = ExporterRunner("gate", gate, Tally())
+    runner = ExporterRunner("gate", gate, ExporterTally())
     assert runner.close(30)
     runner.offer(Round(time_unix_s=0.0))
     assert gate.rounds == []

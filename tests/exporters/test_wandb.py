@@ -8,7 +8,7 @@ from perfd.config import WandbConfig
 from perfd.errors import ConfigError
 from perfd.exporters.exporter import Round
 from perfd.exporters.wandb.wandb_exporter import REPORT_FILE, SUMMARY_FILE, WandbExporter
-from perfd.exporters.wandb.wandb_messages import Alert, Log, Report
+from perfd.exporters.wandb.wandb_messages import LogNumbers, SaveReport, SendAlert
 
 
 class FakeWandb:
@@ -28,7 +28,11 @@ class FakeWandb:
         return FakeRun(self, job)
 
     def rows(self, job="llm"):
-        return [int(message.row["perfd/step"]) for message in self.sent.get(job, []) if type(message) is Log]
+        return [
+            int(message.row["perfd/step"])
+            for message in self.sent.get(job, [])
+            if type(message) is LogNumbers
+        ]
 
 
 class FakeRun:
@@ -96,7 +100,13 @@ def test_rows_and_alerts_wait_in_order_while_wandb_is_away_and_none_is_lost():
     wandb.away = False
     given.clock.advance(100.0)
     tested.export(rounds(4)[0])
-    assert [type(message) for message in wandb.sent["llm"]] == [Log, Log, Log, Alert, Log]
+    assert [type(message) for message in wandb.sent["llm"]] == [
+        LogNumbers,
+        LogNumbers,
+        LogNumbers,
+        SendAlert,
+        LogNumbers,
+    ]
     assert wandb.sent["llm"][3].level == "ERROR"
     assert (given.tally.lost, given.tally.pending) == (0, 0)
 
@@ -156,7 +166,7 @@ def test_a_job_that_ended_leaves_its_report_and_makes_room_for_another():
     tested.export(Round(time_unix_s=2.0, jobs=[ended], finals=[ended.summary]))
     tested.export(Round(time_unix_s=3.0, jobs=[ended, job_round(1, name="next")]))
     report = wandb.sent["llm"][-1]
-    assert type(report) is Report
+    assert type(report) is SaveReport
     assert set(report.files) == {SUMMARY_FILE, REPORT_FILE}
     assert report.numbers["perfd/final/step_time_s"] == 1.0
     assert wandb.ended == ["llm"]
@@ -195,7 +205,10 @@ def test_an_alert_is_told_once_where_its_job_is():
     tested.export(Round(time_unix_s=1.0, jobs=both, changes=[alert("Mine", job="other"), alert("Nobodys")]))
     tested.export(Round(time_unix_s=2.0, jobs=both, changes=[alert("Mine", job="other", resolved=2.0)]))
     told = [
-        (job, message.title) for job, sent in wandb.sent.items() for message in sent if type(message) is Alert
+        (job, message.title)
+        for job, sent in wandb.sent.items()
+        for message in sent
+        if type(message) is SendAlert
     ]
     assert told == [("other", "Mine")]
 

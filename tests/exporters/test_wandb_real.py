@@ -18,7 +18,7 @@ from wandb.proto import wandb_internal_pb2
 from perfd.clock import VirtualClock
 from perfd.config import AggregatorConfig, ExportersConfig, RulesConfig, WandbConfig
 from perfd.exporters.wandb.wandb_exporter import REPORT_FILE, SUMMARY_FILE
-from perfd.exporters.wandb.wandb_messages import Log
+from perfd.exporters.wandb.wandb_messages import LogNumbers
 from perfd.exporters.wandb.wandb_process import WandbProcess
 from perfd.exporters.wandb.wandb_worker import init_arguments, run_id
 from perfd.recording import bundled
@@ -176,7 +176,7 @@ def test_online_the_jobs_own_run_is_written_beside_the_job_and_not_ended(server,
     config = WandbConfig(**online, run="same")
     job = WandbProcess("llm", WandbConfig(**online, run="sibling", run_id="llm"))
     perfd = WandbProcess("llm", config)
-    perfd.send(Log({"perfd/step": 7.0, "perfd/mfu_ratio": 0.4}))
+    perfd.send(LogNumbers({"perfd/step": 7.0, "perfd/mfu_ratio": 0.4}))
     perfd.end(60.0)
     job.end(60.0)
     assert init_arguments("llm", config)["id"] == "llm"
@@ -188,7 +188,7 @@ def test_online_the_jobs_own_run_is_written_beside_the_job_and_not_ended(server,
 def test_online_a_run_is_resumed_after_a_restart_of_perfd(server, online):
     for step_number in (1.0, 2.0):
         run = WandbProcess("llm", WandbConfig(**online))
-        run.send(Log({"perfd/step": step_number}))
+        run.send(LogNumbers({"perfd/step": step_number}))
         run.end(60.0)
     [stored] = server.runs.values()
     assert [row["perfd/step"] for row in stored.rows] == [1.0, 2.0]
@@ -251,7 +251,7 @@ def test_a_run_whose_processes_are_killed_or_stopped_fails_and_leaves_nothing(se
     for process in everything:
         os.kill(process.pid, ending)
     with pytest.raises(OSError, match="W&B's process"):
-        run.send(Log({"perfd/step": 1.0}))
+        run.send(LogNumbers({"perfd/step": 1.0}))
     assert until(lambda: not any(map(runs, everything)))
 
 

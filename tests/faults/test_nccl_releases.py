@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from perfd_collectors.nccl.segments.operations import FUNCTIONS, Operation, Timing
+from perfd_collectors.nccl.segments.operations import FUNCTIONS, Operation, OperationTiming
 
 from benchmarks.gpu.nccl_releases import LARGE_BYTES, Recorded, judge
 
@@ -24,7 +24,7 @@ def operation(number: int, function: str = "AllReduce", lasts_ns: int = MS) -> O
         complete_monotonic_ns=begin + 2 * MS, gpu_start_ns=begin, gpu_stop_ns=begin + lasts_ns,
         gpu_longest_ns=lasts_ns, elements=LARGE_BYTES // 4, group=number, peer_or_root=0, communicator=0,
         function=FUNCTIONS.index(function), datatype=7, algorithm=1, protocol=2, channels=2, channels_seen=2,
-        timing=Timing.GPU, flags=0,
+        timing=OperationTiming.GPU, flags=0,
     )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from benchmarks.faults.offline import GPU_RUNS, RECORDINGS, TIMELINES, timeline_
 from benchmarks.faults.score import Case, confusion, wilson
 from perfd.analysis.diagnosis.findings import Kind
 from perfd.recording import bundled
-from perfd.session.replay_session import Progress, ReplayOptions, replay
+from perfd.session.replay_session import ReplayOptions, ReplayProgress, replay
 
 SHARED = os.environ.get("PERFD_SHARED")
 
@@ -51,7 +51,7 @@ def test_no_recording_is_missed_and_none_raises_a_false_alarm(judged):
 def test_while_it_plays_the_slow_rank_is_never_taken_for_slow_input():
     said: list[tuple[int, str]] = []
 
-    def note(progress: Progress) -> None:
+    def note(progress: ReplayProgress) -> None:
         said.extend((one.steps.steady_count, one.bottleneck.kind) for one in progress.aggregator.summary())
 
     replay(ReplayOptions(recording=bundled("dp4_slow2")), on_progress=note)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from perfd_collectors.hook import SPEC
 from perfd_collectors.hook.collector import HookOptions
 from perfd_collectors.hook.datagrams import parse_message, records_of
-from perfd_collectors.hook.sender_auth import Speakers
+from perfd_collectors.hook.sender_auth import SenderAuth
 
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
@@ -191,7 +191,7 @@ def test_a_file_of_somebody_is_not_removed(tmp_path: Path):
 
 
 def test_the_listeners_own_user_is_kept_out_by_nobody_who_was_first() -> None:
-    speakers = Speakers(own_uid=1000)
+    speakers = SenderAuth(own_uid=1000)
 
     assert speakers.accept("job", 2000, 0.0)
     assert speakers.accept("job", 1000, 1.0)
@@ -201,7 +201,7 @@ def test_the_listeners_own_user_is_kept_out_by_nobody_who_was_first() -> None:
 
 
 def test_a_job_is_spoken_for_by_the_user_who_spoke_first_until_nothing_came_for_a_minute():
-    speakers = Speakers(own_uid=0)
+    speakers = SenderAuth(own_uid=0)
     assert speakers.accept("train", 1000, 0.0)
     assert not speakers.accept("train", 1001, 1.0)
     assert speakers.accept("other", 1001, 1.0)
@@ -213,7 +213,7 @@ def test_a_job_is_spoken_for_by_the_user_who_spoke_first_until_nothing_came_for_
 
 
 def test_endless_jobs_take_no_endless_memory_and_make_room_again():
-    speakers = Speakers(own_uid=0)
+    speakers = SenderAuth(own_uid=0)
     accepted = [speakers.accept(f"job{number}", 1000, 0.0) for number in range(2000)]
     assert accepted == [True] * 1024 + [False] * 976
     assert speakers.accept("job0", 1000, 1.0)

@@ -10,8 +10,8 @@ import pytest
 
 from perfd.aggregator.state.fleet import Fleet
 from perfd.aggregator.state.job_snapshot import job_data
-from perfd.aggregator.state.job_state import Source
-from perfd.aggregator.state.limits import Counters, Limits
+from perfd.aggregator.state.job_state import RecordSource
+from perfd.aggregator.state.limits import AggregatorCounters, Limits
 from perfd.analysis.diagnosis.findings import Kind
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
 from perfd.model import (
@@ -37,7 +37,7 @@ class Cluster:
     """A job of four data-parallel ranks, one a node, whose records an aggregator's state takes in."""
 
     def __init__(self) -> None:
-        self.fleet = Fleet(Limits(), Counters())
+        self.fleet = Fleet(Limits(), AggregatorCounters())
         self.skew_s = dict.fromkeys(range(RANKS), 0.0)
         self.now_s = 1000.0
         self.say(0, self.description(dp=4))
@@ -49,7 +49,9 @@ class Cluster:
     def say(self, rank: int, *records: Record) -> None:
         node = f"n{rank}"
         sent_s = self.now_s + self.skew_s[rank]
-        self.fleet.apply(records, Source(agent_id=node, node=node, sent_unix_s=sent_s, now_s=self.now_s))
+        self.fleet.apply(
+            records, RecordSource(agent_id=node, node=node, sent_unix_s=sent_s, now_s=self.now_s)
+        )
 
     def second(
         self, second: int, *, communicator: str = "ab", silent: tuple[int, ...] = (), **changes

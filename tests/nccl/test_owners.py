@@ -11,7 +11,7 @@ import pytest
 from nccl.driver import NEEDS_GCC, driving, go_on, wait_for
 from nccl.test_segments import make
 from perfd_collectors.nccl.collector import NcclCollector, NcclOptions
-from perfd_collectors.nccl.segments.segment_owner import Locks, distrust, writer_of
+from perfd_collectors.nccl.segments.segment_owner import OwnerLocks, distrust, writer_of
 
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
@@ -75,9 +75,9 @@ def test_the_writer_is_found_by_its_lock_whatever_its_pid_is_in_its_container(tm
     status = make(tmp_path / "perfd-nccl-7-1").stat()
     proc = node(tmp_path, inode=status.st_ino, uid=ME)
 
-    assert writer_of(Locks(proc), status, PID) == HOST_PID
-    assert writer_of(Locks(proc), status, PID + 1) is None
-    assert distrust(Locks(proc), status, PID, ME) == ""
+    assert writer_of(OwnerLocks(proc), status, PID) == HOST_PID
+    assert writer_of(OwnerLocks(proc), status, PID + 1) is None
+    assert distrust(OwnerLocks(proc), status, PID, ME) == ""
 
 
 def test_a_file_of_another_user_than_its_process_is_not_believed(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_file_of_another_user_than_its_process_is_not_believed(tmp_path: Path)
     proc = node(tmp_path, inode=status.st_ino, uid=OTHER)
 
     assert (
-        distrust(Locks(proc), status, PID, ME)
+        distrust(OwnerLocks(proc), status, PID, ME)
         == f"it belongs to user {ME}, but its process {PID} to user {OTHER}"
     )
 
@@ -100,9 +100,9 @@ def test_a_file_that_nobody_is_seen_to_write_must_be_the_agents_own(
     mine = path.stat()
     others = os.stat_result([*mine[:4], OTHER, *mine[5:]])
 
-    assert distrust(Locks(tmp_path), mine, PID, ME) == ""
+    assert distrust(OwnerLocks(tmp_path), mine, PID, ME) == ""
     assert f"belongs to user {OTHER}, and no process {PID} is seen" in distrust(
-        Locks(tmp_path), others, PID, ROOT
+        OwnerLocks(tmp_path), others, PID, ROOT
     )
 
 
@@ -111,7 +111,7 @@ def test_an_agent_that_is_not_root_believes_its_own_users_files_only(tmp_path: P
     proc = node(tmp_path, inode=status.st_ino, uid=ME)
 
     assert (
-        distrust(Locks(proc), status, PID, OTHER)
+        distrust(OwnerLocks(proc), status, PID, OTHER)
         == f"it belongs to user {ME}, and this agent is run by user {OTHER}"
     )
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from nccl.driver import DRIVER, FLAGS, NEEDS_GCC, SOURCES, VERSIONS, driving, go_on, only_segment, wait_for
 from perfd_collectors.nccl.collector import NcclCollector, NcclOptions
-from perfd_collectors.nccl.segments.operations import FUNCTIONS, Timing
-from perfd_collectors.nccl.segments.segment import Segment, Wanted
+from perfd_collectors.nccl.segments.operations import FUNCTIONS, OperationTiming
+from perfd_collectors.nccl.segments.segment import ReadRequest, Segment
 from perfd_collectors.nccl.segments.segment_files import find_segments, sweep
 
 from perfd.clock import VirtualClock
@@ -75,13 +75,15 @@ def test_gpu_times_span_the_first_start_to_the_last_stop_of_all_channels(
     by_start = sorted(operations, key=lambda op: op.gpu_start_ns)
     assert [op.gpu_start_ns for op in by_start] == [1_000_000 * (i + 1) for i in range(64)]
     assert [op.gpu_duration_ns for op in by_start] == [5000 + i for i in range(64)]
-    assert {op.timing for op in operations} == {Timing.GPU}
+    assert {op.timing for op in operations} == {OperationTiming.GPU}
     assert all(op.channels_seen == op.channels for op in operations)
 
 
-@pytest.mark.parametrize(("version", "timing"), [(1, Timing.HOST), (2, Timing.HOST), (3, Timing.PROXY)])
+@pytest.mark.parametrize(
+    ("version", "timing"), [(1, OperationTiming.HOST), (2, OperationTiming.HOST), (3, OperationTiming.PROXY)]
+)
 def test_older_interfaces_never_claim_a_gpu_time(
-    built: Path, tmp_path: Path, version: int, timing: Timing
+    built: Path, tmp_path: Path, version: int, timing: OperationTiming
 ) -> None:
     with driving(built, tmp_path, version, "one", 64) as process:
         wait_for(process, "ready")
@@ -156,18 +158,18 @@ def test_the_agent_switches_events_while_the_job_runs(built: Path, tmp_path: Pat
         wait_for(process, "phase")
         with only_segment(tmp_path) as segment:
             assert segment.read().operations == []
-            segment.want(Wanted.OPERATIONS | Wanted.GPU_TIME)
+            segment.want(ReadRequest.OPERATIONS | ReadRequest.GPU_TIME)
             go_on(process)
             wait_for(process, "phase")
             with_gpu_time = segment.read().operations
-            segment.want(Wanted.OPERATIONS)
+            segment.want(ReadRequest.OPERATIONS)
             go_on(process)
             wait_for(process, "ready")
             without = segment.read().operations
 
     assert len(with_gpu_time) == len(without) == 50
-    assert {op.timing for op in with_gpu_time[1:]} == {Timing.GPU}
-    assert {op.timing for op in without[1:]} == {Timing.HOST}
+    assert {op.timing for op in with_gpu_time[1:]} == {OperationTiming.GPU}
+    assert {op.timing for op in without[1:]} == {OperationTiming.HOST}
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -5,12 +5,22 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from perfd_collectors.nccl.segments.operations import KERNEL_EDGES_NS, Communicator, Operation, Timing
-from perfd_collectors.nccl.segments.window_reduction import Window, busy_ns, keep_one_in, reduce_operations
+from perfd_collectors.nccl.segments.operations import (
+    KERNEL_EDGES_NS,
+    Communicator,
+    Operation,
+    OperationTiming,
+)
+from perfd_collectors.nccl.segments.window_reduction import (
+    OperationWindow,
+    busy_ns,
+    keep_one_in,
+    reduce_operations,
+)
 
 from perfd.model import TimingSource
 
-WINDOW = Window(job="j", rank=3, start_unix_ns=1, end_unix_ns=2)
+WINDOW = OperationWindow(job="j", rank=3, start_unix_ns=1, end_unix_ns=2)
 TENSOR = Communicator(index=0, id=0xAB, rank=1, ranks=4, nodes=1, live=True, name="tp")
 ALL_REDUCE, ALL_GATHER, SEND = 4, 2, 6
 
@@ -23,7 +33,7 @@ def operation(
     function: int = ALL_REDUCE,
     communicator: int = 0,
     peer: int = 0,
-    timing: Timing = Timing.GPU,
+    timing: OperationTiming = OperationTiming.GPU,
     incomplete: bool = False,
     datatype: int = 9,
     group: int = 0,
@@ -88,7 +98,9 @@ def test_sends_tell_when_they_began_by_the_gpus_clock_and_collectives_need_not()
     sends = [operation(i, start_ns=100 * i, function=SEND, peer=2) for i in range(4)]
 
     (sent,) = reduce_operations(sends, {0: TENSOR}, WINDOW, keep_one_in=2)
-    (late,) = reduce_operations([operation(0, function=SEND, timing=Timing.PROXY)], {0: TENSOR}, WINDOW)
+    (late,) = reduce_operations(
+        [operation(0, function=SEND, timing=OperationTiming.PROXY)], {0: TENSOR}, WINDOW
+    )
     (reduced,) = reduce_operations([operation(0)], {0: TENSOR}, WINDOW)
 
     assert sent.gpu_starts_ns == [0, 200]
@@ -104,7 +116,7 @@ def test_an_all_gather_is_as_large_as_what_all_ranks_give() -> None:
 @pytest.mark.parametrize(
     "left_out",
     [
-        operation(0, timing=Timing.HOST),
+        operation(0, timing=OperationTiming.HOST),
         operation(0, incomplete=True),
         operation(0, start_ns=5000, duration_ns=-1),
         operation(0, duration_ns=3_000_000_000),
@@ -142,8 +154,8 @@ def test_launches_of_a_graph_are_kernels_of_their_own_though_nccl_counts_them_on
     assert (record.count, record.max_s, record.total_s) == (5, each_s, pytest.approx(5 * each_s))
 
 
-@pytest.mark.parametrize("timing", [Timing.GPU, Timing.PROXY])
-def test_a_duration_is_that_of_the_kernel_whose_edges_nccl_leaves_out(timing: Timing) -> None:
+@pytest.mark.parametrize("timing", [OperationTiming.GPU, OperationTiming.PROXY])
+def test_a_duration_is_that_of_the_kernel_whose_edges_nccl_leaves_out(timing: OperationTiming) -> None:
     (record,) = reduce_operations([operation(0, duration_ns=1000, timing=timing)], {0: TENSOR}, WINDOW)
 
     assert list(record.durations_ns) == [1000 + KERNEL_EDGES_NS]

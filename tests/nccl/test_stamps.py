@@ -14,8 +14,8 @@ from nccl.test_reduce import operation
 from perfd_collectors.nccl.segments.operations import Operation
 from perfd_collectors.nccl.segments.timing_checks import mixed_up
 
-from perfd.aggregator.state.limits import Counters, Limits
-from perfd.aggregator.state.nccl_time_counters import NcclTimes
+from perfd.aggregator.state.limits import AggregatorCounters, Limits
+from perfd.aggregator.state.nccl_time_counters import NcclTimeCounters
 from perfd.model import CollectiveTimes, SampleTable, Scope
 
 MS = 1_000_000
@@ -80,7 +80,7 @@ def test_a_rank_whose_times_are_of_other_work_tells_none_and_says_why(built: Pat
 
 
 def test_a_rank_that_no_longer_tells_its_time_in_kernels_has_no_share_of_it() -> None:
-    times = NcclTimes(Limits(), Counters())
+    times = NcclTimeCounters(Limits(), AggregatorCounters())
     for second in range(20):
         times.put(0, second, 0.0 if second < 5 else math.nan, 0, 100 * second)
         times.put(1, second, 0.1 * second, 0, 100 * second)

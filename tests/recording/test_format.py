@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from perfd.errors import PerfdError, RecordingError
 from perfd.recording import bundled, bundled_names, find_recording, open_recording
-from perfd.recording.recording_format import Stream
+from perfd.recording.recording_format import StreamEntry
 from perfd.recording.stream_decompression import plain_file
 
 
@@ -163,9 +163,9 @@ def test_an_unknown_bundled_name_is_answered_with_the_known_ones():
         bundled("../dp4")
 
 
-def packed_recording(directory: Path, content: bytes) -> tuple[Path, Stream]:
+def packed_recording(directory: Path, content: bytes) -> tuple[Path, StreamEntry]:
     write_stream(directory, "node0/stdout.log.gz", content)
-    return write_manifest(directory, streams=[stream("node0/stdout.log.gz")]), Stream(
+    return write_manifest(directory, streams=[stream("node0/stdout.log.gz")]), StreamEntry(
         node="node0", kind="training-log", path="node0/stdout.log.gz"
     )
 

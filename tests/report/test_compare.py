@@ -11,7 +11,7 @@ from perfd.analysis.data.job_data import NcclTime
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, summarise
 from perfd.cli import main
 from perfd.report.comparison.measures import measures_of_summary
-from perfd.report.comparison.run_comparison import Verdict, compare
+from perfd.report.comparison.run_comparison import ChangeVerdict, compare
 from tests.support.traces import COMPUTE, MATMUL, NCCL, Op, kineto, write_json
 
 
@@ -90,8 +90,8 @@ def test_what_other_sources_tell_is_neither_better_nor_worse():
     by_timers = {one.name: one for one in compare(first, again, 0.03).changes}["communication_s"]
     by_another = {one.name: one for one in compare(first, other, 0.03).changes}["communication_s"]
 
-    assert (by_timers.b, by_timers.verdict) == (pytest.approx(0.3), Verdict.WORSE)
-    assert (by_another.b, by_another.verdict) == (pytest.approx(0.3), Verdict.CHANGED)
+    assert (by_timers.b, by_timers.verdict) == (pytest.approx(0.3), ChangeVerdict.WORSE)
+    assert (by_another.b, by_another.verdict) == (pytest.approx(0.3), ChangeVerdict.CHANGED)
 
 
 def test_a_faster_step_passes(tmp_path, capsys):

@@ -16,7 +16,7 @@ from perfd.report.render import svg
 from perfd.report.render.html import to_html
 from perfd.report.render.markdown import to_markdown
 from perfd.report.render.report_writer import write_report
-from perfd.report.report_model import Bars, Report, ReportFinding, Segment
+from perfd.report.report_model import Bars, BarSegment, Report, ReportFinding
 from perfd.report.report_text import duration, kernel_name, percent, size
 from perfd.report.sources.from_trace import report_of_trace
 from perfd.trace.diagnosis.trace_analysis import analyse
@@ -353,7 +353,7 @@ def test_without_a_summary_or_a_job_there_is_nothing_to_report(capsys):
 
 def test_a_long_label_of_a_bar_has_room():
     label = "the busiest stage of them all"
-    figure = Bars(title="t", source="s", labels=[label], rows=[[Segment(kind="compute", ratio=1.0)]])
+    figure = Bars(title="t", source="s", labels=[label], rows=[[BarSegment(kind="compute", ratio=1.0)]])
     picture = ET.fromstring(svg.bars(figure))
     (text,) = [one for one in picture.iter("text") if one.text == label]
     assert float(text.get("x")) >= 6 * len(label), "it ends there and begins within the picture"

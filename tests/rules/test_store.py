@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfd.metrics.series import SeriesFrame, SeriesKey
-from perfd.rules.label_matchers import Matcher, Selection
+from perfd.rules.label_matchers import Matcher, MatcherSet
 from perfd.rules.promql.compiler import compile_query
 from perfd.rules.sample_matrix import STALE
 from perfd.rules.series_store import Read, SeriesStore
@@ -76,8 +76,8 @@ def test_a_clock_that_is_set_back_forgets_what_was_after_it() -> None:
 
 def test_a_store_for_rules_keeps_what_they_read_and_no_longer_than_they_do() -> None:
     reads = (
-        Read(Selection([Matcher("__name__", "=", "x"), Matcher("i", "=~", "a|b")]), 0),
-        Read(Selection([Matcher("i", "=", "b")]), 5000),
+        Read(MatcherSet([Matcher("__name__", "=", "x"), Matcher("i", "=~", "a|b")]), 0),
+        Read(MatcherSet([Matcher("i", "=", "b")]), 5000),
     )
     store = SeriesStore(reads)
     for second in range(100):
@@ -87,10 +87,10 @@ def test_a_store_for_rules_keeps_what_they_read_and_no_longer_than_they_do() -> 
 
 
 def test_series_that_come_and_go_do_not_pile_up() -> None:
-    store = SeriesStore((Read(Selection([Matcher("__name__", "=", "x")]), 10_000),))
+    store = SeriesStore((Read(MatcherSet([Matcher("__name__", "=", "x")]), 10_000),))
     for second in range(2000):
         store.append(frame(second, steady=1, **{f"s{second}": 2}))
-    kept = sum(len(columns) for _, columns in store.select(Selection([Matcher("__name__", "=", "x")])))
+    kept = sum(len(columns) for _, columns in store.select(MatcherSet([Matcher("__name__", "=", "x")])))
     assert kept < 200
     assert value(store, 1999) == {"steady": 1, "s1999": 2}
 

@@ -14,7 +14,7 @@ import pytest
 from perfd_collectors import sglang
 from perfd_collectors.serving.collector import ServingOptions
 from perfd_collectors.serving.exposition_reader import MAX_PAGE_BYTES
-from perfd_collectors.serving.fetch import Access, FetchError, fetch
+from perfd_collectors.serving.fetch import FetchError, ServerAccess, fetch
 from serving.pages import counter, gauge
 
 from perfd.capture.server.server_client import ServerClient
@@ -131,7 +131,7 @@ def test_a_server_that_drips_has_as_long_as_one_that_hangs(
     known: list[RawServer] = []
     known.append(serve(drip(start + b"a" * 10_000, known) if start else hang(known)))
     with pytest.raises(FetchError, match=r"did not answer within 0.3 s: is the server hung\?"):
-        fetch(known[0].url + "/metrics", Access(timeout_s=0.3))
+        fetch(known[0].url + "/metrics", ServerAccess(timeout_s=0.3))
 
 
 @pytest.mark.parametrize("start", [b"", b"HTTP/1.1 200 OK\r\nX: ", b"HTTP/1.1 200 OK\r\n\r\n"])
@@ -211,7 +211,7 @@ def test_a_page_of_more_than_50_mib_is_refused_before_it_is_all_here(serve: Call
 
     server = serve(endless)
     with pytest.raises(FetchError, match="this is not a page of metrics"):
-        fetch(server.url, Access(timeout_s=60.0))
+        fetch(server.url, ServerAccess(timeout_s=60.0))
     assert sent < 2 * MAX_PAGE_BYTES
 
 
@@ -219,7 +219,7 @@ def test_a_small_answer_that_unpacks_to_much_is_refused(serve: Callable[..., Raw
     bomb = gzip.compress(b"\n" * (2 * MAX_PAGE_BYTES))
     server = serve(with_body(bomb, b"Content-Encoding: gzip"))
     with pytest.raises(FetchError, match="this is not a page of metrics"):
-        fetch(server.url, Access(timeout_s=60.0))
+        fetch(server.url, ServerAccess(timeout_s=60.0))
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def deaf_resolver(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.usefixtures("deaf_resolver")
 def test_a_name_that_no_resolver_answers_is_given_up_at_the_deadline() -> None:
     with pytest.raises(FetchError, match=r"did not answer within 0.1 s"):
-        fetch("http://engine.example:30000/metrics", Access(timeout_s=0.1))
+        fetch("http://engine.example:30000/metrics", ServerAccess(timeout_s=0.1))
 
 
 @pytest.mark.usefixtures("deaf_resolver")

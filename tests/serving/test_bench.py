@@ -15,7 +15,7 @@ from perfd_collectors.serving.bench_results import read_results
 from serving.pages import LLAMA_70B, counter, gauge, histogram
 
 from perfd.analysis.serving.engine_snapshot import Engine, Snapshot
-from perfd.analysis.serving.observation_window import Window
+from perfd.analysis.serving.observation_window import ObservationWindow
 from perfd.cli import main
 from perfd.net.http import HttpServer, Request, Response
 
@@ -295,7 +295,7 @@ def look(running: float) -> Snapshot:
 
 
 def test_gauges_of_a_window_are_means_while_requests_ran() -> None:
-    window = Window(look(0.0))
+    window = ObservationWindow(look(0.0))
     for running in (100.0, 300.0, 0.0):
         window.add(look(running))
     now = window.measured(3.0).now
@@ -307,7 +307,7 @@ class Counted(Snapshot):
 
 
 def test_a_window_of_any_length_holds_the_last_look_beside_the_first() -> None:
-    window = Window(look(0.0))
+    window = ObservationWindow(look(0.0))
     alive = []
     for number in range(1000):
         one = Counted(engine=Engine.SGLANG, running_requests=1.0 + number)

@@ -18,9 +18,9 @@ from perfd.agent.agent import Agent
 from perfd.agent.collection.collector_task import CollectorTask
 from perfd.aggregator.aggregator import Aggregator
 from perfd.aggregator.alerts.alertmanager import ReceivedAlert
-from perfd.capture.node.capture_tool import Outcome, Plan, Target
+from perfd.capture.node.capture_tool import CaptureOutcome, CapturePlan, CaptureTarget
 from perfd.capture.server.server_client import ServerClient
-from perfd.capture.server.server_tool import Server, ServerTool
+from perfd.capture.server.server_tool import CaptureServer, ServerTool
 from perfd.capture.server.server_traces import whole
 from perfd.cli import main
 from perfd.clock import SystemClock, VirtualClock
@@ -78,7 +78,7 @@ class Scene:
 
     def tool(self, *, authorization_file: Path | None = None) -> ServerTool:
         servers = [
-            Server(
+            CaptureServer(
                 client=ServerClient(server.address, authorization_file=authorization_file),
                 trace_directory=self.traces,
             )
@@ -86,11 +86,13 @@ class Scene:
         ]
         return ServerTool(KINDS[self.servers[0].engine], servers, clock=self.clock)
 
-    def plan(self, **changes: object) -> Plan:
+    def plan(self, **changes: object) -> CapturePlan:
         asked = {"capture_id": "c1", "max_duration_s": 30.0, "max_bytes": 10**9, "steps": 5, **changes}
-        return Plan(directory=self.captures, **asked)  # type: ignore[arg-type]
+        return CapturePlan(directory=self.captures, **asked)  # type: ignore[arg-type]
 
-    def capture(self, tool: ServerTool | None = None, job: str = "llama", **changes: object) -> Outcome:
+    def capture(
+        self, tool: ServerTool | None = None, job: str = "llama", **changes: object
+    ) -> CaptureOutcome:
         """A whole capture, as the executor carries it out."""
         tool, plan = tool or self.tool(), self.plan(**changes)
         targets = tool.ready(job, ()).targets
@@ -108,7 +110,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         server.close()
 
 
-def names(outcome: Outcome) -> list[str]:
+def names(outcome: CaptureOutcome) -> list[str]:
     return [file.name for file in outcome.files]
 
 
@@ -301,7 +303,7 @@ def test_a_server_that_dies_during_the_profile_leaves_a_reason(scene: Scene) -> 
 def test_a_folder_that_is_not_there_is_named(scene: Scene) -> None:
     scene.serve("sglang", "0.5.9")
     tool = scene.tool()
-    targets: list[Target] = list(tool.ready("llama", ()).targets)
+    targets: list[CaptureTarget] = list(tool.ready("llama", ()).targets)
     scene.traces.rmdir()
     with pytest.raises(CaptureError, match="trace_directory"):
         tool.start(targets, scene.plan())

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from perfd_collectors import sglang, vllm
 from perfd_collectors.serving.collector import ServingOptions
-from perfd_collectors.serving.discovery import Found, server_of
+from perfd_collectors.serving.discovery import DiscoveredServer, server_of
 from serving.pages import LLAMA_70B, busy_70b, counter, gauge
 
 from perfd.analysis.serving.engine_snapshot import Engine
@@ -264,19 +264,25 @@ def test_of_several_sources_those_that_can_be_read_are_shown(
 @pytest.mark.parametrize(
     ("command", "found"),
     [
-        ("python -m sglang.launch_server --host 0.0.0.0", Found(Engine.SGLANG, "http://127.0.0.1:30000")),
-        ("/usr/bin/vllm serve m --port=8001", Found(Engine.VLLM, "http://127.0.0.1:8001")),
-        ("/opt/bin/sglang serve --host ::1 --port 5", Found(Engine.SGLANG, "http://[::1]:5")),
+        (
+            "python -m sglang.launch_server --host 0.0.0.0",
+            DiscoveredServer(Engine.SGLANG, "http://127.0.0.1:30000"),
+        ),
+        ("/usr/bin/vllm serve m --port=8001", DiscoveredServer(Engine.VLLM, "http://127.0.0.1:8001")),
+        ("/opt/bin/sglang serve --host ::1 --port 5", DiscoveredServer(Engine.SGLANG, "http://[::1]:5")),
         ("python train.py --port 3", None),
         ("grep sglang.launch_server", None),
-        ("python -m vllm.entrypoints.cli.main serve m", Found(Engine.VLLM, "http://127.0.0.1:8000")),
+        (
+            "python -m vllm.entrypoints.cli.main serve m",
+            DiscoveredServer(Engine.VLLM, "http://127.0.0.1:8000"),
+        ),
         (
             "python -m sglang.launch_server --disaggregation-mode prefill --port 30001 --ssl-certfile c",
-            Found(Engine.SGLANG, "https://127.0.0.1:30001"),
+            DiscoveredServer(Engine.SGLANG, "https://127.0.0.1:30001"),
         ),
         (
             "python -m sglang.launch_server --nnodes 2 --node-rank 0",
-            Found(Engine.SGLANG, "http://127.0.0.1:30000"),
+            DiscoveredServer(Engine.SGLANG, "http://127.0.0.1:30000"),
         ),
         ("python -m sglang.launch_server --nnodes 2 --node-rank 1", None),
         ("vllm serve m --headless", None),
@@ -286,7 +292,7 @@ def test_of_several_sources_those_that_can_be_read_are_shown(
         ("python -m sglang.bench_serving --port 30000", None),
     ],
 )
-def test_servers_are_found_by_their_command_lines(command: str, found: Found | None) -> None:
+def test_servers_are_found_by_their_command_lines(command: str, found: DiscoveredServer | None) -> None:
     seen = server_of(command.split())
     assert (seen and (seen.engine, seen.url)) == (found and (found.engine, found.url))
 

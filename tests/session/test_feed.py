@@ -5,7 +5,7 @@ import os
 import pytest
 
 from perfd.clock import VirtualClock
-from perfd.session.channel.monitor_channel import Feed
+from perfd.session.channel.monitor_channel import MonitorChannel
 from perfd.session.channel.monitor_protocol import FrameKind, read_frames
 
 OUT, ERR = FrameKind.STDOUT, FrameKind.STDERR
@@ -25,7 +25,7 @@ def received(reader) -> list[tuple[FrameKind, bytes]]:
 def test_frames_arrive_in_order_with_the_time_at_which_they_were_offered(pipe):
     reader, write_fd = pipe
     clock = VirtualClock(1_000)
-    feed = Feed(write_fd, clock)
+    feed = MonitorChannel(write_fd, clock)
     feed.tell(FrameKind.STARTED, "42")
     clock.advance(1.0)
     feed.offer(OUT, b"hello\n")
@@ -38,7 +38,7 @@ def test_frames_arrive_in_order_with_the_time_at_which_they_were_offered(pipe):
 
 def test_a_monitor_that_reads_nothing_never_blocks_the_job_and_the_loss_is_counted(pipe):
     reader, write_fd = pipe
-    feed = Feed(write_fd, VirtualClock(), max_queued_bytes=1000)
+    feed = MonitorChannel(write_fd, VirtualClock(), max_queued_bytes=1000)
     for i in range(10_000):
         feed.offer(OUT, b"line %d\n" % i)
     feed.report_dropped()
@@ -55,7 +55,7 @@ def test_a_monitor_that_reads_nothing_never_blocks_the_job_and_the_loss_is_count
 
 def test_a_gap_never_leaves_half_a_line_to_be_read_as_a_value(pipe):
     reader, write_fd = pipe
-    feed = Feed(write_fd, VirtualClock(), max_queued_bytes=40)
+    feed = MonitorChannel(write_fd, VirtualClock(), max_queued_bytes=40)
     feed.offer(OUT, b"step 1 loss 2.5\nstep 2 lo")
     feed.offer(ERR, b"war")
     feed.offer(OUT, b"ss 12")
@@ -74,7 +74,7 @@ def test_a_gap_never_leaves_half_a_line_to_be_read_as_a_value(pipe):
 
 def test_output_is_taken_again_when_the_monitor_catches_up(pipe):
     reader, write_fd = pipe
-    feed = Feed(write_fd, VirtualClock(), max_queued_bytes=100)
+    feed = MonitorChannel(write_fd, VirtualClock(), max_queued_bytes=100)
     feed.offer(OUT, b"x" * 90 + b"\n")
     feed.offer(OUT, b"this one is dropped\n")
     feed.start()
@@ -91,7 +91,7 @@ def test_output_is_taken_again_when_the_monitor_catches_up(pipe):
 def test_a_monitor_that_died_costs_nothing_but_the_summary():
     read_fd, write_fd = os.pipe()
     os.close(read_fd)
-    feed = Feed(write_fd, VirtualClock())
+    feed = MonitorChannel(write_fd, VirtualClock())
     feed.start()
     for _ in range(100):
         feed.offer(OUT, b"still printing\n" * 1000)
@@ -101,7 +101,7 @@ def test_a_monitor_that_died_costs_nothing_but_the_summary():
 
 def test_a_pipe_that_ends_inside_a_frame_gives_the_frames_before_it(pipe):
     reader, write_fd = pipe
-    feed = Feed(write_fd, VirtualClock())
+    feed = MonitorChannel(write_fd, VirtualClock())
     feed.offer(OUT, b"whole")
     feed.offer(OUT, b"cut")
     feed.start()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.session.job.output_relay import Pump
+from perfd.session.job.output_relay import OutputRelay
 
 
 class Heard:
@@ -23,10 +23,10 @@ class Heard:
         self.first.set()
 
 
-def pumped(write, target_fd: int) -> tuple[Pump, Heard]:
+def pumped(write, target_fd: int) -> tuple[OutputRelay, Heard]:
     read_fd, write_fd = os.pipe()
     heard = Heard()
-    pump = Pump(read_fd, target_fd, heard)
+    pump = OutputRelay(read_fd, target_fd, heard)
     pump.start()
     write(write_fd)
     os.close(write_fd)
@@ -48,7 +48,7 @@ def test_output_without_a_line_end_passes_at_once(tmp_path):
     read_fd, write_fd = os.pipe()
     with (tmp_path / "out").open("wb") as target:
         heard = Heard()
-        pump = Pump(read_fd, target.fileno(), heard)
+        pump = OutputRelay(read_fd, target.fileno(), heard)
         pump.start()
         os.write(write_fd, b"50 %")
         assert heard.first.wait(30)
@@ -87,7 +87,7 @@ def test_a_full_disk_loses_the_output_but_not_the_job():
 def test_a_process_that_keeps_the_stream_open_does_not_keep_us(tmp_path):
     read_fd, write_fd = os.pipe()
     with (tmp_path / "out").open("wb") as target:
-        pump = Pump(read_fd, target.fileno(), Heard())
+        pump = OutputRelay(read_fd, target.fileno(), Heard())
         os.write(write_fd, b"last words")
         pump.start()
         pump.job_ended()

@@ -12,7 +12,7 @@ from perfd.clock import VirtualClock
 from perfd.config import AggregatorConfig, RulesConfig
 from perfd.errors import ConfigError, RecordingError
 from perfd.recording import bundled, bundled_names
-from perfd.session.replay_session import Progress, ReplayOptions, ReplayResult, replay
+from perfd.session.replay_session import ReplayOptions, ReplayProgress, ReplayResult, replay
 from perfd.session.session_config import SessionConfig
 from perfd.session.text.result_files import summary_json
 from perfd.session.text.summary_text import in_words
@@ -85,7 +85,7 @@ def test_two_replays_give_the_same_bytes_at_any_speed(name):
 
 
 def test_progress_goes_forward_to_the_end_and_is_told_between_ticks_when_paced():
-    told: list[Progress] = []
+    told: list[ReplayProgress] = []
     replay(
         ReplayOptions(recording=bundled("pp4_few"), speed=1.0),
         on_progress=told.append,
@@ -100,7 +100,7 @@ def test_progress_goes_forward_to_the_end_and_is_told_between_ticks_when_paced()
 def test_the_live_numbers_are_there_while_a_replay_runs():
     seen: list[int] = []
 
-    def look(progress: Progress) -> None:
+    def look(progress: ReplayProgress) -> None:
         live = progress.aggregator.live("pp4_few")
         if live is not None:
             seen.append(live.steps.count)

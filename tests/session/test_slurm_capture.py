@@ -15,22 +15,22 @@ from perfd.errors import CaptureError
 from perfd.model import CaptureFile, CaptureState, CaptureStatus, CaptureTool
 from perfd.plugins import load_collector
 from perfd.session.slurm.helper_protocol import (
-    Assembly,
     FromNode,
-    Present,
+    HelperSetup,
+    LineAssembly,
+    NodeReady,
     Rank,
-    Setup,
-    Told,
+    RankStatus,
     encode,
     lines_of,
 )
 from perfd.session.slurm.node_helper import serve
-from perfd.session.slurm.slurm_capture import Patience, SlurmCapture, Wish
+from perfd.session.slurm.slurm_capture import CaptureOptions, SlurmCapture, SrunTimeouts
 from perfd.session.slurm.slurm_jobs import (
-    Place,
+    RankScope,
     Slurm,
     SlurmJob,
-    Step,
+    SlurmStep,
     choose_step,
     parse_records,
     parse_steps,
@@ -50,7 +50,7 @@ JOB = SlurmJob(job_id="17", name="17", batch_host="n1", steps=parse_steps(STEPS)
 
 
 def test_the_training_is_the_largest_step_that_is_not_perfds_own():
-    assert choose_step(JOB, None) == Step(number=1, name="python -u a b", tasks=8, node_list="n[1-4]")
+    assert choose_step(JOB, None) == SlurmStep(number=1, name="python -u a b", tasks=8, node_list="n[1-4]")
     assert choose_step(JOB, 2).name == "bash"
 
 
@@ -111,10 +111,10 @@ def test_no_words_of_slurm_break_the_parser(text: str):
 )
 def test_messages_survive_short_lines_and_the_lines_of_others_between(reason: str, noise: list[str]):
     status = CaptureStatus(capture_id="capture", state=CaptureState.FAILED, time_unix_ns=1, reason=reason)
-    sent = {"n1": Told(status=status), "n2": Present(ranks=[Rank(rank=3, gpu=1)], reason=reason)}
+    sent = {"n1": RankStatus(status=status), "n2": NodeReady(ranks=[Rank(rank=3, gpu=1)], reason=reason)}
     lines = [list(lines_of(node, message)) for node, message in sent.items()]
     assert all(len(line.encode()) < 1024 and line.endswith("\n") for part in lines for line in part)
-    assembly = Assembly()
+    assembly = LineAssembly()
     mixed = [*noise, *(line for pair in zip(*lines, strict=False) for line in pair)]
     shortest = min(map(len, lines))
     mixed += [line for part in lines for line in part[shortest:]]
@@ -126,14 +126,14 @@ def test_messages_survive_short_lines_and_the_lines_of_others_between(reason: st
 
 @given(st.text())
 def test_lines_of_others_are_never_messages(line: str):
-    assert Assembly().feed(line) is None or line.startswith("perfd/1 ")
+    assert LineAssembly().feed(line) is None or line.startswith("perfd/1 ")
 
 
 def test_a_message_that_grows_beyond_a_mebibyte_is_dropped():
-    assembly = Assembly()
+    assembly = LineAssembly()
     for _ in range((1 << 20) // 600 + 1):
         assert assembly.feed(f"perfd/1 n1 + {'x' * 600}\n") is None
-    said = Present(ranks=[], reason="Nobody is here.")
+    said = NodeReady(ranks=[], reason="Nobody is here.")
     (line,) = lines_of("n1", said)
     assert assembly.feed(line) == ("n1", said), "nothing of the long one stands before it"
 
@@ -167,7 +167,7 @@ def capture(
     *,
     nodes: tuple[str, ...] = ("n1", "n2"),
     ranks: str = "all",
-    patience: Patience | None = None,
+    patience: SrunTimeouts | None = None,
 ):
     """A capture whose srun is a Python program; `say(node, message)` and `orders` are its world."""
     head = (
@@ -189,7 +189,7 @@ def capture(
         stderr=subprocess.PIPE,
         text=True,
     )
-    wish = Wish(
+    wish = CaptureOptions(
         capture_id="17-1",
         tool=CaptureTool.PY_SPY,
         ranks=ranks,
@@ -198,7 +198,7 @@ def capture(
         config=AgentCaptureConfig(),
     )
     try:
-        place = Place(step=1, nodes=nodes)
+        place = RankScope(step=1, nodes=nodes)
         return SlurmCapture(wish, JOB, place, srun, SystemClock(), patience=patience).run()
     finally:
         gone = srun.poll() is not None
@@ -252,14 +252,14 @@ def test_ranks_that_the_job_does_not_have_are_refused_and_the_others_captured(tm
 
 
 def test_a_helper_without_the_jobs_ranks_says_so_and_ends_with_its_orders(tmp_path: Path):
-    setup = Setup(
+    setup = HelperSetup(
         job="llama", job_id="17", step=1, directory=str(tmp_path / "files"), capture=AgentCaptureConfig()
     )
     proc = FakeNode(tmp_path).proc
     told: list[FromNode] = []
     serve([encode(setup)], told.append, node="n1", search_path="", clock=SystemClock(), proc=proc)
     [present] = told
-    assert isinstance(present, Present)
+    assert isinstance(present, NodeReady)
     assert present.ranks == []
     assert "step 17.1" in present.reason
 
@@ -311,6 +311,6 @@ def test_an_srun_that_hears_nothing_is_killed_and_what_it_told_stays(tmp_path: P
         "order(); say('n1', Present(ranks=[Rank(rank=0)])); order(); told('n1', 'done', 0)\n"
         f"{output}time.sleep(3600)\n",
         nodes=("n1",),
-        patience=Patience(leave_s=0.2, insist_s=0.2),
+        patience=SrunTimeouts(leave_s=0.2, insist_s=0.2),
     )
     assert outcomes(found) == {("n1", 0): (CaptureState.DONE, "")}

@@ -11,7 +11,7 @@ from perfd.collector import Settings
 from perfd.errors import RecordingError
 from perfd.model import GpuInfo, LogProgress, RankPlacement, Record
 from perfd.recording import open_recording
-from perfd.session.recording.recorded_streams import Playback, Players, installed_players, open_playback
+from perfd.session.recording.recorded_streams import Playback, StreamPlayers, installed_players, open_playback
 
 SECOND = 1_000_000_000
 
@@ -50,7 +50,7 @@ class Numbers:
         pass
 
 
-PLAYERS = Players(by_kind={"numbers": ("counter", Numbers)})
+PLAYERS = StreamPlayers(by_kind={"numbers": ("counter", Numbers)})
 
 
 def recording_of(directory: Path, files: dict[str, str], **manifest: object) -> Path:

@@ -8,7 +8,7 @@ import pytest
 from perfd.clock import VirtualClock
 from perfd.collector import CollectorSpec, Options, Settings
 from perfd.model import Event, EventKind
-from perfd.session.recording.best_effort_recorder import Tape
+from perfd.session.recording.best_effort_recorder import BestEffortRecorder
 from perfd.session.recording.collector_tee import tapped
 
 EVENT = Event(kind=EventKind.JOB_STARTED, time_unix_ns=1, message="started")
@@ -47,7 +47,7 @@ def test_a_tapped_collector_returns_what_it_did_and_shows_it():
 
 def test_a_tape_writes_a_recording(tmp_path):
     said: list[str] = []
-    tape = Tape(
+    tape = BestEffortRecorder(
         tmp_path / "rec", job="j", node="n", clock=VirtualClock(10**9), start_unix_ns=10**9, say=said.append
     )
     tape.add_log(b"line\n", 2 * 10**9)
@@ -62,7 +62,9 @@ def test_a_tape_writes_a_recording(tmp_path):
 def test_a_tape_that_cannot_be_written_says_so_once_and_swallows_the_rest(tmp_path):
     (tmp_path / "something").touch()
     said: list[str] = []
-    tape = Tape(tmp_path, job="j", node="n", clock=VirtualClock(), start_unix_ns=0, say=said.append)
+    tape = BestEffortRecorder(
+        tmp_path, job="j", node="n", clock=VirtualClock(), start_unix_ns=0, say=said.append
+    )
     tape.add_log(b"line\n", 1)
     tape.add_records([EVENT])
     tape.describe([EVENT])
@@ -74,7 +76,9 @@ def test_a_tape_that_cannot_be_written_says_so_once_and_swallows_the_rest(tmp_pa
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk that is always full")
 def test_a_disk_that_fills_up_ends_the_recording_and_nothing_else(tmp_path):
     said: list[str] = []
-    tape = Tape(tmp_path / "rec", job="j", node="n", clock=VirtualClock(), start_unix_ns=0, say=said.append)
+    tape = BestEffortRecorder(
+        tmp_path / "rec", job="j", node="n", clock=VirtualClock(), start_unix_ns=0, say=said.append
+    )
     tape.add_log(b"first\n", 1)
     (tmp_path / "rec/n/records.bin").symlink_to("/dev/full")
     tape.add_records([EVENT])

@@ -8,7 +8,7 @@ from perfd.analysis.collectives.pipeline_wait import SOURCE_WAITING
 from perfd.analysis.communication.dimensions import Dimension
 from perfd.analysis.communication.exposed import Communication
 from perfd.analysis.diagnosis.findings import Culprit, Finding, Kind
-from perfd.analysis.hang.error_events import Trouble
+from perfd.analysis.hang.error_events import ErrorSummary
 from perfd.analysis.steps.pipeline_bubble import Pipeline
 from perfd.model import EventKind
 from perfd.recording import bundled
@@ -185,7 +185,7 @@ def test_without_a_gpu_flops_are_told_per_rank(summary):
 
 
 def test_what_the_job_complained_of_stands_below_the_numbers_and_beside_the_diagnosis(summary):
-    trouble = Trouble(
+    trouble = ErrorSummary(
         kind=EventKind.LOG_ERROR,
         message="torch.OutOfMemoryError: CUDA out of memory.",
         count=3,

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfd.trace.breakdown.rank_breakdown import Breakdown, RankTimeline
+from perfd.trace.breakdown.rank_breakdown import RankBreakdown, RankTimeline
 from perfd.trace.readers import kineto_reader as reader
 from perfd.trace.readers.trace_files import read_traces
 from tests.support.traces import COMPUTE, COPY, MATMUL, NCCL, Call, Op, kineto, write_json
@@ -55,7 +55,7 @@ def swept(intervals: Iterable[tuple[int, int, str]], start: int, end: int) -> di
     return found
 
 
-def _check(found: Breakdown, expected: dict[str, int]) -> None:
+def _check(found: RankBreakdown, expected: dict[str, int]) -> None:
     span_ns = found.span_s * 1e9
     pairs = {
         "compute": found.compute_s,

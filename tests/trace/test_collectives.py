@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from perfd.report.sources.trace_notes import notes_of
-from perfd.trace.breakdown.collective_matching import Matching
+from perfd.trace.breakdown.collective_matching import CollectiveMatching
 from perfd.trace.diagnosis.time_shares import FindingKind
 from perfd.trace.diagnosis.trace_analysis import analyse
 from perfd.trace.diagnosis.trace_findings import diagnose
@@ -44,7 +44,7 @@ def test_the_shortest_is_the_transfer_and_the_rest_waiting(tmp_path):
     found = _analysis(tmp_path, [_reduce(0, 100), _reduce(200, 210)], [_reduce(70, 100), _reduce(180, 210)])
 
     first, second = _row(found, 0), _row(found, 1)
-    assert first.matching is Matching.ORDER
+    assert first.matching is CollectiveMatching.ORDER
     assert first.transfer_s == second.transfer_s == pytest.approx(40e-6)
     assert first.wait_s == pytest.approx(70e-6)
     assert second.wait_s == pytest.approx(20e-6)
@@ -81,7 +81,7 @@ def test_numbers_match_what_order_would_not(tmp_path):
     )
 
     row = _row(found, 0)
-    assert row.matching is Matching.SEQUENCE
+    assert row.matching is CollectiveMatching.SEQUENCE
     assert (row.count, row.matched_count) == (3, 2)
     assert row.transfer_s == pytest.approx(40e-6)
     assert row.wait_s == pytest.approx(20e-6)
@@ -180,7 +180,7 @@ def test_a_receive_that_waits_for_its_sender_is_waiting(tmp_path):
 
     row = _row(analysis, 1, "sendrecv")
     assert (row.group, row.group_ranks) == (_PIPELINE, (0, 1))
-    assert row.matching is Matching.MESSAGES
+    assert row.matching is CollectiveMatching.MESSAGES
     assert row.transfer_s == pytest.approx(20e-6)
     assert row.wait_s == pytest.approx(160e-6)
     first, second = analysis.stages

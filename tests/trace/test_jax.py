@@ -14,7 +14,7 @@ from perfd.trace.diagnosis.trace_analysis import analyse
 from perfd.trace.diagnosis.trace_findings import diagnose
 from perfd.trace.diagnosis.trace_json import to_json
 from perfd.trace.model.hlo_class import hlo_class
-from perfd.trace.model.operation_kinds import Kind
+from perfd.trace.model.operation_kinds import OperationKind
 from perfd.trace.readers import kineto_reader
 from perfd.trace.readers.trace_files import read_traces
 from tests.support.traces import write_json
@@ -87,10 +87,10 @@ def test_only_streams_of_a_gpu_are_its_operations(tmp_path):
         "MemcpyH2D",
     ]
     assert trace.operations.kind.tolist() == [
-        Kind.COMPUTE,
-        Kind.COMPUTE,
-        Kind.COMMUNICATION,
-        Kind.MEMORY,
+        OperationKind.COMPUTE,
+        OperationKind.COMPUTE,
+        OperationKind.COMMUNICATION,
+        OperationKind.MEMORY,
     ]
     assert [trace.classes[at] for at in trace.operations.name] == [
         "elementwise",

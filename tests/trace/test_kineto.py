@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfd.errors import TraceError
-from perfd.trace.model.operation_kinds import Kind
+from perfd.trace.model.operation_kinds import OperationKind
 from perfd.trace.readers import kineto_reader as reader
 from tests.support.traces import COMPUTE, COPY, MATMUL, NCCL, Call, Op, kineto, write_json
 
@@ -32,7 +32,11 @@ def test_a_plain_trace_gives_operations_calls_steps_and_who_it_is(tmp_path):
     assert trace.gpu == "NVIDIA H200"
     assert trace.operations.start_ns.tolist() == [10_500, 15_000, 40_000]
     assert trace.operations.end_ns.tolist() == [20_250, 30_000, 45_000]
-    assert trace.operations.kind.tolist() == [Kind.COMPUTE, Kind.COMMUNICATION, Kind.MEMORY]
+    assert trace.operations.kind.tolist() == [
+        OperationKind.COMPUTE,
+        OperationKind.COMMUNICATION,
+        OperationKind.MEMORY,
+    ]
     assert [step.number for step in trace.steps] == [3]
     assert len(trace.calls) == 3
     assert trace.epoch_ns == 1_790_857_026_000_000_000
@@ -65,7 +69,7 @@ def test_capitalised_categories_of_2021_are_understood(tmp_path):
     ]  # fmt: skip
     (trace,) = _read(tmp_path, {"schemaVersion": 1, "traceEvents": events})
 
-    assert trace.operations.kind.tolist() == [Kind.COMPUTE, Kind.MEMORY]
+    assert trace.operations.kind.tolist() == [OperationKind.COMPUTE, OperationKind.MEMORY]
     assert len(trace.calls) == 1
     assert [step.number for step in trace.steps] == [7]
 

@@ -14,7 +14,7 @@ from perfd.cli import main
 from perfd.errors import TraceError
 from perfd.trace.readers.trace_files import read_traces
 from perfd.trace.roofline.ncu_report import read_ncu
-from perfd.trace.roofline.roofline_model import Verdict
+from perfd.trace.roofline.roofline_model import RooflineVerdict
 from tests.support import fake_ncu_report
 
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
@@ -53,7 +53,7 @@ def test_a_report_gives_each_kernel_of_each_range(tmp_path):
     assert (gemm.compute_ratio, gemm.memory_ratio, gemm.dram_ratio) == pytest.approx((0.915, 0.4, 0.3))
     assert (gemm.occupancy_ratio, gemm.waves, gemm.tensor_ratio) == (0.25, 2.5, None)
     assert gemm.stalls == (("long scoreboard", 4.5), ("wait", 3.5))
-    assert (gemm.verdict, gemm.at_limit, tiny.verdict) == (Verdict.COMPUTE, True, None)
+    assert (gemm.verdict, gemm.at_limit, tiny.verdict) == (RooflineVerdict.COMPUTE, True, None)
 
 
 metrics = st.dictionaries(st.sampled_from(list(GEMM)), st.floats(0, 1e6), min_size=1)

@@ -7,7 +7,7 @@ import pytest
 from perfd.errors import TraceError
 from perfd.trace.breakdown.rank_breakdown import RankTimeline
 from perfd.trace.diagnosis.trace_analysis import analyse
-from perfd.trace.model.operation_kinds import Kind
+from perfd.trace.model.operation_kinds import OperationKind
 from perfd.trace.readers import nsys_reader
 from perfd.trace.readers.trace_files import read_traces
 from tests.support.traces import COMPUTE, NCCL, NsysExport
@@ -32,10 +32,10 @@ def test_kernels_copies_and_graphs_are_operations_in_order(export):
 
     assert trace.operations.start_ns.tolist() == [1_000, 5_000, 10_000, 20_000]
     assert trace.operations.kind.tolist() == [
-        Kind.COMPUTE,
-        Kind.COMMUNICATION,
-        Kind.MEMORY,
-        Kind.COMPUTE,
+        OperationKind.COMPUTE,
+        OperationKind.COMMUNICATION,
+        OperationKind.MEMORY,
+        OperationKind.COMPUTE,
     ]
     assert trace.names[trace.operations.name[2]] == "Memcpy HtoD (Pageable -> Device)"
 

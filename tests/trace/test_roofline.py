@@ -20,7 +20,7 @@ from perfd.cli import main
 from perfd.errors import PerfdError, TraceError
 from perfd.trace.roofline.hlo_line import read_line, shapes
 from perfd.trace.roofline.ncu_report import read_ncu
-from perfd.trace.roofline.roofline_model import Verdict, Work, matmul, place
+from perfd.trace.roofline.roofline_model import OperationWork, RooflineVerdict, matmul, place
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "traces"
 _GPU = GpuPeak(
@@ -37,7 +37,8 @@ def test_a_product_counts_two_operations_a_step_and_each_matrix_once():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "expected"), [((4096, 4096, 4096), Verdict.COMPUTE), ((4096, 1, 4096), Verdict.MEMORY)]
+    ("sizes", "expected"),
+    [((4096, 4096, 4096), RooflineVerdict.COMPUTE), ((4096, 1, 4096), RooflineVerdict.MEMORY)],
 )
 def test_the_ridge_decides_without_a_time(sizes, expected):
     assert place(matmul(*sizes, "bf16"), _GPU).verdict is expected
@@ -45,10 +46,14 @@ def test_the_ridge_decides_without_a_time(sizes, expected):
 
 @pytest.mark.parametrize(
     ("share", "expected", "at_limit"),
-    [(0.9, Verdict.COMPUTE, True), (0.7, Verdict.COMPUTE, False), (0.3, Verdict.LATENCY, False)],
+    [
+        (0.9, RooflineVerdict.COMPUTE, True),
+        (0.7, RooflineVerdict.COMPUTE, False),
+        (0.3, RooflineVerdict.LATENCY, False),
+    ],
 )
 def test_a_measured_time_tells_how_far_from_the_roof_it_is(share, expected, at_limit):
-    work = Work(name="w", flops=1e12, traffic_bytes=1e9, precision="bf16")
+    work = OperationWork(name="w", flops=1e12, traffic_bytes=1e9, precision="bf16")
 
     found = place(work, _GPU, time_s=1 / share)
 
@@ -59,7 +64,7 @@ def test_a_measured_time_tells_how_far_from_the_roof_it_is(share, expected, at_l
 
 @given(flops=st.floats(1, 1e18), traffic=st.floats(1, 1e15), time=st.floats(1e-9, 1e6))
 def test_the_roof_is_never_higher_than_either_limit(flops, traffic, time):
-    found = place(Work(name="w", flops=flops, traffic_bytes=traffic, precision="bf16"), _GPU, time)
+    found = place(OperationWork(name="w", flops=flops, traffic_bytes=traffic, precision="bf16"), _GPU, time)
 
     assert found.attainable_flops_per_s <= found.peak_flops_per_s * (1 + 1e-9)
     limit = found.intensity_flops_per_byte * found.memory_bytes_per_s
@@ -124,7 +129,7 @@ def test_element_wise_work_is_held_against_the_vector_peak():
     work = read_line("%add.1 = bf16[1024]{0} add(bf16[1024]{0} %a, bf16[1024]{0} %b)")
 
     assert (work.flops, work.traffic_bytes, work.precision) == (1024, 3 * 2048, "fp32")
-    assert place(work, _GPU).verdict is Verdict.MEMORY
+    assert place(work, _GPU).verdict is RooflineVerdict.MEMORY
 
 
 def test_a_copy_computes_nothing():
@@ -189,10 +194,10 @@ def test_the_raw_page_gives_throughputs_stalls_and_a_verdict(tmp_path):
 
     assert gemm.duration_s == pytest.approx(1250.5e-6)
     assert gemm.compute_ratio == pytest.approx(0.915)
-    assert (gemm.verdict, gemm.at_limit) == (Verdict.COMPUTE, True)
+    assert (gemm.verdict, gemm.at_limit) == (RooflineVerdict.COMPUTE, True)
     assert gemm.stalls == (("wait", 3.5), ("long scoreboard", 2.5))
-    assert (add.verdict, add.at_limit) == (Verdict.MEMORY, True)
-    assert (tiny.verdict, tiny.at_limit) == (Verdict.LATENCY, False)
+    assert (add.verdict, add.at_limit) == (RooflineVerdict.MEMORY, True)
+    assert (tiny.verdict, tiny.at_limit) == (RooflineVerdict.LATENCY, False)
 
 
 def test_the_details_page_gives_the_same_from_a_row_a_metric(tmp_path):
@@ -213,7 +218,7 @@ def test_the_details_page_gives_the_same_from_a_row_a_metric(tmp_path):
     assert gemm.memory_ratio == pytest.approx(0.4)
     assert gemm.duration_s == pytest.approx(1250.5e-6)
     assert gemm.occupancy_ratio == pytest.approx(0.25)
-    assert gemm.verdict is Verdict.COMPUTE
+    assert gemm.verdict is RooflineVerdict.COMPUTE
 
 
 @pytest.mark.parametrize("text", ["", "a,b\n1,2\n", "==ERROR== no report\n", '"ID","Kernel Name","x"\n'])
@@ -357,9 +362,9 @@ def test_what_nsight_compute_measured_on_a_gpu_is_read_as_it_shows_it():
     )
     assert product.tensor_ratio == pytest.approx(0.95, abs=0.001)
     assert [kernel.verdict for kernel in (random, product, addition)] == [
-        Verdict.COMPUTE,
-        Verdict.COMPUTE,
-        Verdict.MEMORY,
+        RooflineVerdict.COMPUTE,
+        RooflineVerdict.COMPUTE,
+        RooflineVerdict.MEMORY,
     ]
     assert [kernel.at_limit for kernel in (random, product, addition)] == [False, True, False]
     assert addition.stalls[0][0] == "long scoreboard"

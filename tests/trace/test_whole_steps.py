@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perfd.capture.kineto.trace_contents import contents_of
 from perfd.capture.nsys.report_contents import recorded_by_process
-from perfd.trace.model.trace_steps import Step
+from perfd.trace.model.trace_steps import TraceStep
 from perfd.trace.model.whole_steps import Recorded, Span, whole_steps
 from tests.support.traces import COMPUTE, MATMUL, NsysExport
 
@@ -116,7 +116,7 @@ def test_of_two_streams_the_busier_one_tells_the_repeats():
 def test_marked_steps_win_over_everything_else():
     step = a_step()
     length = len(step) * MS
-    marked = [Step(number=at, start_ns=at * length, end_ns=(at + 1) * length) for at in range(3)]
+    marked = [TraceStep(number=at, start_ns=at * length, end_ns=(at + 1) * length) for at in range(3)]
     trace = recorded(step * 3, steps=marked, captured_ns=(0, 3 * length))
     assert whole_steps(trace) == 2, "what is open where the capture stops is no whole one"
     assert whole_steps(replace(trace, captured_ns=None)) == 3
@@ -125,7 +125,9 @@ def test_marked_steps_win_over_everything_else():
 @given(st.integers(1, 5), st.integers(0, 5))
 def test_marked_steps_before_the_gpu_is_recorded_do_not_count(count, before):
     length = 1000 * MS
-    marked = [Step(number=at, start_ns=at * length, end_ns=(at + 1) * length) for at in range(before + count)]
+    marked = [
+        TraceStep(number=at, start_ns=at * length, end_ns=(at + 1) * length) for at in range(before + count)
+    ]
     trace = Recorded(steps=marked, recorded_from_ns=before * length - length // 2)
     assert whole_steps(trace) == count
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from perfd_collectors.training_log import SPEC, LogFeed, TrainingLogOptions, spec_of_feed
+from perfd_collectors.training_log import SPEC, InMemoryLog, TrainingLogOptions, spec_of_feed
 from perfd_collectors.training_log.collector import TrainingLogCollector
 from perfd_collectors.training_log.log_sources import StdinSource
 from training_log.logs import dump, iteration, records_of, timers
@@ -146,7 +146,7 @@ def test_a_log_from_before_is_dated_by_the_files_own_time(tmp_path: Path, settin
 
 
 def test_a_line_that_may_be_old_has_the_time_of_reading(settings: Settings) -> None:
-    feed = LogFeed()
+    feed = InMemoryLog()
     feed.feed(iteration(10, stamp="2025-05-01 09:54:30").encode())
 
     records = check_collector(spec_of_feed(feed), settings, collects=1)
@@ -192,7 +192,7 @@ def test_the_line_that_is_being_written_when_reading_begins_is_left_out(
 
 
 def test_a_feed_is_collected(settings: Settings) -> None:
-    feed = LogFeed()
+    feed = InMemoryLog()
     feed.feed(iteration(10).encode() + iteration(20).encode()[:100])
 
     records = check_collector(
@@ -204,7 +204,7 @@ def test_a_feed_is_collected(settings: Settings) -> None:
 
 def test_a_line_is_not_put_together_over_a_gap(settings: Settings) -> None:
     first, second, third = (iteration(step).encode() for step in (10, 20, 30))
-    feed = LogFeed(max_bytes=len(second) + len(third) + 40)
+    feed = InMemoryLog(max_bytes=len(second) + len(third) + 40)
     feed.feed(first[:-40])
     feed.feed(first[-40:] + second + third)
 

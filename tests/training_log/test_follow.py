@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from perfd_collectors.file_follower import Chunk, FileFollower
-from perfd_collectors.training_log.log_sources import LogFeed, StdinSource, matching_files, torchrun_files
+from perfd_collectors.training_log.log_sources import InMemoryLog, StdinSource, matching_files, torchrun_files
 
 EVERYTHING = 1 << 30
 
@@ -239,7 +239,7 @@ def test_a_new_attempt_is_followed_under_the_old_name(tmp_path: Path) -> None:
 
 
 def test_a_feed_keeps_the_newest_and_counts_what_it_drops() -> None:
-    feed = LogFeed(max_bytes=10)
+    feed = InMemoryLog(max_bytes=10)
     feed.feed(b"aaaa")
     feed.feed(b"bbbb")
     feed.feed(b"cccc")
@@ -253,7 +253,7 @@ def test_a_feed_keeps_the_newest_and_counts_what_it_drops() -> None:
 
 
 def test_a_feed_gives_no_more_than_is_asked_for() -> None:
-    feed = LogFeed()
+    feed = InMemoryLog()
     feed.feed(b"abcdef")
 
     assert [chunk.data for chunk in feed.poll(4)] == [b"abcd"]

@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 
 import pytest
-from perfd_collectors.training_log.log_document import Understanding
+from perfd_collectors.training_log.log_document import LogDocument
 
 from perfd.cli import main
 from perfd.model import EventKind
@@ -27,8 +27,8 @@ memory: 12.35GiB(8.84%)  tps: 27,744  tflops: 119.88  mfu: 12.12%
 """
 
 
-def read(text: str) -> Understanding:
-    understanding = Understanding()
+def read(text: str) -> LogDocument:
+    understanding = LogDocument()
     understanding.read(io.BytesIO(text.encode()))
     return understanding
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from perfd_collectors.training_log.log_parser import LogParser, new_job, parse_log
-from perfd_collectors.training_log.timestamps import Zone
+from perfd_collectors.training_log.timestamps import TimeZoneGuess
 from training_log.logs import values_of
 
 from perfd.model import Record, StepPhases, TrainingStep
@@ -30,7 +30,7 @@ def said(records: Sequence[Record]) -> set[tuple[object, ...]]:
 
 def said_on_the_way(data: bytes) -> set[tuple[object, ...]]:
     """Every value that a reader hears who listens after each line: descriptions grow."""
-    job = new_job("default", Zone(0))
+    job = new_job("default", TimeZoneGuess(0))
     parser = LogParser(job)
     records: list[Record] = []
     for line in data.splitlines(keepends=True):
@@ -60,7 +60,7 @@ def test_a_cut_log_never_invents_a_value(name: str, data: st.DataObject) -> None
 def test_no_cut_of_the_last_lines_invents_a_value(name: str) -> None:
     log = LOGS[name]
     start = max(0, len(log) - 400)
-    job = new_job("default", Zone(0))
+    job = new_job("default", TimeZoneGuess(0))
     parser = LogParser(job)
     parser.feed(log[:start])
     for cut in range(start, len(log)):
@@ -72,7 +72,7 @@ def test_no_cut_of_the_last_lines_invents_a_value(name: str) -> None:
 def test_a_log_read_from_its_middle_never_invents_a_step(name: str, data: st.DataObject) -> None:
     log = LOGS[name]
     start = data.draw(st.integers(0, len(log)))
-    job = new_job("default", Zone(0))
+    job = new_job("default", TimeZoneGuess(0))
     parser = LogParser(job)
     parser.attach()
     parser.gap()
@@ -90,7 +90,7 @@ def test_a_log_read_from_its_middle_never_invents_a_step(name: str, data: st.Dat
 def test_a_log_in_pieces_says_the_same_as_the_whole(name: str, data: st.DataObject) -> None:
     log = LOGS[name]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(log)), max_size=12)))
-    job = new_job("default", Zone(0))
+    job = new_job("default", TimeZoneGuess(0))
     parser = LogParser(job)
     for start, end in zip([0, *cuts], [*cuts, len(log)], strict=True):
         parser.feed(log[start:end])

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from perfd_collectors.training_log.log_document import Understanding, understand
+from perfd_collectors.training_log.log_document import LogDocument, understand
 
 from perfd.model import EventKind
 
@@ -14,7 +14,7 @@ _SHARED = os.environ.get("PERFD_SHARED")
 pytestmark = pytest.mark.skipif(_SHARED is None, reason="PERFD_SHARED does not name the shared directory")
 
 
-def sample(pattern: str) -> Understanding:
+def sample(pattern: str) -> LogDocument:
     (path,) = (Path(_SHARED or "") / "samples").glob(pattern)
     return understand([path])
 

@@ -23,7 +23,7 @@ from perfd_collectors.hook.datagrams import (
     parse_message,
     records_of,
 )
-from perfd_collectors.hook.sender_auth import Speakers
+from perfd_collectors.hook.sender_auth import SenderAuth
 
 _MOST_AT_ONCE = 10_000
 _RECEIVE_BUFFER_BYTES = 4 << 20
@@ -72,7 +72,7 @@ class HookCollector:
         self._path = Path(options.socket or default_socket())
         self._job = settings.job
         self._clock = settings.clock
-        self._speakers = Speakers(os.geteuid())
+        self._speakers = SenderAuth(os.geteuid())
         self._listen_s = min(0.9, options.listen_s)
         self._socket = _bound(self._path, options.mode)
         self._poll = select.poll()

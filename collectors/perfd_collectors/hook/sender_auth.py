@@ -6,7 +6,7 @@ _FORGOTTEN_AFTER_S = 60.0
 _MOST_JOBS = 1024
 
 
-class Speakers:
+class SenderAuth:
     """The user of each job that is heard of: the first who speaks, until nothing came for a minute.
 
     The listener's own user, as of a job under `perfd run`, comes before any other: a stranger who was first

@@ -16,11 +16,11 @@ from perfd_collectors.nccl.debug_log.debug_files import DebugFiles
 from perfd_collectors.nccl.flight_recorder.dump_files import DumpDirectory, RecordedDump
 from perfd_collectors.nccl.inspector.inspector_files import InspectorDirectory, RecordedInspector
 from perfd_collectors.nccl.sampling import check_sampling, in_sample
-from perfd_collectors.nccl.scan_budget import Looks
-from perfd_collectors.nccl.segments.segment import Segment, Wanted
+from perfd_collectors.nccl.scan_budget import ScanBudget
+from perfd_collectors.nccl.segments.segment import ReadRequest, Segment
 from perfd_collectors.nccl.segments.segment_files import segment_names, sweep
-from perfd_collectors.nccl.segments.segment_owner import Locks, distrust, writer_of
-from perfd_collectors.nccl.segments.segment_reader import Progress, Watched, same_file
+from perfd_collectors.nccl.segments.segment_owner import OwnerLocks, distrust, writer_of
+from perfd_collectors.nccl.segments.segment_reader import SegmentProgress, SegmentReader, same_file
 from perfd_collectors.nccl.segments.window_reduction import keep_one_in
 
 __all__ = ["COLUMNS", "SPEC", "NcclCollector", "NcclOptions", "keep_one_in"]
@@ -31,7 +31,7 @@ _MOST_LOOKS = 64
 """At files that are not read yet, ten times a second; what a process needs between two is less."""
 _MOST_SWEPT = 256
 """Files that are not read, a window."""
-_BOOKMARK = msgspec.json.Decoder(dict[str, Progress])
+_BOOKMARK = msgspec.json.Decoder(dict[str, SegmentProgress])
 
 COLUMNS = (
     Column(
@@ -109,12 +109,12 @@ class NcclCollector:
         if not self._directory.is_dir():
             raise Unavailable(f"{self._directory} is no directory; name the plugin's with `directory`.")
         check_sampling(options.sample_s, options.sample_one_in)
-        self._processes: dict[Path, Watched] = {}
+        self._processes: dict[Path, SegmentReader] = {}
         self._progress = _read_bookmark(settings.bookmark.text)
         """By file name, of segments that an earlier agent read and this one has not yet opened."""
         self._others: set[Path] = set()
         """Segments of other jobs on this node."""
-        self._looks = Looks(_MOST_LOOKS)
+        self._looks = ScanBudget(_MOST_LOOKS)
         self._windows = 0
         self._ignored: dict[Path, str] = {}
         """Files that are not believed, and why."""
@@ -155,7 +155,7 @@ class NcclCollector:
                 followed.close()
 
     def _find_processes(self) -> None:
-        locks = Locks(self._settings.proc)
+        locks = OwnerLocks(self._settings.proc)
         for name in self._looks.next(segment_names(self._directory)):
             self._ignored.pop(self._directory / name, None)
             self._watch(self._directory / name, locks)
@@ -182,7 +182,7 @@ class NcclCollector:
         chosen = [*watched, *(others[first:] + others[:first])[:_MOST_SWEPT]]
         sweep((self._directory / name for name in chosen), self._settings.clock.unix_ns() / 1e9)
 
-    def _watch(self, path: Path, locks: Locks) -> None:
+    def _watch(self, path: Path, locks: OwnerLocks) -> None:
         try:
             segment = Segment(path)
         except NothingHere:
@@ -201,7 +201,7 @@ class NcclCollector:
             self._others.add(path)
         else:
             now_unix_ns, progress = self._settings.clock.unix_ns(), self._progress.pop(path.name, None)
-            self._processes[path] = Watched(segment, now_unix_ns, progress)
+            self._processes[path] = SegmentReader(segment, now_unix_ns, progress)
             return
         segment.close()
 
@@ -240,8 +240,8 @@ class NcclCollector:
         return records
 
 
-def _wanted(*, recording: bool) -> Wanted:
-    return Wanted.OPERATIONS | (Wanted.GPU_TIME if recording else Wanted.NOTHING)
+def _wanted(*, recording: bool) -> ReadRequest:
+    return ReadRequest.OPERATIONS | (ReadRequest.GPU_TIME if recording else ReadRequest.NOTHING)
 
 
 def _ignored_segments(count: int, now_unix_ns: int) -> SampleTable:
@@ -253,7 +253,7 @@ def _ignored_segments(count: int, now_unix_ns: int) -> SampleTable:
     )
 
 
-def _read_bookmark(text: str | None) -> dict[str, Progress]:
+def _read_bookmark(text: str | None) -> dict[str, SegmentProgress]:
     try:
         return _BOOKMARK.decode(text) if text else {}
     except msgspec.DecodeError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 
-class Looks:
+class ScanBudget:
     """Shares out a bounded number of looks: each file gets one a window, and new ones come first."""
 
     def __init__(self, most: int) -> None:

@@ -17,7 +17,7 @@ SLOW = "Between the slow reads (`slow_interval_s`), and where the GPU does not r
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
+class NvmlMetric:
     """One value that NVML knows by a number, and how it becomes a column."""
 
     column: str
@@ -29,9 +29,9 @@ class Metric:
     """NVML's units in one of ours: what it says is divided by this."""
 
 
-def _metrics(*rows: tuple[str, int, str, float]) -> Sequence[Metric]:
+def _metrics(*rows: tuple[str, int, str, float]) -> Sequence[NvmlMetric]:
     return tuple(
-        Metric(column=column, id=number, name=name, per_unit=per_unit)
+        NvmlMetric(column=column, id=number, name=name, per_unit=per_unit)
         for column, number, name, per_unit in rows
     )
 

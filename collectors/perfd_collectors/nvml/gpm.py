@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pynvml
 
-from perfd_collectors.nvml.columns import GPM_METRICS, INDEX, SLOW_GPM_METRICS, Metric
+from perfd_collectors.nvml.columns import GPM_METRICS, INDEX, SLOW_GPM_METRICS, NvmlMetric
 from perfd_collectors.nvml.nvml_api import Nvml, NvmlError, Structure
-from perfd_collectors.nvml.topology import Target
+from perfd_collectors.nvml.topology import GpuTarget
 
 MIN_INTERVAL_S = 0.099
 """NVML asks for 100 ms between the two samples of a pair; the rest is a timer's jitter at 10 Hz."""
@@ -22,7 +22,7 @@ class GpmRequest:
     reads and writes `numMetrics` of them, so only those are ours.
     """
 
-    def __init__(self, metrics: Sequence[Metric]) -> None:
+    def __init__(self, metrics: Sequence[NvmlMetric]) -> None:
         self.structure: Structure = pynvml.c_nvmlGpmMetricsGet_t()
         self.structure.version = pynvml.NVML_GPM_METRICS_GET_VERSION
         self.structure.numMetrics = len(metrics)
@@ -44,7 +44,7 @@ class GpmRequests:
 class GpmSampler:
     """The GPM of one GPU, or of one MIG slice of it: pairs each sample with the one before, so none waits."""
 
-    def __init__(self, nvml: Nvml, target: Target, requests: GpmRequests) -> None:
+    def __init__(self, nvml: Nvml, target: GpuTarget, requests: GpmRequests) -> None:
         self._nvml = nvml
         self._target = target
         self._requests = requests
@@ -93,7 +93,7 @@ class GpmSampler:
                 row[column] = value / per_unit if math.isfinite(value) else math.nan
 
 
-def open_gpm(nvml: Nvml, target: Target, requests: GpmRequests) -> GpmSampler | None:
+def open_gpm(nvml: Nvml, target: GpuTarget, requests: GpmRequests) -> GpmSampler | None:
     """A sampler of the target, or None where its GPU or driver has no GPM."""
     try:
         supported = nvml.nvmlGpmQueryDeviceSupport(target.parent).isSupportedDevice

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pynvml
 
-from perfd_collectors.nvml.columns import FAST_FIELDS, INDEX, SLOW_FIELDS, Metric
+from perfd_collectors.nvml.columns import FAST_FIELDS, INDEX, SLOW_FIELDS, NvmlMetric
 from perfd_collectors.nvml.gpm import GpmRequests, GpmSampler, open_gpm
 from perfd_collectors.nvml.nvml_api import (
     Fault,
@@ -19,7 +19,7 @@ from perfd_collectors.nvml.nvml_api import (
     fault_of,
     fault_of_code,
 )
-from perfd_collectors.nvml.topology import Target
+from perfd_collectors.nvml.topology import GpuTarget
 
 Row = list[float]
 Reading = Callable[[Row], None]
@@ -35,7 +35,7 @@ class GpuLost(Exception):
 class GpuReader:
     """Reads one target. What NVML refuses for good is asked for once, and is absent after that."""
 
-    def __init__(self, nvml: Nvml, target: Target, requests: GpmRequests) -> None:
+    def __init__(self, nvml: Nvml, target: GpuTarget, requests: GpmRequests) -> None:
         self.target = target
         self._fast, self._slow = _slice_readings(nvml, target) if target.mig else _gpu_readings(nvml, target)
         self._gpm: GpmSampler | None = open_gpm(nvml, target, requests)
@@ -78,7 +78,7 @@ class GpuReader:
         return fault is Fault.NEVER
 
 
-def _gpu_readings(nvml: Nvml, target: Target) -> tuple[list[Reading], list[Reading]]:
+def _gpu_readings(nvml: Nvml, target: GpuTarget) -> tuple[list[Reading], list[Reading]]:
     gpu = target.handle
     fast: list[Reading] = [
         _utilization(nvml, gpu),
@@ -94,7 +94,7 @@ def _gpu_readings(nvml: Nvml, target: Target) -> tuple[list[Reading], list[Readi
     return fast, [_Fields(nvml, gpu, SLOW_FIELDS)]
 
 
-def _slice_readings(nvml: Nvml, target: Target) -> tuple[list[Reading], list[Reading]]:
+def _slice_readings(nvml: Nvml, target: GpuTarget) -> tuple[list[Reading], list[Reading]]:
     """Power, heat and clocks are the whole GPU's: its own row has them."""
     return [_memory(nvml, target.handle)], []
 
@@ -143,7 +143,7 @@ def _event_reasons(nvml: Nvml, gpu: Handle) -> Callable[[Handle], int]:
 class _Fields:
     """Several fields in one call of the driver; one that is refused for good leaves the call."""
 
-    def __init__(self, nvml: Nvml, gpu: Handle, fields: Sequence[Metric]) -> None:
+    def __init__(self, nvml: Nvml, gpu: Handle, fields: Sequence[NvmlMetric]) -> None:
         self._nvml = nvml
         self._gpu = gpu
         self._choose(fields)
@@ -162,7 +162,7 @@ class _Fields:
         if refused:
             self._choose([field for field in self._fields if field.id not in refused])
 
-    def _choose(self, fields: Sequence[Metric]) -> None:
+    def _choose(self, fields: Sequence[NvmlMetric]) -> None:
         self._fields = fields
         self._ids = [field.id for field in fields]
         self._columns = [(INDEX[field.column], field.per_unit) for field in fields]

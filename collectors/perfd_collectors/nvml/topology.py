@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class GpuTarget:
     """What one row is about: a GPU, or with `gpu_instance` a MIG slice of it."""
 
     index: int
@@ -35,19 +35,19 @@ class Target:
         return f"{self.index}/{self.gpu_instance}" if self.mig else str(self.index)
 
 
-def targets_of(nvml: Nvml, index: int) -> list[Target]:
+def targets_of(nvml: Nvml, index: int) -> list[GpuTarget]:
     """A GPU, and after it its MIG slices: one per GPU instance. Raises `pynvml.NVMLError` when it is lost."""
     gpu = nvml.nvmlDeviceGetHandleByIndex(index)
-    found: dict[int | None, Target] = {None: Target(index=index, parent=gpu, handle=gpu)}
+    found: dict[int | None, GpuTarget] = {None: GpuTarget(index=index, parent=gpu, handle=gpu)}
     for device in _mig_devices(nvml, gpu):
         # Compute instances share the counters and the memory of their GPU instance.
         number = optional(nvml.nvmlDeviceGetGpuInstanceId, device)
         if number is not None and number not in found:
-            found[number] = Target(index=index, parent=gpu, handle=device, gpu_instance=number)
+            found[number] = GpuTarget(index=index, parent=gpu, handle=device, gpu_instance=number)
     return list(found.values())
 
 
-def describe(nvml: Nvml, target: Target) -> GpuInfo:
+def describe(nvml: Nvml, target: GpuTarget) -> GpuInfo:
     """What NVML says that the target is. Raises `pynvml.NVMLError` when it is lost."""
     memory = optional(nvml.nvmlDeviceGetMemoryInfo, target.handle)
     clock_mhz = optional(nvml.nvmlDeviceGetMaxClockInfo, target.parent, pynvml.NVML_CLOCK_SM)

@@ -13,7 +13,7 @@ from perfd.model import RankPlacement, Record, SampleTable, Scope
 from perfd_collectors.nvml.nvml_api import Fault, Nvml, NvmlError, fault_of, start, unavailable
 from perfd_collectors.nvml.topology import optional
 from perfd_collectors.ranks.environment import Launcher, RankIdentity, job_name
-from perfd_collectors.ranks.gpu_of_rank import Gpu, Held, gpu_expected, gpu_held
+from perfd_collectors.ranks.gpu_of_rank import Gpu, HeldMemory, gpu_expected, gpu_held
 from perfd_collectors.ranks.placement import RankProcess, changed, job_events, placements
 from perfd_collectors.ranks.processes import Process, ProcessTable
 
@@ -110,12 +110,12 @@ class RanksCollector:
         except NvmlError:
             return  # The driver went first.
 
-    def _held(self) -> Mapping[int, list[Held]]:
+    def _held(self) -> Mapping[int, list[HeldMemory]]:
         """What each process holds, by the pid that our /proc knows it by."""
         entries = [entry for gpu in self._gpus for entry in self._held_on(gpu.index)]
         strangers = {entry.pid for entry in entries if self._processes.stat(entry.pid) is None}
         known_as = self._processes.by_inner_pid(strangers) if strangers else {}
-        held: dict[int, list[Held]] = {}
+        held: dict[int, list[HeldMemory]] = {}
         for entry in entries:
             pid = known_as.get(entry.pid, entry.pid)
             stat = self._processes.stat(pid)
@@ -123,7 +123,7 @@ class RanksCollector:
                 held.setdefault(pid, []).append(entry)
         return held
 
-    def _held_on(self, gpu: int) -> list[Held]:
+    def _held_on(self, gpu: int) -> list[HeldMemory]:
         if self._nvml is None:
             return []
         try:
@@ -133,16 +133,16 @@ class RanksCollector:
             if fault_of(error) is Fault.GONE:
                 raise unavailable(error) from error
             return []
-        return [Held(pid=entry.pid, gpu=gpu, memory_bytes=entry.usedGpuMemory) for entry in listed]
+        return [HeldMemory(pid=entry.pid, gpu=gpu, memory_bytes=entry.usedGpuMemory) for entry in listed]
 
-    def _candidates(self, held: Mapping[int, Sequence[Held]]) -> Sequence[int]:
+    def _candidates(self, held: Mapping[int, Sequence[HeldMemory]]) -> Sequence[int]:
         if self._root_pid is not None:
             return self._processes.descendants(self._root_pid)
         # In a container, NVML lists no process, or lists pids of another namespace; but then there are few.
         return sorted(held) or self._processes.pids()
 
     def _rank_processes(
-        self, processes: Mapping[int, Process], held: Mapping[int, Sequence[Held]]
+        self, processes: Mapping[int, Process], held: Mapping[int, Sequence[HeldMemory]]
     ) -> list[RankProcess]:
         return [
             RankProcess(
@@ -170,13 +170,13 @@ class RanksCollector:
             return False
         return holds_gpu or identity.launcher is not Launcher.SLURM
 
-    def _gpu_of(self, identity: RankIdentity, held: Sequence[Held]) -> int | None:
+    def _gpu_of(self, identity: RankIdentity, held: Sequence[HeldMemory]) -> int | None:
         same_container = identity.container_id == self._own_container
         expected = gpu_expected(identity, self._gpus, same_container=same_container)
         return gpu_held(held, expected) if held else expected
 
     def _lone_rank(
-        self, processes: Mapping[int, Process], held: Mapping[int, Sequence[Held]]
+        self, processes: Mapping[int, Process], held: Mapping[int, Sequence[HeldMemory]]
     ) -> list[RankPlacement]:
         """A job of one process has no launcher to tell its rank: of the watched command, it is rank 0."""
         holders = [pid for pid in processes if pid in held]
@@ -197,7 +197,7 @@ class RanksCollector:
         self,
         now_ns: int,
         processes: Mapping[int, Process],
-        held: Mapping[int, Sequence[Held]],
+        held: Mapping[int, Sequence[HeldMemory]],
         ranks: int,
     ) -> SampleTable:
         columns = {"rank_processes": [float(ranks)]}

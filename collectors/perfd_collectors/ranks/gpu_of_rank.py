@@ -18,7 +18,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class HeldMemory:
     """A process that holds a compute context on a GPU, as NVML lists it."""
 
     pid: int
@@ -27,7 +27,7 @@ class Held:
     """None where the driver does not tell."""
 
 
-def gpu_held(held: Sequence[Held], expected: int | None) -> int | None:
+def gpu_held(held: Sequence[HeldMemory], expected: int | None) -> int | None:
     """The GPU that one process uses, out of all that it holds; None when that is not certain.
 
     A rank may hold a little on GPUs of others too (peer access, a checkpoint
@@ -60,7 +60,7 @@ def gpu_expected(identity: RankIdentity, gpus: Sequence[Gpu], *, same_container:
     return None
 
 
-def _total(held: Sequence[Held], gpu: int) -> int | None:
+def _total(held: Sequence[HeldMemory], gpu: int) -> int | None:
     sizes = [entry.memory_bytes for entry in held if entry.gpu == gpu]
     return None if None in sizes else sum(size for size in sizes if size is not None)
 

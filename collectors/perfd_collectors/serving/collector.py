@@ -12,21 +12,21 @@ from urllib.parse import urlsplit
 from perfd.analysis.flops.peak_table import find_gpu
 from perfd.analysis.serving.engine_snapshot import Engine, Snapshot
 from perfd.analysis.serving.served_model import served_model
-from perfd.analysis.serving.server_config import ServerInfo, completed, layout_of
-from perfd.analysis.serving.server_rates import Measured, measure
+from perfd.analysis.serving.server_config import ServerSetup, completed, layout_of
+from perfd.analysis.serving.server_rates import ServerRates, measure
 from perfd.analysis.serving.serving_theory import Theory, theory_of
-from perfd.analysis.serving.theory_comparison import Comparison, compare
+from perfd.analysis.serving.theory_comparison import TheoryComparison, compare
 from perfd.collector import Options, Settings
 from perfd.errors import ConfigError, PerfdError
 from perfd.gpu_peaks import load_peaks
 from perfd.model import Record, SampleTable, Scope
-from perfd.model import ServerInfo as Description
+from perfd.model import ServerInfo
 from perfd.net.tls import client_context
 from perfd_collectors.serving.discovery import find_servers
 from perfd_collectors.serving.exposition_reader import PageReader
-from perfd_collectors.serving.fetch import Access, FetchError, base_of, fetch, metrics_url
+from perfd_collectors.serving.fetch import FetchError, ServerAccess, base_of, fetch, metrics_url
 from perfd_collectors.serving.log_follower import FollowedLog
-from perfd_collectors.serving.server_description import Descriptions, describe
+from perfd_collectors.serving.server_description import ServerDescriptions, describe
 from perfd_collectors.serving.server_row import row
 from perfd_collectors.serving.server_scrape import WANTED, ask_info, read_page, with_info
 
@@ -78,10 +78,10 @@ class ServingCollector:
         self._settings = settings
         self._access = _access(options)
         self._servers: dict[str, _Server] = {}
-        self._descriptions = Descriptions()
+        self._descriptions = ServerDescriptions()
         self._rediscover_s = -math.inf
         self._logs = {path: FollowedLog(Path(path)) for path in options.logs}
-        self._of_logs: dict[str, Description] = {}
+        self._of_logs: dict[str, ServerInfo] = {}
         for url in options.urls:
             try:
                 self._add(url)
@@ -113,7 +113,7 @@ class ServingCollector:
     def close(self) -> None:
         """Connections are closed after each answer."""
 
-    def _row_of_log(self, measured: Measured, info: ServerInfo | None) -> Mapping[str, float]:
+    def _row_of_log(self, measured: ServerRates, info: ServerSetup | None) -> Mapping[str, float]:
         theory = None if info is None else _theory(self._options, info)
         return row(measured, None if theory is None else compare(measured, theory))
 
@@ -125,14 +125,14 @@ class ServingCollector:
 class _Server:
     """One server: its newest looks, and what it said about itself."""
 
-    def __init__(self, url: str, access: Access, options: ServingOptions) -> None:
+    def __init__(self, url: str, access: ServerAccess, options: ServingOptions) -> None:
         self._url = url
         self._access = access
         self._options = options
         self._reader = PageReader(WANTED)
         self._looks: deque[tuple[float, Snapshot]] = deque()
         self._newest: Snapshot | None = None
-        self._info: ServerInfo | None = None
+        self._info: ServerSetup | None = None
         self._theory: Theory | None = None
         self._ask_s = -math.inf
         self._due_s = -math.inf
@@ -167,11 +167,11 @@ class _Server:
         measured = self._measure(snapshot, now_s)
         return {"up": 1.0, **row(measured, self._compare(measured))}
 
-    def described(self, name: str) -> Description | None:
+    def described(self, name: str) -> ServerInfo | None:
         """What it is, as it was when it last answered; None before it did."""
         return None if self._newest is None else describe(name, self._newest, self._info)
 
-    def _measure(self, snapshot: Snapshot, now_s: float) -> Measured:
+    def _measure(self, snapshot: Snapshot, now_s: float) -> ServerRates:
         before = self._looks[0] if self._looks else None
         measured = measure(snapshot, before and before[1], None if before is None else now_s - before[0])
         if before is not None and measured.span_s is None:
@@ -191,11 +191,11 @@ class _Server:
         self._info = completed(said, self._arguments)
         self._theory = _theory(self._options, self._info)
 
-    def _compare(self, measured: Measured) -> Comparison | None:
+    def _compare(self, measured: ServerRates) -> TheoryComparison | None:
         return None if self._theory is None else compare(measured, self._theory)
 
 
-def _theory(options: ServingOptions, info: ServerInfo) -> Theory | None:
+def _theory(options: ServingOptions, info: ServerSetup) -> Theory | None:
     """The limits of what a server runs, or None when its model or GPU is unknown."""
     name = options.gpu or info.gpu_name
     gpu = find_gpu(load_peaks(), name) if name else None
@@ -212,14 +212,14 @@ def _theory(options: ServingOptions, info: ServerInfo) -> Theory | None:
     return None if model is None or layout is None else theory_of(model, layout, gpu)
 
 
-def _access(options: ServingOptions) -> Access:
+def _access(options: ServingOptions) -> ServerAccess:
     file = None if options.authorization_file is None else Path(options.authorization_file)
     if file is not None and not file.is_file():
         raise ConfigError(f"authorization_file: there is no file {file}.")
     tls = client_context(
         ca=options.ca, certificate=options.certificate, key=options.key, insecure=options.insecure
     )
-    return Access(timeout_s=options.timeout_s, authorization_file=file, tls=tls)
+    return ServerAccess(timeout_s=options.timeout_s, authorization_file=file, tls=tls)
 
 
 def _tables(now_ns: int, rows: Mapping[str, Mapping[str, float]]) -> Sequence[Record]:

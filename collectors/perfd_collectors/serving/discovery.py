@@ -48,7 +48,7 @@ _MAX_COMMAND_BYTES = 65536
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DiscoveredServer:
     """A server that a process listens as."""
 
     engine: Engine
@@ -57,9 +57,9 @@ class Found:
     """Those about the model and its layout, by the engine's own names."""
 
 
-def find_servers(proc: Path) -> Sequence[Found]:
+def find_servers(proc: Path) -> Sequence[DiscoveredServer]:
     """The servers of a node, each once."""
-    found: dict[str, Found] = {}
+    found: dict[str, DiscoveredServer] = {}
     try:
         processes = [path for path in proc.iterdir() if path.name.isdigit()]
     except OSError:
@@ -77,7 +77,7 @@ def find_servers(proc: Path) -> Sequence[Found]:
     return tuple(found.values())
 
 
-def server_of(command: Sequence[str]) -> Found | None:
+def server_of(command: Sequence[str]) -> DiscoveredServer | None:
     """The server that a command line starts, or None when it starts none."""
     engine = _engine(command)
     if engine is None or _is_part(command):
@@ -91,7 +91,7 @@ def server_of(command: Sequence[str]) -> Found | None:
         host = "127.0.0.1"
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
-    return Found(engine, f"{scheme}://{host}:{port}", _arguments(command, engine))
+    return DiscoveredServer(engine, f"{scheme}://{host}:{port}", _arguments(command, engine))
 
 
 def _arguments(command: Sequence[str], engine: Engine) -> Mapping[str, object]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from perfd.analysis.serving.engine_snapshot import Snapshot
-from perfd.analysis.serving.server_config import ServerInfo
+from perfd.analysis.serving.server_config import ServerSetup
 from perfd_collectors.serving.sglang.log_lines import SglangLog
 from perfd_collectors.serving.sglang.mini import MiniSglangLog
 from perfd_collectors.serving.vllm.log_lines import VllmLog
@@ -15,7 +15,7 @@ from perfd_collectors.serving.vllm.log_lines import VllmLog
 class EngineLog(Protocol):
     """Reads the lines of one engine."""
 
-    info: ServerInfo | None
+    info: ServerSetup | None
     unrecognised: int
 
     def line(self, text: str) -> bool:

@@ -23,7 +23,7 @@ class FetchError(PerfdError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
+class ServerAccess:
     """How to ask a server."""
 
     timeout_s: float = 5.0
@@ -39,7 +39,7 @@ Get = Callable[[str], bytes]
 """From a URL to its body; raises `FetchError`."""
 
 
-def fetch(url: str, access: Access, max_bytes: int = MAX_PAGE_BYTES) -> bytes:
+def fetch(url: str, access: ServerAccess, max_bytes: int = MAX_PAGE_BYTES) -> bytes:
     """The body of a GET. Follows no redirect, so that the authorization goes nowhere else.
 
     Raises `FetchError` when there is no answer in time, its status is not 200, or it is too large.
@@ -79,14 +79,14 @@ def metrics_url(url: str) -> str:
     return f"{base_of(url)}{path if path not in {'', '/'} else '/metrics'}"
 
 
-def _connection(address: SplitResult, access: Access) -> BoundedConnection:
+def _connection(address: SplitResult, access: ServerAccess) -> BoundedConnection:
     host = address.hostname or ""
     if address.scheme == "https":
         return BoundedTlsConnection(host, address.port, context=access.tls or ssl.create_default_context())
     return BoundedConnection(host, address.port)
 
 
-def _authorization(access: Access) -> dict[str, str]:
+def _authorization(access: ServerAccess) -> dict[str, str]:
     value = access.authorization
     if access.authorization_file is not None:
         try:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from perfd.analysis.serving.engine_snapshot import Snapshot
-from perfd.analysis.serving.server_config import ServerInfo
+from perfd.analysis.serving.server_config import ServerSetup
 from perfd_collectors.serving.engine_logs import EngineLog, engine_logs
 from perfd_collectors.serving.server_scrape import with_info
 
@@ -24,7 +24,7 @@ class FollowedLog:
         self._inode: int | None = None
         self._rest = b""
         self._logs: tuple[EngineLog, ...] = engine_logs()
-        self.info: ServerInfo | None = None
+        self.info: ServerSetup | None = None
         """How the server is set up, as far as its log said it yet."""
 
     def read(self) -> Snapshot | None:

@@ -21,7 +21,7 @@ _ROLES = {
 """SGLang's label `engine_type`, and its argument `disaggregation_mode`."""
 
 
-def describe(server: str, snapshot: Snapshot, said: engines.ServerInfo | None) -> ServerInfo:
+def describe(server: str, snapshot: Snapshot, said: engines.ServerSetup | None) -> ServerInfo:
     """The record of a server, from its newest look and from what it said about itself."""
     layout = said.layout if said else None
     return ServerInfo(
@@ -36,7 +36,7 @@ def describe(server: str, snapshot: Snapshot, said: engines.ServerInfo | None) -
     )
 
 
-class Descriptions:
+class ServerDescriptions:
     """Remembers what was told of each server."""
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class Descriptions:
         return news
 
 
-def _role(snapshot: Snapshot, said: engines.ServerInfo | None) -> ServerRole | None:
+def _role(snapshot: Snapshot, said: engines.ServerSetup | None) -> ServerRole | None:
     names = set(snapshot.roles)
     if not names and said is not None:
         names = {str(said.arguments.get("disaggregation_mode"))}

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from perfd.analysis.serving.engine_snapshot import Counter, Latency, ReplicaLoad
 from perfd.analysis.serving.histograms import Distribution
-from perfd.analysis.serving.server_rates import Measured
-from perfd.analysis.serving.theory_comparison import Comparison
+from perfd.analysis.serving.server_rates import ServerRates
+from perfd.analysis.serving.theory_comparison import TheoryComparison
 from perfd_collectors.serving.columns import LATENCIES
 
 _LATENCY = {"ttft": Latency.TTFT, "e2e": Latency.E2E, "queue": Latency.QUEUE}
@@ -20,7 +20,7 @@ _COUNTERS = {
 }
 
 
-def row(measured: Measured, comparison: Comparison | None) -> Mapping[str, float]:
+def row(measured: ServerRates, comparison: TheoryComparison | None) -> Mapping[str, float]:
     """The known columns of a server."""
     now = measured.now
     values: dict[str, float | None] = {

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from perfd.analysis.serving.engine_snapshot import Engine, Snapshot
-from perfd.analysis.serving.server_config import ServerInfo
+from perfd.analysis.serving.server_config import ServerSetup
 from perfd.errors import PerfdError
 from perfd_collectors.serving.exposition_reader import Page, PageReader, PageState
 from perfd_collectors.serving.fetch import FetchError, Get
@@ -40,7 +40,7 @@ def read_page(reader: PageReader, body: bytes, source: str) -> Snapshot:
     return snapshot
 
 
-def with_info(snapshot: Snapshot, info: ServerInfo | None) -> Snapshot:
+def with_info(snapshot: Snapshot, info: ServerSetup | None) -> Snapshot:
     """Add what the server says about itself to what its metrics say."""
     if info is None:
         return snapshot
@@ -52,12 +52,12 @@ def with_info(snapshot: Snapshot, info: ServerInfo | None) -> Snapshot:
     )
 
 
-def ask_info(engine: Engine, base: str, get: Get) -> ServerInfo | None:
+def ask_info(engine: Engine, base: str, get: Get) -> ServerSetup | None:
     """What a server says about itself, or None when it does not answer to any of the known paths."""
     return _ask_sglang(base, get) if engine is Engine.SGLANG else _ask_vllm(base, get)
 
 
-def _ask_sglang(base: str, get: Get) -> ServerInfo | None:
+def _ask_sglang(base: str, get: Get) -> ServerSetup | None:
     info = _first(get, [base + path for path in sglang_info.INFO_PATHS], sglang_info.parse_info)
     if info is None:
         return None
@@ -65,10 +65,10 @@ def _ask_sglang(base: str, get: Get) -> ServerInfo | None:
     return info if loads is None else sglang_info.with_loads(info, loads)
 
 
-def _ask_vllm(base: str, get: Get) -> ServerInfo | None:
+def _ask_vllm(base: str, get: Get) -> ServerSetup | None:
     info = _first(get, [base + vllm_info.VERSION_PATH], vllm_info.parse_version)
     model = _first(get, [base + vllm_info.MODELS_PATH], vllm_info.parse_model)
-    return info if model is None else replace(info or ServerInfo(), model=model)
+    return info if model is None else replace(info or ServerSetup(), model=model)
 
 
 def _first(get: Get, urls: list[str], parse: Callable[[bytes], _T | None]) -> _T | None:

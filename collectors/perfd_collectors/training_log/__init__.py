@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from perfd_collectors.training_log.collector import SPEC, TrainingLogOptions, spec_of_feed
-from perfd_collectors.training_log.log_sources import LogFeed
+from perfd_collectors.training_log.log_sources import InMemoryLog
 
-__all__ = ["SPEC", "LogFeed", "TrainingLogOptions", "spec_of_feed"]
+__all__ = ["SPEC", "InMemoryLog", "TrainingLogOptions", "spec_of_feed"]

@@ -12,7 +12,7 @@ from perfd.model import LogProgress, Record
 from perfd_collectors.file_follower import Chunk, FileFollower
 from perfd_collectors.training_log.log_parser import FORMATS, LogParser, new_job
 from perfd_collectors.training_log.log_sources import (
-    LogFeed,
+    InMemoryLog,
     LogSource,
     StdinSource,
     matching_files,
@@ -138,7 +138,7 @@ def create(options: TrainingLogOptions, settings: Settings) -> TrainingLogCollec
     )
 
 
-def spec_of_feed(feed: LogFeed) -> CollectorSpec:
+def spec_of_feed(feed: InMemoryLog) -> CollectorSpec:
     """A collector that reads what is put into `feed`, by a program that has the job's output in its hands."""
 
     def create_from_feed(options: TrainingLogOptions, settings: Settings) -> TrainingLogCollector:

@@ -8,16 +8,16 @@ from typing import Protocol
 
 from perfd.model import TrainingStep
 from perfd_collectors.nccl.debug_log.debug_lines import DebugLog
-from perfd_collectors.training_log.line_buffer import Line
-from perfd_collectors.training_log.parser_output import Output
+from perfd_collectors.training_log.line_buffer import LogLine
+from perfd_collectors.training_log.parser_output import ParserOutput
 from perfd_collectors.training_log.step_log import StepLog
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class LogContext:
     """What the parsers of all logs of one job share."""
 
-    out: Output
+    out: ParserOutput
     steps: StepLog
     nccl: DebugLog = field(default_factory=DebugLog)
 
@@ -32,7 +32,7 @@ class FormatParser(Protocol):
     def hungry(self) -> bool:
         """Whether the next line may be for this parser whatever it holds: it is inside a block."""
 
-    def parse(self, line: Line) -> bool:
+    def parse(self, line: LogLine) -> bool:
         """Take in a line; False when it means nothing to this parser."""
 
     def settle(self) -> None:

@@ -26,7 +26,7 @@ _GARBAGE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufffd]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class LogLine:
     """One line as a parser sees it."""
 
     text: str
@@ -108,7 +108,7 @@ class LineBuffer:
         self._held_bytes = len(data)
 
 
-def read_line(raw: bytes, *, complete: bool = True) -> Line:
+def read_line(raw: bytes, *, complete: bool = True) -> LogLine:
     """The text of a line without colours and without what launchers put before it, however many there are."""
     text = raw.decode("utf-8", errors="replace")
     if "\x1b" in text:
@@ -134,7 +134,7 @@ def read_line(raw: bytes, *, complete: bool = True) -> Line:
         if match is None:
             break
         text = text[match.end() :]
-    return Line(text=text, rank=rank, unix_ns=unix_ns, complete=complete)
+    return LogLine(text=text, rank=rank, unix_ns=unix_ns, complete=complete)
 
 
 def _unwrap_json(text: str) -> tuple[str, int | None] | None:

@@ -19,19 +19,19 @@ from perfd.model import (
 )
 from perfd_collectors.nccl.debug_log.debug_lines import DebugLog
 from perfd_collectors.training_log.log_parser import LogParser, new_job
-from perfd_collectors.training_log.timestamps import Zone
+from perfd_collectors.training_log.timestamps import TimeZoneGuess
 
 SCHEMA = "perfd.log/1"
 _READ_BYTES = 1 << 20
 
 
-class Understanding:
+class LogDocument:
     """Reads logs of one job and keeps what they say."""
 
     def __init__(self, *, framework: str | None = None) -> None:
         self._framework = framework
         # Only differences between times matter here, so any zone will do.
-        self._job = new_job("", Zone(0))
+        self._job = new_job("", TimeZoneGuess(0))
         self.description: JobDescription | None = None
         self.steps: list[TrainingStep] = []
         self.phases: dict[int, StepPhases] = {}
@@ -105,9 +105,9 @@ class Understanding:
         }
 
 
-def understand(paths: Iterable[Path]) -> Understanding:
+def understand(paths: Iterable[Path]) -> LogDocument:
     """Read logs of one job: of several ranks, or one after the other."""
-    understanding = Understanding()
+    understanding = LogDocument()
     for path in paths:
         with path.open("rb") as log:
             understanding.read(log)

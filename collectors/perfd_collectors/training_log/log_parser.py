@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from perfd.errors import ConfigError
 from perfd.model import Record
-from perfd_collectors.training_log.format_parser import FormatParser, Job
+from perfd_collectors.training_log.format_parser import FormatParser, LogContext
 from perfd_collectors.training_log.formats.deepspeed import DeepSpeedParser
 from perfd_collectors.training_log.formats.failures import FailureParser
 from perfd_collectors.training_log.formats.huggingface import HuggingFaceParser
@@ -19,11 +19,11 @@ from perfd_collectors.training_log.formats.torchtitan import TorchtitanParser
 from perfd_collectors.training_log.formats.verl import VerlParser
 from perfd_collectors.training_log.line_buffer import MAX_LINE_BYTES, LineBuffer, read_line
 from perfd_collectors.training_log.megatron.megatron_parser import MegatronParser
-from perfd_collectors.training_log.parser_output import Output
+from perfd_collectors.training_log.parser_output import ParserOutput
 from perfd_collectors.training_log.step_log import StepLog
-from perfd_collectors.training_log.timestamps import Zone
+from perfd_collectors.training_log.timestamps import TimeZoneGuess
 
-FORMATS: Mapping[str, Callable[[Job], FormatParser]] = {
+FORMATS: Mapping[str, Callable[[LogContext], FormatParser]] = {
     "nemo": NemoParser,
     "nanotron": NanotronParser,
     "megatron": MegatronParser,
@@ -39,10 +39,10 @@ _EXAMPLE_CHARACTERS = 300
 _LIKE_PROGRESS = re.compile(r"\d+ *(?:/|of) *\d+|\|.*\d|step\W{0,3}\d|loss\W{1,3}\d", re.IGNORECASE)
 
 
-def new_job(name: str, zone: Zone | None = None) -> Job:
+def new_job(name: str, zone: TimeZoneGuess | None = None) -> LogContext:
     """What the parsers of all logs of one job share; take its records with `job.out.take`."""
-    out = Output(name, zone)
-    return Job(out=out, steps=StepLog(out))
+    out = ParserOutput(name, zone)
+    return LogContext(out=out, steps=StepLog(out))
 
 
 class LogParser:
@@ -52,7 +52,7 @@ class LogParser:
     only values that the whole log gives too.
     """
 
-    def __init__(self, job: Job, *, framework: str | None = None) -> None:
+    def __init__(self, job: LogContext, *, framework: str | None = None) -> None:
         if framework is not None and framework not in FORMATS:
             raise ConfigError(
                 f"There is no log format called {framework!r}; there are: {', '.join(FORMATS)}."
@@ -175,7 +175,7 @@ def _advance(hits: list[tuple[int, bytes]], block: bytes, position: int) -> None
 
 def parse_log(data: bytes, *, job: str = "default", framework: str | None = None) -> Sequence[Record]:
     """All records of a whole log. Times are those of its own clock, as if that were in UTC."""
-    shared = new_job(job, Zone(0))
+    shared = new_job(job, TimeZoneGuess(0))
     parser = LogParser(shared, framework=framework)
     parser.feed(data)
     parser.finish()

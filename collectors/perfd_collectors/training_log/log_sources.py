@@ -83,7 +83,7 @@ class StdinSource:
         """The descriptor is not ours to close."""
 
 
-class LogFeed:
+class InMemoryLog:
     """A log in memory: one thread puts bytes in, the collector's takes them out.
 
     It holds at most `max_bytes`. When it is full the oldest bytes go and are counted, and the

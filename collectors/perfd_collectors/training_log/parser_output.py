@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from perfd.model import Event, EventKind, JobDescription, MemoryReport, Record, StepPhases, TrainingStep
-from perfd_collectors.training_log.timestamps import Zone
+from perfd_collectors.training_log.timestamps import TimeZoneGuess
 
 _MAX_EVENTS_OF_A_KIND = 200
 _BOUNDED = frozenset({EventKind.LOG_ERROR, EventKind.NCCL_WARNING, EventKind.RESTARTED})
@@ -17,17 +17,17 @@ _MAX_MESSAGE = 500
 Draft = tuple[int | None, Callable[[int], Record]]
 
 
-class Output:
+class ParserOutput:
     """The records of one job's logs.
 
     Parsers know when a line was printed, in a clock without a zone; `take` knows when it was
     read. A record gets its time when it is taken.
     """
 
-    def __init__(self, job: str, zone: Zone | None = None) -> None:
+    def __init__(self, job: str, zone: TimeZoneGuess | None = None) -> None:
         self.description = JobDescription(job=job, framework="")
         self._job = job
-        self._zone = zone or Zone()
+        self._zone = zone or TimeZoneGuess()
         self._drafts: list[Draft] = []
         self._described = self.description
         self._events: Counter[EventKind] = Counter()

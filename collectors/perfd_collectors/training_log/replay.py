@@ -13,7 +13,7 @@ from perfd.collector import Settings
 from perfd.errors import RecordingError
 from perfd.model import LogProgress, Record
 from perfd_collectors.training_log.log_parser import LogParser, new_job
-from perfd_collectors.training_log.timestamps import Zone, last_stamp_ns
+from perfd_collectors.training_log.timestamps import TimeZoneGuess, last_stamp_ns
 
 # Only where a program puts its own time: in brackets, after `datetime:`, at the start of a line.
 _STAMP = re.compile(
@@ -52,7 +52,7 @@ class RecordedLog:
         if schedule is None:
             zone, schedule = _schedule_of_stamps(self._content, _started_unix_ns(path))
         else:
-            zone = Zone()
+            zone = TimeZoneGuess()
         self._schedule = schedule
         self._job = new_job(settings.job, zone)
         self._parser = LogParser(self._job)
@@ -130,14 +130,14 @@ def _started_unix_ns(path: Path) -> int | None:
 
 def _schedule_of_stamps(
     content: mmap.mmap | bytes, started_unix_ns: int | None
-) -> tuple[Zone, list[tuple[int, int]]]:
+) -> tuple[TimeZoneGuess, list[tuple[int, int]]]:
     """The zone of the log, and until which offset it is due when."""
     stamps = list(_stamps(content))
     if not stamps:
         started = [] if started_unix_ns is None else [(started_unix_ns, len(content))]
-        return Zone(), started
+        return TimeZoneGuess(), started
     first_ns = min(printed_ns for printed_ns, _ in stamps)
-    zone = Zone(0) if started_unix_ns is None else Zone.at_start(first_ns, started_unix_ns)
+    zone = TimeZoneGuess(0) if started_unix_ns is None else TimeZoneGuess.at_start(first_ns, started_unix_ns)
     schedule: list[tuple[int, int]] = []
     latest_ns = first_ns
     for printed_ns, end in stamps:

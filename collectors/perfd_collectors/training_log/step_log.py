@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from perfd.model import EventKind, PhaseTime, StepPhases, TrainingStep
-from perfd_collectors.training_log.parser_output import Output
+from perfd_collectors.training_log.parser_output import ParserOutput
 
 _REMEMBERED_STEPS = 4096
 _SAME_LINE_NS = 120 * 10**9
 
 
-class Family(IntEnum):
+class ProgressSource(IntEnum):
     """Who prints a progress line. Trainers are built on each other; the higher one is believed."""
 
     DEEPSPEED = 1
@@ -87,10 +87,10 @@ class _Current:
 class StepLog:
     """Takes in progress lines and timer blocks of one job and puts finished records out."""
 
-    def __init__(self, out: Output) -> None:
+    def __init__(self, out: ParserOutput) -> None:
         self._out = out
         self._run = _Run()
-        self._family: Family | None = None
+        self._family: ProgressSource | None = None
         self._seen: OrderedDict[int, int | None] = OrderedDict()
         self._steps = 0
         self._matcher = _PhaseMatcher(out)
@@ -126,7 +126,7 @@ class StepLog:
         step: TrainingStep,
         printed_ns: int | None,
         *,
-        family: Family = Family.TRAINER,
+        family: ProgressSource = ProgressSource.TRAINER,
         keeps_first: bool = False,
         interval: int | None = None,
     ) -> None:
@@ -184,7 +184,7 @@ class _PhaseMatcher:
     both would do.
     """
 
-    def __init__(self, out: Output) -> None:
+    def __init__(self, out: ParserOutput) -> None:
         self._out = out
         self._current: _Current | None = None
         self._early: Mapping[str, PhaseTime] | None = None

@@ -50,7 +50,7 @@ def _nanoseconds(iso: str, fraction: str | None) -> int | None:
     return whole + int((fraction or "").ljust(9, "0"))
 
 
-class Zone:
+class TimeZoneGuess:
     """Turns printed times into unix times, once it knows how far the log's clock is from UTC.
 
     Zones differ by multiples of a quarter of an hour, so a line that was read
@@ -63,7 +63,7 @@ class Zone:
         self._fixed = offset_ns is not None
 
     @classmethod
-    def at_start(cls, printed_ns: int, started_unix_ns: int) -> Zone:
+    def at_start(cls, printed_ns: int, started_unix_ns: int) -> TimeZoneGuess:
         """The zone of a recording whose first printed time is `printed_ns`."""
         return cls(_nearest_quarter(started_unix_ns - printed_ns))
 

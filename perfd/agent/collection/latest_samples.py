@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 
 from perfd.collector import Column, ColumnKind
-from perfd.metrics.exposition import Family, Sample, entity_labels, exported_name
+from perfd.metrics.exposition import MetricFamily, Sample, entity_labels, exported_name
 from perfd.model import RankPlacement, Record, SampleTable, Scope
 
 _STALE_AFTER_S = 60.0
@@ -42,7 +42,7 @@ class LatestSamples:
         while len(self._tables) > _MAX_TABLES:
             self._tables.pop(next(iter(self._tables)))
 
-    def families(self, now_unix_ns: int) -> list[Family]:
+    def families(self, now_unix_ns: int) -> list[MetricFamily]:
         """The newest value of each column of each GPU, device or rank that is not stale."""
         oldest_unix_ns = now_unix_ns - round(_STALE_AFTER_S * 1e9)
         with self._lock:
@@ -64,10 +64,10 @@ class LatestSamples:
         name: str,
         values: Mapping[str, tuple[int, float]],
         ranks: Mapping[str, RankPlacement],
-    ) -> Family:
+    ) -> MetricFamily:
         column = self._columns.get((scope, name))
         kind = column.kind if column else ColumnKind.GAUGE
-        return Family(
+        return MetricFamily(
             name=exported_name(scope, name, kind),
             help=column.help if column else f"The column {name} of a collector.",
             kind=kind,

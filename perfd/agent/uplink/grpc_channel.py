@@ -15,7 +15,7 @@ from perfd.net.http import split_address
 from perfd.wire.service import CLIENT_OPTIONS, CONNECT_METHOD
 
 
-class Call(Protocol):
+class StreamCall(Protocol):
     """An open stream: iterate it for what the aggregator sends; it raises `grpc.RpcError` when it breaks."""
 
     def __iter__(self) -> Iterator[bytes]: ...
@@ -24,14 +24,14 @@ class Call(Protocol):
         """End the stream now, from any thread."""
 
 
-def connect(channel: grpc.Channel, requests: Iterator[bytes]) -> Call:
+def connect(channel: grpc.Channel, requests: Iterator[bytes]) -> StreamCall:
     """Open the stream, and send `requests` from a thread of gRPC."""
     # Without serializers gRPC passes bytes on as they are: batches lie encoded in the spool.
     method = channel.stream_stream(CONNECT_METHOD, request_serializer=None, response_deserializer=None)
-    return cast("Call", method(requests))
+    return cast("StreamCall", method(requests))
 
 
-class Dialler:
+class ChannelFactory:
     """Makes one channel after another to the same aggregator.
 
     Certificates are read for each channel, so that renewed ones are used without

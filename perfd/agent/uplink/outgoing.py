@@ -35,7 +35,7 @@ class Timeouts:
     acknowledgement_s: float = 60.0
 
 
-class Outgoing:
+class OutgoingMessages:
     """An iterator of encoded messages that blocks until there is one to send; gRPC's thread asks it.
 
     `Hello` comes first; nothing follows before `welcomed`. Then come statuses, and
@@ -115,7 +115,7 @@ class Outgoing:
         self._closed = True
         self._changed.notify_all()
 
-    def __iter__(self) -> Outgoing:
+    def __iter__(self) -> OutgoingMessages:
         return self
 
     def __next__(self) -> bytes:

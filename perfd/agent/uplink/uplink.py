@@ -14,8 +14,8 @@ import grpc
 from perfd import __version__
 from perfd.agent.spool.spool import Spool
 from perfd.agent.uplink import reconnect
-from perfd.agent.uplink.grpc_channel import Call, Dialler, connect
-from perfd.agent.uplink.outgoing import Outgoing, Statuses, Timeouts, put_status
+from perfd.agent.uplink.grpc_channel import ChannelFactory, StreamCall, connect
+from perfd.agent.uplink.outgoing import OutgoingMessages, Statuses, Timeouts, put_status
 from perfd.agent.uplink.reconnect import ReconnectPolicy
 from perfd.clock import Clock, SystemClock
 from perfd.config import UplinkConfig
@@ -79,15 +79,15 @@ class Uplink:
         self._on_request = on_request
         self._capture_tools = tuple(capture_tools)
         self._timeouts = timeouts or Timeouts()
-        self._dialler = Dialler(config)
+        self._dialler = ChannelFactory(config)
         self._policy = ReconnectPolicy(
             initial_s=config.backoff_initial_s, max_s=config.backoff_max_s, random=random.random
         )
         self._changed = threading.Condition()
         self._state = UplinkState()
         self._statuses: Statuses = {}
-        self._outgoing: Outgoing | None = None
-        self._call: Call | None = None
+        self._outgoing: OutgoingMessages | None = None
+        self._call: StreamCall | None = None
         self._in_backoff = False
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="perfd-uplink", daemon=True)
@@ -208,7 +208,7 @@ class Uplink:
                 call.cancel()
         return reconnect.Lost(reason)
 
-    def _open_outgoing(self) -> Outgoing:
+    def _open_outgoing(self) -> OutgoingMessages:
         hello = Hello(
             agent_id=self._spool.agent_id,
             node=self._node,
@@ -218,7 +218,7 @@ class Uplink:
             capture_tools=self._capture_tools,
         )
         with self._changed:
-            self._outgoing = Outgoing(
+            self._outgoing = OutgoingMessages(
                 hello=hello,
                 spool=self._spool,
                 window=self._config.max_unacknowledged,
@@ -231,7 +231,7 @@ class Uplink:
             )
             return self._outgoing
 
-    def _receive_all(self, call: Call, outgoing: Outgoing) -> str:
+    def _receive_all(self, call: StreamCall, outgoing: OutgoingMessages) -> str:
         """Handle messages until the stream ends; returns why it ended."""
         for data in call:
             message = convert.decode_aggregator_message(data)
@@ -251,7 +251,7 @@ class Uplink:
         # than the spool did when it was opened, unless the spool forgot something.
         return self._state.connections == 0 and welcome.last_sequence > self._spool.opened_after
 
-    def _handle(self, message: AggregatorMessage | None, outgoing: Outgoing) -> None:
+    def _handle(self, message: AggregatorMessage | None, outgoing: OutgoingMessages) -> None:
         match message:
             case Welcome():
                 self._execute(self._policy.handle(reconnect.Welcomed(), self._real_clock.monotonic_s()))
@@ -263,7 +263,7 @@ class Uplink:
             case None:
                 self._state = replace(self._state, unknown_messages=self._state.unknown_messages + 1)
 
-    def _acknowledge(self, sequence: int, outgoing: Outgoing, *, welcome: bool) -> None:
+    def _acknowledge(self, sequence: int, outgoing: OutgoingMessages, *, welcome: bool) -> None:
         with self._changed:
             # An aggregator that claims more than it was sent must not make the agent forget unsent batches.
             known = min(sequence, self._spool.last_sequence if welcome else outgoing.sent_sequence)

@@ -43,7 +43,7 @@ class RememberedAlert:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class EvaluationOutcome:
     """What an evaluation changed."""
 
     changes: Sequence[AlertChange] = ()
@@ -51,7 +51,7 @@ class Outcome:
     """Of these changes, the alerts that fired, as they now stand."""
 
 
-class Alerts:
+class AlertEvaluation:
     """Runs the rules over frames. Not thread-safe: the tick calls it."""
 
     def __init__(self, config: RulesConfig) -> None:
@@ -102,13 +102,13 @@ class Alerts:
         now_unix_s: float,
         now_s: float,
         step_of: Callable[[str], int | None],
-    ) -> Outcome:
+    ) -> EvaluationOutcome:
         """Take the frames of an instant, by group, and evaluate the rules when they are due."""
         for group, frame in frames.items():
             self._store.append(frame, source=group)
         last = self._evaluated_unix_s
         if last is not None and 0 <= now_unix_s - last < self._interval_s - 1e-3:
-            return Outcome()
+            return EvaluationOutcome()
         self._evaluated_unix_s = now_unix_s
         evaluation = self._engine.evaluate(self._store, now_unix_s, now_s)
         self.recorded = evaluation.recorded
@@ -118,7 +118,9 @@ class Alerts:
         changes = [*self._ended, *evaluation.changes]
         self._ended = []
         remembered = [self._remember(change.alert, step_of, now_unix_s) for change in changes]
-        return Outcome(changes=changes, remembered=[alert for alert in remembered if alert is not None])
+        return EvaluationOutcome(
+            changes=changes, remembered=[alert for alert in remembered if alert is not None]
+        )
 
     def of_job(self, job: str) -> list[RememberedAlert]:
         """The alerts of a job that fired, oldest first."""

@@ -25,7 +25,7 @@ def server_of(labels: Mapping[str, str]) -> str:
     return f"{node}/{server}" if node and server else ""
 
 
-class Outcome(StrEnum):
+class WebhookOutcome(StrEnum):
     """What became of one alert of a webhook."""
 
     STARTED = "started"
@@ -67,7 +67,7 @@ class Decision:
     """What became of one alert, and the capture that it started or was refused."""
 
     alert: ReceivedAlert
-    outcome: Outcome
+    outcome: WebhookOutcome
     capture_id: str | None = None
     reason: str = ""
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 _T = TypeVar("_T")
 
 
-class Patience:
+class TimeoutCall:
     """Does one thing at a time; from any thread.
 
     Nothing can end a thread that hangs in a file system: it is left behind, and until it comes back nothing

@@ -8,9 +8,15 @@ from typing import Any
 
 import msgspec
 
-from perfd.aggregator.alerts.alertmanager import Decision, Outcome, ReceivedAlert, server_of, unknown_job
+from perfd.aggregator.alerts.alertmanager import (
+    Decision,
+    ReceivedAlert,
+    WebhookOutcome,
+    server_of,
+    unknown_job,
+)
 from perfd.aggregator.captures.capture_reports import CaptureReports, LiveSummary
-from perfd.aggregator.history.history_store import History
+from perfd.aggregator.history.history_store import HistoryStore
 from perfd.aggregator.history.history_tables import capture_row
 from perfd.analysis.data.job_data import Captured
 from perfd.capture.policy.coordinator import CAPTURE_LABEL, CaptureCoordinator, FiredAlert
@@ -25,14 +31,14 @@ Send = Callable[[str, CaptureRequest | CaptureCancel], None]
 """Sends a message to the agent of a node, from any thread."""
 
 
-class Captures:
+class CaptureService:
     """Gives the coordinator every event, with a lock and the time, and carries out what it decides."""
 
     def __init__(
         self,
         profiles: Mapping[str, CaptureProfile],
         clock: Clock,
-        history: History | None,
+        history: HistoryStore | None,
         *,
         reports: bool = False,
         live: LiveSummary = lambda _: None,
@@ -167,24 +173,24 @@ class Captures:
         servers: Mapping[str, JobView | None],
     ) -> Decision:
         if alert.resolved:
-            return Decision(alert=alert, outcome=Outcome.RESOLVED)
+            return Decision(alert=alert, outcome=WebhookOutcome.RESOLVED)
         if not alert.labels.get(CAPTURE_LABEL):
-            return Decision(alert=alert, outcome=Outcome.NO_CAPTURE)
+            return Decision(alert=alert, outcome=WebhookOutcome.NO_CAPTURE)
         job = servers.get(alert.server) if alert.server else views.get(alert.job(views))
         if job is None:
-            return Decision(alert=alert, outcome=Outcome.UNKNOWN_JOB, reason=unknown_job(alert))
+            return Decision(alert=alert, outcome=WebhookOutcome.UNKNOWN_JOB, reason=unknown_job(alert))
         before = self._coordinator.of_firing(alert, job.job)
         if before is not None and not self._coordinator.is_due(alert, job.job, self._now()):
-            return Decision(alert=alert, outcome=Outcome.REPEATED, capture_id=before.capture_id)
+            return Decision(alert=alert, outcome=WebhookOutcome.REPEATED, capture_id=before.capture_id)
         capture = self._coordinator.on_alert(alert, job, self._now())
         if capture is None or capture.state is not None:
             return Decision(
                 alert=alert,
-                outcome=Outcome.REFUSED,
+                outcome=WebhookOutcome.REFUSED,
                 capture_id=capture.capture_id if capture else None,
                 reason=capture.reason if capture else "",
             )
-        return Decision(alert=alert, outcome=Outcome.STARTED, capture_id=capture.capture_id)
+        return Decision(alert=alert, outcome=WebhookOutcome.STARTED, capture_id=capture.capture_id)
 
     def _carry_out(self) -> None:
         changed = self._coordinator.changed()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from perfd.aggregator.state.aggregator_state import State
+from perfd.aggregator.state.aggregator_state import AggregatorState
 from perfd.analysis.data.job_data import JobData
 from perfd.analysis.diagnosis.job_summary import JobSummary
 from perfd.capture.selection.rank_selection import JobView, RankView
@@ -16,7 +16,7 @@ _PROFILERS = {"sglang": CaptureTool.SGLANG, "vllm": CaptureTool.VLLM}
 _COMPUTE_TIMERS = ("forward-compute", "backward-compute")
 
 
-def job_view(state: State, data: JobData, summary: JobSummary, tool: CaptureTool) -> JobView:
+def job_view(state: AggregatorState, data: JobData, summary: JobSummary, tool: CaptureTool) -> JobView:
     """The ranks of a job, where they are, how long they compute, and whom the analysis blames.
 
     `tool` captures it where nothing else is said.
@@ -52,7 +52,7 @@ def job_view(state: State, data: JobData, summary: JobSummary, tool: CaptureTool
     )
 
 
-def server_view(state: State, name: str) -> JobView | None:
+def server_view(state: AggregatorState, name: str) -> JobView | None:
     """The inference server of this name, `NODE/SERVER`, as a job without ranks; None when there is none."""
     with state.lock:
         for node, known in state.fleet.nodes.items():

@@ -73,7 +73,7 @@ class _Group:
     done: Callable[[], None] | None
 
 
-class History:
+class HistoryStore:
     """Writes groups of rows, many groups a transaction; a disk that fails costs history, not ingest.
 
     `submit` may be called from any thread and never waits. Readers open the file for themselves.

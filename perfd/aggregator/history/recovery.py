@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from perfd.aggregator.history.history_store import History, StoredJob
-from perfd.aggregator.state.aggregator_state import State
-from perfd.aggregator.state.job_state import Source
+from perfd.aggregator.history.history_store import HistoryStore, StoredJob
+from perfd.aggregator.state.aggregator_state import AggregatorState
+from perfd.aggregator.state.job_state import RecordSource
 from perfd.model import GpuInfo, ServerInfo
 
 _PHASE_BLOCKS = 1_000
 
 
 def restore(
-    state: State, history: History, *, now_unix_s: float, now_s: float, forgotten_after_s: float
+    state: AggregatorState,
+    history: HistoryStore,
+    *,
+    now_unix_s: float,
+    now_s: float,
+    forgotten_after_s: float,
 ) -> None:
     """Fill an empty state with agents, nodes and the jobs that are not forgotten yet."""
     for agent_id, name, last_sequence, received_unix_s in history.agents():
@@ -35,7 +40,7 @@ def restore(
             node.place(fact)
 
 
-def _restore_job(state: State, stored: StoredJob, now_unix_s: float, now_s: float) -> None:
+def _restore_job(state: AggregatorState, stored: StoredJob, now_unix_s: float, now_s: float) -> None:
     nodes = list(dict.fromkeys(node for node, _ in stored.events)) or [""]
     job = state.fleet.job(stored.job, _source(nodes[0], now_unix_s, now_s))
     if job is None:
@@ -50,5 +55,5 @@ def _restore_job(state: State, stored: StoredJob, now_unix_s: float, now_s: floa
     job.restore(attempt=stored.attempt, started_unix_s=stored.started_unix_s, description=stored.description)
 
 
-def _source(node: str, now_unix_s: float, now_s: float) -> Source:
-    return Source(agent_id="", node=node, sent_unix_s=now_unix_s, now_s=now_s)
+def _source(node: str, now_unix_s: float, now_s: float) -> RecordSource:
+    return RecordSource(agent_id="", node=node, sent_unix_s=now_unix_s, now_s=now_s)

@@ -13,7 +13,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from perfd.aggregator.ingest.ingest import Intake
+from perfd.aggregator.ingest.ingest import Ingest
 from perfd.aggregator.state.agent_registry import AgentState
 from perfd.config import TlsConfig
 from perfd.errors import ConfigError, PerfdError, WireError
@@ -71,7 +71,7 @@ class _Stream:
 class TelemetryServer:
     """Serves `Telemetry.Connect`. All methods but `send` run in the event loop that serves it."""
 
-    def __init__(self, intake: Intake, events: AgentEvents) -> None:
+    def __init__(self, intake: Ingest, events: AgentEvents) -> None:
         self._intake = intake
         self._events = events
         self._numbers = itertools.count(1)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from perfd.aggregator.history.history_store import History
+from perfd.aggregator.history.history_store import HistoryStore
 from perfd.aggregator.history.history_tables import Statement, agent_row, job_rows, rows
-from perfd.aggregator.state.agent_registry import AgentState, Verdict
-from perfd.aggregator.state.aggregator_state import State
+from perfd.aggregator.state.agent_registry import AgentState, BatchVerdict
+from perfd.aggregator.state.aggregator_state import AggregatorState
 from perfd.aggregator.state.fleet import Durable
-from perfd.aggregator.state.job_state import Source
+from perfd.aggregator.state.job_state import RecordSource
 from perfd.clock import Clock
 from perfd.errors import PerfdError, WireError
 from perfd.model import Batch, Hello, Welcome
@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 _MAX_SEQUENCE = 1 << 62
 
 
-class Intake:
+class Ingest:
     """Takes messages into the state, from any thread."""
 
-    def __init__(self, state: State, clock: Clock, history: History | None) -> None:
+    def __init__(self, state: AggregatorState, clock: Clock, history: HistoryStore | None) -> None:
         self._state = state
         self._clock = clock
         self._history = history
@@ -68,21 +68,21 @@ class Intake:
             verdict, lost = agent.take(batch.sequence, state.fleet.limits)
             state.counters.lost_batches += lost
             agent.received_s = started_s
-            if verdict is Verdict.REPEAT:
+            if verdict is BatchVerdict.REPEAT:
                 state.counters.repeated_batches += 1
                 return True
             state.counters.batches += 1
-            state.counters.late_batches += verdict is Verdict.LATE
+            state.counters.late_batches += verdict is BatchVerdict.LATE
             agent.batches += 1
             agent.dropped_records = max(agent.dropped_records, batch.dropped_records)
             agent.unknown_records += batch.unknown_records
             agent.saw_clock(batch.sent_unix_ns, unix_ns)
-            source = Source(
+            source = RecordSource(
                 agent_id=agent.agent_id,
                 node=agent.node,
                 sent_unix_s=batch.sent_unix_ns / 1e9,
                 now_s=started_s,
-                late=verdict is Verdict.LATE,
+                late=verdict is BatchVerdict.LATE,
             )
             durable = state.fleet.apply(batch.records, source)
             state.counters.ingest_s += self._clock.monotonic_s() - started_s

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from perfd.aggregator.series.metric_names import Names
+from perfd.aggregator.series.metric_names import MetricNames
 from perfd.aggregator.state.node_state import NodeState
 from perfd.analysis.communication.exposed import Communication
 from perfd.analysis.data.formatting import kind_of_source
@@ -137,7 +137,7 @@ def job_values(data: JobData, summary: JobSummary, facts: LiveFacts) -> list[Val
 
 def node_block(
     blocks: Blocks,
-    names: Names,
+    names: MetricNames,
     node: NodeState,
     owners: Callable[[NodeState], Mapping[str, tuple[str, int | None]]],
     values: Mapping[Scope, Floats],
@@ -153,7 +153,7 @@ def node_block(
 
 
 def _raw_keys(
-    names: Names, node: NodeState, owners: Mapping[str, tuple[str, int | None]]
+    names: MetricNames, node: NodeState, owners: Mapping[str, tuple[str, int | None]]
 ) -> Iterable[SeriesKey]:
     for scope, readings in node.readings.items():
         exported = [names.exported(scope, column) for column in readings.layout.metrics.known]

@@ -15,7 +15,7 @@ Described = Callable[[str], MetricInfo]
 """From an exported name to what is known about it."""
 
 
-class Names:
+class MetricNames:
     """The catalogue, extended by the columns of the installed collectors and by what agents send."""
 
     def __init__(self, specs: Iterable[CollectorSpec]) -> None:
@@ -26,7 +26,7 @@ class Names:
                 self._add(column)
 
     @classmethod
-    def installed(cls) -> Names:
+    def installed(cls) -> MetricNames:
         """The names of all collectors that are installed; one that cannot be imported is left out."""
         specs = []
         for name in collector_entry_points():

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from perfd import __version__
-from perfd.aggregator.history.history_store import History
+from perfd.aggregator.history.history_store import HistoryStore
 from perfd.aggregator.series.job_series import Value
 from perfd.aggregator.state.agent_registry import AgentState
-from perfd.aggregator.state.aggregator_state import State
+from perfd.aggregator.state.aggregator_state import AggregatorState
 from perfd.aggregator.state.node_state import NodeState
 from perfd.exporters.exporter_runner import ExporterStatus
 from perfd.model import Scope
@@ -110,7 +110,7 @@ def webhook_values(requests: Mapping[str, int], alerts: Mapping[str, int]) -> li
 
 
 def aggregator_values(
-    state: State, history: History | None, outcomes: Mapping[tuple[str, str, str], int]
+    state: AggregatorState, history: HistoryStore | None, outcomes: Mapping[tuple[str, str, str], int]
 ) -> list[Value]:
     """Whether everything arrives, what is lost, and what it costs."""
     counters = state.counters

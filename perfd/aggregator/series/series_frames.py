@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from perfd.aggregator.captures.capture_service import Captures
-from perfd.aggregator.history.history_store import History
+from perfd.aggregator.captures.capture_service import CaptureService
+from perfd.aggregator.history.history_store import HistoryStore
 from perfd.aggregator.series.job_series import Block, Blocks, LiveFacts, job_values, node_block
-from perfd.aggregator.series.metric_names import Names
+from perfd.aggregator.series.metric_names import MetricNames
 from perfd.aggregator.series.self_metrics import (
     agent_values,
     aggregator_values,
@@ -17,7 +17,7 @@ from perfd.aggregator.series.self_metrics import (
     webhook_values,
 )
 from perfd.aggregator.series.summary_cache import Derived
-from perfd.aggregator.state.aggregator_state import State
+from perfd.aggregator.state.aggregator_state import AggregatorState
 from perfd.aggregator.web_api.webhook import Webhook
 from perfd.exporters.exporter_runner import ExporterStatus
 from perfd.metrics.series import SeriesFrame
@@ -25,15 +25,15 @@ from perfd.metrics.series import SeriesFrame
 BlockName = tuple[str, ...]
 
 
-class FrameMaker:
+class SeriesFrames:
     """Makes the frames `jobs` (derived), `nodes` (raw readings) and `self`. One thread at a time."""
 
     def __init__(
         self,
-        state: State,
-        history: History | None,
-        captures: Captures,
-        names: Names,
+        state: AggregatorState,
+        history: HistoryStore | None,
+        captures: CaptureService,
+        names: MetricNames,
         webhook: Webhook,
         *,
         forgotten_after_s: float,

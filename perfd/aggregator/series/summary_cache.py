@@ -55,7 +55,7 @@ class _Scope:
     known: dict[str, Derived]
 
 
-class Deriver:
+class SummaryCache:
     """Keeps the newest derived numbers of each job. `live` is called by one thread, the tick's."""
 
     def __init__(

@@ -13,7 +13,7 @@ from perfd.model import CaptureTool, Hello
 _CLOCK_SAMPLES = 32
 
 
-class Verdict(Enum):
+class BatchVerdict(Enum):
     """What to do with a batch."""
 
     NEW = "new"
@@ -47,7 +47,7 @@ class AgentState:
         """How far the agent's clock is ahead of ours, at least: the delay of the fastest batch is in it."""
         return max(self.ahead_s) if self.ahead_s else None
 
-    def take(self, sequence: int, limits: Limits) -> tuple[Verdict, int]:
+    def take(self, sequence: int, limits: Limits) -> tuple[BatchVerdict, int]:
         """Judge a batch by its number, and say how many before it are missing."""
         if sequence > self.last_sequence:
             first_missing, self.last_sequence = self.last_sequence + 1, sequence
@@ -56,11 +56,11 @@ class AgentState:
                 self.missing[gap] = None
             while len(self.missing) > limits.missing_sequences:
                 del self.missing[next(iter(self.missing))]
-            return Verdict.NEW, lost
+            return BatchVerdict.NEW, lost
         if sequence in self.missing:
             del self.missing[sequence]
-            return Verdict.LATE, 0
-        return Verdict.REPEAT, 0
+            return BatchVerdict.LATE, 0
+        return BatchVerdict.REPEAT, 0
 
     def saw_clock(self, sent_unix_ns: int, received_unix_ns: int) -> None:
         """Note when a message left by the agent's clock and arrived by ours."""
@@ -82,7 +82,7 @@ class Greeting:
     """Said once: what an operator should look at."""
 
 
-class Agents:
+class AgentRegistry:
     """All agents; bounded, and the longest unheard ones without a stream go first."""
 
     def __init__(self, limits: Limits) -> None:

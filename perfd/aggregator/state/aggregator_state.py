@@ -5,22 +5,22 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from perfd.aggregator.state.agent_registry import Agents
+from perfd.aggregator.state.agent_registry import AgentRegistry
 from perfd.aggregator.state.fleet import Fleet
-from perfd.aggregator.state.limits import Counters, Limits
+from perfd.aggregator.state.limits import AggregatorCounters, Limits
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class AggregatorState:
     """The shared state of an aggregator, and the lock that is held around every use of it."""
 
     fleet: Fleet
-    agents: Agents
-    counters: Counters
+    agents: AgentRegistry
+    counters: AggregatorCounters
     lock: threading.RLock
 
     @classmethod
-    def empty(cls, limits: Limits) -> State:
+    def empty(cls, limits: Limits) -> AggregatorState:
         """A state that knows nothing yet."""
-        counters = Counters()
-        return cls(Fleet(limits, counters), Agents(limits), counters, threading.RLock())
+        counters = AggregatorCounters()
+        return cls(Fleet(limits, counters), AgentRegistry(limits), counters, threading.RLock())

@@ -13,7 +13,7 @@ _STRETCH = 32
 """Large operations in a row whose median is what the communicator can do."""
 
 
-class BestPaces:
+class BaselineBandwidth:
     """A row a communicator; rows are made with `make_room`, and begin with `clear`."""
 
     def __init__(self) -> None:

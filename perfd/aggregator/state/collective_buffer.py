@@ -7,10 +7,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from perfd.aggregator.state.baseline_bandwidth import BestPaces
+from perfd.aggregator.state.baseline_bandwidth import BaselineBandwidth
 from perfd.aggregator.state.growable_arrays import chosen, roomier
-from perfd.aggregator.state.operation_arrays import Reported, new_ratio, reported_by
-from perfd.aggregator.state.time_share_windows import Windows
+from perfd.aggregator.state.operation_arrays import OperationArrays, new_ratio, reported_by
+from perfd.aggregator.state.time_share_windows import TimeShareWindows
 from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints, Method
 from perfd.model import CollectiveTimes, TimingSource
 
@@ -24,7 +24,7 @@ _Value = TypeVar("_Value", np.float64, np.int64)
 _Item = TypeVar("_Item")
 
 
-class Rings:
+class CollectiveBuffer:
     """Communicators of one size with one kind of operation, a row each.
 
     Of each those operations are held, in the order of their sequence numbers, that are among the newest
@@ -55,8 +55,8 @@ class Rings:
         self._gpu_starts_ns: Ints = np.empty(
             (*self._sequence.shape, columns if starts else 0), dtype=np.int64
         )
-        self._windows = Windows(columns)
-        self._paces = BestPaces()
+        self._windows = TimeShareWindows(columns)
+        self._paces = BaselineBandwidth()
 
     def hold(self, span: int) -> None:
         """Of how many of the newest sequence numbers the operations are held, from the next ones on."""
@@ -154,7 +154,9 @@ class Rings:
         held[places >= end[:, None]] = absent
         return held
 
-    def _follows_a_hole(self, row: int, column: int, times: CollectiveTimes, reported: Reported) -> bool:
+    def _follows_a_hole(
+        self, row: int, column: int, times: CollectiveTimes, reported: OperationArrays
+    ) -> bool:
         """Whether operations are missing for seconds, as between samples, or after an agent was away.
 
         Neither the pace of operations nor what lies in one step could be told across it.
@@ -176,7 +178,7 @@ class Rings:
     def _bounds(self, row: int) -> tuple[int, int]:
         return int(self._ends[row, 0]), int(self._ends[row, 1])
 
-    def _put_operations(self, row: int, column: int, reported: Reported) -> None:
+    def _put_operations(self, row: int, column: int, reported: OperationArrays) -> None:
         start, end = self._bounds(row)
         first = int(reported.sequence[0])
         newest = int(self._sequence[row, end - 1]) if end > start else -1

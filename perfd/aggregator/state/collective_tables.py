@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfd.aggregator.state.collective_buffer import Rings
+from perfd.aggregator.state.collective_buffer import CollectiveBuffer
 from perfd.aggregator.state.growable_arrays import roomier
-from perfd.aggregator.state.limits import Counters, Limits
+from perfd.aggregator.state.limits import AggregatorCounters, Limits
 from perfd.analysis.collectives.transfer_wait import MATCHED_OPERATIONS
 from perfd.analysis.data.job_data import Bools, CollectiveStack, Ints
 from perfd.analysis.layout.process_groups import PAIR_OPERATION
@@ -25,12 +25,12 @@ durations by different clocks cannot be compared."""
 class CollectiveRows:
     """Operations by communicator; newer ones take the place of older ones."""
 
-    def __init__(self, limits: Limits, counters: Counters) -> None:
+    def __init__(self, limits: Limits, counters: AggregatorCounters) -> None:
         self._limits = limits
         self._counters = counters
-        self._rings: dict[tuple[str, int], Rings] = {}
+        self._rings: dict[tuple[str, int], CollectiveBuffer] = {}
         """By operation and number of columns."""
-        self._rows: dict[_Key, tuple[Rings, int, int]] = {}
+        self._rows: dict[_Key, tuple[CollectiveBuffer, int, int]] = {}
         """The rings that a communicator is in, its row there, and its number of columns."""
         self._columns = 0
         """Of all of them."""
@@ -70,7 +70,7 @@ class CollectiveRows:
             self._newest_unix_ns[known:] = 0
         self._newest_unix_ns[rank] = unix_ns
 
-    def _new(self, key: _Key, columns: int) -> tuple[Rings, int, int] | None:
+    def _new(self, key: _Key, columns: int) -> tuple[CollectiveBuffer, int, int] | None:
         if columns > self._limits.ranks_per_job:
             self._counters.rejected["ranks_per_job"] += 1
             return None
@@ -82,7 +82,7 @@ class CollectiveRows:
         communicator, operation, _, _, timing = key
         rings = self._rings.get((operation, columns))
         if rings is None:
-            rings = self._rings[operation, columns] = Rings(
+            rings = self._rings[operation, columns] = CollectiveBuffer(
                 operation, columns, starts=operation == PAIR_OPERATION
             )
         self._rows[key] = found = (rings, rings.add(communicator, timing), columns)
@@ -105,7 +105,7 @@ class CollectiveRows:
         for (_, width), rings in self._rings.items():
             rings.hold(max(1, min(span, limits.operation_cells_per_communicator // max(1, width))))
 
-    def _in_use(self, rings: Rings) -> Bools:
+    def _in_use(self, rings: CollectiveBuffer) -> Bools:
         """Which communicators are in use; others are gone, as after a restart of the job."""
         return rings.in_use(self._newest_unix_ns, _LEFT_AFTER_NS)
 
@@ -121,7 +121,7 @@ class CollectiveRows:
 class ProgressRows:
     """How far each rank is on each communicator, by the newest word of each source."""
 
-    def __init__(self, limits: Limits, counters: Counters) -> None:
+    def __init__(self, limits: Limits, counters: AggregatorCounters) -> None:
         self._limits = limits
         self._counters = counters
         self._newest: dict[tuple[int, str, str], CollectiveProgress] = {}

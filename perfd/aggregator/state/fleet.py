@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from perfd.aggregator.state.job_state import JobState, Source
-from perfd.aggregator.state.limits import Counters, Limits
+from perfd.aggregator.state.job_state import JobState, RecordSource
+from perfd.aggregator.state.limits import AggregatorCounters, Limits
 from perfd.aggregator.state.node_state import NodeState
 from perfd.model import (
     CollectiveProgress,
@@ -50,7 +50,7 @@ _JobRecord = (
     | CollectiveTimes
     | CollectiveProgress
 )
-_JOB_RECORDS: dict[type, Callable[[JobState, Any, Source], Event | None]] = {
+_JOB_RECORDS: dict[type, Callable[[JobState, Any, RecordSource], Event | None]] = {
     JobDescription: JobState.describe,
     TrainingStep: JobState.step,
     StepPhases: JobState.step_phases,
@@ -68,13 +68,13 @@ _KEPT = (JobDescription, TrainingStep, StepPhases)
 class Fleet:
     """Applies batches. Not thread-safe: the aggregator's state lock is held around every call."""
 
-    def __init__(self, limits: Limits, counters: Counters) -> None:
+    def __init__(self, limits: Limits, counters: AggregatorCounters) -> None:
         self.limits = limits
         self.counters = counters
         self.nodes: dict[str, NodeState] = {}
         self.jobs: dict[str, JobState] = {}
 
-    def apply(self, records: Iterable[Record], source: Source) -> list[Durable]:
+    def apply(self, records: Iterable[Record], source: RecordSource) -> list[Durable]:
         """Take the records of one batch; returns what history has to keep, in order."""
         node = self.node(source.node)
         if node is None:
@@ -103,7 +103,7 @@ class Fleet:
             node = self.nodes[name] = NodeState(name, self.limits, self.counters)
         return node
 
-    def job(self, name: str, source: Source) -> JobState | None:
+    def job(self, name: str, source: RecordSource) -> JobState | None:
         """The job that a source speaks of, made when it is new; None when there are too many."""
         job = self.jobs.get(name)
         if job is None:
@@ -152,7 +152,7 @@ class Fleet:
             del self.nodes[name]
         return gone
 
-    def _apply_to_ranks(self, table: SampleTable, source: Source) -> None:
+    def _apply_to_ranks(self, table: SampleTable, source: RecordSource) -> None:
         busy_s = table.columns.get("nccl_busy_s")
         lost = table.columns.get("nccl_lost_operations")
         if busy_s is None or lost is None:
@@ -170,7 +170,7 @@ class Fleet:
                 read_s = source.now_s - max(0.0, source.sent_unix_s - time_unix_s)
                 job.nccl.put(int(rank), time_unix_s, busy, gone, operations, read_s=read_s)
 
-    def _apply_to_job(self, record: _JobRecord, source: Source) -> list[Durable]:
+    def _apply_to_job(self, record: _JobRecord, source: RecordSource) -> list[Durable]:
         if isinstance(record, TrainingStep | StepPhases) and record.step > _MAX_STEP:
             self.counters.rejected["step_number"] += 1
             return []
@@ -186,7 +186,7 @@ class Fleet:
             durable.append(_durable(record, source, job))
         return durable
 
-    def _apply_to_node(self, record: Record, node: NodeState, source: Source) -> list[Durable]:
+    def _apply_to_node(self, record: Record, node: NodeState, source: RecordSource) -> list[Durable]:
         if isinstance(record, GpuInfo):
             return [_durable(record, source)] if node.gpu_info(record) else []
         if isinstance(record, ServerInfo):
@@ -211,7 +211,7 @@ class Fleet:
             node.collector_health(record)
         return []
 
-    def _job_of_event(self, event: Event, node: NodeState, source: Source) -> JobState | None:
+    def _job_of_event(self, event: Event, node: NodeState, source: RecordSource) -> JobState | None:
         name = event.job
         if name is None and event.gpu is not None:
             name = self.owners(node).get(str(event.gpu), (None, None))[0]
@@ -239,7 +239,7 @@ class Fleet:
             self.nodes[node].version += 1
 
 
-def _durable(record: Record, source: Source, job: JobState | None = None) -> Durable:
+def _durable(record: Record, source: RecordSource, job: JobState | None = None) -> Durable:
     return Durable(
         node=source.node,
         job=job.name if job else "",

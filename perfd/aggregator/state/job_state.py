@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from perfd.aggregator.state.collective_tables import CollectiveRows, ProgressRows
-from perfd.aggregator.state.limits import Counters, Limits
-from perfd.aggregator.state.nccl_time_counters import NcclTimes
+from perfd.aggregator.state.limits import AggregatorCounters, Limits
+from perfd.aggregator.state.nccl_time_counters import NcclTimeCounters
 from perfd.aggregator.state.step_tables import PhaseRows, StepRows
 from perfd.analysis.data.job_data import Captured
 from perfd.model import (
@@ -39,7 +39,7 @@ class LogState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class RecordSource:
     """Where a record came from and when: the agent's own clock for labels, ours for decisions."""
 
     agent_id: str
@@ -54,7 +54,7 @@ class Source:
 class JobState:
     """One job. `version` counts up whenever something that the analysis reads has changed."""
 
-    def __init__(self, name: str, limits: Limits, counters: Counters) -> None:
+    def __init__(self, name: str, limits: Limits, counters: AggregatorCounters) -> None:
         self.name = name
         self.version = 0
         self.attempt = 1
@@ -62,7 +62,7 @@ class JobState:
         self.steps = StepRows(limits.steps_per_job)
         self.phases = self._new_phases(limits)
         self.collectives = CollectiveRows(limits, counters)
-        self.nccl = NcclTimes(limits, counters)
+        self.nccl = NcclTimeCounters(limits, counters)
         self.progress = ProgressRows(limits, counters)
         self.memory: dict[int | None, MemoryReport] = {}
         self.events: deque[Event] = deque(maxlen=limits.events_per_job)
@@ -96,7 +96,7 @@ class JobState:
         known = [began for began in (self.started_unix_s, self._restarted_unix_s) if began is not None]
         return max(known, default=None)
 
-    def touch(self, source: Source) -> None:
+    def touch(self, source: RecordSource) -> None:
         """Note that a node spoke of the job."""
         if source.node not in self.nodes and len(self.nodes) >= self._limits.nodes_per_job:
             self._counters.rejected["nodes_per_job"] += 1
@@ -106,7 +106,7 @@ class JobState:
         if self.started_unix_s is None:
             self.started_unix_s = source.sent_unix_s
 
-    def describe(self, description: JobDescription, source: Source) -> Event | None:
+    def describe(self, description: JobDescription, source: RecordSource) -> Event | None:
         """Merge what the job says of itself; returns an event when that shows another start.
 
         The later word wins where it says something. Another layout or model is another
@@ -133,7 +133,7 @@ class JobState:
         self._attempt_of.clear()
         return self._restarted(source, "The job started again with another layout or model.")
 
-    def step(self, line: TrainingStep, source: Source) -> Event | None:
+    def step(self, line: TrainingStep, source: RecordSource) -> Event | None:
         """Add a progress line; returns an event when it shows that the job went back to an earlier step."""
         self.version += 1
         event = None
@@ -145,22 +145,22 @@ class JobState:
         self.steps.put(line, source.sent_unix_s)
         return event
 
-    def step_phases(self, block: StepPhases, _source: Source) -> None:
+    def step_phases(self, block: StepPhases, _source: RecordSource) -> None:
         """Add a block of phase timers."""
         self.version += 1
         self._counters.rejected["phases_per_job"] += self.phases.put(block)
 
-    def collective_times(self, times: CollectiveTimes, _source: Source) -> None:
+    def collective_times(self, times: CollectiveTimes, _source: RecordSource) -> None:
         """Add what one rank reported of its collectives."""
         self.version += 1
         self.collectives.put(times)
 
-    def collective_progress(self, progress: CollectiveProgress, _source: Source) -> None:
+    def collective_progress(self, progress: CollectiveProgress, _source: RecordSource) -> None:
         """Add how far one rank is on one communicator."""
         self.version += 1
         self.progress.put(progress)
 
-    def memory_report(self, report: MemoryReport, _source: Source) -> None:
+    def memory_report(self, report: MemoryReport, _source: RecordSource) -> None:
         """Keep the newest report of a rank."""
         if report.rank not in self.memory and len(self.memory) >= self._limits.memory_reports_per_job:
             self._counters.rejected["memory_reports_per_job"] += 1
@@ -186,7 +186,7 @@ class JobState:
             self.version += 1
             self.captured = captured
 
-    def log_progress(self, progress: LogProgress, source: Source) -> None:
+    def log_progress(self, progress: LogProgress, source: RecordSource) -> None:
         """Note how far a log was read."""
         key = (source.agent_id, progress.stream)
         if key not in self.logs and len(self.logs) >= self._limits.streams_per_job:
@@ -224,7 +224,7 @@ class JobState:
         # A further agent may lag behind the first; only the first one may contradict what was restored.
         return not self._last_step_of and line.step <= (self.steps.last_step or 0)
 
-    def _go_back(self, line: TrainingStep, source: Source) -> Event | None:
+    def _go_back(self, line: TrainingStep, source: RecordSource) -> Event | None:
         """Begin a new attempt, unless another agent's log has already told of it."""
         seen = self._attempt_of.get(source.agent_id, self.attempt)
         self._attempt_of[source.agent_id] = min(seen, self.attempt) + 1
@@ -246,7 +246,7 @@ class JobState:
 
     def _restarted(
         self,
-        source: Source,
+        source: RecordSource,
         message: str,
         *,
         line: TrainingStep | None = None,

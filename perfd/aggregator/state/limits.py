@@ -59,7 +59,7 @@ class Limits:
 
 
 @dataclass(slots=True)
-class Counters:
+class AggregatorCounters:
     """What happened since the start. Written under the aggregator's state lock only."""
 
     batches: int = 0

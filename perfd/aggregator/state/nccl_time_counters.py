@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from perfd.aggregator.state.growable_arrays import roomier
-from perfd.aggregator.state.limits import Counters, Limits
+from perfd.aggregator.state.limits import AggregatorCounters, Limits
 from perfd.analysis.data.job_data import Floats, Ints, NcclTimeTable
 from perfd.analysis.data.robust_stats import median
 
@@ -17,10 +17,10 @@ _STRETCHES = 8
 _LAST_TIME_S, _LAST_BUSY_S, _LAST_LOST, _LAST_OPERATIONS, _SINCE_S, _READ_S = range(6)
 
 
-class NcclTimes:
+class NcclTimeCounters:
     """What each rank's counters of time in NCCL said lately."""
 
-    def __init__(self, limits: Limits, counters: Counters) -> None:
+    def __init__(self, limits: Limits, counters: AggregatorCounters) -> None:
         self._limits = limits
         self._counters = counters
         self._rows: dict[int, int] = {}

@@ -28,7 +28,7 @@ def values_of(table: SampleTable) -> Floats:
     return np.array(list(table.columns.values()), np.float64).reshape(len(table.columns), -1).T
 
 
-class Names:
+class NameIndex:
     """Positions of names in the order they were first seen, up to a bound, if they match a pattern."""
 
     def __init__(self, limit: int, pattern: re.Pattern[str] | None = None) -> None:
@@ -63,7 +63,7 @@ class Names:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TableLayout:
     """Where the cells of a table belong."""
 
     entities: Sequence[str]
@@ -88,23 +88,23 @@ class Layout:
     """The entities and metrics of one scope of a node, in the order they were first seen."""
 
     def __init__(self, *, entities: int, metrics: int, cells: int = _MOST_CELLS) -> None:
-        self.entities = Names(entities, _ENTITY)
-        self.metrics = Names(metrics, _METRIC)
+        self.entities = NameIndex(entities, _ENTITY)
+        self.metrics = NameIndex(metrics, _METRIC)
         self._cells = cells
-        self._newest: Plan | None = None
+        self._newest: TableLayout | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
         """How many entities and metrics there are."""
         return len(self.entities), len(self.metrics)
 
-    def plan(self, table: SampleTable) -> Plan:
+    def plan(self, table: SampleTable) -> TableLayout:
         """Where a table's cells belong; tables are alike from one second to the next, and so are plans."""
         if self._newest is None or not self._newest.fits(table):
             self._newest = self._new_plan(table)
         return self._newest
 
-    def _new_plan(self, table: SampleTable) -> Plan:
+    def _new_plan(self, table: SampleTable) -> TableLayout:
         columns = tuple(table.columns)
         rows, refused_entities = self.entities.positions(
             table.entities, self._cells // max(1, len(self.metrics))
@@ -112,7 +112,7 @@ class Layout:
         places, refused_metrics = self.metrics.positions(columns, self._cells // max(1, len(self.entities)))
         waves = _waves(rows)
         everything = range(len(self.entities)), range(len(self.metrics))
-        return Plan(
+        return TableLayout(
             entities=tuple(table.entities),
             columns=columns,
             waves=[
@@ -126,7 +126,7 @@ class Layout:
         )
 
 
-class Readings:
+class NodeSamples:
     """The newest value of each metric of each entity of one scope of a node, entities by metrics."""
 
     def __init__(self, layout: Layout) -> None:
@@ -135,7 +135,7 @@ class Readings:
         self._seen_s: Floats = np.full((0, 0), np.nan)
         self._period_s: Floats = np.full((0, 0), np.nan)
 
-    def update(self, plan: Plan, values: Floats, now_s: float) -> None:
+    def update(self, plan: TableLayout, values: Floats, now_s: float) -> None:
         """Take a table that arrived at `now_s` (monotonic).
 
         A NaN does not erase what was read before it: a slow metric has a value in some rows only,
@@ -186,7 +186,7 @@ class GpuHistory:
     def __len__(self) -> int:
         return self._rows
 
-    def append(self, plan: Plan, times_ns: Sequence[int], values: Floats) -> None:
+    def append(self, plan: TableLayout, times_ns: Sequence[int], values: Floats) -> None:
         """Add a table, whose rows may be of many instants.
 
         Rows of different GPUs at most 50 ms apart are one instant: one sweep over the GPUs.
@@ -227,7 +227,7 @@ class GpuHistory:
         distances = np.diff(self._times_ns[max(0, self._rows - 32) : self._rows])
         return float(np.partition(distances, len(distances) // 2)[len(distances) // 2]) / 1e9
 
-    def _put(self, plan: Plan, times_ns: Sequence[int], values: Floats) -> None:
+    def _put(self, plan: TableLayout, times_ns: Sequence[int], values: Floats) -> None:
         pairs = sorted(
             (row, gpu)
             for gpus, rows in plan.waves

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from perfd.aggregator.state.limits import Counters, Limits
-from perfd.aggregator.state.node_samples import GpuHistory, Layout, Readings, values_of
+from perfd.aggregator.state.limits import AggregatorCounters, Limits
+from perfd.aggregator.state.node_samples import GpuHistory, Layout, NodeSamples, values_of
 from perfd.model import CollectorHealth, Event, GpuInfo, RankPlacement, SampleTable, Scope, ServerInfo
 
 
@@ -16,12 +16,12 @@ class NodeState:
     placements; `samples` counts its GPU samples.
     """
 
-    def __init__(self, name: str, limits: Limits, counters: Counters) -> None:
+    def __init__(self, name: str, limits: Limits, counters: AggregatorCounters) -> None:
         self.name = name
         self.version = 0
         self.samples = 0
         self.received_s = 0.0
-        self.readings: dict[Scope, Readings] = {}
+        self.readings: dict[Scope, NodeSamples] = {}
         self.gpu_history = GpuHistory(
             _new_layout(limits), seconds=limits.gpu_history_s, rows=limits.gpu_history_rows
         )
@@ -43,7 +43,7 @@ class NodeState:
         self._counters.samples += values.size
         readings = self.readings.get(table.scope)
         if readings is None:
-            readings = self.readings[table.scope] = Readings(self._layout(table.scope))
+            readings = self.readings[table.scope] = NodeSamples(self._layout(table.scope))
         shape = readings.layout.shape
         plan = readings.layout.plan(table)
         readings.update(plan, values, now_s)

@@ -13,7 +13,7 @@ _MOST_SEQUENCE = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
+class OperationArrays:
     """What one rank reported, in the order of sequence numbers; sizes may be unknown."""
 
     sequence: Ints
@@ -21,14 +21,14 @@ class Reported:
     size_bytes: Floats | None
     gpu_starts_ns: Ints | None
 
-    def rows(self, chosen: Bools | Ints) -> Reported:
+    def rows(self, chosen: Bools | Ints) -> OperationArrays:
         """The same of some operations only."""
         sizes = None if self.size_bytes is None else self.size_bytes[chosen]
         starts = None if self.gpu_starts_ns is None else self.gpu_starts_ns[chosen]
-        return Reported(self.sequence[chosen], self.durations_s[chosen], sizes, starts)
+        return OperationArrays(self.sequence[chosen], self.durations_s[chosen], sizes, starts)
 
 
-def reported_by(times: CollectiveTimes, span: int) -> Reported | None:
+def reported_by(times: CollectiveTimes, span: int) -> OperationArrays | None:
     """The operations of a record, of the newest `span` sequence numbers; None without, or for garbage."""
     count = len(times.sequences)
     optional = (times.sizes_bytes, times.gpu_starts_ns)
@@ -36,7 +36,7 @@ def reported_by(times: CollectiveTimes, span: int) -> Reported | None:
         return None
     if not count or not 0 <= min(times.sequences) <= max(times.sequences) < _MOST_SEQUENCE:
         return None
-    reported = Reported(
+    reported = OperationArrays(
         sequence=np.array(times.sequences, dtype=np.int64),
         durations_s=np.array(times.durations_ns, dtype=np.float64) / 1e9,
         size_bytes=np.array(times.sizes_bytes, dtype=np.float64) if times.sizes_bytes else None,

@@ -20,7 +20,7 @@ _MOST_OPERATIONS = 1 << 32
 _COUNT, _COVERED_NS, _FIRST_NS, _LAST_NS, _OPERATIONS = range(5)
 
 
-class Windows:
+class TimeShareWindows:
     """Of the columns of communicators, (communicators, columns); rows are made with `make_room`."""
 
     def __init__(self, columns: int) -> None:

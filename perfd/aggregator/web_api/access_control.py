@@ -18,7 +18,7 @@ _KEY = "http_token_file"
 _READING = frozenset({"GET", "HEAD"})
 
 
-class Access:
+class AccessControl:
     """Guards routes, from any thread. Raises `ConfigError` when the token's file cannot be used.
 
     With a token, who changes something has to show it. Without one only this machine may, and no page that

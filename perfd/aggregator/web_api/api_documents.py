@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from perfd.aggregator.state.agent_registry import AgentState
-from perfd.aggregator.state.aggregator_state import State
+from perfd.aggregator.state.aggregator_state import AggregatorState
 from perfd.aggregator.state.job_state import JobState
 from perfd.analysis.data.job_data import StepTable
 from perfd.analysis.diagnosis.job_summary import JobSummary
@@ -42,7 +42,7 @@ def job_json(job: JobState, live: JobSummary, now_s: float) -> dict[str, Any]:
 
 
 def fleet_json(
-    state: State,
+    state: AggregatorState,
     live: Mapping[str, JobSummary],
     alerts: Sequence[Mapping[str, Any]],
     servers: Sequence[Mapping[str, Any]],

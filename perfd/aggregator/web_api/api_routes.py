@@ -40,7 +40,7 @@ _INDEX = """perfd aggregator {version}
 """
 
 
-class Source(Protocol):
+class ApiSource(Protocol):
     """What the interface tells of. Every method may be called from any thread."""
 
     def page(self) -> bytes:
@@ -92,7 +92,7 @@ class Source(Protocol):
         """Whether agents are served."""
 
 
-def routes(source: Source, live: Live) -> dict[str, Handler]:
+def routes(source: ApiSource, live: Live) -> dict[str, Handler]:
     """Everything that the aggregator serves, by path; `live` is told when a round is over."""
     return {
         **page_routes(lambda job: job in source.jobs() or source.stored_summary(job) is not None),
@@ -114,7 +114,7 @@ def routes(source: Source, live: Live) -> dict[str, Handler]:
     }
 
 
-def _job(source: Source, request: Request) -> Response:
+def _job(source: ApiSource, request: Request) -> Response:
     name, _, rest = request.rest.partition("/")
     job = unquote(name)
     try:
@@ -129,12 +129,12 @@ def _job(source: Source, request: Request) -> Response:
     return _error(404, f"There is nothing at {request.path}; a job has its summary, `steps` and `series`.")
 
 
-def _alerts(source: Source, job: str | None) -> Response:
+def _alerts(source: ApiSource, job: str | None) -> Response:
     alerts = [alert for alert in source.alerts() if job in {None, alert["job"]}]
     return _json({"schema": "perfd.alerts/1", "alerts": alerts})
 
 
-def _summary(source: Source, job: str, since: str | None) -> Response:
+def _summary(source: ApiSource, job: str, since: str | None) -> Response:
     if since is not None:
         return _summary_since(source, job, since)
     found = source.summary(job)
@@ -146,7 +146,7 @@ def _summary(source: Source, job: str, since: str | None) -> Response:
     return _json({"schema": "perfd.summary/1", "jobs": [stored]})
 
 
-def _summary_since(source: Source, job: str, since: str) -> Response:
+def _summary_since(source: ApiSource, job: str, since: str) -> Response:
     try:
         since_unix_s = float(since)
     except ValueError:
@@ -161,7 +161,7 @@ def _summary_since(source: Source, job: str, since: str) -> Response:
     return _json(to_json([found]))
 
 
-def _steps(source: Source, job: str, request: Request) -> Response:
+def _steps(source: ApiSource, job: str, request: Request) -> Response:
     try:
         first, limit = int(request.query.get("from", "0")), int(request.query.get("limit", "1000"))
     except ValueError:
@@ -174,7 +174,7 @@ def _steps(source: Source, job: str, request: Request) -> Response:
     return _json({"schema": "perfd.steps/1", "job": job, "steps": lines})
 
 
-def _series(source: Source, job: str, request: Request) -> Response:
+def _series(source: ApiSource, job: str, request: Request) -> Response:
     points = request.query.get("points", "600")
     if not (points.isdecimal() and len(points) <= 4 and 0 < int(points) <= _MAX_POINTS):
         return _error(400, f"`points` must be a whole number from 1 to {_MAX_POINTS}.")

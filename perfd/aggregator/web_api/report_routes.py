@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from perfd.aggregator.captures.call_with_timeout import Patience
+from perfd.aggregator.captures.call_with_timeout import TimeoutCall
 from perfd.aggregator.captures.capture_reports import REPORT_NAME, is_folder_of
 from perfd.analysis.diagnosis.job_summary import JobSummary, from_json
 from perfd.errors import PerfdError
@@ -33,7 +33,7 @@ _HEADERS: Mapping[str, str] = {
 }
 
 
-class Source(Protocol):
+class ReportSource(Protocol):
     """What reports are made of. Every method may be called from any thread."""
 
     def summary(self, job: str | None = None) -> list[JobSummary]:
@@ -46,16 +46,16 @@ class Source(Protocol):
         """Captures, oldest first."""
 
 
-def report_routes(source: Source, *, file_timeout_s: float = 5.0) -> dict[str, Handler]:
+def report_routes(source: ReportSource, *, file_timeout_s: float = 5.0) -> dict[str, Handler]:
     """`/reports/jobs/JOB` and `/reports/captures/ID`, with `/N` where its ranks lie in several folders."""
-    patience = Patience(file_timeout_s)
+    patience = TimeoutCall(file_timeout_s)
     return {
         "/reports/jobs/": lambda request: _job(source, unquote(request.rest)),
         "/reports/captures/": lambda request: _capture(source, request, patience),
     }
 
 
-def _job(source: Source, name: str) -> Response:
+def _job(source: ReportSource, name: str) -> Response:
     try:
         found = source.summary(name)
         stored = None if found else source.stored_summary(name)
@@ -68,7 +68,7 @@ def _job(source: Source, name: str) -> Response:
     return _html(to_html(report_of_summary(found[0], "perfd aggregator")).encode())
 
 
-def _capture(source: Source, request: Request, patience: Patience) -> Response:
+def _capture(source: ReportSource, request: Request, patience: TimeoutCall) -> Response:
     capture_id, _, number = request.rest.partition("/")
     capture = next((one for one in source.captures() if one["id"] == capture_id), None)
     if capture is None:

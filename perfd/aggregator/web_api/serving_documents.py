@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from perfd.aggregator.state.aggregator_state import State
+from perfd.aggregator.state.aggregator_state import AggregatorState
 from perfd.aggregator.state.node_state import NodeState
 from perfd.model import Scope
 
@@ -27,7 +27,9 @@ _PARALLEL = ("tp", "pp", "dp")
 _THEORY = ("tpot_floor_s", "tpot_theory_s", "ttft_floor_s", "memory_bandwidth_used_ratio")
 
 
-def servers_json(state: State, alerts: Sequence[Mapping[str, Any]], now_s: float) -> list[dict[str, Any]]:
+def servers_json(
+    state: AggregatorState, alerts: Sequence[Mapping[str, Any]], now_s: float
+) -> list[dict[str, Any]]:
     """Entries of schema perfd.servers/1, by node and name.
 
     A server whose readings are all old is there with every number unknown.

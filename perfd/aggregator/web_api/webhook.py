@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from perfd.aggregator.alerts.alertmanager import Decision, Outcome, ReceivedAlert, read_webhook
+from perfd.aggregator.alerts.alertmanager import Decision, ReceivedAlert, WebhookOutcome, read_webhook
 from perfd.aggregator.web_api.bearer_token import BearerToken
 from perfd.config import WebhookConfig
 from perfd.errors import ConfigError, PerfdError
@@ -77,7 +77,7 @@ class Webhook:
             self._requests["accepted"] += 1
             self._alerts.update(decision.outcome.value for decision in decisions)
         for decision in decisions:
-            if decision.outcome is Outcome.UNKNOWN_JOB:
+            if decision.outcome is WebhookOutcome.UNKNOWN_JOB:
                 log.warning(
                     "An alert of an unknown job captures nothing.",
                     extra={"alert": decision.alert.name, "reason": decision.reason},

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.collectives.communicator_batch import Stack
+from perfd.analysis.collectives.communicator_batch import CommunicatorBatch
 from perfd.analysis.collectives.transfer_wait import bus_factor
 from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.data.robust_stats import over_last
 from perfd.analysis.layout.process_groups import PAIR_OPERATION
-from perfd.analysis.layout.rank_location import Places
+from perfd.analysis.layout.rank_location import RankLocations
 
 _RING_S, _TREE_S = 6.6e-6, 6.8e-6
 _HOP_S = 0.6e-6
@@ -28,7 +28,7 @@ src/graph/tuning.cc): a base, and so much for each hop. The base includes launch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class BandwidthModel:
     """By communicator; NaN is unknown."""
 
     bus_bytes_per_s: Floats
@@ -52,7 +52,7 @@ class Expected:
         return size_bytes * self.bus_factor / self.bus_bytes_per_s < self.latency_s
 
 
-def expected_of(stack: Stack, where: Places) -> Expected:
+def expected_of(stack: CommunicatorBatch, where: RankLocations) -> BandwidthModel:
     """What the communicators of a stack could reach."""
     nodes = where.node[stack.ranks]
     first, last = over_last(np.minimum, nodes), over_last(np.maximum, nodes)
@@ -70,7 +70,7 @@ def expected_of(stack: Stack, where: Places) -> Expected:
     )
     node_count = np.where(known, 1.0, np.nan)
     node_count[crossing] = spans
-    return Expected(
+    return BandwidthModel(
         bus_bytes_per_s=bandwidth,
         latency_s=_latency_s(stack.operation, stack.ranks.shape[1], node_count),
         bus_factor=bus_factor(stack.operation, stack.ranks.shape[1]),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.collectives.communicator_batch import Stack
+from perfd.analysis.collectives.communicator_batch import CommunicatorBatch
 from perfd.analysis.collectives.transfer_wait import MATCHED_OPERATIONS
 from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.layout.process_groups import dimension_name
@@ -39,7 +39,7 @@ class DimensionTally:
         self._longest: Floats = np.zeros(world)
         """The most time that a rank spends in one pair's sends and receives."""
 
-    def add(self, stack: Stack, matched: Bools, waits: Floats) -> None:
+    def add(self, stack: CommunicatorBatch, matched: Bools, waits: Floats) -> None:
         """Add all communicators of a stack: which of them are matched, and how long their ranks wait."""
         ratios = np.nan_to_num(stack.kernel_ratio)
         collective = stack.operation in MATCHED_OPERATIONS

@@ -8,12 +8,12 @@ from typing import TypedDict
 
 import numpy as np
 
-from perfd.analysis.collectives.bandwidth_model import Expected, expected_of
-from perfd.analysis.collectives.communicator_batch import Stack
+from perfd.analysis.collectives.bandwidth_model import BandwidthModel, expected_of
+from perfd.analysis.collectives.communicator_batch import CommunicatorBatch
 from perfd.analysis.collectives.transfer_wait import bus_bandwidth_bytes_per_s
 from perfd.analysis.data.job_data import Bools, Floats, Method
 from perfd.analysis.data.robust_stats import highest, known, median, over_last
-from perfd.analysis.layout.rank_location import Places
+from perfd.analysis.layout.rank_location import RankLocations
 from perfd.model import TimingSource
 
 _TINY_BYTES = 64 * 1024
@@ -80,7 +80,7 @@ class NcclKind:
     """How NCCL does the largest of them; None when it is not told."""
 
 
-def kinds_of(stacks: Sequence[Stack], measures: Sequence[Measures]) -> tuple[NcclKind, ...]:
+def kinds_of(stacks: Sequence[CommunicatorBatch], measures: Sequence[Measures]) -> tuple[NcclKind, ...]:
     """One entry a dimension and operation."""
     found = []
     for stack, of_stack in zip(stacks, measures, strict=True):
@@ -115,12 +115,12 @@ class Measures:
     bus_bytes_per_s: Floats
     kernel_ratio: Floats
     size_bytes: Floats
-    expected: Expected
+    expected: BandwidthModel
     latency_bound: Bools
     """False where unknown."""
 
 
-def measures_of(stack: Stack, where: Places) -> Measures:
+def measures_of(stack: CommunicatorBatch, where: RankLocations) -> Measures:
     """What the communicators of a stack amount to."""
     result, ranks = stack.blames, stack.ranks.shape[1]
     waited = over_last(np.add, result.waited_s)
@@ -147,7 +147,7 @@ def measures_of(stack: Stack, where: Places) -> Measures:
     )
 
 
-def groups_of(stacks: Sequence[Stack], measures: Sequence[Measures]) -> tuple[NcclGroup, ...]:
+def groups_of(stacks: Sequence[CommunicatorBatch], measures: Sequence[Measures]) -> tuple[NcclGroup, ...]:
     """One entry a communicator and operation; of very many those that take most of the time."""
     if not stacks:
         return ()
@@ -162,7 +162,7 @@ def groups_of(stacks: Sequence[Stack], measures: Sequence[Measures]) -> tuple[Nc
     )
 
 
-def _group(stack: Stack, measures: Measures, row: int) -> NcclGroup:
+def _group(stack: CommunicatorBatch, measures: Measures, row: int) -> NcclGroup:
     of_all, caused = stack.collectives, stack.blames.caused_s[row]
     ranks = tuple(stack.ranks[row].tolist())
     total = float(caused.sum())
@@ -183,7 +183,7 @@ def _group(stack: Stack, measures: Measures, row: int) -> NcclGroup:
     )
 
 
-def _method(stack: Stack, row: int) -> Method | None:
+def _method(stack: CommunicatorBatch, row: int) -> Method | None:
     methods = stack.collectives.methods
     return methods[row] if methods and methods[row].algorithm else None
 

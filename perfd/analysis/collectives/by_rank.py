@@ -9,8 +9,8 @@ import numpy as np
 
 from perfd.analysis.collectives.by_dimension import DimensionTally
 from perfd.analysis.collectives.change_detection import EARLIER, NEWEST, onset, possible
-from perfd.analysis.collectives.communicator_batch import Stack
-from perfd.analysis.collectives.late_rank_cost import LONG, RECENT, CausedLosses, Lateness, Losses
+from perfd.analysis.collectives.communicator_batch import CommunicatorBatch
+from perfd.analysis.collectives.late_rank_cost import LONG, RECENT, CausedLosses, Lateness, LateRankLosses
 from perfd.analysis.collectives.p2p_timing import knows_receivers
 from perfd.analysis.collectives.transfer_wait import MATCHED_OPERATIONS
 from perfd.analysis.data.job_data import Bools, Floats, Ints
@@ -52,7 +52,7 @@ class NcclRank:
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class RankShares:
     """Shares of time by rank; NaN is unknown."""
 
     places: Ints
@@ -100,7 +100,7 @@ class Shares:
         )
 
 
-class Tally:
+class RankTally:
     """Shares of time by place of a rank, summed over communicators."""
 
     def __init__(self, stages: Ints, parallel: ParallelLayout) -> None:
@@ -115,17 +115,17 @@ class Tally:
         """Of the waiting, in sends and receives between stages."""
         self.peer_operations: Floats = np.zeros(world)
         """Of groups of peers only, and of those operations whose last rank is to blame for the waiting."""
-        self._judged: list[tuple[Stack, Bools]] = []
+        self._judged: list[tuple[CommunicatorBatch, Bools]] = []
 
     @classmethod
-    def of(cls, stacks: Sequence[Stack], stages: Ints, parallel: ParallelLayout) -> Tally:
+    def of(cls, stacks: Sequence[CommunicatorBatch], stages: Ints, parallel: ParallelLayout) -> RankTally:
         """All stacks together, whose ranks are places; `stages` is the stage of each, -1 where unknown."""
         tally = cls(stages, parallel)
         for stack in stacks:
             tally.add(stack)
         return tally
 
-    def add(self, stack: Stack) -> None:
+    def add(self, stack: CommunicatorBatch) -> None:
         """Add all communicators of a stack."""
         result = stack.blames
         in_table_s = result.transfer_s[:, None] + result.waited_s
@@ -153,7 +153,7 @@ class Tally:
 
     def shares(
         self, ranks: Ints, in_kernels: tuple[Floats, Floats], in_doubt: Bools, step_s: float | None
-    ) -> Shares:
+    ) -> RankShares:
         """What is known of each of the ranks. Of those `in_doubt` none is blamed: another one may be late.
 
         `in_kernels` is the share of time of each, usually and lately.
@@ -173,16 +173,16 @@ class Tally:
         # Nobody waits for longer than it is in kernels; what is lost is of now, as far as it has changed.
         lost = np.fmin(np.nan_to_num(late.lost[ranks]), np.nan_to_num(np.fmax(busy, lately), nan=1.0))
         slowdown = self._slowdown(ranks, lost, np.isfinite(caused))
-        return Shares(ranks, (busy, wait, caused, at_most, error, last, persistence, slowdown))
+        return RankShares(ranks, (busy, wait, caused, at_most, error, last, persistence, slowdown))
 
     def _lateness(self, step_s: float | None) -> Lateness:
         """Of as much time as it takes to see somebody who is late."""
-        losses = Losses(self._judged, self._world, step_s)
+        losses = LateRankLosses(self._judged, self._world, step_s)
         if _stands_out(losses.caused(RECENT)):
             return losses.lateness(RECENT)
         return self._onset(losses, step_s) or losses.lateness(LONG)
 
-    def _onset(self, losses: Losses, step_s: float | None) -> Lateness | None:
+    def _onset(self, losses: LateRankLosses, step_s: float | None) -> Lateness | None:
         if step_s is None or not possible(losses.caused(NEWEST)):
             return None
         return onset(losses.lateness(EARLIER), self._peers(), step_s)

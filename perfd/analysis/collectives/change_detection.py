@@ -8,14 +8,14 @@ from dataclasses import fields
 import numpy as np
 
 from perfd.analysis.collectives.late_rank_cost import CausedLosses, Lateness
-from perfd.analysis.collectives.step_segmentation import Window
+from perfd.analysis.collectives.step_segmentation import AnalysisWindow
 from perfd.analysis.data.job_data import Floats, Ints
 
 _FEWEST, _FEW = 4, 10
 """Steps since the onset, of which it is first told."""
-EARLIER = Window(each=40)
+EARLIER = AnalysisWindow(each=40)
 """All that are looked at."""
-NEWEST = Window(each=40, told=_FEWEST + 1)
+NEWEST = AnalysisWindow(each=40, told=_FEWEST + 1)
 """Of the last one nobody may have told yet."""
 _LEAST = 0.05
 """Of the time, lost in each of them: by less one is late by turns, as GPUs warm up and cool."""

@@ -16,7 +16,7 @@ from perfd.model import ParallelLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
+class CommunicatorBatch:
     """c communicators of g ranks with one kind of operation, what they are for, and their waiting."""
 
     collectives: CollectiveStack
@@ -50,7 +50,7 @@ class Stack:
 
 def stacked(
     collectives: Iterable[CollectiveTable | CollectiveStack], parallel: ParallelLayout
-) -> list[Stack]:
+) -> list[CommunicatorBatch]:
     """All communicators and their waiting; tables in as few stacks as they have operations and sizes."""
     stacks: list[CollectiveStack] = []
     alike: dict[tuple[str, int], list[CollectiveTable]] = {}
@@ -63,13 +63,13 @@ def stacked(
     return [_split(stack, parallel) for stack in stacks]
 
 
-def _split(collectives: CollectiveStack, parallel: ParallelLayout) -> Stack:
+def _split(collectives: CollectiveStack, parallel: ParallelLayout) -> CommunicatorBatch:
     told_ratio = collectives.kernel_ratio
     if collectives.operation not in MATCHED_OPERATIONS:
         collectives = with_waiting_receivers(collectives)
     parts = split(collectives.durations_s)
     names = group_names(collectives.ranks, parallel, collectives.operation)
-    return Stack(
+    return CommunicatorBatch(
         collectives=collectives,
         names=names,
         distinct_names=frozenset(names.tolist()),

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.collectives.communicator_batch import Stack
-from perfd.analysis.collectives.step_segmentation import Rhythm, Shape, Window
+from perfd.analysis.collectives.communicator_batch import CommunicatorBatch
+from perfd.analysis.collectives.step_segmentation import AnalysisWindow, StepPeriod, StepShape
 from perfd.analysis.collectives.transfer_wait import MATCHED_OPERATIONS
 from perfd.analysis.collectives.wait_attribution import losses_by_step, waits_by_step
 from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, MEDIAN_ERROR, mean, median
 
-RECENT, LONG = Window(newest_s=5.0), Window(newest_s=30.0)
+RECENT, LONG = AnalysisWindow(newest_s=5.0), AnalysisWindow(newest_s=30.0)
 """How much time is judged: a rank that has just become slow shows in the first, one that stalls now and then
 in the second."""
 _ALL = 4
@@ -70,7 +70,7 @@ class Lateness(CausedLosses):
     """(world, blocks): what each rank itself loses at least by others, in collectives."""
 
 
-class Losses:
+class LateRankLosses:
     """What is lost in the newest operations of all communicators, as much of them as one looks at.
 
     These are groups of peers, and pairs that send and receive, whose waiting counts but is nobody's fault.
@@ -78,20 +78,22 @@ class Losses:
     counts, because the same lag is seen in all of them.
     """
 
-    def __init__(self, judged: Sequence[tuple[Stack, Bools]], world: int, step_s: float | None) -> None:
+    def __init__(
+        self, judged: Sequence[tuple[CommunicatorBatch, Bools]], world: int, step_s: float | None
+    ) -> None:
         """Of each stack those communicators that are flagged; `step_s` is how long a step takes."""
         self._sources = [_Source.of(stack, flags, world, step_s) for stack, flags in judged]
         self._world = world
 
-    def caused(self, window: Window) -> CausedLosses:
+    def caused(self, window: AnalysisWindow) -> CausedLosses:
         """Only what is lost by whom, which costs less to know."""
         return CausedLosses(self._columns(window, 1)[0].T)
 
-    def lateness(self, window: Window) -> Lateness:
+    def lateness(self, window: AnalysisWindow) -> Lateness:
         """All that is known."""
         return Lateness(*self._columns(window, _ALL).transpose(0, 2, 1))
 
-    def _columns(self, window: Window, columns: int) -> Floats:
+    def _columns(self, window: AnalysisWindow, columns: int) -> Floats:
         """(columns, blocks, world): the first so many of `Lateness`."""
         shapes = [
             (source, shape)
@@ -165,21 +167,21 @@ class _Part:
 class _Source:
     """A stack's communicators that are judged."""
 
-    stack: Stack
-    rhythm: Rhythm
+    stack: CommunicatorBatch
+    rhythm: StepPeriod
     place: Ints | None
     """As in `_Part`, of all communicators of the stack."""
     step_s: float | None
 
     @classmethod
-    def of(cls, stack: Stack, judged: Bools, world: int, step_s: float | None) -> _Source:
+    def of(cls, stack: CommunicatorBatch, judged: Bools, world: int, step_s: float | None) -> _Source:
         """Those of a stack that are `judged`."""
         at_once: Bools = np.ones(len(judged), dtype=np.bool_)
         if stack.operation in MATCHED_OPERATIONS:
             at_once = np.array([name in NEEDED_AT_ONCE for name in stack.names.tolist()])
         return cls(
             stack=stack,
-            rhythm=Rhythm.of(stack, judged, at_once, step_s),
+            rhythm=StepPeriod.of(stack, judged, at_once, step_s),
             place=_place_of_each(stack.ranks.ravel(), world),
             step_s=step_s,
         )
@@ -189,7 +191,7 @@ class _Source:
         """Whether somebody's lateness is to blame for the waiting."""
         return self.stack.operation in MATCHED_OPERATIONS
 
-    def part(self, shape: Shape, columns: int) -> _Part:
+    def part(self, shape: StepShape, columns: int) -> _Part:
         """The first so many columns of `Lateness`; of pairs the last one alone."""
         last, wait_s, absent = self._operations(shape)
         if self.of_peers:
@@ -206,7 +208,7 @@ class _Source:
             whole=absent is None,
         )
 
-    def _operations(self, shape: Shape) -> tuple[Ints, Floats, Bools | None]:
+    def _operations(self, shape: StepShape) -> tuple[Ints, Floats, Bools | None]:
         """Last ranks and waiting, as `losses_by_step` takes them, and which steps, (steps, c), lack them."""
         # Where waits add up, a block is as good as a step.
         steps = shape.blocks if shape.needed_at_once else shape.steps
@@ -221,7 +223,7 @@ class _Source:
         absent: Bools = np.logical_not(matched.reshape(grid).any(axis=2)).T
         return last.reshape(grid), wait_s.reshape(*grid, -1), absent
 
-    def _rows(self, shape: Shape) -> slice | Ints:
+    def _rows(self, shape: StepShape) -> slice | Ints:
         """All of them are a view, which costs nothing."""
         return slice(None) if len(shape.rows) == len(self.stack.ranks) else shape.rows
 

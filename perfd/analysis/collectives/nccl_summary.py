@@ -19,24 +19,24 @@ from perfd.analysis.collectives.by_group import (
     measures_of,
     recorder,
 )
-from perfd.analysis.collectives.by_rank import NcclRank, Shares, Tally
-from perfd.analysis.collectives.communicator_batch import Stack, stacked
+from perfd.analysis.collectives.by_rank import NcclRank, RankShares, RankTally
+from perfd.analysis.collectives.communicator_batch import CommunicatorBatch, stacked
 from perfd.analysis.collectives.operation_rate import paced
-from perfd.analysis.collectives.rank_index import Roster, roster
+from perfd.analysis.collectives.rank_index import RankIndex, roster
 from perfd.analysis.collectives.slow_links import SlowGroup, slow_groups
 from perfd.analysis.data.job_data import Floats, JobData, NcclTimeTable
 from perfd.analysis.layout.process_groups import group_name
-from perfd.analysis.layout.rank_location import Speeds, places
+from perfd.analysis.layout.rank_location import LinkSpeeds, places
 from perfd.model import ParallelLayout, TimingSource
 
-__all__ = ["Nccl", "NcclDimension", "NcclGroup", "NcclKind", "NcclRank", "group_name", "nccl"]
+__all__ = ["NcclDimension", "NcclGroup", "NcclKind", "NcclRank", "NcclSummary", "group_name", "nccl"]
 
 _SILENT_S = 30.0
 """A rank whose newest reading is so much older than the others' says nothing of now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Nccl:
+class NcclSummary:
     """NCCL's view of a job's communication; empty and None where nobody records it."""
 
     share_ratio: float | None = None
@@ -68,28 +68,28 @@ def nccl(
     parallel: ParallelLayout,
     *,
     step_s: float | None = None,
-    speeds: Speeds | None = None,
-) -> Nccl:
+    speeds: LinkSpeeds | None = None,
+) -> NcclSummary:
     """What the newest operations of all communicators tell.
 
     `step_s` is how long a step takes; without it the sizes of operations must tell which are of one step.
     `speeds` is what joins GPUs, where it is known: what a group should reach.
     """
     if not job.nccl and not job.collectives:
-        return Nccl()
+        return NcclSummary()
     times = _fresh(NcclTimeTable.of(job.nccl))
     stacks = stacked(job.collectives, parallel)
     known = roster(times, stacks, parallel)
     placed = [paced(known.placed(stack), job.steps, step_s) for stack in stacks]
-    tally = Tally.of(placed, known.stages, parallel)
+    tally = RankTally.of(placed, known.stages, parallel)
     unseen = _unseen(placed, known)
     recorded, lately = (np.minimum(ratio + unseen, 1.0) for ratio in _busy(times, known))
     timed = np.isfinite(recorded)
     shares = tally.shares(known.telling, (recorded, lately), known.in_doubt, step_s)
-    where = places(job, known.ranks, speeds or Speeds(inside_bytes_per_s={}, network_bytes_per_s={}))
+    where = places(job, known.ranks, speeds or LinkSpeeds(inside_bytes_per_s={}, network_bytes_per_s={}))
     measures = [measures_of(stack, where) for stack in placed]
     share, wait = _of_all(shares) if times else (None, None)
-    return Nccl(
+    return NcclSummary(
         share_ratio=share,
         transfer_ratio=None if share is None or wait is None else max(0.0, share - wait),
         wait_ratio=wait,
@@ -106,7 +106,7 @@ def nccl(
     )
 
 
-def _of_all(shares: Shares) -> tuple[float | None, float | None]:
+def _of_all(shares: RankShares) -> tuple[float | None, float | None]:
     """Means over ranks of time in kernels and of waiting: of some ranks' nothing follows for the rest."""
     if not np.isfinite(shares.busy).all():
         return None, None
@@ -118,7 +118,7 @@ def _fresh(times: NcclTimeTable) -> NcclTimeTable:
     return times.rows((times.span_s > 0) & ~(newest - times.read_s > _SILENT_S))
 
 
-def _stage_waits(tally: Tally, known: Roster, parallel: ParallelLayout) -> tuple[float, ...]:
+def _stage_waits(tally: RankTally, known: RankIndex, parallel: ParallelLayout) -> tuple[float, ...]:
     """Nothing where compute hides it, as between the chunks of an interleaved schedule."""
     if (parallel.pp or 1) < 2 or (parallel.vp or 1) > 1 or not tally.pipeline_wait.any():
         return ()
@@ -127,7 +127,7 @@ def _stage_waits(tally: Tally, known: Roster, parallel: ParallelLayout) -> tuple
     return tuple(float(waits.mean()) for waits in of_stage) if all(map(len, of_stage)) else ()
 
 
-def _busy(times: NcclTimeTable, known: Roster) -> tuple[Floats, Floats]:
+def _busy(times: NcclTimeTable, known: RankIndex) -> tuple[Floats, Floats]:
     """Share of time in kernels of each rank that says something, usually and lately; NaN is unknown."""
     if not times:
         nothing = np.full(len(known.telling), np.nan)
@@ -136,7 +136,7 @@ def _busy(times: NcclTimeTable, known: Roster) -> tuple[Floats, Floats]:
     return (times.busy_s / times.span_s)[order], times.lately_ratio[order]
 
 
-def _unseen(placed: Sequence[Stack], known: Roster) -> Floats:
+def _unseen(placed: Sequence[CommunicatorBatch], known: RankIndex) -> Floats:
     """Share of time in kernels of each of them of which NCCL's own stamps tell nothing."""
     unseen = np.zeros(len(known.ranks))
     for stack in placed:
@@ -146,7 +146,7 @@ def _unseen(placed: Sequence[Stack], known: Roster) -> Floats:
     return np.asarray(unseen[known.telling])
 
 
-def _source(times: NcclTimeTable, stacks: Sequence[Stack]) -> str | None:
+def _source(times: NcclTimeTable, stacks: Sequence[CommunicatorBatch]) -> str | None:
     told = [(stack.collectives.sources[0], stack.collectives.timings[0]) for stack in stacks]
     if times:
         by_proxy = any(timing is TimingSource.PROXY for _, timing in told)

@@ -12,14 +12,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfd.analysis.collectives.communicator_batch import Stack
+from perfd.analysis.collectives.communicator_batch import CommunicatorBatch
 from perfd.analysis.data.job_data import Floats, StepTable
 
 _FEWEST_LINES = 5
 """Of the log in that time; by fewer the end of one or another decides."""
 
 
-def paced(stack: Stack, steps: StepTable, step_s: float | None) -> Stack:
+def paced(stack: CommunicatorBatch, steps: StepTable, step_s: float | None) -> CommunicatorBatch:
     """The same with so many operations a second as there would be if each step took `step_s`."""
     told = stack.collectives
     if step_s is None or told.counted_s is None:

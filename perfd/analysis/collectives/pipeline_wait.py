@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from perfd.analysis.collectives.by_rank import LEAST_CAUSED
-from perfd.analysis.collectives.nccl_summary import Nccl
+from perfd.analysis.collectives.nccl_summary import NcclSummary
 from perfd.analysis.steps.pipeline_bubble import Pipeline, Stage, bubble_theory_ratio
 from perfd.model import ParallelLayout
 
@@ -15,7 +15,7 @@ SOURCE_WAITING = "nccl plugin: waiting in sends and receives"
 
 
 def with_waiting(
-    measured: Pipeline, parallel: ParallelLayout, kernels: Nccl, step_s: float | None
+    measured: Pipeline, parallel: ParallelLayout, kernels: NcclSummary, step_s: float | None
 ) -> Pipeline:
     """What timers measured, or else the stall by waiting, where nobody is late: behind a slow rank all wait.
 

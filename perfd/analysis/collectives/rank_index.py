@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfd.analysis.collectives.communicator_batch import Stack
+from perfd.analysis.collectives.communicator_batch import CommunicatorBatch
 from perfd.analysis.data.job_data import Bools, Ints, NcclTimeTable
 from perfd.analysis.layout.process_groups import PAIR_OPERATION
 from perfd.analysis.steps.pipeline_bubble import stage_of_ranks
@@ -19,7 +19,7 @@ from perfd.model import ParallelLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Roster:
+class RankIndex:
     """The ranks of a job, each at its place."""
 
     ranks: Ints
@@ -33,7 +33,7 @@ class Roster:
     in_doubt: Bools
     """Of each, whether it may be late because of one that says nothing."""
 
-    def placed(self, stack: Stack) -> Stack:
+    def placed(self, stack: CommunicatorBatch) -> CommunicatorBatch:
         """The same communicators with the place of each rank instead of its number."""
         if _without_gaps(self.ranks):
             # As nearly always.
@@ -42,7 +42,7 @@ class Roster:
         return replace(stack, collectives=replace(stack.collectives, ranks=places))
 
 
-def roster(times: NcclTimeTable, stacks: Sequence[Stack], parallel: ParallelLayout) -> Roster:
+def roster(times: NcclTimeTable, stacks: Sequence[CommunicatorBatch], parallel: ParallelLayout) -> RankIndex:
     """Of the ranks with `times`, or without any those of the communicators."""
     ranks = _ranks(times, stacks)
     telling = np.searchsorted(ranks, np.sort(times.rank)) if times else np.arange(len(ranks))
@@ -50,7 +50,7 @@ def roster(times: NcclTimeTable, stacks: Sequence[Stack], parallel: ParallelLayo
     stages = _stages(np.append(ranks, missing), parallel, stacks, partial=not times)
     silent: Bools = np.arange(len(stages)) >= len(ranks)
     doubtful = _in_doubt(np.append(ranks, missing), stages, silent, parallel)
-    return Roster(
+    return RankIndex(
         ranks=ranks,
         stages=stages[: len(ranks)],
         telling=telling,
@@ -59,7 +59,7 @@ def roster(times: NcclTimeTable, stacks: Sequence[Stack], parallel: ParallelLayo
     )
 
 
-def _ranks(times: NcclTimeTable, stacks: Sequence[Stack]) -> Ints:
+def _ranks(times: NcclTimeTable, stacks: Sequence[CommunicatorBatch]) -> Ints:
     """All that are told of, in order."""
     ranks = np.sort(times.rank)
     highest = max((int(stack.ranks.max()) for stack in stacks), default=-1)
@@ -80,7 +80,9 @@ def _missing(telling: Ints, parallel: ParallelLayout) -> Ints:
     return np.flatnonzero(silent)
 
 
-def _stages(ranks: Ints, parallel: ParallelLayout, stacks: Sequence[Stack], *, partial: bool) -> Ints:
+def _stages(
+    ranks: Ints, parallel: ParallelLayout, stacks: Sequence[CommunicatorBatch], *, partial: bool
+) -> Ints:
     """The stage of each rank, -1 where it is unknown.
 
     A job whose layout nobody tells has one stage if all its operations are seen and none is a send or

@@ -14,8 +14,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from perfd.analysis.collectives.bandwidth_model import Expected
-from perfd.analysis.collectives.communicator_batch import Stack
+from perfd.analysis.collectives.bandwidth_model import BandwidthModel
+from perfd.analysis.collectives.communicator_batch import CommunicatorBatch
 from perfd.analysis.collectives.transfer_wait import MATCHED_OPERATIONS, bus_factor
 from perfd.analysis.data.job_data import Bools, Floats
 from perfd.analysis.data.robust_stats import median, over_last
@@ -58,7 +58,9 @@ class SlowGroup:
     """Of all time."""
 
 
-def slow_groups(stacks: Sequence[Stack], expected: Sequence[Expected]) -> tuple[SlowGroup, ...]:
+def slow_groups(
+    stacks: Sequence[CommunicatorBatch], expected: Sequence[BandwidthModel]
+) -> tuple[SlowGroup, ...]:
     """All of them, the costliest first; `expected` is what the links of each stack allow."""
     found = [
         slow
@@ -69,7 +71,7 @@ def slow_groups(stacks: Sequence[Stack], expected: Sequence[Expected]) -> tuple[
     return tuple(sorted(found, key=lambda slow: -slow.lost_ratio))
 
 
-def _of(stack: Stack, of_links: Expected) -> list[SlowGroup]:
+def _of(stack: CommunicatorBatch, of_links: BandwidthModel) -> list[SlowGroup]:
     best, best_size = stack.collectives.best_s_per_byte, stack.collectives.best_size_bytes
     largest = np.fmax.reduce(stack.size_bytes, axis=1, initial=0.0)
     large = stack.size_bytes >= np.maximum(largest / 2, 1)[:, None]
@@ -109,7 +111,7 @@ def _suspects(references: Sequence[tuple[Reference, Floats, float]], bus: Floats
 
 
 def _worst(
-    stack: Stack,
+    stack: CommunicatorBatch,
     row: int,
     references: Sequence[tuple[Reference, Floats, float]],
     bus: Floats,
@@ -137,7 +139,7 @@ def _worst(
     return None
 
 
-def _of_sisters(stack: Stack, bus: Floats, largest: Floats) -> Floats:
+def _of_sisters(stack: CommunicatorBatch, bus: Floats, largest: Floats) -> Floats:
     """For each communicator, the median of those of the same dimension with messages of its size."""
     expected = np.full(len(bus), np.nan)
     for name in {name for name in stack.names.tolist() if name is not None}:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfd.analysis.collectives.communicator_batch import Stack
+from perfd.analysis.collectives.communicator_batch import CommunicatorBatch
 from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints
 from perfd.analysis.data.robust_stats import mean
 
@@ -24,7 +24,7 @@ _ALIKE = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class AnalysisWindow:
     """How much of the newest operations is looked at: so much time, or so many steps."""
 
     newest_s: float = 0.0
@@ -36,7 +36,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class StepShape:
     """Of communicators that do alike."""
 
     rows: Ints
@@ -54,7 +54,7 @@ class Shape:
     blocks: int
     needed_at_once: bool
 
-    def newest(self, blocks: int) -> Shape:
+    def newest(self, blocks: int) -> StepShape:
         """The same without the blocks before the newest so many."""
         kept = min(blocks, self.blocks)
         return replace(self, steps=self.steps // self.blocks * kept, blocks=kept)
@@ -67,7 +67,7 @@ def fewest_blocks(ranks: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rhythm:
+class StepPeriod:
     """How often communicators of one size do what, however much of it is looked at."""
 
     rows: Ints
@@ -89,7 +89,9 @@ class Rhythm:
     step_s: float | None
 
     @classmethod
-    def of(cls, stack: Stack, judged: Bools, needed_at_once: Bools, step_s: float | None) -> Rhythm:
+    def of(
+        cls, stack: CommunicatorBatch, judged: Bools, needed_at_once: Bools, step_s: float | None
+    ) -> StepPeriod:
         """Of those of a stack that are `judged`, as far as enough operations of them are known."""
         of_all, fewest = stack.collectives, fewest_blocks(stack.ranks.shape[1])
         rows = np.flatnonzero(judged & (of_all.lengths >= fewest))
@@ -112,7 +114,7 @@ class Rhythm:
             step_s=step_s,
         )
 
-    def shapes(self, window: Window) -> list[Shape]:
+    def shapes(self, window: AnalysisWindow) -> list[StepShape]:
         """What is looked at of them, by shape.
 
         Left out are those of which too few steps are known to tell lateness from chance, and those of which
@@ -138,7 +140,7 @@ class Rhythm:
         ]
         return shapes if window.told is None else [shape.newest(window.told) for shape in shapes]
 
-    def _per_step(self, window: Window, kept_per_s: Floats) -> Ints:
+    def _per_step(self, window: AnalysisWindow, kept_per_s: Floats) -> Ints:
         """Operations of a step of each, or of a block; more than there are where that is unknown."""
         step_s, spare = self.step_s, window.each is None
         # Where every wait is lost, it does not matter where a step begins, but a block should hold one.
@@ -158,10 +160,10 @@ def _settled(lengths: Ints, before: Floats, in_step: Floats | Ints) -> Ints:
     return lengths - np.clip(starting, 0, lengths).astype(np.int64)
 
 
-def _shape(column: Ints, *, rows: Ints, paces: Floats, blocks: int | None) -> Shape:
+def _shape(column: Ints, *, rows: Ints, paces: Floats, blocks: int | None) -> StepShape:
     """Of communicators that have this column in common; each step is a block if nothing else is said."""
     length, per_step, keep, steps, at_once = column.tolist()
-    return Shape(
+    return StepShape(
         rows=rows,
         paces=paces,
         length=length,

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfd.analysis.collectives.step_segmentation import Shape
+from perfd.analysis.collectives.step_segmentation import StepShape
 from perfd.analysis.data.job_data import Floats, Ints
 
 _EXCUSED = 0.1
 
 
-def losses_by_step(last: Ints, wait_s: Floats, shape: Shape, step_s: float | None, *, columns: int) -> Floats:
+def losses_by_step(
+    last: Ints, wait_s: Floats, shape: StepShape, step_s: float | None, *, columns: int
+) -> Floats:
     """(columns, steps, c, g): the first `columns` columns of `late_rank_cost.Lateness`.
 
     `last` is the last rank of each operation, and `wait_s` (..., g) what each waited for it; zeros where
@@ -38,7 +40,7 @@ def losses_by_step(last: Ints, wait_s: Floats, shape: Shape, step_s: float | Non
     return by_step
 
 
-def waits_by_step(wait_s: Floats, shape: Shape, step_s: float | None) -> Floats:
+def waits_by_step(wait_s: Floats, shape: StepShape, step_s: float | None) -> Floats:
     """(steps, c, g): what each rank itself loses by others."""
     # Operation by operation, since numpy's own loop over a short axis costs more than the sums.
     by_operation = wait_s.transpose(2, 1, 0, 3)
@@ -61,7 +63,7 @@ def _of_all(by_rank: Floats) -> Floats:
     return np.asarray(summed.reshape(*by_rank.shape[:-1], 1))
 
 
-def _steps_per_s(shape: Shape, operations: int, step_s: float | None) -> Floats:
+def _steps_per_s(shape: StepShape, operations: int, step_s: float | None) -> Floats:
     """(c,): what happens less often than once a step is not lost in every step."""
     often = shape.paces
     return np.asarray(np.minimum(1 / step_s, often) if step_s else often / operations / shape.keep)

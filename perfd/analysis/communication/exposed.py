@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfd.analysis.collectives.nccl_summary import Nccl
+from perfd.analysis.collectives.nccl_summary import NcclSummary
 from perfd.analysis.communication.capture_evidence import CaptureEvidence
 from perfd.analysis.communication.dimensions import (
     KERNELS,
@@ -117,7 +117,9 @@ def communication(
     )
 
 
-def with_kernels(timed: Communication, kernels: Nccl, description: JobDescription | None) -> Communication:
+def with_kernels(
+    timed: Communication, kernels: NcclSummary, description: JobDescription | None
+) -> Communication:
     """What the log's timers tell, with the shares that NCCL's kernels were seen to take."""
     if kernels.share_ratio is None:
         return timed
@@ -136,7 +138,7 @@ def with_kernels(timed: Communication, kernels: Nccl, description: JobDescriptio
 
 
 def with_capture(
-    seen: Communication, kernels: Nccl, capture: CaptureEvidence | None, parallel: ParallelLayout
+    seen: Communication, kernels: NcclSummary, capture: CaptureEvidence | None, parallel: ParallelLayout
 ) -> Communication:
     """The same, with what a capture showed to be exposed where nothing else tells.
 

@@ -14,7 +14,7 @@ from perfd.analysis.data.formatting import percent
 from perfd.analysis.diagnosis.communication_findings import judge_communication
 from perfd.analysis.diagnosis.compute_findings import judge_compute
 from perfd.analysis.diagnosis.data_loading_findings import judge_data
-from perfd.analysis.diagnosis.findings import Facts, Finding, Kind
+from perfd.analysis.diagnosis.findings import Finding, JobEvidence, Kind
 from perfd.analysis.diagnosis.hang_findings import judge_hang, judge_missing
 from perfd.analysis.diagnosis.host_findings import judge_host, judge_host_transfer, judge_launches
 from perfd.analysis.diagnosis.link_findings import judge_links
@@ -22,7 +22,7 @@ from perfd.analysis.diagnosis.pipeline_findings import judge_pipeline
 from perfd.analysis.diagnosis.sequence_findings import judge_sequences
 from perfd.analysis.diagnosis.straggler_findings import judge_straggler, judge_throttling
 
-_Judge = Callable[[Facts], Finding | None]
+_Judge = Callable[[JobEvidence], Finding | None]
 
 _OPTIMIZER = 0.15
 _MEMORY = 0.95
@@ -33,7 +33,7 @@ _FAULTS = (Kind.HANG, Kind.STRAGGLER, Kind.THROTTLING, Kind.LINK_DEGRADATION)
 """Something is broken: it comes before what the job's configuration costs. A hang comes before all."""
 
 
-def find_bottlenecks(facts: Facts) -> list[Finding]:
+def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
     """All findings, the one to act on first at the front; never empty."""
     straggler = judge_straggler(facts)
     slow = {culprit.id for culprit in straggler.culprits} if straggler else set()
@@ -72,7 +72,7 @@ def find_bottlenecks(facts: Facts) -> list[Finding]:
     return found
 
 
-def _with_losses(finding: Finding, facts: Facts) -> Finding:
+def _with_losses(finding: Finding, facts: JobEvidence) -> Finding:
     """The finding, and what was lost of the operations that it rests on, as its evidence names them."""
     lost, source = facts.nccl.lost_operations, facts.nccl.source
     if not lost or source is None or finding.kind in _OF_COUNTERS:
@@ -83,7 +83,7 @@ def _with_losses(finding: Finding, facts: Facts) -> Finding:
     return replace(finding, evidence=(*finding.evidence, note))
 
 
-def _judge_optimizer(facts: Facts) -> Finding | None:
+def _judge_optimizer(facts: JobEvidence) -> Finding | None:
     lost = facts.optimizer.share_ratio
     if lost is None or lost < _OPTIMIZER:
         return None
@@ -97,7 +97,7 @@ def _judge_optimizer(facts: Facts) -> Finding | None:
     )
 
 
-def _judge_memory(facts: Facts) -> Finding | None:
+def _judge_memory(facts: JobEvidence) -> Finding | None:
     used = facts.memory.max_used_ratio
     if used is None or used < _MEMORY:
         return None

@@ -9,7 +9,7 @@ from perfd.analysis.communication.capture_evidence import not_used
 from perfd.analysis.communication.dimensions import costliest, known_in_all
 from perfd.analysis.communication.exposed import Communication
 from perfd.analysis.data.formatting import milliseconds, percent, rank_names
-from perfd.analysis.diagnosis.findings import Facts, Finding, Kind
+from perfd.analysis.diagnosis.findings import Finding, JobEvidence, Kind
 
 _COMMUNICATION = 0.15
 _NEARLY_ALL = 0.95
@@ -35,7 +35,7 @@ _REMEDIES = {
 }
 
 
-def judge_communication(facts: Facts) -> Finding | None:
+def judge_communication(facts: JobEvidence) -> Finding | None:
     """How much of a step collectives take, and what would make it less; None where that is little."""
     communication = facts.communication
     if communication.transfer_ratio is None and _only_captured(facts) and (facts.parallel.pp or 1) > 1:
@@ -84,7 +84,7 @@ def _lost(communication: Communication) -> float | None:
     return None if told[0] is None else min(ratio for ratio in told if ratio is not None)
 
 
-def _by_dimension(facts: Facts) -> list[str]:
+def _by_dimension(facts: JobEvidence) -> list[str]:
     """How much of a step each dimension leaves exposed, the costliest first, and of which that is unknown."""
     large = [one for one in facts.communication.dimensions if one.share_ratio >= _WORTH_A_WORD]
     known = [one for one in large if one.exposed_ratio is not None]
@@ -105,7 +105,7 @@ def _by_dimension(facts: Facts) -> list[str]:
     return evidence
 
 
-def _busy_kernels(facts: Facts, busy: float) -> Finding:
+def _busy_kernels(facts: JobEvidence, busy: float) -> Finding:
     """That NCCL is busy is no answer: without the other ranks' times it may be waiting for one of them."""
     missing = facts.nccl.missing_ranks
     why = (
@@ -125,7 +125,7 @@ def _busy_kernels(facts: Facts, busy: float) -> Finding:
     )
 
 
-def _share_of_a_step(facts: Facts, lost: float) -> str:
+def _share_of_a_step(facts: JobEvidence, lost: float) -> str:
     communication, step_s = facts.communication, facts.step_time.median
     seconds, gradient_s = communication.seconds, communication.gradient_s
     if facts.nccl.share_ratio is not None or seconds is None or step_s is None:
@@ -152,12 +152,12 @@ def _gradients(communication: Communication) -> list[str]:
     return [*evidence, f"{ring_words}."]
 
 
-def _only_captured(facts: Facts) -> bool:
+def _only_captured(facts: JobEvidence) -> bool:
     capture = facts.capture
     return capture is not None and capture.used and facts.communication.source == capture.source
 
 
-def _advice(facts: Facts, lost: float, *, slow_links: bool) -> str:
+def _advice(facts: JobEvidence, lost: float, *, slow_links: bool) -> str:
     """What makes communication less: of the dimension that costs most, where that is known."""
     target = costliest(facts.communication.dimensions)
     won = lost if target is None else target.lost_ratio or 0.0
@@ -173,7 +173,7 @@ def _advice(facts: Facts, lost: float, *, slow_links: bool) -> str:
     return advice
 
 
-def _of_gradients(facts: Facts, lost: float) -> str:
+def _of_gradients(facts: JobEvidence, lost: float) -> str:
     # Twice the micro-batches double all but the gradients' collectives and the optimizer.
     fixed = lost + (facts.optimizer.share_ratio or 0.0)
     accumulated = lost / (2 * (1 - fixed) + fixed) if fixed < 1 else lost
@@ -190,7 +190,7 @@ def _of_gradients(facts: Facts, lost: float) -> str:
     )
 
 
-def _of_tensor_groups(facts: Facts, *, known: bool) -> str:
+def _of_tensor_groups(facts: JobEvidence, *, known: bool) -> str:
     """What to do when tensor parallelism lies across nodes, or takes the time as far as it is `known`."""
     on_node = Counter(key.node for key in facts.activity.gpus)
     tensor, kinds = facts.parallel.tp or 1, facts.nccl.kinds

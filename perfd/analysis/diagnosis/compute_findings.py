@@ -6,7 +6,7 @@ import numpy as np
 
 from perfd.analysis.communication.capture_evidence import CaptureEvidence, not_used
 from perfd.analysis.data.formatting import milliseconds, percent
-from perfd.analysis.diagnosis.findings import FEWEST_STEPS, Facts, Finding, Kind
+from perfd.analysis.diagnosis.findings import FEWEST_STEPS, Finding, JobEvidence, Kind
 from perfd.analysis.diagnosis.hang_findings import judge_missing
 from perfd.analysis.steps.mfu import mean_over_gpus
 
@@ -44,7 +44,7 @@ _CAPTURE = (
 )
 
 
-def judge_compute(facts: Facts) -> Finding:
+def judge_compute(facts: JobEvidence) -> Finding:
     """What is left when nothing else takes much of the step: good or poor compute, or unknown."""
     mfu = facts.efficiency.mfu_ratio
     evidence = _compute_evidence(facts)
@@ -84,7 +84,7 @@ def judge_compute(facts: Facts) -> Finding:
     )
 
 
-def _without_enough_steps(facts: Facts, evidence: list[str]) -> Finding | None:
+def _without_enough_steps(facts: JobEvidence, evidence: list[str]) -> Finding | None:
     if facts.too_few_steps:
         steps = "1 steady step is" if facts.steady_steps == 1 else f"{facts.steady_steps} steady steps are"
         missing = f"{steps} too few to judge where the time goes."
@@ -104,7 +104,7 @@ def _without_enough_steps(facts: Facts, evidence: list[str]) -> Finding | None:
     return Finding(kind=Kind.UNKNOWN, confidence=0.0, evidence=[*evidence, missing], recommendation=advice)
 
 
-def _unknown(facts: Facts, evidence: list[str], computing: float | None) -> Finding:
+def _unknown(facts: JobEvidence, evidence: list[str], computing: float | None) -> Finding:
     """What was not seen, and what would show it."""
     missing, advice = _unseen(facts, computing)
     mfu = facts.efficiency.mfu_ratio
@@ -121,7 +121,7 @@ def _unknown(facts: Facts, evidence: list[str], computing: float | None) -> Find
     )
 
 
-def _unseen(facts: Facts, computing: float | None) -> tuple[str, str]:
+def _unseen(facts: JobEvidence, computing: float | None) -> tuple[str, str]:
     """What no rank told, and how to have it told."""
     timed = facts.breakdown.forward_ratio is not None and facts.breakdown.backward_ratio is not None
     if computing is None:
@@ -140,11 +140,11 @@ def _unseen(facts: Facts, computing: float | None) -> tuple[str, str]:
     return "Without timers of forward and backward nothing tells where the rest of the step goes.", _TIMERS
 
 
-def _compute_is_timed(facts: Facts) -> bool:
+def _compute_is_timed(facts: JobEvidence) -> bool:
     return facts.breakdown.forward_ratio is not None and not facts.timers_hold_waiting
 
 
-def _waiting_pair(facts: Facts) -> list[str]:
+def _waiting_pair(facts: JobEvidence) -> list[str]:
     pair = facts.waiting_pair
     if pair is None:
         return []
@@ -156,13 +156,13 @@ def _waiting_pair(facts: Facts) -> list[str]:
     return [said]
 
 
-def _unseen_nccl(facts: Facts) -> list[str]:
+def _unseen_nccl(facts: JobEvidence) -> list[str]:
     several = (facts.parallel.world_size or 1) > 1
     untold = facts.communication.share_ratio is None and facts.nccl.source is None
     return [_NO_NCCL] if several and untold and facts.gpu_seen else []
 
 
-def _memory_confidence(facts: Facts) -> float:
+def _memory_confidence(facts: JobEvidence) -> float:
     """How sure it is that kernels wait for the GPU's memory: by its counters, by kernels' names; 0 for no."""
     dram, tensor = (mean_over_gpus(facts.activity, f"{unit}_active_ratio") for unit in ("dram", "tensor"))
     capture = facts.capture
@@ -174,7 +174,7 @@ def _memory_confidence(facts: Facts) -> float:
     return 0.4 if by_names else 0.0
 
 
-def _computing_ratio(facts: Facts) -> float | None:
+def _computing_ratio(facts: JobEvidence) -> float | None:
     forward, backward = facts.breakdown.forward_ratio, facts.breakdown.backward_ratio
     if forward is not None and backward is not None:
         return forward + backward
@@ -184,7 +184,7 @@ def _computing_ratio(facts: Facts) -> float | None:
     return active if np.isfinite(active) else None
 
 
-def _compute_evidence(facts: Facts) -> list[str]:
+def _compute_evidence(facts: JobEvidence) -> list[str]:
     evidence = []
     efficiency, share = facts.efficiency, facts.breakdown
     if efficiency.mfu_ratio is not None:
@@ -210,7 +210,7 @@ def _captured_kernels(capture: CaptureEvidence | None) -> list[str]:
     return [f"Compute kernels run {percent(computing)} of a step{of_it} ({capture.source})."]
 
 
-def _active_units(facts: Facts) -> list[str]:
+def _active_units(facts: JobEvidence) -> list[str]:
     units = (("tensor cores", "tensor"), ("SMs", "sm"), ("DRAM", "dram"))
     values = [(name, mean_over_gpus(facts.activity, f"{metric}_active_ratio")) for name, metric in units]
     return [f"{name} {percent(value)}" for name, value in values if np.isfinite(value)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from perfd.analysis.data.formatting import percent
-from perfd.analysis.diagnosis.findings import Culprit, Facts, Finding, Kind
+from perfd.analysis.diagnosis.findings import Culprit, Finding, JobEvidence, Kind
 from perfd.analysis.diagnosis.straggler_findings import one_rank_loads_slowly
 from perfd.analysis.steps.time_breakdown import DataLoading
 
@@ -24,7 +24,7 @@ class _Cause(Enum):
     UNKNOWN = auto()
 
 
-def judge_data(facts: Facts, *, named: bool = False) -> Finding | None:
+def judge_data(facts: JobEvidence, *, named: bool = False) -> Finding | None:
     """Time in the timer of the input; None when it is small, or work on the GPU of a slow rank.
 
     `named` is whether a slow rank is named already.
@@ -46,7 +46,7 @@ def judge_data(facts: Facts, *, named: bool = False) -> Finding | None:
     return _slow_gpu(data) if cause is _Cause.GPU else _open(data, cause)
 
 
-def _cause(facts: Facts) -> _Cause:
+def _cause(facts: JobEvidence) -> _Cause:
     """What the GPUs did meanwhile.
 
     The host waits in this timer for work of its GPU, too: copies of the batch queue behind it. While a rank

@@ -13,18 +13,18 @@ from perfd.analysis.communication.capture_evidence import capture_evidence
 from perfd.analysis.communication.exposed import communication, with_capture, with_kernels
 from perfd.analysis.data.analysis_settings import AnalysisSettings
 from perfd.analysis.data.job_data import Floats, JobData, NcclTimeTable
-from perfd.analysis.diagnosis.findings import Facts
+from perfd.analysis.diagnosis.findings import JobEvidence
 from perfd.analysis.hang.hang_detection import hang
 from perfd.analysis.layout.link_bandwidth import data_parallel_link_bytes_per_s, speeds
-from perfd.analysis.layout.rank_location import Speeds
+from perfd.analysis.layout.rank_location import LinkSpeeds
 from perfd.analysis.steps.gpu_activity import GpuActivity
 from perfd.analysis.steps.mfu import Efficiency, efficiency, gpu_infos, world_size
 from perfd.analysis.steps.phase_timers import Timers
 from perfd.analysis.steps.pipeline_bubble import pipeline
-from perfd.analysis.steps.steady_steps import Steady
+from perfd.analysis.steps.steady_steps import SteadySteps
 from perfd.analysis.steps.throttling import held_clocks
 from perfd.analysis.steps.time_breakdown import (
-    Breakdown,
+    StepBreakdown,
     breakdown,
     data_loading,
     memory,
@@ -47,7 +47,9 @@ _OPERATIONS = 100
 """Of a rank: by then NCCL has told the time of some."""
 
 
-def facts_of(job: JobData, settings: AnalysisSettings, steady: Steady, activity: GpuActivity) -> Facts:
+def facts_of(
+    job: JobData, settings: AnalysisSettings, steady: SteadySteps, activity: GpuActivity
+) -> JobEvidence:
     """All of them, from the steady steps of a job and what its GPUs did in these."""
     description = job.description
     parallel = _with_world(description.parallel if description else ParallelLayout(), job)
@@ -63,7 +65,7 @@ def facts_of(job: JobData, settings: AnalysisSettings, steady: Steady, activity:
     capture = capture_evidence(job, of_steps.median)
     kernels = nccl(job, parallel, step_s=of_steps.median, speeds=joined)
     seen = with_kernels(communication(timers, times, description, link), kernels, description)
-    return Facts(
+    return JobEvidence(
         parallel=parallel,
         efficiency=_efficiency(job, settings, steady, activity),
         communication=with_capture(seen, kernels, capture, parallel),
@@ -99,7 +101,7 @@ def facts_of(job: JobData, settings: AnalysisSettings, steady: Steady, activity:
     )
 
 
-def _slowest(joined: Speeds, settings: AnalysisSettings) -> float | None:
+def _slowest(joined: LinkSpeeds, settings: AnalysisSettings) -> float | None:
     """A GPU's share of the network, where it is least; what was told also holds where no node is known."""
     return settings.network_bytes_per_s or min(joined.network_bytes_per_s.values(), default=None)
 
@@ -112,7 +114,7 @@ def _silent_gpu_ranks(activity: GpuActivity, parallel: ParallelLayout) -> tuple[
 
 
 def _efficiency(
-    job: JobData, settings: AnalysisSettings, steady: Steady, activity: GpuActivity
+    job: JobData, settings: AnalysisSettings, steady: SteadySteps, activity: GpuActivity
 ) -> Efficiency:
     return efficiency(
         job,
@@ -134,7 +136,7 @@ def _transport_remarks(job: JobData) -> tuple[str, ...]:
     return tuple(dict.fromkeys(message for message in told if message.startswith("NCCL connects")))
 
 
-def _breakdown(timers: Timers, step_time_s: Floats) -> Breakdown:
+def _breakdown(timers: Timers, step_time_s: Floats) -> StepBreakdown:
     """Of phases that hold waiting all ranks take as long: that is no sign that they are equal."""
     found = breakdown(timers, step_time_s)
     return replace(found, spread_ratio=None) if timers.hold_waiting else found

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from perfd.analysis.collectives.nccl_summary import Nccl
+from perfd.analysis.collectives.nccl_summary import NcclSummary
 from perfd.analysis.communication.capture_evidence import CaptureEvidence
 from perfd.analysis.communication.exposed import Communication
 from perfd.analysis.hang.hang_detection import Hang
@@ -14,7 +14,7 @@ from perfd.analysis.steps.gpu_activity import GpuActivity
 from perfd.analysis.steps.mfu import Efficiency
 from perfd.analysis.steps.pipeline_bubble import Pipeline
 from perfd.analysis.steps.throttling import HeldClock
-from perfd.analysis.steps.time_breakdown import Breakdown, DataLoading, Memory, Optimizer, StepTime
+from perfd.analysis.steps.time_breakdown import DataLoading, Memory, Optimizer, StepBreakdown, StepTime
 from perfd.analysis.stragglers.peer_comparison import Straggler
 from perfd.analysis.stragglers.phase_waiting import WaitingPair
 from perfd.analysis.stragglers.rank_slowdown import RankSlowdown
@@ -86,7 +86,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class JobEvidence:
     """What the rest of the analysis found about steady steps."""
 
     parallel: ParallelLayout
@@ -95,13 +95,13 @@ class Facts:
     pipeline: Pipeline
     data: DataLoading
     optimizer: Optimizer
-    breakdown: Breakdown
+    breakdown: StepBreakdown
     memory: Memory
     step_time: StepTime
     steady_steps: int
     """How many steps the steady lines cover."""
     activity: GpuActivity
-    nccl: Nccl = field(default_factory=Nccl)
+    nccl: NcclSummary = field(default_factory=NcclSummary)
     slowdowns: Sequence[RankSlowdown] = ()
     stragglers_by_timers: Sequence[Straggler] = ()
     stragglers_by_activity: Sequence[Straggler] = ()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from perfd.analysis.data.formatting import rank_names
-from perfd.analysis.diagnosis.findings import Culprit, Facts, Finding, Kind
+from perfd.analysis.diagnosis.findings import Culprit, Finding, JobEvidence, Kind
 
 _SHOWN = 8
 
 
-def judge_hang(facts: Facts) -> Finding | None:
+def judge_hang(facts: JobEvidence) -> Finding | None:
     """A job that stands still, with the rank that did not come where something tells; None if it moves."""
     hang = facts.hang
     if hang is None:
@@ -35,7 +35,7 @@ def judge_hang(facts: Facts) -> Finding | None:
     )
 
 
-def judge_missing(facts: Facts) -> Finding | None:
+def judge_missing(facts: JobEvidence) -> Finding | None:
     """Ranks that say nothing while others do, who are no culprits: what depends on all is not judged."""
     evidence = []
     if facts.nccl.missing_ranks:
@@ -72,7 +72,7 @@ def judge_missing(facts: Facts) -> Finding | None:
     )
 
 
-def _advice(facts: Facts) -> str:
+def _advice(facts: JobEvidence) -> str:
     """What each kind of silence needs."""
     advice = []
     if facts.nccl.missing_ranks or facts.silent_gpu_ranks:

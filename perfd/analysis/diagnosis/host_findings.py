@@ -9,8 +9,8 @@ import numpy as np
 from perfd.analysis.collectives.slow_links import Reference
 from perfd.analysis.communication.capture_evidence import CaptureEvidence
 from perfd.analysis.data.formatting import percent
-from perfd.analysis.diagnosis.findings import Culprit, Facts, Finding, Kind
-from perfd.analysis.diagnosis.idle_cause import ShownIdle, not_shown, shown_idle
+from perfd.analysis.diagnosis.findings import Culprit, Finding, JobEvidence, Kind
+from perfd.analysis.diagnosis.idle_cause import IdleCause, not_shown, shown_idle
 from perfd.analysis.steps.mfu import mean_over_gpus
 
 _IDLE = 0.15
@@ -29,7 +29,7 @@ _FULL_SLOT = 0.3
 _WORTH_A_WORD = 0.05
 
 
-def judge_host(facts: Facts, *, slow_ranks: Collection[int | str] = ()) -> Finding | None:
+def judge_host(facts: JobEvidence, *, slow_ranks: Collection[int | str] = ()) -> Finding | None:
     """GPUs without a kernel, or time in no timer; None when both are small.
 
     Why the GPUs have nothing to run, only a capture tells: the host launches late, or waits for them.
@@ -62,13 +62,13 @@ def judge_host(facts: Facts, *, slow_ranks: Collection[int | str] = ()) -> Findi
     )
 
 
-def _confidence(facts: Facts, shown: ShownIdle, *, also_live: bool) -> float:
+def _confidence(facts: JobEvidence, shown: IdleCause, *, also_live: bool) -> float:
     if also_live:
         return 0.9
     return 0.8 if len(shown.ranks) == facts.parallel.world_size else 0.6
 
 
-def _seen_idle(facts: Facts, slow_ranks: Collection[int | str]) -> tuple[list[str], float]:
+def _seen_idle(facts: JobEvidence, slow_ranks: Collection[int | str]) -> tuple[list[str], float]:
     """What is seen without a capture: sentences, and the share of a step."""
     evidence, lost = [], 0.0
     active = _active_ratio(facts, slow_ranks)
@@ -89,7 +89,7 @@ def _seen_idle(facts: Facts, slow_ranks: Collection[int | str]) -> tuple[list[st
     return evidence, lost
 
 
-def _active_ratio(facts: Facts, slow_ranks: Collection[int | str]) -> float:
+def _active_ratio(facts: JobEvidence, slow_ranks: Collection[int | str]) -> float:
     """How much of the time the GPUs of all other ranks run a kernel, NaN when none tells."""
     by_gpu = facts.activity.of_gpus(facts.activity.kernel_metric)
     others = np.array([key.rank not in slow_ranks for key in facts.activity.gpus], dtype=np.bool_)
@@ -97,7 +97,7 @@ def _active_ratio(facts: Facts, slow_ranks: Collection[int | str]) -> float:
     return float(counted.mean()) if len(counted) else np.nan
 
 
-def judge_launches(facts: Facts) -> Finding | None:
+def judge_launches(facts: JobEvidence) -> Finding | None:
     """Kernels that fill few multiprocessors and are not NCCL's; None when that is not so, or not known.
 
     Without times of NCCL's kernels, which fill few multiprocessors too, nothing can be said but of one rank.
@@ -132,7 +132,7 @@ def judge_launches(facts: Facts) -> Finding | None:
     )
 
 
-def judge_host_transfer(facts: Facts) -> Finding | None:
+def judge_host_transfer(facts: JobEvidence) -> Finding | None:
     """Copies between host and GPUs; None when there are few, or NCCL may cause them.
 
     What they cost a capture shows. Without one it is at most the time that they take at the slot's speed, and
@@ -163,7 +163,7 @@ def judge_host_transfer(facts: Facts) -> Finding | None:
     )
 
 
-def _may_be_nccls(facts: Facts, shown_ratio: float | None) -> bool:
+def _may_be_nccls(facts: JobEvidence, shown_ratio: float | None) -> bool:
     """Whether NCCL may be what moves so much by PCIe; not what a capture shows as copies."""
     if facts.nodes != 1 or any(slow.reference is Reference.LINKS for slow in facts.nccl.slow_groups):
         # Traffic between nodes crosses PCIe on its way to the NIC, and so does NCCL without NVLink.
@@ -177,7 +177,7 @@ def _shown_copies(capture: CaptureEvidence | None) -> float | None:
     return capture.of_now(capture.shares.exposed_copies_ratio)
 
 
-def _unhidden_copies(facts: Facts, bytes_per_s: float) -> float:
+def _unhidden_copies(facts: JobEvidence, bytes_per_s: float) -> float:
     """At most so much of a step; 0 where there is too little to say."""
     in_the_slot = bytes_per_s / _SLOT_BYTES_PER_S
     working = mean_over_gpus(facts.activity, "sm_active_ratio")

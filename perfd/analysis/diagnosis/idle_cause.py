@@ -15,7 +15,7 @@ _SYNCHRONIZATION = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShownIdle:
+class IdleCause:
     """The larger of the two reasons, by a capture that stands for now."""
 
     kind: Kind
@@ -28,7 +28,7 @@ class ShownIdle:
     recommendation: str
 
 
-def shown_idle(capture: CaptureEvidence | None) -> ShownIdle | None:
+def shown_idle(capture: CaptureEvidence | None) -> IdleCause | None:
     """Why the GPUs idled in the newest capture; None when it is not used or they hardly did."""
     if capture is None or not capture.used:
         return None
@@ -38,7 +38,7 @@ def shown_idle(capture: CaptureEvidence | None) -> ShownIdle | None:
         return None
     ranks = capture.shares.ranks
     evidence = [_late(capture, launch), _waited(capture, waited)]
-    return ShownIdle(
+    return IdleCause(
         kind=Kind.LAUNCH_BOUND if late else Kind.SYNC_BOUND,
         lost_ratio=launch if late else waited,
         least_ratio=_LAUNCH if late else _SYNCHRONIZATION,

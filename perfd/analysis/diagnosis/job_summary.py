@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from perfd.analysis.collectives.nccl_summary import Nccl
+from perfd.analysis.collectives.nccl_summary import NcclSummary
 from perfd.analysis.communication.capture_evidence import CaptureEvidence
 from perfd.analysis.communication.exposed import Communication
 from perfd.analysis.data.analysis_settings import AnalysisSettings
@@ -17,17 +17,17 @@ from perfd.analysis.data.job_data import AlertRecord, JobData
 from perfd.analysis.diagnosis.bottleneck import find_bottlenecks
 from perfd.analysis.diagnosis.evidence import facts_of
 from perfd.analysis.diagnosis.findings import Finding
-from perfd.analysis.hang.error_events import Trouble, troubles
+from perfd.analysis.hang.error_events import ErrorSummary, troubles
 from perfd.analysis.steps.flops_check import FlopsCheck
 from perfd.analysis.steps.gpu_activity import GpuActivity, gpu_activity
 from perfd.analysis.steps.mfu import world_size
 from perfd.analysis.steps.pipeline_bubble import Pipeline
-from perfd.analysis.steps.steady_steps import Steady, steady_rows
+from perfd.analysis.steps.steady_steps import SteadySteps, steady_rows
 from perfd.analysis.steps.time_breakdown import (
-    Breakdown,
     DataLoading,
     Memory,
     Optimizer,
+    StepBreakdown,
     StepTime,
     goodput_ratio,
 )
@@ -113,11 +113,11 @@ class JobSummary:
     tensor_active_ratio: float | None = None
     flops_check: FlopsCheck | None = None
     communication: Communication
-    nccl: Nccl = field(default_factory=Nccl)
+    nccl: NcclSummary = field(default_factory=NcclSummary)
     pipeline: Pipeline
     data: DataLoading
     optimizer: Optimizer
-    breakdown: Breakdown
+    breakdown: StepBreakdown
     memory: Memory
     goodput_ratio: float | None = None
     slowdowns: Sequence[RankSlowdown] = ()
@@ -128,7 +128,7 @@ class JobSummary:
     bottleneck: Finding
     findings: Sequence[Finding] = ()
     """All of them, the bottleneck first."""
-    troubles: Sequence[Trouble] = ()
+    troubles: Sequence[ErrorSummary] = ()
     """What the log, NCCL and the hardware complained of."""
     alerts: Sequence[AlertRecord] = ()
 
@@ -228,7 +228,7 @@ def _parallel(parallel: ParallelLayout) -> ParallelSummary:
     )
 
 
-def _steps(job: JobData, steady: Steady) -> StepsSummary:
+def _steps(job: JobData, steady: SteadySteps) -> StepsSummary:
     count = len(job.steps)
     return StepsSummary(
         count=count,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perfd.analysis.collectives.slow_links import Reference, SlowGroup
 from perfd.analysis.data.formatting import percent
-from perfd.analysis.diagnosis.findings import Culprit, Facts, Finding, Kind
+from perfd.analysis.diagnosis.findings import Culprit, Finding, JobEvidence, Kind
 
 _SHOWN = 4
 _REFERENCES = {
@@ -15,7 +15,7 @@ _REFERENCES = {
 _CONFIDENCE = {Reference.HISTORY: 0.8, Reference.SISTERS: 0.8, Reference.LINKS: 0.6}
 
 
-def judge_links(facts: Facts) -> Finding | None:
+def judge_links(facts: JobEvidence) -> Finding | None:
     """Groups whose transfers take far longer than they could; None when there is none."""
     slow = facts.nccl.slow_groups
     if not slow:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perfd.analysis.collectives.pipeline_wait import SOURCE_WAITING
 from perfd.analysis.data.formatting import percent
-from perfd.analysis.diagnosis.findings import Culprit, Facts, Finding, Kind
+from perfd.analysis.diagnosis.findings import Culprit, Finding, JobEvidence, Kind
 from perfd.analysis.steps.pipeline_bubble import SOURCE_BY_RANK, Pipeline
 
 _STALL = 0.20
@@ -14,7 +14,7 @@ _LEAST_EXPECTED = 0.05
 """Of a step: what theory expects behind a rank that takes nearly all of it is not worth a word."""
 
 
-def judge_pipeline(facts: Facts, *, left_ratio: float = 1.0) -> Finding | None:
+def judge_pipeline(facts: JobEvidence, *, left_ratio: float = 1.0) -> Finding | None:
     """A stall that is large, or far over theory; without timers, a bubble that theory expects.
 
     `left_ratio` is the part of a step that no slow rank takes: theory is of that.
@@ -55,7 +55,7 @@ def judge_pipeline(facts: Facts, *, left_ratio: float = 1.0) -> Finding | None:
     )
 
 
-def _expected_bubble(facts: Facts, lost_ratio: float) -> Finding:
+def _expected_bubble(facts: JobEvidence, lost_ratio: float) -> Finding:
     theory = facts.pipeline.bubble_theory_ratio or 0.0
     evidence = [f"Theory expects stages to compute nothing in {percent(theory)} of the schedule."]
     if lost_ratio < theory:
@@ -80,7 +80,7 @@ def _confidence(pipeline: Pipeline) -> float:
     return 0.8 if pipeline.source == SOURCE_BY_RANK else 0.6
 
 
-def _slowest_stage(facts: Facts) -> tuple[Culprit, ...]:
+def _slowest_stage(facts: JobEvidence) -> tuple[Culprit, ...]:
     numbered = [
         (stage.stall_ratio, stage.stage)
         for stage in facts.pipeline.stages
@@ -98,7 +98,7 @@ def _balance() -> str:
     )
 
 
-def _fill_the_pipeline(facts: Facts) -> str:
+def _fill_the_pipeline(facts: JobEvidence) -> str:
     stages, micro_batches = facts.parallel.pp, facts.parallel.micro_batches
     if not stages or not micro_batches:
         return "Use more micro-batches per step, or interleave the schedule."

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from perfd.analysis.data.formatting import percent
-from perfd.analysis.diagnosis.findings import Facts, Finding, Kind
+from perfd.analysis.diagnosis.findings import Finding, JobEvidence, Kind
 
 
-def judge_sequences(facts: Facts) -> Finding | None:
+def judge_sequences(facts: JobEvidence) -> Finding | None:
     """Data that costs ranks unequal time; None when their work is alike, or one rank is always slow."""
     sequences = facts.sequences
     if sequences is None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from perfd.analysis.collectives.by_rank import NcclRank
 from perfd.analysis.data.formatting import percent
-from perfd.analysis.diagnosis.findings import Culprit, Facts, Finding, Kind
+from perfd.analysis.diagnosis.findings import Culprit, Finding, JobEvidence, Kind
 from perfd.analysis.steps.time_breakdown import DataLoading
 from perfd.analysis.stragglers.late_ranks import Late, late
 from perfd.analysis.stragglers.peer_comparison import Pattern, Straggler
@@ -26,7 +26,7 @@ def one_rank_loads_slowly(data: DataLoading) -> bool:
     )
 
 
-def judge_straggler(facts: Facts) -> Finding | None:
+def judge_straggler(facts: JobEvidence) -> Finding | None:
     """The rank that the others wait for, by timers of each rank or by GPM; None without one."""
     others = (*facts.stragglers_by_timers, *facts.stragglers_by_activity)
     arrivals = late(facts.nccl.ranks, {straggler.rank for straggler in others})
@@ -41,7 +41,7 @@ def judge_straggler(facts: Facts) -> Finding | None:
     return None
 
 
-def judge_throttling(facts: Facts) -> Finding | None:
+def judge_throttling(facts: JobEvidence) -> Finding | None:
     """GPUs whose clock a limit holds down; None when none is."""
     if not facts.held_clocks:
         return None
@@ -67,7 +67,7 @@ def judge_throttling(facts: Facts) -> Finding | None:
     )
 
 
-def _by_arrival(facts: Facts, arrivals: Late, slow: NcclRank) -> Finding:
+def _by_arrival(facts: JobEvidence, arrivals: Late, slow: NcclRank) -> Finding:
     others = [*facts.stragglers_by_timers, *facts.stragglers_by_activity]
     agreeing = [straggler for straggler in others if straggler.rank == slow.rank]
     arrival = (
@@ -118,7 +118,7 @@ def _of_those(arrivals: Late, slow: NcclRank) -> list[str]:
     ]
 
 
-def _together(facts: Facts, arrivals: Late) -> Finding:
+def _together(facts: JobEvidence, arrivals: Late) -> Finding:
     shown = ", ".join(map(str, arrivals.together[:8]))
     return Finding(
         kind=Kind.STRAGGLER,
@@ -134,7 +134,7 @@ def _together(facts: Facts, arrivals: Late) -> Finding:
     )
 
 
-def _by_timers(facts: Facts, straggler: Straggler) -> Finding:
+def _by_timers(facts: JobEvidence, straggler: Straggler) -> Finding:
     agreed = any(other.rank == straggler.rank for other in facts.stragglers_by_activity)
     evidence = [
         _describe(straggler),
@@ -152,7 +152,7 @@ def _by_timers(facts: Facts, straggler: Straggler) -> Finding:
     )
 
 
-def _by_activity(facts: Facts, straggler: Straggler) -> Finding | None:
+def _by_activity(facts: JobEvidence, straggler: Straggler) -> Finding | None:
     spread = _spread(facts)
     if spread is not None and spread < straggler.wait_ratio / 2:
         # All ranks need the same time by their timers, so the GPU's activity has another cause.
@@ -180,7 +180,7 @@ def _by_activity(facts: Facts, straggler: Straggler) -> Finding | None:
     )
 
 
-def _spread(facts: Facts) -> float | None:
+def _spread(facts: JobEvidence) -> float | None:
     """How unequal ranks are by minima and maxima; with several stages it mixes in the stages' difference."""
     return facts.breakdown.spread_ratio if facts.parallel.pp == 1 else None
 
@@ -201,7 +201,7 @@ def _describe(straggler: Straggler) -> str:
     )
 
 
-def _clock_of(facts: Facts, straggler: Straggler) -> list[str]:
+def _clock_of(facts: JobEvidence, straggler: Straggler) -> list[str]:
     clocks = facts.activity.of_gpus("sm_clock_hz")
     own = [
         clock for key, clock in zip(facts.activity.gpus, clocks, strict=True) if key.rank == straggler.rank

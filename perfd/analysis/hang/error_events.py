@@ -19,7 +19,7 @@ _COMPARED = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class ErrorSummary:
     """One complaint, however many ranks made it; messages that begin alike, but for numbers, are the same."""
 
     kind: EventKind
@@ -34,7 +34,7 @@ class Trouble:
     last_unix_s: float
 
 
-def troubles(events: Iterable[Event]) -> tuple[Trouble, ...]:
+def troubles(events: Iterable[Event]) -> tuple[ErrorSummary, ...]:
     """The newest sixteen, in the order in which they began."""
     alike: dict[tuple[EventKind, str], list[Event]] = {}
     for event in events:
@@ -45,9 +45,9 @@ def troubles(events: Iterable[Event]) -> tuple[Trouble, ...]:
     return tuple(sorted(found[-_MOST:], key=lambda one: one.first_unix_s))
 
 
-def _trouble(events: Sequence[Event]) -> Trouble:
+def _trouble(events: Sequence[Event]) -> ErrorSummary:
     first = min(events, key=lambda event: event.time_unix_ns)
-    return Trouble(
+    return ErrorSummary(
         kind=first.kind,
         message=first.message,
         count=len(events),

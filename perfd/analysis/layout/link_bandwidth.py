@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from perfd.analysis.data.job_data import JobData
 from perfd.analysis.flops.peak_table import PeakTable, find_gpu
-from perfd.analysis.layout.rank_location import PORTS, Speeds
+from perfd.analysis.layout.rank_location import PORTS, LinkSpeeds
 from perfd.model import GpuInfo, ParallelLayout
 
 
@@ -55,12 +55,12 @@ def node_link_bytes_per_s(infos: Mapping[str, Sequence[GpuInfo]], peaks: PeakTab
     return found
 
 
-def speeds(job: JobData, peaks: PeakTable, network_bytes_per_s: float | None) -> Speeds:
+def speeds(job: JobData, peaks: PeakTable, network_bytes_per_s: float | None) -> LinkSpeeds:
     """What joins the GPUs of a job; `network_bytes_per_s` is what somebody told of a GPU's share, if so."""
     inside = node_link_bytes_per_s(job.gpu_infos, peaks)
     if network_bytes_per_s is not None:
         nodes = {key.node for key in job.gpu.gpus} | set(job.placements)
-        return Speeds(
+        return LinkSpeeds(
             inside_bytes_per_s=inside, network_bytes_per_s=dict.fromkeys(nodes, network_bytes_per_s)
         )
     shares = {
@@ -68,7 +68,7 @@ def speeds(job: JobData, peaks: PeakTable, network_bytes_per_s: float | None) ->
         for node, total in job.ports_bytes_per_s.items()
         if (gpus := len({info.index for info in job.gpu_infos.get(node, ())}))
     }
-    return Speeds(inside_bytes_per_s=inside, network_bytes_per_s=shares, network_source=PORTS)
+    return LinkSpeeds(inside_bytes_per_s=inside, network_bytes_per_s=shares, network_source=PORTS)
 
 
 def _gpus_per_node(job: JobData) -> int | None:

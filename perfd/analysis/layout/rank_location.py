@@ -14,7 +14,7 @@ TOLD = "analysis.network_bytes_per_s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speeds:
+class LinkSpeeds:
     """One direction of what joins GPUs, by node; a node of which nothing is known is absent."""
 
     inside_bytes_per_s: Mapping[str, float]
@@ -25,7 +25,7 @@ class Speeds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
+class RankLocations:
     """One entry a rank; NaN is unknown."""
 
     node: Ints
@@ -35,7 +35,7 @@ class Places:
     network_source: str
 
 
-def places(job: JobData, ranks: Ints, speeds: Speeds) -> Places:
+def places(job: JobData, ranks: Ints, speeds: LinkSpeeds) -> RankLocations:
     """Where these ranks of a job are; they are in order."""
     node_of = {key.rank: key.node for key in job.gpu.gpus if key.rank is not None}
     node_of |= {placed.rank: node for node, all_placed in job.placements.items() for placed in all_placed}
@@ -45,7 +45,7 @@ def places(job: JobData, ranks: Ints, speeds: Speeds) -> Places:
     _, placed, of_told = np.intersect1d(ranks, told, assume_unique=True, return_indices=True)
     node = np.full(len(ranks), -1)
     node[placed] = told_node[of_told]
-    return Places(
+    return RankLocations(
         node=node,
         inside_bytes_per_s=_of_node(speeds.inside_bytes_per_s, numbers)[node],
         network_bytes_per_s=_of_node(speeds.network_bytes_per_s, numbers)[node],

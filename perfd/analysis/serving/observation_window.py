@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfd.analysis.serving.engine_snapshot import Snapshot
-from perfd.analysis.serving.server_rates import Measured, measure
+from perfd.analysis.serving.server_rates import ServerRates, measure
 
 _GAUGES = ("running_requests", "queued_requests", "kv_cache_used_ratio", "kv_used_tokens")
 
 
-class Window:
+class ObservationWindow:
     """What many looks at a server amount to; it keeps the first and the last, however many there are."""
 
     def __init__(self, first: Snapshot) -> None:
@@ -24,7 +24,7 @@ class Window:
         self._last = look
         self._take_in(look)
 
-    def measured(self, span_s: float) -> Measured:
+    def measured(self, span_s: float) -> ServerRates:
         """The looks so far, the first and the last of them `span_s` apart.
 
         Gauges of `now` are means over the looks at which requests ran: before and after, a benchmark waits.

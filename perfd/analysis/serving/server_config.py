@@ -15,7 +15,7 @@ _MODEL = ("model_path", "model")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerInfo:
+class ServerSetup:
     """Version, model and layout of a server; None where it does not say."""
 
     version: str | None = None
@@ -27,7 +27,7 @@ class ServerInfo:
     """The server's arguments by the engine's own names."""
 
 
-def from_arguments(arguments: Mapping[str, Any], version: str | None = None) -> ServerInfo:
+def from_arguments(arguments: Mapping[str, Any], version: str | None = None) -> ServerSetup:
     """Read an engine's arguments, whichever engine's they are."""
     tp = _count(arguments, _TP)
     layout = None
@@ -40,7 +40,7 @@ def from_arguments(arguments: Mapping[str, Any], version: str | None = None) -> 
         )
     model = next((arguments[name] for name in _MODEL if isinstance(arguments.get(name), str)), None)
     tokens = arguments.get("max_total_num_tokens")
-    return ServerInfo(
+    return ServerSetup(
         version=version or _text(arguments.get("version")),
         model=model,
         layout=layout,
@@ -50,7 +50,7 @@ def from_arguments(arguments: Mapping[str, Any], version: str | None = None) -> 
 
 
 def layout_of(
-    info: ServerInfo, *, tp: int | None = None, pp: int | None = None, dp: int | None = None
+    info: ServerSetup, *, tp: int | None = None, pp: int | None = None, dp: int | None = None
 ) -> ServingLayout | None:
     """A server's layout with the sizes that somebody gave; None when nobody says how many GPUs share it."""
     if info.layout is None and tp is None:
@@ -59,7 +59,7 @@ def layout_of(
     return replace(said, tp=tp or said.tp, pp=pp or said.pp, dp=dp or said.dp)
 
 
-def completed(said: ServerInfo | None, started: Mapping[str, Any]) -> ServerInfo:
+def completed(said: ServerSetup | None, started: Mapping[str, Any]) -> ServerSetup:
     """What a server says about itself, and where it does not, what it was started with."""
     begun = from_arguments(started)
     if said is None:

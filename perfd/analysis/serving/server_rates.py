@@ -11,7 +11,7 @@ from perfd.analysis.serving.histograms import Distribution, Histogram, distribut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class ServerRates:
     """Derived numbers of a server; None is unknown.
 
     Rates need two looks. Latencies are of the time between the looks, or of all time since the server
@@ -47,7 +47,7 @@ class Measured:
         return self.latencies.get(Latency.ITL) or self.latencies.get(Latency.TPOT) or Distribution()
 
 
-def measure(now: Snapshot, before: Snapshot | None = None, span_s: float | None = None) -> Measured:
+def measure(now: Snapshot, before: Snapshot | None = None, span_s: float | None = None) -> ServerRates:
     """Derive the numbers of a server from one look, or of the time between two looks `span_s` apart."""
     notes = list(now.notes)
     if before is not None and _other_server(before, now):
@@ -58,7 +58,7 @@ def measure(now: Snapshot, before: Snapshot | None = None, span_s: float | None 
     since = gains if two else now.counters
     histograms = _observed(before, now) if before is not None and two else now.histograms
     rate = {key: value / span_s for key, value in gains.items()} if span_s else {}
-    return Measured(
+    return ServerRates(
         now=now,
         span_s=span_s if two else None,
         generation_tokens_per_s=now.reported_generation_tokens_per_s

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from perfd.analysis.data.formatting import milliseconds, percent
 from perfd.analysis.serving.engine_snapshot import Latency
-from perfd.analysis.serving.server_rates import Measured
-from perfd.analysis.serving.theory_comparison import Comparison, context_tokens
-from perfd.analysis.serving.tuning_advice import Kind, knob
+from perfd.analysis.serving.server_rates import ServerRates
+from perfd.analysis.serving.theory_comparison import TheoryComparison, context_tokens
+from perfd.analysis.serving.tuning_advice import ServingCause, knob
 
 _KV_READS_RATIO = 0.25
 """Of a decode step: above it, a smaller cache entry or batch pays."""
@@ -33,27 +33,27 @@ _LONG_PREFILL_STEPS = 4
 class ServingFinding:
     """One thing that slows a server down. Confidence is as in `perfd.analysis.diagnosis.findings.Finding`."""
 
-    kind: Kind
+    kind: ServingCause
     confidence: float
     evidence: Sequence[str]
     recommendation: str
     """Which knob, by the name that the engine gives it."""
 
 
-Judge = Callable[[Measured, Comparison | None], ServingFinding | None]
+Judge = Callable[[ServerRates, TheoryComparison | None], ServingFinding | None]
 
 
-def diagnose(measured: Measured, comparison: Comparison | None = None) -> tuple[ServingFinding, ...]:
+def diagnose(measured: ServerRates, comparison: TheoryComparison | None = None) -> tuple[ServingFinding, ...]:
     """All findings, the most certain first. Those about decode speed need theory."""
     found = [finding for judge in _JUDGES if (finding := judge(measured, comparison)) is not None]
-    explained = {Kind.LARGE_BATCH, Kind.CPU_OVERHEAD, Kind.CUDA_GRAPH}
+    explained = {ServingCause.LARGE_BATCH, ServingCause.CPU_OVERHEAD, ServingCause.CUDA_GRAPH}
     slow = _slow_decode(measured, comparison)
     if slow is not None and not explained & {finding.kind for finding in found}:
         found.append(slow)
     return tuple(sorted(found, key=lambda finding: -finding.confidence))
 
 
-def _large_batch(measured: Measured, comparison: Comparison | None) -> ServingFinding | None:
+def _large_batch(measured: ServerRates, comparison: TheoryComparison | None) -> ServingFinding | None:
     if comparison is None or comparison.step is None or measured.tpot.p50 is None:
         return None
     step, p50 = comparison.step, measured.tpot.p50
@@ -62,7 +62,7 @@ def _large_batch(measured: Measured, comparison: Comparison | None) -> ServingFi
         return None
     ratio = comparison.tpot_over_step_ratio or 0.0
     return ServingFinding(
-        kind=Kind.LARGE_BATCH,
+        kind=ServingCause.LARGE_BATCH,
         confidence=0.8 if ratio < _SLOW_RATIO else 0.6,
         evidence=(
             (
@@ -74,11 +74,13 @@ def _large_batch(measured: Measured, comparison: Comparison | None) -> ServingFi
             ),
             f"TPOT P50 is {milliseconds(p50)}, {ratio:.2f} times what this batch allows.",
         ),
-        recommendation=knob(Kind.LARGE_BATCH, measured.now.engine),
+        recommendation=knob(ServingCause.LARGE_BATCH, measured.now.engine),
     )
 
 
-def _prefill_interference(measured: Measured, comparison: Comparison | None) -> ServingFinding | None:
+def _prefill_interference(
+    measured: ServerRates, comparison: TheoryComparison | None
+) -> ServingFinding | None:
     between = measured.latencies.get(Latency.ITL) or measured.latencies.get(Latency.TPOT)
     if between is None or not between.p50 or not between.p99 or between.p99 < _TAIL_RATIO * between.p50:
         return None
@@ -98,14 +100,14 @@ def _prefill_interference(measured: Measured, comparison: Comparison | None) -> 
     if measured.computed_prompt_tokens_per_s:
         evidence.append(f"{measured.computed_prompt_tokens_per_s:.0f} prompt tokens/s are computed.")
     return ServingFinding(
-        kind=Kind.PREFILL_INTERFERENCE,
+        kind=ServingCause.PREFILL_INTERFERENCE,
         confidence=0.8 if measured.computed_prompt_tokens_per_s else 0.6,
         evidence=tuple(evidence),
-        recommendation=knob(Kind.PREFILL_INTERFERENCE, measured.now.engine),
+        recommendation=knob(ServingCause.PREFILL_INTERFERENCE, measured.now.engine),
     )
 
 
-def _long_prompts(measured: Measured, comparison: Comparison | None) -> ServingFinding | None:
+def _long_prompts(measured: ServerRates, comparison: TheoryComparison | None) -> ServingFinding | None:
     ttft = measured.latencies.get(Latency.TTFT)
     if comparison is None or not comparison.prompt_tokens_measured or ttft is None or not ttft.p50:
         return None
@@ -113,7 +115,7 @@ def _long_prompts(measured: Measured, comparison: Comparison | None) -> ServingF
     if floor < 0.4 * ttft.p50 or floor < _LONG_PREFILL_STEPS * comparison.tpot_floor_s:
         return None
     return ServingFinding(
-        kind=Kind.LONG_PROMPTS,
+        kind=ServingCause.LONG_PROMPTS,
         confidence=0.8,
         evidence=(
             (
@@ -121,11 +123,11 @@ def _long_prompts(measured: Measured, comparison: Comparison | None) -> ServingF
                 f"{milliseconds(floor)} to compute; TTFT P50 is {milliseconds(ttft.p50)}."
             ),
         ),
-        recommendation=knob(Kind.LONG_PROMPTS, measured.now.engine),
+        recommendation=knob(ServingCause.LONG_PROMPTS, measured.now.engine),
     )
 
 
-def _kv_memory(measured: Measured, _comparison: Comparison | None) -> ServingFinding | None:
+def _kv_memory(measured: ServerRates, _comparison: TheoryComparison | None) -> ServingFinding | None:
     used, waiting = measured.now.kv_cache_used_ratio, measured.now.queued_requests or 0
     preempted = measured.preemptions_per_s or 0.0
     full = used is not None and used >= _FULL_RATIO
@@ -139,14 +141,14 @@ def _kv_memory(measured: Measured, _comparison: Comparison | None) -> ServingFin
             f"{preempted:.2g} requests/s are thrown out for want of cache and are computed again."
         )
     return ServingFinding(
-        kind=Kind.KV_MEMORY,
+        kind=ServingCause.KV_MEMORY,
         confidence=0.9 if full and preempted else 0.8,
         evidence=tuple(evidence),
-        recommendation=knob(Kind.KV_MEMORY, measured.now.engine),
+        recommendation=knob(ServingCause.KV_MEMORY, measured.now.engine),
     )
 
 
-def _low_cache_hits(measured: Measured, _comparison: Comparison | None) -> ServingFinding | None:
+def _low_cache_hits(measured: ServerRates, _comparison: TheoryComparison | None) -> ServingFinding | None:
     ratio = measured.prefix_hit_ratio
     prefill_matters = (measured.computed_prompt_tokens_per_s or 0.0) > (
         measured.generation_tokens_per_s or float("inf")
@@ -154,7 +156,7 @@ def _low_cache_hits(measured: Measured, _comparison: Comparison | None) -> Servi
     if ratio is None or ratio >= _LOW_HIT_RATIO or not prefill_matters:
         return None
     return ServingFinding(
-        kind=Kind.LOW_CACHE_HITS,
+        kind=ServingCause.LOW_CACHE_HITS,
         confidence=0.4,
         evidence=(
             (
@@ -163,11 +165,11 @@ def _low_cache_hits(measured: Measured, _comparison: Comparison | None) -> Servi
                 f"generated."
             ),
         ),
-        recommendation=knob(Kind.LOW_CACHE_HITS, measured.now.engine),
+        recommendation=knob(ServingCause.LOW_CACHE_HITS, measured.now.engine),
     )
 
 
-def _few_requests(measured: Measured, comparison: Comparison | None) -> ServingFinding | None:
+def _few_requests(measured: ServerRates, comparison: TheoryComparison | None) -> ServingFinding | None:
     running = measured.now.running_requests
     if comparison is None or not running or measured.now.queued_requests or comparison.step is None:
         return None
@@ -175,7 +177,7 @@ def _few_requests(measured: Measured, comparison: Comparison | None) -> ServingF
     if comparison.step.batch >= _FEW_RATIO * critical:
         return None
     return ServingFinding(
-        kind=Kind.FEW_REQUESTS,
+        kind=ServingCause.FEW_REQUESTS,
         confidence=0.6,
         evidence=(
             (
@@ -184,16 +186,16 @@ def _few_requests(measured: Measured, comparison: Comparison | None) -> ServingF
                 f"would serve about {critical:.0f} at little more cost."
             ),
         ),
-        recommendation=knob(Kind.FEW_REQUESTS, measured.now.engine),
+        recommendation=knob(ServingCause.FEW_REQUESTS, measured.now.engine),
     )
 
 
-def _cuda_graph(measured: Measured, _comparison: Comparison | None) -> ServingFinding | None:
+def _cuda_graph(measured: ServerRates, _comparison: TheoryComparison | None) -> ServingFinding | None:
     ratio = measured.cuda_graph_ratio
     if ratio is None or ratio >= _GRAPH_RATIO or not measured.now.running_requests:
         return None
     return ServingFinding(
-        kind=Kind.CUDA_GRAPH,
+        kind=ServingCause.CUDA_GRAPH,
         confidence=0.8 if measured.span_s else 0.4,
         evidence=(
             (
@@ -201,11 +203,11 @@ def _cuda_graph(measured: Measured, _comparison: Comparison | None) -> ServingFi
                 f"{measured.now.running_requests:.0f} requests run."
             ),
         ),
-        recommendation=knob(Kind.CUDA_GRAPH, measured.now.engine),
+        recommendation=knob(ServingCause.CUDA_GRAPH, measured.now.engine),
     )
 
 
-def _cpu_overhead(measured: Measured, comparison: Comparison | None) -> ServingFinding | None:
+def _cpu_overhead(measured: ServerRates, comparison: TheoryComparison | None) -> ServingFinding | None:
     busy = measured.gpu_busy_ratio
     # A GPU that computed nothing at all is not kept from it by overhead.
     if busy is None or not 0 < busy < _BUSY_RATIO or not measured.now.running_requests:
@@ -214,14 +216,14 @@ def _cpu_overhead(measured: Measured, comparison: Comparison | None) -> ServingF
     if comparison is not None and comparison.tpot_over_step_ratio is not None:
         evidence.append(f"TPOT is {comparison.tpot_over_step_ratio:.1f} times what the batch allows.")
     return ServingFinding(
-        kind=Kind.CPU_OVERHEAD,
+        kind=ServingCause.CPU_OVERHEAD,
         confidence=0.8,
         evidence=tuple(evidence),
-        recommendation=knob(Kind.CPU_OVERHEAD, measured.now.engine),
+        recommendation=knob(ServingCause.CPU_OVERHEAD, measured.now.engine),
     )
 
 
-def _queueing(measured: Measured, _comparison: Comparison | None) -> ServingFinding | None:
+def _queueing(measured: ServerRates, _comparison: TheoryComparison | None) -> ServingFinding | None:
     waiting, running = measured.now.queued_requests, measured.now.running_requests
     queue, ttft = measured.latencies.get(Latency.QUEUE), measured.latencies.get(Latency.TTFT)
     long_wait = bool(queue and ttft and queue.p50 and ttft.p50 and queue.p50 > 0.5 * ttft.p50)
@@ -235,14 +237,14 @@ def _queueing(measured: Measured, _comparison: Comparison | None) -> ServingFind
             f"{milliseconds(ttft.p50)}."
         )
     return ServingFinding(
-        kind=Kind.QUEUEING,
+        kind=ServingCause.QUEUEING,
         confidence=0.9 if many and long_wait else 0.6,
         evidence=tuple(evidence),
-        recommendation=knob(Kind.QUEUEING, measured.now.engine),
+        recommendation=knob(ServingCause.QUEUEING, measured.now.engine),
     )
 
 
-def _replica_imbalance(measured: Measured, _comparison: Comparison | None) -> ServingFinding | None:
+def _replica_imbalance(measured: ServerRates, _comparison: TheoryComparison | None) -> ServingFinding | None:
     loads = {
         load.replica: load.running_requests
         for load in measured.now.replicas
@@ -256,7 +258,7 @@ def _replica_imbalance(measured: Measured, _comparison: Comparison | None) -> Se
     if average < 2 or loads[busiest] < _IMBALANCE_RATIO * average:
         return None
     return ServingFinding(
-        kind=Kind.REPLICA_IMBALANCE,
+        kind=ServingCause.REPLICA_IMBALANCE,
         confidence=0.6,
         evidence=(
             (
@@ -265,31 +267,31 @@ def _replica_imbalance(measured: Measured, _comparison: Comparison | None) -> Se
                 "attention or expert parallelism over them all wait for the busiest."
             ),
         ),
-        recommendation=knob(Kind.REPLICA_IMBALANCE, measured.now.engine),
+        recommendation=knob(ServingCause.REPLICA_IMBALANCE, measured.now.engine),
     )
 
 
-def _speculation(measured: Measured, _comparison: Comparison | None) -> ServingFinding | None:
+def _speculation(measured: ServerRates, _comparison: TheoryComparison | None) -> ServingFinding | None:
     length = measured.spec_accept_length
     if length is None or length >= _SHORT_ACCEPT_LENGTH:
         return None
     share = "" if measured.spec_accept_ratio is None else f", {percent(measured.spec_accept_ratio)} of drafts"
     return ServingFinding(
-        kind=Kind.SPECULATION,
+        kind=ServingCause.SPECULATION,
         confidence=0.6,
         evidence=(f"A verification step accepts {length:.2f} tokens, its own included{share}.",),
-        recommendation=knob(Kind.SPECULATION, measured.now.engine),
+        recommendation=knob(ServingCause.SPECULATION, measured.now.engine),
     )
 
 
-def _slow_decode(measured: Measured, comparison: Comparison | None) -> ServingFinding | None:
+def _slow_decode(measured: ServerRates, comparison: TheoryComparison | None) -> ServingFinding | None:
     if comparison is None or measured.tpot.p50 is None:
         return None
     ratio = comparison.tpot_over_step_ratio
     if ratio is None or comparison.step is None or ratio < _SLOW_RATIO:
         return None
     return ServingFinding(
-        kind=Kind.SLOW_DECODE,
+        kind=ServingCause.SLOW_DECODE,
         confidence=0.4,
         evidence=(
             (
@@ -298,7 +300,7 @@ def _slow_decode(measured: Measured, comparison: Comparison | None) -> ServingFi
                 f"{milliseconds(comparison.step.total_s)}."
             ),
         ),
-        recommendation=knob(Kind.SLOW_DECODE, measured.now.engine),
+        recommendation=knob(ServingCause.SLOW_DECODE, measured.now.engine),
     )
 
 

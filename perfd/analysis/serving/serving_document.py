@@ -8,30 +8,30 @@ from typing import Any
 
 from perfd.analysis.serving.engine_snapshot import Latency
 from perfd.analysis.serving.histograms import Distribution
-from perfd.analysis.serving.server_rates import Measured
+from perfd.analysis.serving.server_rates import ServerRates
 from perfd.analysis.serving.serving_diagnosis import ServingFinding
 from perfd.analysis.serving.serving_theory import DecodeStep
-from perfd.analysis.serving.theory_comparison import Comparison
+from perfd.analysis.serving.theory_comparison import TheoryComparison
 
 SCHEMA = "perfd.serving/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
+class ServerDocument:
     """One server as it is shown."""
 
     source: str
-    measured: Measured
-    comparison: Comparison | None = None
+    measured: ServerRates
+    comparison: TheoryComparison | None = None
     findings: Sequence[ServingFinding] = ()
 
 
-def to_json(servers: Sequence[Server]) -> dict[str, Any]:
+def to_json(servers: Sequence[ServerDocument]) -> dict[str, Any]:
     """The document; unknown is null."""
     return {"schema": SCHEMA, "servers": [_server(server) for server in servers]}
 
 
-def _server(server: Server) -> dict[str, Any]:
+def _server(server: ServerDocument) -> dict[str, Any]:
     measured, now = server.measured, server.measured.now
     return {
         "source": server.source,
@@ -60,7 +60,7 @@ def _server(server: Server) -> dict[str, Any]:
     }
 
 
-def theory_json(comparison: Comparison) -> dict[str, Any]:
+def theory_json(comparison: TheoryComparison) -> dict[str, Any]:
     """What theory says, and measured over it."""
     theory, step = comparison.theory, comparison.step
     return {

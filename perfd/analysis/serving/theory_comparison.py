@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfd.analysis.serving.engine_snapshot import Latency
-from perfd.analysis.serving.server_rates import Measured
+from perfd.analysis.serving.server_rates import ServerRates
 from perfd.analysis.serving.serving_theory import DecodeStep, Theory
 
 _TYPICAL_PROMPT_TOKENS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class TheoryComparison:
     """Measured over theory; None where one of the two is unknown."""
 
     theory: Theory
@@ -35,7 +35,7 @@ class Comparison:
     generation_tokens_per_s_per_gpu: float | None
 
 
-def compare(measured: Measured, theory: Theory) -> Comparison:
+def compare(measured: ServerRates, theory: Theory) -> TheoryComparison:
     """Put a server beside theory."""
     prompt = measured.mean_prompt_tokens or _TYPICAL_PROMPT_TOKENS
     step = _step(measured, theory)
@@ -46,7 +46,7 @@ def compare(measured: Measured, theory: Theory) -> Comparison:
     computed = measured.computed_prompt_tokens_per_s
     flops, read = measured.estimated_flops_per_s_per_gpu, measured.estimated_read_bytes_per_s_per_gpu
     rate = measured.generation_tokens_per_s
-    return Comparison(
+    return TheoryComparison(
         theory=theory,
         prompt_tokens=prompt,
         prompt_tokens_measured=measured.mean_prompt_tokens is not None,
@@ -64,7 +64,7 @@ def compare(measured: Measured, theory: Theory) -> Comparison:
     )
 
 
-def context_tokens(measured: Measured) -> float | None:
+def context_tokens(measured: ServerRates) -> float | None:
     """Mean tokens in the cache of a running request, or None when nothing tells it."""
     now = measured.now
     if not now.running_requests:
@@ -79,7 +79,7 @@ def context_tokens(measured: Measured) -> float | None:
     return measured.mean_prompt_tokens + (measured.mean_generation_tokens or 0.0) / 2
 
 
-def _step(measured: Measured, theory: Theory) -> DecodeStep | None:
+def _step(measured: ServerRates, theory: Theory) -> DecodeStep | None:
     running, context = measured.now.running_requests, context_tokens(measured)
     if not running or context is None:
         return None

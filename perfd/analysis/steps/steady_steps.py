@@ -21,7 +21,7 @@ _OUTLIER_RATIO = 0.10
 _OUTLIER_SIGMAS = 4.0
 
 
-class Reason(StrEnum):
+class ExclusionReason(StrEnum):
     """Why a line does not enter steady statistics."""
 
     NO_TIME = "no_time"
@@ -41,38 +41,38 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steady:
+class SteadySteps:
     """The rows of a `StepTable` that count, and the reason of each that does not."""
 
     rows: Ints
     unmarked: Ints
     """`rows` and the outliers: what jitter is measured on, since outliers are what it is about."""
-    dropped: Mapping[Reason, Sequence[int]]
+    dropped: Mapping[ExclusionReason, Sequence[int]]
     """Step numbers by reason; a step that has several is under the first of the enumeration."""
 
 
-def steady_rows(steps: StepTable, events: Sequence[Event], window: int | None = None) -> Steady:
+def steady_rows(steps: StepTable, events: Sequence[Event], window: int | None = None) -> SteadySteps:
     """Choose the steady lines of a job; with `window`, the newest so many of them."""
-    reasons: dict[Reason, Bools] = {
-        Reason.NO_TIME: ~(steps.step_time_s > 0),
-        Reason.FIRST: _first_lines(steps, events),
-        Reason.WARM_UP: np.asarray(steps.warmup, dtype=bool),
-        Reason.CHECKPOINT: _at_and_after(steps, events, EventKind.CHECKPOINT),
-        Reason.EVALUATION: _at_and_after(steps, events, EventKind.EVALUATION),
-        Reason.PROFILE: _at_and_after(steps, events, EventKind.PROFILE),
+    reasons: dict[ExclusionReason, Bools] = {
+        ExclusionReason.NO_TIME: ~(steps.step_time_s > 0),
+        ExclusionReason.FIRST: _first_lines(steps, events),
+        ExclusionReason.WARM_UP: np.asarray(steps.warmup, dtype=bool),
+        ExclusionReason.CHECKPOINT: _at_and_after(steps, events, EventKind.CHECKPOINT),
+        ExclusionReason.EVALUATION: _at_and_after(steps, events, EventKind.EVALUATION),
+        ExclusionReason.PROFILE: _at_and_after(steps, events, EventKind.PROFILE),
     }
     kept = ~np.logical_or.reduce(list(reasons.values()))
-    reasons[Reason.BATCH_SIZE] = kept & _other_batch_size(steps.global_batch_size, kept)
-    kept &= ~reasons[Reason.BATCH_SIZE]
+    reasons[ExclusionReason.BATCH_SIZE] = kept & _other_batch_size(steps.global_batch_size, kept)
+    kept &= ~reasons[ExclusionReason.BATCH_SIZE]
     unmarked = np.flatnonzero(kept)
     outliers = unmarked[_outliers(steps.step_time_s[unmarked])]
-    reasons[Reason.OUTLIER] = np.isin(np.arange(len(steps)), outliers)
-    kept &= ~reasons[Reason.OUTLIER]
+    reasons[ExclusionReason.OUTLIER] = np.isin(np.arange(len(steps)), outliers)
+    kept &= ~reasons[ExclusionReason.OUTLIER]
     rows = np.flatnonzero(kept)
     if window is not None and len(rows) > window:
         rows = rows[len(rows) - window :]
         unmarked = unmarked[unmarked >= rows[0]]
-    return Steady(rows=rows, unmarked=unmarked, dropped=_by_reason(steps, reasons))
+    return SteadySteps(rows=rows, unmarked=unmarked, dropped=_by_reason(steps, reasons))
 
 
 def _first_lines(steps: StepTable, events: Iterable[Event]) -> Bools:
@@ -145,9 +145,11 @@ def _local_median(times: Floats) -> Floats:
     return np.where(np.isfinite(around), around, median(times))
 
 
-def _by_reason(steps: StepTable, reasons: Mapping[Reason, Bools]) -> dict[Reason, tuple[int, ...]]:
+def _by_reason(
+    steps: StepTable, reasons: Mapping[ExclusionReason, Bools]
+) -> dict[ExclusionReason, tuple[int, ...]]:
     taken = np.zeros(len(steps), dtype=bool)
-    dropped: dict[Reason, tuple[int, ...]] = {}
+    dropped: dict[ExclusionReason, tuple[int, ...]] = {}
     for reason, marked in reasons.items():
         rows = np.flatnonzero(marked & ~taken)
         taken |= marked

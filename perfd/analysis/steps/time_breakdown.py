@@ -10,7 +10,7 @@ from perfd.analysis.data.job_data import Floats, JobData
 from perfd.analysis.data.robust_stats import known, median, median_of, percentile_of, sigma_of
 from perfd.analysis.flops.peak_table import PeakTable, find_gpu
 from perfd.analysis.steps.phase_timers import BACKWARD, DATA, FORWARD, OPTIMIZER, WINDOW, Timers, share
-from perfd.analysis.steps.steady_steps import Steady
+from perfd.analysis.steps.steady_steps import SteadySteps
 from perfd.model import MemoryReport
 
 _SLOW_INPUT = 0.05
@@ -63,7 +63,7 @@ class StepTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Breakdown:
+class StepBreakdown:
     """Parts of the step by timers of the log; None where a timer is missing."""
 
     forward_ratio: float | None = None
@@ -115,7 +115,7 @@ def optimizer(timers: Timers, step_time_s: Floats) -> Optimizer:
     return Optimizer(share_ratio=share(timers.max_s(name), step_time_s), source=f"timers: {name}")
 
 
-def breakdown(timers: Timers, step_time_s: Floats) -> Breakdown:
+def breakdown(timers: Timers, step_time_s: Floats) -> StepBreakdown:
     """Compute, its spread over ranks, and what no timer holds."""
     forward_name, backward_name = timers.first(FORWARD), timers.first(BACKWARD)
     forward, backward = _of_one_rank(timers) or (
@@ -125,7 +125,7 @@ def breakdown(timers: Timers, step_time_s: Floats) -> Breakdown:
     window = timers.max_s(WINDOW)
     update = timers.max_s("optimizer")
     outside = None if window is None or update is None else step_time_s - window - update
-    return Breakdown(
+    return StepBreakdown(
         forward_ratio=share(forward, step_time_s),
         backward_ratio=share(backward, step_time_s),
         spread_ratio=share(_spread(timers, forward_name, backward_name), step_time_s),
@@ -158,7 +158,7 @@ def _spread(timers: Timers, *names: str | None) -> Floats | None:
     return total
 
 
-def step_time(times_s: Floats, steady: Steady) -> StepTime:
+def step_time(times_s: Floats, steady: SteadySteps) -> StepTime:
     """Median, 95th percentile and scatter of the step times of a job."""
     chosen, unmarked = times_s[steady.rows], times_s[steady.unmarked]
     middle, sigma = median_of(chosen), sigma_of(unmarked)
@@ -188,7 +188,7 @@ def memory(job: JobData, peaks: PeakTable) -> Memory:
     return Memory(max_used_ratio=known(max(reports) / size), source="allocator, of its rank alone")
 
 
-def goodput_ratio(job: JobData, steady: Steady, median_s: float | None) -> float | None:
+def goodput_ratio(job: JobData, steady: SteadySteps, median_s: float | None) -> float | None:
     """Time that the finished steps need at the steady pace, by the wall time since the job's start.
 
     Restarts (steps done twice count once), checkpoints, evaluation, warm-up and

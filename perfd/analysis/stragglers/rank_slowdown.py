@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.collectives.nccl_summary import Nccl
+from perfd.analysis.collectives.nccl_summary import NcclSummary
 from perfd.analysis.data.job_data import Floats
 from perfd.analysis.data.robust_stats import median
 from perfd.analysis.steps.phase_timers import Timers
@@ -25,7 +25,7 @@ class RankSlowdown:
     source: str
 
 
-def slowdowns(timers: Timers, kernels: Nccl, parallel: ParallelLayout) -> tuple[RankSlowdown, ...]:
+def slowdowns(timers: Timers, kernels: NcclSummary, parallel: ParallelLayout) -> tuple[RankSlowdown, ...]:
     """By rank: compute by timers of each rank, else the time that a rank does not wait in NCCL's kernels.
 
     Of more than 1,024 ranks, the slowest so many.

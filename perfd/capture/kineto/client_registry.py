@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
-from perfd.capture.kineto.kineto_protocol import Poll
+from perfd.capture.kineto.kineto_protocol import ConfigPoll
 
 POLL_PERIOD_S = 5.0
 """What libkineto does unless it is configured otherwise."""
@@ -22,7 +22,7 @@ Key: TypeAlias = tuple[int, int]
 """A client: the host's pid, 0 if the kernel cannot tell it, and its pid in its own namespace."""
 
 
-class Delivery(Enum):
+class ConfigDelivery(Enum):
     """What became of an order."""
 
     WAITING = "waiting"
@@ -35,7 +35,7 @@ class Delivery(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Client:
+class KinetoClient:
     """A process that polls, as of now."""
 
     key: Key
@@ -68,43 +68,43 @@ class _Seen:
 class _Order:
     text: str
     before_s: float
-    delivery: Delivery = Delivery.WAITING
+    delivery: ConfigDelivery = ConfigDelivery.WAITING
 
 
-class Registry:
+class ClientRegistry:
     """The clients of one endpoint. Not thread-safe: the endpoint holds a lock."""
 
     def __init__(self) -> None:
         self._seen: dict[Key, _Seen] = {}
         self._orders: dict[Key, _Order] = {}
 
-    def poll(self, poll: Poll, host_pid: int, now_s: float) -> str:
+    def poll(self, poll: ConfigPoll, host_pid: int, now_s: float) -> str:
         """Note a poll; what to answer, which is empty for whoever is not to trace now."""
         key = (host_pid, poll.pids[0])
         self._note(key, poll, now_s)
         order = self._orders.get(key)
         if order is None:
             return ""
-        if order.delivery is Delivery.DELIVERED and not poll.idle:
-            order.delivery = Delivery.ACCEPTED
-        if order.delivery is not Delivery.WAITING:
+        if order.delivery is ConfigDelivery.DELIVERED and not poll.idle:
+            order.delivery = ConfigDelivery.ACCEPTED
+        if order.delivery is not ConfigDelivery.WAITING:
             return ""
         if now_s > order.before_s or not poll.idle:
-            order.delivery = Delivery.MISSED
+            order.delivery = ConfigDelivery.MISSED
             return ""
-        order.delivery = Delivery.DELIVERED
+        order.delivery = ConfigDelivery.DELIVERED
         return order.text
 
     def undelivered(self, key: Key) -> None:
         """The answer could not be sent: give it at the next poll."""
         if (order := self._orders.get(key)) is not None:
-            order.delivery = Delivery.WAITING
+            order.delivery = ConfigDelivery.WAITING
 
-    def clients(self, now_s: float) -> list[Client]:
+    def clients(self, now_s: float) -> list[KinetoClient]:
         """Who polled within the last minute."""
         self._forget(now_s)
         return [
-            Client(
+            KinetoClient(
                 key=key,
                 pids=seen.pids,
                 idle=seen.idle,
@@ -118,16 +118,16 @@ class Registry:
         """Give a client this configuration when it polls, but not after `before_s`."""
         self._orders[key] = _Order(text=text, before_s=before_s)
 
-    def delivery(self, key: Key) -> Delivery:
+    def delivery(self, key: Key) -> ConfigDelivery:
         """What became of the order for a client; `MISSED` when there is none."""
         order = self._orders.get(key)
-        return order.delivery if order is not None else Delivery.MISSED
+        return order.delivery if order is not None else ConfigDelivery.MISSED
 
     def withdraw_all(self) -> None:
         """Tell nobody anything any more."""
         self._orders.clear()
 
-    def _note(self, key: Key, poll: Poll, now_s: float) -> None:
+    def _note(self, key: Key, poll: ConfigPoll, now_s: float) -> None:
         seen = self._seen.get(key)
         if seen is None:
             if len(self._seen) >= _MAX_CLIENTS:

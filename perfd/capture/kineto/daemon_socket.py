@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from perfd.capture.kineto import kineto_protocol
-from perfd.capture.kineto.client_registry import Client, Delivery, Key, Registry
+from perfd.capture.kineto.client_registry import ClientRegistry, ConfigDelivery, Key, KinetoClient
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 
@@ -45,7 +45,7 @@ class KinetoEndpoint:
         self._clock = clock
         self._name = name
         self._lock = threading.Lock()
-        self._registry = Registry()
+        self._registry = ClientRegistry()
         self._problem = "The Kineto endpoint was not started."
         self._socket: socket.socket | None = None
         self._wake: tuple[int, int] | None = None
@@ -84,7 +84,7 @@ class KinetoEndpoint:
                 (self._directory / self._name).unlink(missing_ok=True)
         self._problem = "The Kineto endpoint was stopped."
 
-    def clients(self) -> Sequence[Client]:
+    def clients(self) -> Sequence[KinetoClient]:
         """Who polled within the last minute."""
         with self._lock:
             return self._registry.clients(self._clock.monotonic_s())
@@ -94,7 +94,7 @@ class KinetoEndpoint:
         with self._lock:
             self._registry.order(key, text, before_s=before_s)
 
-    def delivery(self, key: Key) -> Delivery:
+    def delivery(self, key: Key) -> ConfigDelivery:
         """What became of the order for a client."""
         with self._lock:
             return self._registry.delivery(key)
@@ -159,7 +159,7 @@ class KinetoEndpoint:
         message = None if flags & socket.MSG_TRUNC else kineto_protocol.decode(data)
         if message is None or not sender:
             return
-        if isinstance(message, kineto_protocol.Context):
+        if isinstance(message, kineto_protocol.ContextRequest):
             with self._lock:
                 count = len(self._registry.clients(self._clock.monotonic_s()))
             self._send(server, kineto_protocol.context_reply(count), sender)

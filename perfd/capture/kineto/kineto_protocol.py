@@ -25,7 +25,7 @@ sends 3 when idle and 1 when busy, later ones 2 and 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Context:
+class ContextRequest:
     """A client introduces itself; it wants to know how many of its GPU's clients the daemon has."""
 
     gpu: int
@@ -34,7 +34,7 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Poll:
+class ConfigPoll:
     """A client asks whether there is a configuration for it. Pids are those of its own namespace."""
 
     types: int
@@ -48,7 +48,7 @@ class Poll:
         return bool(self.types & _ACTIVITIES)
 
 
-Message: TypeAlias = Context | Poll
+Message: TypeAlias = ContextRequest | ConfigPoll
 
 
 def decode(datagram: bytes) -> Message | None:
@@ -67,24 +67,24 @@ def decode(datagram: bytes) -> Message | None:
 
 def encode(message: Message) -> bytes:
     """The datagram that a client sends."""
-    if isinstance(message, Context):
+    if isinstance(message, ContextRequest):
         return _frame(b"ctxt", _CONTEXT.pack(message.gpu, message.pid, message.job_id))
     pids = b"".join(_PID.pack(pid) for pid in message.pids)
     return _frame(b"req", _REQUEST.pack(message.types, len(message.pids), message.job_id) + pids)
 
 
 def context_reply(count: int) -> bytes:
-    """The answer to `Context`."""
+    """The answer to `ContextRequest`."""
     return _frame(b"ctxt", _COUNT.pack(count))
 
 
 def poll_reply(configuration: str) -> bytes:
-    """The answer to `Poll`: the text of a configuration, or nothing when it is empty."""
+    """The answer to `ConfigPoll`: the text of a configuration, or nothing when it is empty."""
     return _frame(b"req", configuration.encode())
 
 
 def decode_reply(datagram: bytes) -> str | None:
-    """The configuration in an answer to `Poll`; empty for none, None when it is no answer."""
+    """The configuration in an answer to `ConfigPoll`; empty for none, None when it is no answer."""
     if len(datagram) < _HEADER.size:
         return None
     size, kind = _HEADER.unpack_from(datagram)
@@ -98,18 +98,18 @@ def _frame(kind: bytes, payload: bytes) -> bytes:
     return _HEADER.pack(len(payload), kind) + payload
 
 
-def _context(payload: bytes) -> Context | None:
+def _context(payload: bytes) -> ContextRequest | None:
     if len(payload) != _CONTEXT.size:
         return None
     gpu, pid, job_id = _CONTEXT.unpack(payload)
-    return Context(gpu=gpu, pid=pid, job_id=job_id)
+    return ContextRequest(gpu=gpu, pid=pid, job_id=job_id)
 
 
-def _poll(payload: bytes) -> Poll | None:
+def _poll(payload: bytes) -> ConfigPoll | None:
     if len(payload) < _REQUEST.size:
         return None
     types, count, job_id = _REQUEST.unpack_from(payload)
     if not 0 < count <= _MAX_PIDS or len(payload) != _REQUEST.size + count * _PID.size:
         return None
     pids = tuple(pid for (pid,) in _PID.iter_unpack(payload[_REQUEST.size :]))
-    return Poll(types=types, job_id=job_id, pids=pids)
+    return ConfigPoll(types=types, job_id=job_id, pids=pids)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfd.capture.kineto import config_text, trace_directory
-from perfd.capture.kineto.client_registry import POLL_PERIOD_S, Client, Delivery
+from perfd.capture.kineto.client_registry import POLL_PERIOD_S, ConfigDelivery, KinetoClient
 from perfd.capture.kineto.daemon_socket import KinetoEndpoint
 from perfd.capture.kineto.process_matching import match
-from perfd.capture.kineto.trace_contents import Contents, Work, contents_of
-from perfd.capture.kineto.trace_directory import DEFAULT_PLACE, Dropbox
-from perfd.capture.node.capture_tool import Begun, Outcome, Plan, Readiness, Target, Tool
+from perfd.capture.kineto.trace_contents import Contents, TraceWork, contents_of
+from perfd.capture.kineto.trace_directory import DEFAULT_PLACE, TraceDirectory
+from perfd.capture.node.capture_tool import Begun, CaptureOutcome, CapturePlan, CaptureTarget, Readiness, Tool
 from perfd.capture.node.process_environment import environment_of, owner_of, runs
 from perfd.clock import Clock
 from perfd.errors import CaptureError
@@ -36,7 +36,7 @@ class KinetoOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Timing:
+class KinetoTiming:
     """What libkineto and the file system need."""
 
     tick_s: float = 1.0
@@ -53,8 +53,8 @@ class _Traced:
 
     rank: int
     pid: int
-    client: Client
-    box: Dropbox
+    client: KinetoClient
+    box: TraceDirectory
 
     @property
     def file(self) -> str:
@@ -73,14 +73,14 @@ class KinetoTool(Tool):
         clock: Clock,
         proc: Path = Path("/proc"),
         options: KinetoOptions | None = None,
-        timing: Timing | None = None,
+        timing: KinetoTiming | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._placements = placements
         self._clock = clock
         self._proc = proc
         self._options = options or KinetoOptions()
-        self._timing = timing or Timing()
+        self._timing = timing or KinetoTiming()
         self._traced: dict[str, _Traced] = {}
         self._margin_s = self._timing.margin_s
         # As long as it takes when a process has just polled.
@@ -112,7 +112,7 @@ class KinetoTool(Tool):
         found = match(self._placements(job), self._endpoint.clients(), ranks, self._proc)
         refused = dict(found.refused)
         self._traced = {}
-        targets: list[Target] = []
+        targets: list[CaptureTarget] = []
         for rank, client in found.clients.items():
             pid = client.host_pid or self._pid_of(job, rank)
             try:
@@ -122,11 +122,11 @@ class KinetoTool(Tool):
                 refused[rank] = str(error)
                 continue
             self._traced[box.handle] = _Traced(rank=rank, pid=pid, client=client, box=box)
-            targets.append(Target(handle=box.handle, processes={pid: rank}))
+            targets.append(CaptureTarget(handle=box.handle, processes={pid: rank}))
         reason = f"No process of job {job} is known on this node." if not refused else ""
         return Readiness(targets=targets, refused=refused, reason=reason)
 
-    def start(self, targets: Sequence[Target], plan: Plan) -> Begun:
+    def start(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Begun:
         endpoint = self._answering()
         traced = [self._traced[target.handle] for target in targets]
         now_s = self._clock.monotonic_s()
@@ -149,13 +149,13 @@ class KinetoTool(Tool):
             raise
         return Begun(start_unix_ns=start_unix_ns, length_s=length_s)
 
-    def alive(self, targets: Sequence[Target]) -> bool:
+    def alive(self, targets: Sequence[CaptureTarget]) -> bool:
         return any(runs(self._proc, pid) for target in targets for pid in target.processes)
 
-    def stop(self, targets: Sequence[Target], plan: Plan) -> Sequence[Outcome]:
+    def stop(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Sequence[CaptureOutcome]:
         waiting = [self._traced[target.handle] for target in targets]
         deadline_s = self._clock.monotonic_s() + self._timing.file_s
-        outcomes: list[Outcome] = []
+        outcomes: list[CaptureOutcome] = []
         try:
             while waiting:
                 late = self._clock.monotonic_s() >= deadline_s
@@ -200,7 +200,9 @@ class KinetoTool(Tool):
     def _after_poll_s(self) -> float:
         return self._timing.tick_s + self._options.warmup_s + self._margin_s
 
-    def _order(self, one: _Traced, plan: Plan, start_unix_ns: int, length_s: float) -> config_text.TraceOrder:
+    def _order(
+        self, one: _Traced, plan: CapturePlan, start_unix_ns: int, length_s: float
+    ) -> config_text.TraceOrder:
         return config_text.TraceOrder(
             output=one.box.inside / _TRACE_NAME,
             start_unix_ms=start_unix_ns // 1_000_000,
@@ -211,13 +213,13 @@ class KinetoTool(Tool):
             iteration_roundup=self._options.iteration_roundup or 1,
         )
 
-    def _iterations(self, plan: Plan) -> int | None:
+    def _iterations(self, plan: CapturePlan) -> int | None:
         """How many calls of the optimizer to trace: whole steps lie between two of them."""
         if plan.steps is None or self._options.iteration_roundup is None:
             return None
         return plan.steps + 1
 
-    def _length_s(self, plan: Plan) -> float:
+    def _length_s(self, plan: CapturePlan) -> float:
         """How long to trace, or by iteration how long it may take until the trace is over.
 
         By the clock only parts of the first and the last step are in it, so it is two steps longer.
@@ -228,59 +230,61 @@ class KinetoTool(Tool):
         steps = plan.steps + (2 if roundup is None else 1 + roundup)
         return min(plan.max_duration_s, steps * plan.step_time_s)
 
-    def _outcome(self, one: _Traced, plan: Plan, *, late: bool) -> Outcome | None:
+    def _outcome(self, one: _Traced, plan: CapturePlan, *, late: bool) -> CaptureOutcome | None:
         """How it ended for one rank; None while there is hope for a file."""
         names = one.box.names()
         if one.file in names:
             return self._collected(one, plan)
         delivery = self._answering().delivery(one.client.key)
-        if delivery in (Delivery.WAITING, Delivery.MISSED):
+        if delivery in (ConfigDelivery.WAITING, ConfigDelivery.MISSED):
             reason = "The process did not ask for a configuration in time for the start."
-            return Outcome(state=CaptureState.LATE, ranks=[one.rank], reason=reason)
+            return CaptureOutcome(state=CaptureState.LATE, ranks=[one.rank], reason=reason)
         if not runs(self._proc, one.pid):
             reason = "The process ended before it wrote its trace."
-            return Outcome(state=CaptureState.FAILED, ranks=[one.rank], reason=reason)
+            return CaptureOutcome(state=CaptureState.FAILED, ranks=[one.rank], reason=reason)
         if not late:
             return None
-        if delivery is Delivery.DELIVERED and self._idle(one):
+        if delivery is ConfigDelivery.DELIVERED and self._idle(one):
             reason = "libkineto was told and did not start: it had too little time, or was busy; see its log."
-            return Outcome(state=CaptureState.LATE, ranks=[one.rank], reason=reason)
+            return CaptureOutcome(state=CaptureState.LATE, ranks=[one.rank], reason=reason)
         reason = f"libkineto traced and wrote no file within {self._timing.file_s:.0f} s."
-        return Outcome(state=CaptureState.LOST, ranks=[one.rank], reason=reason)
+        return CaptureOutcome(state=CaptureState.LOST, ranks=[one.rank], reason=reason)
 
     def _idle(self, one: _Traced) -> bool:
         return any(c.idle for c in self._answering().clients() if c.key == one.client.key)
 
-    def _collected(self, one: _Traced, plan: Plan) -> Outcome:
+    def _collected(self, one: _Traced, plan: CapturePlan) -> CaptureOutcome:
         path = plan.directory / f"rank{one.rank}_{one.pid}.pt.trace.json"
         try:
             one.box.fetch(one.file, path, max_bytes=plan.max_bytes)
             contents = contents_of(path)
         except CaptureError as error:
-            return Outcome(
+            return CaptureOutcome(
                 state=CaptureState.FAILED,
                 ranks=[one.rank],
                 reason=str(error),
                 files=[path] if path.is_file() else [],
             )
         work = contents.work
-        if work is Work.GPU or (work is Work.HOST and self._options.cpu_only):
+        if work is TraceWork.GPU or (work is TraceWork.HOST and self._options.cpu_only):
             whole = _whole_steps(contents, plan)
             reason = (
-                "" if work is Work.GPU else "The trace tells of the host only: no GPU worked for the rank."
+                ""
+                if work is TraceWork.GPU
+                else "The trace tells of the host only: no GPU worked for the rank."
             )
-            return Outcome(
+            return CaptureOutcome(
                 state=CaptureState.DONE, ranks=[one.rank], reason=reason, files=[path], whole_steps=whole
             )
         reason = (
             "The trace holds nothing: the process did no work yet, or waited all the time."
-            if work is Work.NONE
+            if work is TraceWork.NONE
             else "The trace holds no GPU work of this rank (capture.kineto.cpu_only allows that)."
         )
-        return Outcome(state=CaptureState.EMPTY, ranks=[one.rank], reason=reason, files=[path])
+        return CaptureOutcome(state=CaptureState.EMPTY, ranks=[one.rank], reason=reason, files=[path])
 
 
-def _whole_steps(contents: Contents, plan: Plan) -> int | None:
+def _whole_steps(contents: Contents, plan: CapturePlan) -> int | None:
     if plan.steps is None or contents.recorded is None:
         return None
     return whole_steps(contents.recorded, plan.step_time_s)

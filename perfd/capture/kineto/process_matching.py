@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perfd.capture.kineto.client_registry import Client
+from perfd.capture.kineto.client_registry import KinetoClient
 from perfd.capture.node.process_environment import (
     DAEMON_VARIABLE,
     NSYS_SESSION_VARIABLE,
@@ -22,19 +22,19 @@ _SOCKETS_VARIABLE = "KINETO_IPC_SOCKET_DIR"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Match:
+class ProcessMatch:
     """The clients to trace, by rank, and why the other ranks cannot be."""
 
-    clients: Mapping[int, Client] = field(default_factory=dict)
+    clients: Mapping[int, KinetoClient] = field(default_factory=dict)
     refused: Mapping[int, str] = field(default_factory=dict)
 
 
 def match(
-    placements: Sequence[RankPlacement], clients: Sequence[Client], wanted: Sequence[int], proc: Path
-) -> Match:
+    placements: Sequence[RankPlacement], clients: Sequence[KinetoClient], wanted: Sequence[int], proc: Path
+) -> ProcessMatch:
     """The polling process of each wanted rank (none: of every rank here)."""
     placed = {one.rank: one.pid for one in placements if one.pid is not None and runs(proc, one.pid)}
-    chosen: dict[int, Client] = {}
+    chosen: dict[int, KinetoClient] = {}
     refused: dict[int, str] = {}
     for rank in sorted(wanted or placed):
         pid = placed.get(rank)
@@ -46,12 +46,12 @@ def match(
             refused[rank] = f"Rank {rank} {reason}"
         elif client is not None:
             chosen[rank] = client
-    return Match(clients=chosen, refused=refused)
+    return ProcessMatch(clients=chosen, refused=refused)
 
 
-def _of(pid: int, clients: Sequence[Client], proc: Path) -> Client | None:
+def _of(pid: int, clients: Sequence[KinetoClient], proc: Path) -> KinetoClient | None:
     """The client that is the rank's process, or the nearest one that the process started."""
-    near: list[tuple[int, Client]] = []
+    near: list[tuple[int, KinetoClient]] = []
     inner = namespace_pids(proc, pid)
     for client in clients:
         # The kernel told who sent it; otherwise what the client says of itself must do.
@@ -67,7 +67,7 @@ def _of(pid: int, clients: Sequence[Client], proc: Path) -> Client | None:
     return alike[0] if len(alike) == 1 else None
 
 
-def _unfit(pid: int, client: Client | None, proc: Path) -> str:
+def _unfit(pid: int, client: KinetoClient | None, proc: Path) -> str:
     environment = environment_of(proc, pid)
     if NSYS_SESSION_VARIABLE in environment:
         return (

@@ -13,7 +13,7 @@ from pathlib import Path
 from perfd.errors import CaptureError, TraceError
 from perfd.trace.model.trace_steps import PROFILER_STEP, steps_among
 from perfd.trace.model.whole_steps import Recorded, Span
-from perfd.trace.readers.chrome_json import ChromeFile, Event, list_ends, members_behind
+from perfd.trace.readers.chrome_json import ChromeEvent, ChromeFile, list_ends, members_behind
 
 _DECODED_BYTES = 256 * 1024 * 1024
 """Larger ones are only looked at: this runs on the training node."""
@@ -29,7 +29,7 @@ _MODEL = re.compile(r"aten::(?:add|b)?mm|aten::(?:matmul|linear)|aten::.*(?:conv
 """What a forward or a backward pass has and an optimizer, nearly always, has not."""
 
 
-class Work(Enum):
+class TraceWork(Enum):
     """What is in a trace."""
 
     GPU = "gpu"
@@ -44,7 +44,7 @@ class Work(Enum):
 class Contents:
     """What a whole trace holds."""
 
-    work: Work
+    work: TraceWork
     recorded: Recorded | None = None
     """What tells its steps; None for a trace that is too large to be decoded here."""
 
@@ -81,7 +81,7 @@ def _looked_at(content: mmap.mmap) -> Contents:
     if all(members_behind(tail[end + 1 :]) is None for end in list_ends(tail)):
         raise CaptureError("The trace is not whole: its end is missing.")
     # One so large is not empty.
-    return Contents(work=Work.GPU if any(content.find(mark) >= 0 for mark in _MARKS) else Work.HOST)
+    return Contents(work=TraceWork.GPU if any(content.find(mark) >= 0 for mark in _MARKS) else TraceWork.HOST)
 
 
 class _Trace:
@@ -96,7 +96,7 @@ class _Trace:
         self._model_ns: list[int] = []
         self._captured_ns: tuple[int, int] | None = None
 
-    def add(self, event: Event) -> None:
+    def add(self, event: ChromeEvent) -> None:
         """Take one event."""
         category = event.cat or ""
         self._categories.add(category)
@@ -129,7 +129,7 @@ class _Trace:
             captured_ns=self._captured_ns,
         )
         return Contents(
-            work=Work.GPU if gpu else Work.HOST if named else Work.NONE,
+            work=TraceWork.GPU if gpu else TraceWork.HOST if named else TraceWork.NONE,
             recorded=recorded,
         )
 
@@ -151,6 +151,6 @@ class _Trace:
         return bisect_left(self._model_ns, start_ns) < bisect_left(self._model_ns, end_ns)
 
 
-def _range(event: Event) -> _Range:
+def _range(event: ChromeEvent) -> _Range:
     start_ns = round(event.ts * 1000)
     return _Range(name=event.name, start_ns=start_ns, end_ns=start_ns + round(event.dur * 1000))

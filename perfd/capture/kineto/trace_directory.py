@@ -25,7 +25,7 @@ _SEPARATOR = "!"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dropbox:
+class TraceDirectory:
     """A folder that one process writes its trace to."""
 
     root: Path
@@ -126,7 +126,7 @@ def _copy(file: BinaryIO, to: Path) -> None:
         raise CaptureError(f"The trace cannot be kept as {to}: {error.strerror}.") from error
 
 
-def plan(proc: Path, pid: int, place: str) -> Dropbox:
+def plan(proc: Path, pid: int, place: str) -> TraceDirectory:
     """A folder of a new name below `place` in the file system of a process; raises `CaptureError`."""
     path = PurePosixPath(place)
     if not path.is_absolute() or ".." in path.parts or set("=\n!") & set(place):
@@ -140,12 +140,12 @@ def plan(proc: Path, pid: int, place: str) -> Dropbox:
             f"The file system of process {pid} cannot be seen: {error.strerror}; "
             "run the agent as the job's user or as root."
         ) from error
-    return Dropbox(root=root, place=path, name=f"{PREFIX}{secrets.token_hex(8)}")
+    return TraceDirectory(root=root, place=path, name=f"{PREFIX}{secrets.token_hex(8)}")
 
 
-def from_handle(handle: str) -> Dropbox | None:
+def from_handle(handle: str) -> TraceDirectory | None:
     """The folder that a handle names; None for a handle of something else."""
     parts = handle.split(_SEPARATOR)
     if len(parts) != 3 or not parts[2].startswith(PREFIX) or "/" in parts[2]:
         return None
-    return Dropbox(root=Path(parts[0]), place=PurePosixPath(parts[1]), name=parts[2])
+    return TraceDirectory(root=Path(parts[0]), place=PurePosixPath(parts[1]), name=parts[2])

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from perfd.capture.node.retention import Watch
+from perfd.capture.node.retention import FolderWatch
 from perfd.capture.node.shared_folder import SharedFolder
 from perfd.errors import CaptureError
 from perfd.model import CaptureFile
@@ -24,7 +24,7 @@ _LOOK_EVERY_S = 0.1
 class Sharing:
     """Shares the captures of one node, one at a time; one thread may call it."""
 
-    def __init__(self, folder: SharedFolder, *, timeout_s: float, watch: Watch | None = None) -> None:
+    def __init__(self, folder: SharedFolder, *, timeout_s: float, watch: FolderWatch | None = None) -> None:
         """Without `watch` captures stay until newer ones need their room."""
         self._folder = folder
         self._timeout_s = timeout_s
@@ -61,7 +61,7 @@ class Sharing:
             )
             self._removing.start()
 
-    def _remove_old(self, watch: Watch, monotonic_s: float) -> None:
+    def _remove_old(self, watch: FolderWatch, monotonic_s: float) -> None:
         try:
             self._folder.remove_old(watch, monotonic_s)
         except OSError as error:

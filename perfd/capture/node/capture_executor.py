@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perfd.capture.node.artifact_sharing import Sharing
-from perfd.capture.node.capture_run import CaptureRun, Interruption, Surroundings, recover
+from perfd.capture.node.capture_run import CaptureRun, Interruption, RunContext, recover
 from perfd.capture.node.capture_storage import CaptureStore
 from perfd.capture.node.capture_tool import Tool
 from perfd.capture.node.job_guards import GuardSettings, JobProgress
 from perfd.capture.node.retention import LOOK_EVERY_S
-from perfd.capture.node.stop_conditions import Ending
+from perfd.capture.node.stop_conditions import StopReason
 from perfd.capture.policy.capture_policy import MAX_DURATION_S
 from perfd.capture.selection.capture_id import check_capture_id
 from perfd.clock import Clock
@@ -67,7 +67,7 @@ class CaptureExecutor:
         self._remove_old = remove_old
         self._look_every_s = look_every_s
         self._send_status = send_status
-        self._around = Surroundings(
+        self._around = RunContext(
             store=store,
             clock=clock,
             send_status=self._tell,
@@ -224,9 +224,9 @@ class CaptureExecutor:
         with self._changed:
             if self._stopping:
                 reason = "The agent was stopped during the capture."
-                return Interruption(why=Ending.AGENT_STOPPED, reason=reason)
+                return Interruption(why=StopReason.AGENT_STOPPED, reason=reason)
             if self._accepted is not None and self._accepted.cancelled is not None:
-                return Interruption(why=Ending.CANCELLED, reason=f"Cancelled: {self._accepted.cancelled}")
+                return Interruption(why=StopReason.CANCELLED, reason=f"Cancelled: {self._accepted.cancelled}")
             return None
 
     def _wait(self, seconds: float) -> None:

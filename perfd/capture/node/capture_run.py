@@ -10,9 +10,9 @@ from pathlib import Path
 
 from perfd.capture.node.artifact_sharing import Sharing
 from perfd.capture.node.capture_storage import CaptureRecord, CaptureStore
-from perfd.capture.node.capture_tool import Begun, Outcome, Plan, Readiness, Target, Tool
+from perfd.capture.node.capture_tool import Begun, CaptureOutcome, CapturePlan, CaptureTarget, Readiness, Tool
 from perfd.capture.node.job_guards import GuardSettings, JobProgress, refusal, slowed
-from perfd.capture.node.stop_conditions import Ending, Progress, ending, note, shortfall
+from perfd.capture.node.stop_conditions import CaptureProgress, StopReason, ending, note, shortfall
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import CaptureFile, CaptureRequest, CaptureState, CaptureStatus
@@ -30,12 +30,12 @@ _POLL_S = 0.2
 class Interruption:
     """Something outside wants the capture to end."""
 
-    why: Ending
+    why: StopReason
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class RunContext:
     """What a capture uses of its agent."""
 
     store: CaptureStore
@@ -53,7 +53,7 @@ class Surroundings:
 class CaptureRun:
     """Carries out one request with one tool."""
 
-    def __init__(self, request: CaptureRequest, tool: Tool, around: Surroundings) -> None:
+    def __init__(self, request: CaptureRequest, tool: Tool, around: RunContext) -> None:
         self._request = request
         self._tool = tool
         self._around = around
@@ -99,7 +99,7 @@ class CaptureRun:
                 self._close_record(readiness.targets)
         return self._finals
 
-    def _capture(self, targets: Sequence[Target], ranks: Sequence[int]) -> None:
+    def _capture(self, targets: Sequence[CaptureTarget], ranks: Sequence[int]) -> None:
         if unfit := self._wait_for_start():
             self._tell(*unfit, ranks)
             return
@@ -123,7 +123,7 @@ class CaptureRun:
         size_bytes = store.size_bytes(self._request.capture_id)
         if size_bytes > plan.max_bytes:
             store.discard(self._request.capture_id)
-            self._tell(CaptureState.FAILED, note(self._request, Ending.TOO_LARGE, progress), ranks)
+            self._tell(CaptureState.FAILED, note(self._request, StopReason.TOO_LARGE, progress), ranks)
             return
         self._report(outcomes, why, note(self._request, why, progress), ranks)
 
@@ -133,8 +133,8 @@ class CaptureRun:
         if reason and not self._tool.for_hangs:
             raise CaptureError(reason)
 
-    def _plan(self, directory: Path) -> Plan:
-        return Plan(
+    def _plan(self, directory: Path) -> CapturePlan:
+        return CapturePlan(
             capture_id=self._request.capture_id,
             directory=directory,
             max_duration_s=self._request.max_duration_s,
@@ -168,7 +168,9 @@ class CaptureRun:
             self._around.wait(min(left_s, _POLL_S))
         return interruption
 
-    def _watch(self, targets: Sequence[Target], room_bytes: int, begun: Begun) -> tuple[Ending, Progress]:
+    def _watch(
+        self, targets: Sequence[CaptureTarget], room_bytes: int, begun: Begun
+    ) -> tuple[StopReason, CaptureProgress]:
         clock = self._around.clock
         began_s = clock.monotonic_s()
         before = first = self._around.progress(self._request.job)
@@ -179,7 +181,7 @@ class CaptureRun:
             if first.step is None or clock.monotonic_s() < began_s + begun.settle_s:
                 first = job
             interruption = self._around.interruption()
-            progress = Progress(
+            progress = CaptureProgress(
                 elapsed_s=clock.monotonic_s() - began_s,
                 steps=None if job.step is None or first.step is None else job.step - first.step,
                 size_bytes=self._around.store.size_bytes(self._request.capture_id),
@@ -195,7 +197,9 @@ class CaptureRun:
                 return why, progress
             self._around.wait(_POLL_S)
 
-    def _report(self, outcomes: Sequence[Outcome], why: Ending, remark: str, ranks: Sequence[int]) -> None:
+    def _report(
+        self, outcomes: Sequence[CaptureOutcome], why: StopReason, remark: str, ranks: Sequence[int]
+    ) -> None:
         """A final status for each outcome, and for ranks that no outcome speaks of.
 
         What no outcome names is deleted: half a report on a disk that is full.
@@ -236,11 +240,11 @@ class CaptureRun:
             reason = readiness.reason or "Nothing of it can be captured on this node."
             self._tell(CaptureState.REFUSED, reason, others)
 
-    def _why_deleted(self, why: Ending, progress: Progress) -> str:
+    def _why_deleted(self, why: StopReason, progress: CaptureProgress) -> str:
         interruption = self._around.interruption()
         return interruption.reason if interruption is not None else note(self._request, why, progress)
 
-    def _abort(self, targets: Sequence[Target]) -> None:
+    def _abort(self, targets: Sequence[CaptureTarget]) -> None:
         try:
             self._tool.abort([target.handle for target in targets])
         finally:
@@ -274,7 +278,7 @@ class CaptureRun:
         else:
             self._around.send_status(status)
 
-    def _record(self, targets: Sequence[Target], *, is_open: bool) -> CaptureRecord:
+    def _record(self, targets: Sequence[CaptureTarget], *, is_open: bool) -> CaptureRecord:
         return CaptureRecord(
             request=self._request,
             handles=tuple(target.handle for target in targets),
@@ -282,7 +286,7 @@ class CaptureRun:
             statuses=tuple(self._finals),
         )
 
-    def _close_record(self, targets: Sequence[Target]) -> None:
+    def _close_record(self, targets: Sequence[CaptureTarget]) -> None:
         if self._around.store.load(self._request.capture_id) is not None:
             self._around.store.save(self._record(targets, is_open=False))
 

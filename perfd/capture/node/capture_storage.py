@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from perfd.capture.node.read_lock import RECORD, is_read
-from perfd.capture.node.retention import Tell, Watch
+from perfd.capture.node.retention import FolderWatch, Tell
 from perfd.capture.selection.capture_id import check_capture_id
 from perfd.errors import CaptureError
 from perfd.model import CaptureFile, CaptureRequest, CaptureStatus, CaptureTool
@@ -122,7 +122,7 @@ class CaptureStore:
         """Captures that an agent began and did not end."""
         return [record for record in self._records() if record.open]
 
-    def remove_old(self, watch: Watch, tell: Tell, monotonic_s: float) -> None:
+    def remove_old(self, watch: FolderWatch, tell: Tell, monotonic_s: float) -> None:
         """Remove the captures that are too old and that nobody reads; raises `OSError`.
 
         Not for a time in which one may begin.

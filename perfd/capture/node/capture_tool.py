@@ -15,7 +15,7 @@ TRACE_SUFFIXES = (".sqlite", ".trace.json", ".trace.json.gz")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class CaptureTarget:
     """One thing that the tool switches on and off: an nsys session, a process, a server."""
 
     handle: str
@@ -33,7 +33,7 @@ class Target:
 class Readiness:
     """What a tool could capture of a job on this node now."""
 
-    targets: Sequence[Target] = ()
+    targets: Sequence[CaptureTarget] = ()
     refused: Mapping[int, str] = field(default_factory=dict)
     """Ranks that were asked for and cannot be captured, with the reason."""
     reason: str = ""
@@ -41,7 +41,7 @@ class Readiness:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class CaptureOutcome:
     """How the capture of some ranks ended; the files are still as the tool left them."""
 
     state: CaptureState
@@ -53,7 +53,7 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class CapturePlan:
     """What is asked of a tool beside who."""
 
     capture_id: str
@@ -115,15 +115,15 @@ class Tool(Protocol):
         """What could be captured now of these ranks (none: of every rank of the job on this node)."""
 
     @abstractmethod
-    def start(self, targets: Sequence[Target], plan: Plan) -> Begun:
+    def start(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Begun:
         """Begin to capture, with every file under `plan.directory`; leaves nothing running if it raises."""
 
     @abstractmethod
-    def alive(self, targets: Sequence[Target]) -> bool:
+    def alive(self, targets: Sequence[CaptureTarget]) -> bool:
         """Whether anything of the targets still runs; cheap, asked several times a second."""
 
     @abstractmethod
-    def stop(self, targets: Sequence[Target], plan: Plan) -> Sequence[Outcome]:
+    def stop(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Sequence[CaptureOutcome]:
         """End the capture, wait for its files and check them; one outcome for each rank."""
 
     @abstractmethod

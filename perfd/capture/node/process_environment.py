@@ -17,7 +17,7 @@ NSYS_SESSION_VARIABLE = "NSYS_PROFILING_SESSION_ID"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scan:
+class ProcessScan:
     """The processes that could be read, and how many could not."""
 
     environments: Mapping[int, Mapping[str, str]]
@@ -25,7 +25,7 @@ class Scan:
     unreadable: int
 
 
-def scan_nsys_processes(proc: Path) -> Scan:
+def scan_nsys_processes(proc: Path) -> ProcessScan:
     """Every process of the node that runs in an nsys session."""
     mark = f"{NSYS_SESSION_VARIABLE}=".encode()
     environments: dict[int, Mapping[str, str]] = {}
@@ -40,7 +40,7 @@ def scan_nsys_processes(proc: Path) -> Scan:
         else:
             if mark in content:
                 environments[pid] = parse_environ(content)
-    return Scan(environments=environments, unreadable=unreadable)
+    return ProcessScan(environments=environments, unreadable=unreadable)
 
 
 def parse_environ(content: bytes) -> dict[str, str]:

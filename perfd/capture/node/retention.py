@@ -35,7 +35,7 @@ def keep_s(days: float | None, option: str) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ledger:
+class RetentionLedger:
     """What is known of the age of the captures in a folder."""
 
     watched_s: float = 0.0
@@ -43,21 +43,21 @@ class Ledger:
     """By capture: how much of it had passed when it was first seen."""
 
 
-def looked(ledger: Ledger, there: Collection[str]) -> Ledger:
+def looked(ledger: RetentionLedger, there: Collection[str]) -> RetentionLedger:
     """The ledger after these captures were seen, and no others."""
     now_s = ledger.watched_s
-    return Ledger(
+    return RetentionLedger(
         watched_s=now_s, seen_s={name: min(ledger.seen_s.get(name, now_s), now_s) for name in sorted(there)}
     )
 
 
-def expired(ledger: Ledger, keep_s: float) -> Sequence[str]:
+def expired(ledger: RetentionLedger, keep_s: float) -> Sequence[str]:
     """The captures that have been there for `keep_s`, the oldest first."""
     old = [(seen_s, name) for name, seen_s in ledger.seen_s.items() if ledger.watched_s - seen_s >= keep_s]
     return [name for _, name in sorted(old)]
 
 
-class Watch:
+class FolderWatch:
     """Keeps the ledger of a folder. Several agents may watch one folder: an hour counts once.
 
     What one of them writes may overwrite another's word on a capture that is new; the next look finds it
@@ -83,19 +83,19 @@ class Watch:
         self._looked_s = monotonic_s
         # Others count the same hours: their count and one's own are never added.
         self._watched_s = max(stored.watched_s, self._watched_s + passed_s)
-        ledger = looked(Ledger(watched_s=self._watched_s, seen_s=stored.seen_s), there)
+        ledger = looked(RetentionLedger(watched_s=self._watched_s, seen_s=stored.seen_s), there)
         if ledger != stored:
             self._write(ledger)
         return expired(ledger, self._keep_s)
 
-    def _read(self) -> Ledger:
+    def _read(self) -> RetentionLedger:
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=Ledger)
+            return msgspec.json.decode(self._path.read_bytes(), type=RetentionLedger)
         except (FileNotFoundError, msgspec.DecodeError, UnicodeDecodeError):
             # One's own count goes on, and every capture is new.
-            return Ledger()
+            return RetentionLedger()
 
-    def _write(self, ledger: Ledger) -> None:
+    def _write(self, ledger: RetentionLedger) -> None:
         try:
             self._fresh.touch(mode=0o600)
             self._fresh.write_bytes(msgspec.json.encode(ledger))

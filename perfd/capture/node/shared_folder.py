@@ -16,7 +16,7 @@ from pathlib import Path
 
 from perfd.capture.node.capture_storage import free_bytes
 from perfd.capture.node.read_lock import MARK, is_read
-from perfd.capture.node.retention import Tell, Watch
+from perfd.capture.node.retention import FolderWatch, Tell
 from perfd.capture.redact.redacted_copy import can_be_redacted, redacted_copy, whole_copy
 from perfd.capture.selection.capture_id import check_capture_id, slug
 from perfd.errors import CaptureError
@@ -74,7 +74,7 @@ class SharedFolder:
         part.replace(copy)
         return CaptureFile(path=str(copy), size_bytes=copy.stat().st_size)
 
-    def remove_old(self, watch: Watch, monotonic_s: float) -> None:
+    def remove_old(self, watch: FolderWatch, monotonic_s: float) -> None:
         """Remove the captures that are too old, of whatever node, unless they are being read."""
         captures = {shared.folder.name: shared.folder for shared in self._captures()}
         if not captures:

@@ -8,7 +8,7 @@ from enum import Enum
 from perfd.model import CaptureRequest
 
 
-class Ending(Enum):
+class StopReason(Enum):
     """Why a capture was ended."""
 
     STEPS = "steps"
@@ -33,16 +33,22 @@ class Ending(Enum):
     @property
     def spoils(self) -> bool:
         """Whether what was collected is no capture as it was asked for."""
-        return self in {Ending.JOB_ENDED, Ending.SLOWED}
+        return self in {StopReason.JOB_ENDED, StopReason.SLOWED}
 
     @property
     def keeps_files(self) -> bool:
         """Whether the capture's files are worth keeping."""
-        return self in {Ending.STEPS, Ending.TIME, Ending.COMPLETE, Ending.JOB_ENDED, Ending.SLOWED}
+        return self in {
+            StopReason.STEPS,
+            StopReason.TIME,
+            StopReason.COMPLETE,
+            StopReason.JOB_ENDED,
+            StopReason.SLOWED,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class CaptureProgress:
     """How far a running capture is."""
 
     elapsed_s: float
@@ -56,43 +62,43 @@ class Progress:
     """When the tool ends by itself; None if it does not."""
     slowed: str = ""
     """How the capture slows the job, when that is too much."""
-    interruption: Ending | None = None
+    interruption: StopReason | None = None
     """What somebody outside of the capture wants, if anything."""
 
 
-def ending(request: CaptureRequest, progress: Progress) -> Ending | None:
+def ending(request: CaptureRequest, progress: CaptureProgress) -> StopReason | None:
     """Why the capture must end now; None while it may go on. What protects the node comes first."""
     if progress.interruption is not None:
         return progress.interruption
     checks = (
-        (progress.disk_full, Ending.DISK),
-        (progress.size_bytes > progress.room_bytes, Ending.TOO_LARGE),
-        (not progress.alive, Ending.JOB_ENDED),
-        (bool(progress.slowed), Ending.SLOWED),
-        (progress.length_s is None and _steps_complete(request, progress), Ending.STEPS),
-        (progress.length_s is not None and progress.elapsed_s >= progress.length_s, Ending.COMPLETE),
-        (progress.elapsed_s >= request.max_duration_s, Ending.TIME),
+        (progress.disk_full, StopReason.DISK),
+        (progress.size_bytes > progress.room_bytes, StopReason.TOO_LARGE),
+        (not progress.alive, StopReason.JOB_ENDED),
+        (bool(progress.slowed), StopReason.SLOWED),
+        (progress.length_s is None and _steps_complete(request, progress), StopReason.STEPS),
+        (progress.length_s is not None and progress.elapsed_s >= progress.length_s, StopReason.COMPLETE),
+        (progress.elapsed_s >= request.max_duration_s, StopReason.TIME),
     )
     return next((why for holds, why in checks if holds), None)
 
 
-def _steps_complete(request: CaptureRequest, progress: Progress) -> bool:
+def _steps_complete(request: CaptureRequest, progress: CaptureProgress) -> bool:
     """The first step that ends was cut by the start and does not count: ranges open before it are absent."""
     return request.steps is not None and progress.steps is not None and progress.steps > request.steps
 
 
-def note(request: CaptureRequest, why: Ending, progress: Progress) -> str:
+def note(request: CaptureRequest, why: StopReason, progress: CaptureProgress) -> str:
     """What to tell the user about an end that was not the agreed one; empty for nothing."""
-    if why is Ending.TIME and request.steps is not None and progress.steps is not None:
+    if why is StopReason.TIME and request.steps is not None and progress.steps is not None:
         whole = max(0, progress.steps - 1)
         return f"The time cap of {request.max_duration_s:g} s came after {whole} of {request.steps} steps."
-    if why is Ending.TIME and request.steps is not None:
+    if why is StopReason.TIME and request.steps is not None:
         return f"No steps were seen in the job's log, so it ran for {request.max_duration_s:g} s."
     return {
-        Ending.JOB_ENDED: "The job ended during the capture.",
-        Ending.TOO_LARGE: f"The capture grew beyond {progress.room_bytes / 2**20:.0f} MiB and was deleted.",
-        Ending.SLOWED: progress.slowed,
-        Ending.DISK: "Free space fell below capture.min_free_bytes; the capture was deleted.",
+        StopReason.JOB_ENDED: "The job ended during the capture.",
+        StopReason.TOO_LARGE: f"The capture exceeded {progress.room_bytes / 2**20:.0f} MiB and was deleted.",
+        StopReason.SLOWED: progress.slowed,
+        StopReason.DISK: "Free space fell below capture.min_free_bytes; the capture was deleted.",
     }.get(why, "")
 
 

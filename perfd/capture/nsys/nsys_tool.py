@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfd.capture.node.capture_tool import Begun, Outcome, Plan, Readiness, Target, Tool
+from perfd.capture.node.capture_tool import Begun, CaptureOutcome, CapturePlan, CaptureTarget, Readiness, Tool
 from perfd.capture.node.process_environment import (
     NSYS_SESSION_VARIABLE,
     RUN_VARIABLE,
-    Scan,
+    ProcessScan,
     rank_of,
     runs,
     scan_nsys_processes,
@@ -107,7 +107,7 @@ class NsysTool(Tool):
         ]
         return _readiness(candidates, frozenset(ranks), job, scan)
 
-    def start(self, targets: Sequence[Target], plan: Plan) -> Begun:
+    def start(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Begun:
         begun: list[str] = []
         try:
             for target in targets:
@@ -119,12 +119,12 @@ class NsysTool(Tool):
             raise
         return Begun(settle_s=self._settle_s)
 
-    def alive(self, targets: Sequence[Target]) -> bool:
+    def alive(self, targets: Sequence[CaptureTarget]) -> bool:
         processes = [pair for target in targets for pair in target.processes.items()]
         ranked = [pid for pid, rank in processes if rank is not None]
         return any(runs(self._proc, pid) for pid in ranked or [pid for pid, _ in processes])
 
-    def stop(self, targets: Sequence[Target], plan: Plan) -> Sequence[Outcome]:
+    def stop(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Sequence[CaptureOutcome]:
         stopped = self._cli.stop_all([target.handle for target in targets])
         return [
             outcome
@@ -139,7 +139,7 @@ class NsysTool(Tool):
             for file in self._cli.quiet(handle):
                 file.unlink(missing_ok=True)
 
-    def _of_run(self, target: Target, scan: Scan) -> bool:
+    def _of_run(self, target: CaptureTarget, scan: ProcessScan) -> bool:
         run = self._options.run
         return run is None or any(scan.environments[pid].get(RUN_VARIABLE) == run for pid in target.processes)
 
@@ -149,25 +149,25 @@ class NsysTool(Tool):
             raise CaptureError("There is no nsys on this node.")
         return NsysCli(self._installation.nsys)
 
-    def _collect(self, target: Target, done: Completed, plan: Plan) -> Sequence[Outcome]:
+    def _collect(self, target: CaptureTarget, done: Completed, plan: CapturePlan) -> Sequence[CaptureOutcome]:
         """Find and check the report of one session. An exit code of 0 does not mean that there is one."""
         directory = plan.directory
         if done.code and not self._wait_until_gone(target.handle):
             self.abort([target.handle])
             reason = f"nsys stop failed: {done.complaint}"
-            return [Outcome(state=CaptureState.FAILED, ranks=target.ranks, reason=reason)]
+            return [CaptureOutcome(state=CaptureState.FAILED, ranks=target.ranks, reason=reason)]
         report = _fetch(directory / f"{slug(target.handle)}.nsys-rep", done)
         if report is not None and report.stat().st_size:
             return self._verify(target, report, plan)
         raw = _fetch(directory / f"{slug(target.handle)}.qdstrm", done)
         if raw is None:
             reason = f"nsys left no report: {done.complaint}"
-            return [Outcome(state=CaptureState.EMPTY, ranks=target.ranks, reason=reason)]
+            return [CaptureOutcome(state=CaptureState.EMPTY, ranks=target.ranks, reason=reason)]
         reason = (
             f"nsys could not import what it collected and left only a .qdstrm: {done.complaint}; "
             "run `perfd doctor` on this node."
         )
-        return [Outcome(state=CaptureState.FAILED, ranks=target.ranks, reason=reason, files=[raw])]
+        return [CaptureOutcome(state=CaptureState.FAILED, ranks=target.ranks, reason=reason, files=[raw])]
 
     def _wait_until_gone(self, handle: str) -> bool:
         """Whether the session ended with its application; then `nsys launch` has written the report."""
@@ -178,29 +178,33 @@ class NsysTool(Tool):
             self._clock.sleep(_POLL_S)
         return True
 
-    def _verify(self, target: Target, report: Path, plan: Plan) -> Sequence[Outcome]:
+    def _verify(self, target: CaptureTarget, report: Path, plan: CapturePlan) -> Sequence[CaptureOutcome]:
         """One outcome for the ranks whose kernels are in the report, one for those without any."""
         if not self._options.export_sqlite:
-            return [Outcome(state=CaptureState.DONE, ranks=target.ranks, files=[report])]
+            return [CaptureOutcome(state=CaptureState.DONE, ranks=target.ranks, files=[report])]
         try:
             sqlite = self._cli.export(report)
             kernels = kernels_by_process(sqlite)
         except CaptureError as error:
             reason = f"The report is there but was not checked. {error}"
-            return [Outcome(state=CaptureState.DONE, ranks=target.ranks, reason=reason, files=[report])]
+            return [
+                CaptureOutcome(state=CaptureState.DONE, ranks=target.ranks, reason=reason, files=[report])
+            ]
         files = [report, sqlite]
         if not sum(kernels.values()):
             reason = "The report holds no GPU work."
-            return [Outcome(state=CaptureState.EMPTY, ranks=target.ranks, reason=reason, files=files)]
+            return [CaptureOutcome(state=CaptureState.EMPTY, ranks=target.ranks, reason=reason, files=files)]
         steps = self._whole_steps(sqlite, plan)
         # In a container the pids of the report may be others than ours; then ranks cannot be told apart.
         if not target.ranks or not kernels.keys() & target.processes.keys():
             known = [whole for whole in steps.values() if whole is not None]
             fewest = min(known) if known and len(known) == len(steps) else None
-            return [Outcome(state=CaptureState.DONE, ranks=target.ranks, files=files, whole_steps=fewest)]
+            return [
+                CaptureOutcome(state=CaptureState.DONE, ranks=target.ranks, files=files, whole_steps=fewest)
+            ]
         return _by_rank(target, kernels, steps, files)
 
-    def _whole_steps(self, sqlite: Path, plan: Plan) -> dict[int, int | None]:
+    def _whole_steps(self, sqlite: Path, plan: CapturePlan) -> dict[int, int | None]:
         """The whole steps of each process in the report; what nobody asked for is not looked at."""
         try:
             recorded = recorded_by_process(sqlite) if plan.steps is not None else {}
@@ -216,8 +220,8 @@ class NsysTool(Tool):
 
 
 def _by_rank(
-    target: Target, kernels: Mapping[int, int], steps: Mapping[int, int | None], files: Sequence[Path]
-) -> list[Outcome]:
+    target: CaptureTarget, kernels: Mapping[int, int], steps: Mapping[int, int | None], files: Sequence[Path]
+) -> list[CaptureOutcome]:
     """One outcome for ranks with kernels and equally many steps in the report, one for those without any."""
     busiest: dict[int, int] = {}
     for pid, rank in target.processes.items():
@@ -227,17 +231,17 @@ def _by_rank(
     for rank, pid in sorted(busiest.items()):
         done.setdefault(steps.get(pid), []).append(rank)
     outcomes = [
-        Outcome(state=CaptureState.DONE, ranks=ranks, files=files, whole_steps=whole)
+        CaptureOutcome(state=CaptureState.DONE, ranks=ranks, files=files, whole_steps=whole)
         for whole, ranks in done.items()
     ]
     if idle := [rank for rank in target.ranks if rank not in busiest]:
         reason = "The report holds no GPU work of this rank."
-        outcomes.append(Outcome(state=CaptureState.EMPTY, ranks=idle, reason=reason, files=files))
+        outcomes.append(CaptureOutcome(state=CaptureState.EMPTY, ranks=idle, reason=reason, files=files))
     return outcomes
 
 
-def _target(session: Session, scan: Scan, placed: Mapping[int, int]) -> Target:
-    return Target(
+def _target(session: Session, scan: ProcessScan, placed: Mapping[int, int]) -> CaptureTarget:
+    return CaptureTarget(
         handle=session.name,
         processes={
             pid: placed.get(pid, rank_of(environment))
@@ -247,13 +251,13 @@ def _target(session: Session, scan: Scan, placed: Mapping[int, int]) -> Target:
     )
 
 
-def _of_job(session: Session, target: Target, job: str, placed: Mapping[int, int]) -> bool:
+def _of_job(session: Session, target: CaptureTarget, job: str, placed: Mapping[int, int]) -> bool:
     """Only sessions of the watched job: it holds its ranks, or `perfd run` named it for that job."""
     return bool(target.processes.keys() & placed.keys()) or session.name.startswith(session_prefix(job))
 
 
 def _readiness(
-    candidates: Sequence[tuple[Session, Target]], wanted: Collection[int], job: str, scan: Scan
+    candidates: Sequence[tuple[Session, CaptureTarget]], wanted: Collection[int], job: str, scan: ProcessScan
 ) -> Readiness:
     meant = [
         (session, target)

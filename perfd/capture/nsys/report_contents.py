@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfd.errors import CaptureError
-from perfd.trace.model.trace_steps import NAMED_STEP, Step, steps_among
+from perfd.trace.model.trace_steps import NAMED_STEP, TraceStep, steps_among
 from perfd.trace.model.whole_steps import Recorded
 
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -117,7 +117,7 @@ def _kernels(database: sqlite3.Connection, there: set[str]) -> dict[int, _Column
     return found
 
 
-def _steps(database: sqlite3.Connection, there: set[str]) -> dict[int, list[Step]]:
+def _steps(database: sqlite3.Connection, there: set[str]) -> dict[int, list[TraceStep]]:
     """NVTX ranges that count steps, by pid."""
     if "NVTX_EVENTS" not in there:
         return {}

@@ -8,7 +8,7 @@ _REMEMBERED_S = 3600.0
 """Machines that come and go have new names each time: those that nobody waits for would have no end."""
 
 
-class AgentsAway:
+class AgentPresence:
     """The nodes whose agent has gone and not come back."""
 
     def __init__(self) -> None:

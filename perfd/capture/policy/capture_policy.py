@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from perfd.capture.policy.agent_presence import AgentsAway
+from perfd.capture.policy.agent_presence import AgentPresence
 from perfd.capture.policy.capture_budget import CaptureBudget
 from perfd.capture.policy.policy_events import (
     Action,
@@ -42,7 +42,7 @@ _REMEMBERED_CAPTURES = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class CaptureTimeouts:
     """How long the policy waits before it calls a rank late or lost."""
 
     answer_s: float = 30.0
@@ -60,14 +60,16 @@ class Patience:
 class CapturePolicy:
     """Decides on captures. Feed it every event with the wall time and carry out what it returns, in order."""
 
-    def __init__(self, profiles: Mapping[str, CaptureProfile], patience: Patience | None = None) -> None:
+    def __init__(
+        self, profiles: Mapping[str, CaptureProfile], patience: CaptureTimeouts | None = None
+    ) -> None:
         self._profiles = dict(profiles)
-        self._patience = patience or Patience()
+        self._patience = patience or CaptureTimeouts()
         self._open: dict[str, Capture] = {}
         self._known: dict[str, None] = {}
         longest_s = max((profile.cooldown_s for profile in profiles.values()), default=0.0)
         self._budget = CaptureBudget(longest_s)
-        self._away = AgentsAway()
+        self._away = AgentPresence()
 
     @property
     def open_captures(self) -> Sequence[Capture]:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from perfd.analysis.data.job_data import Captured
 from perfd.capture.policy.capture_json import state_name, to_json
-from perfd.capture.policy.capture_policy import CapturePolicy, Patience
+from perfd.capture.policy.capture_policy import CapturePolicy, CaptureTimeouts
 from perfd.capture.policy.policy_events import (
     Action,
     AgentConnected,
@@ -76,7 +76,7 @@ class CaptureCoordinator:
         self,
         profiles: Mapping[str, CaptureProfile],
         *,
-        patience: Patience | None = None,
+        patience: CaptureTimeouts | None = None,
         history: int = 1000,
     ) -> None:
         check_profiles(profiles)

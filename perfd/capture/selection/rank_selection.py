@@ -53,7 +53,7 @@ class JobView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class RankSelection:
     """Ranks by node; an empty tuple means every rank of the job there."""
 
     by_node: Mapping[str, tuple[int, ...]]
@@ -61,7 +61,7 @@ class Selection:
     """Ranks that were asked for and cannot be reached, with the reason."""
 
 
-def select(selector: str, view: JobView, labels: Mapping[str, str] | None = None) -> Selection:
+def select(selector: str, view: JobView, labels: Mapping[str, str] | None = None) -> RankSelection:
     """The ranks that a selector means, by node.
 
     Terms joined by `+` are united. A term is `all`, a list (`0,3,8-11`), conditions that must all hold
@@ -113,10 +113,10 @@ def _hint(terms: Sequence[str], view: JobView) -> str:
     return ""
 
 
-def _server(view: JobView) -> Selection:
+def _server(view: JobView) -> RankSelection:
     if not view.nodes:
         raise CaptureError(f"The agent of the node of server {view.job} is not connected.")
-    return Selection(by_node=dict.fromkeys(view.nodes, ()))
+    return RankSelection(by_node=dict.fromkeys(view.nodes, ()))
 
 
 def _term(term: str, view: JobView, labels: Mapping[str, str]) -> set[int]:
@@ -196,7 +196,7 @@ def _role(rank: int, layout: ParallelLayout) -> tuple[int, ...]:
     )
 
 
-def _place(chosen: set[int], view: JobView) -> Selection:
+def _place(chosen: set[int], view: JobView) -> RankSelection:
     nodes = {rank.rank: rank.node for rank in view.ranks}
     by_node: dict[str, list[int]] = {}
     refused: dict[int, str] = {}
@@ -208,10 +208,10 @@ def _place(chosen: set[int], view: JobView) -> Selection:
             refused[rank] = f"The agent of node {node} is not connected."
         else:
             by_node.setdefault(node, []).append(rank)
-    return Selection(by_node={node: tuple(ranks) for node, ranks in by_node.items()}, refused=refused)
+    return RankSelection(by_node={node: tuple(ranks) for node, ranks in by_node.items()}, refused=refused)
 
 
-def _without_placements(terms: Sequence[str], view: JobView, labels: Mapping[str, str]) -> Selection:
+def _without_placements(terms: Sequence[str], view: JobView, labels: Mapping[str, str]) -> RankSelection:
     """Without knowing where ranks run: whole nodes, or named ranks when it is clear on which node."""
     if not view.nodes:
         raise CaptureError(f"No agent of job {view.job} is connected.")
@@ -234,7 +234,7 @@ def _without_placements(terms: Sequence[str], view: JobView, labels: Mapping[str
             raise CaptureError(
                 f"It is not known on which node each rank of job {view.job} runs; choose `all` or node=NAME."
             )
-    return Selection(
+    return RankSelection(
         by_node={
             node: () if node in whole else tuple(sorted(ranks[node]))
             for node in view.nodes

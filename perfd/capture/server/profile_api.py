@@ -28,7 +28,7 @@ Version = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Abilities:
+class ProfileApi:
     """What a server of one version can be told about a profile."""
 
     folder: bool
@@ -37,14 +37,14 @@ class Abilities:
     """After how many forward passes to stop by itself."""
 
 
-def abilities(kind: CaptureTool, version: Version) -> Abilities:
+def abilities(kind: CaptureTool, version: Version) -> ProfileApi:
     """What a server of this version understands; an unknown version is taken for the oldest."""
     if kind is CaptureTool.SGLANG:
-        return Abilities(folder=version >= _SGLANG_FOLDER_SINCE, steps=version >= _SGLANG_STEPS_SINCE)
-    return Abilities(folder=False, steps=version >= _VLLM_STEPS_SINCE)
+        return ProfileApi(folder=version >= _SGLANG_FOLDER_SINCE, steps=version >= _SGLANG_STEPS_SINCE)
+    return ProfileApi(folder=False, steps=version >= _VLLM_STEPS_SINCE)
 
 
-def body(kind: CaptureTool, can: Abilities, folder: Path, steps: int | None) -> Mapping[str, Any] | None:
+def body(kind: CaptureTool, can: ProfileApi, folder: Path, steps: int | None) -> Mapping[str, Any] | None:
     """The body of `/start_profile`, or None for a server that takes none."""
     if kind is CaptureTool.VLLM:
         return {"max_iterations": steps} if can.steps and steps is not None else None

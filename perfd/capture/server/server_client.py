@@ -23,7 +23,7 @@ _LOOPBACK = {"localhost": "127.0.0.1", "::1": "127.0.0.1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ServerResponse:
     """What a server answered."""
 
     status: int
@@ -66,7 +66,9 @@ class ServerClient:
             return False
         return same_port and _plain(there.hostname or "") == _plain(self._host)
 
-    def ask(self, method: str, path: str, timeout_s: float, body: Mapping[str, Any] | None = None) -> Answer:
+    def ask(
+        self, method: str, path: str, timeout_s: float, body: Mapping[str, Any] | None = None
+    ) -> ServerResponse:
         """One request; `timeout_s` bounds all of it, the name of the host and a server that drips too."""
         headers = self._authorization()
         if body is not None:
@@ -76,7 +78,7 @@ class ServerClient:
         try:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
-            return Answer(
+            return ServerResponse(
                 status=response.status, text=response.read(_MAX_ANSWER_BYTES).decode(errors="replace")
             )
         except (OSError, http.client.HTTPException) as error:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfd.capture.node.capture_tool import Begun, Outcome, Plan, Readiness, Target, Tool
+from perfd.capture.node.capture_tool import Begun, CaptureOutcome, CapturePlan, CaptureTarget, Readiness, Tool
 from perfd.capture.server.profile_api import abilities, body, expected_traces, length_s, version_of
-from perfd.capture.server.server_client import Answer, ServerClient
+from perfd.capture.server.server_client import ServerClient, ServerResponse
 from perfd.capture.server.server_traces import brought, own_folder, remove_own_folders, settled, whole
 from perfd.clock import Clock
 from perfd.errors import CaptureError
@@ -29,7 +29,7 @@ _NO_ENDPOINT = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
+class CaptureServer:
     """Where a server is, and where its traces go."""
 
     client: ServerClient
@@ -41,7 +41,7 @@ class Server:
 class _Profile:
     """What a server was asked for."""
 
-    server: Server
+    server: CaptureServer
     folder: Path
     counted: bool
     began_unix_s: float
@@ -56,7 +56,7 @@ class ServerTool(Tool):
     A capture is of one server. Its job is `NODE/ADDRESS`; any other job means the only server there is.
     """
 
-    def __init__(self, kind: CaptureTool, servers: Sequence[Server], *, clock: Clock) -> None:
+    def __init__(self, kind: CaptureTool, servers: Sequence[CaptureServer], *, clock: Clock) -> None:
         self._kind = kind
         self._servers = servers
         self._clock = clock
@@ -84,9 +84,9 @@ class ServerTool(Tool):
         # A server that describes nothing (`--disable-fastapi-docs`) is asked all the same.
         if described.status < 400 and '"/start_profile"' not in described.text:
             return Readiness(reason=f"The server at {server.client.address} {_NO_ENDPOINT}")
-        return Readiness(targets=[Target(handle=_HANDLE + server.client.address, processes={})])
+        return Readiness(targets=[CaptureTarget(handle=_HANDLE + server.client.address, processes={})])
 
-    def start(self, targets: Sequence[Target], plan: Plan) -> Begun:
+    def start(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Begun:
         server = self._target([target.handle for target in targets])
         if server is None:
             raise CaptureError("The server is not configured any more.")
@@ -111,11 +111,11 @@ class ServerTool(Tool):
             raise CaptureError(_refusal(server, answer))
         return Begun(length_s=length_s(plan.steps, plan.max_duration_s))
 
-    def alive(self, targets: Sequence[Target]) -> bool:
+    def alive(self, targets: Sequence[CaptureTarget]) -> bool:
         server = self._target([target.handle for target in targets])
         return server is not None and server.client.listens()
 
-    def stop(self, targets: Sequence[Target], plan: Plan) -> Sequence[Outcome]:  # noqa: ARG002  (one profile)
+    def stop(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Sequence[CaptureOutcome]:  # noqa: ARG002  (one profile)
         profile = self._profile
         if profile is None:
             raise CaptureError("Nothing was started.")
@@ -136,11 +136,13 @@ class ServerTool(Tool):
             self._stop(server)
         remove_own_folders(server.trace_directory)
 
-    def _outcome(self, profile: _Profile, found: Mapping[Path, int], plan: Plan, problem: str) -> Outcome:
+    def _outcome(
+        self, profile: _Profile, found: Mapping[Path, int], plan: CapturePlan, problem: str
+    ) -> CaptureOutcome:
         address, complete = profile.server.client.address, [file for file in found if whole(file)]
         if not found:
             reason = f"The server at {address} left no trace in {profile.folder}. {problem}".strip()
-            return Outcome(state=CaptureState.EMPTY, ranks=[], reason=reason)
+            return CaptureOutcome(state=CaptureState.EMPTY, ranks=[], reason=reason)
         size_bytes = sum(found.values())
         if size_bytes > plan.max_bytes:
             for file in found:
@@ -149,7 +151,7 @@ class ServerTool(Tool):
                 f"The traces of the server at {address} have {size_bytes / 2**20:.0f} MiB, more than "
                 "capture.max_bytes leaves; they were deleted. Ask for fewer steps."
             )
-            return Outcome(state=CaptureState.FAILED, ranks=[], reason=reason)
+            return CaptureOutcome(state=CaptureState.FAILED, ranks=[], reason=reason)
         files = brought(list(found), plan.directory)
         missing = max(0, (profile.expected or 0) - len(found))
         notes = [
@@ -159,12 +161,12 @@ class ServerTool(Tool):
             f"{missing} of {profile.expected} ranks wrote no trace." if missing else "",
         ]
         state = CaptureState.DONE if complete else CaptureState.FAILED
-        return Outcome(state=state, ranks=[], reason=" ".join(filter(None, notes)), files=files)
+        return CaptureOutcome(state=state, ranks=[], reason=" ".join(filter(None, notes)), files=files)
 
     def _settled(self, profile: _Profile, deadline_s: float) -> Mapping[Path, int]:
         return settled(profile.folder, profile.began_unix_s, self._clock, deadline_s, profile.expected)
 
-    def _stop(self, server: Server) -> str:
+    def _stop(self, server: CaptureServer) -> str:
         """End a profile; what the server said against it, which is nothing wrong when it has ended itself."""
         try:
             answer = server.client.ask("POST", "/stop_profile", _STOP_S)
@@ -172,7 +174,7 @@ class ServerTool(Tool):
             return str(error)
         return "" if answer.status < 400 else f"/stop_profile answers {answer.status}: {answer.words}"
 
-    def _named(self, job: str) -> Server | None:
+    def _named(self, job: str) -> CaptureServer | None:
         address = job.rpartition("/")[2]
         for server in self._servers:
             if server.client.serves(address):
@@ -180,11 +182,11 @@ class ServerTool(Tool):
         names_server = ":" in address and address.rpartition(":")[2].isdigit()
         return self._servers[0] if len(self._servers) == 1 and not names_server else None
 
-    def _target(self, handles: Sequence[str]) -> Server | None:
+    def _target(self, handles: Sequence[str]) -> CaptureServer | None:
         known = {_HANDLE + server.client.address: server for server in self._servers}
         return next((known[handle] for handle in handles if handle in known), None)
 
-    def _info(self, server: Server) -> Mapping[str, Any]:
+    def _info(self, server: CaptureServer) -> Mapping[str, Any]:
         """What a server says about itself: SGLang since 0.5.9 and before, vLLM."""
         sglang = self._kind is CaptureTool.SGLANG
         for path in ("/server_info", "/get_server_info") if sglang else ("/version",):
@@ -194,7 +196,7 @@ class ServerTool(Tool):
         return {}
 
 
-def _own_folder(server: Server, plan: Plan) -> Path:
+def _own_folder(server: CaptureServer, plan: CapturePlan) -> Path:
     try:
         return own_folder(server.trace_directory, f"{plan.capture_id}-{secrets.token_hex(4)}")
     except OSError as error:
@@ -203,7 +205,7 @@ def _own_folder(server: Server, plan: Plan) -> Path:
         ) from error
 
 
-def _refusal(server: Server, answer: Answer) -> str:
+def _refusal(server: CaptureServer, answer: ServerResponse) -> str:
     if answer.status == 404:
         return f"The server at {server.client.address} {_NO_ENDPOINT}"
     if answer.status in {401, 403}:

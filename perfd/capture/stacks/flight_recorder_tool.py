@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfd.capture.node.capture_tool import Begun, Outcome, Plan, Readiness, Target, Tool
+from perfd.capture.node.capture_tool import Begun, CaptureOutcome, CapturePlan, CaptureTarget, Readiness, Tool
 from perfd.capture.node.process_environment import environment_of, runs
 from perfd.capture.stacks.pyspy_tool import placed_targets
 from perfd.clock import Clock
@@ -64,7 +64,7 @@ class FlightRecorderTool(Tool):
     def ready(self, job: str, ranks: Sequence[int]) -> Readiness:
         found = placed_targets(self._placements(job), ranks, self._proc)
         refused = dict(found.refused)
-        targets: list[Target] = []
+        targets: list[CaptureTarget] = []
         for target in found.targets:
             ((pid, rank),) = target.processes.items()
             if reason := self._unfit(pid, rank or 0):
@@ -73,7 +73,7 @@ class FlightRecorderTool(Tool):
                 targets.append(target)
         return Readiness(targets=targets, refused=refused, reason=found.reason)
 
-    def start(self, targets: Sequence[Target], plan: Plan) -> Begun:  # noqa: ARG002  (files come in `stop`)
+    def start(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Begun:  # noqa: ARG002  (files come in `stop`)
         self._asked = {}
         for target in targets:
             ((pid, rank),) = target.processes.items()
@@ -83,10 +83,10 @@ class FlightRecorderTool(Tool):
             _poke(self._inside(pid, f"{environment.get(_PIPE, '')}{rank}.pipe"))
         return Begun(length_s=0.0)
 
-    def alive(self, targets: Sequence[Target]) -> bool:
+    def alive(self, targets: Sequence[CaptureTarget]) -> bool:
         return any(runs(self._proc, pid) for target in targets for pid in target.processes)
 
-    def stop(self, targets: Sequence[Target], plan: Plan) -> Sequence[Outcome]:
+    def stop(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Sequence[CaptureOutcome]:
         deadline_s = self._clock.monotonic_s() + self._patience_s
         return [self._collect(self._asked[target.handle], plan, deadline_s) for target in targets]
 
@@ -111,7 +111,7 @@ class FlightRecorderTool(Tool):
         """A path of a process as we see it."""
         return self._proc / str(pid) / "root" / path.lstrip("/")
 
-    def _collect(self, dump: _Dump, plan: Plan, deadline_s: float) -> Outcome:
+    def _collect(self, dump: _Dump, plan: CapturePlan, deadline_s: float) -> CaptureOutcome:
         previous = -1
         while self._clock.monotonic_s() < deadline_s:
             # Written in place: whole when it grows no more.
@@ -121,7 +121,7 @@ class FlightRecorderTool(Tool):
             previous = size
             self._clock.sleep(_POLL_S)
         reason = f"No dump came within {self._patience_s:.0f} s: the thread that writes it may hang too."
-        return Outcome(state=CaptureState.LOST, ranks=[dump.rank], reason=reason)
+        return CaptureOutcome(state=CaptureState.LOST, ranks=[dump.rank], reason=reason)
 
 
 def dump_stem(environment: Mapping[str, str]) -> str:
@@ -162,7 +162,7 @@ def _size(dump: _Dump) -> int:
     return status.st_size if status.st_mtime_ns != dump.before_ns and stat.S_ISREG(status.st_mode) else -2
 
 
-def _bring(dump: _Dump, plan: Plan) -> Outcome:
+def _bring(dump: _Dump, plan: CapturePlan) -> CaptureOutcome:
     path = plan.directory / f"rank{dump.rank}.flight_recorder.pickle"
     try:
         descriptor = os.open(dump.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -170,9 +170,9 @@ def _bring(dump: _Dump, plan: Plan) -> Outcome:
             content = file.read(plan.max_bytes + 1)
     except OSError as error:
         reason = f"The dump cannot be read: {error.strerror}."
-        return Outcome(state=CaptureState.FAILED, ranks=[dump.rank], reason=reason)
+        return CaptureOutcome(state=CaptureState.FAILED, ranks=[dump.rank], reason=reason)
     if len(content) > plan.max_bytes:
         reason = "The dump is larger than what is left for this capture."
-        return Outcome(state=CaptureState.FAILED, ranks=[dump.rank], reason=reason)
+        return CaptureOutcome(state=CaptureState.FAILED, ranks=[dump.rank], reason=reason)
     path.write_bytes(content)
-    return Outcome(state=CaptureState.DONE, ranks=[dump.rank], files=[path])
+    return CaptureOutcome(state=CaptureState.DONE, ranks=[dump.rank], files=[path])

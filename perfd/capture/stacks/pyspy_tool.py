@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from perfd.capture.node.capture_tool import Begun, Outcome, Plan, Readiness, Target, Tool
+from perfd.capture.node.capture_tool import Begun, CaptureOutcome, CapturePlan, CaptureTarget, Readiness, Tool
 from perfd.capture.node.process_environment import runs
 from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool, RankPlacement
@@ -59,13 +59,13 @@ class PySpyTool(Tool):
             return Readiness(reason="There is no py-spy on this node; install it (pip install py-spy).")
         return placed_targets(self._placements(job), ranks, self._proc)
 
-    def start(self, targets: Sequence[Target], plan: Plan) -> Begun:  # noqa: ARG002  (all is done in `stop`)
+    def start(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Begun:  # noqa: ARG002  (all is done in `stop`)
         return Begun(length_s=0.0)
 
-    def alive(self, targets: Sequence[Target]) -> bool:
+    def alive(self, targets: Sequence[CaptureTarget]) -> bool:
         return any(runs(self._proc, pid) for target in targets for pid in target.processes)
 
-    def stop(self, targets: Sequence[Target], plan: Plan) -> Sequence[Outcome]:
+    def stop(self, targets: Sequence[CaptureTarget], plan: CapturePlan) -> Sequence[CaptureOutcome]:
         # At the same time: of a hang one wants to see who waits for whom.
         with ThreadPoolExecutor(max_workers=max(1, len(targets))) as pool:
             return list(pool.map(lambda target: self._dump(target, plan), targets))
@@ -73,16 +73,16 @@ class PySpyTool(Tool):
     def abort(self, handles: Sequence[str]) -> None:
         """Nothing: a dump ends by itself."""
 
-    def _dump(self, target: Target, plan: Plan) -> Outcome:
+    def _dump(self, target: CaptureTarget, plan: CapturePlan) -> CaptureOutcome:
         ((pid, rank),) = target.processes.items()
         path = plan.directory / f"rank{rank}_{pid}.stacks.json"
         options = ["--nonblocking"] if self._nonblocking else []
         try:
             output = self._run(["dump", "--pid", str(pid), "--json", *options])
         except CaptureError as error:
-            return Outcome(state=CaptureState.FAILED, ranks=target.ranks, reason=str(error))
+            return CaptureOutcome(state=CaptureState.FAILED, ranks=target.ranks, reason=str(error))
         path.write_bytes(output)
-        return Outcome(state=CaptureState.DONE, ranks=target.ranks, files=[path])
+        return CaptureOutcome(state=CaptureState.DONE, ranks=target.ranks, files=[path])
 
     def _run(self, arguments: Sequence[str]) -> bytes:
         try:
@@ -114,7 +114,7 @@ def placed_targets(placements: Sequence[RankPlacement], ranks: Sequence[int], pr
     wanted = sorted(ranks or placed)
     return Readiness(
         targets=[
-            Target(handle=f"pid:{pid}", processes={pid: rank})
+            CaptureTarget(handle=f"pid:{pid}", processes={pid: rank})
             for rank in wanted
             if (pid := placed.get(rank)) is not None
         ],

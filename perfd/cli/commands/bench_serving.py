@@ -17,11 +17,11 @@ from rich.table import Table
 
 from perfd.analysis.serving.histograms import Distribution
 from perfd.analysis.serving.serving_diagnosis import diagnose
-from perfd.analysis.serving.serving_document import Server, to_json
+from perfd.analysis.serving.serving_document import ServerDocument, to_json
 from perfd.analysis.serving.serving_theory import Theory
 from perfd.analysis.serving.theory_comparison import compare
 from perfd.cli.commands.serving import add_theory_arguments, theory_for
-from perfd.cli.serving_sources import Seen, WatchedServer, access_for, add_access_arguments
+from perfd.cli.serving_sources import ServerSample, ServerWatcher, access_for, add_access_arguments
 from perfd.cli.serving_watch import watch
 from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError
@@ -58,10 +58,10 @@ def run(args: argparse.Namespace) -> int:
     if (args.watch is None) != (not args.run):
         raise PerfdError("--watch URL and --run CMD belong together: the server, and what measures it.")
     before: dict[str, Sequence[BenchResult]] = {}
-    seen: Seen | None = None
+    seen: ServerSample | None = None
     if args.watch is not None:
         before = {name: _read(Path(name)) for name in args.results if Path(name).exists()}
-        code, seen = watch(WatchedServer(args.watch, access_for(args)), args.run, quiet=args.json)
+        code, seen = watch(ServerWatcher(args.watch, access_for(args)), args.run, quiet=args.json)
         if code != 0:
             print(f"perfd bench-serving: {args.run[0]} ended with exit code {code}.", file=sys.stderr)
             return code
@@ -128,11 +128,13 @@ def document(result: BenchResult, theory: Theory | None) -> dict[str, Any]:
     }
 
 
-def _watched(seen: Seen, theory: Theory | None) -> Mapping[str, Any]:
+def _watched(seen: ServerSample, theory: Theory | None) -> Mapping[str, Any]:
     """The server's own numbers, as an entry of perfd.serving/1."""
     comparison = None if theory is None else compare(seen.measured, theory)
     findings = diagnose(seen.measured, comparison)
-    server = Server(source=seen.source, measured=seen.measured, comparison=comparison, findings=findings)
+    server = ServerDocument(
+        source=seen.source, measured=seen.measured, comparison=comparison, findings=findings
+    )
     (entry,) = to_json([server])["servers"]
     found: Mapping[str, Any] = entry
     return found

@@ -22,8 +22,8 @@ from perfd.errors import PerfdError
 from perfd.gpu_peaks import load_peaks
 from perfd.recording.recording_format import find_recording, names_recording
 from perfd.report.comparison.bench_runs import measures_of_benchmarks, results_in
-from perfd.report.comparison.measures import Measured, Unit, measures_of_summary, measures_of_trace
-from perfd.report.comparison.run_comparison import Change, Comparison, compare, to_json
+from perfd.report.comparison.measures import MeasuredRun, Unit, measures_of_summary, measures_of_trace
+from perfd.report.comparison.run_comparison import Change, RunComparison, compare, to_json
 from perfd.report.comparison.summary_files import jobs_of, one_job, summary_of_run
 from perfd.report.report_text import UNKNOWN, duration, kernel_name, percent
 from perfd.session.replay_session import ReplayOptions, replay
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     return 1 if comparison.regressed else 0
 
 
-def _runs(args: argparse.Namespace) -> tuple[Measured, Measured]:
+def _runs(args: argparse.Namespace) -> tuple[MeasuredRun, MeasuredRun]:
     a, b = _benchmark(args.a), _benchmark(args.b)
     if a and b:
         return measures_of_benchmarks(a, b, (args.a, args.b))
@@ -114,7 +114,7 @@ def _benchmark(name: str) -> Sequence[Mapping[str, Any]]:
     return [document_of_benchmark(result, None) for result in results_of(path)]
 
 
-def _measured(name: str, args: argparse.Namespace) -> Measured:
+def _measured(name: str, args: argparse.Namespace) -> MeasuredRun:
     path = Path(name)
     if names_recording(name):
         summaries = replay(ReplayOptions(recording=find_recording(name))).summaries
@@ -153,7 +153,7 @@ def _ratio(text: str) -> float:
     return value
 
 
-def _table(comparison: Comparison) -> Table:
+def _table(comparison: RunComparison) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for at, name in enumerate(("", "A", "B", "change", "")):
         table.add_column(name, justify="left" if at in {0, 4} else "right")
@@ -179,7 +179,7 @@ def _value(value: float | None, change: Change) -> str:
     return f"{value:,.0f}" if value >= _WHOLE_ABOVE else f"{value:.3g}"
 
 
-def _kernels(comparison: Comparison) -> list[Table]:
+def _kernels(comparison: RunComparison) -> list[Table]:
     if not comparison.kernels:
         return []
     table = Table(
@@ -198,7 +198,7 @@ def _kernels(comparison: Comparison) -> list[Table]:
     return [table]
 
 
-def _verdict(comparison: Comparison) -> Text:
+def _verdict(comparison: RunComparison) -> Text:
     bound = f"{percent(comparison.max_regression_ratio)} allowed"
     if not comparison.regressed:
         return Text(f"No regression ({bound}).", style="bold green")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from perfd.cli.commands.agent import state_directory
 from perfd.config import AgentConfig, load
-from perfd.doctor.check_result import Finding, Level
+from perfd.doctor.check_result import CheckResult, Level
 from perfd.doctor.checks import SCHEMA, diagnose, to_json, worst
 from perfd.doctor.node_probe import probe
 
@@ -47,6 +47,6 @@ def run(args: argparse.Namespace) -> int:
     return 1 if worst(findings) is Level.FAIL else 0
 
 
-def _line(finding: Finding) -> str:
+def _line(finding: CheckResult) -> str:
     line = f"{finding.level:<5}{finding.title}: {finding.what}"
     return f"{line}\n     {finding.mend}" if finding.mend else line

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from perfd_collectors.training_log.log_document import Understanding
+from perfd_collectors.training_log.log_document import LogDocument
 from rich.console import Console
 from rich.table import Table
 
@@ -45,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print what was understood."""
-    understanding = Understanding(framework=args.framework)
+    understanding = LogDocument(framework=args.framework)
     for name in args.logs:
         _read(name, understanding)
     if args.json:
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read(name: str, understanding: Understanding) -> None:
+def _read(name: str, understanding: LogDocument) -> None:
     if name == _STDIN:
         understanding.read(sys.stdin.buffer)
         return
@@ -86,7 +86,7 @@ def _refuse_binary(name: str, log: BinaryIO) -> None:
         raise PerfdError(f"{name} is not text: name what the job printed, not a checkpoint or a trace.")
 
 
-def _show(understanding: Understanding, console: Console) -> None:
+def _show(understanding: LogDocument, console: Console) -> None:
     said = understanding.description
     if not understanding.lines:
         console.print("The log is empty, or has no whole line yet.")
@@ -113,7 +113,7 @@ def _show(understanding: Understanding, console: Console) -> None:
     _show_rest(understanding, console)
 
 
-def _about(understanding: Understanding) -> Table:
+def _about(understanding: LogDocument) -> Table:
     table = Table(show_header=False, box=None, pad_edge=False)
     said = understanding.description
     if said is None:
@@ -184,7 +184,7 @@ def _phases_table(step: int, phases: Mapping[str, PhaseTime]) -> Table:
     return table
 
 
-def _show_rest(understanding: Understanding, console: Console) -> None:
+def _show_rest(understanding: LogDocument, console: Console) -> None:
     if understanding.nccl:
         console.print(nccl_table(understanding.nccl))
     console.print(f"{understanding.unrecognised_lines} of {understanding.lines} lines were not recognised.")

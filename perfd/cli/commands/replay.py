@@ -20,7 +20,7 @@ from perfd.cli.signals import set_by_signals
 from perfd.cli.terminal import Terminal
 from perfd.config import AggregatorConfig, HistoryConfig
 from perfd.recording.recording_format import bundled_names, find_recording
-from perfd.session.replay_session import Progress, ReplayOptions, ReplayResult, replay
+from perfd.session.replay_session import ReplayOptions, ReplayProgress, ReplayResult, replay
 from perfd.session.session_config import SessionConfig, load_session, with_rules
 from perfd.session.text.result_files import summary_json
 from perfd.session.text.summary_text import in_words, wrapped
@@ -130,7 +130,7 @@ def _hold(aggregator: Aggregator) -> None:
     stop.wait()
 
 
-def _nothing(_: Progress) -> None:
+def _nothing(_: ReplayProgress) -> None:
     """With --json, progress is not shown."""
 
 
@@ -141,7 +141,7 @@ class _LiveTable:
         self._live = live
         self._drawn_s = float("-inf")
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: ReplayProgress) -> None:
         now_s = time.monotonic()
         if now_s - self._drawn_s < _DRAW_EVERY_S and progress.played_s < progress.total_s:
             return
@@ -161,7 +161,7 @@ class _ProgressLines:
         self._skip_s = skip_s
         self._next_ratio = _PROGRESS_EVERY_RATIO
 
-    def show(self, progress: Progress) -> None:
+    def show(self, progress: ReplayProgress) -> None:
         ratio = progress.played_s / progress.total_s if progress.total_s else 1.0
         if ratio < self._next_ratio or progress.played_s < min(self._skip_s, progress.total_s):
             return
@@ -169,7 +169,7 @@ class _ProgressLines:
         print(f"{progress.played_s:7.1f} of {progress.total_s:.1f} s  {_jobs(progress)}", flush=True)
 
 
-def _jobs(progress: Progress) -> str:
+def _jobs(progress: ReplayProgress) -> str:
     parts = []
     for name in progress.aggregator.jobs():
         live = progress.aggregator.live(name)

@@ -25,7 +25,7 @@ from perfd.report.sources.roofline_report import report_of_kernels, report_of_pl
 from perfd.trace.roofline.hlo_line import read_line
 from perfd.trace.roofline.ncu_csv import KernelMetrics
 from perfd.trace.roofline.ncu_report import read_ncu
-from perfd.trace.roofline.roofline_model import Placement, Work, matmul, place
+from perfd.trace.roofline.roofline_model import OperationWork, Placement, matmul, place
 
 _SIZES = re.compile(r"(?:(\d{1,9})x)?(\d{1,9})x(\d{1,9})x(\d{1,9})")
 _WIDTH = 110
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _matmul(text: str, dtype: str) -> Work:
+def _matmul(text: str, dtype: str) -> OperationWork:
     found = _SIZES.fullmatch(text.replace(" ", "").lower())
     if not found:
         raise PerfdError(f"{text!r} are no sizes of a matrix product: write MxNxK, as 4096x4096x1024.")

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from perfd.aggregator.series.metric_names import Names
+from perfd.aggregator.series.metric_names import MetricNames
 from perfd.capture.policy.coordinator import CAPTURE_LABEL
 from perfd.config import AggregatorConfig
 from perfd.errors import RulesError
@@ -107,7 +107,7 @@ def _known_metrics(files: Sequence[RulesFile]) -> frozenset[str]:
     """What perfd exports, and what these files and the rules that ship record."""
     groups = [group for file in (*files, *map(read_rules, builtin_rules())) for group in file.groups]
     pages = {metric.name for metric in AGENT_PAGE_METRICS}
-    return Names.installed().all() | pages | recorded_metrics(groups)
+    return MetricNames.installed().all() | pages | recorded_metrics(groups)
 
 
 def _file(file: RulesFile, warnings: Sequence[str]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from perfd.net.http import split_address
 from perfd.session.job.child_process import CommandError
 from perfd.session.job.job_naming import job_name, results_folder
 from perfd.session.session_config import load_session, with_rules
-from perfd.session.supervisor import HOOK_COLLECTOR, NCCL_COLLECTOR, MonitorSettings, RunOptions
+from perfd.session.supervisor import HOOK_COLLECTOR, NCCL_COLLECTOR, MonitorSettings, SupervisorOptions
 from perfd.session.supervisor import run as run_session
 
 _OTHERWISE = " With --kineto PyTorch's own profiler captures instead."
@@ -136,7 +136,7 @@ def watch(
     if settings.kineto and configuration.agent.capture.enabled:
         _say(f"perfd: {_kineto_note(configuration.agent.capture.kineto, name)}")
     try:
-        options = RunOptions(
+        options = SupervisorOptions(
             command=launch.command,
             launcher=launch.session is not None,
             settings=settings,

@@ -19,15 +19,15 @@ from perfd.analysis.flops.peak_table import find_gpu
 from perfd.analysis.serving.engine_snapshot import Latency
 from perfd.analysis.serving.histograms import Distribution
 from perfd.analysis.serving.served_model import served_model
-from perfd.analysis.serving.server_config import ServerInfo, layout_of
+from perfd.analysis.serving.server_config import ServerSetup, layout_of
 from perfd.analysis.serving.serving_diagnosis import diagnose
-from perfd.analysis.serving.serving_document import Server, to_json
+from perfd.analysis.serving.serving_document import ServerDocument, to_json
 from perfd.analysis.serving.serving_theory import Theory, theory_of
-from perfd.analysis.serving.theory_comparison import Comparison, compare
+from perfd.analysis.serving.theory_comparison import TheoryComparison, compare
 from perfd.cli.arguments import positive, positive_whole
 from perfd.cli.serving_sources import (
-    Seen,
-    WatchedServer,
+    ServerSample,
+    ServerWatcher,
     access_for,
     add_access_arguments,
     is_url,
@@ -90,12 +90,12 @@ def run(args: argparse.Namespace) -> int:
     return 2 if failed else 0
 
 
-def _look(args: argparse.Namespace) -> tuple[list[Seen], list[PerfdError]]:
+def _look(args: argparse.Namespace) -> tuple[list[ServerSample], list[PerfdError]]:
     """What each source amounts to, all servers over the same time, and what went wrong with others."""
     access = access_for(args)
-    found: dict[str, Seen] = {}
+    found: dict[str, ServerSample] = {}
     failed: dict[str, PerfdError] = {}
-    servers = [WatchedServer(source, access) for source in args.sources if is_url(source)]
+    servers = [ServerWatcher(source, access) for source in args.sources if is_url(source)]
     for source in (source for source in args.sources if not is_url(source)):
         try:
             found[source] = read_file(Path(source))
@@ -113,9 +113,9 @@ def _look(args: argparse.Namespace) -> tuple[list[Seen], list[PerfdError]]:
     return [found[source] for source in args.sources if source in found], list(failed.values())
 
 
-def theory_for(args: argparse.Namespace, info: ServerInfo | None) -> Theory | None:
+def theory_for(args: argparse.Namespace, info: ServerSetup | None) -> Theory | None:
     """The limits of a server's model on its GPUs, or None when one of the two is unknown."""
-    said = info or ServerInfo()
+    said = info or ServerSetup()
     config = _model_config(args.model_config, said)
     gpu_name = args.gpu or said.gpu_name
     if config is None or gpu_name is None:
@@ -139,14 +139,16 @@ def theory_for(args: argparse.Namespace, info: ServerInfo | None) -> Theory | No
     return theory_of(model, layout, gpu)
 
 
-def _server(seen: Seen, args: argparse.Namespace) -> Server:
+def _server(seen: ServerSample, args: argparse.Namespace) -> ServerDocument:
     theory = theory_for(args, seen.info)
     comparison = None if theory is None else compare(seen.measured, theory)
     findings = diagnose(seen.measured, comparison)
-    return Server(source=seen.source, measured=seen.measured, comparison=comparison, findings=findings)
+    return ServerDocument(
+        source=seen.source, measured=seen.measured, comparison=comparison, findings=findings
+    )
 
 
-def _model_config(given: str | None, info: ServerInfo) -> Mapping[str, Any] | None:
+def _model_config(given: str | None, info: ServerSetup) -> Mapping[str, Any] | None:
     """The file given, else the one in the model's directory when that is on this machine."""
     path = Path(given) if given else Path(info.model or "") / "config.json"
     if given is None and (info.model is None or not path.is_file()):
@@ -160,7 +162,7 @@ def _model_config(given: str | None, info: ServerInfo) -> Mapping[str, Any] | No
     return config
 
 
-def _show(server: Server, console: Console) -> None:
+def _show(server: ServerDocument, console: Console) -> None:
     measured, now = server.measured, server.measured.now
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column()
@@ -193,7 +195,7 @@ def _show(server: Server, console: Console) -> None:
     console.print()
 
 
-def _theory_rows(comparison: Comparison) -> list[tuple[str, str]]:
+def _theory_rows(comparison: TheoryComparison) -> list[tuple[str, str]]:
     theory, step = comparison.theory, comparison.step
     guessed = "" if comparison.prompt_tokens_measured else ", for example"
     rows = [

@@ -18,7 +18,7 @@ from perfd.cli.job_tables import Json
 from perfd.cli.terminal import Terminal
 from perfd.cli.top.job_screen import job_screen
 from perfd.cli.top.keys import Wait, keys
-from perfd.cli.top.screen_state import KEYS, Place, Screen, press
+from perfd.cli.top.screen_state import KEYS, Screen, ScreenPosition, press
 from perfd.cli.top.screens import fleet_screen, framed, help_screen, order, server_order, server_screen
 from perfd.errors import PerfdError
 
@@ -71,7 +71,7 @@ def _follow(url: str, answers: _Answers, interval_s: float, wait: Wait, live: Li
 class _Answers:
     """What a screen is made of."""
 
-    place: Place
+    place: ScreenPosition
     at: str = ""
     fleet: Json = field(default_factory=dict)
     servers: list[Json] = field(default_factory=list)
@@ -81,12 +81,12 @@ class _Answers:
 
 def _first(url: str) -> _Answers:
     """An aggregator with one job shows that job; one that cannot be asked is a `PerfdError`."""
-    answers = _ask(url, Place())
+    answers = _ask(url, ScreenPosition())
     jobs = answers.fleet["jobs"]
-    return answers if len(jobs) != 1 else _ask(url, Place(screen=Screen.JOB, job=jobs[0]["name"]))
+    return answers if len(jobs) != 1 else _ask(url, ScreenPosition(screen=Screen.JOB, job=jobs[0]["name"]))
 
 
-def _ask(url: str, place: Place) -> _Answers:
+def _ask(url: str, place: ScreenPosition) -> _Answers:
     at = time.strftime("%H:%M:%S")
     if place.screen is Screen.SERVERS:
         return _Answers(place=place, at=at, servers=get(url, "/api/v1/servers")["servers"])
@@ -105,7 +105,7 @@ def _lines(answers: _Answers) -> list[str]:
 
 
 def _drawn(
-    size: ConsoleDimensions, url: str, place: Place, answers: _Answers, problem: str | None
+    size: ConsoleDimensions, url: str, place: ScreenPosition, answers: _Answers, problem: str | None
 ) -> RenderableType:
     if problem is not None:
         problem = f"{problem} What is shown is from {answers.at}. Trying again."
@@ -117,7 +117,7 @@ def _drawn(
     return framed(screen, head=head, width=size.width, problem=problem, hint=_HINT)
 
 
-def _screen(place: Place, answers: _Answers, width: int, room: int | None) -> RenderableType:
+def _screen(place: ScreenPosition, answers: _Answers, width: int, room: int | None) -> RenderableType:
     if place.screen is Screen.HELP:
         return help_screen()
     if place.screen is Screen.SERVERS:

@@ -17,7 +17,7 @@ class Screen(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ScreenPosition:
     """Where somebody is."""
 
     screen: Screen = Screen.JOBS
@@ -27,7 +27,7 @@ class Place:
     """The line of the list that Enter opens."""
     leaving: bool = False
 
-    def same_view(self, other: Place) -> bool:
+    def same_view(self, other: ScreenPosition) -> bool:
         """Whether the same answers of an aggregator are shown."""
         return (self.screen, self.job) == (other.screen, other.job)
 
@@ -45,7 +45,7 @@ KEYS = (
 )
 
 
-def press(place: Place, key: str, lines: Sequence[str]) -> Place:
+def press(place: ScreenPosition, key: str, lines: Sequence[str]) -> ScreenPosition:
     """Where a key leads; `lines` are the names in the list, in the order that is shown."""
     if key in {"q", "Q"}:
         return replace(place, leaving=True)

@@ -11,10 +11,10 @@ import msgspec
 
 from perfd.config import AlertmanagerConfig
 from perfd.errors import ConfigError
-from perfd.exporters.alertmanager.delivery import Deliveries, Outgoing, wire_alert
+from perfd.exporters.alertmanager.delivery import AlertDelivery, OutgoingAlert, wire_alert
 from perfd.exporters.backoff import Backoff
 from perfd.exporters.exporter import AlertUpdate, ExporterContext, Round
-from perfd.exporters.http_post import Answer, Poster
+from perfd.exporters.http_post import Poster, PostResponse
 from perfd.exporters.labels import check_external_labels
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class AlertmanagerExporter:
         base = url.rstrip("/")
         self._url = url
         self._poster = Poster(base if base.endswith(_PATH) else base + _PATH, config.http, key=_KEY)
-        self._deliveries = Deliveries(resend_s=config.resend_s, max_alerts=config.max_alerts)
+        self._deliveries = AlertDelivery(resend_s=config.resend_s, max_alerts=config.max_alerts)
         self._backoff = Backoff(initial_s=config.backoff_initial_s, max_s=config.backoff_max_s)
         self._clock = context.clock
         self._tally = context.tally
@@ -84,7 +84,7 @@ class AlertmanagerExporter:
             # What is refused is not told again before its time comes: it would be refused each second.
             self._deliveries.told(chunk, now_unix_s)
 
-    def _note(self, answer: Answer, alerts: int) -> None:
+    def _note(self, answer: PostResponse, alerts: int) -> None:
         if answer.taken:
             self._tally.sent += alerts
         else:
@@ -96,7 +96,7 @@ class AlertmanagerExporter:
                 )
         self._refused = not answer.taken
 
-    def _fail(self, answer: Answer) -> None:
+    def _fail(self, answer: PostResponse) -> None:
         self._tally.retries += 1
         if self._backoff.failures == 0:
             log.warning(
@@ -109,7 +109,7 @@ class AlertmanagerExporter:
             self._clock.monotonic_s(), chance=self._chance(), at_least_s=answer.retry_after_s
         )
 
-    def _body(self, chunk: Sequence[Outgoing]) -> bytes:
+    def _body(self, chunk: Sequence[OutgoingAlert]) -> bytes:
         alerts = [wire_alert(one, self._generator_url(one.alert)) for one in chunk]
         for alert in alerts:
             for key in ("startsAt", "endsAt"):

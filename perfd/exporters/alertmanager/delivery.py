@@ -15,7 +15,7 @@ RESOLVED_RETENTION_S = 15 * 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outgoing:
+class OutgoingAlert:
     """One alert as it is to be sent."""
 
     alert: AlertUpdate
@@ -39,7 +39,7 @@ class _Known:
         return self.alert.resolved_at_unix_s is None
 
 
-class Deliveries:
+class AlertDelivery:
     """What one Alertmanager knows and does not know yet.
 
     An alert that fires is told again each `resend_s`, with an end `4 * resend_s` ahead: if perfd falls
@@ -69,12 +69,12 @@ class Deliveries:
                 self._known[identity] = _ended(known, replace(known.alert, resolved_at_unix_s=now_unix_s))
         return refused
 
-    def due(self, now_unix_s: float) -> list[Outgoing]:
+    def due(self, now_unix_s: float) -> list[OutgoingAlert]:
         """What to send now, oldest first."""
         outgoing = [self._outgoing(known, now_unix_s) for known in self._known.values()]
         return [one for one in outgoing if one is not None]
 
-    def told(self, sent: Sequence[Outgoing], now_unix_s: float) -> None:
+    def told(self, sent: Sequence[OutgoingAlert], now_unix_s: float) -> None:
         """The Alertmanager took these."""
         for one in sent:
             known = self._known.get(one.alert.identity)
@@ -130,25 +130,25 @@ class Deliveries:
         # A clock that was set back must not keep an alert from being told.
         return 0 <= now_unix_s - unix_s < self._resend_s
 
-    def _outgoing(self, known: _Known, now_unix_s: float) -> Outgoing | None:
+    def _outgoing(self, known: _Known, now_unix_s: float) -> OutgoingAlert | None:
         resolved_at = known.alert.resolved_at_unix_s
         told, first = known.told_unix_s, known.first_told_unix_s
         if told is not None and self._lately(told, now_unix_s):
             return None
         if resolved_at is None or (known.late and first is None):
-            return Outgoing(
+            return OutgoingAlert(
                 alert=known.alert, ends_at_unix_s=now_unix_s + 4 * self._resend_s, as_resolved=False
             )
         if known.late and first is not None and self._lately(first, now_unix_s):
             return None
-        return Outgoing(alert=known.alert, ends_at_unix_s=min(resolved_at, now_unix_s), as_resolved=True)
+        return OutgoingAlert(alert=known.alert, ends_at_unix_s=min(resolved_at, now_unix_s), as_resolved=True)
 
 
 def _ended(known: _Known, alert: AlertUpdate) -> _Known:
     return replace(known, alert=alert, told_unix_s=None, late=known.first_told_unix_s is None)
 
 
-def wire_alert(one: Outgoing, generator_url: str | None) -> dict[str, Any]:
+def wire_alert(one: OutgoingAlert, generator_url: str | None) -> dict[str, Any]:
     """One alert of Alertmanager's API v2, before its times are written out."""
     return {
         "labels": {name: value for name, value in one.alert.labels.items() if value},

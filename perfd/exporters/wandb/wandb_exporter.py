@@ -19,7 +19,7 @@ from perfd.exporters.backoff import Backoff
 from perfd.exporters.exporter import AlertUpdate, ExporterContext, JobRound, Round
 from perfd.exporters.http_post import read_secret
 from perfd.exporters.job_numbers import job_numbers, summary_numbers
-from perfd.exporters.wandb.wandb_messages import Alert, Log, Message, Report
+from perfd.exporters.wandb.wandb_messages import LogNumbers, Message, SaveReport, SendAlert
 from perfd.exporters.wandb.wandb_process import END_WITHIN_S, WandbProcess
 from perfd.report.render.html import to_html
 from perfd.report.sources.from_summary import report_of_summary
@@ -32,10 +32,10 @@ _MAX_WAITING = 10_000
 _KEY = "exporters.wandb"
 _LEVELS = {"critical": "ERROR", "warning": "WARN"}
 
-Item: TypeAlias = Log | Alert | Report
+Item: TypeAlias = LogNumbers | SendAlert | SaveReport
 
 
-class Run(Protocol):
+class WandbRun(Protocol):
     """An open run. An `OSError` of `send` means that it is closed."""
 
     def send(self, message: Message, /) -> None:
@@ -48,13 +48,13 @@ class Run(Protocol):
         """Wait for that no longer than this."""
 
 
-OpenRun: TypeAlias = Callable[[str, WandbConfig], Run]
+OpenRun: TypeAlias = Callable[[str, WandbConfig], WandbRun]
 """Opens the run of a job; raises `OSError` when W&B does not answer or refuses."""
 
 
 @dataclass(slots=True)
 class _Job:
-    run: Run | None = None
+    run: WandbRun | None = None
     waiting: deque[Item] = field(default_factory=deque)
     step: tuple[int, int] | None = None
     ended: bool = False
@@ -130,7 +130,7 @@ class WandbExporter:
         known.step = position
         numbers = {f"perfd/{key}": value for key, value in job_numbers(job).items()}
         row = {"perfd/step": float(job.step), "perfd/attempt": float(job.attempt), **numbers}
-        self._wait(known, Log(row))
+        self._wait(known, LogNumbers(row))
 
     def _alert(self, alert: AlertUpdate) -> None:
         # One of no job is told in the run of the only job that there is.
@@ -139,7 +139,7 @@ class WandbExporter:
             return
         text = alert.annotations.get("description") or alert.annotations.get("summary") or alert.name
         level = _LEVELS.get(alert.labels.get("severity", ""), "INFO")
-        self._wait(self._jobs[name], Alert(alert.name, text, level))
+        self._wait(self._jobs[name], SendAlert(alert.name, text, level))
 
     def _report(self, summary: JobSummary) -> None:
         job = self._jobs.get(summary.name)
@@ -150,7 +150,7 @@ class WandbExporter:
             SUMMARY_FILE: msgspec.json.encode(to_json([summary])).decode() + "\n",
             REPORT_FILE: to_html(report_of_summary(summary, "perfd aggregator")),
         }
-        self._wait(job, Report(numbers, files))
+        self._wait(job, SaveReport(numbers, files))
 
     def _wait(self, job: _Job, item: Item) -> None:
         job.waiting.append(item)
@@ -177,7 +177,7 @@ class WandbExporter:
         else:
             job.backoff = job.backoff.succeeded()
 
-    def _send(self, run: Run, item: Item) -> None:
+    def _send(self, run: WandbRun, item: Item) -> None:
         try:
             run.send(item)
         except OSError:

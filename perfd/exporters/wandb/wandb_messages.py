@@ -10,20 +10,20 @@ import msgspec
 from perfd.config import WandbConfig
 
 
-class Open(msgspec.Struct, frozen=True, tag="open"):
+class OpenRun(msgspec.Struct, frozen=True, tag="open"):
     """Open the run of a job: the first message, and the only one of its kind."""
 
     job: str
     config: WandbConfig
 
 
-class Log(msgspec.Struct, frozen=True, tag="log"):
+class LogNumbers(msgspec.Struct, frozen=True, tag="log"):
     """Add one row of history."""
 
     row: dict[str, float]
 
 
-class Alert(msgspec.Struct, frozen=True, tag="alert"):
+class SendAlert(msgspec.Struct, frozen=True, tag="alert"):
     """Send an alert; `level` is W&B's."""
 
     title: str
@@ -31,30 +31,30 @@ class Alert(msgspec.Struct, frozen=True, tag="alert"):
     level: str
 
 
-class Report(msgspec.Struct, frozen=True, tag="report"):
+class SaveReport(msgspec.Struct, frozen=True, tag="report"):
     """Set the run's summary, and keep files as an artifact."""
 
     numbers: dict[str, float]
     files: dict[str, str]
 
 
-class Answer(msgspec.Struct, frozen=True):
+class WorkerReply(msgspec.Struct, frozen=True):
     """Empty when it went well, else the reason."""
 
     error: str = ""
 
 
-Message: TypeAlias = Open | Log | Alert | Report
+Message: TypeAlias = OpenRun | LogNumbers | SendAlert | SaveReport
 
 
-class Line:
+class WorkerPipe:
     """One end of the connection. `OSError` of the socket, its timeout too, goes to the caller."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._received = bytearray()
 
-    def send(self, message: Message | Answer) -> None:
+    def send(self, message: Message | WorkerReply) -> None:
         """Write one message."""
         self._socket.sendall(msgspec.json.encode(message) + b"\n")
 

@@ -12,7 +12,7 @@ import msgspec
 import psutil
 
 from perfd.config import WandbConfig
-from perfd.exporters.wandb.wandb_messages import Answer, Line, Message, Open
+from perfd.exporters.wandb.wandb_messages import Message, OpenRun, WorkerPipe, WorkerReply
 
 START_WITHIN_S = 12.0
 """What W&B's processes are given to start in, beside the time that W&B has to answer."""
@@ -29,7 +29,7 @@ class WandbProcess:
     def __init__(self, job: str, config: WandbConfig) -> None:
         self._socket, theirs = socket.socketpair()
         self._socket.settimeout(START_WITHIN_S + config.timeout_s)
-        self._line = Line(self._socket)
+        self._line = WorkerPipe(self._socket)
         with theirs:
             # In a session of its own: a Ctrl-C in the terminal is not meant for it. Nobody can answer W&B's
             # questions, so it must not ask any.
@@ -41,7 +41,7 @@ class WandbProcess:
                 start_new_session=True,
                 env=os.environ | {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"},
             )
-        self.send(Open(job, config))
+        self.send(OpenRun(job, config))
         self._socket.settimeout(config.timeout_s)
 
     def send(self, message: Message) -> None:
@@ -73,9 +73,9 @@ class WandbProcess:
                     process.kill()
         self._process.wait()
 
-    def _ask(self, message: Message) -> Answer:
+    def _ask(self, message: Message) -> WorkerReply:
         self._line.send(message)
         data = self._line.receive()
         if data is None:
             raise ConnectionResetError("it ended by itself")
-        return msgspec.json.decode(data, type=Answer)
+        return msgspec.json.decode(data, type=WorkerReply)

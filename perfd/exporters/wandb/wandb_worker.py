@@ -20,7 +20,15 @@ import wandb
 from perfd.config import WandbConfig
 from perfd.exporters.http_post import read_secret
 from perfd.exporters.safe_names import plain_name
-from perfd.exporters.wandb.wandb_messages import Alert, Answer, Line, Log, Message, Open, Report
+from perfd.exporters.wandb.wandb_messages import (
+    LogNumbers,
+    Message,
+    OpenRun,
+    SaveReport,
+    SendAlert,
+    WorkerPipe,
+    WorkerReply,
+)
 from perfd.exporters.wandb.wandb_process import END_WITHIN_S
 
 FINISH_WITHIN_S = 6.0
@@ -30,7 +38,7 @@ _MAX_TEXT = 120
 """Of a name or group, which W&B limits to 128 characters."""
 
 
-class Run:
+class WorkerRun:
     """Does what messages say to one run."""
 
     def __init__(self) -> None:
@@ -39,35 +47,35 @@ class Run:
     def handle(self, message: Message) -> None:
         """Do it; raises whatever W&B raises."""
         match message:
-            case Open():
+            case OpenRun():
                 self._run = _opened(message.job, message.config)
-            case Log():
+            case LogNumbers():
                 self._run.log(message.row)
-            case Alert():
+            case SendAlert():
                 self._run.alert(title=message.title, text=message.text, level=message.level, wait_duration=0)
-            case Report():
+            case SaveReport():
                 _report(self._run, message)
 
 
 def main() -> None:
     """Serve the socket whose number is the first argument until its other end closes it."""
     with socket.socket(fileno=int(sys.argv[1])) as connection:
-        serve(Line(connection), Run().handle)
+        serve(WorkerPipe(connection), WorkerRun().handle)
         # Should nobody be there any more to kill it: the signal ends a process that does not handle it.
         signal.alarm(ceil(END_WITHIN_S))
         # Ends the run, and waits until W&B's own process has written what it has.
         wandb.teardown()
 
 
-def serve(line: Line, handle: Callable[[Message], None]) -> None:
+def serve(line: WorkerPipe, handle: Callable[[Message], None]) -> None:
     """Answer every message until there are no more."""
     while (data := line.receive()) is not None:
         try:
             handle(msgspec.json.decode(data, type=Message))
         except Exception as error:  # noqa: BLE001  W&B raises more kinds than it documents; perfd hears of each.
-            line.send(Answer(error=str(error) or type(error).__name__))
+            line.send(WorkerReply(error=str(error) or type(error).__name__))
         else:
-            line.send(Answer())
+            line.send(WorkerReply())
 
 
 def init_arguments(job: str, config: WandbConfig) -> dict[str, Any]:
@@ -129,7 +137,7 @@ def _opened(job: str, config: WandbConfig) -> Any:  # noqa: ANN401  `wandb` is n
     return run
 
 
-def _report(run: Any, report: Report) -> None:  # noqa: ANN401  `wandb` is not typed.
+def _report(run: Any, report: SaveReport) -> None:  # noqa: ANN401  `wandb` is not typed.
     run.summary.update(report.numbers)
     artifact = wandb.Artifact(f"perfd-{run.id}", type="perfd-report")
     for name, content in report.files.items():

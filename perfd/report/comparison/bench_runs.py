@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 import msgspec
 
 from perfd.errors import PerfdError
-from perfd.report.comparison.measures import Better, Measure, Measured, Unit
+from perfd.report.comparison.measures import Better, Measure, MeasuredRun, Unit
 
 _RATES = ("output_tokens_per_s", "requests_per_s", "completed_requests", "input_tokens_per_s")
 _LATENCIES = ("ttft", "tpot", "itl", "e2e")
@@ -55,7 +55,7 @@ def results_in(document: Mapping[str, Any], name: str) -> Results:
     return results
 
 
-def measures_of_benchmarks(a: Results, b: Results, names: tuple[str, str]) -> tuple[Measured, Measured]:
+def measures_of_benchmarks(a: Results, b: Results, names: tuple[str, str]) -> tuple[MeasuredRun, MeasuredRun]:
     """Two files of results as runs with the same measures; of several runs of one load, the medians.
 
     What counts is throughput, finished requests, and the medians of latencies: the tails of a short run are
@@ -74,8 +74,8 @@ def measures_of_benchmarks(a: Results, b: Results, names: tuple[str, str]) -> tu
     of_a = [one for load in loads_a for one in _measures(loads_a[load], load if several else "")]
     of_b = [one for load in loads_a for one in _measures(loads_b[load], load if several else "")]
     return (
-        Measured(name=names[0], kind="benchmark", measures=of_a),
-        Measured(name=names[1], kind="benchmark", measures=of_b),
+        MeasuredRun(name=names[0], kind="benchmark", measures=of_a),
+        MeasuredRun(name=names[1], kind="benchmark", measures=of_b),
     )
 
 

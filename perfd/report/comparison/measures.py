@@ -46,7 +46,7 @@ class Measure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredRun:
     """One run."""
 
     name: str
@@ -87,7 +87,7 @@ class _Trace(msgspec.Struct):
     model_use: _ModelUse | None = None
 
 
-def measures_of_summary(job: JobSummary, name: str) -> Measured:
+def measures_of_summary(job: JobSummary, name: str) -> MeasuredRun:
     """A job's numbers that tell whether it got better or worse.
 
     What takes a part of a step is compared in seconds: the same part of a longer step is a smaller share.
@@ -109,10 +109,10 @@ def measures_of_summary(job: JobSummary, name: str) -> Measured:
         ("optimizer_s", job.optimizer.share_ratio, job.optimizer.source),
     )
     measures = [_measure(*row) for row in rows] + [_part(*part, step_s) for part in parts]
-    return Measured(name=name, kind="summary", measures=measures)
+    return MeasuredRun(name=name, kind="summary", measures=measures)
 
 
-def measures_of_trace(document: Mapping[str, Any], name: str) -> Measured:
+def measures_of_trace(document: Mapping[str, Any], name: str) -> MeasuredRun:
     """A capture's numbers, from perfd.trace/1: each a mean over the steps and ranks.
 
     Ranks that lost records are left out. Without steps there is no time of a step to gate on.
@@ -137,7 +137,7 @@ def measures_of_trace(document: Mapping[str, Any], name: str) -> Measured:
         *((key, _mean(steps, key), Unit.SECONDS, Better.LOWER, False) for key in seconds),
         ("kernel_count", _mean(steps, "kernel_count"), Unit.COUNT, None, False),
     )
-    return Measured(name=name, kind="trace", measures=[_measure(*row) for row in rows], kernels_s=kernels)
+    return MeasuredRun(name=name, kind="trace", measures=[_measure(*row) for row in rows], kernels_s=kernels)
 
 
 def _mean(steps: Sequence[_Step], key: str) -> float | None:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from perfd.errors import PerfdError
-from perfd.report.comparison.measures import Better, Measure, Measured
+from perfd.report.comparison.measures import Better, Measure, MeasuredRun
 
 SCHEMA = "perfd.compare/1"
 SAME_RATIO = 0.01
@@ -16,7 +16,7 @@ SAME_RATIO = 0.01
 _KERNELS = 10
 
 
-class Verdict(StrEnum):
+class ChangeVerdict(StrEnum):
     """How a number changed."""
 
     BETTER = "better"
@@ -42,7 +42,7 @@ class Change:
     """(b - a) / a; None where either is unknown, or a alone is zero."""
     better: Better | None
     gate: bool
-    verdict: Verdict
+    verdict: ChangeVerdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class KernelChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class RunComparison:
     """Two runs side by side."""
 
     a: str
@@ -68,10 +68,10 @@ class Comparison:
     @property
     def regressed(self) -> bool:
         """Whether a number that counts got worse beyond the bound."""
-        return any(change.verdict is Verdict.REGRESSED for change in self.changes)
+        return any(change.verdict is ChangeVerdict.REGRESSED for change in self.changes)
 
 
-def compare(a: Measured, b: Measured, max_regression_ratio: float) -> Comparison:
+def compare(a: MeasuredRun, b: MeasuredRun, max_regression_ratio: float) -> RunComparison:
     """Hold the second run against the first.
 
     Raises `PerfdError` when they are of different kinds or have no number in common that counts: a gate
@@ -86,7 +86,7 @@ def compare(a: Measured, b: Measured, max_regression_ratio: float) -> Comparison
             f"{a.name} and {b.name} have no step time, throughput or MFU in common to compare;"
             " traces need marked steps for that."
         )
-    return Comparison(
+    return RunComparison(
         a=a.name,
         b=b.name,
         max_regression_ratio=max_regression_ratio,
@@ -95,7 +95,7 @@ def compare(a: Measured, b: Measured, max_regression_ratio: float) -> Comparison
     )
 
 
-def to_json(comparison: Comparison) -> dict[str, Any]:
+def to_json(comparison: RunComparison) -> dict[str, Any]:
     """The object of schema perfd.compare/1."""
     return {"schema": SCHEMA, "regressed": comparison.regressed, **asdict(comparison)}
 
@@ -124,20 +124,20 @@ def _ratio(a: float | None, b: float | None) -> float | None:
     return (b - a) / a if a else None
 
 
-def _verdict(ratio: float | None, better: Better | None, max_regression_ratio: float | None) -> Verdict:
+def _verdict(ratio: float | None, better: Better | None, max_regression_ratio: float | None) -> ChangeVerdict:
     if ratio is None:
-        return Verdict.UNKNOWN
+        return ChangeVerdict.UNKNOWN
     worse = ratio if better is Better.LOWER else -ratio
     if better and max_regression_ratio is not None and worse > max_regression_ratio:
-        return Verdict.REGRESSED
+        return ChangeVerdict.REGRESSED
     if abs(ratio) < SAME_RATIO:
-        return Verdict.SAME
+        return ChangeVerdict.SAME
     if better is None:
-        return Verdict.CHANGED
-    return Verdict.WORSE if worse > 0 else Verdict.BETTER
+        return ChangeVerdict.CHANGED
+    return ChangeVerdict.WORSE if worse > 0 else ChangeVerdict.BETTER
 
 
-def _kernels(a: Measured, b: Measured) -> list[KernelChange]:
+def _kernels(a: MeasuredRun, b: MeasuredRun) -> list[KernelChange]:
     if not a.kernels_s or not b.kernels_s:
         return []
     names = sorted(a.kernels_s.keys() | b.kernels_s.keys())

@@ -7,7 +7,7 @@ from html import escape
 from perfd.report.render import svg
 from perfd.report.render.page_style import CSS
 from perfd.report.render.roofline_svg import KINDS, PLOT_CSS, plot
-from perfd.report.report_model import Bars, Report, ReportFinding, Roofline, Table, Timeline
+from perfd.report.report_model import Bars, Report, ReportFinding, ReportTable, Roofline, Timeline
 from perfd.report.report_text import percent
 
 
@@ -98,7 +98,7 @@ def _recommendations(report: Report) -> str:
     return f"<section><h2>Recommendations</h2><ol>{items}</ol></section>" if items else ""
 
 
-def _table(table: Table) -> str:
+def _table(table: ReportTable) -> str:
     head = "".join(f"<th{_class(at, table)}>{escape(column)}</th>" for at, column in enumerate(table.columns))
     rows = []
     for number, row in enumerate(table.rows):
@@ -117,7 +117,7 @@ def _table(table: Table) -> str:
     )
 
 
-def _class(column: int, table: Table) -> str:
+def _class(column: int, table: ReportTable) -> str:
     return "" if column < table.text_columns else ' class="number"'
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfd.report.report_model import Report, Table
+from perfd.report.report_model import Report, ReportTable
 from perfd.report.report_text import percent
 
 
@@ -37,7 +37,7 @@ def to_markdown(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _table(table: Table) -> list[str]:
+def _table(table: ReportTable) -> list[str]:
     return _grid(table.columns, table.rows, text_columns=table.text_columns)
 
 

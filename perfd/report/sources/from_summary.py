@@ -9,7 +9,7 @@ from perfd.analysis.diagnosis.finding_titles import LIMITS
 from perfd.analysis.diagnosis.findings import Finding
 from perfd.analysis.diagnosis.job_summary import JobSummary
 from perfd.analysis.steps.pipeline_bubble import Stage
-from perfd.report.report_model import Bars, Metric, Report, ReportFinding, Segment, Table
+from perfd.report.report_model import Bars, BarSegment, Report, ReportFinding, ReportMetric, ReportTable
 from perfd.report.report_text import UNKNOWN, duration, percent, title
 
 _BOUNDS = {"at_least": "busiest", "at_most": "idlest"}
@@ -67,7 +67,7 @@ def _sentences(job: JobSummary) -> list[str]:
     return sentences
 
 
-def _metrics(job: JobSummary, source: str) -> list[Metric]:
+def _metrics(job: JobSummary, source: str) -> list[ReportMetric]:
     without = job.communication.left_out
     left_out = f", not counting {', '.join(without)}" if without else ""
     communication = f"{source}; {job.communication.source}{left_out}"
@@ -92,7 +92,9 @@ def _metrics(job: JobSummary, source: str) -> list[Metric]:
         ("Memory, fullest GPU", percent(job.memory.max_used_ratio), f"{source}; {job.memory.source}"),
         ("Goodput", percent(job.goodput_ratio), f"{source}; steps against wall time"),
     )  # fmt: skip
-    return [Metric(name=name, value=value, source=where) for name, value, where in rows if value != UNKNOWN]
+    return [
+        ReportMetric(name=name, value=value, source=where) for name, value, where in rows if value != UNKNOWN
+    ]
 
 
 def _teraflops(flops_per_s: float | None) -> str:
@@ -129,8 +131,8 @@ def _figures(job: JobSummary, source: str) -> list[Bars]:
             labels=[_stage_name(stage) for stage in stages],
             rows=[
                 [
-                    Segment(kind="compute", ratio=max(0.0, 1 - (stage.stall_ratio or 0.0))),
-                    Segment(kind="idle", ratio=min(1.0, stage.stall_ratio or 0.0)),
+                    BarSegment(kind="compute", ratio=max(0.0, 1 - (stage.stall_ratio or 0.0))),
+                    BarSegment(kind="idle", ratio=min(1.0, stage.stall_ratio or 0.0)),
                 ]
                 for stage in stages
             ],
@@ -154,12 +156,12 @@ def _alert(alert: AlertRecord) -> str:
     return f"Alert {alert.name} fired{at and f' at{at}'} and is {alert.state}."
 
 
-def _dimension_tables(job: JobSummary, source: str) -> list[Table]:
+def _dimension_tables(job: JobSummary, source: str) -> list[ReportTable]:
     dimensions = job.communication.dimensions
     if not dimensions:
         return []
     return [
-        Table(
+        ReportTable(
             title="Communication by parallel dimension",
             source=f"{source}; shares of a step, exposed: with no computation beside it",
             columns=("dimension", "share by", "exposed by", "share", "moves data", "waits", "exposed"),
@@ -181,11 +183,11 @@ def _dimension_tables(job: JobSummary, source: str) -> list[Table]:
     ]
 
 
-def _gpu_tables(job: JobSummary, source: str) -> list[Table]:
+def _gpu_tables(job: JobSummary, source: str) -> list[ReportTable]:
     if not job.gpus:
         return []
     return [
-        Table(
+        ReportTable(
             title="GPUs",
             source=f"{source}; GPU counters, medians over steady steps",
             columns=("GPU", "rank", "SM active", "tensor active", "DRAM active", "power"),
@@ -205,11 +207,11 @@ def _gpu_tables(job: JobSummary, source: str) -> list[Table]:
     ]
 
 
-def _stage_tables(job: JobSummary, source: str) -> list[Table]:
+def _stage_tables(job: JobSummary, source: str) -> list[ReportTable]:
     if not job.pipeline.stages:
         return []
     return [
-        Table(
+        ReportTable(
             title="Stages of the pipeline",
             source=f"{source}; {job.pipeline.source}",
             columns=("stage", "stall", "computes", "imbalance"),
@@ -226,12 +228,12 @@ def _stage_tables(job: JobSummary, source: str) -> list[Table]:
     ]
 
 
-def _bandwidth_tables(job: JobSummary, source: str) -> list[Table]:
+def _bandwidth_tables(job: JobSummary, source: str) -> list[ReportTable]:
     kinds = busiest(job.nccl.kinds)
     if not kinds:
         return []
     return [
-        Table(
+        ReportTable(
             title="NCCL's transfers beside what their links allow",
             source=f"{source}; {job.nccl.source}; transfer is the median of all messages, size and bandwidth"
             " are of those of 64 KiB and more where there are any",

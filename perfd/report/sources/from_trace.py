@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from perfd.report.report_model import Bars, Metric, Report, ReportFinding, Segment, Table
+from perfd.report.report_model import Bars, BarSegment, Report, ReportFinding, ReportMetric, ReportTable
 from perfd.report.report_text import UNKNOWN, duration, kernel_name, percent, size, title
 from perfd.report.sources.timeline_lanes import timeline_of
 from perfd.report.sources.trace_notes import notes_of
-from perfd.trace.diagnosis.time_shares import Shares, TraceFinding
+from perfd.trace.diagnosis.time_shares import TimeShares, TraceFinding
 from perfd.trace.diagnosis.trace_analysis import RankAnalysis, TraceAnalysis
 from perfd.trace.diagnosis.trace_findings import Diagnosis
 
@@ -74,38 +74,40 @@ def _summary(analysis: TraceAnalysis, diagnosis: Diagnosis) -> list[str]:
     return sentences
 
 
-def _metrics(analysis: TraceAnalysis, shares: Shares | None) -> list[Metric]:
+def _metrics(analysis: TraceAnalysis, shares: TimeShares | None) -> list[ReportMetric]:
     source, ranks = _source(analysis), analysis.complete or list(analysis.ranks)
     how = f"{source}; unions of GPU intervals in the window, mean over {len(ranks)} ranks"
     mean_span = sum(rank.whole.span_s for rank in ranks) / len(ranks)
     found = [
-        Metric(name="Window", value=duration(mean_span), source=f"{source}; {_window_words(ranks[0])}"),
+        ReportMetric(name="Window", value=duration(mean_span), source=f"{source}; {_window_words(ranks[0])}"),
     ]
     steps = [step.span_s for rank in ranks for step in rank.steps]
     if steps:
         value = duration(sum(steps) / len(steps))
-        found.append(Metric(name="Step time", value=value, source=f"{source}; whole steps, mean"))
+        found.append(ReportMetric(name="Step time", value=value, source=f"{source}; whole steps, mean"))
     if shares is not None:
         found += [
-            Metric(name="Computing", value=percent(shares.compute), source=how),
-            Metric(name="Exposed communication", value=percent(shares.exposed_communication), source=how),
-            Metric(name="Exposed copies", value=percent(shares.exposed_memory), source=how),
+            ReportMetric(name="Computing", value=percent(shares.compute), source=how),
+            ReportMetric(
+                name="Exposed communication", value=percent(shares.exposed_communication), source=how
+            ),
+            ReportMetric(name="Exposed copies", value=percent(shares.exposed_memory), source=how),
             *_idle_metrics(ranks, f"{source}; gaps against the host's calls, mean over ranks"),
         ]
     overlaps = [rank.whole.overlap_ratio for rank in ranks if rank.whole.overlap_ratio is not None]
     overlap = percent(sum(overlaps) / len(overlaps)) if overlaps else UNKNOWN
-    found.append(Metric(name="Communication hidden by computing", value=overlap, source=how))
+    found.append(ReportMetric(name="Communication hidden by computing", value=overlap, source=how))
     split = list(analysis.collectives.split.values())
     total = sum(transfer + wait for transfer, wait in split)
     if total > 0:
         value = percent(sum(wait for _, wait in split) / total)
         matched = f"{source}; durations of matched operations over all ranks"
-        found.append(Metric(name="Waiting, of communication", value=value, source=matched))
+        found.append(ReportMetric(name="Waiting, of communication", value=value, source=matched))
     if analysis.model_use:
         use = analysis.model_use
         peak = f"{use.model_flops_per_gpu_per_step:.3g} FLOPs a GPU and step"
         found.append(
-            Metric(
+            ReportMetric(
                 name="MFU",
                 value=percent(use.mfu_ratio),
                 source=f"{peak}, over the step time and {use.peak_flops_per_s / 1e12:.0f} TFLOP/s"
@@ -115,12 +117,12 @@ def _metrics(analysis: TraceAnalysis, shares: Shares | None) -> list[Metric]:
     cost = ranks[0].launches
     if cost and cost.call_s is not None:
         origin = f"{source}; median of {cost.count} launches of rank {ranks[0].rank}"
-        found.append(Metric(name="A launch takes", value=duration(cost.call_s), source=origin))
-        found.append(Metric(name="A launch queues", value=duration(cost.queue_s), source=origin))
+        found.append(ReportMetric(name="A launch takes", value=duration(cost.call_s), source=origin))
+        found.append(ReportMetric(name="A launch queues", value=duration(cost.queue_s), source=origin))
     return found
 
 
-def _idle_metrics(ranks: Sequence[RankAnalysis], source: str) -> list[Metric]:
+def _idle_metrics(ranks: Sequence[RankAnalysis], source: str) -> list[ReportMetric]:
     """Means of what the bars and the table show of each rank."""
     known = [(rank.whole.idle, rank.whole.span_s) for rank in ranks if rank.whole.idle and rank.whole.span_s]
     if not known:
@@ -131,7 +133,8 @@ def _idle_metrics(ranks: Sequence[RankAnalysis], source: str) -> list[Metric]:
         ("Idle, launch on its way", [idle.other_s / span_s for idle, span_s in known]),
     )
     return [
-        Metric(name=name, value=percent(sum(ratios) / len(ratios)), source=source) for name, ratios in parts
+        ReportMetric(name=name, value=percent(sum(ratios) / len(ratios)), source=source)
+        for name, ratios in parts
     ]
 
 
@@ -171,7 +174,7 @@ def _bars(analysis: TraceAnalysis) -> Bars:
                 ("sync", whole.idle.synchronizing_s),
                 ("other", whole.idle.other_s),
             ]
-        rows.append([Segment(kind=kind, ratio=value / span) for kind, value in parts if value > 0])
+        rows.append([BarSegment(kind=kind, ratio=value / span) for kind, value in parts if value > 0])
     return Bars(
         title="Where each rank's window went",
         source=f"{_source(analysis)}; each instant counts once: compute, else copies, else communication",
@@ -180,7 +183,7 @@ def _bars(analysis: TraceAnalysis) -> Bars:
     )
 
 
-def _breakdown_table(analysis: TraceAnalysis) -> Table:
+def _breakdown_table(analysis: TraceAnalysis) -> ReportTable:
     rows = []
     for rank in analysis.ranks[:_ROWS]:
         whole = rank.whole
@@ -200,7 +203,7 @@ def _breakdown_table(analysis: TraceAnalysis) -> Table:
                 str(whole.kernel_count),
             )
         )
-    return Table(
+    return ReportTable(
         title="Every rank",
         source=f"{_source(analysis)}; unions of GPU intervals, clipped to the window",
         columns=(
@@ -211,7 +214,7 @@ def _breakdown_table(analysis: TraceAnalysis) -> Table:
     )  # fmt: skip
 
 
-def _step_tables(rank: RankAnalysis) -> list[Table]:
+def _step_tables(rank: RankAnalysis) -> list[ReportTable]:
     if len(rank.steps) < 2:
         return []
     rows = [
@@ -226,7 +229,7 @@ def _step_tables(rank: RankAnalysis) -> list[Table]:
         for step in rank.steps[:_ROWS]
     ]
     return [
-        Table(
+        ReportTable(
             title=f"Steps of rank {rank.rank}",
             source=f"{Path(rank.timeline.trace.file).name}; the same within each step",
             columns=("step", "time", "compute", "exposed communication", "exposed copies", "idle"),
@@ -235,10 +238,10 @@ def _step_tables(rank: RankAnalysis) -> list[Table]:
     ]
 
 
-def _kernel_table(rank: RankAnalysis) -> Table:
+def _kernel_table(rank: RankAnalysis) -> ReportTable:
     span = rank.whole.span_s or 1.0
     rows = rank.kernels[:_KERNELS]
-    return Table(
+    return ReportTable(
         title=f"Kernels of rank {rank.rank}",
         source=f"{Path(rank.timeline.trace.file).name}; sums of durations by name, classes by name",
         columns=("kernel", "class", "tensor cores", "count", "total", "mean", "of the window"),
@@ -259,11 +262,11 @@ def _kernel_table(rank: RankAnalysis) -> Table:
     )
 
 
-def _collective_table(analysis: TraceAnalysis) -> Table:
+def _collective_table(analysis: TraceAnalysis) -> ReportTable:
     found = [(rank, row) for rank, rows in analysis.collectives.by_rank.items() for row in rows]
     found.sort(key=lambda item: -item[1].total_s)
     rows = found[:_ROWS]
-    return Table(
+    return ReportTable(
         title="Communication: transfer and waiting",
         source=f"{_source(analysis)}; the shortest duration of a matched operation is its transfer",
         columns=(
@@ -290,8 +293,8 @@ def _collective_table(analysis: TraceAnalysis) -> Table:
     )
 
 
-def _phase_table(rank: RankAnalysis) -> Table:
-    return Table(
+def _phase_table(rank: RankAnalysis) -> ReportTable:
+    return ReportTable(
         title=f"Named ranges of rank {rank.rank}, on the GPU",
         source=f"{Path(rank.timeline.trace.file).name}; from the first to the last operation launched within",
         columns=("range", "count", "on the host", "on the GPU", "GPU busy", "operations"),

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfd.report.report_model import Metric, Point, Report, ReportFinding, Roofline, Table
+from perfd.report.report_model import Point, Report, ReportFinding, ReportMetric, ReportTable, Roofline
 from perfd.report.report_text import UNKNOWN, duration, flops, kernel_name, percent, size, title
 from perfd.trace.diagnosis.confidence import MEASURED, MODELLED
 from perfd.trace.roofline.ncu_csv import KernelMetrics
-from perfd.trace.roofline.roofline_model import AT_LIMIT_RATIO, LATENCY_RATIO, Placement, Verdict
+from perfd.trace.roofline.roofline_model import AT_LIMIT_RATIO, LATENCY_RATIO, Placement, RooflineVerdict
 
 _NAME_WIDTH = 60
 _ADVICE = {
-    Verdict.COMPUTE: "Use a lower precision, the tensor cores, or do less arithmetic; more bandwidth changes"
-    " nothing.",
-    Verdict.MEMORY: "Move fewer bytes: fuse it with its neighbours, tile for reuse, use narrower types.",
-    Verdict.LATENCY: "Give the GPU more to do at once (larger shapes, more blocks a multiprocessor), or look"
-    " at what the warps wait for.",
+    RooflineVerdict.COMPUTE: "Use a lower precision or the tensor cores, or do less arithmetic; more"
+    " bandwidth changes nothing.",
+    RooflineVerdict.MEMORY: "Move fewer bytes: fuse it with its neighbors, tile for reuse, use narrower"
+    " types.",
+    RooflineVerdict.LATENCY: "Give the GPU more to do at once (larger shapes, more blocks per SM), or find"
+    " out what the warps wait for.",
 }
 THRESHOLDS = (
     f"Below {LATENCY_RATIO:.0%} of both peaks neither limits (latency bound); from {AT_LIMIT_RATIO:.0%} of"
@@ -51,7 +52,9 @@ def report_of_placement(found: Placement) -> Report:
         headline=f"{title(found.verdict.value)}.",
         summary=[*work.notes, THRESHOLDS],
         metrics=[
-            Metric(name=name, value=value, source=source) for name, value, source in rows if value != UNKNOWN
+            ReportMetric(name=name, value=value, source=source)
+            for name, value, source in rows
+            if value != UNKNOWN
         ],
         findings=[
             _finding(
@@ -118,7 +121,7 @@ def _picture(points: Sequence[Point], source: str, found: Placement | None = Non
 
 
 def _why(found: Placement) -> str:
-    side = "above" if found.side is Verdict.COMPUTE else "below"
+    side = "above" if found.side is RooflineVerdict.COMPUTE else "below"
     sentence = (
         f"{found.intensity_flops_per_byte:,.1f} FLOP/byte is {side} the ridge at"
         f" {found.ridge_flops_per_byte:,.1f}: at most {found.attainable_flops_per_s / 1e12:,.1f} TFLOP/s."
@@ -142,7 +145,7 @@ def _evidence(kernel: KernelMetrics) -> list[str]:
 
 
 def _finding(
-    verdict: Verdict,
+    verdict: RooflineVerdict,
     evidence: list[str],
     confidence: float,
     *,
@@ -159,9 +162,9 @@ def _finding(
     )
 
 
-def _table(kernels: Sequence[KernelMetrics], source: str) -> Table:
+def _table(kernels: Sequence[KernelMetrics], source: str) -> ReportTable:
     longest_s = max((kernel.duration_s or 0.0 for kernel in kernels), default=0.0)
-    return Table(
+    return ReportTable(
         title="Kernels",
         source=f"{source}; Nsight Compute's own metrics",
         columns=("kernel", "verdict", "time", "compute", "memory", "DRAM", "tensor", "occupancy"),

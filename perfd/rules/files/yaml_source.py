@@ -25,7 +25,7 @@ class Mistake:
 
 
 @dataclass(slots=True)
-class Source:
+class YamlSource:
     """The text of a file, and the mistakes found in it so far."""
 
     name: str
@@ -128,10 +128,10 @@ def is_null(node: yaml.Node) -> bool:
     return isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null"
 
 
-def read_source(path: Path) -> Source:
+def read_source(path: Path) -> YamlSource:
     """The text of a file; when it cannot be read, an empty one with that mistake."""
     try:
-        return Source(str(path), path.read_text(encoding="utf-8"))
+        return YamlSource(str(path), path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        return Source(str(path), "", [Mistake(str(path), 1, 1, f"this file cannot be read: {reason}")])
+        return YamlSource(str(path), "", [Mistake(str(path), 1, 1, f"this file cannot be read: {reason}")])

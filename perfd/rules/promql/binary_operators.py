@@ -9,8 +9,8 @@ from perfd.rules.promql.operators import ARITHMETIC, COMPARISON
 from perfd.rules.promql.vector import Floats, Keys, Mask, Remembered, Vector, empty, without_name
 from perfd.rules.promql.vector_matching import (
     Groups,
-    Matching,
     Pairs,
+    VectorMatching,
     common_groups,
     refuse_two,
     the_one_of_each,
@@ -73,7 +73,7 @@ class VectorBinary:
     """Arithmetic or a comparison between series that match."""
 
     def __init__(
-        self, operator: str, left: VectorNode, right: VectorNode, matching: Matching, *, as_bool: bool
+        self, operator: str, left: VectorNode, right: VectorNode, matching: VectorMatching, *, as_bool: bool
     ) -> None:
         self._is_filter = operator in COMPARISON and not as_bool
         self._function = ARITHMETIC.get(operator) or COMPARISON[operator]
@@ -116,7 +116,7 @@ class VectorBinary:
 class SetOperator:
     """`and`, `or`, `unless`: whole series, chosen by whether the other side has a match."""
 
-    def __init__(self, operator: str, left: VectorNode, right: VectorNode, matching: Matching) -> None:
+    def __init__(self, operator: str, left: VectorNode, right: VectorNode, matching: VectorMatching) -> None:
         self._operator = operator
         self._left = left
         self._right = right

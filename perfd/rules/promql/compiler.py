@@ -8,7 +8,7 @@ from datetime import timedelta
 import numpy as np
 import promql_parser as pp
 
-from perfd.rules.label_matchers import METRIC_NAME_LABEL, Matcher, Selection
+from perfd.rules.label_matchers import METRIC_NAME_LABEL, Matcher, MatcherSet
 from perfd.rules.problems import Problem, TextError
 from perfd.rules.promql import aggregations, binary_operators, evaluation, functions, range_functions
 from perfd.rules.promql.evaluation import Instant, ScalarNode, VectorNode
@@ -16,7 +16,7 @@ from perfd.rules.promql.operators import SETS
 from perfd.rules.promql.selectors import InstantSelector, RangeSelector
 from perfd.rules.promql.syntax import parse
 from perfd.rules.promql.vector import Vector
-from perfd.rules.promql.vector_matching import Matching
+from perfd.rules.promql.vector_matching import VectorMatching
 from perfd.rules.series_store import Read, SeriesStore
 
 # Pairs, as the parser's enumerations cannot be keys of a dictionary.
@@ -201,26 +201,26 @@ def _literal(tree: pp.Expr) -> str:
     return tree.val
 
 
-def _selection(tree: pp.VectorSelector) -> Selection:
+def _selection(tree: pp.VectorSelector) -> MatcherSet:
     if tree.at is not None or tree.matchers.or_matchers:
         raise NotImplementedError("a selector with @ or `or` is not supported")
     matchers = [Matcher(m.name, _operator(m.op), m.value) for m in tree.matchers.matchers]
     if tree.name:
         matchers.insert(0, Matcher(METRIC_NAME_LABEL, "=", tree.name))
-    return Selection(matchers)
+    return MatcherSet(matchers)
 
 
 def _operator(of_parser: pp.MatchOp) -> str:
     return next(text for operator, text in _OPERATORS if operator == of_parser)
 
 
-def _matching(modifier: pp.BinModifier | None) -> Matching:
+def _matching(modifier: pp.BinModifier | None) -> VectorMatching:
     if modifier is None:
-        return Matching()
+        return VectorMatching()
     many = next((side for card, side in _MANY_SIDES if card == modifier.card), "")
     if modifier.matching is None:
-        return Matching(many=many, include=tuple(modifier.group_labels or ()))
-    return Matching(
+        return VectorMatching(many=many, include=tuple(modifier.group_labels or ()))
+    return VectorMatching(
         labels=frozenset(modifier.matching.labels),
         on=modifier.matching.type == pp.LabelModifierType.Include,
         many=many,

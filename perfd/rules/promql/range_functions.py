@@ -14,7 +14,7 @@ from perfd.rules.promql.vector import Floats, Mask, Remembered, Vector, without_
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class RangeWindow:
     """The interval that a range covers, and the number that the function may take."""
 
     start_ms: int
@@ -27,11 +27,11 @@ class Window:
         return (self.end_ms - self.start_ms) / 1000
 
 
-RangeFunction = Callable[[Samples, Window], "Floats | None"]
+RangeFunction = Callable[[Samples, RangeWindow], "Floats | None"]
 """Gives a value for each column, or None when there are too few samples for one."""
 
 
-def _extrapolated(samples: Samples, window: Window, *, counter: bool, rate: bool) -> Floats | None:
+def _extrapolated(samples: Samples, window: RangeWindow, *, counter: bool, rate: bool) -> Floats | None:
     """What a counter (or gauge) rose over the window, as `rate`, `increase` and `delta` define it.
 
     The rise between first and last sample is extended to the window's ends, or by
@@ -70,7 +70,7 @@ def _last_two(samples: Samples, *, rate: bool) -> Floats | None:
     return change / ((samples.times_ms[-1] - samples.times_ms[-2]) / 1000) if rate else change
 
 
-def _slope(samples: Samples, _: Window) -> Floats | None:
+def _slope(samples: Samples, _: RangeWindow) -> Floats | None:
     """The slope of the least-squares line, per second."""
     if len(samples.times_ms) < 2:
         return None
@@ -85,13 +85,13 @@ def _slope(samples: Samples, _: Window) -> Floats | None:
     return slope
 
 
-def _changes(samples: Samples, _: Window) -> Floats:
+def _changes(samples: Samples, _: RangeWindow) -> Floats:
     before, after = samples.values[:-1], samples.values[1:]
     both_nan = np.isnan(before) & np.isnan(after)
     return _times((before != after) & ~both_nan)
 
 
-def _resets(samples: Samples, _: Window) -> Floats:
+def _resets(samples: Samples, _: RangeWindow) -> Floats:
     return _times(samples.values[1:] < samples.values[:-1])
 
 
@@ -100,11 +100,11 @@ def _times(happened: Mask) -> Floats:
     return times
 
 
-def _count(samples: Samples, _: Window) -> Floats:
+def _count(samples: Samples, _: RangeWindow) -> Floats:
     return np.full(samples.values.shape[1], float(len(samples.times_ms)))
 
 
-def _quantile(samples: Samples, window: Window) -> Floats:
+def _quantile(samples: Samples, window: RangeWindow) -> Floats:
     return quantiles(window.parameter, samples.values)
 
 
@@ -144,7 +144,7 @@ class OverRange:
     def vector(self, at: Instant) -> Vector:
         end_ms = at.time_ms - self._argument.offset_ms
         parameter = self._parameter.scalar(at) if self._parameter else 0.0
-        window = Window(end_ms - self._argument.range_ms, end_ms, parameter)
+        window = RangeWindow(end_ms - self._argument.range_ms, end_ms, parameter)
         keys, parts = self._argument.samples(at)
         values, present = scatter(keys)
         for samples in parts:

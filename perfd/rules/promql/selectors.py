@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfd.metrics.series import SeriesKey
-from perfd.rules.label_matchers import Selection
+from perfd.rules.label_matchers import MatcherSet
 from perfd.rules.promql.evaluation import Instant
 from perfd.rules.promql.vector import Floats, Keys, Mask, Vector
-from perfd.rules.sample_matrix import Block, Columns, Table, Times, is_value
+from perfd.rules.sample_matrix import Block, Columns, SampleMatrix, Times, is_value
 from perfd.rules.series_store import LOOKBACK_MS, Read, SeriesStore
 
 
@@ -20,7 +20,7 @@ from perfd.rules.series_store import LOOKBACK_MS, Read, SeriesStore
 class _Part:
     """The matched series of one table, and their places among all that matched."""
 
-    table: Table
+    table: SampleMatrix
     columns: Columns
     places: slice
 
@@ -28,7 +28,7 @@ class _Part:
 class _Matched:
     """The series that a selection matches; looked up again only when the store's series change."""
 
-    def __init__(self, selection: Selection) -> None:
+    def __init__(self, selection: MatcherSet) -> None:
         self.selection = selection
         self._store: SeriesStore | None = None
         self._revision: tuple[int, int] | None = None
@@ -54,7 +54,7 @@ class _Matched:
 class InstantSelector:
     """`name{...} offset d`: the newest sample of each series, if it is still good."""
 
-    def __init__(self, selection: Selection, offset_ms: int) -> None:
+    def __init__(self, selection: MatcherSet, offset_ms: int) -> None:
         self.selection = selection
         self._offset_ms = offset_ms
         self._matched = _Matched(selection)
@@ -100,7 +100,7 @@ class Samples:
 class RangeSelector:
     """`name{...}[d] offset d`: all samples of an interval that is closed at both ends."""
 
-    def __init__(self, selection: Selection, range_ms: int, offset_ms: int) -> None:
+    def __init__(self, selection: MatcherSet, range_ms: int, offset_ms: int) -> None:
         self.selection = selection
         self.range_ms = range_ms
         self.offset_ms = offset_ms

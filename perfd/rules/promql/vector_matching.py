@@ -18,7 +18,7 @@ Groups = NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Matching:
+class VectorMatching:
     """`on (labels)` or `ignoring (labels)`, and `group_left` or `group_right`."""
 
     labels: frozenset[str] = frozenset()
@@ -54,7 +54,7 @@ class CommonGroups:
     count: int
 
 
-def common_groups(first: Keys, second: Keys, matching: Matching) -> CommonGroups:
+def common_groups(first: Keys, second: Keys, matching: VectorMatching) -> CommonGroups:
     """The group of each key of both sides."""
     numbers: dict[Hashable, int] = {}
     sides = [
@@ -89,7 +89,7 @@ def refuse_two(counts: Groups, members: Groups, places: Groups, keys: Keys) -> N
 class Pairs:
     """Result keys of matched pairs; the same object as long as the same series match."""
 
-    def __init__(self, matching: Matching, *, keep_name: bool) -> None:
+    def __init__(self, matching: VectorMatching, *, keep_name: bool) -> None:
         self._matching = matching
         self._keep_name = keep_name
         self._sides: tuple[Keys, Keys] | None = None

@@ -16,7 +16,7 @@ _PIECE_BYTES = 64 * 1024
 _PIPE_BYTES = 1024 * 1024
 
 
-class LogFeed:
+class LogPipe:
     """A pipe that becomes standard input, which the collector of training logs reads.
 
     A collector that reads nothing for a while, because it is switched off or

@@ -15,7 +15,7 @@ MAX_BYTES_PER_S = 16 * 1024 * 1024
 _BURST_S = 0.25
 
 
-class Feed:
+class MonitorChannel:
     """Takes frames without ever blocking, and writes them to the monitor from a thread of its own.
 
     When the monitor does not keep up, whole lines are dropped and counted: half a

@@ -37,7 +37,7 @@ class CommandError(PerfdError):
         self.exit_code = exit_code
 
 
-class Job:
+class ChildProcess:
     """A running command. Only the main thread may use it, and `WATCHED` must be blocked in all threads.
 
     With `own_group` the command gets a process group of its own, which signals go

@@ -15,7 +15,7 @@ _PIPE_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
+class JobStream:
     """One stream: the job has `job_fd`, we read `source_fd` and write to `target_fd`."""
 
     job_fd: int
@@ -31,7 +31,7 @@ class Output:
                 fcntl.ioctl(self.source_fd, termios.TIOCSWINSZ, size)
 
 
-def open_outputs(stdout_fd: int, stderr_fd: int) -> Sequence[Output]:
+def open_outputs(stdout_fd: int, stderr_fd: int) -> Sequence[JobStream]:
     """Streams for standard output and standard error, in that order.
 
     There is one for both when both go to the same place (`2>&1`, or one terminal),
@@ -43,10 +43,10 @@ def open_outputs(stdout_fd: int, stderr_fd: int) -> Sequence[Output]:
     return (first, _open(stderr_fd))
 
 
-def _open(target_fd: int) -> Output:
+def _open(target_fd: int) -> JobStream:
     terminal = os.isatty(target_fd)
     source_fd, job_fd = _open_terminal(target_fd) if terminal else os.pipe()
-    output = Output(job_fd=job_fd, source_fd=source_fd, target_fd=target_fd, terminal=terminal)
+    output = JobStream(job_fd=job_fd, source_fd=source_fd, target_fd=target_fd, terminal=terminal)
     if terminal:
         output.resize()
     else:

@@ -18,7 +18,7 @@ _PIPE_MAX_BYTES = 1024 * 1024
 """What Linux lets an unprivileged pipe hold: all of it was written before the job ended."""
 
 
-class Pump:
+class OutputRelay:
     """Reads `source_fd`, writes the same bytes to `target_fd` and offers them to `listener`.
 
     A target that is slow slows the job, as it would without perfd. One whose

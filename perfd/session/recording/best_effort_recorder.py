@@ -15,7 +15,7 @@ from perfd.recording.recording_writer import RecordingWriter
 log = logging.getLogger(__name__)
 
 
-class Tape:
+class BestEffortRecorder:
     """Writes a recording; the first failure ends it, is reported through `say`, and stops nothing else."""
 
     def __init__(

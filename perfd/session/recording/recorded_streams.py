@@ -12,7 +12,7 @@ from perfd.collector import CollectorSpec, Options, RecordedStream, Settings
 from perfd.errors import ConfigError, RecordingError
 from perfd.model import GpuInfo, RankPlacement, Record
 from perfd.plugins import collector_entry_points, load_collector
-from perfd.recording.recording_format import RECORDS_KIND, RecordedNode, Recording, Stream
+from perfd.recording.recording_format import RECORDS_KIND, RecordedNode, Recording, StreamEntry
 from perfd.recording.records_stream import RecordsStream
 from perfd.recording.stream_decompression import plain_file
 
@@ -20,7 +20,7 @@ Player = Callable[[Path, Settings], RecordedStream]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Players:
+class StreamPlayers:
     """How each kind of stream is played, and by which collector."""
 
     by_kind: Mapping[str, tuple[str, Player]]
@@ -37,7 +37,7 @@ class Playback:
     warnings: tuple[str, ...]
 
 
-def installed_players() -> Players:
+def installed_players() -> StreamPlayers:
     """The players of all installed collectors; a collector that cannot be imported is left out."""
     by_kind: dict[str, tuple[str, Player]] = {RECORDS_KIND: (RECORDS_KIND, RecordsStream)}
     warnings = []
@@ -49,11 +49,11 @@ def installed_players() -> Players:
             continue
         for kind, player in spec.replay.items():
             by_kind.setdefault(kind, (spec.name, player))
-    return Players(by_kind=by_kind, warnings=tuple(warnings))
+    return StreamPlayers(by_kind=by_kind, warnings=tuple(warnings))
 
 
 def open_playback(
-    recording: Recording, scratch: Path, clock: Clock, players: Players, *, interval_s: float
+    recording: Recording, scratch: Path, clock: Clock, players: StreamPlayers, *, interval_s: float
 ) -> Playback:
     """Open every stream that can be played; compressed ones are unpacked below `scratch`.
 
@@ -96,7 +96,7 @@ def _spec(name: str, played: RecordedStream, interval_s: float) -> CollectorSpec
     return CollectorSpec(name=name, options=Options, create=lambda *_: played, interval_s=interval_s)
 
 
-def _left_out(streams: Sequence[Stream]) -> list[str]:
+def _left_out(streams: Sequence[StreamEntry]) -> list[str]:
     """A sentence for each kind that nothing plays."""
     sentences = []
     for kind in dict.fromkeys(stream.kind for stream in streams):

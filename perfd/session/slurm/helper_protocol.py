@@ -18,7 +18,7 @@ _PIECE = 600
 _MAX_CHARACTERS = 1 << 20
 
 
-class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class HelperSetup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The first line to every helper: which ranks to look for, and what captures may do."""
 
     job: str
@@ -29,7 +29,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     capture: AgentCaptureConfig
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class CaptureOrder(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The second line to every helper: who captures what. A node that is not named is done."""
 
     requests: dict[str, CaptureRequest]
@@ -42,21 +42,21 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
     gpu: int | None = None
 
 
-class Present(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class NodeReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A helper runs, and sees these ranks; when none, `reason` says why."""
 
     ranks: list[Rank] = []
     reason: str = ""
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class RankStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Where the capture stands on the helper's node."""
 
     status: CaptureStatus
 
 
-ToNode: TypeAlias = Setup | Order
-FromNode: TypeAlias = Present | Told
+ToNode: TypeAlias = HelperSetup | CaptureOrder
+FromNode: TypeAlias = NodeReady | RankStatus
 
 
 def encode(message: ToNode) -> str:
@@ -67,7 +67,7 @@ def encode(message: ToNode) -> str:
 def decode(line: str) -> ToNode:
     """What a line to the helpers says; raises `CaptureError` when it is none."""
     try:
-        return msgspec.json.decode(line, type=Setup | Order)
+        return msgspec.json.decode(line, type=HelperSetup | CaptureOrder)
     except msgspec.DecodeError as error:
         raise CaptureError(f"This is no order of `perfd capture --slurm`: {error}.") from error
 
@@ -80,7 +80,7 @@ def lines_of(node: str, message: FromNode) -> Iterator[str]:
         yield f"{_MARK} {node} {more} {text[start : start + _PIECE]}\n"
 
 
-class Assembly:
+class LineAssembly:
     """Puts helpers' lines together again; whatever else stands in between is skipped."""
 
     def __init__(self) -> None:
@@ -98,6 +98,6 @@ class Assembly:
                 self._pieces[node] = text
             return None
         try:
-            return node, msgspec.json.decode(text, type=Present | Told)
+            return node, msgspec.json.decode(text, type=NodeReady | RankStatus)
         except msgspec.DecodeError:
             return None

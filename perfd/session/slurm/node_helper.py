@@ -13,7 +13,15 @@ from perfd.capture.selection.capture_id import slug
 from perfd.clock import Clock
 from perfd.model import CaptureRequest, CaptureStatus, RankPlacement
 from perfd.plugins import load_collector
-from perfd.session.slurm.helper_protocol import FromNode, Order, Present, Rank, Setup, Told, decode
+from perfd.session.slurm.helper_protocol import (
+    CaptureOrder,
+    FromNode,
+    HelperSetup,
+    NodeReady,
+    Rank,
+    RankStatus,
+    decode,
+)
 from perfd.session.slurm.step_processes import ranks_here
 
 _KINETO_S = 6.0
@@ -39,7 +47,7 @@ def serve(
     inbox: Inbox = SimpleQueue()
     threading.Thread(target=_read, args=(lines, inbox), name="perfd-orders", daemon=True).start()
     setup = _next(inbox)
-    if not isinstance(setup, Setup):
+    if not isinstance(setup, HelperSetup):
         return
     found = ranks_here(
         load_collector("ranks"), job=setup.job, job_id=setup.job_id, step=setup.step, node=node, proc=proc
@@ -51,7 +59,7 @@ def serve(
             clock.sleep(_KINETO_S)
         tell(_present(setup, found))
         order = _next(inbox)
-        if isinstance(order, Order) and (request := order.requests.get(node)) is not None:
+        if isinstance(order, CaptureOrder) and (request := order.requests.get(node)) is not None:
             executor.handle(request)
             _pass_on(inbox, request, tell)
     finally:
@@ -65,7 +73,7 @@ def _read(lines: Iterable[str], inbox: Inbox) -> None:
     inbox.put(None)
 
 
-def _next(inbox: Inbox) -> Setup | Order | None:
+def _next(inbox: Inbox) -> HelperSetup | CaptureOrder | None:
     """The next order; None when the capture is gone."""
     while isinstance(item := inbox.get(), CaptureStatus):
         pass  # Of a capture that an earlier helper left in this folder.
@@ -73,7 +81,7 @@ def _next(inbox: Inbox) -> Setup | Order | None:
 
 
 def _executor(
-    setup: Setup,
+    setup: HelperSetup,
     found: list[RankPlacement],
     inbox: Inbox,
     *,
@@ -100,9 +108,9 @@ def _tell_nobody(_capture_id: str, _paths: Sequence[Path], _reason: str) -> None
     """No aggregator has a part in these captures, so no history holds the files."""
 
 
-def _present(setup: Setup, found: list[RankPlacement]) -> Present:
+def _present(setup: HelperSetup, found: list[RankPlacement]) -> NodeReady:
     where = f"step {setup.job_id}.{setup.step}" if setup.step is not None else "the batch script"
-    return Present(
+    return NodeReady(
         ranks=[Rank(rank=one.rank, gpu=one.gpu) for one in found],
         reason=""
         if found
@@ -119,7 +127,7 @@ def _pass_on(inbox: Inbox, request: CaptureRequest, tell: Callable[[FromNode], N
         if item is None:
             return
         if isinstance(item, CaptureStatus):
-            tell(Told(status=item))
+            tell(RankStatus(status=item))
             if item.state.final:
                 waiting -= set(item.ranks or waiting)
 
@@ -131,4 +139,4 @@ def _pass_on_rest(inbox: Inbox, tell: Callable[[FromNode], None]) -> None:
         except Empty:
             return
         if isinstance(item, CaptureStatus):
-            tell(Told(status=item))
+            tell(RankStatus(status=item))

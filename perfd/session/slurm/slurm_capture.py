@@ -16,12 +16,20 @@ import msgspec
 
 from perfd.capture.policy.policy_events import Capture, Participant
 from perfd.capture.policy.rank_outcomes import apply, end_open, open_nodes, overall
-from perfd.capture.selection.rank_selection import JobView, RankView, Selection, select
+from perfd.capture.selection.rank_selection import JobView, RankSelection, RankView, select
 from perfd.clock import Clock
 from perfd.config import AgentCaptureConfig
 from perfd.model import CaptureRequest, CaptureState, CaptureTool
-from perfd.session.slurm.helper_protocol import Assembly, FromNode, Order, Present, Setup, Told, encode
-from perfd.session.slurm.slurm_jobs import Place, SlurmJob
+from perfd.session.slurm.helper_protocol import (
+    CaptureOrder,
+    FromNode,
+    HelperSetup,
+    LineAssembly,
+    NodeReady,
+    RankStatus,
+    encode,
+)
+from perfd.session.slurm.slurm_jobs import RankScope, SlurmJob
 
 TOOLS = (CaptureTool.PY_SPY, CaptureTool.KINETO, CaptureTool.NSYS, CaptureTool.FLIGHT_RECORDER)
 """Those that need nothing but the job's processes."""
@@ -33,7 +41,7 @@ _USUAL_LEAD_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class SrunTimeouts:
     """How long srun and the helpers are waited for."""
 
     present_s: float = 90.0
@@ -47,7 +55,7 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class CaptureOptions:
     """What a person asks for."""
 
     capture_id: str
@@ -62,7 +70,7 @@ class Wish:
 class _Heard:
     """What the helpers have said so far."""
 
-    present: dict[str, Present] = field(default_factory=dict)
+    present: dict[str, NodeReady] = field(default_factory=dict)
     asked: bool = False
     """Whether the nodes that are present were told what to do."""
     participants: tuple[Participant, ...] = ()
@@ -74,20 +82,20 @@ class SlurmCapture:
 
     def __init__(
         self,
-        wish: Wish,
+        wish: CaptureOptions,
         job: SlurmJob,
-        place: Place,
+        place: RankScope,
         srun: subprocess.Popen[str],
         clock: Clock,
         *,
-        patience: Patience | None = None,
+        patience: SrunTimeouts | None = None,
     ) -> None:
         self._wish = wish
         self._job = job
         self._place = place
         self._srun = srun
         self._clock = clock
-        self._patience = patience or Patience()
+        self._patience = patience or SrunTimeouts()
         self._heard = _Heard()
         self._inbox: SimpleQueue[tuple[str, FromNode] | None] = SimpleQueue()
         self._complaint: list[str] = []
@@ -104,7 +112,7 @@ class SlurmCapture:
         why = "its node did not answer in time"
         try:
             self._send(
-                Setup(
+                HelperSetup(
                     job=self._job.name,
                     job_id=self._job.job_id,
                     step=self._place.step,
@@ -149,7 +157,7 @@ class SlurmCapture:
             for node, said in present.items()
             for rank in said.ranks
         ]
-        chosen = Selection(by_node={})
+        chosen = RankSelection(by_node={})
         if views:
             chosen = select(self._wish.ranks, JobView(job=self._job.name, nodes=list(present), ranks=views))
         self._heard.participants = (
@@ -165,9 +173,9 @@ class SlurmCapture:
             ),
         )
         self._heard.asked = True
-        self._send(Order(requests=self._requests(chosen)))
+        self._send(CaptureOrder(requests=self._requests(chosen)))
 
-    def _requests(self, chosen: Selection) -> dict[str, CaptureRequest]:
+    def _requests(self, chosen: RankSelection) -> dict[str, CaptureRequest]:
         lead_s = _LEAD_S.get(self._wish.tool, _USUAL_LEAD_S) if len(chosen.by_node) > 1 else None
         start = None if lead_s is None else self._clock.unix_ns() + round(lead_s * 1e9)
         return {
@@ -197,9 +205,9 @@ class SlurmCapture:
             self._heard.srun_ended = True
             return
         node, message = item
-        if isinstance(message, Present):
+        if isinstance(message, NodeReady):
             self._heard.present[node] = message
-        elif isinstance(message, Told):
+        elif isinstance(message, RankStatus):
             self._heard.participants = apply(self._heard.participants, node, message.status)
 
     def _leave(self) -> None:
@@ -233,7 +241,7 @@ class SlurmCapture:
         of_helpers = [line for line in self._complaint if not line.startswith(("srun:", "slurmstepd:"))]
         return (of_helpers or self._complaint)[-1].removesuffix(".")
 
-    def _send(self, message: Setup | Order) -> None:
+    def _send(self, message: HelperSetup | CaptureOrder) -> None:
         if self._srun.stdin is None:
             return
         # When srun has ended, the outcomes say so.
@@ -242,7 +250,7 @@ class SlurmCapture:
             self._srun.stdin.flush()
 
     def _read(self) -> None:
-        assembly = Assembly()
+        assembly = LineAssembly()
         for line in self._srun.stdout or ():
             if (heard := assembly.feed(line)) is not None:
                 self._inbox.put(heard)
@@ -259,7 +267,7 @@ def capture_id(job: str, now_unix_s: float) -> str:
     return f"{job}-{datetime.fromtimestamp(now_unix_s, UTC):%Y%m%dT%H%M%S}"
 
 
-def _config(wish: Wish) -> AgentCaptureConfig:
+def _config(wish: CaptureOptions) -> AgentCaptureConfig:
     """What the helpers may do: the operator's limits, without servers and without what needs a log."""
     none = AgentCaptureConfig()
     return msgspec.structs.replace(

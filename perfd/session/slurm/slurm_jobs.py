@@ -17,7 +17,7 @@ _OURS = "perfd"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class SlurmStep:
     """A numbered step of a job."""
 
     number: int
@@ -28,7 +28,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankScope:
     """Where the ranks of a job are looked for."""
 
     step: int | None
@@ -45,7 +45,7 @@ class SlurmJob:
     name: str
     """As perfd's agents call it: the number, or `ARRAY_TASK`."""
     batch_host: str
-    steps: Sequence[Step]
+    steps: Sequence[SlurmStep]
 
 
 class Slurm:
@@ -74,15 +74,15 @@ class Slurm:
             steps=parse_steps(self._ask("scontrol", "show", "step", "-o", job_id)),
         )
 
-    def place(self, job: SlurmJob, step: int | None) -> Place:
+    def place(self, job: SlurmJob, step: int | None) -> RankScope:
         """Where the ranks of a job are: in the step that is wanted, or that looks like the training."""
         chosen = choose_step(job, step)
         if chosen is None:
-            return Place(step=None, nodes=[job.batch_host])
+            return RankScope(step=None, nodes=[job.batch_host])
         hosts = self._ask("scontrol", "show", "hostnames", chosen.node_list)
-        return Place(step=chosen.number, nodes=hosts.split())
+        return RankScope(step=chosen.number, nodes=hosts.split())
 
-    def start(self, job: SlurmJob, place: Place, command: Sequence[str]) -> subprocess.Popen[str]:
+    def start(self, job: SlurmJob, place: RankScope, command: Sequence[str]) -> subprocess.Popen[str]:
         """Run a command once on each node of a place, with pipes to and from all of them."""
         try:
             return subprocess.Popen(
@@ -125,7 +125,7 @@ class Slurm:
         return done.stdout
 
 
-def srun_arguments(job: SlurmJob, place: Place) -> list[str]:
+def srun_arguments(job: SlurmJob, place: RankScope) -> list[str]:
     """An srun that adds a step of one task a node, which takes nothing from the others."""
     nodes = str(len(place.nodes))
     return [
@@ -171,14 +171,14 @@ def running(job: str, found: Sequence[Mapping[str, str]]) -> Mapping[str, str]:
     return alive[0]
 
 
-def parse_steps(text: str) -> tuple[Step, ...]:
+def parse_steps(text: str) -> tuple[SlurmStep, ...]:
     """The numbered steps in what `scontrol show step -o` printed: not the batch script."""
     steps = []
     for fields in parse_records(text):
         number, tasks = fields.get("StepId", "").rpartition(".")[2], fields.get("Tasks", "")
         if number.isdecimal() and tasks.isdecimal() and fields.get("State", "RUNNING") == "RUNNING":
             steps.append(
-                Step(
+                SlurmStep(
                     number=int(number),
                     name=fields.get("Name", ""),
                     tasks=int(tasks),
@@ -188,7 +188,7 @@ def parse_steps(text: str) -> tuple[Step, ...]:
     return tuple(steps)
 
 
-def choose_step(job: SlurmJob, wanted: int | None) -> Step | None:
+def choose_step(job: SlurmJob, wanted: int | None) -> SlurmStep | None:
     """The step that is the training: the largest that is not perfd's own, the newest of equals.
 
     None when all is in the batch script. Raises `CaptureError` when there is no step `wanted`.

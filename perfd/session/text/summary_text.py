@@ -17,7 +17,7 @@ from perfd.analysis.data.formatting import rank_names
 from perfd.analysis.diagnosis.finding_titles import LIMITS
 from perfd.analysis.diagnosis.findings import Finding, Kind
 from perfd.analysis.diagnosis.job_summary import JobSummary
-from perfd.analysis.hang.error_events import Trouble
+from perfd.analysis.hang.error_events import ErrorSummary
 from perfd.session.text.summary_numbers import numbers_in_words
 
 _TROUBLES_SHOWN = 8
@@ -110,7 +110,7 @@ def _troubles(summary: JobSummary) -> list[str]:
     return ["", "Errors and warnings, in the order in which they began:", *lines, *more] if lines else []
 
 
-def _trouble(trouble: Trouble) -> str:
+def _trouble(trouble: ErrorSummary) -> str:
     who = rank_names(trouble.ranks) if trouble.ranks else ""
     when = f"after step {trouble.step}" if trouble.step is not None else ""
     often = f"{trouble.count} times" if trouble.count > 1 else ""

@@ -8,7 +8,7 @@ import numpy as np
 
 from perfd.trace.breakdown.rank_breakdown import RankTimeline
 from perfd.trace.model.kernel_classes import collective_operation
-from perfd.trace.model.operation_kinds import Kind
+from perfd.trace.model.operation_kinds import OperationKind
 from perfd.trace.model.rank_trace import Collective
 
 
@@ -54,7 +54,7 @@ def instances(timeline: RankTimeline) -> list[Instance]:
     described = {one.operation: one for one in trace.collectives}
     operations = trace.operations
     inside = (operations.start_ns < window.end_ns) & (operations.end_ns > window.start_ns)
-    chosen = np.flatnonzero((operations.kind == Kind.COMMUNICATION) & inside)
+    chosen = np.flatnonzero((operations.kind == OperationKind.COMMUNICATION) & inside)
     starts = np.maximum(operations.start_ns[chosen], window.start_ns)
     ends = np.minimum(operations.end_ns[chosen], window.end_ns)
     exposed_ns = ends - starts - timeline.compute_memory.covered_many_ns(starts, ends)

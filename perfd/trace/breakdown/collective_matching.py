@@ -28,7 +28,7 @@ _SHORTEST_IS_TRANSFER = frozenset({"allreduce", "reducescatter", "allgather", "a
 """A broadcast's or a reduce's root may finish early, so its shortest duration says nothing."""
 
 
-class Matching(StrEnum):
+class CollectiveMatching(StrEnum):
     """How the operations of one kind were matched across ranks."""
 
     SEQUENCE = "sequence"
@@ -44,7 +44,7 @@ class _Split:
     matched: int = 0
     transfer_s: float = 0.0
     wait_s: float = 0.0
-    matching: Matching = Matching.NONE
+    matching: CollectiveMatching = CollectiveMatching.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class CollectiveRow:
     wait_s: float | None
     """Over the matched ones; None when none could be matched."""
     matched_count: int
-    matching: Matching
+    matching: CollectiveMatching
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,11 +187,11 @@ def _end_together(found: Sequence[Sequence[Instance]]) -> bool:
 
 def _durations(
     members: Sequence[int], mine: Mapping[int, Sequence[Instance]]
-) -> tuple[Matching, np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
+) -> tuple[CollectiveMatching, np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
     """(n, g): one row an operation, one column a rank; NaN where a rank did not show it."""
     if any(one.sequence is None for found in mine.values() for one in found):
         columns = [[one.duration_s for one in mine[rank]] for rank in members]
-        return Matching.ORDER, np.array(columns, dtype=np.float64).T.reshape(-1, len(members))
+        return CollectiveMatching.ORDER, np.array(columns, dtype=np.float64).T.reshape(-1, len(members))
     numbers = sorted({one.sequence for found in mine.values() for one in found if one.sequence is not None})
     row = {number: at for at, number in enumerate(numbers)}
     durations = np.full((len(numbers), len(members)), np.nan)
@@ -199,7 +199,7 @@ def _durations(
         for one in mine[rank]:
             if one.sequence is not None:
                 durations[row[one.sequence], column] = one.duration_s
-    return Matching.SEQUENCE, durations
+    return CollectiveMatching.SEQUENCE, durations
 
 
 def _split_messages(
@@ -235,7 +235,7 @@ def _split_messages(
                 entry.matched += 1
                 entry.transfer_s += transfer
                 entry.wait_s += one.duration_s - transfer
-                entry.matching = Matching.MESSAGES
+                entry.matching = CollectiveMatching.MESSAGES
 
 
 def _rows(
@@ -262,7 +262,7 @@ def _rows(
                 transfer_s=part.transfer_s if part.matched else None,
                 wait_s=part.wait_s if part.matched else None,
                 matched_count=part.matched,
-                matching=part.matching if part.matched else Matching.NONE,
+                matching=part.matching if part.matched else CollectiveMatching.NONE,
             )
         )
     return sorted(rows, key=lambda row: (-row.total_s, row.group or "", row.operation))

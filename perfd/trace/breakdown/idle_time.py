@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.trace.model.intervals import Coverage, Ns
-from perfd.trace.model.operation_kinds import Call
+from perfd.trace.model.operation_kinds import HostCallKind
 from perfd.trace.model.rank_trace import RankTrace
 
 HOST_WAIT_NS = 100_000
@@ -108,10 +108,10 @@ def _waiting(trace: RankTrace, launched_by: Ns) -> Coverage:
     before it. (CUDA Runtime API, "API synchronization behavior".)
     """
     calls = trace.calls
-    waits = calls.kind == Call.SYNCHRONIZE
+    waits = calls.kind == HostCallKind.SYNCHRONIZE
     at = launched_by[launched_by >= 0]
     done = trace.operations.end_ns[launched_by >= 0] <= calls.end_ns[at]
-    waits[at[done & (calls.kind[at] == Call.COPY)]] = True
+    waits[at[done & (calls.kind[at] == HostCallKind.COPY)]] = True
     return Coverage(calls.start_ns[waits], calls.end_ns[waits])
 
 
@@ -126,7 +126,7 @@ def _launch_ends(trace: RankTrace, at: Ns) -> Ns:
 def launching_call(trace: RankTrace) -> Ns:
     """The index of the host's call that launched each operation, -1 where that is not known."""
     calls = trace.calls
-    launches = np.flatnonzero((calls.kind == Call.LAUNCH) | (calls.kind == Call.COPY))
+    launches = np.flatnonzero((calls.kind == HostCallKind.LAUNCH) | (calls.kind == HostCallKind.COPY))
     if not len(launches):
         return np.full(len(trace.operations), -1, dtype=np.int64)
     correlations = calls.correlation[launches]

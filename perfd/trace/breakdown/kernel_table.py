@@ -10,7 +10,7 @@ import numpy as np
 from perfd.trace.breakdown.rank_breakdown import RankTimeline
 from perfd.trace.model.intervals import Coverage, Ns
 from perfd.trace.model.kernel_classes import uses_tensor_cores
-from perfd.trace.model.operation_kinds import Kind
+from perfd.trace.model.operation_kinds import OperationKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +81,7 @@ def launch_cost(timeline: RankTimeline) -> LaunchCost | None:
     calls = at[known]
     call_ns = trace.calls.end_ns[calls] - trace.calls.start_ns[calls]
     queue_ns = np.maximum(starts[known] - trace.calls.end_ns[calls], 0)
-    kernels = trace.operations.kind[known] == Kind.COMPUTE
+    kernels = trace.operations.kind[known] == OperationKind.COMPUTE
     run_ns = (trace.operations.end_ns - starts)[known]
     return LaunchCost(
         count=int(known.sum()),
@@ -105,9 +105,9 @@ def _own_time(timeline: RankTimeline, starts: Ns, ends: Ns) -> Ns:
     kinds = timeline.trace.operations.kind
     hidden_by: Coverage | None = None
     for kind, above in (
-        (Kind.COMPUTE, timeline.compute),
-        (Kind.MEMORY, timeline.compute_memory),
-        (Kind.COMMUNICATION, None),
+        (OperationKind.COMPUTE, timeline.compute),
+        (OperationKind.MEMORY, timeline.compute_memory),
+        (OperationKind.COMMUNICATION, None),
     ):
         mine = np.flatnonzero(kinds == kind)
         if len(mine):

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.trace.model.intervals import Coverage, Flags, Ns
-from perfd.trace.model.operation_kinds import Call
+from perfd.trace.model.operation_kinds import HostCallKind
 from perfd.trace.model.rank_trace import HostCalls, RankTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Losses:
+class MissingRecords:
     """What a rank's host launched and its GPU's records do not show."""
 
     launches: int
@@ -25,24 +25,24 @@ class Losses:
         return self.lost / self.launches if self.launches else 0.0
 
 
-def losses(trace: RankTrace) -> Losses | None:
+def losses(trace: RankTrace) -> MissingRecords | None:
     """Launches that ought to have a record and those without; None when the trace cannot tell.
 
     Launches into a graph put nothing on the GPU. At the end of a capture the last launches are in flight,
     so only those up to the last one with a record count.
     """
     calls, known = trace.calls, trace.operations.correlation
-    launches = (calls.kind == Call.LAUNCH) & (calls.correlation > 0) & ~_into_graphs(calls)
+    launches = (calls.kind == HostCallKind.LAUNCH) & (calls.correlation > 0) & ~_into_graphs(calls)
     if not launches.any() or not (known > 0).any():
         return None
     recorded = _are_among(calls.correlation[launches], known)
     if not recorded.any():
-        copies = calls.correlation[(calls.kind == Call.COPY) & (calls.correlation > 0)]
+        copies = calls.correlation[(calls.kind == HostCallKind.COPY) & (calls.correlation > 0)]
         # Numbers that never match are not of one kind: nothing can be said. When copies do, kernels are gone.
         matched = bool(_are_among(copies, known).any())
-        return Losses(launches=len(recorded), lost=len(recorded)) if matched else None
+        return MissingRecords(launches=len(recorded), lost=len(recorded)) if matched else None
     settled = recorded[: int(np.flatnonzero(recorded)[-1]) + 1]
-    return Losses(launches=len(settled), lost=int((~settled).sum()))
+    return MissingRecords(launches=len(settled), lost=int((~settled).sum()))
 
 
 def _are_among(values: Ns, known: Ns) -> Flags:
@@ -56,11 +56,11 @@ def _are_among(values: Ns, known: Ns) -> Flags:
 def _into_graphs(calls: HostCalls) -> Flags:
     """Which calls were made while their thread captured a graph."""
     into: Flags = np.zeros(len(calls), dtype=np.bool_)
-    marks = (calls.kind == Call.CAPTURE_BEGIN) | (calls.kind == Call.CAPTURE_END)
+    marks = (calls.kind == HostCallKind.CAPTURE_BEGIN) | (calls.kind == HostCallKind.CAPTURE_END)
     for thread in sorted(set(calls.thread[marks].tolist())):
         mine = calls.thread == thread
-        begins = calls.start_ns[mine & (calls.kind == Call.CAPTURE_BEGIN)]
-        ends = calls.end_ns[mine & (calls.kind == Call.CAPTURE_END)]
+        begins = calls.start_ns[mine & (calls.kind == HostCallKind.CAPTURE_BEGIN)]
+        ends = calls.end_ns[mine & (calls.kind == HostCallKind.CAPTURE_END)]
         # A capture without its end is still on; an end without its begin began before the trace.
         later = np.append(ends, np.iinfo(np.int64).max)
         graphs = Coverage(begins, later[np.searchsorted(ends, begins)])

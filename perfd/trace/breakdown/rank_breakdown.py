@@ -7,18 +7,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.trace.breakdown.idle_time import Idle, IdleTimes, launching_call
-from perfd.trace.breakdown.missing_records import Losses, losses
+from perfd.trace.breakdown.missing_records import MissingRecords, losses
 from perfd.trace.model.intervals import Coverage
-from perfd.trace.model.operation_kinds import Kind
+from perfd.trace.model.operation_kinds import OperationKind
 from perfd.trace.model.rank_trace import RankTrace
-from perfd.trace.model.trace_steps import Step, whole_among
+from perfd.trace.model.trace_steps import TraceStep, whole_among
 
 MAX_LOST_RATIO = 0.02
 """With more GPU records missing than this, what the GPU did not do is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Breakdown:
+class RankBreakdown:
     """A window of one rank. compute + exposed memory + exposed communication + idle = span."""
 
     step: int | None
@@ -45,14 +45,14 @@ class Breakdown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class TraceWindow:
     """What of a rank's trace is judged."""
 
     start_ns: int
     end_ns: int
     source: str
     """`steps`, or `operations` where the trace marks no whole step."""
-    steps: tuple[Step, ...] = ()
+    steps: tuple[TraceStep, ...] = ()
     """The whole ones."""
     dropped_steps: tuple[int, ...] = ()
     """Steps that the capture cut."""
@@ -63,11 +63,11 @@ class RankTimeline:
 
     def __init__(self, trace: RankTrace) -> None:
         self.trace = trace
-        self.losses: Losses | None = losses(trace)
+        self.losses: MissingRecords | None = losses(trace)
         operations = trace.operations
         self.compute, self.communication, self.memory = (
             Coverage(operations.start_ns[operations.kind == kind], operations.end_ns[operations.kind == kind])
-            for kind in (Kind.COMPUTE, Kind.COMMUNICATION, Kind.MEMORY)
+            for kind in (OperationKind.COMPUTE, OperationKind.COMMUNICATION, OperationKind.MEMORY)
         )
         self.compute_memory = Coverage.union(self.compute, self.memory)
         self._compute_communication = Coverage.union(self.compute, self.communication)
@@ -93,15 +93,15 @@ class RankTimeline:
         busy_ns = self.busy.covered_ns(first, last)
         return self.busy.covered_ns(max(first, marked), last) / busy_ns if busy_ns else 0.0
 
-    def whole(self) -> Breakdown:
+    def whole(self) -> RankBreakdown:
         """Where the time of the whole window went."""
         return self.breakdown(self.window.start_ns, self.window.end_ns)
 
-    def by_step(self) -> list[Breakdown]:
+    def by_step(self) -> list[RankBreakdown]:
         """The same for each whole step."""
         return [self.breakdown(step.start_ns, step.end_ns, step.number) for step in self.window.steps]
 
-    def breakdown(self, start_ns: int, end_ns: int, step: int | None = None) -> Breakdown:
+    def breakdown(self, start_ns: int, end_ns: int, step: int | None = None) -> RankBreakdown:
         """Where the time of one window went."""
 
         def covered(coverage: Coverage) -> int:
@@ -112,7 +112,7 @@ class RankTimeline:
         compute_memory = covered(self.compute_memory)
         hidden = compute + communication - covered(self._compute_communication)
         complete = self.complete
-        return Breakdown(
+        return RankBreakdown(
             step=step,
             span_s=(end_ns - start_ns) / 1e9,
             compute_s=compute / 1e9,
@@ -129,15 +129,15 @@ class RankTimeline:
 
     def _kernels(self, start_ns: int, end_ns: int) -> int:
         first, last = np.searchsorted(self.trace.operations.start_ns, (start_ns, end_ns))
-        return int(np.count_nonzero(self.trace.operations.kind[first:last] != Kind.MEMORY))
+        return int(np.count_nonzero(self.trace.operations.kind[first:last] != OperationKind.MEMORY))
 
 
-def _window(trace: RankTrace) -> Window:
+def _window(trace: RankTrace) -> TraceWindow:
     """From the first to the last whole step, else from the first to the last operation."""
     whole = whole_among(trace.steps, trace.captured_ns, trace.recorded_from_ns)
     if whole:
         numbers = {step.number for step in whole}
-        return Window(
+        return TraceWindow(
             start_ns=min(step.start_ns for step in whole),
             end_ns=max(step.end_ns for step in whole),
             source="steps",
@@ -145,7 +145,7 @@ def _window(trace: RankTrace) -> Window:
             dropped_steps=tuple(step.number for step in trace.steps if step.number not in numbers),
         )
     operations = trace.operations
-    return Window(
+    return TraceWindow(
         start_ns=int(operations.start_ns[0]),
         end_ns=int(operations.end_ns.max()),
         source="operations",

@@ -10,7 +10,7 @@ import numpy as np
 from perfd.trace.breakdown.collective_matching import Collectives
 from perfd.trace.breakdown.rank_breakdown import RankTimeline
 from perfd.trace.model.intervals import Coverage
-from perfd.trace.model.operation_kinds import Kind
+from perfd.trace.model.operation_kinds import OperationKind
 from perfd.trace.model.rank_trace import RankTrace
 
 _PIPELINE_GROUPS = ("pipeline_model_parallel", "pipeline_parallel")
@@ -89,7 +89,7 @@ def _across_stages_s(rank: int, stages: Mapping[int, int | None], found: Collect
 def _exposed_messages_s(timeline: RankTimeline) -> float:
     """Time in sends and receives during which nothing else ran."""
     operations, window = timeline.trace.operations, timeline.window
-    communication = operations.kind == Kind.COMMUNICATION
+    communication = operations.kind == OperationKind.COMMUNICATION
     is_message = np.array(["sendrecv" in name.lower() for name in timeline.trace.names], dtype=np.bool_)
     messages = communication & is_message[operations.name]
     for one in timeline.trace.collectives:

@@ -39,7 +39,7 @@ class TraceFinding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shares:
+class TimeShares:
     """Where the window goes, as means over ranks; they add up to one."""
 
     compute: float
@@ -53,7 +53,7 @@ class Shares:
     """Idle of ranks whose traces have no host calls."""
 
 
-def shares(analysis: TraceAnalysis) -> Shares | None:
+def shares(analysis: TraceAnalysis) -> TimeShares | None:
     """The mean shares; None when no rank has all its records."""
     ranks = [rank for rank in analysis.complete if rank.whole.span_s > 0]
     if not ranks:
@@ -62,7 +62,7 @@ def shares(analysis: TraceAnalysis) -> Shares | None:
     def mean(value: float) -> float:
         return value / len(ranks)
 
-    return Shares(
+    return TimeShares(
         compute=mean(sum(rank.whole.compute_s / rank.whole.span_s for rank in ranks)),
         exposed_communication=mean(
             sum(rank.whole.exposed_communication_s / rank.whole.span_s for rank in ranks)

@@ -9,7 +9,7 @@ from perfd.analysis.flops.peak_table import PeakTable, find_peak
 from perfd.trace.breakdown.collective_matching import Collectives, collectives
 from perfd.trace.breakdown.kernel_table import KernelRow, LaunchCost, kernel_rows, launch_cost
 from perfd.trace.breakdown.range_table import PhaseRow, phase_rows
-from perfd.trace.breakdown.rank_breakdown import Breakdown, RankTimeline
+from perfd.trace.breakdown.rank_breakdown import RankBreakdown, RankTimeline
 from perfd.trace.breakdown.stage_stalls import StageStall, stage_of, stage_stalls
 from perfd.trace.model.rank_trace import RankTrace
 
@@ -38,8 +38,8 @@ class RankAnalysis:
     rank: int
     timeline: RankTimeline
     stage: int | None
-    whole: Breakdown
-    steps: Sequence[Breakdown]
+    whole: RankBreakdown
+    steps: Sequence[RankBreakdown]
     kernels: Sequence[KernelRow]
     phases: Sequence[PhaseRow]
     launches: LaunchCost | None

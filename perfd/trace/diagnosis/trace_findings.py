@@ -15,7 +15,7 @@ from perfd.trace.diagnosis.confidence import CONFIRMED, MEASURED, UNEXPLAINED, s
 from perfd.trace.diagnosis.rank_comparison import judge_losses, judge_pipeline, judge_straggler
 from perfd.trace.diagnosis.time_shares import (
     FindingKind,
-    Shares,
+    TimeShares,
     TraceFinding,
     launch_idle_s,
     shares,
@@ -45,7 +45,7 @@ class Diagnosis:
     """The straggler or the stalling pipeline that ranks wait for, where that is what to mend first."""
     findings: Sequence[TraceFinding]
     """All of them: what makes numbers doubtful first, then the cause, then by what there is to gain."""
-    shares: Shares | None
+    shares: TimeShares | None
 
     @property
     def first(self) -> TraceFinding | None:
@@ -67,7 +67,7 @@ def diagnose(analysis: TraceAnalysis) -> Diagnosis:
     part = shares(analysis)
     classes: list[TraceFinding] = []
     if part is not None:
-        judges: tuple[Callable[[TraceAnalysis, Shares], TraceFinding | None], ...] = (
+        judges: tuple[Callable[[TraceAnalysis, TimeShares], TraceFinding | None], ...] = (
             _judge_communication,
             _judge_launch,
             _judge_synchronization,
@@ -120,7 +120,7 @@ def _cause(classes: Sequence[TraceFinding], others: Sequence[TraceFinding]) -> T
     return cause if all(rest(found) <= (cause.lost_ratio or 0) for found in classes) else None
 
 
-def _judge_communication(analysis: TraceAnalysis, part: Shares) -> TraceFinding | None:
+def _judge_communication(analysis: TraceAnalysis, part: TimeShares) -> TraceFinding | None:
     if part.exposed_communication <= COMMUNICATION_RATIO:
         return None
     evidence = [
@@ -165,7 +165,7 @@ def _mostly_sends(analysis: TraceAnalysis) -> bool:
     return sends > _MOSTLY * sum(row.exposed_s for row in rows)
 
 
-def _judge_launch(analysis: TraceAnalysis, part: Shares) -> TraceFinding | None:
+def _judge_launch(analysis: TraceAnalysis, part: TimeShares) -> TraceFinding | None:
     if part.unexplained_idle > LAUNCH_RATIO:
         return _unexplained(analysis, part)
     if part.launch <= LAUNCH_RATIO:
@@ -203,7 +203,7 @@ def _judge_launch(analysis: TraceAnalysis, part: Shares) -> TraceFinding | None:
     )
 
 
-def _unexplained(analysis: TraceAnalysis, part: Shares) -> TraceFinding:
+def _unexplained(analysis: TraceAnalysis, part: TimeShares) -> TraceFinding:
     return TraceFinding(
         kind=FindingKind.LAUNCH,
         confidence=seen(UNEXPLAINED, analysis),
@@ -218,7 +218,7 @@ def _unexplained(analysis: TraceAnalysis, part: Shares) -> TraceFinding:
     )
 
 
-def _judge_synchronization(analysis: TraceAnalysis, part: Shares) -> TraceFinding | None:
+def _judge_synchronization(analysis: TraceAnalysis, part: TimeShares) -> TraceFinding | None:
     if part.synchronization <= SYNCHRONIZATION_RATIO:
         return None
     worst = max(analysis.complete, key=sync_idle_s)
@@ -243,7 +243,7 @@ def _judge_synchronization(analysis: TraceAnalysis, part: Shares) -> TraceFindin
     )
 
 
-def _judge_memory(analysis: TraceAnalysis, part: Shares) -> TraceFinding | None:
+def _judge_memory(analysis: TraceAnalysis, part: TimeShares) -> TraceFinding | None:
     rows = [(rank, row) for rank in analysis.complete for row in rank.kernels if row.kernel_class == "copy"]
     pageable = sum(row.total_s / rank.whole.span_s for rank, row in rows if "Pageable" in row.name)
     pageable /= max(1, len(analysis.complete))
@@ -273,7 +273,7 @@ def _judge_memory(analysis: TraceAnalysis, part: Shares) -> TraceFinding | None:
     )
 
 
-def _judge_compute(analysis: TraceAnalysis, part: Shares) -> TraceFinding:
+def _judge_compute(analysis: TraceAnalysis, part: TimeShares) -> TraceFinding:
     """What it computes: the bottleneck when nothing else costs more."""
     rows: list[KernelRow] = [
         row for rank in analysis.complete for row in rank.kernels if row.kernel_class not in _NOT_COMPUTE

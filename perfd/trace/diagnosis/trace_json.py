@@ -8,7 +8,7 @@ from typing import Any
 
 from perfd.trace.breakdown.collective_matching import CollectiveRow
 from perfd.trace.breakdown.kernel_table import KernelRow, busy_by_class
-from perfd.trace.breakdown.rank_breakdown import Breakdown
+from perfd.trace.breakdown.rank_breakdown import RankBreakdown
 from perfd.trace.diagnosis.time_shares import TraceFinding
 from perfd.trace.diagnosis.trace_analysis import RankAnalysis, TraceAnalysis
 from perfd.trace.diagnosis.trace_findings import Diagnosis
@@ -44,7 +44,7 @@ def to_json(analysis: TraceAnalysis, diagnosis: Diagnosis) -> dict[str, Any]:
     }
 
 
-def breakdown_json(part: Breakdown) -> dict[str, Any]:
+def breakdown_json(part: RankBreakdown) -> dict[str, Any]:
     """The keys that a rank and each of its steps share."""
     plain = asdict(part)
     plain.pop("step")

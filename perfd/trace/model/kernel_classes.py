@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from perfd.trace.model.operation_kinds import Call, Kind
+from perfd.trace.model.operation_kinds import HostCallKind, OperationKind
 
 # NCCL and RCCL in every spelling, and the communication kernels that are not theirs: the custom
 # all-reduces of vLLM, SGLang, FlashInfer and PyTorch's symmetric memory, DeepEP, NVSHMEM, Transformer
@@ -57,9 +57,9 @@ _COLLECTIVES = tuple(
 
 
 @lru_cache(maxsize=65536)
-def kernel_kind(name: str) -> Kind:
+def kernel_kind(name: str) -> OperationKind:
     """Whether a kernel computes or communicates."""
-    return Kind.COMMUNICATION if _COMMUNICATION.search(name) else Kind.COMPUTE
+    return OperationKind.COMMUNICATION if _COMMUNICATION.search(name) else OperationKind.COMPUTE
 
 
 @lru_cache(maxsize=65536)
@@ -78,17 +78,17 @@ def uses_tensor_cores(name: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def call_kind(name: str) -> Call:
+def call_kind(name: str) -> HostCallKind:
     """What a call into the CUDA or HIP runtime or driver does to the host."""
     if _ASYNCHRONOUS_COPY.match(name):
-        return Call.COPY
+        return HostCallKind.COPY
     if _SYNCHRONIZE.search(name):
-        return Call.SYNCHRONIZE
+        return HostCallKind.SYNCHRONIZE
     if _LAUNCH.search(name):
-        return Call.LAUNCH
+        return HostCallKind.LAUNCH
     if _CAPTURE_BEGIN.search(name):
-        return Call.CAPTURE_BEGIN
-    return Call.CAPTURE_END if _CAPTURE_END.search(name) else Call.OTHER
+        return HostCallKind.CAPTURE_BEGIN
+    return HostCallKind.CAPTURE_END if _CAPTURE_END.search(name) else HostCallKind.OTHER
 
 
 @lru_cache(maxsize=4096)

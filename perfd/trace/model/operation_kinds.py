@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 
-class Kind(IntEnum):
+class OperationKind(IntEnum):
     """What occupies the GPU."""
 
     COMPUTE = 0
@@ -14,7 +14,7 @@ class Kind(IntEnum):
     """A copy or a fill."""
 
 
-class Call(IntEnum):
+class HostCallKind(IntEnum):
     """What the host is doing in a call into the driver."""
 
     LAUNCH = 0

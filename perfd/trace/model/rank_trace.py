@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfd.trace.model.intervals import Codes, Indices, Ns
-from perfd.trace.model.trace_steps import Step
+from perfd.trace.model.trace_steps import TraceStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class RankTrace:
     """Of the same length: the class of each name, as `matmul`."""
     operations: GpuOperations
     calls: HostCalls
-    steps: Sequence[Step] = ()
+    steps: Sequence[TraceStep] = ()
     phases: Sequence[Phase] = ()
     collectives: Sequence[Collective] = ()
     groups: Sequence[Group] = ()

@@ -18,7 +18,7 @@ _LATE_RATIO = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class TraceStep:
     """One iteration that the trace marks."""
 
     number: int
@@ -42,21 +42,21 @@ class NamedRange(Protocol):
         """When it ended."""
 
 
-def steps_among(ranges: Iterable[NamedRange], pattern: re.Pattern[str]) -> list[Step]:
+def steps_among(ranges: Iterable[NamedRange], pattern: re.Pattern[str]) -> list[TraceStep]:
     """The ranges that count steps, by their numbers; of two with one number the longer."""
-    steps: dict[int, Step] = {}
+    steps: dict[int, TraceStep] = {}
     for one in ranges:
         if found := pattern.fullmatch(one.name.strip()):
             number = int(found[1])
             known = steps.get(number)
             if known is None or one.end_ns - one.start_ns > known.end_ns - known.start_ns:
-                steps[number] = Step(number=number, start_ns=one.start_ns, end_ns=one.end_ns)
+                steps[number] = TraceStep(number=number, start_ns=one.start_ns, end_ns=one.end_ns)
     return [steps[number] for number in sorted(steps)]
 
 
 def whole_among(
-    steps: Sequence[Step], captured_ns: tuple[int, int] | None, recorded_from_ns: int | None = None
-) -> list[Step]:
+    steps: Sequence[TraceStep], captured_ns: tuple[int, int] | None, recorded_from_ns: int | None = None
+) -> list[TraceStep]:
     """The steps that the capture saw from begin to end; a profiler ends what is open where it stops.
 
     It may mark steps before it records the GPU, which is then known from `recorded_from_ns` on: CUPTI is on
@@ -71,6 +71,6 @@ def whole_among(
     ]
 
 
-def _idle_ns(step: Step) -> float:
+def _idle_ns(step: TraceStep) -> float:
     """How long the GPU and the driver may have nothing to do when a step begins: it waits for input."""
     return _LATE_RATIO * (step.end_ns - step.start_ns)

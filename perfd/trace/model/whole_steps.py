@@ -15,7 +15,7 @@ from itertools import islice, pairwise
 from operator import eq
 
 from perfd.trace.model.kernel_classes import kernel_class
-from perfd.trace.model.trace_steps import Step, whole_among
+from perfd.trace.model.trace_steps import TraceStep, whole_among
 
 # Fused optimizers, and the calls of PyTorch's foreach ones that nothing else makes: FSDP copies with
 # multi_tensor_apply in every layer, and gradients are clipped and unscaled with it.
@@ -50,7 +50,7 @@ class Recorded:
     ends_ns: Sequence[int] = ()
     streams: Sequence[int] = ()
     names: Sequence[str] = ()
-    steps: Sequence[Step] = ()
+    steps: Sequence[TraceStep] = ()
     """Ranges that count steps."""
     updates: Sequence[Span] = ()
     """When the host updated the weights, in order, where the trace names that: `Optimizer.step`."""

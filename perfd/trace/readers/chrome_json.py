@@ -52,7 +52,7 @@ class Args(msgspec.Struct, gc=False):
     destination: int | None = msgspec.field(default=None, name="Dst Rank")
 
 
-class Event(msgspec.Struct, gc=False):
+class ChromeEvent(msgspec.Struct, gc=False):
     """One event; times are microseconds."""
 
     ph: str = ""
@@ -65,7 +65,7 @@ class Event(msgspec.Struct, gc=False):
     args: Args | None = None
 
 
-_decode_events = msgspec.json.Decoder(list[Event], strict=False).decode
+_decode_events = msgspec.json.Decoder(list[ChromeEvent], strict=False).decode
 _decode_loose = msgspec.json.Decoder(list[Any]).decode
 
 
@@ -80,7 +80,7 @@ class ChromeFile:
         self.malformed_events = 0
         """Events that are not as any version writes them, and were left out."""
 
-    def pieces(self) -> Iterator[list[Event]]:
+    def pieces(self) -> Iterator[list[ChromeEvent]]:
         """Yield all events in the order of the file.
 
         Raises `TraceError`, naming the file, when it is no such trace, is cut or is damaged.
@@ -93,7 +93,7 @@ class ChromeFile:
         except OSError as error:
             raise TraceError(f"{self._path}: cannot be read: {error.strerror or error}.") from error
 
-    def _pieces(self, file: BinaryIO) -> Iterator[list[Event]]:
+    def _pieces(self, file: BinaryIO) -> Iterator[list[ChromeEvent]]:
         buffer = file.read(max(self._piece_bytes, _HEAD_BYTES))
         is_object = buffer.lstrip()[:1] == b"{"
         start, prefix = self._events_start(buffer, is_object)
@@ -145,7 +145,7 @@ class ChromeFile:
             )
         return found.end(), buffer[: found.start()]
 
-    def _ending(self, buffer: bytes, is_object: bool) -> tuple[list[Event], dict[str, Any]]:
+    def _ending(self, buffer: bytes, is_object: bool) -> tuple[list[ChromeEvent], dict[str, Any]]:
         """The last events, and the members that stand behind the list of them."""
         problem = TraceError(f"{self._path}: the trace is cut: its list of events does not end.")
         for end in list_ends(buffer):
@@ -159,7 +159,7 @@ class ChromeFile:
                 problem = error
         raise problem
 
-    def _decode(self, data: bytes) -> list[Event]:
+    def _decode(self, data: bytes) -> list[ChromeEvent]:
         try:
             return _decode_events(data)
         except msgspec.ValidationError:
@@ -219,7 +219,7 @@ def members_behind(suffix: bytes, is_object: bool = True) -> dict[str, Any] | No
         return None
 
 
-def _loosely(raw: object) -> Event | None:
+def _loosely(raw: object) -> ChromeEvent | None:
     """An event whose fields have types of their own: what does not fit is left out."""
     if not isinstance(raw, dict):
         return None
@@ -228,7 +228,7 @@ def _loosely(raw: object) -> Event | None:
     slim = {key: value for key, value in args.items() if key in known} if isinstance(args, dict) else None
     for candidate in (raw, {**raw, "args": slim}, {**raw, "args": None}):
         try:
-            return msgspec.convert(candidate, Event, strict=False)
+            return msgspec.convert(candidate, ChromeEvent, strict=False)
         except msgspec.ValidationError:
             continue
     return None

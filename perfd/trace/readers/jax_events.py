@@ -15,10 +15,10 @@ import numpy as np
 
 from perfd.trace.model.hlo_class import hlo_class
 from perfd.trace.model.intervals import Ns
-from perfd.trace.model.operation_kinds import Kind
+from perfd.trace.model.operation_kinds import OperationKind
 from perfd.trace.model.rank_trace import RankTrace, no_calls, operations_of
-from perfd.trace.model.trace_steps import Step
-from perfd.trace.readers.chrome_json import Args, Event
+from perfd.trace.model.trace_steps import TraceStep
+from perfd.trace.readers.chrome_json import Args, ChromeEvent
 
 _DEVICE = re.compile(r"/device:(GPU|TPU):(\d+)")
 _STREAM = re.compile(r"Stream #(\d+)")
@@ -37,7 +37,7 @@ class JaxEvents:
         self._times = array("d")
         self._steps: dict[int, tuple[float, float]] = {}
 
-    def add(self, event: Event) -> None:
+    def add(self, event: ChromeEvent) -> None:
         """Take one event."""
         if not isinstance(event.pid, int):
             return
@@ -116,10 +116,10 @@ class JaxEvents:
         )
 
 
-def _kind(label: str) -> Kind:
+def _kind(label: str) -> OperationKind:
     if label == "communication":
-        return Kind.COMMUNICATION
-    return Kind.MEMORY if label in _MEMORY_CLASSES else Kind.COMPUTE
+        return OperationKind.COMMUNICATION
+    return OperationKind.MEMORY if label in _MEMORY_CLASSES else OperationKind.COMPUTE
 
 
 def _correlation(args: Args) -> int:
@@ -129,8 +129,8 @@ def _correlation(args: Args) -> int:
     return value if value is not None else -1
 
 
-def _as_steps(found: dict[int, tuple[float, float]]) -> list[Step]:
+def _as_steps(found: dict[int, tuple[float, float]]) -> list[TraceStep]:
     return [
-        Step(number=number, start_ns=round(start * 1000), end_ns=round((start + duration) * 1000))
+        TraceStep(number=number, start_ns=round(start * 1000), end_ns=round((start + duration) * 1000))
         for number, (start, duration) in sorted(found.items())
     ]

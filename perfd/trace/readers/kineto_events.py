@@ -8,9 +8,9 @@ import numpy as np
 
 from perfd.trace.model.intervals import Flags, Ns
 from perfd.trace.model.kernel_classes import call_kind, kernel_kind
-from perfd.trace.model.operation_kinds import Call, Kind
+from perfd.trace.model.operation_kinds import HostCallKind, OperationKind
 from perfd.trace.model.rank_trace import HostCalls, Message, Phase, calls_of
-from perfd.trace.readers.chrome_json import Args, Event
+from perfd.trace.readers.chrome_json import Args, ChromeEvent
 from perfd.trace.readers.nccl_messages import HostMessage
 
 _MAX_TIME_US = 4e15
@@ -55,7 +55,7 @@ class KinetoEvents:
         self._message_times = _Times()
         self._messages: list[tuple[int, Message]] = []
 
-    def add(self, event: Event) -> None:
+    def add(self, event: ChromeEvent) -> None:
         """Take one event that has a category."""
         if event.ph != "X" or event.cat is None:
             return
@@ -67,7 +67,7 @@ class KinetoEvents:
         elif code == _CALL:
             self._add_call(event)
         elif code in {_KERNEL, _MEMORY}:
-            self._add_operation(event, kernel_kind(event.name) if code == _KERNEL else Kind.MEMORY)
+            self._add_operation(event, kernel_kind(event.name) if code == _KERNEL else OperationKind.MEMORY)
         elif code == _ANNOTATION:
             self._add_range(event)
         elif code == _OVERHEAD:
@@ -118,9 +118,9 @@ class KinetoEvents:
         start, end, valid = self._spans.ns()
         return (int(start[valid].min()), int(end[valid].max())) if valid.any() else None
 
-    def _add_operation(self, event: Event, kind: Kind) -> None:
+    def _add_operation(self, event: ChromeEvent, kind: OperationKind) -> None:
         args = event.args or _NO_ARGS
-        if kind is Kind.COMMUNICATION and args.collective:
+        if kind is OperationKind.COMMUNICATION and args.collective:
             self.collectives.append((len(self._operation_times.start_us), args))
         self._operation_times.append(event)
         self._operations.append(
@@ -131,18 +131,18 @@ class KinetoEvents:
             _number(event.pid if args.device is None else args.device),
         )
 
-    def _add_call(self, event: Event) -> None:
+    def _add_call(self, event: ChromeEvent) -> None:
         kind = call_kind(event.name)
-        if kind is not Call.OTHER:
+        if kind is not HostCallKind.OTHER:
             self._call_times.append(event)
             correlation = _number(event.args.correlation) if event.args else -1
             self._calls.append(kind, correlation, self._thread(event))
 
-    def _add_range(self, event: Event) -> None:
+    def _add_range(self, event: ChromeEvent) -> None:
         self._range_times.append(event)
         self._ranges.append((event.name, self._thread(event)))
 
-    def _add_host_operation(self, event: Event) -> None:
+    def _add_host_operation(self, event: ChromeEvent) -> None:
         self.host_operations += 1
         if event.name == "record_param_comms":
             args = event.args or _NO_ARGS
@@ -155,7 +155,7 @@ class KinetoEvents:
         elif event.name.startswith("ProfilerStep"):
             self._add_range(event)
 
-    def _thread(self, event: Event) -> int:
+    def _thread(self, event: ChromeEvent) -> int:
         return self._threads.setdefault(event.tid, len(self._threads))
 
 
@@ -166,7 +166,7 @@ class _Times:
         self.start_us = array("d")
         self.duration_us = array("d")
 
-    def append(self, event: Event) -> None:
+    def append(self, event: ChromeEvent) -> None:
         self.start_us.append(event.ts)
         self.duration_us.append(event.dur)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.trace.model.operation_kinds import Call
+from perfd.trace.model.operation_kinds import HostCallKind
 from perfd.trace.model.rank_trace import Collective, GpuOperations, HostCalls, Message
 from perfd.trace.readers.chrome_json import Args
 
@@ -59,7 +59,7 @@ def messages_by_operation(
     for each group of them. So a kernel that was launched on a thread carries what was noted on
     that thread since the last such kernel.
     """
-    launches = calls.kind == Call.LAUNCH
+    launches = calls.kind == HostCallKind.LAUNCH
     by_correlation = {
         correlation: (start, thread)
         for correlation, start, thread in zip(

@@ -17,7 +17,7 @@ import numpy as np
 from perfd.errors import TraceError
 from perfd.trace.model.intervals import Flags, Ns
 from perfd.trace.model.kernel_classes import call_kind, kernel_kind
-from perfd.trace.model.operation_kinds import Call, Kind
+from perfd.trace.model.operation_kinds import HostCallKind, OperationKind
 from perfd.trace.model.rank_trace import Phase
 
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
@@ -95,12 +95,12 @@ class Tables:
             kinds_of = "COALESCE(copyKind, 0) * 65536 + COALESCE(srcKind, 15) * 256 + COALESCE(dstKind, 15)"
             rows = self._rows(f"SELECT {_OPERATION}, {kinds_of} FROM {_COPIES}", 7)  # noqa: S608
             used, index = np.unique(rows[:, 6], return_inverse=True)
-            yield _named(rows[:, :6], index + len(names), Kind.MEMORY)
+            yield _named(rows[:, :6], index + len(names), OperationKind.MEMORY)
             names.extend(_copy_name(int(key)) for key in used)
         # A graph captured as a whole is one operation: it keeps the GPU busy like its kernels would.
         for table, label, kind in (
-            (_FILLS, "Memset", Kind.MEMORY),
-            (_GRAPHS, "CUDA graph", Kind.COMPUTE),
+            (_FILLS, "Memset", OperationKind.MEMORY),
+            (_GRAPHS, "CUDA graph", OperationKind.COMPUTE),
         ):
             if table in self._tables:
                 rows = self._rows(f"SELECT {_OPERATION} FROM {table}", 6)  # noqa: S608
@@ -115,7 +115,10 @@ class Tables:
         # Those of the driver and the runtime; to ask the table for its own takes another pass over it.
         functions = {key: name for key, name in self._strings.items() if str(name).startswith("cu")}
         kinds = {key: call_kind(name) for key, name in functions.items()}
-        wanted = ", ".join(str(int(key)) for key, kind in kinds.items() if kind is not Call.OTHER) or "NULL"
+        wanted = (
+            ", ".join(str(int(key)) for key, kind in kinds.items() if kind is not HostCallKind.OTHER)
+            or "NULL"
+        )
         rows = self._rows(
             f"SELECT start, end, COALESCE(correlationId, -1), globalTid, nameId FROM {_RUNTIME} "  # noqa: S608
             f"WHERE nameId IN ({wanted}) AND COALESCE(returnValue, 0) = 0",
@@ -228,7 +231,7 @@ def _are_times(start_ns: Ns, end_ns: Ns) -> Flags:
     return valid
 
 
-def _named(rows: Ns, names: Ns, kind: Kind) -> Ns:
+def _named(rows: Ns, names: Ns, kind: OperationKind) -> Ns:
     return np.column_stack((rows, names, np.full(len(rows), int(kind))))
 
 

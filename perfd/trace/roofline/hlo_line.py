@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from perfd.errors import PerfdError
 from perfd.trace.model.hlo_class import hlo_class
-from perfd.trace.roofline.roofline_model import Work, bytes_of, matmul_precision, vector_precision
+from perfd.trace.roofline.roofline_model import OperationWork, bytes_of, matmul_precision, vector_precision
 
 _SHAPE = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\](?:\{([^}]*)\})?")
 _LINE = re.compile(r"^\s*(?:ROOT\s+)?%?(?P<name>[\w.\-]+)\s*=\s*(?P<rest>.+)$", re.DOTALL)
@@ -23,7 +23,7 @@ _TILE = re.compile(r"T\(([\d,]+)\)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ArrayShape:
     """One array."""
 
     dtype: str
@@ -53,7 +53,7 @@ class Shape:
         return self.padded_elements * bytes_of(self.dtype)
 
 
-def read_line(line: str) -> Work:
+def read_line(line: str) -> OperationWork:
     """What the operation of a line does and moves.
 
     Raises `PerfdError` when the line is no HLO operation, or one whose work a line does not tell.
@@ -71,7 +71,7 @@ def read_line(line: str) -> Work:
     operation = call["operation"]
     if hlo_class(operation) == "communication":
         raise PerfdError(f"{operation} communicates: its limit is the link, not the roofline of a GPU.")
-    return Work(
+    return OperationWork(
         name=f"{found['name']} ({operation})",
         flops=_flops(operation, outputs, inputs, attributes),
         traffic_bytes=sum(shape.size_bytes for shape in (*outputs, *inputs)),
@@ -84,7 +84,7 @@ def read_line(line: str) -> Work:
     )
 
 
-def shapes(text: str) -> list[Shape]:
+def shapes(text: str) -> list[ArrayShape]:
     """All shapes in a piece of a line."""
     found = []
     for match in _SHAPE.finditer(text):
@@ -99,7 +99,7 @@ def shapes(text: str) -> list[Shape]:
                 f"The layout {{{layout}}} does not fit the {len(sizes)} dimensions of {match[0]}."
             )
         found.append(
-            Shape(
+            ArrayShape(
                 dtype=match[1],
                 sizes=sizes,
                 layout=order,
@@ -122,7 +122,7 @@ def _split(text: str) -> tuple[str, str]:
     return text, ""
 
 
-def _flops(operation: str, outputs: list[Shape], inputs: list[Shape], attributes: str) -> float:
+def _flops(operation: str, outputs: list[ArrayShape], inputs: list[ArrayShape], attributes: str) -> float:
     elements = outputs[0].elements
     if operation == "dot":
         contracted = _dimensions("lhs_contracting_dims", attributes)
@@ -141,7 +141,7 @@ def _flops(operation: str, outputs: list[Shape], inputs: list[Shape], attributes
     return float(max(shape.elements for shape in (*outputs, *inputs)))
 
 
-def _convolution_depth(inputs: list[Shape], attributes: str) -> int:
+def _convolution_depth(inputs: list[ArrayShape], attributes: str) -> int:
     """Products for each output: the kernel's window and its input features."""
     labels = re.search(r"dim_labels=\w+_(\w+)->", attributes)
     if not labels or len(inputs) < 2 or len(labels[1]) != len(inputs[1].sizes):
@@ -154,7 +154,7 @@ def _dimensions(name: str, attributes: str) -> tuple[int, ...] | None:
     return tuple(int(number) for number in found[1].split(",") if number) if found else None
 
 
-def _padding_notes(found: tuple[Shape, ...]) -> tuple[str, ...]:
+def _padding_notes(found: tuple[ArrayShape, ...]) -> tuple[str, ...]:
     return tuple(
         f"Tiling pads {shape.dtype}[{','.join(map(str, shape.sizes))}] to"
         f" {shape.padded_elements / shape.elements:.2f} times its size."

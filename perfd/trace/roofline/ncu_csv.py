@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from perfd.errors import TraceError
-from perfd.trace.roofline.roofline_model import AT_LIMIT_RATIO, Verdict, verdict_of
+from perfd.trace.roofline.roofline_model import AT_LIMIT_RATIO, RooflineVerdict, verdict_of
 
 _STALL = "smsp__average_warps_issue_stalled_"
 _STALL_END = "_per_issue_active.ratio"
@@ -67,7 +67,7 @@ class KernelMetrics:
     """Reasons, in warps stalled for each issued instruction, the worst first."""
 
     @property
-    def verdict(self) -> Verdict | None:
+    def verdict(self) -> RooflineVerdict | None:
         """What limits it, by the documented thresholds; None without both throughputs."""
         if self.compute_ratio is None or self.memory_ratio is None:
             return None

@@ -19,7 +19,7 @@ LATENCY_RATIO = 0.60
 """Nsight Compute's own bounds: above 80 % a unit is at its limit, below 60 % of both neither limits."""
 
 
-class Verdict(StrEnum):
+class RooflineVerdict(StrEnum):
     """What limits an operation."""
 
     COMPUTE = "compute_bound"
@@ -29,7 +29,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class OperationWork:
     """What an operation does at least, each input read and each output written once."""
 
     name: str
@@ -44,7 +44,7 @@ class Work:
 class Placement:
     """An operation under its GPU's roofline. None where no time was measured."""
 
-    work: Work
+    work: OperationWork
     gpu: str
     peak_flops_per_s: float
     memory_bytes_per_s: float
@@ -54,17 +54,17 @@ class Placement:
     """The roof over its intensity."""
     minimum_s: float
     """No faster than this on that GPU."""
-    side: Verdict
+    side: RooflineVerdict
     """Which roof it is under: compute or memory."""
     time_s: float | None = None
     peak_ratio: float | None = None
     bandwidth_ratio: float | None = None
     attainable_ratio: float | None = None
-    verdict: Verdict
+    verdict: RooflineVerdict
     at_limit: bool | None = None
 
 
-def place(work: Work, gpu: GpuPeak, time_s: float | None = None) -> Placement:
+def place(work: OperationWork, gpu: GpuPeak, time_s: float | None = None) -> Placement:
     """Put an operation under the roofline of a GPU, and say what limits it.
 
     Raises `PerfdError` when the table does not know the peak or the bandwidth.
@@ -76,7 +76,11 @@ def place(work: Work, gpu: GpuPeak, time_s: float | None = None) -> Placement:
     if work.traffic_bytes <= 0 or (time_s is not None and not 0 < time_s < math.inf):
         raise PerfdError("An operation moves more than 0 bytes and takes more than 0 seconds.")
     minimum = max(work.flops / peak, work.traffic_bytes / bandwidth)
-    side = Verdict.COMPUTE if work.flops / peak >= work.traffic_bytes / bandwidth else Verdict.MEMORY
+    side = (
+        RooflineVerdict.COMPUTE
+        if work.flops / peak >= work.traffic_bytes / bandwidth
+        else RooflineVerdict.MEMORY
+    )
     peak_ratio = work.flops / time_s / peak if time_s else None
     bandwidth_ratio = work.traffic_bytes / time_s / bandwidth if time_s else None
     measured = None
@@ -101,14 +105,14 @@ def place(work: Work, gpu: GpuPeak, time_s: float | None = None) -> Placement:
     )
 
 
-def verdict_of(compute_ratio: float, memory_ratio: float) -> Verdict:
+def verdict_of(compute_ratio: float, memory_ratio: float) -> RooflineVerdict:
     """What limits a kernel that keeps its units so busy."""
     if max(compute_ratio, memory_ratio) < LATENCY_RATIO:
-        return Verdict.LATENCY
-    return Verdict.COMPUTE if compute_ratio >= memory_ratio else Verdict.MEMORY
+        return RooflineVerdict.LATENCY
+    return RooflineVerdict.COMPUTE if compute_ratio >= memory_ratio else RooflineVerdict.MEMORY
 
 
-def matmul(m: int, n: int, k: int, dtype: str, *, batch: int = 1) -> Work:
+def matmul(m: int, n: int, k: int, dtype: str, *, batch: int = 1) -> OperationWork:
     """A product of an m x k and a k x n matrix, as often as the batch is large.
 
     Raises `PerfdError` for a size below 1 or a dtype that is not known.
@@ -116,7 +120,7 @@ def matmul(m: int, n: int, k: int, dtype: str, *, batch: int = 1) -> Work:
     if min(m, n, k, batch) < 1:
         raise PerfdError("Sizes of a matrix product are whole numbers from 1.")
     width = bytes_of(dtype)
-    return Work(
+    return OperationWork(
         name=f"matmul {f'{batch} x ' if batch > 1 else ''}{m} x {n} x {k} {dtype}",
         flops=2.0 * batch * m * n * k,
         traffic_bytes=batch * (m * k + k * n + m * n) * width,

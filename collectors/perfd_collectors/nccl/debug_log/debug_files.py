@@ -13,7 +13,7 @@ from pathlib import Path
 from perfd.collector import Settings
 from perfd.model import Event, EventKind
 from perfd_collectors.file_follower import FileFollower
-from perfd_collectors.nccl.debug_log.debug_lines import DebugLog, Remark
+from perfd_collectors.nccl.debug_log.debug_lines import DebugLog, DebugRemark
 
 _READ_BYTES = 4 << 20
 _MAX_LINE_BYTES = 64 << 10
@@ -33,7 +33,7 @@ class DebugFiles:
     def collect(self) -> list[Event]:
         """What was written since the last call."""
         now_unix_ns = self._settings.clock.unix_ns()
-        remarks: dict[str, Remark] = {}
+        remarks: dict[str, DebugRemark] = {}
         for chunk in self._follower.poll(_READ_BYTES):
             rest = b"" if chunk.begins_anew else self._rests.get(chunk.stream, b"")
             *lines, rest = (rest + chunk.data).split(b"\n")

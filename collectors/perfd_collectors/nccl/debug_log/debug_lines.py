@@ -44,7 +44,7 @@ class NcclCommunicator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Remark:
+class DebugRemark:
     """Something that is worth an event."""
 
     message: str
@@ -70,7 +70,7 @@ class DebugLog:
         """Whether anything was said."""
         return bool(self.versions or self.communicators or self.transports or self.networks)
 
-    def take(self, line: str) -> Iterator[Remark]:
+    def take(self, line: str) -> Iterator[DebugRemark]:
         """Take in one line; yields what somebody should know of."""
         if "NCCL " not in line:
             return
@@ -82,7 +82,7 @@ class DebugLog:
             return
         host, pid, text = found["host"], int(found["pid"]), found["text"]
         if found["level"] == "WARN":
-            yield Remark(message=f"NCCL WARN {text.strip()}", host=host, pid=pid)
+            yield DebugRemark(message=f"NCCL WARN {text.strip()}", host=host, pid=pid)
         elif channel := _CHANNEL.search(text):
             yield from self._channel(channel, host, pid)
         elif init := _INIT.search(text):
@@ -90,7 +90,7 @@ class DebugLog:
         elif network := _NETWORK.search(text):
             self.networks.add(network[1].strip())
 
-    def _version(self, version: str, found: re.Match[str] | None) -> Iterator[Remark]:
+    def _version(self, version: str, found: re.Match[str] | None) -> Iterator[DebugRemark]:
         pid = int(found["pid"]) if found else 0
         host = found["host"] if found else ""
         if version in self.versions:
@@ -111,7 +111,7 @@ class DebugLog:
         if len(self.communicators) < _MAX_COMMUNICATORS:
             self.communicators[one.id, one.rank] = one
 
-    def _channel(self, channel: re.Match[str], host: str, pid: int) -> Iterator[Remark]:
+    def _channel(self, channel: re.Match[str], host: str, pid: int) -> Iterator[DebugRemark]:
         pair = (host, pid, int(channel["from"]), int(channel["to"]))
         if pair in self._pairs or len(self._pairs) >= _MAX_PAIRS:
             # Each channel of a pair says the same.
@@ -134,10 +134,10 @@ class DebugLog:
                 pid,
             )
 
-    def _once(self, message: str, host: str, pid: int) -> Iterator[Remark]:
+    def _once(self, message: str, host: str, pid: int) -> Iterator[DebugRemark]:
         if message not in self._told:
             self._told.add(message)
-            yield Remark(message=message, host=host, pid=pid)
+            yield DebugRemark(message=message, host=host, pid=pid)
 
 
 def _transport(via: str) -> str:

@@ -24,7 +24,7 @@ _EARLY_NS = 1_000_000_000
 """A kernel may have begun before NCCL announced it: outside graphs it is launched first."""
 
 
-class Timing(IntEnum):
+class OperationTiming(IntEnum):
     """Where the times of a record come from."""
 
     HOST = 1
@@ -35,7 +35,7 @@ class Timing(IntEnum):
     """The GPU's own clock."""
 
 
-_TIMED = frozenset({Timing.PROXY, Timing.GPU})
+_TIMED = frozenset({OperationTiming.PROXY, OperationTiming.GPU})
 
 
 class Operation(NamedTuple):
@@ -93,7 +93,7 @@ class Operation(NamedTuple):
     @property
     def gpu_duration_ns(self) -> int | None:
         """The same by the GPU's clock, None without."""
-        return self.duration_ns if self.timing == Timing.GPU else None
+        return self.duration_ns if self.timing == OperationTiming.GPU else None
 
     @property
     def kernel_end_ns(self) -> int:
@@ -115,7 +115,7 @@ class Communicator:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Counters:
+class ProcessCounters:
     """Cumulative since the process started."""
 
     started: int
@@ -139,7 +139,7 @@ class ProcessInfo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class SegmentReading:
     """What is new, oldest first within each ring, and how many records were overwritten unread."""
 
     operations: list[Operation]

@@ -10,7 +10,13 @@ from enum import IntFlag
 from pathlib import Path
 
 from perfd.errors import NothingHere, Unavailable
-from perfd_collectors.nccl.segments.operations import Communicator, Counters, Operation, ProcessInfo, Reading
+from perfd_collectors.nccl.segments.operations import (
+    Communicator,
+    Operation,
+    ProcessCounters,
+    ProcessInfo,
+    SegmentReading,
+)
 
 MAGIC = b"NCL1"
 _MAGIC = int.from_bytes(MAGIC, "little")
@@ -34,7 +40,7 @@ _MOST_AT_ONCE = 65_536
 """Of one process: what a second brings at three times the pace that is expected of a rank."""
 
 
-class Wanted(IntFlag):
+class ReadRequest(IntFlag):
     """What the plugin shall record."""
 
     NOTHING = 0
@@ -115,20 +121,20 @@ class Segment:
                 name=name.split(b"\0", 1)[0].decode(errors="replace"),
             )
 
-    def counters(self) -> Counters:
+    def counters(self) -> ProcessCounters:
         """The plugin's own counts."""
         counted = self._bytes(_COUNTERS_OFFSET, _COUNTERS.size).ljust(_COUNTERS.size, b"\0")
         _, _, started, recorded, incomplete, dropped, stale = _COUNTERS.unpack(counted)
-        return Counters(
+        return ProcessCounters(
             started=started, recorded=recorded, incomplete=incomplete, dropped=dropped, stale=stale
         )
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> ReadRequest:
         """What the plugin records now."""
-        known = Wanted.OPERATIONS | Wanted.GPU_TIME
-        return Wanted(int.from_bytes(self._bytes(_WANTED_OFFSET, _WANTED.size), "little") & known)
+        known = ReadRequest.OPERATIONS | ReadRequest.GPU_TIME
+        return ReadRequest(int.from_bytes(self._bytes(_WANTED_OFFSET, _WANTED.size), "little") & known)
 
-    def want(self, wanted: Wanted) -> None:
+    def want(self, wanted: ReadRequest) -> None:
         """Switch recording; the plugin notices at its next operation."""
         if self._file is not None:
             os.pwrite(self._file, _WANTED.pack(wanted), _WANTED_OFFSET)
@@ -165,11 +171,11 @@ class Segment:
             if 0 <= ring < self._rings() and 0 <= position <= self._written(offset):
                 self._positions[ring] = position
 
-    def read(self) -> Reading:
+    def read(self) -> SegmentReading:
         """The operations recorded since the last call; of very many the rest comes with the next one."""
         operations: list[Operation] = []
         lost = sum(self._read_ring(ring, operations) for ring in range(self._rings()))
-        return Reading(operations=operations, lost=lost)
+        return SegmentReading(operations=operations, lost=lost)
 
     def close(self) -> None:
         """Close the file; legal twice."""

@@ -11,7 +11,7 @@ from perfd.capture.node.process_environment import namespace_pids, owner_of
 _ROOT = 0
 
 
-class Locks:
+class OwnerLocks:
     """Who holds a lock of its own on a file, by /proc/locks (`man 5 proc_locks`), read when first asked."""
 
     def __init__(self, proc: Path) -> None:
@@ -38,7 +38,7 @@ class Locks:
         return found
 
 
-def writer_of(locks: Locks, status: os.stat_result, pid: int) -> int | None:
+def writer_of(locks: OwnerLocks, status: os.stat_result, pid: int) -> int | None:
     """The process that writes a segment, by its pid in our namespace; None when it is not seen from here.
 
     It holds the lock on the file as long as it lives, and the kernel tells of each lock who took it. The pid
@@ -51,7 +51,7 @@ def writer_of(locks: Locks, status: os.stat_result, pid: int) -> int | None:
     return None
 
 
-def distrust(locks: Locks, status: os.stat_result, pid: int, agent_uid: int) -> str:
+def distrust(locks: OwnerLocks, status: os.stat_result, pid: int, agent_uid: int) -> str:
     """Why a segment is not believed, as a clause; empty when it is.
 
     Whoever can write to the directory can make a file that claims to be any rank's. So its owner must be the

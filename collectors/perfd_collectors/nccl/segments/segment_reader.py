@@ -9,10 +9,15 @@ import msgspec
 
 from perfd.model import Event, EventKind, Record, SampleTable, Scope
 from perfd_collectors.nccl.sampling import BusyTime
-from perfd_collectors.nccl.segments.operations import Operation, Reading, Timing
-from perfd_collectors.nccl.segments.segment import Segment, Wanted
+from perfd_collectors.nccl.segments.operations import Operation, OperationTiming, SegmentReading
+from perfd_collectors.nccl.segments.segment import ReadRequest, Segment
 from perfd_collectors.nccl.segments.timing_checks import mixed_up
-from perfd_collectors.nccl.segments.window_reduction import Window, busy_ns, keep_one_in, reduce_operations
+from perfd_collectors.nccl.segments.window_reduction import (
+    OperationWindow,
+    busy_ns,
+    keep_one_in,
+    reduce_operations,
+)
 
 _MIXED_UP = (
     "NCCL tells times on the GPU that are not of these operations: some overlap that cannot. So what they"
@@ -20,7 +25,7 @@ _MIXED_UP = (
 )
 
 
-class Progress(msgspec.Struct, frozen=True, kw_only=True):
+class SegmentProgress(msgspec.Struct, frozen=True, kw_only=True):
     """How far a segment is reported, and what its counters were then: where the next agent goes on."""
 
     positions: dict[int, int]
@@ -30,14 +35,14 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     busy: BusyTime
 
 
-class Watched:
+class SegmentReader:
     """A segment, open, from the first look on. `progress` is what an earlier agent left of it."""
 
-    def __init__(self, segment: Segment, now_unix_ns: int, progress: Progress | None) -> None:
+    def __init__(self, segment: Segment, now_unix_ns: int, progress: SegmentProgress | None) -> None:
         self.file = _identity(segment.status())
         """Which file it is, by whatever name."""
         self._segment = segment
-        self._recording = Wanted.GPU_TIME in segment.wanted()
+        self._recording = ReadRequest.GPU_TIME in segment.wanted()
         self._pending: list[Operation] = []
         self._mixed_up: set[int] = set()
         """Communicators whose times NCCL has lost track of, as long as they live."""
@@ -52,7 +57,7 @@ class Watched:
         first = self.read()
         self._reported_unix_ns = min(now_unix_ns, self._begun_unix_ns(first, progress, now_unix_ns))
 
-    def read(self) -> Reading:
+    def read(self) -> SegmentReading:
         """Take in what is new."""
         reading = self._segment.read()
         self._pending += reading.operations
@@ -75,7 +80,7 @@ class Watched:
         self._untimed += sum(one.timed and one.duration_ns is None for one in operations)
         if rank is None:
             return []
-        window = Window(job=job, rank=rank, start_unix_ns=start_unix_ns, end_unix_ns=now_unix_ns)
+        window = OperationWindow(job=job, rank=rank, start_unix_ns=start_unix_ns, end_unix_ns=now_unix_ns)
         keep = keep_one_in(len(operations), now_unix_ns - start_unix_ns, max_operations_per_s)
         return [
             *reduce_operations(operations, communicators, window, keep_one_in=keep),
@@ -88,19 +93,19 @@ class Watched:
             return operations
         self._untimed += sum(one.timed and one.communicator in self._mixed_up for one in operations)
         return [
-            one._replace(timing=Timing.HOST) if one.communicator in self._mixed_up else one
+            one._replace(timing=OperationTiming.HOST) if one.communicator in self._mixed_up else one
             for one in operations
         ]
 
-    def switch(self, wanted: Wanted) -> None:
+    def switch(self, wanted: ReadRequest) -> None:
         """Let the plugin record this from now on, unless another reader of the segment decides that."""
         if self._segment.control() and self._segment.wanted() != wanted:
             self._segment.want(wanted)
-        self._recording = Wanted.GPU_TIME in self._segment.wanted()
+        self._recording = ReadRequest.GPU_TIME in self._segment.wanted()
 
-    def progress(self) -> Progress:
+    def progress(self) -> SegmentProgress:
         """How far it is reported."""
-        return Progress(
+        return SegmentProgress(
             positions=dict(self._segment.positions),
             reported_unix_ns=self._reported_unix_ns,
             lost=self._lost,
@@ -112,7 +117,9 @@ class Watched:
         """Close the segment; legal twice."""
         self._segment.close()
 
-    def _begun_unix_ns(self, first: Reading, progress: Progress | None, now_unix_ns: int) -> int:
+    def _begun_unix_ns(
+        self, first: SegmentReading, progress: SegmentProgress | None, now_unix_ns: int
+    ) -> int:
         """Since when all that happened is known: operations are not of the moment in which they are found."""
         reported_unix_ns = 0 if progress is None else progress.reported_unix_ns
         if progress is not None and not first.lost:
@@ -124,7 +131,7 @@ class Watched:
             return now_unix_ns
         return max(reported_unix_ns, process.unix_ns + oldest_ns - process.monotonic_ns)
 
-    def _totals(self, window: Window) -> SampleTable:
+    def _totals(self, window: OperationWindow) -> SampleTable:
         counters = self._segment.counters()
         whole = self._segment.process.profiler_version >= 4 and not self._partly_timed
         busy_s = self._busy.total_s if whole else None
@@ -141,12 +148,12 @@ class Watched:
         )
 
 
-def same_file(watched: Watched, segment: Segment) -> bool:
+def same_file(watched: SegmentReader, segment: Segment) -> bool:
     """Whether a segment is one that is watched already, by another name."""
     return watched.file == _identity(segment.status())
 
 
-def _told_of(window: Window) -> Event:
+def _told_of(window: OperationWindow) -> Event:
     return Event(
         kind=EventKind.NCCL_TIMES_WRONG,
         time_unix_ns=window.end_unix_ns,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import pairwise
 
-from perfd_collectors.nccl.segments.operations import Operation, Timing
+from perfd_collectors.nccl.segments.operations import Operation, OperationTiming
 
 _LEAST = 20
 _MOST_OVERLAPPING = 0.25
@@ -22,7 +22,7 @@ def mixed_up(operations: Iterable[Operation]) -> set[int]:
     """
     of_communicator: dict[int, list[Operation]] = {}
     for one in operations:
-        if one.timing == Timing.GPU and not one.incomplete:
+        if one.timing == OperationTiming.GPU and not one.incomplete:
             of_communicator.setdefault(one.communicator, []).append(one)
     return {index for index, members in of_communicator.items() if _overlap(members)}
 

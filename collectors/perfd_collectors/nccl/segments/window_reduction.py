@@ -13,16 +13,16 @@ from perfd_collectors.nccl.segments.operations import (
     PROTOCOLS,
     Communicator,
     Operation,
-    Timing,
+    OperationTiming,
 )
 
-_SOURCES = {Timing.GPU: TimingSource.GPU, Timing.PROXY: TimingSource.PROXY}
+_SOURCES = {OperationTiming.GPU: TimingSource.GPU, OperationTiming.PROXY: TimingSource.PROXY}
 # NCCL gives the count of one rank's part for these, so the whole is that times the ranks.
 _PART_COUNTED = frozenset({"AllGather", "ReduceScatter", "AlltoAll", "Gather", "Scatter"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class OperationWindow:
     """Which rank of which job the operations belong to, and when they were read."""
 
     job: str
@@ -34,7 +34,7 @@ class Window:
 def reduce_operations(
     operations: Iterable[Operation],
     communicators: Mapping[int, Communicator],
-    window: Window,
+    window: OperationWindow,
     *,
     keep_one_in: int = 1,
 ) -> list[CollectiveTimes]:
@@ -111,7 +111,7 @@ def _record(
     kernels: Sequence[Sequence[Operation]],
     communicator: Communicator | None,
     peer: int | None,
-    window: Window,
+    window: OperationWindow,
     keep_one_in: int,
 ) -> CollectiveTimes:
     durations = [_duration_ns(operations) for operations in kernels]
@@ -131,7 +131,7 @@ def _record(
         communicator_name=communicator.name if communicator else "",
         operation=_name(FUNCTIONS, first.function),
         peer=peer,
-        timing=_SOURCES[Timing(first.timing)],
+        timing=_SOURCES[OperationTiming(first.timing)],
         start_unix_ns=window.start_unix_ns,
         end_unix_ns=window.end_unix_ns,
         count=sum(map(len, kernels)),
@@ -152,7 +152,7 @@ def _record(
 
 
 def _on_gpu(operation: Operation) -> bool:
-    return operation.timing == Timing.GPU
+    return operation.timing == OperationTiming.GPU
 
 
 def _duration_ns(operations: Sequence[Operation]) -> int:

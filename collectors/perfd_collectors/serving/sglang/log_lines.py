@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from perfd.analysis.serving.engine_snapshot import Engine, ReplicaLoad, Snapshot
-from perfd.analysis.serving.server_config import ServerInfo, from_arguments
+from perfd.analysis.serving.server_config import ServerSetup, from_arguments
 from perfd_collectors.serving.log_text import ANSI, arguments, number, parts
 
 _LINE = re.compile(r"\[(?:\d{4}-\d\d-\d\d )?\d\d:\d\d:\d\d(?:\.\d+)?(?P<ranks>[^\]]*)\] (?P<rest>.*)")
@@ -44,7 +44,7 @@ class _Replica:
 class SglangLog:
     """Takes lines in their order; `snapshot` and `info` are what they amount to."""
 
-    info: ServerInfo | None = None
+    info: ServerSetup | None = None
     lines: int = 0
     unrecognised: int = 0
     """Lines that look like a batch and could not be read."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from perfd.analysis.serving.engine_snapshot import Engine, Latency, Snapshot
 from perfd.analysis.serving.histograms import Distribution
-from perfd.analysis.serving.server_config import ServerInfo
+from perfd.analysis.serving.server_config import ServerSetup
 from perfd_collectors.serving.log_text import ANSI, number
 
 _LINE = re.compile(r"\[\d{4}-\d\d-\d\d\|\d\d:\d\d:\d\d\|[^\]]*\]\s+[A-Z]+\s+(?P<rest>.*)")
@@ -22,7 +22,7 @@ _NAMES = {"TTFT": Latency.TTFT, "TPOT": Latency.TPOT, "E2E": Latency.E2E}
 class MiniSglangLog:
     """Takes lines in their order; `snapshot` is what they amount to."""
 
-    info: ServerInfo | None = None
+    info: ServerSetup | None = None
     lines: int = 0
     unrecognised: int = 0
     _idle: bool = False

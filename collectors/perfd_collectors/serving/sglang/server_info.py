@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from perfd.analysis.serving.server_config import ServerInfo, from_arguments
+from perfd.analysis.serving.server_config import ServerSetup, from_arguments
 
 INFO_PATHS = ("/server_info", "/get_server_info")
 """0.5.9 and later; all versions, deprecated since."""
@@ -15,13 +15,13 @@ LOAD_PATHS = ("/v1/loads", "/get_load")
 """0.5.9 and later; 0.4.10 to 0.5.20."""
 
 
-def parse_info(body: bytes) -> ServerInfo | None:
+def parse_info(body: bytes) -> ServerSetup | None:
     """The answer of either info path; None when it is none."""
     said = _object(body)
     return None if said is None or "model_path" not in said else from_arguments(said)
 
 
-def with_loads(info: ServerInfo, body: bytes) -> ServerInfo:
+def with_loads(info: ServerSetup, body: bytes) -> ServerSetup:
     """Add the accelerator and capacity that `/v1/loads` tells, where it does."""
     said = _object(body)
     if said is None:

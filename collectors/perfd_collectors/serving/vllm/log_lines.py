@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from perfd.analysis.serving.engine_snapshot import Engine, ReplicaLoad, Snapshot
-from perfd.analysis.serving.server_config import ServerInfo, from_arguments
+from perfd.analysis.serving.server_config import ServerSetup, from_arguments
 from perfd_collectors.serving.log_text import ANSI, arguments, number, parts
 
 _STATISTICS = re.compile(
@@ -27,7 +27,7 @@ _RATIO = re.compile(r"[\d.]+%")
 class VllmLog:
     """Takes lines in their order; `snapshot` and `info` are what they amount to."""
 
-    info: ServerInfo | None = None
+    info: ServerSetup | None = None
     lines: int = 0
     unrecognised: int = 0
     _engines: dict[str, Mapping[str, str]] = field(default_factory=dict)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 
-from perfd.analysis.serving.server_config import ServerInfo
+from perfd.analysis.serving.server_config import ServerSetup
 
 VERSION_PATH = "/version"
 MODELS_PATH = "/v1/models"
 
 
-def parse_version(body: bytes) -> ServerInfo | None:
+def parse_version(body: bytes) -> ServerSetup | None:
     """The answer of `/version`; None when it is none."""
     said = _json(body)
     version = said.get("version") if isinstance(said, dict) else None
-    return ServerInfo(version=version) if isinstance(version, str) else None
+    return ServerSetup(version=version) if isinstance(version, str) else None
 
 
 def parse_model(body: bytes) -> str | None:

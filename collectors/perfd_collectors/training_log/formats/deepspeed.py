@@ -6,11 +6,11 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import EventKind, MemoryReport, PhaseTime, TrainingStep
-from perfd_collectors.training_log.format_parser import Job, is_plain_key
-from perfd_collectors.training_log.line_buffer import Line
+from perfd_collectors.training_log.format_parser import LogContext, is_plain_key
+from perfd_collectors.training_log.line_buffer import LogLine
 from perfd_collectors.training_log.megatron.megatron_timers import one_line_timers
 from perfd_collectors.training_log.number_text import humanised, integer, number, positive
-from perfd_collectors.training_log.step_log import Family
+from perfd_collectors.training_log.step_log import ProgressSource
 from perfd_collectors.training_log.timestamps import last_stamp_ns
 
 _GIB = 1024.0**3
@@ -52,7 +52,7 @@ class DeepSpeedParser:
         b"DeepSpeed Flops Profiler",
     )
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LogContext) -> None:
         self._out = job.out
         self._steps = job.steps
         self._progress: tuple[int, int, float | None] | None = None
@@ -65,7 +65,7 @@ class DeepSpeedParser:
         """Inside the report of the flops profiler."""
         return self._profiler_rows is not None
 
-    def parse(self, line: Line) -> bool:
+    def parse(self, line: LogLine) -> bool:
         """Take in a whole line."""
         if not line.complete:
             return False
@@ -92,7 +92,7 @@ class DeepSpeedParser:
         if not self._out.description.framework:
             self._out.describe(framework="deepspeed")
 
-    def _throughput(self, line: Line) -> bool:
+    def _throughput(self, line: LogLine) -> bool:
         match = _THROUGHPUT.search(line.text)
         if match is None:
             return False
@@ -115,7 +115,7 @@ class DeepSpeedParser:
                 },
             ),
             last_stamp_ns(line.text),
-            family=Family.DEEPSPEED,
+            family=ProgressSource.DEEPSPEED,
         )
         self._memory(step, line.rank, match[6], match[7])
         return True
@@ -167,7 +167,7 @@ class DeepSpeedParser:
                 extras={} if skipped is None else {"skipped": float(skipped)},
             ),
             last_stamp_ns(text),
-            family=Family.DEEPSPEED,
+            family=ProgressSource.DEEPSPEED,
         )
         return True
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.format_parser import Job
-from perfd_collectors.training_log.line_buffer import Line
+from perfd_collectors.training_log.format_parser import LogContext
+from perfd_collectors.training_log.line_buffer import LogLine
 
 _TRACEBACK = "Traceback (most recent call last):"
 _WATCHDOG = re.compile(
@@ -36,7 +36,7 @@ class FailureParser:
         b"NCCL WARN",
     )
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LogContext) -> None:
         self._out = job.out
         self._steps = job.steps
         self._open: dict[int | None, _Traceback] = {}
@@ -46,7 +46,7 @@ class FailureParser:
         """Inside a traceback."""
         return bool(self._open)
 
-    def parse(self, line: Line) -> bool:
+    def parse(self, line: LogLine) -> bool:
         """Take in a whole line."""
         if not line.complete:
             return False

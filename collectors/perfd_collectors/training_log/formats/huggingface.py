@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import EventKind, TrainingStep
-from perfd_collectors.training_log.format_parser import Job
-from perfd_collectors.training_log.line_buffer import Line
+from perfd_collectors.training_log.format_parser import LogContext
+from perfd_collectors.training_log.line_buffer import LogLine
 from perfd_collectors.training_log.number_text import grouped, number
-from perfd_collectors.training_log.step_log import Family
+from perfd_collectors.training_log.step_log import ProgressSource
 
 _DICT = re.compile(r"\{('(loss|eval_\w+|train_runtime)': [^{}]*)\}", re.ASCII)
 _PAIR = re.compile(r"'([\w/.-]+)': '?([^',]+)'?(?=,|$)", re.ASCII)
@@ -40,7 +40,7 @@ class HuggingFaceParser:
         b"Saving model checkpoint to",
     )
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LogContext) -> None:
         self._out = job.out
         self._steps = job.steps
         self._count = 0
@@ -49,7 +49,7 @@ class HuggingFaceParser:
 
     hungry = False
 
-    def parse(self, line: Line) -> bool:
+    def parse(self, line: LogLine) -> bool:
         """Take in a whole line."""
         if not line.complete:
             return False
@@ -114,7 +114,7 @@ class HuggingFaceParser:
                 extras=values,
             ),
             None,
-            family=Family.HUGGING_FACE,
+            family=ProgressSource.HUGGING_FACE,
         )
 
     def _about(self, text: str) -> bool:

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import MemoryReport
-from perfd_collectors.training_log.format_parser import Job, fields, training_step
-from perfd_collectors.training_log.line_buffer import Line
+from perfd_collectors.training_log.format_parser import LogContext, fields, training_step
+from perfd_collectors.training_log.line_buffer import LogLine
 from perfd_collectors.training_log.number_text import humanised
 from perfd_collectors.training_log.timestamps import last_stamp_ns
 
@@ -32,13 +32,13 @@ class NanotronParser:
 
     keywords: Sequence[bytes] = (b"iteration: ",)
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LogContext) -> None:
         self._out = job.out
         self._steps = job.steps
 
     hungry = False
 
-    def parse(self, line: Line) -> bool:
+    def parse(self, line: LogLine) -> bool:
         """Take in a whole line."""
         anchor = _ANCHOR.search(line.text) if line.complete else None
         if anchor is None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.format_parser import Job
-from perfd_collectors.training_log.line_buffer import Line
+from perfd_collectors.training_log.format_parser import LogContext
+from perfd_collectors.training_log.line_buffer import LogLine
 
 
 class NcclLineParser:
@@ -14,7 +14,7 @@ class NcclLineParser:
 
     keywords: Sequence[bytes] = (b"NCCL INFO", b"NCCL version")
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LogContext) -> None:
         self._out = job.out
         self._steps = job.steps
         self._log = job.nccl
@@ -24,7 +24,7 @@ class NcclLineParser:
         """Each line stands for itself."""
         return False
 
-    def parse(self, line: Line) -> bool:
+    def parse(self, line: LogLine) -> bool:
         """Take in a whole line."""
         if not line.complete or not any(word in line.text for word in ("NCCL INFO", "NCCL version")):
             return False

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import EventKind
-from perfd_collectors.training_log.format_parser import Job, fields, is_plain_key, training_step
-from perfd_collectors.training_log.line_buffer import Line
+from perfd_collectors.training_log.format_parser import LogContext, fields, is_plain_key, training_step
+from perfd_collectors.training_log.line_buffer import LogLine
 from perfd_collectors.training_log.number_text import integer, number, positive
 
 _ANCHOR = re.compile(r"Training epoch \d+, iteration (\d+)/(\d+) \|", re.ASCII)
@@ -28,13 +28,13 @@ class NemoParser:
 
     keywords: Sequence[bytes] = (b"Training epoch ", b"reduced_train_loss=", b"nsys profiling ==")
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LogContext) -> None:
         self._out = job.out
         self._steps = job.steps
 
     hungry = False
 
-    def parse(self, line: Line) -> bool:
+    def parse(self, line: LogLine) -> bool:
         """Take in a whole line that nothing has damaged: what says the step may not be missing."""
         if not line.complete or line.damaged:
             return False

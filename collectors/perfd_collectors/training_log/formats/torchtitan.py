@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import EventKind, MemoryReport, TrainingStep
-from perfd_collectors.training_log.format_parser import Job
-from perfd_collectors.training_log.line_buffer import Line
+from perfd_collectors.training_log.format_parser import LogContext
+from perfd_collectors.training_log.line_buffer import LogLine
 from perfd_collectors.training_log.number_text import grouped, number, positive
 from perfd_collectors.training_log.timestamps import last_stamp_ns
 
@@ -50,7 +50,7 @@ class TorchtitanParser:
         b"traces at step",
     )
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LogContext) -> None:
         self._out = job.out
         self._steps = job.steps
         self._sequence: int | None = None
@@ -61,7 +61,7 @@ class TorchtitanParser:
 
     hungry = False
 
-    def parse(self, line: Line) -> bool:
+    def parse(self, line: LogLine) -> bool:
         """Take in a whole line."""
         return line.complete and (self._step(line) or self._validate(line.text) or self._about(line.text))
 
@@ -71,7 +71,7 @@ class TorchtitanParser:
     def finish(self) -> None:
         """Nothing waits."""
 
-    def _step(self, line: Line) -> bool:
+    def _step(self, line: LogLine) -> bool:
         anchor = _STEP.search(line.text)
         if anchor is None:
             return False

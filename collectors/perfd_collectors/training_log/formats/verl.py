@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import MemoryReport, PhaseTime, TrainingStep
-from perfd_collectors.training_log.format_parser import Job, is_plain_key
-from perfd_collectors.training_log.line_buffer import Line
+from perfd_collectors.training_log.format_parser import LogContext, is_plain_key
+from perfd_collectors.training_log.line_buffer import LogLine
 from perfd_collectors.training_log.number_text import number
 
 _ANCHOR = re.compile(r"(?:^|\s)step:(\d+) - (?=[\w/.-]+:)", re.ASCII)
@@ -20,13 +20,13 @@ class VerlParser:
 
     keywords: Sequence[bytes] = (b"step:",)
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LogContext) -> None:
         self._out = job.out
         self._steps = job.steps
 
     hungry = False
 
-    def parse(self, line: Line) -> bool:
+    def parse(self, line: LogLine) -> bool:
         """Take in a whole line."""
         anchor = _ANCHOR.search(line.text) if line.complete else None
         if anchor is None:

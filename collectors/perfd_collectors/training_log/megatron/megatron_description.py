@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from perfd_collectors.training_log.megatron import megatron_arguments as options
 from perfd_collectors.training_log.megatron import megatron_reports as reports
 from perfd_collectors.training_log.megatron.megatron_iteration import Iteration
-from perfd_collectors.training_log.parser_output import Output
+from perfd_collectors.training_log.parser_output import ParserOutput
 
 _CAUSAL = "megatron-causal"
 _FULL = "megatron-full"
@@ -20,7 +20,7 @@ _FIRST_CAUSAL_CORE = (0, 12)
 class MegatronDescription:
     """Understands the lines of a start, and writes what they say into the job's description."""
 
-    def __init__(self, out: Output) -> None:
+    def __init__(self, out: ParserOutput) -> None:
         self._out = out
         self._dump = options.ArgumentsDump()
         self._shards: dict[tuple[int, ...], int] = {}

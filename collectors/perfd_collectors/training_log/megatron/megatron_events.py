@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from perfd.model import EventKind, PhaseTime
-from perfd_collectors.training_log.format_parser import Job
+from perfd_collectors.training_log.format_parser import LogContext
 from perfd_collectors.training_log.megatron import megatron_arguments as options
 from perfd_collectors.training_log.megatron import megatron_reports as reports
 from perfd_collectors.training_log.timestamps import last_stamp_ns
 
 
-class MegatronOccasions:
+class MegatronEvents:
     """Turns lines into events. A checkpoint waits for the timer block that says how long it took."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LogContext) -> None:
         self._out = job.out
         self._steps = job.steps
         self._evaluation_s: float | None = None

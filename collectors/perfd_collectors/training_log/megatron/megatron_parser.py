@@ -6,10 +6,10 @@ import re
 from collections.abc import Sequence
 
 from perfd.model import JobDescription, PhaseTime
-from perfd_collectors.training_log.format_parser import Job, training_step
-from perfd_collectors.training_log.line_buffer import Line
+from perfd_collectors.training_log.format_parser import LogContext, training_step
+from perfd_collectors.training_log.line_buffer import LogLine
 from perfd_collectors.training_log.megatron.megatron_description import MegatronDescription
-from perfd_collectors.training_log.megatron.megatron_events import MegatronOccasions
+from perfd_collectors.training_log.megatron.megatron_events import MegatronEvents
 from perfd_collectors.training_log.megatron.megatron_iteration import ANCHOR, Iteration, iterations
 from perfd_collectors.training_log.megatron.megatron_timers import TimerBlocks, one_line_timers
 from perfd_collectors.training_log.number_text import positive
@@ -42,12 +42,12 @@ class MegatronParser:
         b"memory (",
     )
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: LogContext) -> None:
         self._out = job.out
         self._steps = job.steps
         self._timers = TimerBlocks()
         self._about = MegatronDescription(job.out)
-        self._occasions = MegatronOccasions(job)
+        self._occasions = MegatronEvents(job)
         self._bridge: tuple[float, float] | None = None
 
     @property
@@ -55,7 +55,7 @@ class MegatronParser:
         """Inside a timer block or the arguments dump."""
         return self._timers.open or self._about.in_dump
 
-    def parse(self, line: Line) -> bool:
+    def parse(self, line: LogLine) -> bool:
         """Take in a line. A line whose end was not seen can only give an iteration's terminated fields."""
         text = line.text
         if "iteration" in text and ANCHOR.search(text):
