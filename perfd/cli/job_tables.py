@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from perfd.analysis.data import formatting
+from perfd import formatting
 
 Json = Mapping[str, Any]
 

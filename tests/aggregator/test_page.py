@@ -43,7 +43,7 @@ from perfd.model import (
     StepPhases,
 )
 from perfd.plugins import collector_entry_points, load_collector
-from perfd.rules.files.builtin_rules import builtin_rules
+from perfd.rules.files.shipped_rules import builtin_rules
 from tests.support.fake_agent import FakeAgent
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from analysis.jobs import gpu_table, phase_table, step_table
 
-from perfd.analysis.steps.gpu_activity import GpuActivity, gpu_activity
+from perfd.analysis.steps.activity_by_gpu import GpuActivity, gpu_activity
 from perfd.analysis.steps.phase_timers import Timers
 from perfd.analysis.stragglers.peer_comparison import Pattern, stragglers_by_activity, stragglers_by_timers
 from perfd.model import ParallelLayout

@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console, RenderableType
 
-from perfd.cli.top.job_screen import job_screen
-from perfd.cli.top.keys import first_key
+from perfd.cli.top.keyboard import first_key
 from perfd.cli.top.screen_state import Screen, ScreenPosition, press, window
 from perfd.cli.top.screens import fleet_screen, help_screen, order, server_order, server_screen
+from perfd.cli.top.single_job import job_screen
 from perfd.net.http import Response
 from tests.support.page_server import StandIn, fleet_row, job_entry, server_entry
 

@@ -16,7 +16,7 @@ from serving.pages import LLAMA_70B
 from perfd.analysis.flops.peak_table import find_gpu
 from perfd.analysis.serving.engine_snapshot import Counter, Engine, ReplicaLoad, Snapshot
 from perfd.analysis.serving.histograms import Distribution, Histogram, increase, merged, quantile
-from perfd.analysis.serving.served_model import served_model
+from perfd.analysis.serving.model_of_server import served_model
 from perfd.analysis.serving.server_rates import ServerRates, measure
 from perfd.analysis.serving.serving_diagnosis import diagnose
 from perfd.analysis.serving.serving_theory import (

@@ -13,7 +13,7 @@ from perfd.errors import TraceError
 from perfd.trace.diagnosis.trace_analysis import analyse
 from perfd.trace.diagnosis.trace_findings import diagnose
 from perfd.trace.diagnosis.trace_json import to_json
-from perfd.trace.model.hlo_class import hlo_class
+from perfd.trace.model.hlo_names import hlo_class
 from perfd.trace.model.operation_kinds import OperationKind
 from perfd.trace.readers import kineto_reader
 from perfd.trace.readers.trace_files import read_traces

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from perfd.capture.kineto.trace_contents import contents_of
 from perfd.capture.nsys.report_contents import recorded_by_process
+from perfd.trace.model.step_coverage import Recorded, Span, whole_steps
 from perfd.trace.model.trace_steps import TraceStep
-from perfd.trace.model.whole_steps import Recorded, Span, whole_steps
 from tests.support.traces import COMPUTE, MATMUL, NsysExport
 
 MS = 1_000_000

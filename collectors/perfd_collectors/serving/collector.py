@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from perfd.analysis.flops.peak_table import find_gpu
 from perfd.analysis.serving.engine_snapshot import Engine, Snapshot
-from perfd.analysis.serving.served_model import served_model
+from perfd.analysis.serving.model_of_server import served_model
 from perfd.analysis.serving.server_config import ServerSetup, completed, layout_of
 from perfd.analysis.serving.server_rates import ServerRates, measure
 from perfd.analysis.serving.serving_theory import Theory, theory_of
@@ -19,8 +19,7 @@ from perfd.analysis.serving.theory_comparison import TheoryComparison, compare
 from perfd.collector import Options, Settings
 from perfd.errors import ConfigError, PerfdError
 from perfd.gpu_peaks import load_peaks
-from perfd.model import Record, SampleTable, Scope
-from perfd.model import ServerInfo
+from perfd.model import Record, SampleTable, Scope, ServerInfo
 from perfd.net.tls import client_context
 from perfd_collectors.serving.discovery import find_servers
 from perfd_collectors.serving.exposition_reader import PageReader

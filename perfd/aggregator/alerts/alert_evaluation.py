@@ -12,8 +12,8 @@ from perfd.aggregator.history.history_store import StoredAlert
 from perfd.analysis.data.job_data import AlertRecord
 from perfd.config import RulesConfig
 from perfd.metrics.series import SeriesFrame
-from perfd.rules.files.builtin_rules import builtin_rules
 from perfd.rules.files.rules_loader import load_rules
+from perfd.rules.files.shipped_rules import builtin_rules
 from perfd.rules.rule_engine import RuleEngine
 from perfd.rules.rule_model import Alert, AlertChange, AlertState, EngineState, Evaluation, RuleSet
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perfd.analysis.collectives.by_dimension import NcclDimension
-from perfd.analysis.communication.capture_evidence import CaptureEvidence
+from perfd.analysis.communication.evidence_from_capture import CaptureEvidence
 from perfd.analysis.layout.process_groups import ALL_REDUCE, ALL_TO_ALL, WORLD, dimension_name, group_name
 from perfd.analysis.steps.phase_timers import DATA_PARALLEL
 from perfd.model import GroupShares, JobDescription, ParallelLayout

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfd.analysis.collectives.nccl_summary import NcclSummary
-from perfd.analysis.communication.capture_evidence import CaptureEvidence
 from perfd.analysis.communication.dimensions import (
     KERNELS,
     Dimension,
@@ -18,6 +17,7 @@ from perfd.analysis.communication.dimensions import (
     timed_dimensions,
     timers_tell_all,
 )
+from perfd.analysis.communication.evidence_from_capture import CaptureEvidence
 from perfd.analysis.data.job_data import Floats
 from perfd.analysis.data.robust_stats import median_of, ratio
 from perfd.analysis.flops.model_shape import parameter_counts

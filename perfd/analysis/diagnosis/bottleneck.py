@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from perfd.analysis.data.formatting import percent
 from perfd.analysis.diagnosis.communication_findings import judge_communication
 from perfd.analysis.diagnosis.compute_findings import judge_compute
 from perfd.analysis.diagnosis.data_loading_findings import judge_data
@@ -21,6 +20,7 @@ from perfd.analysis.diagnosis.link_findings import judge_links
 from perfd.analysis.diagnosis.pipeline_findings import judge_pipeline
 from perfd.analysis.diagnosis.sequence_findings import judge_sequences
 from perfd.analysis.diagnosis.straggler_findings import judge_straggler, judge_throttling
+from perfd.formatting import percent
 
 _Judge = Callable[[JobEvidence], Finding | None]
 

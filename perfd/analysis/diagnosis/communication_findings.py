@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 from perfd.analysis.collectives.bandwidth_text import bandwidth_words, busiest
-from perfd.analysis.communication.capture_evidence import not_used
 from perfd.analysis.communication.dimensions import costliest, known_in_all
+from perfd.analysis.communication.evidence_from_capture import not_used
 from perfd.analysis.communication.exposed import Communication
-from perfd.analysis.data.formatting import milliseconds, percent, rank_names
 from perfd.analysis.diagnosis.findings import Finding, JobEvidence, Kind
+from perfd.formatting import milliseconds, percent, rank_names
 
 _COMMUNICATION = 0.15
 _NEARLY_ALL = 0.95

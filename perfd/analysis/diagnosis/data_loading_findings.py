@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from perfd.analysis.data.formatting import percent
 from perfd.analysis.diagnosis.findings import Culprit, Finding, JobEvidence, Kind
 from perfd.analysis.diagnosis.straggler_findings import one_rank_loads_slowly
 from perfd.analysis.steps.time_breakdown import DataLoading
+from perfd.formatting import percent
 
 _DATA = 0.05
 _ALIKE = 0.05

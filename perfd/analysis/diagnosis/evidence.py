@@ -9,7 +9,7 @@ import numpy as np
 
 from perfd.analysis.collectives.nccl_summary import nccl
 from perfd.analysis.collectives.pipeline_wait import with_waiting
-from perfd.analysis.communication.capture_evidence import capture_evidence
+from perfd.analysis.communication.evidence_from_capture import capture_evidence
 from perfd.analysis.communication.exposed import communication, with_capture, with_kernels
 from perfd.analysis.data.analysis_settings import AnalysisSettings
 from perfd.analysis.data.job_data import Floats, JobData, NcclTimeTable
@@ -17,7 +17,7 @@ from perfd.analysis.diagnosis.findings import JobEvidence
 from perfd.analysis.hang.hang_detection import hang
 from perfd.analysis.layout.link_bandwidth import data_parallel_link_bytes_per_s, speeds
 from perfd.analysis.layout.rank_location import LinkSpeeds
-from perfd.analysis.steps.gpu_activity import GpuActivity
+from perfd.analysis.steps.activity_by_gpu import GpuActivity
 from perfd.analysis.steps.mfu import Efficiency, efficiency, gpu_infos, world_size
 from perfd.analysis.steps.phase_timers import Timers
 from perfd.analysis.steps.pipeline_bubble import pipeline

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from perfd.analysis.collectives.nccl_summary import NcclSummary
-from perfd.analysis.communication.capture_evidence import CaptureEvidence
+from perfd.analysis.communication.evidence_from_capture import CaptureEvidence
 from perfd.analysis.communication.exposed import Communication
 from perfd.analysis.hang.hang_detection import Hang
-from perfd.analysis.steps.gpu_activity import GpuActivity
+from perfd.analysis.steps.activity_by_gpu import GpuActivity
 from perfd.analysis.steps.mfu import Efficiency
 from perfd.analysis.steps.pipeline_bubble import Pipeline
 from perfd.analysis.steps.throttling import HeldClock

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from perfd.analysis.data.formatting import rank_names
 from perfd.analysis.diagnosis.findings import Culprit, Finding, JobEvidence, Kind
+from perfd.formatting import rank_names
 
 _SHOWN = 8
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfd.analysis.communication.capture_evidence import CaptureEvidence, not_used
-from perfd.analysis.data.formatting import percent
+from perfd.analysis.communication.evidence_from_capture import CaptureEvidence, not_used
 from perfd.analysis.diagnosis.findings import Kind
+from perfd.formatting import percent
 
 _LAUNCH = 0.10
 _SYNCHRONIZATION = 0.05

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from perfd.analysis.collectives.slow_links import Reference, SlowGroup
-from perfd.analysis.data.formatting import percent
 from perfd.analysis.diagnosis.findings import Culprit, Finding, JobEvidence, Kind
+from perfd.formatting import percent
 
 _SHOWN = 4
 _REFERENCES = {

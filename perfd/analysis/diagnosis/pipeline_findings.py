@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from perfd.analysis.collectives.pipeline_wait import SOURCE_WAITING
-from perfd.analysis.data.formatting import percent
 from perfd.analysis.diagnosis.findings import Culprit, Finding, JobEvidence, Kind
 from perfd.analysis.steps.pipeline_bubble import SOURCE_BY_RANK, Pipeline
+from perfd.formatting import percent
 
 _STALL = 0.20
 _EXCESS = 0.10

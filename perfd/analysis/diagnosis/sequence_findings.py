@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from perfd.analysis.data.formatting import percent
 from perfd.analysis.diagnosis.findings import Finding, JobEvidence, Kind
+from perfd.formatting import percent
 
 
 def judge_sequences(facts: JobEvidence) -> Finding | None:

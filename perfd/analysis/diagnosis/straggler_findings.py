@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from perfd.analysis.collectives.by_rank import NcclRank
-from perfd.analysis.data.formatting import percent
 from perfd.analysis.diagnosis.findings import Culprit, Finding, JobEvidence, Kind
 from perfd.analysis.steps.time_breakdown import DataLoading
 from perfd.analysis.stragglers.late_ranks import Late, late
 from perfd.analysis.stragglers.peer_comparison import Pattern, Straggler
+from perfd.formatting import percent
 
 _SLOW_INPUT = 0.05
 _SLOWER_CLOCK = 0.95

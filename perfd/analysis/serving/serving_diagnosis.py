@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from perfd.analysis.data.formatting import milliseconds, percent
 from perfd.analysis.serving.engine_snapshot import Latency
 from perfd.analysis.serving.server_rates import ServerRates
 from perfd.analysis.serving.theory_comparison import TheoryComparison, context_tokens
 from perfd.analysis.serving.tuning_advice import ServingCause, knob
+from perfd.formatting import milliseconds, percent
 
 _KV_READS_RATIO = 0.25
 """Of a decode step: above it, a smaller cache entry or batch pays."""

@@ -15,8 +15,8 @@ from perfd.analysis.flops.flops_conventions import (
     train_flops_per_token,
 )
 from perfd.analysis.flops.peak_table import GpuPeak, PeakTable, find_gpu
+from perfd.analysis.steps.activity_by_gpu import GpuActivity
 from perfd.analysis.steps.flops_check import FlopsCheck, check_flops
-from perfd.analysis.steps.gpu_activity import GpuActivity
 from perfd.model import GpuInfo, JobDescription, ModelShape, Recompute
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from perfd.analysis.data.job_data import Floats, GpuKey, JobData
 from perfd.analysis.data.robust_stats import mean
-from perfd.analysis.steps.gpu_activity import GpuActivity
+from perfd.analysis.steps.activity_by_gpu import GpuActivity
 
 _HARD = {
     "hardware slowdown": (0x08, "clocks_limited_hw_slowdown_s"),

@@ -17,7 +17,7 @@ from perfd.capture.node.process_environment import environment_of, owner_of, run
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool, RankPlacement
-from perfd.trace.model.whole_steps import whole_steps
+from perfd.trace.model.step_coverage import whole_steps
 
 _TRACE_NAME = "trace.json"
 _PLACE_VARIABLE = "KINETO_ONDEMAND_TRACE_DIR"

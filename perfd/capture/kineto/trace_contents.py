@@ -11,8 +11,8 @@ from enum import Enum
 from pathlib import Path
 
 from perfd.errors import CaptureError, TraceError
+from perfd.trace.model.step_coverage import Recorded, Span
 from perfd.trace.model.trace_steps import PROFILER_STEP, steps_among
-from perfd.trace.model.whole_steps import Recorded, Span
 from perfd.trace.readers.chrome_json import ChromeEvent, ChromeFile, list_ends, members_behind
 
 _DECODED_BYTES = 256 * 1024 * 1024

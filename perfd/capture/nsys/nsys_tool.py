@@ -31,7 +31,7 @@ from perfd.capture.selection.capture_id import slug
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool, RankPlacement
-from perfd.trace.model.whole_steps import Recorded, whole_steps
+from perfd.trace.model.step_coverage import Recorded, whole_steps
 
 _LATE_REPORT_S = 60.0
 _POLL_S = 0.2

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfd.errors import CaptureError
+from perfd.trace.model.step_coverage import Recorded
 from perfd.trace.model.trace_steps import NAMED_STEP, TraceStep, steps_among
-from perfd.trace.model.whole_steps import Recorded
 
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 _GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"

@@ -20,7 +20,7 @@ from rich.text import Text
 from perfd.aggregator.web_api.capture_routes import PATH
 from perfd.capture.nsys.ncu_plan import NcuPlan
 from perfd.capture.nsys.ncu_plan import plan as plan_ncu
-from perfd.capture.redact.redacted_copy import redacted_copy
+from perfd.capture.redact.file_copies import redacted_copy
 from perfd.cli import capture_slurm
 from perfd.cli.aggregator_client import add_aggregator, add_token, ask, authorization_of, url_of
 from perfd.cli.arguments import positive, positive_whole, whole_from_zero

@@ -15,8 +15,8 @@ from perfd.capture.policy.coordinator import CAPTURE_LABEL
 from perfd.config import AggregatorConfig
 from perfd.errors import RulesError
 from perfd.metrics.catalogue import AGENT_PAGE_METRICS
-from perfd.rules.files.builtin_rules import builtin_rules
 from perfd.rules.files.rules_loader import RulesFile, read_rules
+from perfd.rules.files.shipped_rules import builtin_rules
 from perfd.rules.files.unknown_names import recorded_metrics, unknown_metrics, unknown_profiles
 from perfd.rules.unit_tests.test_files import read_tests
 from perfd.rules.unit_tests.test_runner import TestFailure, run_tests

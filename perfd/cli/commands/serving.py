@@ -18,7 +18,7 @@ from rich.text import Text
 from perfd.analysis.flops.peak_table import find_gpu
 from perfd.analysis.serving.engine_snapshot import Latency
 from perfd.analysis.serving.histograms import Distribution
-from perfd.analysis.serving.served_model import served_model
+from perfd.analysis.serving.model_of_server import served_model
 from perfd.analysis.serving.server_config import ServerSetup, layout_of
 from perfd.analysis.serving.serving_diagnosis import diagnose
 from perfd.analysis.serving.serving_document import ServerDocument, to_json

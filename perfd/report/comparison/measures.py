@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from perfd.analysis.data.formatting import kind_of_source
 from perfd.analysis.diagnosis.job_summary import JobSummary
 from perfd.errors import PerfdError
+from perfd.formatting import kind_of_source
 
 
 class Better(StrEnum):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from perfd.analysis.collectives.bandwidth_text import busiest
-from perfd.analysis.data.formatting import teraflops
 from perfd.analysis.data.job_data import AlertRecord
 from perfd.analysis.diagnosis.finding_titles import LIMITS
 from perfd.analysis.diagnosis.findings import Finding
 from perfd.analysis.diagnosis.job_summary import JobSummary
 from perfd.analysis.steps.pipeline_bubble import Stage
+from perfd.formatting import teraflops
 from perfd.report.report_model import Bars, BarSegment, Report, ReportFinding, ReportMetric, ReportTable
 from perfd.report.report_text import UNKNOWN, duration, percent, title
 

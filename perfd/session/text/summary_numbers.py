@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from perfd.analysis.collectives.pipeline_wait import SOURCE_WAITING
 from perfd.analysis.communication.dimensions import Dimension
 from perfd.analysis.communication.exposed import Communication
-from perfd.analysis.data.formatting import teraflops
 from perfd.analysis.diagnosis.job_summary import JobSummary
+from perfd.formatting import teraflops
 
 _LEAST_SHARE = 0.001
 """Of a step: a dimension that takes less is left out."""

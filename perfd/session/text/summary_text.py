@@ -12,12 +12,12 @@ from pathlib import PurePath
 from typing import Any
 
 from perfd.analysis.collectives.bandwidth_text import bandwidth_words, busiest
-from perfd.analysis.communication.capture_evidence import not_used
-from perfd.analysis.data.formatting import rank_names
+from perfd.analysis.communication.evidence_from_capture import not_used
 from perfd.analysis.diagnosis.finding_titles import LIMITS
 from perfd.analysis.diagnosis.findings import Finding, Kind
 from perfd.analysis.diagnosis.job_summary import JobSummary
 from perfd.analysis.hang.error_events import ErrorSummary
+from perfd.formatting import rank_names
 from perfd.session.text.summary_numbers import numbers_in_words
 
 _TROUBLES_SHOWN = 8

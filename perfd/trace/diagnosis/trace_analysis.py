@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from perfd.analysis.flops.peak_table import PeakTable, find_peak
 from perfd.trace.breakdown.collective_matching import Collectives, collectives
 from perfd.trace.breakdown.kernel_table import KernelRow, LaunchCost, kernel_rows, launch_cost
+from perfd.trace.breakdown.pipeline_stages import StageStall, stage_of, stage_stalls
 from perfd.trace.breakdown.range_table import PhaseRow, phase_rows
 from perfd.trace.breakdown.rank_breakdown import RankBreakdown, RankTimeline
-from perfd.trace.breakdown.stage_stalls import StageStall, stage_of, stage_stalls
 from perfd.trace.model.rank_trace import RankTrace
 
 DEFAULT_PRECISION = "bf16"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from perfd.trace.model.hlo_class import hlo_class
+from perfd.trace.model.hlo_names import hlo_class
 from perfd.trace.model.intervals import Ns
 from perfd.trace.model.operation_kinds import OperationKind
 from perfd.trace.model.rank_trace import RankTrace, no_calls, operations_of

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 
 from perfd.errors import PerfdError
-from perfd.trace.model.hlo_class import hlo_class
+from perfd.trace.model.hlo_names import hlo_class
 from perfd.trace.roofline.roofline_model import OperationWork, bytes_of, matmul_precision, vector_precision
 
 _SHAPE = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\](?:\{([^}]*)\})?")
