@@ -31,14 +31,14 @@ from typing import Any
 
 import numpy as np
 
+from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.series.malloc import keep_freed_memory
 from perfd.aggregator.state.fleet import Fleet
 from perfd.aggregator.state.job_snapshot import job_data
 from perfd.aggregator.state.job_state import RecordSource
-from perfd.aggregator.state.limits import AggregatorCounters, Limits
-from perfd.analysis.collectives.communicator_batch import stacked
 from perfd.analysis.data.job_data import CollectiveStack, Ints
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, summarise
+from perfd.analysis.operations.communicator_batch import stacked
 from perfd.model import (
     CollectiveTimes,
     JobDescription,

@@ -11,10 +11,10 @@ from benchmarks.faults.baselines import min_median, sliding_mean
 from benchmarks.faults.edge import JOB, START_UNIX_S, batches
 from benchmarks.faults.scenario import Fault, Scenario
 from benchmarks.faults.simulation import Trace, simulate
+from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.state.fleet import Fleet
 from perfd.aggregator.state.job_snapshot import job_data
 from perfd.aggregator.state.job_state import RecordSource
-from perfd.aggregator.state.limits import AggregatorCounters, Limits
 from perfd.analysis.diagnosis.findings import Finding, Kind
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
 

@@ -30,8 +30,8 @@ from perfd_collectors.nccl.segments.operations import FUNCTIONS, KERNEL_EDGES_NS
 from perfd_collectors.nccl.segments.segment import Segment
 from perfd_collectors.nccl.segments.segment_files import find_segments
 
-from perfd.analysis.collectives.p2p_timing import receiver_durations_s
 from perfd.analysis.data.job_data import Floats, Ints
+from perfd.analysis.operations.p2p_timing import receiver_durations_s
 from perfd.errors import Unavailable
 
 TRAIN = Path(__file__).with_name("train.py")

@@ -18,9 +18,9 @@ from perfd.aggregator.history.recovery import restore
 from perfd.aggregator.ingest.grpc_server import TelemetryServer
 from perfd.aggregator.ingest.ingest import Ingest
 from perfd.aggregator.ingest.ingest_thread import IngestThread
+from perfd.aggregator.limits import Limits
 from perfd.aggregator.series.page_renderer import PageRenderer
 from perfd.aggregator.state.aggregator_state import AggregatorState
-from perfd.aggregator.state.limits import Limits
 from perfd.aggregator.state.step_chart import progress_columns
 from perfd.aggregator.web_api.access_control import AccessControl
 from perfd.aggregator.web_api.api_documents import agent_json, fleet_json, job_json, step_lines

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfd.aggregator.limits import Limits
 from perfd.aggregator.state.agent_registry import AgentRegistry, AgentState, BatchVerdict
-from perfd.aggregator.state.limits import Limits
 from perfd.model import Hello
 
 

@@ -10,7 +10,7 @@ from aggregator.support import START_S, aggregator, gpus, place, step, values
 from exporters.support import until
 
 from perfd.aggregator import Aggregator
-from perfd.aggregator.state.limits import Limits
+from perfd.aggregator.limits import Limits
 from perfd.clock import VirtualClock
 from perfd.config import AggregatorConfig, AnalysisConfig, CaptureProfile, HistoryConfig, RulesConfig
 from perfd.errors import ConfigError, RulesError

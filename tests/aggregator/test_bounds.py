@@ -4,7 +4,7 @@ import grpc
 import pytest
 from aggregator.support import START_S, aggregator, gpus, place, step, values
 
-from perfd.aggregator.state.limits import Limits
+from perfd.aggregator.limits import Limits
 from perfd.clock import VirtualClock
 from perfd.config import HistoryConfig
 from perfd.model import (

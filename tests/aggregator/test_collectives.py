@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.aggregator.state.collective_tables import CollectiveRows
-from perfd.aggregator.state.limits import AggregatorCounters, Limits
-from perfd.aggregator.state.nccl_time_counters import NcclTimeCounters
+from perfd.aggregator.limits import AggregatorCounters, Limits
+from perfd.aggregator.operations.collective_tables import CollectiveRows
+from perfd.aggregator.operations.nccl_time_counters import NcclTimeCounters
 from perfd.analysis.data.job_data import CollectiveTable, Method
 from perfd.analysis.data.robust_stats import known
 from perfd.model import CollectiveTimes, TimingSource

@@ -14,8 +14,8 @@ from wire.records import RECORDS, of
 from perfd.aggregator.history.history_store import HistoryStore
 from perfd.aggregator.history.history_tables import agent_row, job_rows, rows
 from perfd.aggregator.history.recovery import restore
+from perfd.aggregator.limits import Limits
 from perfd.aggregator.state.aggregator_state import AggregatorState
-from perfd.aggregator.state.limits import Limits
 from perfd.errors import PerfdError
 from perfd.model import (
     CollectiveTimes,

@@ -10,7 +10,7 @@ import pytest
 from aggregator.support import START_S, aggregator, gpus, step
 from exporters.support import until
 
-from perfd.aggregator.state.limits import Limits
+from perfd.aggregator.limits import Limits
 from perfd.aggregator.web_api.report_routes import report_routes
 from perfd.clock import VirtualClock
 from perfd.config import RulesConfig

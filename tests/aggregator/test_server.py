@@ -8,7 +8,7 @@ from aggregator.support import START_S, aggregator, gpus, step, values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfd.aggregator.state.limits import Limits
+from perfd.aggregator.limits import Limits
 from perfd.clock import VirtualClock
 from perfd.config import HistoryConfig, TlsConfig
 from perfd.errors import ConfigError, PerfdError

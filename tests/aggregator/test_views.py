@@ -8,8 +8,8 @@ from typing import Any
 from analysis.jobs import job_data, phase_table, step_table
 
 from perfd.aggregator.captures.capture_view import job_view
+from perfd.aggregator.limits import Limits
 from perfd.aggregator.state.aggregator_state import AggregatorState
-from perfd.aggregator.state.limits import Limits
 from perfd.analysis.collectives.by_rank import NcclRank
 from perfd.analysis.collectives.nccl_summary import NcclSummary
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, summarise

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from analysis.jobs import description, job_data, step_table
 
-from perfd.analysis.collectives.step_segmentation import fewest_blocks
 from perfd.analysis.data.job_data import CollectiveTable, NcclTime
 from perfd.analysis.diagnosis.findings import Kind
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.operations.step_segmentation import fewest_blocks
 
 STEP_S = 0.08
 BUCKETS = 25

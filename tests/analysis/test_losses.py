@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfd.analysis.collectives.change_detection import EARLIER, NEWEST
-from perfd.analysis.collectives.communicator_batch import CommunicatorBatch, stacked
 from perfd.analysis.collectives.late_rank_cost import LONG, NEEDED_AT_ONCE, RECENT, LateRankLosses
-from perfd.analysis.collectives.step_segmentation import AnalysisWindow, StepPeriod, StepShape
-from perfd.analysis.collectives.transfer_wait import MATCHED_OPERATIONS
 from perfd.analysis.data.job_data import Bools, CollectiveTable, Floats
+from perfd.analysis.operations.communicator_batch import CommunicatorBatch, stacked
+from perfd.analysis.operations.step_segmentation import AnalysisWindow, StepPeriod, StepShape
+from perfd.analysis.operations.transfer_wait import MATCHED_OPERATIONS
 from perfd.model import ParallelLayout
 
 WINDOWS = (RECENT, LONG, EARLIER, NEWEST)

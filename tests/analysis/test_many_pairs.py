@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from perfd.analysis.collectives.p2p_timing import receiver_durations_s
 from perfd.analysis.data.job_data import Floats, Ints
+from perfd.analysis.operations.p2p_timing import receiver_durations_s
 
 MS = 1_000_000
 SEND_S = 70e-6

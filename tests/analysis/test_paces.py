@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from analysis.jobs import step_table
 
-from perfd.analysis.collectives.communicator_batch import CommunicatorBatch, stacked
-from perfd.analysis.collectives.operation_rate import mean_step_s, paced
 from perfd.analysis.data.job_data import CollectiveTable
+from perfd.analysis.operations.communicator_batch import CommunicatorBatch, stacked
+from perfd.analysis.operations.operation_rate import mean_step_s, paced
 from perfd.model import ParallelLayout
 
 PER_STEP = 8

@@ -10,10 +10,10 @@ from analysis.jobs import description, job_data, step_table
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.analysis.collectives.p2p_timing import receiver_durations_s
 from perfd.analysis.data.job_data import CollectiveStack, Floats, Ints, NcclTime
 from perfd.analysis.diagnosis.findings import Culprit, Kind
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.operations.p2p_timing import receiver_durations_s
 from perfd.model import TimingSource
 
 SEND_NS = 70_000

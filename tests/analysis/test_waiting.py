@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from perfd.analysis.collectives.transfer_wait import blame, bus_bandwidth_bytes_per_s, split
+from perfd.analysis.operations.transfer_wait import blame, bus_bandwidth_bytes_per_s, split
 
 
 def test_the_last_to_arrive_waits_for_nobody_and_the_others_for_it() -> None:

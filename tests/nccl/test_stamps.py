@@ -14,8 +14,8 @@ from nccl.test_reduce import operation
 from perfd_collectors.nccl.segments.operations import Operation
 from perfd_collectors.nccl.segments.timing_checks import mixed_up
 
-from perfd.aggregator.state.limits import AggregatorCounters, Limits
-from perfd.aggregator.state.nccl_time_counters import NcclTimeCounters
+from perfd.aggregator.limits import AggregatorCounters, Limits
+from perfd.aggregator.operations.nccl_time_counters import NcclTimeCounters
 from perfd.model import CollectiveTimes, SampleTable, Scope
 
 MS = 1_000_000

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from perfd.aggregator.state.limits import Limits
+from perfd.aggregator.limits import Limits
 from perfd.model import CaptureTool, Hello
 
 _CLOCK_SAMPLES = 32

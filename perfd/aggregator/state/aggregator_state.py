@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.state.agent_registry import AgentRegistry
 from perfd.aggregator.state.fleet import Fleet
-from perfd.aggregator.state.limits import AggregatorCounters, Limits
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.state.job_state import JobState, RecordSource
-from perfd.aggregator.state.limits import AggregatorCounters, Limits
 from perfd.aggregator.state.node_state import NodeState
 from perfd.model import (
     CollectiveProgress,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from perfd.aggregator.state.limits import AggregatorCounters, Limits
+from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.state.node_samples import GpuHistory, Layout, NodeSamples, values_of
 from perfd.model import CollectorHealth, Event, GpuInfo, RankPlacement, SampleTable, Scope, ServerInfo
 

@@ -8,12 +8,12 @@ from typing import TypedDict
 
 import numpy as np
 
-from perfd.analysis.collectives.bandwidth_model import BandwidthModel, expected_of
-from perfd.analysis.collectives.communicator_batch import CommunicatorBatch
-from perfd.analysis.collectives.transfer_wait import bus_bandwidth_bytes_per_s
 from perfd.analysis.data.job_data import Bools, Floats, Method
 from perfd.analysis.data.robust_stats import highest, known, median, over_last
 from perfd.analysis.layout.rank_location import RankLocations
+from perfd.analysis.operations.bandwidth_model import BandwidthModel, expected_of
+from perfd.analysis.operations.communicator_batch import CommunicatorBatch
+from perfd.analysis.operations.transfer_wait import bus_bandwidth_bytes_per_s
 from perfd.model import TimingSource
 
 _TINY_BYTES = 64 * 1024
@@ -43,7 +43,7 @@ class NcclGroup:
     size_bytes: float | None = None
     """Median of these operations' messages, of all where none is that large."""
     expected_bus_bytes_per_s: float | None = None
-    """What the links between its ranks allow; see `perfd.analysis.collectives.bandwidth_model`."""
+    """What the links between its ranks allow; see `perfd.analysis.operations.bandwidth_model`."""
     expected_source: str | None = None
     latency_bound: bool | None = None
     """Whether messages of that size are too small for this bandwidth: latency is most of what they need."""

@@ -9,12 +9,12 @@ import numpy as np
 
 from perfd.analysis.collectives.by_dimension import DimensionTally
 from perfd.analysis.collectives.change_detection import EARLIER, NEWEST, onset, possible
-from perfd.analysis.collectives.communicator_batch import CommunicatorBatch
 from perfd.analysis.collectives.late_rank_cost import LONG, RECENT, CausedLosses, Lateness, LateRankLosses
-from perfd.analysis.collectives.p2p_timing import knows_receivers
-from perfd.analysis.collectives.transfer_wait import MATCHED_OPERATIONS
 from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.data.robust_stats import highest, mean, median, over_last
+from perfd.analysis.operations.communicator_batch import CommunicatorBatch
+from perfd.analysis.operations.p2p_timing import knows_receivers
+from perfd.analysis.operations.transfer_wait import MATCHED_OPERATIONS
 from perfd.model import ParallelLayout
 
 _FEWEST_OPERATIONS = 20
@@ -56,7 +56,7 @@ class RankShares:
     """Shares of time by rank; NaN is unknown."""
 
     places: Ints
-    """Which of the ranks of a `perfd.analysis.collectives.rank_index` they are."""
+    """Which of the ranks of a `perfd.analysis.operations.rank_index` they are."""
     columns: tuple[Floats, ...]
     """In the order of `NcclRank`."""
 

@@ -20,13 +20,13 @@ from perfd.analysis.collectives.by_group import (
     recorder,
 )
 from perfd.analysis.collectives.by_rank import NcclRank, RankShares, RankTally
-from perfd.analysis.collectives.communicator_batch import CommunicatorBatch, stacked
-from perfd.analysis.collectives.operation_rate import paced
-from perfd.analysis.collectives.rank_index import RankIndex, roster
 from perfd.analysis.collectives.slow_links import SlowGroup, slow_groups
 from perfd.analysis.data.job_data import Floats, JobData, NcclTimeTable
 from perfd.analysis.layout.process_groups import group_name
 from perfd.analysis.layout.rank_location import LinkSpeeds, places
+from perfd.analysis.operations.communicator_batch import CommunicatorBatch, stacked
+from perfd.analysis.operations.operation_rate import paced
+from perfd.analysis.operations.rank_index import RankIndex, roster
 from perfd.model import ParallelLayout, TimingSource
 
 __all__ = ["NcclDimension", "NcclGroup", "NcclKind", "NcclRank", "NcclSummary", "group_name", "nccl"]

@@ -14,11 +14,11 @@ from enum import StrEnum
 
 import numpy as np
 
-from perfd.analysis.collectives.bandwidth_model import BandwidthModel
-from perfd.analysis.collectives.communicator_batch import CommunicatorBatch
-from perfd.analysis.collectives.transfer_wait import MATCHED_OPERATIONS, bus_factor
 from perfd.analysis.data.job_data import Bools, Floats
 from perfd.analysis.data.robust_stats import median, over_last
+from perfd.analysis.operations.bandwidth_model import BandwidthModel
+from perfd.analysis.operations.communicator_batch import CommunicatorBatch
+from perfd.analysis.operations.transfer_wait import MATCHED_OPERATIONS, bus_factor
 
 _SLOWER = 1.5
 """By its own best stretch or its sisters: what neighbours on a network make a healthy group slower."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfd.analysis.collectives.step_segmentation import StepShape
 from perfd.analysis.data.job_data import Floats, Ints
+from perfd.analysis.operations.step_segmentation import StepShape
 
 _EXCUSED = 0.1
 
@@ -78,7 +78,7 @@ def _of_next(wait_s: Floats) -> Floats:
     place = max(1, round(_EXCUSED * (wait_s.shape[-1] - 1)))
     if place > 1:
         return np.partition(wait_s, place, axis=-1)[..., place]
-    # Column by column, as in `perfd.analysis.collectives.transfer_wait`.
+    # Column by column, as in `perfd.analysis.operations.transfer_wait`.
     columns = np.ascontiguousarray(np.moveaxis(wait_s, -1, 0))
     least, following = columns[0], np.full(columns.shape[1:], np.inf)
     for own in columns[1:]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfd.aggregator.state.growable_arrays import roomier
+from perfd.aggregator.operations.growable_arrays import roomier
 from perfd.analysis.data.job_data import Floats, Ints
 
 _LARGE_BYTES = 1 << 20

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from perfd.aggregator.state.growable_arrays import roomier
-from perfd.aggregator.state.limits import AggregatorCounters, Limits
+from perfd.aggregator.limits import AggregatorCounters, Limits
+from perfd.aggregator.operations.growable_arrays import roomier
 from perfd.analysis.data.job_data import Floats, Ints, NcclTimeTable
 from perfd.analysis.data.robust_stats import median
 

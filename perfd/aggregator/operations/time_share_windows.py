@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from perfd.aggregator.state.growable_arrays import chosen, roomier
+from perfd.aggregator.operations.growable_arrays import chosen, roomier
 from perfd.analysis.data.job_data import Floats, Ints
 from perfd.analysis.data.robust_stats import median
 from perfd.model import CollectiveTimes

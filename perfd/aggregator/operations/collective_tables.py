@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfd.aggregator.state.collective_buffer import CollectiveBuffer
-from perfd.aggregator.state.growable_arrays import roomier
-from perfd.aggregator.state.limits import AggregatorCounters, Limits
-from perfd.analysis.collectives.transfer_wait import MATCHED_OPERATIONS
+from perfd.aggregator.limits import AggregatorCounters, Limits
+from perfd.aggregator.operations.collective_buffer import CollectiveBuffer
+from perfd.aggregator.operations.growable_arrays import roomier
 from perfd.analysis.data.job_data import Bools, CollectiveStack, Ints
 from perfd.analysis.layout.process_groups import PAIR_OPERATION
+from perfd.analysis.operations.transfer_wait import MATCHED_OPERATIONS
 from perfd.model import CollectiveProgress, CollectiveTimes, TimingSource
 
 _PAIR = {"Send": 0, "Recv": 1}

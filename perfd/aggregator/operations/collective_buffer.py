@@ -7,10 +7,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from perfd.aggregator.state.baseline_bandwidth import BaselineBandwidth
-from perfd.aggregator.state.growable_arrays import chosen, roomier
-from perfd.aggregator.state.operation_arrays import OperationArrays, new_ratio, reported_by
-from perfd.aggregator.state.time_share_windows import TimeShareWindows
+from perfd.aggregator.operations.baseline_bandwidth import BaselineBandwidth
+from perfd.aggregator.operations.growable_arrays import chosen, roomier
+from perfd.aggregator.operations.operation_arrays import OperationArrays, new_ratio, reported_by
+from perfd.aggregator.operations.time_share_windows import TimeShareWindows
 from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints, Method
 from perfd.model import CollectiveTimes, TimingSource
 

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfd.analysis.collectives.communicator_batch import CommunicatorBatch
 from perfd.analysis.data.job_data import Floats, StepTable
+from perfd.analysis.operations.communicator_batch import CommunicatorBatch
 
 _FEWEST_LINES = 5
 """Of the log in that time; by fewer the end of one or another decides."""

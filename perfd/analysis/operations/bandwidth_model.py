@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.collectives.communicator_batch import CommunicatorBatch
-from perfd.analysis.collectives.transfer_wait import bus_factor
 from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.data.robust_stats import over_last
 from perfd.analysis.layout.process_groups import PAIR_OPERATION
 from perfd.analysis.layout.rank_location import RankLocations
+from perfd.analysis.operations.communicator_batch import CommunicatorBatch
+from perfd.analysis.operations.transfer_wait import bus_factor
 
 _RING_S, _TREE_S = 6.6e-6, 6.8e-6
 _HOP_S = 0.6e-6

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfd.analysis.collectives.communicator_batch import CommunicatorBatch
 from perfd.analysis.data.job_data import Bools, Ints, NcclTimeTable
 from perfd.analysis.layout.process_groups import PAIR_OPERATION
+from perfd.analysis.operations.communicator_batch import CommunicatorBatch
 from perfd.analysis.steps.pipeline_bubble import stage_of_ranks
 from perfd.model import ParallelLayout
 

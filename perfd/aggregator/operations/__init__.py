@@ -1,0 +1,1 @@
+"""The NCCL operations held per job, as arrays."""

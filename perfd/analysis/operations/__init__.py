@@ -1,0 +1,1 @@
+"""NCCL operations matched across ranks: transfer against waiting, rates, and their arrangement in steps."""
