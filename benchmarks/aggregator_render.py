@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from perfd.aggregator.series.metric_names import MetricNames
-from perfd.aggregator.series.page_renderer import PageRenderer
+from perfd.aggregator.series import MetricNames, PageRenderer
 from perfd.collector import ColumnKind
 from perfd.metrics.exposition import exported_name
 from perfd.metrics.series import SeriesFrame, SeriesKey

@@ -25,7 +25,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from perfd.net.http import HttpServer, Request, Response
+from perfd.net import HttpServer, Request, Response
 from perfd.testing.fake_node import FakeNode
 from tests.support.services import Service, alertmanager, free_port, prometheus
 

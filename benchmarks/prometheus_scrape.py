@@ -22,11 +22,10 @@ from typing import Any
 import numpy as np
 import psutil
 
-from perfd.aggregator.series.metric_names import MetricNames
-from perfd.aggregator.series.page_renderer import PageRenderer
+from perfd.aggregator.series import MetricNames, PageRenderer
 from perfd.metrics.exposition import CONTENT_TYPE
 from perfd.metrics.series import SeriesFrame, SeriesKey
-from perfd.net.http import HttpServer, Request, Response
+from perfd.net import HttpServer, Request, Response
 from tests.support.services import free_port
 
 SCHEMA = "perfd.bench.prometheus_scrape/1"

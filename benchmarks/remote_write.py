@@ -26,8 +26,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from perfd.clock import SystemClock
 from perfd.config import RemoteWriteConfig
 from perfd.exporters.exporter import ExporterContext, ExporterTally, Round
-from perfd.exporters.remote_write.remote_write_exporter import RemoteWriteExporter
-from perfd.exporters.remote_write.write_request import FrameEncoder
+from perfd.exporters.remote_write import FrameEncoder, RemoteWriteExporter
 from perfd.metrics.series import SeriesFrame, SeriesKey
 from tests.support.services import Service, prometheus, victoria_metrics
 

@@ -18,7 +18,7 @@ from perfd_collectors.serving.collector import ServingOptions
 
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
-from perfd.net.http import HttpServer, Response
+from perfd.net import HttpServer, Response
 
 _LINES = 2000
 _LIMIT_RATIO = 0.005

@@ -29,7 +29,7 @@ from perfd_collectors.serving.exposition_reader import PageReader
 from perfd_collectors.serving.fetch import ServerAccess, fetch
 from perfd_collectors.serving.server_scrape import WANTED, read_page
 
-from perfd.analysis.serving.engine_snapshot import Snapshot
+from perfd.analysis.serving import Snapshot
 
 RELEASES = (
     *(("sglang", version) for version in ("0.4.3", "0.4.6", "0.4.10.post2", "0.5.1", "0.5.4")),

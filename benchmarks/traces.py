@@ -31,12 +31,10 @@ from typing import Any
 import numpy as np
 
 from perfd.errors import PerfdError
-from perfd.report.render.html import to_html
-from perfd.report.sources.from_trace import report_of_trace
-from perfd.trace.breakdown.idle_time import launching_call
-from perfd.trace.diagnosis.trace_analysis import TraceAnalysis, analyse
-from perfd.trace.diagnosis.trace_findings import diagnose
-from perfd.trace.diagnosis.trace_json import to_json
+from perfd.report.render import to_html
+from perfd.report.sources import report_of_trace
+from perfd.trace.breakdown import launching_call
+from perfd.trace.diagnosis import TraceAnalysis, analyse, diagnose, to_json
 from perfd.trace.model.intervals import Coverage
 from perfd.trace.model.operation_kinds import OperationKind
 from perfd.trace.readers.trace_files import read_traces

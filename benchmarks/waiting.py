@@ -32,13 +32,11 @@ from typing import Any
 import numpy as np
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
-from perfd.aggregator.series.malloc import keep_freed_memory
-from perfd.aggregator.state.fleet import Fleet
-from perfd.aggregator.state.job_snapshot import job_data
-from perfd.aggregator.state.job_state import RecordSource
-from perfd.analysis.data.job_data import CollectiveStack, Ints
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, summarise
-from perfd.analysis.operations.communicator_batch import stacked
+from perfd.aggregator.series import keep_freed_memory
+from perfd.aggregator.state import Fleet, RecordSource, job_data
+from perfd.analysis.data import CollectiveStack, Ints
+from perfd.analysis.diagnosis import AnalysisSettings, summarise
+from perfd.analysis.operations import stacked
 from perfd.model import (
     CollectiveTimes,
     JobDescription,

@@ -12,12 +12,19 @@ from dataclasses import dataclass
 
 import numpy as np
 from perfd_collectors.nccl.collector import keep_one_in
-from perfd_collectors.nccl.segments.operations import FUNCTIONS, Communicator, Operation, OperationTiming
-from perfd_collectors.nccl.segments.window_reduction import OperationWindow, busy_ns, reduce_operations
+from perfd_collectors.nccl.segments import (
+    FUNCTIONS,
+    Communicator,
+    Operation,
+    OperationTiming,
+    OperationWindow,
+    busy_ns,
+    reduce_operations,
+)
 
 from benchmarks.faults.scenario import Fault, Scenario
 from benchmarks.faults.simulation import Executed, Trace
-from perfd.analysis.data.job_data import Floats
+from perfd.analysis.data import Floats
 from perfd.model import (
     CollectiveTimes,
     GpuInfo,

@@ -12,11 +12,8 @@ from benchmarks.faults.edge import JOB, START_UNIX_S, batches
 from benchmarks.faults.scenario import Fault, Scenario
 from benchmarks.faults.simulation import Trace, simulate
 from perfd.aggregator.limits import AggregatorCounters, Limits
-from perfd.aggregator.state.fleet import Fleet
-from perfd.aggregator.state.job_snapshot import job_data
-from perfd.aggregator.state.job_state import RecordSource
-from perfd.analysis.diagnosis.findings import Finding, Kind
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.aggregator.state import Fleet, RecordSource, job_data
+from perfd.analysis.diagnosis import AnalysisSettings, Finding, JobSummary, Kind, summarise
 
 BLAMING = frozenset({Kind.STRAGGLER, Kind.DATA_LOADING, Kind.THROTTLING, Kind.HANG})
 _LIVE_STEPS = 50

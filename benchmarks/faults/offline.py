@@ -13,9 +13,8 @@ from benchmarks.faults.score import Case
 from benchmarks.faults.simulated import LEAST_COST
 from benchmarks.faults.timelines import Evidence, Timeline, job_of, read_timeline
 from benchmarks.gpu.fault_runs import baselines_of, case_of, cost_ratio_of, judge_again
-from perfd.analysis.data.job_data import Floats
-from perfd.analysis.diagnosis.findings import Kind
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.data import Floats
+from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, Kind, summarise
 from perfd.recording import bundled
 from perfd.session.replay_session import ReplayOptions, replay
 

@@ -28,10 +28,14 @@ from pathlib import Path
 from typing import Any
 
 from perfd_collectors.nccl.plugin_library import LIBRARY
-from perfd_collectors.nccl.segments.operations import FUNCTIONS, Operation, OperationTiming
-from perfd_collectors.nccl.segments.segment import Segment
-from perfd_collectors.nccl.segments.segment_files import find_segments
-from perfd_collectors.nccl.segments.timing_checks import mixed_up
+from perfd_collectors.nccl.segments import (
+    FUNCTIONS,
+    Operation,
+    OperationTiming,
+    Segment,
+    find_segments,
+    mixed_up,
+)
 
 from benchmarks.gpu.nccl_job import GRAPH_LAUNCHES, GRAPH_OPERATIONS
 from perfd.errors import Unavailable

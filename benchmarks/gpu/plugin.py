@@ -26,12 +26,10 @@ from typing import Any
 
 import numpy as np
 from perfd_collectors.nccl.plugin_library import LIBRARY
-from perfd_collectors.nccl.segments.operations import FUNCTIONS, KERNEL_EDGES_NS
-from perfd_collectors.nccl.segments.segment import Segment
-from perfd_collectors.nccl.segments.segment_files import find_segments
+from perfd_collectors.nccl.segments import FUNCTIONS, KERNEL_EDGES_NS, Segment, find_segments
 
-from perfd.analysis.data.job_data import Floats, Ints
-from perfd.analysis.operations.p2p_timing import receiver_durations_s
+from perfd.analysis.data import Floats, Ints
+from perfd.analysis.operations import receiver_durations_s
 from perfd.errors import Unavailable
 
 TRAIN = Path(__file__).with_name("train.py")

@@ -22,8 +22,7 @@ from pathlib import Path
 import psutil
 import torch
 import torch.distributed as dist
-from perfd_collectors.nccl.segments.segment import ReadRequest, Segment
-from perfd_collectors.nccl.segments.segment_files import find_segments
+from perfd_collectors.nccl.segments import ReadRequest, Segment, find_segments
 from torch.nn.parallel import DistributedDataParallel
 from train import VOCABULARY, Clock, Part, join, loss_against
 

@@ -9,20 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perfd.agent.capture_setup import JobFacts, create_executor, sharing_of
-from perfd.agent.collection.batcher import Batcher, Tap
-from perfd.agent.collection.collector_runner import Runner
-from perfd.agent.collection.collector_task import CollectorTask, TaskState
-from perfd.agent.collection.latest_samples import LatestSamples
-from perfd.agent.collection.schedule import Schedule
+from perfd.agent.collection import Batcher, CollectorTask, LatestSamples, Runner, Schedule, Tap, TaskState
 from perfd.agent.self_metrics import agent_families, collector_families, process_families
-from perfd.agent.spool.spool import Spool
-from perfd.agent.uplink.uplink import Uplink
+from perfd.agent.spool import Spool
+from perfd.agent.uplink import Uplink
 from perfd.clock import Clock, SystemClock
 from perfd.config import AgentConfig
 from perfd.errors import PerfdError
 from perfd.metrics.exposition import CONTENT_TYPE, render
 from perfd.model import CaptureCancel, CaptureFilesRemoved, CaptureRequest, CaptureState, CaptureStatus
-from perfd.net.http import HttpServer, Request, Response
+from perfd.net import HttpServer, Request, Response
 
 log = logging.getLogger(__name__)
 

@@ -7,22 +7,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from perfd.capture.kineto.daemon_socket import KinetoEndpoint
-from perfd.capture.kineto.kineto_tool import KinetoOptions, KinetoTool
-from perfd.capture.node.artifact_sharing import Sharing
-from perfd.capture.node.capture_executor import CaptureExecutor
-from perfd.capture.node.capture_storage import CaptureStore
-from perfd.capture.node.capture_tool import Tool
-from perfd.capture.node.job_guards import GuardSettings, JobProgress
-from perfd.capture.node.retention import FolderWatch, Tell, keep_s
-from perfd.capture.node.shared_folder import SharedFolder
-from perfd.capture.nsys.nsys_installation import find_nsys
-from perfd.capture.nsys.nsys_tool import NsysOptions, NsysTool
-from perfd.capture.selection.capture_id import slug
-from perfd.capture.server.server_client import ServerClient
-from perfd.capture.server.server_tool import CaptureServer, ServerTool
-from perfd.capture.stacks.flight_recorder_tool import FlightRecorderTool
-from perfd.capture.stacks.pyspy_tool import PySpyTool, find_py_spy
+from perfd.capture.kineto import KinetoEndpoint, KinetoOptions, KinetoTool
+from perfd.capture.node import (
+    CaptureExecutor,
+    CaptureStore,
+    FolderWatch,
+    GuardSettings,
+    JobProgress,
+    SharedFolder,
+    Sharing,
+    Tell,
+    Tool,
+    keep_s,
+)
+from perfd.capture.nsys import NsysOptions, NsysTool, find_nsys
+from perfd.capture.selection import slug
+from perfd.capture.server import CaptureServer, ServerClient, ServerTool
+from perfd.capture.stacks import FlightRecorderTool, PySpyTool, find_py_spy
 from perfd.clock import Clock
 from perfd.config import AgentCaptureConfig, KinetoConfig, ServerConfig
 from perfd.model import (
@@ -36,7 +37,7 @@ from perfd.model import (
     Record,
     TrainingStep,
 )
-from perfd.net.tls import client_context
+from perfd.net import client_context
 
 _KEPT_STEPS = 64
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from perfd import __version__
-from perfd.agent.collection.collector_task import TaskState
-from perfd.agent.spool.spool import SpoolStats
-from perfd.agent.uplink.uplink import UplinkState
+from perfd.agent.collection import TaskState
+from perfd.agent.spool import SpoolStats
+from perfd.agent.uplink import UplinkState
 from perfd.collector import ColumnKind
 from perfd.metrics.exposition import MetricFamily, Sample
 

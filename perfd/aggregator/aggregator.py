@@ -10,25 +10,26 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from perfd.aggregator.alerts.alertmanager import Decision, ReceivedAlert
+from perfd.aggregator.alerts import Decision, ReceivedAlert
 from perfd.aggregator.analysis_loop import AnalysisLoop
-from perfd.aggregator.captures.capture_service import CaptureService
-from perfd.aggregator.history.history_store import HistoryStore
-from perfd.aggregator.history.recovery import restore
-from perfd.aggregator.ingest.grpc_server import TelemetryServer
-from perfd.aggregator.ingest.ingest import Ingest
-from perfd.aggregator.ingest.ingest_thread import IngestThread
+from perfd.aggregator.captures import CaptureService
+from perfd.aggregator.history import HistoryStore, restore
+from perfd.aggregator.ingest import Ingest, IngestThread, TelemetryServer
 from perfd.aggregator.limits import Limits
-from perfd.aggregator.series.page_renderer import PageRenderer
-from perfd.aggregator.state.aggregator_state import AggregatorState
-from perfd.aggregator.state.step_chart import progress_columns
-from perfd.aggregator.web_api.access_control import AccessControl
-from perfd.aggregator.web_api.api_documents import agent_json, fleet_json, job_json, step_lines
-from perfd.aggregator.web_api.api_routes import routes
-from perfd.aggregator.web_api.capture_routes import StartBody
-from perfd.aggregator.web_api.serving_documents import servers_json
-from perfd.aggregator.web_api.webhook import Webhook
-from perfd.analysis.diagnosis.job_summary import JobSummary
+from perfd.aggregator.series import PageRenderer
+from perfd.aggregator.state import AggregatorState, progress_columns
+from perfd.aggregator.web_api import (
+    AccessControl,
+    StartBody,
+    Webhook,
+    agent_json,
+    fleet_json,
+    job_json,
+    routes,
+    servers_json,
+    step_lines,
+)
+from perfd.analysis.diagnosis import JobSummary
 from perfd.capture.policy.capture_json import to_json
 from perfd.capture.policy.policy_events import ManualRequest
 from perfd.clock import Clock, SystemClock
@@ -36,7 +37,7 @@ from perfd.config import AggregatorConfig
 from perfd.errors import CaptureError, ConfigError, PerfdError
 from perfd.exporters.exporter_registry import ExporterRegistry
 from perfd.metrics.series import SeriesFrame
-from perfd.net.http import HttpServer
+from perfd.net import HttpServer
 from perfd.web.live_updates import Live
 
 log = logging.getLogger(__name__)

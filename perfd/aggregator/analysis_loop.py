@@ -10,24 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from perfd.aggregator.alerts.alert_evaluation import AlertEvaluation, RememberedAlert, alert_json
-from perfd.aggregator.alerts.alertmanager import server_of
-from perfd.aggregator.captures.capture_service import CaptureService
-from perfd.aggregator.captures.capture_view import job_view, server_view
+from perfd.aggregator.alerts import AlertEvaluation, RememberedAlert, alert_json, server_of
+from perfd.aggregator.captures import CaptureService, job_view, server_view
 from perfd.aggregator.export_batch import ExportBatch
-from perfd.aggregator.history.history_store import HistoryStore
-from perfd.aggregator.history.history_tables import alert_row, engine_row, summary_row
-from perfd.aggregator.series.job_series import LiveFacts
-from perfd.aggregator.series.metric_names import MetricNames
-from perfd.aggregator.series.series_frames import SeriesFrames
-from perfd.aggregator.series.summary_cache import Derived, SummaryCache
-from perfd.aggregator.state.aggregator_state import AggregatorState
-from perfd.aggregator.state.job_state import JobState
-from perfd.aggregator.web_api.webhook import Webhook
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, to_json
-from perfd.analysis.flops.flops_conventions import FlopsConvention
+from perfd.aggregator.history import HistoryStore, alert_row, engine_row, summary_row
+from perfd.aggregator.series import Derived, LiveFacts, MetricNames, SeriesFrames, SummaryCache
+from perfd.aggregator.state import AggregatorState, JobState
+from perfd.aggregator.web_api import Webhook
+from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, to_json
+from perfd.analysis.flops import FlopsConvention
 from perfd.capture.policy.coordinator import CAPTURE_LABEL
-from perfd.capture.selection.rank_selection import JobView
+from perfd.capture.selection import JobView
 from perfd.clock import Clock
 from perfd.config import AggregatorConfig, AnalysisConfig
 from perfd.errors import ConfigError
@@ -35,7 +28,7 @@ from perfd.exporters.exporter_registry import ExporterRegistry
 from perfd.gpu_peaks import load_peaks
 from perfd.metrics.series import SeriesFrame
 from perfd.model import CaptureTool
-from perfd.rules.files.unknown_names import unknown_profiles
+from perfd.rules.files import unknown_profiles
 from perfd.rules.rule_model import AlertChange
 
 log = logging.getLogger(__name__)

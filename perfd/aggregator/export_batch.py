@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from perfd.aggregator.series.job_series import LiveFacts
-from perfd.aggregator.series.summary_cache import Derived
-from perfd.analysis.diagnosis.job_summary import JobSummary
+from perfd.aggregator.series import Derived, LiveFacts
+from perfd.analysis.diagnosis import JobSummary
 from perfd.exporters.exporter import AlertUpdate, JobRound, Round
 from perfd.metrics.series import SeriesFrame
 from perfd.rules.rule_model import Alert, AlertChange, AlertState

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from perfd.errors import PerfdError, reason_of
-from perfd.net.http_client import BoundedConnection, BoundedTlsConnection
+from perfd.net import BoundedConnection, BoundedTlsConnection
 
 DEFAULT_URL = "http://127.0.0.1:9460"
 URL_VARIABLE = "PERFD_AGGREGATOR_URL"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from perfd.analysis.diagnosis.job_summary import JobSummary
+from perfd.analysis.diagnosis import JobSummary
 from perfd.gpu_peaks import load_peaks
-from perfd.report.comparison.summary_files import one_job, read_summary
-from perfd.trace.diagnosis.trace_analysis import DEFAULT_PRECISION, TraceSettings
+from perfd.report.comparison import one_job, read_summary
+from perfd.trace.diagnosis import DEFAULT_PRECISION, TraceSettings
 
 
 def settings_of(

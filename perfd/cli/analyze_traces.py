@@ -6,9 +6,7 @@ import argparse
 from pathlib import Path
 
 from perfd.errors import TraceError
-from perfd.trace.diagnosis.trace_analysis import TraceAnalysis, TraceSettings, analyse
-from perfd.trace.diagnosis.trace_findings import Diagnosis, diagnose
-from perfd.trace.diagnosis.trace_json import to_json
+from perfd.trace.diagnosis import Diagnosis, TraceAnalysis, TraceSettings, analyse, diagnose, to_json
 from perfd.trace.readers.trace_files import SUMMARY_JSON, read_traces, with_folders_opened
 
 _WIDTH = 110
@@ -64,8 +62,8 @@ def _settings(args: argparse.Namespace, folder: Path) -> TraceSettings:
 
 
 def _write(analysis: TraceAnalysis, diagnosis: Diagnosis, path: Path) -> None:
-    from perfd.report.render.report_writer import write_report  # noqa: PLC0415
-    from perfd.report.sources.from_trace import report_of_trace  # noqa: PLC0415
+    from perfd.report.render import write_report  # noqa: PLC0415
+    from perfd.report.sources import report_of_trace  # noqa: PLC0415
 
     write_report(report_of_trace(analysis, diagnosis), path)
 
@@ -78,7 +76,7 @@ def _print(analysis: TraceAnalysis, diagnosis: Diagnosis) -> None:
 
 def _show(analysis: TraceAnalysis, diagnosis: Diagnosis) -> None:
     from perfd.cli.terminal import Terminal  # noqa: PLC0415
-    from perfd.report.render.terminal_text import render  # noqa: PLC0415
+    from perfd.report.render import render  # noqa: PLC0415
 
     console = Terminal(highlight=False)
     if not console.is_terminal:

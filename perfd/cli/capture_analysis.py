@@ -8,17 +8,14 @@ from typing import Any
 
 import msgspec
 
-from perfd.analysis.diagnosis.job_summary import JobSummary
-from perfd.capture.node.capture_tool import TRACE_SUFFIXES
-from perfd.capture.node.read_lock import reading
+from perfd.analysis.diagnosis import JobSummary
+from perfd.capture.node import TRACE_SUFFIXES, reading
 from perfd.cli.analyze_job import settings_for
 from perfd.errors import PerfdError
 from perfd.model import CaptureState
-from perfd.report.render.report_writer import write_report
-from perfd.report.sources.from_trace import report_of_trace
-from perfd.trace.diagnosis.trace_analysis import analyse
-from perfd.trace.diagnosis.trace_findings import diagnose
-from perfd.trace.diagnosis.trace_json import to_json
+from perfd.report.render import write_report
+from perfd.report.sources import report_of_trace
+from perfd.trace.diagnosis import analyse, diagnose, to_json
 from perfd.trace.readers.trace_files import read_traces
 
 

@@ -12,19 +12,25 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from perfd.aggregator.web_api.capture_routes import SCHEMA
+from perfd.aggregator.web_api import SCHEMA
 from perfd.capture.policy.capture_json import to_json
 from perfd.capture.policy.capture_policy import MAX_DURATION_S
-from perfd.capture.selection.rank_selection import check_selector
+from perfd.capture.selection import check_selector
 from perfd.cli.arguments import positive, whole_from_zero
 from perfd.clock import SystemClock
 from perfd.config import AgentConfig, load
 from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool
-from perfd.session.slurm.helper_protocol import FromNode, lines_of
-from perfd.session.slurm.node_helper import serve
-from perfd.session.slurm.slurm_capture import TOOLS, CaptureOptions, SlurmCapture, capture_id
-from perfd.session.slurm.slurm_jobs import Slurm
+from perfd.session.slurm import (
+    TOOLS,
+    CaptureOptions,
+    FromNode,
+    Slurm,
+    SlurmCapture,
+    capture_id,
+    lines_of,
+    serve,
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from perfd_collectors.nccl.debug_log.debug_lines import DebugLog
+from perfd_collectors.nccl.debug_log import DebugLog
 from rich.table import Table
 
 

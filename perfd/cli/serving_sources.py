@@ -16,12 +16,10 @@ from perfd_collectors.serving.exposition_reader import MAX_PAGE_BYTES, PageReade
 from perfd_collectors.serving.fetch import ServerAccess, base_of, fetch, metrics_url
 from perfd_collectors.serving.server_scrape import WANTED, ask_info, read_page, with_info
 
-from perfd.analysis.serving.engine_snapshot import Snapshot
-from perfd.analysis.serving.server_config import ServerSetup
-from perfd.analysis.serving.server_rates import ServerRates, measure
+from perfd.analysis.serving import ServerRates, ServerSetup, Snapshot, measure
 from perfd.cli.arguments import positive
 from perfd.errors import PerfdError
-from perfd.net.tls import client_context
+from perfd.net import client_context
 
 _ADDRESS = re.compile(r"[A-Za-z0-9.-]+:\d{1,5}(/.*)?")
 _LOG_START_BYTES = 4 * 1024 * 1024

@@ -8,10 +8,10 @@ import sys
 import time
 from collections.abc import Sequence
 
-from perfd.analysis.serving.observation_window import ObservationWindow
+from perfd.analysis.serving import ObservationWindow
 from perfd.cli.serving_sources import ServerSample, ServerWatcher
 from perfd.errors import PerfdError
-from perfd.session.job.child_process import exit_code
+from perfd.session.job import exit_code
 
 _LOOK_EVERY_S = 1.0
 

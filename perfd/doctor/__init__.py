@@ -1,1 +1,15 @@
 """What a node lacks for perfd to see everything, and how to mend it: facts are probed, checks are pure."""
+
+from perfd.doctor.check_result import CheckResult, Level
+from perfd.doctor.checks import SCHEMA, diagnose, to_json, worst
+from perfd.doctor.node_probe import probe
+
+__all__ = [
+    "SCHEMA",
+    "CheckResult",
+    "Level",
+    "diagnose",
+    "probe",
+    "to_json",
+    "worst",
+]

@@ -8,9 +8,9 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from perfd.capture.kineto.daemon_socket import NAME, abstract
-from perfd.capture.node.process_environment import pids
-from perfd.capture.stacks.pyspy_tool import find_py_spy
+from perfd.capture.kineto import NAME, abstract
+from perfd.capture.node import pids
+from perfd.capture.stacks import find_py_spy
 from perfd.config import AgentCaptureConfig, KinetoConfig
 from perfd.doctor.node_facts import PySpyFacts, SocketFacts
 

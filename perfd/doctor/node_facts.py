@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfd.capture.nsys.nsys_installation import Installation
+from perfd.capture.nsys import Installation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

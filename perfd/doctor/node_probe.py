@@ -13,10 +13,8 @@ from tempfile import TemporaryDirectory
 import pynvml
 
 from perfd import __version__
-from perfd.capture.node.capture_storage import free_bytes, size_bytes
-from perfd.capture.node.process_environment import pids
-from perfd.capture.nsys.nsys_cli import NsysCli, importer_problem
-from perfd.capture.nsys.nsys_installation import Installation, find_libdw, find_nsys, parse_version
+from perfd.capture.node import free_bytes, pids, size_bytes
+from perfd.capture.nsys import Installation, NsysCli, find_libdw, find_nsys, importer_problem, parse_version
 from perfd.config import AgentConfig
 from perfd.doctor.capture_probe import probe_kineto_socket, probe_py_spy
 from perfd.doctor.clock_sync import read_clock
@@ -30,7 +28,7 @@ from perfd.doctor.node_facts import (
     ProcessFacts,
 )
 from perfd.errors import CaptureError, PerfdError
-from perfd.net.http import split_address
+from perfd.net import split_address
 
 _CONNECT_TIMEOUT_S = 2.0
 _NCCL_PLUGIN = "libnccl-profiler-perfd.so"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from perfd.analysis.diagnosis.job_summary import JobSummary
+from perfd.analysis.diagnosis import JobSummary
 from perfd.clock import Clock
 from perfd.metrics.series import SeriesFrame
 

@@ -11,13 +11,13 @@ from typing import Any
 from perfd.clock import Clock
 from perfd.config import ExportersConfig
 from perfd.errors import ConfigError
-from perfd.exporters.alertmanager.alertmanager_exporter import AlertmanagerExporter
+from perfd.exporters.alertmanager import AlertmanagerExporter
 from perfd.exporters.exporter import Exporter, ExporterContext, ExporterTally, MakeExporter, Round
 from perfd.exporters.exporter_runner import ExporterRunner, ExporterStatus
 from perfd.exporters.jsonl import JsonLinesExporter
-from perfd.exporters.remote_write.remote_write_exporter import RemoteWriteExporter
-from perfd.exporters.tensorboard.tensorboard_exporter import TensorBoardExporter
-from perfd.exporters.wandb.wandb_exporter import WandbExporter
+from perfd.exporters.remote_write import RemoteWriteExporter
+from perfd.exporters.tensorboard import TensorBoardExporter
+from perfd.exporters.wandb import WandbExporter
 
 EXPORTER_GROUP = "perfd.exporters"
 SHIPPED = frozenset({"jsonl", "tensorboard", "wandb", "remote_write", "alertmanager"})

@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 from perfd import __version__
 from perfd.config import HttpClientConfig
 from perfd.errors import ConfigError, reason_of
-from perfd.net.http_client import BoundedConnection, BoundedTlsConnection
+from perfd.net import BoundedConnection, BoundedTlsConnection
 
 _MAX_ANSWER_BYTES = 4096
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from perfd.analysis.diagnosis.job_summary import JobSummary
+from perfd.analysis.diagnosis import JobSummary
 from perfd.exporters.exporter import JobRound
 
 

@@ -1,1 +1,19 @@
 """The HTTP server and client, with limits on time and connections, and TLS."""
+
+from perfd.net.deadline import connect
+from perfd.net.http import Handler, HttpServer, Request, Response, is_loopback, split_address
+from perfd.net.http_client import BoundedConnection, BoundedTlsConnection
+from perfd.net.tls import client_context
+
+__all__ = [
+    "BoundedConnection",
+    "BoundedTlsConnection",
+    "Handler",
+    "HttpServer",
+    "Request",
+    "Response",
+    "client_context",
+    "connect",
+    "is_loopback",
+    "split_address",
+]

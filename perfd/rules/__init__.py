@@ -1,8 +1,7 @@
 """Rules files in the language of Prometheus, and the engine that evaluates them."""
 
 from perfd.rules.alert_states import External
-from perfd.rules.files.rules_loader import load_rules
-from perfd.rules.files.shipped_rules import builtin_rules
+from perfd.rules.files import builtin_rules, load_rules
 from perfd.rules.rule_engine import RuleEngine
 from perfd.rules.rule_model import (
     Alert,

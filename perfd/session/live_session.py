@@ -9,22 +9,19 @@ from pathlib import Path
 import msgspec
 
 from perfd.agent.agent import Agent
-from perfd.agent.collection.collector_task import CollectorTask
-from perfd.agent.collection.installed_collectors import create_tasks
+from perfd.agent.collection import CollectorTask, create_tasks
 from perfd.aggregator.aggregator import Aggregator
 from perfd.clock import Clock
 from perfd.collector import Settings
 from perfd.config import AgentConfig, AggregatorConfig, CollectorConfig, UplinkConfig
 from perfd.errors import PerfdError
 from perfd.model import Event, EventKind, Record
-from perfd.session.channel.log_pipe import LogPipe
-from perfd.session.recording.best_effort_recorder import BestEffortRecorder
-from perfd.session.recording.collector_tee import tapped
+from perfd.session.channel import LogPipe
+from perfd.session.recording import BestEffortRecorder, tapped
 from perfd.session.session_collectors import SessionEvents, with_options
 from perfd.session.session_config import SessionConfig, load_session, with_rules
 from perfd.session.supervisor import HOOK_COLLECTOR, NCCL_COLLECTOR, MonitorSettings
-from perfd.session.text.result_files import save_results
-from perfd.session.text.summary_text import in_words
+from perfd.session.text import in_words, save_results
 
 log = logging.getLogger(__name__)
 

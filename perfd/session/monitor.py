@@ -20,11 +20,10 @@ from pathlib import Path
 from perfd import logs
 from perfd.clock import SystemClock
 from perfd.errors import PerfdError, WireError
-from perfd.session.channel.line_merger import LineMerger
-from perfd.session.channel.monitor_protocol import Frame, FrameKind, read_frames
+from perfd.session.channel import Frame, FrameKind, LineMerger, read_frames
 from perfd.session.live_session import LiveSession
 from perfd.session.supervisor import MonitorSettings
-from perfd.session.text.summary_text import wrapped
+from perfd.session.text import wrapped
 
 log = logging.getLogger(__name__)
 

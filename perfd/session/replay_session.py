@@ -15,16 +15,15 @@ import msgspec
 import numpy.ma  # noqa: F401  (numpy loads it at first use; here that belongs to the start of the program)
 
 from perfd.agent.agent import Agent
-from perfd.agent.collection.collector_task import CollectorTask
-from perfd.agent.collection.schedule import Schedule
+from perfd.agent.collection import CollectorTask, Schedule
 from perfd.aggregator.aggregator import Aggregator
-from perfd.analysis.diagnosis.job_summary import JobSummary
+from perfd.analysis.diagnosis import JobSummary
 from perfd.clock import Clock, SystemClock, VirtualClock
 from perfd.collector import Settings
 from perfd.config import AgentCaptureConfig, AgentConfig, CollectorConfig, UplinkConfig
 from perfd.errors import PerfdError
 from perfd.recording.recording_format import open_recording
-from perfd.session.recording.recorded_streams import Playback, StreamPlayers, installed_players, open_playback
+from perfd.session.recording import Playback, StreamPlayers, installed_players, open_playback
 from perfd.session.session_config import SessionConfig
 
 TICK_S = 5.0

@@ -20,11 +20,8 @@ from pathlib import Path
 from types import FrameType
 
 from perfd.clock import Clock, SystemClock
-from perfd.session.channel.monitor_channel import MonitorChannel
-from perfd.session.channel.monitor_protocol import FrameKind
-from perfd.session.job.child_process import WATCHED, ChildProcess
-from perfd.session.job.job_stdio import JobStream, open_outputs
-from perfd.session.job.output_relay import OutputRelay
+from perfd.session.channel import FrameKind, MonitorChannel
+from perfd.session.job import WATCHED, ChildProcess, JobStream, OutputRelay, open_outputs
 
 SUMMARY_LIMIT_S = 30.0
 """How long the monitor may take for the summary after the job's end."""

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import msgspec
 
-from perfd.capture.kineto import config_text, kineto_protocol
-from perfd.capture.kineto.daemon_socket import CLIENT_PREFIX, NAME, abstract
+from perfd.capture.kineto import CLIENT_PREFIX, NAME, abstract, config_text, kineto_protocol
 from tests.support.kineto_processes import Habits
 
 _ANSWER_S = 0.09

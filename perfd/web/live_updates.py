@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from perfd.net.http import Request, Response
+from perfd.net import Request, Response
 
 SCHEMA = "perfd.events/1"
 _HEARTBEAT_S = 10.0

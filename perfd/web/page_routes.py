@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import PurePosixPath
 from urllib.parse import unquote
 
-from perfd.net.http import Handler, Request, Response
+from perfd.net import Handler, Request, Response
 
 _TYPES: Mapping[str, str] = {
     ".html": "text/html; charset=utf-8",

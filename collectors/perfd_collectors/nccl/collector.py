@@ -8,20 +8,28 @@ from pathlib import Path
 
 import msgspec
 
-from perfd.capture.node.process_environment import RUN_VARIABLE, environment_of
+from perfd.capture.node import RUN_VARIABLE, environment_of
 from perfd.collector import Collector, CollectorSpec, Column, ColumnKind, OnUnavailable, Options, Settings
 from perfd.errors import NothingHere, Unavailable
 from perfd.model import Event, EventKind, Record, SampleTable, Scope
-from perfd_collectors.nccl.debug_log.debug_files import DebugFiles
-from perfd_collectors.nccl.flight_recorder.dump_files import DumpDirectory, RecordedDump
-from perfd_collectors.nccl.inspector.inspector_files import InspectorDirectory, RecordedInspector
+from perfd_collectors.nccl.debug_log import DebugFiles
+from perfd_collectors.nccl.flight_recorder import DumpDirectory, RecordedDump
+from perfd_collectors.nccl.inspector import InspectorDirectory, RecordedInspector
 from perfd_collectors.nccl.sampling import check_sampling, in_sample
 from perfd_collectors.nccl.scan_budget import ScanBudget
-from perfd_collectors.nccl.segments.segment import ReadRequest, Segment
-from perfd_collectors.nccl.segments.segment_files import segment_names, sweep
-from perfd_collectors.nccl.segments.segment_owner import OwnerLocks, distrust, writer_of
-from perfd_collectors.nccl.segments.segment_reader import SegmentProgress, SegmentReader, same_file
-from perfd_collectors.nccl.segments.window_reduction import keep_one_in
+from perfd_collectors.nccl.segments import (
+    OwnerLocks,
+    ReadRequest,
+    Segment,
+    SegmentProgress,
+    SegmentReader,
+    distrust,
+    keep_one_in,
+    same_file,
+    segment_names,
+    sweep,
+    writer_of,
+)
 
 __all__ = ["COLUMNS", "SPEC", "NcclCollector", "NcclOptions", "keep_one_in"]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from perfd.analysis.serving.histograms import Distribution
+from perfd.analysis.serving import Distribution
 from perfd_collectors.serving.log_text import ANSI
 
 _START = re.compile(r"=+ (?:Serving Benchmark|.*Benchmark) Result =+")

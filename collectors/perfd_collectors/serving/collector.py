@@ -9,18 +9,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from perfd.analysis.flops.peak_table import find_gpu
-from perfd.analysis.serving.engine_snapshot import Engine, Snapshot
-from perfd.analysis.serving.model_of_server import served_model
-from perfd.analysis.serving.server_config import ServerSetup, completed, layout_of
-from perfd.analysis.serving.server_rates import ServerRates, measure
-from perfd.analysis.serving.serving_theory import Theory, theory_of
-from perfd.analysis.serving.theory_comparison import TheoryComparison, compare
+from perfd.analysis.flops import find_gpu
+from perfd.analysis.serving import (
+    Engine,
+    ServerRates,
+    ServerSetup,
+    Snapshot,
+    Theory,
+    TheoryComparison,
+    compare,
+    completed,
+    layout_of,
+    measure,
+    served_model,
+    theory_of,
+)
 from perfd.collector import Options, Settings
 from perfd.errors import ConfigError, PerfdError
 from perfd.gpu_peaks import load_peaks
 from perfd.model import Record, SampleTable, Scope, ServerInfo
-from perfd.net.tls import client_context
+from perfd.net import client_context
 from perfd_collectors.serving.discovery import find_servers
 from perfd_collectors.serving.exposition_reader import PageReader
 from perfd_collectors.serving.fetch import FetchError, ServerAccess, base_of, fetch, metrics_url

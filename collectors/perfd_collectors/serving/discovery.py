@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from perfd.analysis.serving.engine_snapshot import Engine
+from perfd.analysis.serving import Engine
 
 _DEFAULT_PORTS = {Engine.SGLANG: 30000, Engine.VLLM: 8000}
 _MODULES = {

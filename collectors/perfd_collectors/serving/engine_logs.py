@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from perfd.analysis.serving.engine_snapshot import Snapshot
-from perfd.analysis.serving.server_config import ServerSetup
+from perfd.analysis.serving import ServerSetup, Snapshot
 from perfd_collectors.serving.sglang.log_lines import SglangLog
 from perfd_collectors.serving.sglang.mini import MiniSglangLog
 from perfd_collectors.serving.vllm.log_lines import VllmLog

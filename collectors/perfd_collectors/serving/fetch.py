@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from perfd.errors import PerfdError, reason_of
-from perfd.net.http_client import BoundedConnection, BoundedTlsConnection
+from perfd.net import BoundedConnection, BoundedTlsConnection
 from perfd_collectors.serving.exposition_reader import MAX_PAGE_BYTES
 
 _CHUNK_BYTES = 256 * 1024

@@ -6,8 +6,7 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-from perfd.analysis.serving.engine_snapshot import Snapshot
-from perfd.analysis.serving.server_config import ServerSetup
+from perfd.analysis.serving import ServerSetup, Snapshot
 from perfd_collectors.serving.engine_logs import EngineLog, engine_logs
 from perfd_collectors.serving.server_scrape import with_info
 

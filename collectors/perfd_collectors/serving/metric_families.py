@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from perfd.analysis.serving.engine_snapshot import ReplicaLoad
-from perfd.analysis.serving.histograms import Histogram, merged
+from perfd.analysis.serving import Histogram, ReplicaLoad, merged
 from perfd_collectors.serving.exposition_reader import LabelItems, Labels, Page, PageState
 
 _REPLICA_LABELS = ("engine", "dp_rank", "engine_type")

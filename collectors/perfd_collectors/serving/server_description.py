@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from perfd.analysis.serving import Snapshot
 from perfd.analysis.serving import server_config as engines
-from perfd.analysis.serving.engine_snapshot import Snapshot
 from perfd.model import ParallelLayout, ServerInfo, ServerRole
 
 DESCRIBE_EVERY_S = 60.0

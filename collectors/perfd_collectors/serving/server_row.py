@@ -5,10 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from perfd.analysis.serving.engine_snapshot import Counter, Latency, ReplicaLoad
-from perfd.analysis.serving.histograms import Distribution
-from perfd.analysis.serving.server_rates import ServerRates
-from perfd.analysis.serving.theory_comparison import TheoryComparison
+from perfd.analysis.serving import Counter, Distribution, Latency, ReplicaLoad, ServerRates, TheoryComparison
 from perfd_collectors.serving.columns import LATENCIES
 
 _LATENCY = {"ttft": Latency.TTFT, "e2e": Latency.E2E, "queue": Latency.QUEUE}

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from perfd.analysis.serving.engine_snapshot import Engine, Snapshot
-from perfd.analysis.serving.server_config import ServerSetup
+from perfd.analysis.serving import Engine, ServerSetup, Snapshot
 from perfd.errors import PerfdError
 from perfd_collectors.serving.exposition_reader import Page, PageReader, PageState
 from perfd_collectors.serving.fetch import FetchError, Get

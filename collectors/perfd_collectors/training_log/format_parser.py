@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from perfd.model import TrainingStep
-from perfd_collectors.nccl.debug_log.debug_lines import DebugLog
+from perfd_collectors.nccl.debug_log import DebugLog
 from perfd_collectors.training_log.line_buffer import LogLine
 from perfd_collectors.training_log.parser_output import ParserOutput
 from perfd_collectors.training_log.step_log import StepLog

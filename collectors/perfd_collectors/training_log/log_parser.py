@@ -9,16 +9,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from perfd.errors import ConfigError
 from perfd.model import Record
 from perfd_collectors.training_log.format_parser import FormatParser, LogContext
-from perfd_collectors.training_log.formats.deepspeed import DeepSpeedParser
-from perfd_collectors.training_log.formats.failures import FailureParser
-from perfd_collectors.training_log.formats.huggingface import HuggingFaceParser
-from perfd_collectors.training_log.formats.nanotron import NanotronParser
-from perfd_collectors.training_log.formats.nccl_lines import NcclLineParser
-from perfd_collectors.training_log.formats.nemo import NemoParser
-from perfd_collectors.training_log.formats.torchtitan import TorchtitanParser
-from perfd_collectors.training_log.formats.verl import VerlParser
+from perfd_collectors.training_log.formats import (
+    DeepSpeedParser,
+    FailureParser,
+    HuggingFaceParser,
+    NanotronParser,
+    NcclLineParser,
+    NemoParser,
+    TorchtitanParser,
+    VerlParser,
+)
 from perfd_collectors.training_log.line_buffer import MAX_LINE_BYTES, LineBuffer, read_line
-from perfd_collectors.training_log.megatron.megatron_parser import MegatronParser
+from perfd_collectors.training_log.megatron import MegatronParser
 from perfd_collectors.training_log.parser_output import ParserOutput
 from perfd_collectors.training_log.step_log import StepLog
 from perfd_collectors.training_log.timestamps import TimeZoneGuess

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-from perfd.analysis.serving.engine_snapshot import Engine
+from perfd.analysis.serving import Engine
 from perfd.collector import CollectorSpec
 from perfd_collectors.serving.collector import ServingCollector, ServingOptions
 from perfd_collectors.serving.columns import COLUMNS
 
-__all__ = ["SPEC"]
+__all__ = [
+    "SPEC",
+]
 
 SPEC = CollectorSpec(
     name="vllm",

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard, Row
 
-from perfd.analysis.steps.phase_timers import BACKWARD, FORWARD
+from perfd.analysis.steps import BACKWARD, FORWARD
 from perfd_dashboards.panels import (
     COUNT,
     PERCENT,

@@ -1,1 +1,19 @@
 """Runs the collectors of a node on schedule and packs their records into batches."""
+
+from perfd.agent.collection.batcher import Batcher, Tap
+from perfd.agent.collection.collector_runner import Runner
+from perfd.agent.collection.collector_task import CollectorTask, TaskState
+from perfd.agent.collection.installed_collectors import create_tasks
+from perfd.agent.collection.latest_samples import LatestSamples
+from perfd.agent.collection.schedule import Schedule
+
+__all__ = [
+    "Batcher",
+    "CollectorTask",
+    "LatestSamples",
+    "Runner",
+    "Schedule",
+    "Tap",
+    "TaskState",
+    "create_tasks",
+]

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from perfd.agent.collection.table_merging import merge_tables
-from perfd.agent.spool.spool import Spool
+from perfd.agent.spool import Spool
 from perfd.errors import PerfdError, WireError
 from perfd.model import Batch, Record
 from perfd.wire import convert

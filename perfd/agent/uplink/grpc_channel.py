@@ -11,7 +11,7 @@ import grpc
 
 from perfd.config import TlsConfig, UplinkConfig
 from perfd.errors import ConfigError, PerfdError
-from perfd.net.http import split_address
+from perfd.net import split_address
 from perfd.wire.service import CLIENT_OPTIONS, CONNECT_METHOD
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from perfd.agent.spool.spool import Spool
+from perfd.agent.spool import Spool
 from perfd.model import CaptureStatus, Hello
 from perfd.wire import convert
 

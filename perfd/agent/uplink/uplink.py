@@ -12,7 +12,7 @@ from typing import TypeAlias
 import grpc
 
 from perfd import __version__
-from perfd.agent.spool.spool import Spool
+from perfd.agent.spool import Spool
 from perfd.agent.uplink import reconnect
 from perfd.agent.uplink.grpc_channel import ChannelFactory, StreamCall, connect
 from perfd.agent.uplink.outgoing import OutgoingMessages, Statuses, Timeouts, put_status

@@ -8,12 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from perfd.aggregator.history.history_store import StoredAlert
-from perfd.analysis.data.job_data import AlertRecord
+from perfd.aggregator.history import StoredAlert
+from perfd.analysis.data import AlertRecord
 from perfd.config import RulesConfig
 from perfd.metrics.series import SeriesFrame
-from perfd.rules.files.rules_loader import load_rules
-from perfd.rules.files.shipped_rules import builtin_rules
+from perfd.rules.files import builtin_rules, load_rules
 from perfd.rules.rule_engine import RuleEngine
 from perfd.rules.rule_model import Alert, AlertChange, AlertState, EngineState, Evaluation, RuleSet
 

@@ -23,9 +23,8 @@ import msgspec
 
 from perfd.aggregator.captures import child_guard
 from perfd.aggregator.captures.trace_document import TraceDocument
-from perfd.analysis.diagnosis.job_summary import JobSummary, to_json
-from perfd.capture.node.capture_tool import TRACE_SUFFIXES
-from perfd.capture.node.read_lock import reading
+from perfd.analysis.diagnosis import JobSummary, to_json
+from perfd.capture.node import TRACE_SUFFIXES, reading
 from perfd.capture.policy.policy_events import Capture, CaptureReport
 from perfd.clock import Clock
 from perfd.errors import CaptureError

@@ -8,20 +8,13 @@ from typing import Any
 
 import msgspec
 
-from perfd.aggregator.alerts.alertmanager import (
-    Decision,
-    ReceivedAlert,
-    WebhookOutcome,
-    server_of,
-    unknown_job,
-)
+from perfd.aggregator.alerts import Decision, ReceivedAlert, WebhookOutcome, server_of, unknown_job
 from perfd.aggregator.captures.capture_reports import CaptureReports, LiveSummary
-from perfd.aggregator.history.history_store import HistoryStore
-from perfd.aggregator.history.history_tables import capture_row
-from perfd.analysis.data.job_data import Captured
+from perfd.aggregator.history import HistoryStore, capture_row
+from perfd.analysis.data import Captured
 from perfd.capture.policy.coordinator import CAPTURE_LABEL, CaptureCoordinator, FiredAlert
 from perfd.capture.policy.policy_events import Capture, CaptureReport, ManualRequest
-from perfd.capture.selection.rank_selection import JobView
+from perfd.capture.selection import JobView
 from perfd.clock import Clock
 from perfd.config import CaptureProfile
 from perfd.model import CaptureCancel, CaptureFilesRemoved, CaptureRequest, CaptureStatus

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from perfd.aggregator.state.aggregator_state import AggregatorState
-from perfd.analysis.data.job_data import JobData
-from perfd.analysis.diagnosis.job_summary import JobSummary
-from perfd.capture.selection.rank_selection import JobView, RankView
+from perfd.aggregator.state import AggregatorState
+from perfd.analysis.data import JobData
+from perfd.analysis.diagnosis import JobSummary
+from perfd.capture.selection import JobView, RankView
 from perfd.model import CaptureTool, ParallelLayout, Scope
 
 _PROFILERS = {"sglang": CaptureTool.SGLANG, "vllm": CaptureTool.VLLM}

@@ -1,1 +1,28 @@
 """What survives a restart: an SQLite file, its tables, and recovery from it."""
+
+from perfd.aggregator.history.history_store import HistoryStore, StoredAlert
+from perfd.aggregator.history.history_tables import (
+    Statement,
+    agent_row,
+    alert_row,
+    capture_row,
+    engine_row,
+    job_rows,
+    rows,
+    summary_row,
+)
+from perfd.aggregator.history.recovery import restore
+
+__all__ = [
+    "HistoryStore",
+    "Statement",
+    "StoredAlert",
+    "agent_row",
+    "alert_row",
+    "capture_row",
+    "engine_row",
+    "job_rows",
+    "restore",
+    "rows",
+    "summary_row",
+]

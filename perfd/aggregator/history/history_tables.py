@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from perfd.aggregator.state.fleet import Durable
-from perfd.analysis.data.job_data import AlertRecord
+from perfd.aggregator.state import Durable
+from perfd.analysis.data import AlertRecord
 from perfd.model import (
     Event,
     GpuInfo,

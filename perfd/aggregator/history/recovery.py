@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from perfd.aggregator.history.history_store import HistoryStore, StoredJob
-from perfd.aggregator.state.aggregator_state import AggregatorState
-from perfd.aggregator.state.job_state import RecordSource
+from perfd.aggregator.state import AggregatorState, RecordSource
 from perfd.model import GpuInfo, ServerInfo
 
 _PHASE_BLOCKS = 1_000

@@ -1,1 +1,11 @@
 """Receives the streams of agents and applies their records to the state."""
+
+from perfd.aggregator.ingest.grpc_server import TelemetryServer
+from perfd.aggregator.ingest.ingest import Ingest
+from perfd.aggregator.ingest.ingest_thread import IngestThread
+
+__all__ = [
+    "Ingest",
+    "IngestThread",
+    "TelemetryServer",
+]

@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from perfd.aggregator.ingest.ingest import Ingest
-from perfd.aggregator.state.agent_registry import AgentState
+from perfd.aggregator.state import AgentState
 from perfd.config import TlsConfig
 from perfd.errors import ConfigError, PerfdError, WireError
 from perfd.model import (
@@ -26,7 +26,7 @@ from perfd.model import (
     CaptureStatus,
     Hello,
 )
-from perfd.net.http import is_loopback, split_address
+from perfd.net import is_loopback, split_address
 from perfd.wire.convert import decode_agent_message, encode_message
 from perfd.wire.service import CONNECT_METHOD, SERVER_OPTIONS
 

@@ -5,12 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from perfd.aggregator.history.history_store import HistoryStore
-from perfd.aggregator.history.history_tables import Statement, agent_row, job_rows, rows
-from perfd.aggregator.state.agent_registry import AgentState, BatchVerdict
-from perfd.aggregator.state.aggregator_state import AggregatorState
-from perfd.aggregator.state.fleet import Durable
-from perfd.aggregator.state.job_state import RecordSource
+from perfd.aggregator.history import HistoryStore, Statement, agent_row, job_rows, rows
+from perfd.aggregator.state import AgentState, AggregatorState, BatchVerdict, Durable, RecordSource
 from perfd.clock import Clock
 from perfd.errors import PerfdError, WireError
 from perfd.model import Batch, Hello, Welcome

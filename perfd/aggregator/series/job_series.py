@@ -10,10 +10,10 @@ from typing import TypeAlias
 import numpy as np
 
 from perfd.aggregator.series.metric_names import MetricNames
-from perfd.aggregator.state.node_state import NodeState
-from perfd.analysis.communication.exposed import Communication
-from perfd.analysis.data.job_data import Floats, JobData
-from perfd.analysis.diagnosis.job_summary import JobSummary
+from perfd.aggregator.state import NodeState
+from perfd.analysis.communication import Communication
+from perfd.analysis.data import Floats, JobData
+from perfd.analysis.diagnosis import JobSummary
 from perfd.formatting import kind_of_source
 from perfd.metrics.exposition import entity_labels
 from perfd.metrics.series import SeriesFrame, SeriesKey

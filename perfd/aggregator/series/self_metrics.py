@@ -10,11 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from perfd import __version__
-from perfd.aggregator.history.history_store import HistoryStore
+from perfd.aggregator.history import HistoryStore
 from perfd.aggregator.series.job_series import Value
-from perfd.aggregator.state.agent_registry import AgentState
-from perfd.aggregator.state.aggregator_state import AggregatorState
-from perfd.aggregator.state.node_state import NodeState
+from perfd.aggregator.state import AgentState, AggregatorState, NodeState
 from perfd.exporters.exporter_runner import ExporterStatus
 from perfd.model import Scope
 

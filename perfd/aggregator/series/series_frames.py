@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from perfd.aggregator.captures.capture_service import CaptureService
-from perfd.aggregator.history.history_store import HistoryStore
+from perfd.aggregator.captures import CaptureService
+from perfd.aggregator.history import HistoryStore
 from perfd.aggregator.series.job_series import Block, Blocks, LiveFacts, job_values, node_block
 from perfd.aggregator.series.metric_names import MetricNames
 from perfd.aggregator.series.self_metrics import (
@@ -17,8 +17,8 @@ from perfd.aggregator.series.self_metrics import (
     webhook_values,
 )
 from perfd.aggregator.series.summary_cache import Derived
-from perfd.aggregator.state.aggregator_state import AggregatorState
-from perfd.aggregator.web_api.webhook import Webhook
+from perfd.aggregator.state import AggregatorState
+from perfd.aggregator.web_api import Webhook
 from perfd.exporters.exporter_runner import ExporterStatus
 from perfd.metrics.series import SeriesFrame
 

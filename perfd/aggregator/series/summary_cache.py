@@ -9,12 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.aggregator.state.fleet import Fleet
-from perfd.aggregator.state.job_snapshot import job_data
-from perfd.aggregator.state.job_state import JobState
-from perfd.analysis.data.job_data import AlertRecord, JobData
-from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
-from perfd.analysis.steps.steady_steps import steady_rows
+from perfd.aggregator.state import Fleet, JobState, job_data
+from perfd.analysis.data import AlertRecord, JobData
+from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.steps import steady_rows
 
 _BASELINE_STEPS = 20
 _WINDOW_SLACK = 4

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
-from perfd.aggregator.operations.collective_tables import CollectiveRows, ProgressRows
-from perfd.aggregator.operations.nccl_time_counters import NcclTimeCounters
+from perfd.aggregator.operations import CollectiveRows, NcclTimeCounters, ProgressRows
 from perfd.aggregator.state.step_tables import PhaseRows, StepRows
-from perfd.analysis.data.job_data import Captured
+from perfd.analysis.data import Captured
 from perfd.model import (
     CollectiveProgress,
     CollectiveTimes,

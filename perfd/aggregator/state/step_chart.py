@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from perfd.analysis.data.job_data import Floats, StepTable
-from perfd.analysis.diagnosis.job_summary import JobSummary
-from perfd.analysis.steps.steady_steps import steady_rows
+from perfd.analysis.data import Floats, StepTable
+from perfd.analysis.diagnosis import JobSummary
+from perfd.analysis.steps import steady_rows
 from perfd.model import Event
 
 

@@ -11,7 +11,7 @@ import msgspec
 from perfd.aggregator.web_api.bearer_token import BearerToken
 from perfd.config import AggregatorConfig
 from perfd.errors import ConfigError
-from perfd.net.http import Handler, Request, Response, is_loopback, split_address
+from perfd.net import Handler, Request, Response, is_loopback, split_address
 
 log = logging.getLogger(__name__)
 _KEY = "http_token_file"

@@ -11,11 +11,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from perfd.aggregator.state.agent_registry import AgentState
-from perfd.aggregator.state.aggregator_state import AggregatorState
-from perfd.aggregator.state.job_state import JobState
-from perfd.analysis.data.job_data import StepTable
-from perfd.analysis.diagnosis.job_summary import JobSummary
+from perfd.aggregator.state import AgentState, AggregatorState, JobState
+from perfd.analysis.data import StepTable
+from perfd.analysis.diagnosis import JobSummary
 
 _SHOWN_CULPRITS = 4
 _SHOWN_ALERTS = 20

@@ -12,10 +12,10 @@ import msgspec
 from perfd import __version__
 from perfd.aggregator.web_api.capture_routes import StartBody, capture_routes
 from perfd.aggregator.web_api.report_routes import report_routes
-from perfd.analysis.diagnosis.job_summary import JobSummary, to_json
+from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.errors import PerfdError
 from perfd.metrics.exposition import CONTENT_TYPE
-from perfd.net.http import Handler, Request, Response
+from perfd.net import Handler, Request, Response
 from perfd.web.live_updates import Live
 from perfd.web.page_routes import page_routes
 

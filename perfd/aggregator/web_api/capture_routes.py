@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from perfd.errors import CaptureError
-from perfd.net.http import Handler, Request, Response
+from perfd.net import Handler, Request, Response
 
 SCHEMA = "perfd.capture/1"
 PATH = "/api/v1/captures"

@@ -12,13 +12,12 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from perfd.aggregator.captures.call_with_timeout import TimeoutCall
-from perfd.aggregator.captures.capture_reports import REPORT_NAME, is_folder_of
-from perfd.analysis.diagnosis.job_summary import JobSummary, from_json
+from perfd.aggregator.captures import REPORT_NAME, TimeoutCall, is_folder_of
+from perfd.analysis.diagnosis import JobSummary, from_json
 from perfd.errors import PerfdError
-from perfd.net.http import Handler, Request, Response
-from perfd.report.render.html import to_html
-from perfd.report.sources.from_summary import report_of_summary
+from perfd.net import Handler, Request, Response
+from perfd.report.render import to_html
+from perfd.report.sources import report_of_summary
 
 _MAX_BYTES = 64 * 1024 * 1024
 # A report holds names of kernels and nodes: it is shown, and can do nothing.

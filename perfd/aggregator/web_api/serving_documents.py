@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from perfd.aggregator.state.aggregator_state import AggregatorState
-from perfd.aggregator.state.node_state import NodeState
+from perfd.aggregator.state import AggregatorState, NodeState
 from perfd.model import Scope
 
 _STATISTICS = ("p50", "p90", "p99", "mean")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfd.analysis.collectives.by_group import NcclKind
-from perfd.analysis.data.job_data import Method
-from perfd.analysis.layout.process_groups import WORLD
+from perfd.analysis.data import Method
+from perfd.analysis.layout import WORLD
 
 _MOST = 8
 _LEAST = 0.01

@@ -8,7 +8,7 @@ import numpy as np
 
 from perfd.analysis.collectives.by_rank import LEAST_CAUSED
 from perfd.analysis.collectives.nccl_summary import NcclSummary
-from perfd.analysis.steps.pipeline_bubble import Pipeline, Stage, bubble_theory_ratio
+from perfd.analysis.steps import Pipeline, Stage, bubble_theory_ratio
 from perfd.model import ParallelLayout
 
 SOURCE_WAITING = "nccl plugin: waiting in sends and receives"

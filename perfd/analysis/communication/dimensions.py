@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from perfd.analysis.collectives.by_dimension import NcclDimension
+from perfd.analysis.collectives import NcclDimension
 from perfd.analysis.communication.evidence_from_capture import CaptureEvidence
-from perfd.analysis.layout.process_groups import ALL_REDUCE, ALL_TO_ALL, WORLD, dimension_name, group_name
-from perfd.analysis.steps.phase_timers import DATA_PARALLEL
+from perfd.analysis.layout import ALL_REDUCE, ALL_TO_ALL, WORLD, dimension_name, group_name
+from perfd.analysis.steps import DATA_PARALLEL
 from perfd.model import GroupShares, JobDescription, ParallelLayout
 
 KERNELS = "nccl plugin: kernels on the GPU"

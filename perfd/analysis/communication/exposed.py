@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfd.analysis.collectives.nccl_summary import NcclSummary
+from perfd.analysis.collectives import NcclSummary
 from perfd.analysis.communication.dimensions import (
     KERNELS,
     Dimension,
@@ -18,10 +18,9 @@ from perfd.analysis.communication.dimensions import (
     timers_tell_all,
 )
 from perfd.analysis.communication.evidence_from_capture import CaptureEvidence
-from perfd.analysis.data.job_data import Floats
-from perfd.analysis.data.robust_stats import median_of, ratio
-from perfd.analysis.flops.model_shape import parameter_counts
-from perfd.analysis.steps.phase_timers import COMMUNICATION, POINT_TO_POINT, Timers, share, usual
+from perfd.analysis.data import Floats, median_of, ratio
+from perfd.analysis.flops import parameter_counts
+from perfd.analysis.steps import COMMUNICATION, POINT_TO_POINT, Timers, share, usual
 from perfd.model import JobDescription, ParallelLayout
 
 _TIMERS = "timers"

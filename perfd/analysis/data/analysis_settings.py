@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from perfd.analysis.flops.flops_conventions import FlopsConvention
-from perfd.analysis.flops.peak_table import PeakTable
+from perfd.analysis.flops import FlopsConvention, PeakTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

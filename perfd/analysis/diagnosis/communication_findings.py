@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from perfd.analysis.collectives.bandwidth_text import bandwidth_words, busiest
-from perfd.analysis.communication.dimensions import costliest, known_in_all
-from perfd.analysis.communication.evidence_from_capture import not_used
-from perfd.analysis.communication.exposed import Communication
+from perfd.analysis.collectives import bandwidth_words, busiest
+from perfd.analysis.communication import Communication, costliest, known_in_all, not_used
 from perfd.analysis.diagnosis.findings import Finding, JobEvidence, Kind
 from perfd.formatting import milliseconds, percent, rank_names
 

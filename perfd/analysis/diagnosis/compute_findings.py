@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfd.analysis.communication.evidence_from_capture import CaptureEvidence, not_used
+from perfd.analysis.communication import CaptureEvidence, not_used
 from perfd.analysis.diagnosis.findings import FEWEST_STEPS, Finding, JobEvidence, Kind
 from perfd.analysis.diagnosis.hang_findings import judge_missing
-from perfd.analysis.steps.mfu import mean_over_gpus
+from perfd.analysis.steps import mean_over_gpus
 from perfd.formatting import milliseconds, percent
 
 _GOOD_MFU = 0.40

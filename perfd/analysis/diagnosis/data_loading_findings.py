@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 from perfd.analysis.diagnosis.findings import Culprit, Finding, JobEvidence, Kind
 from perfd.analysis.diagnosis.straggler_findings import one_rank_loads_slowly
-from perfd.analysis.steps.time_breakdown import DataLoading
+from perfd.analysis.steps import DataLoading
 from perfd.formatting import percent
 
 _DATA = 0.05

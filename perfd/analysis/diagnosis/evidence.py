@@ -7,40 +7,39 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfd.analysis.collectives.nccl_summary import nccl
-from perfd.analysis.collectives.pipeline_wait import with_waiting
-from perfd.analysis.communication.evidence_from_capture import capture_evidence
-from perfd.analysis.communication.exposed import communication, with_capture, with_kernels
-from perfd.analysis.data.analysis_settings import AnalysisSettings
-from perfd.analysis.data.job_data import Floats, JobData, NcclTimeTable
+from perfd.analysis.collectives import nccl, with_waiting
+from perfd.analysis.communication import capture_evidence, communication, with_capture, with_kernels
+from perfd.analysis.data import AnalysisSettings, Floats, JobData, NcclTimeTable
 from perfd.analysis.diagnosis.findings import JobEvidence
-from perfd.analysis.hang.hang_detection import hang
-from perfd.analysis.layout.link_bandwidth import data_parallel_link_bytes_per_s, speeds
-from perfd.analysis.layout.rank_location import LinkSpeeds
-from perfd.analysis.steps.activity_by_gpu import GpuActivity
-from perfd.analysis.steps.mfu import Efficiency, efficiency, gpu_infos, world_size
-from perfd.analysis.steps.phase_timers import Timers
-from perfd.analysis.steps.pipeline_bubble import pipeline
-from perfd.analysis.steps.steady_steps import SteadySteps
-from perfd.analysis.steps.throttling import held_clocks
-from perfd.analysis.steps.time_breakdown import (
+from perfd.analysis.hang import hang
+from perfd.analysis.layout import LinkSpeeds, data_parallel_link_bytes_per_s, speeds
+from perfd.analysis.steps import (
+    Efficiency,
+    GpuActivity,
+    SteadySteps,
     StepBreakdown,
+    Timers,
     breakdown,
     data_loading,
+    efficiency,
+    gpu_infos,
+    held_clocks,
     memory,
     optimizer,
+    pipeline,
     step_time,
+    world_size,
 )
-from perfd.analysis.stragglers.peer_comparison import (
+from perfd.analysis.stragglers import (
     seen_busier_ratio,
     seen_idle_ratio,
+    slowdowns,
     stragglers_by_activity,
     stragglers_by_timers,
     undecided_by_activity,
+    unequal_sequences,
+    waiting_pair,
 )
-from perfd.analysis.stragglers.phase_waiting import waiting_pair
-from perfd.analysis.stragglers.rank_slowdown import slowdowns
-from perfd.analysis.stragglers.sequence_imbalance import unequal_sequences
 from perfd.model import EventKind, ParallelLayout
 
 _OPERATIONS = 100

@@ -6,19 +6,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from perfd.analysis.collectives.nccl_summary import NcclSummary
-from perfd.analysis.communication.evidence_from_capture import CaptureEvidence
-from perfd.analysis.communication.exposed import Communication
-from perfd.analysis.hang.hang_detection import Hang
-from perfd.analysis.steps.activity_by_gpu import GpuActivity
-from perfd.analysis.steps.mfu import Efficiency
-from perfd.analysis.steps.pipeline_bubble import Pipeline
-from perfd.analysis.steps.throttling import HeldClock
-from perfd.analysis.steps.time_breakdown import DataLoading, Memory, Optimizer, StepBreakdown, StepTime
-from perfd.analysis.stragglers.peer_comparison import Straggler
-from perfd.analysis.stragglers.phase_waiting import WaitingPair
-from perfd.analysis.stragglers.rank_slowdown import RankSlowdown
-from perfd.analysis.stragglers.sequence_imbalance import UnequalSequences
+from perfd.analysis.collectives import NcclSummary
+from perfd.analysis.communication import CaptureEvidence, Communication
+from perfd.analysis.hang import Hang
+from perfd.analysis.steps import (
+    DataLoading,
+    Efficiency,
+    GpuActivity,
+    HeldClock,
+    Memory,
+    Optimizer,
+    Pipeline,
+    StepBreakdown,
+    StepTime,
+)
+from perfd.analysis.stragglers import RankSlowdown, Straggler, UnequalSequences, WaitingPair
 from perfd.model import ParallelLayout
 
 FEWEST_STEPS = 3

@@ -6,11 +6,11 @@ from collections.abc import Collection
 
 import numpy as np
 
-from perfd.analysis.collectives.slow_links import Reference
-from perfd.analysis.communication.evidence_from_capture import CaptureEvidence
+from perfd.analysis.collectives import Reference
+from perfd.analysis.communication import CaptureEvidence
 from perfd.analysis.diagnosis.findings import Culprit, Finding, JobEvidence, Kind
 from perfd.analysis.diagnosis.idle_cause import IdleCause, not_shown, shown_idle
-from perfd.analysis.steps.mfu import mean_over_gpus
+from perfd.analysis.steps import mean_over_gpus
 from perfd.formatting import percent
 
 _IDLE = 0.15

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfd.analysis.communication.evidence_from_capture import CaptureEvidence, not_used
+from perfd.analysis.communication import CaptureEvidence, not_used
 from perfd.analysis.diagnosis.findings import Kind
 from perfd.formatting import percent
 

@@ -9,29 +9,29 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from perfd.analysis.collectives.nccl_summary import NcclSummary
-from perfd.analysis.communication.evidence_from_capture import CaptureEvidence
-from perfd.analysis.communication.exposed import Communication
-from perfd.analysis.data.analysis_settings import AnalysisSettings
-from perfd.analysis.data.job_data import AlertRecord, JobData
+from perfd.analysis.collectives import NcclSummary
+from perfd.analysis.communication import CaptureEvidence, Communication
+from perfd.analysis.data import AlertRecord, AnalysisSettings, JobData
 from perfd.analysis.diagnosis.bottleneck import find_bottlenecks
 from perfd.analysis.diagnosis.evidence import facts_of
 from perfd.analysis.diagnosis.findings import Finding
-from perfd.analysis.hang.error_events import ErrorSummary, troubles
-from perfd.analysis.steps.activity_by_gpu import GpuActivity, gpu_activity
-from perfd.analysis.steps.flops_check import FlopsCheck
-from perfd.analysis.steps.mfu import world_size
-from perfd.analysis.steps.pipeline_bubble import Pipeline
-from perfd.analysis.steps.steady_steps import SteadySteps, steady_rows
-from perfd.analysis.steps.time_breakdown import (
+from perfd.analysis.hang import ErrorSummary, troubles
+from perfd.analysis.steps import (
     DataLoading,
+    FlopsCheck,
+    GpuActivity,
     Memory,
     Optimizer,
+    Pipeline,
+    SteadySteps,
     StepBreakdown,
     StepTime,
     goodput_ratio,
+    gpu_activity,
+    steady_rows,
+    world_size,
 )
-from perfd.analysis.stragglers.rank_slowdown import RankSlowdown
+from perfd.analysis.stragglers import RankSlowdown
 from perfd.model import ParallelLayout
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfd.analysis.collectives.slow_links import Reference, SlowGroup
+from perfd.analysis.collectives import Reference, SlowGroup
 from perfd.analysis.diagnosis.findings import Culprit, Finding, JobEvidence, Kind
 from perfd.formatting import percent
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from perfd.analysis.collectives.pipeline_wait import SOURCE_WAITING
+from perfd.analysis.collectives import SOURCE_WAITING
 from perfd.analysis.diagnosis.findings import Culprit, Finding, JobEvidence, Kind
-from perfd.analysis.steps.pipeline_bubble import SOURCE_BY_RANK, Pipeline
+from perfd.analysis.steps import SOURCE_BY_RANK, Pipeline
 from perfd.formatting import percent
 
 _STALL = 0.20

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfd.analysis.collectives.by_rank import NcclRank
+from perfd.analysis.collectives import NcclRank
 from perfd.analysis.diagnosis.findings import Culprit, Finding, JobEvidence, Kind
-from perfd.analysis.steps.time_breakdown import DataLoading
-from perfd.analysis.stragglers.late_ranks import Late, late
-from perfd.analysis.stragglers.peer_comparison import Pattern, Straggler
+from perfd.analysis.steps import DataLoading
+from perfd.analysis.stragglers import Late, Pattern, Straggler, late
 from perfd.formatting import percent
 
 _SLOW_INPUT = 0.05

@@ -1,1 +1,11 @@
 """Jobs that stopped making progress, and errors in their logs."""
+
+from perfd.analysis.hang.error_events import ErrorSummary, troubles
+from perfd.analysis.hang.hang_detection import Hang, hang
+
+__all__ = [
+    "ErrorSummary",
+    "Hang",
+    "hang",
+    "troubles",
+]

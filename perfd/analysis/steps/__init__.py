@@ -1,1 +1,78 @@
 """Steady steps and where their time goes: phases, GPU activity, pipeline bubble, throttling, MFU."""
+
+from perfd.analysis.steps.activity_by_gpu import GpuActivity, gpu_activity
+from perfd.analysis.steps.flops_check import FlopsCheck
+from perfd.analysis.steps.mfu import Efficiency, efficiency, gpu_infos, mean_over_gpus, world_size
+from perfd.analysis.steps.phase_timers import (
+    BACKWARD,
+    COMMUNICATION,
+    DATA_PARALLEL,
+    FORWARD,
+    POINT_TO_POINT,
+    Timers,
+    share,
+    usual,
+)
+from perfd.analysis.steps.pipeline_bubble import (
+    SOURCE_BY_RANK,
+    Pipeline,
+    Stage,
+    bubble_theory_ratio,
+    pipeline,
+    stage_of_ranks,
+)
+from perfd.analysis.steps.steady_steps import SteadySteps, steady_rows
+from perfd.analysis.steps.throttling import HeldClock, held_clocks
+from perfd.analysis.steps.time_breakdown import (
+    DataLoading,
+    Memory,
+    Optimizer,
+    StepBreakdown,
+    StepTime,
+    breakdown,
+    data_loading,
+    goodput_ratio,
+    memory,
+    optimizer,
+    step_time,
+)
+
+__all__ = [
+    "BACKWARD",
+    "COMMUNICATION",
+    "DATA_PARALLEL",
+    "FORWARD",
+    "POINT_TO_POINT",
+    "SOURCE_BY_RANK",
+    "DataLoading",
+    "Efficiency",
+    "FlopsCheck",
+    "GpuActivity",
+    "HeldClock",
+    "Memory",
+    "Optimizer",
+    "Pipeline",
+    "Stage",
+    "SteadySteps",
+    "StepBreakdown",
+    "StepTime",
+    "Timers",
+    "breakdown",
+    "bubble_theory_ratio",
+    "data_loading",
+    "efficiency",
+    "goodput_ratio",
+    "gpu_activity",
+    "gpu_infos",
+    "held_clocks",
+    "mean_over_gpus",
+    "memory",
+    "optimizer",
+    "pipeline",
+    "share",
+    "stage_of_ranks",
+    "steady_rows",
+    "step_time",
+    "usual",
+    "world_size",
+]

@@ -9,8 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from perfd.analysis.data.job_data import Floats, GpuKey, GpuTable, Ints, StepTable
-from perfd.analysis.data.robust_stats import mean, median
+from perfd.analysis.data import Floats, GpuKey, GpuTable, Ints, StepTable, mean, median
 
 _FEWEST_SAMPLES = 5
 """Of each GPU, before a median says what is usual."""

@@ -1,1 +1,33 @@
 """Compares ranks with their peers: who is slower, who arrives late."""
+
+from perfd.analysis.stragglers.late_ranks import Late, late
+from perfd.analysis.stragglers.peer_comparison import (
+    Pattern,
+    Straggler,
+    seen_busier_ratio,
+    seen_idle_ratio,
+    stragglers_by_activity,
+    stragglers_by_timers,
+    undecided_by_activity,
+)
+from perfd.analysis.stragglers.phase_waiting import WaitingPair, waiting_pair
+from perfd.analysis.stragglers.rank_slowdown import RankSlowdown, slowdowns
+from perfd.analysis.stragglers.sequence_imbalance import UnequalSequences, unequal_sequences
+
+__all__ = [
+    "Late",
+    "Pattern",
+    "RankSlowdown",
+    "Straggler",
+    "UnequalSequences",
+    "WaitingPair",
+    "late",
+    "seen_busier_ratio",
+    "seen_idle_ratio",
+    "slowdowns",
+    "stragglers_by_activity",
+    "stragglers_by_timers",
+    "undecided_by_activity",
+    "unequal_sequences",
+    "waiting_pair",
+]

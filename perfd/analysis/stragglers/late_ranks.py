@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from perfd.analysis.collectives.by_rank import LEAST_CAUSED, PERSISTENCE, NcclRank
+from perfd.analysis.collectives import LEAST_CAUSED, PERSISTENCE, NcclRank
 
 _LEAST_AT_MOST = 0.05
 """Of the time: what they may lose. Where nothing hides their waiting, it is what they lose."""

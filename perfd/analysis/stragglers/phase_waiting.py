@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.data.job_data import Floats
-from perfd.analysis.steps.phase_timers import Timers
+from perfd.analysis.data import Floats
+from perfd.analysis.steps import Timers
 
 _LEAST_WAIT = 0.05
 """Of the step; less is not worth a word."""

@@ -12,8 +12,17 @@ from perfd.capture.kineto.daemon_socket import KinetoEndpoint
 from perfd.capture.kineto.process_matching import match
 from perfd.capture.kineto.trace_contents import Contents, TraceWork, contents_of
 from perfd.capture.kineto.trace_directory import DEFAULT_PLACE, TraceDirectory
-from perfd.capture.node.capture_tool import Begun, CaptureOutcome, CapturePlan, CaptureTarget, Readiness, Tool
-from perfd.capture.node.process_environment import environment_of, owner_of, runs
+from perfd.capture.node import (
+    Begun,
+    CaptureOutcome,
+    CapturePlan,
+    CaptureTarget,
+    Readiness,
+    Tool,
+    environment_of,
+    owner_of,
+    runs,
+)
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool, RankPlacement

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfd.capture.kineto.client_registry import KinetoClient
-from perfd.capture.node.process_environment import (
+from perfd.capture.node import (
     DAEMON_VARIABLE,
     NSYS_SESSION_VARIABLE,
     environment_of,

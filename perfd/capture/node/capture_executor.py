@@ -15,7 +15,7 @@ from perfd.capture.node.job_guards import GuardSettings, JobProgress
 from perfd.capture.node.retention import LOOK_EVERY_S
 from perfd.capture.node.stop_conditions import StopReason
 from perfd.capture.policy.capture_policy import MAX_DURATION_S
-from perfd.capture.selection.capture_id import check_capture_id
+from perfd.capture.selection import check_capture_id
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import (

@@ -12,7 +12,7 @@ import msgspec
 
 from perfd.capture.node.read_lock import RECORD, is_read
 from perfd.capture.node.retention import FolderWatch, Tell
-from perfd.capture.selection.capture_id import check_capture_id
+from perfd.capture.selection import check_capture_id
 from perfd.errors import CaptureError
 from perfd.model import CaptureFile, CaptureRequest, CaptureStatus, CaptureTool
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from perfd.capture.node.capture_storage import free_bytes
 from perfd.capture.node.read_lock import MARK, is_read
 from perfd.capture.node.retention import FolderWatch, Tell
-from perfd.capture.redact.file_copies import can_be_redacted, redacted_copy, whole_copy
-from perfd.capture.selection.capture_id import check_capture_id, slug
+from perfd.capture.redact import can_be_redacted, redacted_copy, whole_copy
+from perfd.capture.selection import check_capture_id, slug
 from perfd.errors import CaptureError
 from perfd.model import CaptureFile
 

@@ -1,1 +1,22 @@
 """Captures with Nsight Systems."""
+
+from perfd.capture.nsys.ncu_plan import NcuPlan, plan
+from perfd.capture.nsys.nsys_cli import NsysCli, importer_problem
+from perfd.capture.nsys.nsys_installation import Installation, find_libdw, find_nsys, parse_version
+from perfd.capture.nsys.nsys_launch import Launch, plan_launch
+from perfd.capture.nsys.nsys_tool import NsysOptions, NsysTool
+
+__all__ = [
+    "Installation",
+    "Launch",
+    "NcuPlan",
+    "NsysCli",
+    "NsysOptions",
+    "NsysTool",
+    "find_libdw",
+    "find_nsys",
+    "importer_problem",
+    "parse_version",
+    "plan",
+    "plan_launch",
+]

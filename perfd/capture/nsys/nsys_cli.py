@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from perfd.capture.selection.capture_id import slug
+from perfd.capture.selection import slug
 from perfd.errors import CaptureError
 
 START_TIMEOUT_S = 30.0

@@ -7,11 +7,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfd.capture.node.capture_tool import Begun, CaptureOutcome, CapturePlan, CaptureTarget, Readiness, Tool
-from perfd.capture.node.process_environment import (
+from perfd.capture.node import (
     NSYS_SESSION_VARIABLE,
     RUN_VARIABLE,
+    Begun,
+    CaptureOutcome,
+    CapturePlan,
+    CaptureTarget,
     ProcessScan,
+    Readiness,
+    Tool,
     rank_of,
     runs,
     scan_nsys_processes,
@@ -27,7 +32,7 @@ from perfd.capture.nsys.nsys_cli import (
 )
 from perfd.capture.nsys.nsys_installation import Installation
 from perfd.capture.nsys.report_contents import kernels_by_process, recorded_by_process
-from perfd.capture.selection.capture_id import slug
+from perfd.capture.selection import slug
 from perfd.clock import Clock
 from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool, RankPlacement

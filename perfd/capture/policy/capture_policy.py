@@ -30,8 +30,7 @@ from perfd.capture.policy.policy_events import (
     Tick,
 )
 from perfd.capture.policy.rank_outcomes import apply, end_open, open_nodes, overall
-from perfd.capture.selection.capture_id import check_capture_id, slug
-from perfd.capture.selection.rank_selection import JobView, select
+from perfd.capture.selection import JobView, check_capture_id, select, slug
 from perfd.config import CaptureProfile
 from perfd.errors import CaptureError
 from perfd.model import CaptureCancel, CaptureRequest, CaptureState, CaptureStatus, CaptureTool

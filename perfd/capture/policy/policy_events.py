@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from perfd.capture.selection.rank_selection import JobView
+from perfd.capture.selection import JobView
 from perfd.model import (
     CaptureCancel,
     CaptureFile,

@@ -1,1 +1,9 @@
 """Removes environment variables and other secrets from captured files before they leave the node."""
+
+from perfd.capture.redact.file_copies import can_be_redacted, redacted_copy, whole_copy
+
+__all__ = [
+    "can_be_redacted",
+    "redacted_copy",
+    "whole_copy",
+]

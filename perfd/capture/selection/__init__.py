@@ -1,1 +1,14 @@
 """Which ranks a capture covers."""
+
+from perfd.capture.selection.capture_id import check_capture_id, slug
+from perfd.capture.selection.rank_selection import JobView, RankSelection, RankView, check_selector, select
+
+__all__ = [
+    "JobView",
+    "RankSelection",
+    "RankView",
+    "check_capture_id",
+    "check_selector",
+    "select",
+    "slug",
+]

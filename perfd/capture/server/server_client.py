@@ -13,9 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from perfd.errors import CaptureError, ConfigError, PerfdError
-from perfd.net.deadline import connect
-from perfd.net.http import split_address
-from perfd.net.http_client import BoundedConnection, BoundedTlsConnection
+from perfd.net import BoundedConnection, BoundedTlsConnection, connect, split_address
 
 _MAX_ANSWER_BYTES = 8 << 20
 _ALIVE_S = 2.0

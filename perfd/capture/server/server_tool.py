@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perfd.capture.node.capture_tool import Begun, CaptureOutcome, CapturePlan, CaptureTarget, Readiness, Tool
+from perfd.capture.node import Begun, CaptureOutcome, CapturePlan, CaptureTarget, Readiness, Tool
 from perfd.capture.server.profile_api import abilities, body, expected_traces, length_s, version_of
 from perfd.capture.server.server_client import ServerClient, ServerResponse
 from perfd.capture.server.server_traces import brought, own_folder, remove_own_folders, settled, whole

@@ -14,8 +14,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfd.capture.node.capture_tool import Begun, CaptureOutcome, CapturePlan, CaptureTarget, Readiness, Tool
-from perfd.capture.node.process_environment import environment_of, runs
+from perfd.capture.node import (
+    Begun,
+    CaptureOutcome,
+    CapturePlan,
+    CaptureTarget,
+    Readiness,
+    Tool,
+    environment_of,
+    runs,
+)
 from perfd.capture.stacks.pyspy_tool import placed_targets
 from perfd.clock import Clock
 from perfd.errors import CaptureError

@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from perfd.capture.node.capture_tool import Begun, CaptureOutcome, CapturePlan, CaptureTarget, Readiness, Tool
-from perfd.capture.node.process_environment import runs
+from perfd.capture.node import Begun, CaptureOutcome, CapturePlan, CaptureTarget, Readiness, Tool, runs
 from perfd.errors import CaptureError
 from perfd.model import CaptureState, CaptureTool, RankPlacement
 

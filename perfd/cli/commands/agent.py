@@ -19,8 +19,7 @@ import msgspec
 
 from perfd import logs
 from perfd.agent.agent import Agent
-from perfd.agent.collection.collector_task import CollectorTask
-from perfd.agent.collection.installed_collectors import create_tasks
+from perfd.agent.collection import CollectorTask, create_tasks
 from perfd.cli.signals import set_by_signals
 from perfd.collector import Settings
 from perfd.config import AgentConfig, CollectorConfig, load

@@ -11,7 +11,7 @@ import msgspec
 
 from perfd import logs
 from perfd.aggregator import Aggregator
-from perfd.aggregator.series.malloc import keep_freed_memory
+from perfd.aggregator.series import keep_freed_memory
 from perfd.cli.signals import set_by_signals
 from perfd.config import AggregatorConfig, load
 

@@ -15,11 +15,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from perfd.analysis.serving.histograms import Distribution
-from perfd.analysis.serving.serving_diagnosis import diagnose
-from perfd.analysis.serving.serving_document import ServerDocument, to_json
-from perfd.analysis.serving.serving_theory import Theory
-from perfd.analysis.serving.theory_comparison import compare
+from perfd.analysis.serving import Distribution, ServerDocument, Theory, compare, diagnose, to_json
 from perfd.cli.commands.serving import add_theory_arguments, theory_for
 from perfd.cli.serving_sources import ServerSample, ServerWatcher, access_for, add_access_arguments
 from perfd.cli.serving_watch import watch

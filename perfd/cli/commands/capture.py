@@ -17,10 +17,10 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from perfd.aggregator.web_api.capture_routes import PATH
-from perfd.capture.nsys.ncu_plan import NcuPlan
-from perfd.capture.nsys.ncu_plan import plan as plan_ncu
-from perfd.capture.redact.file_copies import redacted_copy
+from perfd.aggregator.web_api import PATH
+from perfd.capture.nsys import NcuPlan
+from perfd.capture.nsys import plan as plan_ncu
+from perfd.capture.redact import redacted_copy
 from perfd.cli import capture_slurm
 from perfd.cli.aggregator_client import add_aggregator, add_token, ask, authorization_of, url_of
 from perfd.cli.arguments import positive, positive_whole, whole_from_zero
@@ -28,7 +28,7 @@ from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError
 
 if TYPE_CHECKING:
-    from perfd.analysis.diagnosis.job_summary import JobSummary
+    from perfd.analysis.diagnosis import JobSummary
 
 EXIT_CODES = """\
 Exits with 0 when the aggregator did what was asked, and with 2 when it refused or cannot be reached.
@@ -152,7 +152,7 @@ def _show(args: argparse.Namespace) -> int:
 
 def _job_of(args: argparse.Namespace, capture: Mapping[str, Any]) -> JobSummary | None:
     """What the aggregator knows of the captured job; None when that is nothing."""
-    from perfd.report.comparison.summary_files import jobs_of  # noqa: PLC0415  (as above)
+    from perfd.report.comparison import jobs_of  # noqa: PLC0415  (as above)
 
     try:
         found = ask(url_of(args), "GET", f"/api/v1/jobs/{quote(capture['job'], safe='')}")

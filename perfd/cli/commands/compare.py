@@ -21,15 +21,24 @@ from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError
 from perfd.gpu_peaks import load_peaks
 from perfd.recording.recording_format import find_recording, names_recording
-from perfd.report.comparison.bench_runs import measures_of_benchmarks, results_in
-from perfd.report.comparison.measures import MeasuredRun, Unit, measures_of_summary, measures_of_trace
-from perfd.report.comparison.run_comparison import Change, RunComparison, compare, to_json
-from perfd.report.comparison.summary_files import jobs_of, one_job, summary_of_run
+from perfd.report.comparison import (
+    Change,
+    MeasuredRun,
+    RunComparison,
+    Unit,
+    compare,
+    jobs_of,
+    measures_of_benchmarks,
+    measures_of_summary,
+    measures_of_trace,
+    one_job,
+    results_in,
+    summary_of_run,
+    to_json,
+)
 from perfd.report.report_text import UNKNOWN, duration, kernel_name, percent
 from perfd.session.replay_session import ReplayOptions, replay
-from perfd.trace.diagnosis import trace_json
-from perfd.trace.diagnosis.trace_analysis import TraceSettings, analyse
-from perfd.trace.diagnosis.trace_findings import diagnose
+from perfd.trace.diagnosis import TraceSettings, analyse, diagnose, trace_json
 from perfd.trace.readers.trace_files import read_traces, with_folders_opened
 
 _EPILOG = """\

@@ -13,13 +13,13 @@ from urllib.parse import quote
 import msgspec
 
 from perfd import logs
-from perfd.analysis.diagnosis.job_summary import JobSummary, from_json
+from perfd.analysis.diagnosis import JobSummary, from_json
 from perfd.cli.aggregator_client import add_aggregator, get, url_of
 from perfd.errors import PerfdError, RecordingError
 from perfd.recording.recording_format import find_recording
-from perfd.report.comparison.summary_files import read_summary, summary_of_run
+from perfd.report.comparison import read_summary, summary_of_run
 from perfd.session.replay_session import ReplayOptions, replay
-from perfd.session.text.summary_text import findings_in_words
+from perfd.session.text import findings_in_words
 
 SCHEMA = "perfd.diagnosis/1"
 _HELP = """\

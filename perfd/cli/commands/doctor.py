@@ -10,9 +10,7 @@ from pathlib import Path
 
 from perfd.cli.commands.agent import state_directory
 from perfd.config import AgentConfig, load
-from perfd.doctor.check_result import CheckResult, Level
-from perfd.doctor.checks import SCHEMA, diagnose, to_json, worst
-from perfd.doctor.node_probe import probe
+from perfd.doctor import SCHEMA, CheckResult, Level, diagnose, probe, to_json, worst
 
 _EPILOG = """\
 With --json it prints one object: {"schema": "perfd.doctor/1", "level", "findings": [{"check",

@@ -15,7 +15,7 @@ from perfd.cli.commands.run import EXIT_CODES, add_command, command_of, watch
 from perfd.cli.signals import set_by_signals
 from perfd.config import AgentConfig, load
 from perfd.errors import PerfdError
-from perfd.session.recording.record_session import record
+from perfd.session.recording import record
 
 _ABOUT = """\
 With a command, records that command: the same as perfd run --record, and --config is a file of

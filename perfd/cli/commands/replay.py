@@ -22,8 +22,7 @@ from perfd.config import AggregatorConfig, HistoryConfig
 from perfd.recording.recording_format import bundled_names, find_recording
 from perfd.session.replay_session import ReplayOptions, ReplayProgress, ReplayResult, replay
 from perfd.session.session_config import SessionConfig, load_session, with_rules
-from perfd.session.text.result_files import summary_json
-from perfd.session.text.summary_text import in_words, wrapped
+from perfd.session.text import in_words, summary_json, wrapped
 
 EXIT_CODES = """\
 Exit codes: 0 the recording was played to its end; 2 it, the configuration or a rules file cannot

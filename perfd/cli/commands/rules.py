@@ -10,16 +10,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from perfd.aggregator.series.metric_names import MetricNames
+from perfd.aggregator.series import MetricNames
 from perfd.capture.policy.coordinator import CAPTURE_LABEL
 from perfd.config import AggregatorConfig
 from perfd.errors import RulesError
 from perfd.metrics.catalogue import AGENT_PAGE_METRICS
-from perfd.rules.files.rules_loader import RulesFile, read_rules
-from perfd.rules.files.shipped_rules import builtin_rules
-from perfd.rules.files.unknown_names import recorded_metrics, unknown_metrics, unknown_profiles
-from perfd.rules.unit_tests.test_files import read_tests
-from perfd.rules.unit_tests.test_runner import TestFailure, run_tests
+from perfd.rules.files import (
+    RulesFile,
+    builtin_rules,
+    read_rules,
+    recorded_metrics,
+    unknown_metrics,
+    unknown_profiles,
+)
+from perfd.rules.unit_tests import TestFailure, read_tests, run_tests
 from perfd.session.session_config import load_aggregator
 
 _CHECK_HELP = """\

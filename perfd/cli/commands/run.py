@@ -14,16 +14,14 @@ from pathlib import Path
 
 from perfd_collectors.nccl.plugin_library import DIRECTORY_VARIABLE, with_plugin
 
-from perfd.capture.node.process_environment import DAEMON_VARIABLE, RUN_VARIABLE
-from perfd.capture.nsys.nsys_installation import find_nsys
-from perfd.capture.nsys.nsys_launch import Launch, plan_launch
+from perfd.capture.node import DAEMON_VARIABLE, RUN_VARIABLE
+from perfd.capture.nsys import Launch, find_nsys, plan_launch
 from perfd.config import AgentCaptureConfig, AgentConfig, AggregatorConfig, CollectorConfig, KinetoConfig
 from perfd.errors import PerfdError, RecordingError
 from perfd.hook import NODE_VARIABLE, SOCKET_VARIABLE
 from perfd.model import CaptureTool
-from perfd.net.http import split_address
-from perfd.session.job.child_process import CommandError
-from perfd.session.job.job_naming import job_name, results_folder
+from perfd.net import split_address
+from perfd.session.job import CommandError, job_name, results_folder
 from perfd.session.session_config import load_session, with_rules
 from perfd.session.supervisor import HOOK_COLLECTOR, NCCL_COLLECTOR, MonitorSettings, SupervisorOptions
 from perfd.session.supervisor import run as run_session
@@ -154,8 +152,7 @@ def _check_rules(config: AggregatorConfig) -> None:
         return
     # Other runs start faster without them.
     from perfd.capture.policy.coordinator import CAPTURE_LABEL  # noqa: PLC0415
-    from perfd.rules.files.rules_loader import load_rules  # noqa: PLC0415
-    from perfd.rules.files.unknown_names import unknown_profiles  # noqa: PLC0415
+    from perfd.rules.files import load_rules, unknown_profiles  # noqa: PLC0415
 
     rules = load_rules(map(Path, config.rules.files))
     for sentence in unknown_profiles(rules.groups, CAPTURE_LABEL, config.capture_profiles):
@@ -165,7 +162,7 @@ def _check_rules(config: AggregatorConfig) -> None:
 def _kineto_note(config: KinetoConfig, job: str) -> str:
     """What becomes of captures with Kineto."""
     # Other runs start faster without it.
-    from perfd.capture.kineto.daemon_socket import answered_by_others  # noqa: PLC0415
+    from perfd.capture.kineto import answered_by_others  # noqa: PLC0415
 
     problem = answered_by_others(Path(config.socket_directory) if config.socket_directory else None)
     if problem:

@@ -15,15 +15,21 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from perfd.analysis.flops.peak_table import find_gpu
-from perfd.analysis.serving.engine_snapshot import Latency
-from perfd.analysis.serving.histograms import Distribution
-from perfd.analysis.serving.model_of_server import served_model
-from perfd.analysis.serving.server_config import ServerSetup, layout_of
-from perfd.analysis.serving.serving_diagnosis import diagnose
-from perfd.analysis.serving.serving_document import ServerDocument, to_json
-from perfd.analysis.serving.serving_theory import Theory, theory_of
-from perfd.analysis.serving.theory_comparison import TheoryComparison, compare
+from perfd.analysis.flops import find_gpu
+from perfd.analysis.serving import (
+    Distribution,
+    Latency,
+    ServerDocument,
+    ServerSetup,
+    Theory,
+    TheoryComparison,
+    compare,
+    diagnose,
+    layout_of,
+    served_model,
+    theory_of,
+    to_json,
+)
 from perfd.cli.arguments import positive, positive_whole
 from perfd.cli.serving_sources import (
     ServerSample,

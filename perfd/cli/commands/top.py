@@ -16,10 +16,21 @@ from perfd.cli.aggregator_client import add_aggregator, get, url_of
 from perfd.cli.arguments import positive
 from perfd.cli.job_tables import Json
 from perfd.cli.terminal import Terminal
-from perfd.cli.top.keyboard import Wait, keys
-from perfd.cli.top.screen_state import KEYS, Screen, ScreenPosition, press
-from perfd.cli.top.screens import fleet_screen, framed, help_screen, order, server_order, server_screen
-from perfd.cli.top.single_job import job_screen
+from perfd.cli.top import (
+    KEYS,
+    Screen,
+    ScreenPosition,
+    Wait,
+    fleet_screen,
+    framed,
+    help_screen,
+    job_screen,
+    keys,
+    order,
+    press,
+    server_order,
+    server_screen,
+)
 from perfd.errors import PerfdError
 
 _HINT = "up/down choose  enter open  h jobs  s serving  ? keys  q leave"

@@ -1,1 +1,7 @@
 """Sends alerts to an Alertmanager."""
+
+from perfd.exporters.alertmanager.alertmanager_exporter import AlertmanagerExporter
+
+__all__ = [
+    "AlertmanagerExporter",
+]

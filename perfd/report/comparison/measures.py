@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from perfd.analysis.diagnosis.job_summary import JobSummary
+from perfd.analysis.diagnosis import JobSummary
 from perfd.errors import PerfdError
 from perfd.formatting import kind_of_source
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from perfd.analysis.diagnosis.job_summary import SCHEMA, JobSummary, from_json
+from perfd.analysis.diagnosis import SCHEMA, JobSummary, from_json
 from perfd.errors import PerfdError, TraceError
 from perfd.trace.readers.trace_files import SUMMARY_JSON, with_folders_opened
 

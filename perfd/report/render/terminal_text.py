@@ -11,10 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from perfd.report.report_text import UNKNOWN, duration, kernel_name, percent, title
-from perfd.report.sources.trace_notes import notes_of
-from perfd.trace.diagnosis.time_shares import TraceFinding
-from perfd.trace.diagnosis.trace_analysis import RankAnalysis, TraceAnalysis
-from perfd.trace.diagnosis.trace_findings import Diagnosis
+from perfd.report.sources import notes_of
+from perfd.trace.diagnosis import Diagnosis, RankAnalysis, TraceAnalysis, TraceFinding
 
 _KERNELS = 10
 _COLLECTIVES = 12

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from perfd.analysis.collectives.bandwidth_text import busiest
-from perfd.analysis.data.job_data import AlertRecord
-from perfd.analysis.diagnosis.finding_titles import LIMITS
-from perfd.analysis.diagnosis.findings import Finding
-from perfd.analysis.diagnosis.job_summary import JobSummary
-from perfd.analysis.steps.pipeline_bubble import Stage
+from perfd.analysis.collectives import busiest
+from perfd.analysis.data import AlertRecord
+from perfd.analysis.diagnosis import LIMITS, Finding, JobSummary
+from perfd.analysis.steps import Stage
 from perfd.formatting import teraflops
 from perfd.report.report_model import Bars, BarSegment, Report, ReportFinding, ReportMetric, ReportTable
 from perfd.report.report_text import UNKNOWN, duration, percent, title

@@ -9,9 +9,7 @@ from perfd.report.report_model import Bars, BarSegment, Report, ReportFinding, R
 from perfd.report.report_text import UNKNOWN, duration, kernel_name, percent, size, title
 from perfd.report.sources.timeline_lanes import timeline_of
 from perfd.report.sources.trace_notes import notes_of
-from perfd.trace.diagnosis.time_shares import TimeShares, TraceFinding
-from perfd.trace.diagnosis.trace_analysis import RankAnalysis, TraceAnalysis
-from perfd.trace.diagnosis.trace_findings import Diagnosis
+from perfd.trace.diagnosis import Diagnosis, RankAnalysis, TimeShares, TraceAnalysis, TraceFinding
 
 _KERNELS = 25
 _ROWS = 40

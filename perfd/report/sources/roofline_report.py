@@ -11,9 +11,8 @@ from collections.abc import Sequence
 
 from perfd.report.report_model import Point, Report, ReportFinding, ReportMetric, ReportTable, Roofline
 from perfd.report.report_text import UNKNOWN, duration, flops, kernel_name, percent, size, title
-from perfd.trace.diagnosis.confidence import MEASURED, MODELLED
-from perfd.trace.roofline.ncu_csv import KernelMetrics
-from perfd.trace.roofline.roofline_model import AT_LIMIT_RATIO, LATENCY_RATIO, Placement, RooflineVerdict
+from perfd.trace.diagnosis import MEASURED, MODELLED
+from perfd.trace.roofline import AT_LIMIT_RATIO, LATENCY_RATIO, KernelMetrics, Placement, RooflineVerdict
 
 _NAME_WIDTH = 60
 _ADVICE = {

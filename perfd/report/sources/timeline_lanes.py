@@ -7,7 +7,7 @@ from itertools import groupby
 import numpy as np
 
 from perfd.report.report_model import Lane, Timeline
-from perfd.trace.diagnosis.trace_analysis import RankAnalysis, TraceAnalysis
+from perfd.trace.diagnosis import RankAnalysis, TraceAnalysis
 from perfd.trace.model.intervals import Coverage
 
 _BINS = 900

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from perfd.trace.diagnosis.trace_analysis import TraceAnalysis
-from perfd.trace.diagnosis.trace_json import notes
+from perfd.trace.diagnosis import TraceAnalysis, notes
 
 
 def notes_of(analysis: TraceAnalysis) -> list[str]:

@@ -13,7 +13,7 @@ import yaml
 from perfd.errors import RulesError
 from perfd.metrics.series import SeriesKey
 from perfd.rules.durations import parse_duration
-from perfd.rules.files.yaml_source import YamlSource, read_source
+from perfd.rules.files import YamlSource, read_source
 from perfd.rules.problems import TextError
 from perfd.rules.promql.compiler import compile_query
 from perfd.rules.unit_tests.series_notation import parse_series, parse_values

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from perfd.metrics.series import SeriesKey
 from perfd.rules.alert_states import External
 from perfd.rules.durations import format_duration
-from perfd.rules.files.rules_loader import load_rules
+from perfd.rules.files import load_rules
 from perfd.rules.go_numbers import go_float
 from perfd.rules.promql.compiler import compile_query
 from perfd.rules.promql.evaluation_error import EvaluationError

@@ -6,8 +6,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from perfd.agent.collection.collector_runner import Runner
-from perfd.agent.collection.installed_collectors import create_tasks
+from perfd.agent.collection import Runner, create_tasks
 from perfd.clock import Clock, SystemClock
 from perfd.collector import Settings
 from perfd.config import AgentConfig

@@ -8,8 +8,8 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from perfd.agent.capture_setup import JobFacts, create_executor
-from perfd.capture.node.capture_executor import CaptureExecutor
-from perfd.capture.selection.capture_id import slug
+from perfd.capture.node import CaptureExecutor
+from perfd.capture.selection import slug
 from perfd.clock import Clock
 from perfd.model import CaptureRequest, CaptureStatus, RankPlacement
 from perfd.plugins import load_collector

@@ -16,7 +16,7 @@ import msgspec
 
 from perfd.capture.policy.policy_events import Capture, Participant
 from perfd.capture.policy.rank_outcomes import apply, end_open, open_nodes, overall
-from perfd.capture.selection.rank_selection import JobView, RankSelection, RankView, select
+from perfd.capture.selection import JobView, RankSelection, RankView, select
 from perfd.clock import Clock
 from perfd.config import AgentCaptureConfig
 from perfd.model import CaptureRequest, CaptureState, CaptureTool

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from perfd.capture.node.process_environment import environment_of, lineage, pids
+from perfd.capture.node import environment_of, lineage, pids
 from perfd.collector import CollectorSpec, Settings
 from perfd.errors import Unavailable
 from perfd.model import RankPlacement

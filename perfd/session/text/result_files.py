@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from perfd.analysis.diagnosis.job_summary import JobSummary, to_json
+from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.trace.readers.trace_files import SUMMARY_JSON
 
 SUMMARY_TEXT = "summary.md"

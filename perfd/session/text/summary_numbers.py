@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfd.analysis.collectives.pipeline_wait import SOURCE_WAITING
-from perfd.analysis.communication.dimensions import Dimension
-from perfd.analysis.communication.exposed import Communication
-from perfd.analysis.diagnosis.job_summary import JobSummary
+from perfd.analysis.collectives import SOURCE_WAITING
+from perfd.analysis.communication import Communication, Dimension
+from perfd.analysis.diagnosis import JobSummary
 from perfd.formatting import teraflops
 
 _LEAST_SHARE = 0.001

@@ -11,12 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from perfd.analysis.collectives.bandwidth_text import bandwidth_words, busiest
-from perfd.analysis.communication.evidence_from_capture import not_used
-from perfd.analysis.diagnosis.finding_titles import LIMITS
-from perfd.analysis.diagnosis.findings import Finding, Kind
-from perfd.analysis.diagnosis.job_summary import JobSummary
-from perfd.analysis.hang.error_events import ErrorSummary
+from perfd.analysis.collectives import bandwidth_words, busiest
+from perfd.analysis.communication import not_used
+from perfd.analysis.diagnosis import LIMITS, Finding, JobSummary, Kind
+from perfd.analysis.hang import ErrorSummary
 from perfd.formatting import rank_names
 from perfd.session.text.summary_numbers import numbers_in_words
 

@@ -1,1 +1,29 @@
 """Where the time of each rank went: kernels, collectives, ranges, idle time."""
+
+from perfd.trace.breakdown.collective_matching import CollectiveRow, Collectives, collectives
+from perfd.trace.breakdown.idle_time import launching_call
+from perfd.trace.breakdown.kernel_table import KernelRow, LaunchCost, busy_by_class, kernel_rows, launch_cost
+from perfd.trace.breakdown.pipeline_stages import StageStall, spans_stages, stage_of, stage_stalls
+from perfd.trace.breakdown.range_table import PhaseRow, phase_rows
+from perfd.trace.breakdown.rank_breakdown import MAX_LOST_RATIO, RankBreakdown, RankTimeline
+
+__all__ = [
+    "MAX_LOST_RATIO",
+    "CollectiveRow",
+    "Collectives",
+    "KernelRow",
+    "LaunchCost",
+    "PhaseRow",
+    "RankBreakdown",
+    "RankTimeline",
+    "StageStall",
+    "busy_by_class",
+    "collectives",
+    "kernel_rows",
+    "launch_cost",
+    "launching_call",
+    "phase_rows",
+    "spans_stages",
+    "stage_of",
+    "stage_stalls",
+]

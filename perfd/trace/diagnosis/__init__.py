@@ -1,1 +1,29 @@
 """What limits a captured job, from the breakdown of its ranks."""
+
+from perfd.trace.diagnosis.confidence import MEASURED, MODELLED
+from perfd.trace.diagnosis.time_shares import TimeShares, TraceFinding
+from perfd.trace.diagnosis.trace_analysis import (
+    DEFAULT_PRECISION,
+    RankAnalysis,
+    TraceAnalysis,
+    TraceSettings,
+    analyse,
+)
+from perfd.trace.diagnosis.trace_findings import Diagnosis, diagnose
+from perfd.trace.diagnosis.trace_json import notes, to_json
+
+__all__ = [
+    "DEFAULT_PRECISION",
+    "MEASURED",
+    "MODELLED",
+    "Diagnosis",
+    "RankAnalysis",
+    "TimeShares",
+    "TraceAnalysis",
+    "TraceFinding",
+    "TraceSettings",
+    "analyse",
+    "diagnose",
+    "notes",
+    "to_json",
+]

@@ -7,8 +7,7 @@ from collections import defaultdict
 import numpy as np
 
 from perfd.formatting import milliseconds, percent
-from perfd.trace.breakdown.pipeline_stages import spans_stages
-from perfd.trace.breakdown.rank_breakdown import MAX_LOST_RATIO
+from perfd.trace.breakdown import MAX_LOST_RATIO, spans_stages
 from perfd.trace.diagnosis.confidence import CONFIRMED, MEASURED, seen
 from perfd.trace.diagnosis.time_shares import FindingKind, TraceFinding
 from perfd.trace.diagnosis.trace_analysis import TraceAnalysis, by_rank

@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from perfd.analysis.flops.peak_table import PeakTable, find_peak
-from perfd.trace.breakdown.collective_matching import Collectives, collectives
-from perfd.trace.breakdown.kernel_table import KernelRow, LaunchCost, kernel_rows, launch_cost
-from perfd.trace.breakdown.pipeline_stages import StageStall, stage_of, stage_stalls
-from perfd.trace.breakdown.range_table import PhaseRow, phase_rows
-from perfd.trace.breakdown.rank_breakdown import RankBreakdown, RankTimeline
+from perfd.analysis.flops import PeakTable, find_peak
+from perfd.trace.breakdown import (
+    Collectives,
+    KernelRow,
+    LaunchCost,
+    PhaseRow,
+    RankBreakdown,
+    RankTimeline,
+    StageStall,
+    collectives,
+    kernel_rows,
+    launch_cost,
+    phase_rows,
+    stage_of,
+    stage_stalls,
+)
 from perfd.trace.model.rank_trace import RankTrace
 
 DEFAULT_PRECISION = "bf16"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from perfd.formatting import milliseconds, percent
-from perfd.trace.breakdown.kernel_table import KernelRow, busy_by_class
+from perfd.trace.breakdown import KernelRow, busy_by_class
 from perfd.trace.diagnosis.confidence import CONFIRMED, MEASURED, UNEXPLAINED, seen
 from perfd.trace.diagnosis.rank_comparison import judge_losses, judge_pipeline, judge_straggler
 from perfd.trace.diagnosis.time_shares import (

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from perfd.trace.breakdown.collective_matching import CollectiveRow
-from perfd.trace.breakdown.kernel_table import KernelRow, busy_by_class
-from perfd.trace.breakdown.rank_breakdown import RankBreakdown
+from perfd.trace.breakdown import CollectiveRow, KernelRow, RankBreakdown, busy_by_class
 from perfd.trace.diagnosis.time_shares import TraceFinding
 from perfd.trace.diagnosis.trace_analysis import RankAnalysis, TraceAnalysis
 from perfd.trace.diagnosis.trace_findings import Diagnosis

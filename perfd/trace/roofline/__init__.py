@@ -1,1 +1,27 @@
 """Operations under the roofline of a GPU, from shapes, HLO lines or Nsight Compute."""
+
+from perfd.trace.roofline.hlo_line import read_line
+from perfd.trace.roofline.ncu_csv import KernelMetrics
+from perfd.trace.roofline.ncu_report import read_ncu
+from perfd.trace.roofline.roofline_model import (
+    AT_LIMIT_RATIO,
+    LATENCY_RATIO,
+    OperationWork,
+    Placement,
+    RooflineVerdict,
+    matmul,
+    place,
+)
+
+__all__ = [
+    "AT_LIMIT_RATIO",
+    "LATENCY_RATIO",
+    "KernelMetrics",
+    "OperationWork",
+    "Placement",
+    "RooflineVerdict",
+    "matmul",
+    "place",
+    "read_line",
+    "read_ncu",
+]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from perfd.model import CollectiveTimes, TimingSource
-from perfd_collectors.nccl.segments.operations import KERNEL_EDGES_NS
+from perfd_collectors.nccl.segments import KERNEL_EDGES_NS
 
 SOURCE = "inspector"
 _TIMING = {"kernel_gpu": TimingSource.GPU, "kernel_cpu": TimingSource.PROXY}

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from perfd.capture.node.process_environment import namespace_pids, owner_of
+from perfd.capture.node import namespace_pids, owner_of
 
 _ROOT = 0
 

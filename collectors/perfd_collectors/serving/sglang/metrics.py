@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from perfd.analysis.serving.engine_snapshot import Counter, Engine, Latency, Length, Snapshot
-from perfd.analysis.serving.histograms import Histogram
+from perfd.analysis.serving import Counter, Engine, Histogram, Latency, Length, Snapshot
 from perfd_collectors.serving import metric_families
 from perfd_collectors.serving.exposition_reader import Labels, Page
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from perfd.analysis.serving.engine_snapshot import Engine, Latency, Snapshot
-from perfd.analysis.serving.histograms import Distribution
-from perfd.analysis.serving.server_config import ServerSetup
+from perfd.analysis.serving import Distribution, Engine, Latency, ServerSetup, Snapshot
 from perfd_collectors.serving.log_text import ANSI, number
 
 _LINE = re.compile(r"\[\d{4}-\d\d-\d\d\|\d\d:\d\d:\d\d\|[^\]]*\]\s+[A-Z]+\s+(?P<rest>.*)")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from perfd.analysis.serving.server_config import ServerSetup, from_arguments
+from perfd.analysis.serving import ServerSetup, from_arguments
 
 INFO_PATHS = ("/server_info", "/get_server_info")
 """0.5.9 and later; all versions, deprecated since."""

@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from perfd.analysis.serving.engine_snapshot import Engine, ReplicaLoad, Snapshot
-from perfd.analysis.serving.server_config import ServerSetup, from_arguments
+from perfd.analysis.serving import Engine, ReplicaLoad, ServerSetup, Snapshot, from_arguments
 from perfd_collectors.serving.log_text import ANSI, arguments, number, parts
 
 _STATISTICS = re.compile(

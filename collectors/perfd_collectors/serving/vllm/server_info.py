@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from perfd.analysis.serving.server_config import ServerSetup
+from perfd.analysis.serving import ServerSetup
 
 VERSION_PATH = "/version"
 MODELS_PATH = "/v1/models"

@@ -1,1 +1,21 @@
 """One parser per training framework's log format."""
+
+from perfd_collectors.training_log.formats.deepspeed import DeepSpeedParser
+from perfd_collectors.training_log.formats.failures import FailureParser
+from perfd_collectors.training_log.formats.huggingface import HuggingFaceParser
+from perfd_collectors.training_log.formats.nanotron import NanotronParser
+from perfd_collectors.training_log.formats.nccl_lines import NcclLineParser
+from perfd_collectors.training_log.formats.nemo import NemoParser
+from perfd_collectors.training_log.formats.torchtitan import TorchtitanParser
+from perfd_collectors.training_log.formats.verl import VerlParser
+
+__all__ = [
+    "DeepSpeedParser",
+    "FailureParser",
+    "HuggingFaceParser",
+    "NanotronParser",
+    "NcclLineParser",
+    "NemoParser",
+    "TorchtitanParser",
+    "VerlParser",
+]

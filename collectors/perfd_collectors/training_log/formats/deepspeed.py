@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from perfd.model import EventKind, MemoryReport, PhaseTime, TrainingStep
 from perfd_collectors.training_log.format_parser import LogContext, is_plain_key
 from perfd_collectors.training_log.line_buffer import LogLine
-from perfd_collectors.training_log.megatron.megatron_timers import one_line_timers
+from perfd_collectors.training_log.megatron import one_line_timers
 from perfd_collectors.training_log.number_text import humanised, integer, number, positive
 from perfd_collectors.training_log.step_log import ProgressSource
 from perfd_collectors.training_log.timestamps import last_stamp_ns
