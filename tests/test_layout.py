@@ -1,0 +1,66 @@
+"""The source tree: one name per module and per public class, and no folder too large to scan."""
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TREES = {"perfd": ROOT / "perfd", "perfd_collectors": ROOT / "collectors" / "perfd_collectors"}
+
+# A module name may repeat only where it names the same role in each place.
+ROLES = {
+    "__init__": "the face of a package",
+    "self_metrics": "what the agent, or the aggregator, reports about itself",
+    "collector": "the collector of its package",
+    "columns": "the columns that the collector of its package fills",
+    "replay": "the collector of its package, played from a recording",
+    "metrics": "the /metrics page of one serving engine",
+    "server_info": "what one serving engine says about itself",
+    "log_lines": "the log of one serving engine",
+}
+MODULES_PER_FOLDER = 16
+
+
+def modules(tree: Path) -> list[Path]:
+    found = [path for path in tree.rglob("*.py") if not path.stem.endswith(("_pb2", "_pb2_grpc"))]
+    assert len(found) > 50, f"{tree} is not the source tree"
+    return found
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_module_name_stands_for_one_thing(name):
+    places = defaultdict(list)
+    for path in modules(TREES[name]):
+        # `perfd.cli.commands` has one module per command, named after it.
+        if path.stem not in ROLES and path.parent.name != "commands":
+            places[path.stem].append(str(path.relative_to(ROOT)))
+    assert {stem: found for stem, found in places.items() if len(found) > 1} == {}
+
+
+def test_a_public_class_name_stands_for_one_thing():
+    places = defaultdict(list)
+    for tree in TREES.values():
+        for path in modules(tree):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places[node.name].append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_folder_can_be_scanned_at_a_glance(name):
+    counts = defaultdict(int)
+    for path in modules(TREES[name]):
+        if path.stem != "__init__" and path.parent.name != "commands":
+            counts[str(path.parent.relative_to(ROOT))] += 1
+    assert {folder: count for folder, count in counts.items() if count > MODULES_PER_FOLDER} == {}
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_a_package_says_in_its_first_line_what_it_is(name):
+    for path in modules(TREES[name]):
+        if path.stem == "__init__":
+            docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+            assert docstring and docstring.splitlines()[0].endswith("."), path  # noqa: PT018
