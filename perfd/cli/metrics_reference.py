@@ -1,4 +1,4 @@
-"""Writes docs/metrics.md from the catalogue and the columns of the installed collectors.
+"""Writes docs/metrics.md from the catalog and the columns of the installed collectors.
 
     python -m perfd.cli.metrics_reference [--check]
 
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from perfd.metrics.catalogue import (
+from perfd.metrics.catalog import (
     AGENT_METRICS,
     AGENT_PAGE_METRICS,
     AGGREGATOR_METRICS,
@@ -27,7 +27,7 @@ PATH = Path(__file__).parents[2] / "docs" / "metrics.md"
 _HEAD = """\
 # Metrics
 
-<!-- Made by `make docs` from perfd/catalogue/ and the collectors; do not edit. -->
+<!-- Made by `make docs` from perfd/metrics/catalog/ and the collectors; do not edit. -->
 
 Every metric that perfd exports. What is not known is absent, never 0. Units are base units, ratios
 go from 0 to 1, and names follow Prometheus' conventions: the unit is the last word, and counters end in

@@ -20,7 +20,7 @@ from perfd.aggregator.series.page_renderer import PageRenderer
 from perfd.cli import metrics_reference
 from perfd.collector import ColumnKind
 from perfd.metrics import exposition
-from perfd.metrics.catalogue import (
+from perfd.metrics.catalog import (
     AGENT_METRICS,
     AGENT_PAGE_METRICS,
     AGGREGATOR_METRICS,
@@ -158,7 +158,7 @@ def full_page():
         return running.page(), {key for frame in running.frames().values() for key in frame.keys}
 
 
-def test_every_series_is_in_the_catalogue_with_its_labels():
+def test_every_series_is_in_the_catalog_with_its_labels():
     _, keys = full_page()
     names = MetricNames.installed()
     raw = {
@@ -207,13 +207,13 @@ def test_names_follow_the_conventions(metric):
     assert all(_NAME.fullmatch(label) for label in metric.labels)
 
 
-def test_no_metric_is_in_the_catalogue_twice():
+def test_no_metric_is_in_the_catalog_twice():
     for metrics in ([*JOB_METRICS, *AGENT_METRICS, *AGGREGATOR_METRICS], AGENT_PAGE_METRICS):
         names = [metric.name for metric in metrics]
         assert len(names) == len(set(names))
 
 
-def test_the_agents_own_metrics_are_all_in_the_catalogue():
+def test_the_agents_own_metrics_are_all_in_the_catalog():
     spool = SpoolStats(payload_bytes=0, batches=0, writable=True, dropped_batches=0, dropped_records=0)
     families = [
         *agent_families(spool=spool, uplink=UplinkState(), last_sequence=0, dropped_records=0),

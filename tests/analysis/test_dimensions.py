@@ -17,7 +17,7 @@ from perfd.analysis.data.job_data import CollectiveTable, NcclTime
 from perfd.analysis.diagnosis.findings import Kind
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, from_json, summarise, to_json
 from perfd.analysis.layout.process_groups import dimension_name, group_name
-from perfd.metrics.catalogue import METRICS
+from perfd.metrics.catalog import METRICS
 from perfd.model import GroupShares, JobDescription, ParallelLayout
 from perfd.report.sources.from_summary import report_of_summary
 from perfd.session.text.summary_text import in_words

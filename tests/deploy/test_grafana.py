@@ -22,7 +22,7 @@ from perfd.aggregator.aggregator import Aggregator
 from perfd.aggregator.web_api.capture_routes import StartBody
 from perfd.clock import VirtualClock
 from perfd.collector import ColumnKind
-from perfd.metrics.catalogue import AGENT_METRICS, AGGREGATOR_METRICS, JOB_METRICS, raw_metric
+from perfd.metrics.catalog import AGENT_METRICS, AGGREGATOR_METRICS, JOB_METRICS, raw_metric
 from perfd.model import (
     CaptureState,
     CaptureStatus,
@@ -132,19 +132,19 @@ def test_a_file_that_was_edited_by_hand_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("query", ASKED, ids=lambda query: f"{query.dashboard}-{query.panel}")
-def test_a_query_is_valid_and_names_only_metrics_of_the_catalogue_and_their_labels(query: Asked) -> None:
+def test_a_query_is_valid_and_names_only_metrics_of_the_catalog_and_their_labels(query: Asked) -> None:
     expr = filled_in(query.expr, job="j", node="n", server="s")
     promql_parser.parse(expr)
-    catalogue = exported()
+    catalog = exported()
     selectors = re.findall(r"(perfd_\w+)(?:\{([^}]*)\})?", expr)
     assert selectors
     for name, matchers in selectors:
-        assert name in catalogue
-        assert set(re.findall(r"(\w+)\s*(?:=~|!=|=)", matchers)) <= catalogue[name]
+        assert name in catalog
+        assert set(re.findall(r"(\w+)\s*(?:=~|!=|=)", matchers)) <= catalog[name]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_variable_is_a_label_of_a_metric_of_the_catalogue(path: Path) -> None:
+def test_a_variable_is_a_label_of_a_metric_of_the_catalog(path: Path) -> None:
     queries = [one["query"] for one in load(path)["templating"]["list"] if one["type"] == "query"]
     assert queries
     for query in queries:

@@ -1,4 +1,4 @@
-"""What NCCL's evidence is exported as: bounded, and in the catalogue."""
+"""What NCCL's evidence is exported as: bounded, and in the catalog."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from analysis.test_nccl import DP4, table
 from perfd.aggregator.series.job_series import LiveFacts, job_values
 from perfd.analysis.data.job_data import NcclTime
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, summarise
-from perfd.metrics.catalogue import METRICS
+from perfd.metrics.catalog import METRICS
 from perfd.model import JobDescription, ParallelLayout
 
 FACTS = LiveFacts(

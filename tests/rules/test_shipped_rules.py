@@ -6,7 +6,7 @@ from textwrap import dedent
 
 import pytest
 
-from perfd.metrics.catalogue import METRICS, raw_metric
+from perfd.metrics.catalog import METRICS, raw_metric
 from perfd.plugins import collector_entry_points, load_collector
 from perfd.rules import AlertingRule, RecordingRule, builtin_rules, load_rules
 from perfd.rules.promql.compiler import compile_query

@@ -1,4 +1,4 @@
-"""The catalogue of the `host` collector."""
+"""The catalog of the `host` collector."""
 
 from __future__ import annotations
 

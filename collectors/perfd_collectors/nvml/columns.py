@@ -1,4 +1,4 @@
-"""The catalogue of the `nvml` collector: each column, the NVML value behind it, and its scale to SI."""
+"""The catalog of the `nvml` collector: each column, the NVML value behind it, and its scale to SI."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The catalogue of the collectors of serving engines: one row a server."""
+"""The catalog of the collectors of serving engines: one row a server."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from perfd.collector import CollectorSpec, Column, ColumnKind
 from perfd.errors import PerfdError
-from perfd.metrics.catalogue import METRICS, MetricInfo, raw_metric
+from perfd.metrics.catalog import METRICS, MetricInfo, raw_metric
 from perfd.model import Scope
 from perfd.plugins import collector_entry_points, load_collector
 
@@ -16,7 +16,7 @@ Described = Callable[[str], MetricInfo]
 
 
 class MetricNames:
-    """The catalogue, extended by the columns of the installed collectors and by what agents send."""
+    """The catalog, extended by the columns of the installed collectors and by what agents send."""
 
     def __init__(self, specs: Iterable[CollectorSpec]) -> None:
         self._metrics: dict[str, MetricInfo] = dict(METRICS)
@@ -53,7 +53,7 @@ class MetricNames:
         return name
 
     def describe(self, name: str) -> MetricInfo:
-        """What is known of an exported metric; one that is not in the catalogue was recorded by a rule."""
+        """What is known of an exported metric; one that is not in the catalog was recorded by a rule."""
         return self._metrics.get(name) or _recorded(name)
 
     def _add(self, column: Column) -> str:

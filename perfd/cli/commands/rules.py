@@ -14,7 +14,7 @@ from perfd.aggregator.series import MetricNames
 from perfd.capture.policy.coordinator import CAPTURE_LABEL
 from perfd.config import AggregatorConfig
 from perfd.errors import RulesError
-from perfd.metrics.catalogue import AGENT_PAGE_METRICS
+from perfd.metrics.catalog import AGENT_PAGE_METRICS
 from perfd.rules.files import (
     RulesFile,
     builtin_rules,

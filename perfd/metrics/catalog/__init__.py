@@ -6,10 +6,10 @@ proves that nothing is exported that is not here.
 
 from collections.abc import Mapping
 
-from perfd.metrics.catalogue.agent_metrics import AGENT_METRICS, AGENT_PAGE_METRICS
-from perfd.metrics.catalogue.aggregator_metrics import AGGREGATOR_METRICS
-from perfd.metrics.catalogue.job_metrics import JOB_METRICS
-from perfd.metrics.catalogue.metric_info import MetricInfo, raw_metric
+from perfd.metrics.catalog.agent_metrics import AGENT_METRICS, AGENT_PAGE_METRICS
+from perfd.metrics.catalog.aggregator_metrics import AGGREGATOR_METRICS
+from perfd.metrics.catalog.job_metrics import JOB_METRICS
+from perfd.metrics.catalog.metric_info import MetricInfo, raw_metric
 
 __all__ = [
     "AGENT_METRICS",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfd.metrics.catalogue.metric_info import MetricInfo, metric
+from perfd.metrics.catalog.metric_info import MetricInfo, metric
 
 _JOB = ("job",)
 _PLUGIN = "perfd's NCCL plugin"

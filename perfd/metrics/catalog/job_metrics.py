@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfd.collector import ColumnKind
-from perfd.metrics.catalogue.metric_info import MetricInfo, metric
-from perfd.metrics.catalogue.nccl_metrics import NCCL_METRICS
+from perfd.metrics.catalog.metric_info import MetricInfo, metric
+from perfd.metrics.catalog.nccl_metrics import NCCL_METRICS
 
 _JOB = ("job",)
 _NO_STEPS = "Before the first steady step, or without a log."

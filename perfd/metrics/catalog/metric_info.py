@@ -1,4 +1,4 @@
-"""What the catalogue says of one metric, and how a raw column of a collector becomes one."""
+"""What the catalog says of one metric, and how a raw column of a collector becomes one."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def metric(
     absent: str = _NEVER,
     kind: ColumnKind = ColumnKind.GAUGE,
 ) -> MetricInfo:
-    """A row of the catalogue; the unit is told by the name."""
+    """A row of the catalog; the unit is told by the name."""
     return MetricInfo(
         name=name, kind=kind, unit=_unit(name), labels=labels, help=help_text, source=source, absent=absent
     )

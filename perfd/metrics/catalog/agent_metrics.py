@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfd.collector import ColumnKind
-from perfd.metrics.catalogue.metric_info import MetricInfo, metric
+from perfd.metrics.catalog.metric_info import MetricInfo, metric
 
 _NODE = ("node",)
 
