@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 import psutil
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from perfd.aggregator.series import MetricNames, PageRenderer
-from perfd.metrics.exposition import CONTENT_TYPE
 from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.net import HttpServer, Request, Response
 from tests.support.services import free_port
@@ -42,7 +42,7 @@ def measure(series: int, seconds: float) -> dict[str, Any]:
 
     def page(_: Request) -> Response:
         frame = SeriesFrame(0.0, keys, random.random(series))
-        return Response(body=renderer.render(frame), content_type=CONTENT_TYPE)
+        return Response(body=renderer.render(frame), content_type=CONTENT_TYPE_LATEST)
 
     server = HttpServer("127.0.0.1:0", {"/metrics": page})
     with tempfile.TemporaryDirectory() as folder:

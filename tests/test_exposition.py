@@ -1,70 +1,88 @@
 from __future__ import annotations
 
-import math
+import gzip
+from collections.abc import Iterator
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_string_to_metric_families as text_families
 
 from perfd.collector import ColumnKind
-from perfd.metrics.exposition import MetricFamily, Sample, entity_labels, exported_name, number, render
+from perfd.metrics.exposition import entity_labels, exported_name, metrics_page, process_registry
 from perfd.model import Scope
 
-# Prometheus's text format is made of lines, and a client's parser splits at every kind of line end.
-label_values = st.text(
-    st.characters(exclude_categories=["Cs"], exclude_characters="\r\v\f\x1c\x1d\x1e\x85\u2028\u2029")
+TEXT, OPENMETRICS = "text/plain; version=0.0.4", "application/openmetrics-text; version=1.0.0"
+PROMETHEUS = (
+    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,"
+    "application/openmetrics-text;version=0.0.1;q=0.5,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
 )
 
 
-def parsed(families: list[MetricFamily]) -> list[tuple[str, dict[str, str], float]]:
-    text = render(families).decode()
-    return [
-        (sample.name, dict(sample.labels), sample.value)
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    ]
-
-
-@given(value=label_values, help_text=label_values)
-def test_a_parser_reads_back_every_label_value(value: str, help_text: str) -> None:
-    sample = Sample(value=1.5, labels={"node": value, "gpu": "0"})
-    family = MetricFamily(name="perfd_x_ratio", help=help_text, kind=ColumnKind.GAUGE, samples=[sample])
-    labels = {"node": value, "gpu": "0"} if value else {"gpu": "0"}
-    assert parsed([family]) == [("perfd_x_ratio", labels, 1.5)]
-
-
-@given(st.floats(allow_nan=True, allow_infinity=True))
-def test_a_number_reads_back_exactly(value: float) -> None:
-    back = float(number(value))
-    assert back == value or (math.isnan(back) and math.isnan(value))
+def lost(length: int = 1) -> Iterator[Metric]:
+    family = Metric("perfd_lost", "Lost.", "counter")
+    for number in range(length):
+        family.add_sample("perfd_lost_total", {"node": f"n{number:06d}"}, 2.0)
+    yield family
 
 
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [(math.inf, "+Inf"), (-math.inf, "-Inf"), (math.nan, "NaN"), (3.0, "3"), (0.1, "0.1"), (1e300, "1e+300")],
+    ("accept", "content_type"),
+    [
+        ("", TEXT),
+        ("text/plain", TEXT),
+        ("*/*", TEXT),
+        (PROMETHEUS, OPENMETRICS),
+        ("application/openmetrics-text", OPENMETRICS),
+        ("application/openmetrics-text;version=1.0.0;escaping=dots", OPENMETRICS),
+        # A version of the future, and what is none.
+        ("application/openmetrics-text;version=2.0.0", TEXT),
+        (
+            "application/openmetrics-text;version=99.0.0,application/openmetrics-text;version=1.0.0",
+            OPENMETRICS,
+        ),
+        ("application/openmetrics-text;version=x y", TEXT),
+    ],
 )
-def test_numbers_are_written_as_prometheus_writes_them(value: float, text: str) -> None:
-    assert number(value) == text
+def test_the_format_is_the_newest_that_client_and_perfd_know(accept: str, content_type: str) -> None:
+    page = metrics_page(process_registry(lost), {"accept": accept})
+    assert page.content_type.startswith(content_type)
+    assert "dots" not in page.content_type
+    assert (b"# EOF" in page.body) == (content_type == OPENMETRICS)
 
 
-def test_a_family_without_samples_is_left_out() -> None:
-    empty = MetricFamily(name="perfd_empty", help="Nothing.", kind=ColumnKind.GAUGE, samples=[])
-    assert render([empty]) == b""
+def test_text_that_is_rendered_already_is_part_of_the_page_in_its_format() -> None:
+    def rendered(openmetrics: bool) -> bytes:
+        name = "perfd_fast" if openmetrics else "perfd_fast_total"
+        return f"# HELP {name} Fast.\n# TYPE {name} counter\nperfd_fast_total 1.0\n".encode()
+
+    for accept, parse in ((TEXT, text_families), (OPENMETRICS, openmetrics_families)):
+        page = metrics_page(process_registry(lost), {"accept": accept}, rendered)
+        found = {family.name: family.type for family in parse(page.body.decode())}
+        assert (found["perfd_fast"], found["perfd_lost"], found["process_cpu_seconds"]) == ("counter",) * 3
 
 
-def test_an_exposition_says_help_and_type_before_the_samples() -> None:
-    family = MetricFamily(
-        name="perfd_agent_dropped_records_total",
-        help="Records\nlost.",
-        kind=ColumnKind.COUNTER,
-        samples=[Sample(value=2, labels={})],
-    )
-    assert render([family]).decode().splitlines() == [
-        r"# HELP perfd_agent_dropped_records_total Records\nlost.",
-        "# TYPE perfd_agent_dropped_records_total counter",
-        "perfd_agent_dropped_records_total 2",
-    ]
+def test_a_page_is_compressed_for_clients_that_accept_it() -> None:
+    registry = process_registry(lost)
+    page = metrics_page(registry, {"accept-encoding": "deflate, gzip"})
+    assert page.headers == {"Content-Encoding": "gzip"}
+    assert b"perfd_lost_total" in gzip.decompress(page.body)
+    assert metrics_page(registry, {"accept-encoding": "deflate"}).headers == {}
+
+
+@pytest.mark.parametrize(("size_bytes", "compressed"), [(2_000_000, True), (2_000_001, False)])
+def test_a_page_whose_compression_would_take_too_long_is_sent_as_it_is(
+    size_bytes: int, compressed: bool
+) -> None:
+    registry = CollectorRegistry()
+    page = metrics_page(registry, {"accept-encoding": "gzip"}, lambda _: b"#" * size_bytes)
+    assert (page.headers == {"Content-Encoding": "gzip"}) is compressed
+
+
+def test_a_registry_is_of_its_own() -> None:
+    names = {family.name for family in process_registry(lost).collect()}
+    assert {"perfd_lost", "process_cpu_seconds", "python_info", "python_gc_collections"} <= names
+    assert "perfd_lost" not in {family.name for family in process_registry().collect()}
 
 
 @pytest.mark.parametrize(

@@ -8,15 +8,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from prometheus_client import Metric
+
 from perfd.agent.capture_setup import JobFacts, create_executor, sharing_of
 from perfd.agent.collection import Batcher, CollectorTask, LatestSamples, Runner, Schedule, Tap, TaskState
-from perfd.agent.self_metrics import agent_families, collector_families, process_families
+from perfd.agent.self_metrics import agent_values, collector_values
 from perfd.agent.spool import Spool
 from perfd.agent.uplink import Uplink
 from perfd.clock import Clock, SystemClock
 from perfd.config import AgentConfig
 from perfd.errors import PerfdError
-from perfd.metrics.exposition import CONTENT_TYPE, render
+from perfd.metrics.catalog import AGENT_PAGE_METRICS, families
+from perfd.metrics.exposition import metrics_page, process_registry
 from perfd.model import CaptureCancel, CaptureFilesRemoved, CaptureRequest, CaptureState, CaptureStatus
 from perfd.net import HttpServer, Request, Response
 
@@ -25,6 +28,7 @@ log = logging.getLogger(__name__)
 _COLLECTORS_TIMEOUT_S = 2.0
 _FLUSH_TIMEOUT_S = 3.0
 _TEXT = "text/plain; charset=utf-8"
+_DESCRIBED = {metric.name: metric for metric in AGENT_PAGE_METRICS}
 
 
 class Agent:
@@ -89,6 +93,7 @@ class Agent:
         for task in self._tasks:
             task.bookmark.text = bookmarks.get(task.name)
         self._batcher = Batcher(self._spool, taps=[self._latest, facts, *taps])
+        self._registry = process_registry(self._collect, lambda: self._latest.families(self._clock.unix_ns()))
         self._runner = Runner(self._tasks, self._batcher.add, self._clock)
         self._stopping = threading.Event()
         self._batch_thread = threading.Thread(target=self._batch_loop, name="perfd-batch", daemon=True)
@@ -191,19 +196,17 @@ class Agent:
 
     def metrics(self) -> bytes:
         """The text of /metrics."""
-        return render(
-            [
-                *agent_families(
-                    spool=self._spool.stats(),
-                    uplink=self._uplink.state,
-                    last_sequence=self._spool.last_sequence,
-                    dropped_records=self._batcher.dropped_records,
-                ),
-                *collector_families(self.collector_states, self._clock.monotonic_s()),
-                *process_families(),
-                *self._latest.families(self._clock.unix_ns()),
-            ]
+        return metrics_page(self._registry, {}).body
+
+    def _collect(self) -> list[Metric]:
+        values = agent_values(
+            spool=self._spool.stats(),
+            uplink=self._uplink.state,
+            last_sequence=self._spool.last_sequence,
+            dropped_records=self._batcher.dropped_records,
         )
+        values += collector_values(self.collector_states, self._clock.monotonic_s())
+        return families(values, _DESCRIBED.__getitem__)
 
     def _batch_loop(self) -> None:
         # Real time paces this thread; only `step` follows a clock that somebody else drives.
@@ -218,8 +221,9 @@ class Agent:
             self._batcher.add(self._runner.hanging(self._clock.monotonic_s()))
             self.flush()
 
-    def _serve_metrics(self, _request: Request) -> Response:
-        return Response(body=self.metrics(), content_type=CONTENT_TYPE)
+    def _serve_metrics(self, request: Request) -> Response:
+        page = metrics_page(self._registry, request.headers)
+        return Response(body=page.body, content_type=page.content_type, headers=page.headers)
 
     def _serve_health(self, _request: Request) -> Response:
         # Whether the aggregator is there is not asked: a restart of the agent would not bring it back.

@@ -16,7 +16,7 @@ from perfd.aggregator.captures import CaptureService
 from perfd.aggregator.history import HistoryStore, restore
 from perfd.aggregator.ingest import Ingest, IngestThread, TelemetryServer
 from perfd.aggregator.limits import Limits
-from perfd.aggregator.series import PageRenderer
+from perfd.aggregator.series import SELF, PageRenderer, self_registry
 from perfd.aggregator.state import AggregatorState, progress_columns
 from perfd.aggregator.web_api import (
     AccessControl,
@@ -36,6 +36,7 @@ from perfd.clock import Clock, SystemClock
 from perfd.config import AggregatorConfig
 from perfd.errors import CaptureError, ConfigError, PerfdError
 from perfd.exporters.exporter_registry import ExporterRegistry
+from perfd.metrics.exposition import MetricsPage, metrics_page
 from perfd.metrics.series import SeriesFrame
 from perfd.net import HttpServer
 from perfd.web.live_updates import Live
@@ -86,6 +87,9 @@ class Aggregator:
                 peaks_file=config.analysis.gpu_peaks_file,
             )
             self._exporters = ExporterRegistry(config.exporters, self._clock)
+            self._registry = self_registry(
+                self._state, self._history, self._captures, self._exporters, self._webhook
+            )
             self._rounds = AnalysisLoop(
                 config,
                 self._state,
@@ -93,7 +97,7 @@ class Aggregator:
                 self._history,
                 self._captures,
                 exporters=self._exporters,
-                webhook=self._webhook,
+                registry=self._registry,
             )
         except PerfdError:
             self._close_history(_LAST_GRACE_S)
@@ -208,10 +212,21 @@ class Aggregator:
         return self._rounds.frames
 
     def page(self) -> bytes:
-        """The page for Prometheus, as of the newest round."""
+        """The page for Prometheus: series as of the newest round, and the aggregator itself as it is now."""
+        return self.metrics({}).body
+
+    def metrics(self, headers: Mapping[str, str]) -> MetricsPage:
+        """The same in the format and encoding of the headers of a request, with names in lower case."""
+        return metrics_page(self._registry, headers, self._rendered)
+
+    def _rendered(self, openmetrics: bool) -> bytes:
         frames = self._rounds.frames
         with self._render_lock:
-            return b"".join(self._renderer_of(group).render(frame) for group, frame in frames.items())
+            return b"".join(
+                self._renderer_of(group).render(frame, openmetrics=openmetrics)
+                for group, frame in frames.items()
+                if group != SELF
+            )
 
     def _renderer_of(self, group: str) -> PageRenderer:
         return self._renderers.setdefault(group, PageRenderer(self._rounds.names.describe))

@@ -10,13 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import CollectorRegistry
+
 from perfd.aggregator.alerts import AlertEvaluation, RememberedAlert, alert_json, server_of
 from perfd.aggregator.captures import CaptureService, job_view, server_view
 from perfd.aggregator.export_batch import ExportBatch
 from perfd.aggregator.history import HistoryStore, alert_row, engine_row, summary_row
 from perfd.aggregator.series import Derived, LiveFacts, MetricNames, SeriesFrames, SummaryCache
 from perfd.aggregator.state import AggregatorState, JobState
-from perfd.aggregator.web_api import Webhook
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, to_json
 from perfd.analysis.flops import FlopsConvention
 from perfd.capture.policy.coordinator import CAPTURE_LABEL
@@ -52,7 +53,7 @@ class AnalysisLoop:
         captures: CaptureService,
         *,
         exporters: ExporterRegistry,
-        webhook: Webhook,
+        registry: CollectorRegistry,
     ) -> None:
         whole = analysis_settings(config.analysis)
         live = replace(whole, window_steps=config.analysis.window_steps)
@@ -62,7 +63,6 @@ class AnalysisLoop:
         self._history = history
         self._captures = captures
         self._exporters = exporters
-        self._webhook = webhook
         self._handover = ExportBatch()
         self._deriver = SummaryCache(state.fleet, state.lock, live, whole)
         self._alerts = AlertEvaluation(config.rules)
@@ -74,7 +74,7 @@ class AnalysisLoop:
             self._alerts.restore(history.engine_state(), fired, now_unix_s, clock.monotonic_s())
         self._names = MetricNames.installed()
         self._maker = SeriesFrames(
-            state, history, captures, self._names, webhook, forgotten_after_s=config.job_forgotten_after_s
+            state, self._names, registry, forgotten_after_s=config.job_forgotten_after_s
         )
         self._lock = threading.RLock()
         self._now_unix_s = clock.unix_ns() / 1e9
@@ -104,7 +104,7 @@ class AnalysisLoop:
             self._take_captured()
             derived = self._derive(now_unix_s, now_s)
             facts = {name: self._facts(name, found, now_s) for name, found in derived.items()}
-            frames = self._maker.make(now_unix_s, now_s, derived, facts, self._exporters.status())
+            frames = self._maker.make(now_unix_s, now_s, derived, facts)
             changes = self._evaluate(frames, derived, now_unix_s, now_s)
             self._export(derived, facts, changes, forgotten)
             self._captures.tick(now_unix_s)

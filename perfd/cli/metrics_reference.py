@@ -17,6 +17,7 @@ from perfd.metrics.catalog import (
     AGENT_PAGE_METRICS,
     AGGREGATOR_METRICS,
     JOB_METRICS,
+    PROCESS_METRICS,
     MetricInfo,
     raw_metric,
 )
@@ -48,6 +49,11 @@ _SECTIONS = (
     ("Of agents, seen by the aggregator", "On the aggregator's page.", AGENT_METRICS),
     ("Of the aggregator itself", "On its own page.", AGGREGATOR_METRICS),
     ("Of an agent itself", "On the agent's own page.", AGENT_PAGE_METRICS),
+    (
+        "Of a process",
+        "Of the agent on its page, of the aggregator on its own; made by prometheus_client.",
+        PROCESS_METRICS,
+    ),
 )
 
 

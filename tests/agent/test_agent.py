@@ -118,10 +118,10 @@ def test_a_step_without_news_makes_no_batch(aggregator: FakeAggregator, new_agen
 
 
 def metrics(agent: Agent) -> dict[tuple[str, str], float]:
-    """Samples of the agent by name and by the value of their last label."""
+    """Samples of the agent by name and by their collector or GPU."""
     text = agent.metrics().decode()
     return {
-        (sample.name, next(reversed(sample.labels.values()), "")): sample.value
+        (sample.name, sample.labels.get("collector") or sample.labels.get("gpu", "")): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }

@@ -10,24 +10,29 @@ import yaml
 from aggregator.support import START_S, aggregator, gpus, place, step, values
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
+from prometheus_client.parser import text_string_to_metric_families as text_families
 
 from perfd.agent.collection.collector_task import TaskState
-from perfd.agent.self_metrics import agent_families, collector_families, process_families
+from perfd.agent.self_metrics import agent_values, collector_values
 from perfd.agent.spool.spool import SpoolStats
 from perfd.agent.uplink.uplink import UplinkState
 from perfd.aggregator.series.metric_names import MetricNames
 from perfd.aggregator.series.page_renderer import PageRenderer
 from perfd.cli import metrics_reference
 from perfd.collector import ColumnKind
-from perfd.metrics import exposition
 from perfd.metrics.catalog import (
     AGENT_METRICS,
     AGENT_PAGE_METRICS,
     AGGREGATOR_METRICS,
     JOB_METRICS,
     METRICS,
+    PROCESS_METRICS,
+    families,
     raw_metric,
 )
+from perfd.metrics.exposition import MetricSource, process_registry
 from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.model import (
     CollectorHealth,
@@ -46,6 +51,7 @@ from perfd.plugins import collector_entry_points, load_collector
 from perfd.rules.files.shipped_rules import builtin_rules
 from tests.support.fake_agent import FakeAgent
 
+TEXT, OPENMETRICS = "text/plain", "application/openmetrics-text;version=1.0.0"
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
 _UNITS = ("seconds", "bytes", "ratio", "watts", "joules", "hertz", "celsius")
 
@@ -59,24 +65,18 @@ def renderer():
     return PageRenderer(MetricNames([]).describe)
 
 
-def slowly(series):
-    """The same page by the reference writer."""
-    families = []
-    for name in sorted({name for name, _, _ in series}):
-        info = MetricNames([]).describe(name)
-        samples = [
-            exposition.Sample(value=value, labels=dict(SeriesKey.of(name, labels).labels))
-            for other, labels, value in series
-            if other == name and value == value
-        ]
-        families.append(exposition.MetricFamily(name=name, help=info.help, kind=info.kind, samples=samples))
-    return exposition.render(families)
+def slowly(series, accept):
+    """The same page by prometheus_client."""
+    ordered = sorted(series, key=lambda one: one[0])
+    present = [(name, labels, value if value == value else None) for name, labels, value in ordered]
+    encode, _ = choose_encoder(accept)
+    return encode(MetricSource(lambda: families(present, MetricNames([]).describe)))
 
 
 label_values = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), max_size=6)
 any_series = st.lists(
     st.tuples(
-        st.sampled_from(["perfd_mfu_ratio", "perfd_step", "made_up"]),
+        st.sampled_from(["perfd_mfu_ratio", "perfd_step", "perfd_log_lines_total", "made_up"]),
         st.dictionaries(st.sampled_from(["job", "node", "gpu"]), label_values, max_size=3),
         st.floats(),
     ),
@@ -94,8 +94,14 @@ def parsed(page):
 
 
 @given(any_series)
-def test_the_fast_page_says_what_the_plain_one_does(series):
-    np.testing.assert_equal(parsed(renderer().render(frame(series))), parsed(slowly(series)))
+def test_the_fast_page_is_the_page_of_prometheus_client(series):
+    np.testing.assert_equal(parsed(renderer().render(frame(series))), parsed(slowly(series, TEXT)))
+
+
+@given(any_series)
+def test_the_fast_page_of_openmetrics_lacks_only_its_end(series):
+    page = renderer().render(frame(series), openmetrics=True)
+    np.testing.assert_equal(parsed(page + b"# EOF\n"), parsed(slowly(series, OPENMETRICS)))
 
 
 def test_a_series_without_a_value_is_absent_and_so_is_its_family():
@@ -128,7 +134,7 @@ def test_an_empty_frame_is_an_empty_page():
     assert renderer().render(frame([])) == b""
 
 
-def full_page():
+def full_page(accept=""):
     """The page of an aggregator that was told of everything."""
     with aggregator() as running, FakeAgent(running.grpc_address, node="n0") as agent:
         agent.hello()
@@ -155,7 +161,9 @@ def full_page():
             sent_unix_ns=time_ns,
         )
         running.tick()
-        return running.page(), {key for frame in running.frames().values() for key in frame.keys}
+        return running.metrics({"accept": accept}).body, {
+            key for frame in running.frames().values() for key in frame.keys
+        }
 
 
 def test_every_series_is_in_the_catalog_with_its_labels():
@@ -208,20 +216,43 @@ def test_names_follow_the_conventions(metric):
 
 
 def test_no_metric_is_in_the_catalog_twice():
-    for metrics in ([*JOB_METRICS, *AGENT_METRICS, *AGGREGATOR_METRICS], AGENT_PAGE_METRICS):
+    for metrics in (
+        [*JOB_METRICS, *AGENT_METRICS, *AGGREGATOR_METRICS, *PROCESS_METRICS],
+        [*AGENT_PAGE_METRICS, *PROCESS_METRICS],
+    ):
         names = [metric.name for metric in metrics]
         assert len(names) == len(set(names))
 
 
 def test_the_agents_own_metrics_are_all_in_the_catalog():
     spool = SpoolStats(payload_bytes=0, batches=0, writable=True, dropped_batches=0, dropped_records=0)
-    families = [
-        *agent_families(spool=spool, uplink=UplinkState(), last_sequence=0, dropped_records=0),
-        *collector_families([TaskState(collector="nvml")], 0.0),
-        *process_families(),
+    values = [
+        *agent_values(spool=spool, uplink=UplinkState(), last_sequence=0, dropped_records=0),
+        *collector_values([TaskState(collector="nvml")], 0.0),
     ]
-    known = {metric.name: metric.kind for metric in AGENT_PAGE_METRICS}
-    assert {family.name: family.kind for family in families} == known
+    assert {name for name, _, _ in values} == {metric.name for metric in AGENT_PAGE_METRICS}
+
+
+def test_what_every_process_exports_is_in_the_catalog_under_the_names_of_prometheus_client():
+    registry = process_registry()
+    exported = {
+        (sample.name, family.type, tuple(sorted(sample.labels)))
+        for family in registry.collect()
+        for sample in family.samples
+    }
+    known = {(metric.name, metric.kind.value, tuple(sorted(metric.labels))) for metric in PROCESS_METRICS}
+    assert exported == known
+
+
+@pytest.mark.parametrize("accept", [TEXT, OPENMETRICS])
+def test_no_family_of_the_whole_page_comes_twice(accept):
+    page, _ = full_page(accept)
+    parse = openmetrics_families if accept == OPENMETRICS else text_families
+    names = [family.name for family in parse(page.decode())]
+    assert len(names) == len(set(names))
+    assert {"perfd_step", "perfd_batches", "perfd_agent_up", "process_cpu_seconds", "python_info"} <= set(
+        names
+    )
 
 
 def test_metrics_md_is_up_to_date():

@@ -186,8 +186,8 @@ def test_one_that_hangs_and_one_that_raises_hold_up_neither_rounds_nor_the_other
     config = ExportersConfig(jsonl=JsonLinesConfig(path=str(written)), others=others)
     with aggregator(exporters=config) as running:
         until(lambda: 'perfd_exporter_dropped_rounds_total{exporter="hangs"} 5' in page(running))
-        until(lambda: 'perfd_exporter_queued_rounds{exporter="lines"} 0' in page(running))
-        last = page(running)
+        until(lambda: 'perfd_exporter_queued_rounds{exporter="lines"} 0' in running.page().decode())
+        last = running.page().decode()
     assert 'perfd_exporter_queued_rounds{exporter="hangs"} 30' in last
     assert 'perfd_exporter_failed_rounds_total{exporter="raises"} 0' not in last
     assert 'perfd_exporter_failed_rounds_total{exporter="lines"} 0' in last

@@ -6,8 +6,11 @@ import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 
-from perfd.collector import Column, ColumnKind
-from perfd.metrics.exposition import MetricFamily, Sample, entity_labels, exported_name
+from prometheus_client import Metric
+
+from perfd.collector import Column
+from perfd.metrics.catalog import families, raw_metric
+from perfd.metrics.exposition import entity_labels
 from perfd.model import RankPlacement, Record, SampleTable, Scope
 
 _STALE_AFTER_S = 60.0
@@ -42,7 +45,7 @@ class LatestSamples:
         while len(self._tables) > _MAX_TABLES:
             self._tables.pop(next(iter(self._tables)))
 
-    def families(self, now_unix_ns: int) -> list[MetricFamily]:
+    def families(self, now_unix_ns: int) -> list[Metric]:
         """The newest value of each column of each GPU, device or rank that is not stale."""
         oldest_unix_ns = now_unix_ns - round(_STALE_AFTER_S * 1e9)
         with self._lock:
@@ -56,28 +59,25 @@ class LatestSamples:
                     candidate = (table.times_unix_ns[row], values[row])
                     if candidate[0] >= max(oldest_unix_ns, column.get(entity, (0, 0.0))[0]):
                         column[entity] = candidate
-        return [self._family(scope, name, values, ranks) for (scope, name), values in newest.items()]
-
-    def _family(
-        self,
-        scope: Scope,
-        name: str,
-        values: Mapping[str, tuple[int, float]],
-        ranks: Mapping[str, RankPlacement],
-    ) -> MetricFamily:
-        column = self._columns.get((scope, name))
-        kind = column.kind if column else ColumnKind.GAUGE
-        return MetricFamily(
-            name=exported_name(scope, name, kind),
-            help=column.help if column else f"The column {name} of a collector.",
-            kind=kind,
-            samples=[
-                Sample(value=value, labels=self._labels(scope, entity, ranks))
-                for entity, (_, value) in values.items()
-                # NaN is "absent" in a table; an exposition says that by leaving the series out.
-                if not math.isnan(value)
-            ],
+        metrics = {key: raw_metric(self._column(*key)) for key in newest}
+        described = {metric.name: metric for metric in metrics.values()}
+        present = (
+            # NaN is "absent" in a table.
+            (metrics[key].name, self._labels(key[0], entity, ranks), None if math.isnan(value) else value)
+            for key, column in newest.items()
+            for entity, (_, value) in column.items()
         )
+        return families(present, described.__getitem__)
+
+    def _column(self, scope: Scope, name: str) -> Column:
+        unknown = Column(
+            scope=scope,
+            name=name,
+            help=f"The column {name} of a collector.",
+            source="collector",
+            absent="Its collector does not return it.",
+        )
+        return self._columns.get((scope, name), unknown)
 
     def _labels(self, scope: Scope, entity: str, ranks: Mapping[str, RankPlacement]) -> dict[str, str]:
         labels = entity_labels(scope, entity, self._node)

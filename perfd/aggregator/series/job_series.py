@@ -5,7 +5,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 
@@ -15,14 +14,12 @@ from perfd.analysis.communication import Communication
 from perfd.analysis.data import Floats, JobData
 from perfd.analysis.diagnosis import JobSummary
 from perfd.formatting import kind_of_source
+from perfd.metrics.catalog import Value
 from perfd.metrics.exposition import entity_labels
 from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.model import Scope
 
 _MOST_SLOW_GROUPS = 16
-
-Value: TypeAlias = tuple[str, Mapping[str, str], float | None]
-"""A metric's name, its labels and its value; None is absent."""
 
 
 @dataclass(frozen=True, slots=True)

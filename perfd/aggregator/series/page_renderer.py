@@ -8,20 +8,28 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from prometheus_client.exposition import choose_encoder
 
 from perfd.aggregator.series.metric_names import Described
-from perfd.metrics.exposition import header, number, series
+from perfd.metrics.catalog import empty_family
+from perfd.metrics.exposition import MetricSource
 from perfd.metrics.series import SeriesFrame, SeriesKey
+
+_TEXT, _ = choose_encoder("")
+_OPENMETRICS, _ = choose_encoder("application/openmetrics-text")
+_INFINITE = {np.inf: b"+Inf", -np.inf: b"-Inf"}
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 @dataclass(frozen=True, slots=True)
 class _Family:
     """The series of one name: where their values are in a frame, and what stands before each."""
 
-    header: bytes
+    text_header: bytes
+    openmetrics_header: bytes
+    """Each header, and each prefix, begins with the line feed that ends what is before it."""
     positions: NDArray[np.intp]
     prefixes: NDArray[np.object_]
-    """Each begins with the line feed that ends what is before it."""
     prefix_list: list[bytes]
 
 
@@ -37,8 +45,8 @@ class PageRenderer:
         self._families: list[_Family] = []
         self._encoder = msgspec.json.Encoder()
 
-    def render(self, frame: SeriesFrame) -> bytes:
-        """The page; a series whose value is NaN is absent from it."""
+    def render(self, frame: SeriesFrame, *, openmetrics: bool = False) -> bytes:
+        """The page, without the `# EOF` of OpenMetrics; a series whose value is NaN is absent from it."""
         if frame.keys is not self._keys:
             self._families = self._plan(frame.keys)
             self._keys = frame.keys
@@ -50,7 +58,7 @@ class PageRenderer:
             if not present.all():
                 values, prefixes = values[present], family.prefixes[present].tolist()
             if prefixes:
-                parts.append(family.header)
+                parts.append(family.openmetrics_header if openmetrics else family.text_header)
                 parts.extend(_lines(prefixes, self._numbers(values)))
         parts.append(b"\n")
         return b"".join(parts)[1:] if len(parts) > 1 else b""
@@ -59,7 +67,7 @@ class PageRenderer:
         # msgspec writes the shortest text that reads back the same, five times as fast as `repr`.
         if np.isfinite(values).all():
             return self._encoder.encode(values.tolist())[1:-1].split(b",")
-        return [number(value).encode() for value in values.tolist()]
+        return [_INFINITE.get(value) or repr(value).encode() for value in values.tolist()]
 
     def _plan(self, keys: Sequence[SeriesKey]) -> list[_Family]:
         by_name: dict[str, list[int]] = {}
@@ -68,12 +76,27 @@ class PageRenderer:
         return [self._family(name, positions, keys) for name, positions in sorted(by_name.items())]
 
     def _family(self, name: str, positions: Sequence[int], keys: Sequence[SeriesKey]) -> _Family:
-        prefixes = [f"\n{series(name, dict(keys[position].labels))} ".encode() for position in positions]
+        prefixes = [_prefix(keys[position]) for position in positions]
         info = self._describe(name)
         as_array = np.empty(len(prefixes), dtype=object)
         as_array[:] = prefixes
-        heading = "\n" + header(name, info.help, info.kind).removesuffix("\n")
-        return _Family(heading.encode(), np.array(positions, np.intp), as_array, prefixes)
+        empty = MetricSource(lambda: [empty_family(info)])
+        return _Family(
+            _header(_TEXT(empty)),
+            _header(_OPENMETRICS(empty)),
+            np.array(positions, np.intp),
+            as_array,
+            prefixes,
+        )
+
+
+def _header(page: bytes) -> bytes:
+    return b"\n" + page.removesuffix(b"# EOF\n").removesuffix(b"\n")
+
+
+def _prefix(key: SeriesKey) -> bytes:
+    labels = ",".join(f'{label}="{value.translate(_ESCAPES)}"' for label, value in key.labels)
+    return (f"\n{key.name}{{{labels}}} " if labels else f"\n{key.name} ").encode()
 
 
 def _lines(prefixes: Sequence[bytes], numbers: Sequence[bytes]) -> list[bytes]:

@@ -1,20 +1,45 @@
-"""What the aggregator says about itself and about the agents that it sees."""
+"""What the aggregator exports of itself and of the agents that it sees."""
 
 from __future__ import annotations
 
-import os
-import resource
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
+from prometheus_client import CollectorRegistry
 
 from perfd import __version__
+from perfd.aggregator.captures import CaptureService
 from perfd.aggregator.history import HistoryStore
-from perfd.aggregator.series.job_series import Value
 from perfd.aggregator.state import AgentState, AggregatorState, NodeState
+from perfd.aggregator.web_api import Webhook
+from perfd.exporters.exporter_registry import ExporterRegistry
 from perfd.exporters.exporter_runner import ExporterStatus
+from perfd.metrics.catalog import METRICS, Value, families
+from perfd.metrics.exposition import process_registry
 from perfd.model import Scope
+
+
+def self_registry(
+    state: AggregatorState,
+    history: HistoryStore | None,
+    captures: CaptureService,
+    exporters: ExporterRegistry,
+    webhook: Webhook,
+) -> CollectorRegistry:
+    """What the aggregator exports of itself, collected at each scrape and in each round; thread-safe."""
+
+    def values() -> list[Value]:
+        with state.lock:
+            found = _state_values(state)
+        return [
+            *found,
+            *_capture_values(captures),
+            *_history_values(history),
+            *(value for status in exporters.status() for value in _exporter_values(status)),
+            *_webhook_values(webhook),
+        ]
+
+    return process_registry(lambda: families(values(), METRICS.__getitem__))
 
 
 def agent_values(agents: Sequence[AgentState], now_s: float, forgotten_after_s: float) -> list[Value]:
@@ -74,45 +99,9 @@ def server_values(node: NodeState, now_s: float, stale_after_s: float) -> list[V
     ]
 
 
-def exporter_values(exporters: Sequence[ExporterStatus]) -> list[Value]:
-    """What each exporter did, and what waits for it."""
-    values: list[Value] = []
-    for status in exporters:
-        labels = {"exporter": status.name}
-        values += [
-            ("perfd_exporter_rounds_total", labels, status.rounds),
-            ("perfd_exporter_failed_rounds_total", labels, status.failed_rounds),
-            ("perfd_exporter_dropped_rounds_total", labels, status.dropped_rounds),
-            ("perfd_exporter_queued_rounds", labels, status.queued_rounds),
-            ("perfd_exporter_seconds_total", labels, status.seconds),
-            ("perfd_exporter_sent_total", labels, status.sent),
-            ("perfd_exporter_lost_total", labels, status.lost),
-            ("perfd_exporter_retries_total", labels, status.retries),
-            ("perfd_exporter_pending", labels, status.pending),
-        ]
-    return values
-
-
-def webhook_values(requests: Mapping[str, int], alerts: Mapping[str, int]) -> list[Value]:
-    """What became of Alertmanager's webhooks and of the alerts in them."""
-    return [
-        *(
-            ("perfd_webhook_requests_total", {"outcome": name}, float(count))
-            for name, count in sorted(requests.items())
-        ),
-        *(
-            ("perfd_webhook_alerts_total", {"outcome": name}, float(count))
-            for name, count in sorted(alerts.items())
-        ),
-    ]
-
-
-def aggregator_values(
-    state: AggregatorState, history: HistoryStore | None, outcomes: Mapping[tuple[str, str, str], int]
-) -> list[Value]:
-    """Whether everything arrives, what is lost, and what it costs."""
+def _state_values(state: AggregatorState) -> list[Value]:
     counters = state.counters
-    values: list[Value] = [
+    return [
         ("perfd_build_info", {"version": __version__}, 1.0),
         ("perfd_agents_connected", {}, state.agents.connected()),
         ("perfd_jobs", {}, len(state.fleet.jobs)),
@@ -128,36 +117,53 @@ def aggregator_values(
         ("perfd_failed_ticks_total", {}, counters.failed_ticks),
         ("perfd_tick_seconds_total", {}, counters.tick_s),
         ("perfd_rule_evaluation_seconds_total", {}, counters.rule_evaluation_s),
+        *(
+            ("perfd_rejected_total", {"bound": bound}, count)
+            for bound, count in sorted(counters.rejected.items())
+            if count
+        ),
     ]
-    values += [
-        ("perfd_rejected_total", {"bound": bound}, count)
-        for bound, count in sorted(counters.rejected.items())
-        if count
-    ]
-    values += [
-        (name, {"job": job, "state": outcome}, count)
-        for (name, job, outcome), count in sorted(outcomes.items())
-    ]
-    if history is not None:
-        values += [
-            ("perfd_history_up", {}, float(history.healthy)),
-            ("perfd_history_written_rows_total", {}, history.written_rows),
-            ("perfd_history_failed_rows_total", {}, history.failed_rows),
-        ]
-    return [*values, *_process_values()]
 
 
-def _process_values() -> list[Value]:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
+def _capture_values(captures: CaptureService) -> list[Value]:
     return [
-        ("process_cpu_seconds_total", {}, usage.ru_utime + usage.ru_stime),
-        ("process_resident_memory_bytes", {}, _resident_bytes()),
+        (name, {"job": job, "state": outcome}, count)
+        for (name, job, outcome), count in sorted(captures.outcomes().items())
     ]
 
 
-def _resident_bytes() -> float | None:
-    try:
-        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    except (OSError, ValueError, IndexError):
-        return None
-    return float(pages * os.sysconf("SC_PAGE_SIZE"))
+def _history_values(history: HistoryStore | None) -> list[Value]:
+    if history is None:
+        return []
+    return [
+        ("perfd_history_up", {}, history.healthy),
+        ("perfd_history_written_rows_total", {}, history.written_rows),
+        ("perfd_history_failed_rows_total", {}, history.failed_rows),
+    ]
+
+
+def _exporter_values(status: ExporterStatus) -> list[Value]:
+    labels = {"exporter": status.name}
+    return [
+        ("perfd_exporter_rounds_total", labels, status.rounds),
+        ("perfd_exporter_failed_rounds_total", labels, status.failed_rounds),
+        ("perfd_exporter_dropped_rounds_total", labels, status.dropped_rounds),
+        ("perfd_exporter_queued_rounds", labels, status.queued_rounds),
+        ("perfd_exporter_seconds_total", labels, status.seconds),
+        ("perfd_exporter_sent_total", labels, status.sent),
+        ("perfd_exporter_lost_total", labels, status.lost),
+        ("perfd_exporter_retries_total", labels, status.retries),
+        ("perfd_exporter_pending", labels, status.pending),
+    ]
+
+
+def _webhook_values(webhook: Webhook) -> list[Value]:
+    counted = {
+        "perfd_webhook_requests_total": webhook.requests(),
+        "perfd_webhook_alerts_total": webhook.alerts(),
+    }
+    return [
+        (name, {"outcome": outcome}, count)
+        for name, outcomes in counted.items()
+        for outcome, count in sorted(outcomes.items())
+    ]

@@ -2,47 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from perfd.aggregator.captures import CaptureService
-from perfd.aggregator.history import HistoryStore
+from prometheus_client import CollectorRegistry
+
 from perfd.aggregator.series.job_series import Block, Blocks, LiveFacts, job_values, node_block
 from perfd.aggregator.series.metric_names import MetricNames
-from perfd.aggregator.series.self_metrics import (
-    agent_values,
-    aggregator_values,
-    exporter_values,
-    node_values,
-    server_values,
-    webhook_values,
-)
+from perfd.aggregator.series.self_metrics import agent_values, node_values, server_values
 from perfd.aggregator.series.summary_cache import Derived
 from perfd.aggregator.state import AggregatorState
-from perfd.aggregator.web_api import Webhook
-from perfd.exporters.exporter_runner import ExporterStatus
 from perfd.metrics.series import SeriesFrame
 
 BlockName = tuple[str, ...]
+SELF = "self"
+"""The group of what the aggregator exports of itself."""
 
 
 class SeriesFrames:
-    """Makes the frames `jobs` (derived), `nodes` (raw readings) and `self`. One thread at a time."""
+    """Makes the frames `jobs` (derived), `nodes` (raw), `agents` and `self`. One thread at a time."""
 
     def __init__(
         self,
         state: AggregatorState,
-        history: HistoryStore | None,
-        captures: CaptureService,
         names: MetricNames,
-        webhook: Webhook,
+        registry: CollectorRegistry,
         *,
         forgotten_after_s: float,
     ) -> None:
         self._state = state
-        self._history = history
-        self._captures = captures
         self._names = names
-        self._webhook = webhook
+        self._registry = registry
         self._forgotten_after_s = forgotten_after_s
         self._blocks = Blocks(label_chars=state.fleet.limits.name_chars)
 
@@ -52,13 +41,13 @@ class SeriesFrames:
         now_s: float,
         derived: Mapping[str, Derived],
         facts: Mapping[str, LiveFacts],
-        exporters: Sequence[ExporterStatus] = (),
     ) -> dict[str, SeriesFrame]:
         """The frames of one instant."""
-        # What it says about itself comes first: it tells what is left out.
+        # What it exports of itself comes first: that counts what is left out.
         groups = self._bounded(
             {
-                "self": self._self(now_s, exporters),
+                SELF: self._self(),
+                "agents": self._agents(now_s),
                 "jobs": self._jobs(derived, facts),
                 "nodes": self._nodes(now_s),
             }
@@ -109,8 +98,7 @@ class SeriesFrames:
                 blocks[name] = block
             return blocks
 
-    def _self(self, now_s: float, exporters: Sequence[ExporterStatus]) -> dict[BlockName, Block]:
-        outcomes = self._captures.outcomes()
+    def _agents(self, now_s: float) -> dict[BlockName, Block]:
         with self._state.lock:
             nodes = self._state.fleet.nodes.values()
             stale_after_s = self._state.fleet.limits.stale_after_s
@@ -118,8 +106,13 @@ class SeriesFrames:
                 *(value for node in nodes for value in node_values(node)),
                 *(value for node in nodes for value in server_values(node, now_s, stale_after_s)),
                 *agent_values(list(self._state.agents), now_s, self._forgotten_after_s),
-                *aggregator_values(self._state, self._history, outcomes),
-                *exporter_values(exporters),
-                *webhook_values(self._webhook.requests(), self._webhook.alerts()),
             ]
-        return {("self",): self._blocks.block(("self",), values)}
+        return {("agents",): self._blocks.block(("agents",), values)}
+
+    def _self(self) -> dict[BlockName, Block]:
+        values = [
+            (sample.name, sample.labels, sample.value)
+            for family in self._registry.collect()
+            for sample in family.samples
+        ]
+        return {(SELF,): self._blocks.block((SELF,), values)}

@@ -14,7 +14,7 @@ from perfd.aggregator.web_api.capture_routes import StartBody, capture_routes
 from perfd.aggregator.web_api.report_routes import report_routes
 from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.errors import PerfdError
-from perfd.metrics.exposition import CONTENT_TYPE
+from perfd.metrics.exposition import MetricsPage
 from perfd.net import Handler, Request, Response
 from perfd.web.live_updates import Live
 from perfd.web.page_routes import page_routes
@@ -43,8 +43,8 @@ _INDEX = """perfd aggregator {version}
 class ApiSource(Protocol):
     """What the interface tells of. Every method may be called from any thread."""
 
-    def page(self) -> bytes:
-        """The page for Prometheus."""
+    def metrics(self, headers: Mapping[str, str]) -> MetricsPage:
+        """The page for Prometheus, as the headers of a request ask for it."""
 
     def jobs(self) -> list[str]:
         """Names of the jobs in memory."""
@@ -97,7 +97,7 @@ def routes(source: ApiSource, live: Live) -> dict[str, Handler]:
     return {
         **page_routes(lambda job: job in source.jobs() or source.stored_summary(job) is not None),
         "/api/v1": lambda _: _text(_INDEX.format(version=__version__)),
-        "/metrics": lambda _: Response(body=source.page(), content_type=CONTENT_TYPE),
+        "/metrics": lambda request: _metrics(source.metrics(request.headers)),
         **report_routes(source),
         "/api/v1/fleet": lambda _: _json({"schema": "perfd.fleet/1", **source.fleet()}),
         "/api/v1/jobs": lambda request: _json(
@@ -190,6 +190,10 @@ def _no_job(job: str, where: str = "") -> Response:
 
 def _error(status: int, message: str) -> Response:
     return Response(body=msgspec.json.encode({"error": message}) + b"\n", status=status)
+
+
+def _metrics(page: MetricsPage) -> Response:
+    return Response(body=page.body, content_type=page.content_type, headers=page.headers)
 
 
 def _text(text: str, status: int = 200) -> Response:

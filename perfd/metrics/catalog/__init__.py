@@ -8,8 +8,10 @@ from collections.abc import Mapping
 
 from perfd.metrics.catalog.agent_metrics import AGENT_METRICS, AGENT_PAGE_METRICS
 from perfd.metrics.catalog.aggregator_metrics import AGGREGATOR_METRICS
+from perfd.metrics.catalog.families import Value, empty_family, families
 from perfd.metrics.catalog.job_metrics import JOB_METRICS
 from perfd.metrics.catalog.metric_info import MetricInfo, raw_metric
+from perfd.metrics.catalog.process import PROCESS_METRICS
 
 __all__ = [
     "AGENT_METRICS",
@@ -17,11 +19,15 @@ __all__ = [
     "AGGREGATOR_METRICS",
     "JOB_METRICS",
     "METRICS",
+    "PROCESS_METRICS",
     "MetricInfo",
+    "Value",
+    "empty_family",
+    "families",
     "raw_metric",
 ]
 
 METRICS: Mapping[str, MetricInfo] = {
-    metric.name: metric for metric in (*JOB_METRICS, *AGENT_METRICS, *AGGREGATOR_METRICS)
+    metric.name: metric for metric in (*JOB_METRICS, *AGENT_METRICS, *AGGREGATOR_METRICS, *PROCESS_METRICS)
 }
 """Everything on the aggregator's page but raw columns and what rules record, by name."""

@@ -154,7 +154,5 @@ AGENT_PAGE_METRICS: Sequence[MetricInfo] = (
         source="the agent's runner",
         absent="Between runs.",
     ),
-    metric("process_cpu_seconds_total", "CPU time of the agent.", source="kernel", kind=ColumnKind.COUNTER),
-    metric("process_resident_memory_bytes", "Resident memory of the agent.", source="kernel"),
 )
 """What an agent says of itself on its own page, beside its raw columns."""

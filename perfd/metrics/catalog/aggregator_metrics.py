@@ -116,8 +116,4 @@ AGGREGATOR_METRICS: Sequence[MetricInfo] = (
         "Samples, alerts or rows that wait for the other side.",
         kind=ColumnKind.GAUGE,
     ),
-    metric(
-        "process_cpu_seconds_total", "CPU time of the aggregator.", source="kernel", kind=ColumnKind.COUNTER
-    ),
-    metric("process_resident_memory_bytes", "Resident memory of the aggregator.", source="kernel"),
 )
