@@ -25,7 +25,6 @@ from typing import Any
 import perfd
 from perfd.model import StepPhases
 from perfd.recording import open_recording
-from perfd.recording.delimited import read_delimited
 from perfd.wire.convert import decode_batch
 
 SCHEMA = "perfd.bench.gpu.hook/1"
@@ -68,8 +67,9 @@ def told(recording: Path) -> dict[tuple[int, str, int], float]:
     for stream in opened.manifest.streams:
         if stream.kind != "records":
             continue
-        for message in read_delimited(io.BytesIO(opened.path_of(stream).read_bytes())):
-            for record in decode_batch(message).records:
+        data = io.BytesIO(opened.path_of(stream).read_bytes())
+        while (batch := decode_batch(data)) is not None:
+            for record in batch.records:
                 if isinstance(record, StepPhases):
                     for name, time in record.phases.items():
                         for rank, seconds in time.by_rank.items():

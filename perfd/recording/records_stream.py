@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 from perfd.collector import Settings
 from perfd.errors import RecordingError, WireError
 from perfd.model import Batch, Record
-from perfd.recording.delimited import delimit, read_delimited
 from perfd.wire.convert import decode_batch, encode_batch
 
 
 def encode_item(records: Sequence[Record], unix_ns: int, sequence: int) -> bytes:
     """One item of the stream: the records that collectors returned at `unix_ns`."""
-    return delimit(encode_batch(Batch(sequence=sequence, sent_unix_ns=unix_ns, records=records)))
+    return encode_batch(Batch(sequence=sequence, sent_unix_ns=unix_ns, records=records))
 
 
 class RecordsStream:
@@ -50,11 +50,17 @@ class RecordsStream:
 
 
 def _items(path: Path) -> Generator[Batch, None, None]:
-    with path.open("rb") as file:
-        for message in read_delimited(file):
+    if not path.stat().st_size:
+        return  # Nothing to map.
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+        while data.tell() < len(data):
             try:
-                yield decode_batch(message)
+                batch = decode_batch(data)
             except WireError as error:
+                if data.tell() == len(data):
+                    return  # The last item was cut off while it was written.
                 raise RecordingError(
                     f"{path} holds an item that is not a batch of records: {error}."
                 ) from error
+            if batch is not None:
+                yield batch

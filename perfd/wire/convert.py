@@ -10,9 +10,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from io import BytesIO
+from mmap import mmap
 from typing import Any, TypeVar, cast
 
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.proto import parse_length_prefixed, serialize_length_prefixed
 
 from perfd import model
 from perfd.errors import WireError
@@ -112,16 +115,22 @@ def decode_aggregator_message(data: bytes) -> AggregatorMessage | None:
 
 
 def encode_batch(batch: Batch) -> bytes:
-    """A batch on its own, without the envelope of the stream."""
+    """A batch on its own with its length in front, as files hold it; raises `WireError`."""
+    data = BytesIO()
     try:
-        return _batch_to_wire(batch).SerializeToString()
+        serialize_length_prefixed(_batch_to_wire(batch), data)
     except (TypeError, ValueError) as error:
         raise WireError(f"A Batch cannot be encoded: {error}.") from error
+    return data.getvalue()
 
 
-def decode_batch(data: bytes) -> Batch:
-    """The batch that `encode_batch` made."""
-    return _batch_from_wire(_parse(pb.Batch, data))
+def decode_batch(data: BytesIO | mmap) -> Batch | None:
+    """The next batch that `encode_batch` made, or None at the end; raises `WireError`, for a cut one too."""
+    try:
+        message = parse_length_prefixed(pb.Batch, cast("BytesIO", data))
+    except (DecodeError, ValueError, OverflowError) as error:
+        raise WireError(f"A Batch cannot be decoded: {error}.") from error
+    return None if message is None else _batch_from_wire(message)
 
 
 def with_sequence(agent_message: bytes, sequence: int) -> bytes:

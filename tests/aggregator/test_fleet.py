@@ -22,7 +22,7 @@ from perfd.model import (
     StepPhases,
     TrainingStep,
 )
-from perfd.wire.convert import decode_batch, encode_batch
+from perfd.wire.convert import decode_agent_message, encode_message
 
 
 def owners(made, node="n0"):
@@ -150,6 +150,10 @@ def test_ranks_and_worlds_that_cannot_be_are_not_believed():
     assert made.counters.rejected["ranks_per_job"] == 3
 
 
+def carried(batch):
+    return decode_agent_message(encode_message(batch))
+
+
 any_records = st.one_of(tables(), *(of(kind, message) for kind, message in RECORDS.items()))
 
 
@@ -158,7 +162,7 @@ def test_no_batch_that_the_wire_can_carry_breaks_the_state_or_what_is_read_of_it
     made = fleet()
     for now_s, records in enumerate((first, second)):
         batch = Batch(sequence=now_s + 1, sent_unix_ns=now_s, records=records)
-        made.apply(decode_batch(encode_batch(batch)).records, source(now_s=float(now_s)))
+        made.apply(carried(batch).records, source(now_s=float(now_s)))
     for job in list(made.jobs.values()):
         for window in (None, 5):
             data = job_data(made, job, now_unix_s=10.0, now_s=10.0, window_steps=window)

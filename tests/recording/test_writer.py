@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
 from perfd.errors import RecordingError
+from perfd.exporters.protobuf_encoding import varint
 from perfd.model import (
     Event,
     EventKind,
@@ -22,7 +23,6 @@ from perfd.model import (
     Scope,
 )
 from perfd.recording import open_recording
-from perfd.recording.delimited import delimit, read_delimited
 from perfd.recording.recording_writer import RecordingWriter
 from perfd.recording.records_stream import RecordsStream, encode_item
 
@@ -54,22 +54,17 @@ def play(path: Path, start_unix_ns: int, seconds: int) -> list[list[object]]:
     return played
 
 
-@given(st.lists(st.binary(max_size=300)))
-def test_delimited_messages_come_back_as_they_were(tmp_path_factory, messages):
-    path = tmp_path_factory.mktemp("delimited") / "file"
-    path.write_bytes(b"".join(map(delimit, messages)))
-    with path.open("rb") as file:
-        assert list(read_delimited(file)) == messages
-
-
-@given(st.lists(st.binary(max_size=300), min_size=1), st.data())
-def test_a_file_cut_anywhere_gives_a_beginning_of_its_messages(tmp_path_factory, messages, data):
-    content = b"".join(map(delimit, messages))
-    path = tmp_path_factory.mktemp("delimited") / "file"
-    path.write_bytes(content[: data.draw(st.integers(0, len(content)))])
-    with path.open("rb") as file:
-        read = list(read_delimited(file))
-    assert read == messages[: len(read)]
+@given(st.lists(st.integers(1, 5), min_size=1), st.data())
+def test_a_file_cut_anywhere_gives_a_beginning_of_its_items(tmp_path_factory, sizes, data):
+    items = [[an_event(number)] * size for number, size in enumerate(sizes, 1)]
+    content = b"".join(encode_item(item, number, number) for number, item in enumerate(items, 1))
+    path = tmp_path_factory.mktemp("cut") / "records.bin"
+    cut = data.draw(st.integers(0, len(content)))
+    path.write_bytes(content[:cut])
+    read = play(path, 0, len(items) + 1)[1]
+    everything = [event for item in items for event in item]
+    assert read == everything[: len(read)]
+    assert cut < len(content) or read == everything
 
 
 @given(st.binary(max_size=400))
@@ -84,11 +79,23 @@ def test_garbage_is_read_as_something_or_refused_but_never_crashes(tmp_path_fact
         pass
 
 
-def test_a_length_beyond_all_reason_is_refused_without_reading_it(tmp_path):
-    path = tmp_path / "records.bin"
-    path.write_bytes(b"\xff\xff\xff\xff\x7f" + b"x" * 100)
-    with pytest.raises(RecordingError, match="longer than any"):
+def test_an_item_that_is_no_batch_is_refused_unless_it_may_have_been_cut(tmp_path):
+    path, whole = tmp_path / "records.bin", encode_item([an_event(1)], SECOND, 1)
+    path.write_bytes(b"\x04junk" + whole)
+    with pytest.raises(RecordingError, match="not a batch"):
         RecordsStream(path, Settings(node="n", job="j"))
+    path.write_bytes(whole + b"\x04junk")
+    assert play(path, SECOND, 2) == [[an_event(1)], []]
+
+
+@pytest.mark.parametrize("length", [2**34, 2**62, 2**64 - 1])
+def test_a_length_beyond_the_file_reserves_no_memory(tmp_path, length):
+    path = tmp_path / "records.bin"
+    path.write_bytes(varint(length) + b"x" * 100)
+    try:
+        assert play(path, SECOND, 1) == [[]]
+    except RecordingError:
+        assert length > 2**62
 
 
 def test_records_come_back_when_they_are_due_and_only_once(tmp_path):
