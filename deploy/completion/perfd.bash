@@ -10,7 +10,7 @@ _shtab_perfd_rules_subparsers=(check test)
 _shtab_perfd_subparsers=(run agent aggregator replay record parse serving bench-serving diagnose status top capture analyze compare roofline report rules doctor version)
 
 _shtab_perfd_run_option_strings=(-h --help --config --rules --job --http --out --record --no-nsys --kineto)
-_shtab_perfd_agent_option_strings=(-h --help --config --aggregator --node --job --log --once --json --log-level --log-json)
+_shtab_perfd_agent_option_strings=(-h --help --config --aggregator --node --job --log --job-end --once --json --log-level --log-json)
 _shtab_perfd_aggregator_option_strings=(-h --help --config --listen --http --log-level --log-json)
 _shtab_perfd_replay_option_strings=(-h --help --speed --skip --json --config --rules --http --hold --allow-missing)
 _shtab_perfd_record_option_strings=(-h --help --out --config --job --duration)
@@ -44,6 +44,7 @@ _shtab_perfd_run___out_COMPGEN=_shtab_compgen_dirs
 _shtab_perfd_run___record_COMPGEN=_shtab_compgen_dirs
 _shtab_perfd_agent___config_COMPGEN=_shtab_compgen_files
 _shtab_perfd_agent___log_COMPGEN=_shtab_compgen_files
+_shtab_perfd_agent___job_end_COMPGEN=_shtab_compgen_files
 _shtab_perfd_aggregator___config_COMPGEN=_shtab_compgen_files
 _shtab_perfd_replay_pos_0_COMPGEN=_shtab_compgen_files
 _shtab_perfd_replay___config_COMPGEN=_shtab_compgen_files

@@ -22,7 +22,35 @@ pid=$(cat "$state/agent.pid" 2>/dev/null)
 ours() { [ -n "$pid" ] && tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline" | grep -q "perfd.* agent .*--config"; }
 gone() { for _ in $(seq "$1"); do ours || return 0; sleep 0.1; done; return 1; }
 
+# How the job ended, as `perfd agent --job-end` reads it. slurmctld is asked once or twice a job: by its first two nodes,
+# of which one may be lost. The others know the batch script's exit code, which is 0 too for a job that was cancelled.
+how_it_ended() {
+  local said='' restarts code signal
+  if scontrol show hostnames "${SLURM_NODELIST:-$node}" | head -n 2 | grep -qx "$node"; then
+    said=$(timeout 5 scontrol show job -o "$SLURM_JOB_ID" | tr ' ' '\n')
+  fi
+  field() { sed -n "s/^$1=//p" <<<"$said" | head -n 1; }
+  IFS=: read -r code signal <<<"$(field ExitCode)"
+  restarts=$(field Restarts)
+  case $(field Reason) in
+    NodeDown) echo "outcome=node_failure" ;;
+    TimeLimit) echo "outcome=time_limit" ;;
+    OutOfMemory) echo "outcome=out_of_memory" ;;
+    *)
+      if [ "${restarts:-0}" -gt "${SLURM_JOB_RESTART_COUNT:-0}" ]; then
+        echo "outcome=preempted"
+      elif [ -z "$code" ]; then
+        IFS=: read -r code signal <<<"${SLURM_JOB_EXIT_CODE2:-0:0}"
+        [ "$code:$signal" = 0:0 ] && echo "outcome=unknown" || echo "exit_code=$((signal ? 128 + signal : code))"
+      else
+        echo "exit_code=$((signal ? 128 + signal : code))"
+      fi
+      ;;
+  esac
+}
+
 if ours; then
+  how_it_ended >"$state/end"
   kill -TERM "$pid"
   # It sends what is left, in seconds; what it could not send in twenty is given up.
   gone 200 || { kill -KILL "$pid"; gone 100 || echo "process $pid does not end" >&2; }

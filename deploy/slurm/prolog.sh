@@ -22,7 +22,7 @@ mkdir -p "$state" && chmod 700 "$state" || exit 1
 # An array's task is called as the ranks' own environment calls it.
 job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_${SLURM_ARRAY_TASK_ID:-}}
 arguments=(agent --config "${PERFD_AGENT_CONFIG:?is missing in $PERFD_SLURM_CONF}" --aggregator "$PERFD_AGGREGATOR"
-  --node "$node" --job "${job:-$SLURM_JOB_ID}")
+  --node "$node" --job "${job:-$SLURM_JOB_ID}" --job-end "$state/end")
 
 # All nodes see the log: one reads it.
 if [ "$(scontrol show hostnames "${SLURM_NODELIST:-$node}" | head -n 1)" = "$node" ]; then

@@ -20,7 +20,14 @@ from perfd.config import AgentConfig
 from perfd.errors import PerfdError
 from perfd.metrics.catalog import AGENT_PAGE_METRICS, families
 from perfd.metrics.exposition import metrics_page, process_registry
-from perfd.model import CaptureCancel, CaptureFilesRemoved, CaptureRequest, CaptureState, CaptureStatus
+from perfd.model import (
+    CaptureCancel,
+    CaptureFilesRemoved,
+    CaptureRequest,
+    CaptureState,
+    CaptureStatus,
+    Record,
+)
 from perfd.net import HttpServer, Request, Response
 
 log = logging.getLogger(__name__)
@@ -137,9 +144,10 @@ class Agent:
             raise
         self._uplink.start()
 
-    def stop(self) -> None:
+    def stop(self, reason: str = "stopped", last: Sequence[Record] = ()) -> None:
         """Stop collecting, send what is in the spool for a few seconds at most, and free everything.
 
+        `last` follows what the collectors say last; then the aggregator gets a goodbye with `reason`.
         Legal twice, and without `start`.
         """
         if self._stopping.is_set():
@@ -152,8 +160,9 @@ class Agent:
             self._batch_thread.join()
         if self._captures is not None:
             self._captures.stop()
+        self._batcher.add(last)
         self.flush()
-        self._uplink.stop(_FLUSH_TIMEOUT_S)
+        self._uplink.stop(_FLUSH_TIMEOUT_S, reason)
         if self._http is not None:
             self._http.close()
         self._spool.close()

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from perfd.aggregator.alerts import AlertEvaluation, RememberedAlert, alert_json, server_of
 from perfd.aggregator.captures import CaptureService, job_view, server_view
 from perfd.aggregator.export_batch import ExportBatch
-from perfd.aggregator.history import HistoryStore, alert_row, engine_row, summary_row
+from perfd.aggregator.history import HistoryStore, alert_row, engine_row, rows, summary_row
 from perfd.aggregator.series import Derived, LiveFacts, MetricNames, SeriesFrames, SummaryCache
 from perfd.aggregator.state import AggregatorState, JobState
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, to_json
@@ -100,6 +100,7 @@ class AnalysisLoop:
         with self._lock:
             self._now_unix_s = now_unix_s
             now_s = self._clock.monotonic_s()
+            self._settle(now_unix_s, now_s)
             forgotten = self._forget(now_s)
             self._take_captured()
             derived = self._derive(now_unix_s, now_s)
@@ -112,6 +113,13 @@ class AnalysisLoop:
         with self._state.lock:
             self._state.counters.ticks += 1
             self._state.counters.tick_s += time.perf_counter() - started_s
+
+    def _settle(self, now_unix_s: float, now_s: float) -> None:
+        """Let the jobs be over that nobody is left to speak of."""
+        with self._state.lock:
+            durable = self._state.fleet.settle(now_s)
+        if self._history is not None and durable:
+            self._history.submit([row for one in durable for row in rows(one, now_unix_s)])
 
     def _take_captured(self) -> None:
         """Let the jobs know what traces of them showed."""
@@ -188,6 +196,8 @@ class AnalysisLoop:
             lines, unrecognised = _log_lines(job)
             return LiveFacts(
                 attempt=job.attempt,
+                exported=job.exported,
+                end=job.lifetime.end,
                 nodes=len(job.nodes),
                 ranks=found.summary.world_size,
                 log_silent_s=job.log_silent_s(now_s),

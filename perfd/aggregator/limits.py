@@ -54,6 +54,8 @@ class Limits:
     gpu_history_rows: int = 1_200
     stale_after_s: float = 30.0
     """A reading older than this, and than three of its own intervals, leaves /metrics."""
+    ended_series_s: float = 900.0
+    """How long the series of a job stay after its end: the alert about how it ended fires meanwhile."""
     missing_sequences: int = 4_096
     """Gaps remembered per agent, so that a late batch is told from a repeat."""
 

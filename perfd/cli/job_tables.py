@@ -42,6 +42,12 @@ def render(
     return Group(*parts)
 
 
+def ending(job: Json) -> str:
+    """How a job ended, in words: `ended: out of memory`, or `ended` where nobody knows."""
+    outcome = str(job.get("outcome") or "unknown")
+    return "ended" if outcome == "unknown" else f"ended: {outcome.replace('_', ' ')}"
+
+
 def job_table(jobs: Sequence[Json], alerts: Sequence[Json] = ()) -> Table:
     """One row a job with its bottleneck, for `perfd status`."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
@@ -53,7 +59,10 @@ def job_table(jobs: Sequence[Json], alerts: Sequence[Json] = ()) -> Table:
         firing = sum(a.get("job") == job["name"] and a.get("state") == "firing" for a in alerts)
         kind = str(get(job, "bottleneck", "kind") or "unknown").replace("_", " ")
         table.add_row(
-            Text(job["name"] + (" (ended)" if job.get("ended") else " (silent)" if silent(job) else "")),
+            Text(
+                job["name"]
+                + (f" ({ending(job)})" if job.get("ended") else " (silent)" if silent(job) else "")
+            ),
             _step(job),
             duration(get(job, "step_time_s", "median")),
             count(job.get("tokens_per_s")),

@@ -17,7 +17,7 @@ from perfd.model.capture_records import (
     TraceShares,
 )
 from perfd.model.collective_records import CollectiveProgress, CollectiveTimes, TimingSource
-from perfd.model.event_records import CollectorHealth, Event, EventKind
+from perfd.model.event_records import CollectorHealth, Event, EventKind, JobOutcome
 from perfd.model.job_description import (
     JobDescription,
     MlaShape,
@@ -29,7 +29,16 @@ from perfd.model.job_description import (
 from perfd.model.placement import GpuInfo, RankPlacement, ServerInfo, ServerRole
 from perfd.model.samples import SampleTable, Scope
 from perfd.model.training_steps import LogProgress, MemoryReport, PhaseTime, StepPhases, TrainingStep
-from perfd.model.wire_messages import Ack, AgentMessage, AggregatorMessage, Batch, Hello, Record, Welcome
+from perfd.model.wire_messages import (
+    Ack,
+    AgentMessage,
+    AggregatorMessage,
+    Batch,
+    Goodbye,
+    Hello,
+    Record,
+    Welcome,
+)
 
 __all__ = [
     "Ack",
@@ -48,10 +57,12 @@ __all__ = [
     "CollectorHealth",
     "Event",
     "EventKind",
+    "Goodbye",
     "GpuInfo",
     "GroupShares",
     "Hello",
     "JobDescription",
+    "JobOutcome",
     "LogProgress",
     "MemoryReport",
     "MlaShape",

@@ -33,6 +33,8 @@ class RankPlacement:
     pod_uid: str | None = None
     pod_name: str | None = None
     """As the pod calls itself, which may lack what its owner put behind the name."""
+    started_unix_ns: int | None = None
+    """When its process started, by the node's clock."""
 
 
 class ServerRole(StrEnum):

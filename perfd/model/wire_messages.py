@@ -65,6 +65,14 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Goodbye:
+    """The last message of an agent that stops as it was asked to."""
+
+    reason: str
+    sent_unix_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
     """The aggregator's answer to `Hello`."""
 
@@ -80,5 +88,5 @@ class Ack:
     sequence: int
 
 
-AgentMessage: TypeAlias = Hello | Batch | CaptureStatus
+AgentMessage: TypeAlias = Hello | Batch | CaptureStatus | Goodbye
 AggregatorMessage: TypeAlias = Welcome | Ack | CaptureRequest | CaptureCancel

@@ -15,7 +15,7 @@ from perfd.clock import Clock
 from perfd.collector import Settings
 from perfd.config import AgentConfig, AggregatorConfig, CollectorConfig, UplinkConfig
 from perfd.errors import PerfdError
-from perfd.model import Event, EventKind, Record
+from perfd.model import Event, EventKind, JobOutcome, Record
 from perfd.session.channel import LogPipe
 from perfd.session.recording import BestEffortRecorder, tapped
 from perfd.session.session_collectors import SessionEvents, with_options
@@ -79,7 +79,8 @@ class LiveSession:
             notes.append("The last lines of the log were not analysed; see perfd.log.")
         if code is not None:
             message = f"The job ended with exit code {code}."
-            self._tell(EventKind.JOB_ENDED, message, self._clock.unix_ns(), exit_code=code)
+            outcome = JobOutcome.of_exit_code(code)
+            self._tell(EventKind.JOB_ENDED, message, self._clock.unix_ns(), outcome, exit_code=code)
         self._events.wait_taken(_READ_LIMIT_S)
         # Ends the collectors' threads and waits until everything is acknowledged.
         self._agent.stop()
@@ -168,9 +169,18 @@ class LiveSession:
         else:
             self._tape.add_records(records)
 
-    def _tell(self, kind: EventKind, message: str, unix_ns: int, **values: float) -> None:
+    def _tell(
+        self,
+        kind: EventKind,
+        message: str,
+        unix_ns: int,
+        outcome: JobOutcome | None = None,
+        **values: float,
+    ) -> None:
         job = self._settings.job
-        self._events.tell(Event(kind=kind, time_unix_ns=unix_ns, message=message, job=job, values=values))
+        self._events.tell(
+            Event(kind=kind, time_unix_ns=unix_ns, message=message, job=job, values=values, outcome=outcome)
+        )
 
     def _save(self, notes: list[str]) -> str:
         summaries = self._aggregator.summary()

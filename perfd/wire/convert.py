@@ -27,6 +27,7 @@ from perfd.model import (
     CaptureCancel,
     CaptureRequest,
     CaptureStatus,
+    Goodbye,
     Hello,
     Record,
     SampleTable,
@@ -56,6 +57,7 @@ _RECORDS = {
 _FROM_AGENT = {
     "hello": Struct(Hello, pb.Hello),
     "capture_status": Struct(CaptureStatus, pb.CaptureStatus),
+    "goodbye": Struct(Goodbye, pb.Goodbye),
 }
 _FROM_AGGREGATOR = {
     "welcome": Struct(Welcome, pb.Welcome),

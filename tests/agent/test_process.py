@@ -11,7 +11,7 @@ import pytest
 from agent import process
 
 from perfd.agent.spool.spool import Spool
-from perfd.model import TrainingStep
+from perfd.model import Event, JobOutcome, TrainingStep
 from tests.support.fake_aggregator import FakeAggregator
 
 Start = Callable[..., subprocess.Popen[str]]
@@ -54,10 +54,34 @@ def test_a_signal_ends_the_agent_once_everything_is_sent(
     assert (agent.returncode, output, errors) == (0, "", "")
     steps = received_steps(aggregator)
     assert steps == list(range(1, len(steps) + 1))
+    assert [goodbye.reason for goodbye in aggregator.goodbyes] == ["The agent was stopped by a signal."]
     spool = Spool(tmp_path / "spool", max_bytes=1 << 20)
     assert spool.stats().batches == 0
     assert spool.last_sequence == aggregator.sequences()[-1]
     spool.close()
+
+
+def test_a_stopped_agent_sends_last_how_the_job_ended(
+    aggregator: FakeAggregator, tmp_path: Path, start: Start
+) -> None:
+    end = tmp_path / "end"
+    config = str(process.configuration(tmp_path, aggregator.address))
+    agent = start("--config", config, "--job-end", str(end))
+    assert aggregator.wait_for(lambda: bool(received_steps(aggregator)))
+    end.write_text("exit_code=3")
+    agent.send_signal(signal.SIGTERM)
+    agent.communicate()
+    *_, last = (record for batch in aggregator.batches for record in batch.records)
+    assert isinstance(last, Event)
+    assert (last.job, last.outcome, last.values) == ("j1", JobOutcome.FAILED, {"exit_code": 3.0})
+
+
+def test_a_killed_agent_says_no_goodbye(aggregator: FakeAggregator, tmp_path: Path, start: Start) -> None:
+    agent = start("--config", str(process.configuration(tmp_path, aggregator.address)))
+    assert aggregator.wait_for(lambda: bool(received_steps(aggregator)))
+    agent.kill()
+    agent.communicate()
+    assert aggregator.goodbyes == []
 
 
 def test_a_killed_agent_goes_on_where_it_was(

@@ -16,7 +16,7 @@ from perfd.agent.uplink.outgoing import Timeouts
 from perfd.agent.uplink.uplink import Uplink
 from perfd.clock import VirtualClock
 from perfd.config import UplinkConfig
-from perfd.model import Ack, CaptureCancel, CaptureRequest, CaptureState, CaptureStatus, CaptureTool
+from perfd.model import Ack, CaptureCancel, CaptureRequest, CaptureState, CaptureStatus, CaptureTool, Goodbye
 from tests.support.fake_aggregator import FakeAggregator
 
 WAIT_S = 20.0
@@ -313,3 +313,26 @@ def test_an_outage_and_its_end_are_logged_once_each(
         with FakeAggregator(address, after=first):
             assert node.uplink.wait_acknowledged(2, WAIT_S)
             assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+
+
+def test_the_last_message_is_a_goodbye_after_everything_else(
+    aggregator: FakeAggregator, new_node: NewNode
+) -> None:
+    node = new_node(aggregator.address, config={"max_unacknowledged": 1})
+    node.produce(20)
+    node.uplink.stop(WAIT_S, "enough")
+    assert aggregator.wait_for(lambda: bool(aggregator.goodbyes))
+    assert aggregator.sequences() == list(range(1, 21))
+    assert aggregator.goodbyes == [Goodbye(reason="enough", sent_unix_ns=42)]
+
+
+def test_an_agent_that_cannot_send_everything_in_time_says_goodbye_all_the_same(
+    aggregator: FakeAggregator, new_node: NewNode
+) -> None:
+    aggregator.hold_acks()
+    node = new_node(aggregator.address, config={"max_unacknowledged": 1})
+    node.produce(20)
+    assert aggregator.wait_for(lambda: bool(aggregator.batches))
+    node.uplink.stop(0.1, "enough")
+    assert aggregator.wait_for(lambda: bool(aggregator.goodbyes))
+    assert aggregator.sequences() == [1]

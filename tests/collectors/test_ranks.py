@@ -19,6 +19,8 @@ from perfd.testing.fake_node import FakeNode
 from perfd.testing.fake_nvml import FakeGpu, FakeNvml, FakeProcess
 
 NOW_NS = 1_700_000_000 * 10**9
+STARTED_NS = NOW_NS + 10 * 10**9
+"""A thousand ticks after the boot of `FakeNode`."""
 UID = "0f7ac4f5-7a4c-4f0e-9a2a-6a5d8c1b2e3f"
 POD = f"0::/kubepods/burstable/pod{UID}/{'ab' * 32}\n"
 NO_NVML = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
@@ -112,7 +114,14 @@ def test_each_rank_is_where_its_process_holds_a_gpu(tmp_path: Path) -> None:
         job.start(100 + rank, torch(rank, TORCHELASTIC_RUN_ID="run7"), gpus=[3 - rank], cgroup=POD)
     records = job.collect()
     assert records[0] == RankPlacement(
-        job="run7", rank=0, local_rank=0, world_size=4, gpu=3, pid=100, pod_uid=UID
+        job="run7",
+        rank=0,
+        local_rank=0,
+        world_size=4,
+        gpu=3,
+        pid=100,
+        pod_uid=UID,
+        started_unix_ns=STARTED_NS,
     )
     assert placed(records) == {0: 3, 1: 2, 2: 1, 3: 0}
     assert count(records, "rank_processes") == 4
@@ -138,8 +147,24 @@ def test_a_job_starts_and_ends_with_its_ranks(tmp_path: Path) -> None:
     job.end(100)
     assert events(job.collect()) == []
     job.end(101)
-    assert events(job.collect()) == [(EventKind.JOB_ENDED, "77")]
+    assert events(job.collect()) == [(EventKind.RANKS_GONE, "77")]
     assert events(job.collect()) == []
+
+
+def test_a_job_starts_with_its_processes_however_late_the_agent_does(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.settings.clock.sleep(3600.0)
+    job.start(100, torch(0, SLURM_JOB_ID="77"), gpus=[0])
+    (event,) = (record for record in job.collect() if isinstance(record, Event))
+    assert (event.kind, event.time_unix_ns) == (EventKind.JOB_STARTED, STARTED_NS)
+
+
+def test_a_process_under_the_pid_of_an_earlier_one_is_a_restart(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.start(100, torch(0, SLURM_JOB_ID="77"), gpus=[0])
+    job.collect()
+    job.node.process(100, torch(0, SLURM_JOB_ID="77"), start_ticks=9999)
+    assert events(job.collect()) == [(EventKind.RESTARTED, "77")]
 
 
 def test_new_processes_for_every_rank_are_a_restart(tmp_path: Path) -> None:
@@ -358,7 +383,9 @@ def test_a_command_of_one_process_is_rank_zero(tmp_path: Path) -> None:
     job = Job(tmp_path, options=RanksOptions(root_pid=10), job="run")
     job.start(10, {}, gpus=[2])
     records = job.collect()
-    assert records[0] == RankPlacement(job="run", rank=0, local_rank=0, world_size=1, gpu=2, pid=10)
+    assert records[0] == RankPlacement(
+        job="run", rank=0, local_rank=0, world_size=1, gpu=2, pid=10, started_unix_ns=STARTED_NS
+    )
 
 
 def test_of_several_processes_without_a_rank_none_is_guessed(tmp_path: Path) -> None:
@@ -387,7 +414,7 @@ def test_a_pid_that_was_used_again_is_another_process(tmp_path: Path) -> None:
     for _ in range(3):
         job.collect()
     job.node.process(100, torch(0, SLURM_JOB_ID="78"), start_ticks=9999)
-    assert set(events(job.collect())) == {(EventKind.JOB_ENDED, "77"), (EventKind.JOB_STARTED, "78")}
+    assert set(events(job.collect())) == {(EventKind.RANKS_GONE, "77"), (EventKind.JOB_STARTED, "78")}
 
 
 MANIFEST = {

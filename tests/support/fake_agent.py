@@ -14,6 +14,7 @@ from perfd.model import (
     AggregatorMessage,
     Batch,
     CaptureTool,
+    Goodbye,
     Hello,
     Record,
     Welcome,
@@ -89,6 +90,12 @@ class FakeAgent:
         while not isinstance(message := self.hear(), Ack):
             pass
         return message.sequence
+
+    def leave(self, *, sent_unix_ns: int = 0) -> None:
+        """Say goodbye and end the stream; returns when the aggregator has ended it too."""
+        self.say(Goodbye(reason="The test stops the agent.", sent_unix_ns=sent_unix_ns))
+        self._outgoing.put(None)
+        self.end()
 
     def say(self, message: AgentMessage | bytes) -> None:
         """Send a message, or bytes that are none."""

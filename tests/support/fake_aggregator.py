@@ -11,7 +11,16 @@ from typing import Self
 import grpc
 
 from perfd.errors import PerfdError
-from perfd.model import Ack, AgentMessage, AggregatorMessage, Batch, CaptureStatus, Hello, Welcome
+from perfd.model import (
+    Ack,
+    AgentMessage,
+    AggregatorMessage,
+    Batch,
+    CaptureStatus,
+    Goodbye,
+    Hello,
+    Welcome,
+)
 from perfd.wire import convert
 from perfd.wire.service import SERVER_OPTIONS
 
@@ -37,6 +46,7 @@ class FakeAggregator:
         self.hellos: list[Hello] = [] if after is None else after.hellos
         self.batches: list[Batch] = [] if after is None else after.batches
         self.statuses: list[CaptureStatus] = [] if after is None else after.statuses
+        self.goodbyes: list[Goodbye] = [] if after is None else after.goodbyes
         self.repeats = 0
         self._hold_acks = False
         self.last_sequences: dict[str, int] = {} if after is None else after.last_sequences
@@ -159,6 +169,8 @@ class FakeAggregator:
                     stream.acknowledge(max(last, message.sequence))
             case CaptureStatus():
                 self.statuses.append(message)
+            case Goodbye():
+                self.goodbyes.append(message)
 
 
 class _Stream:

@@ -22,9 +22,11 @@ from perfd.model import (
     CollectorHealth,
     Event,
     EventKind,
+    Goodbye,
     GpuInfo,
     Hello,
     JobDescription,
+    JobOutcome,
     LogProgress,
     MemoryReport,
     MlaShape,
@@ -190,6 +192,16 @@ PLACEMENT = RankPlacement(
     job="llm", rank=5, local_rank=1, world_size=8, gpu=1, pid=4242, pod_uid="pod-1", pod_name="train-1"
 )
 
+STARTED = RankPlacement(job="llm", rank=0, pid=4243, started_unix_ns=1_700_000_000_120_000_000)
+ENDED = Event(
+    kind=EventKind.JOB_ENDED,
+    time_unix_ns=1_700_000_010_000_000_000,
+    message="SLURM ended the job.",
+    job="llm",
+    values={"exit_code": 1.0},
+    outcome=JobOutcome.OUT_OF_MEMORY,
+)
+
 MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
     "hello": Hello(
         agent_id="6f1c1a3e",
@@ -207,6 +219,8 @@ MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
     "batch_capture_files_removed": Batch(
         sequence=44, sent_unix_ns=1_700_000_009_000_000_000, records=(REMOVED,)
     ),
+    "batch_job_end": Batch(sequence=46, sent_unix_ns=1_700_000_010_000_000_000, records=(STARTED, ENDED)),
+    "goodbye": Goodbye(reason="stopped by SIGTERM", sent_unix_ns=1_700_000_011_000_000_000),
     "capture_status": CaptureStatus(
         capture_id="c-1",
         state=CaptureState.DONE,

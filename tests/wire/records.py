@@ -44,6 +44,7 @@ RECORDS: dict[type, type[Message]] = {
 MESSAGES: dict[type, type[Message]] = {
     model.Hello: pb.Hello,
     model.CaptureStatus: pb.CaptureStatus,
+    model.Goodbye: pb.Goodbye,
     model.Welcome: pb.Welcome,
     model.Ack: pb.Ack,
     model.CaptureRequest: pb.CaptureRequest,

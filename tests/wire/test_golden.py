@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from wire import golden_messages
 
-from perfd.model import Batch, CaptureStatus, Hello, SampleTable
+from perfd.model import Batch, CaptureStatus, Goodbye, Hello, SampleTable
 from perfd.wire import convert
 
 
@@ -22,7 +22,7 @@ def readable(value: Any) -> Any:
 def test_this_version_reads_what_version_1_wrote(name: str) -> None:
     data = (golden_messages.DIRECTORY / f"{name}.bin").read_bytes()
     expected = golden_messages.MESSAGES[name]
-    from_agent = isinstance(expected, Hello | Batch | CaptureStatus)
+    from_agent = isinstance(expected, Hello | Batch | CaptureStatus | Goodbye)
     decode = convert.decode_agent_message if from_agent else convert.decode_aggregator_message
     found = decode(data)
     if isinstance(expected, Batch) and isinstance(found, Batch):

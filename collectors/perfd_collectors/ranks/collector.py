@@ -151,6 +151,7 @@ class RanksCollector:
                 identity=process.identity,
                 gpu=self._gpu_of(process.identity, held.get(pid, ())),
                 holds_gpu=pid in held,
+                started_unix_ns=self._processes.started_unix_ns(process.start_ticks),
             )
             for pid, process in processes.items()
             if process.identity is not None and self._counts_as_rank(process.identity, holds_gpu=pid in held)
@@ -182,9 +183,17 @@ class RanksCollector:
         holders = [pid for pid in processes if pid in held]
         if self._root_pid is None or len(holders) != 1:
             return []
-        gpu = gpu_held(held[holders[0]], None)
+        pid = holders[0]
         return [
-            RankPlacement(job=self._settings.job, rank=0, local_rank=0, world_size=1, gpu=gpu, pid=holders[0])
+            RankPlacement(
+                job=self._settings.job,
+                rank=0,
+                local_rank=0,
+                world_size=1,
+                gpu=gpu_held(held[pid], None),
+                pid=pid,
+                started_unix_ns=self._processes.started_unix_ns(processes[pid].start_ticks),
+            )
         ]
 
     def _job_of(self, identity: RankIdentity) -> str:

@@ -9,6 +9,8 @@ from perfd.model import Event, EventKind, RankPlacement
 from perfd_collectors.ranks.environment import RankIdentity
 
 JobName = Callable[[RankIdentity], str]
+_Process = tuple[int | None, int | None]
+"""A pid, and when it started: a pid comes back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,7 @@ class RankProcess:
     identity: RankIdentity
     gpu: int | None
     holds_gpu: bool
+    started_unix_ns: int | None = None
 
 
 def rank_processes(processes: Iterable[RankProcess]) -> list[RankProcess]:
@@ -60,6 +63,7 @@ def placements(processes: Iterable[RankProcess], job_of: JobName) -> list[RankPl
             pid=process.pid,
             pod_uid=process.identity.pod_uid,
             pod_name=process.identity.pod_name,
+            started_unix_ns=process.started_unix_ns,
         )
         for process in rank_processes(processes)
     ]
@@ -73,23 +77,27 @@ def changed(before: Iterable[RankPlacement], after: Iterable[RankPlacement]) -> 
 
 
 def job_events(
-    before: Iterable[RankPlacement], after: Iterable[RankPlacement], now_unix_ns: int
+    before: Sequence[RankPlacement], after: Sequence[RankPlacement], now_unix_ns: int
 ) -> list[Event]:
-    """What the change of a node's ranks says about its jobs: started, ended, or restarted."""
-    old, new = _pids_by_job(before), _pids_by_job(after)
+    """What the change of a node's ranks says about its jobs: started, gone, or restarted."""
+    old, new = _processes_by_job(before), _processes_by_job(after)
     events = []
     for job in sorted(old.keys() | new.keys()):
         kind, message = _change(old.get(job, {}), new.get(job, {}))
-        if kind is not None:
-            events.append(Event(kind=kind, time_unix_ns=now_unix_ns, message=message, job=job))
+        if kind is None:
+            continue
+        # An agent may start long after the ranks: then that is no start of the job.
+        started = [one.started_unix_ns for one in after if one.job == job and one.started_unix_ns is not None]
+        time_unix_ns = min(max(started, default=now_unix_ns), now_unix_ns)
+        events.append(Event(kind=kind, time_unix_ns=time_unix_ns, message=message, job=job))
     return events
 
 
-def _change(old: Mapping[int, int | None], new: Mapping[int, int | None]) -> tuple[EventKind | None, str]:
+def _change(old: Mapping[int, _Process], new: Mapping[int, _Process]) -> tuple[EventKind | None, str]:
     if not old:
         return EventKind.JOB_STARTED, f"{_ranks(len(new))} of the job started on this node."
     if not new:
-        return EventKind.JOB_ENDED, f"{_ranks(len(old))} of the job ended on this node."
+        return EventKind.RANKS_GONE, f"{_ranks(len(old))} of the job ended on this node."
     if not set(old.values()) & set(new.values()):
         return EventKind.RESTARTED, f"Every rank of the job on this node ({len(new)}) is a new process."
     return None, ""
@@ -99,8 +107,8 @@ def _ranks(count: int) -> str:
     return "One rank" if count == 1 else f"{count} ranks"
 
 
-def _pids_by_job(found: Iterable[RankPlacement]) -> dict[str, dict[int, int | None]]:
-    jobs: dict[str, dict[int, int | None]] = {}
-    for placement in found:
-        jobs.setdefault(placement.job, {})[placement.rank] = placement.pid
+def _processes_by_job(found: Iterable[RankPlacement]) -> dict[str, dict[int, _Process]]:
+    jobs: dict[str, dict[int, _Process]] = {}
+    for one in found:
+        jobs.setdefault(one.job, {})[one.rank] = (one.pid, one.started_unix_ns)
     return jobs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from perfd_collectors.ranks.environment import RankIdentity, parse_environ, reso
 
 _MAX_DEPTH = 64
 _FEW_THREADS = 32
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,8 @@ class ProcessTable:
     def __init__(self, proc: Path) -> None:
         self._proc = proc
         self._known: Mapping[int, Process] = {}
+        # Once: the kernel computes it anew from its clock each time, so that it may move by a second.
+        self._boot_unix_s = parse_boot_time(_read(proc / "stat") or b"")
 
     def look(self, pids: Iterable[int]) -> Mapping[int, Process]:
         """Those of the processes that are there, and what their environments tell."""
@@ -51,6 +55,12 @@ class ProcessTable:
         """The process as it is now, or None when it is not there."""
         content = _read(self._proc / str(pid) / "stat")
         return parse_stat(content) if content else None
+
+    def started_unix_ns(self, start_ticks: int) -> int | None:
+        """When a process started that many ticks after boot; None where the boot's time is unknown."""
+        if self._boot_unix_s is None:
+            return None
+        return self._boot_unix_s * 10**9 + start_ticks * 10**9 // _TICKS_PER_S
 
     def ancestors(self, pid: int) -> list[int]:
         """The process's parent, the parent's parent, and so on."""
@@ -155,6 +165,15 @@ def parse_stat(content: bytes) -> ProcessStat | None:
         return None
     name = head.partition(b"(")[2].decode("utf-8", "replace")
     return ProcessStat(name=name, parent=int(fields[1]), start_ticks=int(fields[19]))
+
+
+def parse_boot_time(content: bytes) -> int | None:
+    """When the machine started, in unix seconds, by /proc/stat."""
+    for line in content.splitlines():
+        key, _, rest = line.partition(b" ")
+        if key == b"btime" and rest.strip().isdigit():
+            return int(rest)
+    return None
 
 
 def parse_nspid(status: bytes) -> list[int]:

@@ -7,7 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from perfd.model import Event, EventKind, JobDescription, MemoryReport, Record, StepPhases, TrainingStep
+from perfd.model import (
+    Event,
+    EventKind,
+    JobDescription,
+    JobOutcome,
+    MemoryReport,
+    Record,
+    StepPhases,
+    TrainingStep,
+)
 from perfd_collectors.training_log.timestamps import TimeZoneGuess
 
 _MAX_EVENTS_OF_A_KIND = 200
@@ -86,6 +95,8 @@ class ParserOutput:
                 rank=rank,
                 duration_s=duration_s,
                 values=values or {},
+                # A trainer that says that it ended is done with its work.
+                outcome=JobOutcome.COMPLETED if kind is EventKind.JOB_ENDED else None,
             )
 
         self._drafts.append((printed_ns, build))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from perfd.agent.spool import Spool
-from perfd.model import CaptureStatus, Hello
+from perfd.model import CaptureStatus, Goodbye, Hello
 from perfd.wire import convert
 
 Statuses: TypeAlias = dict[tuple[str, tuple[int, ...]], CaptureStatus]
@@ -73,6 +73,7 @@ class OutgoingMessages:
         self._in_flight: deque[int] = deque()
         self._welcomed = False
         self._finishing = False
+        self._goodbye: Goodbye | None = None
         self._closed = False
         self._owed_since_s: float | None = monotonic_s()
 
@@ -105,9 +106,10 @@ class OutgoingMessages:
         put_status(self._statuses, status)
         self._changed.notify_all()
 
-    def finish(self) -> None:
-        """End the iteration when all that may be sent was sent; call with `changed` held."""
+    def finish(self, goodbye: Goodbye) -> None:
+        """End the iteration with `goodbye` when all that may be sent was sent; call with `changed` held."""
         self._finishing = True
+        self._goodbye = goodbye
         self._changed.notify_all()
 
     def close(self) -> None:
@@ -125,7 +127,10 @@ class OutgoingMessages:
                 if message is not None:
                     return message
                 if self._finishing:
-                    break
+                    goodbye, self._goodbye = self._goodbye, None
+                    if goodbye is None or not self._welcomed:
+                        break
+                    return convert.encode_message(goodbye)
                 self._wait()
             raise StopIteration
 

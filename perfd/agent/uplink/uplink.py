@@ -27,6 +27,7 @@ from perfd.model import (
     CaptureRequest,
     CaptureStatus,
     CaptureTool,
+    Goodbye,
     Hello,
     Welcome,
 )
@@ -120,8 +121,8 @@ class Uplink:
         with self._changed:
             return self._changed.wait_for(lambda: self._state.acknowledged_sequence >= sequence, timeout_s)
 
-    def stop(self, flush_timeout_s: float) -> None:
-        """End the stream once all is acknowledged, or after `flush_timeout_s`.
+    def stop(self, flush_timeout_s: float, reason: str = "") -> None:
+        """End the stream with a goodbye once all is acknowledged, or after `flush_timeout_s`.
 
         Does not wait for an aggregator that cannot be reached.
         """
@@ -131,7 +132,7 @@ class Uplink:
             self._changed.wait_for(self._flushed_or_hopeless, flush_timeout_s)
             self._stopping = True
             if self._outgoing is not None:
-                self._outgoing.finish()
+                self._outgoing.finish(Goodbye(reason=reason, sent_unix_ns=self._clock.unix_ns()))
             self._changed.notify_all()
         self._thread.join(_CLOSE_TIMEOUT_S)
         if self._thread.is_alive():

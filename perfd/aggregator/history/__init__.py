@@ -3,6 +3,7 @@
 from perfd.aggregator.history.history_store import HistoryStore, StoredAlert
 from perfd.aggregator.history.history_tables import (
     Statement,
+    agent_left_row,
     agent_row,
     alert_row,
     capture_row,
@@ -17,6 +18,7 @@ __all__ = [
     "HistoryStore",
     "Statement",
     "StoredAlert",
+    "agent_left_row",
     "agent_row",
     "alert_row",
     "capture_row",

@@ -86,6 +86,7 @@ _PHASES = "INSERT OR REPLACE INTO phases VALUES (?, ?, ?, ?, ?)"
 _EVENT = "INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?, ?)"
 _FACT = "INSERT OR REPLACE INTO node_facts VALUES (?, ?, ?, ?, ?)"
 _AGENT = "INSERT OR REPLACE INTO agents VALUES (?, ?, ?, ?)"
+_AGENT_LEFT = "DELETE FROM agents WHERE agent_id = ?"
 _ALERT = "INSERT OR REPLACE INTO alerts VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 _ENGINE = "INSERT OR REPLACE INTO engine VALUES (1, ?)"
 _CAPTURE = "INSERT OR REPLACE INTO captures VALUES (?, ?, ?)"
@@ -126,6 +127,11 @@ def rows(durable: Durable, now_unix_s: float) -> Iterator[Statement]:
 def agent_row(agent_id: str, node: str, last_sequence: int, now_unix_s: float) -> Statement:
     """How far an agent's batches are stored."""
     return _AGENT, (agent_id, node, last_sequence, now_unix_s)
+
+
+def agent_left_row(agent_id: str) -> Statement:
+    """An agent that said goodbye is not missed after a restart of the aggregator."""
+    return _AGENT_LEFT, (agent_id,)
 
 
 def summary_row(job: str, attempt: int, summary: Mapping[str, Any]) -> Statement:

@@ -51,6 +51,8 @@ def _restore_job(state: AggregatorState, stored: StoredJob, now_unix_s: float, n
         job.steps.put(line, now_unix_s)
     for _, event in stored.events:
         job.event(event)
+    if job.ended_unix_s is not None:
+        job.lifetime.ended_s = now_s - max(0.0, now_unix_s - job.ended_unix_s)
     job.restore(attempt=stored.attempt, started_unix_s=stored.started_unix_s, description=stored.description)
 
 

@@ -24,6 +24,7 @@ from perfd.model import (
     CaptureFilesRemoved,
     CaptureRequest,
     CaptureStatus,
+    Goodbye,
     Hello,
 )
 from perfd.net import is_loopback, split_address
@@ -170,6 +171,8 @@ class TelemetryServer:
                     await stream.outgoing.put(self._take(stream, message))
                 elif isinstance(message, CaptureStatus):
                     self._events.capture_status(stream.agent.node, message)
+                elif isinstance(message, Goodbye):
+                    self._intake.goodbye(stream.agent, message)
         finally:
             writer.cancel()
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from perfd.aggregator.history import HistoryStore, Statement, agent_row, job_rows, rows
+from perfd.aggregator.history import HistoryStore, Statement, agent_left_row, agent_row, job_rows, rows
 from perfd.aggregator.state import AgentState, AggregatorState, BatchVerdict, Durable, RecordSource
 from perfd.clock import Clock
 from perfd.errors import PerfdError, WireError
-from perfd.model import Batch, Hello, Welcome
+from perfd.model import Batch, Goodbye, Hello, Welcome
 from perfd.wire.service import REVISION
 
 log = logging.getLogger(__name__)
@@ -87,6 +87,22 @@ class Ingest:
             return True
         self._history.submit(statements, stored)
         return False
+
+    def goodbye(self, agent: AgentState, goodbye: Goodbye) -> None:
+        """Know that an agent stops as it was asked to."""
+        log.info("An agent left.", extra={"node": agent.node, "reason": goodbye.reason})
+        with self._state.lock:
+            agent.left = True
+            self._state.fleet.leave(
+                RecordSource(
+                    agent_id=agent.agent_id,
+                    node=agent.node,
+                    sent_unix_s=goodbye.sent_unix_ns / 1e9,
+                    now_s=self._clock.monotonic_s(),
+                )
+            )
+        if self._history is not None:
+            self._history.submit([agent_left_row(agent.agent_id)])
 
     def left(self, agent: AgentState, stream: int) -> None:
         """Close a stream."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from perfd.aggregator.lifetime import JobEnd
 from perfd.aggregator.series.metric_names import MetricNames
 from perfd.aggregator.state import NodeState
 from perfd.analysis.communication import Communication
@@ -43,6 +44,9 @@ class LiveFacts:
     baseline_step_time_s: float | None
     alerts: Sequence[str] = ()
     """Names of the alerts of the job that fire, sorted."""
+    exported: bool = True
+    """Whether its numbers are series."""
+    end: JobEnd | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +179,10 @@ def _identity(data: JobData, facts: LiveFacts, job: Mapping[str, str]) -> list[V
         ("perfd_log_lines_total", job, facts.log_lines),
         ("perfd_log_unrecognised_lines_total", job, facts.unrecognised_lines),
     ]
+    if facts.end is not None:
+        code = facts.end.exit_code
+        how = {"outcome": facts.end.outcome.value, "exit_code": "" if code is None else str(code)}
+        values.append(("perfd_job_outcome_info", {**job, **how}, 1.0))
     description = data.description
     if description is None:
         return values

@@ -43,13 +43,13 @@ def self_registry(
 
 
 def agent_values(agents: Sequence[AgentState], now_s: float, forgotten_after_s: float) -> list[Value]:
-    """One agent per node, the one that was heard of last; none that is long gone."""
+    """One agent per node, the one that was heard of last; none that said goodbye or is long gone."""
     newest: dict[str, AgentState] = {}
     for agent in sorted(agents, key=lambda agent: (agent.stream is not None, agent.received_s)):
         newest[agent.node] = agent
     values: list[Value] = []
     for agent in newest.values():
-        if agent.stream is None and now_s - agent.received_s > forgotten_after_s:
+        if agent.stream is None and (agent.left or now_s - agent.received_s > forgotten_after_s):
             continue
         node = {"node": agent.node}
         values += [

@@ -83,6 +83,7 @@ class SeriesFrames:
                 ("job", name), job_values(found.data, found.summary, facts[name])
             )
             for name, found in derived.items()
+            if facts[name].exported
         }
 
     def _nodes(self, now_s: float) -> dict[BlockName, Block]:
@@ -91,16 +92,18 @@ class SeriesFrames:
             stale_after_s = fleet.limits.stale_after_s
             blocks = {}
             for node in fleet.nodes.values():
+                if node.left:
+                    continue
                 fresh = {
                     scope: readings.fresh(now_s, stale_after_s) for scope, readings in node.readings.items()
                 }
-                name, block = node_block(self._blocks, self._names, node, fleet.owners, fresh)
+                name, block = node_block(self._blocks, self._names, node, fleet.exported_owners, fresh)
                 blocks[name] = block
             return blocks
 
     def _agents(self, now_s: float) -> dict[BlockName, Block]:
         with self._state.lock:
-            nodes = self._state.fleet.nodes.values()
+            nodes = [node for node in self._state.fleet.nodes.values() if not node.left]
             stale_after_s = self._state.fleet.limits.stale_after_s
             values = [
                 *(value for node in nodes for value in node_values(node)),

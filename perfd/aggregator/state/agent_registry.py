@@ -34,6 +34,8 @@ class AgentState:
     missing: dict[int, None] = field(default_factory=dict)
     stream: int | None = None
     """The number of the stream that speaks for the agent now; None when none is open."""
+    left: bool = False
+    """It said goodbye, and has not come back since."""
     capture_tools: tuple[CaptureTool, ...] = ()
     dropped_records: int = 0
     unknown_records: int = 0
@@ -126,6 +128,7 @@ class AgentRegistry:
             lost = hello.first_sequence - 1 - agent.last_sequence
             agent.last_sequence = hello.first_sequence - 1
         agent.stream = stream
+        agent.left = False
         agent.perfd_version = hello.perfd_version
         agent.capture_tools = tuple(hello.capture_tools)
         agent.received_s = now_s

@@ -80,6 +80,7 @@ class Fleet:
         if node is None:
             return []
         node.received_s = source.now_s
+        node.comes_back()
         durable: list[Durable] = []
         for record in records:
             self.counters.records += 1
@@ -91,6 +92,31 @@ class Fleet:
                 durable += self._apply_to_job(record, source)
             else:
                 durable += self._apply_to_node(record, node, source)
+        return durable
+
+    def leave(self, source: RecordSource) -> None:
+        """Take in that the agent of a node said goodbye."""
+        for job in self.jobs.values():
+            job.leave(source.agent_id, source.sent_unix_s, source.now_s)
+        if (node := self.nodes.get(source.node)) is not None:
+            node.left = True
+
+    def settle(self, now_s: float) -> list[Durable]:
+        """Conclude which jobs are over by now; returns what history has to keep of that."""
+        durable: list[Durable] = []
+        for job in self.jobs.values():
+            exported = job.exported
+            event = job.settle(now_s)
+            if job.exported != exported:
+                for name in job.nodes:
+                    self._owners_changed(name)
+            if event is not None:
+                node, time_unix_s = next(iter(job.nodes), ""), event.time_unix_ns / 1e9
+                durable.append(
+                    Durable(
+                        node=node, job=job.name, attempt=job.attempt, record=event, time_unix_s=time_unix_s
+                    )
+                )
         return durable
 
     def node(self, name: str) -> NodeState | None:
@@ -132,6 +158,10 @@ class Fleet:
             for gpu in node.gpu_history.layout.entities.known:
                 owners.setdefault(gpu, (only, None))
         return owners
+
+    def exported_owners(self, node: NodeState) -> dict[str, tuple[str, int | None]]:
+        """Of `owners`, the jobs that have series."""
+        return {gpu: owner for gpu, owner in self.owners(node).items() if self.jobs[owner[0]].exported}
 
     def _all_placed(self, name: str, node: NodeState) -> bool:
         """Whether all ranks of a job are on this node, and on which of its GPUs is known."""
@@ -179,6 +209,8 @@ class Fleet:
             return []
         event = _JOB_RECORDS[type(record)](job, record, source)
         durable = [] if event is None else [_durable(event, source, job)]
+        if event is not None:
+            self._forget_left_nodes(job)
         if isinstance(record, JobDescription):
             # What is known after the merge: history holds one description per attempt.
             durable.append(_durable(job.description or record, source, job))
@@ -192,24 +224,37 @@ class Fleet:
         if isinstance(record, ServerInfo):
             return [_durable(record, source)] if node.server_info(record) else []
         if isinstance(record, RankPlacement):
-            job = self.job(record.job, source)
-            if job is None or not node.place(record):
-                return []
-            job.version += 1
-            return [_durable(record, source, job)]
+            return self._place(record, node, source)
         if isinstance(record, Event):
-            job = self._job_of_event(record, node, source)
-            if record.kind is EventKind.HARDWARE_ERROR:
-                node.hardware_error(record, job.name if job else "")
-            if job is not None:
-                job.event(record)
-                if record.kind in {EventKind.JOB_STARTED, EventKind.JOB_ENDED}:
-                    for name in job.nodes:
-                        self._owners_changed(name)
-            return [_durable(record, source, job)]
+            return self._apply_event(record, node, source)
         if isinstance(record, CollectorHealth):
             node.collector_health(record)
         return []
+
+    def _place(self, placement: RankPlacement, node: NodeState, source: RecordSource) -> list[Durable]:
+        job = self.job(placement.job, source)
+        if job is None:
+            return []
+        if not source.late:
+            started_ns = placement.started_unix_ns
+            job.lifetime.ranks_seen(source.agent_id, None if started_ns is None else started_ns / 1e9)
+        if not node.place(placement):
+            return []
+        job.version += 1
+        return [_durable(placement, source, job)]
+
+    def _apply_event(self, event: Event, node: NodeState, source: RecordSource) -> list[Durable]:
+        job = self._job_of_event(event, node, source)
+        if event.kind is EventKind.HARDWARE_ERROR:
+            node.hardware_error(event, job.name if job else "")
+        if job is not None:
+            job.event(event)
+            if event.kind is EventKind.RANKS_GONE:
+                job.lifetime.ranks_gone(source.agent_id, event.time_unix_ns / 1e9, source.now_s)
+            if event.kind in {EventKind.JOB_STARTED, EventKind.JOB_ENDED}:
+                for name in job.nodes:
+                    self._owners_changed(name)
+        return [_durable(event, source, job)]
 
     def _job_of_event(self, event: Event, node: NodeState, source: RecordSource) -> JobState | None:
         name = event.job
@@ -233,6 +278,12 @@ class Fleet:
         jobs = [job for job in self.jobs.values() if node in job.nodes]
         chosen = [job for job in jobs if not job.ended] or jobs
         return chosen[0].name if len(chosen) == 1 else None
+
+    def _forget_left_nodes(self, job: JobState) -> None:
+        """A new start may be on other nodes: those whose agents left are none of its own."""
+        for name in [name for name in job.nodes if name in self.nodes and self.nodes[name].left]:
+            self.nodes[name].forget_job(job.name)
+            del job.nodes[name]
 
     def _owners_changed(self, node: str) -> None:
         if node in self.nodes:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from perfd.aggregator.lifetime import JobEnd, Lifetime
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.operations import CollectiveRows, NcclTimeCounters, ProgressRows
 from perfd.aggregator.state.step_tables import PhaseRows, StepRows
@@ -17,6 +19,7 @@ from perfd.model import (
     Event,
     EventKind,
     JobDescription,
+    JobOutcome,
     LogProgress,
     MemoryReport,
     ParallelLayout,
@@ -25,6 +28,9 @@ from perfd.model import (
 )
 
 _MODEL_SIZES = ("layers", "hidden_size", "attention_heads")
+_QUIET_S = 60.0
+_SAME_STEP_S = 120.0
+"""Logs of two ranks have the same step at times that differ by less, however far their clocks are off."""
 _GROUPS = ("world_size", "tp", "pp", "dp", "cp", "ep", "vp")
 
 
@@ -72,17 +78,25 @@ class JobState:
         self.captured: Captured | None = None
         """By the newest capture that tells."""
         self.started_unix_s: float | None = None
-        self.ended_unix_s: float | None = None
+        self.lifetime = Lifetime(limits.nodes_per_job)
+        self.exported = True
+        """Whether it has series; those of a job leave some time after its end."""
         self._restarted_unix_s: float | None = None
         self._limits = limits
         self._counters = counters
         self._last_step_of: dict[str, int] = {}
         self._attempt_of: dict[str, int] = {}
+        self._stepped_s = -math.inf
 
     @property
     def ended(self) -> bool:
-        """Whether the job said, or its runner saw, that it is over."""
-        return self.ended_unix_s is not None
+        """Whether it is over, as far as anybody knows."""
+        return self.lifetime.end is not None
+
+    @property
+    def ended_unix_s(self) -> float | None:
+        """When it ended, or None while it runs."""
+        return self.lifetime.end.time_unix_s if self.lifetime.end else None
 
     @property
     def world_size(self) -> int | None:
@@ -102,6 +116,8 @@ class JobState:
             return
         self.nodes[source.node] = source.now_s
         self.received_s = max(self.received_s, source.now_s)
+        if source.agent_id:
+            self.lifetime.speaks(source.agent_id)
         if self.started_unix_s is None:
             self.started_unix_s = source.sent_unix_s
 
@@ -124,9 +140,7 @@ class JobState:
         self.description = description
         self.steps = StepRows(self._limits.steps_per_job)
         self.phases = self._new_phases(self._limits)
-        self.collectives.clear()
-        self.nccl.clear()
-        self.progress.clear()
+        self._forget_communication()
         self.memory.clear()
         self._last_step_of.clear()
         self._attempt_of.clear()
@@ -137,10 +151,11 @@ class JobState:
         self.version += 1
         event = None
         if not source.late:
-            if self._went_back(line, source.agent_id) and not self.steps.same_line(line):
-                event = self._go_back(line, source)
+            if not self.steps.same_line(line):
+                event = self._new_line(line, source)
             self._last_step_of[source.agent_id] = line.step
             self._attempt_of.setdefault(source.agent_id, self.attempt)
+            self._stepped_s = source.now_s
         self.steps.put(line, source.sent_unix_s)
         return event
 
@@ -175,9 +190,38 @@ class JobState:
         if event.kind is EventKind.RESTARTED:
             self._restarted_unix_s = time_unix_s
         if event.kind is EventKind.JOB_STARTED:
-            self.started_unix_s, self.ended_unix_s = time_unix_s, None
+            self.started_unix_s = time_unix_s
+        if event.kind in {EventKind.JOB_STARTED, EventKind.RESTARTED}:
+            self.lifetime.starts(time_unix_s)
         elif event.kind is EventKind.JOB_ENDED:
-            self.ended_unix_s = time_unix_s
+            self.lifetime.take(JobEnd.of(event))
+
+    def leave(self, agent_id: str, time_unix_s: float, now_s: float) -> None:
+        """Note that an agent said goodbye: what it read of a log tells no silence any more."""
+        if not self.lifetime.leaves(agent_id, time_unix_s, now_s):
+            return
+        self._last_step_of.pop(agent_id, None)
+        for key, log in self.logs.items():
+            if key[0] == agent_id:
+                self.logs[key] = dataclasses.replace(log, silent_s=None)
+
+    def settle(self, now_s: float) -> Event | None:
+        """Conclude what time brings; returns the end that follows from who is gone."""
+        end = self.lifetime.settle(now_s)
+        ended_s = self.lifetime.ended_s
+        self.exported = ended_s is None or now_s - ended_s <= self._limits.ended_series_s
+        if end is None:
+            return None
+        event = Event(
+            kind=EventKind.JOB_ENDED,
+            time_unix_ns=round(end.time_unix_s * 1e9),
+            message="The ranks of the job, or its agents, are gone; its exit code is unknown.",
+            job=self.name,
+            outcome=end.outcome,
+        )
+        self.version += 1
+        self.events.append(event)
+        return event
 
     def take_captured(self, captured: Captured | None) -> None:
         """Note what the newest capture that tells showed."""
@@ -197,8 +241,8 @@ class JobState:
         self.logs[key] = LogState(progress=progress, silent_s=silent_s, received_s=source.now_s)
 
     def log_silent_s(self, now_s: float) -> float | None:
-        """How long no log of the job has had a new line; None without a log, or after the end."""
-        if self.ended:
+        """How long no log of the job has had a new line; None without a log, or once nobody could see one."""
+        if self.ended or self.lifetime.deserted:
             return None
         ages = [
             log.silent_s + max(0.0, now_s - log.received_s)
@@ -216,12 +260,49 @@ class JobState:
         self.description = description
         self.version += 1
 
-    def _went_back(self, line: TrainingStep, agent_id: str) -> bool:
-        last_of_agent = self._last_step_of.get(agent_id)
+    def _new_line(self, line: TrainingStep, source: RecordSource) -> Event | None:
+        printed_unix_s = source.sent_unix_s if line.time_unix_ns is None else line.time_unix_ns / 1e9
+        end = self.lifetime.end
+        if self._went_back(line, printed_unix_s, source):
+            event = self._go_back(line, source)
+            if event is not None:
+                return event
+        if (
+            self.lifetime.steps_on(printed_unix_s)
+            and end is not None
+            and end.outcome is not JobOutcome.UNKNOWN
+        ):
+            self._forget_communication()
+            return self._restarted(source, f"Step {line.step} came after the job's end.", line=line)
+        return None
+
+    def _went_back(self, line: TrainingStep, printed_unix_s: float, source: RecordSource) -> bool:
+        last_of_agent = self._last_step_of.get(source.agent_id)
         if last_of_agent is not None:
             return line.step < last_of_agent
-        # A further agent may lag behind the first; only the first one may contradict what was restored.
-        return not self._last_step_of and line.step <= (self.steps.last_step or 0)
+        if line.step > (self.steps.last_step or 0):
+            return False
+        # A further agent may lag behind the others. It reads another start of the job when these have left,
+        # when the job had ended, or when they are silent and its start or its lines are newer than theirs.
+        if not self._last_step_of:
+            return True
+        if self.ended_unix_s is not None:
+            return printed_unix_s > self.ended_unix_s
+        silent_s = source.now_s - self._stepped_s
+        return silent_s > _QUIET_S and (self._began_again() or self._printed_anew(line, printed_unix_s))
+
+    def _began_again(self) -> bool:
+        """Whether the job started after its newest step was printed."""
+        newest_unix_s, began_unix_s = self.steps.last_unix_s, self.run_began_unix_s
+        return newest_unix_s is not None and began_unix_s is not None and began_unix_s > newest_unix_s
+
+    def _printed_anew(self, line: TrainingStep, printed_unix_s: float) -> bool:
+        """Whether a line was printed long after that of the same step, and after the newest one."""
+        newest_unix_s = self.steps.last_unix_s
+        if newest_unix_s is None:
+            return False
+        earlier_unix_s = self.steps.unix_s(line.step) or newest_unix_s
+        return printed_unix_s > newest_unix_s and printed_unix_s - earlier_unix_s > _SAME_STEP_S
 
     def _go_back(self, line: TrainingStep, source: RecordSource) -> Event | None:
         """Begin a new attempt, unless another agent's log has already told of it."""
@@ -230,10 +311,7 @@ class JobState:
         newest = self.steps.last_step
         if seen < self.attempt or newest is None or newest < line.step:
             return None
-        # Its communicators are new ones, and its counters begin anew.
-        self.collectives.clear()
-        self.nccl.clear()
-        self.progress.clear()
+        self._forget_communication()
         lines = self.steps.cut_from(line.step)
         self.phases.cut_from(line.step)
         return self._restarted(
@@ -242,6 +320,12 @@ class JobState:
             line=line,
             values={"lost_steps": float(newest - line.step + 1), "lost_lines": float(lines)},
         )
+
+    def _forget_communication(self) -> None:
+        """A new start's communicators are new ones, and its counters begin anew."""
+        self.collectives.clear()
+        self.nccl.clear()
+        self.progress.clear()
 
     def _restarted(
         self,
@@ -252,7 +336,7 @@ class JobState:
         values: Mapping[str, float] | None = None,
     ) -> Event:
         self.attempt += 1
-        self.ended_unix_s = None
+        self.lifetime.revive()
         sent_unix_ns = round(source.sent_unix_s * 1e9)
         event = Event(
             kind=EventKind.RESTARTED,

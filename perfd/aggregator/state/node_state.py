@@ -21,6 +21,8 @@ class NodeState:
         self.version = 0
         self.samples = 0
         self.received_s = 0.0
+        self.left = False
+        """Its agent said goodbye: nothing is known of it any more, and that is all right."""
         self.readings: dict[Scope, NodeSamples] = {}
         self.gpu_history = GpuHistory(
             _new_layout(limits), seconds=limits.gpu_history_s, rows=limits.gpu_history_rows
@@ -115,6 +117,13 @@ class NodeState:
         self.placements[key] = placement
         self.version += 1
         return True
+
+    def comes_back(self) -> None:
+        """Its agent speaks; after a goodbye, what was counted before is another agent's story."""
+        if self.left:
+            self.left = False
+            self.health.clear()
+            self.hardware_errors.clear()
 
     def forget_job(self, job: str) -> None:
         """Drop the placements of a job that is gone."""

@@ -55,6 +55,17 @@ class StepRows:
         """The highest step, or None before the first line."""
         return int(self._step[self._rows - 1]) if self._rows else None
 
+    @property
+    def last_unix_s(self) -> float | None:
+        """When the line of the highest step was printed, or None before the first line."""
+        return float(self._floats[0, self._rows - 1]) if self._rows else None
+
+    def unix_s(self, step: int) -> float | None:
+        """When the line of a step was printed, or None where there is no such line."""
+        row = int(np.searchsorted(self._step[: self._rows], step))
+        known = row < self._rows and self._step[row] == step
+        return float(self._floats[0, row]) if known else None
+
     def put(self, line: TrainingStep, fallback_unix_s: float) -> Placed:
         """Add one line; `fallback_unix_s` is its time when it tells none."""
         values = _floats_of(line, fallback_unix_s)

@@ -31,6 +31,8 @@ def job_json(job: JobState, live: JobSummary, now_s: float) -> dict[str, Any]:
         "ended": job.ended,
         "started_unix_s": job.started_unix_s,
         "ended_unix_s": job.ended_unix_s,
+        "outcome": _outcome(job),
+        "exit_code": job.lifetime.end.exit_code if job.lifetime.end else None,
         "nodes": sorted(job.nodes),
         "train_steps": job.description.train_steps if job.description else None,
         "log_silent_s": job.log_silent_s(now_s),
@@ -51,7 +53,7 @@ def fleet_json(
     with state.lock:
         known = [(name, job) for name in live if (job := state.fleet.jobs.get(name)) is not None]
         rows = [_fleet_row(job, live[name], now_s, firing[name]) for name, job in known]
-        connected = [agent.stream is not None for agent in state.agents]
+        connected = [agent.stream is not None for agent in state.agents if not agent.left]
     elsewhere = [alert for alert in alerts if alert["state"] == "firing" and alert["job"] is None]
     return {
         "jobs": rows,
@@ -64,6 +66,11 @@ def fleet_json(
     }
 
 
+def _outcome(job: JobState) -> str | None:
+    """How it ended; None while it runs."""
+    return job.lifetime.end.outcome.value if job.lifetime.end else None
+
+
 def _fleet_row(job: JobState, live: JobSummary, now_s: float, firing: int) -> dict[str, Any]:
     """What a table of hundreds of jobs shows of each."""
     worst = live.bottleneck
@@ -74,6 +81,7 @@ def _fleet_row(job: JobState, live: JobSummary, now_s: float, firing: int) -> di
         "parallel": msgspec.to_builtins(live.parallel),
         "nodes": len(job.nodes),
         "ended": job.ended,
+        "outcome": _outcome(job),
         "silent_s": max(0.0, now_s - job.received_s),
         "step": job.steps.last_step,
         "train_steps": job.description.train_steps if job.description else None,
@@ -98,6 +106,7 @@ def agent_json(agent: AgentState, now_s: float) -> dict[str, Any]:
         "agent_id": agent.agent_id,
         "node": agent.node,
         "connected": agent.stream is not None,
+        "left": agent.left,
         "version": agent.perfd_version or None,
         "last_sequence": agent.last_sequence,
         "batches": agent.batches,

@@ -20,6 +20,7 @@ import msgspec
 from perfd import logs
 from perfd.agent.agent import Agent
 from perfd.agent.collection import CollectorTask, create_tasks
+from perfd.agent.job_end import read_job_end
 from perfd.cli.signals import set_by_signals
 from perfd.collector import Settings
 from perfd.config import AgentConfig, CollectorConfig, load
@@ -27,6 +28,7 @@ from perfd.model import CollectorHealth, Record, SampleTable
 
 log = logging.getLogger("perfd.agent")
 
+_UNNAMED_JOB = "default"
 ONCE_SCHEMA = "perfd.agent_once/1"
 _EPILOG = """\
 With --once --json it prints one object: {"schema": "perfd.agent_once/1", "node", "job",
@@ -53,6 +55,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="FILE",
         help="the training's log, or a pattern; instead of collectors.training_log.options.paths",
+    )
+    parser.add_argument(
+        "--job-end",
+        type=Path,
+        metavar="FILE",
+        help="at SIGTERM, send how the job ended: FILE has `outcome=NAME exit_code=N`, or one of them",
     )
     parser.add_argument("--once", action="store_true", help="collect twice, print what was seen, and end")
     parser.add_argument("--json", action="store_true", help=f"with --once: print JSON ({ONCE_SCHEMA})")
@@ -83,8 +91,15 @@ def run(args: argparse.Namespace) -> int:
     )
     agent.start()
     stop.wait()
-    agent.stop()
+    agent.stop("The agent was stopped by a signal.", _end_of_job(args.job_end, settings))
     return 0
+
+
+def _end_of_job(path: Path | None, settings: Settings) -> Sequence[Record]:
+    """How the job ended, where somebody wrote it down."""
+    job = None if settings.job == _UNNAMED_JOB else settings.job
+    event = read_job_end(path, job, time.time_ns()) if path is not None else None
+    return () if event is None else (event,)
 
 
 def effective_config(args: argparse.Namespace, environ: Mapping[str, str], host_name: str) -> AgentConfig:
@@ -97,7 +112,7 @@ def effective_config(args: argparse.Namespace, environ: Mapping[str, str], host_
     spool = config.spool
     if spool.directory is None:
         spool = msgspec.structs.replace(spool, directory=str(state_directory(environ) / node))
-    job = args.job or config.job or environ.get("SLURM_JOB_ID") or "default"
+    job = args.job or config.job or environ.get("SLURM_JOB_ID") or _UNNAMED_JOB
     collectors = _following(config.collectors, args.log) if args.log else config.collectors
     return msgspec.structs.replace(
         config, node=node, job=job, uplink=uplink, spool=spool, collectors=collectors

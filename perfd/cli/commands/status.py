@@ -46,5 +46,6 @@ def run(args: argparse.Namespace) -> int:
     if servers:
         console.print(server_table(servers))
     connected = sum(agent["connected"] for agent in agents)
-    console.print(f"{connected} of {len(agents)} agents connected.", highlight=False)
+    expected = sum(not agent.get("left") for agent in agents)
+    console.print(f"{connected} of {expected} agents connected.", highlight=False)
     return 0

@@ -11,7 +11,18 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from perfd.cli.job_tables import UNKNOWN, Json, count, duration, get, layout, percent, silent, teraflops
+from perfd.cli.job_tables import (
+    UNKNOWN,
+    Json,
+    count,
+    duration,
+    ending,
+    get,
+    layout,
+    percent,
+    silent,
+    teraflops,
+)
 
 _PARTS = (
     ("forward", "blue", ("breakdown", "forward_ratio")),
@@ -56,7 +67,7 @@ def job_screen(job: Json, alerts: Sequence[Json], width: int, room: int | None) 
 
 
 def _title(job: Json) -> Text:
-    state = "ended" if job.get("ended") else "running"
+    state = ending(job) if job.get("ended") else "running"
     text = Text.assemble((job["name"], "bold"), "  ")
     if silent(job):
         text.append(f"silent for {job['silent_s']:.0f} s: numbers are old", style="bold yellow")

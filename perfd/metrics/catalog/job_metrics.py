@@ -22,7 +22,21 @@ JOB_METRICS: Sequence[MetricInfo] = (
         source=_LOG,
         absent="Before the job has described itself.",
     ),
-    metric("perfd_job_ended", "1 after the job has ended, else 0.", labels=_JOB, source="agent, log"),
+    metric(
+        "perfd_job_ended",
+        "1 after the job has ended, else 0.",
+        labels=_JOB,
+        source="agent, log",
+        absent="15 minutes after the end, as all series of the job.",
+    ),
+    metric(
+        "perfd_job_outcome_info",
+        "How the job ended; always 1. `outcome` is `completed`, `failed`, `signal`, `cancelled`, "
+        "`preempted`, `time_limit`, `out_of_memory`, `node_failure` or `unknown`; `exit_code` may be empty.",
+        labels=(*_JOB, "outcome", "exit_code"),
+        source="agent, log",
+        absent="The job runs, or ended more than 15 minutes ago.",
+    ),
     metric(
         "perfd_job_attempt",
         "Number of the current start of the job, counted from 1; it rises when steps go back.",

@@ -4,12 +4,12 @@ import { el, section } from "./dom.js";
 import { count, duration, plural } from "./format.js";
 import { sortedTable } from "./table.js";
 
-const state = (agent) => (agent.connected ? "connected" : "away");
+const state = (agent) => (agent.connected ? "connected" : agent.left ? "left" : "away");
 
 const table = sortedTable({
   id: "agents",
   noun: "agents",
-  order: (a, b) => a.connected - b.connected || a.node.localeCompare(b.node, "en", { numeric: true }),
+  order: (a, b) => a.left - b.left || a.connected - b.connected || a.node.localeCompare(b.node, "en", { numeric: true }),
   text: (agent) => [agent.node, state(agent), agent.version].join(" "),
   columns: [
     { name: "Node", wide: true, value: (agent) => agent.node, cell: (agent) => el("strong", {}, agent.node) },
@@ -25,9 +25,10 @@ const table = sortedTable({
 
 export function showAgents(main, agents) {
   const connected = agents.filter((agent) => agent.connected).length;
-  section(main, "summary", [connected, agents.length], () =>
+  const expected = agents.filter((agent) => !agent.left).length;
+  section(main, "summary", [connected, expected, agents.length], () =>
     agents.length
-      ? [el("h1", { id: "summary" }, `${connected} of ${plural(agents.length, "agent")} connected`)]
+      ? [el("h1", { id: "summary" }, `${connected} of ${plural(expected, "agent")} connected`)]
       : [el("div", { class: "empty", id: "empty" }, el("h1", {}, "No agent yet"), el("p", {}, "An agent runs on each node and needs this aggregator’s address:"), el("pre", {}, "perfd agent --aggregator HOST:9461"))],
   );
   if (agents.length) table.show(main, agents);

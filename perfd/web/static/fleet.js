@@ -14,6 +14,12 @@ export function state(job) {
   return isStale(job) ? "silent" : "running";
 }
 
+// As people read it: how a job ended, where that is known.
+export function stateText(job) {
+  const known = job.ended && job.outcome && job.outcome !== "unknown";
+  return known ? `ended: ${job.outcome.replaceAll("_", " ")}` : state(job);
+}
+
 const PROGRESS = { running: 0, silent: 1, ended: 2 };
 const rank = (job) => [PROGRESS[state(job)], isHeldUp(job.bottleneck) ? 0 : 1, -(job.bottleneck?.lost_ratio ?? 0)];
 
@@ -27,10 +33,10 @@ const table = sortedTable({
   id: "jobs",
   noun: "jobs",
   order,
-  text: (job) => [job.name, job.framework, state(job), kind(job.bottleneck)].join(" "),
+  text: (job) => [job.name, job.framework, stateText(job), kind(job.bottleneck)].join(" "),
   columns: [
     { name: "Job", wide: true, value: (job) => job.name, cell: (job) => [el("a", { href: `/jobs/${encodeURIComponent(job.name)}`, id: `job-${job.name}`, class: "row" }, job.name), el("small", {}, layout(job))] },
-    { name: "State", value: state, cell: (job) => el("span", { class: `state ${state(job)}` }, state(job)) },
+    { name: "State", value: state, cell: (job) => el("span", { class: `state ${state(job)}` }, stateText(job)) },
     { name: "Step", number: true, value: (job) => job.step, cell: (job) => progress(job.step, job.train_steps) },
     { name: "Step time", number: true, value: (job) => job.step_time_s, cell: (job) => duration(job.step_time_s) },
     { name: "Tokens/s", number: true, value: (job) => job.tokens_per_s, cell: (job) => count(job.tokens_per_s) },

@@ -3,7 +3,7 @@
 import { ApiError, get, jobPath } from "./api.js";
 import { breakdownBar, dimensionBars, stageBars, wholeOfStall } from "./bars.js";
 import { el, section } from "./dom.js";
-import { isStale, state } from "./fleet.js";
+import { isStale, state, stateText } from "./fleet.js";
 import { count, duration, layout, moment, percent, progress, teraflops } from "./format.js";
 import { progressChart } from "./progress.js";
 import { heatMap } from "./ranks.js";
@@ -45,7 +45,7 @@ async function stored(name) {
 
 function draw(main, job, series, alerts, captures) {
   const stale = isStale(job);
-  section(main, "title", [job.name, layout(job), steps(job), job.ended, stale], () => [title(job)]);
+  section(main, "title", [job.name, layout(job), steps(job), job.ended, job.outcome, stale], () => [title(job)]);
   section(main, "stale", [stale, stale && Math.floor(job.silent_s)], () => (stale ? [silence(job)] : []));
   section(main, "verdict", job.bottleneck, () => [headline(job.bottleneck)]);
   section(main, "numbers", numbers(job), () => [cards(numbers(job))]);
@@ -67,7 +67,7 @@ function title(job) {
   return el(
     "p",
     { class: "title" },
-    el("strong", { id: "job" }, job.name), " ", el("span", { class: `state ${state(job)}` }, state(job)),
+    el("strong", { id: "job" }, job.name), " ", el("span", { class: `state ${state(job)}` }, stateText(job)),
     el("span", { class: "quiet" }, ` ${layout(job)} · step ${steps(job)} · `),
     el("a", { href: `/reports/jobs/${encodeURIComponent(job.name)}`, id: "report" }, "Report"),
   );

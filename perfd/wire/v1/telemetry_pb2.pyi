@@ -72,14 +72,16 @@ CAPTURE_STATE_EMPTY: CaptureState
 CAPTURE_STATE_FAILED: CaptureState
 
 class AgentMessage(_message.Message):
-    __slots__ = ("hello", "batch", "capture_status")
+    __slots__ = ("hello", "batch", "capture_status", "goodbye")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_STATUS_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     batch: Batch
     capture_status: CaptureStatus
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., capture_status: _Optional[_Union[CaptureStatus, _Mapping]] = ...) -> None: ...
+    goodbye: Goodbye
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., capture_status: _Optional[_Union[CaptureStatus, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ...) -> None: ...
 
 class AggregatorMessage(_message.Message):
     __slots__ = ("welcome", "ack", "capture_request", "capture_cancel")
@@ -110,6 +112,14 @@ class Hello(_message.Message):
     first_sequence: int
     capture_tools: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, revision: _Optional[int] = ..., agent_id: _Optional[str] = ..., node: _Optional[str] = ..., perfd_version: _Optional[str] = ..., sent_unix_ns: _Optional[int] = ..., first_sequence: _Optional[int] = ..., capture_tools: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class Goodbye(_message.Message):
+    __slots__ = ("reason", "sent_unix_ns")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SENT_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    sent_unix_ns: int
+    def __init__(self, reason: _Optional[str] = ..., sent_unix_ns: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("revision", "last_sequence", "sent_unix_ns")
@@ -209,7 +219,7 @@ class GpuInfo(_message.Message):
     def __init__(self, index: _Optional[int] = ..., name: _Optional[str] = ..., uuid: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., max_sm_clock_hz: _Optional[float] = ..., mig: _Optional[bool] = ...) -> None: ...
 
 class RankPlacement(_message.Message):
-    __slots__ = ("job", "rank", "local_rank", "world_size", "gpu", "pid", "pod_uid", "pod_name")
+    __slots__ = ("job", "rank", "local_rank", "world_size", "gpu", "pid", "pod_uid", "pod_name", "started_unix_ns")
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +228,7 @@ class RankPlacement(_message.Message):
     PID_FIELD_NUMBER: _ClassVar[int]
     POD_UID_FIELD_NUMBER: _ClassVar[int]
     POD_NAME_FIELD_NUMBER: _ClassVar[int]
+    STARTED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     job: str
     rank: int
     local_rank: int
@@ -226,7 +237,8 @@ class RankPlacement(_message.Message):
     pid: int
     pod_uid: str
     pod_name: str
-    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., world_size: _Optional[int] = ..., gpu: _Optional[int] = ..., pid: _Optional[int] = ..., pod_uid: _Optional[str] = ..., pod_name: _Optional[str] = ...) -> None: ...
+    started_unix_ns: int
+    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., world_size: _Optional[int] = ..., gpu: _Optional[int] = ..., pid: _Optional[int] = ..., pod_uid: _Optional[str] = ..., pod_name: _Optional[str] = ..., started_unix_ns: _Optional[int] = ...) -> None: ...
 
 class ParallelLayout(_message.Message):
     __slots__ = ("world_size", "tp", "pp", "dp", "cp", "ep", "vp", "micro_batch_size", "global_batch_size")
@@ -480,7 +492,7 @@ class MemoryReport(_message.Message):
     def __init__(self, job: _Optional[str] = ..., step: _Optional[int] = ..., rank: _Optional[int] = ..., allocated_bytes: _Optional[float] = ..., max_allocated_bytes: _Optional[float] = ..., reserved_bytes: _Optional[float] = ..., max_reserved_bytes: _Optional[float] = ..., device_used_bytes: _Optional[float] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("kind", "time_unix_ns", "message", "job", "step", "rank", "gpu", "code", "duration_s", "values")
+    __slots__ = ("kind", "time_unix_ns", "message", "job", "step", "rank", "gpu", "code", "duration_s", "values", "outcome")
     class ValuesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -498,6 +510,7 @@ class Event(_message.Message):
     CODE_FIELD_NUMBER: _ClassVar[int]
     DURATION_S_FIELD_NUMBER: _ClassVar[int]
     VALUES_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
     kind: str
     time_unix_ns: int
     message: str
@@ -508,7 +521,8 @@ class Event(_message.Message):
     code: int
     duration_s: float
     values: _containers.ScalarMap[str, float]
-    def __init__(self, kind: _Optional[str] = ..., time_unix_ns: _Optional[int] = ..., message: _Optional[str] = ..., job: _Optional[str] = ..., step: _Optional[int] = ..., rank: _Optional[int] = ..., gpu: _Optional[int] = ..., code: _Optional[int] = ..., duration_s: _Optional[float] = ..., values: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    outcome: str
+    def __init__(self, kind: _Optional[str] = ..., time_unix_ns: _Optional[int] = ..., message: _Optional[str] = ..., job: _Optional[str] = ..., step: _Optional[int] = ..., rank: _Optional[int] = ..., gpu: _Optional[int] = ..., code: _Optional[int] = ..., duration_s: _Optional[float] = ..., values: _Optional[_Mapping[str, float]] = ..., outcome: _Optional[str] = ...) -> None: ...
 
 class LogProgress(_message.Message):
     __slots__ = ("job", "stream", "lines", "read_bytes", "unrecognised_lines", "last_line_unix_ns")
