@@ -12,7 +12,19 @@ from typing import Any, Protocol
 import msgspec
 
 from perfd.clock import Clock, SystemClock
-from perfd.model import Record, Scope
+from perfd.model import ColumnKind, Record, Scope, WellKnownColumn
+
+__all__ = [
+    "Bookmark",
+    "Collector",
+    "CollectorSpec",
+    "Column",
+    "ColumnKind",
+    "OnUnavailable",
+    "Options",
+    "RecordedStream",
+    "Settings",
+]
 
 
 class Collector(Protocol):
@@ -83,13 +95,6 @@ class RecordedStream(Collector, Protocol):
         """First and last instant of the stream, or None when it is empty or tells no time."""
 
 
-class ColumnKind(StrEnum):
-    """How Prometheus should read a column."""
-
-    GAUGE = "gauge"
-    COUNTER = "counter"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
     """One metric that a collector may put in a `SampleTable`; docs/metrics.md is made of these."""
@@ -117,5 +122,7 @@ class CollectorSpec:
     on_unavailable: OnUnavailable = OnUnavailable.RETRY
     enabled: bool = True
     columns: Sequence[Column] = ()
+    provides: Sequence[WellKnownColumn] = ()
+    """The columns that perfd itself reads and that this collector fills; loading refuses it without them."""
     replay: Mapping[str, Callable[[Path, Settings], RecordedStream]] = field(default_factory=dict)
     """By kind of stream in a recording (`nvml`, `training-log`): how to play a file of it."""

@@ -27,8 +27,9 @@ from perfd.model.job_description import (
     Recompute,
 )
 from perfd.model.placement import GpuInfo, RankPlacement, ServerInfo, ServerRole
-from perfd.model.samples import SampleTable, Scope
+from perfd.model.samples import ColumnKind, SampleTable, Scope
 from perfd.model.training_steps import LogProgress, MemoryReport, PhaseTime, StepPhases, TrainingStep
+from perfd.model.well_known_columns import GpuColumn, NicColumn, RankColumn, ServerColumn, WellKnownColumn
 from perfd.model.wire_messages import (
     Ack,
     AgentMessage,
@@ -55,9 +56,11 @@ __all__ = [
     "CollectiveProgress",
     "CollectiveTimes",
     "CollectorHealth",
+    "ColumnKind",
     "Event",
     "EventKind",
     "Goodbye",
+    "GpuColumn",
     "GpuInfo",
     "GroupShares",
     "Hello",
@@ -68,13 +71,16 @@ __all__ = [
     "MlaShape",
     "ModelShape",
     "MoeShape",
+    "NicColumn",
     "ParallelLayout",
     "PhaseTime",
+    "RankColumn",
     "RankPlacement",
     "Recompute",
     "Record",
     "SampleTable",
     "Scope",
+    "ServerColumn",
     "ServerInfo",
     "ServerRole",
     "StepPhases",
@@ -82,4 +88,5 @@ __all__ = [
     "TraceShares",
     "TrainingStep",
     "Welcome",
+    "WellKnownColumn",
 ]

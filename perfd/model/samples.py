@@ -24,6 +24,13 @@ class Scope(StrEnum):
     """A serving engine; the entity is its name or `host:port`."""
 
 
+class ColumnKind(StrEnum):
+    """How Prometheus should read a column."""
+
+    GAUGE = "gauge"
+    COUNTER = "counter"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleTable:
     """Numbers read at some instants: n rows by named columns.

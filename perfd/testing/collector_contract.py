@@ -12,6 +12,7 @@ from perfd.clock import VirtualClock
 from perfd.collector import Collector, CollectorSpec, ColumnKind, Options, RecordedStream, Settings
 from perfd.errors import Unavailable
 from perfd.model import Record, SampleTable, Scope
+from perfd.plugins import column_problems
 
 _SNAKE_CASE = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 _WRONG_UNITS = {
@@ -45,6 +46,8 @@ def check_spec(spec: CollectorSpec) -> None:
         for text in (column.help, column.absent):
             _require(text.endswith("."), f"{column.name!r}: its texts must be sentences, not {text!r}.")
         _require(column.source, f"{column.name!r} must name its source.")
+    for problem in column_problems(spec):
+        raise AssertionError(problem)
 
 
 def check_collector(

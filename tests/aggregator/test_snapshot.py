@@ -7,7 +7,7 @@ import pytest
 from aggregator.support import START_S, fleet, gpus, place, source, step
 
 from perfd.aggregator.state.job_snapshot import job_data
-from perfd.model import Event, EventKind, SampleTable, Scope
+from perfd.model import Event, EventKind, GpuColumn, SampleTable, Scope
 
 
 def data(made, *, window=None, name="llm"):
@@ -42,23 +42,29 @@ def test_nodes_that_are_read_at_different_moments_share_slots_of_time():
 
 def test_a_metric_that_only_one_node_has_is_nan_on_the_others():
     made = fleet()
-    made.apply([place(0, 0), gpus(1, a=1.0), gpus(2, a=1.0)], source(node="n0"))
-    made.apply([place(1, 0), gpus(1, b=2.0), gpus(2, b=2.0)], source(node="n1"))
+    made.apply([place(0, 0), gpus(1, busy_ratio=1.0), gpus(2, busy_ratio=1.0)], source(node="n0"))
+    made.apply([place(1, 0), gpus(1, power_w=2.0), gpus(2, power_w=2.0)], source(node="n1"))
     table = data(made).gpu
-    assert table.metrics["a"][0].tolist()[0] == 1.0
-    assert math.isnan(table.metrics["a"][0, 1])
-    assert table.metrics["b"][0, 1] == 2.0
+    assert table.metrics["busy_ratio"][0].tolist()[0] == 1.0
+    assert math.isnan(table.metrics["busy_ratio"][0, 1])
+    assert table.metrics["power_w"][0, 1] == 2.0
 
 
 def test_a_node_whose_clock_is_a_day_off_does_not_stretch_time():
     made = fleet()
     for number in range(3):
         shift = 86_400 if number == 2 else 0
-        tables = [gpus(shift + time_s, a=1.0) for time_s in range(10)]
+        tables = [gpus(shift + time_s, busy_ratio=1.0) for time_s in range(10)]
         made.apply([place(number, 0), *tables], source(node=f"n{number}"))
     table = data(made).gpu
     assert len(table.time_unix_s) <= made.limits.gpu_history_s + 1
-    assert not np.isnan(table.metrics["a"][:, :2]).any()
+    assert not np.isnan(table.metrics["busy_ratio"][:, :2]).any()
+
+
+def test_the_analysis_reads_well_known_columns_only():
+    made = fleet()
+    made.apply([place(0, 0), gpus(1, power_w=300.0, fan_speed_ratio=0.5)], source())
+    assert set(data(made).gpu.metrics) == {GpuColumn.POWER}
 
 
 def test_a_window_holds_the_newest_lines_and_what_belongs_to_them():

@@ -11,7 +11,7 @@ import msgspec
 from perfd.capture.node import RUN_VARIABLE, environment_of
 from perfd.collector import Collector, CollectorSpec, Column, ColumnKind, OnUnavailable, Options, Settings
 from perfd.errors import NothingHere, Unavailable
-from perfd.model import Event, EventKind, Record, SampleTable, Scope
+from perfd.model import Event, EventKind, RankColumn, Record, SampleTable, Scope
 from perfd_collectors.nccl.debug_log import DebugFiles
 from perfd_collectors.nccl.flight_recorder import DumpDirectory, RecordedDump
 from perfd_collectors.nccl.inspector import InspectorDirectory, RecordedInspector
@@ -279,5 +279,6 @@ SPEC = CollectorSpec(
     interval_s=0.1,
     on_unavailable=OnUnavailable.IGNORE,
     columns=COLUMNS,
+    provides=tuple(RankColumn),
     replay={"nccl-inspector": RecordedInspector, "flight-recorder": RecordedDump},
 )

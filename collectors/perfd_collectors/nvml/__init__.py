@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perfd.collector import CollectorSpec, Settings
+from perfd.model import GpuColumn
 from perfd_collectors.nvml.collector import NvmlCollector, NvmlOptions
 from perfd_collectors.nvml.columns import COLUMNS
 from perfd_collectors.nvml.jsonl_format import encode_line
@@ -25,5 +26,10 @@ def _create(options: NvmlOptions, settings: Settings) -> NvmlCollector:
 
 
 SPEC = CollectorSpec(
-    name="nvml", options=NvmlOptions, create=_create, columns=COLUMNS, replay={"nvml": RecordedNvml}
+    name="nvml",
+    options=NvmlOptions,
+    create=_create,
+    columns=COLUMNS,
+    provides=tuple(GpuColumn),
+    replay={"nvml": RecordedNvml},
 )

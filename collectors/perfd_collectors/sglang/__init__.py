@@ -6,6 +6,7 @@ from functools import partial
 
 from perfd.analysis.serving import Engine
 from perfd.collector import CollectorSpec
+from perfd.model import ServerColumn
 from perfd_collectors.serving.collector import ServingCollector, ServingOptions
 from perfd_collectors.serving.columns import COLUMNS
 
@@ -19,4 +20,5 @@ SPEC = CollectorSpec(
     create=partial(ServingCollector, Engine.SGLANG),
     interval_s=1.0,
     columns=COLUMNS,
+    provides=tuple(ServerColumn),
 )

@@ -20,6 +20,7 @@ from perfd.model import (
     JobDescription,
     LogProgress,
     MemoryReport,
+    RankColumn,
     RankPlacement,
     Record,
     SampleTable,
@@ -183,11 +184,11 @@ class Fleet:
         return gone
 
     def _apply_to_ranks(self, table: SampleTable, source: RecordSource) -> None:
-        busy_s = table.columns.get("nccl_busy_s")
-        lost = table.columns.get("nccl_lost_operations")
+        busy_s = table.columns.get(RankColumn.NCCL_BUSY)
+        lost = table.columns.get(RankColumn.NCCL_LOST_OPERATIONS)
         if busy_s is None or lost is None:
             return
-        begun = table.columns.get("nccl_operations") or [math.nan] * len(table.entities)
+        begun = table.columns.get(RankColumn.NCCL_OPERATIONS) or [math.nan] * len(table.entities)
         for time_unix_ns, entity, busy, gone, operations in zip(
             table.times_unix_ns, table.entities, busy_s, lost, begun, strict=True
         ):

@@ -24,7 +24,7 @@ from perfd.analysis.data import (
     known,
     median,
 )
-from perfd.model import RankPlacement
+from perfd.model import GpuColumn, RankPlacement
 
 _NO_STEPS_WINDOW_S = 60.0
 _LONGEST_WINDOW_S = 120.0
@@ -216,5 +216,5 @@ def _table(
     return GpuTable(
         time_unix_s=times,
         gpus=keys,
-        metrics={name: data[:, :, index] for index, name in enumerate(metrics)},
+        metrics={column: data[:, :, metrics.index(column)] for column in GpuColumn if column in metrics},
     )

@@ -7,23 +7,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from perfd.aggregator.state import AggregatorState, NodeState
-from perfd.model import Scope
+from perfd.model import Scope, ServerColumn
 
-_STATISTICS = ("p50", "p90", "p99", "mean")
-_LATENCIES = ("ttft", "tpot", "e2e", "queue")
+_LATENCIES = {
+    latency: {
+        statistic: ServerColumn(f"{latency}_{statistic}_s") for statistic in ("p50", "p90", "p99", "mean")
+    }
+    for latency in ("ttft", "tpot", "e2e", "queue")
+}
 _PLAIN = (
-    "running_requests",
-    "queued_requests",
-    "kv_cache_used_ratio",
-    "prefix_hit_ratio",
-    "generation_tokens_per_s",
-    "prompt_tokens_per_s",
-    "gpu_busy_ratio",
-    "cuda_graph_ratio",
-    "replica_imbalance_ratio",
+    ServerColumn.RUNNING_REQUESTS,
+    ServerColumn.QUEUED_REQUESTS,
+    ServerColumn.KV_CACHE_USED,
+    ServerColumn.PREFIX_HIT,
+    ServerColumn.GENERATION_TOKENS_PER_S,
+    ServerColumn.PROMPT_TOKENS_PER_S,
+    ServerColumn.GPU_BUSY,
+    ServerColumn.CUDA_GRAPH,
+    ServerColumn.REPLICA_IMBALANCE,
 )
 _PARALLEL = ("tp", "pp", "dp")
-_THEORY = ("tpot_floor_s", "tpot_theory_s", "ttft_floor_s", "memory_bandwidth_used_ratio")
+_THEORY = (
+    ServerColumn.TPOT_FLOOR,
+    ServerColumn.TPOT_THEORY,
+    ServerColumn.TTFT_FLOOR,
+    ServerColumn.MEMORY_BANDWIDTH_USED,
+)
 
 
 def servers_json(
@@ -77,8 +86,8 @@ def _with_findings(
 
 
 def _entry(node: NodeState, server: str, known: Mapping[str, float], now_s: float) -> dict[str, Any]:
-    up = known.get("up")
-    theory = {name: known.get(name) for name in _THEORY}
+    up = known.get(ServerColumn.UP)
+    theory = {column.value: known.get(column) for column in _THEORY}
     info = node.server_infos.get(server)
     return {
         "node": node.name,
@@ -90,10 +99,10 @@ def _entry(node: NodeState, server: str, known: Mapping[str, float], now_s: floa
         "parallel": {name: getattr(info.parallel, name) if info else None for name in _PARALLEL},
         "up": None if up is None else bool(up),
         "silent_s": max(0.0, now_s - node.received_s),
-        **{name: known.get(name) for name in _PLAIN},
+        **{column.value: known.get(column) for column in _PLAIN},
         **{
-            f"{latency}_s": {name: known.get(f"{latency}_{name}_s") for name in _STATISTICS}
-            for latency in _LATENCIES
+            f"{latency}_s": {statistic: known.get(column) for statistic, column in columns.items()}
+            for latency, columns in _LATENCIES.items()
         },
         "theory": theory if any(value is not None for value in theory.values()) else None,
     }

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from perfd.model import (
     CollectiveProgress,
     Event,
+    GpuColumn,
     GpuInfo,
     JobDescription,
     MemoryReport,
@@ -73,11 +74,11 @@ class GpuKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuTable:
-    """GPU samples: t instants by g GPUs, one (t, g) array per metric name of the nvml collector."""
+    """GPU samples: t instants by g GPUs, one (t, g) array per column."""
 
     time_unix_s: Floats
     gpus: Sequence[GpuKey]
-    metrics: Mapping[str, NDArray[np.float32]]
+    metrics: Mapping[GpuColumn, NDArray[np.float32]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

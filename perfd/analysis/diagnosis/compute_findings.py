@@ -9,6 +9,7 @@ from perfd.analysis.diagnosis.findings import FEWEST_STEPS, Finding, JobEvidence
 from perfd.analysis.diagnosis.hang_findings import judge_missing
 from perfd.analysis.steps import mean_over_gpus
 from perfd.formatting import milliseconds, percent
+from perfd.model import GpuColumn
 
 _GOOD_MFU = 0.40
 _FAIR_MFU = 0.30
@@ -164,7 +165,9 @@ def _unseen_nccl(facts: JobEvidence) -> list[str]:
 
 def _memory_confidence(facts: JobEvidence) -> float:
     """How sure it is that kernels wait for the GPU's memory: by its counters, by kernels' names; 0 for no."""
-    dram, tensor = (mean_over_gpus(facts.activity, f"{unit}_active_ratio") for unit in ("dram", "tensor"))
+    dram, tensor = (
+        mean_over_gpus(facts.activity, unit) for unit in (GpuColumn.DRAM_ACTIVE, GpuColumn.TENSOR_ACTIVE)
+    )
     capture = facts.capture
     matrix = capture.shares.matrix_ratio if capture is not None and capture.used else None
     by_counters = bool(dram >= _BUSY_DRAM and tensor <= _IDLE_TENSOR)
@@ -180,7 +183,7 @@ def _computing_ratio(facts: JobEvidence) -> float | None:
         return forward + backward
     if facts.capture is not None and facts.capture.used:
         return facts.capture.of_now(facts.capture.shares.compute_ratio)
-    active = mean_over_gpus(facts.activity, "sm_active_ratio")
+    active = mean_over_gpus(facts.activity, GpuColumn.SM_ACTIVE)
     return active if np.isfinite(active) else None
 
 
@@ -211,6 +214,10 @@ def _captured_kernels(capture: CaptureEvidence | None) -> list[str]:
 
 
 def _active_units(facts: JobEvidence) -> list[str]:
-    units = (("tensor cores", "tensor"), ("SMs", "sm"), ("DRAM", "dram"))
-    values = [(name, mean_over_gpus(facts.activity, f"{metric}_active_ratio")) for name, metric in units]
+    units = (
+        ("tensor cores", GpuColumn.TENSOR_ACTIVE),
+        ("SMs", GpuColumn.SM_ACTIVE),
+        ("DRAM", GpuColumn.DRAM_ACTIVE),
+    )
+    values = [(name, mean_over_gpus(facts.activity, column)) for name, column in units]
     return [f"{name} {percent(value)}" for name, value in values if np.isfinite(value)]

@@ -12,6 +12,7 @@ from perfd.analysis.diagnosis.findings import Culprit, Finding, JobEvidence, Kin
 from perfd.analysis.diagnosis.idle_cause import IdleCause, not_shown, shown_idle
 from perfd.analysis.steps import mean_over_gpus
 from perfd.formatting import percent
+from perfd.model import GpuColumn
 
 _IDLE = 0.15
 _UNATTRIBUTED = 0.10
@@ -102,9 +103,9 @@ def judge_launches(facts: JobEvidence) -> Finding | None:
 
     Without times of NCCL's kernels, which fill few multiprocessors too, nothing can be said but of one rank.
     """
-    running = mean_over_gpus(facts.activity, "graphics_active_ratio")
-    multiprocessors = mean_over_gpus(facts.activity, "sm_active_ratio")
-    tensor = mean_over_gpus(facts.activity, "tensor_active_ratio")
+    running = mean_over_gpus(facts.activity, GpuColumn.GRAPHICS_ACTIVE)
+    multiprocessors = mean_over_gpus(facts.activity, GpuColumn.SM_ACTIVE)
+    tensor = mean_over_gpus(facts.activity, GpuColumn.TENSOR_ACTIVE)
     alone = facts.parallel.world_size == 1
     in_nccl = 0.0 if alone else facts.nccl.share_ratio
     if in_nccl is None or not np.isfinite([running, multiprocessors]).all():
@@ -138,7 +139,7 @@ def judge_host_transfer(facts: JobEvidence) -> Finding | None:
     What they cost a capture shows. Without one it is at most the time that they take at the slot's speed, and
     that the multiprocessors have no work; where that is little, compute may well hide it.
     """
-    received, sent = (facts.activity.of_gpus(f"pcie_{way}_bytes_per_s") for way in ("rx", "tx"))
+    received, sent = (facts.activity.of_gpus(way) for way in (GpuColumn.PCIE_RX, GpuColumn.PCIE_TX))
     moved = np.fmax(received, sent)
     heavy = moved >= _TRANSFER_BYTES_PER_S
     shown = _shown_copies(facts.capture)
@@ -180,7 +181,7 @@ def _shown_copies(capture: CaptureEvidence | None) -> float | None:
 def _unhidden_copies(facts: JobEvidence, bytes_per_s: float) -> float:
     """At most so much of a step; 0 where there is too little to say."""
     in_the_slot = bytes_per_s / _SLOT_BYTES_PER_S
-    working = mean_over_gpus(facts.activity, "sm_active_ratio")
+    working = mean_over_gpus(facts.activity, GpuColumn.SM_ACTIVE)
     if not np.isfinite(working):
         working = mean_over_gpus(facts.activity, facts.activity.kernel_metric)
     if in_the_slot < _FULL_SLOT or not np.isfinite(working):

@@ -32,7 +32,7 @@ from perfd.analysis.steps import (
     world_size,
 )
 from perfd.analysis.stragglers import RankSlowdown
-from perfd.model import ParallelLayout
+from perfd.model import GpuColumn, ParallelLayout
 
 __all__ = [
     "SCHEMA",
@@ -240,7 +240,7 @@ def _steps(job: JobData, steady: SteadySteps) -> StepsSummary:
 
 
 def _gpus(activity: GpuActivity) -> tuple[GpuSummary, ...]:
-    names = ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio", "power_w")
+    names = (GpuColumn.SM_ACTIVE, GpuColumn.TENSOR_ACTIVE, GpuColumn.DRAM_ACTIVE, GpuColumn.POWER)
     columns = [
         [value if value == value else None for value in activity.of_gpus(name).tolist()]  # noqa: PLR0124 - NaN
         for name in names

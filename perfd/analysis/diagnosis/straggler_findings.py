@@ -9,6 +9,7 @@ from perfd.analysis.diagnosis.findings import Culprit, Finding, JobEvidence, Kin
 from perfd.analysis.steps import DataLoading
 from perfd.analysis.stragglers import Late, Pattern, Straggler, late
 from perfd.formatting import percent
+from perfd.model import GpuColumn
 
 _SLOW_INPUT = 0.05
 _SLOWER_CLOCK = 0.95
@@ -201,7 +202,7 @@ def _describe(straggler: Straggler) -> str:
 
 
 def _clock_of(facts: JobEvidence, straggler: Straggler) -> list[str]:
-    clocks = facts.activity.of_gpus("sm_clock_hz")
+    clocks = facts.activity.of_gpus(GpuColumn.SM_CLOCK)
     own = [
         clock for key, clock in zip(facts.activity.gpus, clocks, strict=True) if key.rank == straggler.rank
     ]

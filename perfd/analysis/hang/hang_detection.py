@@ -18,7 +18,7 @@ import numpy as np
 from perfd.analysis.data import Floats, GpuTable, JobData, NcclTime, NcclTimeTable, StepTable, mean
 from perfd.analysis.steps import stage_of_ranks
 from perfd.formatting import rank_names
-from perfd.model import CollectiveProgress, EventKind, ParallelLayout
+from perfd.model import CollectiveProgress, EventKind, GpuColumn, ParallelLayout
 
 _LEAST_SILENT_S = 10.0
 _LEAST_NAMED_S = 7.5
@@ -251,9 +251,9 @@ def _alike(counted: Sequence[tuple[int, NcclTime]]) -> bool:
 
 def _by_gpus(gpu: GpuTable, silent_s: float) -> _Clue | None:
     recent = gpu.time_unix_s >= (gpu.time_unix_s[-1] if len(gpu.time_unix_s) else 0.0) - min(silent_s, 10.0)
-    names = ("graphics_active_ratio", "busy_ratio")
+    names = (GpuColumn.GRAPHICS_ACTIVE, GpuColumn.BUSY)
     running = next((_recent(gpu, name, recent) for name in names if name in gpu.metrics), None)
-    tensor = _recent(gpu, "tensor_active_ratio", recent)
+    tensor = _recent(gpu, GpuColumn.TENSOR_ACTIVE, recent)
     if running is None or np.count_nonzero(recent) < 3 or not np.isfinite(running).all():
         return None
     if tensor is not None and np.nanmax(tensor, initial=0.0) > _NO_TENSOR:
@@ -274,6 +274,8 @@ def _by_gpus(gpu: GpuTable, silent_s: float) -> _Clue | None:
     return _Clue(f"{sentence}; the GPU of rank {ranks} is idle.", tuple(names_of))
 
 
-def _recent(gpu: GpuTable, name: str, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> Floats | None:
+def _recent(
+    gpu: GpuTable, name: GpuColumn, rows: np.ndarray[tuple[int], np.dtype[np.bool_]]
+) -> Floats | None:
     values = gpu.metrics.get(name)
     return None if values is None else mean(values[rows].astype(np.float64), axis=0)

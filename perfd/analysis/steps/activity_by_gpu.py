@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfd.analysis.data import Floats, GpuKey, GpuTable, Ints, StepTable, mean, median
+from perfd.model import GpuColumn
 
 _FEWEST_SAMPLES = 5
 """Of each GPU, before a median says what is usual."""
@@ -22,29 +23,29 @@ class GpuActivity:
     """Means over each steady step: one (k, g) array per metric, k steps that have samples by g GPUs."""
 
     gpus: Sequence[GpuKey]
-    metrics: Mapping[str, NDArray[np.floating]]
-    medians: Mapping[str, Floats]
+    metrics: Mapping[GpuColumn, NDArray[np.floating]]
+    medians: Mapping[GpuColumn, Floats]
     """Of each metric over steps, by GPU."""
     samples: Ints
     """Rows of the `GpuTable` that went into them."""
     source: str | None
     """`steady steps`, or `all samples` when no log says when steps were; None without samples."""
 
-    def of_gpus(self, name: str) -> Floats:
+    def of_gpus(self, name: GpuColumn) -> Floats:
         """One metric, the median over steps, for each GPU; NaN where it is unknown."""
         return self.medians.get(name, np.full(len(self.gpus), np.nan))
 
     @property
-    def kernel_metric(self) -> str:
+    def kernel_metric(self) -> GpuColumn:
         """The metric that says how long any kernel ran: GPM's, else NVML's coarser utilisation.
 
         GPM's is read at a slow pace because it is dear, so that of a short job it may have one sample,
         and that may be of its start.
         """
-        graphics, plain = self.metrics.get("graphics_active_ratio"), self.metrics.get("busy_ratio")
+        graphics, plain = self.metrics.get(GpuColumn.GRAPHICS_ACTIVE), self.metrics.get(GpuColumn.BUSY)
         if graphics is None:
-            return "busy_ratio"
-        return "graphics_active_ratio" if self.usual(graphics) or plain is None else "busy_ratio"
+            return GpuColumn.BUSY
+        return GpuColumn.GRAPHICS_ACTIVE if self.usual(graphics) or plain is None else GpuColumn.BUSY
 
     def usual(self, values: NDArray[np.floating] | None) -> bool:
         """Whether there are enough samples of each GPU for their median to say what is usual."""
@@ -52,15 +53,15 @@ class GpuActivity:
 
 
 METRICS = (
-    "sm_active_ratio",
-    "tensor_active_ratio",
-    "dram_active_ratio",
-    "graphics_active_ratio",
-    "busy_ratio",
-    "power_w",
-    "sm_clock_hz",
-    "pcie_rx_bytes_per_s",
-    "pcie_tx_bytes_per_s",
+    GpuColumn.SM_ACTIVE,
+    GpuColumn.TENSOR_ACTIVE,
+    GpuColumn.DRAM_ACTIVE,
+    GpuColumn.GRAPHICS_ACTIVE,
+    GpuColumn.BUSY,
+    GpuColumn.POWER,
+    GpuColumn.SM_CLOCK,
+    GpuColumn.PCIE_RX,
+    GpuColumn.PCIE_TX,
 )
 
 

@@ -18,7 +18,7 @@ from perfd.analysis.flops import (
 )
 from perfd.analysis.steps.activity_by_gpu import GpuActivity
 from perfd.analysis.steps.flops_check import FlopsCheck, check_flops
-from perfd.model import GpuInfo, JobDescription, ModelShape, Recompute
+from perfd.model import GpuColumn, GpuInfo, JobDescription, ModelShape, Recompute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +68,9 @@ def efficiency(
     peak = _mean([row.flops.get(precision) if row and precision else None for row in gpu_rows])
     flops, label, source = _model_flops(job, rows, tokens_per_s, world, convention)
     mfu = ratio(flops, peak)
-    clock = known(float(mean_over_gpus(activity, "sm_clock_hz")))
+    clock = known(float(mean_over_gpus(activity, GpuColumn.SM_CLOCK)))
     clock_ratio = ratio(clock, _mean([row.peak_clock_hz if row else None for row in gpu_rows]))
-    tensor = known(float(mean_over_gpus(activity, "tensor_active_ratio")))
+    tensor = known(float(mean_over_gpus(activity, GpuColumn.TENSOR_ACTIVE)))
     return Efficiency(
         tokens_per_s=tokens,
         tokens_per_s_per_gpu=ratio(tokens, world),
@@ -111,7 +111,7 @@ def _info_of(key: GpuKey, infos: Mapping[tuple[str, str], GpuInfo]) -> GpuInfo |
     return replace(info, mig=True) if info and part else info
 
 
-def mean_over_gpus(activity: GpuActivity, metric: str) -> float:
+def mean_over_gpus(activity: GpuActivity, metric: GpuColumn) -> float:
     """The mean over GPUs of their medians over steps, NaN when no GPU tells."""
     values = activity.of_gpus(metric)
     finite = values[np.isfinite(values)]

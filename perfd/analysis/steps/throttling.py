@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from perfd.analysis.data import Floats, GpuKey, JobData, mean
 from perfd.analysis.steps.activity_by_gpu import GpuActivity
+from perfd.model import GpuColumn
 
-_HARD = {
-    "hardware slowdown": (0x08, "clocks_limited_hw_slowdown_s"),
-    "software thermal limit": (0x20, "clocks_limited_sw_thermal_s"),
-    "hardware thermal limit": (0x40, "clocks_limited_hw_thermal_s"),
-    "power brake": (0x80, "clocks_limited_hw_power_brake_s"),
+_HARD: Mapping[str, tuple[int, GpuColumn | None]] = {
+    "hardware slowdown": (0x08, None),
+    "software thermal limit": (0x20, GpuColumn.LIMITED_SW_THERMAL),
+    "hardware thermal limit": (0x40, GpuColumn.LIMITED_HW_THERMAL),
+    "power brake": (0x80, GpuColumn.LIMITED_HW_POWER_BRAKE),
 }
-"""Reasons that never belong to a healthy GPU: bits of NVML's `nvmlClocksEventReason`, and its counters."""
-_POWER_CAP = {"power cap": (0x04, "clocks_limited_sw_power_s")}
+"""Reasons that never belong to a healthy GPU: bits of NVML's `nvmlClocksEventReason`, and
+the counter of each where NVML has one."""
+_POWER_CAP: Mapping[str, tuple[int, GpuColumn | None]] = {"power cap": (0x04, GpuColumn.LIMITED_SW_POWER)}
 """Usual at full load; only a clock far below the maximum makes it worth a word."""
 
 _LEAST_TIME_RATIO = 0.2
@@ -61,20 +63,20 @@ def _held(job: JobData, index: int, reason: str, times: Floats, clocks: Floats) 
     )
 
 
-def _time_ratios(job: JobData, activity: GpuActivity, bit: int, counter: str) -> Floats:
+def _time_ratios(job: JobData, activity: GpuActivity, bit: int, counter: GpuColumn | None) -> Floats:
     """How long a reason held on each GPU: by NVML's counter where it has one, else by samples of the mask."""
     absent = np.full(len(job.gpu.gpus), np.nan)
     samples = activity.samples
     if not len(samples):
         return absent
-    counted = job.gpu.metrics.get(counter)
+    counted = None if counter is None else job.gpu.metrics.get(counter)
     if counted is not None and len(samples) > 1:
         first, last = samples[0], samples[-1]
         span = job.gpu.time_unix_s[last] - job.gpu.time_unix_s[first]
         by_counter = (counted[last].astype(np.float64) - counted[first]) / span
         if np.isfinite(by_counter).any():
             return np.asarray(by_counter)
-    masks = job.gpu.metrics.get("clocks_event_reasons_bits")
+    masks = job.gpu.metrics.get(GpuColumn.CLOCKS_EVENT_REASONS)
     if masks is None:
         return absent
     taken = masks[samples]
@@ -91,4 +93,4 @@ def _clock_ratios(job: JobData, activity: GpuActivity) -> Floats:
     }
     limits: Sequence[float | None] = [most.get((key.node, key.gpu)) for key in job.gpu.gpus]
     known = np.array([np.nan if limit is None else limit for limit in limits])
-    return np.asarray(activity.of_gpus("sm_clock_hz") / known)
+    return np.asarray(activity.of_gpus(GpuColumn.SM_CLOCK) / known)

@@ -10,7 +10,7 @@ from perfd.analysis.data import Floats, JobData, known, median, median_of, perce
 from perfd.analysis.flops import PeakTable, find_gpu
 from perfd.analysis.steps.phase_timers import BACKWARD, DATA, FORWARD, OPTIMIZER, WINDOW, Timers, share
 from perfd.analysis.steps.steady_steps import SteadySteps
-from perfd.model import MemoryReport
+from perfd.model import GpuColumn, MemoryReport
 
 _SLOW_INPUT = 0.05
 """Of the step, that one rank loads longer than the others."""
@@ -172,7 +172,7 @@ def step_time(times_s: Floats, steady: SteadySteps) -> StepTime:
 
 def memory(job: JobData, peaks: PeakTable) -> Memory:
     """The fullest GPU over the whole run by NVML, else by the newest allocator reports of the ranks."""
-    used = job.gpu.metrics.get("memory_used_bytes")
+    used = job.gpu.metrics.get(GpuColumn.MEMORY_USED)
     if used is not None and used.size and np.isfinite(used).any():
         fullest = np.fmax.reduce(used, axis=0).astype(float)
         ratio = np.fmax.reduce(fullest / _capacities(job, peaks), initial=np.nan)
@@ -208,7 +208,7 @@ def goodput_ratio(job: JobData, steady: SteadySteps, median_s: float | None) -> 
 
 def _capacities(job: JobData, peaks: PeakTable) -> Floats:
     """Memory of each GPU of the table in bytes, NaN where it is unknown."""
-    total = job.gpu.metrics.get("memory_total_bytes")
+    total = job.gpu.metrics.get(GpuColumn.MEMORY_TOTAL)
     if total is not None and total.size:
         by_nvml: Floats = np.fmax.reduce(total, axis=0).astype(float)
     else:

@@ -15,7 +15,7 @@ import numpy as np
 
 from perfd.analysis.data import MAD_TO_SIGMA, MEDIAN_ERROR, Bools, Floats, Ints, median
 from perfd.analysis.steps import GpuActivity, Timers, stage_of_ranks
-from perfd.model import ParallelLayout
+from perfd.model import GpuColumn, ParallelLayout
 
 _FEWEST_STEPS = 5
 _FEWEST_SAMPLED_STEPS = 10
@@ -125,7 +125,7 @@ def undecided_by_activity(activity: GpuActivity, parallel: ParallelLayout) -> bo
     ranks = _ranks(activity)
     if activity.source == "all samples" or ranks is None or not peer_groups(ranks, parallel):
         return False
-    tensor = activity.metrics.get("tensor_active_ratio")
+    tensor = activity.metrics.get(GpuColumn.TENSOR_ACTIVE)
     sampled = activity.metrics.get(activity.kernel_metric) if tensor is None else tensor
     if sampled is None:
         return activity.source is None
@@ -140,13 +140,15 @@ def seen_idle_ratio(activity: GpuActivity, parallel: ParallelLayout) -> float | 
 
 def seen_busier_ratio(activity: GpuActivity, parallel: ParallelLayout) -> float | None:
     """How much more than its peers' the tensor cores, or SMs, of the busiest GPU are active, by theirs."""
-    found = [_most(activity, parallel, f"{unit}_active_ratio", _busier) for unit in ("tensor", "sm")]
+    found = [
+        _most(activity, parallel, unit, _busier) for unit in (GpuColumn.TENSOR_ACTIVE, GpuColumn.SM_ACTIVE)
+    ]
     known = [ratio for ratio in found if ratio is not None]
     return max(known) if len(known) == len(found) else None
 
 
 def _most(
-    activity: GpuActivity, parallel: ParallelLayout, metric: str, differing: Callable[[Floats], Floats]
+    activity: GpuActivity, parallel: ParallelLayout, metric: GpuColumn, differing: Callable[[Floats], Floats]
 ) -> float | None:
     """The largest over all GPUs of the median over steps of how one differs from its peers."""
     ranks = _ranks(activity)
@@ -190,8 +192,8 @@ def _fewest_sampled_steps(activity: GpuActivity) -> int:
 
 
 def _busy_longer(activity: GpuActivity, peers: Ints, ranks: Ints) -> list[Straggler]:
-    tensor = _of_peers(activity, "tensor_active_ratio", peers)
-    streaming = _of_peers(activity, "sm_active_ratio", peers)
+    tensor = _of_peers(activity, GpuColumn.TENSOR_ACTIVE, peers)
+    streaming = _of_peers(activity, GpuColumn.SM_ACTIVE, peers)
     if tensor is None or streaming is None:
         return []
     difference = _differences(_relative(tensor, _others(tensor)), _fewest_sampled_steps(activity))
@@ -211,7 +213,7 @@ def _idle(activity: GpuActivity, peers: Ints, ranks: Ints) -> list[Straggler]:
     return _named(difference.flagged, ranks[peers], difference, waits, pattern=Pattern.IDLE)
 
 
-def _of_peers(activity: GpuActivity, metric: str, peers: Ints) -> Floats | None:
+def _of_peers(activity: GpuActivity, metric: GpuColumn, peers: Ints) -> Floats | None:
     """Steps by peers, or None when one of them is missing: then nobody can be named."""
     values = activity.metrics.get(metric)
     if values is None:
