@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-system check format bench dashboards docs site proto clean
+.PHONY: help demo test test-slow test-system check format bench dashboards docs site proto clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1|/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -28,8 +28,15 @@ demo: $(VENV)/.installed ## Play a recorded 4-GPU training run through the whole
 	@$(BIN)/perfd replay pp4_few --skip 18
 	@echo "Next: 'source $(VENV)/bin/activate', then 'perfd run -- YOUR COMMAND'; docs/first-hour.md goes on."
 
-test: $(VENV)/.installed-dev ## Run all tests that need no services
-	@$(BIN)/python -m pytest -q -m "not system"
+# A process per core, and not more than 8: each of them imports all tests first.
+IN_PARALLEL := -n logical --maxprocesses 8 --dist worksteal
+
+test: $(VENV)/.installed-dev ## Run the tests that need no services, without the slow ones
+	@echo "About 4,500 tests, about 3 minutes on 2 cores. Slow tests: make test-slow. Real services: make test-system."
+	@$(BIN)/python -m pytest -q $(IN_PARALLEL) -m "not system and not slow"
+
+test-slow: $(VENV)/.installed-dev ## Run the slow tests that need no services
+	@$(BIN)/python -m pytest -q $(IN_PARALLEL) -m "slow and not system"
 
 test-system: $(VENV)/.installed-dev ## Run the tests against real services (.ci/run installs them)
 	@$(BIN)/python -m pytest -q -m system

@@ -41,6 +41,7 @@ def judged(told) -> dict[str, dict[str, Any]]:
     return {case["name"]: case for case in document["judges"]["perfd"]["cases"]}
 
 
+@pytest.mark.slow
 def test_no_recording_is_missed_and_none_raises_a_false_alarm(judged):
     assert {name: judged[name]["blamed"] for name in RECORDINGS} == {
         name: list(truth) for name, truth in RECORDINGS.items()
@@ -61,6 +62,7 @@ def test_while_it_plays_the_slow_rank_is_never_taken_for_slow_input():
     assert min(steady for steady, kind in said if kind == Kind.STRAGGLER) < 10
 
 
+@pytest.mark.slow
 def test_of_the_runs_on_gpus_none_is_missed_and_none_raises_a_false_alarm(judged):
     runs = [judged[run.name] for run in GPU_RUNS.iterdir()]
 
@@ -86,6 +88,7 @@ def test_the_public_timelines_are_told_apart_by_any_evidence():
     )
 
 
+@pytest.mark.slow
 def test_the_command_says_what_it_found_and_its_exit_code_is_that_of_the_worst(told, judged):
     code, document = told
 

@@ -16,6 +16,8 @@ from benchmarks.faults.noise import held_out_world, tuning_world
 from benchmarks.faults.scenario import Fault, Scenario
 from benchmarks.faults.simulation import simulate
 
+pytestmark = pytest.mark.slow
+
 
 def scenario(fault: Fault = Fault.NONE, strength: float = 0.0, **fields) -> Scenario:
     defaults = {"seed": 3, "world": held_out_world(), "data": 4, "step_s": 0.2, "rank": 2}

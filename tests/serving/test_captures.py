@@ -259,8 +259,8 @@ def test_a_trace_that_is_cut_is_kept_and_called_so(scene: Scene) -> None:
     [
         ("a.trace.json", b'{"traceEvents": []}\n', True),
         ("a.trace.json", b'{"traceEvents": [{"ph"', False),
-        ("a.trace.json.gz", gzip.compress(b'{"traceEvents": []}'), True),
-        ("a.trace.json.gz", gzip.compress(b'{"traceEvents": [{"ph"'), False),
+        ("a.trace.json.gz", gzip.compress(b'{"traceEvents": []}', mtime=0), True),
+        ("a.trace.json.gz", gzip.compress(b'{"traceEvents": [{"ph"', mtime=0), False),
         ("a.trace.json.gz", b"", False),
     ],
 )
