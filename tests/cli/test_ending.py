@@ -76,14 +76,8 @@ def test_without_any_output_the_verb_does_its_work():
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_replay_that_is_ended_leaves_no_temporary_files(tmp_path, number):
-    # Whoever runs these tests may ignore signals, as nohup does; that is inherited.
-    defaults = (
-        "import signal as s, sys; s.signal(s.SIGINT, s.default_int_handler)\n"
-        "s.signal(s.SIGTERM, s.SIG_DFL); s.signal(s.SIGHUP, s.SIG_DFL)\n"
-        "from perfd.cli import main; sys.exit(main(['replay', 'pp4_few', '--speed', '4']))"
-    )
     with subprocess.Popen(
-        [sys.executable, "-c", defaults],
+        [*_PERFD, "replay", "pp4_few", "--speed", "4"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import urllib.request
 from pathlib import Path
 
@@ -47,6 +48,18 @@ def only_job(tmp_path: Path) -> dict[str, object]:
     assert document["schema"] == "perfd.summary/1"
     (job,) = document["jobs"]
     return job
+
+
+def until_exported(process: subprocess.Popen[str], metric: str) -> str:
+    """The first page of metrics of a run that has the metric."""
+    assert process.stderr is not None
+    address = next(found[0] for line in process.stderr if (found := re.search(r"http://\S+/", line)))
+    page = ""
+    while metric not in page:
+        time.sleep(0.05)
+        with urllib.request.urlopen(f"{address}metrics") as response:
+            page = response.read().decode()
+    return page
 
 
 def test_a_job_passes_through_and_its_summary_is_printed_and_saved(tmp_path, configuration):
@@ -192,12 +205,7 @@ def test_metrics_are_served_while_the_job_runs(tmp_path, configuration):
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stderr is not None
-    address = next(found[0] for line in process.stderr if (found := re.search(r"http://\S+/", line)))
-    page = ""
-    while "perfd_step_time_seconds" not in page:
-        with urllib.request.urlopen(f"{address}metrics") as response:
-            page = response.read().decode()
+    page = until_exported(process, "perfd_step_time_seconds")
     process.send_signal(signal.SIGTERM)
     process.communicate()
     assert re.search(r'perfd_step_time_seconds\{.*job="train".*\} 0\.02', page)
@@ -294,7 +302,7 @@ def test_record_without_a_command_writes_what_the_agent_sees(tmp_path):
         subprocess.run([*TRAINER, "12", "0.001"], capture_output=True, text=True, check=True).stdout
     )
     config.write_text(f"collectors: {{training_log: {{options: {{paths: ['{log}']}}}}}}\n")
-    words = ("record", "--config", str(config), "--out", str(tmp_path / "rec"), "--duration", "1.5")
+    words = ("record", "--config", str(config), "--out", str(tmp_path / "rec"), "--duration", "0.1")
     done = perfd(*words, "--job", "followed")
     assert done.returncode == 0, done.stderr
     replayed = perfd("replay", str(tmp_path / "rec"), "--speed", "max", "--json")
@@ -378,7 +386,7 @@ def test_a_rule_of_the_command_line_fires_beside_those_of_the_configuration(tmp_
     )
     rules = ["--rules", "First.yaml", "--rules", "Second.yaml"]
     done = subprocess.run(
-        command(tmp_path, configuration, *rules, "--", *TRAINER, "200", "0.02"),
+        command(tmp_path, configuration, *rules, "--", *TRAINER, "20", "0.02"),
         capture_output=True,
         check=True,
         cwd=tmp_path,
@@ -451,21 +459,24 @@ def test_no_capture_is_promised_where_something_else_answers_libkineto(tmp_path,
 
 
 def test_a_training_loop_with_the_hook_finds_the_agent_of_its_own_run(tmp_path, configuration):
-    trainer = [sys.executable, str(Path(__file__).with_name("hooked_trainer.py"))]
-    environment = {name: value for name, value in os.environ.items() if name != "PERFD_HOOK_SOCKET"}
-    done = subprocess.run(
+    last = tmp_path / "last"
+    trainer = [sys.executable, str(Path(__file__).with_name("hooked_trainer.py")), str(last)]
+    with subprocess.Popen(
         command(tmp_path, configuration, "--", *trainer),
-        env=environment,
-        capture_output=True,
+        env={name: value for name, value in os.environ.items() if name != "PERFD_HOOK_SOCKET"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
-    )
+    ) as process:
+        until_exported(process, "perfd_step_time_seconds")
+        last.touch()
+        out, _ = process.communicate()
 
-    assert done.returncode == 0
-    (told,) = re.findall(r"^socket (.+)$", done.stdout, re.MULTILINE)
+    assert process.returncode == 0
+    (told,) = re.findall(r"^socket (.+)$", out, re.MULTILINE)
     assert re.search(rf"perfd-hook-{os.getuid()}-\d+\.sock$", told)
     assert not Path(told).exists()
-    assert f"on {socket.gethostname()}\n" in done.stdout
+    assert f"on {socket.gethostname()}\n" in out
     job = only_job(tmp_path)
     assert job["steps"]["count"] > 0
     assert job["step_time_s"]["median"] >= 0.01
