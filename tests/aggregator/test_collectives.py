@@ -517,3 +517,32 @@ def test_late_operations_find_room_in_a_row_that_already_has_more_than_it_may_ho
 
     assert late.sequence.tolist() == [*range(23), *range(48, 64)]
     assert first.sequence.tolist() == list(range(49, 65))
+
+
+@pytest.mark.parametrize(
+    ("every", "pause_ns", "missing", "forgotten"),
+    [
+        (1, 3 * 10**9, 17, True),
+        (1, 3 * 10**9, 16, False),
+        (1, 3 * 10**9 - 1, 10**6, False),
+        # One that reports each tenth operation may lack four of its reports.
+        (10, 3 * 10**9, 41, True),
+        (10, 3 * 10**9, 40, False),
+        (4, 3 * 10**9, 17, True),
+        (5, 3 * 10**9, 20, False),
+        (5, 3 * 10**9, 21, True),
+    ],
+)
+def test_what_came_before_a_hole_of_seconds_is_forgotten(
+    every: int, pause_ns: int, missing: int, forgotten: bool
+) -> None:
+    state, _ = rows(slots=10**7)
+    before = list(range(0, 10 * every, every))
+    after = list(range(before[-1] + missing, before[-1] + missing + 10 * every, every))
+    for rank in (0, 1):
+        state.put(times(rank, before))
+    for rank in (0, 1):
+        state.put(replace(times(rank, after), start_unix_ns=4 * 10**9 + pause_ns, end_unix_ns=20 * 10**9))
+
+    (table,) = tables(state)
+    assert table.sequence.tolist() == (after if forgotten else before + after)

@@ -107,6 +107,18 @@ def test_collectives_that_are_more_than_gradients_are_not_called_so():
     assert evidence.startswith("Collectives take 25.0 % of a step, 250.0 of 1000.0 ms")
 
 
+def test_a_network_is_doubted_where_gradients_take_over_twice_what_links_allow():
+    # 7.5 billion parameters in fp32, 7/4 times through links of 450 GB/s.
+    ring_s = judge({"all-grads-sync": (0.2, 0.2)}).communication.ring_estimate_s
+    assert ring_s == pytest.approx(1.75 * 4 * 7.504e9 / 450e9, rel=0.001)
+
+    def advice(took_s: float) -> str:
+        return judge({"all-grads-sync": (took_s, took_s)}).bottleneck.recommendation
+
+    assert "topology" in advice(2.01 * ring_s)
+    assert "topology" not in advice(1.99 * ring_s)
+
+
 def test_a_job_that_computes_well_has_no_bottleneck():
     summary = judge({"forward-compute": (0.3, 0.3), "backward-compute": (0.6, 0.6)}, flops=0.45 * 989.4e12)
     assert summary.bottleneck.kind is Kind.NONE

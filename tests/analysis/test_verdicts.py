@@ -10,7 +10,7 @@ from analysis.jobs import description, gpu_table, infos, job_data, phase_table, 
 from analysis.test_nccl import DP4, summary, table
 
 from perfd.analysis.collectives.slow_links import Reference
-from perfd.analysis.data.job_data import GpuKey, GpuTable, NcclTime
+from perfd.analysis.data.job_data import CollectiveTable, GpuKey, GpuTable, NcclTime
 from perfd.analysis.diagnosis.findings import Culprit, Finding, Kind
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.hang.hang_detection import hang, patience_s
@@ -83,33 +83,67 @@ def test_one_slow_group_among_its_sisters_is_found():
     assert (group.reference, group.ranks, group.group) == (Reference.SISTERS, (4, 5), "tp")
 
 
-def test_nccl_that_does_not_use_nvlink_is_held_against_it():
-    slow = table([0, 1, 2, 3], [0, 0, 0, 0], transfer_s=0.05)
+def on_one_node(slow: CollectiveTable, gpu_name: str) -> JobSummary:
+    """A job of four GPUs of a node, whose NCCL warns that it goes through shared memory."""
     gpus = GpuTable(
         time_unix_s=np.zeros(0), gpus=[GpuKey(node="n", gpu=str(r), rank=r) for r in range(4)], metrics={}
     )
     remark = Event(kind=EventKind.NCCL_WARNING, time_unix_ns=1, message="NCCL connects GPUs through SHM.")
+    data = job_data(
+        STEPS,
+        description=DP4,
+        collectives=[slow],
+        nccl=[NcclTime(rank=r, busy_s=5, span_s=10, lost_operations=0) for r in range(4)],
+        gpu=gpus,
+        gpu_infos={"n": infos(gpu_name, 4)["node0"]},
+        events=[remark],
+    )
+    return summarise(data, AnalysisSettings(peaks=load_peaks()))
 
-    def judged(gpu_name: str) -> JobSummary:
-        return summarise(
-            job_data(
-                STEPS,
-                description=DP4,
-                collectives=[slow],
-                nccl=[NcclTime(rank=r, busy_s=5, span_s=10, lost_operations=0) for r in range(4)],
-                gpu=gpus,
-                gpu_infos={"n": infos(gpu_name, 4)["node0"]},
-                events=[remark],
-            ),
-            AnalysisSettings(peaks=load_peaks()),
-        )
 
-    (group,) = judged(H200).nccl.slow_groups
+def test_nccl_that_does_not_use_nvlink_is_held_against_it():
+    slow = table([0, 1, 2, 3], [0, 0, 0, 0], transfer_s=0.05)
+
+    result = on_one_node(slow, H200)
+
+    (group,) = result.nccl.slow_groups
     assert (group.reference, group.expected_bytes_per_s) == (Reference.LINKS, pytest.approx(450e9))
-    assert judged(H200).bottleneck.confidence == 0.9
-    assert "NCCL connects GPUs through SHM. (NCCL_DEBUG)" in judged(H200).bottleneck.evidence
+    assert result.bottleneck.confidence == 0.9
+    assert "NCCL connects GPUs through SHM. (NCCL_DEBUG)" in result.bottleneck.evidence
     # Cards that no NVLink joins need not be faster.
-    assert judged("NVIDIA H100 PCIe").nccl.slow_groups == ()
+    assert on_one_node(slow, "NVIDIA H100 PCIe").nccl.slow_groups == ()
+
+
+@pytest.mark.parametrize(("size_bytes", "found"), [(8 << 20, 1), ((8 << 20) - 1, 0)])
+def test_only_large_messages_are_held_against_nvlink(size_bytes: int, found: int):
+    small = table(
+        [0, 1, 2, 3],
+        [0, 0, 0, 0],
+        # A sixteenth of what NVLink does.
+        transfer_s=1.5 * size_bytes / (450e9 / 16),
+        size_bytes=np.full(100, float(size_bytes)),
+        kernel_ratio=[0.5] * 4,
+    )
+
+    assert len(on_one_node(small, H200).nccl.slow_groups) == found
+
+
+@pytest.mark.parametrize(("of_links", "found"), [(8.01, 1), (7.99, 0)])
+def test_transfers_below_an_eighth_of_nvlink_are_slow(of_links: float, found: int):
+    slow = table(
+        [0, 1, 2, 3], [0, 0, 0, 0], transfer_s=1.5 * 1e9 / (450e9 / of_links), kernel_ratio=[0.5] * 4
+    )
+
+    assert len(on_one_node(slow, H200).nccl.slow_groups) == found
+
+
+@pytest.mark.parametrize(("times", "found"), [(1.51, 1), (1.49, 0)])
+def test_a_group_is_slow_at_half_more_than_its_own_best_pace(times: float, found: int):
+    slow = table(
+        [0, 1, 2, 3], [0, 0, 0, 0], transfer_s=0.01 * times, best_s_per_byte=0.01 / 1e9, best_size_bytes=1e9
+    )
+
+    assert len(summary([slow]).nccl.slow_groups) == found
 
 
 def test_a_slow_group_that_takes_next_to_no_time_is_not_told():

@@ -50,13 +50,18 @@ class Node:
     def free_bytes(self, path):
         return self.free(path)
 
-    def launch(self, job="llama", ranks=2, unique="1", session=None):
-        """Start a job of sleeping ranks under `nsys launch`; returns when they are there."""
+    def launch(self, job="llama", ranks=2, unique="1", session=None, processes=()):
+        """Start a job of sleeping ranks under `nsys launch`; returns when they are there.
+
+        `processes` are the variables of each process, when it is not to be one per rank.
+        """
         session = session or session_name(job, unique)
         ready = self.directory / f"ready-{session}"
         ready.mkdir()
+        processes = processes or [f"RANK={rank}" for rank in range(ranks)]
         script = "".join(
-            f"RANK={rank} sh -c 'touch {ready}/{rank}; exec sleep 60' & " for rank in range(ranks)
+            f"{variables} sh -c 'touch {ready}/{number}; exec sleep 3600' & "
+            for number, variables in enumerate(processes)
         )
         process = subprocess.Popen(
             [self.nsys, "launch", f"--session-new={session}", "sh", "-c", script + "wait"],
@@ -64,7 +69,7 @@ class Node:
             stdout=subprocess.PIPE,
         )
         self.jobs.append(process)
-        self.until(lambda: len(list(ready.iterdir())) == ranks and self.cli.session(session))
+        self.until(lambda: len(list(ready.iterdir())) == len(processes) and self.cli.session(session))
         return process
 
     def until(self, holds):

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from capture.conftest import request
 
-from perfd.capture.node.capture_tool import Begun, CapturePlan, CaptureTarget, Readiness, Tool
+from perfd.capture.node.capture_tool import Begun, CaptureOutcome, CapturePlan, CaptureTarget, Readiness, Tool
 from perfd.capture.node.job_guards import JobProgress
 from perfd.capture.node.process_environment import RUN_VARIABLE
 from perfd.capture.nsys.nsys_cli import session_name
@@ -168,12 +168,23 @@ def test_each_rank_is_judged_by_its_own_kernels(make_node):
     assert empty.reason == "The report holds no GPU work of this rank."
 
 
-class BrokenTool(Tool):
-    """A tool that collects, and cannot stop in the ordinary way."""
+def test_of_a_rank_with_several_processes_the_busiest_counts_its_steps(make_node):
+    node = make_node()
+    # A rank's loader or checkpoint writer may use the GPU, too; which one has the lowest pid is chance.
+    kernels = (1, 4, 2)
+    node.launch(processes=[f"RANK=0 NSYS_STAND_IN_MY_KERNELS={count}" for count in kernels])
+    node.progress = progress(10, 1.0, 1.0, 1.0)
+    node.executor().handle(request(steps=4))
+    assert node.until_state(CaptureState.DONE).whole_steps == 4, "the stand-in's steps have one kernel"
+
+
+class ScriptedTool(Tool):
+    """A tool that captures ranks 0 and 1, and whose end is as the test says."""
 
     kind = CaptureTool.NSYS
 
-    def __init__(self, error):
+    def __init__(self, *outcomes, error=None):
+        self.outcomes = outcomes
         self.error = error
         self.collecting = False
 
@@ -181,7 +192,7 @@ class BrokenTool(Tool):
         return True
 
     def ready(self, job, ranks):
-        return Readiness(targets=[CaptureTarget(handle="s", processes={1: 0})])
+        return Readiness(targets=[CaptureTarget(handle="s", processes={1: 0, 2: 1})])
 
     def start(self, targets, plan):
         self.collecting = True
@@ -192,15 +203,31 @@ class BrokenTool(Tool):
         return True
 
     def stop(self, targets, plan):
-        raise self.error
+        if self.error:
+            raise self.error
+        return self.outcomes
 
     def abort(self, handles):
         self.collecting = False
 
 
+@pytest.mark.parametrize(
+    ("named", "empty"), [([[0]], (1,)), ([[1]], (0,)), ([], (0, 1)), ([[0], [1]], None), ([[]], None)]
+)
+def test_a_rank_that_no_outcome_names_is_empty(node, named, empty):
+    outcomes = [CaptureOutcome(state=CaptureState.DONE, ranks=ranks) for ranks in named]
+    node.executor(tools=[ScriptedTool(*outcomes)]).handle(request())
+    node.until_state(CaptureState.RUNNING)
+    finals = [node.next_status() for _ in range(len(named) + (empty is not None))]
+    assert [status.ranks for status in finals if status.state is CaptureState.EMPTY] == (
+        [empty] if empty else []
+    )
+    assert sorted(rank for status in finals for rank in status.ranks) == ([] if named == [[]] else [0, 1])
+
+
 @pytest.mark.parametrize("error", [CaptureError("It hangs."), OSError(28, "It hangs.")])
 def test_a_tool_that_cannot_stop_is_aborted_and_its_files_are_deleted(node, error):
-    tool = BrokenTool(error)
+    tool = ScriptedTool(error=error)
     node.executor(tools=[tool]).handle(request())
     assert "It hangs." in node.until_state(CaptureState.FAILED).reason
     assert not tool.collecting
@@ -208,7 +235,7 @@ def test_a_tool_that_cannot_stop_is_aborted_and_its_files_are_deleted(node, erro
 
 
 def test_an_error_that_nobody_foresaw_costs_one_capture_and_no_more(node):
-    tool = BrokenTool(ZeroDivisionError("by nobody"))
+    tool = ScriptedTool(error=ZeroDivisionError("by nobody"))
     executor = node.executor(tools=[tool])
     executor.handle(request())
     assert "ZeroDivisionError('by nobody')" in node.until_state(CaptureState.FAILED).reason

@@ -16,6 +16,8 @@ NSYS_STAND_IN_IDLE_RANKS    values of RANK, by comma, whose processes launch no 
 NSYS_STAND_IN_REPORT_BYTES  size of a report
 NSYS_STAND_IN_GPU_METRICS   the spelling of --gpu-metrics-device(s) that this version knows
 NSYS_STAND_IN_SLOW_STOP_S   how long the import takes
+
+A process of the application may have NSYS_STAND_IN_MY_KERNELS in its environment: its own number of kernels.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from typing import Any
 
 Session = dict[str, Any]
 INJECTION = "/opt/stand-in/libToolsInjection64.so"
+MY_KERNELS = "NSYS_STAND_IN_MY_KERNELS"
 
 
 def main(arguments: list[str]) -> int:
@@ -132,7 +135,7 @@ def start(arguments: list[str]) -> int:
     wanted = {
         "output": args.output,
         "force": args.force_overwrite == "true",
-        "ranks": processes(session["id"]),
+        "processes": processes(session["id"]),
     }
     save({**session, "state": "Collection", **wanted})
     return 0
@@ -249,9 +252,10 @@ def fill(database: sqlite3.Connection, content: Session) -> None:
         )
     database.execute("INSERT INTO StringIds VALUES (1, 'ampere_gemm'), (2, 'output of the program')")
     idle = setting("IDLE_RANKS", "").split(",")
-    for name, rank in content["ranks"].items():
+    for name, environment in content["processes"].items():
         pid = int(name)
-        for number in range(0 if rank in idle else kernels):
+        rank = environment.get("RANK", "")
+        for number in range(0 if rank in idle else int(environment.get(MY_KERNELS, kernels))):
             start_ns = first_ns + number * 10**9
             database.execute(
                 "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, 1, 7, ?, ?, 1, 1, NULL)",
@@ -288,16 +292,16 @@ def generate(session: Session) -> None:
         complain("Use `--force-overwrite true` to overwrite existing files.")
         wanted = raw.with_suffix(suffix)
     # Those that ended meanwhile are in the report too.
-    ranks = {**session["ranks"], **processes(session["id"])}
-    header = {"ranks": ranks, "environment": session["environment"]}
+    found = {**session["processes"], **processes(session["id"])}
+    header = {"processes": found, "environment": session["environment"]}
     body = json.dumps(header).encode() + b"\n"
     wanted.write_bytes(body.ljust(int(setting("REPORT_BYTES", "0")), b"\0"))
     wanted.chmod(0o664)
     say(f"Generated:\n    {wanted}")
 
 
-def processes(session_id: str) -> dict[str, str]:
-    """Pids that carry the session in their environment, as injected ones do, each with its RANK."""
+def processes(session_id: str) -> dict[str, dict[str, str]]:
+    """By pid, the environment of the processes that carry the session in it, as injected ones do."""
     mark = f"NSYS_PROFILING_SESSION_ID={session_id}"
     found = {}
     for entry in Path("/proc").iterdir():
@@ -308,8 +312,8 @@ def processes(session_id: str) -> dict[str, str]:
         except OSError:
             continue
         if mark in environment:
-            ranks = [value.removeprefix("RANK=") for value in environment if value.startswith("RANK=")]
-            found[entry.name] = ranks[0] if ranks else ""
+            known = dict(variable.partition("=")[::2] for variable in environment)
+            found[entry.name] = {name: known[name] for name in ("RANK", MY_KERNELS) if name in known}
     return found
 
 
