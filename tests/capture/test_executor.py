@@ -317,7 +317,7 @@ from perfd.capture.node.job_guards import JobProgress
 from perfd.capture.nsys.nsys_installation import inspect
 from perfd.capture.nsys.nsys_tool import NsysTool
 from perfd.capture.node.capture_storage import CaptureStore
-from perfd.capture.node.capture_tool import Readiness, Target
+from perfd.capture.node.capture_tool import CaptureTarget, Readiness
 from perfd.clock import SystemClock
 from perfd.errors import CaptureError
 from perfd.model import CaptureRequest, CaptureTool

@@ -268,10 +268,10 @@ def test_what_was_handed_over_is_uploaded_even_when_perfd_is_killed(server, onli
     dying = (
         "import json, os, signal, sys, msgspec\n"
         "from perfd.config import WandbConfig\n"
-        "from perfd.exporters.wandb.wandb_messages import Log\n"
+        "from perfd.exporters.wandb.wandb_messages import LogNumbers\n"
         "from perfd.exporters.wandb.wandb_process import WandbProcess\n"
         "run = WandbProcess('llm', msgspec.convert(json.loads(sys.argv[1]), WandbConfig))\n"
-        "run.send(Log({'perfd/step': 5.0}))\n"
+        "run.send(LogNumbers({'perfd/step': 5.0}))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     ended = subprocess.run([sys.executable, "-c", dying, json.dumps(online)], check=False)

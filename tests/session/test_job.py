@@ -17,9 +17,9 @@ import pytest
 RUN = """
 import sys
 from perfd.session.job.child_process import CommandError
-from perfd.session.supervisor import MonitorSettings, RunOptions, run
+from perfd.session.supervisor import MonitorSettings, SupervisorOptions, run
 monitor, launcher, command = sys.argv[1], sys.argv[2] == "launcher", sys.argv[3:]
-options = RunOptions(
+options = SupervisorOptions(
     command=command,
     launcher=launcher,
     settings=MonitorSettings(job="test", command=command),
