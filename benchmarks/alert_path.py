@@ -211,7 +211,7 @@ def main() -> None:
     for result in results:
         print(
             f"rule engine {result['engine']}: value to webhook {result['median_s']:.2f} s (median of "
-            f"{result['trials']}), 95 % below {result['p95_s']:.2f} s, {result['min_s']:.2f} to "
+            f"{result['trials']}), 95% below {result['p95_s']:.2f} s, {result['min_s']:.2f} to "
             f"{result['max_s']:.2f} s, at intervals of {args.interval * 1000:.0f} ms"
         )
 

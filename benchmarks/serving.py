@@ -91,8 +91,8 @@ def main() -> int:
     process.join()
     median_s = statistics.median(looks_s)
     print(f"scraping a page of {_LINES} lines ({len(page(0)) // 1024} KiB) once a second:")
-    print(f"  {100 * median_s:.2f} % of a core, {100 * min(looks_s):.2f} to {100 * max(looks_s):.2f} %")
-    print(f"  ({_ROUNDS} rounds of {_LOOKS} looks; perfd allows itself {100 * _LIMIT_RATIO:g} %)")
+    print(f"  {100 * median_s:.2f}% of a core, {100 * min(looks_s):.2f} to {100 * max(looks_s):.2f}%")
+    print(f"  ({_ROUNDS} rounds of {_LOOKS} looks; perfd allows itself {100 * _LIMIT_RATIO:g}%)")
     return 0
 
 

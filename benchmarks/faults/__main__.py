@@ -109,7 +109,7 @@ def _show(cases: list[Case], baselines: dict[str, list[Case]]) -> None:
     counts = confusion(cases)
     low, high = wilson(counts.found, counts.found + counts.missed)
     print(
-        f"\nperfd found {counts.found} of {counts.found + counts.missed} (95 %: {low:.0%} to {high:.0%}),",
+        f"\nperfd found {counts.found} of {counts.found + counts.missed} (95%: {low:.0%} to {high:.0%}),",
         end="",
     )
     innocent = sum(not case.truth for case in cases)

@@ -23,7 +23,7 @@ def min_median(compute_s: Floats) -> set[int]:
 
 
 def sliding_mean(compute_s: Floats) -> set[int]:
-    """Ranks whose mean over any ten steps is 10 % over the mean of all ranks in these steps."""
+    """Ranks whose mean over any ten steps is 10% over the mean of all ranks in these steps."""
     found: set[int] = set()
     for start in range(max(1, len(compute_s) - _WINDOW_STEPS + 1)):
         means = compute_s[start : start + _WINDOW_STEPS].mean(axis=0)

@@ -17,8 +17,8 @@ _WIDEST = 0.25
 def tuning_world() -> World:
     """Steps scatter as in `dp4` and `pp4_few`; GPUs differ and drift as two H200 at their power limit did.
 
-    In 14 clean runs of 90 steps one of the two was behind at each of a step's 25 reductions by 0.1 to 0.55 %
-    of the step in the mean of the last five steps, which is a difference in pace of up to 1.5 %.
+    In 14 clean runs of 90 steps one of the two was behind at each of a step's 25 reductions by 0.1 to 0.55%
+    of the step in the mean of the last five steps, which is a difference in pace of up to 1.5%.
     """
     return World(
         name="tuning",

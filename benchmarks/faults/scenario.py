@@ -38,7 +38,7 @@ class Fault(StrEnum):
     CHECKPOINT = "checkpoint"
     """Everybody stops for 20 steps, and rank 0 for longer."""
     MISSING_RANK = "missing_rank"
-    """One rank's timings never come, and it is 20 % slow: it must not be pinned on another."""
+    """One rank's timings never come, and it is 20% slow: it must not be pinned on another."""
 
 
 BLAMELESS = frozenset(list(Fault)[list(Fault).index(Fault.SLOW_LOADERS) :]) | {Fault.NONE}

@@ -54,7 +54,7 @@ def confusion(cases: Iterable[Case]) -> Confusion:
 
 
 def wilson(hits: int, of: int, z: float = 1.96) -> tuple[float, float]:
-    """Wilson's interval of a proportion, by default at 95 % (Wilson 1927)."""
+    """Wilson's interval of a proportion, by default at 95% (Wilson 1927)."""
     if not of:
         return 0.0, 1.0
     ratio = hits / of

@@ -6,7 +6,7 @@ Each library (a path of `libnccl.so.2`) does the same collectives, sends and rec
 (`nccl_job.py`): of three sizes, on a communicator that is split, from a CUDA graph, and on one that is made
 after the first has ended. Needs nothing but the CUDA driver. What lies between an event and its kernel is
 taken from the shortest operations of the same kind. Fails when an operation is missing that NCCL announces,
-or a duration of 64 MiB is off by more than 5 % in the median, and of a send beside a receive by 15 %: NCCL
+or a duration of 64 MiB is off by more than 5% in the median, and of a send beside a receive by 15%: NCCL
 notes when the send has left. Times that perfd does not believe are none. What the plugin recorded is left as
 `operations-N.json` beside each rank's calls.
 """

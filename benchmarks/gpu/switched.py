@@ -6,7 +6,7 @@ Runs of one job differ by more than perfd costs (`overhead.py`), so here one job
 round is a block of steps with everything on and one with perfd's process stopped and its plugin idle, in
 random order. What counts is a block's median step by CUDA events against the other's of its round, and the
 time of one of many 16 KiB all-reduces in a row, for which the host decides: the most that it can cost.
-Printed are medians over rounds with their bootstrapped 95 % intervals. `--dry-run` is a job for CPUs.
+Printed are medians over rounds with their bootstrapped 95% intervals. `--dry-run` is a job for CPUs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Added:
-    """A median over rounds, and the interval that holds it with 95 %."""
+    """A median over rounds, and the interval that holds it with 95%."""
 
     median: float
     low: float

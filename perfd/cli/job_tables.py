@@ -11,11 +11,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from perfd import formatting
+from perfd.formatting import UNKNOWN, count, duration, flops_per_s, percent, power
 
 Json = Mapping[str, Any]
 
-UNKNOWN = "-"
 _STALE_S = 30.0
 _BAR_WIDTH = 12
 _MAX_GPUS = 16
@@ -79,7 +78,7 @@ def server_table(servers: Sequence[Json]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
     for name in ("SERVER", "ENGINE", "MODEL"):
         table.add_column(name, overflow="fold")
-    for name in ("RUN", "WAIT", "TTFT P50", "TPOT P50", "ALERTS"):
+    for name in ("RUN", "WAIT", "TTFT p50", "TPOT p50", "ALERTS"):
         table.add_column(name, justify="right")
     for server in servers:
         down = " (down)" if server["up"] is False else ""
@@ -108,10 +107,10 @@ def _numbers(job: Json) -> Table:
         ("step time", duration(get(job, "step_time_s", "median"))),
         ("tokens/s", count(job.get("tokens_per_s"))),
         ("MFU", percent(job.get("mfu_ratio"))),
-        ("comm share", percent(get(job, "communication", "share_ratio"))),
-        ("pipe stall", percent(get(job, "pipeline", "stall_ratio"))),
-        ("TFLOP/s/GPU", teraflops(job.get("model_flops_per_s_per_gpu"))),
-        ("data wait", percent(get(job, "data", "share_ratio"))),
+        ("comm", percent(get(job, "communication", "share_ratio"))),
+        ("stall", percent(get(job, "pipeline", "stall_ratio"))),
+        ("per GPU", flops_per_s(job.get("model_flops_per_s_per_gpu"))),
+        ("data loading", percent(get(job, "data", "share_ratio"))),
         ("optimizer", percent(get(job, "optimizer", "share_ratio"))),
     ]
     for start in range(0, len(cells), 3):
@@ -146,14 +145,13 @@ def _gpus(job: Json) -> list[RenderableType]:
     table.add_column("DRAM", justify="right", no_wrap=True)
     table.add_column("POWER", justify="right", no_wrap=True)
     for gpu in gpus[:_MAX_GPUS]:
-        power = gpu.get("power_w")
         table.add_row(
             Text(f"{gpu['node']}/{gpu['gpu']}"[-20:]),
             UNKNOWN if gpu.get("rank") is None else str(gpu["rank"]),
             bar(gpu.get("sm_active_ratio")),
             bar(gpu.get("tensor_active_ratio")),
             percent(gpu.get("dram_active_ratio")),
-            UNKNOWN if power is None else f"{power:.0f} W",
+            power(gpu.get("power_w")),
         )
     left = len(gpus) - _MAX_GPUS
     return [table, Text(f"and {left} more GPUs", style="dim")] if left > 0 else [table]
@@ -180,7 +178,7 @@ def _progress(done: float, total: float) -> RenderableType:
     line = Table.grid(padding=(0, 1))
     line.add_row(
         ProgressBar(total=max(total, 1e-9), completed=min(done, total), width=50),
-        f"{done:.0f} of {total:.0f} s",
+        f"{duration(done)} of {duration(total)}",
     )
     return line
 
@@ -198,7 +196,7 @@ def layout(job: Json) -> str:
     ]
     world = job.get("world_size")
     return ", ".join(
-        [*([f"{world} ranks"] if world else []), *(size for size in sizes if not size.endswith(" 1"))]
+        [*([f"{count(world)} ranks"] if world else []), *(size for size in sizes if not size.endswith(" 1"))]
     )
 
 
@@ -216,28 +214,6 @@ def bar(ratio: float | None) -> str:
     eighths = round(min(max(ratio, 0.0), 1.0) * _BAR_WIDTH * 8)
     full, rest = divmod(eighths, 8)
     return f"{'█' * full}{_BARS[rest] if rest else ''}".ljust(_BAR_WIDTH) + f"{ratio:4.0%}"
-
-
-def percent(ratio: float | None) -> str:
-    """A ratio as people read it."""
-    return UNKNOWN if ratio is None else f"{ratio * 100:.1f} %"
-
-
-def duration(seconds: float | None) -> str:
-    """A time as people read it."""
-    if seconds is None:
-        return UNKNOWN
-    return f"{seconds * 1e3:.0f} ms" if seconds < 10 else f"{seconds:.1f} s"
-
-
-def count(value: float | None) -> str:
-    """A number with its thousands apart."""
-    return UNKNOWN if value is None else f"{value:,.0f}"
-
-
-def teraflops(value: float | None) -> str:
-    """FLOP/s in units of 10^12."""
-    return UNKNOWN if value is None else formatting.teraflops(value)
 
 
 def get(entry: Json, *path: str) -> Any:  # noqa: ANN401  (JSON)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from perfd.doctor.check_result import CheckResult, Level
 from perfd.doctor.node_facts import NodeFacts
+from perfd.formatting import data_size
 
 _PTRACE_OF_CHILDREN = 1
 _PTRACE_OF_NOBODY = 3
@@ -74,7 +75,7 @@ def check_quota(facts: NodeFacts) -> CheckResult:
     """Whether captures of before leave room for another."""
     used, most = facts.captures_used_bytes, facts.captures_max_bytes
     title = "captures' quota"
-    what = f"captures take {used / 2**20:,.0f} of {most / 2**20:,.0f} MiB"
+    what = f"captures take {data_size(used)} of {data_size(most)}"
     if used < most:
         return CheckResult(check="quota", level=Level.OK, title=title, what=what)
     mend = f"Delete old ones in {facts.captures.path}, or raise capture.max_bytes."

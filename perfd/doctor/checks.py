@@ -11,6 +11,7 @@ from perfd.doctor.capture_checks import check_kineto_socket, check_py_spy, check
 from perfd.doctor.check_result import CheckResult, Level
 from perfd.doctor.nccl_checks import check_nccl_plugin, check_shared_memory
 from perfd.doctor.node_facts import DirectoryFacts, NodeFacts
+from perfd.formatting import data_size, duration
 
 SCHEMA = "perfd.doctor/1"
 _CLOCK_ERROR_S = 0.01
@@ -190,15 +191,15 @@ def check_clock(facts: NodeFacts) -> CheckResult:
     mend = "Run chrony or systemd-timesyncd on the host; traces of several nodes share one time line."
     if facts.clock is None:
         return CheckResult(
-            check="clock", level=Level.WARN, title=title, what="the kernel does not tell", mend=mend
+            check="clock", level=Level.WARN, title=title, what="the kernel does not report it", mend=mend
         )
-    error_ms = facts.clock.max_error_s * 1e3
+    error = duration(facts.clock.max_error_s)
     if not facts.clock.synchronised:
-        return CheckResult(check="clock", level=Level.WARN, title=title, what="not synchronised", mend=mend)
+        return CheckResult(check="clock", level=Level.WARN, title=title, what="not synchronized", mend=mend)
     if facts.clock.max_error_s > _CLOCK_ERROR_S:
-        what = f"synchronised, off by up to {error_ms:.0f} ms"
+        what = f"synchronized, off by up to {error}"
         return CheckResult(check="clock", level=Level.WARN, title=title, what=what, mend=mend)
-    what = f"synchronised, off by at most {error_ms:.1f} ms"
+    what = f"synchronized, off by at most {error}"
     return CheckResult(check="clock", level=Level.OK, title=title, what=what)
 
 
@@ -267,7 +268,7 @@ CHECKS: Sequence[Callable[[NodeFacts], CheckResult]] = (
 
 
 def _directory(check: str, title: str, facts: DirectoryFacts, needed_bytes: int, option: str) -> CheckResult:
-    free = f"{_size(facts.free_bytes)} free"
+    free = f"{data_size(facts.free_bytes)} free"
     if facts.problem:
         what = f"{facts.path} cannot be written: {facts.problem}"
         mend = f"Set {option} to a directory that this user can write."
@@ -277,13 +278,7 @@ def _directory(check: str, title: str, facts: DirectoryFacts, needed_bytes: int,
             check=check,
             level=Level.WARN,
             title=title,
-            what=f"{facts.path}: {free}, {_size(needed_bytes)} wanted",
+            what=f"{facts.path}: {free}, {data_size(needed_bytes)} wanted",
             mend=f"Free some space, or set {option} to another disk.",
         )
     return CheckResult(check=check, level=Level.OK, title=title, what=f"{facts.path}, {free}")
-
-
-def _size(count_bytes: int) -> str:
-    if count_bytes >= 2**30:
-        return f"{count_bytes / 2**30:.1f} GiB"
-    return f"{count_bytes / 2**20:.0f} MiB"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from perfd.doctor.check_result import CheckResult, Level
 from perfd.doctor.node_facts import NodeFacts
+from perfd.formatting import data_size
 
 _MOST_OF_A_GPU_BYTES = 9 << 20
 """One process, with eight rings of 1 MiB and a table of communicators: collectors/nccl_plugin/layout.h."""
@@ -35,8 +36,8 @@ def check_shared_memory(facts: NodeFacts) -> CheckResult:
         what = f"{memory.path} cannot be written: {memory.problem}; NCCL's operations are not recorded"
         return CheckResult(check="shared_memory", level=Level.WARN, title=title, what=what, mend=mend)
     wanted_bytes = max(1, len(facts.nvml.gpus)) * _MOST_OF_A_GPU_BYTES
-    free = f"{memory.path}: {memory.free_bytes / 2**20:,.0f} MiB free"
+    free = f"{memory.path}: {data_size(memory.free_bytes)} free"
     if memory.free_bytes < wanted_bytes:
-        what = f"{free}, {wanted_bytes >> 20} MiB wanted ({_MOST_OF_A_GPU_BYTES >> 20} a GPU)"
+        what = f"{free}, {data_size(wanted_bytes)} wanted ({data_size(_MOST_OF_A_GPU_BYTES)} per GPU)"
         return CheckResult(check="shared_memory", level=Level.WARN, title=title, what=what, mend=mend)
     return CheckResult(check="shared_memory", level=Level.OK, title=title, what=free)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from perfd.formatting import duration
 from perfd.hook.device import Device, device_here
 from perfd.hook.marks import Mark, seconds
 
@@ -100,12 +101,12 @@ def _doubts(
         yield f"{grown_bytes} bytes more are allocated after the run: the function keeps what it makes."
     if median_s < _LEAST_S and host_s is None:
         yield (
-            f"One call takes {1e6 * median_s:.1f} us, of which reading the clock is a part: put several calls"
+            f"One call takes {duration(median_s)}, of which reading the clock is a part: put several calls"
             " into one."
         )
     elif median_s < _LEAST_S:
         yield (
-            f"One call takes {1e6 * median_s:.1f} us, which is about launching it: put several calls into"
+            f"One call takes {duration(median_s)}, which is about launching it: put several calls into"
             " one, or use a CUDA graph."
         )
     elif host_s is not None and host_s >= _HOST_BOUND * sum(times_s) and not synchronised:
@@ -116,4 +117,4 @@ def _doubts(
         if abs(first - last) > _DRIFT * median_s:
             yield "First and last calls take unequal times: warm up longer, or look at the clocks."
         elif statistics.stdev(times_s) > _NOISY * statistics.fmean(times_s):
-            yield "The times scatter by more than 10 %: use the median, and look for other work beside it."
+            yield "The times scatter by more than 10%: use the median, and look for other work beside it."

@@ -97,7 +97,7 @@ def test_a_capture_that_ends_is_analysed_and_its_report_outlives_the_aggregator(
     finally:
         aggregator.stop()
     assert told["report"]["path"] == str(tmp_path / "c1" / "perfd.report.html")
-    assert told["report"]["words"].startswith("Compute bound. Compute kernels run for 60.0 % of the window")
+    assert told["report"]["words"].startswith("Compute bound. Compute kernels run for 60.0% of the window")
     assert told["report"]["made_unix_s"] >= told["ended_unix_s"]
     assert "Compute bound." in capsys.readouterr().out
     assert "Compute bound" in (tmp_path / "c1" / "perfd.report.html").read_text(encoding="utf-8")

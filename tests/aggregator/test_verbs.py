@@ -153,13 +153,13 @@ def test_status_shows_what_serves(served, capsys, monkeypatch):
     assert main(["status", "--aggregator", served.http_address]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "h:30000" in line)
     assert line.split()[:4] == ["node0", "h:30000", "sglang", "Qwen/Qwen3-32B"]
-    assert "12 ms" in line
+    assert "12.0 ms" in line
 
 
 def test_status_shows_a_job_in_a_line(served, capsys):
     assert main(["status", "--aggregator", served.http_address]) == 0
     shown = capsys.readouterr().out
-    for word in ("llm", "19/100", "1000 ms", "1,000", "1 of 1 agents connected"):
+    for word in ("llm", "19/100", "1000.0 ms", "1,000", "1 of 1 agents connected"):
         assert word in shown
 
 

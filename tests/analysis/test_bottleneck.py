@@ -47,7 +47,7 @@ def judge(
 
 def test_the_worked_example_names_gradient_communication():
     # 64 H100, tensor 8, pipeline 2, data 4; forward 350, backward 700, gradient all-reduce 450,
-    # optimizer 100, batch generator 5 ms: 450 of 1605 ms are 28 %.
+    # optimizer 100, batch generator 5 ms: 450 of 1605 ms are 28%.
     steps = step_table([1.605] * 20, flops_per_s_per_gpu=0.28 * 989.4e12)
     job = description(None, world_size=64, tp=8, pp=2, dp=4, micro_batch_size=1, global_batch_size=32)
     phases = phase_table(
@@ -68,11 +68,11 @@ def test_the_worked_example_names_gradient_communication():
     assert summary.bottleneck.kind is Kind.COMMUNICATION
     assert summary.bottleneck.lost_ratio == pytest.approx(0.28, abs=0.005)
     assert summary.bottleneck.evidence[0] == (
-        "Reducing gradients takes 28.0 % of a step, 450.0 of 1605.0 ms (timers: all-grads-sync)."
+        "Reducing gradients takes 28.0% of a step, 450.0 of 1605.0 ms (timers: all-grads-sync)."
     )
     assert "--overlap-grad-reduce" in summary.bottleneck.recommendation
     # Twice the micro-batches: 450 of 2 * 1055 + 550 ms.
-    assert "16.9 %" in summary.bottleneck.recommendation
+    assert "16.9%" in summary.bottleneck.recommendation
 
     # With the model's shape the ring formula stands beside the measurement: 69 billion parameters
     # over 16 ranks in fp32, 1.5 times through links of 50 GB/s.
@@ -104,7 +104,7 @@ def test_collectives_that_are_more_than_gradients_are_not_called_so():
 
     evidence = judge(extremes).bottleneck.evidence[0]
 
-    assert evidence.startswith("Collectives take 25.0 % of a step, 250.0 of 1000.0 ms")
+    assert evidence.startswith("Collectives take 25.0% of a step, 250.0 of 1000.0 ms")
 
 
 def test_a_network_is_doubted_where_gradients_take_over_twice_what_links_allow():
@@ -127,7 +127,7 @@ def test_a_job_that_computes_well_has_no_bottleneck():
 def test_a_job_that_computes_poorly_is_said_to():
     summary = judge({"forward-compute": (0.3, 0.3), "backward-compute": (0.6, 0.6)}, flops=0.2 * 989.4e12)
     assert summary.bottleneck.kind is Kind.COMPUTE
-    assert "20.0 %" in summary.bottleneck.evidence[0]
+    assert "20.0%" in summary.bottleneck.evidence[0]
 
 
 def test_without_evidence_the_verdict_abstains_and_says_what_is_missing():
@@ -192,7 +192,7 @@ def test_timers_that_are_equal_on_all_ranks_contradict_the_activity():
 def test_an_mfu_that_cannot_be_is_not_praised():
     summary = judge({"forward-compute": (0.3, 0.3), "backward-compute": (0.6, 0.6)}, flops=1.2 * 989.4e12)
     assert summary.bottleneck.kind is Kind.UNKNOWN
-    assert "120.0 %" in summary.bottleneck.evidence[-1]
+    assert "120.0%" in summary.bottleneck.evidence[-1]
 
 
 def test_slow_input_on_one_rank_is_named_by_its_idle_gpu():
@@ -211,7 +211,7 @@ def test_slow_input_on_one_rank_is_named_by_its_idle_gpu():
 
 
 ONE_LOADS = {"batch-generator": (0.01, 0.2)}
-"""One rank's timer holds 20 % of a step; it also waits for what the GPU still has to do."""
+"""One rank's timer holds 20% of a step; it also waits for what the GPU still has to do."""
 
 
 def test_a_long_timer_of_one_ranks_input_alone_is_not_called_slow_input():
@@ -226,7 +226,7 @@ def test_a_long_timer_of_one_ranks_input_alone_is_not_called_slow_input():
 def test_plain_utilisation_tells_slow_input_from_a_slow_gpu_that_nobody_names():
     idle = judge(ONE_LOADS, metrics={"busy_ratio": [1.0] * 7 + [0.905]}).bottleneck
     assert (idle.kind, idle.confidence, idle.culprits) == (Kind.DATA_LOADING, 0.6, ())
-    assert idle.evidence[2] == "One GPU idles 9.5 % more than its peers (NVML)."
+    assert idle.evidence[2] == "One GPU idles 9.5% more than its peers (NVML)."
 
     busy = judge(ONE_LOADS, metrics={"busy_ratio": [1.0] * 8}).bottleneck
     assert (busy.kind, busy.confidence, busy.culprits) == (Kind.STRAGGLER, 0.4, ())
@@ -246,7 +246,7 @@ def test_input_that_is_slow_on_all_ranks_is_said_to_be():
     slow = judge(by_rank={"data_loading": [0.21] + [0.2] * 7}).bottleneck
 
     assert (slow.kind, slow.culprits) == (Kind.DATA_LOADING, ())
-    assert "It takes 20.0 % on the fastest one: all ranks wait for input." in slow.evidence
+    assert "It takes 20.0% on the fastest one: all ranks wait for input." in slow.evidence
 
 
 def test_a_timer_that_waits_for_no_gpu_is_the_input():
@@ -283,7 +283,7 @@ def test_counters_of_held_clocks_win_over_samples_of_the_mask():
         job_data(steps, gpu=gpu, gpu_infos=infos(H100, 2)), AnalysisSettings(peaks=load_peaks())
     )
     assert summary.bottleneck.culprits == (Culprit(kind="gpu", id="node0/1"),)
-    assert "50.0 %" in summary.bottleneck.evidence[0]
+    assert "50.0%" in summary.bottleneck.evidence[0]
 
 
 def test_full_memory_is_said_beside_what_takes_the_time():
@@ -343,7 +343,7 @@ def test_timers_without_flops_are_not_said_to_be_missing_and_megatron_is_not_ass
     summary = judge(by_rank={"forward": [0.3] * 8, "backward": [0.6] * 8, "optimizer": [0.05] * 8}, job=loop)
     assert summary.bottleneck.kind is Kind.UNKNOWN
     assert summary.bottleneck.evidence[:-1] == [
-        "Forward and backward take 90.0 % of a step, waiting for other ranks included (timers).",
+        "Forward and backward take 90.0% of a step, waiting for other ranks included (timers).",
         "How well it computes is unknown: nothing tells the model's FLOP/s.",
     ]
     assert "Megatron" not in summary.bottleneck.recommendation
@@ -413,7 +413,7 @@ def test_timers_that_hold_little_of_the_step_are_not_said_to_be_missing():
 
 
 def few_steps(count: int, **metrics: list[float]) -> JobSummary:
-    """Eight H100 whose log tells that one rank, of which it does not say which, loads 20 % of a step."""
+    """Eight H100 whose log tells that one rank, of which it does not say which, loads 20% of a step."""
     steps = step_table([1.0] * (count + 1))
     extremes = {
         "batch-generator": (0.01, 0.2),
@@ -437,7 +437,7 @@ def test_what_a_slow_timer_of_input_means_is_open_until_gpus_have_been_seen_in_e
 
     early = few_steps(4, **busy).bottleneck
     assert (early.kind, early.confidence, early.culprits) == (Kind.UNKNOWN, 0.0, ())
-    assert "20.0 % of a step" in early.evidence[0]
+    assert "20.0% of a step" in early.evidence[0]
     assert "too few steps" in early.evidence[-1]
     assert early.lost_ratio == pytest.approx(0.2)
 

@@ -152,7 +152,7 @@ def test_a_capture_alone_shows_what_gpus_that_seem_busy_lose_to_the_host():
 
 
 def test_what_the_profiler_may_have_added_is_no_late_launch():
-    # 18 % of steps of 1.1 s are 19.8 % of one of 1.0 s, of which 10 are those that steps became longer by.
+    # 18% of steps of 1.1 s are 19.8% of one of 1.0 s, of which 10 are those that steps became longer by.
     assert Kind.LAUNCH_BOUND not in kinds(judged(captured(step_time_s=1.1, launch_ratio=0.18)))
     found = finding(judged(captured(step_time_s=1.1, launch_ratio=0.3)), Kind.LAUNCH_BOUND)
     assert found.lost_ratio == pytest.approx(0.23)
@@ -172,7 +172,7 @@ def test_idle_that_the_capture_does_not_show_stays_the_hosts_and_is_said_to_be_u
     without = finding(judged(captured(launch_ratio=0.01), gpu=IDLE), Kind.HOST_BOUND)
     no_calls = finding(judged(captured(unexplained_idle_ratio=0.3), gpu=IDLE), Kind.HOST_BOUND)
 
-    assert without.evidence[-1].startswith("The host kept GPUs idle in 1.0 % of a step only when traced")
+    assert without.evidence[-1].startswith("The host kept GPUs idle in 1.0% of a step only when traced")
     assert "no host call tells why (capture c1, 4 min ago)" in no_calls.evidence[-1]
 
 
@@ -197,11 +197,11 @@ def test_what_a_capture_showed_to_be_hidden_costs_nothing():
     found = finding(some, Kind.COMMUNICATION)
     assert found.lost_ratio == pytest.approx(0.18)
     said = (
-        "Computation and copies hid 40.0 % of communication, so about 18.0 % of a step is exposed"
+        "Computation and copies hid 40.0% of communication, so about 18.0% of a step is exposed"
         " (capture c1, 4 min ago)."
     )
     assert said in found.evidence
-    assert "exposed 18.0 % (capture c1, 4 min ago)" in in_words([some])
+    assert "exposed 18.0% (capture c1, 4 min ago)" in in_words([some])
     hidden = judged(captured(communication_ratio=0.3, exposed_communication_ratio=0.03), **in_nccl(0.3))
     assert Kind.COMMUNICATION not in kinds(hidden)
 
@@ -210,9 +210,7 @@ def test_of_more_communication_than_in_the_capture_as_large_a_part_is_exposed_an
     more = judged(captured(communication_ratio=0.2, exposed_communication_ratio=0.12), **in_nccl(0.3))
 
     assert more.communication.exposed_ratio == pytest.approx(0.18)
-    assert (
-        more.communication.exposed_source == "capture c1, 4 min ago, scaled: communication took 20.0 % then"
-    )
+    assert more.communication.exposed_source == "capture c1, 4 min ago, scaled: communication took 20.0% then"
 
 
 def test_communication_of_which_no_usable_capture_tells_the_exposed_part_says_so():
@@ -264,7 +262,7 @@ def test_without_timers_and_counters_a_capture_tells_compute_bound_from_memory_b
     assert judged(None).bottleneck.kind is Kind.UNKNOWN
     assert (matrix.kind, matrix.confidence) == (Kind.COMPUTE, 0.6)
     assert (moving.kind, moving.confidence) == (Kind.MEMORY_BOUND, 0.4)
-    said = "Compute kernels run 90.0 % of a step, at most 30.0 % of it matrix products and attention"
+    said = "Compute kernels run 90.0% of a step, at most 30.0% of it matrix products and attention"
     assert moving.evidence[0] == f"{said} (capture c1, 4 min ago)."
 
 
@@ -310,7 +308,7 @@ COPYING = gpu_table(STEPS, {"pcie_rx_bytes_per_s": [20e9] * 4, "sm_active_ratio"
 def test_what_copies_cost_is_what_a_capture_shows_unhidden():
     found = finding(judged(captured(exposed_copies_ratio=0.4), gpu=COPYING), Kind.HOST_TRANSFER)
     assert (found.lost_ratio, found.confidence) == (pytest.approx(0.4), 0.9)
-    assert found.evidence[1] == "Copies and fills that nothing hid took 40.0 % (capture c1, 4 min ago)."
+    assert found.evidence[1] == "Copies and fills that nothing hid took 40.0% (capture c1, 4 min ago)."
 
     little = captured(exposed_copies_ratio=0.01)
     # What joins the GPUs is not known here: they may send to each other.

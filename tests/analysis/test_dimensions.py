@@ -325,10 +325,10 @@ def test_a_capture_tells_which_dimension_is_hidden_and_which_is_not():
     found = finding(result, Kind.COMMUNICATION)
     assert found.lost_ratio == pytest.approx(0.249)
     assert (
-        "Exposed in a step is, by parallel dimension: tp 24.0 % (capture c1, 4 min ago),"
-        " dp 0.9 % (capture c1, 4 min ago)." in found.evidence
+        "Exposed in a step is, by parallel dimension: tp 24.0% (capture c1, 4 min ago),"
+        " dp 0.9% (capture c1, 4 min ago)." in found.evidence
     )
-    assert "--tp-comm-overlap): it wins at most 24.0 %" in found.recommendation
+    assert "--tp-comm-overlap): it wins at most 24.0%" in found.recommendation
     assert "--overlap-grad-reduce" not in found.recommendation
 
 
@@ -349,7 +349,7 @@ def test_a_dimension_that_took_another_share_then_says_so():
 
     seen = by_group(result)
     assert seen["tp"].exposed_ratio == pytest.approx(0.125)
-    assert seen["tp"].exposed_source == "capture c1, 4 min ago, scaled: communication took 50.0 % then"
+    assert seen["tp"].exposed_source == "capture c1, 4 min ago, scaled: communication took 50.0% then"
     assert seen["dp"].exposed_source == "capture c1, 4 min ago"
 
 
@@ -358,11 +358,11 @@ def test_without_a_capture_it_is_said_what_is_missing():
 
     assert {one.missing for one in result.communication.dimensions} == {"no capture was analysed"}
     said = (
-        "How much is exposed is not known of tp (25.0 % of a step), dp (18.0 % of a step): no capture was"
+        "How much is exposed is not known of tp (25.0% of a step), dp (18.0% of a step): no capture was"
         " analysed."
     )
     assert said in finding(result, Kind.COMMUNICATION).evidence
-    assert "tp 25.0 %, dp 18.0 %; exposed unknown (no capture was analysed)" in in_words([result])
+    assert "tp 25.0%, dp 18.0%; exposed unknown (no capture was analysed)" in in_words([result])
 
 
 def test_a_job_that_started_again_in_another_layout_since_the_capture_gets_nothing_from_it():
@@ -457,7 +457,7 @@ def test_of_what_little_a_dimension_takes_nothing_is_said():
 
     evidence = finding(judged(**little), Kind.COMMUNICATION).evidence
 
-    assert "How much is exposed is not known of tp (30.0 % of a step): no capture was analysed." in evidence
+    assert "How much is exposed is not known of tp (30.0% of a step): no capture was analysed." in evidence
 
 
 def test_why_a_capture_is_not_used_is_said_once():
@@ -513,7 +513,7 @@ def test_what_little_is_known_of_one_dimension_does_not_hide_another_that_may_co
 
     found = finding(judged(phases=phases, **IN_KERNELS), Kind.COMMUNICATION)
 
-    assert "wins at most 2.0 %" not in found.recommendation
+    assert "wins at most 2.0%" not in found.recommendation
     assert "--tp-comm-overlap" in found.recommendation
 
 
@@ -551,4 +551,4 @@ def test_the_report_has_a_table_of_dimensions():
 
     (found,) = (one for one in report.tables if one.title == "Communication by parallel dimension")
     assert [row[0] for row in found.rows] == ["tp", "dp"]
-    assert found.rows[0][-1] == "24.0 %"
+    assert found.rows[0][-1] == "24.0%"

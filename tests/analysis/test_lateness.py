@@ -68,7 +68,7 @@ def blamed(summary: JobSummary) -> list[int | str]:
 def test_a_lag_that_every_bucket_of_a_step_waits_for_is_lost_once(ranks):
     summary = judged(gradients(lags(40, ranks, {1: 0.005})))
 
-    # The sum of the waits is 12.5 % of a step, and the lag is half a percent.
+    # The sum of the waits is 12.5% of a step, and the lag is half a percent.
     assert summary.nccl.ranks[1].caused_ratio == pytest.approx(0.005)
     assert summary.nccl.ranks[1].caused_at_most_ratio == pytest.approx(0.125)
     assert blamed(summary) == []

@@ -283,4 +283,4 @@ def test_nobody_is_said_to_wait_for_longer_than_there_was_time():
     result = summary([beside])
 
     assert (result.nccl.ranks[2].caused_at_most_ratio or 0) > 1
-    assert "(they wait 100.0 % in NCCL's kernels" in result.bottleneck.evidence[1]
+    assert "(they wait 100.0% in NCCL's kernels" in result.bottleneck.evidence[1]

@@ -62,7 +62,7 @@ def test_unmarked_slow_steps_are_outliers_and_stay_in_what_jitter_is_measured_on
     times = [1.0] * 20
     times[7:11] = [1.15, 1.08, 1.16, 6.0]
     steady = steady_rows(step_table(times), ())
-    # The second of them is under 10 %, but stands between two that are not.
+    # The second of them is under 10%, but stands between two that are not.
     assert steady.dropped[ExclusionReason.OUTLIER] == (8, 9, 10, 11)
     assert set(steady.unmarked.tolist()) - set(steady.rows.tolist()) == {7, 8, 9, 10}
 

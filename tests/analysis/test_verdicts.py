@@ -42,7 +42,7 @@ def test_a_group_that_was_twice_as_fast_before_has_a_slow_link_and_no_rank_is_bl
     assert [culprit.kind for culprit in result.bottleneck.culprits] == ["group"]
     (group,) = result.nccl.slow_groups
     assert (group.reference, group.slowdown_ratio) == (Reference.HISTORY, pytest.approx(2))
-    # 20 % of the time, of which half would do.
+    # 20% of the time, of which half would do.
     assert result.bottleneck.lost_ratio == pytest.approx(0.1)
     assert finding(result, Kind.STRAGGLER) is None
 
@@ -570,7 +570,7 @@ def test_tiny_kernels_of_a_rank_alone_need_no_times_of_nccl():
     found = finding(summarise(job, AnalysisSettings()), Kind.LAUNCH_BOUND)
 
     assert found is not None
-    assert found.evidence[0] == "Kernels run 95.0 % of the time (GPM)."
+    assert found.evidence[0] == "Kernels run 95.0% of the time (GPM)."
 
 
 def test_traffic_from_the_host_is_told_with_the_gpus_that_receive_it():
@@ -710,10 +710,10 @@ def test_gpus_that_idle_beside_the_rank_that_is_named_are_still_the_hosts_fault(
 
     assert found is not None
     assert found.lost_ratio == pytest.approx(0.3, abs=1e-6)
-    assert found.evidence == ["The other GPUs run no kernel at all in 30.0 % of steady steps (NVML)."]
+    assert found.evidence == ["The other GPUs run no kernel at all in 30.0% of steady steps (NVML)."]
     everybody = finding(idle_behind_a_rank([0.7] * 4, 0.0), Kind.HOST_BOUND)
     assert everybody is not None
-    assert everybody.evidence == ["GPUs run no kernel at all in 30.0 % of steady steps (NVML)."]
+    assert everybody.evidence == ["GPUs run no kernel at all in 30.0% of steady steps (NVML)."]
 
 
 @pytest.mark.parametrize(("micro_batches", "theory"), [(4, 0.2), (2, 1 / 3)])

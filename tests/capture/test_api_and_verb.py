@@ -151,7 +151,7 @@ def test_show_tells_every_rank_with_its_files(perfd):
     text = perfd("show", "mine")
     assert "mine: done" in text
     assert "rank 1 on a: done Because." in text
-    assert "/x/r.nsys-rep (1.0 MiB)" in text
+    assert "/x/r.nsys-rep (1.0 MB)" in text
     ranks = json.loads(perfd("show", "mine", "--json"))["capture"]["ranks"]
     assert ranks[0] == {
         "rank": 0,

@@ -212,7 +212,7 @@ def test_a_file_beyond_the_quota_removes_nothing_and_says_so(tmp_path, stacks):
 def test_the_floor_of_free_space_holds_where_it_is_shared_too(tmp_path, stacks):
     copies, problem = sharing(tmp_path, free=lambda _: 10**6, min_free_bytes=10**6).share("c1", stacks, never)
     assert not copies
-    assert f"{tmp_path} has 1.0 MiB free, of which 1.0 MiB must stay so" in problem
+    assert f"{tmp_path} has 1.0 MB free, of which 1.0 MB must stay free" in problem
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def test_ranks_that_ended_in_one_way_are_one_line(capsys):
     assert _show(capsys, ranks) == [
         f"  ranks 0, 1, 2, {', '.join(map(str, range(5, 18)))} and 46 more on n0: refused The disk is full.",
         "  rank 3 on n0: done",
-        "    /x/rank3.nsys-rep (1.0 MiB)",
+        "    /x/rank3.nsys-rep (1.0 MB)",
         "  rank 4 on n0: failed nsys ended.",
         "  ranks 64, 65 on n1: refused The disk is full.",
     ]
@@ -66,9 +66,9 @@ def test_each_rank_with_files_has_its_line(capsys):
     ranks = [_rank(rank, "done", "", f"/x/{rank}") for rank in range(2)]
     assert _show(capsys, ranks) == [
         "  rank 0 on n0: done",
-        "    /x/0 (1.0 MiB)",
+        "    /x/0 (1.0 MB)",
         "  rank 1 on n0: done",
-        "    /x/1 (1.0 MiB)",
+        "    /x/1 (1.0 MB)",
     ]
 
 

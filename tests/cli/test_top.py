@@ -110,13 +110,13 @@ def test_jobs_that_run_and_lose_most_come_first_and_ended_ones_last() -> None:
     shown = "\n".join(drawn(fleet_screen(fleet(*jobs), 0, 120, 20), 120))
     assert "3 of 4 running jobs held up" in shown
     assert "996 of 1000 agents connected" in shown
-    assert "silent for 60 s" in shown
+    assert "silent for 60.0 s" in shown
     assert "ALERT PerfdXid  GPU 4 reports XID 79" in shown
 
 
 def test_a_silent_job_says_that_its_numbers_are_old() -> None:
     assert (
-        "silent for 45 s: numbers are old"
+        "silent for 45.0 s: numbers are old"
         in drawn(job_screen(job_entry("llama", silent_s=45.0), [], 80, 22))[0]
     )
 
@@ -130,7 +130,7 @@ def test_a_job_shows_its_step_as_a_bar_as_wide_as_the_terminal() -> None:
     bar = next(line for line in drawn(job_screen(job, [], 80, 22)) if line.startswith("████"))
 
     assert bar == "█" * 80
-    assert "forward 25.0 %" in "\n".join(drawn(job_screen(job, [], 80, 22)))
+    assert "forward 25.0%" in "\n".join(drawn(job_screen(job, [], 80, 22)))
 
 
 def test_servers_are_beside_theory_and_the_chosen_ones_findings_are_said() -> None:
@@ -139,7 +139,7 @@ def test_servers_are_beside_theory_and_the_chosen_ones_findings_are_said() -> No
     shown = drawn(server_screen(servers, 0, 80, 20))
 
     first, second = (next(line for line in shown if name in line) for name in ("h:1", "h:2"))
-    for value in ("200", "71.0 %", "310 ms", "12.0 ms", "45.0 ms", "12.1 ms"):
+    for value in ("200", "71.0%", "310.0 ms", "12.0 ms", "45.0 ms", "12.1 ms"):
         assert value in first
     assert second.startswith("> down n1 h:2")
     assert shown[-2] == "sglang 0.5.9, meta-llama/Llama-3.3-70B-Instruct, tp 8"

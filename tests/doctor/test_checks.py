@@ -170,16 +170,16 @@ def nsys(installation=NSYS, version="2025.3.1", libdw=Path("/lib/libdw.so.1"), p
             Level.FAIL,
             "/state cannot be written: Read-only file system",
         ),
-        (check_spool, {"spool": replace(GOOD_DIRECTORY, free_bytes=300)}, Level.WARN, "/state: 0 MiB free"),
+        (check_spool, {"spool": replace(GOOD_DIRECTORY, free_bytes=300)}, Level.WARN, "/state: 300 B free"),
         (
             check_captures,
             {"captures": replace(GOOD_DIRECTORY, free_bytes=2**20)},
             Level.WARN,
-            "1.0 GiB wanted",
+            "1.1 GB wanted",
         ),
         (check_clock, {"clock": None}, Level.WARN, "chrony"),
         (check_clock, {"clock": ClockFacts(synchronised=False, max_error_s=16)}, Level.WARN, "not sync"),
-        (check_clock, {"clock": ClockFacts(synchronised=True, max_error_s=0.2)}, Level.WARN, "200 ms"),
+        (check_clock, {"clock": ClockFacts(synchronised=True, max_error_s=0.2)}, Level.WARN, "200.0 ms"),
         (check_nccl_plugin, {"nccl_plugin": None}, Level.WARN, "libnccl-profiler-perfd.so is not"),
         (
             check_shared_memory,
@@ -191,7 +191,7 @@ def nsys(installation=NSYS, version="2025.3.1", libdw=Path("/lib/libdw.so.1"), p
             check_shared_memory,
             {"shared_memory": DirectoryFacts(path=Path("/shm"), free_bytes=5 << 20)},
             Level.WARN,
-            "/shm: 5 MiB free, 9 MiB wanted (9 a GPU)",
+            "/shm: 5.2 MB free, 9.4 MB wanted (9.4 MB per GPU)",
         ),
         (
             check_aggregator,

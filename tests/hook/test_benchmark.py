@@ -98,9 +98,9 @@ def test_steady_work_raises_no_doubt():
     ("device", "doubt"),
     [
         (Device([100.0], bytes_a_call=512), "51200 bytes more are allocated"),
-        (Device([0.005]), "One call takes 5.0 us"),
+        (Device([0.005]), "One call takes 5.0 µs"),
         (Device([100.0] * 35 + [50.0] * 75), "warm up longer"),
-        (Device([100.0, 100.0, 100.0, 100.0, 180.0]), "scatter by more than 10 %"),
+        (Device([100.0, 100.0, 100.0, 100.0, 180.0]), "scatter by more than 10%"),
     ],
 )
 def test_known_mistakes_are_told(device: Device, doubt: str):

@@ -169,7 +169,7 @@ def test_that_nccl_is_busy_is_no_verdict_while_the_one_that_it_waits_for_may_be_
     (busy,) = (one for one in summary.findings if one.kind is Kind.COMMUNICATION)
     assert (busy.confidence, busy.lost_ratio) == (0.4, None)
     assert " ".join(busy.evidence) == (
-        "NCCL's kernels run 30.0 % of the time (nccl plugin: kernels on the GPU). How much of that moves"
+        "NCCL's kernels run 30.0% of the time (nccl plugin: kernels on the GPU). How much of that moves"
         " data, and how much waits for a slow rank, is unknown: no timings came from rank 2."
     )
     assert "overlap-grad-reduce" not in busy.recommendation

@@ -38,7 +38,7 @@ def test_only_what_came_since_counts(served, capsys):
     since = report(served, capsys, "--since", moment)
     assert value(since, "Step time") == "2000.0 ms"
     (table,) = [table for table in since["tables"] if table["title"] == "GPUs"]
-    assert table["rows"][0][2] == "40.0 %", "counters are of that time too"
+    assert table["rows"][0][2] == "40.0%", "counters are of that time too"
     whole = report(served, capsys)
     assert value(whole, "Step time") != "2000.0 ms"
 

@@ -44,7 +44,7 @@ def histogram(
 
 
 def busy_70b(itl_counts: Sequence[float] | None = None) -> bytes:
-    """A 70B model at 200 running requests of 2000 tokens: P50 12 ms, P99 45 ms between tokens."""
+    """A 70B model at 200 running requests of 2000 tokens: p50 12 ms, p99 45 ms between tokens."""
     model = {"model_name": "llama-70b"}
     shard = {**model, "tp_rank": "0", "pp_rank": "0", "engine_type": "unified"}
     counts = itl_counts or (0, 0, 0, 100, 600, 1600, 1800, 1900, 1950, 1975, 1995, 2000, 2000, 2000)

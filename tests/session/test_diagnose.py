@@ -35,7 +35,7 @@ def test_in_words_every_finding_has_its_evidence(capsys: pytest.CaptureFixture[s
 
     said = capsys.readouterr().out
     assert said.startswith("# pp4_few\n")
-    assert "- Theory expects 42.9 %" in said
+    assert "- Theory expects 42.9%" in said
     assert "What to do: Use more micro-batches" in said
 
 

@@ -85,8 +85,8 @@ def test_how_much_of_communication_is_waiting_stands_beside_it_where_that_is_kno
         [dataclasses.replace(summary, communication=Communication(share_ratio=0.4, source="nccl plugin"))]
     )
 
-    line = "communication         40.0 % (nccl plugin)"
-    assert f"{line}: 16.0 % moves data, 24.0 % waits for other ranks\n" in told
+    line = "communication         40.0% (nccl plugin)"
+    assert f"{line}: 16.0% moves data, 24.0% waits for other ranks\n" in told
     assert f"{line}\n" in untold
 
 
@@ -126,11 +126,11 @@ def test_a_total_by_timers_says_which_dimensions_it_does_not_count(summary):
 
     told = numbers(summary, communication=timed)
 
-    assert told["communication"] == ["0.6 % (timers: all-grads-sync), not counting pp"]
-    assert told["by dimension"] == ["pp 24.0 %, exposed 24.0 % (timers)"]
+    assert told["communication"] == ["0.6% (timers: all-grads-sync), not counting pp"]
+    assert told["by dimension"] == ["pp 24.0%, exposed 24.0% (timers)"]
     # A capture counts all that communicates.
     captured = dataclasses.replace(timed, share_ratio=0.3, source="capture c-1")
-    assert numbers(summary, communication=captured)["communication"] == ["30.0 % (capture c-1)"]
+    assert numbers(summary, communication=captured)["communication"] == ["30.0% (capture c-1)"]
 
 
 def test_dimensions_that_communicate_at_once_are_told_with_what_they_take_together(summary):
@@ -143,10 +143,10 @@ def test_dimensions_that_communicate_at_once_are_told_with_what_they_take_togeth
 
     told = numbers(summary, communication=seen)
 
-    assert told["communication"] == ["30.0 % (nccl plugin)"]
+    assert told["communication"] == ["30.0% (nccl plugin)"]
     assert told["by dimension"] == [
-        "pp 20.0 %, dp 18.0 %; exposed unknown (no capture was analysed)",
-        "together 30.0 %: partly at the same time",
+        "pp 20.0%, dp 18.0%; exposed unknown (no capture was analysed)",
+        "together 30.0%: partly at the same time",
     ]
 
 
@@ -158,8 +158,8 @@ def test_of_each_dimension_it_is_told_why_its_exposed_part_is_unknown(summary):
     seen = Communication(share_ratio=0.3, source="nccl plugin", dimensions=dimensions)
 
     assert numbers(summary, communication=seen)["by dimension"] == [
-        "dp 20.0 %, exposed 10.0 % (timers)",
-        "tp 10.0 %, exposed unknown (no capture was analysed)",
+        "dp 20.0%, exposed 10.0% (timers)",
+        "tp 10.0%, exposed unknown (no capture was analysed)",
     ]
 
 
@@ -169,12 +169,12 @@ def test_a_stall_by_waiting_is_of_the_time_and_one_by_timers_of_the_schedule(sum
     unknown = Pipeline(bubble_theory_ratio=0.2)
 
     for pipeline, said in (
-        (stall, f"30.0 % of the time; theory expects 20.0 % ({SOURCE_WAITING})"),
+        (stall, f"30.0% of the time; theory expects 20.0% ({SOURCE_WAITING})"),
         (
             dataclasses.replace(stall, source="timers"),
-            "30.0 % of the schedule; theory expects 20.0 % (timers)",
+            "30.0% of the schedule; theory expects 20.0% (timers)",
         ),
-        (unknown, "unknown; theory expects 20.0 % of the schedule"),
+        (unknown, "unknown; theory expects 20.0% of the schedule"),
     ):
         assert numbers(summary, parallel=parallel, pipeline=pipeline)["pipeline stall"] == [said]
 

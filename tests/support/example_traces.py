@@ -1,6 +1,6 @@
 """Writes the traces of the documentation: `python -m tests.support.example_traces [FOLDER]`.
 
-Four data-parallel ranks as torch's profiler sees them, made up: forward and backward of rank 2 take 40 %
+Four data-parallel ranks as torch's profiler sees them, made up: forward and backward of rank 2 take 40%
 longer, and its peers wait for it in the all-reduce.
 """
 

@@ -116,7 +116,7 @@ def _ranks(stand_in: StandIn) -> None:
 def _serving(stand_in: StandIn) -> None:
     finding = {
         "name": "PerfdServerTailLatency",
-        "summary": "Tokens of 10.0.0.5:30000 stall: P99 of the time between them is 45ms",
+        "summary": "Tokens of 10.0.0.5:30000 stall: p99 of the time between them is 45ms",
         "recommendation": "Decode alone is even, so prefill holds it up. Prefill in smaller pieces "
         "(SGLang: --chunked-prefill-size; vLLM: --max-num-batched-tokens), or on servers of its own.",
     }

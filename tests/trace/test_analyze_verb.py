@@ -56,7 +56,7 @@ def test_the_text_says_what_limits_the_capture(trace, capsys):
 
     text = capsys.readouterr().out
     assert text.startswith("Compute bound")
-    assert "60.0 %" in text
+    assert "60.0%" in text
 
 
 def test_mfu_is_told_when_the_models_arithmetic_is_known(trace, capsys):
@@ -130,7 +130,7 @@ def test_the_traces_of_the_first_hour_are_as_they_are_made_and_show_what_its_pag
     assert main(["analyze", str(shipped)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "Class of bottleneck: compute bound" in printed
-    assert "communication bound 25.2 %, straggler (rank 2) 21.6 %" in printed
+    assert "communication bound 25.2%, straggler (rank 2) 21.6%" in printed
     page = Path("docs/first-hour.md").read_text(encoding="utf-8")
     shown = page[page.index("Straggler  Its peers") :].split("```")[0]
     assert printed.startswith(" ".join(shown.split()))

@@ -20,7 +20,7 @@ def _analysis(tmp_path, operations, settings=None, **options):
 
 
 def _busy(name, share, *, step=1000, **options):
-    """A kernel of so much of a step, and computing for the rest of 95 %."""
+    """A kernel of so much of a step, and computing for the rest of 95%."""
     end = round(step * share)
     return [Op(name, 0, end, launched=-20, **options), Op(COMPUTE, end, round(step * 0.95), launched=-10)]
 

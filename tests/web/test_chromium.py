@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from perfd.formatting import count, duration, flops_per_s, percent, power
 from tests.support.chromium import Tab
 
 pytestmark = pytest.mark.system
@@ -19,10 +20,6 @@ SHOWN = "document.getElementById('mfu')"
 def api(url: str, path: str) -> Any:
     with urllib.request.urlopen(f"{url}/api/v1/{path}", timeout=10) as answer:
         return json.load(answer)
-
-
-def percent(ratio: float | None) -> str:
-    return "\N{EN DASH}" if ratio is None else f"{ratio * 100:.1f} %"
 
 
 @pytest.mark.parametrize("recording", RECORDINGS)
@@ -37,9 +34,9 @@ def test_a_job_shows_what_the_interface_tells(recording: str, tab: Tab, played: 
     assert tab.text("#evidence").splitlines() == finding["evidence"]
     assert tab.text("#recommendation") == f"What to do: {finding['recommendation']}"
     assert tab.text("#mfu") == percent(job["mfu_ratio"])
-    assert tab.text("#step-time") == f"{job['step_time_s']['median'] * 1000:.0f} ms"
-    assert tab.text("#tokens") == f"{job['tokens_per_s']:,.0f}"
-    assert tab.text("#flops") == f"{job['model_flops_per_s_per_gpu'] / 1e12:.1f}"
+    assert tab.text("#step-time") == duration(job["step_time_s"]["median"])
+    assert tab.text("#tokens") == count(job["tokens_per_s"])
+    assert tab.text("#flops") == flops_per_s(job["model_flops_per_s_per_gpu"])
     assert tab.text("#communication") == percent(job["communication"]["share_ratio"])
     assert tab.text("#stall") == percent(job["pipeline"]["stall_ratio"])
     assert tab.text("#data") == percent(job["data"]["share_ratio"])
@@ -47,7 +44,7 @@ def test_a_job_shows_what_the_interface_tells(recording: str, tab: Tab, played: 
     for part in ("forward_ratio", "backward_ratio"):
         assert percent(job["breakdown"][part]) in tab.text("#breakdown")
     if job["pipeline"]["bubble_theory_ratio"]:
-        shown = [f"{stage['stall_ratio'] * 100:.1f} %" for stage in job["pipeline"]["stages"]]
+        shown = [percent(stage["stall_ratio"]) for stage in job["pipeline"]["stages"]]
         assert all(stall in tab.text("#stages") for stall in shown)
 
 
@@ -65,7 +62,7 @@ def test_every_cell_of_the_ranks_is_the_interfaces(
         text = row.replace("\N{NO-BREAK SPACE}", " ")
         assert f"rank {gpu['rank']}" in text
         assert f"{gpu['node']}/{gpu['gpu']}" in text
-        assert f"{gpu['power_w']:.0f} W" in text
+        assert power(gpu["power_w"]) in text
         for name in ("sm_active_ratio", "tensor_active_ratio", "dram_active_ratio"):
             assert percent(gpu[name]) in text
 
@@ -101,17 +98,13 @@ def test_arrow_keys_read_single_steps_as_the_interface_has_them(
     tab.run("document.getElementById('mfu-chart-drawing').focus()")
     tab.press("Home")
 
-    for chart, column, show in (("mfu", "mfu_ratio", percent), ("time", "step_time_s", seconds)):
+    for chart, column, show in (("mfu", "mfu_ratio", percent), ("time", "step_time_s", duration)):
         # Both charts stand at the same step.
         tab.wait(f"document.querySelector('#{chart}-chart output').innerText.startsWith('step 1:')")
         assert tab.text(f"#{chart}-chart output").startswith(f"step 1: {show(series[column][0])}")
     tab.press("End")
     last = series["step"][-1]
     tab.wait(f"document.querySelector('#mfu-chart output').innerText.startsWith('step {last}:')")
-
-
-def seconds(value: float) -> str:
-    return f"{value * 1000:.0f} ms" if value < 2 else f"{value:.2f} s" if value < 10 else f"{value:.1f} s"
 
 
 def test_the_fleet_lists_the_job_and_what_limits_it(tab: Tab, played: Callable[[str], str]) -> None:

@@ -264,7 +264,7 @@ def _ranks(job: Dashboard) -> Dashboard:
                 # The colours are the same for all jobs: noise stays light.
                 least=1.0,
                 most=1.5,
-                help_text="A rank's time by that of its peers: 1.2 is 20 % slower. Stragglers are dark.",
+                help_text="A rank's time by that of its peers: 1.2 is 20% slower. Stragglers are dark.",
             )
         )
         .with_panel(

@@ -251,7 +251,7 @@ def _agent(node: Dashboard) -> Dashboard:
                 "Cost",
                 q(f"rate(perfd_node_agent_cpu_seconds_total{{{_NODE}}}[$__rate_interval])", "CPUs"),
                 unit=PERCENT,
-                help_text="CPU time of the agent, 100 % is one CPU.",
+                help_text="CPU time of the agent, 100% is one CPU.",
             )
         )
     )

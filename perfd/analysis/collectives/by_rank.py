@@ -45,7 +45,7 @@ class NcclRank:
     persistence_ratio: float | None = None
     """The share of these blocks in which they lose at least half of what is worth a name."""
     slowdown_ratio: float | None = None
-    """The time that it does not lose by others, by that of its peers: 1.2 is 20 % slower, at least."""
+    """The time that it does not lose by others, by that of its peers: 1.2 is 20% slower, at least."""
 
 
 @dataclass(frozen=True, slots=True)

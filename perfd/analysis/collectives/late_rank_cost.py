@@ -5,7 +5,7 @@ context and expert parallelism), a rank that waits does nothing else, and the wa
 gradients of a step are reduced beside the backward pass, and a rank that is a little behind is a little
 behind for every bucket: the same lag is waited for dozens of times, and computed through meanwhile. Then a
 step has lost at least its longest wait, and at most their sum. On two H200 a lag of half a percent made 25
-waits of a step add up to 14 % of it, and one of ten percent to half of it.
+waits of a step add up to 14% of it, and one of ten percent to half of it.
 
 Steps are put into blocks so that somebody who is always late is told from many who are late in turn.
 """

@@ -46,7 +46,7 @@ class CaptureEvidence:
         As large a part of it is taken to be exposed as of the share `then`, of which `exposed` was.
         """
         scale = now / then
-        scaled = f"{self.source}, scaled: communication took {100 * then:.1f} % then"
+        scaled = f"{self.source}, scaled: communication took {100 * then:.1f}% then"
         return exposed * scale, scaled if abs(scale - 1) > _SAME else self.source
 
     def launch_ratio(self) -> float:
@@ -58,7 +58,7 @@ def capture_evidence(job: JobData, step_time_s: float | None) -> CaptureEvidence
     """What the newest capture that was read says; None when there is none.
 
     It stands for now when it is of this start of the job, which has one layout and one set of ranks, at most
-    six hours old, and steps took as long as they take now, by 15 % at most.
+    six hours old, and steps took as long as they take now, by 15% at most.
     """
     captured = job.captured
     if captured is None:

@@ -7,7 +7,7 @@ from collections import Counter
 from perfd.analysis.collectives import bandwidth_words, busiest
 from perfd.analysis.communication import Communication, costliest, known_in_all, not_used
 from perfd.analysis.diagnosis.findings import Finding, JobEvidence, Kind
-from perfd.formatting import milliseconds, percent, rank_names
+from perfd.formatting import duration, percent, rank_names
 
 _COMMUNICATION = 0.15
 _NEARLY_ALL = 0.95
@@ -130,7 +130,7 @@ def _share_of_a_step(facts: JobEvidence, lost: float) -> str:
         return f"Collectives take {percent(lost)} of a step"
     only_gradients = gradient_s is not None and gradient_s > _NEARLY_ALL * seconds
     what = "Reducing gradients takes" if only_gradients else "Collectives take"
-    return f"{what} {percent(lost)} of a step, {1000 * seconds:.1f} of {milliseconds(step_s)}"
+    return f"{what} {percent(lost)} of a step, {1000 * seconds:.1f} of {duration(step_s)}"
 
 
 def _gradients(communication: Communication) -> list[str]:
@@ -144,7 +144,7 @@ def _gradients(communication: Communication) -> list[str]:
         )
     if ring is None or link is None:
         return evidence
-    ring_words = f"By the ring formula links of {link / 1e9:.0f} GB/s need {milliseconds(ring)}"
+    ring_words = f"By the ring formula links of {link / 1e9:.0f} GB/s need {duration(ring)}"
     if reached is not None and took is not None and took < _FASTER * ring:
         ring_words += ": it takes less, so links are faster, or trees and NVLink SHARP send fewer bytes"
     return [*evidence, f"{ring_words}."]

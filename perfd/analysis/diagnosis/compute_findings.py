@@ -8,7 +8,7 @@ from perfd.analysis.communication import CaptureEvidence, not_used
 from perfd.analysis.diagnosis.findings import FEWEST_STEPS, Finding, JobEvidence, Kind
 from perfd.analysis.diagnosis.hang_findings import judge_missing
 from perfd.analysis.steps import mean_over_gpus
-from perfd.formatting import milliseconds, percent
+from perfd.formatting import duration, percent
 from perfd.model import GpuColumn
 
 _GOOD_MFU = 0.40
@@ -110,7 +110,7 @@ def _unknown(facts: JobEvidence, evidence: list[str], computing: float | None) -
     missing, advice = _unseen(facts, computing)
     mfu = facts.efficiency.mfu_ratio
     if mfu is not None and mfu >= _FAIR_MFU:
-        missing += " An MFU of 30 to 40 % is most often communication."
+        missing += " An MFU of 30 to 40% is most often communication."
     evidence = [*evidence, *_waiting_pair(facts), missing, *_unseen_nccl(facts), *not_used(facts.capture)]
     # What ranks would tell that say nothing comes before what no rank tells.
     silent = judge_missing(facts)
@@ -150,7 +150,7 @@ def _waiting_pair(facts: JobEvidence) -> list[str]:
     if pair is None:
         return []
     said = (
-        f"Rank {pair.longer_forward} takes {milliseconds(pair.seconds)} longer in forward and rank"
+        f"Rank {pair.longer_forward} takes {duration(pair.seconds)} longer in forward and rank"
         f" {pair.longer_backward} as much longer in backward (timers): one of them waits for the other. If"
         f" forward holds no collective, rank {pair.longer_forward} is the slow one."
     )

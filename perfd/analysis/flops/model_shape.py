@@ -32,7 +32,7 @@ class TokenCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterCounts:
-    """Parameters in the weight matrices; biases, norms and learned positions (under 1 %) are left out."""
+    """Parameters in the weight matrices; biases, norms and learned positions (under 1%) are left out."""
 
     total: float
     """All of them, the embedding counted once when it is tied to the head."""

@@ -212,7 +212,7 @@ def _operations_per_step(periods: Ints, expected: Floats, *, spare: bool) -> Int
 
 
 def _rounded(numbers: Floats) -> Ints:
-    """Up, to about 5 %, so that communicators that do alike are worked on together."""
+    """Up, to about 5%, so that communicators that do alike are worked on together."""
     exact = np.maximum(np.asarray(numbers), 1e-9)
     coarse = np.exp(np.ceil(10 * np.log(exact) - 1e-6) / 10)
     return np.ceil(np.where(exact < 10, exact - 1e-6, coarse)).astype(np.int64)

@@ -9,12 +9,12 @@ from perfd.analysis.serving.engine_snapshot import Latency
 from perfd.analysis.serving.server_rates import ServerRates
 from perfd.analysis.serving.theory_comparison import TheoryComparison, context_tokens
 from perfd.analysis.serving.tuning_advice import ServingCause, knob
-from perfd.formatting import milliseconds, percent
+from perfd.formatting import duration, percent
 
 _KV_READS_RATIO = 0.25
 """Of a decode step: above it, a smaller cache entry or batch pays."""
 _TAIL_RATIO = 2.5
-"""P99 over P50 of the time between tokens; decode alone is even."""
+"""p99 over p50 of the time between tokens; decode alone is even."""
 _SLOW_RATIO = 1.5
 """Measured over what the batch allows; kernels and small all-reduces take up to about a third."""
 _FULL_RATIO = 0.9
@@ -67,12 +67,12 @@ def _large_batch(measured: ServerRates, comparison: TheoryComparison | None) -> 
         evidence=(
             (
                 f"{step.batch:.0f} sequences with {step.context_tokens:.0f} tokens each read KV cache for "
-                f"{milliseconds(step.kv_s)} of a step, beside {milliseconds(step.weights_s)} for "
+                f"{duration(step.kv_s)} of a step, beside {duration(step.weights_s)} for "
                 f"the weights: "
-                f"this batch allows {milliseconds(step.total_s)}, a lone sequence "
-                f"{milliseconds(comparison.tpot_floor_s)}."
+                f"this batch allows {duration(step.total_s)}, a lone sequence "
+                f"{duration(comparison.tpot_floor_s)}."
             ),
-            f"TPOT P50 is {milliseconds(p50)}, {ratio:.2f} times what this batch allows.",
+            f"TPOT p50 is {duration(p50)}, {ratio:.2f} times what this batch allows.",
         ),
         recommendation=knob(ServingCause.LARGE_BATCH, measured.now.engine),
     )
@@ -86,16 +86,16 @@ def _prefill_interference(
         return None
     evidence = [
         (
-            f"Between tokens P99 is {milliseconds(between.p99)}, {between.p99 / between.p50:.1f} "
-            f"times the P50 "
-            f"of {milliseconds(between.p50)}: decode alone is even, so some steps wait for a prefill."
+            f"Between tokens p99 is {duration(between.p99)}, {between.p99 / between.p50:.1f} "
+            f"times the p50 "
+            f"of {duration(between.p50)}: decode alone is even, so some steps wait for a prefill."
         )
     ]
     if comparison is not None:
         mean = "the mean" if comparison.prompt_tokens_measured else "for example"
         evidence.append(
             f"A prompt of {comparison.prompt_tokens:.0f} tokens, {mean}, takes at least "
-            f"{milliseconds(comparison.ttft_floor_s)} to compute, and holds decode up for as long."
+            f"{duration(comparison.ttft_floor_s)} to compute, and holds decode up for as long."
         )
     if measured.computed_prompt_tokens_per_s:
         evidence.append(f"{measured.computed_prompt_tokens_per_s:.0f} prompt tokens/s are computed.")
@@ -120,7 +120,7 @@ def _long_prompts(measured: ServerRates, comparison: TheoryComparison | None) ->
         evidence=(
             (
                 f"Prompts have {comparison.prompt_tokens:.0f} tokens on average, which take at least "
-                f"{milliseconds(floor)} to compute; TTFT P50 is {milliseconds(ttft.p50)}."
+                f"{duration(floor)} to compute; TTFT p50 is {duration(ttft.p50)}."
             ),
         ),
         recommendation=knob(ServingCause.LONG_PROMPTS, measured.now.engine),
@@ -233,8 +233,7 @@ def _queueing(measured: ServerRates, _comparison: TheoryComparison | None) -> Se
     evidence = [f"{waiting:.0f} requests wait while {running or 0:.0f} run."]
     if queue and queue.p50 is not None and ttft and ttft.p50 is not None:
         evidence.append(
-            f"Half of the requests wait {milliseconds(queue.p50)} or more, of a TTFT P50 of "
-            f"{milliseconds(ttft.p50)}."
+            f"Half of the requests wait {duration(queue.p50)} or more, of a TTFT p50 of {duration(ttft.p50)}."
         )
     return ServingFinding(
         kind=ServingCause.QUEUEING,
@@ -295,9 +294,9 @@ def _slow_decode(measured: ServerRates, comparison: TheoryComparison | None) -> 
         confidence=0.4,
         evidence=(
             (
-                f"TPOT P50 is {milliseconds(measured.tpot.p50)}; {comparison.step.batch:.0f} sequences with "
+                f"TPOT p50 is {duration(measured.tpot.p50)}; {comparison.step.batch:.0f} sequences with "
                 f"{context_tokens(measured) or 0:.0f} tokens each allow "
-                f"{milliseconds(comparison.step.total_s)}."
+                f"{duration(comparison.step.total_s)}."
             ),
         ),
         recommendation=knob(ServingCause.SLOW_DECODE, measured.now.engine),

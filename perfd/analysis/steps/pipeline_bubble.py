@@ -137,7 +137,7 @@ def _window_excess(busy: _Busy, window: Floats, parallel: ParallelLayout) -> flo
     """The window by what 1F1B needs for these stages, less 1.
 
     That is the sum of t_s and (m - 1) times the greatest, t_s being forward and backward of one micro-batch.
-    Replayed on the public timelines of ByteDance-Seed/StragglerAnalysis it is within 0.1 to 2 %.
+    Replayed on the public timelines of ByteDance-Seed/StragglerAnalysis it is within 0.1 to 2%.
     """
     micro_batches = parallel.micro_batches
     if not micro_batches or not parallel.pp or (parallel.vp or 1) > 1:

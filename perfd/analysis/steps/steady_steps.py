@@ -119,7 +119,7 @@ def _other_batch_size(batch: Floats, kept: Bools) -> Bools:
 def _outliers(times: Floats) -> Bools:
     """Lines that are far from the median of the lines around them.
 
-    Far means more than 10 %, and more than four robust standard deviations of
+    Far means more than 10%, and more than four robust standard deviations of
     this job's own scatter; between two such lines, half of that. The median is
     local, so that a lasting change of pace stays in the statistics and a burst
     of slow steps does not.

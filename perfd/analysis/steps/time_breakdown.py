@@ -93,7 +93,7 @@ def data_loading(timers: Timers, step_time_s: Floats) -> DataLoading:
 
 
 def _slow_rank(by_rank_s: Floats | None, step_time_s: Floats) -> int | None:
-    """The one rank that loads for 5 % of a step longer than the median rank, if the next one does not."""
+    """The one rank that loads for 5% of a step longer than the median rank, if the next one does not."""
     if by_rank_s is None or by_rank_s.shape[1] < 2:
         return None
     shares = median(by_rank_s / step_time_s[:, None], axis=0)

@@ -73,7 +73,7 @@ class _Differences:
 def stragglers_by_timers(
     timers: Timers, step_time_s: Floats, parallel: ParallelLayout
 ) -> tuple[Straggler, ...]:
-    """Ranks whose compute is 10 % over the median of their peers and costs them 5 % of the step.
+    """Ranks whose compute is 10% over the median of their peers and costs them 5% of the step.
 
     Where phases may hold waiting, of two ranks nobody is named: the longer phase may be the waiting one's.
     """

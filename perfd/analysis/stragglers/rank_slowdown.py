@@ -17,7 +17,7 @@ _MOST_RANKS = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSlowdown:
-    """One rank by its peers: 1.0 is as fast as they are, 1.2 takes 20 % longer."""
+    """One rank by its peers: 1.0 is as fast as they are, 1.2 takes 20% longer."""
 
     rank: int
     ratio: float

@@ -3,7 +3,7 @@
 What a micro-batch costs forward, it costs backward too, when its sequences are what makes it long. So
 forward and backward times that go up and down together, over a wide range, are data; a slow machine is
 slow in all of them. Correlation and spread as in the analysis of ByteDance-Seed's public timelines: 0.99
-and 45 to 90 % with unequal sequences, at most 0.90 and 7 % in its other two.
+and 45 to 90% with unequal sequences, at most 0.90 and 7% in its other two.
 """
 
 from __future__ import annotations

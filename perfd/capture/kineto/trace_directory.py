@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
 from perfd.errors import CaptureError
+from perfd.formatting import data_size
 
 PREFIX = "perfd-kineto-"
 DEFAULT_PLACE = "/tmp"  # noqa: S108  (what libkineto allows by default; the folder below it is private)
@@ -81,8 +82,8 @@ class TraceDirectory:
             raise CaptureError(f"{self.inside / name} is no plain file.")
         if status.st_size > max_bytes:
             raise CaptureError(
-                f"The trace has {status.st_size / 2**20:.0f} MiB; "
-                f"{max_bytes / 2**20:.0f} MiB are left for this capture."
+                f"The trace has {data_size(status.st_size)}; "
+                f"{data_size(max_bytes)} are left for this capture."
             )
 
     def remove(self) -> None:

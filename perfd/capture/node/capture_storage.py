@@ -14,6 +14,7 @@ from perfd.capture.node.read_lock import RECORD, is_read
 from perfd.capture.node.retention import FolderWatch, Tell
 from perfd.capture.selection import check_capture_id
 from perfd.errors import CaptureError
+from perfd.formatting import data_size
 from perfd.model import CaptureFile, CaptureRequest, CaptureStatus, CaptureTool
 
 
@@ -62,13 +63,13 @@ class CaptureStore:
         check_capture_id(capture_id)
         if self.short_of_space():
             raise CaptureError(
-                f"{self._directory} has {_mib(self._free(self._directory))} free and "
-                f"{_mib(self._min_free_bytes)} must stay free; "
+                f"{self._directory} has {data_size(self._free(self._directory))} free and "
+                f"{data_size(self._min_free_bytes)} must stay free; "
                 "free some space or lower capture.min_free_bytes."
             )
         if (used := size_bytes(self._directory)) >= self._max_bytes:
             raise CaptureError(
-                f"Captures in {self._directory} take {_mib(used)} of {_mib(self._max_bytes)}; "
+                f"Captures in {self._directory} take {data_size(used)} of {data_size(self._max_bytes)}; "
                 "delete old ones or raise capture.max_bytes."
             )
 
@@ -193,7 +194,3 @@ def size_bytes(path: Path) -> int:
         if stat.S_ISREG(status.st_mode):
             total += status.st_size
     return total
-
-
-def _mib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**20:.0f} MiB"

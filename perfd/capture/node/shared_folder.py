@@ -20,6 +20,7 @@ from perfd.capture.node.retention import FolderWatch, Tell
 from perfd.capture.redact import can_be_redacted, redacted_copy, whole_copy
 from perfd.capture.selection import check_capture_id, slug
 from perfd.errors import CaptureError
+from perfd.formatting import data_size
 from perfd.model import CaptureFile
 
 _NO_ROOM = "Removed for newer captures (capture.share_max_bytes)."
@@ -96,8 +97,9 @@ class SharedFolder:
         left_bytes = self.free(self.directory)
         if left_bytes - size_bytes < self.min_free_bytes:
             raise CaptureError(
-                f"{name} has {_mib(size_bytes)}, {self.directory} has {_mib(left_bytes)} free, of which "
-                f"{_mib(self.min_free_bytes)} must stay so; free some space or lower capture.min_free_bytes."
+                f"{name} has {data_size(size_bytes)}; {self.directory} has {data_size(left_bytes)} free, "
+                f"of which {data_size(self.min_free_bytes)} must stay free: make room or lower "
+                "capture.min_free_bytes."
             )
         if self.max_bytes is None:
             return
@@ -105,8 +107,8 @@ class SharedFolder:
         own_bytes = sum(shared.size_bytes for shared in captures if shared.folder == folder)
         if own_bytes + size_bytes > self.max_bytes:
             raise CaptureError(
-                f"{name} has {_mib(size_bytes)}, too much for capture.share_max_bytes "
-                f"({_mib(self.max_bytes)})."
+                f"{name} has {data_size(size_bytes)}, too much for capture.share_max_bytes "
+                f"({data_size(self.max_bytes)})."
             )
         excess_bytes = sum(shared.size_bytes for shared in captures) + size_bytes - self.max_bytes
         for oldest in sorted(captures, key=lambda shared: (shared.made_s, shared.folder.name)):
@@ -114,8 +116,9 @@ class SharedFolder:
                 excess_bytes -= oldest.size_bytes
         if excess_bytes > 0:
             raise CaptureError(
-                f"{name} has {_mib(size_bytes)}, and older captures in {self.directory} cannot be removed; "
-                f"remove some, or raise capture.share_max_bytes ({_mib(self.max_bytes)})."
+                f"{name} needs {data_size(size_bytes)}, and older captures in {self.directory} cannot be "
+                "removed; "
+                f"remove some, or raise capture.share_max_bytes ({data_size(self.max_bytes)})."
             )
 
     def _remove(self, folder: Path, why: str) -> bool:
@@ -145,7 +148,3 @@ class SharedFolder:
 def _files(folder: Path) -> list[tuple[Path, os.stat_result]]:
     entries = [(entry, entry.lstat()) for entry in folder.iterdir()]
     return [(entry, status) for entry, status in entries if stat.S_ISREG(status.st_mode)]
-
-
-def _mib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**20:.1f} MiB"

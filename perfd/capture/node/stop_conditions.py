@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from perfd.formatting import data_size
 from perfd.model import CaptureRequest
 
 
@@ -96,7 +97,7 @@ def note(request: CaptureRequest, why: StopReason, progress: CaptureProgress) ->
         return f"No steps were seen in the job's log, so it ran for {request.max_duration_s:g} s."
     return {
         StopReason.JOB_ENDED: "The job ended during the capture.",
-        StopReason.TOO_LARGE: f"The capture exceeded {progress.room_bytes / 2**20:.0f} MiB and was deleted.",
+        StopReason.TOO_LARGE: f"The capture exceeded {data_size(progress.room_bytes)} and was deleted.",
         StopReason.SLOWED: progress.slowed,
         StopReason.DISK: "Free space fell below capture.min_free_bytes; the capture was deleted.",
     }.get(why, "")

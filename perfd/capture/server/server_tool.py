@@ -14,6 +14,7 @@ from perfd.capture.server.server_client import ServerClient, ServerResponse
 from perfd.capture.server.server_traces import brought, own_folder, remove_own_folders, settled, whole
 from perfd.clock import Clock
 from perfd.errors import CaptureError
+from perfd.formatting import data_size
 from perfd.model import CaptureState, CaptureTool
 
 _QUICK_S = 10.0
@@ -148,7 +149,7 @@ class ServerTool(Tool):
             for file in found:
                 file.unlink(missing_ok=True)
             reason = (
-                f"The traces of the server at {address} have {size_bytes / 2**20:.0f} MiB, more than "
+                f"The traces of the server at {address} have {data_size(size_bytes)}, more than "
                 "capture.max_bytes leaves; they were deleted. Ask for fewer steps."
             )
             return CaptureOutcome(state=CaptureState.FAILED, ranks=[], reason=reason)

@@ -21,6 +21,7 @@ from perfd.cli.serving_sources import ServerSample, ServerWatcher, access_for, a
 from perfd.cli.serving_watch import watch
 from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError
+from perfd.formatting import duration
 
 SCHEMA = "perfd.bench_serving/1"
 _MAX_BYTES = 256 * 1024 * 1024
@@ -167,7 +168,7 @@ def _quantiles(found: Distribution | None) -> Mapping[str, float | None]:
 def _show(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("source", max_width=_SOURCE_WIDTH, no_wrap=True, overflow="ellipsis")
-    for heading in ("requests", "at once", "output tok/s", "TTFT P50", "TPOT P50", "P99", "theory"):
+    for heading in ("requests", "at once", "output tok/s", "TTFT p50", "TPOT p50", "p99", "theory"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in rows:
         theory, seen = row["theory"] or {}, row["seen"]
@@ -177,10 +178,10 @@ def _show(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
             _count(row["completed_requests"]),
             _count(row["concurrency"]),
             _count(row["output_tokens_per_s"]),
-            _ms(row["ttft_s"]["p50"]),
-            _ms(tpot["p50"]),
-            _ms(tpot["p99"]),
-            _ms(theory.get("tpot_at_concurrency_s")),
+            duration(row["ttft_s"]["p50"]),
+            duration(tpot["p50"]),
+            duration(tpot["p99"]),
+            duration(theory.get("tpot_at_concurrency_s")),
         )
         if seen is not None:
             table.add_row(
@@ -188,10 +189,10 @@ def _show(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
                 "",
                 _count(seen["running_requests"]),
                 _count(seen["generation_tokens_per_s"]),
-                _ms(seen["ttft_s"]["p50"]),
-                _ms(seen["tpot_s"]["p50"]),
-                _ms(seen["tpot_s"]["p99"]),
-                _ms(((seen["theory"] or {}).get("decode_step") or {}).get("total_s")),
+                duration(seen["ttft_s"]["p50"]),
+                duration(seen["tpot_s"]["p50"]),
+                duration(seen["tpot_s"]["p99"]),
+                duration(((seen["theory"] or {}).get("decode_step") or {}).get("total_s")),
             )
     console.print(table)
     for finding in (rows[0]["seen"] or {}).get("findings", ()) if rows else ():
@@ -202,7 +203,3 @@ def _show(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
 
 def _count(value: float | None) -> str:
     return "-" if value is None else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
-
-
-def _ms(seconds: float | None) -> str:
-    return "-" if seconds is None else f"{1000 * seconds:.1f} ms"

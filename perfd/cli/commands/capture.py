@@ -26,6 +26,7 @@ from perfd.cli.aggregator_client import add_aggregator, add_token, ask, authoriz
 from perfd.cli.arguments import positive, positive_whole, whole_from_zero
 from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError
+from perfd.formatting import data_size
 
 if TYPE_CHECKING:
     from perfd.analysis.diagnosis import JobSummary
@@ -188,7 +189,7 @@ def _cancel(args: argparse.Namespace) -> int:
 
 def _redact(args: argparse.Namespace) -> int:
     redacted_copy(args.export, args.copy)
-    print(f"{args.copy} ({args.copy.stat().st_size / 2**20:.1f} MiB) may leave this node.")
+    print(f"{args.copy} ({data_size(args.copy.stat().st_size)}) may leave this node.")
     return 0
 
 
@@ -236,7 +237,7 @@ def _size(file: Mapping[str, Any]) -> str:
     """How large a file is, or that it is gone."""
     if removed := file.get("removed"):
         return f"gone since {_when(removed['unix_s'])} UTC: {removed['reason']}"
-    return f"{file['size_bytes'] / 2**20:.1f} MiB"
+    return data_size(file["size_bytes"])
 
 
 def _grouped(ranks: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:

@@ -19,6 +19,7 @@ from perfd.cli.commands.bench_serving import document as document_of_benchmark
 from perfd.cli.commands.bench_serving import results_of
 from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError
+from perfd.formatting import UNKNOWN, duration, percent, signed_percent
 from perfd.gpu_peaks import load_peaks
 from perfd.recording.recording_format import find_recording, names_recording
 from perfd.report.comparison import (
@@ -36,7 +37,7 @@ from perfd.report.comparison import (
     summary_of_run,
     to_json,
 )
-from perfd.report.report_text import UNKNOWN, duration, kernel_name, percent
+from perfd.report.report_text import kernel_name
 from perfd.session.replay_session import ReplayOptions, replay
 from perfd.trace.diagnosis import TraceSettings, analyse, diagnose, trace_json
 from perfd.trace.readers.trace_files import read_traces, with_folders_opened
@@ -169,7 +170,7 @@ def _table(comparison: RunComparison) -> Table:
     for change in comparison.changes:
         if change.a is None and change.b is None:
             continue
-        ratio = UNKNOWN if change.change_ratio is None else f"{100 * change.change_ratio:+.1f} %"
+        ratio = signed_percent(change.change_ratio)
         verdict = change.verdict.value
         style = {"regressed": "bold red", "worse": "yellow", "better": "green"}.get(verdict, "dim")
         table.add_row(

@@ -19,6 +19,7 @@ from perfd.cli.job_tables import render
 from perfd.cli.signals import set_by_signals
 from perfd.cli.terminal import Terminal
 from perfd.config import AggregatorConfig, HistoryConfig
+from perfd.formatting import duration
 from perfd.recording.recording_format import bundled_names, find_recording
 from perfd.session.replay_session import ReplayOptions, ReplayProgress, ReplayResult, replay
 from perfd.session.session_config import SessionConfig, load_session, with_rules
@@ -118,7 +119,7 @@ def _print(result: ReplayResult, *, as_json: bool, fast: bool) -> None:
     text = in_words(result.summaries, result.alerts, result.warnings, result.captures)
     print(wrapped(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text, end="")
     factor = f", {result.played_s / result.took_s:.0f} times real time" if fast else ""
-    print(f"\nPlayed {result.played_s:.1f} s in {result.took_s:.2f} s{factor}.")
+    print(f"\nPlayed {duration(result.played_s)} in {duration(result.took_s)}{factor}.")
 
 
 def _hold(aggregator: Aggregator) -> None:
@@ -173,7 +174,7 @@ def _jobs(progress: ReplayProgress) -> str:
     for name in progress.aggregator.jobs():
         live = progress.aggregator.live(name)
         if live is not None and live.step_time_s.median is not None:
-            parts.append(f"{name}: step {live.steps.last}, {live.step_time_s.median * 1000:.0f} ms a step")
+            parts.append(f"{name}: step {live.steps.last}, {duration(live.step_time_s.median)} per step")
     return "; ".join(parts) or "no step yet"
 
 

@@ -18,9 +18,10 @@ from perfd.analysis.flops import GpuPeak, find_gpu
 from perfd.cli.arguments import positive
 from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError
+from perfd.formatting import UNKNOWN, bandwidth, data_size, duration, flops, flops_per_s, percent
 from perfd.gpu_peaks import load_peaks
 from perfd.report.render import write_report
-from perfd.report.report_text import UNKNOWN, duration, flops, kernel_name, percent, size
+from perfd.report.report_text import kernel_name
 from perfd.report.sources import report_of_kernels, report_of_placement
 from perfd.trace.roofline import KernelMetrics, OperationWork, Placement, matmul, place, read_line, read_ncu
 
@@ -125,7 +126,7 @@ def _verdict(found: Placement) -> Text:
     text = Text(f"{found.work.name} on {found.gpu}: {words}", style="bold yellow")
     text.append(
         f"\n{found.intensity_flops_per_byte:.1f} FLOP/byte, the ridge is at {found.ridge_flops_per_byte:.1f}:"
-        f" at most {found.attainable_flops_per_s / 1e12:.1f} TFLOP/s, at least {duration(found.minimum_s)}.",
+        f" at most {flops_per_s(found.attainable_flops_per_s)}, at least {duration(found.minimum_s)}.",
         style="not bold default",
     )
     for note in found.work.notes:
@@ -139,9 +140,9 @@ def _placement(found: Placement) -> Table:
     table.add_column(justify="right")
     rows = [
         ("work", flops(found.work.flops)),
-        ("traffic", size(found.work.traffic_bytes)),
-        ("peak", f"{found.peak_flops_per_s / 1e12:,.0f} TFLOP/s ({found.work.precision}, dense)"),
-        ("bandwidth", f"{found.memory_bytes_per_s / 1e12:,.2f} TB/s"),
+        ("traffic", data_size(found.work.traffic_bytes)),
+        ("peak", f"{flops_per_s(found.peak_flops_per_s)} ({found.work.precision}, dense)"),
+        ("bandwidth", bandwidth(found.memory_bytes_per_s)),
     ]
     if found.time_s is not None:
         rows += [

@@ -41,6 +41,7 @@ from perfd.cli.serving_sources import (
 )
 from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError
+from perfd.formatting import count, duration, percent
 from perfd.gpu_peaks import load_peaks
 
 _HELP = """\
@@ -178,11 +179,11 @@ def _show(server: ServerDocument, console: Console) -> None:
     engine = " ".join(filter(None, [now.engine.value, now.version, f"({roles})" if roles else ""]))
     table.add_row("engine", engine)
     table.add_row("model", now.model or "unknown")
-    table.add_row("requests", f"{_count(now.running_requests)} running, {_count(now.queued_requests)} queued")
-    table.add_row("KV cache used", _percent(now.kv_cache_used_ratio))
-    table.add_row("prefix hits", _percent(measured.prefix_hit_ratio))
+    table.add_row("requests", f"{count(now.running_requests)} running, {count(now.queued_requests)} queued")
+    table.add_row("KV cache used", percent(now.kv_cache_used_ratio))
+    table.add_row("prefix hits", percent(measured.prefix_hit_ratio))
     generated, prompt = measured.generation_tokens_per_s, measured.prompt_tokens_per_s
-    table.add_row("tokens/s", f"{_count(generated)} generated, {_count(prompt)} prompt")
+    table.add_row("tokens/s", f"{count(generated)} generated, {count(prompt)} prompt")
     latencies = measured.latencies
     table.add_row("TTFT", _latency(latencies.get(Latency.TTFT)))
     table.add_row("TPOT", _latency(measured.tpot))
@@ -195,7 +196,9 @@ def _show(server: ServerDocument, console: Console) -> None:
         console.print(f"note: {note}", markup=False, highlight=False)
     for finding in server.findings:
         kind = finding.kind.value.replace("_", " ")
-        console.print(f"\n{kind} (confidence {finding.confidence:.0%})", markup=False, highlight=False)
+        console.print(
+            f"\n{kind} (confidence {percent(finding.confidence, 0)})", markup=False, highlight=False
+        )
         for sentence in (*finding.evidence, f"What to do: {finding.recommendation}"):
             console.print(Padding(Text(sentence), (0, 0, 0, 2), expand=False))
     console.print()
@@ -204,19 +207,18 @@ def _show(server: ServerDocument, console: Console) -> None:
 def _theory_rows(comparison: TheoryComparison) -> list[tuple[str, str]]:
     theory, step = comparison.theory, comparison.step
     guessed = "" if comparison.prompt_tokens_measured else ", for example"
+    prompt = f"{comparison.prompt_tokens:.0f} tokens{guessed}"
+    now = duration(None if step is None else step.total_s)
     rows = [
         ("hardware", f"{theory.layout.gpus} x {theory.gpu.name}, {theory.model.precision}"),
-        (
-            "TPOT floor",
-            f"{_ms(comparison.tpot_floor_s)} alone, {_ms(None if step is None else step.total_s)} now",
-        ),
-        ("TTFT floor", f"{_ms(comparison.ttft_floor_s)} for {comparison.prompt_tokens:.0f} tokens{guessed}"),
+        ("TPOT floor", f"{duration(comparison.tpot_floor_s)} alone, {now} now"),
+        ("TTFT floor", f"{duration(comparison.ttft_floor_s)} for {prompt}"),
         ("critical batch", f"{theory.critical_batch:.0f}"),
     ]
     ratio = comparison.tpot_over_step_ratio
     if ratio is not None:
         rows.append(
-            ("TPOT over theory", f"{ratio:.2f}, memory bandwidth used {_percent(comparison.mbu_ratio)}")
+            ("TPOT over theory", f"{ratio:.2f}, memory bandwidth used {percent(comparison.mbu_ratio)}")
         )
     return rows
 
@@ -225,16 +227,5 @@ def _latency(found: Distribution | None) -> str:
     known = found or Distribution()
     if known == Distribution():
         return "unknown"
-    return f"P50 {_ms(known.p50)}, P90 {_ms(known.p90)}, P99 {_ms(known.p99)}, mean {_ms(known.mean)}"
-
-
-def _ms(seconds: float | None) -> str:
-    return "unknown" if seconds is None else f"{1000 * seconds:.1f} ms"
-
-
-def _count(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:,.0f}"
-
-
-def _percent(ratio: float | None) -> str:
-    return "unknown" if ratio is None else f"{100 * ratio:.1f} %"
+    values = {"p50": known.p50, "p90": known.p90, "p99": known.p99, "mean": known.mean}
+    return ", ".join(f"{name} {duration(value)}" for name, value in values.items())

@@ -9,8 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from perfd.cli.job_tables import Json, count, duration, percent, silent
+from perfd.cli.job_tables import Json, silent
 from perfd.cli.top.screen_state import KEYS, window
+from perfd.formatting import UNKNOWN, count, duration, percent
 
 _NARROW = 70
 _ROOMY = 96
@@ -101,7 +102,7 @@ def _limit(job: Json) -> Text:
     worst = job["bottleneck"]
     text = Text()
     if silent(job):
-        text.append(f"silent for {job['silent_s']:.0f} s  ", style="bold yellow")
+        text.append(f"silent for {duration(job['silent_s'])}  ", style="bold yellow")
     text.append(_kind(worst), style="dim" if worst["kind"] in _HARMLESS else "yellow")
     names = [f"{who['kind']} {who['id']}" for who in worst["culprits"]]
     if names:
@@ -132,11 +133,11 @@ def server_screen(servers: Sequence[Json], row: int, width: int, room: int | Non
         table.add_column("ENGINE", no_wrap=True)
     if width >= _NAMES:
         table.add_column("MODEL", no_wrap=True)
-    names = ["RUN", "WAIT", "KV", "TTFT P50", "TPOT P50"]
+    names = ["RUN", "WAIT", "KV", "TTFT p50", "TPOT p50"]
     if width >= _NARROW:
-        names += ["P99", "THEORY"]
+        names += ["p99", "THEORY"]
     if width >= _WIDE:
-        names += ["TOKENS/S", "TTFT P99", "FLOOR"]
+        names += ["TOKENS/S", "TTFT p99", "FLOOR"]
     for name in names:
         table.add_column(name, justify="right", no_wrap=True)
     for number in shown:
@@ -164,29 +165,25 @@ def _server(server: Json, *, chosen: bool, width: int) -> list[RenderableType]:
     theory = server["theory"] or {}
     cells: list[RenderableType] = [name]
     if width >= _ROOMY:
-        cells.append(Text(server["engine"] or "-"))
+        cells.append(Text(server["engine"] or UNKNOWN))
     if width >= _NAMES:
-        cells.append(Text(_short(server["model"] or "-", _MODEL_CHARS)))
+        cells.append(Text(_short(server["model"] or UNKNOWN, _MODEL_CHARS)))
     cells += [
         count(server["running_requests"]),
         count(server["queued_requests"]),
         percent(server["kv_cache_used_ratio"]),
-        _fine(server["ttft_s"]["p50"]),
-        _fine(server["tpot_s"]["p50"]),
+        duration(server["ttft_s"]["p50"]),
+        duration(server["tpot_s"]["p50"]),
     ]
     if width >= _NARROW:
-        cells += [_fine(server["tpot_s"]["p99"]), _fine(theory.get("tpot_theory_s"))]
+        cells += [duration(server["tpot_s"]["p99"]), duration(theory.get("tpot_theory_s"))]
     if width >= _WIDE:
         cells += [
             count(server["generation_tokens_per_s"]),
-            _fine(server["ttft_s"]["p99"]),
-            _fine(theory.get("ttft_floor_s")),
+            duration(server["ttft_s"]["p99"]),
+            duration(theory.get("ttft_floor_s")),
         ]
     return cells
-
-
-def _fine(seconds: float | None) -> str:
-    return f"{seconds * 1e3:.1f} ms" if seconds is not None and seconds < 0.1 else duration(seconds)
 
 
 def help_screen() -> RenderableType:
@@ -237,5 +234,5 @@ def _kind(finding: Mapping[str, Any]) -> str:
 
 def _step(job: Json) -> str:
     if job["step"] is None:
-        return "-"
+        return UNKNOWN
     return f"{job['step']}/{job['train_steps']}" if job["train_steps"] else str(job["step"])

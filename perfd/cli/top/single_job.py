@@ -11,25 +11,15 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from perfd.cli.job_tables import (
-    UNKNOWN,
-    Json,
-    count,
-    duration,
-    ending,
-    get,
-    layout,
-    percent,
-    silent,
-    teraflops,
-)
+from perfd.cli.job_tables import Json, ending, get, layout, silent
+from perfd.formatting import UNKNOWN, count, duration, flops_per_s, percent, power
 
 _PARTS = (
     ("forward", "blue", ("breakdown", "forward_ratio")),
     ("backward", "cyan", ("breakdown", "backward_ratio")),
     ("communication", "yellow", ("communication", "share_ratio")),
     ("optimizer", "magenta", ("optimizer", "share_ratio")),
-    ("in no timer", "bright_black", ("breakdown", "unattributed_ratio")),
+    ("outside timers", "bright_black", ("breakdown", "unattributed_ratio")),
 )
 _METRICS = (
     ("SM", "sm_active_ratio"),
@@ -70,7 +60,7 @@ def _title(job: Json) -> Text:
     state = ending(job) if job.get("ended") else "running"
     text = Text.assemble((job["name"], "bold"), "  ")
     if silent(job):
-        text.append(f"silent for {job['silent_s']:.0f} s: numbers are old", style="bold yellow")
+        text.append(f"silent for {duration(job['silent_s'])}: numbers are old", style="bold yellow")
     else:
         text.append(state, style="dim")
     last, planned = get(job, "steps", "last"), job.get("train_steps")
@@ -87,7 +77,7 @@ def _verdict(job: Json) -> Text:
     if culprits:
         text.append(f": {', '.join(culprits[:4])}{' ...' if len(culprits) > 4 else ''}")
     if finding.get("lost_ratio") is not None:
-        text.append(f"  costs {percent(finding['lost_ratio'])} of a step", style="not bold")
+        text.append(f"  costs {percent(finding['lost_ratio'])} of each step", style="not bold")
     return _line(text)
 
 
@@ -109,10 +99,10 @@ def _numbers(job: Json, width: int) -> list[Text]:
         ("MFU", percent(job.get("mfu_ratio"))),
         ("step", duration(get(job, "step_time_s", "median"))),
         ("tokens/s", count(job.get("tokens_per_s"))),
-        ("TFLOP/s/GPU", teraflops(job.get("model_flops_per_s_per_gpu"))),
+        ("per GPU", flops_per_s(job.get("model_flops_per_s_per_gpu"))),
         ("comm", percent(get(job, "communication", "share_ratio"))),
         ("stall", percent(get(job, "pipeline", "stall_ratio"))),
-        ("input", percent(get(job, "data", "share_ratio"))),
+        ("data", percent(get(job, "data", "share_ratio"))),
         ("memory", percent(get(job, "memory", "max_used_ratio"))),
     ]
     lines = []
@@ -128,20 +118,20 @@ def _numbers(job: Json, width: int) -> list[Text]:
 
 
 def _step(job: Json, width: int) -> list[Text]:
-    """A step as one bar, and what its colours mean."""
-    parts = [(name, colour, get(job, *path)) for name, colour, path in _PARTS]
-    known = [(name, colour, ratio) for name, colour, ratio in parts if ratio]
+    """A step as one bar, and what its colors mean."""
+    parts = [(name, color, get(job, *path)) for name, color, path in _PARTS]
+    known = [(name, color, ratio) for name, color, ratio in parts if ratio]
     if not known:
         return []
     rest = 1.0 - sum(ratio for _, _, ratio in known)
     if rest > 0.02:
         stages = (get(job, "parallel", "pp") or 1) > 1
-        known.append(("waiting for other stages" if stages else "not told", "red", rest))
+        known.append(("waiting for other stages" if stages else "unaccounted", "red", rest))
     whole = sum(ratio for _, _, ratio in known)
     bar, legend = Text(), [Text()]
-    for name, colour, ratio in known:
-        bar.append("█" * round(width * ratio / whole), style=colour)
-        entry = Text.assemble(("█ ", colour), f"{name} {percent(ratio)}  ")
+    for name, color, ratio in known:
+        bar.append("█" * round(width * ratio / whole), style=color)
+        entry = Text.assemble(("█ ", color), f"{name} {percent(ratio)}  ")
         if legend[-1].cell_len + entry.cell_len > width + 2:
             legend.append(Text())
         legend[-1].append_text(entry)
@@ -207,7 +197,7 @@ def _rank_name(row: Mapping[str, Any]) -> Text:
 
 
 def _cell(value: float | None, far: float, key: str) -> Text:
-    shown = UNKNOWN if value is None else f"{value:.0f} W" if key == "power_w" else percent(value)
+    shown = power(value) if key == "power_w" else percent(value)
     style = "" if abs(far) < _FAR else "yellow" if abs(far) < _VERY_FAR else "bold yellow"
     return Text(shown, style=style)
 

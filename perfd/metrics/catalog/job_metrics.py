@@ -90,7 +90,7 @@ JOB_METRICS: Sequence[MetricInfo] = (
     ),
     metric(
         "perfd_step_time_regression_ratio",
-        "Median time of the newest steady steps over the baseline, minus 1: 0.1 is 10 % slower.",
+        "Median time of the newest steady steps over the baseline, minus 1: 0.1 is 10% slower.",
         labels=_JOB,
         source="perfd.analysis",
         absent="Without a baseline.",

@@ -97,7 +97,7 @@ NCCL_METRICS: Sequence[MetricInfo] = (
     ),
     metric(
         "perfd_rank_slowdown_ratio",
-        "A rank's time by that of its peers: compute by timers, else time not waited; 1.2 is 20 % slower.",
+        "A rank's time by that of its peers: compute by timers, else time not waited; 1.2 is 20% slower.",
         labels=(*_JOB, "rank"),
         source="timers by rank, else perfd's NCCL plugin",
         absent="Neither tells of all peers.",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from html import escape
 
+from perfd.formatting import percent
 from perfd.report.render import svg
 from perfd.report.render.page_style import CSS
 from perfd.report.render.roofline_svg import KINDS, PLOT_CSS, plot
 from perfd.report.report_model import Bars, Report, ReportFinding, ReportTable, Roofline, Timeline
-from perfd.report.report_text import percent
 
 
 def to_html(report: Report) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perfd.formatting import percent
 from perfd.report.report_model import Report, ReportTable
-from perfd.report.report_text import percent
 
 
 def to_markdown(report: Report) -> str:

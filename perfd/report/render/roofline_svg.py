@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from html import escape
 
+from perfd.formatting import percent
 from perfd.report.report_model import Roofline
-from perfd.report.report_text import percent
 
 KINDS = {
     "compute_bound": "compute bound",
@@ -105,7 +105,7 @@ def _grid(axes: _Axes, figure: Roofline) -> list[str]:
     for power in range(axes.low, 1):
         y = axes.y(10.0**power)
         value = (
-            f"{10.0 ** (power + 2):.3g} %"
+            f"{10.0 ** (power + 2):.3g}%"
             if figure.peak_flops_per_s is None
             else _number(10.0**power * figure.peak_flops_per_s / 1e12)
         )

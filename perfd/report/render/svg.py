@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from html import escape
 
+from perfd.formatting import duration, percent
 from perfd.report.report_model import Bars, Timeline
-from perfd.report.report_text import duration, percent
 
 NAMES = {
     "compute": "computing",
     "communication": "communication",
     "memory": "copies",
     "launch": "idle: not launched",
-    "sync": "idle: synchronising",
+    "sync": "idle: synchronizing",
     "other": "idle: other",
     "idle": "idle",
     "unknown": "not known (records lost)",

@@ -10,7 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from perfd.report.report_text import UNKNOWN, duration, kernel_name, percent, title
+from perfd.formatting import UNKNOWN, duration, flops_per_s, percent
+from perfd.report.report_text import kernel_name, title
 from perfd.report.sources import notes_of
 from perfd.trace.diagnosis import Diagnosis, RankAnalysis, TraceAnalysis, TraceFinding
 
@@ -50,8 +51,8 @@ def _headline(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Text:
     if analysis.model_use:
         use = analysis.model_use
         text.append(
-            f"\nMFU {percent(use.mfu_ratio)} of {use.peak_flops_per_s / 1e12:.0f} TFLOP/s"
-            f" ({use.precision}, {duration(use.step_time_s)} a step, {use.gpus} GPUs)"
+            f"\nMFU {percent(use.mfu_ratio)} of {flops_per_s(use.peak_flops_per_s)}"
+            f" ({use.precision}, {duration(use.step_time_s)} per step, {use.gpus} GPUs)"
         )
     return text
 

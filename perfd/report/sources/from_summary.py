@@ -6,9 +6,9 @@ from perfd.analysis.collectives import busiest
 from perfd.analysis.data import AlertRecord
 from perfd.analysis.diagnosis import LIMITS, Finding, JobSummary
 from perfd.analysis.steps import Stage
-from perfd.formatting import teraflops
+from perfd.formatting import UNKNOWN, bandwidth, count, data_size, duration, flops_per_s, percent, power
 from perfd.report.report_model import Bars, BarSegment, Report, ReportFinding, ReportMetric, ReportTable
-from perfd.report.report_text import UNKNOWN, duration, percent, title
+from perfd.report.report_text import title
 
 _BOUNDS = {"at_least": "busiest", "at_most": "idlest"}
 """What a stage is called of which only a bound is known."""
@@ -58,7 +58,7 @@ def _sentences(job: JobSummary) -> list[str]:
     if job.mfu_ratio is not None and not any(sentence.startswith("MFU") for sentence in sentences):
         sentences.append(
             f"MFU is {percent(job.mfu_ratio)} of the {job.peak_precision or ''} peak at"
-            f" {duration(job.step_time_s.median)} a step."
+            f" {duration(job.step_time_s.median)} per step."
         )
     if job.bottleneck.recommendation:
         sentences.append(f"First: {job.bottleneck.recommendation}")
@@ -75,11 +75,11 @@ def _metrics(job: JobSummary, source: str) -> list[ReportMetric]:
     over = f"{source}; median over {steady}"
     rows = (
         ("Step time", duration(job.step_time_s.median), over),
-        ("Step time, 95th percentile", duration(job.step_time_s.p95), f"{source}; over {steady}"),
+        ("Step time p95", duration(job.step_time_s.p95), f"{source}; over {steady}"),
         ("MFU", percent(job.mfu_ratio), speed),
         ("HFU", percent(job.hfu_ratio), f"{source}; convention {job.flops_convention or 'unknown'}"),
-        ("Tokens a second", _count(job.tokens_per_s), over),
-        (f"TFLOP/s a {'GPU' if job.gpus else 'rank'}", _teraflops(job.model_flops_per_s_per_gpu), speed),
+        ("Tokens/s", count(job.tokens_per_s), over),
+        (f"FLOP/s per {'GPU' if job.gpus else 'rank'}", flops_per_s(job.model_flops_per_s_per_gpu), speed),
         ("Tensor cores active", percent(job.tensor_active_ratio), f"{source}; GPU counters"),
         ("Communication", percent(job.communication.share_ratio), communication),
         ("Exposed communication", percent(job.communication.exposed_ratio), exposed),
@@ -93,14 +93,6 @@ def _metrics(job: JobSummary, source: str) -> list[ReportMetric]:
     return [
         ReportMetric(name=name, value=value, source=where) for name, value, where in rows if value != UNKNOWN
     ]
-
-
-def _teraflops(flops_per_s: float | None) -> str:
-    return UNKNOWN if flops_per_s is None else teraflops(flops_per_s)
-
-
-def _count(value: float | None, unit: float = 1.0) -> str:
-    return UNKNOWN if value is None else f"{value / unit:,.0f}"
 
 
 def _finding(found: Finding) -> ReportFinding:
@@ -196,7 +188,7 @@ def _gpu_tables(job: JobSummary, source: str) -> list[ReportTable]:
                     percent(gpu.sm_active_ratio),
                     percent(gpu.tensor_active_ratio),
                     percent(gpu.dram_active_ratio),
-                    UNKNOWN if gpu.power_w is None else f"{gpu.power_w:.0f} W",
+                    power(gpu.power_w),
                 )
                 for gpu in job.gpus
             ],
@@ -233,17 +225,17 @@ def _bandwidth_tables(job: JobSummary, source: str) -> list[ReportTable]:
     return [
         ReportTable(
             title="NCCL's transfers beside what their links allow",
-            source=f"{source}; {job.nccl.source}; transfer is the median of all messages, size and bandwidth"
-            " are of those of 64 KiB and more where there are any",
-            columns=("group", "operation", "transfer", "size", "bus GB/s", "links GB/s", "limit", "links"),
+            source=f"{source}; {job.nccl.source}; transfer is the median of all messages, size and bus"
+            " bandwidth are those of messages of 64 KiB or more, if any",
+            columns=("group", "operation", "transfer", "size", "bus", "expected", "limit", "links"),
             rows=[
                 (
                     kind.group or "other",
                     kind.operation,
                     duration(kind.transfer_s),
-                    f"{_count(kind.size_bytes, 1e3)} kB",
-                    _count(kind.bus_bytes_per_s, 1e9),
-                    _count(kind.expected_bus_bytes_per_s, 1e9),
+                    data_size(kind.size_bytes),
+                    bandwidth(kind.bus_bytes_per_s),
+                    bandwidth(kind.expected_bus_bytes_per_s),
                     _LIMITS[kind.latency_bound],
                     kind.expected_source or UNKNOWN,
                 )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from perfd.formatting import UNKNOWN, data_size, duration, flops, flops_per_s, percent
 from perfd.report.report_model import Bars, BarSegment, Report, ReportFinding, ReportMetric, ReportTable
-from perfd.report.report_text import UNKNOWN, duration, kernel_name, percent, size, title
+from perfd.report.report_text import kernel_name, title
 from perfd.report.sources.timeline_lanes import timeline_of
 from perfd.report.sources.trace_notes import notes_of
 from perfd.trace.diagnosis import Diagnosis, RankAnalysis, TimeShares, TraceAnalysis, TraceFinding
@@ -103,12 +104,12 @@ def _metrics(analysis: TraceAnalysis, shares: TimeShares | None) -> list[ReportM
         found.append(ReportMetric(name="Waiting, of communication", value=value, source=matched))
     if analysis.model_use:
         use = analysis.model_use
-        peak = f"{use.model_flops_per_gpu_per_step:.3g} FLOPs a GPU and step"
+        peak = f"{flops(use.model_flops_per_gpu_per_step)} per GPU and step"
         found.append(
             ReportMetric(
                 name="MFU",
                 value=percent(use.mfu_ratio),
-                source=f"{peak}, over the step time and {use.peak_flops_per_s / 1e12:.0f} TFLOP/s"
+                source=f"{peak}, over the step time and {flops_per_s(use.peak_flops_per_s)}"
                 f" ({use.precision}, dense)",
             )
         )
@@ -127,7 +128,7 @@ def _idle_metrics(ranks: Sequence[RankAnalysis], source: str) -> list[ReportMetr
         return []
     parts = (
         ("Idle, not launched", [idle.unlaunched_s / span_s for idle, span_s in known]),
-        ("Idle, synchronising", [idle.synchronizing_s / span_s for idle, span_s in known]),
+        ("Idle, synchronizing", [idle.synchronizing_s / span_s for idle, span_s in known]),
         ("Idle, launch on its way", [idle.other_s / span_s for idle, span_s in known]),
     )
     return [
@@ -206,7 +207,7 @@ def _breakdown_table(analysis: TraceAnalysis) -> ReportTable:
         source=f"{_source(analysis)}; unions of GPU intervals, clipped to the window",
         columns=(
             "rank", "window", "compute", "communication", "exposed", "exposed copies", "idle", "not launched",
-            "synchronising", "on its way", "kernels",
+            "synchronizing", "on its way", "kernels",
         ),
         rows=rows,
     )  # fmt: skip
@@ -277,7 +278,7 @@ def _collective_table(analysis: TraceAnalysis) -> ReportTable:
                 row.group or UNKNOWN,
                 str(rank),
                 str(row.count),
-                size(row.size_bytes),
+                data_size(row.size_bytes),
                 duration(row.total_s),
                 duration(row.exposed_s),
                 duration(row.transfer_s),

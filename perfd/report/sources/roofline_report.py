@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from perfd.formatting import UNKNOWN, bandwidth, data_size, duration, flops, flops_per_s, percent
 from perfd.report.report_model import Point, Report, ReportFinding, ReportMetric, ReportTable, Roofline
-from perfd.report.report_text import UNKNOWN, duration, flops, kernel_name, percent, size, title
+from perfd.report.report_text import kernel_name, title
 from perfd.trace.diagnosis import MEASURED, MODELLED
 from perfd.trace.roofline import AT_LIMIT_RATIO, LATENCY_RATIO, KernelMetrics, Placement, RooflineVerdict
 
@@ -36,11 +37,11 @@ def report_of_placement(found: Placement) -> Report:
     shapes = "counted from the shapes, each array moved once"
     rows = (
         ("Arithmetic", flops(work.flops), shapes),
-        ("Traffic", size(work.traffic_bytes), shapes),
+        ("Traffic", data_size(work.traffic_bytes), shapes),
         ("Intensity", f"{found.intensity_flops_per_byte:,.1f} FLOP/byte", shapes),
         ("Ridge", f"{found.ridge_flops_per_byte:,.1f} FLOP/byte", peaks),
-        ("Peak", f"{found.peak_flops_per_s / 1e12:,.0f} TFLOP/s ({work.precision}, dense)", peaks),
-        ("Bandwidth", f"{found.memory_bytes_per_s / 1e12:,.2f} TB/s", peaks),
+        ("Peak", f"{flops_per_s(found.peak_flops_per_s)} ({work.precision}, dense)", peaks),
+        ("Bandwidth", bandwidth(found.memory_bytes_per_s), peaks),
         ("No faster than", duration(found.minimum_s), f"{shapes}; {peaks}"),
         ("Took", duration(found.time_s), "given with --time"),
         ("Of what is attainable", percent(found.attainable_ratio), "minimum over the time given"),
@@ -123,7 +124,7 @@ def _why(found: Placement) -> str:
     side = "above" if found.side is RooflineVerdict.COMPUTE else "below"
     sentence = (
         f"{found.intensity_flops_per_byte:,.1f} FLOP/byte is {side} the ridge at"
-        f" {found.ridge_flops_per_byte:,.1f}: at most {found.attainable_flops_per_s / 1e12:,.1f} TFLOP/s."
+        f" {found.ridge_flops_per_byte:,.1f}: at most {flops_per_s(found.attainable_flops_per_s)}."
     )
     if found.time_s is None:
         return sentence

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from perfd.analysis.collectives import SOURCE_WAITING
 from perfd.analysis.communication import Communication, Dimension
 from perfd.analysis.diagnosis import JobSummary
-from perfd.formatting import teraflops
+from perfd.formatting import count, duration, flops_per_s, percent
 
 _LEAST_SHARE = 0.001
 """Of a step: a dimension that takes less is left out."""
@@ -27,7 +27,7 @@ def numbers_in_words(summary: JobSummary) -> list[str]:
         ("data loading", _share(summary.data.share_ratio, summary.data.source)),
         ("optimizer", _share(summary.optimizer.share_ratio, summary.optimizer.source)),
         ("fullest GPU memory", _share(summary.memory.max_used_ratio, summary.memory.source)),
-        ("goodput", _percent(summary.goodput_ratio)),
+        ("goodput", None if summary.goodput_ratio is None else percent(summary.goodput_ratio)),
     )
     width = max(len(name) for name, _ in rows)
     unknown = [name for name, value in rows if value is None]
@@ -46,13 +46,13 @@ def _step_time(summary: JobSummary) -> str | None:
     times = summary.step_time_s
     if times.median is None:
         return None
-    tail = f", 95 % below {_seconds(times.p95)}" if times.p95 is not None else ""
-    return f"{_seconds(times.median)} (median){tail}"
+    tail = f", p95 {duration(times.p95)}" if times.p95 is not None else ""
+    return f"{duration(times.median)} (median){tail}"
 
 
 def _throughput(summary: JobSummary) -> str | None:
     parts = [
-        f"{value:,.{digits}f} {unit}/s"
+        f"{count(value, digits)} {unit}/s"
         for value, digits, unit in (
             (summary.tokens_per_s, 0, "tokens"),
             (summary.samples_per_s, 1, "samples"),
@@ -66,35 +66,35 @@ def _flops(summary: JobSummary) -> str | None:
     flops = summary.model_flops_per_s_per_gpu
     if flops is None:
         return None
-    of_peak = f" of {summary.peak_flops_per_s / 1e12:.0f}" if summary.peak_flops_per_s else ""
-    return f"{teraflops(flops)}{of_peak} TFLOP/s"
+    of_peak = f" of {flops_per_s(summary.peak_flops_per_s)}" if summary.peak_flops_per_s else ""
+    return f"{flops_per_s(flops)}{of_peak}"
 
 
 def _mfu(summary: JobSummary) -> str | None:
     if summary.mfu_ratio is None:
-        if upper := _percent(summary.mfu_upper_ratio):
-            return f"unknown; at most {upper} by the tensor cores' activity"
+        if summary.mfu_upper_ratio is not None:
+            return f"unknown; at most {percent(summary.mfu_upper_ratio)} by tensor core activity"
         no_peak = summary.model_flops_per_s_per_gpu is not None and summary.peak_flops_per_s is None
         return "unknown: perfd saw no GPU whose peak it knows" if no_peak else None
-    hfu = f", HFU {_percent(summary.hfu_ratio)}" if summary.hfu_ratio is not None else ""
+    hfu = f", HFU {percent(summary.hfu_ratio)}" if summary.hfu_ratio is not None else ""
     active = (
-        f", tensor cores active {_percent(summary.tensor_active_ratio)}"
+        f", tensor cores active {percent(summary.tensor_active_ratio)}"
         if summary.tensor_active_ratio is not None
         else ""
     )
-    return f"{_percent(summary.mfu_ratio)} (convention {summary.flops_convention}){hfu}{active}"
+    return f"{percent(summary.mfu_ratio)} (convention {summary.flops_convention}){hfu}{active}"
 
 
 def _stall(summary: JobSummary) -> str | None:
     pipeline = summary.pipeline
     if summary.parallel.pp == 1:
         return "no pipeline"
-    theory = _percent(pipeline.bubble_theory_ratio)
-    expected = f"; theory expects {theory}" if theory else ""
+    theory = pipeline.bubble_theory_ratio
+    expected = "" if theory is None else f"; theory expects {percent(theory)}"
     if pipeline.stall_ratio is None:
-        return f"unknown{expected} of the schedule" if theory else None
+        return f"unknown{expected} of the schedule" if expected else None
     whole = "the time" if pipeline.source == SOURCE_WAITING else "the schedule"
-    return f"{_percent(pipeline.stall_ratio)} of {whole}{expected} ({pipeline.source})"
+    return f"{percent(pipeline.stall_ratio)} of {whole}{expected} ({pipeline.source})"
 
 
 def _communication(communication: Communication) -> str | None:
@@ -102,7 +102,7 @@ def _communication(communication: Communication) -> str | None:
     if share is None:
         return None
     if communication.transfer_ratio is not None:
-        moves, waits = _percent(communication.transfer_ratio), _percent(communication.wait_ratio)
+        moves, waits = percent(communication.transfer_ratio), percent(communication.wait_ratio)
         share += f": {moves} moves data, {waits} waits for other ranks"
     if communication.exposed_source not in {None, communication.source}:
         share += f"; exposed {_share(communication.exposed_ratio, communication.exposed_source)}"
@@ -116,7 +116,7 @@ def _dimensions(communication: Communication) -> list[tuple[str, str]]:
         return []
     lines = _unknown_alike(told) or [_dimension(one) for one in told]
     if _overlap(communication):
-        lines.append(f"together {_percent(communication.share_ratio)}: partly at the same time")
+        lines.append(f"together {percent(communication.share_ratio)}: partly at the same time")
     return [("by dimension" if at == 0 else "", line) for at, line in enumerate(lines)]
 
 
@@ -125,13 +125,13 @@ def _unknown_alike(told: Sequence[Dimension]) -> list[str]:
     reasons = {one.missing for one in told}
     if len(reasons) > 1 or any(one.exposed_ratio is not None for one in told):
         return []
-    shares = ", ".join(f"{one.group or 'others'} {_percent(one.share_ratio)}" for one in told)
+    shares = ", ".join(f"{one.group or 'others'} {percent(one.share_ratio)}" for one in told)
     return [f"{shares}; exposed unknown ({told[0].missing})"]
 
 
 def _dimension(one: Dimension) -> str:
     exposed = _share(one.exposed_ratio, one.exposed_source) or f"unknown ({one.missing})"
-    return f"{one.group or 'others'} {_percent(one.share_ratio)}, exposed {exposed}"
+    return f"{one.group or 'others'} {percent(one.share_ratio)}, exposed {exposed}"
 
 
 def _overlap(communication: Communication) -> bool:
@@ -142,14 +142,4 @@ def _overlap(communication: Communication) -> bool:
 
 
 def _share(ratio: float | None, source: str | None) -> str | None:
-    return None if ratio is None else f"{_percent(ratio)} ({source})"
-
-
-def _percent(ratio: float | None) -> str | None:
-    return None if ratio is None else f"{100 * ratio:.1f} %"
-
-
-def _seconds(seconds: float | None) -> str:
-    if seconds is None:
-        return "unknown"
-    return f"{1000 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+    return None if ratio is None else f"{percent(ratio)} ({source})"

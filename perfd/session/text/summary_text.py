@@ -15,7 +15,7 @@ from perfd.analysis.collectives import bandwidth_words, busiest
 from perfd.analysis.communication import not_used
 from perfd.analysis.diagnosis import LIMITS, Finding, JobSummary, Kind
 from perfd.analysis.hang import ErrorSummary
-from perfd.formatting import rank_names
+from perfd.formatting import percent, rank_names
 from perfd.session.text.summary_numbers import numbers_in_words
 
 _TROUBLES_SHOWN = 8
@@ -124,7 +124,7 @@ def _bandwidths(summary: JobSummary) -> list[str]:
 
 def _finding(finding: Finding) -> list[str]:
     culprits = ", ".join(f"{culprit.kind} {culprit.id}" for culprit in finding.culprits)
-    confidence = f" (confidence {finding.confidence:.0%})" if finding.kind is not Kind.UNKNOWN else ""
+    confidence = f" (confidence {percent(finding.confidence, 0)})" if finding.kind is not Kind.UNKNOWN else ""
     lines = [f"{LIMITS[finding.kind]}{f': {culprits}' if culprits else ''}{confidence}."]
     lines += [f"- {sentence}" for sentence in finding.evidence]
     if finding.recommendation:

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import numpy as np
 
-from perfd.formatting import milliseconds, percent
+from perfd.formatting import duration, percent
 from perfd.trace.breakdown import MAX_LOST_RATIO, spans_stages
 from perfd.trace.diagnosis.confidence import CONFIRMED, MEASURED, seen
 from perfd.trace.diagnosis.time_shares import FindingKind, TraceFinding
@@ -66,7 +66,7 @@ def judge_straggler(analysis: TraceAnalysis) -> TraceFinding | None:
     slower = ranks[worst].whole.compute_s / float(np.median(others)) if others and min(others) > 0 else None
     evidence = [
         (
-            f"Its peers wait {milliseconds(caused[worst])} for rank {worst}, {percent(ratio)} of the window"
+            f"Its peers wait {duration(caused[worst])} for rank {worst}, {percent(ratio)} of the window"
             f" and {percent(caused[worst] / total)} of all waiting (durations of {operations} collectives)."
         )
     ]
@@ -117,8 +117,8 @@ def judge_pipeline(analysis: TraceAnalysis) -> TraceFinding | None:
     ]
     if uneven:
         evidence.append(
-            f"Rank {busiest.rank} computes {milliseconds(busiest.compute_s)}, rank {idlest.rank} only"
-            f" {milliseconds(idlest.compute_s)} in the same window."
+            f"Rank {busiest.rank} computes {duration(busiest.compute_s)}, rank {idlest.rank} only"
+            f" {duration(idlest.compute_s)} in the same window."
         )
     return TraceFinding(
         kind=FindingKind.PIPELINE,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from perfd.formatting import milliseconds, percent
+from perfd.formatting import duration, percent
 from perfd.trace.breakdown import KernelRow, busy_by_class
 from perfd.trace.diagnosis.confidence import CONFIRMED, MEASURED, UNEXPLAINED, seen
 from perfd.trace.diagnosis.rank_comparison import judge_losses, judge_pipeline, judge_straggler
@@ -181,7 +181,7 @@ def _judge_launch(analysis: TraceAnalysis, part: TimeShares) -> TraceFinding | N
     advice = "Capture CUDA graphs, fuse small kernels (torch.compile) or take work off the launching thread."
     if idle and idle.host_s > 0.5 * launch_idle_s(worst):
         evidence.append(
-            f"On rank {worst.rank} {milliseconds(idle.host_s)} of it are gaps over 100 us in which the host"
+            f"On rank {worst.rank} {duration(idle.host_s)} of it are gaps over 100 µs in which the host"
             " launches nothing: it is busy with something else."
         )
         advice = (
@@ -228,7 +228,7 @@ def _judge_synchronization(analysis: TraceAnalysis, part: TimeShares) -> TraceFi
             f"The GPU runs dry for {percent(part.synchronization)} of the window because the host waits for"
             " it, or had waited (gaps that would close without its waits; mean over ranks)."
         ),
-        f"Worst is rank {worst.rank} with {milliseconds(sync_idle_s(worst))}.",
+        f"Worst is rank {worst.rank} with {duration(sync_idle_s(worst))}.",
     )
     return TraceFinding(
         kind=FindingKind.SYNCHRONIZATION,
@@ -258,9 +258,7 @@ def _judge_memory(analysis: TraceAnalysis, part: TimeShares) -> TraceFinding | N
     advice = "Avoid the copy, or put it on a stream of its own beside the computing."
     if rows:
         _, longest = max(rows, key=lambda item: item[1].total_s)
-        evidence.append(
-            f"The longest is {longest.name}: {longest.count} take {milliseconds(longest.total_s)}."
-        )
+        evidence.append(f"The longest is {longest.name}: {longest.count} take {duration(longest.total_s)}.")
     if pageable > PAGEABLE_RATIO:
         evidence.append(f"Copies from or to pageable memory take {percent(pageable)}.")
         advice = "Pin the host's memory (pin_memory=True) and copy with non_blocking=True."

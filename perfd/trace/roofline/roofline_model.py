@@ -16,7 +16,7 @@ from perfd.errors import PerfdError
 
 AT_LIMIT_RATIO = 0.80
 LATENCY_RATIO = 0.60
-"""Nsight Compute's own bounds: above 80 % a unit is at its limit, below 60 % of both neither limits."""
+"""Nsight Compute's own bounds: above 80% a unit is at its limit, below 60% of both neither limits."""
 
 
 class RooflineVerdict(StrEnum):

@@ -14,7 +14,7 @@ const table = sortedTable({
   columns: [
     { name: "Node", wide: true, value: (agent) => agent.node, cell: (agent) => el("strong", {}, agent.node) },
     { name: "State", value: state, cell: (agent) => el("span", { class: `state ${state(agent)}` }, state(agent)) },
-    { name: "Last heard", number: true, value: (agent) => agent.silent_s, cell: (agent) => `${duration(Math.round(agent.silent_s))} ago` },
+    { name: "Last heard", number: true, value: (agent) => agent.silent_s, cell: (agent) => `${duration(agent.silent_s)} ago` },
     { name: "Batches", number: true, value: (agent) => agent.batches, cell: (agent) => count(agent.batches) },
     { name: "Lost records", number: true, value: (agent) => agent.dropped_records, cell: (agent) => count(agent.dropped_records) },
     { name: "Clock ahead", number: true, value: (agent) => agent.clock_offset_s, cell: (agent) => duration(agent.clock_offset_s) },

@@ -1,10 +1,9 @@
 // Captures of a job, newest first, with how each rank ended and where its report lies.
 
 import { el, section } from "./dom.js";
-import { bytes, duration, moment, plural, words } from "./format.js";
+import { dataSize, duration, moment, plural, rankNames, words } from "./format.js";
 
 const MAX_RANKS = 64;
-const MAX_NAMED = 16;
 const MAX_CAPTURES = 100;
 const TRACE = /\.(sqlite|trace\.json(\.gz)?)$/;
 
@@ -63,15 +62,14 @@ function outcome(ranks, told) {
     ` ${words(one.state)}${span(one)}`,
     one.reason && one.reason !== told && `: ${one.reason}`,
     (one.files ?? []).map((file) =>
-      el("div", {}, el("code", {}, file.path), file.removed ? ` gone: ${file.removed.reason}` : ` ${bytes(file.size_bytes)}`),
+      el("div", {}, el("code", {}, file.path), file.removed ? ` gone: ${file.removed.reason}` : ` ${dataSize(file.size_bytes)}`),
     ),
   );
 }
 
 function who(ranks) {
   if (ranks.some((one) => one.rank == null)) return "every rank";
-  const named = ranks.slice(0, MAX_NAMED).map((one) => one.rank).join(", ");
-  return `${ranks.length === 1 ? "rank" : "ranks"} ${named}${ranks.length > MAX_NAMED ? ` and ${ranks.length - MAX_NAMED} more` : ""}`;
+  return rankNames(ranks.map((one) => one.rank));
 }
 
 const span = (one) => (one.stopped_unix_s == null || one.started_unix_s == null ? "" : ` for ${duration(one.stopped_unix_s - one.started_unix_s)}`);

@@ -4,14 +4,13 @@ import { ApiError, get, jobPath } from "./api.js";
 import { breakdownBar, dimensionBars, stageBars, wholeOfStall } from "./bars.js";
 import { el, section } from "./dom.js";
 import { isStale, state, stateText } from "./fleet.js";
-import { count, duration, layout, moment, percent, progress, teraflops } from "./format.js";
+import { count, duration, flopsPerS, layout, moment, percent, progress, rankNames } from "./format.js";
 import { progressChart } from "./progress.js";
 import { heatMap } from "./ranks.js";
 import { headline } from "./verdict.js";
 
 const MOST_ALERTS = 50;
 const MOST_CAPTURES = 5;
-const MOST_RANKS = 8;
 // Of a step: a dimension that takes less is not drawn.
 const LEAST_SHARE = 0.001;
 const charts = [
@@ -81,9 +80,9 @@ const device = (job) => (job.gpus?.length ? "GPU" : "rank");
 
 const numbers = (job) => [
   ["mfu", "MFU", percent(job.mfu_ratio), mfuNote(job)],
-  ["step-time", "Step time", duration(job.step_time_s?.median), `95th percentile ${duration(job.step_time_s?.p95)}`],
-  ["tokens", "Tokens/s", count(job.tokens_per_s), job.tokens_per_s_per_gpu == null ? "" : `${count(job.tokens_per_s_per_gpu)} a ${device(job)}`],
-  ["flops", `TFLOP/s a ${device(job)}`, teraflops(job.model_flops_per_s_per_gpu), job.peak_flops_per_s ? `peak ${teraflops(job.peak_flops_per_s)} ${job.peak_precision ?? ""}` : ""],
+  ["step-time", "Step time", duration(job.step_time_s?.median), `p95 ${duration(job.step_time_s?.p95)}`],
+  ["tokens", "Tokens/s", count(job.tokens_per_s), job.tokens_per_s_per_gpu == null ? "" : `${count(job.tokens_per_s_per_gpu)} per ${device(job)}`],
+  ["flops", `FLOP/s per ${device(job)}`, flopsPerS(job.model_flops_per_s_per_gpu), job.peak_flops_per_s ? `peak ${flopsPerS(job.peak_flops_per_s)} ${job.peak_precision ?? ""}` : ""],
   ["communication", "Communication", percent(job.communication?.share_ratio), communicationNote(job)],
   ["stall", "Pipeline stall", percent(job.pipeline?.stall_ratio), stallNote(job)],
   ["data", "Input", percent(job.data?.share_ratio), "of a step, the slowest rank"],
@@ -160,8 +159,7 @@ function alertList(alerts) {
 
 function troubleList(troubles) {
   if (!troubles.length) return [];
-  const who = ({ ranks }) => ranks?.length && `rank${ranks.length > 1 ? "s" : ""} ${ranks.slice(0, MOST_RANKS).join(", ")}${ranks.length > MOST_RANKS ? ` and ${ranks.length - MOST_RANKS} more` : ""}`;
-  const notes = (one) => [who(one), one.step != null && `after step ${one.step}`, one.count > 1 && `${one.count} times`, moment(one.first_unix_s)];
+  const notes = (one) => [one.ranks?.length && rankNames(one.ranks), one.step != null && `after step ${one.step}`, one.count > 1 && `${one.count} times`, moment(one.first_unix_s)];
   const line = (one) => el("li", {}, one.message, el("span", { class: "quiet" }, ` ${notes(one).filter(Boolean).join(" · ")}`));
   return [el("h2", {}, "Errors and warnings"), el("ul", { id: "troubles" }, troubles.map(line))];
 }

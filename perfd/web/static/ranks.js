@@ -2,14 +2,14 @@
 // stands out. Of many ranks all are drawn as one picture, and the most unusual ones as a table below it.
 
 import { el } from "./dom.js";
-import { percent, signed, UNKNOWN, watts } from "./format.js";
+import { percent, power, signedPercent, UNKNOWN } from "./format.js";
 
 const METRICS = [
-  ["slowdown_ratio", "Compute time", (ratio) => signed(ratio - 1)],
+  ["slowdown_ratio", "Compute time", (ratio) => signedPercent(ratio - 1)],
   ["sm_active_ratio", "SM active", percent],
   ["tensor_active_ratio", "Tensor active", percent],
   ["dram_active_ratio", "DRAM active", percent],
-  ["power_w", "Power", watts],
+  ["power_w", "Power", power],
   ["busy_ratio", "In NCCL", percent],
   ["wait_ratio", "Waits", percent],
   ["caused_ratio", "Others wait for it", percent],
@@ -52,7 +52,7 @@ const strength = (far) => Math.min(Math.max((Math.abs(far) - QUIET) / (FULL - QU
 function cell(value, far, show) {
   const size = strength(far);
   const side = size === 0 ? null : far > 0 ? "above" : "below";
-  const says = side && `${signed(far)} beside the median`;
+  const says = side && `${signedPercent(far)} beside the median`;
   return el("td", { class: side, title: says, style: { "--far": `${(size * 100).toFixed(0)}%` } }, value == null ? UNKNOWN : show(value));
 }
 

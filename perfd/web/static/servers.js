@@ -1,7 +1,7 @@
 // Serving engines: latencies beside what the hardware allows, and the knob to turn.
 
 import { el, section } from "./dom.js";
-import { count, duration, finer, moment, percent, plural, UNKNOWN } from "./format.js";
+import { count, duration, moment, percent, plural, UNKNOWN } from "./format.js";
 import { sortedTable } from "./table.js";
 
 const STALE_S = 30;
@@ -45,8 +45,8 @@ const table = sortedTable({
     { name: "Queued", number: true, value: (server) => server.queued_requests, cell: (server) => count(server.queued_requests) },
     { name: "KV cache", number: true, value: (server) => server.kv_cache_used_ratio, cell: (server) => percent(server.kv_cache_used_ratio) },
     { name: "Tokens/s", number: true, value: (server) => server.generation_tokens_per_s, cell: (server) => count(server.generation_tokens_per_s) },
-    { name: "TTFT P50", number: true, value: (server) => server.ttft_s.p50, cell: (server) => finer(server.ttft_s.p50) },
-    { name: "TPOT P50", number: true, value: (server) => server.tpot_s.p50, cell: (server) => finer(server.tpot_s.p50) },
+    { name: "TTFT p50", number: true, value: (server) => server.ttft_s.p50, cell: (server) => duration(server.ttft_s.p50) },
+    { name: "TPOT p50", number: true, value: (server) => server.tpot_s.p50, cell: (server) => duration(server.tpot_s.p50) },
     { name: "Of theory", number: true, value: overTheory, cell: (server) => times(overTheory(server)) },
   ],
 });
@@ -94,20 +94,20 @@ function headline(server) {
   if (server.up === false) return "It does not answer with metrics.";
   const ratio = overTheory(server);
   if (ratio == null) return server.theory ? "Nothing was decoded in the newest window." : "What the hardware allows is not known: the server does not say its model or GPU (docs/serving.md).";
-  const measured = `A token takes ${finer(server.tpot_s.p50)}, ${ratio.toFixed(2)} times the ${finer(server.theory.tpot_theory_s)} that its batch allows`;
+  const measured = `A token takes ${duration(server.tpot_s.p50)}, ${ratio.toFixed(2)} times the ${duration(server.theory.tpot_theory_s)} that its batch allows`;
   return ratio > SLOW ? `${measured}: more than kernels and links explain.` : `${measured}: it runs as fast as this hardware lets it.`;
 }
 
 // Bars of one scale, with theory as lines through them.
 function latencies(title, found, limits) {
-  const known = [["P50", found.p50], ["P90", found.p90], ["P99", found.p99]].filter(([, value]) => value != null);
+  const known = [["p50", found.p50], ["p90", found.p90], ["p99", found.p99]].filter(([, value]) => value != null);
   if (!known.length) return el("p", { class: "quiet" }, `${title}: not known.`);
   const lines = limits.filter(([, value]) => value != null);
   const most = Math.max(...known.map(([, value]) => value), ...lines.map(([, value]) => value));
   const at = (value) => `${((value / most) * 100).toFixed(2)}%`;
   const row = ([label, value]) =>
-    el("li", {}, el("span", { class: "name" }, label), el("span", { class: "track" }, el("span", { class: "part latency", style: { width: at(value) } }), lines.map(([, limit]) => el("span", { class: "theory", style: { left: at(limit) } }))), el("strong", {}, finer(value)));
-  const says = lines.map(([words, value]) => `${finer(value)} ${words}`).join(", ");
+    el("li", {}, el("span", { class: "name" }, label), el("span", { class: "track" }, el("span", { class: "part latency", style: { width: at(value) } }), lines.map(([, limit]) => el("span", { class: "theory", style: { left: at(limit) } }))), el("strong", {}, duration(value)));
+  const says = lines.map(([words, value]) => `${duration(value)} ${words}`).join(", ");
   return el("figure", {}, el("h3", {}, title), el("ol", { class: "stages" }, known.map(row)), says && el("figcaption", { class: "quiet" }, `Theory: ${says}.`));
 }
 
