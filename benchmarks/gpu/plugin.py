@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 from perfd_collectors.nccl.plugin_library import LIBRARY
-from perfd_collectors.nccl.segments import FUNCTIONS, KERNEL_EDGES_NS, Segment, find_segments
+from perfd_collectors.nccl.segments import FUNCTIONS, UNTIMED_KERNEL_NS, Segment, find_segments
 
 from perfd.analysis.data import Floats, Ints
 from perfd.analysis.operations import receiver_durations_s
@@ -113,7 +113,7 @@ def as_timed_s(by_rank: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[int, 
 
     Numbers of communicators are each process's own; in this job, whose ranks make them alike, they agree.
     """
-    timed = {rank: told_s(operations) + KERNEL_EDGES_NS / 1e9 for rank, operations in by_rank.items()}
+    timed = {rank: told_s(operations) + UNTIMED_KERNEL_NS / 1e9 for rank, operations in by_rank.items()}
     places = {
         (rank, one["fn"], one["peer_or_root"], one["communicator"], one["operation_sequence"]): place
         for rank, operations in by_rank.items()

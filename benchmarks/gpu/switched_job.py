@@ -22,14 +22,14 @@ from pathlib import Path
 import psutil
 import torch
 import torch.distributed as dist
-from perfd_collectors.nccl.segments import ReadRequest, Segment, find_segments
+from perfd_collectors.nccl.segments import RecordingMode, Segment, find_segments
 from torch.nn.parallel import DistributedDataParallel
 from train import VOCABULARY, Clock, Part, join, loss_against
 
 SMALL_BYTES = 16_384
 _SETTLING_SMALL = 500
 _MONITOR = "perfd.session.monitor"
-_ON = ReadRequest.OPERATIONS | ReadRequest.GPU_TIME
+_ON = RecordingMode.OPERATIONS | RecordingMode.GPU_TIME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class Switch:
 
     def turn(self, *, on: bool) -> None:
         if self._segment is not None:
-            self._segment.want(_ON if on else ReadRequest(0))
+            self._segment.set_recording_mode(_ON if on else RecordingMode(0))
         for process in self._monitors:
             with contextlib.suppress(psutil.Error):
                 process.send_signal(signal.SIGCONT if on else signal.SIGSTOP)

@@ -1,9 +1,8 @@
 /* NCCL's profiler interface, versions 1 to 6, as far as this plugin uses it.
  *
- * Written from the interface's documentation so that neither NCCL nor CUDA is
- * needed to build. NCCL looks for `ncclProfiler_v6`, then v5, and so on down,
- * and takes the first that the plugin exports; each NCCL since 2.23 knows the
- * version of its own time, so exporting all six serves all of them.
+ * Written from the interface's documentation, so that building needs neither NCCL
+ * nor CUDA. NCCL uses the newest version that both it and the plugin support; with
+ * all six exported, every NCCL since 2.23 finds one.
  */
 #ifndef PERFD_ABI_H
 #define PERFD_ABI_H

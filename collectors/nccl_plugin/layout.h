@@ -1,19 +1,19 @@
-/* The shared memory between the plugin, which writes, and the agent, which reads.
+/* Layout of the shared memory that the plugin writes and the agent reads.
  *
  * One file per process, `perfd-nccl-<pid>-<monotonic ns>`, in /dev/shm unless
- * PERFD_NCCL_DIR names another directory. The process holds a lock on it
- * (flock) as long as it lives, so a reader can tell a leftover from a live one.
+ * PERFD_NCCL_DIR is set. The process holds a lock on it (flock) while it
+ * lives, so that a reader can detect the file of a dead process.
  * All numbers are little endian. A reader must check magic and version.
  *
  *   0      struct perfd_header
  *   4096   PERFD_COMMUNICATORS x struct perfd_communicator
- *   then   rings: PERFD_RING_HEADER_BYTES, then entries x struct perfd_record
+ *   then   ring buffers: PERFD_RING_HEADER_BYTES, then entries x struct perfd_record
  *
- * A ring has one writer at a time. The writer never waits for a reader: it overwrites
- * the oldest record, and a reader sees from `written` that it was lapped and
- * counts what it lost. A copy is whole when its `sequence` is the position that
- * the reader asked for, plus one, and `written`, read after the copy, is less
- * than a whole ring further: the oldest place may be written to at that time.
+ * A ring buffer has one writer at a time. The writer never waits for a reader: it
+ * overwrites the oldest record, and a reader detects from `written` that records
+ * were lost. A copied record is valid if its `sequence` is the requested position
+ * plus one, and `written`, read after the copy, is less than a full ring buffer
+ * ahead: the oldest record may be overwritten at that moment.
  */
 #ifndef PERFD_LAYOUT_H
 #define PERFD_LAYOUT_H
@@ -23,22 +23,22 @@
 
 #define PERFD_MAGIC 0x314C434EU /* "NCL1" */
 #define PERFD_LAYOUT_VERSION 1
-#define PERFD_HEADER_BYTES 4096
-#define PERFD_COMMUNICATORS 256
-#define PERFD_RING_HEADER_BYTES 64
-#define PERFD_RINGS_MAX 8 /* A thread has one for as long as a record takes, so few serve many threads. */
+#define PERFD_HEADER_BYTES 4096    /* One page. */
+#define PERFD_COMMUNICATORS 256    /* Entries of the table; chosen, not measured. */
+#define PERFD_RING_HEADER_BYTES 64 /* One cache line. */
+#define PERFD_RINGS_MAX 8          /* A thread claims one only while it writes a record, so few serve many threads. */
 
-/* What the agent may switch on, in `wanted`. The bits are perfd's, not NCCL's. */
+/* Bits of `requested`, set by the agent. They are perfd's, not NCCL's. */
 enum {
-  PERFD_WANT_OPERATIONS = 1, /* A record for each collective, send and receive. */
-  PERFD_WANT_GPU_TIME = 2,   /* Their times on the GPU; makes NCCL's proxy thread poll. */
+  PERFD_RECORD_OPERATIONS = 1, /* A record per collective, send and receive. */
+  PERFD_RECORD_GPU_TIME = 2,   /* Their times on the GPU; makes NCCL's proxy thread poll. */
 };
 
 struct perfd_header {
   uint32_t magic;
   uint32_t layout_version;
   uint64_t file_bytes;
-  uint32_t pid; /* In the process's own namespace. */
+  uint32_t pid; /* In the process's own PID namespace. */
   uint32_t ring_entries;
   uint32_t record_bytes;
   uint32_t communicators;
@@ -51,16 +51,16 @@ struct perfd_header {
   uint64_t monotonic_ns;
   uint8_t pad0[64];
   /* Written by the agent. */
-  _Atomic uint32_t wanted;
+  _Atomic uint32_t requested;
   uint8_t pad1[124];
   /* Written by the plugin. */
-  _Atomic uint32_t rings;    /* Rings that are backed by memory. */
+  _Atomic uint32_t rings;    /* Ring buffers backed by memory. */
   _Atomic uint32_t reserved;
-  _Atomic uint64_t started;  /* Operations that NCCL announced while operations were wanted. */
+  _Atomic uint64_t started;  /* Operations that NCCL started while recording was on. */
   _Atomic uint64_t recorded; /* Records written, complete or not. */
   _Atomic uint64_t incomplete;
-  _Atomic uint64_t dropped;  /* Operations without a ring or a slot to put them in. */
-  _Atomic uint64_t stale;    /* Callbacks for an operation that was given up before. */
+  _Atomic uint64_t dropped;  /* Operations without a free ring buffer or slot. */
+  _Atomic uint64_t stale;    /* Callbacks for an operation that was abandoned before. */
 };
 
 struct perfd_communicator {
@@ -70,34 +70,34 @@ struct perfd_communicator {
   int32_t nodes;
   _Atomic uint32_t state; /* 0 never used, 1 live, 2 finalized. */
   uint64_t created_monotonic_ns;
-  char name[24]; /* As the user named it; cut, and empty when there is none. */
+  char name[24]; /* The user's name for it, truncated; empty when there is none. */
   uint64_t pad;
 };
 
 struct perfd_ring_header {
   _Atomic uint64_t written; /* Records ever written. */
-  _Atomic uint32_t owned;   /* Whether a thread writes a record now: one at a time. */
+  _Atomic uint32_t claimed; /* 1 while a thread writes a record. */
   uint8_t pad[52];
 };
 
 enum { PERFD_TIMING_HOST = 1, PERFD_TIMING_PROXY = 2, PERFD_TIMING_GPU = 3 };
 
 enum {
-  PERFD_FLAG_INCOMPLETE = 1, /* Given up before all its kernel channels were seen. */
+  PERFD_FLAG_INCOMPLETE = 1, /* Abandoned before all its kernel channels stopped. */
   PERFD_FLAG_P2P = 2,
 };
 
 struct perfd_record {
   _Atomic uint64_t sequence;
   uint64_t operation_sequence; /* NCCL's for a collective; counted per peer and direction for p2p. */
-  uint64_t start_monotonic_ns; /* When NCCL announced it: enqueue, not execution. */
+  uint64_t start_monotonic_ns; /* NCCL's start event: enqueue, not execution. */
   uint64_t stop_monotonic_ns;
-  uint64_t complete_monotonic_ns; /* When the last of its channels was seen to stop. */
+  uint64_t complete_monotonic_ns; /* Stop event of its last channel. */
   uint64_t gpu_start_ns; /* First channel's start on the GPU's own clock; 0 without GPU time. */
   uint64_t gpu_stop_ns;  /* Last channel's stop. */
   uint64_t gpu_longest_ns; /* Longest channel. */
   uint64_t count;        /* Elements, as the caller passed them. */
-  uint64_t group;        /* Operations of one group share a kernel, hence their times. */
+  uint64_t group;        /* Operations of one group share a kernel, hence its times. */
   int32_t peer_or_root;
   uint16_t communicator;
   uint8_t function;

@@ -6,19 +6,23 @@
 #include "abi.h"
 #include "segment.h"
 
+/* Operations in flight at a time. Chosen, not measured: one whose slot is reused counts as incomplete. */
 #define SLOTS 4096
+/* Channels per operation with a start time: NCCL's MAXCHANNELS is 64. */
 #define CHANNELS 64
 #define BUILDING 0xFFFFFFFFU
-/* Before interface 4 the number of ranks is not known. */
+/* Peers that are counted when the number of ranks is unknown, as it is before interface 4. */
 #define PEERS_WITHOUT_RANKS 1024
+/* Slots tried for an operation before it is dropped; only a slot that another thread is changing is passed over. */
+#define MAX_SLOT_TRIES 8
 #define NO_SEQUENCE UINT64_MAX
 
-/* A handle is a number: kind, generation of the slot, slot, channel. Generations tell a stale one. */
+/* A handle is a number: kind, generation of the slot, slot, channel. Its generation detects a stale handle. */
 enum { KIND_OPERATION = 1, KIND_CHANNEL = 2, KIND_GROUP = 3 };
 
 struct slot {
-  /* Generation in the high half; in the low half what the operation still waits for: 0 is a free
-   * slot, BUILDING one that a thread has to itself. */
+  /* High half: generation. Low half: number of stops that the operation still waits for; 0 is a free
+   * slot, BUILDING one owned by a thread. */
   _Atomic uint64_t word;
   struct perfd_record record;
   struct context *owner;
@@ -35,7 +39,7 @@ struct context {
   _Atomic int *nccl_mask;
   _Atomic uint32_t applied;
   _Atomic bool identified;
-  _Atomic uint64_t *p2p_sequences; /* Two a peer: sends, receives. */
+  _Atomic uint64_t *p2p_sequences; /* Two per peer: sends, receives. */
 };
 
 static struct slot slots[SLOTS];
@@ -62,16 +66,16 @@ static void count_stale(void) {
   if (segment) count_one(&segment->stale);
 }
 
-static int mask_for(uint32_t wanted, uint32_t profiler_version) {
-  /* Operations stay on in NCCL even when nothing is wanted: its callback is where we hear of a change. */
+static int mask_for(uint32_t requested, uint32_t profiler_version) {
+  /* Operations stay enabled in NCCL even when none are recorded: the callback is where a change is noticed. */
   int mask = ABI_COLL | ABI_P2P;
-  if (profiler_version >= 3 && (wanted & PERFD_WANT_GPU_TIME)) mask |= ABI_KERNEL_CH;
+  if (profiler_version >= 3 && (requested & PERFD_RECORD_GPU_TIME)) mask |= ABI_KERNEL_CH;
   return mask;
 }
 
 struct context *context_open(uint32_t profiler_version, int *nccl_mask, uint64_t id, const char *name, int nodes,
                              int ranks, int rank) {
-  /* Other communicators share the mask and may be reading it now. */
+  /* Other communicators share the mask and may be reading it concurrently. */
   _Atomic int *mask = (_Atomic int *)nccl_mask;
   struct context *context = segment_open(profiler_version) ? calloc(1, sizeof *context) : NULL;
   if (!context) return atomic_store(mask, 0), NULL;
@@ -83,21 +87,21 @@ struct context *context_open(uint32_t profiler_version, int *nccl_mask, uint64_t
   context->nccl_mask = mask;
   context->communicator = segment_add_communicator(id, name, nodes, ranks, rank);
   context->identified = id != 0;
-  uint32_t wanted = atomic_load(&segment_header()->wanted);
-  atomic_store(&context->applied, wanted);
-  atomic_store(mask, mask_for(wanted, profiler_version));
+  uint32_t requested = atomic_load(&segment_header()->requested);
+  atomic_store(&context->applied, requested);
+  atomic_store(mask, mask_for(requested, profiler_version));
   return context;
 }
 
-bool context_wants_operations(struct context *context) {
+bool context_records_operations(struct context *context) {
   struct perfd_header *segment = segment_header();
   if (!segment) return false;
-  uint32_t wanted = atomic_load_explicit(&segment->wanted, memory_order_relaxed);
-  if (wanted != atomic_load_explicit(&context->applied, memory_order_relaxed)) {
-    atomic_store_explicit(&context->applied, wanted, memory_order_relaxed);
-    atomic_store_explicit(context->nccl_mask, mask_for(wanted, context->profiler_version), memory_order_relaxed);
+  uint32_t requested = atomic_load_explicit(&segment->requested, memory_order_relaxed);
+  if (requested != atomic_load_explicit(&context->applied, memory_order_relaxed)) {
+    atomic_store_explicit(&context->applied, requested, memory_order_relaxed);
+    atomic_store_explicit(context->nccl_mask, mask_for(requested, context->profiler_version), memory_order_relaxed);
   }
-  return wanted & PERFD_WANT_OPERATIONS;
+  return requested & PERFD_RECORD_OPERATIONS;
 }
 
 void context_identify(struct context *context, uint64_t id, int rank) {
@@ -127,15 +131,15 @@ static void write_record(struct slot *slot, uint8_t flags) {
   segment_write(&record);
 }
 
-static void give_up(struct slot *slot) {
+static void abandon(struct slot *slot) {
   struct perfd_header *segment = segment_header();
   if (segment) count_one(&segment->incomplete);
   write_record(slot, PERFD_FLAG_INCOMPLETE);
 }
 
-/* A slot for this thread alone, marked BUILDING; one whose operation never ended is given up for it. */
+/* A slot owned by this thread, marked BUILDING; an operation that never ended in it is abandoned. */
 static struct slot *take_slot(uint32_t *generation) {
-  for (int tries = 0; tries < 8; tries++) {
+  for (int tries = 0; tries < MAX_SLOT_TRIES; tries++) {
     struct slot *slot = &slots[atomic_fetch_add_explicit(&next_slot, 1, memory_order_relaxed) % SLOTS];
     uint64_t word = atomic_load_explicit(&slot->word, memory_order_acquire);
     if (pending_in(word) == BUILDING) continue;
@@ -143,7 +147,7 @@ static struct slot *take_slot(uint32_t *generation) {
     if (!atomic_compare_exchange_strong_explicit(&slot->word, &word, make_word(*generation, BUILDING),
                                                  memory_order_acq_rel, memory_order_relaxed))
       continue;
-    if (pending_in(word) != 0) give_up(slot);
+    if (pending_in(word) != 0) abandon(slot);
     return slot;
   }
   return NULL;
@@ -158,7 +162,7 @@ void *operation_start(struct context *context, const struct operation *operation
   struct perfd_header *segment = segment_header();
   if (!segment) return NULL;
   count_one(&segment->started);
-  /* Counted even when there is no slot: both ends of a pair must agree on the number. */
+  /* Counted even without a slot: sender and receiver must agree on the number. */
   uint64_t sequence = operation->sequence;
   if (operation->p2p) sequence = count_p2p(context, operation->peer_or_root, operation->function == 7);
   uint32_t generation;
@@ -167,10 +171,10 @@ void *operation_start(struct context *context, const struct operation *operation
     count_one(&segment->dropped);
     return NULL;
   }
-  bool channels_come = (atomic_load_explicit(&context->applied, memory_order_relaxed) & PERFD_WANT_GPU_TIME) &&
+  bool channels_expected = (atomic_load_explicit(&context->applied, memory_order_relaxed) & PERFD_RECORD_GPU_TIME) &&
                        context->profiler_version >= 3 &&
                        !(operation->p2p && operation->peer_or_root == context->rank);
-  uint8_t channels = channels_come ? operation->channels : 0;
+  uint8_t channels = channels_expected ? operation->channels : 0;
   slot->owner = context;
   slot->record = (struct perfd_record){
       .operation_sequence = sequence,
@@ -192,7 +196,7 @@ void *operation_start(struct context *context, const struct operation *operation
   atomic_store_explicit(&slot->gpu_stop, 0, memory_order_relaxed);
   atomic_store_explicit(&slot->gpu_longest, 0, memory_order_relaxed);
   atomic_store_explicit(&slot->channels_seen, 0, memory_order_relaxed);
-  /* It ends with its own stop and the stops of its channels, in any order. */
+  /* It ends after its own stop and the stops of its channels, in any order. */
   atomic_store_explicit(&slot->word, make_word(generation, 1U + channels), memory_order_release);
   return (void *)(uintptr_t)encode(KIND_OPERATION, generation, (uint32_t)(slot - slots), 0);
 }
@@ -255,7 +259,7 @@ void handle_stop(void *handle) {
   do {
     uint32_t pending = pending_in(word);
     if (generation_in(word) != generation_of(handle) || pending == 0 || pending == BUILDING) return count_stale();
-    /* Whoever takes the last part keeps the slot to itself until the record is written. */
+    /* The thread of the last stop owns the slot until the record is written. */
     next = make_word(generation_in(word), pending == 1 ? BUILDING : pending - 1);
   } while (!atomic_compare_exchange_weak_explicit(&slot->word, &word, next, memory_order_acq_rel,
                                                   memory_order_acquire));
@@ -270,12 +274,12 @@ void context_close(struct context *context) {
     struct slot *slot = &slots[i];
     uint64_t word = atomic_load_explicit(&slot->word, memory_order_acquire);
     if (pending_in(word) == 0 || pending_in(word) == BUILDING || slot->owner != context) continue;
-    uint64_t mine = make_word(generation_in(word), BUILDING);
-    if (!atomic_compare_exchange_strong_explicit(&slot->word, &word, mine, memory_order_acq_rel,
+    uint64_t owned = make_word(generation_in(word), BUILDING);
+    if (!atomic_compare_exchange_strong_explicit(&slot->word, &word, owned, memory_order_acq_rel,
                                                  memory_order_relaxed))
       continue;
-    give_up(slot);
-    atomic_store_explicit(&slot->word, make_word(generation_in(mine), 0), memory_order_release);
+    abandon(slot);
+    atomic_store_explicit(&slot->word, make_word(generation_in(owned), 0), memory_order_release);
   }
   segment_finalize_communicator(context->communicator);
   free(context->p2p_sequences);

@@ -1,4 +1,4 @@
-/* libnccl-profiler-perfd.so: what NCCL loads. One export for each version of its profiler interface. */
+/* libnccl-profiler-perfd.so, loaded by NCCL. One export per version of its profiler interface. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -39,13 +39,13 @@ static abi_result finalize(void *context) {
   return 0;
 }
 
-/* Version 3 tells of a kernel's channel neither the GPU's time nor a state: that it stops is its end. */
+/* Version 3 reports neither GPU time nor state of a kernel channel: the host's time of its stop event is used. */
 static abi_result stop_event_v3(void *handle) {
   if (is_channel(handle)) channel_stop_time(handle, monotonic_ns());
   return stop_event(handle);
 }
 
-/* Versions 1 and 2 know no kernel channels. */
+/* Versions 1 and 2 have no kernel channels. */
 static abi_result ignore_state(void *handle, int state, const union abi_state_args *args) {
   (void)handle, (void)state, (void)args;
   return 0;
@@ -66,28 +66,28 @@ INIT_WITHOUT_RANKS(1)
 INIT_WITHOUT_RANKS(2)
 INIT_WITHOUT_RANKS(3)
 
-/* As `context_open`, and NCCL's log says once why nothing is recorded. */
-static void *open_and_tell(uint32_t version, int *mask, uint64_t id, const char *name, int nodes, int ranks, int rank,
+/* `context_open`, with one warning in NCCL's log when nothing can be recorded. */
+static void *open_or_warn(uint32_t version, int *mask, uint64_t id, const char *name, int nodes, int ranks, int rank,
                            abi_logger log) {
-  static atomic_flag told = ATOMIC_FLAG_INIT;
+  static atomic_flag warned = ATOMIC_FLAG_INIT;
   void *context = context_open(version, mask, id, name, nodes, ranks, rank);
-  if (!context && log && !atomic_flag_test_and_set(&told))
+  if (!context && log && !atomic_flag_test_and_set(&warned))
     log(ABI_LOG_WARN, ~0UL, __FILE__, __LINE__,
-        "perfd records no operations: its shared memory cannot be made; /dev/shm, or PERFD_NCCL_DIR, is full or"
+        "perfd records no operations: cannot create its shared memory; /dev/shm or PERFD_NCCL_DIR is full or"
         " read-only");
   return context;
 }
 
 static abi_result init_v4(void **context, int *mask, const char *name, uint64_t hash, int nodes, int ranks, int rank,
                           abi_logger log) {
-  *context = open_and_tell(4, mask, hash, name, nodes, ranks, rank, log);
+  *context = open_or_warn(4, mask, hash, name, nodes, ranks, rank, log);
   return 0;
 }
 
 #define INIT_WITH_ID(VERSION)                                                                              \
   static abi_result init_v##VERSION(void **context, uint64_t id, int *mask, const char *name, int nodes,   \
                                     int ranks, int rank, abi_logger log) {                                 \
-    *context = open_and_tell(VERSION, mask, id, name, nodes, ranks, rank, log);                            \
+    *context = open_or_warn(VERSION, mask, id, name, nodes, ranks, rank, log);                            \
     return 0;                                                                                              \
   }
 
@@ -98,14 +98,14 @@ static abi_result start_event_v1(void *context, void **handle, const struct abi_
   *handle = NULL;
   if (!context) return 0;
   if (descr->type == ABI_GROUP) *handle = group_start();
-  if (descr->type == ABI_COLL && context_wants_operations(context)) {
+  if (descr->type == ABI_COLL && context_records_operations(context)) {
     context_identify(context, descr->coll.comm_hash, descr->rank);
     *handle = operation_start(context, &(struct operation){
         .sequence = descr->coll.seq_number, .count = descr->coll.count, .group = descr->parent,
         .peer_or_root = descr->coll.root, .function = descr->coll.func, .datatype = descr->coll.datatype,
         .algorithm = descr->coll.algo, .protocol = descr->coll.proto});
   }
-  if (descr->type == ABI_P2P && context_wants_operations(context)) {
+  if (descr->type == ABI_P2P && context_records_operations(context)) {
     context_identify(context, descr->p2p.comm_hash, descr->rank);
     *handle = operation_start(context, &(struct operation){
         .p2p = true, .count = descr->p2p.count, .group = descr->parent, .peer_or_root = descr->p2p.peer,
@@ -114,7 +114,7 @@ static abi_result start_event_v1(void *context, void **handle, const struct abi_
   return 0;
 }
 
-/* Versions 2 to 6 differ in where the fields lie, in who tells the group and in what is counted in channels. */
+/* Versions 2 to 6 differ in field order, in the source of the group and in the channel count. */
 #define COLL_OPERATION(GROUP, CHANNELS_OF_COLL)                                                            \
   &(struct operation) {                                                                                    \
     .sequence = descr->coll.seq_number, .count = descr->coll.count, .group = (GROUP),                      \
@@ -137,11 +137,11 @@ static abi_result start_event_v1(void *context, void **handle, const struct abi_
     *handle = NULL;                                                                                        \
     if (!context) return 0;                                                                                \
     if (descr->type == ABI_GROUP) *handle = group_start();                                                 \
-    if (descr->type == ABI_COLL && context_wants_operations(context)) {                                    \
+    if (descr->type == ABI_COLL && context_records_operations(context)) {                                    \
       IDENTIFY_COLL;                                                                                       \
       *handle = operation_start(context, COLL_OPERATION(COLL_GROUP, COLL_CHANNELS));                       \
     }                                                                                                      \
-    if (descr->type == ABI_P2P && context_wants_operations(context)) {                                     \
+    if (descr->type == ABI_P2P && context_records_operations(context)) {                                     \
       IDENTIFY_P2P;                                                                                        \
       *handle = operation_start(context, P2P_OPERATION(P2P_GROUP, P2P_CHANNELS));                          \
     }                                                                                                      \
@@ -156,7 +156,7 @@ static abi_result start_event_v1(void *context, void **handle, const struct abi_
   *handle = channel_start(descr->parent, descr->kernel_ch.channel, TIME)
 
 START_EVENT(2, struct abi_descr_v2, BY_HASH(coll), BY_HASH(p2p), descr->parent, descr->parent, 0, 0, NOTHING)
-/* A send's channels are not told before version 4, so its end on the GPU cannot be known. */
+/* Before version 4 a send's channel count is unknown, hence its end on the GPU. */
 START_EVENT(3, struct abi_descr_v3, BY_HASH(coll), BY_HASH(p2p), descr->parent, descr->parent,
             descr->coll.max_channels, 0, CHANNEL_AT(monotonic_ns()))
 START_EVENT(4, struct abi_descr_v4, NOTHING, NOTHING, descr->parent, descr->parent, descr->coll.channels,

@@ -10,17 +10,22 @@
 #include <time.h>
 #include <unistd.h>
 
-/* 1 MiB a ring: 0.4 s of 20,000 operations a second, of which an agent reads ten times as often. */
+/* 1 MiB per ring buffer: 0.4 s at 20,000 operations per second; an agent reads every 0.1 s. */
 #define DEFAULT_RING_ENTRIES 8192
+/* A path longer than this is refused. */
+#define MAX_PATH_BYTES 512
+/* Bounds of PERFD_NCCL_RING_ENTRIES, which is rounded up to a power of two. */
+#define MIN_RING_ENTRIES 16
+#define MAX_RING_ENTRIES (1U << 20)
 #define RECORD_WORDS (sizeof(struct perfd_record) / sizeof(uint64_t))
 
 static struct perfd_header *_Atomic header;
-static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t table_lock = PTHREAD_MUTEX_INITIALIZER;
 static int file = -1;
-static char path[512];
+static char path[MAX_PATH_BYTES];
 
-/* The ring that this thread wrote to last, plus one; 0 before its first record. Initial-exec: the first
- * access from a thread must not allocate. A destructor for it would, so rings are taken for one record. */
+/* Index of the ring buffer that this thread wrote to last, plus one; 0 before its first record. Initial-exec:
+ * a thread's first access must not allocate. A destructor would, so a ring buffer is claimed per record. */
 static _Thread_local uint32_t preferred __attribute__((tls_model("initial-exec")));
 static _Atomic uint32_t threads;
 
@@ -63,9 +68,9 @@ static int32_t environment_number(const char *name, int32_t fallback) {
 }
 
 static uint32_t ring_entries(void) {
-  uint32_t wanted = (uint32_t)environment_number("PERFD_NCCL_RING_ENTRIES", DEFAULT_RING_ENTRIES);
-  uint32_t entries = 16;
-  while (entries < wanted && entries < 1U << 20) entries *= 2;
+  uint32_t requested = (uint32_t)environment_number("PERFD_NCCL_RING_ENTRIES", DEFAULT_RING_ENTRIES);
+  uint32_t entries = MIN_RING_ENTRIES;
+  while (entries < requested && entries < MAX_RING_ENTRIES) entries *= 2;
   return entries;
 }
 
@@ -83,7 +88,7 @@ __attribute__((destructor)) static void remove_file(void) {
   if (path[0]) unlink(path);
 }
 
-/* Memory is reserved before it is mapped as usable: a full /dev/shm must fail here, not as SIGBUS in NCCL. */
+/* Memory is reserved before use: a full /dev/shm must fail here, not as SIGBUS inside NCCL. */
 static bool add_ring(struct perfd_header *segment) {
   uint32_t rings = atomic_load(&segment->rings);
   if (rings >= PERFD_RINGS_MAX) return false;
@@ -99,8 +104,8 @@ static uint32_t live_communicators(struct perfd_header *segment) {
   return live;
 }
 
-static void keep_rings(struct perfd_header *segment, uint32_t wanted) {
-  while (atomic_load(&segment->rings) < wanted && add_ring(segment)) {
+static void ensure_rings(struct perfd_header *segment, uint32_t count) {
+  while (atomic_load(&segment->rings) < count && add_ring(segment)) {
   }
 }
 
@@ -125,11 +130,11 @@ static void discard_file(void) {
   path[0] = '\0';
 }
 
-static uint32_t initially_wanted(void) {
+static uint32_t initial_recording(void) {
   const char *text = getenv("PERFD_NCCL_EVENTS");
   if (text && strcmp(text, "off") == 0) return 0;
-  if (text && strcmp(text, "operations") == 0) return PERFD_WANT_OPERATIONS;
-  return PERFD_WANT_OPERATIONS | PERFD_WANT_GPU_TIME;
+  if (text && strcmp(text, "operations") == 0) return PERFD_RECORD_OPERATIONS;
+  return PERFD_RECORD_OPERATIONS | PERFD_RECORD_GPU_TIME;
 }
 
 static void fill_header(struct perfd_header *segment, size_t bytes, uint32_t entries, uint32_t profiler_version) {
@@ -145,7 +150,7 @@ static void fill_header(struct perfd_header *segment, size_t bytes, uint32_t ent
   segment->profiler_version = profiler_version;
   segment->unix_ns = unix_ns();
   segment->monotonic_ns = monotonic_ns();
-  atomic_store(&segment->wanted, initially_wanted());
+  atomic_store(&segment->requested, initial_recording());
 }
 
 static struct perfd_header *create_segment(uint32_t profiler_version) {
@@ -168,7 +173,7 @@ static struct perfd_header *create_segment(uint32_t profiler_version) {
 
 bool segment_open(uint32_t profiler_version) {
   static bool prepared;
-  pthread_mutex_lock(&opening);
+  pthread_mutex_lock(&table_lock);
   if (!prepared) {
     prepared = true;
     pthread_atfork(NULL, NULL, forget_in_child);
@@ -178,7 +183,7 @@ bool segment_open(uint32_t profiler_version) {
     segment = create_segment(profiler_version);
     atomic_store_explicit(&header, segment, memory_order_release);
   }
-  pthread_mutex_unlock(&opening);
+  pthread_mutex_unlock(&table_lock);
   return segment != NULL;
 }
 
@@ -198,7 +203,7 @@ static uint16_t free_entry(struct perfd_header *segment) {
 uint16_t segment_add_communicator(uint64_t id, const char *name, int nodes, int ranks, int rank) {
   struct perfd_header *segment = segment_header();
   if (!segment) return PERFD_NO_COMMUNICATOR;
-  pthread_mutex_lock(&opening);
+  pthread_mutex_lock(&table_lock);
   uint16_t index = free_entry(segment);
   if (index != PERFD_NO_COMMUNICATOR) {
     struct perfd_communicator *entry = &communicators(segment)[index];
@@ -211,9 +216,9 @@ uint16_t segment_add_communicator(uint64_t id, const char *name, int nodes, int 
     if (name) strncpy(entry->name, name, sizeof entry->name - 1);
     atomic_store_explicit(&entry->state, 1, memory_order_release);
   }
-  /* A communicator brings a proxy thread, and may bring a caller's thread of its own. */
-  keep_rings(segment, 2 * live_communicators(segment));
-  pthread_mutex_unlock(&opening);
+  /* Each communicator has a proxy thread and may have a calling thread of its own. */
+  ensure_rings(segment, 2 * live_communicators(segment));
+  pthread_mutex_unlock(&table_lock);
   return index;
 }
 
@@ -230,15 +235,15 @@ void segment_identify_communicator(uint16_t communicator, uint64_t id, int rank)
   communicators(segment)[communicator].rank = rank;
 }
 
-/* Threads begin at different rings and stay there, so that they do not meet; who does goes on to the next. */
+/* Threads start at different ring buffers and keep theirs; on contention a thread takes the next free one. */
 static struct perfd_ring_header *claim_ring(struct perfd_header *segment) {
   uint32_t rings = atomic_load_explicit(&segment->rings, memory_order_acquire);
   uint32_t first = preferred ? preferred - 1 : atomic_fetch_add_explicit(&threads, 1, memory_order_relaxed);
   for (uint32_t i = 0; i < rings; i++) {
     uint32_t index = (first + i) % rings;
     struct perfd_ring_header *ring = ring_at(segment, index);
-    uint32_t nobody = 0;
-    if (atomic_compare_exchange_strong_explicit(&ring->owned, &nobody, 1, memory_order_acquire,
+    uint32_t unclaimed = 0;
+    if (atomic_compare_exchange_strong_explicit(&ring->claimed, &unclaimed, 1, memory_order_acquire,
                                                 memory_order_relaxed)) {
       preferred = index + 1;
       return ring;
@@ -260,13 +265,13 @@ void segment_write(const struct perfd_record *record) {
   _Atomic uint64_t *target =
       (_Atomic uint64_t *)(entries + (position & (segment->ring_entries - 1)) * sizeof(struct perfd_record));
   const uint64_t *source = (const uint64_t *)record;
-  /* The mark goes first and comes back last, so that a copy made in between shows. Release on each
-   * word keeps them behind the first store; on x86-64 it costs nothing. */
+  /* `sequence` is cleared first and set last, so that a torn copy is detected. Release on each word orders
+   * it after the first store; on x86-64 it costs nothing. */
   atomic_store_explicit(&target[0], 0, memory_order_relaxed);
   for (size_t word = 1; word < RECORD_WORDS; word++)
     atomic_store_explicit(&target[word], source[word], memory_order_release);
   atomic_store_explicit(&target[0], position + 1, memory_order_release);
   atomic_store_explicit(&ring->written, position + 1, memory_order_release);
-  atomic_store_explicit(&ring->owned, 0, memory_order_release);
+  atomic_store_explicit(&ring->claimed, 0, memory_order_release);
   atomic_fetch_add_explicit(&segment->recorded, 1, memory_order_relaxed);
 }

@@ -1,4 +1,4 @@
-"""Follows files as they are written: rotation, truncation, replacement, files that come later."""
+"""Follows growing files through rotation, truncation and replacement, and picks up new ones."""
 
 from __future__ import annotations
 
@@ -9,31 +9,33 @@ from dataclasses import dataclass
 from pathlib import Path
 
 READ_BYTES = 1 << 20
+"""Largest chunk, so that a large backlog is read in parts."""
 _FINGERPRINT_BYTES = 64
+"""Bytes before the read position that are compared to detect a replaced file: about a log line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Bytes that were appended to a stream, in order."""
+    """Bytes appended to a stream, in order."""
 
     stream: str
     data: bytes = b""
     begins_anew: bool = False
-    """Before these bytes another file took the stream's name, or the file was emptied."""
+    """Before these bytes the stream's file was replaced or truncated."""
     attached: bool = False
-    """Before these bytes the stream holds others that nobody read."""
+    """Earlier bytes of the stream were not read."""
     lost: bool = False
-    """These bytes may begin inside a line, whose start nobody read."""
+    """These bytes start inside a line whose beginning was not read."""
     ended: bool = False
-    """After these bytes the stream is closed for good."""
+    """The stream has ended after these bytes."""
     backlog: bool = False
-    """More of the stream is there already: these bytes may be old."""
+    """More of the stream is available already: these bytes may be old."""
     newest_unix_ns: int | None = None
-    """When the last of these bytes was written, if the stream tells; else it was just now."""
+    """When the last of these bytes was written; None means just now."""
 
 
 class _Tail:
-    """An open file and how far it was read."""
+    """An open file and its read position."""
 
     def __init__(self, descriptor: int, identity: tuple[int, int], stream: str, offset: int) -> None:
         self.descriptor = descriptor
@@ -43,10 +45,10 @@ class _Tail:
         self.fresh = True
         self._fingerprint = b""
 
-    def was_emptied(self) -> bool:
-        """Whether the file is not the one that was read, although it is the same inode.
+    def was_truncated(self) -> bool:
+        """Whether the file was truncated since the last read.
 
-        A file that was emptied and grew again is found by the bytes before the offset.
+        One that has grown past the offset again is detected by the bytes before the offset.
         """
         if self.offset > os.fstat(self.descriptor).st_size:
             return True
@@ -67,17 +69,17 @@ class _Tail:
         return self.offset > 0 and os.pread(self.descriptor, 1, self.offset - 1) != b"\n"
 
     def written_unix_ns(self) -> int | None:
-        """When the file was last written, if all of it was read."""
+        """When the file was last written; None if not all of it was read."""
         status = os.fstat(self.descriptor)
         return status.st_mtime_ns if status.st_size == self.offset else None
 
 
 class FileFollower:
-    """Follows the files that `find` names, each as a stream of its own.
+    """Follows the files that `find` returns, each as a separate stream.
 
-    A file is known by its inode, so a renamed one is not read twice. What it
-    holds when it is first seen is read if `from_start`; a file that appears
-    later always is.
+    Files are identified by inode, so that a renamed one is not read twice. The
+    initial content of a file is skipped unless `from_start`; files that appear
+    later are always read from their start.
     """
 
     def __init__(self, find: Callable[[], Mapping[str, Path]], *, from_start: bool) -> None:
@@ -88,7 +90,7 @@ class FileFollower:
         self._turn = 0
 
     def poll(self, limit_bytes: int) -> list[Chunk]:
-        """What was written since the last call, at most `limit_bytes`; files take turns when it is more."""
+        """Chunks written since the last call, at most `limit_bytes`; files take turns when there is more."""
         named = self._scan()
         chunks: list[Chunk] = []
         tails = sorted(self._tails.values(), key=lambda tail: tail.identity not in named)
@@ -96,7 +98,7 @@ class FileFollower:
         for index in range(len(tails)):
             tail = tails[(index + self._turn) % len(tails)]
             if tail.identity in named and self._older(tail, named):
-                # The file that had this name before comes first.
+                # The file that had this name before is read first.
                 continue
             limit_bytes -= self._read(tail, limit_bytes, chunks)
         self._drop_drained(named, chunks)
@@ -109,10 +111,10 @@ class FileFollower:
         self._tails.clear()
 
     def _scan(self) -> set[tuple[int, int]]:
-        """Open files that are new; returns the identities of those that have a name now."""
+        """Open new files; returns the identities of all files found."""
         named: set[tuple[int, int]] = set()
         for stream, path in self._find().items():
-            # A file can vanish or be closed to us at any time; the next poll looks again.
+            # A file can vanish or become unreadable at any time; the next poll tries again.
             with contextlib.suppress(OSError):
                 status = path.stat()
                 identity = status.st_dev, status.st_ino
@@ -141,7 +143,7 @@ class FileFollower:
         taken = 0
         anew = tail.fresh and tail.stream in self._streams
         attached = tail.fresh and tail.offset > 0
-        if not tail.fresh and tail.was_emptied():
+        if not tail.fresh and tail.was_truncated():
             tail.rewind()
             anew = True
         while taken < limit_bytes:
@@ -167,7 +169,7 @@ class FileFollower:
         return taken
 
     def _drop_drained(self, named: set[tuple[int, int]], chunks: list[Chunk]) -> None:
-        """Close files that lost their name and gave nothing more."""
+        """Close files that were deleted or renamed and have no more data."""
         active = {chunk.stream for chunk in chunks}
         for identity, tail in list(self._tails.items()):
             if identity not in named and tail.stream not in active:

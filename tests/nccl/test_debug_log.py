@@ -28,7 +28,7 @@ WARN = "node1:10:77 [0] misc/socket.cc:50 NCCL WARN socketPollConnect: connect r
 
 def told(*lines: str) -> tuple[DebugLog, list[str]]:
     log = DebugLog()
-    return log, [remark.message for line in lines for remark in log.take(line)]
+    return log, [remark.message for line in lines for remark in log.feed(line)]
 
 
 @pytest.mark.parametrize(("line", "identity"), [(INIT, "e5ccb016b8db7e"), (OLD_INIT, "ab")])
@@ -70,7 +70,7 @@ def test_two_versions_in_one_job_are_told():
     log, remarks = told(VERSION, VERSION, VERSION.replace("2.28.9", "2.26.2"), "NCCL version 2.28.9+cuda13.0")
 
     assert list(log.versions) == ["2.28.9", "2.26.2"]
-    assert remarks == ["Processes of the job use different versions of NCCL: 2.26.2 and 2.28.9."]
+    assert remarks == ["Processes of the job use different NCCL versions: 2.26.2 and 2.28.9."]
 
 
 def test_warnings_are_told_with_what_they_say():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perfd_collectors.nccl import SPEC
 from perfd_collectors.nccl.inspector.inspector_files import InspectorDirectory
 from perfd_collectors.nccl.inspector.inspector_lines import InspectorLines, parse_line, reduce_inspected
-from perfd_collectors.nccl.segments.operations import KERNEL_EDGES_NS
+from perfd_collectors.nccl.segments.operations import UNTIMED_KERNEL_NS
 
 from perfd.analysis.diagnosis.findings import Kind
 from perfd.clock import VirtualClock
@@ -115,7 +115,7 @@ def test_operations_of_one_communicator_are_one_record_and_their_source_is_named
 
     assert (record.rank, record.count, record.source) == (3, 5, "inspector")
     assert (record.min_s, record.max_s, record.total_bytes) == pytest.approx((403.5e-6, 407.5e-6, 5 * 4096))
-    with_edges = [(sequence, duration_ns + KERNEL_EDGES_NS) for sequence, duration_ns in WHOLE]
+    with_edges = [(sequence, duration_ns + UNTIMED_KERNEL_NS) for sequence, duration_ns in WHOLE]
     assert list(zip(record.sequences, record.durations_ns, strict=True)) == with_edges
 
 
@@ -141,7 +141,7 @@ def test_a_recorded_file_is_played_by_its_own_times(tmp_path: Path):
 def test_a_recording_that_does_not_say_the_rank_is_refused_with_what_to_do(tmp_path: Path):
     path = recording(tmp_path, rank=None)
 
-    with pytest.raises(RecordingError, match="give the stream its `rank`"):
+    with pytest.raises(RecordingError, match="add `rank` to its stream"):
         SPEC.replay["nccl-inspector"](path, Settings(node="n", job="j", clock=VirtualClock()))
 
 

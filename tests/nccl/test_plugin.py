@@ -18,8 +18,8 @@ import pytest
 from nccl.driver import DRIVER, FLAGS, NEEDS_GCC, SOURCES, VERSIONS, driving, go_on, only_segment, wait_for
 from perfd_collectors.nccl.collector import NcclCollector, NcclOptions
 from perfd_collectors.nccl.segments.operations import FUNCTIONS, OperationTiming
-from perfd_collectors.nccl.segments.segment import ReadRequest, Segment
-from perfd_collectors.nccl.segments.segment_files import find_segments, sweep
+from perfd_collectors.nccl.segments.segment import RecordingMode, Segment
+from perfd_collectors.nccl.segments.segment_files import find_segments, remove_left_over
 
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
@@ -158,11 +158,11 @@ def test_the_agent_switches_events_while_the_job_runs(built: Path, tmp_path: Pat
         wait_for(process, "phase")
         with only_segment(tmp_path) as segment:
             assert segment.read().operations == []
-            segment.want(ReadRequest.OPERATIONS | ReadRequest.GPU_TIME)
+            segment.set_recording_mode(RecordingMode.OPERATIONS | RecordingMode.GPU_TIME)
             go_on(process)
             wait_for(process, "phase")
             with_gpu_time = segment.read().operations
-            segment.want(ReadRequest.OPERATIONS)
+            segment.set_recording_mode(RecordingMode.OPERATIONS)
             go_on(process)
             wait_for(process, "ready")
             without = segment.read().operations
@@ -206,7 +206,10 @@ def test_a_full_shared_memory_turns_the_plugin_off_and_nccls_log_says_so_once(
         *log, mask = wait_for(process, "ready")
     assert mask == "mask 0"
     assert len(log) == told
-    assert all(line.startswith("NCCL WARN perfd records no operations: its shared memory") for line in log)
+    assert all(
+        line.startswith("NCCL WARN perfd records no operations: cannot create its shared memory")
+        for line in log
+    )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -390,7 +393,7 @@ def test_what_a_killed_job_leaves_behind_is_swept_and_a_live_one_is_not(built: P
             killed.send_signal(signal.SIGKILL)
             killed.wait()
             assert len(find_segments(tmp_path)) == 2
-            removed = sweep(find_segments(tmp_path), time.time())
+            removed = remove_left_over(find_segments(tmp_path), time.time())
 
         assert [f"-{killed.pid}-" in path.name for path in removed] == [True]
         assert len(find_segments(tmp_path)) == 1

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from perfd_collectors.nccl.segments.operations import (
-    KERNEL_EDGES_NS,
+    UNTIMED_KERNEL_NS,
     Communicator,
     Operation,
     OperationTiming,
@@ -64,7 +64,7 @@ def operation(
 
 
 def test_totals_are_over_all_operations_and_columns_over_those_kept() -> None:
-    operations = [operation(i, duration_ns=10_000 * (i + 1) - KERNEL_EDGES_NS) for i in range(8)]
+    operations = [operation(i, duration_ns=10_000 * (i + 1) - UNTIMED_KERNEL_NS) for i in range(8)]
 
     (record,) = reduce_operations(operations, {0: TENSOR}, WINDOW, keep_one_in=4)
 
@@ -139,7 +139,7 @@ def test_collectives_that_share_a_kernel_are_as_long_as_it_is_together() -> None
     (record,) = reduce_operations([*shared, operation(6, duration_ns=70)], {0: TENSOR}, WINDOW)
 
     assert (record.count, record.total_bytes) == (4, 4 * 2048)
-    together_ns, alone_ns = 970 + KERNEL_EDGES_NS, 70 + KERNEL_EDGES_NS
+    together_ns, alone_ns = 970 + UNTIMED_KERNEL_NS, 70 + UNTIMED_KERNEL_NS
     assert record.total_s == pytest.approx((together_ns + alone_ns) / 1e9)
     columns = zip(record.sequences, record.durations_ns, record.sizes_bytes, strict=True)
     assert list(columns) == [(3, together_ns, 3 * 2048), (6, alone_ns, 2048)]
@@ -150,7 +150,7 @@ def test_launches_of_a_graph_are_kernels_of_their_own_though_nccl_counts_them_on
 
     (record,) = reduce_operations(launches, {0: TENSOR}, WINDOW)
 
-    each_s = (1000 + KERNEL_EDGES_NS) / 1e9
+    each_s = (1000 + UNTIMED_KERNEL_NS) / 1e9
     assert (record.count, record.max_s, record.total_s) == (5, each_s, pytest.approx(5 * each_s))
 
 
@@ -158,7 +158,7 @@ def test_launches_of_a_graph_are_kernels_of_their_own_though_nccl_counts_them_on
 def test_a_duration_is_that_of_the_kernel_whose_edges_nccl_leaves_out(timing: OperationTiming) -> None:
     (record,) = reduce_operations([operation(0, duration_ns=1000, timing=timing)], {0: TENSOR}, WINDOW)
 
-    assert list(record.durations_ns) == [1000 + KERNEL_EDGES_NS]
+    assert list(record.durations_ns) == [1000 + UNTIMED_KERNEL_NS]
 
 
 def test_of_shared_kernels_the_same_ones_are_kept_on_every_rank() -> None:
@@ -181,14 +181,14 @@ def test_an_unknown_type_or_communicator_leaves_the_size_open() -> None:
 def test_overlapping_kernels_are_busy_once() -> None:
     operations = [operation(0, 0, 100), operation(1, 50, 100), operation(2, 60, 10), operation(3, 9000, 5)]
 
-    assert busy_ns(operations) == 150 + 5 + 2 * KERNEL_EDGES_NS
+    assert busy_ns(operations) == 150 + 5 + 2 * UNTIMED_KERNEL_NS
 
 
 @given(st.lists(st.tuples(st.integers(0, 20_000), st.integers(0, 50)), max_size=10))
 def test_the_union_equals_counting_each_instant(intervals: list[tuple[int, int]]) -> None:
     operations = [operation(i, start, length) for i, (start, length) in enumerate(intervals)]
 
-    ends = [start + length + KERNEL_EDGES_NS for start, length in intervals]
+    ends = [start + length + UNTIMED_KERNEL_NS for start, length in intervals]
     covered = {t for (start, _), end in zip(intervals, ends, strict=True) for t in range(start, end)}
     assert busy_ns(operations) == len(covered)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perfd_collectors.nccl.segments.operations import Operation
 from perfd_collectors.nccl.segments.segment import MAGIC, Segment
-from perfd_collectors.nccl.segments.segment_files import find_segments, sweep
+from perfd_collectors.nccl.segments.segment_files import find_segments, remove_left_over
 
 from perfd.errors import Unavailable
 
@@ -101,7 +101,7 @@ def test_what_is_no_file_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "perfd-nccl-link").symlink_to(secret)
 
     assert find_segments(tmp_path) == []
-    assert sweep(find_segments(tmp_path), NOW_S) == []
+    assert remove_left_over(find_segments(tmp_path), NOW_S) == []
     for name in ("fifo", "folder", "link"):
         with pytest.raises(Unavailable):
             Segment(tmp_path / f"perfd-nccl-{name}")
@@ -112,5 +112,5 @@ def test_a_file_that_is_being_made_is_left_alone_until_it_is_old(tmp_path: Path)
     path = tmp_path / "perfd-nccl-1"
     path.touch()
     made_s = path.stat().st_mtime
-    assert sweep(find_segments(tmp_path), made_s + 1) == []
-    assert sweep(find_segments(tmp_path), made_s + 61) == [path]
+    assert remove_left_over(find_segments(tmp_path), made_s + 1) == []
+    assert remove_left_over(find_segments(tmp_path), made_s + 61) == [path]

@@ -56,7 +56,7 @@ def test_a_stream_that_cannot_be_read_is_told_and_the_rest_is_diagnosed(
     assert out.startswith("# pp4_few\n")
     assert "called" not in out
     assert "dump_3 was left out" in err
-    assert "GLOBAL, which is no plain data" in err
+    assert "GLOBAL, which is not plain data" in err
 
 
 def test_jobs_of_an_aggregator_are_diagnosed(capsys: pytest.CaptureFixture[str]) -> None:

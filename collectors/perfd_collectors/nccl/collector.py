@@ -1,4 +1,4 @@
-"""The `nccl` collector: what the plugin recorded in each process of this node, reduced once a window."""
+"""The `nccl` collector: NCCL operations that the plugin recorded in each process, reduced once per window."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from perfd_collectors.nccl.inspector import InspectorDirectory, RecordedInspecto
 from perfd_collectors.nccl.sampling import check_sampling, in_sample
 from perfd_collectors.nccl.scan_budget import ScanBudget
 from perfd_collectors.nccl.segments import (
-    OwnerLocks,
-    ReadRequest,
+    FileLocks,
+    RecordingMode,
     Segment,
     SegmentProgress,
     SegmentReader,
-    distrust,
     keep_one_in,
+    ownership_problem,
+    remove_left_over,
     same_file,
     segment_names,
-    sweep,
     writer_of,
 )
 
 __all__ = ["COLUMNS", "SPEC", "NcclCollector", "NcclOptions", "keep_one_in"]
 
-_MOST_TOLD = 64
-"""Files that are not believed, of those that are there at one time: anybody can make many."""
-_MOST_LOOKS = 64
-"""At files that are not read yet, ten times a second; what a process needs between two is less."""
-_MOST_SWEPT = 256
-"""Files that are not read, a window."""
+_MAX_REPORTED_FILES = 64
+"""Untrusted files with an event each; any user of the node can create more. Chosen, not measured."""
+_MAX_FILES_PER_COLLECT = 64
+"""Unread files opened per collect (ten times per second), which bounds the cost when a user creates many."""
+_MAX_REMOVAL_CHECKS_PER_WINDOW = 256
+"""Unread files checked for a dead owner per window; the rest wait for the next windows."""
 _BOOKMARK = msgspec.json.Decoder(dict[str, SegmentProgress])
 
 COLUMNS = (
@@ -48,13 +48,13 @@ COLUMNS = (
         help="Time in which at least one NCCL kernel was on the rank's GPU, waiting for peers included.",
         source="perfd's NCCL plugin: union of the kernels' intervals by the GPU's clock; between samples by"
         " the number of operations",
-        absent="Without the plugin, with `gpu_time: false`, or an NCCL before 2.27, which tells no GPU time.",
+        absent="Without the plugin, with `gpu_time: false`, or before NCCL 2.27, which reports no GPU time.",
         kind=ColumnKind.COUNTER,
     ),
     Column(
         scope=Scope.RANK,
         name="nccl_operations",
-        help="Collectives, sends and receives that the plugin saw.",
+        help="Collectives, sends and receives that NCCL announced to the plugin.",
         source="perfd's NCCL plugin",
         absent="Without the plugin.",
         kind=ColumnKind.COUNTER,
@@ -62,15 +62,15 @@ COLUMNS = (
     Column(
         scope=Scope.RANK,
         name="nccl_lost_operations",
-        help="Operations that were seen but not read: a ring overflowed, or no ring was free.",
-        source="perfd's NCCL plugin, and the gaps that its reader finds",
+        help="Operations without a record: a ring buffer overflowed, or none was free.",
+        source="perfd's NCCL plugin, and gaps in its ring buffers",
         absent="Without the plugin.",
         kind=ColumnKind.COUNTER,
     ),
     Column(
         scope=Scope.RANK,
         name="nccl_untimed_operations",
-        help="Operations whose time on the GPU never came, or cannot be right.",
+        help="Operations without a GPU time, or with an impossible one.",
         source="perfd's NCCL plugin",
         absent="Without the plugin.",
         kind=ColumnKind.COUNTER,
@@ -78,7 +78,7 @@ COLUMNS = (
     Column(
         scope=Scope.NODE,
         name="nccl_ignored_segments",
-        help="Files that look like those of the NCCL plugin and are not believed; an event says why of each.",
+        help="Files named like the NCCL plugin's but not trusted; an event per file gives the reason.",
         source="owner, layout and lock of the files in the plugin's directory",
         absent="Without any of the plugin's files.",
     ),
@@ -88,45 +88,45 @@ COLUMNS = (
 class NcclOptions(Options, frozen=True):
     """What an operator may set."""
 
-    directory: str = "/dev/shm"  # noqa: S108  (where the plugin puts its rings)
+    directory: str = "/dev/shm"  # noqa: S108  (where the plugin puts its segments)
     window_s: float = 1.0
-    """Operations are reduced to one record per window."""
+    """Operations are reduced to one record per communicator, kind and window."""
     max_operations_per_s: int = 2000
-    """Of one rank, in the columns that ranks are matched by; above it they are thinned out alike on all."""
+    """Operations per rank that are sent one by one; above it, all ranks leave out the same ones."""
     gpu_time: bool = True
-    """Whether the plugin shall ask NCCL for times on the GPU."""
+    """Whether the plugin asks NCCL for times on the GPU."""
     sample_one_in: int = 1
-    """With n, times on the GPU are asked for during `sample_s`, and then not for n - 1 times as long."""
+    """Record GPU times during one of n intervals of `sample_s`; 1 records always."""
     sample_s: float = 10.0
-    """As long as several steps."""
+    """Length of a sample; should cover several steps."""
     inspector_directory: str | None = None
     """Where NCCL's Inspector writes (NCCL_INSPECTOR_DUMP_DIR), for jobs that load it, not the plugin."""
     flight_recorder_prefix: str | None = "/tmp/nccl_trace_rank_"  # noqa: S108  (PyTorch's own default)
-    """What PyTorch puts before the rank in the names of dumps (TORCH_NCCL_DEBUG_INFO_TEMP_FILE)."""
+    """Path of PyTorch's flight recorder dumps, without the rank (TORCH_NCCL_DEBUG_INFO_TEMP_FILE)."""
     debug_files: tuple[str, ...] = ()
-    """What NCCL writes with NCCL_DEBUG_FILE: files, or patterns with `*`."""
+    """Files that NCCL writes with NCCL_DEBUG_FILE, or patterns with `*`."""
 
 
 class NcclCollector:
-    """Reads every segment often, so that no ring overflows, and reports once a window."""
+    """Reads every segment often, so that no ring buffer overflows, and reports once per window."""
 
     def __init__(self, options: NcclOptions, settings: Settings) -> None:
         self._options = options
         self._settings = settings
         self._directory = Path(options.directory)
         if not self._directory.is_dir():
-            raise Unavailable(f"{self._directory} is no directory; name the plugin's with `directory`.")
+            raise Unavailable(f"{self._directory} is not a directory; set `directory` to the plugin's.")
         check_sampling(options.sample_s, options.sample_one_in)
         self._processes: dict[Path, SegmentReader] = {}
         self._progress = _read_bookmark(settings.bookmark.text)
-        """By file name, of segments that an earlier agent read and this one has not yet opened."""
-        self._others: set[Path] = set()
-        """Segments of other jobs on this node."""
-        self._looks = ScanBudget(_MOST_LOOKS)
+        """By file name: segments that an earlier agent read and this one has not opened yet."""
+        self._other_jobs: set[Path] = set()
+        """Segments of other jobs on this node, which are not read."""
+        self._scan_budget = ScanBudget(_MAX_FILES_PER_COLLECT)
         self._windows = 0
         self._ignored: dict[Path, str] = {}
-        """Files that are not believed, and why."""
-        self._told: set[Path] = set()
+        """Files that are not trusted, and why."""
+        self._reported_files: set[Path] = set()
         self._window_end_s = settings.clock.monotonic_s() + options.window_s
         inspected = options.inspector_directory
         self._inspector = InspectorDirectory(Path(inspected), settings) if inspected else None
@@ -140,14 +140,14 @@ class NcclCollector:
         self._find_processes()
         now_s = self._settings.clock.monotonic_s()
         if now_s < self._window_end_s:
-            # A job's last word is often why it ended; the rings' last moment is no whole window.
+            # A job's last log lines often say why it ended; the segments wait for a full window.
             return self._read_files() if self._settings.ending.is_set() else []
         self._window_end_s = now_s + self._options.window_s
         records = self._report() + self._read_files()
         self._forget_processes()
-        wanted = _wanted(recording=self._in_sample())
+        mode = _recording_mode(gpu_time=self._in_sample())
         for process in self._processes.values():
-            process.switch(wanted)
+            process.switch(mode)
         return records
 
     def _read_files(self) -> list[Record]:
@@ -163,34 +163,34 @@ class NcclCollector:
                 followed.close()
 
     def _find_processes(self) -> None:
-        locks = OwnerLocks(self._settings.proc)
-        for name in self._looks.next(segment_names(self._directory)):
+        locks = FileLocks(self._settings.proc)
+        for name in self._scan_budget.next(segment_names(self._directory)):
             self._ignored.pop(self._directory / name, None)
-            self._watch(self._directory / name, locks)
+            self._open_segment(self._directory / name, locks)
 
     def _forget_processes(self) -> None:
-        self._sweep()
+        self._remove_left_over()
         names = segment_names(self._directory)
         present = {self._directory / name for name in names}
         for path in set(self._processes) - present:
             self._processes.pop(path).close()
-        self._others &= present
-        self._told &= present
+        self._other_jobs &= present
+        self._reported_files &= present
         self._ignored = {path: why for path, why in self._ignored.items() if path in present}
         self._progress = {name: self._progress[name] for name in names if name in self._progress}
-        # The rest is looked at again: what is being made is whole then.
-        self._looks.begin_window(names, {path.name for path in (*self._processes, *self._others)})
+        # The rest is tried again: a segment that was being created may be complete by then.
+        self._scan_budget.begin_window(names, {path.name for path in (*self._processes, *self._other_jobs)})
 
-    def _sweep(self) -> None:
-        """Of the files that are read all, of very many others some in each window."""
-        watched = {path.name for path in self._processes}
-        others = [name for name in segment_names(self._directory) if name not in watched]
-        first = self._windows * _MOST_SWEPT % max(1, len(others))
+    def _remove_left_over(self) -> None:
+        """Remove segments of dead processes: all that are read, some of the others per window."""
+        read = {path.name for path in self._processes}
+        others = [name for name in segment_names(self._directory) if name not in read]
+        first = self._windows * _MAX_REMOVAL_CHECKS_PER_WINDOW % max(1, len(others))
         self._windows += 1
-        chosen = [*watched, *(others[first:] + others[:first])[:_MOST_SWEPT]]
-        sweep((self._directory / name for name in chosen), self._settings.clock.unix_ns() / 1e9)
+        chosen = [*read, *(others[first:] + others[:first])[:_MAX_REMOVAL_CHECKS_PER_WINDOW]]
+        remove_left_over((self._directory / name for name in chosen), self._settings.clock.unix_ns() / 1e9)
 
-    def _watch(self, path: Path, locks: OwnerLocks) -> None:
+    def _open_segment(self, path: Path, locks: FileLocks) -> None:
         try:
             segment = Segment(path)
         except NothingHere:
@@ -199,14 +199,14 @@ class NcclCollector:
             self._ignored[path] = str(error)
             return
         pid, status = segment.process.pid, segment.status()
-        reason = distrust(locks, status, pid, os.geteuid())
+        reason = ownership_problem(locks, status, pid, os.geteuid())
         if any(same_file(process, segment) for process in self._processes.values()):
-            reason = "it is another name of a file that is read already"
+            reason = "it is a second name of a file that is already read"
         pid = writer_of(locks, status, pid) or pid
         if reason:
-            self._ignored[path] = f"{path} is not read: {reason}."
+            self._ignored[path] = f"{path} is ignored: {reason}."
         elif not self._is_ours(pid):
-            self._others.add(path)
+            self._other_jobs.add(path)
         else:
             now_unix_ns, progress = self._settings.clock.unix_ns(), self._progress.pop(path.name, None)
             self._processes[path] = SegmentReader(segment, now_unix_ns, progress)
@@ -218,25 +218,25 @@ class NcclCollector:
         return options.gpu_time and in_sample(now_unix_s, options.sample_s, options.sample_one_in)
 
     def _is_ours(self, pid: int) -> bool:
-        """Whose environment cannot be read is taken for one of ours."""
+        """Whether a process belongs to this run; one whose environment is unreadable counts as ours."""
         run, environment = self._settings.run, environment_of(self._settings.proc, pid)
         return run is None or not environment or environment.get(RUN_VARIABLE) == run
 
     def _report(self) -> list[Record]:
         job, now_unix_ns = self._settings.job, self._settings.clock.unix_ns()
-        most = self._options.max_operations_per_s
+        max_operations_per_s = self._options.max_operations_per_s
         records = [
             record
             for process in self._processes.values()
-            for record in process.report(job, now_unix_ns, most)
+            for record in process.report(job, now_unix_ns, max_operations_per_s)
         ]
         progress = {path.name: process.progress() for path, process in self._processes.items()}
         self._settings.bookmark.text = msgspec.json.encode(self._progress | progress).decode()
         if self._processes or self._ignored:
             records.append(_ignored_segments(len(self._ignored), now_unix_ns))
-        news = [path for path in self._ignored if path not in self._told]
-        for path in news[: _MOST_TOLD - len(self._told)]:
-            self._told.add(path)
+        unreported = [path for path in self._ignored if path not in self._reported_files]
+        for path in unreported[: _MAX_REPORTED_FILES - len(self._reported_files)]:
+            self._reported_files.add(path)
             records.append(
                 Event(
                     kind=EventKind.NCCL_WARNING,
@@ -248,8 +248,8 @@ class NcclCollector:
         return records
 
 
-def _wanted(*, recording: bool) -> ReadRequest:
-    return ReadRequest.OPERATIONS | (ReadRequest.GPU_TIME if recording else ReadRequest.NOTHING)
+def _recording_mode(*, gpu_time: bool) -> RecordingMode:
+    return RecordingMode.OPERATIONS | (RecordingMode.GPU_TIME if gpu_time else RecordingMode.NOTHING)
 
 
 def _ignored_segments(count: int, now_unix_ns: int) -> SampleTable:
@@ -265,7 +265,7 @@ def _read_bookmark(text: str | None) -> dict[str, SegmentProgress]:
     try:
         return _BOOKMARK.decode(text) if text else {}
     except msgspec.DecodeError:
-        return {}  # Of another version: what is in the rings is read from their beginning.
+        return {}  # Written by another version: the ring buffers are read from their oldest record.
 
 
 def _create(options: NcclOptions, settings: Settings) -> Collector:

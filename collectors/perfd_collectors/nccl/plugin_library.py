@@ -1,4 +1,4 @@
-"""Where the plugin is, and how a job is told to load it."""
+"""Where the plugin's library is, and the environment that makes NCCL load it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 LIBRARY = Path(__file__).with_name("libnccl-profiler-perfd.so")
 VARIABLE = "NCCL_PROFILER_PLUGIN"
 DIRECTORY_VARIABLE = "PERFD_NCCL_DIR"
-"""Where the plugin puts its rings, for the job and for who starts it."""
+"""The directory of the plugin's segments, read by the plugin and by `perfd run`."""
 
 
 def with_plugin(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a job with the plugin in it, unless the user has one or it was not built.
+    """A job's environment with the plugin, unchanged if the user set a plugin or perfd's was not built.
 
     NCCL reads the variable before its first communicator, and takes one plugin per process.
     """

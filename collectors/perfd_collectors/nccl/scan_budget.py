@@ -1,4 +1,4 @@
-"""Which files are looked at next: anybody may put thousands into a directory that is everybody's."""
+"""Which files to open next: any user may put thousands into a world-writable directory."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Collection, Sequence
 
 
 class ScanBudget:
-    """Shares out a bounded number of looks: each file gets one a window, and new ones come first."""
+    """Bounds how many files are opened at a time: each gets one turn per window, new ones first."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_files: int) -> None:
+        self._max_files = max_files
         self._known: set[str] = set()
-        """By name, that were ever looked at."""
+        """Names of files that had a turn in any window."""
         self._settled: set[str] = set()
-        """That need no look in this window."""
+        """Names of files that need no turn in this window."""
 
     def next(self, present: Sequence[str]) -> list[str]:
-        """The files to look at now, of those that are there."""
+        """The files to open now, of those present."""
         waiting = [name for name in present if name not in self._settled]
         waiting.sort(key=self._known.__contains__)
-        chosen = waiting[: self._most]
+        chosen = waiting[: self._max_files]
         self._known.update(chosen)
         self._settled.update(chosen)
         return chosen
 
     def begin_window(self, present: Collection[str], settled: Collection[str]) -> None:
-        """All may be looked at again, but for those that are `settled`, once each had its turn."""
+        """Start a new window once each file had its turn; those `settled` need none."""
         self._known.intersection_update(present)
         if self._settled.issuperset(present):
             self._settled = set(settled)

@@ -1,6 +1,6 @@
 """Follows the files that NCCL writes with NCCL_DEBUG_FILE.
 
-What NCCL prints into the training log itself is read there, by `training_log`.
+NCCL's lines in the training log itself are read by `training_log`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from perfd_collectors.file_follower import FileFollower
 from perfd_collectors.nccl.debug_log.debug_lines import DebugLog, DebugRemark
 
 _READ_BYTES = 4 << 20
+"""Read per collect from all files, which bounds memory and time. Chosen, not measured."""
 _MAX_LINE_BYTES = 64 << 10
+"""The rest of a longer line is dropped; bounds memory. Chosen, not measured."""
 _MAX_EVENTS = 64
-"""At one time: a process in trouble prints a warning for each channel."""
+"""Events per collect: a process in trouble prints a warning per channel."""
 
 
 class DebugFiles:
-    """The warnings and the odd transports of all processes of this node, as events."""
+    """Warnings and slow transports of all processes of this node, as events."""
 
     def __init__(self, patterns: Sequence[str], settings: Settings) -> None:
         self._settings = settings
@@ -31,7 +33,7 @@ class DebugFiles:
         self._log = DebugLog()
 
     def collect(self) -> list[Event]:
-        """What was written since the last call."""
+        """Events of the lines written since the last call, each message once."""
         now_unix_ns = self._settings.clock.unix_ns()
         remarks: dict[str, DebugRemark] = {}
         for chunk in self._follower.poll(_READ_BYTES):
@@ -39,7 +41,7 @@ class DebugFiles:
             *lines, rest = (rest + chunk.data).split(b"\n")
             self._rests[chunk.stream] = rest[:_MAX_LINE_BYTES]
             for line in lines:
-                for remark in self._log.take(line.decode("utf-8", "replace")):
+                for remark in self._log.feed(line.decode("utf-8", "replace")):
                     remarks.setdefault(remark.message, remark)
         return [
             Event(

@@ -1,7 +1,7 @@
 """What NCCL prints with NCCL_DEBUG=WARN or INFO: communicators, transports, versions, warnings.
 
-A line is `host:pid:tid [device] NCCL LEVEL text`, for a warning with the place in NCCL's source before NCCL;
-launchers put something of their own before it. Formats are those of NCCL 2.10 to 2.29.
+A line is `host:pid:tid [device] NCCL LEVEL text`; warnings have their place in NCCL's source before `NCCL`,
+and launchers prepend a prefix of their own. Formats are those of NCCL 2.10 to 2.29.
 """
 
 from __future__ import annotations
@@ -29,12 +29,14 @@ _CHANNEL = re.compile(
 )
 _NETWORK = re.compile(r"Using network (\w[\w .-]{0,40})", re.ASCII)
 _MAX_PAIRS = 65_536
+"""Connections between two ranks that are kept; the rest is not counted. Bounds memory."""
 _MAX_COMMUNICATORS = 4096
+"""Communicators that are kept; bounds memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NcclCommunicator:
-    """One rank's place in a communicator. `id` is the one that the profiler plugin tells too."""
+    """One rank's place in a communicator. `id` is the same as in the profiler plugin."""
 
     id: str
     rank: int
@@ -45,7 +47,7 @@ class NcclCommunicator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DebugRemark:
-    """Something that is worth an event."""
+    """A line, or a conclusion from several, that becomes an event."""
 
     message: str
     host: str
@@ -54,24 +56,24 @@ class DebugRemark:
 
 @dataclass(slots=True)
 class DebugLog:
-    """What the lines of one process, or of many, have said so far."""
+    """The facts from the lines of one or many processes so far."""
 
     versions: dict[str, int] = field(default_factory=dict)
-    """By version, the process that said it first."""
+    """The first process that reported each version."""
     communicators: dict[tuple[str, int], NcclCommunicator] = field(default_factory=dict)
     """By id and rank."""
     transports: Counter[str] = field(default_factory=Counter)
     """Connections between two ranks by transport: `P2P`, `SHM`, `NET/IB`, ..."""
     networks: set[str] = field(default_factory=set)
     _pairs: set[tuple[str, int, int, int]] = field(default_factory=set)
-    _told: set[str] = field(default_factory=set)
+    _reported: set[str] = field(default_factory=set)
 
     def __bool__(self) -> bool:
-        """Whether anything was said."""
+        """Whether any fact is known."""
         return bool(self.versions or self.communicators or self.transports or self.networks)
 
-    def take(self, line: str) -> Iterator[DebugRemark]:
-        """Take in one line; yields what somebody should know of."""
+    def feed(self, line: str) -> Iterator[DebugRemark]:
+        """Parse one line; yields remarks that deserve an event."""
         if "NCCL " not in line:
             return
         found = _PREFIX.search(line)
@@ -98,7 +100,7 @@ class DebugLog:
         self.versions[version] = pid
         if len(self.versions) > 1:
             both = " and ".join(sorted(self.versions))
-            yield from self._once(f"Processes of the job use different versions of NCCL: {both}.", host, pid)
+            yield from self._once(f"Processes of the job use different NCCL versions: {both}.", host, pid)
 
     def _communicator(self, init: re.Match[str], host: str, pid: int) -> None:
         one = NcclCommunicator(
@@ -114,33 +116,33 @@ class DebugLog:
     def _channel(self, channel: re.Match[str], host: str, pid: int) -> Iterator[DebugRemark]:
         pair = (host, pid, int(channel["from"]), int(channel["to"]))
         if pair in self._pairs or len(self._pairs) >= _MAX_PAIRS:
-            # Each channel of a pair says the same.
+            # All channels of a pair report the same transport.
             return
         self._pairs.add(pair)
         transport = _transport(channel["via"])
         self.transports[transport] += 1
         if transport == "SHM":
             yield from self._once(
-                f"NCCL connects GPUs of {host} through the host's memory (SHM), not peer to peer: look for"
-                " NCCL_P2P_DISABLE, and for a container or virtual machine that hides peers.",
+                f"NCCL connects GPUs of {host} through host memory (SHM), not peer to peer: check"
+                " NCCL_P2P_DISABLE, and whether a container or virtual machine hides peer access.",
                 host,
                 pid,
             )
         elif transport == "NET/Socket":
             yield from self._once(
-                f"NCCL connects ranks of {host} through TCP sockets, not InfiniBand or RoCE: see that the"
+                f"NCCL connects ranks of {host} through TCP sockets, not InfiniBand or RoCE: check that the"
                 " container has the devices, and NCCL_IB_DISABLE.",
                 host,
                 pid,
             )
 
     def _once(self, message: str, host: str, pid: int) -> Iterator[DebugRemark]:
-        if message not in self._told:
-            self._told.add(message)
+        if message not in self._reported:
+            self._reported.add(message)
             yield DebugRemark(message=message, host=host, pid=pid)
 
 
 def _transport(via: str) -> str:
-    """`P2P/CUMEM/read` is P2P and `NET/IB/0/GDRDMA` is NET/IB: what is more is a detail."""
+    """The transport without details: `P2P` for `P2P/CUMEM/read`, `NET/IB` for `NET/IB/0/GDRDMA`."""
     parts = via.split("/")
     return "/".join(parts[:2]) if parts[0] == "NET" else parts[0]

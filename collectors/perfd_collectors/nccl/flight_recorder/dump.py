@@ -1,8 +1,8 @@
-"""Dumps of PyTorch's flight recorder: how far a rank was on each process group when it gave up.
+"""Dumps of PyTorch's flight recorder: a rank's progress on each process group at the time of the dump.
 
-PyTorch writes a file a rank when its NCCL watchdog finds a collective that does not end, or when it is
-asked to: a pickle, or JSON, of the newest collectives and of each group's state. The files come from
-processes that nobody vouches for, so they are read as plain data only.
+PyTorch writes one file per rank when its NCCL watchdog finds a collective that does not end, or on request:
+a pickle, or JSON, of the newest collectives and of each group's state. The files come from untrusted
+processes, so they are read as plain data only.
 """
 
 from __future__ import annotations
@@ -18,14 +18,22 @@ from perfd_collectors.nccl.flight_recorder.safe_pickle import MAX_BYTES, UnsafeP
 
 SOURCE = "flight_recorder"
 _MAX_GROUPS = 1024
+"""Process groups that are read from a dump; like those below, it bounds memory for untrusted input."""
 _MAX_MEMBERS = 65_536
+"""Ranks per group; a larger list is ignored."""
 _MAX_SEQUENCE = 1 << 62
+"""Larger sequence numbers are garbage and would overflow 64 bits."""
 _MAX_ENTRIES = 100_000
+"""Newest entries that are read; bounds the time per dump."""
+_MAX_TEXT_CHARS = 256
+"""Longer names are cut."""
+_MAX_RANK_DIGITS = 16
+"""Characters per rank in a list of ranks given as text, separators included."""
 _STATES = ("scheduled", "started", "completed")
 
 
 class FlightRecorderError(ValueError):
-    """The bytes are no dump that perfd understands; the message says why."""
+    """The bytes are not a dump that perfd can read; the message gives the reason."""
 
 
 @dataclass(slots=True)
@@ -41,9 +49,9 @@ class _Group:
 
 
 def read_dump(data: bytes, *, job: str, rank: int, read_unix_ns: int) -> list[CollectiveProgress]:
-    """How far a rank is on each of its groups; raises `FlightRecorderError` for what is no dump.
+    """A rank's progress on each of its groups; raises `FlightRecorderError` when the data is not a dump.
 
-    `read_unix_ns` stands in for times that the dump does not tell.
+    `read_unix_ns` replaces times that the dump lacks.
     """
     dump = _content(data)
     groups: dict[str, _Group] = {}
@@ -87,22 +95,22 @@ def _content(data: bytes) -> Mapping[str, object]:
 
 def _take_configurations(configurations: Mapping[str, object], groups: dict[str, _Group]) -> None:
     for key, value in configurations.items():
-        said = _mapping(value)
-        group = _group(groups, _text(said.get("name")) or key)
+        configuration = _mapping(value)
+        group = _group(groups, _text(configuration.get("name")) or key)
         if group is not None:
-            group.description = _text(said.get("desc"))
-            group.members = _members(said.get("ranks"))
+            group.description = _text(configuration.get("desc"))
+            group.members = _members(configuration.get("ranks"))
 
 
 def _take_status(statuses: Mapping[str, object], groups: dict[str, _Group]) -> None:
-    """What the group itself says; the entries may be older, as they are a ring."""
+    """Apply each group's own state, which may be newer than its entries: those are in a ring buffer."""
     for key, value in statuses.items():
         group = _group(groups, key)
         if group is None:
             continue
-        said = _mapping(value)
+        status = _mapping(value)
         for name in ("enqueued", "started", "completed"):
-            sequence = _sequence(said.get(f"last_{name}_collective"))
+            sequence = _sequence(status.get(f"last_{name}_collective"))
             if sequence is not None:
                 setattr(group, name, sequence)
 
@@ -128,13 +136,13 @@ def _take_entries(entries: Iterable[object], groups: dict[str, _Group]) -> None:
 
 
 def _operation(group: _Group) -> str:
-    """The oldest operation that is not complete, by name; else the newest one."""
-    wanted = group.enqueued if group.completed is None else min(group.completed + 1, group.enqueued or 0)
-    return group.operations.get(wanted or 0, "")
+    """Name of the oldest incomplete operation, else of the newest one."""
+    sequence = group.enqueued if group.completed is None else min(group.completed + 1, group.enqueued or 0)
+    return group.operations.get(sequence or 0, "")
 
 
 def _process_group(entry: Mapping[str, object]) -> tuple[str, str]:
-    """Name and description; older versions give the number of the group only."""
+    """Name and description of an entry's group; older PyTorch versions give only its number."""
     named = entry.get("process_group")
     if isinstance(named, list | tuple) and len(named) == 2:
         return _text(named[0]), _text(named[1])
@@ -151,10 +159,10 @@ def _group(groups: dict[str, _Group], name: str) -> _Group | None:
 
 
 def _members(ranks: object) -> tuple[int, ...]:
-    """The ranks of a group, which the dump holds as a list or as the text of one."""
+    """The ranks of a group, given as a list or as its JSON text."""
     if isinstance(ranks, str):
         try:
-            ranks = json.loads(ranks[: 16 * _MAX_MEMBERS])
+            ranks = json.loads(ranks[: _MAX_RANK_DIGITS * _MAX_MEMBERS])
         except (ValueError, RecursionError):
             return ()
     if not isinstance(ranks, list | tuple) or len(ranks) > _MAX_MEMBERS:
@@ -165,15 +173,15 @@ def _members(ranks: object) -> tuple[int, ...]:
 def _mapping(value: object) -> Mapping[str, object]:
     if not isinstance(value, dict):
         return {}
-    # Of a number with thousands of digits Python makes no text.
+    # Python refuses to convert integers of thousands of digits to text.
     named = ((key if isinstance(key, str) else _sequence(key), item) for key, item in value.items())
-    return {str(key)[:256]: item for key, item in named if key is not None}
+    return {str(key)[:_MAX_TEXT_CHARS]: item for key, item in named if key is not None}
 
 
 def _sequence(value: object) -> int | None:
-    # Groups that did nothing have -1.
+    # Groups without operations have -1.
     return value if type(value) is int and 0 <= value < _MAX_SEQUENCE else None
 
 
 def _text(value: object) -> str:
-    return value[:256] if isinstance(value, str) else ""
+    return value[:_MAX_TEXT_CHARS] if isinstance(value, str) else ""

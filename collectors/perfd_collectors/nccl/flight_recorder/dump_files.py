@@ -21,42 +21,42 @@ _RANK = re.compile(r"(\d{1,6})(?:\.(?:pickle|pkl|json))?")
 
 
 class DumpDirectory:
-    """Reads dumps that appear, or change, after this was made; `prefix` is what comes before the rank."""
+    """Reads dumps that appear or change from now on; `prefix` is their path without the rank."""
 
     def __init__(self, prefix: str, settings: Settings) -> None:
         path = Path(prefix)
         self._folder, self._name = path.parent, path.name
         self._settings = settings
         self._seen: dict[Path, tuple[int, int]] = {path: version for path, version, _ in self._files()}
-        self._doubtful: set[Path] = set()
-        """Could not be read once, and have not been looked at since."""
+        self._retry: set[Path] = set()
+        """Files that failed to be read once and are tried once more: they may have been incomplete."""
 
     def collect(self) -> list[Record]:
-        """How far the ranks are whose dumps are new; of one that cannot be read that it is there."""
+        """Progress of the ranks whose dumps are new; an event for each dump that cannot be read."""
         records: list[Record] = []
         for path, version, rank in self._files():
             known = self._seen.get(path) == version
-            if known and path not in self._doubtful:
+            if known and path not in self._retry:
                 continue
             self._seen[path] = version
-            self._doubtful.discard(path)
+            self._retry.discard(path)
             try:
                 records += _read(path, rank, self._settings)
             except (OSError, FlightRecorderError) as error:
                 if known or self._settings.ending.is_set():
                     records.append(self._unreadable(path, rank, error))
                 else:
-                    # It may be still being written.
-                    self._doubtful.add(path)
+                    # It may still be being written.
+                    self._retry.add(path)
         return records
 
     def _unreadable(self, path: Path, rank: int, error: Exception) -> Event:
         extra = {"path": str(path), "why": str(error)}
-        log.warning("A flight recorder's dump was left out.", extra=extra)
+        log.warning("flight recorder dump skipped", extra=extra)
         return Event(
             kind=EventKind.DUMP_UNREADABLE,
             time_unix_ns=self._settings.clock.unix_ns(),
-            message=f"The flight recorder's dump of rank {rank} cannot be read: {reason_of(error)}.",
+            message=f"The flight recorder dump of rank {rank} cannot be read: {reason_of(error)}.",
             job=self._settings.job,
             rank=rank,
         )
@@ -79,18 +79,18 @@ class DumpDirectory:
 
 
 class RecordedDump:
-    """Plays one rank's dump: it is due at the newest time that it tells."""
+    """Plays one rank's dump: its records are due at the times in the dump."""
 
     def __init__(self, path: Path, settings: Settings) -> None:
         self._clock = settings.clock
         found = re.search(r"(\d{1,6})(?:\.\w+)*$", path.name)
         if found is None:
-            raise RecordingError(f"{path.name} does not end in a rank, so it is nobody's dump: rename it.")
+            raise RecordingError(f"{path.name} does not end in a rank number: rename it.")
         try:
             self._due: Sequence[CollectiveProgress] = _read(path, int(found[1]), settings)
         except (OSError, FlightRecorderError) as error:
             raise RecordingError(
-                f"{path} cannot be read as a flight recorder's dump: {reason_of(error)}."
+                f"{path} is not a readable flight recorder dump: {reason_of(error)}."
             ) from error
 
     def span_unix_ns(self) -> tuple[int, int] | None:
@@ -115,7 +115,7 @@ def _rank_of(name: str, prefix: str) -> int | None:
 
 
 def _read(path: Path, rank: int, settings: Settings) -> list[CollectiveProgress]:
-    # The folder may be everybody's: a link could lead to a file that is not the job's.
+    # The folder may be world-writable: a link could point to another user's file.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(descriptor, "rb") as file:  # noqa: PTH123  (a descriptor has no path)
         data = file.read(MAX_BYTES + 1)

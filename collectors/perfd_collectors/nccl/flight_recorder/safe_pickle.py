@@ -1,9 +1,9 @@
-"""Reads pickles of plain data that nobody vouches for, without running anything in them.
+"""Reads untrusted pickles of plain data without running any code in them.
 
-A pickle is a program: it may call any function that can be imported. Here each of its instructions is
-looked at before the first is run, and those that name, call or build anything but plain data are refused.
-What is left makes dictionaries, lists, tuples, texts, bytes, numbers, True, False and None. Tuples may not
-lie in each other deeply: Python looks for one among a dictionary's keys by a recursion that nothing bounds.
+A pickle is a program that may call any importable function. All its instructions are checked before the
+first one runs; those that name, call or build anything but plain data are refused. Allowed are
+dictionaries, lists, tuples, strings, bytes, numbers, True, False and None. The nesting of tuples is limited,
+because Python hashes a tuple that is a dictionary key by unbounded recursion.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ import pickletools
 from typing import Any, NoReturn
 
 MAX_BYTES = 64 << 20
+"""Largest pickle that is read. Chosen, not measured."""
 _MAX_INSTRUCTIONS = 4_000_000
-"""One byte can ask for an empty list of 56. Dumps have about 20 bytes an instruction."""
+"""Bounds memory: an instruction of one byte can create an empty list of 56. Dumps have about 20 bytes per
+instruction, so that this is above `MAX_BYTES` worth of them."""
 _MAX_DEPTH = 100
+"""Nesting of tuples; far below Python's recursion limit of 1,000."""
 
 _ALLOWED = frozenset(
     {
@@ -33,18 +36,18 @@ _GET = frozenset({"GET", "BINGET", "LONG_BINGET"})
 _TO_MARK = frozenset({"LIST", "DICT", "APPENDS", "SETITEMS", "POP_MARK", "TUPLE"})
 _TAKES = {"APPEND": 1, "SETITEM": 2, "POP": 1, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _SILENT = frozenset({"PROTO", "FRAME", "STOP", "APPEND", "APPENDS", "SETITEM", "SETITEMS", "POP", "POP_MARK"})
-"""They leave nothing on the stack."""
+"""Instructions that leave nothing on the stack."""
 
 
 class UnsafePickleError(ValueError):
-    """The bytes are no pickle of plain data; the message says why."""
+    """The bytes are not a pickle of plain data; the message gives the reason."""
 
 
 def loads(data: bytes) -> Any:  # noqa: ANN401  (plain data of any kind)
-    """The object that `data` holds; raises `UnsafePickleError` for all but whole pickles of plain data."""
+    """The object in `data`; raises `UnsafePickleError` for anything but a complete pickle of plain data."""
     if len(data) > MAX_BYTES:
         raise UnsafePickleError(f"it is larger than {MAX_BYTES >> 20} MiB")
-    _look_at(data)
+    _check(data)
     try:
         return _PlainUnpickler(io.BytesIO(data)).load()
     except (
@@ -54,7 +57,7 @@ def loads(data: bytes) -> Any:  # noqa: ANN401  (plain data of any kind)
         raise UnsafePickleError(f"it is damaged ({error})") from error
 
 
-def _look_at(data: bytes) -> None:
+def _check(data: bytes) -> None:
     try:
         reason = _forbidden(data)
     except (ValueError, TypeError, LookupError, OverflowError, MemoryError) as error:
@@ -64,24 +67,24 @@ def _look_at(data: bytes) -> None:
 
 
 def _forbidden(data: bytes) -> str:
-    """Why the instructions may not be run, empty when they may."""
+    """Why the instructions may not run; empty when they may."""
     stack = _Depths()
     for number, (instruction, argument, _) in enumerate(pickletools.genops(data)):
         name = instruction.name
         if name not in _ALLOWED:
-            return f"it holds the instruction {name}, which is no plain data"
+            return f"it holds the instruction {name}, which is not plain data"
         if number >= _MAX_INSTRUCTIONS:
             return f"it has more than {_MAX_INSTRUCTIONS:,} instructions"
-        # The unpickler makes room for every number below, whether it is used or not.
+        # The unpickler allocates all memo slots up to this number, used or not.
         if name in _PUT and (not isinstance(argument, int) or argument > 2 * len(stack.memo) + 1024):
-            return "it asks for memory that it does not use"
+            return "it allocates memory that it does not use"
         if stack.run(name, argument) > _MAX_DEPTH:
-            return f"its tuples lie in each other over {_MAX_DEPTH} deep"
+            return f"its tuples are nested more than {_MAX_DEPTH} deep"
     return ""
 
 
 class _Depths:
-    """The unpickler's stack, with only how deep tuples lie in each other for each object."""
+    """Simulates the unpickler's stack, tracking only how deep each object's tuples are nested."""
 
     def __init__(self) -> None:
         self.memo: dict[object, int] = {}
@@ -89,7 +92,7 @@ class _Depths:
         self._marks: list[int] = []
 
     def run(self, name: str, argument: object) -> int:
-        """The depth of what an instruction leaves; raises `LookupError` where it lacks what it needs."""
+        """The depth of an instruction's result; raises `LookupError` when its operands are missing."""
         if name == "MARK":
             self._marks.append(len(self._stack))
             return 0
@@ -114,17 +117,17 @@ class _Depths:
         if name in _TO_MARK or (name == "POP" and self._marks and self._marks[-1] == len(self._stack)):
             count = len(self._stack) - self._marks.pop()
         if count > len(self._stack):
-            raise LookupError(f"{name} lacks what it needs")
+            raise LookupError(f"{name} lacks operands")
         taken = self._stack[len(self._stack) - count :]
         del self._stack[len(self._stack) - count :]
         return taken
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Refuses to look up anything, should an instruction for that get so far."""
+    """Refuses all lookups, should such an instruction pass the checks."""
 
     def find_class(self, module: str, name: str, /) -> NoReturn:
-        raise pickle.UnpicklingError(f"{module}.{name} is no plain data")
+        raise pickle.UnpicklingError(f"{module}.{name} is not plain data")
 
     def persistent_load(self, pid: object, /) -> NoReturn:
-        raise pickle.UnpicklingError(f"{pid!r} is no plain data")
+        raise pickle.UnpicklingError(f"{pid!r} is not plain data")

@@ -1,4 +1,4 @@
-"""Files of NCCL's Inspector: those of a recording, and those that a job writes now."""
+"""Files of NCCL's Inspector, recorded or live."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 
 _SUFFIXES = (".log", ".json", ".jsonl")
 _READ_BYTES = 8 << 20
-"""Of all files, at one time."""
+"""Read per collect from all files, which bounds memory and time. Chosen, not measured."""
 
 
 class RecordedInspector:
-    """Plays the file of one rank: a line is due when the Inspector wrote it."""
+    """Plays one rank's file: a line is due at the time when the Inspector wrote it."""
 
     def __init__(self, path: Path, settings: Settings) -> None:
         self._settings = settings
@@ -44,9 +44,7 @@ class RecordedInspector:
             log.warning("lines of a recording were skipped", extra=extra)
         rank = _recorded_rank(path)
         if rank is None and found:
-            raise RecordingError(
-                f"recording.json does not say whose {path.name} is: give the stream its `rank`."
-            )
+            raise RecordingError(f"recording.json has no rank for {path.name}: add `rank` to its stream.")
         self._rank = rank or 0
         self._operations = found
         self._times = [one.written_unix_ns for one in found]
@@ -76,9 +74,9 @@ class RecordedInspector:
 
 
 class InspectorDirectory:
-    """Follows the files that the Inspector writes into a directory, one a process.
+    """Follows the files that the Inspector writes into a directory, one per process.
 
-    A file does not tell the rank in the job, only the process: its environment does.
+    A line holds the PID, not the job's rank: that comes from the process's environment.
     """
 
     def __init__(
@@ -92,7 +90,7 @@ class InspectorDirectory:
         self._window_start_unix_ns = settings.clock.unix_ns()
 
     def collect(self) -> list[CollectiveTimes]:
-        """What the processes of this node wrote since the last call."""
+        """Records of what the node's processes wrote since the last call."""
         now_unix_ns = self._settings.clock.unix_ns()
         start_unix_ns, self._window_start_unix_ns = self._window_start_unix_ns, now_unix_ns
         by_rank: dict[int, list[InspectedOperation]] = {}
@@ -132,7 +130,7 @@ class InspectorDirectory:
 
 
 class _RankOfProcess:
-    """The rank by the environment of a process; None for one that is gone or tells none."""
+    """A process's rank from its environment; None for one that has ended or has no rank."""
 
     def __init__(self, proc: Path) -> None:
         self._proc = proc
@@ -163,7 +161,7 @@ class _Manifest(msgspec.Struct):
 
 
 def _recorded_rank(path: Path) -> int | None:
-    """The rank that the nearest `recording.json` above a stream's file gives it."""
+    """The rank of a stream's file in the nearest `recording.json` above it."""
     path = path.absolute()
     for folder in path.parents[:3]:
         manifest = folder / "recording.json"

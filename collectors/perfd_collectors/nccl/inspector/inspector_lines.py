@@ -1,8 +1,8 @@
 """Lines of NCCL's Inspector, the profiler plugin that ships with NCCL since 2.28, as records.
 
 A line is a JSON object: one completed collective of one rank. `coll_exec_time_us` is the longest channel's
-time, and `coll_timing_source` says by whose clock. The Inspector records a part of what a job does only: of
-pipeline-parallel Megatron-LM no send or receive, and nothing of fewer than 8 KiB.
+time, `coll_timing_source` its clock. The Inspector records only a part of a job's operations: no sends or
+receives of pipeline-parallel Megatron-LM, and nothing below 8 KiB.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from dataclasses import dataclass
 import msgspec
 
 from perfd.model import CollectiveTimes, TimingSource
-from perfd_collectors.nccl.segments import KERNEL_EDGES_NS
+from perfd_collectors.nccl.segments import UNTIMED_KERNEL_NS
 
 SOURCE = "inspector"
 _TIMING = {"kernel_gpu": TimingSource.GPU, "kernel_cpu": TimingSource.PROXY}
-"""A third source, `collective_cpu`, tells when the call returned, which is no duration."""
+"""A third source, `collective_cpu`, is the time until the call returned, which is not a duration."""
 _MAX_LINE_BYTES = 1 << 20
+"""Longer lines are skipped; bounds memory. Chosen, not measured."""
 _MAX_U64 = (1 << 64) - 1
-_MOST_US = 1e12
-"""Eleven days, which no collective takes."""
+_MAX_DURATION_US = 1e12
+"""11.6 days; longer durations are garbage."""
 _IDENTITY = re.compile("(?:0x)?([0-9a-f]{1,16})", re.ASCII | re.IGNORECASE)
 
 
@@ -74,7 +75,7 @@ _DECODER = msgspec.json.Decoder(_Line)
 
 
 def parse_line(line: bytes) -> InspectedOperation | None:
-    """What a line tells, or None for one that is cut, of another kind, or without a duration."""
+    """The operation of a line; None when it is truncated, of another kind, or without a duration."""
     line = line.strip()
     if not (line.startswith(b"{") and line.endswith(b"}")) or len(line) > _MAX_LINE_BYTES:
         return None
@@ -85,7 +86,7 @@ def parse_line(line: bytes) -> InspectedOperation | None:
     done, header = parsed.coll_perf, parsed.header
     identity = _IDENTITY.fullmatch(header.id)
     timing = _TIMING.get(done.coll_timing_source)
-    if identity is None or timing is None or not 0 < done.coll_exec_time_us < _MOST_US:
+    if identity is None or timing is None or not 0 < done.coll_exec_time_us < _MAX_DURATION_US:
         return None
     duration_ns = round(done.coll_exec_time_us * 1000)
     sound = (
@@ -113,13 +114,13 @@ def parse_line(line: bytes) -> InspectedOperation | None:
 
 
 class InspectorLines:
-    """Splits a stream of bytes into operations; a line that is not whole yet waits for its rest."""
+    """Splits a stream of bytes into operations; an incomplete line waits for its rest."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._skipping = False
         self.skipped_lines = 0
-        """Lines that told no operation."""
+        """Lines without an operation."""
 
     def feed(self, data: bytes) -> Iterator[InspectedOperation]:
         """The operations of all lines that `data` completes."""
@@ -134,12 +135,12 @@ class InspectorLines:
             elif line.strip():
                 self.skipped_lines += 1
         if len(self._rest) > _MAX_LINE_BYTES:
-            # No operation is so long: the rest of the line is not kept.
+            # Too long for an operation: the rest of the line is dropped.
             self._rest, self._skipping = b"", True
             self.skipped_lines += 1
 
     def restart(self, *, inside_a_line: bool) -> None:
-        """Forget the line that was begun: what comes is another file, or follows on a gap."""
+        """Drop the incomplete line: the next bytes are of another file, or follow a gap."""
         self._rest, self._skipping = b"", inside_a_line
 
 
@@ -161,8 +162,8 @@ def _record(
     operations: Sequence[InspectedOperation], *, job: str, rank: int, start_unix_ns: int, end_unix_ns: int
 ) -> CollectiveTimes:
     first = operations[0]
-    # The Inspector takes its times from the same stamps as perfd's plugin.
-    durations = [operation.duration_ns + KERNEL_EDGES_NS for operation in operations]
+    # The Inspector uses the same timestamps as perfd's plugin.
+    durations = [operation.duration_ns + UNTIMED_KERNEL_NS for operation in operations]
     sizes = [operation.size_bytes for operation in operations]
     return CollectiveTimes(
         job=job,

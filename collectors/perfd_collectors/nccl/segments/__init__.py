@@ -2,16 +2,16 @@
 
 from perfd_collectors.nccl.segments.operations import (
     FUNCTIONS,
-    KERNEL_EDGES_NS,
+    UNTIMED_KERNEL_NS,
     Communicator,
     Operation,
     OperationTiming,
 )
-from perfd_collectors.nccl.segments.segment import ReadRequest, Segment
-from perfd_collectors.nccl.segments.segment_files import find_segments, segment_names, sweep
-from perfd_collectors.nccl.segments.segment_owner import OwnerLocks, distrust, writer_of
+from perfd_collectors.nccl.segments.segment import RecordingMode, Segment
+from perfd_collectors.nccl.segments.segment_files import find_segments, remove_left_over, segment_names
+from perfd_collectors.nccl.segments.segment_owner import FileLocks, ownership_problem, writer_of
 from perfd_collectors.nccl.segments.segment_reader import SegmentProgress, SegmentReader, same_file
-from perfd_collectors.nccl.segments.timing_checks import mixed_up
+from perfd_collectors.nccl.segments.timing_checks import mistimed_communicators
 from perfd_collectors.nccl.segments.window_reduction import (
     OperationWindow,
     busy_ns,
@@ -21,24 +21,24 @@ from perfd_collectors.nccl.segments.window_reduction import (
 
 __all__ = [
     "FUNCTIONS",
-    "KERNEL_EDGES_NS",
+    "UNTIMED_KERNEL_NS",
     "Communicator",
+    "FileLocks",
     "Operation",
     "OperationTiming",
     "OperationWindow",
-    "OwnerLocks",
-    "ReadRequest",
+    "RecordingMode",
     "Segment",
     "SegmentProgress",
     "SegmentReader",
     "busy_ns",
-    "distrust",
     "find_segments",
     "keep_one_in",
-    "mixed_up",
+    "mistimed_communicators",
+    "ownership_problem",
     "reduce_operations",
+    "remove_left_over",
     "same_file",
     "segment_names",
-    "sweep",
     "writer_of",
 ]

@@ -1,4 +1,4 @@
-"""What perfd's NCCL plugin tells of operations, communicators and itself, as Python has it."""
+"""Records of perfd's NCCL plugin in Python: operations, communicators and the plugin's own counters."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ FUNCTIONS = (
 ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 PROTOCOLS = ("LL", "LL128", "SIMPLE")
 DATATYPE_BYTES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)
-KERNEL_EDGES_NS = 3_500
-"""What a kernel of NCCL runs for before its first stamp and after its last one.
+UNTIMED_KERNEL_NS = 3_500
+"""Time that an NCCL kernel runs before its first timestamp and after its last one.
 
-NCCL reads the GPU's clock, or tells its proxy thread, inside its kernel. Against PyTorch's profiler 569
-kernels of 58 us to 15 ms were longer by 3.5 us in the median, by 3.2 to 4.2 us for eight in ten of them,
-whatever they did and how long they took (all-reduces, sends and receives; H200, NCCL 2.28.9 and 2.30.7).
+NCCL reads the GPU's clock, or notifies its proxy thread, inside its kernel. Measured against PyTorch's
+profiler: 569 kernels of 58 µs to 15 ms ran longer by 3.5 µs (p50; p10 3.2 µs, p90 4.2 µs), regardless of
+operation and duration (all-reduces, sends and receives; H200, NCCL 2.28.9 and 2.30.7).
 """
-_EARLY_NS = 1_000_000_000
-"""A kernel may have begun before NCCL announced it: outside graphs it is launched first."""
+_MAX_EARLY_START_NS = 1_000_000_000
+"""How long before NCCL's announcement a kernel may have started: outside CUDA graphs NCCL launches first.
+
+Generous on purpose: it only rejects times that belong to another kernel.
+"""
 
 
 class OperationTiming(IntEnum):
-    """Where the times of a record come from."""
+    """The clock that a record's duration comes from."""
 
     HOST = 1
-    """The host's enqueue only: no duration."""
+    """Only the host's enqueue time is known: no duration."""
     PROXY = 2
-    """When NCCL's proxy thread noticed the kernel: late by its polling."""
+    """NCCL's proxy thread polled the kernel's progress: late by its polling interval."""
     GPU = 3
     """The GPU's own clock."""
 
@@ -39,7 +42,7 @@ _TIMED = frozenset({OperationTiming.PROXY, OperationTiming.GPU})
 
 
 class Operation(NamedTuple):
-    """One collective, send or receive as the plugin recorded it; see `struct perfd_record`."""
+    """One collective, send or receive as recorded by the plugin; see `struct perfd_record`."""
 
     sequence: int
     operation_sequence: int
@@ -64,7 +67,7 @@ class Operation(NamedTuple):
 
     @property
     def incomplete(self) -> bool:
-        """Whether the plugin gave it up before all its kernel channels were seen."""
+        """Whether the plugin abandoned it before all its kernel channels had stopped."""
         return bool(self.flags & 1)
 
     @property
@@ -74,36 +77,36 @@ class Operation(NamedTuple):
 
     @property
     def timed(self) -> bool:
-        """Whether its kernel was timed, well or badly."""
+        """Whether its kernel has timestamps, plausible or not."""
         return self.timing in _TIMED and not self.incomplete
 
     @property
     def duration_ns(self) -> int | None:
-        """From the first channel's stamp to the last one's; None where it was not measured, or wrongly.
+        """From the first channel's timestamp to the last one's; None where it is unknown or impossible.
 
-        NCCL has told stops before starts, and the times of other kernels than it meant: then a kernel seems
-        to run for longer than there was time between its announcement and its end.
+        NCCL has reported stops before starts, and times of other kernels: then a kernel seems to run for
+        longer than the time between its announcement and its end.
         """
         duration_ns = self.gpu_stop_ns - self.gpu_start_ns
-        possible_ns = self.complete_monotonic_ns - self.start_monotonic_ns + _EARLY_NS
+        possible_ns = self.complete_monotonic_ns - self.start_monotonic_ns + _MAX_EARLY_START_NS
         if not self.timed or self.channels_seen < self.channels or not 0 <= duration_ns <= possible_ns:
             return None
         return duration_ns
 
     @property
     def gpu_duration_ns(self) -> int | None:
-        """The same by the GPU's clock, None without."""
+        """The duration by the GPU's clock; None without one."""
         return self.duration_ns if self.timing == OperationTiming.GPU else None
 
     @property
     def kernel_end_ns(self) -> int:
-        """When its kernel ended, had it begun at the first stamp."""
-        return self.gpu_stop_ns + KERNEL_EDGES_NS
+        """When its kernel would have ended, had it started at the first timestamp."""
+        return self.gpu_stop_ns + UNTIMED_KERNEL_NS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Communicator:
-    """One communicator of a process. Ids are NCCL's, the same on all its ranks; None before interface 4."""
+    """One communicator of a process. Its id is NCCL's, the same on all ranks; None before interface 4."""
 
     index: int
     id: int | None
@@ -116,7 +119,7 @@ class Communicator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessCounters:
-    """Cumulative since the process started."""
+    """The plugin's counters, cumulative since the process started."""
 
     started: int
     recorded: int
@@ -127,7 +130,7 @@ class ProcessCounters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessInfo:
-    """Which process writes the segment. `pid` is in the process's own namespace."""
+    """The process that writes the segment. `pid` is that of its own PID namespace."""
 
     pid: int
     rank: int | None
@@ -140,7 +143,7 @@ class ProcessInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentReading:
-    """What is new, oldest first within each ring, and how many records were overwritten unread."""
+    """New operations, oldest first within each ring buffer, and how many were overwritten unread."""
 
     operations: list[Operation]
     lost: int

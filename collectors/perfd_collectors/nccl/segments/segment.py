@@ -1,4 +1,4 @@
-"""Reads the shared memory that perfd's NCCL plugin writes, as the plugin's `layout.h` defines it."""
+"""Reads the shared memory of perfd's NCCL plugin, as defined in the plugin's `layout.h`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from perfd_collectors.nccl.segments.operations import (
 )
 
 MAGIC = b"NCL1"
+"""The first bytes of a segment. This and all numbers up to `_RINGS_OFFSET` mirror `layout.h`."""
 _MAGIC = int.from_bytes(MAGIC, "little")
 _LAYOUT_VERSION = 1
 _HEADER_BYTES = 4096
@@ -26,8 +27,8 @@ _COMMUNICATORS = 256
 _RING_HEADER_BYTES = 64
 
 _HEADER = struct.Struct("<IIQIIIIiiiIQQ")
-_WANTED = struct.Struct("<I")
-_WANTED_OFFSET = 128
+_MODE = struct.Struct("<I")
+_MODE_OFFSET = 128
 _FLOCK = struct.Struct("@hhqqi4x")
 """The kernel's `struct flock`: type, whence, start, length, pid."""
 _COUNTERS = struct.Struct("<IIQQQQQ")
@@ -36,12 +37,12 @@ _COMMUNICATOR = struct.Struct("<QiiiIQ24s8x")
 _RECORD = struct.Struct("<QQQQQQQQQQiHBBBBBBBB34x")
 _RINGS_OFFSET = _HEADER_BYTES + _COMMUNICATORS * _COMMUNICATOR.size
 
-_MOST_AT_ONCE = 65_536
-"""Of one process: what a second brings at three times the pace that is expected of a rank."""
+_MAX_RECORDS_PER_READ = 65_536
+"""Records of one process per read: 3 s at 20,000 operations per second, for which ring buffers are sized."""
 
 
-class ReadRequest(IntFlag):
-    """What the plugin shall record."""
+class RecordingMode(IntFlag):
+    """What the agent asks the plugin to record; the bits of `PERFD_RECORD_*` in `layout.h`."""
 
     NOTHING = 0
     OPERATIONS = 1
@@ -49,10 +50,10 @@ class ReadRequest(IntFlag):
 
 
 class Segment:
-    """One process's segment, open. Raises `Unavailable` when the file is not one of this layout.
+    """One process's open segment. Raises `Unavailable` when the file does not have this layout.
 
-    Its kind `NothingHere` is for a file that is another user's, or is being made. A segment is read, not
-    mapped: a file that somebody cuts would end a process that has it mapped.
+    `NothingHere` means that the file belongs to another user or is being created. Segments are read, not
+    memory-mapped: truncating a mapped file would kill the agent with SIGBUS.
     """
 
     def __init__(self, path: Path) -> None:
@@ -74,7 +75,7 @@ class Segment:
     def _read_header(self) -> ProcessInfo:
         header = self._bytes(0, _HEADER_BYTES)
         if not any(header[: len(MAGIC)]):
-            raise NothingHere(f"{self.path} is being made.")
+            raise NothingHere(f"{self.path} is being created.")
         if len(header) < _HEADER_BYTES:
             raise Unavailable(f"{self.path} is too short for a segment of perfd's NCCL plugin.")
         fields = _HEADER.unpack_from(header)
@@ -84,13 +85,13 @@ class Segment:
         if magic != _MAGIC or version != _LAYOUT_VERSION:
             raise Unavailable(
                 f"{self.path} has layout {magic:#x}/{version}, not {_MAGIC:#x}/{_LAYOUT_VERSION}: "
-                "use the plugin and the agent of one perfd."
+                "use a plugin and an agent of the same perfd version."
             )
         sound = (
             record_bytes == _RECORD.size and communicators == _COMMUNICATORS and entries & (entries - 1) == 0
         )
         if not sound or entries == 0 or file_bytes > self._size():
-            raise Unavailable(f"{self.path} contradicts itself; it was written by something else or cut.")
+            raise Unavailable(f"{self.path} is inconsistent: truncated, or not of perfd's NCCL plugin.")
         self._entries: int = entries
         self._ring_bytes: int = _RING_HEADER_BYTES + entries * _RECORD.size
         return ProcessInfo(
@@ -104,7 +105,7 @@ class Segment:
         )
 
     def communicators(self) -> Iterator[Communicator]:
-        """Every communicator that the process ever made, as far as the table still holds it."""
+        """Every communicator that the process created, as far as the table still holds it."""
         table = _whole(self._bytes(_HEADER_BYTES, _COMMUNICATORS * _COMMUNICATOR.size), _COMMUNICATOR)
         for index, (identity, rank, ranks, nodes, state, _, name) in enumerate(
             _COMMUNICATOR.iter_unpack(table)
@@ -122,57 +123,57 @@ class Segment:
             )
 
     def counters(self) -> ProcessCounters:
-        """The plugin's own counts."""
+        """The plugin's counters."""
         counted = self._bytes(_COUNTERS_OFFSET, _COUNTERS.size).ljust(_COUNTERS.size, b"\0")
         _, _, started, recorded, incomplete, dropped, stale = _COUNTERS.unpack(counted)
         return ProcessCounters(
             started=started, recorded=recorded, incomplete=incomplete, dropped=dropped, stale=stale
         )
 
-    def wanted(self) -> ReadRequest:
+    def recording_mode(self) -> RecordingMode:
         """What the plugin records now."""
-        known = ReadRequest.OPERATIONS | ReadRequest.GPU_TIME
-        return ReadRequest(int.from_bytes(self._bytes(_WANTED_OFFSET, _WANTED.size), "little") & known)
+        known = RecordingMode.OPERATIONS | RecordingMode.GPU_TIME
+        return RecordingMode(int.from_bytes(self._bytes(_MODE_OFFSET, _MODE.size), "little") & known)
 
-    def want(self, wanted: ReadRequest) -> None:
-        """Switch recording; the plugin notices at its next operation."""
+    def set_recording_mode(self, mode: RecordingMode) -> None:
+        """Switch recording; the plugin applies it at its next operation."""
         if self._file is not None:
-            os.pwrite(self._file, _WANTED.pack(wanted), _WANTED_OFFSET)
+            os.pwrite(self._file, _MODE.pack(mode), _MODE_OFFSET)
 
-    def control(self) -> bool:
-        """Whether it is this reader who switches recording: of several one does, until it closes or ends."""
+    def take_control(self) -> bool:
+        """Whether this reader may switch recording: one reader at a time may, until it closes the segment."""
         if self._file is None:
             return False
-        # A lock of the open file, not of the process: `sweep` opens and closes the file, too.
-        lock = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _WANTED_OFFSET, _WANTED.size, 0)
+        # An open-file-description lock: a process lock would be lost when `remove_left_over` closes the file.
+        lock = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, _MODE_OFFSET, _MODE.size, 0)
         try:
             fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, lock)
         except (BlockingIOError, PermissionError):
             return False
         except OSError:
-            return True  # A file system without such locks.
+            return True  # The file system does not support such locks.
         return True
 
     def status(self) -> os.stat_result:
-        """Of the file that is open, whatever its name means now; raises `Unavailable` once it is closed."""
+        """Status of the open file, even if renamed; raises `Unavailable` once it is closed."""
         if self._file is None:
             raise Unavailable(f"{self.path} is closed.")
         return os.fstat(self._file)
 
     @property
     def positions(self) -> Mapping[int, int]:
-        """By ring, how many records were read or are lost."""
+        """How many records were read or lost, by ring buffer."""
         return dict(self._positions)
 
-    def go_on(self, positions: Mapping[int, int]) -> None:
-        """Read on where another reader was; what was never written is not believed."""
+    def resume(self, positions: Mapping[int, int]) -> None:
+        """Continue at the positions of an earlier reader; positions beyond what was written are ignored."""
         for ring, position in positions.items():
             offset = self._ring_offset(ring)
             if 0 <= ring < self._rings() and 0 <= position <= self._written(offset):
                 self._positions[ring] = position
 
     def read(self) -> SegmentReading:
-        """The operations recorded since the last call; of very many the rest comes with the next one."""
+        """The operations recorded since the last call, up to a bound; the rest comes with the next call."""
         operations: list[Operation] = []
         lost = sum(self._read_ring(ring, operations) for ring in range(self._rings()))
         return SegmentReading(operations=operations, lost=lost)
@@ -184,26 +185,26 @@ class Segment:
             os.close(file)
 
     def _rings(self) -> int:
-        told = int.from_bytes(self._bytes(_COUNTERS_OFFSET, 4), "little")
-        return min(told, (self._size() - _RINGS_OFFSET) // self._ring_bytes)
+        stated = int.from_bytes(self._bytes(_COUNTERS_OFFSET, 4), "little")
+        return min(stated, (self._size() - _RINGS_OFFSET) // self._ring_bytes)
 
     def _ring_offset(self, ring: int) -> int:
         return _RINGS_OFFSET + ring * self._ring_bytes
 
     def _read_ring(self, ring: int, into: list[Operation]) -> int:
-        """How many were lost. Those that the writer may have been at while we copied are not whole."""
+        """Append a ring buffer's new records to `into`; returns how many were overwritten unread."""
         offset, position = self._ring_offset(ring), self._positions.get(ring, 0)
         written = self._written(offset)
         if written <= position:
             return 0
         first = max(position, written - self._entries + 1)
-        end = min(written, first + max(0, _MOST_AT_ONCE - len(into)))
+        end = min(written, first + max(0, _MAX_RECORDS_PER_READ - len(into)))
         copied = self._copy(offset + _RING_HEADER_BYTES, first, end)
         oldest = self._written(offset) - self._entries + 1
         found = [
             Operation._make(fields)
-            for wanted, fields in enumerate(_RECORD.iter_unpack(_whole(copied, _RECORD)), first)
-            if fields[0] == wanted + 1 and wanted >= oldest
+            for number, fields in enumerate(_RECORD.iter_unpack(_whole(copied, _RECORD)), first)
+            if fields[0] == number + 1 and number >= oldest
         ]
         into += found
         self._positions[ring] = end
@@ -222,7 +223,7 @@ class Segment:
         return int.from_bytes(self._bytes(offset, 8), "little")
 
     def _bytes(self, offset: int, count: int) -> bytes:
-        """Fewer than `count` where the file ends, and none once it is closed."""
+        """At most `count` bytes: fewer at the end of the file, none once it is closed."""
         if self._file is None:
             return b""
         try:

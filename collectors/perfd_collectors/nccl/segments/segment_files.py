@@ -1,4 +1,4 @@
-"""Finds the plugin's segments, and removes those that killed processes left behind."""
+"""Finds the plugin's segments, and removes those left behind by dead processes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from pathlib import Path
 from perfd_collectors.nccl.segments.segment import MAGIC
 
 FILE_PREFIX = "perfd-nccl-"
-_BEING_MADE_S = 60.0
-"""How long a file without content may be one that a process is about to lock and fill."""
+_MAX_CREATION_S = 60.0
+"""For how long an empty file may belong to a process that is about to lock and fill it. Far above the
+milliseconds that this takes, because removing a live segment would lose a rank."""
 
 
 def find_segments(directory: Path) -> list[Path]:
-    """The segments in a directory, live or left over, by name. Anybody may put other things there."""
+    """Paths of the segments in a directory, live or left over, sorted. May include other users' files."""
     return [directory / name for name in segment_names(directory)]
 
 
 def segment_names(directory: Path) -> list[str]:
-    """Their names alone, in order: of thousands, paths would cost more than the look."""
+    """Sorted file names of the segments in a directory; `Path` objects would cost too much for thousands."""
     try:
         with os.scandir(directory) as entries:
             return sorted(entry.name for entry in entries if _may_be_one(entry))
@@ -29,8 +30,8 @@ def segment_names(directory: Path) -> list[str]:
         return []
 
 
-def sweep(segments: Iterable[Path], now_unix_s: float) -> list[Path]:
-    """Remove those of processes that are gone, and return their paths."""
+def remove_left_over(segments: Iterable[Path], now_unix_s: float) -> list[Path]:
+    """Remove the segments of dead processes; returns their paths."""
     removed = [path for path in segments if _left_over(path, now_unix_s)]
     for path in removed:
         path.unlink(missing_ok=True)
@@ -45,16 +46,16 @@ def _may_be_one(entry: os.DirEntry[str]) -> bool:
 
 
 def _left_over(path: Path, now_unix_s: float) -> bool:
-    """Whether the process that made it is gone: it held a lock on the file for as long as it lived."""
+    """Whether the process that created the segment is dead: it holds a lock on the file while it lives."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
-        # Gone by now, or not ours to judge: the owner may well be alive.
+        # Removed meanwhile, or another user's: its owner may be alive.
         return False
     try:
         age_s = now_unix_s - os.fstat(descriptor).st_mtime
-        if os.pread(descriptor, len(MAGIC), 0) != MAGIC and age_s < _BEING_MADE_S:
-            # A lock of ours, however short, could get in the way of the one that it is about to take.
+        if os.pread(descriptor, len(MAGIC), 0) != MAGIC and age_s < _MAX_CREATION_S:
+            # Even a brief lock of ours could make the process fail to take its own.
             return False
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:

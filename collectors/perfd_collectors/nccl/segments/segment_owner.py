@@ -1,4 +1,4 @@
-"""Whether a segment is of the process that it says: shared memory is everybody's to write to."""
+"""Whether a segment belongs to the process it names: any user can write to shared memory."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from perfd.capture.node import namespace_pids, owner_of
 _ROOT = 0
 
 
-class OwnerLocks:
-    """Who holds a lock of its own on a file, by /proc/locks (`man 5 proc_locks`), read when first asked."""
+class FileLocks:
+    """Which processes hold a lock on a file, from /proc/locks (`man 5 proc_locks`), read on first use."""
 
     def __init__(self, proc: Path) -> None:
         self.proc = proc
         self._holders: dict[str, list[int]] | None = None
 
     def holders(self, inode: int) -> Sequence[int]:
-        """The processes that locked this file as a whole."""
+        """PIDs of the processes that hold an exclusive lock on the whole file."""
         if self._holders is None:
             self._holders = self._read()
         return self._holders.get(str(inode), ())
@@ -38,11 +38,11 @@ class OwnerLocks:
         return found
 
 
-def writer_of(locks: OwnerLocks, status: os.stat_result, pid: int) -> int | None:
-    """The process that writes a segment, by its pid in our namespace; None when it is not seen from here.
+def writer_of(locks: FileLocks, status: os.stat_result, pid: int) -> int | None:
+    """The PID, in our namespace, of the process that writes a segment; None when it is not visible.
 
-    It holds the lock on the file as long as it lives, and the kernel tells of each lock who took it. The pid
-    in the segment is the process's own, which in a container is another one than ours.
+    It holds a lock on the file while it lives, and the kernel lists the holder of each lock. The PID in
+    the segment is that of the process's own namespace, which differs in a container.
     """
     for holder in locks.holders(status.st_ino):
         own = namespace_pids(locks.proc, holder)
@@ -51,21 +51,21 @@ def writer_of(locks: OwnerLocks, status: os.stat_result, pid: int) -> int | None
     return None
 
 
-def distrust(locks: OwnerLocks, status: os.stat_result, pid: int, agent_uid: int) -> str:
-    """Why a segment is not believed, as a clause; empty when it is.
+def ownership_problem(locks: FileLocks, status: os.stat_result, pid: int, agent_uid: int) -> str:
+    """Why a segment is not trusted, as a clause; empty when it is.
 
-    Whoever can write to the directory can make a file that claims to be any rank's. So its owner must be the
-    user of the process that writes it; one that nobody is seen to write must be of the agent's own user.
+    Anyone who can write to the directory can create a file that claims to be a rank's. Its owner must be the
+    user of the process that writes it, or the agent's own user if no such process is visible.
     """
     if agent_uid not in {_ROOT, status.st_uid}:
-        return f"it belongs to user {status.st_uid}, and this agent is run by user {agent_uid}"
+        return f"it belongs to user {status.st_uid}, and this agent runs as user {agent_uid}"
     writer = writer_of(locks, status, pid)
     owner = None if writer is None else owner_of(locks.proc, writer)
     if owner is None and status.st_uid != agent_uid:
         return (
-            f"it belongs to user {status.st_uid}, and no process {pid} is seen that writes it; in containers"
-            " the agent needs the job's process namespace (hostPID, shareProcessNamespace)"
+            f"it belongs to user {status.st_uid}, and its process {pid} is not visible; in containers the"
+            " agent needs the job's PID namespace (hostPID, shareProcessNamespace)"
         )
     if owner is not None and owner[0] != status.st_uid:
-        return f"it belongs to user {status.st_uid}, but its process {pid} to user {owner[0]}"
+        return f"it belongs to user {status.st_uid}, but its process {pid} runs as user {owner[0]}"
     return ""

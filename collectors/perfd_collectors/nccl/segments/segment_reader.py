@@ -1,4 +1,4 @@
-"""One process whose segment is read: what came since the last report, and how far that is."""
+"""Reads one process's segment and reduces its operations to records once per window."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 from perfd.model import Event, EventKind, Record, SampleTable, Scope
 from perfd_collectors.nccl.sampling import BusyTime
 from perfd_collectors.nccl.segments.operations import Operation, OperationTiming, SegmentReading
-from perfd_collectors.nccl.segments.segment import ReadRequest, Segment
-from perfd_collectors.nccl.segments.timing_checks import mixed_up
+from perfd_collectors.nccl.segments.segment import RecordingMode, Segment
+from perfd_collectors.nccl.segments.timing_checks import mistimed_communicators
 from perfd_collectors.nccl.segments.window_reduction import (
     OperationWindow,
     busy_ns,
@@ -19,14 +19,14 @@ from perfd_collectors.nccl.segments.window_reduction import (
     reduce_operations,
 )
 
-_MIXED_UP = (
-    "NCCL tells times on the GPU that are not of these operations: some overlap that cannot. So what they"
-    " took is unknown. NCCL 2.32 does so after a Broadcast: try NCCL_ALLGATHERV_ENABLE=0, or another release."
+_MISTIMED = (
+    "NCCL reports GPU times of other operations: some overlap that cannot. Durations are unknown. NCCL 2.32"
+    " does so after a Broadcast: try NCCL_ALLGATHERV_ENABLE=0, or another release."
 )
 
 
 class SegmentProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a segment is reported, and what its counters were then: where the next agent goes on."""
+    """Up to where a segment was reported, and its counters then: where the next agent resumes."""
 
     positions: dict[int, int]
     reported_unix_ns: int
@@ -36,45 +36,45 @@ class SegmentProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SegmentReader:
-    """A segment, open, from the first look on. `progress` is what an earlier agent left of it."""
+    """Reads an open segment. `progress` is where an earlier agent stopped; None: nowhere yet."""
 
     def __init__(self, segment: Segment, now_unix_ns: int, progress: SegmentProgress | None) -> None:
         self.file = _identity(segment.status())
-        """Which file it is, by whatever name."""
+        """Device and inode, which identify the file under any name."""
         self._segment = segment
-        self._recording = ReadRequest.GPU_TIME in segment.wanted()
+        self._recording = RecordingMode.GPU_TIME in segment.recording_mode()
         self._pending: list[Operation] = []
-        self._mixed_up: set[int] = set()
-        """Communicators whose times NCCL has lost track of, as long as they live."""
+        self._mistimed: set[int] = set()
+        """Live communicators whose GPU times are those of other operations."""
         self._partly_timed = False
-        """Whether there ever was one, so that the time in kernels is not known."""
+        """Whether there ever was one: then the total time in kernels is unknown."""
         if progress is None:
             self._lost = self._untimed = 0
             self._busy = BusyTime(segment.counters().started)
         else:
-            segment.go_on(progress.positions)
+            segment.resume(progress.positions)
             self._lost, self._untimed, self._busy = progress.lost, progress.untimed, progress.busy
         first = self.read()
         self._reported_unix_ns = min(now_unix_ns, self._begun_unix_ns(first, progress, now_unix_ns))
 
     def read(self) -> SegmentReading:
-        """Take in what is new."""
+        """Read new operations."""
         reading = self._segment.read()
         self._pending += reading.operations
         self._lost += reading.lost
         return reading
 
     def report(self, job: str, now_unix_ns: int, max_operations_per_s: int) -> list[Record]:
-        """What came since the last report; nothing of a process that is no rank."""
+        """Records of the operations since the last report; empty for a process that is not a rank."""
         rank = self._segment.process.rank
         start_unix_ns, self._reported_unix_ns = self._reported_unix_ns, now_unix_ns
         operations, self._pending = self._pending, []
         communicators = {one.index: one for one in self._segment.communicators()}
-        newly_mixed_up = mixed_up(operations) - self._mixed_up
-        self._mixed_up |= newly_mixed_up
+        newly_mistimed = mistimed_communicators(operations) - self._mistimed
+        self._mistimed |= newly_mistimed
         operations = self._without_wrong_times(operations)
-        self._mixed_up &= {one.index for one in communicators.values() if one.live}
-        self._partly_timed |= bool(newly_mixed_up)
+        self._mistimed &= {one.index for one in communicators.values() if one.live}
+        self._partly_timed |= bool(newly_mistimed)
         started = self._segment.counters().started
         self._busy.add(busy_ns(operations), started, recording=self._recording)
         self._untimed += sum(one.timed and one.duration_ns is None for one in operations)
@@ -85,26 +85,26 @@ class SegmentReader:
         return [
             *reduce_operations(operations, communicators, window, keep_one_in=keep),
             self._totals(window),
-            *(_told_of(window) for _ in newly_mixed_up),
+            *(_mistimed_event(window) for _ in newly_mistimed),
         ]
 
     def _without_wrong_times(self, operations: list[Operation]) -> list[Operation]:
-        if not self._mixed_up:
+        if not self._mistimed:
             return operations
-        self._untimed += sum(one.timed and one.communicator in self._mixed_up for one in operations)
+        self._untimed += sum(one.timed and one.communicator in self._mistimed for one in operations)
         return [
-            one._replace(timing=OperationTiming.HOST) if one.communicator in self._mixed_up else one
+            one._replace(timing=OperationTiming.HOST) if one.communicator in self._mistimed else one
             for one in operations
         ]
 
-    def switch(self, wanted: ReadRequest) -> None:
-        """Let the plugin record this from now on, unless another reader of the segment decides that."""
-        if self._segment.control() and self._segment.wanted() != wanted:
-            self._segment.want(wanted)
-        self._recording = ReadRequest.GPU_TIME in self._segment.wanted()
+    def switch(self, mode: RecordingMode) -> None:
+        """Set what the plugin records from now on, unless another reader controls the segment."""
+        if self._segment.take_control() and self._segment.recording_mode() != mode:
+            self._segment.set_recording_mode(mode)
+        self._recording = RecordingMode.GPU_TIME in self._segment.recording_mode()
 
     def progress(self) -> SegmentProgress:
-        """How far it is reported."""
+        """Up to where the segment was reported."""
         return SegmentProgress(
             positions=dict(self._segment.positions),
             reported_unix_ns=self._reported_unix_ns,
@@ -120,7 +120,7 @@ class SegmentReader:
     def _begun_unix_ns(
         self, first: SegmentReading, progress: SegmentProgress | None, now_unix_ns: int
     ) -> int:
-        """Since when all that happened is known: operations are not of the moment in which they are found."""
+        """Since when all operations are known: they may be older than the moment they were read."""
         reported_unix_ns = 0 if progress is None else progress.reported_unix_ns
         if progress is not None and not first.lost:
             return reported_unix_ns
@@ -148,16 +148,16 @@ class SegmentReader:
         )
 
 
-def same_file(watched: SegmentReader, segment: Segment) -> bool:
-    """Whether a segment is one that is watched already, by another name."""
-    return watched.file == _identity(segment.status())
+def same_file(reader: SegmentReader, segment: Segment) -> bool:
+    """Whether a segment is the file of a reader under another name."""
+    return reader.file == _identity(segment.status())
 
 
-def _told_of(window: OperationWindow) -> Event:
+def _mistimed_event(window: OperationWindow) -> Event:
     return Event(
         kind=EventKind.NCCL_TIMES_WRONG,
         time_unix_ns=window.end_unix_ns,
-        message=_MIXED_UP,
+        message=_MISTIMED,
         job=window.job,
         rank=window.rank,
     )

@@ -1,4 +1,4 @@
-"""Operations of one process to what travels: one record per communicator and kind of operation and window."""
+"""Reduces a process's operations to one record per window, communicator and kind of operation."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from perfd_collectors.nccl.segments.operations import (
 )
 
 _SOURCES = {OperationTiming.GPU: TimingSource.GPU, OperationTiming.PROXY: TimingSource.PROXY}
-# NCCL gives the count of one rank's part for these, so the whole is that times the ranks.
+# For these, NCCL reports the element count of one rank's part: the whole is that times the ranks.
 _PART_COUNTED = frozenset({"AllGather", "ReduceScatter", "AlltoAll", "Gather", "Scatter"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationWindow:
-    """Which rank of which job the operations belong to, and when they were read."""
+    """The rank and job of the operations, and the interval in which they were read."""
 
     job: str
     rank: int
@@ -38,12 +38,11 @@ def reduce_operations(
     *,
     keep_one_in: int = 1,
 ) -> list[CollectiveTimes]:
-    """One record per communicator, operation and peer, of the operations that have a duration.
+    """One record per communicator, operation and peer, from the operations that have a duration.
 
-    Collectives of one group share a kernel, so that only the kernel has a duration: it stands for them with
-    the bytes of all and the first one's sequence number. With `keep_one_in` of n, the columns hold those with
-    a sequence number that is a multiple of n: the same ones on every rank, so that they can still be matched.
-    The totals are over all.
+    Collectives of one group share a kernel, hence a duration: they count as one, with the bytes of all and
+    the first one's sequence number. With `keep_one_in` of n, the columns hold only sequence numbers that are
+    multiples of n: the same ones on every rank, so that ranks can still be matched. Totals are over all.
     """
     kinds: dict[tuple[int, int, int | None, int], list[Operation]] = {}
     for operation in operations:
@@ -58,7 +57,7 @@ def reduce_operations(
 
 
 def _kernels(operations: Sequence[Operation]) -> list[list[Operation]]:
-    """The operations by the kernel that they ran in, which NCCL calls a group."""
+    """The operations grouped by the kernel they ran in, which NCCL calls a group."""
     if operations[0].point_to_point:
         return [[operation] for operation in operations]
     kernels: dict[tuple[int, int], list[Operation]] = {}
@@ -68,7 +67,7 @@ def _kernels(operations: Sequence[Operation]) -> list[list[Operation]]:
 
 
 def busy_ns(operations: Iterable[Operation]) -> int:
-    """How long at least one of the operations was on the GPU: the union of their intervals, in nanoseconds.
+    """Nanoseconds in which at least one of the operations was on the GPU: the union of their intervals.
 
     Operations of one group share a kernel and hence an interval, and kernels on several streams overlap, so a
     sum would count time twice.
@@ -87,7 +86,7 @@ def busy_ns(operations: Iterable[Operation]) -> int:
 
 
 def keep_one_in(operations: int, window_ns: int, max_per_s: int) -> int:
-    """How far to thin out: a power of two, so that ranks that decide differently still share operations."""
+    """The sampling stride: a power of two, so that ranks with different strides still share operations."""
     allowed = max(1.0, max_per_s * window_ns / 1e9)
     keep = 1
     while operations / keep > allowed:
@@ -96,7 +95,7 @@ def keep_one_in(operations: int, window_ns: int, max_per_s: int) -> int:
 
 
 def size_bytes(operation: Operation, communicator: Communicator | None) -> int | None:
-    """Bytes of the whole message, as bus bandwidth counts them; None when its type or ranks are unknown."""
+    """Bytes of the whole message, as bus bandwidth counts them; None when data type or ranks are unknown."""
     if operation.datatype >= len(DATATYPE_BYTES):
         return None
     part = operation.elements * DATATYPE_BYTES[operation.datatype]

@@ -28,7 +28,7 @@ class NcclLineParser:
         """Take in a whole line."""
         if not line.complete or not any(word in line.text for word in ("NCCL INFO", "NCCL version")):
             return False
-        for remark in self._log.take(line.text.rstrip()):
+        for remark in self._log.feed(line.text.rstrip()):
             self._out.event(
                 EventKind.NCCL_WARNING, remark.message, step=self._steps.last_step, rank=line.rank
             )

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from nccl.driver import NEEDS_GCC, driving, go_on, wait_for
-from nccl.test_owners import Reader, events
 from nccl.test_reduce import operation
+from nccl.test_segment_owner import Reader, events
 from perfd_collectors.nccl.segments.operations import Operation
-from perfd_collectors.nccl.segments.timing_checks import mixed_up
+from perfd_collectors.nccl.segments.timing_checks import mistimed_communicators
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.operations.nccl_time_counters import NcclTimeCounters
@@ -33,13 +33,13 @@ def in_a_row(count: int, apart_ns: int, *, communicator: int = 0, first: int = 0
 def test_kernels_of_a_communicator_that_overlap_are_not_its_own() -> None:
     sound, mixed = in_a_row(100, 2 * MS), in_a_row(100, MS // 2, communicator=1)
 
-    assert mixed_up(sound + mixed) == {1}
+    assert mistimed_communicators(sound + mixed) == {1}
 
 
 def test_a_group_shares_its_kernel() -> None:
     grouped = [one._replace(group=7) for one in in_a_row(100, MS // 2)]
 
-    assert mixed_up(grouped) == set()
+    assert mistimed_communicators(grouped) == set()
 
 
 @given(wrong=st.sets(st.integers(0, 99), max_size=10))
@@ -49,12 +49,12 @@ def test_a_few_wrong_times_do_not_speak_for_the_rest(wrong: set[int]) -> None:
         for number, one in enumerate(in_a_row(100, 2 * MS))
     ]
 
-    assert mixed_up(operations) == set()
+    assert mistimed_communicators(operations) == set()
 
 
 @given(count=st.integers(0, 20))
 def test_of_few_operations_nothing_is_said(count: int) -> None:
-    assert mixed_up(in_a_row(count, MS // 2)) == set()
+    assert mistimed_communicators(in_a_row(count, MS // 2)) == set()
 
 
 @NEEDS_GCC

@@ -11,7 +11,7 @@ import pytest
 from nccl.driver import NEEDS_GCC, driving, go_on, wait_for
 from nccl.test_segments import make
 from perfd_collectors.nccl.collector import NcclCollector, NcclOptions
-from perfd_collectors.nccl.segments.segment_owner import OwnerLocks, distrust, writer_of
+from perfd_collectors.nccl.segments.segment_owner import FileLocks, ownership_problem, writer_of
 
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
@@ -75,9 +75,9 @@ def test_the_writer_is_found_by_its_lock_whatever_its_pid_is_in_its_container(tm
     status = make(tmp_path / "perfd-nccl-7-1").stat()
     proc = node(tmp_path, inode=status.st_ino, uid=ME)
 
-    assert writer_of(OwnerLocks(proc), status, PID) == HOST_PID
-    assert writer_of(OwnerLocks(proc), status, PID + 1) is None
-    assert distrust(OwnerLocks(proc), status, PID, ME) == ""
+    assert writer_of(FileLocks(proc), status, PID) == HOST_PID
+    assert writer_of(FileLocks(proc), status, PID + 1) is None
+    assert ownership_problem(FileLocks(proc), status, PID, ME) == ""
 
 
 def test_a_file_of_another_user_than_its_process_is_not_believed(tmp_path: Path) -> None:
@@ -85,8 +85,8 @@ def test_a_file_of_another_user_than_its_process_is_not_believed(tmp_path: Path)
     proc = node(tmp_path, inode=status.st_ino, uid=OTHER)
 
     assert (
-        distrust(OwnerLocks(proc), status, PID, ME)
-        == f"it belongs to user {ME}, but its process {PID} to user {OTHER}"
+        ownership_problem(FileLocks(proc), status, PID, ME)
+        == f"it belongs to user {ME}, but its process {PID} runs as user {OTHER}"
     )
 
 
@@ -100,9 +100,9 @@ def test_a_file_that_nobody_is_seen_to_write_must_be_the_agents_own(
     mine = path.stat()
     others = os.stat_result([*mine[:4], OTHER, *mine[5:]])
 
-    assert distrust(OwnerLocks(tmp_path), mine, PID, ME) == ""
-    assert f"belongs to user {OTHER}, and no process {PID} is seen" in distrust(
-        OwnerLocks(tmp_path), others, PID, ROOT
+    assert ownership_problem(FileLocks(tmp_path), mine, PID, ME) == ""
+    assert f"belongs to user {OTHER}, and its process {PID} is not visible" in ownership_problem(
+        FileLocks(tmp_path), others, PID, ROOT
     )
 
 
@@ -111,8 +111,8 @@ def test_an_agent_that_is_not_root_believes_its_own_users_files_only(tmp_path: P
     proc = node(tmp_path, inode=status.st_ino, uid=ME)
 
     assert (
-        distrust(OwnerLocks(proc), status, PID, OTHER)
-        == f"it belongs to user {ME}, and this agent is run by user {OTHER}"
+        ownership_problem(FileLocks(proc), status, PID, OTHER)
+        == f"it belongs to user {ME}, and this agent runs as user {OTHER}"
     )
 
 
@@ -126,7 +126,7 @@ def test_what_is_not_believed_is_neither_read_nor_silently_left_out(tmp_path: Pa
     # Once is enough; the column goes on. It is no process's any more, so it is swept, and forgotten.
     assert (ranks(first), ignored(first)) == (set(), [1.0])
     assert events(first) == [
-        f"{path} is not read: it belongs to user {ME}, but its process {PID} to user {OTHER}."
+        f"{path} is ignored: it belongs to user {ME}, but its process {PID} runs as user {OTHER}."
     ]
     assert reader.window() == []
     reader.collector.close()
@@ -163,7 +163,7 @@ def test_a_plugin_of_another_layout_is_told_and_the_others_are_read(built: Path,
     assert [ignored(one) for one in records] == [[1.0]] * 3
     (told,) = [message for one in records for message in events(one)]
     assert told.startswith(f"{path} has layout")
-    assert told.endswith("use the plugin and the agent of one perfd.")
+    assert told.endswith("use a plugin and an agent of the same perfd version.")
 
 
 @NEEDS_GCC
@@ -181,7 +181,7 @@ def test_a_second_name_of_a_file_counts_nothing_twice(built: Path, tmp_path: Pat
     reader.collector.close()
 
     assert sorted(kept(records)) == list(range(10))
-    assert [message for message in events(records) if "another name of a file that is read" in message]
+    assert [message for message in events(records) if "second name of a file that is already read" in message]
 
 
 @NEEDS_GCC
