@@ -24,9 +24,9 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@$(BIN)/python -m pip install --quiet --editable . --group dev
 	@touch $@
 
-demo: $(VENV)/.installed ## Play a recorded 4-GPU training run through the whole system
-	@$(BIN)/perfd replay pp4_few --skip 18
-	@echo "Next: 'source $(VENV)/bin/activate', then 'perfd run -- YOUR COMMAND'; docs/first-hour.md goes on."
+demo: $(VENV)/.installed ## Replay a recorded 4-GPU training job with a slow rank through the whole system
+	@$(BIN)/perfd replay dp4_slow2 --skip 18
+	@echo "Next: 'source $(VENV)/bin/activate', then 'perfd run -- YOUR COMMAND'. See docs/first-hour.md."
 
 # A process per core, and not more than 8: each of them imports all tests first.
 IN_PARALLEL := -n logical --maxprocesses 8 --dist worksteal

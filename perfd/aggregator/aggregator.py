@@ -56,7 +56,8 @@ class Aggregator:
     """Serves agents from `start` to `stop`, in threads of its own.
 
     A round of analysis runs each `round_interval_s`, or with `manual` only when the owner calls
-    `tick`, and `clock` may then be a virtual one. Raises `ConfigError`, `RulesError` or
+    `tick`, and `clock` may then be a virtual one. Without `captures`, alerts of its own rules start
+    none: a recording has no processes to trace. Raises `ConfigError`, `RulesError` or
     `PerfdError` at once when the configuration, the rules or the history cannot be used.
     """
 
@@ -66,6 +67,7 @@ class Aggregator:
         clock: Clock | None = None,
         *,
         manual: bool = False,
+        captures: bool = True,
         limits: Limits | None = None,
     ) -> None:
         if not config.round_interval_s >= _SHORTEST_ROUND_S:
@@ -83,6 +85,7 @@ class Aggregator:
                 self._clock,
                 self._history,
                 reports=config.capture_reports,
+                on_alert=captures,
                 live=self.live,
                 peaks_file=config.analysis.gpu_peaks_file,
             )

@@ -65,8 +65,6 @@ class ReplayResult:
     summaries: Sequence[JobSummary]
     alerts: Sequence[Mapping[str, Any]]
     """Entries of schema perfd.alerts/1."""
-    captures: Sequence[Mapping[str, Any]]
-    """Entries of schema perfd.capture/1: asked for, and refused, as a recording has no processes."""
     warnings: Sequence[str]
     played_s: float
     """Length of the recording."""
@@ -121,7 +119,6 @@ def replay(
         result = ReplayResult(
             summaries=aggregator.summary(),
             alerts=aggregator.alerts(),
-            captures=aggregator.captures(),
             warnings=playback.warnings,
             played_s=total_s,
             took_s=pace.elapsed_s(),
@@ -171,7 +168,7 @@ def _start_aggregator(options: ReplayOptions, clock: Clock, stack: ExitStack) ->
     config = msgspec.structs.replace(
         options.config.aggregator, listen="127.0.0.1:0", tls=None, http_listen=options.http
     )
-    aggregator = Aggregator(config, clock, manual=True)
+    aggregator = Aggregator(config, clock, manual=True, captures=False)
     aggregator.start()
     stack.callback(aggregator.stop)
     return aggregator

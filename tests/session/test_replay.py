@@ -4,10 +4,12 @@ import gzip
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from perfd.analysis.diagnosis.findings import Kind
+from perfd.cli import main
 from perfd.clock import VirtualClock
 from perfd.config import AggregatorConfig, RulesConfig
 from perfd.errors import ConfigError, RecordingError
@@ -60,8 +62,23 @@ def test_a_bundled_recording_gives_one_job_with_all_its_steps_gpus_and_its_bottl
 def test_the_stall_of_too_few_micro_batches_fires_an_alert_and_a_healthy_job_fires_none():
     result = played("pp4_few")
     assert "PerfdPipelineStall" in [alert["name"] for alert in result.alerts]
-    assert {(one["alert"], one["state"]) for one in result.captures} >= {("PerfdPipelineStall", "refused")}
     assert played("dp4").alerts == []
+
+
+def test_an_alert_of_a_recording_requests_no_capture_and_the_end_names_it(capsys):
+    seen: list[Any] = []
+
+    result = replay(
+        ReplayOptions(recording=bundled("pp4_few")),
+        on_end=lambda _, aggregator: seen.extend(aggregator.captures()),
+    )
+    assert main(["replay", "pp4_few", "--speed", "max"]) == 0
+
+    assert seen == []
+    assert [alert["captures"] for alert in result.alerts] == [[]]
+    printed = capsys.readouterr().out
+    assert "On a live job, PerfdPipelineStall would have started a capture." in printed
+    assert "refused" not in printed
 
 
 def test_what_is_skipped_is_played_all_the_same_and_takes_no_time():

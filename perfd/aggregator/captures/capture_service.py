@@ -34,16 +34,19 @@ class CaptureService:
         history: HistoryStore | None,
         *,
         reports: bool = False,
+        on_alert: bool = True,
         live: LiveSummary = lambda _: None,
         peaks_file: str | None = None,
     ) -> None:
-        """With `reports`, captures that end and whose traces can be read here are analysed.
+        """With `reports`, captures that end and whose traces can be read here are analyzed.
 
+        Without `on_alert`, the alerts of perfd's own rules start no capture.
         `live` is the newest summary of a job, asked from a thread of its own.
         """
         self._reports = (
             CaptureReports(self._report_made, clock, live=live, peaks_file=peaks_file) if reports else None
         )
+        self._on_alert = on_alert
         self._coordinator = CaptureCoordinator(profiles)
         self._clock = clock
         self._history = history
@@ -94,6 +97,8 @@ class CaptureService:
 
         `view` is what a decision may know of the job of that name.
         """
+        if not self._on_alert:
+            return
         fired = [change.alert for change in changes if change.alert.state is AlertState.FIRING]
         firing = [alert for alert in active if alert.state is AlertState.FIRING]
         with self._lock:

@@ -14,6 +14,7 @@ from rich.live import Live
 
 from perfd import logs
 from perfd.aggregator.aggregator import Aggregator
+from perfd.capture.policy.coordinator import CAPTURE_LABEL
 from perfd.cli.arguments import number_from_zero
 from perfd.cli.job_tables import render
 from perfd.cli.signals import set_by_signals
@@ -116,10 +117,16 @@ def _print(result: ReplayResult, *, as_json: bool, fast: bool) -> None:
             print(f"perfd replay: {warning}", file=sys.stderr)
         sys.stdout.write(summary_json(result.summaries).decode())
         return
-    text = in_words(result.summaries, result.alerts, result.warnings, result.captures)
+    text = in_words(result.summaries, result.alerts, [*result.warnings, *_captures(result)])
     print(wrapped(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text, end="")
     factor = f", {result.played_s / result.took_s:.0f} times real time" if fast else ""
     print(f"\nPlayed {duration(result.played_s)} in {duration(result.took_s)}{factor}.")
+
+
+def _captures(result: ReplayResult) -> list[str]:
+    """What the alerts of a live job would have done: a recording has no processes to trace."""
+    names = sorted({alert["name"] for alert in result.alerts if CAPTURE_LABEL in alert["labels"]})
+    return [f"On a live job, {' and '.join(names)} would have started a capture."] if names else []
 
 
 def _hold(aggregator: Aggregator) -> None:
