@@ -16,24 +16,24 @@ from perfd.cli.signals import unwound_by_signals
 from perfd.errors import PerfdError
 
 VERBS = {
-    "run": "run a command and watch it: agent and aggregator around it, a summary at the end",
-    "agent": "read this node's sources and stream them to an aggregator",
-    "aggregator": "receive agents' streams; metrics, rules, captures, history",
-    "replay": "play a recording through agent, wire and aggregator",
-    "record": "write what an agent sees into a recording",
-    "parse": "show what perfd understands of a training log",
-    "serving": "explain a serving engine, a saved page of its metrics or its log, beside theory",
-    "bench-serving": "put results of bench_serving beside theory",
-    "diagnose": "say what limits a job, with evidence and what to do",
-    "status": "show the jobs of an aggregator, once",
-    "top": "show the jobs of an aggregator, live",
+    "run": "run a command under perfd: agent and aggregator beside it, a diagnosis at the end",
+    "agent": "collect on this node and stream to an aggregator",
+    "aggregator": "receive agents' streams: metrics, analysis, rules, captures, history",
+    "replay": "replay a recording through agent, gRPC and aggregator",
+    "record": "record what an agent collects",
+    "parse": "show what perfd reads from a training log",
+    "serving": "compare a serving engine, its saved metrics or its log with theory",
+    "bench-serving": "compare results of bench_serving with theory",
+    "diagnose": "diagnose what limits a job: evidence and advice",
+    "status": "list the jobs of an aggregator once",
+    "top": "watch the jobs of an aggregator",
     "capture": "list, show, start and cancel captures of an aggregator's jobs",
-    "analyze": "say what limits a capture, from its traces",
-    "compare": "say what changed between two runs, and fail when it got worse",
-    "roofline": "say what limits an operation on a GPU, from its shape or from Nsight Compute",
-    "report": "write a job's summary as a page to read",
-    "rules": "check rules files, and run their unit tests",
-    "doctor": "say what this node lacks, and how to mend it",
+    "analyze": "analyze traces: what limits the job",
+    "compare": "compare two runs; exit 1 on a regression",
+    "roofline": "place a GPU operation on the roofline, by its shape or by Nsight Compute",
+    "report": "write a report of a job or of traces as a page",
+    "rules": "check rules files and run their unit tests",
+    "doctor": "check prerequisites on this node and suggest fixes",
     "version": "print the version",
 }
 """Each verb is the module `perfd.cli.VERB` (`_` for `-`) with `configure(parser)` and `run(args) -> int`."""
@@ -113,4 +113,6 @@ def _module(verb: str) -> ModuleType:
 
 
 def _description() -> str:
-    return "How far a GPU job is from what its hardware allows, where the time goes, and who is to blame."
+    return (
+        "Finds what slows a GPU job while it runs: the gap to the hardware's limit, where time goes, and why."
+    )

@@ -37,8 +37,10 @@ package, under `share/` of where it is installed; from a checkout: `source deplo
 
 def page() -> str:
     """The whole of docs/cli.md."""
-    parts = [_HEAD]
-    for name, parser in _commands(build_parser(), "perfd"):
+    commands = list(_commands(build_parser(), "perfd"))
+    parts = [_HEAD, "\n| command | purpose |\n|---|---|\n"]
+    parts += [f"| [`{name}`](#{name.replace(' ', '-')}) | {purpose} |\n" for name, purpose, _ in commands]
+    for name, _, parser in commands:
         parts.append(f"\n## `{name}`\n\n{_words(parser.description)}\n")
         if rows := [_row(action) for action in _own_actions(parser)]:
             parts.append("\n| argument | meaning |\n|---|---|\n" + "".join(f"{row}\n" for row in rows))
@@ -50,7 +52,7 @@ def page() -> str:
 def completions() -> Mapping[str, str]:
     """The script of each shell, by its name."""
     parser = build_parser()
-    for _, command in _commands(parser, "perfd"):
+    for _, _, command in _commands(parser, "perfd"):
         for action in _own_actions(command):
             if action.metavar in _FILES:
                 action.complete = shtab.FILE  # type: ignore[attr-defined]  # shtab's documented way
@@ -59,17 +61,19 @@ def completions() -> Mapping[str, str]:
     return {shell: shtab.complete(parser, shell) for shell in COMPLETIONS}
 
 
-def _commands(parser: argparse.ArgumentParser, name: str) -> Iterator[tuple[str, argparse.ArgumentParser]]:
-    """Commands that can be called, with their parsers: leaves of the tree of subcommands."""
+def _commands(
+    parser: argparse.ArgumentParser, name: str, purpose: str = ""
+) -> Iterator[tuple[str, str, argparse.ArgumentParser]]:
+    """Name, purpose and parser of each command that can be called: the leaves of the tree of subcommands."""
     below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]  # noqa: SLF001
     if not below:
-        yield name, parser
+        yield name, purpose, parser
     for action in below:
+        helps = {choice.dest: choice.help or "" for choice in action._choices_actions}  # noqa: SLF001
         for word, subparser in action.choices.items():
             if subparser.description is None:
-                helps = {choice.dest: choice.help for choice in action._choices_actions}  # noqa: SLF001
-                subparser.description = helps.get(word)
-            yield from _commands(subparser, f"{name} {word}")
+                subparser.description = helps[word]
+            yield from _commands(subparser, f"{name} {word}", helps[word])
 
 
 def _own_actions(parser: argparse.ArgumentParser) -> list[argparse.Action]:
