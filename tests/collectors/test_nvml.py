@@ -315,7 +315,7 @@ def test_when_the_last_gpu_is_lost_it_is_reported_before_the_source_is_gone() ->
     watched.collect()
     fake.gpus[0].lost = True
     assert len(events(watched.collect())) == 1
-    with pytest.raises(Unavailable, match="no GPU of this node answers"):
+    with pytest.raises(Unavailable, match="no GPU responds"):
         watched.collect()
 
 

@@ -89,7 +89,7 @@ def test_errors_of_the_hardware_are_not_the_applications(xid: int) -> None:
     assert load_xids()[xid].cause is Cause.HARDWARE
 
 
-@pytest.mark.parametrize(("xid", "words"), [(999, "does not name"), (12345, "XID 12345: see https://")])
+@pytest.mark.parametrize(("xid", "words"), [(999, "without a number"), (12345, "XID 12345: see https://")])
 def test_an_unknown_xid_is_told_as_it_is(xid: int, words: str) -> None:
     fake = FakeNvml([FakeGpu()])
     collector = collector_of(fake)
@@ -115,7 +115,7 @@ def test_a_double_bit_error_is_an_event_without_an_xid() -> None:
     fake.emit(0, 0, kind=pynvml.nvmlEventTypeDoubleBitEccError)
     event = only_event(list(collector.collect()))
     assert event.code is None
-    assert "double-bit" in event.message
+    assert "Double-bit" in event.message
 
 
 def test_single_bit_errors_and_changes_of_clocks_are_not_asked_for() -> None:

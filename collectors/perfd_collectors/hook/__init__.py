@@ -1,4 +1,4 @@
-"""What `perfd.hook` measures inside training loops of this node."""
+"""Receives the measurements of `perfd.hook` from training loops of this node."""
 
 from perfd_collectors.hook.collector import SPEC
 

@@ -25,17 +25,23 @@ from perfd_collectors.hook.datagrams import (
 )
 from perfd_collectors.hook.sender_auth import SenderAuth
 
-_MOST_AT_ONCE = 10_000
+_MAX_MESSAGES_PER_COLLECT = 10_000
+"""Bounds the memory of a collect; the rest waits in the socket. Chosen, not measured."""
+_MAX_JOBS = 10_000
+"""Jobs whose description is remembered; bounds memory."""
 _RECEIVE_BUFFER_BYTES = 4 << 20
-_NOBODY = 65_534
-"""Whom the kernel names when it does not know."""
+"""Requested of the kernel, which limits it to net.core.rmem_max."""
+_MAX_LISTEN_S = 0.9
+"""`collect` may block for at most a second."""
+_NOBODY_UID = 65_534
+"""The kernel's overflow user id (/proc/sys/kernel/overflowuid), for unknown senders."""
 _SENDER = struct.Struct("@iII")
 """The kernel's `struct ucred`: pid, uid, gid."""
 COLUMNS = (
     Column(
         scope=Scope.NODE,
         name="hook_unsound_messages",
-        help="Datagrams to the hook's socket that were dropped because they are not sound.",
+        help="Datagrams to the hook's socket that were dropped because they are invalid.",
         source="the hook's socket",
         absent="Before the first datagram.",
         kind=ColumnKind.COUNTER,
@@ -43,8 +49,8 @@ COLUMNS = (
     Column(
         scope=Scope.NODE,
         name="hook_foreign_messages",
-        help="Datagrams that were dropped because another user than the one of the job sent them.",
-        source="the hook's socket; the kernel tells who sends (SO_PASSCRED)",
+        help="Datagrams that were dropped because their sender is not the job's user.",
+        source="the hook's socket; the kernel reports the sender's user (SO_PASSCRED)",
         absent="Before the first datagram.",
         kind=ColumnKind.COUNTER,
     ),
@@ -55,30 +61,31 @@ class HookOptions(Options, frozen=True):
     """What an operator may set."""
 
     socket: str | None = None
-    """Where to listen; by default where `perfd.hook` looks. Jobs find another by PERFD_HOOK_SOCKET."""
+    """Path of the socket; default: that of `perfd.hook`. Set PERFD_HOOK_SOCKET in jobs for another one."""
     mode: int = 0o666
-    """Permissions of the socket: the job may be another user's."""
+    """Permissions of the socket: jobs may run as other users."""
     listen_s: float = 0.5
-    """How long one look lasts. Linux keeps ten datagrams for a listener, so it must listen all the time."""
+    """How long a collect listens. Linux queues only ten datagrams (net.unix.max_dgram_qlen), so it must
+    listen continuously."""
 
 
 class HookCollector:
-    """Listens, and gives what came as records.
+    """Receives datagrams and turns them into records.
 
-    Datagrams that are not sound, or of another user than the job's, are dropped and counted.
+    Invalid datagrams, and those of another user than the job's, are dropped and counted.
     """
 
     def __init__(self, options: HookOptions, settings: Settings) -> None:
         self._path = Path(options.socket or default_socket())
         self._job = settings.job
         self._clock = settings.clock
-        self._speakers = SenderAuth(os.geteuid())
-        self._listen_s = min(0.9, options.listen_s)
+        self._senders = SenderAuth(os.geteuid())
+        self._listen_s = min(_MAX_LISTEN_S, options.listen_s)
         self._socket = _bound(self._path, options.mode)
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         self._described: dict[str, tuple[int, JobDescription]] = {}
-        """By job, the rank that described it, and how."""
+        """By job: the rank that described it, and its description."""
         self.unsound_messages = 0
         self.foreign_messages = 0
 
@@ -99,8 +106,8 @@ class HookCollector:
     def _messages(self) -> list[HookMessage]:
         messages: list[HookMessage] = []
         until_s = time.monotonic() + self._listen_s
-        while len(messages) < _MOST_AT_ONCE:
-            # What is there is always taken; for what may come, only the rest of the time is waited.
+        while len(messages) < _MAX_MESSAGES_PER_COLLECT:
+            # Queued datagrams are always read; the remaining time is spent waiting for more.
             left_s = max(0.0, until_s - time.monotonic())
             if not self._poll.poll(1000 * left_s):
                 break
@@ -108,19 +115,19 @@ class HookCollector:
             message = parse_message(content)
             if message is None:
                 self.unsound_messages += 1
-            elif not self._speakers.accept(message.job or self._job, uid, self._clock.monotonic_s()):
+            elif not self._senders.accept(message.job or self._job, uid, self._clock.monotonic_s()):
                 self.foreign_messages += 1
             else:
                 messages.append(message)
         return messages
 
     def _receive(self) -> tuple[bytes, int]:
-        """A datagram, and who sent it."""
+        """A datagram and its sender's user id."""
         content, ancillary, _, _ = self._socket.recvmsg(MAX_BYTES, socket.CMSG_SPACE(_SENDER.size))
         for level, kind, data in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS) and len(data) == _SENDER.size:
                 return content, int(_SENDER.unpack(data)[1])
-        return content, _NOBODY
+        return content, _NOBODY_UID
 
     def _dropped(self) -> int:
         return self.unsound_messages + self.foreign_messages
@@ -137,19 +144,18 @@ class HookCollector:
         )
 
     def _descriptions(self, messages: Sequence[HookMessage]) -> list[Record]:
-        """Of each job its first, and another one where it starts again with another layout.
+        """The description of each new job, and of one that restarted with another layout.
 
-        That is believed of the first rank that spoke and of those before it: ranks that contradict each other
-        describe one job.
+        Only the lowest rank seen so far may change a description: ranks may contradict each other.
         """
         records: list[Record] = []
         for message in messages:
             job = message.job or self._job
             description = description_of(message, self._job)
-            rank, told = self._described.get(job, (None, None))
-            room = rank is not None or len(self._described) < _MOST_AT_ONCE
+            rank, known = self._described.get(job, (None, None))
+            room = rank is not None or len(self._described) < _MAX_JOBS
             contradicts = rank is not None and message.rank > rank
-            if description is None or description == told or contradicts or not room:
+            if description is None or description == known or contradicts or not room:
                 continue
             self._described[job] = message.rank, description
             records.append(description)
@@ -157,10 +163,10 @@ class HookCollector:
 
 
 def _bound(path: Path, mode: int) -> socket.socket:
-    """A socket at `path`; one that an agent left there when it was killed is taken over."""
+    """A socket bound to `path`; replaces one left over by a killed agent."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
-        # Before anybody can write: later, the first datagrams would be nobody's.
+        # Before bind: otherwise the first datagrams would have no sender.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         if _left_over(path):
             path.unlink()
@@ -170,8 +176,8 @@ def _bound(path: Path, mode: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise Unavailable(
-            f"Cannot listen for training loops at {path}: {error.strerror or error}; name another place with "
-            "collectors.hook.options.socket, and set PERFD_HOOK_SOCKET for the job."
+            f"Cannot listen for training loops at {path}: {error.strerror or error}; set another path with "
+            "collectors.hook.options.socket, and PERFD_HOOK_SOCKET for the job."
         ) from error
     return listener
 

@@ -1,4 +1,4 @@
-"""Datagrams of `perfd.hook` as records. Any process of the node may send one, so each is checked."""
+"""Turns datagrams of `perfd.hook` into records; each is validated, since any process may send one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,22 @@ from perfd.hook import FORMAT
 from perfd.model import JobDescription, ParallelLayout, PhaseTime, Record, StepPhases, TrainingStep
 
 MAX_BYTES = 64 << 10
+"""Largest datagram; a longer one is cut by the kernel and refused. Like the bounds below: chosen, so that
+no valid message is refused and no sender can fill the agent's memory."""
 _MAX_PHASES = 64
-_MAX_NAME = 64
+"""Phases per step."""
+_MAX_NAME_CHARS = 64
+"""Length of a phase's name."""
+_MAX_JOB_CHARS = 256
+"""Length of a job's name."""
 _MAX_STEP = 1 << 53
+"""Larger step numbers are not exact in a double."""
 _MAX_RANK = 1 << 20
-_LONGEST_S = 86_400.0
+"""Ranks per job, and the size of each parallel dimension."""
+_MAX_UNIX_NS = 1 << 62
+"""Later times do not fit in 64 bits."""
+_MAX_DURATION_S = 86_400.0
+"""One day: longer steps and phases are garbage."""
 
 
 class _Layout(msgspec.Struct):
@@ -28,7 +39,7 @@ class _Layout(msgspec.Struct):
 
 
 class HookMessage(msgspec.Struct, frozen=True):
-    """One step of one rank. Keys that this version does not know are ignored."""
+    """One step of one rank. Unknown keys are ignored."""
 
     v: int
     rank: int
@@ -48,7 +59,7 @@ _DECODER = msgspec.json.Decoder(HookMessage)
 
 
 def parse_message(data: bytes) -> HookMessage | None:
-    """What a datagram tells, or None for one that is cut, of another format, or not sound."""
+    """The message of a datagram; None when it is truncated, of another format, or invalid."""
     try:
         message = _DECODER.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -58,18 +69,18 @@ def parse_message(data: bytes) -> HookMessage | None:
         message.v == FORMAT
         and 0 <= message.rank < (message.world_size or _MAX_RANK) <= _MAX_RANK
         and 0 <= message.step < _MAX_STEP
-        and 0 < message.unix_ns < 1 << 62
+        and 0 < message.unix_ns < _MAX_UNIX_NS
         and _is_time(message.step_s)
         and len(message.phases) <= _MAX_PHASES
-        and all(len(name) <= _MAX_NAME and _is_time(time) for name, time in message.phases.items())
+        and all(len(name) <= _MAX_NAME_CHARS and _is_time(time) for name, time in message.phases.items())
         and all(0 < size <= _MAX_RANK for size in sizes)
-        and (message.job is None or 0 < len(message.job) <= 256)
+        and (message.job is None or 0 < len(message.job) <= _MAX_JOB_CHARS)
     )
     return message if sound else None
 
 
 def records_of(messages: Iterable[HookMessage], default_job: str) -> list[Record]:
-    """A block of phases for each job and step over the ranks that told of it; steps where asked for."""
+    """One `StepPhases` per job and step over all reporting ranks; a `TrainingStep` where requested."""
     records: list[Record] = []
     blocks: dict[tuple[str, int], dict[str, dict[int, float]]] = {}
     for message in messages:
@@ -92,7 +103,7 @@ def records_of(messages: Iterable[HookMessage], default_job: str) -> list[Record
 
 
 def description_of(message: HookMessage, default_job: str) -> JobDescription | None:
-    """What the hook was told of the job; None for a job whose log tells it."""
+    """The job's description by the hook; None for a job that is described by its log."""
     layout = message.layout
     if not message.report_steps:
         return None
@@ -121,4 +132,4 @@ def _step(message: HookMessage, job: str) -> TrainingStep:
 
 
 def _is_time(seconds: float) -> bool:
-    return math.isfinite(seconds) and 0 <= seconds <= _LONGEST_S
+    return math.isfinite(seconds) and 0 <= seconds <= _MAX_DURATION_S

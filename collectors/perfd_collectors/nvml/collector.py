@@ -1,4 +1,4 @@
-"""The collector: one table a call, with a row for each GPU that answers."""
+"""The `nvml` collector: one table per collect, with one row per responding GPU."""
 
 from __future__ import annotations
 
@@ -16,30 +16,31 @@ from perfd_collectors.nvml.nvml_api import Fault, Nvml, NvmlError, error_code, f
 from perfd_collectors.nvml.topology import describe, optional, targets_of
 
 DESCRIBE_EVERY_S = 60.0
-"""GPUs are named again so often, for an aggregator that starts after the agent."""
+"""How often `GpuInfo` is repeated, for aggregators that start after the agent. Chosen, not measured."""
 
 
 class NvmlOptions(Options, frozen=True):
     """Options of the `nvml` collector."""
 
     slow_interval_s: float = 10.0
-    """How often to read what takes long or hardly changes: energy, ECC, remapped rows and such."""
+    """How often to read values that are slow to read or rarely change: energy, ECC, remapped rows and
+    others."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Gpu:
-    """A GPU with its slices, as long as it stays the same."""
+    """A GPU with its MIG slices; replaced when these change."""
 
     identities: Sequence[tuple[str, str | None]]
-    """Entity and UUID of each: what is compared to see a change."""
+    """Entity and UUID of each, compared to detect a change."""
     infos: Sequence[GpuInfo]
     readers: Sequence[GpuReader]
 
 
 class NvmlCollector:
-    """Samples every GPU of the node: GPM as means since the call before, all else as of the instant.
+    """Samples every GPU of the node: GPM as means since the previous call, the rest as instantaneous values.
 
-    Raises `Unavailable` when the driver is missing or gone, and when no GPU is left.
+    Raises `Unavailable` without a driver, and when no GPU responds.
     """
 
     def __init__(self, nvml: Nvml, options: NvmlOptions, settings: Settings) -> None:
@@ -54,7 +55,7 @@ class NvmlCollector:
         self._slow_due_s = self._describe_due_s = -math.inf
         self._open = True
         try:
-            self._survey()
+            self._rescan()
             self._require_gpus()
         except Unavailable:
             self.close()
@@ -66,7 +67,7 @@ class NvmlCollector:
         infos: Sequence[GpuInfo] = ()
         if slow:
             self._slow_due_s = now_s + self._slow_interval_s
-            infos = self._described(now_s)
+            infos = self._changed_infos(now_s)
         entities, rows = self._read(now_s, slow=slow)
         records: list[Record] = [*infos, *self._lost_events(now_ns)]
         if rows:
@@ -84,7 +85,7 @@ class NvmlCollector:
                 self._drop(index)
             self._nvml.nvmlShutdown()
         except NvmlError:
-            return  # The driver went first, and took what was to be freed.
+            return  # The driver was unloaded first, which freed everything.
 
     def _read(self, now_s: float, *, slow: bool) -> tuple[list[str], list[Row]]:
         entities: list[str] = []
@@ -104,9 +105,9 @@ class NvmlCollector:
             rows += fresh
         return entities, rows
 
-    def _described(self, now_s: float) -> Sequence[GpuInfo]:
+    def _changed_infos(self, now_s: float) -> Sequence[GpuInfo]:
         before = self._infos()
-        self._survey()
+        self._rescan()
         infos = self._infos()
         if infos == before and now_s < self._describe_due_s:
             return ()
@@ -116,16 +117,16 @@ class NvmlCollector:
     def _infos(self) -> list[GpuInfo]:
         return [info for gpu in self._gpus.values() for info in gpu.infos]
 
-    def _survey(self) -> None:
-        """Look at every GPU anew: one that came back, one that was cut into MIG slices, one that is lost."""
+    def _rescan(self) -> None:
+        """Detect GPUs that returned, changed their MIG slices, or were lost."""
         try:
             for index in range(self._nvml.nvmlDeviceGetCount()):
-                self._survey_one(index)
+                self._rescan_gpu(index)
         except NvmlError as error:
             raise unavailable(error) from error
         self._gpus = dict(sorted(self._gpus.items()))
 
-    def _survey_one(self, index: int) -> None:
+    def _rescan_gpu(self, index: int) -> None:
         try:
             targets = targets_of(self._nvml, index)
             uuids = [optional(self._nvml.nvmlDeviceGetUUID, target.handle) for target in targets]
@@ -147,8 +148,8 @@ class NvmlCollector:
     def _require_gpus(self) -> None:
         if not self._gpus:
             raise Unavailable(
-                "The NVIDIA driver works, but no GPU of this node answers: see `nvidia-smi`, and whether "
-                "this container was given any."
+                "The NVIDIA driver is loaded, but no GPU responds: check `nvidia-smi`, and whether this"
+                " container has GPUs assigned."
             )
 
     def _lose(self, index: int, message: str) -> None:
@@ -172,8 +173,8 @@ class NvmlCollector:
 
 def _lost_message(index: int, code: int) -> str:
     return (
-        f"GPU {index} does not answer any more (NVML return code {code}): look for XID 79 in the kernel log; "
-        "the node needs a reset of the GPU, or a reboot."
+        f"GPU {index} no longer responds (NVML return code {code}): look for XID 79 in the kernel log;"
+        " the GPU needs a reset, or the node a reboot."
     )
 
 

@@ -1,4 +1,4 @@
-"""The catalog of the `nvml` collector: each column, the NVML value behind it, and its scale to SI."""
+"""The columns of the `nvml` collector: the NVML value of each, and its scale to SI units."""
 
 from __future__ import annotations
 
@@ -9,24 +9,28 @@ from perfd.collector import Column, ColumnKind
 from perfd.model import Scope
 
 PERCENT = 100.0
+"""Percent per 1. This and the two below are NVML's units per unit of the column."""
 MEBIBYTES = 2.0**-20
+"""MiB per byte."""
 MEGA = 1e-6
-NO_GPM = "The GPU is older than Hopper, or this user may not read GPM; and in the first sample."
+"""MHz per Hz."""
+NO_GPM = "On GPUs older than Hopper, without permission to read GPM, and in the first sample."
 NOT_REPORTED = "The GPU or its driver does not report it."
 SLOW = "Between the slow reads (`slow_interval_s`), and where the GPU does not report it."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvmlMetric:
-    """One value that NVML knows by a number, and how it becomes a column."""
+    """One NVML value with a numeric id, and how it becomes a column."""
 
     column: str
     id: int
-    """A GPM metric id, or a field id. Numbers, not names: older pynvml lacks the names, drivers do not."""
+    """A GPM metric id or a field id of nvml.h, as a number: older pynvml lacks the names."""
     name: str
-    """As NVML's header has it, after `NVML_GPM_METRIC_` or `NVML_FI_DEV_`; a recording's key for GPM."""
+    """Its name in nvml.h without `NVML_GPM_METRIC_` or `NVML_FI_DEV_`; also the key in recordings, for
+    GPM."""
     per_unit: float = 1.0
-    """NVML's units in one of ours: what it says is divided by this."""
+    """NVML's units per unit of the column: the value is divided by this."""
 
 
 def _metrics(*rows: tuple[str, int, str, float]) -> Sequence[NvmlMetric]:
@@ -53,7 +57,7 @@ GPM_METRICS = _metrics(
 )
 
 SLOW_GPM_METRICS = frozenset({"GRAPHICS_UTIL"})
-"""Asked for every `slow_interval_s`: on an H200 it takes 1.4 ms, and each other metric 1 us."""
+"""Read every `slow_interval_s`: on an H200 it takes 1.4 ms, each other metric 1 µs."""
 
 FAST_FIELDS = _metrics(
     ("clocks_limited_sw_power_s", 74, "CLOCKS_EVENT_REASON_SW_POWER_CAP", 1e9),
@@ -61,7 +65,7 @@ FAST_FIELDS = _metrics(
     ("clocks_limited_sw_thermal_s", 269, "CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN", 1e9),
     ("memory_temperature_celsius", 82, "MEMORY_TEMP", 1.0),
 )
-"""Read each time, in one call a GPU: the driver has these at hand, 2 us each on an H200."""
+"""Read each time, in one call per GPU: the driver has them cached, 2 µs each on an H200."""
 
 SLOW_FIELDS = _metrics(
     ("clocks_limited_hw_thermal_s", 270, "CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN", 1e9),
@@ -75,8 +79,8 @@ SLOW_FIELDS = _metrics(
     ("remapped_rows_failed", 145, "REMAPPED_FAILURE", 1.0),
     ("pcie_replays", 94, "PCIE_REPLAY_COUNTER", 1.0),
 )
-"""Read every `slow_interval_s`. On an H200 the energy takes 3 ms, the first two 0.6 ms and PCIe's 0.1 ms;
-the others are at hand, and change in hours."""
+"""Read every `slow_interval_s`: on an H200 energy takes 3 ms, the first two 0.6 ms, PCIe replays 0.1 ms;
+the others are cheap but change only over hours."""
 
 
 def _gauge(name: str, description: str, source: str, absent: str = NOT_REPORTED) -> Column:
@@ -95,53 +99,53 @@ def _gpm_column(name: str, description: str) -> Column:
     return _gauge(name, description, f"GPM {metric.name}", absent)
 
 
-_MIG = "The GPU is in MIG mode, or does not report it."
-_LIMITED = "Time in which clocks were held down {}, since the driver was loaded."
+_MIG = "In MIG mode, and where the GPU does not report it."
+_LIMITED = "Time in which clocks were reduced {}, since the driver was loaded."
 
 COLUMNS: Sequence[Column] = (
-    _gpm_column("sm_active_ratio", "Share of streaming multiprocessors with a warp resident, over the time."),
-    _gpm_column(
-        "graphics_active_ratio", "Share of the time in which a compute or graphics engine was active."
-    ),
-    _gpm_column("sm_occupancy_ratio", "Resident warps against the most that fit."),
-    _gpm_column("tensor_active_ratio", "Share of the time in which the tensor cores worked, of any type."),
-    _gpm_column("fp64_active_ratio", "Share of the time in which the FP64 pipes worked, tensor cores apart."),
-    _gpm_column("fp32_active_ratio", "Share of the time in which the FP32 pipes worked, tensor cores apart."),
-    _gpm_column("fp16_active_ratio", "Share of the time in which the FP16 pipes worked, tensor cores apart."),
-    _gpm_column("integer_active_ratio", "Share of the time in which the integer pipes worked."),
-    _gpm_column("dram_active_ratio", "Device memory traffic against the most that the memory can carry."),
-    _gpm_column("nvlink_tx_bytes_per_s", "Sent over all NVLinks, protocol overhead included."),
-    _gpm_column("nvlink_rx_bytes_per_s", "Received over all NVLinks, protocol overhead included."),
+    _gpm_column("sm_active_ratio", "Share of time, averaged over SMs, in which a warp was resident."),
+    _gpm_column("graphics_active_ratio", "Share of time in which a compute or graphics engine was active."),
+    _gpm_column("sm_occupancy_ratio", "Resident warps over the maximum."),
+    _gpm_column("tensor_active_ratio", "Share of time in which tensor cores were active, for any data type."),
+    _gpm_column("fp64_active_ratio", "Share of time in which FP64 pipes were active, without tensor cores."),
+    _gpm_column("fp32_active_ratio", "Share of time in which FP32 pipes were active, without tensor cores."),
+    _gpm_column("fp16_active_ratio", "Share of time in which FP16 pipes were active, without tensor cores."),
+    _gpm_column("integer_active_ratio", "Share of time in which integer pipes were active."),
+    _gpm_column("dram_active_ratio", "Device memory traffic over the memory's peak bandwidth."),
+    _gpm_column("nvlink_tx_bytes_per_s", "Sent over all NVLinks, including protocol overhead."),
+    _gpm_column("nvlink_rx_bytes_per_s", "Received over all NVLinks, including protocol overhead."),
     _gpm_column("pcie_tx_bytes_per_s", "Sent by the GPU over PCIe."),
     _gpm_column("pcie_rx_bytes_per_s", "Received by the GPU over PCIe."),
     _gauge(
         "busy_ratio",
-        "Share of the time in which at least one kernel ran; says nothing of how much of the GPU it used.",
+        "Share of time in which at least one kernel ran, regardless of how much of the GPU it used.",
         "nvmlDeviceGetUtilizationRates().gpu",
         _MIG,
     ),
     _gauge(
         "memory_busy_ratio",
-        "Share of the time in which device memory was read or written.",
+        "Share of time in which device memory was read or written.",
         "nvmlDeviceGetUtilizationRates().memory",
         _MIG,
     ),
-    _gauge("power_w", "Board power, mean of the last second.", "nvmlDeviceGetPowerUsage"),
-    _gauge("power_limit_w", "The limit that is in force.", "nvmlDeviceGetEnforcedPowerLimit"),
-    _counter("energy_j", "Energy since the driver was loaded.", "field TOTAL_ENERGY_CONSUMPTION", SLOW),
-    _gauge("temperature_celsius", "Temperature of the GPU.", "nvmlDeviceGetTemperature"),
-    _gauge("memory_temperature_celsius", "Temperature of the device memory.", "field MEMORY_TEMP"),
-    _gauge("sm_clock_hz", "Clock of the streaming multiprocessors.", "nvmlDeviceGetClockInfo(SM)"),
-    _gauge("memory_clock_hz", "Clock of the device memory.", "nvmlDeviceGetClockInfo(MEM)"),
+    _gauge("power_w", "Board power, averaged over the last second.", "nvmlDeviceGetPowerUsage"),
+    _gauge("power_limit_w", "Enforced power limit.", "nvmlDeviceGetEnforcedPowerLimit"),
+    _counter(
+        "energy_j", "Energy consumed since the driver was loaded.", "field TOTAL_ENERGY_CONSUMPTION", SLOW
+    ),
+    _gauge("temperature_celsius", "GPU temperature.", "nvmlDeviceGetTemperature"),
+    _gauge("memory_temperature_celsius", "Device memory temperature.", "field MEMORY_TEMP"),
+    _gauge("sm_clock_hz", "SM clock.", "nvmlDeviceGetClockInfo(SM)"),
+    _gauge("memory_clock_hz", "Device memory clock.", "nvmlDeviceGetClockInfo(MEM)"),
     _gauge(
         "memory_used_bytes",
-        "Device memory in use, with what the driver keeps for itself.",
+        "Device memory in use, including the driver's own.",
         "nvmlDeviceGetMemoryInfo().used",
     ),
-    _gauge("memory_total_bytes", "Size of the device memory.", "nvmlDeviceGetMemoryInfo().total"),
+    _gauge("memory_total_bytes", "Device memory size.", "nvmlDeviceGetMemoryInfo().total"),
     _gauge(
         "clocks_event_reasons_bits",
-        "Why clocks are where they are, as NVML's bit mask: 1 idle, 2 application clocks, 4 power cap, "
+        "Reasons for the current clocks, as NVML's bit mask: 1 idle, 2 application clocks, 4 power cap, "
         "8 hardware slowdown, 16 sync boost, 32 software thermal, 64 hardware thermal, 128 power brake.",
         "nvmlDeviceGetCurrentClocksEventReasons",
     ),
@@ -152,17 +156,17 @@ COLUMNS: Sequence[Column] = (
     ),
     _counter(
         "clocks_limited_sync_boost_s",
-        _LIMITED.format("to those of other GPUs"),
+        _LIMITED.format("to match other GPUs (sync boost)"),
         "field CLOCKS_EVENT_REASON_SYNC_BOOST",
     ),
     _counter(
         "clocks_limited_sw_thermal_s",
-        _LIMITED.format("by the driver, because of heat"),
+        _LIMITED.format("by the driver's thermal limit"),
         "field CLOCKS_EVENT_REASON_SW_THERM_SLOWDOWN",
     ),
     _counter(
         "clocks_limited_hw_thermal_s",
-        _LIMITED.format("by the hardware, because of heat"),
+        _LIMITED.format("by the hardware's thermal limit"),
         "field CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN",
         SLOW,
     ),
@@ -174,7 +178,7 @@ COLUMNS: Sequence[Column] = (
     ),
     _counter(
         "ecc_corrected_errors",
-        "Single-bit memory errors that were corrected, since the driver was loaded.",
+        "Corrected single-bit memory errors since the driver was loaded.",
         "field ECC_SBE_VOL_TOTAL",
         SLOW,
     ),
@@ -186,29 +190,29 @@ COLUMNS: Sequence[Column] = (
     ),
     _gauge(
         "remapped_rows_correctable",
-        "Memory rows replaced after corrected errors.",
+        "Memory rows remapped after corrected errors.",
         "field REMAPPED_COR",
         SLOW,
     ),
     _gauge(
         "remapped_rows_uncorrectable",
-        "Memory rows replaced after uncorrectable errors.",
+        "Memory rows remapped after uncorrectable errors.",
         "field REMAPPED_UNC",
         SLOW,
     ),
     _gauge(
         "remapped_rows_pending",
-        "1 when a row waits for a reset of the GPU to be replaced.",
+        "1 when a row will be remapped at the next GPU reset.",
         "field REMAPPED_PENDING",
         SLOW,
     ),
     _gauge(
         "remapped_rows_failed",
-        "1 when a row could not be replaced: the GPU must be exchanged.",
+        "1 when a row could not be remapped: the GPU must be replaced.",
         "field REMAPPED_FAILURE",
         SLOW,
     ),
-    _counter("pcie_replays", "PCIe packets sent again.", "field PCIE_REPLAY_COUNTER", SLOW),
+    _counter("pcie_replays", "PCIe packets retransmitted.", "field PCIE_REPLAY_COUNTER", SLOW),
 )
 
 NAMES: Sequence[str] = tuple(column.name for column in COLUMNS)

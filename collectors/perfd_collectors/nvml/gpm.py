@@ -1,4 +1,4 @@
-"""GPM: what Hopper and later count in hardware, as means between two samples."""
+"""GPM, the hardware counters of Hopper and later GPUs, as means between two samples."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from perfd_collectors.nvml.nvml_api import Nvml, NvmlError, Structure
 from perfd_collectors.nvml.topology import GpuTarget
 
 MIN_INTERVAL_S = 0.099
-"""NVML asks for 100 ms between the two samples of a pair; the rest is a timer's jitter at 10 Hz."""
+"""NVML requires 100 ms between the two samples of a pair, less 1 ms for timer jitter at 10 Hz."""
 
 
 class GpmRequest:
-    """A buffer of `nvmlGpmMetricsGet` that asks for some metrics: filled once, used for every GPU.
+    """A request buffer for `nvmlGpmMetricsGet`: filled once, used for every GPU.
 
-    pynvml sizes the structure for every metric of its own version. A driver
-    reads and writes `numMetrics` of them, so only those are ours.
+    pynvml sizes the structure for every metric of its own version. The driver
+    reads and writes only the first `numMetrics`.
     """
 
     def __init__(self, metrics: Sequence[NvmlMetric]) -> None:
@@ -34,7 +34,7 @@ class GpmRequest:
 
 
 class GpmRequests:
-    """What is asked for each time, and what is asked for at the slow pace: all metrics."""
+    """The request for each sample, and the one for all metrics every `slow_interval_s`."""
 
     def __init__(self) -> None:
         self.fast = GpmRequest([metric for metric in GPM_METRICS if metric.name not in SLOW_GPM_METRICS])
@@ -42,7 +42,7 @@ class GpmRequests:
 
 
 class GpmSampler:
-    """The GPM of one GPU, or of one MIG slice of it: pairs each sample with the one before, so none waits."""
+    """GPM of a GPU or MIG slice. Pairs each sample with the previous one, so that no call waits."""
 
     def __init__(self, nvml: Nvml, target: GpuTarget, requests: GpmRequests) -> None:
         self._nvml = nvml
@@ -53,9 +53,9 @@ class GpmSampler:
         self._previous_s: float | None = None
 
     def read(self, now_s: float, row: list[float], *, slow: bool) -> None:
-        """Put the means since the last call into a row; nothing when there is no pair of samples yet.
+        """Write the means since the last call into a row; leaves it unchanged before the second sample.
 
-        Raises `pynvml.NVMLError`, after which the next pair starts anew.
+        Raises `pynvml.NVMLError`; the next call then starts a new pair.
         """
         if self._previous_s is not None and now_s - self._previous_s < MIN_INTERVAL_S:
             return
@@ -85,16 +85,16 @@ class GpmSampler:
         values = [
             slot.value if slot.nvmlReturn == pynvml.NVML_SUCCESS else math.nan for slot, _, _ in request.slots
         ]
-        # Now and then, at 10 Hz, the counters have not moved and the driver makes zeros of it, on a GPU
-        # at 500 W too. An idle GPU has PCIe traffic at least, from being asked.
+        # At 10 Hz the driver sometimes returns only zeros because its counters have not advanced, even at
+        # 500 W. An idle GPU has at least PCIe traffic, from being queried.
         if any(values):
             for value, (_, column, per_unit) in zip(values, request.slots, strict=True):
-                # A GPU that gates its memory answers NaN for the DRAM, and success.
+                # A GPU with power-gated memory reports success and NaN for the DRAM.
                 row[column] = value / per_unit if math.isfinite(value) else math.nan
 
 
 def open_gpm(nvml: Nvml, target: GpuTarget, requests: GpmRequests) -> GpmSampler | None:
-    """A sampler of the target, or None where its GPU or driver has no GPM."""
+    """A sampler for the target; None if its GPU or driver has no GPM."""
     try:
         supported = nvml.nvmlGpmQueryDeviceSupport(target.parent).isSupportedDevice
         return GpmSampler(nvml, target, requests) if supported else None

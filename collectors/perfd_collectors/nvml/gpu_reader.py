@@ -25,15 +25,15 @@ Row = list[float]
 Reading = Callable[[Row], None]
 
 _VALUE_OF_TYPE = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-"""Member of NVML's value union, by `nvmlValueType_t`."""
+"""Members of NVML's value union, indexed by `nvmlValueType_t`."""
 
 
 class GpuLost(Exception):
-    """The GPU does not answer any more; the collector drops it and goes on."""
+    """The GPU no longer responds; the collector continues without it."""
 
 
 class GpuReader:
-    """Reads one target. What NVML refuses for good is asked for once, and is absent after that."""
+    """Reads one target. A value that NVML refuses permanently is not queried again, hence absent."""
 
     def __init__(self, nvml: Nvml, target: GpuTarget, requests: GpmRequests) -> None:
         self.target = target
@@ -41,7 +41,7 @@ class GpuReader:
         self._gpm: GpmSampler | None = open_gpm(nvml, target, requests)
 
     def read(self, row: Row, now_s: float, *, slow: bool) -> None:
-        """Fill a row. Raises `GpuLost` when the GPU is, and `pynvml.NVMLError` when the driver is gone."""
+        """Fill a row. Raises `GpuLost` for a lost GPU, and `pynvml.NVMLError` when the driver is gone."""
         self._run(self._fast, row)
         if slow:
             self._run(self._slow, row)
@@ -49,7 +49,7 @@ class GpuReader:
             try:
                 self._gpm.read(now_s, row, slow=slow)
             except NvmlError as error:
-                if self._refused_for_good(error):
+                if self._refused_permanently(error):
                     self.close()
 
     def close(self) -> None:
@@ -64,12 +64,12 @@ class GpuReader:
             try:
                 reading(row)
             except NvmlError as error:
-                if self._refused_for_good(error):
+                if self._refused_permanently(error):
                     refused.append(reading)
         for reading in refused:
             readings.remove(reading)
 
-    def _refused_for_good(self, error: Exception) -> bool:
+    def _refused_permanently(self, error: Exception) -> bool:
         fault = fault_of(error)
         if fault is Fault.LOST:
             raise GpuLost(self.target.entity) from error
@@ -131,7 +131,7 @@ def _memory(nvml: Nvml, device: Handle) -> Reading:
 
 
 def _event_reasons(nvml: Nvml, gpu: Handle) -> Callable[[Handle], int]:
-    """The call under its new name, or under the one that drivers before 535 have."""
+    """The call by its current name, or by its name in drivers before 535."""
     try:
         nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu)
     except NvmlError as error:
@@ -141,12 +141,12 @@ def _event_reasons(nvml: Nvml, gpu: Handle) -> Callable[[Handle], int]:
 
 
 class _Fields:
-    """Several fields in one call of the driver; one that is refused for good leaves the call."""
+    """Reads several fields in one driver call; permanently refused ones are dropped."""
 
     def __init__(self, nvml: Nvml, gpu: Handle, fields: Sequence[NvmlMetric]) -> None:
         self._nvml = nvml
         self._gpu = gpu
-        self._choose(fields)
+        self._select(fields)
 
     def __call__(self, row: Row) -> None:
         if not self._ids:
@@ -160,9 +160,9 @@ class _Fields:
             elif fault_of_code(code) is Fault.NEVER:
                 refused.append(number)
         if refused:
-            self._choose([field for field in self._fields if field.id not in refused])
+            self._select([field for field in self._fields if field.id not in refused])
 
-    def _choose(self, fields: Sequence[NvmlMetric]) -> None:
+    def _select(self, fields: Sequence[NvmlMetric]) -> None:
         self._fields = fields
         self._ids = [field.id for field in fields]
         self._columns = [(INDEX[field.column], field.per_unit) for field in fields]

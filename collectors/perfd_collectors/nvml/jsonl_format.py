@@ -1,4 +1,4 @@
-"""The lines of a recording's `nvml.jsonl`: one GPU at one instant each, in NVML's units."""
+"""Encodes and decodes the lines of `nvml.jsonl`: one GPU at one time each, in NVML's units."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ SCALARS = (
     ("clocks_event_reasons_bits", "clocks_event_reasons", 1.0),
     ("memory_used_bytes", "memory_used_bytes", 1.0),
 )
-"""Column, key of the line, and the key's units in one of the column's."""
+"""Column, key in the line, and the key's units per unit of the column."""
 
 _ENTITY = re.compile(r"\d{1,4}(/\d{1,4})?")
 _NOT_FINITE = re.compile(rb"(?<=[:\[,\s])(?:NaN|-?Infinity)(?=\s*[,}\]])")
-_ROUNDING_NS = 10_000
+_MAX_ROUNDING_NS = 10_000
+"""How far `unix_ns` may be from `unix_s`, which is rounded to 1 µs; else one of them is wrong."""
 _MAX_UNIX_S = 9e9
-"""Nanoseconds of later times do not fit in 64 bits."""
+"""Later times do not fit in 64 bits as nanoseconds."""
 
 _Gpm: Any = msgspec.defstruct("_Gpm", [(metric.name, float | None, None) for metric in GPM_METRICS], gc=False)
 
@@ -39,7 +40,7 @@ class _Line(msgspec.Struct, gc=False):
     unix_s: float
     gpu: int | str
     unix_ns: int | None = None
-    """The exact instant, where `unix_s` rounds it."""
+    """The exact time; `unix_s` is rounded."""
     gpm: _Gpm | None = None
     utilization_gpu_percent: float | None = None
     utilization_memory_percent: float | None = None
@@ -49,12 +50,12 @@ class _Line(msgspec.Struct, gc=False):
     clocks_event_reasons: float | None = None
     memory_used_bytes: float | None = None
     columns: dict[str, float] | None = None
-    """Columns that have no key of their own, or whose value the key's unit would round."""
+    """Columns without a key, or whose value would be rounded in the key's unit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRow:
-    """One line in SI units: what is absent in it is not in `values`."""
+    """One line in SI units; `values` has only the columns present in it."""
 
     time_unix_ns: int
     entity: str
@@ -62,7 +63,7 @@ class RecordedRow:
 
 
 def decode_lines(lines: Iterable[bytes]) -> Iterator[RecordedRow | None]:
-    """A row for each line that is not blank, or None for one that cannot be understood."""
+    """A row per line that is not blank; None for an invalid one."""
     decoder = msgspec.json.Decoder(_Line)
     for line in lines:
         if line.strip():
@@ -70,12 +71,12 @@ def decode_lines(lines: Iterable[bytes]) -> Iterator[RecordedRow | None]:
 
 
 def encode_line(table: SampleTable) -> list[bytes]:
-    """The table as lines, one a row, from which `decode_lines` gets back every value that is not NaN.
+    """The table as one line per row; `decode_lines` restores every value that is not NaN.
 
-    Raises `RecordingError` when the table is not about GPUs.
+    Raises `RecordingError` when the table's scope is not GPU.
     """
     if table.scope is not Scope.GPU:
-        raise RecordingError(f"nvml.jsonl holds samples of GPUs, and these are of scope {table.scope.value}.")
+        raise RecordingError(f"nvml.jsonl holds GPU samples, not samples of scope {table.scope.value}.")
     rows = zip(table.times_unix_ns, table.entities, strict=True)
     return [
         _encoded(unix_ns, entity, {name: values[position] for name, values in table.columns.items()})
@@ -87,10 +88,10 @@ def _decoded(decoder: msgspec.json.Decoder[_Line], line: bytes) -> RecordedRow |
     try:
         return _row(decoder.decode(line))
     except (msgspec.DecodeError, UnicodeDecodeError):
-        mended = _NOT_FINITE.sub(b"null", line)
-    # Python's json module writes NaN as NaN, which is not JSON; GPM says NaN for memory that sleeps.
+        repaired = _NOT_FINITE.sub(b"null", line)
+    # Python's json module writes NaN, which is not JSON; GPM reports NaN for power-gated memory.
     try:
-        return _row(decoder.decode(mended)) if mended != line else None
+        return _row(decoder.decode(repaired)) if repaired != line else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
@@ -120,7 +121,7 @@ def _row(line: _Line) -> RecordedRow | None:
 
 def _time_unix_ns(line: _Line) -> int:
     rounded = round(line.unix_s * 1e9)
-    if line.unix_ns is not None and abs(line.unix_ns - rounded) < _ROUNDING_NS:
+    if line.unix_ns is not None and abs(line.unix_ns - rounded) < _MAX_ROUNDING_NS:
         return line.unix_ns
     return rounded
 
@@ -133,29 +134,29 @@ def _encoded(unix_ns: int, entity: str, row: Mapping[str, float]) -> bytes:
     }
     rest = {name: value for name, value in row.items() if math.isfinite(value)}
     gpm = {
-        metric.name: told
+        metric.name: value
         for metric in GPM_METRICS
-        if (told := _take(rest, metric.column, metric.per_unit)) is not None
+        if (value := _take(rest, metric.column, metric.per_unit)) is not None
     }
     if gpm:
         line["gpm"] = gpm
     for column, key, per_unit in SCALARS:
-        told = _take(rest, column, per_unit)
-        if told is not None:
-            line[key] = told
+        value = _take(rest, column, per_unit)
+        if value is not None:
+            line[key] = value
     if rest:
         line["columns"] = rest
     return json.dumps(line, allow_nan=False).encode() + b"\n"
 
 
 def _take(row: dict[str, float], column: str, per_unit: float) -> float | int | None:
-    """Move a value out of the row, into the key's unit; it stays as well where that would round it."""
+    """Pop a value from the row in the key's unit; it also stays if that rounds it. None if absent."""
     value = row.get(column)
     if value is None:
         return None
-    told = float(value) * per_unit
-    if not math.isfinite(told):
+    scaled = float(value) * per_unit
+    if not math.isfinite(scaled):
         return None
-    if told / per_unit == value:
+    if scaled / per_unit == value:
         del row[column]
-    return int(told) if told.is_integer() else told
+    return int(scaled) if scaled.is_integer() else scaled

@@ -24,9 +24,9 @@ NvmlError: type[Exception] = pynvml.NVMLError
 class Nvml(Protocol):
     """The functions of `pynvml` that the collectors call.
 
-    The module `pynvml` is one; `perfd.testing.fake_nvml.FakeNvml` is another. They
+    Implemented by the module `pynvml` and by `perfd.testing.fake_nvml.FakeNvml`. All
     raise `pynvml.NVMLError`. `nvmlDeviceGetPcieThroughput` is missing on
-    purpose: it blocks for 20 ms, and GPM tells the same.
+    purpose: it blocks for 20 ms, and GPM has the same values.
     """
 
     def nvmlInit(self) -> None: ...
@@ -67,20 +67,20 @@ class Nvml(Protocol):
 
 _NVIDIA = "0x10de"
 _DISPLAY = "0x03"
-"""The PCI class of GPUs, those for computing only too; switches and network cards have others."""
+"""First byte of the PCI class of display controllers, which includes compute-only GPUs."""
 _NO_GPU = (
-    "This node has no NVIDIA GPU: there is no driver, and no such device on the PCI bus. That is no failure; "
-    "to stop looking for one, set collectors.nvml.enabled, nvml_events.enabled and ranks.enabled to false."
+    "This node has no NVIDIA GPU: no driver, and no such device on the PCI bus. This is not a failure;"
+    " to stop checking, set collectors.nvml.enabled, nvml_events.enabled and ranks.enabled to false."
 )
 
 
 class Fault(Enum):
-    """What an NVML error means for the value that was asked for."""
+    """What an NVML error means for the requested value."""
 
-    NEVER = "this GPU, driver or user will not get it: do not ask again"
-    NOW = "not this time: ask again"
-    LOST = "the GPU does not answer any more"
-    GONE = "the driver is gone: every GPU is"
+    NEVER = "unsupported by this GPU, driver or user: do not query again"
+    NOW = "failed this time: query again"
+    LOST = "the GPU no longer responds"
+    GONE = "the driver is gone, and with it all GPUs"
 
 
 _NEVER = {
@@ -110,7 +110,7 @@ def error_code(error: BaseException) -> int:
 
 
 def fault_of_code(code: int) -> Fault:
-    """What an NVML return code other than success means."""
+    """The meaning of an NVML return code other than success."""
     if code in _NEVER:
         return Fault.NEVER
     if code in _LOST:
@@ -121,14 +121,14 @@ def fault_of_code(code: int) -> Fault:
 
 
 def fault_of(error: Exception) -> Fault:
-    """What an exception of pynvml means."""
+    """The meaning of a pynvml exception."""
     return fault_of_code(error_code(error))
 
 
 def start(nvml: Nvml, sys: Path) -> None:
-    """Initialise NVML; raises `Unavailable` with a sentence that says what the node lacks.
+    """Initialize NVML; raises `Unavailable` with a sentence on what the node lacks.
 
-    `NothingHere` when there is neither a driver nor a GPU in the tree `sys`.
+    Raises `NothingHere` when there is neither a driver nor a GPU under `sys`.
     Each success needs one `nvmlShutdown`: NVML counts them.
     """
     try:
@@ -144,7 +144,7 @@ def start(nvml: Nvml, sys: Path) -> None:
 
 
 def _has_gpu(sys: Path) -> bool:
-    """Whether the PCI bus has a GPU of NVIDIA's, with a driver or without."""
+    """Whether the PCI bus has an NVIDIA GPU, with or without a driver."""
     devices = sys / "bus" / "pci" / "devices"
     return any(
         _word(vendor) == _NVIDIA and _word(vendor.with_name("class")).startswith(_DISPLAY)
@@ -160,12 +160,12 @@ def _word(path: Path) -> str:
 
 
 def load() -> Nvml:
-    """The real NVML, by the module `pynvml`; nothing is opened yet."""
+    """The real NVML through `pynvml`; opens nothing."""
     return cast("Nvml", pynvml)
 
 
 def unavailable(error: Exception) -> Unavailable:
-    """The exception to raise when the driver went away under a running collector."""
+    """The exception to raise when the driver is unloaded under a running collector."""
     return Unavailable(_why(error))
 
 
@@ -173,16 +173,16 @@ def _why(error: Exception) -> str:
     code = error_code(error)
     if code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND:
         return (
-            "The NVIDIA driver's library libnvidia-ml.so.1 is not here: install the driver on the node, or "
-            "start the container with the NVIDIA runtime and the driver capability `utility`."
+            "The NVIDIA driver library libnvidia-ml.so.1 was not found: install the driver on the node,"
+            " or start the container with the NVIDIA runtime and the driver capability `utility`."
         )
     if code in {pynvml.NVML_ERROR_DRIVER_NOT_LOADED, pynvml.NVML_ERROR_UNINITIALIZED}:
-        return "The NVIDIA kernel driver is not loaded: run `nvidia-smi` on the node to see why."
+        return "The NVIDIA kernel driver is not loaded: run `nvidia-smi` on the node for the reason."
     if code == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH:
         return (
-            "The NVIDIA library and the kernel driver have different versions: reboot the node, or reload "
-            "the driver, after its update."
+            "The NVIDIA library and the kernel driver have different versions: after a driver update, reload "
+            "the driver or reboot the node."
         )
     if code == pynvml.NVML_ERROR_NO_PERMISSION:
-        return "This user may not open /dev/nvidiactl: give it access to the NVIDIA devices."
-    return f"NVML cannot start (return code {code}): run `nvidia-smi` on the node to see why."
+        return "No permission to open /dev/nvidiactl: give this user access to the NVIDIA devices."
+    return f"NVML failed to start (return code {code}): run `nvidia-smi` on the node for the reason."

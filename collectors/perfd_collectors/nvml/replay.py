@@ -25,9 +25,9 @@ log = logging.getLogger(__name__)
 class RecordedNvml:
     """Plays an `nvml.jsonl` (or `.gz`): `collect` returns, as one table, the rows due by the clock.
 
-    The file is read at once. Lines that cannot be understood are skipped and
-    counted in `skipped_lines`. The GPUs are named as `recording.json`, in a
-    folder above the file, names them.
+    The file is read as a whole. Invalid lines are skipped and counted in
+    `skipped_lines`. GPU names come from the `recording.json` in a folder above
+    the file.
     """
 
     def __init__(self, path: Path, settings: Settings) -> None:
@@ -62,7 +62,7 @@ class RecordedNvml:
 
 
 def infos_from_recording(manifest: Mapping[str, object], node: str) -> list[GpuInfo]:
-    """The GPUs of a node, by the content of `recording.json`; empty when it names none."""
+    """The GPUs of a node from the content of `recording.json`; empty when it lists none."""
     try:
         nodes = msgspec.convert(manifest, _Manifest).nodes
     except msgspec.ValidationError:

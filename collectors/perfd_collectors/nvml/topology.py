@@ -1,4 +1,4 @@
-"""Which GPUs and MIG slices a node has, and what NVML says they are."""
+"""The GPUs and MIG slices of a node, with their names, memory and clocks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuTarget:
-    """What one row is about: a GPU, or with `gpu_instance` a MIG slice of it."""
+    """The GPU of a row, or with `gpu_instance` one of its MIG slices."""
 
     index: int
     parent: Handle
@@ -26,17 +26,17 @@ class GpuTarget:
 
     @property
     def mig(self) -> bool:
-        """Whether it is a slice."""
+        """Whether it is a MIG slice."""
         return self.gpu_instance is not None
 
     @property
     def entity(self) -> str:
-        """Name of its rows: `0`, or `0/3` for the slice with GPU instance 3."""
+        """Entity of its rows: `0`, or `0/3` for the slice with GPU instance 3."""
         return f"{self.index}/{self.gpu_instance}" if self.mig else str(self.index)
 
 
 def targets_of(nvml: Nvml, index: int) -> list[GpuTarget]:
-    """A GPU, and after it its MIG slices: one per GPU instance. Raises `pynvml.NVMLError` when it is lost."""
+    """A GPU followed by its MIG slices, one per GPU instance. Raises `pynvml.NVMLError` for a lost GPU."""
     gpu = nvml.nvmlDeviceGetHandleByIndex(index)
     found: dict[int | None, GpuTarget] = {None: GpuTarget(index=index, parent=gpu, handle=gpu)}
     for device in _mig_devices(nvml, gpu):
@@ -48,7 +48,7 @@ def targets_of(nvml: Nvml, index: int) -> list[GpuTarget]:
 
 
 def describe(nvml: Nvml, target: GpuTarget) -> GpuInfo:
-    """What NVML says that the target is. Raises `pynvml.NVMLError` when it is lost."""
+    """NVML's description of the target. Raises `pynvml.NVMLError` for a lost GPU."""
     memory = optional(nvml.nvmlDeviceGetMemoryInfo, target.handle)
     clock_mhz = optional(nvml.nvmlDeviceGetMaxClockInfo, target.parent, pynvml.NVML_CLOCK_SM)
     return GpuInfo(
@@ -62,7 +62,7 @@ def describe(nvml: Nvml, target: GpuTarget) -> GpuInfo:
 
 
 def optional(call: Callable[..., T], *arguments: object) -> T | None:
-    """The value, or None when this GPU does not give it; a lost GPU or driver still raises."""
+    """The value, or None if the GPU does not provide it; a lost GPU or driver still raises."""
     try:
         return call(*arguments)
     except NvmlError as error:

@@ -1,4 +1,4 @@
-"""The collector: waits for NVML's events, and makes records of them."""
+"""The `nvml_events` collector: waits for NVML's events and turns them into records."""
 
 from __future__ import annotations
 
@@ -23,40 +23,45 @@ from perfd_collectors.nvml.nvml_api import (
 from perfd_collectors.nvml_events.xids import Cause, Xid, describe, load_xids
 
 XID = 0x8
+"""`nvmlEventTypeXidCriticalError` of nvml.h."""
 MEANINGS: Mapping[int, str] = {
-    0x2: "A double-bit memory error: drain the node and check the GPU.",
-    0x400: "A memory row or page was retired: it is replaced at the next reset of the GPU.",
-    0x800: "A memory row or page could not be retired: the GPU must be exchanged.",
-    0x1000: "Poisoned data was read and contained: the process that read it has ended.",
-    0x2000: "Poisoned data was read and could not be contained: reset the GPU.",
-    0x4000: "The GPU became unavailable: look at the kernel log, and reset the GPU.",
-    0x8000: "The driver asks for a recovery of the GPU: `nvidia-smi -q` says which.",
+    0x2: "Double-bit memory error: drain the node and check the GPU.",
+    0x400: "A memory row or page was retired: it is remapped at the next GPU reset.",
+    0x800: "A memory row or page could not be retired: the GPU must be replaced.",
+    0x1000: "Poisoned data was read and contained: the process that read it was terminated.",
+    0x2000: "Poisoned data was read and not contained: reset the GPU.",
+    0x4000: "The GPU became unavailable: check the kernel log and reset the GPU.",
+    0x8000: "The driver requests a GPU recovery action: see `nvidia-smi -q`.",
 }
-"""Events other than XIDs, by NVML's `nvmlEventType` bit; `nvml` counts the corrected single-bit errors."""
+"""Events other than XIDs, by `nvmlEventType` bit; the `nvml` collector counts corrected errors."""
 
 MAX_EVENTS_PER_COLLECT = 64
+"""Bounds the time of a collect during a burst; the rest comes with the next one. Chosen, not measured."""
+_MAX_WAIT_S = 1.0
+"""The contract of a collector: `collect` blocks for at most a second."""
 _NO_INSTANCE = 0xFFFFFFFF
+"""`gpuInstanceId` of an event that is not of a MIG slice."""
 
 
 class NvmlEventsOptions(Options, frozen=True):
     """Options of the `nvml_events` collector."""
 
     wait_s: float = 0.9
-    """How long one collect waits for an event; at most 1 s, so that the agent can stop in time."""
+    """How long a collect waits for an event; at most 1 s, so that the agent can stop."""
 
 
 class NvmlEventsCollector:
-    """XIDs and memory errors as they happen; those before the start are not told by NVML.
+    """XIDs and memory errors as they happen; NVML does not report earlier ones.
 
-    `collect` blocks until there is an event, at most `wait_s`. A lost GPU ends
-    the set of events: `Unavailable`, and the agent creates the collector anew.
+    `collect` blocks until there is an event, for at most `wait_s`. A lost GPU
+    invalidates the event set: `Unavailable`, and the agent recreates the collector.
     """
 
     def __init__(self, nvml: Nvml, options: NvmlEventsOptions, settings: Settings) -> None:
         start(nvml, settings.sys)
         self._nvml = nvml
         self._clock = settings.clock
-        self._wait_ms = round(min(max(options.wait_s, 0.0), 1.0) * 1000)
+        self._wait_ms = round(min(max(options.wait_s, 0.0), _MAX_WAIT_S) * 1000)
         self._xids = load_xids()
         self._event_set: Structure | None = None
         self._open = True
@@ -77,7 +82,7 @@ class NvmlEventsCollector:
             try:
                 data = self._next(0)
             except Unavailable:
-                break  # The next collect raises it again; what came before must not be lost.
+                break  # The next collect raises it again; these events must not be lost.
             if data is None:
                 break
             events.append(self._event(data))
@@ -92,7 +97,7 @@ class NvmlEventsCollector:
                 self._nvml.nvmlEventSetFree(self._event_set)
             self._nvml.nvmlShutdown()
         except NvmlError:
-            return  # The driver went first, and took what was to be freed.
+            return  # The driver was unloaded first, which freed everything.
 
     def _register(self) -> None:
         registered = 0
@@ -102,14 +107,13 @@ class NvmlEventsCollector:
                 handle = self._nvml.nvmlDeviceGetHandleByIndex(index)
                 registered += self._register_one(handle)
             except NvmlError as error:
-                # One GPU that is lost, or that this user may not watch, leaves the others.
+                # The other GPUs may still be available.
                 denied = denied or error_code(error) == pynvml.NVML_ERROR_NO_PERMISSION
         if not registered:
             raise Unavailable(
-                "NVML lets only root watch the events of GPUs in MIG mode: run the agent as root, or do "
-                "without XIDs."
+                "Only root may read events of GPUs in MIG mode: run the agent as root, or go without XIDs."
                 if denied
-                else "No GPU of this node reports events through NVML: XIDs are in the kernel log only."
+                else "No GPU of this node reports events through NVML: XIDs are only in the kernel log."
             )
 
     def _register_one(self, handle: Handle) -> bool:
@@ -129,8 +133,8 @@ class NvmlEventsCollector:
                 return None
             if fault_of(error) is Fault.LOST:
                 raise Unavailable(
-                    "A GPU was lost, which ends NVML's events of all GPUs: `nvml` says which one; they are "
-                    "watched again as soon as NVML allows it."
+                    "A GPU was lost, which stops NVML's events for all GPUs until NVML accepts a new"
+                    " event set; the `nvml` collector reports which GPU."
                 ) from error
             raise unavailable(error) from error
 
@@ -141,7 +145,7 @@ class NvmlEventsCollector:
         return Event(
             kind=EventKind.HARDWARE_ERROR,
             time_unix_ns=self._clock.unix_ns(),
-            message=message or f"An event that perfd does not know: NVML type {data.eventType:#x}.",
+            message=message or f"Unknown NVML event of type {data.eventType:#x}.",
             gpu=gpu,
             code=xid,
             values=_values(data, self._xids.get(xid) if xid is not None else None),

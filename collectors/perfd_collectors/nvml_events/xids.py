@@ -1,4 +1,4 @@
-"""What an XID means, out of `xids.yaml`."""
+"""The meaning of XIDs, from `xids.yaml`."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import msgspec
 import yaml
 
 UNKNOWN_XID = 999
-"""NVML's event data when the driver does not tell the number."""
+"""NVML's event data when the driver does not report the number."""
 
 
 class Cause(StrEnum):
-    """Whose fault an XID most often is."""
+    """The most frequent cause of an XID."""
 
     APPLICATION = "application"
     HARDWARE = "hardware"
@@ -31,24 +31,24 @@ class Xid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def load_xids() -> Mapping[int, Xid]:
-    """The table that ships, by number."""
+    """The shipped table, by number."""
     text = files("perfd_collectors.nvml_events").joinpath("xids.yaml").read_text(encoding="utf-8")
     return {row.xid: row for row in msgspec.convert(yaml.safe_load(text), list[Xid])}
 
 
 def describe(number: int, table: Mapping[int, Xid]) -> str:
-    """A sentence for users: the meaning, the likely cause, and what to do."""
+    """A sentence with the meaning, the likely cause, and what to do."""
     row = table.get(number)
     if number == UNKNOWN_XID:
-        return "An XID that NVML does not name: look for `NVRM: Xid` in the kernel log."
+        return "An XID without a number from NVML: look for `NVRM: Xid` in the kernel log."
     if row is None:
         return f"XID {number}: see https://docs.nvidia.com/deploy/xid-errors/ for its meaning."
     return f"XID {number}: {row.meaning}; {_ADVICE[row.cause]}."
 
 
 _ADVICE = {
-    Cause.APPLICATION: "most often the job's own error, so look at its log first",
-    Cause.HARDWARE: "the hardware is suspect, so drain the node and check it",
-    Cause.DRIVER: "the driver is suspect, so look at the kernel log and reset the GPU if it stays",
-    Cause.INFORMATION: "nothing broke by itself",
+    Cause.APPLICATION: "usually an error of the job, so check its log first",
+    Cause.HARDWARE: "possibly a hardware failure, so drain the node and check it",
+    Cause.DRIVER: "possibly a driver error, so check the kernel log and reset the GPU if it persists",
+    Cause.INFORMATION: "informational, not a failure",
 }
