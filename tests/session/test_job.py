@@ -372,7 +372,7 @@ def test_standard_output_on_a_terminal_and_errors_in_a_file_stay_apart(terminal,
 
 
 def test_a_monitor_that_does_not_end_is_given_up_with_a_sentence():
-    hurried = f"import perfd.session.supervisor\nperfd.session.run.SUMMARY_LIMIT_S = 0.1\n{RUN}"
+    hurried = f"import perfd.session.supervisor\nperfd.session.supervisor.SUMMARY_LIMIT_S = 0.1\n{RUN}"
     hanging = f"import signal; {SWALLOW}; signal.pause()"
     words = [sys.executable, "-c", hurried, hanging, "command", *python("raise SystemExit(3)")]
 
