@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
@@ -165,6 +165,133 @@ def test_a_spool_that_is_damaged_inside_is_set_aside(open_spool: Open, tmp_path:
     content[4096 * 3 : 4096 * 4] = b"\xa5" * 4096
     path.write_bytes(content)
     assert open_spool().last_sequence == 0
+
+
+def damage(path: Path, statement: str) -> None:
+    database = sqlite3.connect(path / "spool.sqlite")
+    database.execute(statement)
+    database.commit()
+    database.close()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE batch SET payload = CAST(replace(payload, '2:', '3:') AS BLOB) WHERE sequence = 2",
+        "UPDATE batch SET payload = 'text' WHERE sequence = 2",
+        "UPDATE batch SET payload = CAST(x'ff' AS TEXT) WHERE sequence = 2",
+        "UPDATE batch SET records = -5 WHERE sequence = 2",
+        "UPDATE batch SET records = CAST(x'ff' AS TEXT) WHERE sequence = 2",
+        "UPDATE batch SET crc32 = crc32 + 1 WHERE sequence = 2",
+        "UPDATE batch SET crc32 = CAST(x'ff' AS TEXT) WHERE sequence = 2",
+    ],
+)
+def test_a_damaged_batch_is_skipped_and_counted_and_the_others_are_sent(
+    open_spool: Open, tmp_path: Path, statement: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    spool = open_spool()
+    fill(spool, 3, records=7)
+    spool.close()
+    damage(tmp_path, statement)
+    spool = open_spool()
+    with caplog.at_level(logging.WARNING, logger="perfd"):
+        assert [batch.sequence for batch in spool.read_after(1, limit=1)] == [3]
+        assert sequences(spool) == [1, 3]
+    stats = spool.stats()
+    assert (stats.batches, stats.dropped_batches) == (2, 1)
+    assert 0 <= stats.dropped_records <= 7
+    (record,) = caplog.records
+    assert record.sequence == 2  # type: ignore[attr-defined]
+    spool.acknowledge(3)
+    assert spool.stats().batches == 0
+
+
+def test_a_damaged_batch_at_the_front_is_not_offered_to_the_aggregator(
+    open_spool: Open, tmp_path: Path
+) -> None:
+    spool = open_spool()
+    fill(spool, 3)
+    spool.close()
+    damage(tmp_path, "UPDATE batch SET payload = x'00' WHERE sequence = 1")
+    assert open_spool().first_sequence == 2
+
+
+def test_batches_of_a_perfd_without_checksums_are_taken_over(open_spool: Open, tmp_path: Path) -> None:
+    spool = open_spool()
+    fill(spool, 2)
+    spool.close()
+    damage(tmp_path, "ALTER TABLE batch DROP COLUMN crc32")
+    taken_over = open_spool()
+    fill(taken_over, 1)
+    assert sequences(taken_over) == [1, 2, 3]
+
+
+def test_a_batch_that_cannot_be_renumbered_is_dropped_and_counted(open_spool: Open) -> None:
+    spool = open_spool()
+    fill(spool, 3, records=7)
+
+    def only_odd(old: bytes, sequence: int) -> bytes:
+        if old == payload(2):
+            raise WireError("not a batch")
+        return payload(sequence)
+
+    spool.renew(only_odd)
+    assert [batch.payload for batch in spool.read_after(0, limit=9)] == [payload(1), payload(2)]
+    assert (spool.stats().dropped_batches, spool.stats().dropped_records) == (1, 7)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DELETE FROM identity",
+        "INSERT INTO identity SELECT * FROM identity",
+        "UPDATE identity SET agent_id = CAST(x'ff00' AS TEXT)",
+        "UPDATE identity SET last_sequence = 'x'",
+        "UPDATE identity SET last_sequence = 1",
+        "UPDATE identity SET last_sequence = 1 << 60",
+        "DROP TABLE batch",
+        "DROP TABLE identity",
+        "ALTER TABLE batch RENAME COLUMN payload TO paylaod",
+        "ALTER TABLE bookmark RENAME COLUMN text TO txet",
+        "INSERT INTO bookmark VALUES ('log', CAST(x'ff' AS TEXT))",
+    ],
+)
+def test_a_spool_whose_tables_cannot_be_what_was_written_is_set_aside(
+    open_spool: Open, tmp_path: Path, statement: str
+) -> None:
+    spool = open_spool()
+    fill(spool, 2)
+    spool.close()
+    damage(tmp_path, statement)
+    fresh = open_spool()
+    fill(fresh, 1)
+    assert sequences(fresh) == [1]
+    assert (tmp_path / "spool.damaged.sqlite").exists()
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
+def test_one_flipped_bit_loses_at_most_its_batch_or_sets_the_spool_aside(
+    tmp_path_factory: pytest.TempPathFactory, place: float, bit: int
+) -> None:
+    directory = tmp_path_factory.mktemp("spool")
+    spool = Spool(directory, max_bytes=1 << 20)
+    fill(spool, 40, size=300)
+    spool.close()
+    file = directory / "spool.sqlite"
+    content = bytearray(file.read_bytes())
+    content[int(place * len(content))] ^= 1 << bit
+    file.write_bytes(content)
+    spool = Spool(directory, max_bytes=1 << 20)
+    fill(spool, 1, size=300)
+    found = spool.read_after(0, limit=99)
+    assert all(batch.payload == payload(batch.sequence, 300) for batch in found)
+    lost = spool.last_sequence - len(found)
+    assert lost == spool.stats().dropped_batches
+    assert lost <= 1
+    spool.acknowledge(spool.last_sequence)
+    assert spool.stats().batches == 0
+    spool.close()
 
 
 def test_a_spool_of_a_newer_version_is_left_alone(open_spool: Open, tmp_path: Path) -> None:

@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from perfd.agent import spool_rows
 from perfd.agent.spool import spool_file
+from perfd.agent.spool_rows import Row
+from perfd.errors import WireError
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +143,7 @@ class Spool:
                 return
             try:
                 with self._transaction():
-                    batches, size, _ = self._delete_through(sequence)
+                    batches, size, _ = spool_rows.delete_through(self._database, sequence)
             except sqlite3.Error as error:
                 self._report(error)
             else:
@@ -160,8 +163,14 @@ class Spool:
             self._last_sequence = self._opened_after = 0
             self._unwritten.clear()
             for batch in batches:
+                try:
+                    payload = renumber(batch.payload, self._last_sequence + 1)
+                except WireError:
+                    # An older perfd stored it without a checksum, and it is damaged.
+                    self._dropped_batches += 1
+                    self._dropped_records += batch.records
+                    continue
                 self._last_sequence += 1
-                payload = renumber(batch.payload, self._last_sequence)
                 self._unwritten.append(
                     StoredBatch(sequence=self._last_sequence, records=batch.records, payload=payload)
                 )
@@ -193,25 +202,48 @@ class Spool:
             self._file.close()
 
     def _read_after(self, sequence: int, limit: int) -> Sequence[StoredBatch]:
-        try:
-            rows = self._database.execute(
-                "SELECT sequence, records, payload FROM batch WHERE sequence > ? ORDER BY sequence LIMIT ?",
-                (sequence, limit),
-            ).fetchall()
-        except sqlite3.Error as error:
-            self._report(error)
-            rows = []
-        found = [StoredBatch(sequence=row[0], records=row[1], payload=row[2]) for row in rows]
+        found: list[StoredBatch] = []
+        while (limit == _ALL or len(found) < limit) and (rows := self._rows_after(sequence, limit)):
+            for row in rows:
+                if row.sound:
+                    found.append(StoredBatch(sequence=row.sequence, records=row.records, payload=row.payload))
+                else:
+                    self._skip(row)
+            sequence = rows[-1].sequence
         found.extend(batch for batch in self._unwritten if batch.sequence > sequence)
         return found if limit == _ALL else found[:limit]
+
+    def _rows_after(self, sequence: int, limit: int) -> Sequence[Row]:
+        try:
+            return spool_rows.read_after(self._database, sequence, limit)
+        except sqlite3.Error as error:
+            self._report(error)
+            return ()
+
+    def _skip(self, row: Row) -> None:
+        """Give up a batch that is not what was written: the aggregator could not read it."""
+        log.warning(
+            "A batch in the spool is damaged: it is skipped, and its records are counted as dropped.",
+            extra={"path": self._file.path, "sequence": row.sequence},
+        )
+        try:
+            self._database.execute("DELETE FROM batch WHERE sequence = ?", (row.sequence,))
+        except sqlite3.Error as error:
+            self._report(error)
+            return
+        self._batches -= 1
+        self._bytes -= len(row.payload)
+        self._dropped_batches += 1
+        # How many there were may be what is damaged; none has less than a byte.
+        self._dropped_records += min(max(row.records, 0), len(row.payload))
 
     def _write(self) -> None:
         new_bytes = sum(len(batch.payload) for batch in self._unwritten)
         try:
             with self._transaction():
-                dropped = self._make_room(new_bytes)
-                self._database.executemany(
-                    "INSERT INTO batch (sequence, records, payload) VALUES (?, ?, ?)",
+                dropped = spool_rows.delete_oldest(self._database, self._bytes + new_bytes - self._max_bytes)
+                spool_rows.insert(
+                    self._database,
                     [(batch.sequence, batch.records, batch.payload) for batch in self._unwritten],
                 )
                 self._database.execute(
@@ -234,30 +266,6 @@ class Spool:
         if not self._writable:
             self._writable = True
             log.info("The spool can be written again.", extra={"path": self._file.path})
-
-    def _make_room(self, new_bytes: int) -> tuple[int, int, int]:
-        """Delete the oldest batches until `new_bytes` fit; returns batches, bytes and records."""
-        excess = self._bytes + new_bytes - self._max_bytes
-        if excess <= 0:
-            return 0, 0, 0
-        through = 0
-        for sequence, size in self._database.execute(
-            "SELECT sequence, length(payload) FROM batch ORDER BY sequence"
-        ):
-            through = sequence
-            excess -= size
-            if excess <= 0:
-                break
-        return self._delete_through(through)
-
-    def _delete_through(self, sequence: int) -> tuple[int, int, int]:
-        batches, size, records = self._database.execute(
-            "SELECT count(*), coalesce(sum(length(payload)), 0), coalesce(sum(records), 0)"
-            " FROM batch WHERE sequence <= ?",
-            (sequence,),
-        ).fetchone()
-        self._database.execute("DELETE FROM batch WHERE sequence <= ?", (sequence,))
-        return batches, size, records
 
     def _trim_memory(self) -> None:
         size = sum(len(batch.payload) for batch in self._unwritten)

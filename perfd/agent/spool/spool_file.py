@@ -6,6 +6,7 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import sqlite3
 import uuid
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ SCHEMA_VERSION = 1
 FILE_NAME = "spool.sqlite"
 DAMAGED_NAME = "spool.damaged.sqlite"
 _LOCK_NAME = "agent.lock"
+_UUID = re.compile(rb"[0-9a-f-]{36}")
+_MAX_SEQUENCE = 1 << 53
+"""So many batches nobody sends: a larger number was damaged."""
 _DAMAGED_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _NO_ROOM_CODES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 _NO_ROOM_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -100,8 +104,9 @@ def _unlock(fd: int | None) -> None:
 def _open_or_set_aside(path: Path) -> sqlite3.Connection:
     try:
         return _connect(str(path))
-    except sqlite3.DatabaseError as error:
-        if _primary_code(error) not in _DAMAGED_CODES:
+    except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
+        # What SQLite says of a damaged schema quotes it.
+        if isinstance(error, sqlite3.Error) and _primary_code(error) not in _DAMAGED_CODES:
             raise
         damaged = path.with_name(DAMAGED_NAME)
         log.warning(
@@ -134,9 +139,7 @@ def _connect(path: str) -> sqlite3.Connection:
 def _check_sound(database: sqlite3.Connection) -> None:
     (verdict,) = database.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
-        error = sqlite3.DatabaseError(verdict)
-        error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
-        raise error
+        raise _damaged(verdict)
 
 
 def _prepare_schema(database: sqlite3.Connection, path: str) -> None:
@@ -148,15 +151,47 @@ def _prepare_schema(database: sqlite3.Connection, path: str) -> None:
     # Not part of version 1 at first; a perfd that does not know it is not disturbed by it.
     database.execute("CREATE TABLE IF NOT EXISTS bookmark (collector TEXT PRIMARY KEY, text TEXT NOT NULL)")
     if version == SCHEMA_VERSION:
+        _check_tables(database)
         return
     database.execute("BEGIN IMMEDIATE")
     database.execute("CREATE TABLE identity (agent_id TEXT NOT NULL, last_sequence INTEGER NOT NULL)")
     database.execute("INSERT INTO identity VALUES (?, 0)", (str(uuid.uuid4()),))
     database.execute(
-        "CREATE TABLE batch (sequence INTEGER PRIMARY KEY, records INTEGER NOT NULL, payload BLOB NOT NULL)"
+        "CREATE TABLE batch (sequence INTEGER PRIMARY KEY, records INTEGER NOT NULL, payload BLOB NOT NULL,"
+        " crc32 INTEGER)"
     )
     database.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
     database.execute("COMMIT")
+
+
+def _check_tables(database: sqlite3.Connection) -> None:
+    """Raise an error of damage if they cannot be what was written; add what an older perfd did not write."""
+    try:
+        if "crc32" not in {row[1] for row in database.execute("PRAGMA table_info(batch)")}:
+            # Also not part of version 1 at first: such batches have none.
+            database.execute("ALTER TABLE batch ADD COLUMN crc32 INTEGER")
+        database.execute("SELECT sequence, records, payload, crc32 FROM batch LIMIT 0")
+        database.execute("SELECT collector, text FROM bookmark").fetchall()
+        rows = database.execute(
+            "SELECT CAST(agent_id AS BLOB), typeof(last_sequence), last_sequence,"
+            " (SELECT coalesce(max(sequence), 0) FROM batch) FROM identity"
+        ).fetchall()
+    except sqlite3.OperationalError as error:
+        if _primary_code(error) != sqlite3.SQLITE_ERROR:
+            raise
+        raise _damaged(str(error)) from error
+    if len(rows) != 1:
+        raise _damaged("it has no identity")
+    agent_id, kind, last_sequence, newest = rows[0]
+    if not _UUID.fullmatch(agent_id) or kind != "integer" or not newest <= last_sequence <= _MAX_SEQUENCE:
+        # No aggregator would take what is numbered by it.
+        raise _damaged("its identity cannot be what was written")
+
+
+def _damaged(reason: str) -> sqlite3.DatabaseError:
+    error = sqlite3.DatabaseError(reason)
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
 
 
 def _is_no_room(error: OSError | sqlite3.Error) -> bool:

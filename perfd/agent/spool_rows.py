@@ -1,0 +1,69 @@
+"""Batches as rows of the spool's file, each with a checksum that a flipped bit does not pass."""
+
+from __future__ import annotations
+
+import sqlite3
+import zlib
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """A batch as it was read."""
+
+    sequence: int
+    records: int
+    payload: bytes
+    sound: bool
+    """Whether it is what was written, as far as that can be seen: an older perfd wrote no checksum."""
+
+
+def read_after(database: sqlite3.Connection, sequence: int, limit: int) -> Sequence[Row]:
+    """The oldest rows after a sequence, in order; raises `sqlite3.Error`."""
+    # A damaged row may hold values of another type than was written.
+    found = database.execute(
+        "SELECT sequence, CAST(records AS INTEGER), CAST(payload AS BLOB), CAST(crc32 AS INTEGER)"
+        " FROM batch WHERE sequence > ? ORDER BY sequence LIMIT ?",
+        (sequence, limit),
+    ).fetchall()
+    return [
+        Row(number, records, payload, checksum is None or checksum == _checksum(number, records, payload))
+        for number, records, payload, checksum in found
+    ]
+
+
+def insert(database: sqlite3.Connection, batches: Iterable[tuple[int, int, bytes]]) -> None:
+    """Store batches: sequence, how many records, payload; raises `sqlite3.Error`."""
+    database.executemany(
+        "INSERT INTO batch (sequence, records, payload, crc32) VALUES (?, ?, ?, ?)",
+        [(*batch, _checksum(*batch)) for batch in batches],
+    )
+
+
+def delete_through(database: sqlite3.Connection, sequence: int) -> tuple[int, int, int]:
+    """Delete up to and including a sequence; returns batches, bytes and records. Raises `sqlite3.Error`."""
+    batches, size, records = database.execute(
+        "SELECT count(*), coalesce(sum(length(payload)), 0), coalesce(sum(records), 0)"
+        " FROM batch WHERE sequence <= ?",
+        (sequence,),
+    ).fetchone()
+    database.execute("DELETE FROM batch WHERE sequence <= ?", (sequence,))
+    return batches, size, records
+
+
+def delete_oldest(database: sqlite3.Connection, excess_bytes: int) -> tuple[int, int, int]:
+    """Delete the oldest until so many bytes are free; returns and raises as `delete_through`."""
+    if excess_bytes <= 0:
+        return 0, 0, 0
+    through = 0
+    for sequence, size in database.execute("SELECT sequence, length(payload) FROM batch ORDER BY sequence"):
+        through = sequence
+        excess_bytes -= size
+        if excess_bytes <= 0:
+            break
+    return delete_through(database, through)
+
+
+def _checksum(sequence: int, records: int, payload: bytes) -> int:
+    # Over the numbers too: either may be damaged, and the aggregator believes both.
+    return zlib.crc32(payload, zlib.crc32(b"%d %d" % (sequence, records)))
