@@ -27,6 +27,14 @@ class WireError(PerfdError):
     """A message from the other side of the wire cannot be understood."""
 
 
+class BatchError(WireError):
+    """A batch can be told from other messages, but its records cannot be understood."""
+
+    def __init__(self, reason: str, *, sequence: int) -> None:
+        super().__init__(reason)
+        self.sequence = sequence
+
+
 class SpoolError(PerfdError):
     """The spool on disk cannot be opened or written."""
 

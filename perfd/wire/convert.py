@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 from google.protobuf.proto import parse_length_prefixed, serialize_length_prefixed
 
 from perfd import model
-from perfd.errors import WireError
+from perfd.errors import BatchError, WireError
 from perfd.model import (
     Ack,
     AgentMessage,
@@ -93,7 +93,11 @@ def from_wire(envelope: pb.AgentMessage | pb.AggregatorMessage) -> AgentMessage 
     if field is None:
         return None
     if field == "batch":
-        return _batch_from_wire(getattr(envelope, field))
+        batch = getattr(envelope, field)
+        try:
+            return _batch_from_wire(batch)
+        except WireError as error:
+            raise BatchError(str(error), sequence=batch.sequence) from error
     struct = (_FROM_AGENT if isinstance(envelope, pb.AgentMessage) else _FROM_AGGREGATOR)[field]
     try:
         return cast("AgentMessage | AggregatorMessage", struct.from_wire(getattr(envelope, field)))
@@ -107,7 +111,10 @@ def encode_message(message: AgentMessage | AggregatorMessage) -> bytes:
 
 
 def decode_agent_message(data: bytes) -> AgentMessage | None:
-    """What an agent said; None for a kind of message from a newer agent."""
+    """What an agent said; None for a kind of message from a newer agent.
+
+    Raises `BatchError`, which knows the sequence, where only the records of a batch are wrong.
+    """
     return cast("AgentMessage | None", from_wire(_parse(pb.AgentMessage, data)))
 
 

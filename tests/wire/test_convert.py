@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wire import records
 
-from perfd.errors import WireError
+from perfd.errors import BatchError, WireError
 from perfd.model import (
     Ack,
     AgentMessage,
@@ -185,6 +185,14 @@ def test_a_row_about_an_entity_that_is_not_named_is_refused() -> None:
     message.samples.add(scope=pb.SCOPE_GPU, times_unix_ns=[1], entities=["0"], entity_of_row=[1])
     with pytest.raises(WireError, match="about entity 1, but 1 are named"):
         from_wire(message)
+
+
+def test_a_batch_with_a_wrong_record_still_tells_its_sequence() -> None:
+    message = pb.AgentMessage(batch=pb.Batch(sequence=7))
+    message.batch.samples.add(scope=pb.SCOPE_GPU, times_unix_ns=[1], entities=["0"], entity_of_row=[1])
+    with pytest.raises(BatchError, match="about entity 1") as caught:
+        convert.decode_agent_message(message.SerializeToString())
+    assert caught.value.sequence == 7
 
 
 def test_a_column_that_comes_twice_is_refused() -> None:
