@@ -23,7 +23,7 @@ def with_waiting(
     stage's own time.
     """
     late = any((rank.caused_ratio or 0.0) >= LEAST_CAUSED for rank in kernels.ranks)
-    known = len(kernels.stage_wait_ratios) == parallel.pp
+    known = 0 < len(kernels.stage_wait_ratios) == parallel.pp
     if measured.stall_ratio is not None or late or not known:
         return measured
     return _by_waiting(parallel, kernels.stage_wait_ratios, step_s)

@@ -141,7 +141,7 @@ class JobSummary:
 
 def summarise(job: JobData, settings: AnalysisSettings) -> JobSummary:
     """Derive every number of a job at once. Pure: the same data give the same summary."""
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         return _summarise(job, settings)
 
 

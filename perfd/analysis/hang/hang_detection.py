@@ -10,6 +10,7 @@ watchdogs end jobs that hang, and so do people.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -109,7 +110,7 @@ def _exit_code(job: JobData) -> int | None:
     """Of who ran the job: that its processes are gone, or that the trainer was done, is told without one."""
     ends = (event for event in job.events if event.kind is EventKind.JOB_ENDED)
     codes = [event.values["exit_code"] for event in ends if "exit_code" in event.values]
-    return int(codes[-1]) if codes else None
+    return int(codes[-1]) if codes and math.isfinite(codes[-1]) else None
 
 
 def _still_before_its_end_s(job: JobData) -> float | None:

@@ -160,7 +160,8 @@ def _hfu(
     if description.model is None or source != "shape":
         return None
     again = job_recompute_flops_per_token(description, description.model, convention)
-    return mfu * (1 + again / train_flops_per_token(description.model, convention))
+    repeated = ratio(again, train_flops_per_token(description.model, convention))
+    return None if repeated is None else mfu * (1 + repeated)
 
 
 def _peak_rows(job: JobData, peaks: PeakTable) -> list[GpuPeak | None]:

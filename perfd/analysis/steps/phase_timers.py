@@ -101,12 +101,16 @@ class Timers:
         return self._column(self.table.max_s, name, np.fmax)
 
     def by_rank_s(self, name: str) -> Floats | None:
-        """Steps by ranks, or None for a timer that was not reported by rank."""
+        """Steps by ranks, as many for all timers, or None for one that was not reported by rank."""
         values = self.table.by_rank_s.get(name)
         if values is None or not len(values):
             return None
         taken = np.where((self.rows >= 0)[:, None], values[self.rows], np.nan)
-        return taken if np.isfinite(taken).any() else None
+        if not np.isfinite(taken).any():
+            return None
+        # A rank may have reported one timer and not the other.
+        absent = max(other.shape[1] for other in self.table.by_rank_s.values()) - taken.shape[1]
+        return np.pad(taken, ((0, 0), (0, absent)), constant_values=np.nan) if absent else taken
 
     def first(self, names: Sequence[str]) -> str | None:
         """The first of several spellings of one timer that these steps have."""

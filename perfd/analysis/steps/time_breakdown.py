@@ -213,6 +213,7 @@ def _capacities(job: JobData, peaks: PeakTable) -> Floats:
         by_nvml: Floats = np.fmax.reduce(total, axis=0).astype(float)
     else:
         by_nvml = np.full(len(job.gpu.gpus), np.nan)
+    by_nvml[by_nvml <= 0] = np.nan
     if np.isfinite(by_nvml).all():
         return by_nvml
     sizes = _sizes(job, peaks)
@@ -229,7 +230,8 @@ def _sizes(job: JobData, peaks: PeakTable) -> dict[tuple[str, str], float | None
     for node, info in infos:
         row = None if info.mig else rows[info.name]
         size = row.memory_bytes if row and info.memory_bytes is None else info.memory_bytes
-        sizes[node, str(info.index)] = size
+        # A driver that cannot say how much memory there is may say zero.
+        sizes[node, str(info.index)] = size or None
     return sizes
 
 
