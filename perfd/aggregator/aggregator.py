@@ -13,6 +13,7 @@ from typing import Any
 from perfd.aggregator.alerts import Decision, ReceivedAlert
 from perfd.aggregator.analysis_loop import AnalysisLoop
 from perfd.aggregator.captures import CaptureService
+from perfd.aggregator.failures import Part
 from perfd.aggregator.history import HistoryStore, restore
 from perfd.aggregator.ingest import Ingest, IngestThread, TelemetryServer
 from perfd.aggregator.limits import Limits
@@ -84,6 +85,7 @@ class Aggregator:
                 config.capture_profiles,
                 self._clock,
                 self._history,
+                failures=self._state.failures,
                 reports=config.capture_reports,
                 on_alert=captures,
                 live=self.live,
@@ -115,6 +117,8 @@ class Aggregator:
         self._grpc_address: str | None = None
         self._http: HttpServer | None = None
         self._live = Live()
+        self._broken = False
+        """Whether the newest round failed: that is logged when it begins."""
 
     @property
     def grpc_address(self) -> str:
@@ -157,7 +161,7 @@ class Aggregator:
             self.stop()
             raise
         # A page that is scraped before the first second is over is not empty.
-        self.tick()
+        self._try_tick()
         if not self._manual:
             self._tick_thread.start()
 
@@ -316,9 +320,18 @@ class Aggregator:
         """The summary of a job that only history knows."""
         return self._history.summary(job) if self._history else None
 
-    def serving(self) -> bool:
-        """Whether agents are served."""
-        return self._grpc_address is not None and not self._stopping.is_set()
+    def unready(self) -> str | None:
+        """Why agents are not served or numbers are not of now, in a sentence; None when all is well."""
+        if self._grpc_address is None or self._stopping.is_set():
+            return "Agents are not served."
+        return self.stale()
+
+    def stale(self) -> str | None:
+        """Why the numbers are not of now, in a sentence; None when they are."""
+        age_s = self._rounds.stale_s
+        if age_s is None:
+            return None
+        return f"No round of analysis was finished for {age_s:.0f} s; the log says why."
 
     def _overview_of(self, name: str) -> dict[str, Any] | None:
         live = self._rounds.live(name)
@@ -327,20 +340,22 @@ class Aggregator:
             job = self._state.fleet.jobs.get(name)
             if live is None or job is None:
                 return None
-            return job_json(job, live, now_s)
+            with self._state.failures.contained(Part.OVERVIEW, job=name):
+                return job_json(job, live, now_s, self._state.failures.of_job(name))
+        return None
 
     def _tick_forever(self) -> None:
-        broken = False
         while not self._stopping.wait(self._config.round_interval_s):
-            try:
-                self.tick()
-                broken = False
-            except Exception:
-                with self._state.lock:
-                    self._state.counters.failed_ticks += 1
-                if not broken:
-                    log.exception("A round of analysis failed; the next one tries again.")
-                broken = True
+            self._try_tick()
+
+    def _try_tick(self) -> None:
+        try:
+            self.tick()
+            self._broken = False
+        except Exception:
+            if not self._broken:
+                log.exception("A round of analysis failed; the next one tries again.")
+            self._broken = True
 
     def _close_history(self, within_s: float) -> None:
         if self._history is not None:

@@ -15,10 +15,12 @@ from prometheus_client import CollectorRegistry
 from perfd.aggregator.alerts import AlertEvaluation, RememberedAlert, alert_json, server_of
 from perfd.aggregator.captures import CaptureService, job_view, server_view
 from perfd.aggregator.export_batch import ExportBatch
+from perfd.aggregator.failures import Part
 from perfd.aggregator.history import HistoryStore, alert_row, engine_row, rows, summary_row
 from perfd.aggregator.series import Derived, LiveFacts, MetricNames, SeriesFrames, SummaryCache
 from perfd.aggregator.state import AggregatorState, JobState
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, to_json
+from perfd.analysis.failed import failed_summary
 from perfd.analysis.flops import FlopsConvention
 from perfd.capture.policy.coordinator import CAPTURE_LABEL
 from perfd.capture.selection import JobView
@@ -39,6 +41,10 @@ _ALERTS_EVERY_S = 15.0
 """How exactly it is known, after a kill, until when rules were evaluated."""
 _MOST_ALERTS = 1000
 _EXPIRE_EVERY_S = 3600.0
+_FRESH_FOR_S = 30.0
+"""As long as a reading of an agent stays on the page: what is older is not about now."""
+_FRESH_FOR_ROUNDS = 5
+"""A page is at least as many rounds old before it is stale, where rounds are rare."""
 
 
 class AnalysisLoop:
@@ -63,7 +69,8 @@ class AnalysisLoop:
         self._history = history
         self._captures = captures
         self._exporters = exporters
-        self._handover = ExportBatch()
+        self._failures = state.failures
+        self._handover = ExportBatch(state.failures)
         self._deriver = SummaryCache(state.fleet, state.lock, live, whole)
         self._alerts = AlertEvaluation(config.rules)
         for sentence in unknown_profiles(self._alerts.rules.groups, CAPTURE_LABEL, config.capture_profiles):
@@ -79,6 +86,7 @@ class AnalysisLoop:
         self._lock = threading.RLock()
         self._now_unix_s = clock.unix_ns() / 1e9
         self._frames: Mapping[str, SeriesFrame] = {}
+        self._finished_s = clock.monotonic_s()
         self._stored_s: dict[str, float] = {}
         self._expired_s: float | None = None
         self._alerts_stored_unix_s: float | None = None
@@ -94,22 +102,28 @@ class AnalysisLoop:
         # Without the lock: a scrape must not wait for a round.
         return self._frames
 
+    @property
+    def stale_s(self) -> float | None:
+        """How long ago the newest round was finished when that is too long ago, else None."""
+        age_s = self._clock.monotonic_s() - self._finished_s
+        limit_s = max(_FRESH_FOR_S, _FRESH_FOR_ROUNDS * self._config.round_interval_s)
+        return age_s if age_s > limit_s else None
+
     def run(self, now_unix_s: float) -> None:
-        """One round at a time; deterministic for the state and the time."""
+        """One round at a time; deterministic for the state and the time.
+
+        What fails of one job stays its own. What fails of all is raised; counters move all the same.
+        """
         started_s = time.perf_counter()
         with self._lock:
             self._now_unix_s = now_unix_s
             now_s = self._clock.monotonic_s()
-            self._settle(now_unix_s, now_s)
-            forgotten = self._forget(now_s)
-            self._take_captured()
-            derived = self._derive(now_unix_s, now_s)
-            facts = {name: self._facts(name, found, now_s) for name, found in derived.items()}
-            frames = self._maker.make(now_unix_s, now_s, derived, facts)
-            changes = self._evaluate(frames, derived, now_unix_s, now_s)
-            self._export(derived, facts, changes, forgotten)
-            self._captures.tick(now_unix_s)
-            self._keep(now_s)
+            try:
+                self._run(now_unix_s, now_s)
+            except Exception:
+                with self._state.lock:
+                    self._state.counters.failed_ticks += 1
+                raise
         with self._state.lock:
             self._state.counters.ticks += 1
             self._state.counters.tick_s += time.perf_counter() - started_s
@@ -121,13 +135,35 @@ class AnalysisLoop:
         if self._history is not None and durable:
             self._history.submit([row for one in durable for row in rows(one, now_unix_s)])
 
+    def _run(self, now_unix_s: float, now_s: float) -> None:
+        self._settle(now_unix_s, now_s)
+        forgotten = self._forget(now_s)
+        self._take_captured()
+        derived, facts = self._derive(now_s)
+        frames = self._maker.make(now_unix_s, now_s, derived, facts)
+        changes: Sequence[AlertChange] = ()
+        with self._failures.contained(Part.RULES):
+            changes = self._evaluate(frames, derived, now_unix_s, now_s)
+        recorded = self._alerts.recorded
+        self._frames = {**frames, "rules": recorded} if recorded is not None else frames
+        self._finished_s = self._clock.monotonic_s()
+        with self._state.lock:
+            self._state.counters.round_unix_s = now_unix_s
+        with self._failures.contained(Part.EXPORT):
+            self._export(derived, facts, changes, forgotten)
+        with self._failures.contained(Part.CAPTURE):
+            self._captures.tick(now_unix_s)
+        with self._failures.contained(Part.HISTORY):
+            self._keep(now_s)
+
     def _take_captured(self) -> None:
         """Let the jobs know what traces of them showed."""
         for name in self.jobs():
-            captured = self._captures.captured(name)
-            with self._state.lock:
-                if (job := self._state.fleet.jobs.get(name)) is not None:
-                    job.take_captured(captured)
+            with self._failures.contained(Part.TRACES, job=name):
+                captured = self._captures.captured(name)
+                with self._state.lock:
+                    if (job := self._state.fleet.jobs.get(name)) is not None:
+                        job.take_captured(captured)
 
     def jobs(self) -> list[str]:
         """Names of the jobs in memory."""
@@ -138,27 +174,28 @@ class AnalysisLoop:
         """The summary of one job, or of all, over the whole job; empty when there is none."""
         with self._lock:
             names = self.jobs() if job is None else [job]
-            derived = [self._whole(name) for name in names]
-        return [found.summary for found in derived if found is not None]
+            summaries = [self._whole_summary(name) or self._failed(name, Part.SUMMARY) for name in names]
+        return [summary for summary in summaries if summary is not None]
 
     def summary_since(self, job: str, since_unix_s: float) -> JobSummary | None:
         """The summary of a job from a moment on, of what is in memory; None when there is none."""
+        found = None
         with self._lock:
-            return self._deriver.since(job, self._now_unix_s, self._clock.monotonic_s(), since_unix_s)
+            with self._failures.contained(Part.SUMMARY, job=job):
+                found = self._deriver.since(job, self._now_unix_s, self._clock.monotonic_s(), since_unix_s)
+            return found or self._failed(job, Part.SUMMARY)
 
     def live(self, job: str) -> JobSummary | None:
         """The newest numbers of a job, over its window."""
         with self._lock:
-            derived = self._deriver.live(job, self._now_unix_s, self._clock.monotonic_s())
-        return derived.summary if derived else None
+            derived = self._live(job)
+            return derived.summary if derived else self._failed(job, Part.ANALYSIS)
 
     def view(self, job: str) -> JobView | None:
         """What a decision about a capture may know of a job or server; None when there is none."""
-        with self._lock:
-            derived = self._deriver.live(job, self._now_unix_s, self._clock.monotonic_s())
-        if derived is None:
-            return server_view(self._state, job)
-        return self._job_view(derived)
+        with self._lock, self._failures.contained(Part.CAPTURE, job=job):
+            return self._view(job, self._live(job))
+        return None
 
     def alerts(self) -> list[dict[str, Any]]:
         """Alerts that fired since the start, oldest first, as entries of schema perfd.alerts/1."""
@@ -176,18 +213,38 @@ class AnalysisLoop:
             ]
         last: dict[str, JobSummary | None] = {}
         for name in going:
-            self._store_summary(name)
+            with self._failures.contained(Part.HISTORY, job=name):
+                self._store_summary(name)
             last[name] = self._whole_summary(name) if self._exporters else None
         with self._state.lock:
             gone = fleet.forget(now_s, self._config.job_forgotten_after_s)
         self._deriver.forget(gone)
+        self._failures.forget(gone)
         for name in gone:
             self._stored_s.pop(name, None)
         return [summary for name in gone if (summary := last.get(name)) is not None]
 
-    def _derive(self, now_unix_s: float, now_s: float) -> dict[str, Derived]:
-        derived = {name: self._deriver.live(name, now_unix_s, now_s) for name in self.jobs()}
-        return {name: found for name, found in derived.items() if found is not None}
+    def _derive(self, now_s: float) -> tuple[dict[str, Derived], dict[str, LiveFacts]]:
+        derived: dict[str, Derived] = {}
+        facts: dict[str, LiveFacts] = {}
+        for name in self.jobs():
+            found = self._live(name)
+            if found is None:
+                continue
+            with self._failures.contained(Part.FACTS, job=name):
+                facts[name] = self._facts(name, found, now_s)
+                derived[name] = found
+        return derived, facts
+
+    def _live(self, name: str) -> Derived | None:
+        with self._failures.contained(Part.ANALYSIS, job=name):
+            return self._deriver.live(name, self._now_unix_s, self._clock.monotonic_s())
+        return None
+
+    def _failed(self, name: str, part: Part) -> JobSummary | None:
+        """A summary that says why there is none; None when nothing failed."""
+        reason = self._failures.reason(name, part)
+        return None if reason is None else failed_summary(name, reason)
 
     def _facts(self, name: str, found: Derived, now_s: float) -> LiveFacts:
         baseline = self._deriver.baseline_step_time_s(name)
@@ -226,8 +283,6 @@ class AnalysisLoop:
         )
         if self._history is not None and (outcome.changes or self._alerts_are_old(now_unix_s)):
             self._store_alerts(outcome.remembered, now_unix_s)
-        recorded = self._alerts.recorded
-        self._frames = {**frames, "rules": recorded} if recorded is not None else frames
         return outcome.changes
 
     def _export(
@@ -268,16 +323,19 @@ class AnalysisLoop:
     def _view_of_alert(self, job: str, derived: Mapping[str, Derived]) -> JobView | None:
         if not job and len(derived) == 1:
             job = next(iter(derived))
-        found = derived.get(job)
-        return self._job_view(found) if found else server_view(self._state, job)
+        return self._view(job, derived.get(job))
 
-    def _job_view(self, derived: Derived) -> JobView:
+    def _view(self, job: str, derived: Derived | None) -> JobView | None:
+        if derived is None:
+            return server_view(self._state, job)
         tool = CaptureTool(self._config.capture_tool)
         return job_view(self._state, derived.data, derived.summary, tool)
 
     def _whole(self, name: str) -> Derived | None:
-        alerts = [alert.record(self._captures_of(alert)) for alert in self._alerts.of_job(name)]
-        return self._deriver.whole(name, self._now_unix_s, self._clock.monotonic_s(), alerts)
+        with self._failures.contained(Part.SUMMARY, job=name):
+            alerts = [alert.record(self._captures_of(alert)) for alert in self._alerts.of_job(name)]
+            return self._deriver.whole(name, self._now_unix_s, self._clock.monotonic_s(), alerts)
+        return None
 
     def _captures_of(self, alert: RememberedAlert) -> Sequence[str]:
         return self._captures.started_by(alert.alert, server_of(alert.alert.labels) or alert.job)
@@ -288,8 +346,9 @@ class AnalysisLoop:
         for name in self.jobs():
             stored_s = self._stored_s.setdefault(name, now_s)
             if now_s - stored_s >= _SUMMARY_EVERY_S:
-                self._store_summary(name)
                 self._stored_s[name] = now_s
+                with self._failures.contained(Part.HISTORY, job=name):
+                    self._store_summary(name)
         if self._expired_s is None or now_s - self._expired_s >= _EXPIRE_EVERY_S:
             self._expired_s = now_s
             self._history.expire(self._now_unix_s - self._config.history.retention_days * 86_400)
@@ -297,9 +356,11 @@ class AnalysisLoop:
     def store_all(self) -> None:
         """Write the summary of every job and the state of the rules to history, before the end."""
         with self._lock:
-            self._store_alerts((), self._now_unix_s)
+            with self._failures.contained(Part.HISTORY):
+                self._store_alerts((), self._now_unix_s)
             for name in self.jobs():
-                self._store_summary(name)
+                with self._failures.contained(Part.HISTORY, job=name):
+                    self._store_summary(name)
 
     def _alerts_are_old(self, now_unix_s: float) -> bool:
         stored = self._alerts_stored_unix_s

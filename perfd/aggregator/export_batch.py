@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from perfd.aggregator.failures import Failures, Part
 from perfd.aggregator.series import Derived, LiveFacts
 from perfd.analysis.diagnosis import JobSummary
 from perfd.exporters.exporter import AlertUpdate, JobRound, Round
@@ -18,7 +19,8 @@ WholeSummary = Callable[[str], JobSummary | None]
 class ExportBatch:
     """Makes the exporters' view of each round. Not thread-safe: the tick calls it."""
 
-    def __init__(self) -> None:
+    def __init__(self, failures: Failures) -> None:
+        self._failures = failures
         self._ended: dict[str, int] = {}
         self._over: frozenset[str] = frozenset()
 
@@ -38,7 +40,10 @@ class ExportBatch:
 
         `forgotten` jobs have left since the round before; those whose end was not heard of end here.
         """
-        jobs = tuple(_job(found, facts[name]) for name, found in derived.items())
+        jobs: list[JobRound] = []
+        for name, found in derived.items():
+            with self._failures.contained(Part.EXPORT, job=name):
+                jobs.append(_job(found, facts[name]))
         self._ended = {name: attempt for name, attempt in self._ended.items() if name in derived}
         ended = [job for job in jobs if job.ended and self._ended.get(job.summary.name) != job.attempt]
         self._ended |= {job.summary.name: job.attempt for job in ended}
@@ -50,7 +55,7 @@ class ExportBatch:
         return Round(
             time_unix_s=now_unix_s,
             frames=frames,
-            jobs=jobs,
+            jobs=tuple(jobs),
             firing=_updates(active, AlertState.FIRING),
             changes=_updates([change.alert for change in changes], AlertState.FIRING, AlertState.RESOLVED),
             finals=(*silent, *(summary for summary in finals if summary is not None)),

@@ -73,6 +73,8 @@ class AggregatorCounters:
     malformed_messages: int = 0
     ticks: int = 0
     failed_ticks: int = 0
+    round_unix_s: float | None = None
+    """When the newest round was finished; None before the first."""
     tick_s: float = 0.0
     ingest_s: float = 0.0
     rule_evaluation_s: float = 0.0

@@ -1,5 +1,6 @@
 """Streams of agents over real gRPC."""
 
+import logging
 import subprocess
 
 import grpc
@@ -9,11 +10,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfd.aggregator.limits import Limits
+from perfd.aggregator.state.node_state import NodeState
+from perfd.capture.policy.coordinator import CaptureCoordinator
 from perfd.clock import VirtualClock
 from perfd.config import HistoryConfig, TlsConfig
 from perfd.errors import ConfigError, PerfdError
-from perfd.model import Batch, CaptureCancel, CaptureTool, Hello
+from perfd.model import (
+    Batch,
+    CaptureCancel,
+    CaptureState,
+    CaptureStatus,
+    CaptureTool,
+    GpuInfo,
+    Hello,
+)
 from perfd.wire.convert import encode_message
+from perfd.wire.v1 import telemetry_pb2 as pb
 from tests.support.fake_agent import FakeAgent
 
 
@@ -94,18 +106,67 @@ def test_acknowledgements_of_many_batches_may_come_as_one(running):
     ],
     ids=["garbage", "sequence 0", "sequence out of range"],
 )
-def test_a_malformed_message_ends_its_stream_and_no_other(running, message):
-    with (
-        FakeAgent(running.grpc_address, agent_id="good", node="good") as good,
-        FakeAgent(running.grpc_address, agent_id="bad", node="bad") as bad,
-    ):
-        good.hello()
-        bad.hello()
-        bad.say(message)
-        assert bad.end() is grpc.StatusCode.INVALID_ARGUMENT
-        assert bad.reason
-        assert good.send(step(1)) == 1
-    assert counted(running, "perfd_malformed_messages_total") == 1
+def test_a_malformed_message_is_left_out_and_its_stream_goes_on(running, message, caplog):
+    with FakeAgent(running.grpc_address) as agent, caplog.at_level(logging.WARNING):
+        agent.hello()
+        agent.say(message)
+        agent.say(message)
+        assert agent.send(step(1)) == 1
+        (shown,) = running.agents()
+    assert shown["malformed_messages"] == 2
+    assert counted(running, "perfd_malformed_messages_total") == 2
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert caplog.records[0].node == "node0"
+
+
+def test_a_batch_that_cannot_be_decoded_is_acknowledged_and_counted_as_lost(running):
+    poison = pb.AgentMessage(batch=pb.Batch(sequence=3))
+    poison.batch.samples.add(scope=pb.SCOPE_GPU, times_unix_ns=[1], entities=["0"], entity_of_row=[1])
+    with FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        agent.send(step(1))
+        for _ in range(2):
+            agent.say(poison.SerializeToString())
+            assert agent.hear().sequence == 3
+        assert agent.send(step(4), sequence=4) == 4
+    assert steps(running) == [1, 4]
+    assert counted(running, "perfd_malformed_messages_total") == 2
+    assert counted(running, "perfd_lost_batches_total") == 2
+
+
+def test_bytes_that_are_no_batch_are_covered_by_the_acknowledgement_of_the_next_one(running):
+    with FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        agent.send(step(1))
+        agent.say(b"\xff" * 100)
+        assert agent.send(step(3), sequence=3) == 3
+    assert steps(running) == [1, 3]
+    assert counted(running, "perfd_lost_batches_total") == 1
+
+
+def test_a_record_that_cannot_be_applied_is_dropped_and_its_batch_and_stream_go_on(
+    running, monkeypatch, caplog
+):
+    monkeypatch.setattr(NodeState, "gpu_info", lambda *_: 1 / 0)
+    poison = GpuInfo(index=0, name="NVIDIA H200")
+    with FakeAgent(running.grpc_address) as agent, caplog.at_level(logging.ERROR):
+        agent.hello()
+        agent.send(step(1), poison, step(2))
+        assert agent.send(poison, step(3)) == 2
+    assert steps(running) == [1, 2, 3]
+    assert counted(running, 'perfd_failures_total{part="record"}') == 2
+    (logged,) = caplog.records
+    assert (logged.part, logged.node, logged.record) == ("record", "node0", "GpuInfo")
+    assert logged.exc_info[0] is ZeroDivisionError
+
+
+def test_a_status_that_breaks_the_captures_leaves_the_stream_open(running, monkeypatch):
+    monkeypatch.setattr(CaptureCoordinator, "on_status", lambda *_: 1 / 0)
+    with FakeAgent(running.grpc_address) as agent:
+        agent.hello()
+        agent.say(CaptureStatus(capture_id="c", state=CaptureState.DONE, time_unix_ns=1))
+        assert agent.send(step(1)) == 1
+    assert counted(running, 'perfd_failures_total{part="capture"}') == 1
 
 
 @pytest.mark.parametrize(
@@ -130,10 +191,9 @@ def test_a_stream_that_does_not_begin_with_a_fit_hello_is_refused(running, first
 @given(st.binary(max_size=200))
 def test_no_bytes_of_an_agent_stop_the_aggregator(running, data):
     with FakeAgent(running.grpc_address, agent_id="fuzz", node="fuzz") as agent:
-        agent.hello()
+        welcome = agent.hello()
         agent.say(data)
-        agent.say(b"\xff")
-        assert agent.end() is grpc.StatusCode.INVALID_ARGUMENT
+        assert agent.send(step(1), sequence=welcome.last_sequence + 1) > welcome.last_sequence
 
 
 def test_the_newest_stream_of_an_agent_speaks_for_it(running):

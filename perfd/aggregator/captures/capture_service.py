@@ -10,6 +10,7 @@ import msgspec
 
 from perfd.aggregator.alerts import Decision, ReceivedAlert, WebhookOutcome, server_of, unknown_job
 from perfd.aggregator.captures.capture_reports import CaptureReports, LiveSummary
+from perfd.aggregator.failures import Failures, Part
 from perfd.aggregator.history import HistoryStore, capture_row
 from perfd.analysis.data import Captured
 from perfd.capture.policy.coordinator import CAPTURE_LABEL, CaptureCoordinator, FiredAlert
@@ -33,6 +34,7 @@ class CaptureService:
         clock: Clock,
         history: HistoryStore | None,
         *,
+        failures: Failures | None = None,
         reports: bool = False,
         on_alert: bool = True,
         live: LiveSummary = lambda _: None,
@@ -47,6 +49,7 @@ class CaptureService:
             CaptureReports(self._report_made, clock, live=live, peaks_file=peaks_file) if reports else None
         )
         self._on_alert = on_alert
+        self._failures = failures or Failures()
         self._coordinator = CaptureCoordinator(profiles)
         self._clock = clock
         self._history = history
@@ -77,12 +80,12 @@ class CaptureService:
             self._carry_out()
 
     def capture_status(self, node: str, status: CaptureStatus) -> None:
-        with self._lock:
+        with self._lock, self._failures.contained(Part.CAPTURE, node=node):
             self._coordinator.on_status(node, status, self._now())
             self._carry_out()
 
     def capture_files_removed(self, removed: CaptureFilesRemoved) -> None:
-        with self._lock:
+        with self._lock, self._failures.contained(Part.CAPTURE):
             self._coordinator.on_files_removed(removed)
             self._carry_out()
 
@@ -103,15 +106,17 @@ class CaptureService:
         firing = [alert for alert in active if alert.state is AlertState.FIRING]
         with self._lock:
             for alert in fired:
-                job = view(_target(alert))
-                if job is not None:
-                    self._coordinator.on_alert(alert, job, now_unix_s)
+                self._decide(alert, view, now_unix_s)
             for alert in firing:
-                due = self._coordinator.is_due(alert, _target(alert), now_unix_s)
-                job = view(_target(alert)) if due else None
-                if job is not None:
-                    self._coordinator.on_alert(alert, job, now_unix_s)
+                if self._coordinator.is_due(alert, _target(alert), now_unix_s):
+                    self._decide(alert, view, now_unix_s)
             self._carry_out()
+
+    def _decide(self, alert: Alert, view: Callable[[str], JobView | None], now_unix_s: float) -> None:
+        with self._failures.contained(Part.CAPTURE, job=_target(alert)):
+            job = view(_target(alert))
+            if job is not None:
+                self._coordinator.on_alert(alert, job, now_unix_s)
 
     def on_received(
         self,

@@ -16,7 +16,7 @@ import grpc.aio
 from perfd.aggregator.ingest.ingest import Ingest
 from perfd.aggregator.state import AgentState
 from perfd.config import TlsConfig
-from perfd.errors import ConfigError, PerfdError, WireError
+from perfd.errors import BatchError, ConfigError, PerfdError, WireError
 from perfd.model import (
     Ack,
     Batch,
@@ -166,15 +166,28 @@ class TelemetryServer:
             while isinstance(data := await stream.context.read(), bytes):
                 if stream.agent.stream != stream.number:
                     return
-                message = decode_agent_message(data)
-                if isinstance(message, Batch):
-                    await stream.outgoing.put(self._take(stream, message))
-                elif isinstance(message, CaptureStatus):
-                    self._events.capture_status(stream.agent.node, message)
-                elif isinstance(message, Goodbye):
-                    self._intake.goodbye(stream.agent, message)
+                pending = self._receive(stream, data)
+                if pending is not None:
+                    await stream.outgoing.put(pending)
         finally:
             writer.cancel()
+
+    def _receive(self, stream: _Stream, data: bytes) -> _PendingAck | None:
+        """Take a message; returns what to acknowledge. What cannot be taken is left out and counted."""
+        try:
+            message = decode_agent_message(data)
+            if isinstance(message, Batch):
+                return self._take(stream, message)
+            if isinstance(message, CaptureStatus):
+                self._events.capture_status(stream.agent.node, message)
+            elif isinstance(message, Goodbye):
+                self._intake.goodbye(stream.agent, message)
+        except Exception as error:  # noqa: BLE001  (whatever it is, the agent would send it again for ever)
+            sequence = error.sequence if isinstance(error, BatchError) else None
+            if self._intake.left_out(stream.agent, error, sequence):
+                return _PendingAck(sequence or 0, None)
+            # The acknowledgement of the next batch covers it.
+        return None
 
     def _take(self, stream: _Stream, batch: Batch) -> _PendingAck:
         loop = asyncio.get_running_loop()

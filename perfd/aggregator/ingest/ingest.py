@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from perfd.aggregator.failures import Part
 from perfd.aggregator.history import HistoryStore, Statement, agent_left_row, agent_row, job_rows, rows
 from perfd.aggregator.state import AgentState, AggregatorState, BatchVerdict, Durable, RecordSource
 from perfd.clock import Clock
@@ -114,6 +115,31 @@ class Ingest:
         with self._state.lock:
             self._state.counters.malformed_messages += 1
 
+    def left_out(self, agent: AgentState, error: Exception, sequence: int | None) -> bool:
+        """Count a message of a stream that goes on without it; returns whether its batch is acknowledged.
+
+        `sequence` is that of the batch, where it can be read. A batch is counted as lost, where it
+        cannot by the gap that the next one shows.
+        """
+        state = self._state
+        acknowledged = sequence is not None and 0 < sequence <= _MAX_SEQUENCE
+        with state.lock:
+            state.counters.malformed_messages += 1
+            agent.malformed_messages += 1
+            first = agent.malformed_messages == 1
+            if sequence is not None and acknowledged:
+                verdict, lost = agent.take(sequence, state.fleet.limits)
+                state.counters.lost_batches += lost + (verdict is BatchVerdict.NEW)
+        if first:
+            log.warning(
+                "A message of an agent cannot be decoded: it is left out, counted, and its stream goes on. "
+                "Further ones of this agent are only counted.",
+                extra={"node": agent.node, "sequence": sequence, "reason": str(error)},
+            )
+        if not isinstance(error, WireError):
+            state.failures.note(Part.RECORD, error, node=agent.node)
+        return acknowledged
+
     def _statements(self, agent: AgentState, durable: list[Durable], now_unix_s: float) -> list[Statement]:
         jobs = self._state.fleet.jobs
         statements: list[Statement] = []
@@ -121,6 +147,7 @@ class Ingest:
             job = jobs.get(name)
             statements += job_rows(name, attempt, job.started_unix_s if job else None, now_unix_s)
         for item in durable:
-            statements += rows(item, now_unix_s)
+            with self._state.failures.contained(Part.HISTORY, node=item.node):
+                statements += rows(item, now_unix_s)
         statements.append(agent_row(agent.agent_id, agent.node, agent.last_sequence, now_unix_s))
         return statements

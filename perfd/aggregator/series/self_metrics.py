@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from perfd import __version__
 from perfd.aggregator.captures import CaptureService
+from perfd.aggregator.failures import Failures
 from perfd.aggregator.history import HistoryStore
 from perfd.aggregator.state import AgentState, AggregatorState, NodeState
 from perfd.aggregator.web_api import Webhook
@@ -33,6 +34,7 @@ def self_registry(
             found = _state_values(state)
         return [
             *found,
+            *_failure_values(state.failures),
             *_capture_values(captures),
             *_history_values(history),
             *(value for status in exporters.status() for value in _exporter_values(status)),
@@ -99,6 +101,16 @@ def server_values(node: NodeState, now_s: float, stale_after_s: float) -> list[V
     ]
 
 
+def _failure_values(failures: Failures) -> list[Value]:
+    return [
+        *(
+            ("perfd_failures_total", {"part": part.value}, count)
+            for part, count in sorted(failures.counts().items())
+        ),
+        *(("perfd_job_failing", {"job": job, "part": part.value}, 1.0) for job, part in failures.jobs()),
+    ]
+
+
 def _state_values(state: AggregatorState) -> list[Value]:
     counters = state.counters
     return [
@@ -116,6 +128,7 @@ def _state_values(state: AggregatorState) -> list[Value]:
         ("perfd_ticks_total", {}, counters.ticks),
         ("perfd_failed_ticks_total", {}, counters.failed_ticks),
         ("perfd_tick_seconds_total", {}, counters.tick_s),
+        ("perfd_round_timestamp_seconds", {}, counters.round_unix_s),
         ("perfd_rule_evaluation_seconds_total", {}, counters.rule_evaluation_s),
         *(
             ("perfd_rejected_total", {"bound": bound}, count)

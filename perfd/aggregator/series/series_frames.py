@@ -6,11 +6,13 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry
 
+from perfd.aggregator.failures import Part
 from perfd.aggregator.series.job_series import Block, Blocks, LiveFacts, job_values, node_block
 from perfd.aggregator.series.metric_names import MetricNames
 from perfd.aggregator.series.self_metrics import agent_values, node_values, server_values
 from perfd.aggregator.series.summary_cache import Derived
 from perfd.aggregator.state import AggregatorState
+from perfd.metrics.catalog import Value
 from perfd.metrics.series import SeriesFrame
 
 BlockName = tuple[str, ...]
@@ -42,7 +44,7 @@ class SeriesFrames:
         derived: Mapping[str, Derived],
         facts: Mapping[str, LiveFacts],
     ) -> dict[str, SeriesFrame]:
-        """The frames of one instant."""
+        """The frames of one instant; a job or node whose series cannot be made is left out."""
         # What it exports of itself comes first: that counts what is left out.
         groups = self._bounded(
             {
@@ -78,36 +80,42 @@ class SeriesFrames:
         return bounded
 
     def _jobs(self, derived: Mapping[str, Derived], facts: Mapping[str, LiveFacts]) -> dict[BlockName, Block]:
-        return {
-            ("job", name): self._blocks.block(
-                ("job", name), job_values(found.data, found.summary, facts[name])
-            )
-            for name, found in derived.items()
-            if facts[name].exported
-        }
+        blocks: dict[BlockName, Block] = {}
+        for name, found in derived.items():
+            if not facts[name].exported:
+                continue
+            with self._state.failures.contained(Part.SERIES, job=name):
+                values = job_values(found.data, found.summary, facts[name])
+                blocks["job", name] = self._blocks.block(("job", name), values)
+        return blocks
 
     def _nodes(self, now_s: float) -> dict[BlockName, Block]:
+        blocks: dict[BlockName, Block] = {}
         with self._state.lock:
             fleet = self._state.fleet
             stale_after_s = fleet.limits.stale_after_s
-            blocks = {}
             for node in fleet.nodes.values():
                 if node.left:
                     continue
-                fresh = {
-                    scope: readings.fresh(now_s, stale_after_s) for scope, readings in node.readings.items()
-                }
-                name, block = node_block(self._blocks, self._names, node, fleet.exported_owners, fresh)
-                blocks[name] = block
-            return blocks
+                with self._state.failures.contained(Part.NODE, node=node.name):
+                    fresh = {
+                        scope: readings.fresh(now_s, stale_after_s)
+                        for scope, readings in node.readings.items()
+                    }
+                    name, block = node_block(self._blocks, self._names, node, fleet.exported_owners, fresh)
+                    blocks[name] = block
+        return blocks
 
     def _agents(self, now_s: float) -> dict[BlockName, Block]:
         with self._state.lock:
-            nodes = [node for node in self._state.fleet.nodes.values() if not node.left]
             stale_after_s = self._state.fleet.limits.stale_after_s
-            values = [
-                *(value for node in nodes for value in node_values(node)),
-                *(value for node in nodes for value in server_values(node, now_s, stale_after_s)),
+            values: list[Value] = []
+            for node in self._state.fleet.nodes.values():
+                if node.left:
+                    continue
+                with self._state.failures.contained(Part.NODE, node=node.name):
+                    values += [*node_values(node), *server_values(node, now_s, stale_after_s)]
+            values += [
                 *agent_values(list(self._state.agents), now_s, self._forgotten_after_s),
             ]
         return {("agents",): self._blocks.block(("agents",), values)}

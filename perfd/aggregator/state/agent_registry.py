@@ -39,6 +39,8 @@ class AgentState:
     capture_tools: tuple[CaptureTool, ...] = ()
     dropped_records: int = 0
     unknown_records: int = 0
+    malformed_messages: int = 0
+    """Left out because they could not be decoded."""
     batches: int = 0
     received_s: float = 0.0
     """Monotonic time of the newest message."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from perfd.aggregator.failures import Failures
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.state.agent_registry import AgentRegistry
 from perfd.aggregator.state.fleet import Fleet
@@ -18,9 +19,12 @@ class AggregatorState:
     agents: AgentRegistry
     counters: AggregatorCounters
     lock: threading.RLock
+    failures: Failures
+    """Has a lock of its own."""
 
     @classmethod
     def empty(cls, limits: Limits) -> AggregatorState:
         """A state that knows nothing yet."""
-        counters = AggregatorCounters()
-        return cls(Fleet(limits, counters), AgentRegistry(limits), counters, threading.RLock())
+        counters, failures = AggregatorCounters(), Failures()
+        fleet = Fleet(limits, counters, failures)
+        return cls(fleet, AgentRegistry(limits), counters, threading.RLock(), failures)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from perfd.aggregator.failures import Failures, Part
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.state.job_state import JobState, RecordSource
 from perfd.aggregator.state.node_state import NodeState
@@ -69,14 +70,20 @@ _KEPT = (JobDescription, TrainingStep, StepPhases)
 class Fleet:
     """Applies batches. Not thread-safe: the aggregator's state lock is held around every call."""
 
-    def __init__(self, limits: Limits, counters: AggregatorCounters) -> None:
+    def __init__(
+        self, limits: Limits, counters: AggregatorCounters, failures: Failures | None = None
+    ) -> None:
+        self._failures = failures or Failures()
         self.limits = limits
         self.counters = counters
         self.nodes: dict[str, NodeState] = {}
         self.jobs: dict[str, JobState] = {}
 
     def apply(self, records: Iterable[Record], source: RecordSource) -> list[Durable]:
-        """Take the records of one batch; returns what history has to keep, in order."""
+        """Take the records of one batch; returns what history has to keep, in order.
+
+        A record that cannot be applied is dropped and counted.
+        """
         node = self.node(source.node)
         if node is None:
             return []
@@ -85,14 +92,10 @@ class Fleet:
         durable: list[Durable] = []
         for record in records:
             self.counters.records += 1
-            if isinstance(record, SampleTable):
-                node.sample(record, source.now_s)
-                if record.scope is Scope.RANK:
-                    self._apply_to_ranks(record, source)
-            elif isinstance(record, _JobRecord):
-                durable += self._apply_to_job(record, source)
-            else:
-                durable += self._apply_to_node(record, node, source)
+            try:
+                durable += self._apply(record, node, source)
+            except Exception as error:  # noqa: BLE001  (whatever it is, the stream goes on)
+                self._failures.note(Part.RECORD, error, node=source.node, record=type(record).__name__)
         return durable
 
     def leave(self, source: RecordSource) -> None:
@@ -182,6 +185,16 @@ class Fleet:
         for name in [name for name, node in self.nodes.items() if now_s - node.received_s > after_s]:
             del self.nodes[name]
         return gone
+
+    def _apply(self, record: Record, node: NodeState, source: RecordSource) -> list[Durable]:
+        if isinstance(record, SampleTable):
+            node.sample(record, source.now_s)
+            if record.scope is Scope.RANK:
+                self._apply_to_ranks(record, source)
+            return []
+        if isinstance(record, _JobRecord):
+            return self._apply_to_job(record, source)
+        return self._apply_to_node(record, node, source)
 
     def _apply_to_ranks(self, table: SampleTable, source: RecordSource) -> None:
         busy_s = table.columns.get(RankColumn.NCCL_BUSY)

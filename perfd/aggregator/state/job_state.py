@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from perfd.aggregator.lifetime import JobEnd, Lifetime
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.operations import CollectiveRows, NcclTimeCounters, ProgressRows
+from perfd.aggregator.plausible import plausible_description
 from perfd.aggregator.state.step_tables import PhaseRows, StepRows
 from perfd.analysis.data import Captured
 from perfd.model import (
@@ -127,6 +128,7 @@ class JobState:
         The later word wins where it says something. Another layout or model is another
         start of the job, so that nothing of the old one may be mixed into it.
         """
+        description = plausible_description(description)
         if (description.parallel.world_size or 0) > self._limits.ranks_per_job:
             self._counters.rejected["ranks_per_job"] += 1
             return None
@@ -257,7 +259,7 @@ class JobState:
         """Go on with the attempt that history knows."""
         self.attempt = attempt
         self.started_unix_s = started_unix_s
-        self.description = description
+        self.description = None if description is None else plausible_description(description)
         self.version += 1
 
     def _new_line(self, line: TrainingStep, source: RecordSource) -> Event | None:

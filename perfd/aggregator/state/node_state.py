@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
+from perfd.aggregator.plausible import plausible_gpu, plausible_layout, plausible_placement
 from perfd.aggregator.state.node_samples import GpuHistory, Layout, NodeSamples, values_of
 from perfd.model import CollectorHealth, Event, GpuInfo, RankPlacement, SampleTable, Scope, ServerInfo
 
@@ -64,6 +65,7 @@ class NodeState:
 
     def gpu_info(self, info: GpuInfo) -> bool:
         """Know a GPU; returns whether that is news."""
+        info = plausible_gpu(info)
         if self.gpu_infos.get(info.index) == info:
             return False
         if len(self.gpu_infos) >= self._limits.entities_per_scope:
@@ -92,7 +94,12 @@ class NodeState:
 
     def _with_short_names(self, info: ServerInfo) -> ServerInfo:
         """Without the texts that are too long to be the value of a label."""
-        return dataclasses.replace(info, version=self._short(info.version), model=self._short(info.model))
+        return dataclasses.replace(
+            info,
+            version=self._short(info.version),
+            model=self._short(info.model),
+            parallel=plausible_layout(info.parallel),
+        )
 
     def _short(self, text: str | None) -> str | None:
         if text is None or len(text) <= self._limits.name_chars:
@@ -102,6 +109,7 @@ class NodeState:
 
     def place(self, placement: RankPlacement) -> bool:
         """Know where a rank runs; returns whether that is news. A GPU serves the job that came last."""
+        placement = plausible_placement(placement)
         key = (placement.job, placement.rank)
         if self.placements.get(key) == placement:
             return False

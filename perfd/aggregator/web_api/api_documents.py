@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from perfd.aggregator.failures import Part
 from perfd.aggregator.state import AgentState, AggregatorState, JobState
 from perfd.analysis.data import StepTable
 from perfd.analysis.diagnosis import JobSummary
@@ -19,8 +20,11 @@ _SHOWN_CULPRITS = 4
 _SHOWN_ALERTS = 20
 
 
-def job_json(job: JobState, live: JobSummary, now_s: float) -> dict[str, Any]:
-    """One entry of schema perfd.jobs/1: where the job stands now, and its newest numbers."""
+def job_json(job: JobState, live: JobSummary, now_s: float, failure: str | None) -> dict[str, Any]:
+    """One entry of schema perfd.jobs/1: where the job stands now, and its newest numbers.
+
+    `failure` is what of perfd's own work on it fails, if anything does.
+    """
     entry: dict[str, Any] = msgspec.to_builtins(live)
     for left_to_the_summary in ("alerts", "findings", "flops_check"):
         entry.pop(left_to_the_summary, None)
@@ -37,6 +41,7 @@ def job_json(job: JobState, live: JobSummary, now_s: float) -> dict[str, Any]:
         "train_steps": job.description.train_steps if job.description else None,
         "log_silent_s": job.log_silent_s(now_s),
         "silent_s": max(0.0, now_s - job.received_s),
+        "failure": failure,
     }
     return entry
 
@@ -51,8 +56,11 @@ def fleet_json(
     """The keys of schema perfd.fleet/1, for the jobs whose newest numbers are given."""
     firing = Counter(alert["job"] for alert in alerts if alert["state"] == "firing")
     with state.lock:
-        known = [(name, job) for name in live if (job := state.fleet.jobs.get(name)) is not None]
-        rows = [_fleet_row(job, live[name], now_s, firing[name]) for name, job in known]
+        rows: list[dict[str, Any]] = []
+        for name, summary in live.items():
+            with state.failures.contained(Part.FLEET, job=name):
+                if (job := state.fleet.jobs.get(name)) is not None:
+                    rows.append(_fleet_row(job, summary, now_s, firing[name]))
         connected = [agent.stream is not None for agent in state.agents if not agent.left]
     elsewhere = [alert for alert in alerts if alert["state"] == "firing" and alert["job"] is None]
     return {
@@ -111,6 +119,7 @@ def agent_json(agent: AgentState, now_s: float) -> dict[str, Any]:
         "last_sequence": agent.last_sequence,
         "batches": agent.batches,
         "dropped_records": agent.dropped_records,
+        "malformed_messages": agent.malformed_messages,
         "silent_s": max(0.0, now_s - agent.received_s),
         "clock_offset_s": agent.clock_offset_s,
         "capture_tools": [tool.value for tool in agent.capture_tools],

@@ -12,7 +12,7 @@ import msgspec
 from perfd import __version__
 from perfd.aggregator.web_api.capture_routes import StartBody, capture_routes
 from perfd.aggregator.web_api.report_routes import report_routes
-from perfd.analysis.diagnosis import JobSummary, to_json
+from perfd.analysis.diagnosis import JobSummary, Kind, to_json
 from perfd.errors import PerfdError
 from perfd.metrics.exposition import MetricsPage
 from perfd.net import Handler, Request, Response
@@ -88,8 +88,11 @@ class ApiSource(Protocol):
     def cancel_capture(self, capture_id: str, reason: str) -> Mapping[str, Any]:
         """End a capture by hand; raises `CaptureError`."""
 
-    def serving(self) -> bool:
-        """Whether agents are served."""
+    def stale(self) -> str | None:
+        """Why the numbers are not of now, in a sentence; None when they are."""
+
+    def unready(self) -> str | None:
+        """Why agents are not served or numbers are not of now, in a sentence; None when all is well."""
 
 
 def routes(source: ApiSource, live: Live) -> dict[str, Handler]:
@@ -97,7 +100,7 @@ def routes(source: ApiSource, live: Live) -> dict[str, Handler]:
     return {
         **page_routes(lambda job: job in source.jobs() or source.stored_summary(job) is not None),
         "/api/v1": lambda _: _text(_INDEX.format(version=__version__)),
-        "/metrics": lambda request: _metrics(source.metrics(request.headers)),
+        "/metrics": lambda request: _metrics(source, request),
         **report_routes(source),
         "/api/v1/fleet": lambda _: _json({"schema": "perfd.fleet/1", **source.fleet()}),
         "/api/v1/jobs": lambda request: _json(
@@ -110,8 +113,20 @@ def routes(source: ApiSource, live: Live) -> dict[str, Handler]:
         "/api/v1/agents": lambda _: _json({"schema": "perfd.agents/1", "agents": source.agents()}),
         **capture_routes(captures=source.captures, start=source.start_capture, cancel=source.cancel_capture),
         "/api/v1/healthz": lambda _: _text("ok\n"),
-        "/api/v1/readyz": lambda _: _text("ready\n") if source.serving() else _text("not ready\n", 503),
+        "/api/v1/readyz": lambda _: _ready(source.unready()),
     }
+
+
+def _metrics(source: ApiSource, request: Request) -> Response:
+    # To Prometheus a page that no longer changes would look like a fleet that is well.
+    if (stale := source.stale()) is not None:
+        return _text(f"{stale}\n", 503)
+    page = source.metrics(request.headers)
+    return Response(body=page.body, content_type=page.content_type, headers=page.headers)
+
+
+def _ready(unready: str | None) -> Response:
+    return _text("ready\n") if unready is None else _text(f"{unready}\n", 503)
 
 
 def _job(source: ApiSource, request: Request) -> Response:
@@ -156,7 +171,7 @@ def _summary_since(source: ApiSource, job: str, since: str) -> Response:
     found = source.summary_since(job, since_unix_s)
     if found is None:
         return _no_job(job, " in memory")
-    if not found.steps.count:
+    if not found.steps.count and found.bottleneck.kind is not Kind.ANALYSIS_FAILED:
         return _error(404, f"Job {job!r} showed no step since then.")
     return _json(to_json([found]))
 
@@ -190,10 +205,6 @@ def _no_job(job: str, where: str = "") -> Response:
 
 def _error(status: int, message: str) -> Response:
     return Response(body=msgspec.json.encode({"error": message}) + b"\n", status=status)
-
-
-def _metrics(page: MetricsPage) -> Response:
-    return Response(body=page.body, content_type=page.content_type, headers=page.headers)
 
 
 def _text(text: str, status: int = 200) -> Response:

@@ -26,6 +26,7 @@ LIMITS: Mapping[Kind, str] = {
     Kind.SEQUENCE_IMBALANCE: "Sequences of unequal length limit this job",
     Kind.HANG: "Nothing moves in this job",
     Kind.MISSING_TELEMETRY: "Ranks that say nothing hide what limits this job",
+    Kind.ANALYSIS_FAILED: "The analysis of this job failed",
     Kind.UNKNOWN: "It is unknown what limits this job",
 }
 """Without the full stop: who is to blame may follow."""

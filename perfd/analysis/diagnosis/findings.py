@@ -60,6 +60,8 @@ class Kind(StrEnum):
     """The job stands still."""
     MISSING_TELEMETRY = "missing_telemetry"
     """Some ranks say nothing, so what depends on all of them is not judged."""
+    ANALYSIS_FAILED = "analysis_failed"
+    """perfd itself failed at this job, so nothing of it is known."""
     UNKNOWN = "unknown"
 
 

@@ -21,7 +21,7 @@ _NAMES = 140
 _MODEL_CHARS = 32
 _ALERTS = 2
 """Of those that belong to no job."""
-_HARMLESS = frozenset({"none", "unknown", "compute", "missing_telemetry"})
+_HARMLESS = frozenset({"none", "unknown", "compute", "missing_telemetry", "analysis_failed"})
 
 
 def order(jobs: Sequence[Json]) -> list[Json]:

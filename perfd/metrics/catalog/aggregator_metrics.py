@@ -44,7 +44,7 @@ AGGREGATOR_METRICS: Sequence[MetricInfo] = (
     ),
     metric(
         "perfd_malformed_messages_total",
-        "Messages that could not be understood; their streams were closed.",
+        "Messages that could not be decoded. A batch is left out; any other message ends its stream.",
         source=_SELF,
         kind=ColumnKind.COUNTER,
     ),
@@ -80,6 +80,28 @@ AGGREGATOR_METRICS: Sequence[MetricInfo] = (
     metric("perfd_tick_seconds_total", "Time spent in those rounds.", source=_SELF, kind=ColumnKind.COUNTER),
     metric(
         "perfd_rule_evaluation_seconds_total", "Time spent on rules.", source=_SELF, kind=ColumnKind.COUNTER
+    ),
+    metric(
+        "perfd_round_timestamp_seconds",
+        "Unix time of the newest finished round. A page over 30 s old (5 rounds, if that is longer) is not"
+        " served: status 503.",
+        source=_SELF,
+        absent="Before the first round is finished.",
+    ),
+    metric(
+        "perfd_failures_total",
+        "Errors of perfd itself that stayed within one part of its work, as the analysis of one job.",
+        labels=("part",),
+        source=_SELF,
+        absent="That part did not fail.",
+        kind=ColumnKind.COUNTER,
+    ),
+    metric(
+        "perfd_job_failing",
+        "1 for a part of the work on a job that failed when it was tried last; other jobs are not affected.",
+        labels=("job", "part"),
+        source=_SELF,
+        absent="Nothing of the job fails.",
     ),
     metric(
         "perfd_history_up",

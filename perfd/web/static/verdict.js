@@ -23,6 +23,7 @@ const SENTENCES = {
   sequence_imbalance: "Limited by unequal sequences",
   hang: "The job stands still",
   missing_telemetry: "Some ranks say nothing, so what limits the job is not judged",
+  analysis_failed: "The analysis of this job failed",
   unknown: "What limits this job is not known yet",
 };
 const FINE = new Set(["none", "unknown"]);
@@ -31,7 +32,7 @@ const SHOWN = 6;
 export const isTrouble = (finding) => Boolean(finding) && !FINE.has(finding.kind);
 
 // Something other than the job's own work holds it up.
-export const isHeldUp = (finding) => isTrouble(finding) && !["compute", "missing_telemetry"].includes(finding.kind);
+export const isHeldUp = (finding) => isTrouble(finding) && !["compute", "missing_telemetry", "analysis_failed"].includes(finding.kind);
 
 export const kind = (finding) => words(finding?.kind);
 

@@ -1,0 +1,123 @@
+"""The failure of one job, node or record stays its own: it is marked, counted and logged once."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+_MOST_LOGGED = 1024
+
+
+class Part(StrEnum):
+    """The work that failed: the label `part` of `perfd_failures_total`."""
+
+    ANALYSIS = "analysis"
+    FACTS = "facts"
+    """What series tell of a job beside its analysis."""
+    SERIES = "series"
+    SUMMARY = "summary"
+    TRACES = "traces"
+    """Taking over what captures showed."""
+    CAPTURE = "capture"
+    """Decisions about captures."""
+    HISTORY = "history"
+    EXPORT = "export"
+    OVERVIEW = "overview"
+    """An entry of /api/v1/jobs."""
+    FLEET = "fleet"
+    """A row of /api/v1/fleet."""
+    NODE = "node"
+    """The series of a node."""
+    RULES = "rules"
+    RECORD = "record"
+    """A record of an agent was dropped because it could not be applied."""
+
+
+class Failures:
+    """What fails, by job and part; any thread may call any method."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._failing: dict[tuple[str, Part], str] = {}
+        self._logged: set[tuple[str, Part, str]] = set()
+        self._counts: Counter[Part] = Counter()
+
+    @contextmanager
+    def contained(self, part: Part, *, job: str = "", node: str = "") -> Iterator[None]:
+        """Run a part of the work; what it raises is noted and goes no further.
+
+        A job is marked until the same part goes well, so each part has one place in the work.
+        """
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  (whatever it is, all other jobs go on)
+            self.note(part, error, job=job, node=node)
+        else:
+            if self._failing:
+                with self._lock:
+                    self._failing.pop((job, part), None)
+
+    def note(self, part: Part, error: Exception, *, job: str = "", node: str = "", record: str = "") -> None:
+        """Count an error of a part, and log it with its traceback unless it is known."""
+        sentence = _sentence(error)
+        condition = (job or node, part, sentence)
+        with self._lock:
+            self._counts[part] += 1
+            if job:
+                self._failing[job, part] = sentence
+            known = condition in self._logged
+            if len(self._logged) >= _MOST_LOGGED:
+                self._logged.clear()
+            self._logged.add(condition)
+        if not known:
+            log.error(
+                "A part of the work failed, and all else goes on; this is logged once.",
+                exc_info=error,
+                extra={"part": part.value, **_named(job=job, node=node, record=record)},
+            )
+
+    def counts(self) -> Mapping[Part, int]:
+        """How often each part failed since the start."""
+        with self._lock:
+            return dict(self._counts)
+
+    def reason(self, job: str, part: Part) -> str | None:
+        """Why a part of the work on a job failed when it was tried last; None when it did not."""
+        with self._lock:
+            return self._failing.get((job, part))
+
+    def of_job(self, job: str) -> str | None:
+        """What fails of a job, in a sentence; None when nothing does."""
+        with self._lock:
+            failing = {part: text for (name, part), text in self._failing.items() if name == job}
+        return next((f"{part} failed: {failing[part]}" for part in Part if part in failing), None)
+
+    def jobs(self) -> list[tuple[str, Part]]:
+        """The jobs of which something fails, with the part that does."""
+        with self._lock:
+            return sorted(self._failing)
+
+    def forget(self, jobs: Iterable[str]) -> None:
+        """Drop what is known of jobs that are gone."""
+        gone = set(jobs)
+        with self._lock:
+            self._failing = {key: text for key, text in self._failing.items() if key[0] not in gone}
+            self._logged = {condition for condition in self._logged if condition[0] not in gone}
+
+
+def _named(**names: str) -> Mapping[str, str]:
+    return {what: name for what, name in names.items() if name}
+
+
+def _sentence(error: Exception) -> str:
+    """What kind of error it is and where: its own text may hold what the job did not want to be seen."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} in {Path(place.filename).name}, line {place.lineno}."
