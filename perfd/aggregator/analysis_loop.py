@@ -20,7 +20,7 @@ from perfd.aggregator.history import HistoryStore, alert_row, engine_row, rows, 
 from perfd.aggregator.series import Derived, LiveFacts, MetricNames, SeriesFrames, SummaryCache
 from perfd.aggregator.state import AggregatorState, JobState
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, to_json
-from perfd.analysis.failed import failed_summary
+from perfd.analysis.diagnosis.failed_analysis import failed_summary
 from perfd.analysis.flops import FlopsConvention
 from perfd.capture.policy.coordinator import CAPTURE_LABEL
 from perfd.capture.selection import JobView
