@@ -155,8 +155,12 @@ def test_the_interface_says_why_a_job_has_no_numbers(two_jobs, broken_analysis):
         ("perfd.aggregator.series.series_frames.job_values", lambda data, *_: data.name, "series"),
         ("perfd.aggregator.analysis_loop.job_view", lambda _, data, *__: data.name, "capture"),
         ("perfd.aggregator.analysis_loop.summary_row", lambda name, *_: name, "history"),
-        ("perfd.aggregator.captures.capture_service.Captures.captured", lambda _, name: name, "traces"),
-        ("perfd.aggregator.series.summary_cache.Deriver.baseline_step_time_s", lambda _, name: name, "facts"),
+        ("perfd.aggregator.captures.capture_service.CaptureService.captured", lambda _, name: name, "traces"),
+        (
+            "perfd.aggregator.series.summary_cache.SummaryCache.baseline_step_time_s",
+            lambda _, name: name,
+            "facts",
+        ),
         ("perfd.aggregator.aggregator.job_json", lambda job, *_: job.name, "overview"),
         ("perfd.aggregator.web_api.api_documents._fleet_row", lambda job, *_: job.name, "fleet"),
     ],
@@ -209,9 +213,9 @@ def test_a_node_whose_series_cannot_be_made_leaves_those_of_others(clock, monkey
 @pytest.mark.parametrize(
     ("place", "part"),
     [
-        ("perfd.aggregator.alerts.alert_evaluation.Alerts.evaluate", "rules"),
-        ("perfd.aggregator.captures.capture_service.Captures.tick", "capture"),
-        ("perfd.aggregator.history.history_store.History.expire", "history"),
+        ("perfd.aggregator.alerts.alert_evaluation.AlertEvaluation.evaluate", "rules"),
+        ("perfd.aggregator.captures.capture_service.CaptureService.tick", "capture"),
+        ("perfd.aggregator.history.history_store.HistoryStore.expire", "history"),
     ],
 )
 def test_a_stage_that_fails_for_all_jobs_stops_no_other_stage(two_jobs, monkeypatch, place, part):
