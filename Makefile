@@ -41,12 +41,13 @@ test-slow: $(VENV)/.installed-dev ## Run the slow tests that need no services
 test-system: $(VENV)/.installed-dev ## Run the tests against real services (.ci/run installs them)
 	@$(BIN)/python -m pytest -q -m system
 
-check: $(VENV)/.installed-dev ## Lint, types, imports, drift of generated files
+check: $(VENV)/.installed-dev ## Lint, types, imports, wording, drift of generated files
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/shellcheck -x .ci/run deploy/slurm/* $$(git ls-files '*.sh')
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python -m tests.style.lint_words
 	@$(BIN)/python -m perfd.wire.regenerate --check
 	@$(BIN)/python -m perfd.cli.metrics_reference --check
 	@$(BIN)/python deploy/kubernetes/make_schema.py --check
