@@ -50,6 +50,7 @@ check: $(VENV)/.installed-dev ## Lint, types, imports, wording, drift of generat
 	@$(BIN)/python -m tests.style.lint_words
 	@$(BIN)/python -m perfd.wire.regenerate --check
 	@$(BIN)/python -m perfd.cli.metrics_reference --check
+	@$(BIN)/python -m perfd.cli.thresholds_reference --check
 	@$(BIN)/python deploy/kubernetes/make_schema.py --check
 	@$(BIN)/python -m perfd.cli.cli_reference --check
 	@cd deploy/grafana && $(abspath $(BIN))/python -m perfd_dashboards --check
@@ -64,8 +65,9 @@ bench: $(VENV)/.installed-dev ## Measure perfd against named references
 proto: $(VENV)/.installed-dev ## Generate the wire code from its .proto
 	@$(BIN)/python -m perfd.wire.regenerate
 
-docs: $(VENV)/.installed-dev ## Generate docs/metrics.md, docs/cli.md, the shells' completions and the chart's schema
+docs: $(VENV)/.installed-dev ## Generate docs/metrics.md, docs/cli.md, the thresholds in docs/analysis.md, the shells' completions and the chart's schema
 	@$(BIN)/python -m perfd.cli.metrics_reference
+	@$(BIN)/python -m perfd.cli.thresholds_reference
 	@$(BIN)/python deploy/kubernetes/make_schema.py
 	@$(BIN)/python -m perfd.cli.cli_reference
 

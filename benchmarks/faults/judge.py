@@ -13,7 +13,8 @@ from benchmarks.faults.scenario import Fault, Scenario
 from benchmarks.faults.simulation import Trace, simulate
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.state import Fleet, RecordSource, job_data
-from perfd.analysis.diagnosis import AnalysisSettings, Finding, JobSummary, Kind, summarise
+from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.findings import Finding, Kind
 
 BLAMING = frozenset({Kind.STRAGGLER, Kind.DATA_LOADING, Kind.THROTTLING, Kind.HANG})
 _LIVE_STEPS = 50
@@ -84,7 +85,7 @@ def judge(scenario: Scenario, *, every_s: float = 1.0) -> Verdict:
         detected_after_s=detected_s,
         detected_after_steps=None if detected_s is None else detected_s / step_s,
         kinds=tuple(finding.kind.value for finding in summary.findings),
-        lost_ratio=next((one.lost_ratio for one in summary.findings if one.kind in BLAMING), None),
+        lost_ratio=next((one.gain_ratio for one in summary.findings if one.kind in BLAMING), None),
         cost_ratio=cost,
         baselines=_baselines(scenario, trace, onset_s),
     )

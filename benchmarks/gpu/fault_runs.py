@@ -25,6 +25,7 @@ import numpy as np
 import psutil
 
 from benchmarks.faults.baselines import RULES
+from perfd.analysis.findings import finding_json
 from perfd.session.replay_session import ReplayOptions, replay
 from tests.support.services import free_port
 
@@ -156,15 +157,7 @@ def judge_again(folder: Path) -> Outcome:
     """What today's perfd says of a run that was recorded, from its records."""
     case = case_of(folder)
     (summary,) = replay(ReplayOptions(recording=folder / "recording", allow_missing=True)).summaries
-    findings = [
-        {
-            "kind": finding.kind.value,
-            "culprits": [{"kind": culprit.kind, "id": culprit.id} for culprit in finding.culprits],
-            "evidence": list(finding.evidence),
-            "lost_ratio": finding.lost_ratio,
-        }
-        for finding in summary.findings
-    ]
+    findings = [finding_json(finding) for finding in summary.findings]
     return _outcome(case, folder, [], {"jobs": [{"findings": findings}]})
 
 
@@ -201,7 +194,7 @@ def _outcome(
         verdicts=[(at - start, said[0]["kind"], _blamed(said)) for at, said in seen if said],
         kinds=[one["kind"] for one in findings],
         blamed=_blamed(findings),
-        lost_ratio=worst["lost_ratio"],
+        lost_ratio=worst["gain_ratio"],
         evidence=list(worst["evidence"]),
         baselines=baselines_of(folder),
     )

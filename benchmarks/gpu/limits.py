@@ -57,10 +57,11 @@ CASES = (
         live=frozenset({"host_transfer"}), captured=frozenset({"host_transfer"}),
     ),
     Case(fault="all_tiny_kernels", strength=0.3, steps=200, live=_IDLE, captured=frozenset({"launch_bound"})),
-    Case(fault="forced_syncs", strength=0.05, steps=320, live=_IDLE, captured=frozenset({"sync_bound"})),
+    Case(fault="forced_syncs", strength=0.05, steps=320, live=_IDLE, captured=frozenset({"synchronization"})),
     Case(
         fault="slow_loaders", strength=0.1, steps=230,
-        live=_IDLE | {"data_loading"}, captured=frozenset({"launch_bound", "sync_bound", "data_loading"}),
+        live=_IDLE | {"data_loading"},
+        captured=frozenset({"launch_bound", "synchronization", "data_loading"}),
     ),
 )  # fmt: skip
 

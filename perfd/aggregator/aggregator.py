@@ -239,17 +239,17 @@ class Aggregator:
         return self._renderers.setdefault(group, PageRenderer(self._rounds.names.describe))
 
     def overview(self, job: str | None = None) -> list[dict[str, Any]]:
-        """One entry a job with its newest numbers, or that of one job, of schema perfd.jobs/1."""
+        """One entry a job with its newest numbers, or that of one job, of schema perfd.jobs/2."""
         names = self.jobs() if job is None else [job]
         return [entry for name in names if (entry := self._overview_of(name)) is not None]
 
     def fleet(self) -> dict[str, Any]:
-        """A short row a job, and how many agents and servers there are, of schema perfd.fleet/1."""
+        """A short row a job, and how many agents and servers there are, of schema perfd.fleet/2."""
         live = {name: summary for name in self.jobs() if (summary := self._rounds.live(name)) is not None}
         return fleet_json(self._state, live, self._rounds.alerts(), self.servers(), self._clock.monotonic_s())
 
     def servers(self) -> list[dict[str, Any]]:
-        """Serving engines with the alerts that fire about them, of schema perfd.servers/1."""
+        """Serving engines with the alerts that fire about them, of schema perfd.servers/2."""
         return servers_json(self._state, self.alerts(), self._clock.monotonic_s())
 
     def alerts(self) -> list[dict[str, Any]]:

@@ -56,7 +56,7 @@ def job_table(jobs: Sequence[Json], alerts: Sequence[Json] = ()) -> Table:
     table.add_column("LIMITED BY", overflow="fold")
     for job in jobs:
         firing = sum(a.get("job") == job["name"] and a.get("state") == "firing" for a in alerts)
-        kind = str(get(job, "bottleneck", "kind") or "unknown").replace("_", " ")
+        kind = str(get(job, "bottleneck", "name") or "unknown")
         table.add_row(
             Text(
                 job["name"]
@@ -158,7 +158,7 @@ def _gpus(job: Json) -> list[RenderableType]:
 
 
 def _bottleneck(job: Json) -> RenderableType:
-    kind = str(get(job, "bottleneck", "kind") or "unknown").replace("_", " ")
+    kind = str(get(job, "bottleneck", "name") or "unknown")
     culprits = [f"{who['kind']} {who['id']}" for who in get(job, "bottleneck", "culprits") or []]
     evidence = get(job, "bottleneck", "evidence") or []
     text = Text("limited by ", style="dim").append(kind, style="bold not dim yellow")

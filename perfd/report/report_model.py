@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from perfd.analysis.findings import Finding
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportMetric:
@@ -24,11 +26,23 @@ class ReportFinding:
     title: str
     evidence: Sequence[str]
     """Sentences with numbers and their source."""
-    recommendation: str
+    advice: str
     gain_ratio: float | None
-    """How much of the time there is to gain at most; None where that is not known."""
+    """The share of the time that there is to gain at most; None when unknown."""
     confidence: float
-    who: str = ""
+    culprits: str = ""
+
+    @classmethod
+    def of(cls, found: Finding) -> ReportFinding:
+        """The finding as a report shows it."""
+        return cls(
+            title=found.kind.short_name[:1].upper() + found.kind.short_name[1:],
+            evidence=found.evidence,
+            advice=found.advice,
+            gain_ratio=found.gain_ratio,
+            confidence=found.confidence,
+            culprits=found.culprit_names,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,5 +138,5 @@ class Report:
 
     def recommendations(self) -> list[ReportFinding]:
         """Findings that advise something, those with the most to gain first."""
-        advising = [found for found in self.findings if found.recommendation]
+        advising = [found for found in self.findings if found.advice]
         return sorted(advising, key=lambda found: -(found.gain_ratio or 0.0))

@@ -288,7 +288,7 @@ def test_every_path_of_the_interface_answers(clock):
             1,
             ["node0"],
         )
-        assert get(running, f"/api/v1/jobs/{name}")["schema"] == "perfd.summary/1"
+        assert get(running, f"/api/v1/jobs/{name}")["schema"] == "perfd.summary/2"
         steps = get(running, f"/api/v1/jobs/{name}/steps?from=29&limit=5")
         assert [(line["step"], line["losses"], line["tokens_per_s"]) for line in steps["steps"]] == [
             (29, {"loss": 2.0}, None),

@@ -21,7 +21,7 @@ from perfd.aggregator.aggregator import Aggregator
 from perfd.aggregator.captures.capture_reports import CaptureReports, readable_traces
 from perfd.aggregator.captures.trace_document import TraceDocument
 from perfd.aggregator.web_api.capture_routes import StartBody
-from perfd.analysis.diagnosis.findings import Kind
+from perfd.analysis.findings import Kind
 from perfd.capture.node.process_environment import runs
 from perfd.capture.policy.policy_events import Capture, CaptureReport, Participant
 from perfd.cli import main
@@ -97,11 +97,12 @@ def test_a_capture_that_ends_is_analysed_and_its_report_outlives_the_aggregator(
     finally:
         aggregator.stop()
     assert told["report"]["path"] == str(tmp_path / "c1" / "perfd.report.html")
-    assert told["report"]["words"].startswith("Compute bound. Compute kernels run for 60.0% of the window")
+    verdict = "Computation limits this job"
+    assert told["report"]["words"].startswith(f"{verdict}. Compute kernels run for 60.0% of the window")
     assert told["report"]["made_unix_s"] >= told["ended_unix_s"]
-    assert "Compute bound." in capsys.readouterr().out
-    assert "Compute bound" in (tmp_path / "c1" / "perfd.report.html").read_text(encoding="utf-8")
-    assert json.loads((tmp_path / "c1" / "perfd.trace.json").read_bytes())["schema"] == "perfd.trace/1"
+    assert f"{verdict}." in capsys.readouterr().out
+    assert verdict in (tmp_path / "c1" / "perfd.report.html").read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "c1" / "perfd.trace.json").read_bytes())["schema"] == "perfd.trace/2"
     made = sorted(path.name for path in (tmp_path / "c1").iterdir())
     assert made == ["perfd.report.html", "perfd.trace.json", "rank0.trace.json"]
     assert all((tmp_path / "c1" / name).stat().st_mode & 0o077 == 0 for name in made[:2])
@@ -170,7 +171,7 @@ def test_a_capture_that_was_read_tells_why_gpus_idle_as_long_as_the_job_stays_as
             slower = told("diagnose")
     finally:
         aggregator.stop()
-    assert live.splitlines()[2].startswith("Late launches by the host limit this job (confidence 90%)")
+    assert live.splitlines()[2].startswith("Kernel launches limit this job (confidence 90%)")
     assert "the host has not launched (capture c1, " in live
     assert job["bottleneck"]["kind"] == "launch_bound"
     assert job["capture"]["used"] is True
@@ -287,7 +288,7 @@ def test_of_a_slow_rank_the_words_of_a_capture_name_the_cause(tmp_path: Path) ->
     example_traces.main(tmp_path)
     analysis = analyse(read_traces(sorted(tmp_path.iterdir())))
     said = msgspec.convert(to_json(analysis, diagnose(analysis)), TraceDocument)
-    assert said.words().startswith("Straggler. Its peers wait 129.6 ms for rank 2")
+    assert said.words().startswith("A straggler limits this job. Its peers wait 129.6 ms for rank 2")
 
 
 def in_nccl(second: int, busy_s: float) -> SampleTable:

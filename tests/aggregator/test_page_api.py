@@ -61,7 +61,7 @@ def test_a_row_of_the_fleet_says_what_the_whole_entry_says():
         (entry,) = whole["jobs"]
         nobody = api(running, "jobs?job=nobody")
 
-    assert fleet["schema"] == "perfd.fleet/1"
+    assert fleet["schema"] == "perfd.fleet/2"
     assert set(rows) == {"llm", "other"}
     row = rows["llm"]
     assert {name: row[name] for name in ("framework", "world_size", "parallel", "train_steps", "ended")} == {
@@ -123,14 +123,14 @@ def test_servers_have_their_latencies_theory_and_the_alerts_about_them(tmp_path)
         running.tick()
         answer, fleet = api(running, "servers"), api(running, "fleet")
 
-    assert answer["schema"] == "perfd.servers/1"
+    assert answer["schema"] == "perfd.servers/2"
     down, busy = answer["servers"]
     assert (down["server"], down["up"], down["theory"], down["findings"]) == ("h:1", False, None, [])
     assert down["running_requests"] is None
     assert (busy["server"], busy["up"], busy["queued_requests"]) == ("h:2", True, 9.0)
     assert busy["tpot_s"] == {"p50": 0.012, "p90": None, "p99": None, "mean": None}
     assert busy["theory"]["tpot_theory_s"] == 0.011
-    assert busy["findings"] == [{"name": "Queue", "summary": "They wait", "recommendation": "Admit more."}]
+    assert busy["findings"] == [{"name": "Queue", "summary": "They wait", "advice": "Admit more."}]
     assert fleet["servers"] == {"count": 2, "up": 1}
     assert fleet["alerts"] == [{"name": "Queue", "summary": "They wait"}]
 

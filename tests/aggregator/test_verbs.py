@@ -250,13 +250,13 @@ def drawn(what, width=80):
 
 
 def job(**changes):
-    """An entry of perfd.jobs/1 in which nothing is known, but for `changes`."""
+    """An entry of perfd.jobs/2 in which nothing is known, but for `changes`."""
     return {
         "name": "llm",
         "framework": None,
         "steps": {"count": 0, "last": None},
         "gpus": [],
-        "bottleneck": {"kind": "unknown", "culprits": [], "evidence": []},
+        "bottleneck": {"kind": "unknown", "name": "unknown", "culprits": [], "evidence": []},
         **changes,
     }
 
@@ -287,6 +287,7 @@ def test_everything_fits_in_80_columns():
         gpus=[{**gpu, "tensor_active_ratio": 0.0, "dram_active_ratio": 0.5, "power_w": 700.0}] * 40,
         bottleneck={
             "kind": "pipeline_imbalance",
+            "name": "pipeline imbalance",
             "culprits": [{"kind": "stage", "id": 3}],
             "evidence": ["A sentence that is long enough to be wrapped because it goes on and on."],
         },

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from analysis.jobs import LLAMA3_8B, description, gpu_table, infos, job_data, phase_table, step_table
 
-from perfd.analysis.diagnosis.findings import Culprit, Kind
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.findings import Culprit, Kind
 from perfd.gpu_peaks import load_peaks
 from perfd.model import ModelShape
 
@@ -66,13 +66,13 @@ def test_the_worked_example_names_gradient_communication():
     assert summary.pipeline.bubble_theory_ratio == 1 / 9
     assert summary.communication.share_ratio == pytest.approx(0.2804, abs=1e-4)
     assert summary.bottleneck.kind is Kind.COMMUNICATION
-    assert summary.bottleneck.lost_ratio == pytest.approx(0.28, abs=0.005)
+    assert summary.bottleneck.gain_ratio == pytest.approx(0.28, abs=0.005)
     assert summary.bottleneck.evidence[0] == (
         "Reducing gradients takes 28.0% of a step, 450.0 of 1605.0 ms (timers: all-grads-sync)."
     )
-    assert "--overlap-grad-reduce" in summary.bottleneck.recommendation
+    assert "--overlap-grad-reduce" in summary.bottleneck.advice
     # Twice the micro-batches: 450 of 2 * 1055 + 550 ms.
-    assert "16.9%" in summary.bottleneck.recommendation
+    assert "16.9%" in summary.bottleneck.advice
 
     # With the model's shape the ring formula stands beside the measurement: 69 billion parameters
     # over 16 ranks in fp32, 1.5 times through links of 50 GB/s.
@@ -92,11 +92,11 @@ def test_the_worked_example_names_gradient_communication():
 def test_a_job_that_overlaps_its_gradients_is_not_told_to():
     overlapping = replace(DP8, arguments={"overlap_grad_reduce": "True"})
 
-    advice = judge({"all-grads-sync": (0.25, 0.25)}, job=overlapping).bottleneck.recommendation
+    advice = judge({"all-grads-sync": (0.25, 0.25)}, job=overlapping).bottleneck.advice
 
     assert "--overlap-grad-reduce" not in advice
     assert "--overlap-param-gather" in advice
-    assert "--overlap-grad-reduce" in judge({"all-grads-sync": (0.25, 0.25)}).bottleneck.recommendation
+    assert "--overlap-grad-reduce" in judge({"all-grads-sync": (0.25, 0.25)}).bottleneck.advice
 
 
 def test_collectives_that_are_more_than_gradients_are_not_called_so():
@@ -113,7 +113,7 @@ def test_a_network_is_doubted_where_gradients_take_over_twice_what_links_allow()
     assert ring_s == pytest.approx(1.75 * 4 * 7.504e9 / 450e9, rel=0.001)
 
     def advice(took_s: float) -> str:
-        return judge({"all-grads-sync": (took_s, took_s)}).bottleneck.recommendation
+        return judge({"all-grads-sync": (took_s, took_s)}).bottleneck.advice
 
     assert "topology" in advice(2.01 * ring_s)
     assert "topology" not in advice(1.99 * ring_s)
@@ -126,7 +126,7 @@ def test_a_job_that_computes_well_has_no_bottleneck():
 
 def test_a_job_that_computes_poorly_is_said_to():
     summary = judge({"forward-compute": (0.3, 0.3), "backward-compute": (0.6, 0.6)}, flops=0.2 * 989.4e12)
-    assert summary.bottleneck.kind is Kind.COMPUTE
+    assert summary.bottleneck.kind is Kind.COMPUTE_BOUND
     assert "20.0%" in summary.bottleneck.evidence[0]
 
 
@@ -150,7 +150,7 @@ def test_the_largest_part_of_the_step_is_named(extremes, kind: Kind):
     summary = judge(extremes)
     assert summary.bottleneck.kind is kind
     assert summary.bottleneck.evidence
-    assert summary.bottleneck.recommendation
+    assert summary.bottleneck.advice
 
 
 def test_findings_are_ordered_by_what_they_cost():
@@ -162,7 +162,7 @@ def test_findings_are_ordered_by_what_they_cost():
 def test_idle_gpus_are_the_hosts_fault():
     summary = judge(metrics={"graphics_active_ratio": [0.6] * 8, "sm_active_ratio": [0.5] * 8})
     assert summary.bottleneck.kind is Kind.HOST_BOUND
-    assert summary.bottleneck.lost_ratio == pytest.approx(0.4, abs=1e-6)
+    assert summary.bottleneck.gain_ratio == pytest.approx(0.4, abs=1e-6)
 
 
 def test_a_straggler_comes_before_what_the_configuration_costs():
@@ -186,7 +186,7 @@ def test_timers_that_are_equal_on_all_ranks_contradict_the_activity():
         metrics={"tensor_active_ratio": tensor, "sm_active_ratio": streaming},
         flops=0.2 * 989.4e12,
     )
-    assert summary.bottleneck.kind is Kind.COMPUTE
+    assert summary.bottleneck.kind is Kind.COMPUTE_BOUND
 
 
 def test_an_mfu_that_cannot_be_is_not_praised():
@@ -219,8 +219,8 @@ def test_a_long_timer_of_one_ranks_input_alone_is_not_called_slow_input():
     assert (bottleneck.kind, bottleneck.confidence, bottleneck.culprits) == (Kind.UNKNOWN, 0.0, ())
     assert "does not say which rank" in bottleneck.evidence[1]
     assert "so does a slow GPU; nothing tells" in bottleneck.evidence[2]
-    assert "NVML" in bottleneck.recommendation
-    assert bottleneck.lost_ratio == pytest.approx(0.2)
+    assert "NVML" in bottleneck.advice
+    assert bottleneck.gain_ratio == pytest.approx(0.2)
 
 
 def test_plain_utilisation_tells_slow_input_from_a_slow_gpu_that_nobody_names():
@@ -231,7 +231,7 @@ def test_plain_utilisation_tells_slow_input_from_a_slow_gpu_that_nobody_names():
     busy = judge(ONE_LOADS, metrics={"busy_ratio": [1.0] * 8}).bottleneck
     assert (busy.kind, busy.confidence, busy.culprits) == (Kind.STRAGGLER, 0.4, ())
     assert "No GPU idles meanwhile" in busy.evidence[2]
-    assert busy.lost_ratio == pytest.approx(0.19)
+    assert busy.gain_ratio == pytest.approx(0.19)
 
     by_rank = judge(
         by_rank={"batch-generator": [0.01] * 7 + [0.2]}, metrics={"busy_ratio": [1.0] * 8}
@@ -260,7 +260,7 @@ def test_a_hot_gpu_is_named_with_its_clock():
     summary = judge(metrics={"clocks_event_reasons_bits": reasons, "sm_clock_hz": clocks})
     assert summary.bottleneck.kind is Kind.THROTTLING
     assert summary.bottleneck.culprits == (Culprit(kind="gpu", id="node0/3"),)
-    assert summary.bottleneck.lost_ratio == pytest.approx(1 - 1.2 / 1.98, rel=1e-3)
+    assert summary.bottleneck.gain_ratio == pytest.approx(1 - 1.2 / 1.98, rel=1e-3)
 
 
 def test_the_power_cap_at_full_load_is_no_fault():
@@ -292,7 +292,7 @@ def test_full_memory_is_said_beside_what_takes_the_time():
         metrics={"memory_used_bytes": [79e9] * 8},
         flops=0.45 * 989.4e12,
     )
-    assert [finding.kind for finding in summary.findings] == [Kind.NONE, Kind.MEMORY]
+    assert [finding.kind for finding in summary.findings] == [Kind.NONE, Kind.MEMORY_CAPACITY]
 
 
 def pipeline_job(stages: int, micro_batches: int):
@@ -305,7 +305,7 @@ def test_a_bubble_without_timers_is_expected_with_little_confidence():
     summary = judge(job=pipeline_job(8, 8))
     assert summary.bottleneck.kind is Kind.PIPELINE_BUBBLE
     assert summary.bottleneck.confidence == 0.4
-    assert summary.bottleneck.lost_ratio == pytest.approx(7 / 15)
+    assert summary.bottleneck.gain_ratio == pytest.approx(7 / 15)
 
 
 def test_unequal_stages_are_told_from_a_bubble_and_the_slowest_is_named():
@@ -335,7 +335,7 @@ def test_before_the_first_step_nothing_is_said_of_steady_steps():
         job_data(step_table([]), description=DP8, gpu=idle, gpu_infos=infos(H100, 8)), AnalysisSettings()
     )
     assert starting.bottleneck.evidence == ["perfd saw no steady step of this job."]
-    assert "perfd parse LOG" in starting.bottleneck.recommendation
+    assert "perfd parse LOG" in starting.bottleneck.advice
 
 
 def test_timers_without_flops_are_not_said_to_be_missing_and_megatron_is_not_assumed():
@@ -346,8 +346,8 @@ def test_timers_without_flops_are_not_said_to_be_missing_and_megatron_is_not_ass
         "Forward and backward take 90.0% of a step, waiting for other ranks included (timers).",
         "How well it computes is unknown: nothing tells the model's FLOP/s.",
     ]
-    assert "Megatron" not in summary.bottleneck.recommendation
-    assert "`perfd capture start JOB`" in summary.bottleneck.recommendation
+    assert "Megatron" not in summary.bottleneck.advice
+    assert "`perfd capture start JOB`" in summary.bottleneck.advice
 
 
 def test_a_job_of_many_ranks_whose_communication_nobody_tells_is_told_what_the_plugin_needs():
@@ -371,8 +371,8 @@ def test_a_job_on_cpus_is_told_of_no_gpu_and_of_nothing_that_needs_one():
 
     assert on_cpus.kind is Kind.UNKNOWN
     assert on_cpus.evidence == ["perfd saw neither timers of forward and backward nor a GPU of this job."]
-    assert on_cpus.recommendation.endswith(
-        "If the job has GPUs, `perfd doctor` on its nodes says why they are not seen."
+    assert on_cpus.advice.endswith(
+        "If the job has GPUs, `perfd doctor` on its nodes shows why perfd does not see them."
     )
     timed = summarise(
         job_data(
@@ -382,7 +382,7 @@ def test_a_job_on_cpus_is_told_of_no_gpu_and_of_nothing_that_needs_one():
         ),
         AnalysisSettings(),
     ).bottleneck
-    assert "capture" not in timed.recommendation
+    assert "capture" not in timed.advice
     assert timed.evidence[-1] == "How well it computes is unknown: perfd did not see a GPU of this job."
 
 
@@ -409,7 +409,7 @@ def test_timers_that_hold_little_of_the_step_are_not_said_to_be_missing():
     )
     assert summary.bottleneck.kind is Kind.UNKNOWN
     assert summary.bottleneck.evidence[-2] == "No timer that perfd knows holds the rest of the step."
-    assert "perfd.hook" in summary.bottleneck.recommendation
+    assert "perfd.hook" in summary.bottleneck.advice
 
 
 def few_steps(count: int, **metrics: list[float]) -> JobSummary:
@@ -439,7 +439,7 @@ def test_what_a_slow_timer_of_input_means_is_open_until_gpus_have_been_seen_in_e
     assert (early.kind, early.confidence, early.culprits) == (Kind.UNKNOWN, 0.0, ())
     assert "20.0% of a step" in early.evidence[0]
     assert "too few steps" in early.evidence[-1]
-    assert early.lost_ratio == pytest.approx(0.2)
+    assert early.gain_ratio == pytest.approx(0.2)
 
     enough = few_steps(5, **busy).bottleneck
     assert (enough.kind, enough.culprits) == (Kind.STRAGGLER, (Culprit(kind="rank", id=2),))
@@ -473,7 +473,7 @@ def test_of_one_or_two_steady_steps_nothing_is_said_of_where_the_time_goes(
     if said is None:
         assert found.kind is judged
     else:
-        assert (found.kind, found.confidence, found.lost_ratio) == (Kind.UNKNOWN, 0.0, None)
+        assert (found.kind, found.confidence, found.gain_ratio) == (Kind.UNKNOWN, 0.0, None)
         assert found.evidence[-1] == f"{said} to judge where the time goes."
 
 
@@ -486,7 +486,7 @@ def test_after_two_steady_steps_full_memory_and_a_held_clock_are_said_all_the_sa
     }
     data = job_data(steps, description=DP8, gpu=gpu_table(steps, metrics), gpu_infos=infos(H100, 8))
     found = summarise(data, AnalysisSettings(peaks=load_peaks())).findings
-    assert [finding.kind for finding in found] == [Kind.THROTTLING, Kind.MEMORY]
+    assert [finding.kind for finding in found] == [Kind.THROTTLING, Kind.MEMORY_CAPACITY]
 
 
 def test_a_line_that_covers_many_steps_is_enough_to_judge():
@@ -500,4 +500,4 @@ def test_a_job_whose_output_says_nothing_is_told_what_perfd_understands():
     summary = summarise(job_data(step_table([]), description=DP8), AnalysisSettings())
     assert summary.bottleneck.kind is Kind.UNKNOWN
     assert "no steady step" in summary.bottleneck.evidence[-1]
-    assert "perfd parse LOG" in summary.bottleneck.recommendation
+    assert "perfd parse LOG" in summary.bottleneck.advice

@@ -10,8 +10,8 @@ from analysis.jobs import description, gpu_table, infos, job_data, phase_table, 
 from analysis.test_nccl import table
 
 from perfd.analysis.data.job_data import Captured, JobData, NcclTime
-from perfd.analysis.diagnosis.findings import Finding, Kind
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, from_json, summarise, to_json
+from perfd.analysis.findings import Finding, Kind
 from perfd.gpu_peaks import load_peaks
 from perfd.model import TraceShares
 from perfd.session.text.summary_text import findings_in_words, in_words
@@ -125,37 +125,41 @@ def test_idle_gpus_are_put_down_to_what_the_capture_shows_to_be_the_larger_part(
     launching = judged(captured(launch_ratio=0.2, synchronization_ratio=0.06), gpu=IDLE)
     waiting = judged(captured(launch_ratio=0.06, synchronization_ratio=0.2), gpu=IDLE)
 
-    assert kinds(launching) & {Kind.LAUNCH_BOUND, Kind.SYNC_BOUND, Kind.HOST_BOUND} == {Kind.LAUNCH_BOUND}
-    assert kinds(waiting) & {Kind.LAUNCH_BOUND, Kind.SYNC_BOUND, Kind.HOST_BOUND} == {Kind.SYNC_BOUND}
+    assert kinds(launching) & {Kind.LAUNCH_BOUND, Kind.SYNCHRONIZATION, Kind.HOST_BOUND} == {
+        Kind.LAUNCH_BOUND
+    }
+    assert kinds(waiting) & {Kind.LAUNCH_BOUND, Kind.SYNCHRONIZATION, Kind.HOST_BOUND} == {
+        Kind.SYNCHRONIZATION
+    }
     found = finding(launching, Kind.LAUNCH_BOUND)
     # NVML and the capture agree, and what is lost is what is seen now.
-    assert (found.confidence, found.lost_ratio) == (0.9, pytest.approx(0.3))
-    assert "CUDA graphs" in found.recommendation
-    assert ".item()" in finding(waiting, Kind.SYNC_BOUND).recommendation
+    assert (found.confidence, found.gain_ratio) == (0.9, pytest.approx(0.3))
+    assert "CUDA graphs" in found.advice
+    assert ".item()" in finding(waiting, Kind.SYNCHRONIZATION).advice
 
 
 def test_gaps_in_which_the_host_does_something_else_get_another_advice():
     found = finding(judged(captured(launch_ratio=0.2, long_gaps_ratio=0.15), gpu=IDLE), Kind.LAUNCH_BOUND)
 
-    assert "the host does something else" in found.recommendation
+    assert "the host does something else" in found.advice
 
 
 def test_a_capture_alone_shows_what_gpus_that_seem_busy_lose_to_the_host():
     busy = gpu_table(STEPS, {"busy_ratio": [1.0] * 4})
 
-    of_all = finding(judged(captured(synchronization_ratio=0.12), gpu=busy), Kind.SYNC_BOUND)
-    of_two = finding(judged(captured(synchronization_ratio=0.12, ranks=2), gpu=busy), Kind.SYNC_BOUND)
+    of_all = finding(judged(captured(synchronization_ratio=0.12), gpu=busy), Kind.SYNCHRONIZATION)
+    of_two = finding(judged(captured(synchronization_ratio=0.12, ranks=2), gpu=busy), Kind.SYNCHRONIZATION)
 
-    assert (of_all.confidence, of_all.lost_ratio) == (0.8, pytest.approx(0.12))
+    assert (of_all.confidence, of_all.gain_ratio) == (0.8, pytest.approx(0.12))
     assert of_two.confidence == 0.6
-    assert Kind.SYNC_BOUND not in kinds(judged(captured(synchronization_ratio=0.04), gpu=busy))
+    assert Kind.SYNCHRONIZATION not in kinds(judged(captured(synchronization_ratio=0.04), gpu=busy))
 
 
 def test_what_the_profiler_may_have_added_is_no_late_launch():
     # 18% of steps of 1.1 s are 19.8% of one of 1.0 s, of which 10 are those that steps became longer by.
     assert Kind.LAUNCH_BOUND not in kinds(judged(captured(step_time_s=1.1, launch_ratio=0.18)))
     found = finding(judged(captured(step_time_s=1.1, launch_ratio=0.3)), Kind.LAUNCH_BOUND)
-    assert found.lost_ratio == pytest.approx(0.23)
+    assert found.gain_ratio == pytest.approx(0.23)
 
 
 def test_what_the_input_takes_is_not_said_a_second_time():
@@ -195,7 +199,7 @@ def test_what_a_capture_showed_to_be_hidden_costs_nothing():
     assert some.communication.exposed_ratio == pytest.approx(0.18)
     assert some.communication.exposed_source == "capture c1, 4 min ago"
     found = finding(some, Kind.COMMUNICATION)
-    assert found.lost_ratio == pytest.approx(0.18)
+    assert found.gain_ratio == pytest.approx(0.18)
     said = (
         "Computation and copies hid 40.0% of communication, so about 18.0% of a step is exposed"
         " (capture c1, 4 min ago)."
@@ -240,7 +244,7 @@ def test_without_timers_and_plugin_the_capture_tells_the_share_and_waiting_is_no
     assert (waiting.communication.share_ratio, waiting.communication.source) == (0.5, "capture c1, 4 min ago")
     assert waiting.communication.wait_ratio == pytest.approx(0.4)
     assert Kind.COMMUNICATION not in kinds(waiting)
-    assert finding(unmatched, Kind.COMMUNICATION).lost_ratio == pytest.approx(0.4)
+    assert finding(unmatched, Kind.COMMUNICATION).gain_ratio == pytest.approx(0.4)
 
 
 def test_waiting_between_stages_in_a_capture_is_not_taken_for_communication():
@@ -260,7 +264,7 @@ def test_without_timers_and_counters_a_capture_tells_compute_bound_from_memory_b
     moving = judged(captured(compute_ratio=0.9, matrix_ratio=0.3)).bottleneck
 
     assert judged(None).bottleneck.kind is Kind.UNKNOWN
-    assert (matrix.kind, matrix.confidence) == (Kind.COMPUTE, 0.6)
+    assert (matrix.kind, matrix.confidence) == (Kind.COMPUTE_BOUND, 0.6)
     assert (moving.kind, moving.confidence) == (Kind.MEMORY_BOUND, 0.4)
     said = "Compute kernels run 90.0% of a step, at most 30.0% of it matrix products and attention"
     assert moving.evidence[0] == f"{said} (capture c1, 4 min ago)."
@@ -271,7 +275,7 @@ def test_without_timers_and_counters_a_capture_tells_compute_bound_from_memory_b
     [
         (0.8, 0.3, Kind.MEMORY_BOUND, 0.9),
         (0.8, 0.9, Kind.MEMORY_BOUND, 0.6),
-        (0.1, 0.3, Kind.COMPUTE, 0.6),
+        (0.1, 0.3, Kind.COMPUTE_BOUND, 0.6),
     ],
 )
 def test_counters_of_the_memory_and_names_of_kernels_confirm_or_contradict_each_other(
@@ -307,7 +311,7 @@ COPYING = gpu_table(STEPS, {"pcie_rx_bytes_per_s": [20e9] * 4, "sm_active_ratio"
 
 def test_what_copies_cost_is_what_a_capture_shows_unhidden():
     found = finding(judged(captured(exposed_copies_ratio=0.4), gpu=COPYING), Kind.HOST_TRANSFER)
-    assert (found.lost_ratio, found.confidence) == (pytest.approx(0.4), 0.9)
+    assert (found.gain_ratio, found.confidence) == (pytest.approx(0.4), 0.9)
     assert found.evidence[1] == "Copies and fills that nothing hid took 40.0% (capture c1, 4 min ago)."
 
     little = captured(exposed_copies_ratio=0.01)
@@ -315,4 +319,4 @@ def test_what_copies_cost_is_what_a_capture_shows_unhidden():
     assert Kind.HOST_TRANSFER not in kinds(judged(little, gpu=COPYING))
     joined = job(little, gpu=COPYING, gpu_infos=infos("NVIDIA H200", 4))
     hidden = summarise(joined, AnalysisSettings(peaks=load_peaks()))
-    assert finding(hidden, Kind.HOST_TRANSFER).lost_ratio is None
+    assert finding(hidden, Kind.HOST_TRANSFER).gain_ratio is None

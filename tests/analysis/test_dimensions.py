@@ -14,8 +14,8 @@ from analysis.test_nccl import table
 from perfd.aggregator.series.job_series import LiveFacts, job_values
 from perfd.analysis.communication.dimensions import Dimension, costliest, known_in_all
 from perfd.analysis.data.job_data import CollectiveTable, NcclTime
-from perfd.analysis.diagnosis.findings import Kind
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, from_json, summarise, to_json
+from perfd.analysis.findings import Kind
 from perfd.analysis.layout.process_groups import dimension_name, group_name
 from perfd.metrics.catalog import METRICS
 from perfd.model import GroupShares, JobDescription, ParallelLayout
@@ -323,13 +323,13 @@ def test_a_capture_tells_which_dimension_is_hidden_and_which_is_not():
     # As large a part of it as then.
     assert seen["dp"].exposed_ratio == pytest.approx(0.009)
     found = finding(result, Kind.COMMUNICATION)
-    assert found.lost_ratio == pytest.approx(0.249)
+    assert found.gain_ratio == pytest.approx(0.249)
     assert (
         "Exposed in a step is, by parallel dimension: tp 24.0% (capture c1, 4 min ago),"
         " dp 0.9% (capture c1, 4 min ago)." in found.evidence
     )
-    assert "--tp-comm-overlap): it wins at most 24.0%" in found.recommendation
-    assert "--overlap-grad-reduce" not in found.recommendation
+    assert "--tp-comm-overlap): saves at most 24.0% of the step" in found.advice
+    assert "--overlap-grad-reduce" not in found.advice
 
 
 def test_a_hidden_transfer_beside_a_wait_in_the_open_is_no_loss_to_communication():
@@ -503,9 +503,9 @@ def test_the_advice_is_for_the_dimension_that_costs_most(layout, groups, operati
 
     found = finding(judged(capture, what=what, collectives=operations, nccl=busy(0.4)), Kind.COMMUNICATION)
 
-    assert advice in found.recommendation
+    assert advice in found.advice
     flags = {"--overlap-grad-reduce", "--tp-comm-overlap", "--cp-comm-type", "--overlap-moe", "--no-barrier"}
-    assert sum(flag in found.recommendation for flag in flags) <= 1
+    assert sum(flag in found.advice for flag in flags) <= 1
 
 
 def test_what_little_is_known_of_one_dimension_does_not_hide_another_that_may_cost_more():
@@ -513,8 +513,8 @@ def test_what_little_is_known_of_one_dimension_does_not_hide_another_that_may_co
 
     found = finding(judged(phases=phases, **IN_KERNELS), Kind.COMMUNICATION)
 
-    assert "wins at most 2.0%" not in found.recommendation
-    assert "--tp-comm-overlap" in found.recommendation
+    assert "saves at most 2.0%" not in found.advice
+    assert "--tp-comm-overlap" in found.advice
 
 
 # Where people see it.

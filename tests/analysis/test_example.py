@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perfd.analysis.diagnosis.findings import Kind
+from perfd.analysis.findings import Kind
 from perfd.session.replay_session import ReplayOptions, replay
 from perfd.session.session_config import load_session
 from perfd.session.text.summary_text import in_words

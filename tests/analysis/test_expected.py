@@ -13,8 +13,8 @@ from analysis.test_nccl import table
 from perfd.analysis.collectives.bandwidth_text import bandwidth_words
 from perfd.analysis.collectives.nccl_summary import NcclKind
 from perfd.analysis.data.job_data import JobData, Method, NcclTime
-from perfd.analysis.diagnosis.findings import Kind
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.findings import Kind
 from perfd.analysis.layout.rank_location import PORTS, TOLD
 from perfd.gpu_peaks import load_peaks
 from perfd.model import RankPlacement
@@ -138,7 +138,7 @@ def test_small_messages_are_latency_and_no_slow_link():
     )
     found = next(one for one in result.findings if one.kind is Kind.COMMUNICATION)
     assert bandwidth_words(kind) in found.evidence
-    assert "larger gradient buckets" in found.recommendation
+    assert "larger gradient buckets" in found.advice
 
 
 def test_bandwidth_stands_beside_how_nccl_did_it():

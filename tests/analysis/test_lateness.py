@@ -7,8 +7,8 @@ import pytest
 from analysis.jobs import description, job_data, step_table
 
 from perfd.analysis.data.job_data import CollectiveTable, NcclTime
-from perfd.analysis.diagnosis.findings import Kind
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.findings import Kind
 from perfd.analysis.operations.step_segmentation import fewest_blocks
 
 STEP_S = 0.08
@@ -79,7 +79,7 @@ def test_a_rank_that_costs_a_tenth_of_a_step_is_named_with_what_it_costs(ranks):
     summary = judged(gradients(lags(40, ranks, {1: 0.1})))
 
     assert blamed(summary) == [1]
-    assert summary.bottleneck.lost_ratio == pytest.approx(0.1)
+    assert summary.bottleneck.gain_ratio == pytest.approx(0.1)
     assert summary.nccl.ranks[1].slowdown_ratio == pytest.approx(1 / 0.9, rel=0.01)
     assert any("part of it beside compute" in sentence for sentence in summary.bottleneck.evidence)
 

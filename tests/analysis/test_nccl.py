@@ -10,8 +10,8 @@ from analysis.jobs import description, job_data, phase_table, step_table
 
 from perfd.analysis.collectives.nccl_summary import group_name, nccl
 from perfd.analysis.data.job_data import CollectiveStack, CollectiveTable, Method, NcclTime, NcclTimeTable
-from perfd.analysis.diagnosis.findings import Culprit, Kind
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.findings import Culprit, Kind
 from perfd.model import ParallelLayout, TimingSource
 
 DP4 = description(world_size=4, dp=4, micro_batch_size=1, global_batch_size=8)
@@ -54,7 +54,7 @@ def test_a_rank_that_comes_late_is_named_with_what_its_peers_wait_for_it():
 
     assert result.bottleneck.kind is Kind.STRAGGLER
     assert result.bottleneck.culprits == (Culprit(kind="rank", id=2),)
-    assert result.bottleneck.lost_ratio == pytest.approx(0.2)
+    assert result.bottleneck.gain_ratio == pytest.approx(0.2)
     late = result.nccl.ranks[2]
     assert (late.wait_ratio, late.caused_ratio, late.last_ratio) == pytest.approx((0, 0.2, 1))
     assert result.nccl.ranks[0].wait_ratio == pytest.approx(0.2)

@@ -10,8 +10,8 @@ import pytest
 from analysis.jobs import recorded_job
 
 from perfd.analysis.data.job_data import GpuTable, JobData
-from perfd.analysis.diagnosis.findings import Culprit, Kind
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.findings import Culprit, Kind
 from perfd.gpu_peaks import load_peaks
 
 # Iterations 8 to 10 ran under a profiler and 11 wrote its trace; the log of these tests does not say so.
@@ -69,8 +69,8 @@ def test_few_micro_batches_are_a_bubble_by_design_and_nobodys_fault():
     bottleneck = recorded("pp4_few")[1].bottleneck
     assert bottleneck.kind is Kind.PIPELINE_BUBBLE
     assert bottleneck.culprits == ()
-    assert "more micro-batches" in bottleneck.recommendation
-    assert "interleave" in bottleneck.recommendation
+    assert "more micro-batches" in bottleneck.advice
+    assert "interleave" in bottleneck.advice
 
 
 def test_the_slow_rank_is_named():
@@ -79,7 +79,7 @@ def test_the_slow_rank_is_named():
     assert summary.bottleneck.culprits == (Culprit(kind="rank", id=2),)
     assert summary.bottleneck.confidence >= 0.8
     # 11 ms of extra work before each of 4 micro-batches make steps of 684 ms take 776 and more.
-    assert 0.1 <= summary.bottleneck.lost_ratio <= 0.25
+    assert 0.1 <= summary.bottleneck.gain_ratio <= 0.25
 
 
 def test_a_slow_gpu_is_not_called_slow_input_where_no_gpu_is_read():
@@ -87,7 +87,7 @@ def test_a_slow_gpu_is_not_called_slow_input_where_no_gpu_is_read():
     unread = replace(job, gpu=GpuTable(time_unix_s=np.empty(0), gpus=(), metrics={}))
     first = summarise(unread, AnalysisSettings(peaks=load_peaks())).bottleneck
     # All that its work took longer is in the timer of the input.
-    assert (first.kind, first.lost_ratio) == (Kind.UNKNOWN, pytest.approx(0.15, abs=0.01))
+    assert (first.kind, first.gain_ratio) == (Kind.UNKNOWN, pytest.approx(0.15, abs=0.01))
     assert "so does a slow GPU" in first.evidence[-1]
 
 
@@ -100,7 +100,7 @@ def test_healthy_jobs_have_no_culprit(name: str):
 
 @pytest.mark.parametrize("name", ["dp4", "pp2dp2"])
 def test_the_rest_of_a_healthy_step_is_compute(name: str):
-    assert recorded(name)[1].bottleneck.kind is Kind.COMPUTE
+    assert recorded(name)[1].bottleneck.kind is Kind.COMPUTE_BOUND
 
 
 @pytest.mark.parametrize("name", ["dp4", "dp4_slow2", "pp2dp2", "pp4_few"])

@@ -1,4 +1,4 @@
-"""The form of perfd.summary/1, and what absent values do to it."""
+"""The form of perfd.summary/2, and what absent values do to it."""
 
 from __future__ import annotations
 

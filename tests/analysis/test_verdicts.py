@@ -11,9 +11,9 @@ from analysis.test_nccl import DP4, summary, table
 
 from perfd.analysis.collectives.slow_links import Reference
 from perfd.analysis.data.job_data import CollectiveTable, GpuKey, GpuTable, NcclTime
-from perfd.analysis.diagnosis.findings import Culprit, Finding, Kind
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
-from perfd.analysis.hang.hang_detection import hang, patience_s
+from perfd.analysis.findings import Culprit, Finding, Kind
+from perfd.analysis.hang.hang_detection import hang, longest_pause_s
 from perfd.gpu_peaks import load_peaks
 from perfd.model import CollectiveProgress, Event, EventKind, ParallelLayout
 
@@ -38,12 +38,12 @@ def test_a_group_that_was_twice_as_fast_before_has_a_slow_link_and_no_rank_is_bl
 
     result = summary([slow])
 
-    assert result.bottleneck.kind is Kind.LINK_DEGRADATION
+    assert result.bottleneck.kind is Kind.SLOW_LINK
     assert [culprit.kind for culprit in result.bottleneck.culprits] == ["group"]
     (group,) = result.nccl.slow_groups
     assert (group.reference, group.slowdown_ratio) == (Reference.HISTORY, pytest.approx(2))
     # 20% of the time, of which half would do.
-    assert result.bottleneck.lost_ratio == pytest.approx(0.1)
+    assert result.bottleneck.gain_ratio == pytest.approx(0.1)
     assert finding(result, Kind.STRAGGLER) is None
 
 
@@ -258,8 +258,8 @@ def test_gpus_that_nobody_reads_are_told():
 
     missing = finding(result, Kind.MISSING_TELEMETRY)
     assert "Nobody reads the GPUs of rank 3" in missing.evidence[0]
-    assert missing.recommendation.startswith("Run an agent on every node")
-    assert "NCCL, 2.27" not in missing.recommendation
+    assert missing.advice.startswith("Run an agent on every node")
+    assert "NCCL, 2.27" not in missing.advice
 
 
 def test_what_is_unknown_because_a_rank_says_nothing_is_not_to_be_mended_by_timers():
@@ -269,12 +269,12 @@ def test_what_is_unknown_because_a_rank_says_nothing_is_not_to_be_mended_by_time
 
     assert silent.bottleneck.kind is Kind.UNKNOWN
     assert silent.bottleneck.evidence[-1] == missing.evidence[0]
-    assert silent.bottleneck.recommendation == missing.recommendation
+    assert silent.bottleneck.advice == missing.advice
 
     whole = gpu_table(STEPS, {"sm_active_ratio": [0.8] * 4, "graphics_active_ratio": [0.95] * 4})
     told = summarise(job_data(STEPS, description=DP4, gpu=whole), AnalysisSettings()).bottleneck
     assert told.kind is Kind.UNKNOWN
-    assert "timers" in told.recommendation
+    assert "timers" in told.advice
 
 
 def test_ranks_with_an_nccl_that_tells_no_gpu_time_are_there_but_leave_shares_open():
@@ -306,7 +306,7 @@ def test_that_nobody_tells_times_on_the_gpu_is_said_once_there_are_operations(op
             "No rank tells times on the GPU (nccl plugin), so shares of time are unknown: NCCL has them since"
             " 2.27, and perfd asks for them unless its `gpu_time` is off."
         )
-        assert missing.recommendation.startswith("Use one NCCL, 2.27 or newer")
+        assert missing.advice.startswith("Use one NCCL version, 2.27 or newer")
 
 
 def test_a_job_that_tells_no_layout_and_sends_nothing_has_no_pipeline_so_all_are_peers():
@@ -430,7 +430,7 @@ def test_silence_alone_is_no_hang_and_neither_is_one_that_the_job_is_used_to():
     assert hang(silent(3600)) is None
     assert hang(silent(5, nccl=standing)) is None
     paused = step_table([1.0] * 10, time_unix_s=[1000 + i + (60 if i > 4 else 0) for i in range(10)])
-    assert patience_s(paused) == pytest.approx(91.5)
+    assert longest_pause_s(paused) == pytest.approx(91.5)
     assert hang(silent(60, steps=paused, nccl=standing)) is None
     assert hang(silent(60, steps=step_table([]), nccl=standing)) is None
     assert hang(replace(silent(nccl=standing), ended_unix_s=1020.0)) is None
@@ -551,7 +551,7 @@ def test_tiny_kernels_are_told_only_where_it_is_known_that_they_are_not_nccls():
     found = finding(of_gpus(in_nccl=0.05, **tiny), Kind.LAUNCH_BOUND)
 
     assert found is not None
-    assert found.lost_ratio > 0.5
+    assert found.gain_ratio > 0.5
     assert finding(of_gpus(**tiny), Kind.LAUNCH_BOUND) is None
     assert finding(of_gpus(in_nccl=0.8, **tiny), Kind.LAUNCH_BOUND) is None
     busy = {"graphics_active_ratio": 0.98, "sm_active_ratio": 0.85, "tensor_active_ratio": 0.02}
@@ -579,7 +579,7 @@ def test_traffic_from_the_host_is_told_with_the_gpus_that_receive_it():
 
     assert finding(quiet, Kind.HOST_TRANSFER) is None
     found = finding(heavy, Kind.HOST_TRANSFER)
-    assert found.lost_ratio == pytest.approx(0.2)
+    assert found.gain_ratio == pytest.approx(0.2)
     # All of them alike: nobody's fault.
     assert found.culprits == ()
 
@@ -592,9 +592,9 @@ def test_copies_that_keep_the_multiprocessors_waiting_are_what_limits_a_job():
     hidden = of_gpus(sm_active_ratio=0.97, **copying)
 
     assert waiting.bottleneck.kind is Kind.HOST_TRANSFER
-    assert waiting.bottleneck.lost_ratio == pytest.approx(40 / 55)
+    assert waiting.bottleneck.gain_ratio == pytest.approx(40 / 55)
     assert hidden.bottleneck.kind is not Kind.HOST_TRANSFER
-    assert finding(hidden, Kind.HOST_TRANSFER).lost_ratio is None
+    assert finding(hidden, Kind.HOST_TRANSFER).gain_ratio is None
 
 
 def test_offloading_to_the_host_is_told_too():
@@ -606,7 +606,7 @@ def test_offloading_to_the_host_is_told_too():
 def test_copies_that_leave_most_of_the_slot_free_may_be_hidden():
     found = finding(of_gpus(sm_active_ratio=0.5, pcie_rx_bytes_per_s=12e9), Kind.HOST_TRANSFER)
 
-    assert found.lost_ratio is None
+    assert found.gain_ratio is None
 
 
 def test_what_ranks_without_nvlink_move_by_pcie_may_be_between_gpus():
@@ -667,12 +667,12 @@ def test_communication_of_tensor_groups_is_told_with_what_helps_them():
     inside = summary(pairs, job=layout).bottleneck
 
     assert inside.kind is Kind.COMMUNICATION
-    assert "--tp-comm-overlap" in inside.recommendation
+    assert "--tp-comm-overlap" in inside.advice
     gpu = gpu_table(STEPS, {"sm_active_ratio": [0.8] * 4})
     apart = replace(gpu, gpus=[GpuKey(node=f"n{rank}", gpu="0", rank=rank) for rank in range(4)])
     times = [NcclTime(rank=r, busy_s=3, span_s=10, lost_operations=0) for r in range(4)]
     job = job_data(STEPS, description=layout, gpu=apart, collectives=pairs, nccl=times)
-    assert "crosses nodes of 1 GPUs" in summarise(job, AnalysisSettings()).bottleneck.recommendation
+    assert "crosses nodes of 1 GPUs" in summarise(job, AnalysisSettings()).bottleneck.advice
 
 
 def test_a_sample_or_two_of_a_short_job_do_not_make_it_host_bound():
@@ -709,7 +709,7 @@ def test_gpus_that_idle_beside_the_rank_that_is_named_are_still_the_hosts_fault(
     found = finding(idle_behind_a_rank([0.7, 0.7, 0.3, 0.7], 0.03), Kind.HOST_BOUND)
 
     assert found is not None
-    assert found.lost_ratio == pytest.approx(0.3, abs=1e-6)
+    assert found.gain_ratio == pytest.approx(0.3, abs=1e-6)
     assert found.evidence == ["The other GPUs run no kernel at all in 30.0% of steady steps (NVML)."]
     everybody = finding(idle_behind_a_rank([0.7] * 4, 0.0), Kind.HOST_BOUND)
     assert everybody is not None
@@ -728,11 +728,11 @@ def test_a_bubble_by_theory_is_told_behind_a_slow_rank_as_one_of_the_time_that_i
     bubble = finding(late, Kind.PIPELINE_BUBBLE)
 
     assert ranks_of(late.bottleneck) == [1]
-    assert late.bottleneck.lost_ratio == pytest.approx(10 * late_s)
-    assert bubble.lost_ratio == pytest.approx(theory * (1 - 10 * late_s))
+    assert late.bottleneck.gain_ratio == pytest.approx(10 * late_s)
+    assert bubble.gain_ratio == pytest.approx(theory * (1 - 10 * late_s))
     assert bubble.evidence[1].startswith("Behind a slow rank that cannot be measured")
     alone = finding(summary([], job=layout), Kind.PIPELINE_BUBBLE)
-    assert alone.lost_ratio == pytest.approx(theory)
+    assert alone.gain_ratio == pytest.approx(theory)
 
 
 def test_a_bubble_by_theory_is_not_told_behind_a_rank_that_takes_nearly_all_of_a_step():
@@ -742,5 +742,5 @@ def test_a_bubble_by_theory_is_not_told_behind_a_rank_that_takes_nearly_all_of_a
     )
 
     assert ranks_of(late.bottleneck) == [1]
-    assert late.bottleneck.lost_ratio > 0.75
+    assert late.bottleneck.gain_ratio > 0.75
     assert finding(late, Kind.PIPELINE_BUBBLE) is None

@@ -304,7 +304,7 @@ def test_show_analyses_traces_that_lie_on_this_node(aggregator, capsys, tmp_path
     words = ["--aggregator", aggregator.server.address]
     assert main(["capture", "start", "llama", "--id", "c1", *words]) == 0
     assert main(["capture", "show", "c1", "--analyze", *words]) == 0
-    assert json.loads((tmp_path / "perfd.trace.json").read_text())["schema"] == "perfd.trace/1"
+    assert json.loads((tmp_path / "perfd.trace.json").read_text())["schema"] == "perfd.trace/2"
     report = tmp_path / "perfd.report.html"
     assert "gemm" in report.read_text()
     assert report.stat().st_mode & 0o077 == 0

@@ -49,7 +49,7 @@ def fleet(*jobs: dict[str, Any], servers: int = 0) -> dict[str, Any]:
 
 def straggler(rank: int, lost_ratio: float) -> dict[str, Any]:
     culprits = [{"kind": "rank", "id": rank}]
-    return {"kind": "straggler", "lost_ratio": lost_ratio, "culprits": culprits, "culprit_count": 1}
+    return {"kind": "straggler", "gain_ratio": lost_ratio, "culprits": culprits, "culprit_count": 1}
 
 
 # Screens
@@ -76,7 +76,7 @@ def test_500_jobs_fit_any_terminal_with_the_chosen_one_among_them(width: int, ro
 @pytest.mark.parametrize(("width", "room"), SIZES)
 def test_1000_ranks_fit_any_terminal_and_the_straggler_is_first(width: int, room: int) -> None:
     finding = {
-        **straggler(517, 0.2), "evidence": ["word " * 30], "recommendation": "word " * 60,
+        **straggler(517, 0.2), "evidence": ["word " * 30], "advice": "word " * 60,
     }  # fmt: skip
     job = job_entry("llama", ranks=1000, slow=517, bottleneck=finding)
     lines = drawn(job_screen(job, [], width, room), width)
@@ -134,7 +134,7 @@ def test_a_job_shows_its_step_as_a_bar_as_wide_as_the_terminal() -> None:
 
 
 def test_servers_are_beside_theory_and_the_chosen_ones_findings_are_said() -> None:
-    finding = {"name": "PerfdServerQueue", "summary": "12 requests wait", "recommendation": ""}
+    finding = {"name": "PerfdServerQueue", "summary": "12 requests wait", "advice": ""}
     servers = [server_entry("h:1"), server_entry("h:2", up=False, theory=None, findings=[finding])]
     shown = drawn(server_screen(servers, 0, 80, 20))
 
@@ -148,7 +148,7 @@ def test_servers_are_beside_theory_and_the_chosen_ones_findings_are_said() -> No
 
 
 def test_servers_that_are_down_or_silent_come_before_those_with_findings() -> None:
-    finding = {"name": "PerfdServerQueue", "summary": "", "recommendation": ""}
+    finding = {"name": "PerfdServerQueue", "summary": "", "advice": ""}
     servers = [
         server_entry("well:1"),
         server_entry("queue:1", findings=[finding]),

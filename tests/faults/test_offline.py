@@ -17,7 +17,7 @@ from benchmarks.faults.__main__ import main
 from benchmarks.faults.baselines import min_median, sliding_mean
 from benchmarks.faults.offline import GPU_RUNS, RECORDINGS, TIMELINES, timeline_cases
 from benchmarks.faults.score import Case, confusion, wilson
-from perfd.analysis.diagnosis.findings import Kind
+from perfd.analysis.findings import Kind
 from perfd.recording import bundled
 from perfd.session.replay_session import ReplayOptions, ReplayProgress, replay
 

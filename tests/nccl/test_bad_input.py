@@ -12,8 +12,8 @@ from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.state.fleet import Fleet
 from perfd.aggregator.state.job_snapshot import job_data
 from perfd.aggregator.state.job_state import RecordSource
-from perfd.analysis.diagnosis.findings import Kind
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.findings import Kind
 from perfd.model import (
     CollectiveProgress,
     CollectiveTimes,
@@ -167,12 +167,12 @@ def test_that_nccl_is_busy_is_no_verdict_while_the_one_that_it_waits_for_may_be_
     summary = cluster.summary()
     assert summary.bottleneck.kind is Kind.UNKNOWN
     (busy,) = (one for one in summary.findings if one.kind is Kind.COMMUNICATION)
-    assert (busy.confidence, busy.lost_ratio) == (0.4, None)
+    assert (busy.confidence, busy.gain_ratio) == (0.4, None)
     assert " ".join(busy.evidence) == (
         "NCCL's kernels run 30.0% of the time (nccl plugin: kernels on the GPU). How much of that moves"
         " data, and how much waits for a slow rank, is unknown: no timings came from rank 2."
     )
-    assert "overlap-grad-reduce" not in busy.recommendation
+    assert "overlap-grad-reduce" not in busy.advice
 
 
 def test_a_rank_that_stops_speaking_is_missing_after_half_a_minute(cluster: Cluster):

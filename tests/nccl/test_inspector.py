@@ -13,7 +13,7 @@ from perfd_collectors.nccl.inspector.inspector_files import InspectorDirectory
 from perfd_collectors.nccl.inspector.inspector_lines import InspectorLines, parse_line, reduce_inspected
 from perfd_collectors.nccl.segments.operations import UNTIMED_KERNEL_NS
 
-from perfd.analysis.diagnosis.findings import Kind
+from perfd.analysis.findings import Kind
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
 from perfd.errors import RecordingError
@@ -190,5 +190,5 @@ def test_a_replay_tells_transfer_and_waiting_of_what_the_inspector_saw_and_no_sh
     # It recorded a part of the operations only, so nothing follows for the whole.
     assert (kernels.source, kernels.share_ratio, kernels.wait_ratio) == ("inspector", None, None)
     assert summary.communication.source.startswith("timers")
-    assert summary.bottleneck.kind is Kind.COMPUTE
+    assert summary.bottleneck.kind is Kind.COMPUTE_BOUND
     assert all(not finding.culprits for finding in summary.findings)

@@ -142,7 +142,7 @@ def test_a_summary_and_a_trace_cannot_be_compared(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "content", ['{"schema": "perfd.trace/1", "ranks": [{}]}', '{"schema": "perfd.trace/1", "ra', ""]
+    "content", ['{"schema": "perfd.trace/2", "ranks": [{}]}', '{"schema": "perfd.trace/2", "ra', ""]
 )
 def test_a_damaged_file_is_one_sentence(tmp_path, capsys, content):
     path = tmp_path / "x.json"

@@ -89,7 +89,7 @@ def test_metrics_and_bars_and_findings_name_one_idle_time_alike(tmp_path):
     report = report_of_trace(analysis, diagnose(analysis))
     (sync,) = [one.value for one in report.metrics if one.name == "Idle, synchronizing"]
     (bar,) = report.figures[0].rows
-    (told,) = [found for found in report.findings if found.title == "Sync bound"]
+    (told,) = [found for found in report.findings if found.title == "Host synchronization"]
     assert (
         sync == percent(next(part.ratio for part in bar if part.kind == "sync")) == percent(told.gain_ratio)
     )
@@ -178,9 +178,9 @@ def test_of_a_slow_rank_the_report_tells_the_cause_first_and_the_class_after_it(
 
     report = report_of_trace(analysis, diagnose(analysis))
 
-    assert report.headline == "Straggler."
+    assert report.headline == "A straggler limits this job: rank 2."
     assert "for rank 2" in report.summary[0]
-    assert "Class of bottleneck: compute bound." in report.summary
+    assert "Class of bottleneck: computation." in report.summary
     assert "Compare the kernels of rank 2" in next(one for one in report.summary if "Most to gain" in one)
 
 
@@ -216,10 +216,14 @@ def test_a_summary_makes_the_same_report_without_a_trace(summary, tmp_path, caps
     [
         ("{", 'it has no list "traceEvents"'),
         ("[]", "no GPU operation"),
-        ('{"schema": "perfd.summary/1"', "this is no summary of a job, such as the summary.json"),
-        ('{"schema": "perfd.trace/1"}', "no summary of a job"),
-        ('{"schema": "perfd.summary/1", "jobs": []}', "names no job"),
-        ('{"schema": "perfd.summary/1", "jobs": [3]}', "not as perfd writes it"),
+        ('{"schema": "perfd.summary/2"', "this is no summary of a job, such as the summary.json"),
+        ('{"schema": "perfd.trace/2"}', "no summary of a job"),
+        (
+            '{"schema": "perfd.summary/1", "jobs": []}',
+            "perfd.summary/1, and this perfd reads only perfd.summary/2",
+        ),
+        ('{"schema": "perfd.summary/2", "jobs": []}', "names no job"),
+        ('{"schema": "perfd.summary/2", "jobs": [3]}', "not as perfd writes it"),
     ],
 )
 def test_what_is_neither_summary_nor_trace_is_one_sentence(tmp_path, capsys, content, words):
@@ -248,7 +252,7 @@ def test_a_report_says_once_what_limits_the_job_and_who_is_to_blame(capsys):
     assert main(["report", "dp4"]) == 0
     healthy = capsys.readouterr().out
 
-    assert "**A slow rank limits this job: rank 2.**" in slow
+    assert "**A straggler limits this job: rank 2.**" in slow
     assert "**Computation limits this job.**" in healthy
     assert healthy.partition("## Metrics")[0].count("MFU is") == 1
     assert "Bubble" not in healthy
@@ -257,7 +261,7 @@ def test_a_report_says_once_what_limits_the_job_and_who_is_to_blame(capsys):
 @pytest.mark.parametrize(("confidence", "advice"), [(0.0, "Log timers."), (0.6, "")])
 def test_a_report_has_no_confidence_in_the_unknown_and_no_heading_without_advice(confidence, advice):
     found = ReportFinding(
-        title="Unknown", evidence=["No timer."], recommendation=advice, gain_ratio=None, confidence=confidence
+        title="Unknown", evidence=["No timer."], advice=advice, gain_ratio=None, confidence=confidence
     )
     report = Report(title="Job", subtitle="", headline="Unknown.", summary=(), metrics=(), findings=[found])
 

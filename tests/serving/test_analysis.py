@@ -13,6 +13,7 @@ from perfd_collectors.serving.exposition_reader import PageReader
 from perfd_collectors.serving.server_scrape import WANTED, read_page
 from serving.pages import LLAMA_70B
 
+from perfd.analysis.findings import Kind
 from perfd.analysis.flops.peak_table import find_gpu
 from perfd.analysis.serving.engine_snapshot import Counter, Engine, ReplicaLoad, Snapshot
 from perfd.analysis.serving.histograms import Distribution, Histogram, increase, merged, quantile
@@ -27,7 +28,7 @@ from perfd.analysis.serving.serving_theory import (
     theory_of,
 )
 from perfd.analysis.serving.theory_comparison import compare
-from perfd.analysis.serving.tuning_advice import ServingCause, knob
+from perfd.analysis.serving.tuning_advice import SERVING_KINDS, advice_for
 from perfd.cli import main
 from perfd.gpu_peaks import load_peaks
 
@@ -75,11 +76,11 @@ def test_the_batch_of_the_example_explains_12_ms_and_prefill_the_tail() -> None:
     assert comparison.mbu_ratio == pytest.approx(0.84, abs=0.005)
     found = diagnose(measured, comparison)
     assert [finding.kind for finding in found] == [
-        ServingCause.LARGE_BATCH,
-        ServingCause.PREFILL_INTERFERENCE,
+        Kind.LARGE_BATCH,
+        Kind.PREFILL_INTERFERENCE,
     ]
-    assert "--max-running-requests" in found[0].recommendation
-    assert "--chunked-prefill-size" in found[1].recommendation
+    assert "--max-running-requests" in found[0].advice
+    assert "--chunked-prefill-size" in found[1].advice
 
 
 def test_the_command_of_the_example_prints_what_the_documentation_shows(
@@ -141,7 +142,7 @@ def test_a_restart_or_another_model_between_the_looks_leaves_rates_unknown(befor
     assert measured.notes
 
 
-def kinds_of(**changes: object) -> set[ServingCause]:
+def kinds_of(**changes: object) -> set[Kind]:
     return {finding.kind for finding in diagnose(measure(look(1, **changes)))}
 
 
@@ -149,28 +150,28 @@ def test_each_state_of_a_server_that_needs_no_theory_has_its_finding() -> None:
     loads = (ReplicaLoad(replica="0", running_requests=9.0), ReplicaLoad(replica="1", running_requests=1.0))
     assert kinds_of() == set()
     assert kinds_of(kv_cache_used_ratio=0.97, queued_requests=9.0) == {
-        ServingCause.KV_MEMORY,
-        ServingCause.QUEUEING,
+        Kind.KV_MEMORY,
+        Kind.QUEUEING,
     }
-    assert kinds_of(cuda_graph_ratio=0.0) == {ServingCause.CUDA_GRAPH}
-    assert kinds_of(forward_occupancy_ratio=0.4) == {ServingCause.CPU_OVERHEAD}
-    assert kinds_of(spec_accept_length=1.1) == {ServingCause.SPECULATION}
-    assert kinds_of(replicas=loads) == {ServingCause.REPLICA_IMBALANCE}
-    assert kinds_of(queued_requests=8.0) == {ServingCause.QUEUEING}
+    assert kinds_of(cuda_graph_ratio=0.0) == {Kind.CUDA_GRAPH}
+    assert kinds_of(forward_occupancy_ratio=0.4) == {Kind.CPU_OVERHEAD}
+    assert kinds_of(spec_accept_length=1.1) == {Kind.SPECULATION}
+    assert kinds_of(replicas=loads) == {Kind.REPLICA_IMBALANCE}
+    assert kinds_of(queued_requests=8.0) == {Kind.QUEUEING}
 
 
 def test_few_requests_are_told_against_the_critical_batch() -> None:
     snapshot = look(1, running_requests=2.0, kv_used_tokens=1000.0)
     measured = measure(snapshot)
     found = diagnose(measured, compare(measured, theory()))
-    assert [finding.kind for finding in found] == [ServingCause.FEW_REQUESTS]
+    assert [finding.kind for finding in found] == [Kind.FEW_REQUESTS]
 
 
 def latencies(**found: tuple[float, float]) -> dict[str, Distribution]:
     return {name: Distribution(p50=p50, p99=p99, mean=p50) for name, (p50, p99) in found.items()}
 
 
-def found_kinds(measured: ServerRates, limits: Theory | None) -> set[ServingCause]:
+def found_kinds(measured: ServerRates, limits: Theory | None) -> set[Kind]:
     return {finding.kind for finding in diagnose(measured, limits and compare(measured, limits))}
 
 
@@ -180,7 +181,7 @@ def test_prompts_that_take_most_of_the_time_to_the_first_token_are_long() -> Non
         latencies=latencies(ttft=(0.8, 1.0)),
         mean_prompt_tokens=30_000.0,
     )
-    assert found_kinds(measured, theory()) == {ServingCause.LONG_PROMPTS}
+    assert found_kinds(measured, theory()) == {Kind.LONG_PROMPTS}
     # Half as much for a queue: then it is not the prompts.
     assert found_kinds(replace(measured, latencies=latencies(ttft=(9.0, 12.0))), theory()) == set()
 
@@ -189,7 +190,7 @@ def test_prefill_without_cache_hits_is_told_where_it_outweighs_decode() -> None:
     measured = ServerRates(
         now=look(1), prefix_hit_ratio=0.02, computed_prompt_tokens_per_s=9000.0, generation_tokens_per_s=800.0
     )
-    assert found_kinds(measured, None) == {ServingCause.LOW_CACHE_HITS}
+    assert found_kinds(measured, None) == {Kind.LOW_CACHE_HITS}
     assert found_kinds(replace(measured, generation_tokens_per_s=20_000.0), None) == set()
     assert found_kinds(replace(measured, prefix_hit_ratio=0.6), None) == set()
 
@@ -198,11 +199,9 @@ def test_decode_that_its_batch_does_not_explain_is_slow_unless_something_else_ex
     measured = ServerRates(
         now=look(1, running_requests=64.0, kv_used_tokens=64_000.0), latencies=latencies(itl=(0.02, 0.03))
     )
-    assert found_kinds(measured, theory()) == {ServingCause.SLOW_DECODE}
-    assert found_kinds(replace(measured, cuda_graph_ratio=0.0, span_s=1.0), theory()) == {
-        ServingCause.CUDA_GRAPH
-    }
-    assert found_kinds(replace(measured, gpu_busy_ratio=0.5), theory()) == {ServingCause.CPU_OVERHEAD}
+    assert found_kinds(measured, theory()) == {Kind.SLOW_DECODE}
+    assert found_kinds(replace(measured, cuda_graph_ratio=0.0, span_s=1.0), theory()) == {Kind.CUDA_GRAPH}
+    assert found_kinds(replace(measured, gpu_busy_ratio=0.5), theory()) == {Kind.CPU_OVERHEAD}
     assert found_kinds(replace(measured, latencies=latencies(itl=(0.008, 0.012))), theory()) == set()
 
 
@@ -216,19 +215,19 @@ def test_speculation_counts_the_tokens_of_a_step() -> None:
     )
 
 
-def test_knobs_are_called_as_the_engine_calls_them() -> None:
+def test_options_are_called_as_the_engine_calls_them() -> None:
     full = {"kv_cache_used_ratio": 0.97, "queued_requests": 9.0}
     (sglang, *_), (vllm, *_) = (
         diagnose(measure(look(1, engine=engine, **full))) for engine in (Engine.SGLANG, Engine.VLLM)
     )
-    assert "--mem-fraction-static" in sglang.recommendation
-    assert "--gpu-memory-utilization" in vllm.recommendation
+    assert "--mem-fraction-static" in sglang.advice
+    assert "--gpu-memory-utilization" in vllm.advice
 
 
 @pytest.mark.parametrize("engine", Engine)
-@pytest.mark.parametrize("kind", ServingCause)
-def test_every_finding_has_a_knob_for_every_engine(kind: ServingCause, engine: Engine) -> None:
-    assert knob(kind, engine).endswith(".")
+@pytest.mark.parametrize("kind", SERVING_KINDS)
+def test_every_finding_has_advice_for_every_engine(kind: Kind, engine: Engine) -> None:
+    assert advice_for(kind, engine).endswith(".")
 
 
 def test_latent_attention_and_experts_are_counted() -> None:

@@ -169,7 +169,7 @@ def test_other_requests_are_not_compared(
 def test_a_benchmark_is_not_compared_with_something_else(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = write("s.json", {"schema": "perfd.summary/1", "jobs": []})
+    other = write("s.json", {"schema": "perfd.summary/2", "jobs": []})
     assert gate(write("a.jsonl", SGLANG), other) == 2
     assert "compare like with like" in capsys.readouterr().err
 

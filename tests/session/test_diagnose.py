@@ -21,9 +21,9 @@ def test_a_recording_is_diagnosed_with_evidence_and_what_to_do(capsys: pytest.Ca
     assert main(["diagnose", "dp4_slow2", "--json"]) == 0
 
     document = json.loads(capsys.readouterr().out)
-    assert document["schema"] == "perfd.diagnosis/1"
+    assert document["schema"] == "perfd.diagnosis/2"
     (job,) = document["jobs"]
-    assert job["bottleneck"] == job["diagnosis"][0]
+    assert job["bottleneck"] == job["findings"][0]
     assert (job["bottleneck"]["kind"], job["bottleneck"]["culprits"]) == (
         "straggler",
         [{"kind": "rank", "id": 2}],

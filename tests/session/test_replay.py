@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perfd.analysis.diagnosis.findings import Kind
+from perfd.analysis.findings import Kind
 from perfd.cli import main
 from perfd.clock import VirtualClock
 from perfd.config import AggregatorConfig, RulesConfig
@@ -43,9 +43,9 @@ def copied(tmp_path: Path, name: str = "pp4_few") -> Path:
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        ("dp4", Kind.COMPUTE),
+        ("dp4", Kind.COMPUTE_BOUND),
         ("dp4_slow2", Kind.STRAGGLER),
-        ("pp2dp2", Kind.COMPUTE),
+        ("pp2dp2", Kind.COMPUTE_BOUND),
         ("pp4_few", Kind.PIPELINE_BUBBLE),
     ],
 )

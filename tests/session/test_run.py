@@ -45,7 +45,7 @@ def results(tmp_path: Path) -> Path:
 
 def only_job(tmp_path: Path) -> dict[str, object]:
     document = json.loads((results(tmp_path) / "summary.json").read_bytes())
-    assert document["schema"] == "perfd.summary/1"
+    assert document["schema"] == "perfd.summary/2"
     (job,) = document["jobs"]
     return job
 

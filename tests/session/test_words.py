@@ -7,7 +7,7 @@ import pytest
 from perfd.analysis.collectives.pipeline_wait import SOURCE_WAITING
 from perfd.analysis.communication.dimensions import Dimension
 from perfd.analysis.communication.exposed import Communication
-from perfd.analysis.diagnosis.findings import Culprit, Finding, Kind
+from perfd.analysis.findings import Culprit, Finding, Kind
 from perfd.analysis.hang.error_events import ErrorSummary
 from perfd.analysis.steps.pipeline_bubble import Pipeline
 from perfd.model import EventKind
@@ -38,7 +38,7 @@ def alert(**changes):
 def test_it_begins_with_what_limits_the_job_and_who_is_to_blame(summary):
     lines = in_words([summary]).splitlines()
     assert lines[0] == "# dp4_slow2"
-    assert lines[2].startswith("A slow rank limits this job: rank 2 (confidence ")
+    assert lines[2].startswith("A straggler limits this job: rank 2 (confidence ")
     assert all(line.startswith("- ") for line in lines[3 : 3 + len(summary.bottleneck.evidence)])
     assert any(line.startswith("What to do: ") for line in lines)
 
@@ -48,8 +48,8 @@ def test_every_kind_of_bottleneck_has_a_sentence(summary, kind):
     finding = Finding(
         kind=kind, confidence=0.5, culprits=[Culprit(kind="gpu", id="n/0")], evidence=["Because."]
     )
-    text = in_words([dataclasses.replace(summary, bottleneck=finding)])
-    assert "this job: gpu n/0" in text
+    text = in_words([dataclasses.replace(summary, findings=[finding])])
+    assert f"{kind.sentence}: gpu n/0" in text
     assert ("confidence 50%" in text) == (kind is not Kind.UNKNOWN)
 
 
@@ -92,9 +92,11 @@ def test_how_much_of_communication_is_waiting_stands_beside_it_where_that_is_kno
 
 def test_evidence_of_the_bottleneck_is_not_told_again_below_it(summary):
     silent = Finding(kind=Kind.MISSING_TELEMETRY, confidence=0.9, evidence=["Rank 3 says nothing."])
-    memory = Finding(kind=Kind.MEMORY, confidence=0.8, evidence=["Rank 3 says nothing.", "Memory is full."])
+    memory = Finding(
+        kind=Kind.MEMORY_CAPACITY, confidence=0.8, evidence=["Rank 3 says nothing.", "Memory is full."]
+    )
     unknown = Finding(kind=Kind.UNKNOWN, confidence=0.0, evidence=["No timer.", "Rank 3 says nothing."])
-    found = dataclasses.replace(summary, bottleneck=unknown, findings=[unknown, silent, memory])
+    found = dataclasses.replace(summary, findings=[unknown, silent, memory])
 
     for text in (in_words([found]), "\n".join(findings_in_words([found]))):
         assert text.count("Rank 3 says nothing.") == 2

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from perfd.analysis.findings import Kind
 from perfd.net.http import Handler, HttpServer, Request, Response
 from perfd.web.live_updates import Live
 from perfd.web.page_routes import page_routes
@@ -62,7 +63,8 @@ def _none(state: str) -> dict[str, int]:
 
 
 def fleet_row(name: str, **changes: Any) -> dict[str, Any]:
-    """A row of schema perfd.fleet/1: a job that runs well, but for what is changed."""
+    """A row of schema perfd.fleet/2: a job that runs well, but for what is changed."""
+    nothing = {"kind": "compute_bound", "gain_ratio": None, "culprits": [], "culprit_count": 0}
     return {
         "name": name,
         "framework": "megatron-lm",
@@ -78,14 +80,25 @@ def fleet_row(name: str, **changes: Any) -> dict[str, Any]:
         "mfu_ratio": 0.4,
         "communication_ratio": 0.05,
         "stall_ratio": None,
-        "bottleneck": {"kind": "compute", "lost_ratio": None, "culprits": [], "culprit_count": 0},
         "firing_alerts": 0,
         **changes,
+        "bottleneck": _in_words(changes.get("bottleneck", nothing)),
+    }
+
+
+def _in_words(finding: dict[str, Any]) -> dict[str, Any]:
+    """The finding with its kind in words, as the aggregator adds them."""
+    kind = finding["kind"]
+    words = Kind(kind) if kind in set(Kind) else None
+    return {
+        "name": words.short_name if words else kind,
+        "sentence": words.sentence if words else kind,
+        **finding,
     }
 
 
 def job_entry(name: str, *, ranks: int = 8, slow: int | None = None, **changes: Any) -> dict[str, Any]:
-    """An entry of schema perfd.jobs/1, whose rank `slow` holds the others up."""
+    """An entry of schema perfd.jobs/2, whose rank `slow` holds the others up."""
     gpus = [
         {
             "node": f"node{rank // 8}",
@@ -99,8 +112,9 @@ def job_entry(name: str, *, ranks: int = 8, slow: int | None = None, **changes: 
         }
         for rank in range(ranks)
     ]
-    kind = "compute" if slow is None else "straggler"
+    kind = "compute_bound" if slow is None else "straggler"
     culprits = [] if slow is None else [{"kind": "rank", "id": str(slow)}]
+    found = {"kind": kind, "confidence": 0.9, "culprits": culprits, "evidence": []}
     return {
         "name": name,
         "ended": False,
@@ -110,13 +124,13 @@ def job_entry(name: str, *, ranks: int = 8, slow: int | None = None, **changes: 
         "step_time_s": {"median": 0.5, "p95": 0.6},
         "mfu_ratio": 0.4,
         "gpus": gpus,
-        "bottleneck": {"kind": kind, "confidence": 0.9, "culprits": culprits, "evidence": []},
         **changes,
+        "bottleneck": _in_words(changes.get("bottleneck", found)),
     }
 
 
 def server_entry(name: str, **changes: Any) -> dict[str, Any]:
-    """An entry of schema perfd.servers/1: docs/serving.md's worked example, but for what is changed."""
+    """An entry of schema perfd.servers/2: docs/serving.md's worked example, but for what is changed."""
     unknown = dict.fromkeys(("p50", "p90", "p99", "mean"))
     return {
         "node": "n1",

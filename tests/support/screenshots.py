@@ -91,7 +91,7 @@ def _fleet(stand_in: StandIn) -> None:
                 firing_alerts=number % 3 if held_up else 0,
                 bottleneck={
                     "kind": kind,
-                    "lost_ratio": (number * 17 % 40) / 100 if held_up else None,
+                    "gain_ratio": (number * 17 % 40) / 100 if held_up else None,
                     "culprits": culprits,
                     "culprit_count": len(culprits),
                 },
@@ -105,7 +105,7 @@ def _ranks(stand_in: StandIn) -> None:
     finding = {
         "kind": "straggler",
         "confidence": 0.9,
-        "lost_ratio": 0.21,
+        "gain_ratio": 0.21,
         "culprits": [{"kind": "rank", "id": 517}],
         "evidence": ["The tensor cores of rank 517 are active 1.86 times as much as those of its peers."],
     }
@@ -117,7 +117,7 @@ def _serving(stand_in: StandIn) -> None:
     finding = {
         "name": "PerfdServerTailLatency",
         "summary": "Tokens of 10.0.0.5:30000 stall: p99 of the time between them is 45ms",
-        "recommendation": "Decode alone is even, so prefill holds it up. Prefill in smaller pieces "
+        "advice": "Decode alone is even, so prefill holds it up. Prefill in smaller pieces "
         "(SGLang: --chunked-prefill-size; vLLM: --max-num-batched-tokens), or on servers of its own.",
     }
     stand_in.answers["servers"] = {"servers": [server_entry("10.0.0.5:30000", findings=[finding])]}

@@ -36,7 +36,7 @@ def test_json_is_one_object_of_the_documented_shape(trace, capsys):
     assert main(["analyze", str(trace), "--json"]) == 0
 
     document = json.loads(capsys.readouterr().out)
-    assert document["schema"] == "perfd.trace/1"
+    assert document["schema"] == "perfd.trace/2"
     assert {"ranks", "bottleneck", "findings"} <= document.keys()
     (rank,) = document["ranks"]
     assert rank.keys() >= _RANK_KEYS
@@ -55,7 +55,7 @@ def test_the_text_says_what_limits_the_capture(trace, capsys):
     assert main(["analyze", str(trace)]) == 0
 
     text = capsys.readouterr().out
-    assert text.startswith("Compute bound")
+    assert text.startswith("Computation limits this job")
     assert "60.0%" in text
 
 
@@ -129,10 +129,10 @@ def test_the_traces_of_the_first_hour_are_as_they_are_made_and_show_what_its_pag
 
     assert main(["analyze", str(shipped)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
-    assert "Class of bottleneck: compute bound" in printed
-    assert "communication bound 25.2%, straggler (rank 2) 21.6%" in printed
+    assert "Class of bottleneck: computation" in printed
+    assert "communication 25.2%, straggler (rank 2) 21.6%" in printed
     page = Path("docs/first-hour.md").read_text(encoding="utf-8")
-    shown = page[page.index("Straggler  Its peers") :].split("```")[0]
+    shown = page[page.index("A straggler limits this job: rank 2.  Its") :].split("```")[0]
     assert printed.startswith(" ".join(shown.split()))
 
 

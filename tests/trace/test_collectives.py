@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from perfd.analysis.findings import Kind
 from perfd.report.sources.trace_notes import notes_of
 from perfd.trace.breakdown.collective_matching import CollectiveMatching
-from perfd.trace.diagnosis.time_shares import FindingKind
 from perfd.trace.diagnosis.trace_analysis import analyse
 from perfd.trace.diagnosis.trace_findings import diagnose
 from perfd.trace.readers.trace_files import read_traces
@@ -186,7 +186,7 @@ def test_a_receive_that_waits_for_its_sender_is_waiting(tmp_path):
     first, second = analysis.stages
     assert (first.stage, second.stage) == (0, 1)
     assert second.message_wait_s == pytest.approx(160e-6)
-    assert FindingKind.PIPELINE in {found.kind for found in diagnose(analysis).findings}
+    assert Kind.PIPELINE_IMBALANCE in {found.kind for found in diagnose(analysis).findings}
 
 
 def test_a_kernel_of_several_messages_is_done_with_the_last(tmp_path):
@@ -218,7 +218,7 @@ def test_two_ranks_that_take_turns_being_last_are_no_straggler(tmp_path):
 
     analysis = _analysis(tmp_path, rank(100, 350), rank(150, 300))
 
-    assert FindingKind.STRAGGLER not in {found.kind for found in diagnose(analysis).findings}
+    assert Kind.STRAGGLER not in {found.kind for found in diagnose(analysis).findings}
 
 
 def test_a_rank_that_the_others_wait_for_is_the_straggler(tmp_path):
@@ -230,13 +230,13 @@ def test_a_rank_that_the_others_wait_for_is_the_straggler(tmp_path):
 
     analysis = _analysis(tmp_path, step(slow=False), step(slow=False), step(slow=True))
 
-    (found,) = [one for one in diagnose(analysis).findings if one.kind is FindingKind.STRAGGLER]
-    assert list(found.ranks) == [2]
+    (found,) = [one for one in diagnose(analysis).findings if one.kind is Kind.STRAGGLER]
+    assert [culprit.id for culprit in found.culprits] == [2]
     assert found.confidence == 0.9
-    assert found.lost_ratio == pytest.approx(50 / 170)
+    assert found.gain_ratio == pytest.approx(50 / 170)
 
 
-@pytest.mark.parametrize(("reduced", "expected"), [(170, FindingKind.STRAGGLER), (500, None)])
+@pytest.mark.parametrize(("reduced", "expected"), [(170, Kind.STRAGGLER), (500, None)])
 def test_a_straggler_is_the_cause_unless_communication_takes_long_without_it(tmp_path, reduced, expected):
     def step(slow):
         computed = 150 if slow else 100
@@ -244,11 +244,11 @@ def test_a_straggler_is_the_cause_unless_communication_takes_long_without_it(tmp
 
     diagnosis = diagnose(_analysis(tmp_path, step(slow=False), step(slow=False), step(slow=True)))
 
-    assert FindingKind.STRAGGLER in {found.kind for found in diagnosis.findings}
+    assert Kind.STRAGGLER in {found.kind for found in diagnosis.findings}
     assert (diagnosis.cause and diagnosis.cause.kind) is expected
     assert diagnosis.first is diagnosis.findings[0]
-    (communication,) = [one for one in diagnosis.findings if one.kind is FindingKind.COMMUNICATION]
-    assert bool(communication.recommendation) == (expected is None)
+    (communication,) = [one for one in diagnosis.findings if one.kind is Kind.COMMUNICATION]
+    assert bool(communication.advice) == (expected is None)
 
 
 def test_equal_ranks_have_no_straggler(tmp_path):
@@ -256,7 +256,7 @@ def test_equal_ranks_have_no_straggler(tmp_path):
 
     analysis = _analysis(tmp_path, step, step)
 
-    assert FindingKind.STRAGGLER not in {found.kind for found in diagnose(analysis).findings}
+    assert Kind.STRAGGLER not in {found.kind for found in diagnose(analysis).findings}
 
 
 def test_in_the_real_pipeline_communication_is_nearly_all_waiting(shared):

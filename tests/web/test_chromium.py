@@ -31,9 +31,9 @@ def test_a_job_shows_what_the_interface_tells(recording: str, tab: Tab, played: 
 
     finding = job["bottleneck"]
     assert all(f"{who['kind']} {who['id']}" in tab.text("#headline") for who in finding["culprits"])
-    assert finding["lost_ratio"] is None or percent(finding["lost_ratio"]) in tab.text("#headline")
+    assert finding["gain_ratio"] is None or percent(finding["gain_ratio"]) in tab.text("#headline")
     assert tab.text("#evidence").splitlines() == finding["evidence"]
-    assert tab.text("#recommendation") == f"What to do: {finding['recommendation']}"
+    assert tab.text("#advice") == f"What to do: {finding['advice']}"
     assert tab.text("#mfu") == percent(job["mfu_ratio"])
     assert tab.text("#step-time") == duration(job["step_time_s"]["median"])
     assert tab.text("#tokens") == count(job["tokens_per_s"])
@@ -131,7 +131,7 @@ def test_the_fleet_lists_the_job_and_what_limits_it(tab: Tab, played: Callable[[
     assert tab.text("[id='job-dp4_slow2']") == "dp4_slow2"
     assert "straggler: rank 2" in tab.text("#jobs")
     assert percent(row["mfu_ratio"]) in tab.text("#jobs")
-    assert percent(row["bottleneck"]["lost_ratio"]) in tab.text("#jobs")
+    assert percent(row["bottleneck"]["gain_ratio"]) in tab.text("#jobs")
     assert "1 of 1 agent connected" in tab.text("main")
 
 

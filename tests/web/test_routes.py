@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.analysis.diagnosis.findings import Kind
 from perfd.net.http import HttpServer, Request
 from perfd.web.page_routes import page_routes
 
@@ -83,13 +82,6 @@ def test_the_page_asks_for_nothing_that_is_not_packaged() -> None:
         assert all("127.0.0.1" in found for found in re.findall(r"https?://[^\s\"']+", text.replace(SVG, "")))
         assert set(re.findall(r"/static/([\w.]+)", text)) <= {*ASSETS, *VENDORED}
         assert set(re.findall(r'from "\./([\w.]+)"', text)) <= set(ASSETS)
-
-
-def test_the_page_has_a_sentence_for_everything_that_can_limit_a_job() -> None:
-    text = (resources.files("perfd.web") / "static" / "verdict.js").read_text()
-    sentences = text.partition("const SENTENCES = {")[2].partition("};")[0]
-
-    assert set(re.findall(r"^  (\w+):", sentences, re.MULTILINE)) == {kind.value for kind in Kind}
 
 
 def test_the_scripts_never_make_markup_of_text() -> None:

@@ -256,7 +256,7 @@ def test_without_a_gpu_numbers_are_told_per_rank(tab: Tab, stand_in: StandIn) ->
 
 def test_no_name_is_ever_read_as_markup(tab: Tab, stand_in: StandIn) -> None:
     name, culprit = HOSTILE, {"kind": HOSTILE, "id": HOSTILE}
-    finding = {"kind": "straggler", "confidence": 0.9, "evidence": [HOSTILE], "recommendation": HOSTILE}
+    finding = {"kind": "straggler", "confidence": 0.9, "evidence": [HOSTILE], "advice": HOSTILE}
     alert = {"name": HOSTILE, "state": "firing", "first_step": 2, "annotations": {"summary": HOSTILE}}
     who = {"rank": 0, "node": HOSTILE, "state": "done", "reason": HOSTILE}
     capture = {
@@ -271,7 +271,7 @@ def test_no_name_is_ever_read_as_markup(tab: Tab, stand_in: StandIn) -> None:
         "bubble_theory_ratio": 0.4, "source": HOSTILE, "stages": [{"stage": HOSTILE, "stall_ratio": 0.5}],
     }  # fmt: skip
     row = fleet_row(name, framework=HOSTILE, bottleneck={"kind": HOSTILE, "culprits": [culprit]})
-    knob = {"name": HOSTILE, "summary": HOSTILE, "recommendation": HOSTILE}
+    knob = {"name": HOSTILE, "summary": HOSTILE, "advice": HOSTILE}
     agent = {
         "agent_id": "a", "node": HOSTILE, "connected": True, "version": HOSTILE, "batches": 1, "silent_s": 1,
         "dropped_records": 0, "clock_offset_s": None, "capture_tools": [HOSTILE],
@@ -380,8 +380,8 @@ VIEWS = ("/", "/servers", "/agents", "/jobs/llama", "/jobs/llama/captures")
 def everything(stand_in: StandIn) -> None:
     """An aggregator with something on every view."""
     finding = {
-        "kind": "straggler", "confidence": 0.9, "lost_ratio": 0.2, "culprits": [{"kind": "rank", "id": "3"}],
-        "evidence": ["The tensor cores of rank 3 are active 1.9 times as much."], "recommendation": "Look.",
+        "kind": "straggler", "confidence": 0.9, "gain_ratio": 0.2, "culprits": [{"kind": "rank", "id": "3"}],
+        "evidence": ["The tensor cores of rank 3 are active 1.9 times as much."], "advice": "Look.",
     }  # fmt: skip
     job = job_entry(
         "llama",
@@ -406,8 +406,8 @@ def everything(stand_in: StandIn) -> None:
         "dropped_records": 0, "clock_offset_s": 0, "capture_tools": ["nsys"],
     }  # fmt: skip
     alert = {"name": "Slow", "state": "firing", "first_step": 2, "annotations": {"summary": "It is slow."}}
-    knob = {"name": "PerfdServerQueue", "summary": "12 requests wait", "recommendation": "Admit more."}
-    worst = {"kind": "straggler", "lost_ratio": 0.2, "culprits": [{"kind": "rank", "id": "3"}]}
+    knob = {"name": "PerfdServerQueue", "summary": "12 requests wait", "advice": "Admit more."}
+    worst = {"kind": "straggler", "gain_ratio": 0.2, "culprits": [{"kind": "rank", "id": "3"}]}
     fleet_of(
         stand_in,
         fleet_row("llama", bottleneck=worst, firing_alerts=2),
@@ -596,7 +596,7 @@ def test_the_focus_stays_where_it_is_when_newer_numbers_come(tab: Tab, stand_in:
 
 
 def test_servers_are_shown_beside_theory(tab: Tab, stand_in: StandIn) -> None:
-    knob = {"name": "PerfdServerQueue", "summary": "12 requests wait", "recommendation": "Admit more."}
+    knob = {"name": "PerfdServerQueue", "summary": "12 requests wait", "advice": "Admit more."}
     stand_in.answers["servers"] = {"servers": [server_entry("h:1", findings=[knob])]}
     tab.open(f"{stand_in.url}/servers", "document.querySelector('article')")
     shown = tab.text("article")

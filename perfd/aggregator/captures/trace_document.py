@@ -1,4 +1,4 @@
-"""What the aggregator reads of an analysis of traces (`perfd.trace/1`): the verdict, where the time went."""
+"""What the aggregator reads of an analysis of traces (`perfd.trace/2`): the verdict, where the time went."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_GROUPS = 64
 
 
 class _Finding(msgspec.Struct):
-    kind: str
+    sentence: str
     evidence: list[str] = []
 
 
@@ -71,7 +71,7 @@ class TraceDocument(msgspec.Struct):
         found = self.cause or self.bottleneck
         if found is None:
             return "What limits it is not known: no rank has all its GPU records."
-        return " ".join([f"{found.kind.replace('_', ' ').capitalize()}.", *found.evidence[:1]])
+        return " ".join([f"{found.sentence}.", *found.evidence[:1]])
 
     def overlap_ratio(self) -> float | None:
         """The share of communication that compute covers, the mean over ranks; None without communication."""

@@ -15,17 +15,18 @@ from perfd.aggregator.failures import Part
 from perfd.aggregator.state import AgentState, AggregatorState, JobState
 from perfd.analysis.data import StepTable
 from perfd.analysis.diagnosis import JobSummary
+from perfd.analysis.diagnosis import job_json as summary_of_job
 
 _SHOWN_CULPRITS = 4
 _SHOWN_ALERTS = 20
 
 
 def job_json(job: JobState, live: JobSummary, now_s: float, failure: str | None) -> dict[str, Any]:
-    """One entry of schema perfd.jobs/1: where the job stands now, and its newest numbers.
+    """One entry of schema perfd.jobs/2: where the job stands now, and its newest numbers.
 
     `failure` is what of perfd's own work on it fails, if anything does.
     """
-    entry: dict[str, Any] = msgspec.to_builtins(live)
+    entry = summary_of_job(live)
     for left_to_the_summary in ("alerts", "findings", "flops_check"):
         entry.pop(left_to_the_summary, None)
     table = job.steps
@@ -53,7 +54,7 @@ def fleet_json(
     servers: Sequence[Mapping[str, Any]],
     now_s: float,
 ) -> dict[str, Any]:
-    """The keys of schema perfd.fleet/1, for the jobs whose newest numbers are given."""
+    """The keys of schema perfd.fleet/2, for the jobs whose newest numbers are given."""
     firing = Counter(alert["job"] for alert in alerts if alert["state"] == "firing")
     with state.lock:
         rows: list[dict[str, Any]] = []
@@ -100,7 +101,9 @@ def _fleet_row(job: JobState, live: JobSummary, now_s: float, firing: int) -> di
         "stall_ratio": live.pipeline.stall_ratio,
         "bottleneck": {
             "kind": worst.kind.value,
-            "lost_ratio": worst.lost_ratio,
+            "name": worst.kind.short_name,
+            "sentence": worst.kind.sentence,
+            "gain_ratio": worst.gain_ratio,
             "culprits": msgspec.to_builtins(worst.culprits[:_SHOWN_CULPRITS]),
             "culprit_count": len(worst.culprits),
         },

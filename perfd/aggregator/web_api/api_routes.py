@@ -12,7 +12,8 @@ import msgspec
 from perfd import __version__
 from perfd.aggregator.web_api.capture_routes import StartBody, capture_routes
 from perfd.aggregator.web_api.report_routes import report_routes
-from perfd.analysis.diagnosis import JobSummary, Kind, to_json
+from perfd.analysis.diagnosis import JobSummary, to_json
+from perfd.analysis.findings import Kind
 from perfd.errors import PerfdError
 from perfd.metrics.exposition import MetricsPage
 from perfd.net import Handler, Request, Response
@@ -27,7 +28,7 @@ _INDEX = """perfd aggregator {version}
 /metrics                        everything, for Prometheus
 /api/v1/fleet                   jobs, one short row each
 /api/v1/jobs                    jobs, with their newest numbers; ?job=JOB for one
-/api/v1/jobs/JOB                the summary of one job (perfd.summary/1); ?since=UNIX
+/api/v1/jobs/JOB                the summary of one job (perfd.summary/2); ?since=UNIX
 /api/v1/jobs/JOB/steps          its progress lines; ?from=STEP&limit=N
 /api/v1/jobs/JOB/series         step time and MFU over its steps; ?points=N
 /api/v1/alerts                  alerts of perfd's own engine; ?job=JOB
@@ -50,13 +51,13 @@ class ApiSource(Protocol):
         """Names of the jobs in memory."""
 
     def overview(self, job: str | None = None) -> list[dict[str, Any]]:
-        """One entry a job, or that of one job, of schema perfd.jobs/1."""
+        """One entry a job, or that of one job, of schema perfd.jobs/2."""
 
     def fleet(self) -> dict[str, Any]:
-        """The keys of schema perfd.fleet/1."""
+        """The keys of schema perfd.fleet/2."""
 
     def servers(self) -> list[dict[str, Any]]:
-        """Serving engines, of schema perfd.servers/1."""
+        """Serving engines, of schema perfd.servers/2."""
 
     def summary(self, job: str | None = None) -> list[JobSummary]:
         """Summaries of one job or all, in memory."""
@@ -102,13 +103,13 @@ def routes(source: ApiSource, live: Live) -> dict[str, Handler]:
         "/api/v1": lambda _: _text(_INDEX.format(version=__version__)),
         "/metrics": lambda request: _metrics(source, request),
         **report_routes(source),
-        "/api/v1/fleet": lambda _: _json({"schema": "perfd.fleet/1", **source.fleet()}),
+        "/api/v1/fleet": lambda _: _json({"schema": "perfd.fleet/2", **source.fleet()}),
         "/api/v1/jobs": lambda request: _json(
-            {"schema": "perfd.jobs/1", "jobs": source.overview(request.query.get("job"))}
+            {"schema": "perfd.jobs/2", "jobs": source.overview(request.query.get("job"))}
         ),
         "/api/v1/jobs/": lambda request: _job(source, request),
         "/api/v1/alerts": lambda request: _alerts(source, request.query.get("job")),
-        "/api/v1/servers": lambda _: _json({"schema": "perfd.servers/1", "servers": source.servers()}),
+        "/api/v1/servers": lambda _: _json({"schema": "perfd.servers/2", "servers": source.servers()}),
         "/api/v1/events": live.connect,
         "/api/v1/agents": lambda _: _json({"schema": "perfd.agents/1", "agents": source.agents()}),
         **capture_routes(captures=source.captures, start=source.start_capture, cancel=source.cancel_capture),
@@ -158,7 +159,7 @@ def _summary(source: ApiSource, job: str, since: str | None) -> Response:
     stored = source.stored_summary(job)
     if stored is None:
         return _no_job(job)
-    return _json({"schema": "perfd.summary/1", "jobs": [stored]})
+    return _json({"schema": "perfd.summary/2", "jobs": [stored]})
 
 
 def _summary_since(source: ApiSource, job: str, since: str) -> Response:

@@ -59,7 +59,7 @@ def _job(source: ReportSource, name: str) -> Response:
         found = source.summary(name)
         stored = None if found else source.stored_summary(name)
         if stored is not None:
-            found = from_json({"schema": "perfd.summary/1", "jobs": [stored]})
+            found = from_json({"schema": "perfd.summary/2", "jobs": [stored]})
     except (PerfdError, msgspec.ValidationError) as error:
         return _say(503, "The summary of this job cannot be read", str(error))
     if not found:

@@ -38,7 +38,7 @@ _THEORY = (
 def servers_json(
     state: AggregatorState, alerts: Sequence[Mapping[str, Any]], now_s: float
 ) -> list[dict[str, Any]]:
-    """Entries of schema perfd.servers/1, by node and name.
+    """Entries of schema perfd.servers/2, by node and name.
 
     A server whose readings are all old is there with every number unknown.
     """
@@ -76,7 +76,7 @@ def _with_findings(
                 {
                     "name": alert["name"],
                     "summary": alert["annotations"].get("summary", ""),
-                    "recommendation": alert["annotations"].get("description", ""),
+                    "advice": alert["annotations"].get("description", ""),
                 }
                 for alert in by_server.get((entry["node"], entry["server"]), ())
             ],

@@ -2,14 +2,12 @@
 
 from perfd.analysis.collectives.bandwidth_text import bandwidth_words, busiest
 from perfd.analysis.collectives.by_dimension import NcclDimension
-from perfd.analysis.collectives.by_rank import LEAST_CAUSED, PERSISTENCE, NcclRank
+from perfd.analysis.collectives.by_rank import NcclRank
 from perfd.analysis.collectives.nccl_summary import NcclSummary, nccl
 from perfd.analysis.collectives.pipeline_wait import SOURCE_WAITING, with_waiting
 from perfd.analysis.collectives.slow_links import Reference, SlowGroup
 
 __all__ = [
-    "LEAST_CAUSED",
-    "PERSISTENCE",
     "SOURCE_WAITING",
     "NcclDimension",
     "NcclRank",

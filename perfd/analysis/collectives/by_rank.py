@@ -13,15 +13,11 @@ from perfd.analysis.collectives.late_rank_cost import LONG, RECENT, CausedLosses
 from perfd.analysis.data import Bools, Floats, Ints, highest, mean, median, over_last
 from perfd.analysis.operations import MATCHED_OPERATIONS, CommunicatorBatch, knows_receivers
 from perfd.model import ParallelLayout
+from perfd.thresholds import THRESHOLDS
 
 _FEWEST_OPERATIONS = 20
 """Fewer matched operations say nothing of a rank."""
 _MOST_RANKS = 1024
-LEAST_CAUSED = 0.03
-"""Of the time: what the peers lose at least for one rank before it is worth a name."""
-
-PERSISTENCE = 0.9
-"""Of the blocks of steps: of ten, one may hold a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,12 +226,13 @@ class _Late:
             at_most=median(late.at_most, axis=1),
             error=late.error(caused),
             last=np.nansum(late.at_most, axis=1) / np.where(among > 0, among, np.nan),
-            persistence=late.persistence(LEAST_CAUSED / 2),
+            persistence=late.persistence(THRESHOLDS.straggler_certain_wait_ratio / 2),
             lost=mean(late.waits, axis=1),
         )
 
 
 def _stands_out(late: CausedLosses) -> bool:
     """Whether some rank is late in nearly all blocks, and costs enough."""
-    persistent = late.persistence(LEAST_CAUSED / 2) >= PERSISTENCE
-    return bool((persistent & (late.caused() >= LEAST_CAUSED)).any())
+    half = THRESHOLDS.straggler_certain_wait_ratio / 2
+    persistent = late.persistence(half) >= THRESHOLDS.straggler_block_persistence_ratio
+    return bool((persistent & (late.caused() >= THRESHOLDS.straggler_certain_wait_ratio)).any())

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perfd.analysis.collectives.by_rank import LEAST_CAUSED
 from perfd.analysis.collectives.nccl_summary import NcclSummary
 from perfd.analysis.steps import Pipeline, Stage, bubble_theory_ratio
 from perfd.model import ParallelLayout
+from perfd.thresholds import THRESHOLDS
 
 SOURCE_WAITING = "nccl plugin: waiting in sends and receives"
 
@@ -22,7 +22,8 @@ def with_waiting(
     Shares by waiting are of the whole step, not only of the schedule: what comes after it counts as a
     stage's own time.
     """
-    late = any((rank.caused_ratio or 0.0) >= LEAST_CAUSED for rank in kernels.ranks)
+    costly_ratio = THRESHOLDS.straggler_certain_wait_ratio
+    late = any((rank.caused_ratio or 0.0) >= costly_ratio for rank in kernels.ranks)
     known = 0 < len(kernels.stage_wait_ratios) == parallel.pp
     if measured.stall_ratio is not None or late or not known:
         return measured

@@ -16,17 +16,10 @@ import numpy as np
 
 from perfd.analysis.data import Bools, Floats, median, over_last
 from perfd.analysis.operations import MATCHED_OPERATIONS, BandwidthModel, CommunicatorBatch, bus_factor
+from perfd.thresholds import THRESHOLDS
 
-_SLOWER = 1.5
-"""By its own best stretch or its sisters: what neighbours on a network make a healthy group slower."""
-_OF_LINKS = 1 / 8
-"""Of the links inside a node. Paths through the host's memory reach less, NCCL over NVLink far more."""
-_BULK_BYTES = 8 << 20
-"""Only messages so large are held against the links."""
 _FEWEST_OPERATIONS = 8
 _FEWEST_SISTERS = 3
-_LEAST_LOST = 0.02
-"""Of the time, that the group loses: less is not worth a word."""
 
 
 class Reference(StrEnum):
@@ -80,14 +73,18 @@ def _of(stack: CommunicatorBatch, of_links: BandwidthModel) -> list[SlowGroup]:
     bus = factor / np.where(pace_s_per_byte > 0, pace_s_per_byte, np.nan)
     # Of a small message the pace says how long operations take, and nothing of links.
     bus[of_links.latency_bound(largest)] = np.nan
-    bulk = (largest >= _BULK_BYTES) & ~of_links.crossing
+    bulk = (largest >= THRESHOLDS.slow_link_message_bytes) & ~of_links.crossing
     # A job may send once, when it starts, what is far larger than all that comes later.
     best = np.where(largest >= best_size / 2, best, np.nan)
     # What a communicator can do, by each way to know it; NaN where that way is closed.
     references = (
-        (Reference.HISTORY, factor / best, _SLOWER),
-        (Reference.SISTERS, _of_sisters(stack, bus, largest), _SLOWER),
-        (Reference.LINKS, np.where(bulk, of_links.bus_bytes_per_s, np.nan), 1 / _OF_LINKS),
+        (Reference.HISTORY, factor / best, THRESHOLDS.slow_link_ratio),
+        (Reference.SISTERS, _of_sisters(stack, bus, largest), THRESHOLDS.slow_link_ratio),
+        (
+            Reference.LINKS,
+            np.where(bulk, of_links.bus_bytes_per_s, np.nan),
+            1 / THRESHOLDS.slow_link_nvlink_ratio,
+        ),
     )
     transfer = stack.blames.transfer_s
     in_kernels = transfer + over_last(np.add, stack.blames.waited_s) / ranks
@@ -120,7 +117,7 @@ def _worst(
         if not slowdown >= limit:
             continue
         lost = float(moving[row]) * (1 - 1 / slowdown)
-        if not lost >= _LEAST_LOST:
+        if not lost >= THRESHOLDS.slow_link_cost_ratio:
             continue
         return SlowGroup(
             communicator=stack.collectives.communicators[row],

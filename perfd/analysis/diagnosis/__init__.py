@@ -1,7 +1,5 @@
 """What limits a job: findings with evidence, confidence and advice, and the job summary."""
 
-from perfd.analysis.diagnosis.finding_titles import LIMITS
-from perfd.analysis.diagnosis.findings import Finding, Kind
 from perfd.analysis.diagnosis.job_summary import (
     SCHEMA,
     AnalysisSettings,
@@ -9,20 +7,19 @@ from perfd.analysis.diagnosis.job_summary import (
     ParallelSummary,
     StepsSummary,
     from_json,
+    job_json,
     summarise,
     to_json,
 )
 
 __all__ = [
-    "LIMITS",
     "SCHEMA",
     "AnalysisSettings",
-    "Finding",
     "JobSummary",
-    "Kind",
     "ParallelSummary",
     "StepsSummary",
     "from_json",
+    "job_json",
     "summarise",
     "to_json",
 ]

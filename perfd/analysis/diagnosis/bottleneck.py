@@ -13,31 +13,28 @@ from functools import partial
 from perfd.analysis.diagnosis.communication_findings import judge_communication
 from perfd.analysis.diagnosis.compute_findings import judge_compute
 from perfd.analysis.diagnosis.data_loading_findings import judge_data
-from perfd.analysis.diagnosis.findings import Finding, JobEvidence, Kind
 from perfd.analysis.diagnosis.hang_findings import judge_hang, judge_missing
 from perfd.analysis.diagnosis.host_findings import judge_host, judge_host_transfer, judge_launches
+from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.diagnosis.link_findings import judge_links
 from perfd.analysis.diagnosis.pipeline_findings import judge_pipeline
 from perfd.analysis.diagnosis.sequence_findings import judge_sequences
 from perfd.analysis.diagnosis.straggler_findings import judge_straggler, judge_throttling
+from perfd.analysis.findings import FAULTS, Finding, Kind, advice
 from perfd.formatting import percent
+from perfd.thresholds import THRESHOLDS
 
 _Judge = Callable[[JobEvidence], Finding | None]
 
-_OPTIMIZER = 0.15
-_MEMORY = 0.95
 _OF_COUNTERS = (Kind.HANG, Kind.MISSING_TELEMETRY)
 """They rest on counts of all operations, seen or not, or tell of those that were not themselves."""
-
-_FAULTS = (Kind.HANG, Kind.STRAGGLER, Kind.THROTTLING, Kind.LINK_DEGRADATION)
-"""Something is broken: it comes before what the job's configuration costs. A hang comes before all."""
 
 
 def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
     """All findings, the one to act on first at the front; never empty."""
     straggler = judge_straggler(facts)
     slow = {culprit.id for culprit in straggler.culprits} if straggler else set()
-    left = 1 - ((straggler.lost_ratio if straggler else None) or 0.0)
+    left = 1 - ((straggler.gain_ratio if straggler else None) or 0.0)
     of_time: tuple[_Judge, ...] = (
         judge_sequences,
         partial(judge_data, named=bool(slow)),
@@ -61,12 +58,12 @@ def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
     found.sort(
         key=lambda finding: (
             finding.kind is not Kind.HANG,
-            finding.kind not in _FAULTS,
-            finding.lost_ratio is None,
-            -(finding.lost_ratio or 0),
+            finding.kind not in FAULTS,
+            finding.gain_ratio is None,
+            -(finding.gain_ratio or 0),
         )
     )
-    if not found or (found[0].kind is not Kind.HANG and found[0].lost_ratio is None):
+    if not found or (found[0].kind is not Kind.HANG and found[0].gain_ratio is None):
         # Full memory costs no time: it is said after what the job does with its time.
         found.insert(0, judge_compute(facts))
     return found
@@ -85,26 +82,24 @@ def _with_losses(finding: Finding, facts: JobEvidence) -> Finding:
 
 def _judge_optimizer(facts: JobEvidence) -> Finding | None:
     lost = facts.optimizer.share_ratio
-    if lost is None or lost < _OPTIMIZER:
+    if lost is None or lost < THRESHOLDS.optimizer_ratio:
         return None
     return Finding(
         kind=Kind.OPTIMIZER,
         confidence=0.8,
         evidence=[f"The optimizer takes {percent(lost)} of a step ({facts.optimizer.source})."],
-        recommendation="Shard the optimizer over the data-parallel group (Megatron-LM:"
-        " --use-distributed-optimizer), use a fused one, or accumulate over more micro-batches.",
-        lost_ratio=lost,
+        advice=advice.OPTIMIZER,
+        gain_ratio=lost,
     )
 
 
 def _judge_memory(facts: JobEvidence) -> Finding | None:
     used = facts.memory.max_used_ratio
-    if used is None or used < _MEMORY:
+    if used is None or used < THRESHOLDS.memory_capacity_ratio:
         return None
     return Finding(
-        kind=Kind.MEMORY,
+        kind=Kind.MEMORY_CAPACITY,
         confidence=0.8,
         evidence=[f"The fullest GPU has {percent(used)} of its memory in use ({facts.memory.source})."],
-        recommendation="Recompute activations, shard the optimizer, or take smaller micro-batches, before a"
-        " longer sequence ends the job.",
+        advice=advice.MEMORY_CAPACITY,
     )

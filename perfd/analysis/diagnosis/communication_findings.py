@@ -6,31 +6,16 @@ from collections import Counter
 
 from perfd.analysis.collectives import bandwidth_words, busiest
 from perfd.analysis.communication import Communication, costliest, known_in_all, not_used
-from perfd.analysis.diagnosis.findings import Finding, JobEvidence, Kind
+from perfd.analysis.diagnosis.job_evidence import JobEvidence
+from perfd.analysis.findings import Finding, Kind, advice
 from perfd.formatting import duration, percent, rank_names
+from perfd.thresholds import THRESHOLDS
 
-_COMMUNICATION = 0.15
 _NEARLY_ALL = 0.95
 _FASTER = 0.95
 """By what the ring formula gives: what takes less is not explained by it."""
 _WORTH_A_WORD = 0.01
 """Of a step: of a dimension that takes less nothing is said."""
-_LESS_TENSOR = (
-    "use less tensor parallelism where memory allows it, or overlap it (Megatron-LM: --sequence-parallel,"
-    " --tp-comm-overlap)"
-)
-_REMEDIES = {
-    "tp": f"Most of what is exposed is of tensor groups: {_LESS_TENSOR}",
-    "pp": "Most of what is exposed are transfers between stages: interleave the schedule, which sends beside"
-    " computation (Megatron-LM: --num-layers-per-virtual-pipeline-stage), or use fewer stages",
-    "cp": "Most of what is exposed is of context groups: keep them inside a node, exchange keys and values"
-    " beside attention (Megatron-LM: --cp-comm-type p2p), or use less context parallelism where memory"
-    " allows it",
-    "ep": "Most of what is exposed are the tokens of experts: keep their groups inside a node, or exchange"
-    " beside computation (Megatron-LM: --overlap-moe-expert-parallel-comm)",
-    "world": "Most of what is exposed is over all ranks: average losses, check gradients and wait in barriers"
-    " less often (Megatron-LM: --no-barrier-with-level-1-timing)",
-}
 
 
 def judge_communication(facts: JobEvidence) -> Finding | None:
@@ -40,7 +25,7 @@ def judge_communication(facts: JobEvidence) -> Finding | None:
         # How much of it is the pipeline's stall, the traces do not say.
         return None
     lost = _lost(communication)
-    if lost is None or lost < _COMMUNICATION:
+    if lost is None or lost < THRESHOLDS.communication_ratio:
         return None
     if communication.transfer_ratio is None and facts.nccl.share_ratio is not None:
         return _busy_kernels(facts, lost)
@@ -66,8 +51,8 @@ def judge_communication(facts: JobEvidence) -> Finding | None:
         kind=Kind.COMMUNICATION,
         confidence=0.8,
         evidence=evidence,
-        recommendation=_advice(facts, lost, slow_links=slow_links),
-        lost_ratio=lost,
+        advice=_advice(facts, lost, slow_links=slow_links),
+        gain_ratio=lost,
     )
 
 
@@ -118,8 +103,7 @@ def _busy_kernels(facts: JobEvidence, busy: float) -> Finding:
             f"NCCL's kernels run {percent(busy)} of the time ({facts.communication.source}).",
             f"How much of that moves data, and how much waits for a slow rank, is unknown: {why}.",
         ],
-        recommendation="Have all ranks tell their timings first: waiting for a slow rank is not mended by"
-        " overlap or by faster links.",
+        advice=advice.ALL_RANKS_FIRST,
     )
 
 
@@ -159,45 +143,34 @@ def _advice(facts: JobEvidence, lost: float, *, slow_links: bool) -> str:
     """What makes communication less: of the dimension that costs most, where that is known."""
     target = costliest(facts.communication.dimensions)
     won = lost if target is None else target.lost_ratio or 0.0
-    remedy = _REMEDIES.get(target.group or "") if target else None
-    advice = f"{remedy}: it wins at most {percent(won)}." if remedy else _of_gradients(facts, won)
-    advice += _of_tensor_groups(facts, known=target is not None)
+    remedy = advice.BY_DIMENSION.get(target.group or "") if target else None
+    first = f"{remedy}: saves at most {percent(won)} of the step." if remedy else _of_gradients(facts, won)
+    texts = [first, *_of_tensor_groups(facts, known=target is not None)]
     if any(kind.latency_bound for kind in busiest(facts.nccl.kinds)[:1]):
-        advice += " Send more at a time: larger gradient buckets, and fewer, fused operations."
+        texts.append(advice.LARGER_MESSAGES)
     if slow_links:
-        advice += (
-            " The collectives take over twice what the links allow: check the network and NCCL's topology."
-        )
-    return advice
+        texts.append(advice.SLOW_COLLECTIVES)
+    return " ".join(texts)
 
 
 def _of_gradients(facts: JobEvidence, lost: float) -> str:
     # Twice the micro-batches double all but the gradients' collectives and the optimizer.
     fixed = lost + (facts.optimizer.share_ratio or 0.0)
     accumulated = lost / (2 * (1 - fixed) + fixed) if fixed < 1 else lost
-    overlap = (
-        "Gradients are reduced beside the backward pass already; overlap the gathering of parameters, too"
-        " (Megatron-LM: --overlap-param-gather with the distributed optimizer)"
-        if facts.communication.gradients_overlapped
-        else "Overlap gradient reduction with the backward pass (Megatron-LM: --overlap-grad-reduce, and"
-        " --overlap-param-gather with the distributed optimizer)"
-    )
+    overlap = advice.overlap_gradients(already=bool(facts.communication.gradients_overlapped))
     return (
-        f"{overlap}: it wins at most {percent(lost)}."
-        f" Or accumulate over twice the micro-batches: the share falls to about {percent(accumulated)}."
+        f"{overlap}: saves at most {percent(lost)} of the step. Or accumulate over twice as many"
+        f" micro-batches: communication falls to about {percent(accumulated)}."
     )
 
 
-def _of_tensor_groups(facts: JobEvidence, *, known: bool) -> str:
+def _of_tensor_groups(facts: JobEvidence, *, known: bool) -> list[str]:
     """What to do when tensor parallelism lies across nodes, or takes the time as far as it is `known`."""
     on_node = Counter(key.node for key in facts.activity.gpus)
     tensor, kinds = facts.parallel.tp or 1, facts.nccl.kinds
     if tensor > 1 and on_node and tensor > max(on_node.values()):
-        return (
-            f" Tensor parallelism of {tensor} crosses nodes of {max(on_node.values())} GPUs: keep it inside"
-            " one, and use pipeline or context parallelism between them."
-        )
+        return [advice.tensor_groups_over_nodes(tensor, max(on_node.values()))]
     busiest = max(kinds, key=lambda kind: kind.kernel_ratio or 0.0, default=None)
     if not known and busiest is not None and busiest.group == "tp":
-        return f" Most of it is {busiest.operation} of tensor groups: {_LESS_TENSOR}."
-    return ""
+        return [f"Most of it is {busiest.operation} of tensor groups: {advice.LESS_TENSOR}."]
+    return []

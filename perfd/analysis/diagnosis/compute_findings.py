@@ -5,44 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from perfd.analysis.communication import CaptureEvidence, not_used
-from perfd.analysis.diagnosis.findings import FEWEST_STEPS, Finding, JobEvidence, Kind
 from perfd.analysis.diagnosis.hang_findings import judge_missing
+from perfd.analysis.diagnosis.job_evidence import JobEvidence
+from perfd.analysis.findings import Finding, Kind, advice
 from perfd.analysis.steps import mean_over_gpus
 from perfd.formatting import duration, percent
 from perfd.model import GpuColumn
+from perfd.thresholds import THRESHOLDS
 
-_GOOD_MFU = 0.40
-_FAIR_MFU = 0.30
-_BUSY_DRAM = 0.6
-"""Of the bandwidth of the GPU's memory, over whole steps: what a kernel that only copies reaches is 0.9."""
-_IDLE_TENSOR = 0.3
-_MOST = 0.5
-"""Of a step: what takes less is not where its time goes."""
-_LITTLE_MATRIX = 0.5
-"""Of computing: below it most kernels only move data, by their names."""
-_IDLE_DRAM = 0.3
-"""Less than this contradicts the names."""
-_IMPLAUSIBLE_MFU = 0.85
-"""No training job comes near; what is over it counts operations or the peak wrongly."""
-
-_TIMERS = (
-    "Log phase timers (Megatron-LM: --timing-log-level 2 --log-throughput), or time the phases of a loop of"
-    " your own through perfd.hook."
-)
-_MORE_TIMERS = (
-    "Time what else a step does (Megatron-LM: --timing-log-level 2; a loop of your own: phases and"
-    " `batches` of perfd.hook)."
-)
 _NO_NCCL = (
     "No operation of NCCL was seen, which would tell transfer and waiting: perfd's plugin (perfd run sets it)"
     " needs NCCL 2.23 or newer, and room in /dev/shm (perfd doctor)."
 )
 _ANY_GPU = "a GPU of this job"
-_NO_GPU = "If the job has GPUs, `perfd doctor` on its nodes says why they are not seen."
-_CAPTURE = (
-    "A capture (`perfd capture start JOB`) shows the kernels that a step is made of, and what runs beside"
-    " them."
-)
 
 
 def judge_compute(facts: JobEvidence) -> Finding:
@@ -52,7 +27,7 @@ def judge_compute(facts: JobEvidence) -> Finding:
     computing = _computing_ratio(facts)
     if unjudged := _without_enough_steps(facts, evidence):
         return unjudged
-    if mfu is not None and mfu > _IMPLAUSIBLE_MFU:
+    if mfu is not None and mfu > THRESHOLDS.mfu_implausible_ratio:
         return Finding(
             kind=Kind.UNKNOWN,
             confidence=0.0,
@@ -60,28 +35,26 @@ def judge_compute(facts: JobEvidence) -> Finding:
                 *evidence,
                 f"An MFU of {percent(mfu)} cannot be: the peak, the shape or the batch is wrong.",
             ],
-            recommendation="Compare the model's sizes and the GPU's peak with what perfd took for them.",
+            advice=advice.IMPLAUSIBLE_MFU,
         )
-    if mfu is not None and mfu >= _GOOD_MFU:
+    if mfu is not None and mfu >= THRESHOLDS.mfu_good_ratio:
         return Finding(kind=Kind.NONE, confidence=0.6, evidence=evidence)
     # Without an MFU, only a capture tells that what runs is compute, and which.
     captured = facts.capture is not None and facts.capture.used
-    if computing is None or computing < _MOST or (mfu is None and not captured):
+    if computing is None or computing < THRESHOLDS.compute_ratio or (mfu is None and not captured):
         return _unknown(facts, evidence, computing)
     if memory := _memory_confidence(facts):
         return Finding(
             kind=Kind.MEMORY_BOUND,
             confidence=memory,
             evidence=evidence,
-            recommendation="Move fewer bytes for each operation: fused attention, norms and optimizer, bf16"
-            " instead of fp32, less recomputation of cheap layers, and a larger micro-batch.",
+            advice=advice.FEWER_BYTES,
         )
     return Finding(
-        kind=Kind.COMPUTE,
+        kind=Kind.COMPUTE_BOUND,
         confidence=0.6 if captured or _compute_is_timed(facts) else 0.4,
         evidence=evidence,
-        recommendation="Make the kernels larger: bigger micro-batches, fused attention, MLP and norms, less"
-        " recomputation; fp8 where the model bears it.",
+        advice=advice.LARGER_KERNELS,
     )
 
 
@@ -89,27 +62,21 @@ def _without_enough_steps(facts: JobEvidence, evidence: list[str]) -> Finding | 
     if facts.too_few_steps:
         steps = "1 steady step is" if facts.steady_steps == 1 else f"{facts.steady_steps} steady steps are"
         missing = f"{steps} too few to judge where the time goes."
-        advice = (
-            f"Let the job run longer: {FEWEST_STEPS} steady steps are enough; the first one, checkpoints and"
-            " evaluation do not count."
-        )
+        todo = advice.LONGER_RUN.format(steps=THRESHOLDS.steady_steps_count)
     elif facts.step_time.median is None and facts.breakdown.forward_ratio is None:
         without = "" if facts.activity.gpus else ", and no activity of a GPU"
         missing = f"perfd saw no steady step of this job{without}."
-        advice = (
-            "Let the job print progress that perfd understands (`perfd parse LOG` shows what it does), or"
-            " tell steps through perfd.hook."
-        )
+        todo = advice.NO_STEPS
     else:
         return None
-    return Finding(kind=Kind.UNKNOWN, confidence=0.0, evidence=[*evidence, missing], recommendation=advice)
+    return Finding(kind=Kind.UNKNOWN, confidence=0.0, evidence=[*evidence, missing], advice=todo)
 
 
 def _unknown(facts: JobEvidence, evidence: list[str], computing: float | None) -> Finding:
     """What was not seen, and what would show it."""
-    missing, advice = _unseen(facts, computing)
+    missing, todo = _unseen(facts, computing)
     mfu = facts.efficiency.mfu_ratio
-    if mfu is not None and mfu >= _FAIR_MFU:
+    if mfu is not None and mfu >= THRESHOLDS.mfu_low_ratio:
         missing += " An MFU of 30 to 40% is most often communication."
     evidence = [*evidence, *_waiting_pair(facts), missing, *_unseen_nccl(facts), *not_used(facts.capture)]
     # What ranks would tell that say nothing comes before what no rank tells.
@@ -118,7 +85,7 @@ def _unknown(facts: JobEvidence, evidence: list[str], computing: float | None) -
         kind=Kind.UNKNOWN,
         confidence=0.0,
         evidence=[*evidence, *(silent.evidence if silent else ())],
-        recommendation=silent.recommendation if silent else advice,
+        advice=silent.advice if silent else todo,
     )
 
 
@@ -126,19 +93,28 @@ def _unseen(facts: JobEvidence, computing: float | None) -> tuple[str, str]:
     """What no rank told, and how to have it told."""
     timed = facts.breakdown.forward_ratio is not None and facts.breakdown.backward_ratio is not None
     if computing is None:
-        gpu, advice = (
-            ("GPM's activity of GPUs", _TIMERS) if facts.gpu_seen else (_ANY_GPU, f"{_TIMERS} {_NO_GPU}")
+        gpu, todo = (
+            ("GPM's activity of GPUs", advice.PHASE_TIMERS)
+            if facts.gpu_seen
+            else (_ANY_GPU, f"{advice.PHASE_TIMERS} {advice.NO_GPU}")
         )
-        return f"perfd saw neither timers of forward and backward nor {gpu}.", advice
-    if computing >= _MOST and not facts.gpu_seen:
-        return f"How well it computes is unknown: perfd did not see {_ANY_GPU}.", _NO_GPU
-    if computing >= _MOST:
+        return f"perfd saw neither timers of forward and backward nor {gpu}.", todo
+    if computing >= THRESHOLDS.compute_ratio and not facts.gpu_seen:
+        return f"How well it computes is unknown: perfd did not see {_ANY_GPU}.", advice.NO_GPU
+    if computing >= THRESHOLDS.compute_ratio:
         told = facts.efficiency.model_flops_per_s_per_gpu is not None
         reason = "the peak of its GPUs is not known" if told else "nothing tells the model's FLOP/s"
-        return f"How well it computes is unknown: {reason}.", _CAPTURE if timed else f"{_TIMERS} {_CAPTURE}"
+        todo = advice.CAPTURE if timed else f"{advice.PHASE_TIMERS} {advice.CAPTURE}"
+        return f"How well it computes is unknown: {reason}.", todo
     if timed:
-        return "No timer that perfd knows holds the rest of the step.", f"{_MORE_TIMERS} {_CAPTURE}"
-    return "Without timers of forward and backward nothing tells where the rest of the step goes.", _TIMERS
+        return (
+            "No timer that perfd knows holds the rest of the step.",
+            f"{advice.MORE_TIMERS} {advice.CAPTURE}",
+        )
+    return (
+        "Without timers of forward and backward nothing tells where the rest of the step goes.",
+        advice.PHASE_TIMERS,
+    )
 
 
 def _compute_is_timed(facts: JobEvidence) -> bool:
@@ -170,8 +146,14 @@ def _memory_confidence(facts: JobEvidence) -> float:
     )
     capture = facts.capture
     matrix = capture.shares.matrix_ratio if capture is not None and capture.used else None
-    by_counters = bool(dram >= _BUSY_DRAM and tensor <= _IDLE_TENSOR)
-    by_names = matrix is not None and matrix < _LITTLE_MATRIX and not dram < _IDLE_DRAM
+    by_counters = bool(
+        dram >= THRESHOLDS.memory_bound_dram_ratio and tensor <= THRESHOLDS.memory_bound_tensor_ratio
+    )
+    by_names = (
+        matrix is not None
+        and matrix < THRESHOLDS.memory_bound_matrix_ratio
+        and not dram < THRESHOLDS.memory_bound_least_dram_ratio
+    )
     if by_counters:
         return 0.9 if by_names else 0.6
     return 0.4 if by_names else 0.0

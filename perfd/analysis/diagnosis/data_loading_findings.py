@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from perfd.analysis.diagnosis.findings import Culprit, Finding, JobEvidence, Kind
+from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.diagnosis.straggler_findings import one_rank_loads_slowly
+from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.analysis.steps import DataLoading
 from perfd.formatting import percent
+from perfd.thresholds import THRESHOLDS
 
-_DATA = 0.05
 _ALIKE = 0.05
 """GPUs that differ by less do alike: their samples are no more exact."""
 
@@ -30,7 +31,7 @@ def judge_data(facts: JobEvidence, *, named: bool = False) -> Finding | None:
     `named` is whether a slow rank is named already.
     """
     data = facts.data
-    if data.share_ratio is None or data.share_ratio < _DATA:
+    if data.share_ratio is None or data.share_ratio < THRESHOLDS.data_loading_ratio:
         return None
     if any(straggler.wait_ratio >= data.share_ratio / 2 for straggler in facts.stragglers_by_activity):
         return None
@@ -73,19 +74,12 @@ def _slow_input(data: DataLoading, *, confidence: float, idle_ratio: float | Non
         confidence=confidence,
         culprits=_culprits(data),
         evidence=[*_evidence(data, cause=_Cause.INPUT), *idle],
-        recommendation="Give the data loader more workers and prefetching, keep the data on local disks,"
-        " and move tokenisation out of the training loop.",
-        lost_ratio=data.share_ratio,
+        advice=advice.SLOW_INPUT,
+        gain_ratio=data.share_ratio,
     )
 
 
 def _slow_gpu(data: DataLoading) -> Finding:
-    find = (
-        "Find the rank: NCCL timings (perfd's plugin), GPM's activity or timers by rank (Megatron-LM:"
-        " --timing-log-option all) name it. Then look"
-        if data.slow_rank is None
-        else "Look"
-    )
     return Finding(
         kind=Kind.STRAGGLER,
         confidence=0.4 if data.slow_rank is None else 0.6,
@@ -94,9 +88,8 @@ def _slow_gpu(data: DataLoading) -> Finding:
             *_evidence(data, cause=_Cause.GPU),
             "No GPU idles meanwhile (NVML), so that rank waits for work on its GPU, not for its input.",
         ],
-        recommendation=f"{find} for another process on its GPU, for its clock, and for more work than its"
-        " peers have.",
-        lost_ratio=_longer(data),
+        advice=advice.busy_gpu(data.slow_rank),
+        gain_ratio=_longer(data),
     )
 
 
@@ -112,11 +105,8 @@ def _open(data: DataLoading, cause: _Cause) -> Finding:
         confidence=0.0,
         culprits=_culprits(data),
         evidence=[*_evidence(data, cause=cause), f"Slow input shows so, and so does a slow GPU; {missing}"],
-        recommendation="Wait for some more steps."
-        if undecided
-        else "Let perfd read the GPUs of all ranks (NVML), load its NCCL plugin, or log timers by rank"
-        " (Megatron-LM: --timing-log-option all).",
-        lost_ratio=data.share_ratio,
+        advice=advice.MORE_STEPS if undecided else advice.GPUS_OF_ALL_RANKS,
+        gain_ratio=data.share_ratio,
     )
 
 
@@ -141,6 +131,10 @@ def _evidence(data: DataLoading, *, cause: _Cause) -> list[str]:
             else f" the others wait for it: rank {data.slow_rank}."
         )
         evidence.append(f"It takes only {percent(data.least_ratio)} on the fastest one, so {slow} and{who}")
-    elif data.least_ratio is not None and _DATA <= data.least_ratio < (data.share_ratio or 0.0):
-        evidence.append(f"It takes {percent(data.least_ratio)} on the fastest one: all ranks wait for input.")
+    elif data.least_ratio is not None and THRESHOLDS.data_loading_ratio <= data.least_ratio < (
+        data.share_ratio or 0.0
+    ):
+        evidence.append(
+            f"It takes {percent(data.least_ratio or 0)} on the fastest one: all ranks wait for input."
+        )
     return evidence

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from perfd.analysis.communication import Communication
-from perfd.analysis.diagnosis import Finding, JobSummary, Kind, ParallelSummary, StepsSummary
+from perfd.analysis.diagnosis import JobSummary, ParallelSummary, StepsSummary
+from perfd.analysis.findings import Finding, Kind, advice
 from perfd.analysis.steps import DataLoading, Memory, Optimizer, Pipeline, StepBreakdown, StepTime
 
 
@@ -13,7 +14,7 @@ def failed_summary(name: str, reason: str) -> JobSummary:
         kind=Kind.ANALYSIS_FAILED,
         confidence=0.0,
         evidence=(f"Analysis failed: {reason}",),
-        recommendation="Report it with the traceback in the aggregator's log. Other jobs are not affected.",
+        advice=advice.ANALYSIS_FAILED,
     )
     return JobSummary(
         name=name,
@@ -28,6 +29,5 @@ def failed_summary(name: str, reason: str) -> JobSummary:
         optimizer=Optimizer(),
         breakdown=StepBreakdown(),
         memory=Memory(),
-        bottleneck=finding,
         findings=(finding,),
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from perfd.analysis.diagnosis.findings import Culprit, Finding, JobEvidence, Kind
+from perfd.analysis.diagnosis.job_evidence import JobEvidence
+from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.formatting import rank_names
 
 _SHOWN = 8
@@ -13,25 +14,14 @@ def judge_hang(facts: JobEvidence) -> Finding | None:
     hang = facts.hang
     if hang is None:
         return None
-    if hang.culprits:
-        who = rank_names(hang.culprits)
-        advice = (
-            f"Look at {who}: whether its process runs (py-spy dump shows where it stands), XID errors and the"
-            " node's kernel log. Restart from the last checkpoint without that node if it does not recover."
-        )
-    else:
-        advice = (
-            "Take a dump of PyTorch's flight recorder (TORCH_NCCL_TRACE_BUFFER_SIZE) and py-spy dumps of all"
-            " ranks: the one that is in another place than the others is late."
-        )
     sure = 0.8 if hang.sure else 0.6
     return Finding(
         kind=Kind.HANG,
         confidence=0.9 if hang.sure and hang.sources > 1 else sure,
         culprits=tuple(Culprit(kind="rank", id=rank) for rank in hang.culprits[:_SHOWN]),
         evidence=tuple(hang.evidence),
-        recommendation=advice,
-        lost_ratio=1.0,
+        advice=advice.hanging_ranks(hang.culprits) if hang.culprits else advice.HANG_ANYWHERE,
+        gain_ratio=1.0,
     )
 
 
@@ -67,22 +57,14 @@ def judge_missing(facts: JobEvidence) -> Finding | None:
         )
     if not evidence:
         return None
-    return Finding(
-        kind=Kind.MISSING_TELEMETRY, confidence=0.9, evidence=evidence, recommendation=_advice(facts)
-    )
+    return Finding(kind=Kind.MISSING_TELEMETRY, confidence=0.9, evidence=evidence, advice=_advice(facts))
 
 
 def _advice(facts: JobEvidence) -> str:
     """What each kind of silence needs."""
-    advice = []
+    texts = []
     if facts.nccl.missing_ranks or facts.silent_gpu_ranks:
-        advice.append(
-            "Run an agent on every node of the job, and look at perfd_agent_up and perfd_collector_success of"
-            " the nodes that these ranks run on."
-        )
+        texts.append(advice.AGENT_ON_EVERY_NODE)
     if facts.nccl.untimed_ranks or facts.untimed or facts.wrong_times:
-        advice.append("Use one NCCL, 2.27 or newer, and one configuration of perfd on all nodes.")
-    return " ".join(advice) or (
-        "Look at perfd_agent_up of the job's nodes, and whether their agents get time on a core: the plugin"
-        " writes over what was not read in time."
-    )
+        texts.append(advice.ONE_NCCL)
+    return " ".join(texts) or advice.LOST_OPERATIONS

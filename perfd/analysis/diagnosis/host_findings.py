@@ -8,26 +8,17 @@ import numpy as np
 
 from perfd.analysis.collectives import Reference
 from perfd.analysis.communication import CaptureEvidence
-from perfd.analysis.diagnosis.findings import Culprit, Finding, JobEvidence, Kind
 from perfd.analysis.diagnosis.idle_cause import IdleCause, not_shown, shown_idle
+from perfd.analysis.diagnosis.job_evidence import JobEvidence
+from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.analysis.steps import mean_over_gpus
 from perfd.formatting import percent
 from perfd.model import GpuColumn
+from perfd.thresholds import THRESHOLDS
 
-_IDLE = 0.15
-_UNATTRIBUTED = 0.10
 _NCCL_SM = 0.15
 """Of the multiprocessors, those that NCCL's kernels occupy: 16 to 24 channels of 132."""
-_FEW_SM = 0.4
-_LEAST_OTHER = 0.3
-"""Of the time, with kernels that are not NCCL's: less says nothing of them."""
-_NO_TENSOR = 0.1
-_TRANSFER_BYTES_PER_S = 8e9
-"""An eighth of a PCIe 5 slot of 16 lanes. Input of text takes a thousandth of it."""
 _SLOT_BYTES_PER_S = 55e9
-_FULL_SLOT = 0.3
-"""Of the slot: copies that need more of it are hard to hide."""
-_WORTH_A_WORD = 0.05
 
 
 def judge_host(facts: JobEvidence, *, slow_ranks: Collection[int | str] = ()) -> Finding | None:
@@ -41,15 +32,15 @@ def judge_host(facts: JobEvidence, *, slow_ranks: Collection[int | str] = ()) ->
     if shown is not None and not evidence:
         # What the ranks that are named lose, or the input, is in the traces too.
         named = not set(shown.ranks).isdisjoint(slow_ranks)
-        lost = shown.lost_ratio - (facts.data.share_ratio or 0.0)
+        lost = shown.gain_ratio - (facts.data.share_ratio or 0.0)
         shown = None if named or lost < shown.least_ratio else shown
     if shown is not None:
         return Finding(
             kind=shown.kind,
             confidence=_confidence(facts, shown, also_live=bool(evidence)),
             evidence=[*evidence, *shown.evidence],
-            recommendation=shown.recommendation,
-            lost_ratio=lost,
+            advice=shown.advice,
+            gain_ratio=lost,
         )
     if not evidence:
         return None
@@ -57,9 +48,8 @@ def judge_host(facts: JobEvidence, *, slow_ranks: Collection[int | str] = ()) ->
         kind=Kind.HOST_BOUND,
         confidence=0.6 if len(evidence) > 1 else 0.4,
         evidence=[*evidence, *not_shown(facts.capture)],
-        recommendation="Look for synchronisation and small kernels on the host's path: take an Nsight Systems"
-        " capture, use CUDA graphs, and keep Python's garbage collector out of the step.",
-        lost_ratio=lost,
+        advice=advice.HOST_BOUND,
+        gain_ratio=lost,
     )
 
 
@@ -77,12 +67,12 @@ def _seen_idle(facts: JobEvidence, slow_ranks: Collection[int | str]) -> tuple[l
     steady = facts.activity.source == "steady steps"
     # One sample or two of a short job may be of its start, whatever the log's times say.
     steady &= facts.activity.usual(facts.activity.metrics.get(facts.activity.kernel_metric))
-    if steady and np.isfinite(active) and 1 - active >= _IDLE:
+    if steady and np.isfinite(active) and 1 - active >= THRESHOLDS.idle_ratio:
         lost = 1 - active
         who = "The other GPUs" if slow_ranks else "GPUs"
         evidence.append(f"{who} run no kernel at all in {percent(1 - active)} of steady steps (NVML).")
     outside = facts.breakdown.unattributed_ratio
-    if outside is not None and outside >= _UNATTRIBUTED:
+    if outside is not None and outside >= THRESHOLDS.unaccounted_ratio:
         lost = max(lost, outside)
         evidence.append(
             f"{percent(outside)} of a step is in no timer: barriers, logging and other host work."
@@ -112,10 +102,12 @@ def judge_launches(facts: JobEvidence) -> Finding | None:
         return None
     # What NCCL hides behind compute is not taken off the compute: the least is what is certain.
     other = running - in_nccl
-    if other < _LEAST_OTHER or (np.isfinite(tensor) and tensor > _NO_TENSOR):
+    if other < THRESHOLDS.small_kernels_time_ratio or (
+        np.isfinite(tensor) and tensor > THRESHOLDS.small_kernels_tensor_ratio
+    ):
         return None
     filled = max(0.0, multiprocessors - _NCCL_SM * in_nccl) / other
-    if filled >= _FEW_SM:
+    if filled >= THRESHOLDS.small_kernels_sm_ratio:
         return None
     return Finding(
         kind=Kind.LAUNCH_BOUND,
@@ -126,10 +118,8 @@ def judge_launches(facts: JobEvidence) -> Finding | None:
             else f"Kernels that are not NCCL's run {percent(other)} of the time (GPM, nccl plugin).",
             f"They fill only {percent(filled)} of the multiprocessors meanwhile (GPM).",
         ],
-        recommendation="The kernels are tiny, so launching them takes longer than running them: use CUDA"
-        " graphs or torch.compile, fuse element-wise operations and the optimizer, and enlarge the"
-        " micro-batch.",
-        lost_ratio=other * (1 - filled),
+        advice=advice.LAUNCH_LESS,
+        gain_ratio=other * (1 - filled),
     )
 
 
@@ -141,7 +131,7 @@ def judge_host_transfer(facts: JobEvidence) -> Finding | None:
     """
     received, sent = (facts.activity.of_gpus(way) for way in (GpuColumn.PCIE_RX, GpuColumn.PCIE_TX))
     moved = np.fmax(received, sent)
-    heavy = moved >= _TRANSFER_BYTES_PER_S
+    heavy = moved >= THRESHOLDS.host_transfer_bytes_per_s
     shown = _shown_copies(facts.capture)
     if not heavy.any() or _may_be_nccls(facts, shown):
         return None
@@ -158,9 +148,8 @@ def judge_host_transfer(facts: JobEvidence) -> Finding | None:
         confidence=0.6 if shown is None else 0.9,
         culprits=tuple(Culprit(kind="gpu", id=f"{key.node}/{key.gpu}") for key in named[:8]),
         evidence=evidence,
-        recommendation="Keep on the GPU what is copied in each step (offloaded optimizer or activations,"
-        " input that is enlarged on the host), copy from pinned memory, and overlap copies with compute.",
-        lost_ratio=lost if lost >= _WORTH_A_WORD else None,
+        advice=advice.COPIES,
+        gain_ratio=lost if lost >= THRESHOLDS.host_transfer_cost_ratio else None,
     )
 
 
@@ -169,7 +158,7 @@ def _may_be_nccls(facts: JobEvidence, shown_ratio: float | None) -> bool:
     if facts.nodes != 1 or any(slow.reference is Reference.LINKS for slow in facts.nccl.slow_groups):
         # Traffic between nodes crosses PCIe on its way to the NIC, and so does NCCL without NVLink.
         return True
-    return facts.nccl_may_use_pcie and (shown_ratio or 0.0) < _WORTH_A_WORD
+    return facts.nccl_may_use_pcie and (shown_ratio or 0.0) < THRESHOLDS.host_transfer_cost_ratio
 
 
 def _shown_copies(capture: CaptureEvidence | None) -> float | None:
@@ -184,6 +173,6 @@ def _unhidden_copies(facts: JobEvidence, bytes_per_s: float) -> float:
     working = mean_over_gpus(facts.activity, GpuColumn.SM_ACTIVE)
     if not np.isfinite(working):
         working = mean_over_gpus(facts.activity, facts.activity.kernel_metric)
-    if in_the_slot < _FULL_SLOT or not np.isfinite(working):
+    if in_the_slot < THRESHOLDS.host_transfer_slot_ratio or not np.isfinite(working):
         return 0.0
     return float(min(in_the_slot, 1 - working))

@@ -1,4 +1,4 @@
-"""The summary of a job: every derived number of `perfd.summary/1` from what the job reported."""
+"""The summary of a job: every derived number of `perfd.summary/2` from what the job reported."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from perfd.analysis.collectives import NcclSummary
 from perfd.analysis.communication import CaptureEvidence, Communication
 from perfd.analysis.data import AlertRecord, AnalysisSettings, JobData
 from perfd.analysis.diagnosis.bottleneck import find_bottlenecks
-from perfd.analysis.diagnosis.evidence import facts_of
-from perfd.analysis.diagnosis.findings import Finding
+from perfd.analysis.diagnosis.evidence_from_job import facts_of
+from perfd.analysis.findings import Finding, finding_json
 from perfd.analysis.hang import ErrorSummary, troubles
 from perfd.analysis.steps import (
     DataLoading,
@@ -42,11 +42,12 @@ __all__ = [
     "ParallelSummary",
     "StepsSummary",
     "from_json",
+    "job_json",
     "summarise",
     "to_json",
 ]
 
-SCHEMA = "perfd.summary/1"
+SCHEMA = "perfd.summary/2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,7 @@ class GpuSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSummary:
-    """One job of `perfd.summary/1`. Ratios are medians over steady steps; None where unknown."""
+    """One job of `perfd.summary/2`. Ratios are medians over steady steps; None where unknown."""
 
     name: str
     framework: str | None
@@ -125,12 +126,16 @@ class JobSummary:
     gpus: Sequence[GpuSummary] = ()
     capture: CaptureEvidence | None = None
     """What the newest capture that was analysed showed, and whether that is evidence of now."""
-    bottleneck: Finding
-    findings: Sequence[Finding] = ()
-    """All of them, the bottleneck first."""
+    findings: Sequence[Finding]
+    """What limits the job, the bottleneck first; never empty."""
     troubles: Sequence[ErrorSummary] = ()
     """What the log, NCCL and the hardware complained of."""
     alerts: Sequence[AlertRecord] = ()
+
+    @property
+    def bottleneck(self) -> Finding:
+        """What to act on first."""
+        return self.findings[0]
 
     @property
     def others(self) -> list[Finding]:
@@ -146,15 +151,15 @@ def summarise(job: JobData, settings: AnalysisSettings) -> JobSummary:
 
 
 def to_json(summaries: Iterable[JobSummary]) -> dict[str, Any]:
-    """The object that `perfd replay --json` prints; unknown values are null.
+    """The object that `perfd replay --json` prints; unknown values are null."""
+    return {"schema": SCHEMA, "jobs": [job_json(summary) for summary in summaries]}
 
-    `diagnosis` and `findings` are the same list: the older name stays.
-    """
-    document = _Document(schema=SCHEMA, jobs=list(summaries))
-    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(document))
-    for job in plain["jobs"]:
-        job["diagnosis"] = job["findings"]
-    return plain
+
+def job_json(summary: JobSummary) -> dict[str, Any]:
+    """One job of it, with its first finding as `bottleneck` too."""
+    plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(summary))
+    findings = [finding_json(finding) for finding in summary.findings]
+    return plain | {"bottleneck": findings[0], "findings": findings}
 
 
 def from_json(document: Mapping[str, Any]) -> list[JobSummary]:
@@ -166,7 +171,6 @@ def from_json(document: Mapping[str, Any]) -> list[JobSummary]:
 
 
 class _Document(msgspec.Struct, frozen=True, kw_only=True):
-    schema: str
     jobs: list[JobSummary]
 
 
@@ -209,7 +213,6 @@ def _summarise(job: JobData, settings: AnalysisSettings) -> JobSummary:
         slowdowns=facts.slowdowns,
         gpus=_gpus(activity),
         capture=facts.capture,
-        bottleneck=findings[0],
         findings=tuple(findings),
         troubles=troubles(job.events),
         alerts=tuple(job.alerts),

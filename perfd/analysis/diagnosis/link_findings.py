@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from perfd.analysis.collectives import Reference, SlowGroup
-from perfd.analysis.diagnosis.findings import Culprit, Finding, JobEvidence, Kind
+from perfd.analysis.diagnosis.job_evidence import JobEvidence
+from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.formatting import percent
 
 _SHOWN = 4
@@ -28,12 +29,12 @@ def judge_links(facts: JobEvidence) -> Finding | None:
     if len(slow) > _SHOWN:
         evidence.append(f"{len(slow) - _SHOWN} more groups are slow.")
     return Finding(
-        kind=Kind.LINK_DEGRADATION,
+        kind=Kind.SLOW_LINK,
         confidence=0.9 if facts.transport_remarks else max(_CONFIDENCE[group.reference] for group in slow),
         culprits=tuple(Culprit(kind="group", id=_name(group)) for group in slow[:_SHOWN]),
         evidence=evidence,
-        recommendation=_advice(slow[0]),
-        lost_ratio=min(1.0, max(group.lost_ratio for group in slow)),
+        advice=advice.NVLINK_UNUSED if slow[0].reference is Reference.LINKS else advice.LINKS_OF_GROUP,
+        gain_ratio=min(1.0, max(group.lost_ratio for group in slow)),
     )
 
 
@@ -49,17 +50,3 @@ def _name(group: SlowGroup) -> str:
     ranks = list(group.ranks)
     shown = ",".join(map(str, ranks if len(ranks) <= 8 else [*ranks[:4], "..", ranks[-1]]))
     return f"{group.group or 'unnamed'}[{shown}]"
-
-
-def _advice(group: SlowGroup) -> str:
-    if group.reference is Reference.LINKS:
-        return (
-            "NCCL does not use NVLink here: look for NCCL_P2P_DISABLE, NCCL_P2P_LEVEL or a container that"
-            " hides peers, and at the transports in NCCL_DEBUG=INFO; nvidia-smi nvlink -s shows links that"
-            " are down."
-        )
-    return (
-        "Look at the links between these ranks: error and congestion counters of their NICs (perfd_nic_*),"
-        " NVLink (nvidia-smi nvlink -e), and what else uses the same switches. Restarting elsewhere tells"
-        " whether it is the place."
-    )

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from perfd.analysis.collectives import SOURCE_WAITING
-from perfd.analysis.diagnosis.findings import Culprit, Finding, JobEvidence, Kind
+from perfd.analysis.diagnosis.job_evidence import JobEvidence
+from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.analysis.steps import SOURCE_BY_RANK, Pipeline
 from perfd.formatting import percent
-
-_STALL = 0.20
-_EXCESS = 0.10
-_LEAST_IMBALANCE = 0.05
-_LEAST_EXPECTED = 0.05
-"""Of a step: what theory expects behind a rank that takes nearly all of it is not worth a word."""
+from perfd.thresholds import THRESHOLDS
 
 
 def judge_pipeline(facts: JobEvidence, *, left_ratio: float = 1.0) -> Finding | None:
@@ -23,12 +19,17 @@ def judge_pipeline(facts: JobEvidence, *, left_ratio: float = 1.0) -> Finding | 
     theory = pipeline.bubble_theory_ratio
     if pipeline.stall_ratio is None:
         expected = (theory or 0.0) * left_ratio
-        told = (theory or 0.0) >= _STALL and expected >= _LEAST_EXPECTED
+        told = (
+            theory or 0.0
+        ) >= THRESHOLDS.pipeline_stall_ratio and expected >= THRESHOLDS.pipeline_expected_ratio
         return _expected_bubble(facts, expected) if told else None
-    if pipeline.stall_ratio < _STALL and (pipeline.excess_ratio or 0) < _EXCESS:
+    if (
+        pipeline.stall_ratio < THRESHOLDS.pipeline_stall_ratio
+        and (pipeline.excess_ratio or 0) < THRESHOLDS.pipeline_excess_ratio
+    ):
         return None
     imbalance = pipeline.imbalance_ratio or 0.0
-    unequal = imbalance > max(pipeline.stall_ratio / 2, _LEAST_IMBALANCE)
+    unequal = imbalance > max(pipeline.stall_ratio / 2, THRESHOLDS.pipeline_imbalance_ratio)
     waiting = pipeline.source == SOURCE_WAITING
     stalled = "wait for each other in" if waiting else "compute nothing in"
     whole = "the time" if waiting else "the schedule"
@@ -50,8 +51,8 @@ def judge_pipeline(facts: JobEvidence, *, left_ratio: float = 1.0) -> Finding | 
         confidence=_confidence(pipeline),
         culprits=_slowest_stage(facts) if unequal else (),
         evidence=evidence,
-        recommendation=_balance() if unequal else _fill_the_pipeline(facts),
-        lost_ratio=pipeline.stall_ratio * window,
+        advice=advice.BALANCE_STAGES if unequal else _fill_the_pipeline(facts),
+        gain_ratio=pipeline.stall_ratio * window,
     )
 
 
@@ -69,13 +70,13 @@ def _expected_bubble(facts: JobEvidence, lost_ratio: float) -> Finding:
         kind=Kind.PIPELINE_BUBBLE,
         confidence=0.4,
         evidence=evidence,
-        recommendation=_fill_the_pipeline(facts),
-        lost_ratio=lost_ratio,
+        advice=_fill_the_pipeline(facts),
+        gain_ratio=lost_ratio,
     )
 
 
 def _confidence(pipeline: Pipeline) -> float:
-    if pipeline.excess_ratio is not None and abs(pipeline.excess_ratio) < _EXCESS:
+    if pipeline.excess_ratio is not None and abs(pipeline.excess_ratio) < THRESHOLDS.pipeline_excess_ratio:
         return 0.9
     return 0.8 if pipeline.source == SOURCE_BY_RANK else 0.6
 
@@ -90,23 +91,8 @@ def _slowest_stage(facts: JobEvidence) -> tuple[Culprit, ...]:
     return (Culprit(kind="stage", id=min(numbered)[1]),) if numbered else ()
 
 
-def _balance() -> str:
-    return (
-        "Move layers away from the slowest stage (Megatron-LM: --decoder-first-pipeline-num-layers,"
-        " --decoder-last-pipeline-num-layers, or --account-for-embedding-in-pipeline-split and"
-        " --account-for-loss-in-pipeline-split)."
-    )
-
-
 def _fill_the_pipeline(facts: JobEvidence) -> str:
     stages, micro_batches = facts.parallel.pp, facts.parallel.micro_batches
     if not stages or not micro_batches:
-        return "Use more micro-batches per step, or interleave the schedule."
-    idle, chunks = stages - 1, facts.parallel.vp or 1
-    more = idle / (4 * micro_batches * chunks + idle)
-    interleaved = idle / (2 * chunks * micro_batches + idle)
-    return (
-        f"Use more micro-batches per step (theory: {percent(more)} with {4 * micro_batches} instead of"
-        f" {micro_batches}), or interleave with {2 * chunks} model chunks per stage ({percent(interleaved)});"
-        " fewer stages do it too where memory allows."
-    )
+        return advice.FILL_PIPELINE
+    return advice.fill_pipeline(stages, micro_batches, facts.parallel.vp or 1)

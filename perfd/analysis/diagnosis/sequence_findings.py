@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from perfd.analysis.diagnosis.findings import Finding, JobEvidence, Kind
+from perfd.analysis.diagnosis.job_evidence import JobEvidence
+from perfd.analysis.findings import Finding, Kind, advice
 from perfd.formatting import percent
 
 
@@ -20,7 +21,6 @@ def judge_sequences(facts: JobEvidence) -> Finding | None:
             "The slowest rank changes from step to step.",
             f"The others wait about {percent(sequences.lost_ratio)} of a step.",
         ],
-        recommendation="Balance the cost of sequences over data-parallel ranks and micro-batches: sort or"
-        " pack them by the sum of squared lengths, and use fixed-length packing where the model allows it.",
-        lost_ratio=sequences.lost_ratio,
+        advice=advice.SEQUENCES,
+        gain_ratio=sequences.lost_ratio,
     )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from perfd.analysis.collectives import NcclRank
-from perfd.analysis.diagnosis.findings import Culprit, Finding, JobEvidence, Kind
+from perfd.analysis.diagnosis.job_evidence import JobEvidence
+from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.analysis.steps import DataLoading
 from perfd.analysis.stragglers import Late, Pattern, Straggler, late
 from perfd.formatting import percent
 from perfd.model import GpuColumn
+from perfd.thresholds import THRESHOLDS
 
-_SLOW_INPUT = 0.05
 _SLOWER_CLOCK = 0.95
 _HIDDEN = 1.5
 """So many times what is lost at least is waited in kernels when compute hides a part of it."""
@@ -22,7 +23,7 @@ def one_rank_loads_slowly(data: DataLoading) -> bool:
     return (
         data.share_ratio is not None
         and data.least_ratio is not None
-        and (data.share_ratio - data.least_ratio >= _SLOW_INPUT)
+        and (data.share_ratio - data.least_ratio >= THRESHOLDS.data_loading_spread_ratio)
     )
 
 
@@ -61,9 +62,8 @@ def judge_throttling(facts: JobEvidence) -> Finding | None:
             for gpu in dict.fromkeys(f"{held.gpu.node}/{held.gpu.gpu}" for held in facts.held_clocks)
         ),
         evidence=evidence,
-        recommendation="Check cooling and the power limit of these GPUs (nvidia-smi -q -d PERFORMANCE), and"
-        " take the node out if it does not recover.",
-        lost_ratio=None if slowest.clock_ratio is None else 1 - slowest.clock_ratio,
+        advice=advice.THROTTLING,
+        gain_ratio=None if slowest.clock_ratio is None else 1 - slowest.clock_ratio,
     )
 
 
@@ -82,17 +82,13 @@ def _by_arrival(facts: JobEvidence, arrivals: Late, slow: NcclRank) -> Finding:
         *(_describe(straggler) for straggler in agreeing),
     ]
     idle = any(straggler.pattern is Pattern.IDLE for straggler in agreeing)
-    advice = (
-        f"Look at rank {slow.rank}: a capture of this rank and of one peer shows whether its GPU computes"
-        " longer or its host keeps it waiting."
-    )
     return Finding(
         kind=Kind.DATA_LOADING if idle and one_rank_loads_slowly(facts.data) else Kind.STRAGGLER,
         confidence=0.9 if agreeing else 0.8 if slow.busy_ratio is not None else 0.6,
         culprits=(Culprit(kind="rank", id=slow.rank),),
         evidence=evidence,
-        recommendation=_look_at(agreeing[0]) if agreeing else advice,
-        lost_ratio=arrivals.caused_ratio,
+        advice=_look_at(agreeing[0]) if agreeing else advice.late_rank(slow.rank),
+        gain_ratio=arrivals.caused_ratio,
     )
 
 
@@ -128,9 +124,8 @@ def _together(facts: JobEvidence, arrivals: Late) -> Finding:
             f"Their peers lose by them at least {percent(arrivals.caused_ratio)} of the time.",
             "Nothing tells which of them is the slow one.",
         ],
-        recommendation=f"Look at ranks {shown}: captures of them show which one computes while the others"
-        " wait for it, or log timers by rank (Megatron-LM: --timing-log-option all).",
-        lost_ratio=arrivals.caused_ratio,
+        advice=advice.late_ranks(arrivals.together),
+        gain_ratio=arrivals.caused_ratio,
     )
 
 
@@ -147,8 +142,8 @@ def _by_timers(facts: JobEvidence, straggler: Straggler) -> Finding:
         confidence=0.9 if agreed else 0.8,
         culprits=(Culprit(kind="rank", id=straggler.rank),),
         evidence=[*evidence, *_clock_of(facts, straggler)],
-        recommendation=_look_at(straggler),
-        lost_ratio=straggler.wait_ratio,
+        advice=_look_at(straggler),
+        gain_ratio=straggler.wait_ratio,
     )
 
 
@@ -175,8 +170,8 @@ def _by_activity(facts: JobEvidence, straggler: Straggler) -> Finding | None:
         confidence=0.9 if spread is not None else 0.6,
         culprits=(Culprit(kind="rank", id=straggler.rank),),
         evidence=[*evidence, *_clock_of(facts, straggler)],
-        recommendation=_look_at(straggler),
-        lost_ratio=straggler.wait_ratio,
+        advice=_look_at(straggler),
+        gain_ratio=straggler.wait_ratio,
     )
 
 
@@ -218,12 +213,5 @@ def _clock_of(facts: JobEvidence, straggler: Straggler) -> list[str]:
 
 
 def _look_at(straggler: Straggler) -> str:
-    if straggler.pattern is Pattern.IDLE:
-        return (
-            f"Look at the host of rank {straggler.rank}: its input, its CPU and the Python process"
-            " (py-spy dump), and compare with a peer."
-        )
-    return (
-        f"Look at the GPU of rank {straggler.rank}: another process on it, its clock, or more work than its"
-        " peers have; a capture of this rank and of one peer shows which. Take the node out if it persists."
-    )
+    idle = straggler.pattern is Pattern.IDLE
+    return advice.slow_host(straggler.rank) if idle else advice.slow_gpu(straggler.rank)

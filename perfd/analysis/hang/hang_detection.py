@@ -20,27 +20,13 @@ from perfd.analysis.data import Floats, GpuTable, JobData, NcclTime, NcclTimeTab
 from perfd.analysis.steps import stage_of_ranks
 from perfd.formatting import rank_names
 from perfd.model import CollectiveProgress, EventKind, GpuColumn, ParallelLayout
+from perfd.thresholds import THRESHOLDS
 
-_LEAST_SILENT_S = 10.0
-_LEAST_NAMED_S = 7.5
-"""When one rank alone has not come: in a pause that all make together nobody is behind."""
 _REPORT_S = 1.5
 """Counters are read once a second, so they are known to stand for less long than the log is silent."""
-_INTERVALS = 5
-"""Of the log's usual interval between lines."""
-_PAUSES = 1.5
-"""Of the longest pause that the job has made before."""
-_SURE_S = 60.0
-_OCCASION_S = 900.0
-"""The longest that saving may be silent: terabytes on a shared file system take minutes."""
-_FIRST_EVALUATION_S = 300.0
-"""The longest after a job's first evaluation, with which some save without a word. How long it was silent
-there is one of the pauses that the job has made, by which all later ones are judged."""
 _OCCASIONS = frozenset({
     EventKind.CHECKPOINT, EventKind.CHECKPOINT_STARTED, EventKind.EVALUATION, EventKind.PROFILE,
 })  # fmt: skip
-_SPINNING = 0.9
-_IDLE = 0.1
 _NO_TENSOR = 0.01
 
 
@@ -58,7 +44,7 @@ class Hang:
     @property
     def sure(self) -> bool:
         """Whether it has lasted so long that a checkpoint is unlikely."""
-        return self.silent_s >= _SURE_S
+        return self.silent_s >= THRESHOLDS.hang_certain_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +56,9 @@ class _Clue:
 def hang(job: JobData) -> Hang | None:
     """A job that stands still, or did so until an error ended it, by at least two sources; None if not."""
     silent_s = _silent_s(job) if job.ended_unix_s is None else _still_before_its_end_s(job)
-    patient_s = patience_s(job.steps, least_s=_LEAST_NAMED_S if len(job.steps) else _LEAST_SILENT_S)
+    patient_s = longest_pause_s(
+        job.steps, least_s=THRESHOLDS.hang_one_rank_silence_s if len(job.steps) else THRESHOLDS.hang_silence_s
+    )
     if silent_s is None or silent_s < patient_s or silent_s < _excused_s(job):
         return None
     parallel = job.description.parallel if job.description else ParallelLayout()
@@ -84,7 +72,7 @@ def hang(job: JobData) -> Hang | None:
     if not clues:
         return None
     named = next((clue.culprits for clue in clues if clue.culprits), ())
-    if not named and silent_s < patience_s(job.steps):
+    if not named and silent_s < longest_pause_s(job.steps):
         return None
     return Hang(
         silent_s=silent_s,
@@ -126,7 +114,7 @@ def _still_before_its_end_s(job: JobData) -> float | None:
     return min((end_s - newest_s for end_s in ends if end_s >= newest_s), default=None)
 
 
-def patience_s(steps: StepTable, *, least_s: float = _LEAST_SILENT_S) -> float:
+def longest_pause_s(steps: StepTable, *, least_s: float = THRESHOLDS.hang_silence_s) -> float:
     """How long the job may be silent before that says something."""
     took_s = steps.step_time_s * steps.steps_covered
     known_s = took_s[np.isfinite(took_s)]
@@ -135,7 +123,7 @@ def patience_s(steps: StepTable, *, least_s: float = _LEAST_SILENT_S) -> float:
     pauses = pauses[np.isfinite(pauses)]
     # The first line comes after start-up, so only pauses between lines count.
     longest_s = float(pauses.max()) if len(pauses) else 0.0
-    return max(least_s, _INTERVALS * usual_s, _PAUSES * longest_s)
+    return max(least_s, THRESHOLDS.hang_intervals * usual_s, THRESHOLDS.hang_pauses * longest_s)
 
 
 def _excused_s(job: JobData) -> float:
@@ -147,11 +135,11 @@ def _excused_s(job: JobData) -> float:
     newest = max(since, key=lambda event: event.time_unix_ns)
     if newest.kind is EventKind.EVALUATION:
         before = any(e.kind is EventKind.EVALUATION and e.time_unix_ns / 1e9 < newest_s for e in job.events)
-        return 0.0 if before else _FIRST_EVALUATION_S
+        return 0.0 if before else THRESHOLDS.hang_first_evaluation_s
     # Where a log tells of the beginning, its other line tells of the end, after which steps go on.
     saved = newest.kind is EventKind.CHECKPOINT
     told = saved and any(event.kind is EventKind.CHECKPOINT_STARTED for event in job.events)
-    return 0.0 if told else _OCCASION_S
+    return 0.0 if told else THRESHOLDS.hang_checkpoint_s
 
 
 def _silent_s(job: JobData) -> float | None:
@@ -166,7 +154,7 @@ def _silent_s(job: JobData) -> float | None:
     silent_s = float(times.still_s[moving].min())
     # A rank that has begun nothing at all may still be loading what the others have loaded.
     starting = bool((times.operations == 0).any())
-    return None if starting and silent_s < _SURE_S else silent_s
+    return None if starting and silent_s < THRESHOLDS.hang_certain_s else silent_s
 
 
 def _by_progress(
@@ -219,7 +207,7 @@ def _who(behind: Collection[int], untold: Collection[int], unread: Collection[in
 def _by_counters(times: Sequence[NcclTime], parallel: ParallelLayout, silent_s: float) -> _Clue | None:
     counted = [(time.operations, time) for time in times if time.operations is not None]
     if len(counted) < 2 or any(
-        time.still_s < min(silent_s, _LEAST_NAMED_S) - _REPORT_S for _, time in counted
+        time.still_s < min(silent_s, THRESHOLDS.hang_one_rank_silence_s) - _REPORT_S for _, time in counted
     ):
         return None
     sentence = "No rank has begun an NCCL operation meanwhile (nccl plugin)"
@@ -259,7 +247,7 @@ def _by_gpus(gpu: GpuTable, silent_s: float) -> _Clue | None:
         return None
     if tensor is not None and np.nanmax(tensor, initial=0.0) > _NO_TENSOR:
         return None
-    spinning, idle = running >= _SPINNING, running <= _IDLE
+    spinning, idle = running >= THRESHOLDS.hang_gpu_busy_ratio, running <= THRESHOLDS.hang_gpu_idle_ratio
     if not spinning.any() or (tensor is None and not idle.any()):
         return None
     idle_keys = [key for key, stands in zip(gpu.gpus, idle, strict=True) if stands]

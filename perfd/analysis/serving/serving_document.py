@@ -1,4 +1,4 @@
-"""The shape `perfd.serving/1`: what `perfd serving --json` prints."""
+"""The shape `perfd.serving/2`: what `perfd serving --json` prints."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from perfd.analysis.findings import Finding, finding_json
 from perfd.analysis.serving.engine_snapshot import Latency
 from perfd.analysis.serving.histograms import Distribution
 from perfd.analysis.serving.server_rates import ServerRates
-from perfd.analysis.serving.serving_diagnosis import ServingFinding
 from perfd.analysis.serving.serving_theory import DecodeStep
 from perfd.analysis.serving.theory_comparison import TheoryComparison
 
-SCHEMA = "perfd.serving/1"
+SCHEMA = "perfd.serving/2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class ServerDocument:
     source: str
     measured: ServerRates
     comparison: TheoryComparison | None = None
-    findings: Sequence[ServingFinding] = ()
+    findings: Sequence[Finding] = ()
 
 
 def to_json(servers: Sequence[ServerDocument]) -> dict[str, Any]:
@@ -48,15 +48,7 @@ def _server(server: ServerDocument) -> dict[str, Any]:
         "tpot_s": _distribution(measured.tpot),
         "e2e_s": _distribution(measured.latencies.get(Latency.E2E)),
         "theory": None if server.comparison is None else theory_json(server.comparison),
-        "findings": [
-            {
-                "kind": finding.kind.value,
-                "confidence": finding.confidence,
-                "evidence": list(finding.evidence),
-                "recommendation": finding.recommendation,
-            }
-            for finding in server.findings
-        ],
+        "findings": [finding_json(finding) for finding in server.findings],
     }
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from perfd.analysis.data import Floats, GpuKey, JobData, mean
 from perfd.analysis.steps.activity_by_gpu import GpuActivity
 from perfd.model import GpuColumn
+from perfd.thresholds import THRESHOLDS
 
 _HARD: Mapping[str, tuple[int, GpuColumn | None]] = {
     "hardware slowdown": (0x08, None),
@@ -21,10 +22,6 @@ _HARD: Mapping[str, tuple[int, GpuColumn | None]] = {
 the counter of each where NVML has one."""
 _POWER_CAP: Mapping[str, tuple[int, GpuColumn | None]] = {"power cap": (0x04, GpuColumn.LIMITED_SW_POWER)}
 """Usual at full load; only a clock far below the maximum makes it worth a word."""
-
-_LEAST_TIME_RATIO = 0.2
-_HARD_CLOCK_RATIO = 0.95
-_POWER_CAP_CLOCK_RATIO = 0.70
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,12 +40,15 @@ def held_clocks(job: JobData, activity: GpuActivity) -> tuple[HeldClock, ...]:
     """GPUs under a thermal or hardware limit, or far below their clock by the power cap; slowest first."""
     clock_ratios = _clock_ratios(job, activity)
     held: list[HeldClock] = []
-    for limits, most in ((_HARD, _HARD_CLOCK_RATIO), (_POWER_CAP, _POWER_CAP_CLOCK_RATIO)):
+    for limits, most in (
+        (_HARD, THRESHOLDS.throttling_clock_ratio),
+        (_POWER_CAP, THRESHOLDS.power_cap_clock_ratio),
+    ):
         for reason, (bit, counter) in limits.items():
             time_ratios = _time_ratios(job, activity, bit, counter)
             # An unknown clock excuses nobody from a hard limit, but says nothing of a power cap.
             slow = clock_ratios <= most if limits is _POWER_CAP else ~(clock_ratios > most)
-            found = np.flatnonzero((time_ratios >= _LEAST_TIME_RATIO) & slow)
+            found = np.flatnonzero((time_ratios >= THRESHOLDS.throttling_time_ratio) & slow)
             held += [_held(job, index, reason, time_ratios, clock_ratios) for index in found.tolist()]
     return tuple(sorted(held, key=lambda one: 1.0 if one.clock_ratio is None else one.clock_ratio))
 

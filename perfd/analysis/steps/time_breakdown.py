@@ -11,9 +11,8 @@ from perfd.analysis.flops import PeakTable, find_gpu
 from perfd.analysis.steps.phase_timers import BACKWARD, DATA, FORWARD, OPTIMIZER, WINDOW, Timers, share
 from perfd.analysis.steps.steady_steps import SteadySteps
 from perfd.model import GpuColumn, MemoryReport
+from perfd.thresholds import THRESHOLDS
 
-_SLOW_INPUT = 0.05
-"""Of the step, that one rank loads longer than the others."""
 _SYNCHRONISED = frozenset({"batch-generator", "data-iterator"})
 """Megatron's: the batch is copied behind what the GPU still has to do, and timers synchronise the device."""
 
@@ -102,7 +101,10 @@ def _slow_rank(by_rank_s: Floats | None, step_time_s: Floats) -> int | None:
     slowest, next_one = np.argsort(-shares, kind="stable")[:2]
     # Of two ranks, the other one is what it is compared with.
     typical = float(np.median(np.delete(shares, slowest)))
-    alone = shares[slowest] - typical >= _SLOW_INPUT and shares[next_one] - typical < _SLOW_INPUT / 2
+    alone = (
+        shares[slowest] - typical >= THRESHOLDS.data_loading_spread_ratio
+        and shares[next_one] - typical < THRESHOLDS.data_loading_spread_ratio / 2
+    )
     return int(slowest) if alone else None
 
 

@@ -11,12 +11,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from perfd.analysis.collectives import LEAST_CAUSED, PERSISTENCE, NcclRank
+from perfd.analysis.collectives import NcclRank
+from perfd.thresholds import THRESHOLDS
 
-_LEAST_AT_MOST = 0.05
-"""Of the time: what they may lose. Where nothing hides their waiting, it is what they lose."""
 _SIGMAS = 3.0
-_LEAST_LAST = 0.6
 _LEAST_SLOWDOWN = 0.03
 _APART = 2.0
 """How many times as far above its peers the slowest must be as the next one that is late."""
@@ -62,12 +60,15 @@ def late(ranks: Sequence[NcclRank], named_elsewhere: Collection[int] = ()) -> La
 
 
 def _persistent(rank: NcclRank) -> bool:
-    return (rank.last_ratio or 0) >= _LEAST_LAST and (rank.persistence_ratio or 0) >= PERSISTENCE
+    persistent = (rank.persistence_ratio or 0) >= THRESHOLDS.straggler_block_persistence_ratio
+    return persistent and (rank.last_ratio or 0) >= THRESHOLDS.straggler_share_ratio
 
 
 def _costly(rank: NcclRank) -> bool:
-    least = max(LEAST_CAUSED, _SIGMAS * (rank.caused_error_ratio or 0.0))
-    return (rank.caused_ratio or 0) >= least and (rank.caused_at_most_ratio or 0) >= _LEAST_AT_MOST
+    least = max(THRESHOLDS.straggler_certain_wait_ratio, _SIGMAS * (rank.caused_error_ratio or 0.0))
+    return (rank.caused_ratio or 0) >= least and (
+        rank.caused_at_most_ratio or 0
+    ) >= THRESHOLDS.straggler_wait_ratio
 
 
 def _slowest(together: Sequence[NcclRank], named_elsewhere: Collection[int]) -> NcclRank | None:

@@ -16,17 +16,12 @@ import numpy as np
 from perfd.analysis.data import MAD_TO_SIGMA, MEDIAN_ERROR, Bools, Floats, Ints, median
 from perfd.analysis.steps import GpuActivity, Timers, stage_of_ranks
 from perfd.model import GpuColumn, ParallelLayout
+from perfd.thresholds import THRESHOLDS
 
 _FEWEST_STEPS = 5
 _FEWEST_SAMPLED_STEPS = 10
 """Of several nodes: their clocks differ by seconds, so the first samples may be of starting up."""
-_PERSISTENCE = 0.8
-"""Of the steps, how many must point at the same rank: last arrivers by chance change from step to step."""
 _SIGMAS = 3.0
-_LEAST_SLOWDOWN = 0.10
-"""Peer ratio minus one, as in Greyhound's validation and the proposal of docs/analysis.md."""
-_LEAST_WAIT = 0.05
-"""Of the step: what the others lose. Less is not worth a name."""
 _MAD_FLOOR = 0.005
 """Timers and GPM are no more exact than this."""
 _SMALL_GROUP = 8
@@ -91,7 +86,7 @@ def stragglers_by_timers(
             typical = typical - _waited_for(forward[:, peers], backward[:, peers])
         difference = _differences(_relative(own, typical), _FEWEST_STEPS)
         waits = median((own - typical) / step_time_s[:, None], axis=0)
-        flagged = difference.flagged & (waits >= _LEAST_WAIT)
+        flagged = difference.flagged & (waits >= THRESHOLDS.straggler_wait_ratio)
         found += _named(flagged, peers, difference, waits, pattern=Pattern.SLOW_COMPUTE)
     return tuple(sorted(found, key=lambda straggler: -straggler.wait_ratio))
 
@@ -199,7 +194,7 @@ def _busy_longer(activity: GpuActivity, peers: Ints, ranks: Ints) -> list[Stragg
     difference = _differences(_relative(tensor, _others(tensor)), _fewest_sampled_steps(activity))
     # What the peers' SMs do not do and the rank's do is their waiting, a little less than all of it.
     waits = median(1 - _relative(_others(streaming), streaming), axis=0)
-    flagged = difference.flagged & (waits >= _LEAST_WAIT)
+    flagged = difference.flagged & (waits >= THRESHOLDS.straggler_wait_ratio)
     return _named(flagged, ranks[peers], difference, waits, pattern=Pattern.BUSY_LONGER)
 
 
@@ -242,9 +237,9 @@ def _differences(ratios: Floats, fewest: int) -> _Differences:
     middle = median(ratios, axis=0)
     mad = np.maximum(median(np.abs(ratios - middle), axis=0), _MAD_FLOOR)
     error = MEDIAN_ERROR * MAD_TO_SIGMA * mad / np.sqrt(steps)
-    persistence = (ratios > 1 + _LEAST_SLOWDOWN / 2).sum(axis=0) / steps
-    large = middle - 1 >= np.maximum(_LEAST_SLOWDOWN, _SIGMAS * error)
-    flagged = (steps >= fewest) & (persistence >= _PERSISTENCE) & large
+    persistence = (ratios > 1 + THRESHOLDS.straggler_slowdown_ratio / 2).sum(axis=0) / steps
+    large = middle - 1 >= np.maximum(THRESHOLDS.straggler_slowdown_ratio, _SIGMAS * error)
+    flagged = (steps >= fewest) & (persistence >= THRESHOLDS.straggler_persistence_ratio) & large
     return _Differences(flagged, middle, persistence)
 
 

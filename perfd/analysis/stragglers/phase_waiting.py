@@ -8,10 +8,8 @@ import numpy as np
 
 from perfd.analysis.data import Floats
 from perfd.analysis.steps import Timers
+from perfd.thresholds import THRESHOLDS
 
-_LEAST_WAIT = 0.05
-"""Of the step; less is not worth a word."""
-_PERSISTENCE = 0.8
 _FEWEST_STEPS = 5
 
 
@@ -39,7 +37,8 @@ def waiting_pair(timers: Timers, step_time_s: Floats) -> WaitingPair | None:
     traded_s = np.sign(forward) * np.where(forward * backward < 0, np.minimum(abs(forward), abs(backward)), 0)
     typical_s = float(np.median(traded_s))
     alike = np.count_nonzero(np.sign(traded_s) == np.sign(typical_s))
-    if abs(typical_s) < _LEAST_WAIT * float(np.median(step_s)) or alike < _PERSISTENCE * len(traded_s):
+    least_s = THRESHOLDS.straggler_wait_ratio * float(np.median(step_s))
+    if abs(typical_s) < least_s or alike < THRESHOLDS.straggler_persistence_ratio * len(traded_s):
         return None
     longer = 0 if typical_s > 0 else 1
     return WaitingPair(longer_forward=longer, longer_backward=1 - longer, seconds=abs(typical_s))

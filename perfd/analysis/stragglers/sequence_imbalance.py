@@ -16,10 +16,8 @@ from perfd.analysis.data import Floats, median
 from perfd.analysis.steps import BACKWARD, FORWARD, Timers
 from perfd.analysis.stragglers.peer_comparison import peer_groups
 from perfd.model import ParallelLayout
+from perfd.thresholds import THRESHOLDS
 
-_CORRELATION = 0.9
-_SPREAD = 0.15
-_LEAST_LOST = 0.05
 _STEADY_RANK = 1.1
 _FEWEST = 20
 
@@ -62,14 +60,16 @@ def of_peers(forward_s: Floats, backward_s: Floats, step_time_s: Floats) -> Uneq
     lost = float(median((compute.max(axis=1) - median(compute, axis=1)) / step_time_s))
     by_rank = median(compute, axis=0)
     moves = float(by_rank.max()) <= _STEADY_RANK * float(np.median(by_rank))
-    if not (lost >= _LEAST_LOST and moves):
+    if not (lost >= THRESHOLDS.sequence_wait_ratio and moves):
         return None
     forward, backward = forward_s[known], backward_s[known]
     if not (forward.std() > 0 and backward.std() > 0):
         return None
     correlation = float(np.corrcoef(forward, backward)[0, 1])
     spread = min(_spread(forward), _spread(backward))
-    if not (correlation >= _CORRELATION and spread >= _SPREAD):
+    if not (
+        correlation >= THRESHOLDS.sequence_correlation_ratio and spread >= THRESHOLDS.sequence_spread_ratio
+    ):
         return None
     return UnequalSequences(correlation=correlation, spread_ratio=spread, lost_ratio=lost)
 

@@ -20,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="traces of one capture, or a folder of them: Nsight Systems (.sqlite[.gz], .nsys-rep), PyTorch"
         " or JAX (.json[.gz])",
     )
-    parser.add_argument("--json", action="store_true", help="print one object of schema perfd.trace/1, only")
+    parser.add_argument("--json", action="store_true", help="print one object of schema perfd.trace/2, only")
     parser.add_argument(
         "--report", type=Path, metavar="FILE", help="write a report too, as Markdown (.md) or HTML (.html)"
     )
@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--summary",
         type=Path,
         metavar="FILE",
-        help="a summary of the job (perfd.summary/1) that knows the model, to tell MFU; default: summary.json"
+        help="a summary of the job (perfd.summary/2) that knows the model, to tell MFU; default: summary.json"
         " beside the first trace, if it is there",
     )
     parser.add_argument(

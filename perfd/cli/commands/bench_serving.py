@@ -126,7 +126,7 @@ def document(result: BenchResult, theory: Theory | None) -> dict[str, Any]:
 
 
 def _watched(seen: ServerSample, theory: Theory | None) -> Mapping[str, Any]:
-    """The server's own numbers, as an entry of perfd.serving/1."""
+    """The server's own numbers, as an entry of perfd.serving/2."""
     comparison = None if theory is None else compare(seen.measured, theory)
     findings = diagnose(seen.measured, comparison)
     server = ServerDocument(
@@ -196,8 +196,8 @@ def _show(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
             )
     console.print(table)
     for finding in (rows[0]["seen"] or {}).get("findings", ()) if rows else ():
-        console.print(f"\n{finding['kind']} (confidence {finding['confidence']:.1f})", markup=False)
-        for sentence in (*finding["evidence"], finding["recommendation"]):
+        console.print(f"\n{finding['sentence']} (confidence {finding['confidence']:.1f})", markup=False)
+        for sentence in (*finding["evidence"], finding["advice"]):
             console.print(f"  {sentence}", markup=False, highlight=False)
 
 

@@ -64,7 +64,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     kinds = (
-        "a summary (perfd.summary/1), an analysis (perfd.trace/1), a trace, a folder of a capture's traces or"
+        "a summary (perfd.summary/2), an analysis (perfd.trace/2), a trace, a folder of a capture's traces or"
         " of a `perfd run`, a recording, or a result of bench_serving"
     )
     parser.add_argument("a", metavar="A", help=f"how it was: {kinds}")
@@ -131,7 +131,7 @@ def _measured(name: str, args: argparse.Namespace) -> MeasuredRun:
         return measures_of_summary(one_job(list(summaries), args.job, name), name)
     path = summary_of_run(path)
     found = _own_document(path)
-    if found is not None and found["schema"] == trace_json.SCHEMA:
+    if found is not None and found["schema"] in trace_json.SCHEMAS:
         return measures_of_trace(found, name)
     if found is not None:
         return measures_of_summary(one_job(jobs_of(found, name), args.job, name), name)

@@ -14,6 +14,7 @@ import msgspec
 
 from perfd import logs
 from perfd.analysis.diagnosis import JobSummary, from_json
+from perfd.analysis.findings import finding_json
 from perfd.cli.aggregator_client import add_aggregator, get, url_of
 from perfd.errors import PerfdError, RecordingError
 from perfd.recording.recording_format import find_recording
@@ -21,15 +22,16 @@ from perfd.report.comparison import read_summary, summary_of_run
 from perfd.session.replay_session import ReplayOptions, replay
 from perfd.session.text import findings_in_words
 
-SCHEMA = "perfd.diagnosis/1"
+SCHEMA = "perfd.diagnosis/2"
 _HELP = """\
 Says what limits a job, and everything else that costs it time: each finding with its evidence and source, how
 sure it is, who is to blame, and what to do. Of the jobs that run now, by their aggregator; or of a recording.
 """
 _EPILOG = f"""\
 With --json it prints one object: {{"schema": "{SCHEMA}", "jobs": [{{"name", "bottleneck",
-"diagnosis": [...], "capture"}}]}}; each entry has kind, confidence, culprits, evidence, recommendation and
-lost_ratio, as in perfd.summary/1; capture is what the newest analysed capture showed, or null.
+"findings": [...], "capture"}}]}}; each finding has kind, name, sentence, confidence, culprits, evidence,
+advice, gain_ratio and effects, as in perfd.summary/2, the bottleneck first; capture is what the newest
+analyzed capture showed, or null.
 Exit codes: 0 it was diagnosed, whatever was found; 2 there is no such job, recording or aggregator."""
 
 
@@ -62,20 +64,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def document(summaries: Sequence[JobSummary]) -> Mapping[str, Any]:
-    """The object of schema perfd.diagnosis/1."""
+    """The object of schema perfd.diagnosis/2."""
     return {"schema": SCHEMA, "jobs": [_job(summary) for summary in summaries]}
 
 
 def _job(summary: JobSummary) -> Mapping[str, Any]:
-    plain: Mapping[str, Any] = msgspec.to_builtins(
-        {
-            "name": summary.name,
-            "bottleneck": summary.bottleneck,
-            "diagnosis": list(summary.findings),
-            "capture": summary.capture,
-        }
-    )
-    return plain
+    findings = [finding_json(finding) for finding in summary.findings]
+    return {
+        "name": summary.name,
+        "bottleneck": findings[0],
+        "findings": findings,
+        "capture": msgspec.to_builtins(summary.capture),
+    }
 
 
 def _of_recording(name: str) -> Sequence[JobSummary]:

@@ -58,7 +58,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="play so much of the beginning as fast as possible (default: 0)",
     )
     parser.add_argument(
-        "--json", action="store_true", help="print one object of schema perfd.summary/1, only"
+        "--json", action="store_true", help="print one object of schema perfd.summary/2, only"
     )
     parser.add_argument("--config", type=Path, metavar="FILE", help="configuration of the session (YAML)")
     parser.add_argument(

@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         type=Path,
         nargs="?",
-        help="a summary (perfd.summary/1, as of perfd replay --json), a trace, or a folder of a capture's"
+        help="a summary (perfd.summary/2, as of perfd replay --json), a trace, or a folder of a capture's"
         " traces or of a `perfd run`, or a recording; without one, an aggregator is asked",
     )
     parser.add_argument("--job", metavar="NAME", help="which job, when there are several")

@@ -47,7 +47,7 @@ from perfd.gpu_peaks import load_peaks
 _HELP = """\
 One look at a serving engine, a saved page of metrics or a log, beside what the hardware allows when the
 model and the GPU are known. With --interval a second look gives rates, and latencies of the time between.
-With --json it prints one object of schema perfd.serving/1; null is what is not known. docs/serving.md
+With --json it prints one object of schema perfd.serving/2; null is what is not known. docs/serving.md
 explains all of it.
 """
 _NO_THEORY = ("theory", "none without GPU and model: add --gpu and --model-config")
@@ -57,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.description = _HELP
     parser.add_argument("sources", nargs="+", metavar="URL|FILE", help="http://host:port, a page, or a log")
-    parser.add_argument("--json", action="store_true", help="print one object of schema perfd.serving/1")
+    parser.add_argument("--json", action="store_true", help="print one object of schema perfd.serving/2")
     parser.add_argument(
         "--interval",
         type=positive,
@@ -195,11 +195,12 @@ def _show(server: ServerDocument, console: Console) -> None:
     for note in measured.notes:
         console.print(f"note: {note}", markup=False, highlight=False)
     for finding in server.findings:
-        kind = finding.kind.value.replace("_", " ")
         console.print(
-            f"\n{kind} (confidence {percent(finding.confidence, 0)})", markup=False, highlight=False
+            f"\n{finding.headline} (confidence {percent(finding.confidence, 0)})",
+            markup=False,
+            highlight=False,
         )
-        for sentence in (*finding.evidence, f"What to do: {finding.recommendation}"):
+        for sentence in (*finding.evidence, f"What to do: {finding.advice}"):
             console.print(Padding(Text(sentence), (0, 0, 0, 2), expand=False))
     console.print()
 

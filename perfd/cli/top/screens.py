@@ -21,18 +21,18 @@ _NAMES = 140
 _MODEL_CHARS = 32
 _ALERTS = 2
 """Of those that belong to no job."""
-_HARMLESS = frozenset({"none", "unknown", "compute", "missing_telemetry", "analysis_failed"})
+_HARMLESS = frozenset({"none", "unknown", "compute_bound", "missing_telemetry", "analysis_failed"})
 
 
 def order(jobs: Sequence[Json]) -> list[Json]:
-    """Rows of perfd.fleet/1 as the page has them: running jobs first, and of those what costs most."""
+    """Rows of perfd.fleet/2 as the page has them: running jobs first, and of those what costs most."""
     return sorted(jobs, key=_urgency)
 
 
 def _urgency(job: Json) -> tuple[int, bool, float, str]:
     worst = job["bottleneck"]
     state = 2 if job["ended"] else 1 if silent(job) else 0
-    return state, worst["kind"] in _HARMLESS, -(worst.get("lost_ratio") or 0.0), job["name"]
+    return state, worst["kind"] in _HARMLESS, -(worst.get("gain_ratio") or 0.0), job["name"]
 
 
 def fleet_screen(fleet: Json, row: int, width: int, room: int | None) -> RenderableType:
@@ -108,13 +108,13 @@ def _limit(job: Json) -> Text:
     if names:
         more = worst["culprit_count"] - len(names)
         text.append(f": {', '.join(names)}{f' and {more} more' if more > 0 else ''}")
-    if worst.get("lost_ratio") is not None:
-        text.append(f"  {percent(worst['lost_ratio'])}", style="dim")
+    if worst.get("gain_ratio") is not None:
+        text.append(f"  {percent(worst['gain_ratio'])}", style="dim")
     return text
 
 
 def server_order(servers: Sequence[Json]) -> list[Json]:
-    """Entries of perfd.servers/1 as the page has them: what is down or has findings first."""
+    """Entries of perfd.servers/2 as the page has them: what is down or has findings first."""
     return sorted(servers, key=lambda one: (one["up"] is not False, not silent(one), -len(one["findings"])))
 
 
@@ -151,7 +151,7 @@ def server_screen(servers: Sequence[Json], row: int, width: int, room: int | Non
 
 
 def server_words(server: Json) -> str:
-    """What an entry of perfd.servers/1 says of the engine: `sglang 0.5.9, Qwen/Qwen3-32B, decode, tp 8`."""
+    """What an entry of perfd.servers/2 says of the engine: `sglang 0.5.9, Qwen/Qwen3-32B, decode, tp 8`."""
     sizes = " ".join(f"{name} {size}" for name, size in server["parallel"].items() if (size or 1) > 1)
     role = server["role"] if server["role"] != "both" else None
     engine = " ".join(filter(None, [server["engine"], server["version"]]))
@@ -229,7 +229,7 @@ def _table() -> Table:
 
 
 def _kind(finding: Mapping[str, Any]) -> str:
-    return str(finding["kind"]).replace("_", " ")
+    return str(finding["name"])
 
 
 def _step(job: Json) -> str:

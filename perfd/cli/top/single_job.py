@@ -72,19 +72,19 @@ def _title(job: Json) -> Text:
 
 def _verdict(job: Json) -> Text:
     finding = job["bottleneck"]
-    text = Text(f"limited by {str(finding['kind']).replace('_', ' ')}", style="bold yellow")
+    text = Text(f"limited by {finding['name']}", style="bold yellow")
     culprits = [f"{who['kind']} {who['id']}" for who in finding.get("culprits") or []]
     if culprits:
         text.append(f": {', '.join(culprits[:4])}{' ...' if len(culprits) > 4 else ''}")
-    if finding.get("lost_ratio") is not None:
-        text.append(f"  costs {percent(finding['lost_ratio'])} of each step", style="not bold")
+    if finding.get("gain_ratio") is not None:
+        text.append(f"  costs {percent(finding['gain_ratio'])} of each step", style="not bold")
     return _line(text)
 
 
 def _sentences(job: Json, width: int) -> list[Text]:
     """The first piece of evidence and what to do: the page and `perfd diagnose` have all of it."""
     finding = job["bottleneck"]
-    advice = finding.get("recommendation")
+    advice = finding.get("advice")
     said = [(line, "") for line in (finding.get("evidence") or [])[:1]]
     said += [(f"do: {advice}", "green")] if advice else []
     return [

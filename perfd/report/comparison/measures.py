@@ -113,7 +113,7 @@ def measures_of_summary(job: JobSummary, name: str) -> MeasuredRun:
 
 
 def measures_of_trace(document: Mapping[str, Any], name: str) -> MeasuredRun:
-    """A capture's numbers, from perfd.trace/1: each a mean over the steps and ranks.
+    """A capture's numbers, from perfd.trace/2: each a mean over the steps and ranks.
 
     Ranks that lost records are left out. Without steps there is no time of a step to gate on.
     Raises `PerfdError`, naming `name`, when the document is not as perfd writes it.

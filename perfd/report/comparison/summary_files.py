@@ -1,7 +1,8 @@
-"""Reads files of perfd.summary/1."""
+"""Reads files of perfd.summary/2."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -42,8 +43,13 @@ def read_summary(path: Path) -> list[JobSummary]:
 
 def jobs_of(document: object, name: str) -> list[JobSummary]:
     """The jobs of a decoded document; raises `PerfdError`, naming `name`, when it is no summary."""
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+    if not isinstance(document, dict) or not _is_summary(document):
         raise PerfdError(f"{name}: this is no summary of a job: its schema is not {SCHEMA}.")
+    if document["schema"] != SCHEMA:
+        raise PerfdError(
+            f"{name}: the summary is of schema {document['schema']}, and this perfd reads only {SCHEMA}:"
+            " replay the recording again, or use the perfd that wrote it."
+        )
     try:
         jobs = from_json(document)
     except msgspec.ValidationError as error:
@@ -61,3 +67,7 @@ def one_job(jobs: list[JobSummary], wanted: str | None, name: str) -> JobSummary
     names = ", ".join(job.name for job in jobs)
     problem = f"no job {wanted}" if wanted else "several jobs; name one with --job"
     raise PerfdError(f"{name}: the summary has {problem}: {names}.")
+
+
+def _is_summary(document: Mapping[str, object]) -> bool:
+    return str(document.get("schema")).startswith(SCHEMA.rpartition("/")[0] + "/")

@@ -81,16 +81,16 @@ def _findings(report: Report) -> str:
 
 def _finding(found: ReportFinding) -> str:
     share = f'<span class="share">{percent(found.gain_ratio)}</span>' if found.gain_ratio is not None else ""
-    who = f' <span class="who">{escape(found.who)}</span>' if found.who else ""
+    culprits = f' <span class="who">{escape(found.culprits)}</span>' if found.culprits else ""
     evidence = "".join(f"<li>{escape(sentence)}</li>" for sentence in found.evidence)
     # Nobody is sure of what is unknown.
     sure = f'<p class="source">Confidence {found.confidence:.1f}</p>' if found.confidence else ""
-    return f"<article><h3>{escape(found.title)}{who}{share}</h3><ul>{evidence}</ul>{sure}</article>"
+    return f"<article><h3>{escape(found.title)}{culprits}{share}</h3><ul>{evidence}</ul>{sure}</article>"
 
 
 def _recommendations(report: Report) -> str:
     items = "".join(
-        f"<li>{escape(found.recommendation)}"
+        f"<li>{escape(found.advice)}"
         + (f' <span class="source">up to {percent(found.gain_ratio)}</span>' if found.gain_ratio else "")
         + "</li>"
         for found in report.recommendations()

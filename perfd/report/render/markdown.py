@@ -19,8 +19,8 @@ def to_markdown(report: Report) -> str:
     lines += ["", "## Findings", ""]
     for found in report.findings or ():
         share = f", {percent(found.gain_ratio)}" if found.gain_ratio is not None else ""
-        who = f" ({found.who})" if found.who else ""
-        lines += [f"### {found.title}{who}{share}", ""]
+        culprits = f" ({found.culprits})" if found.culprits else ""
+        lines += [f"### {found.title}{culprits}{share}", ""]
         lines += [f"- {_text(sentence)}" for sentence in found.evidence]
         # Nobody is sure of what is unknown.
         lines += [f"- Confidence {found.confidence:.1f}."] if found.confidence else []
@@ -29,7 +29,7 @@ def to_markdown(report: Report) -> str:
     lines += ["## Recommendations", ""] if advising else []
     for number, found in enumerate(advising, start=1):
         gain = f" (up to {percent(found.gain_ratio)})" if found.gain_ratio is not None else ""
-        lines.append(f"{number}. {_text(found.recommendation)}{gain}")
+        lines.append(f"{number}. {_text(found.advice)}{gain}")
     for table in report.tables:
         lines += ["", f"## {table.title}", "", *_table(table), "", f"Source: {_text(table.source)}."]
     if report.notes:

@@ -10,10 +10,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from perfd.analysis.findings import Finding
 from perfd.formatting import UNKNOWN, duration, flops_per_s, percent
-from perfd.report.report_text import kernel_name, title
+from perfd.report.report_text import kernel_name
 from perfd.report.sources import notes_of
-from perfd.trace.diagnosis import Diagnosis, RankAnalysis, TraceAnalysis, TraceFinding
+from perfd.trace.diagnosis import Diagnosis, RankAnalysis, TraceAnalysis
 
 _KERNELS = 10
 _COLLECTIVES = 12
@@ -37,14 +38,14 @@ def _headline(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Text:
     if found is None:
         text.append("What limits this capture is not known: no rank has all its GPU records.", style="bold")
     else:
-        text.append(title(diagnosis.name_of(found)), style="bold yellow")
+        text.append(f"{found.headline}.", style="bold yellow")
         text.append(f"  {found.evidence[0]}" if found.evidence else "")
     if bottleneck is not None and bottleneck is not found:
-        text.append(f"\nClass of bottleneck: {title(diagnosis.name_of(bottleneck)).lower()}")
-    costly = [finding for finding in diagnosis.findings if finding.lost_ratio is not None]
+        text.append(f"\nClass of bottleneck: {bottleneck.kind.short_name}")
+    costly = [finding for finding in diagnosis.findings if finding.gain_ratio is not None]
     if costly:
-        most_first = sorted(costly, key=lambda one: -(one.lost_ratio or 0))
-        costs = ", ".join(_cost(finding, diagnosis.name_of(finding)) for finding in most_first)
+        most_first = sorted(costly, key=lambda one: -(one.gain_ratio or 0))
+        costs = ", ".join(_cost(finding) for finding in most_first)
         # Who is waited for is waited for in communication.
         overlap = " (parts may overlap)" if diagnosis.cause else ""
         text.append(f"\nWhat costs the most of the window{overlap}: {costs}")
@@ -57,10 +58,10 @@ def _headline(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Text:
     return text
 
 
-def _cost(finding: TraceFinding, name: str) -> str:
-    ranks = ", ".join(f"rank {rank}" for rank in finding.ranks[:_CULPRITS])
-    who = f" ({ranks})" if ranks else ""
-    return f"{title(name).lower()}{who} {percent(finding.lost_ratio)}"
+def _cost(finding: Finding) -> str:
+    ranks = ", ".join(map(str, finding.culprits[:_CULPRITS]))
+    where = f" ({ranks})" if ranks else ""
+    return f"{finding.kind.short_name}{where} {percent(finding.gain_ratio)}"
 
 
 def _table(name: str, columns: Sequence[str], left: int = 1) -> Table:
@@ -135,13 +136,13 @@ def _kernels(rank: RankAnalysis) -> Table:
 def _findings(diagnosis: Diagnosis) -> list[RenderableType]:
     parts: list[RenderableType] = []
     for found in diagnosis.findings:
-        name = title(diagnosis.name_of(found))
+        name = found.kind.short_name.capitalize()
         head = Text(f"\n{name}" if parts else name, style="bold")
-        if found.lost_ratio is not None:
-            head.append(f"  {percent(found.lost_ratio)} of the window", style="not bold yellow")
+        if found.gain_ratio is not None:
+            head.append(f"  {percent(found.gain_ratio)} of the window", style="not bold yellow")
         parts += [head, *(_indented(Text(sentence)) for sentence in found.evidence)]
-        if found.recommendation:
-            parts.append(_indented(Text(f"What to do: {found.recommendation}", style="green")))
+        if found.advice:
+            parts.append(_indented(Text(f"What to do: {found.advice}", style="green")))
     return parts
 
 

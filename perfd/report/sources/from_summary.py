@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from perfd.analysis.collectives import busiest
 from perfd.analysis.data import AlertRecord
-from perfd.analysis.diagnosis import LIMITS, Finding, JobSummary
 from perfd.analysis.steps import Stage
 from perfd.formatting import UNKNOWN, bandwidth, count, data_size, duration, flops_per_s, percent, power
 from perfd.report.report_model import Bars, BarSegment, Report, ReportFinding, ReportMetric, ReportTable
-from perfd.report.report_text import title
+
+if TYPE_CHECKING:  # Of traces alone a report must not wait for the live analysis to load.
+    from perfd.analysis.diagnosis import JobSummary
 
 _BOUNDS = {"at_least": "busiest", "at_most": "idlest"}
 """What a stage is called of which only a bound is known."""
@@ -22,10 +25,10 @@ def report_of_summary(job: JobSummary, source: str) -> Report:
     return Report(
         title=f"How job {job.name} runs",
         subtitle=_subtitle(job, source),
-        headline=_headline(bottleneck),
+        headline=f"{bottleneck.headline}.",
         summary=_sentences(job),
         metrics=_metrics(job, source),
-        findings=[_finding(found) for found in (bottleneck, *job.others)],
+        findings=[ReportFinding.of(found) for found in (bottleneck, *job.others)],
         figures=_figures(job, source),
         tables=[
             *_dimension_tables(job, source),
@@ -48,11 +51,6 @@ def _subtitle(job: JobSummary, source: str) -> str:
     return f"{', '.join([what, *sizes])}; {source}"
 
 
-def _headline(found: Finding) -> str:
-    who = _who(found)
-    return f"{LIMITS[found.kind]}{f': {who}' if who else ''}."
-
-
 def _sentences(job: JobSummary) -> list[str]:
     sentences = list(job.bottleneck.evidence[:2])
     if job.mfu_ratio is not None and not any(sentence.startswith("MFU") for sentence in sentences):
@@ -60,8 +58,8 @@ def _sentences(job: JobSummary) -> list[str]:
             f"MFU is {percent(job.mfu_ratio)} of the {job.peak_precision or ''} peak at"
             f" {duration(job.step_time_s.median)} per step."
         )
-    if job.bottleneck.recommendation:
-        sentences.append(f"First: {job.bottleneck.recommendation}")
+    if job.bottleneck.advice:
+        sentences.append(f"First: {job.bottleneck.advice}")
     return sentences
 
 
@@ -93,21 +91,6 @@ def _metrics(job: JobSummary, source: str) -> list[ReportMetric]:
     return [
         ReportMetric(name=name, value=value, source=where) for name, value, where in rows if value != UNKNOWN
     ]
-
-
-def _finding(found: Finding) -> ReportFinding:
-    return ReportFinding(
-        title=title(found.kind.value),
-        evidence=found.evidence,
-        recommendation=found.recommendation,
-        gain_ratio=found.lost_ratio,
-        confidence=found.confidence,
-        who=_who(found),
-    )
-
-
-def _who(found: Finding) -> str:
-    return ", ".join(f"{one.kind} {one.id}" for one in found.culprits)
 
 
 def _figures(job: JobSummary, source: str) -> list[Bars]:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from perfd.formatting import UNKNOWN, data_size, duration, flops, flops_per_s, percent
 from perfd.report.report_model import Bars, BarSegment, Report, ReportFinding, ReportMetric, ReportTable
-from perfd.report.report_text import kernel_name, title
+from perfd.report.report_text import kernel_name
 from perfd.report.sources.timeline_lanes import timeline_of
 from perfd.report.sources.trace_notes import notes_of
-from perfd.trace.diagnosis import Diagnosis, RankAnalysis, TimeShares, TraceAnalysis, TraceFinding
+from perfd.trace.diagnosis import Diagnosis, RankAnalysis, TimeShares, TraceAnalysis
 
 _KERNELS = 25
 _ROWS = 40
@@ -31,7 +31,7 @@ def report_of_trace(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Report:
         headline=_headline(diagnosis),
         summary=_summary(analysis, diagnosis),
         metrics=_metrics(analysis, diagnosis.shares),
-        findings=[_finding(found, diagnosis) for found in diagnosis.findings],
+        findings=[ReportFinding.of(found) for found in diagnosis.findings],
         figures=[_bars(analysis), timeline_of(analysis)],
         tables=tables,
         notes=notes_of(analysis),
@@ -52,17 +52,17 @@ def _subtitle(analysis: TraceAnalysis) -> str:
 def _headline(diagnosis: Diagnosis) -> str:
     if diagnosis.first is None:
         return "What limits it is not known: no rank has all its GPU records."
-    return f"{title(diagnosis.name_of(diagnosis.first))}."
+    return f"{diagnosis.first.headline}."
 
 
 def _summary(analysis: TraceAnalysis, diagnosis: Diagnosis) -> list[str]:
     sentences = list(diagnosis.first.evidence[:2]) if diagnosis.first else []
     if diagnosis.cause and diagnosis.bottleneck:
-        sentences.append(f"Class of bottleneck: {title(diagnosis.name_of(diagnosis.bottleneck)).lower()}.")
-    gains = [found for found in diagnosis.findings if found.lost_ratio]
+        sentences.append(f"Class of bottleneck: {diagnosis.bottleneck.kind.short_name}.")
+    gains = [found for found in diagnosis.findings if found.gain_ratio]
     if gains:
-        most = diagnosis.cause or max(gains, key=lambda found: found.lost_ratio or 0.0)
-        sentences.append(f"Most to gain: {most.recommendation}")
+        most = diagnosis.cause or max(gains, key=lambda found: found.gain_ratio or 0.0)
+        sentences.append(f"Most to gain: {most.advice}")
     if analysis.model_use:
         sentences.append(f"MFU is {percent(analysis.model_use.mfu_ratio)}.")
     lossy = [str(rank.rank) for rank in analysis.ranks if not rank.timeline.complete]
@@ -141,17 +141,6 @@ def _window_words(rank: RankAnalysis) -> str:
     if rank.timeline.window.source == "steps":
         return f"{len(rank.steps)} whole steps on the host's clock"
     return "from the first to the last GPU operation"
-
-
-def _finding(found: TraceFinding, diagnosis: Diagnosis) -> ReportFinding:
-    return ReportFinding(
-        title=title(diagnosis.name_of(found)),
-        evidence=found.evidence,
-        recommendation=found.recommendation,
-        gain_ratio=found.lost_ratio,
-        confidence=found.confidence,
-        who=", ".join(f"rank {rank}" for rank in found.ranks),
-    )
 
 
 def _bars(analysis: TraceAnalysis) -> Bars:

@@ -90,7 +90,9 @@ def report_of_kernels(kernels: Sequence[KernelMetrics], source: str) -> Report:
         summary=[THRESHOLDS],
         metrics=[],
         findings=[
-            _finding(kernel.verdict, _evidence(kernel), MEASURED, who=kernel_name(kernel.name, _NAME_WIDTH))
+            _finding(
+                kernel.verdict, _evidence(kernel), MEASURED, culprits=kernel_name(kernel.name, _NAME_WIDTH)
+            )
             for kernel in kernels
             if kernel.verdict
         ],
@@ -150,15 +152,15 @@ def _finding(
     confidence: float,
     *,
     attainable: float | None = None,
-    who: str = "",
+    culprits: str = "",
 ) -> ReportFinding:
     return ReportFinding(
         title=title(verdict.value),
         evidence=evidence,
-        recommendation=_ADVICE[verdict],
+        advice=_ADVICE[verdict],
         gain_ratio=None if attainable is None else max(0.0, 1 - attainable),
         confidence=confidence,
-        who=who,
+        culprits=culprits,
     )
 
 

@@ -14,7 +14,7 @@ SUMMARY_TEXT = "summary.md"
 
 
 def summary_json(summaries: Sequence[JobSummary]) -> bytes:
-    """The object of schema perfd.summary/1, on one line."""
+    """The object of schema perfd.summary/2, on one line."""
     return msgspec.json.encode(to_json(summaries)) + b"\n"
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from perfd.analysis.collectives import bandwidth_words, busiest
 from perfd.analysis.communication import not_used
-from perfd.analysis.diagnosis import LIMITS, Finding, JobSummary, Kind
+from perfd.analysis.diagnosis import JobSummary
+from perfd.analysis.findings import Finding, Kind
 from perfd.analysis.hang import ErrorSummary
 from perfd.formatting import percent, rank_names
 from perfd.session.text.summary_numbers import numbers_in_words
@@ -74,9 +75,7 @@ def _job(summary: JobSummary) -> list[str]:
     lines = [f"# {summary.name}", "", *_finding(summary.bottleneck), "", *numbers_in_words(summary)]
     if summary.others:
         lines += ["", "Also found:"]
-        lines += [
-            f"- {finding.kind.replace('_', ' ')}: {' '.join(finding.evidence)}" for finding in summary.others
-        ]
+        lines += [f"- {finding.kind.short_name}: {' '.join(finding.evidence)}" for finding in summary.others]
     return [*lines, *_troubles(summary)]
 
 
@@ -123,12 +122,11 @@ def _bandwidths(summary: JobSummary) -> list[str]:
 
 
 def _finding(finding: Finding) -> list[str]:
-    culprits = ", ".join(f"{culprit.kind} {culprit.id}" for culprit in finding.culprits)
     confidence = f" (confidence {percent(finding.confidence, 0)})" if finding.kind is not Kind.UNKNOWN else ""
-    lines = [f"{LIMITS[finding.kind]}{f': {culprits}' if culprits else ''}{confidence}."]
+    lines = [f"{finding.headline}{confidence}."]
     lines += [f"- {sentence}" for sentence in finding.evidence]
-    if finding.recommendation:
-        lines += [f"What to do: {finding.recommendation}"]
+    if finding.advice:
+        lines += [f"What to do: {finding.advice}"]
     return lines
 
 

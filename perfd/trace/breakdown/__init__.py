@@ -5,10 +5,9 @@ from perfd.trace.breakdown.idle_time import launching_call
 from perfd.trace.breakdown.kernel_table import KernelRow, LaunchCost, busy_by_class, kernel_rows, launch_cost
 from perfd.trace.breakdown.pipeline_stages import StageStall, spans_stages, stage_of, stage_stalls
 from perfd.trace.breakdown.range_table import PhaseRow, phase_rows
-from perfd.trace.breakdown.rank_breakdown import MAX_LOST_RATIO, RankBreakdown, RankTimeline
+from perfd.trace.breakdown.rank_breakdown import RankBreakdown, RankTimeline
 
 __all__ = [
-    "MAX_LOST_RATIO",
     "CollectiveRow",
     "Collectives",
     "KernelRow",

@@ -6,15 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from perfd.thresholds import THRESHOLDS
 from perfd.trace.breakdown.idle_time import Idle, IdleTimes, launching_call
 from perfd.trace.breakdown.missing_records import MissingRecords, losses
 from perfd.trace.model.intervals import Coverage
 from perfd.trace.model.operation_kinds import OperationKind
 from perfd.trace.model.rank_trace import RankTrace
 from perfd.trace.model.trace_steps import TraceStep, whole_among
-
-MAX_LOST_RATIO = 0.02
-"""With more GPU records missing than this, what the GPU did not do is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +78,7 @@ class RankTimeline:
     @property
     def complete(self) -> bool:
         """Whether the records of this GPU are there, as far as the trace can tell."""
-        return self.losses is None or self.losses.ratio <= MAX_LOST_RATIO
+        return self.losses is None or self.losses.ratio <= THRESHOLDS.trace_lost_records_ratio
 
     @property
     def late_ratio(self) -> float:

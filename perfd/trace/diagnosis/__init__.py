@@ -1,7 +1,7 @@
 """What limits a captured job, from the breakdown of its ranks."""
 
 from perfd.trace.diagnosis.confidence import MEASURED, MODELLED
-from perfd.trace.diagnosis.time_shares import TimeShares, TraceFinding
+from perfd.trace.diagnosis.time_shares import TimeShares
 from perfd.trace.diagnosis.trace_analysis import (
     DEFAULT_PRECISION,
     RankAnalysis,
@@ -20,7 +20,6 @@ __all__ = [
     "RankAnalysis",
     "TimeShares",
     "TraceAnalysis",
-    "TraceFinding",
     "TraceSettings",
     "analyse",
     "diagnose",

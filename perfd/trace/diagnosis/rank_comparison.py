@@ -6,19 +6,15 @@ from collections import defaultdict
 
 import numpy as np
 
+from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.formatting import duration, percent
-from perfd.trace.breakdown import MAX_LOST_RATIO, spans_stages
+from perfd.thresholds import THRESHOLDS
+from perfd.trace.breakdown import spans_stages
 from perfd.trace.diagnosis.confidence import CONFIRMED, MEASURED, seen
-from perfd.trace.diagnosis.time_shares import FindingKind, TraceFinding
 from perfd.trace.diagnosis.trace_analysis import TraceAnalysis, by_rank
 
-STRAGGLER_RATIO = 0.05
-STRAGGLER_SHARE = 0.60
-SLOWER_RATIO = 1.05
-PIPELINE_RATIO = 0.10
 
-
-def judge_losses(analysis: TraceAnalysis) -> TraceFinding | None:
+def judge_losses(analysis: TraceAnalysis) -> Finding | None:
     """Ranks of which too many GPU records are missing."""
     ranks = [rank for rank in analysis.ranks if not rank.timeline.complete]
     if not ranks:
@@ -29,20 +25,16 @@ def judge_losses(analysis: TraceAnalysis) -> TraceFinding | None:
         for rank in ranks
         if (found := rank.timeline.losses) is not None
     ]
-    return TraceFinding(
-        kind=FindingKind.LOST_RECORDS,
+    return Finding(
+        kind=Kind.MISSING_TELEMETRY,
         confidence=CONFIRMED,
-        ranks=[rank.rank for rank in ranks],
+        culprits=[Culprit(kind="rank", id=rank.rank) for rank in ranks],
         evidence=evidence,
-        recommendation=(
-            f"The profiler lost more than {percent(MAX_LOST_RATIO)} of these ranks' GPU records: their idle"
-            " time is unknown, and their other times are what was recorded. Capture again, shorter or with"
-            " fewer ranks in one session."
-        ),
+        advice=advice.capture_again(THRESHOLDS.trace_lost_records_ratio),
     )
 
 
-def judge_straggler(analysis: TraceAnalysis) -> TraceFinding | None:
+def judge_straggler(analysis: TraceAnalysis) -> Finding | None:
     """A rank that its peers wait for in most collectives."""
     ranks = by_rank(analysis)
     stages = {rank.rank: rank.stage for rank in analysis.ranks}
@@ -60,7 +52,7 @@ def judge_straggler(analysis: TraceAnalysis) -> TraceFinding | None:
         return None
     worst = max(caused, key=lambda rank: caused[rank])
     ratio = caused[worst] / ranks[worst].whole.span_s
-    if ratio <= STRAGGLER_RATIO or caused[worst] < STRAGGLER_SHARE * total:
+    if ratio <= THRESHOLDS.straggler_wait_ratio or caused[worst] < THRESHOLDS.straggler_share_ratio * total:
         return None
     others = [ranks[rank].whole.compute_s for rank in peers if rank != worst]
     slower = ranks[worst].whole.compute_s / float(np.median(others)) if others and min(others) > 0 else None
@@ -70,36 +62,31 @@ def judge_straggler(analysis: TraceAnalysis) -> TraceFinding | None:
             f" and {percent(caused[worst] / total)} of all waiting (durations of {operations} collectives)."
         )
     ]
-    advice = (
-        f"Look at the host of rank {worst} (input, Python, CPU): its GPU computes no longer than its peers'."
-    )
+    todo = advice.slow_host(worst)
     confidence = MEASURED
-    if slower is not None and slower > SLOWER_RATIO:
+    if slower is not None and slower > THRESHOLDS.straggler_kernels_ratio:
         evidence.append(
             f"Its kernels run {slower:.2f} times as long as its peers' median (union of compute)."
         )
-        advice = (
-            f"Compare the kernels of rank {worst} with a peer's: slower ones mean the GPU (clock, heat,"
-            " another process), more of them mean uneven work."
-        )
+        todo = advice.slower_kernels(worst)
         confidence = CONFIRMED
-    return TraceFinding(
-        kind=FindingKind.STRAGGLER,
+    return Finding(
+        kind=Kind.STRAGGLER,
         confidence=seen(confidence, analysis),
-        ranks=[worst],
+        culprits=[Culprit(kind="rank", id=worst)],
         evidence=evidence,
-        recommendation=advice,
-        lost_ratio=ratio,
+        advice=todo,
+        gain_ratio=ratio,
     )
 
 
-def judge_pipeline(analysis: TraceAnalysis) -> TraceFinding | None:
+def judge_pipeline(analysis: TraceAnalysis) -> Finding | None:
     """Stages that stand still for each other."""
     known = [(stall, ratio) for stall in analysis.stages if (ratio := stall.stall_ratio) is not None]
     if not known:
         return None
     mean = sum(ratio for _, ratio in known) / len(known)
-    if mean <= PIPELINE_RATIO:
+    if mean <= THRESHOLDS.pipeline_trace_stall_ratio:
         return None
     busiest = max((stall for stall, _ in known), key=lambda stall: stall.compute_s)
     idlest = min((stall for stall, _ in known), key=lambda stall: stall.compute_s)
@@ -108,7 +95,7 @@ def judge_pipeline(analysis: TraceAnalysis) -> TraceFinding | None:
         f"{named} {stall.rank if stall.stage is None else stall.stage}: {percent(ratio)}"
         for stall, ratio in known
     )
-    uneven = busiest.compute_s > SLOWER_RATIO * idlest.compute_s
+    uneven = busiest.compute_s > THRESHOLDS.straggler_kernels_ratio * idlest.compute_s
     evidence = [
         (
             f"Stages stand still for {percent(mean)} of the window, waiting for messages and barriers of"
@@ -120,14 +107,11 @@ def judge_pipeline(analysis: TraceAnalysis) -> TraceFinding | None:
             f"Rank {busiest.rank} computes {duration(busiest.compute_s)}, rank {idlest.rank} only"
             f" {duration(idlest.compute_s)} in the same window."
         )
-    return TraceFinding(
-        kind=FindingKind.PIPELINE,
+    return Finding(
+        kind=Kind.PIPELINE_IMBALANCE if uneven else Kind.PIPELINE_BUBBLE,
         confidence=seen(MEASURED, analysis),
-        ranks=[busiest.rank] if uneven else [],
+        culprits=[Culprit(kind="rank", id=busiest.rank)] if uneven else [],
         evidence=evidence,
-        recommendation=(
-            "Give the pipeline more micro-batches or an interleaved schedule"
-            + (f", and move work away from rank {busiest.rank}'s stage." if uneven else ".")
-        ),
-        lost_ratio=mean,
+        advice=f"{advice.BALANCE_STAGES} {advice.FILL_PIPELINE}" if uneven else advice.FILL_PIPELINE,
+        gain_ratio=mean,
     )

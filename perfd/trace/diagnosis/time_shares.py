@@ -1,41 +1,10 @@
-"""The form of what a trace's diagnosis says, and the shares that it rests on."""
+"""Where the time of a capture went, as shares of its window."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from perfd.trace.diagnosis.trace_analysis import RankAnalysis, TraceAnalysis
-
-
-class FindingKind(StrEnum):
-    """What costs time. The first five are the classes of bottleneck, of which a capture has one."""
-
-    COMPUTE = "compute_bound"
-    COMMUNICATION = "communication_bound"
-    LAUNCH = "launch_bound"
-    SYNCHRONIZATION = "sync_bound"
-    MEMORY_COPY = "memory_copy_bound"
-    PIPELINE = "pipeline_stall"
-    STRAGGLER = "straggler"
-    LOST_RECORDS = "lost_records"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceFinding:
-    """One thing that costs time, or that keeps the numbers from being whole."""
-
-    kind: FindingKind
-    confidence: float
-    """0 to 1, as `perfd.trace.diagnosis.confidence` says."""
-    ranks: Sequence[int] = ()
-    """Who is to blame; empty when it is all of them."""
-    evidence: Sequence[str] = ()
-    """Sentences with numbers and their source."""
-    recommendation: str = ""
-    lost_ratio: float | None = None
-    """About how much of the window it takes: what there is to gain at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +52,6 @@ def launch_idle_s(rank: RankAnalysis) -> float:
 
 
 def sync_idle_s(rank: RankAnalysis) -> float:
-    """Idle that fewer synchronisations would fill."""
+    """Idle that fewer synchronizations would fill."""
     idle = rank.whole.idle
     return idle.synchronizing_s if idle else 0.0

@@ -9,74 +9,52 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.formatting import duration, percent
+from perfd.thresholds import THRESHOLDS
 from perfd.trace.breakdown import KernelRow, busy_by_class
 from perfd.trace.diagnosis.confidence import CONFIRMED, MEASURED, UNEXPLAINED, seen
 from perfd.trace.diagnosis.rank_comparison import judge_losses, judge_pipeline, judge_straggler
-from perfd.trace.diagnosis.time_shares import (
-    FindingKind,
-    TimeShares,
-    TraceFinding,
-    launch_idle_s,
-    shares,
-    sync_idle_s,
-)
+from perfd.trace.diagnosis.time_shares import TimeShares, launch_idle_s, shares, sync_idle_s
 from perfd.trace.diagnosis.trace_analysis import TraceAnalysis
 
-COMMUNICATION_RATIO = 0.20
-LAUNCH_RATIO = 0.10
-SYNCHRONIZATION_RATIO = 0.05
-MEMORY_COPY_RATIO = 0.10
-PAGEABLE_RATIO = 0.01
-_OF_RANKS = frozenset({FindingKind.STRAGGLER, FindingKind.PIPELINE})
+_OF_RANKS = frozenset({Kind.STRAGGLER, Kind.PIPELINE_BUBBLE, Kind.PIPELINE_IMBALANCE})
 _MOSTLY = 0.5
-_WORTH_TUNING = 0.10
-"""Of the window: what computes less is not what to make faster."""
-_WHO_IS_LAST = "Communication is mostly waiting: find out who comes last before tuning the network."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """What limits a capture."""
 
-    bottleneck: TraceFinding | None
+    bottleneck: Finding | None
     """The class; None when no rank's records are all there."""
-    cause: TraceFinding | None
+    cause: Finding | None
     """The straggler or the stalling pipeline that ranks wait for, where that is what to mend first."""
-    findings: Sequence[TraceFinding]
+    findings: Sequence[Finding]
     """All of them: what makes numbers doubtful first, then the cause, then by what there is to gain."""
     shares: TimeShares | None
 
     @property
-    def first(self) -> TraceFinding | None:
+    def first(self) -> Finding | None:
         """What to tell before everything else; None when no rank's records are all there."""
         return self.cause or self.bottleneck
-
-    def name_of(self, found: TraceFinding) -> str:
-        """What to call it: its class, but for computing beside what costs more and for unexplained idling."""
-        if found.kind is FindingKind.COMPUTE and found is not self.bottleneck:
-            return "computing"
-        unexplained = self.shares is not None and self.shares.unexplained_idle > LAUNCH_RATIO
-        if found.kind is FindingKind.LAUNCH and unexplained:
-            return "unexplained_idle"
-        return found.kind.value
 
 
 def diagnose(analysis: TraceAnalysis) -> Diagnosis:
     """Every finding, and the class that costs most."""
     part = shares(analysis)
-    classes: list[TraceFinding] = []
+    classes: list[Finding] = []
     if part is not None:
-        judges: tuple[Callable[[TraceAnalysis, TimeShares], TraceFinding | None], ...] = (
+        judges: tuple[Callable[[TraceAnalysis, TimeShares], Finding | None], ...] = (
             _judge_communication,
             _judge_launch,
             _judge_synchronization,
             _judge_memory,
         )
         classes = [found for judge in judges if (found := judge(analysis, part)) is not None]
-        classes.sort(key=lambda found: -(found.lost_ratio or 0))
+        classes.sort(key=lambda found: -(found.gain_ratio or 0))
         # What costs more than computing takes is the bottleneck; else it computes, and the rest is to gain.
-        costlier = any((found.lost_ratio or 0) > part.compute for found in classes)
+        costlier = any((found.gain_ratio or 0) > part.compute for found in classes)
         classes.insert(len(classes) if costlier else 0, _judge_compute(analysis, part))
     others = [
         found
@@ -87,12 +65,11 @@ def diagnose(analysis: TraceAnalysis) -> Diagnosis:
     if cause is not None:
         # The cause says who.
         classes = [
-            replace(found, recommendation="") if found.recommendation == _WHO_IS_LAST else found
-            for found in classes
+            replace(found, advice="") if found.advice == advice.ARRIVES_LAST else found for found in classes
         ]
 
-    def order(found: TraceFinding) -> tuple[bool, bool, float]:
-        return found.kind is not FindingKind.LOST_RECORDS, found is not cause, -(found.lost_ratio or 0)
+    def order(found: Finding) -> tuple[bool, bool, float]:
+        return found.kind is not Kind.MISSING_TELEMETRY, found is not cause, -(found.gain_ratio or 0)
 
     return Diagnosis(
         bottleneck=classes[0] if classes else None,
@@ -102,7 +79,7 @@ def diagnose(analysis: TraceAnalysis) -> Diagnosis:
     )
 
 
-def _cause(classes: Sequence[TraceFinding], others: Sequence[TraceFinding]) -> TraceFinding | None:
+def _cause(classes: Sequence[Finding], others: Sequence[Finding]) -> Finding | None:
     """Who is waited for, unless something else costs more.
 
     Each rank of a job that waits for one of them computes or communicates; which of the two is no answer.
@@ -110,18 +87,18 @@ def _cause(classes: Sequence[TraceFinding], others: Sequence[TraceFinding]) -> T
     known = [found for found in others if found.kind in _OF_RANKS]
     if not classes or not known:
         return None
-    cause = max(known, key=lambda found: found.lost_ratio or 0)
+    cause = max(known, key=lambda found: found.gain_ratio or 0)
 
-    def rest(found: TraceFinding) -> float:
+    def rest(found: Finding) -> float:
         # The waiting is in the time of communication too, so most of that has to be something else.
-        part = _MOSTLY if found.kind is FindingKind.COMMUNICATION else 1.0
-        return part * (found.lost_ratio or 0)
+        part = _MOSTLY if found.kind is Kind.COMMUNICATION else 1.0
+        return part * (found.gain_ratio or 0)
 
-    return cause if all(rest(found) <= (cause.lost_ratio or 0) for found in classes) else None
+    return cause if all(rest(found) <= (cause.gain_ratio or 0) for found in classes) else None
 
 
-def _judge_communication(analysis: TraceAnalysis, part: TimeShares) -> TraceFinding | None:
-    if part.exposed_communication <= COMMUNICATION_RATIO:
+def _judge_communication(analysis: TraceAnalysis, part: TimeShares) -> Finding | None:
+    if part.exposed_communication <= THRESHOLDS.communication_ratio:
         return None
     evidence = [
         (
@@ -135,13 +112,8 @@ def _judge_communication(analysis: TraceAnalysis, part: TimeShares) -> TraceFind
         if rank.rank in analysis.collectives.split
     ]
     transfer, wait = sum(one[0] for one in known), sum(one[1] for one in known)
-    advice = (
-        "Most of it are sends and receives, as between pipeline stages, with what they wait for each other:"
-        " analyse the traces of all ranks together to see who waits for whom."
-        if _mostly_sends(analysis) and transfer + wait <= 0
-        else "Overlap it with computing (gradient and parameter buckets, tensor-parallel overlap), or send"
-        " less."
-    )
+    unmatched_sends = _mostly_sends(analysis) and transfer + wait <= 0
+    todo = advice.SENDS_OF_ONE_RANK if unmatched_sends else advice.OVERLAP_OR_SEND_LESS
     if transfer + wait > 0:
         waiting = wait / (transfer + wait)
         evidence.append(
@@ -149,13 +121,13 @@ def _judge_communication(analysis: TraceAnalysis, part: TimeShares) -> TraceFind
             f" last rank and {percent(1 - waiting)} transfer (shortest duration of each operation)."
         )
         if waiting > 0.5:
-            advice = _WHO_IS_LAST
-    return TraceFinding(
-        kind=FindingKind.COMMUNICATION,
+            todo = advice.ARRIVES_LAST
+    return Finding(
+        kind=Kind.COMMUNICATION,
         confidence=seen(CONFIRMED if transfer + wait > 0 else MEASURED, analysis),
         evidence=evidence,
-        recommendation=advice,
-        lost_ratio=part.exposed_communication,
+        advice=todo,
+        gain_ratio=part.exposed_communication,
     )
 
 
@@ -165,10 +137,10 @@ def _mostly_sends(analysis: TraceAnalysis) -> bool:
     return sends > _MOSTLY * sum(row.exposed_s for row in rows)
 
 
-def _judge_launch(analysis: TraceAnalysis, part: TimeShares) -> TraceFinding | None:
-    if part.unexplained_idle > LAUNCH_RATIO:
+def _judge_launch(analysis: TraceAnalysis, part: TimeShares) -> Finding | None:
+    if part.unexplained_idle > THRESHOLDS.launch_idle_ratio:
         return _unexplained(analysis, part)
-    if part.launch <= LAUNCH_RATIO:
+    if part.launch <= THRESHOLDS.launch_idle_ratio:
         return None
     worst = max(analysis.complete, key=launch_idle_s)
     idle, cost = worst.whole.idle, worst.launches
@@ -178,34 +150,31 @@ def _judge_launch(analysis: TraceAnalysis, part: TimeShares) -> TraceFinding | N
             " launched (gaps between operations against the host's calls; mean over ranks)."
         )
     ]
-    advice = "Capture CUDA graphs, fuse small kernels (torch.compile) or take work off the launching thread."
+    todo = advice.LAUNCH_LESS
     if idle and idle.host_s > 0.5 * launch_idle_s(worst):
         evidence.append(
             f"On rank {worst.rank} {duration(idle.host_s)} of it are gaps over 100 µs in which the host"
             " launches nothing: it is busy with something else."
         )
-        advice = (
-            "Find what the host does in the gaps (py-spy, named ranges around its parts): input, logging,"
-            " Python, a lock."
-        )
+        todo = advice.LONG_GAPS
     if cost and cost.queue_s is not None and cost.call_s is not None:
         evidence.append(
             f"On rank {worst.rank} a launch takes {cost.call_s * 1e6:.1f} us and its operation begins"
             f" {cost.queue_s * 1e6:.1f} us later (medians of {cost.count})."
         )
-    return TraceFinding(
-        kind=FindingKind.LAUNCH,
+    return Finding(
+        kind=Kind.LAUNCH_BOUND,
         confidence=seen(MEASURED, analysis),
-        ranks=[worst.rank] if len(analysis.complete) > 1 else [],
+        culprits=[Culprit(kind="rank", id=worst.rank)] if len(analysis.complete) > 1 else [],
         evidence=evidence,
-        recommendation=advice,
-        lost_ratio=part.launch,
+        advice=todo,
+        gain_ratio=part.launch,
     )
 
 
-def _unexplained(analysis: TraceAnalysis, part: TimeShares) -> TraceFinding:
-    return TraceFinding(
-        kind=FindingKind.LAUNCH,
+def _unexplained(analysis: TraceAnalysis, part: TimeShares) -> Finding:
+    return Finding(
+        kind=Kind.HOST_BOUND,
         confidence=seen(UNEXPLAINED, analysis),
         evidence=[
             (
@@ -213,13 +182,13 @@ def _unexplained(analysis: TraceAnalysis, part: TimeShares) -> TraceFinding:
                 " the traces have no host calls, so why is not known."
             )
         ],
-        recommendation="Record the host's side too (CPU activity, or the CUDA API) to see what it does.",
-        lost_ratio=part.unexplained_idle,
+        advice=advice.RECORD_THE_HOST,
+        gain_ratio=part.unexplained_idle,
     )
 
 
-def _judge_synchronization(analysis: TraceAnalysis, part: TimeShares) -> TraceFinding | None:
-    if part.synchronization <= SYNCHRONIZATION_RATIO:
+def _judge_synchronization(analysis: TraceAnalysis, part: TimeShares) -> Finding | None:
+    if part.synchronization <= THRESHOLDS.synchronization_ratio:
         return None
     worst = max(analysis.complete, key=sync_idle_s)
     several = len(analysis.complete) > 1
@@ -230,24 +199,24 @@ def _judge_synchronization(analysis: TraceAnalysis, part: TimeShares) -> TraceFi
         ),
         f"Worst is rank {worst.rank} with {duration(sync_idle_s(worst))}.",
     )
-    return TraceFinding(
-        kind=FindingKind.SYNCHRONIZATION,
+    return Finding(
+        kind=Kind.SYNCHRONIZATION,
         confidence=seen(MEASURED, analysis),
-        ranks=[worst.rank] if several else [],
+        culprits=[Culprit(kind="rank", id=worst.rank)] if several else [],
         evidence=evidence if several else evidence[:1],
-        recommendation=(
-            "Remove synchronisations from the step: .item(), .cpu(), prints of tensors, barriers of timers,"
-            " blocking copies."
-        ),
-        lost_ratio=part.synchronization,
+        advice=advice.SYNCHRONIZATION,
+        gain_ratio=part.synchronization,
     )
 
 
-def _judge_memory(analysis: TraceAnalysis, part: TimeShares) -> TraceFinding | None:
+def _judge_memory(analysis: TraceAnalysis, part: TimeShares) -> Finding | None:
     rows = [(rank, row) for rank in analysis.complete for row in rank.kernels if row.kernel_class == "copy"]
     pageable = sum(row.total_s / rank.whole.span_s for rank, row in rows if "Pageable" in row.name)
     pageable /= max(1, len(analysis.complete))
-    if part.exposed_memory <= MEMORY_COPY_RATIO and pageable <= PAGEABLE_RATIO:
+    if (
+        part.exposed_memory <= THRESHOLDS.exposed_copies_ratio
+        and pageable <= THRESHOLDS.pageable_copies_ratio
+    ):
         return None
     evidence = [
         (
@@ -255,23 +224,23 @@ def _judge_memory(analysis: TraceAnalysis, part: TimeShares) -> TraceFinding | N
             " (union of memory operations less compute; mean over ranks)."
         )
     ]
-    advice = "Avoid the copy, or put it on a stream of its own beside the computing."
+    todo = advice.COPIES
     if rows:
         _, longest = max(rows, key=lambda item: item[1].total_s)
         evidence.append(f"The longest is {longest.name}: {longest.count} take {duration(longest.total_s)}.")
-    if pageable > PAGEABLE_RATIO:
+    if pageable > THRESHOLDS.pageable_copies_ratio:
         evidence.append(f"Copies from or to pageable memory take {percent(pageable)}.")
-        advice = "Pin the host's memory (pin_memory=True) and copy with non_blocking=True."
-    return TraceFinding(
-        kind=FindingKind.MEMORY_COPY,
+        todo = advice.PAGEABLE_COPIES
+    return Finding(
+        kind=Kind.HOST_TRANSFER,
         confidence=seen(MEASURED, analysis),
         evidence=evidence,
-        recommendation=advice,
-        lost_ratio=max(part.exposed_memory, pageable),
+        advice=todo,
+        gain_ratio=max(part.exposed_memory, pageable),
     )
 
 
-def _judge_compute(analysis: TraceAnalysis, part: TimeShares) -> TraceFinding:
+def _judge_compute(analysis: TraceAnalysis, part: TimeShares) -> Finding:
     """What it computes: the bottleneck when nothing else costs more."""
     rows: list[KernelRow] = [
         row for rank in analysis.complete for row in rank.kernels if row.kernel_class not in _NOT_COMPUTE
@@ -287,18 +256,13 @@ def _judge_compute(analysis: TraceAnalysis, part: TimeShares) -> TraceFinding:
             f"MFU is {percent(analysis.model_use.mfu_ratio)} of the {analysis.model_use.precision} peak."
         )
     matmul = classes.get("matmul", 0) + classes.get("attention", 0) + classes.get("convolution", 0)
-    advice = (
-        "Fuse element-wise kernels (torch.compile, fused norm, dropout and optimizer): matrix work is the"
-        " smaller part of the computing."
-        if classes and matmul < 0.5
-        else "Look at the largest kernels with ncu, and at lower precision (FP8)."
-    )
-    return TraceFinding(
-        kind=FindingKind.COMPUTE,
+    todo = advice.FUSE_ELEMENT_WISE if classes and matmul < _MOSTLY else advice.LARGEST_KERNELS
+    return Finding(
+        kind=Kind.COMPUTE_BOUND,
         confidence=seen(MEASURED, analysis),
         evidence=evidence,
-        recommendation=advice if part.compute >= _WORTH_TUNING else "",
-        lost_ratio=None,
+        advice=todo if part.compute >= THRESHOLDS.trace_tuning_ratio else "",
+        gain_ratio=None,
     )
 
 

@@ -1,4 +1,4 @@
-"""What `perfd analyze --json` prints: `perfd.trace/1`. Unknown values are null; keys only ever get more."""
+"""What `perfd analyze --json` prints: `perfd.trace/2`. Unknown values are null; keys only ever get more."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from perfd.analysis.findings import finding_json
 from perfd.trace.breakdown import CollectiveRow, KernelRow, RankBreakdown, busy_by_class
-from perfd.trace.diagnosis.time_shares import TraceFinding
 from perfd.trace.diagnosis.trace_analysis import RankAnalysis, TraceAnalysis
 from perfd.trace.diagnosis.trace_findings import Diagnosis
 
-SCHEMA = "perfd.trace/1"
+SCHEMA = "perfd.trace/2"
+SCHEMAS = ("perfd.trace/1", SCHEMA)
+"""Those whose numbers are alike: /1 has other kinds of findings."""
 _LATE_RATIO = 0.05
 
 
@@ -20,9 +22,9 @@ def to_json(analysis: TraceAnalysis, diagnosis: Diagnosis) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "ranks": [_rank(rank, analysis) for rank in analysis.ranks],
-        "bottleneck": _finding(diagnosis.bottleneck) if diagnosis.bottleneck else None,
-        "cause": _finding(diagnosis.cause) if diagnosis.cause else None,
-        "findings": [_finding(found) for found in diagnosis.findings],
+        "bottleneck": finding_json(diagnosis.bottleneck) if diagnosis.bottleneck else None,
+        "cause": finding_json(diagnosis.cause) if diagnosis.cause else None,
+        "findings": [finding_json(found) for found in diagnosis.findings],
         "shares": asdict(diagnosis.shares) if diagnosis.shares else None,
         "model_use": asdict(analysis.model_use) if analysis.model_use else None,
         "pipeline": [asdict(stall) | {"stall_ratio": stall.stall_ratio} for stall in analysis.stages],
@@ -129,16 +131,4 @@ def _collective(row: CollectiveRow) -> dict[str, Any]:
         "matched_count": row.matched_count,
         "matching": row.matching.value,
         "group_ranks": list(row.group_ranks),
-    }
-
-
-def _finding(found: TraceFinding) -> dict[str, Any]:
-    return {
-        "kind": found.kind.value,
-        "class": found.kind.value,
-        "confidence": found.confidence,
-        "ranks": list(found.ranks),
-        "evidence": list(found.evidence),
-        "recommendation": found.recommendation,
-        "lost_ratio": found.lost_ratio,
     }

@@ -21,7 +21,7 @@ export function stateText(job) {
 }
 
 const PROGRESS = { running: 0, silent: 1, ended: 2 };
-const rank = (job) => [PROGRESS[state(job)], isHeldUp(job.bottleneck) ? 0 : 1, -(job.bottleneck?.lost_ratio ?? 0)];
+const rank = (job) => [PROGRESS[state(job)], isHeldUp(job.bottleneck) ? 0 : 1, -(job.bottleneck?.gain_ratio ?? 0)];
 
 function order(a, b) {
   const [left, right] = [rank(a), rank(b)];
@@ -48,7 +48,7 @@ const table = sortedTable({
 });
 
 function limit(job) {
-  const cost = job.bottleneck?.lost_ratio;
+  const cost = job.bottleneck?.gain_ratio;
   const trouble = isHeldUp(job.bottleneck);
   return [el("span", { class: trouble ? "limit" : "quiet" }, shortSentence(job.bottleneck)), trouble && cost != null && el("small", {}, `costs ${percent(cost)} of a step`)];
 }

@@ -74,7 +74,7 @@ function card(server, captures) {
     el("h2", {}, server.server, " ", el("span", { class: `state ${state(server)}` }, state(server)), el("small", {}, server.node)),
     identity(server) && el("p", { class: "quiet" }, identity(server)),
     el("p", { class: "headline" }, headline(server)),
-    server.findings.map((finding) => el("p", { class: "finding" }, el("strong", {}, `${finding.summary}. `), finding.recommendation)),
+    server.findings.map((finding) => el("p", { class: "finding" }, el("strong", {}, `${finding.summary}. `), finding.advice)),
     silent(server) && el("p", { class: "notice warn" }, `Its agent has said nothing for ${duration(server.silent_s)}.`),
     latencies("Time to first token", server.ttft_s, [["least for a prompt of mean length", theory.ttft_floor_s]]),
     latencies("Time per token", server.tpot_s, [["least at the batch that runs", theory.tpot_theory_s], ["least of a lone request", theory.tpot_floor_s]]),

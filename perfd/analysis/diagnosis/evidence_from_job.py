@@ -10,7 +10,7 @@ import numpy as np
 from perfd.analysis.collectives import nccl, with_waiting
 from perfd.analysis.communication import capture_evidence, communication, with_capture, with_kernels
 from perfd.analysis.data import AnalysisSettings, Floats, JobData, NcclTimeTable
-from perfd.analysis.diagnosis.findings import JobEvidence
+from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.hang import hang
 from perfd.analysis.layout import LinkSpeeds, data_parallel_link_bytes_per_s, speeds
 from perfd.analysis.steps import (

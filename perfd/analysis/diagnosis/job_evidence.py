@@ -1,10 +1,9 @@
-"""The facts that a diagnosis rests on, and the form of what it says."""
+"""What a diagnosis rests on."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from perfd.analysis.collectives import NcclSummary
 from perfd.analysis.communication import CaptureEvidence, Communication
@@ -22,71 +21,7 @@ from perfd.analysis.steps import (
 )
 from perfd.analysis.stragglers import RankSlowdown, Straggler, UnequalSequences, WaitingPair
 from perfd.model import ParallelLayout
-
-FEWEST_STEPS = 3
-"""The median of so many steady steps bears an odd one; of fewer nothing is said of where the time goes."""
-
-
-class Kind(StrEnum):
-    """What limits a job."""
-
-    NONE = "none"
-    """Nothing that perfd can see: it computes, and well."""
-    COMPUTE = "compute"
-    """It computes most of the time, but uses little of what the tensor cores can do."""
-    PIPELINE_BUBBLE = "pipeline_bubble"
-    PIPELINE_IMBALANCE = "pipeline_imbalance"
-    COMMUNICATION = "communication"
-    DATA_LOADING = "data_loading"
-    OPTIMIZER = "optimizer"
-    STRAGGLER = "straggler"
-    THROTTLING = "throttling"
-    MEMORY = "memory"
-    HOST_BOUND = "host_bound"
-    """The GPU has nothing to run; without a capture it is not known whether launches or waits are why."""
-    LAUNCH_BOUND = "launch_bound"
-    """The GPU has nothing to run because the host has not launched, or its kernels are tiny."""
-    SYNC_BOUND = "sync_bound"
-    """The GPU runs dry because the host waits for it."""
-    MEMORY_BOUND = "memory_bound"
-    """Kernels wait for the GPU's own memory, not for its tensor cores."""
-    HOST_TRANSFER = "host_transfer"
-    """Copies between the host's memory and the GPU's."""
-    LINK_DEGRADATION = "link_degradation"
-    """A group's transfers take far longer than they could; no rank is to blame."""
-    SEQUENCE_IMBALANCE = "sequence_imbalance"
-    """Sequences of unequal length make ranks late in turn; no rank is to blame."""
-    HANG = "hang"
-    """The job stands still."""
-    MISSING_TELEMETRY = "missing_telemetry"
-    """Some ranks say nothing, so what depends on all of them is not judged."""
-    ANALYSIS_FAILED = "analysis_failed"
-    """perfd itself failed at this job, so nothing of it is known."""
-    UNKNOWN = "unknown"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Culprit:
-    """Who is to blame: a rank or stage by its number, a GPU as `node/index`."""
-
-    kind: str
-    id: int | str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that costs the job time, with its evidence."""
-
-    kind: Kind
-    confidence: float
-    """0 to 1: 0.9 two independent sources agree, 0.8 measured directly, 0.6 measured in part or by
-    bounds, 0.4 expected or indirect, 0 unknown."""
-    culprits: Sequence[Culprit] = ()
-    evidence: Sequence[str] = ()
-    """Sentences with numbers and their source."""
-    recommendation: str = ""
-    lost_ratio: float | None = None
-    """About how much of a step it takes."""
+from perfd.thresholds import THRESHOLDS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,4 +76,4 @@ class JobEvidence:
     @property
     def too_few_steps(self) -> bool:
         """Whether shares of a step come from so few that they may be chance; a job without a log has none."""
-        return 0 < self.steady_steps < FEWEST_STEPS
+        return 0 < self.steady_steps < THRESHOLDS.steady_steps_count

@@ -1,0 +1,271 @@
+"""What to do about each cause: one text per cause, for live analysis and for traces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from perfd.formatting import percent, rank_names
+
+# Computation.
+
+LARGER_KERNELS = (
+    "Make the kernels larger: bigger micro-batches, fused attention, MLP and norms, less recomputation; FP8"
+    " if the model tolerates it."
+)
+FEWER_BYTES = (
+    "Move fewer bytes per operation: fused attention, norms and optimizer, BF16 instead of FP32, less"
+    " recomputation of cheap layers, and a larger micro-batch."
+)
+FUSE_ELEMENT_WISE = (
+    "Fuse element-wise kernels (torch.compile; fused norm, dropout and optimizer): matrix operations are the"
+    " smaller part of the computation."
+)
+LARGEST_KERNELS = "Analyze the largest kernels with ncu, and use FP8 if the model tolerates it."
+OPTIMIZER = (
+    "Shard the optimizer over the data-parallel group (Megatron-LM: --use-distributed-optimizer), use a fused"
+    " optimizer, or accumulate gradients over more micro-batches."
+)
+MEMORY_CAPACITY = (
+    "Recompute activations, shard the optimizer, or use smaller micro-batches before a longer sequence runs"
+    " out of memory."
+)
+
+# The host: launches, synchronization, copies, input.
+
+LAUNCH_LESS = (
+    "Launching the kernels takes longer than running them: use CUDA graphs or torch.compile, fuse small"
+    " kernels and the optimizer, enlarge the micro-batch, or take work off the launching thread."
+)
+LONG_GAPS = (
+    "Most of it is in gaps over 100 µs in which the host does something else: input, logging, Python's"
+    " garbage collector, a lock. py-spy, or named ranges around the parts of a step, show what."
+)
+SYNCHRONIZATION = (
+    "Remove synchronization from the step: .item(), .cpu(), printing tensors, barriers around timers,"
+    " blocking copies."
+)
+HOST_BOUND = (
+    "Take an Nsight Systems capture: it tells late launches from synchronization. CUDA graphs help against"
+    " the first; keep Python's garbage collector out of the step."
+)
+RECORD_THE_HOST = "Record the host too (CPU activity, or the CUDA API): only that explains idle GPUs."
+COPIES = (
+    "Keep on the GPU what each step copies (offloaded optimizer or activations, input enlarged on the"
+    " host), copy from pinned memory, and overlap copies with computation on a stream of their own."
+)
+PAGEABLE_COPIES = "Pin host memory (pin_memory=True) and copy with non_blocking=True."
+SLOW_INPUT = (
+    "Give the data loader more workers and prefetching, keep the data on local disks, and move tokenization"
+    " out of the training loop."
+)
+SEQUENCES = (
+    "Balance the cost of sequences over data-parallel ranks and micro-batches: sort or pack them by the sum"
+    " of squared lengths, and use fixed-length packing if the model allows it."
+)
+
+# Communication.
+
+ARRIVES_LAST = "Communication is mostly waiting: find the rank that arrives last before tuning the network."
+ALL_RANKS_FIRST = (
+    "Get timings from all ranks first: neither overlap nor faster links help against waiting for a slow rank."
+)
+SENDS_OF_ONE_RANK = (
+    "Most of it is sends and receives, as between pipeline stages, including the wait for the peer: analyze"
+    " the traces of all ranks together to see which rank the others wait for."
+)
+OVERLAP_OR_SEND_LESS = (
+    "Overlap communication with computation (gradient and parameter buckets, tensor-parallel overlap), or"
+    " send less."
+)
+LARGER_MESSAGES = "Send more at a time: larger gradient buckets, and fewer, fused operations."
+SLOW_COLLECTIVES = (
+    "The collectives take over twice what the links allow: check the network and NCCL's topology."
+)
+LINKS_OF_GROUP = (
+    "Check the links between these ranks: error and congestion counters of their NICs (perfd_nic_*), NVLink"
+    " (nvidia-smi nvlink -e), and other users of the same switches. A restart on other nodes shows whether"
+    " the location is the cause."
+)
+NVLINK_UNUSED = (
+    "NCCL does not use NVLink here: look for NCCL_P2P_DISABLE, NCCL_P2P_LEVEL or a container that hides"
+    " peers, and at the transports in NCCL_DEBUG=INFO; nvidia-smi nvlink -s shows links that are down."
+)
+LESS_TENSOR = (
+    "use less tensor parallelism if memory allows it, or overlap it (Megatron-LM: --sequence-parallel,"
+    " --tp-comm-overlap)"
+)
+BY_DIMENSION: Mapping[str, str] = {
+    "tp": f"Tensor-parallel groups have the most exposed communication: {LESS_TENSOR}",
+    "pp": "Transfers between stages have the most exposed communication: interleave the schedule, which sends"
+    " beside computation (Megatron-LM: --num-layers-per-virtual-pipeline-stage), or use fewer stages",
+    "cp": "Context-parallel groups have the most exposed communication: keep them inside a node, exchange"
+    " keys and values beside attention (Megatron-LM: --cp-comm-type p2p), or use less context parallelism"
+    " if memory allows it",
+    "ep": "The exchange of expert tokens has the most exposed communication: keep expert groups inside a"
+    " node, or exchange beside computation (Megatron-LM: --overlap-moe-expert-parallel-comm)",
+    "world": "Collectives over all ranks have the most exposed communication: average losses, check"
+    " gradients and wait at barriers less often (Megatron-LM: --no-barrier-with-level-1-timing)",
+}
+"""By parallel dimension; the expected gain follows."""
+_OVERLAP_PARAMETERS = "--overlap-param-gather with the distributed optimizer"
+
+
+def overlap_gradients(*, already: bool) -> str:
+    """What overlaps data-parallel communication; `already` is whether gradient reduction is overlapped."""
+    if already:
+        return (
+            "Gradient reduction already overlaps with the backward pass; overlap the gathering of"
+            f" parameters too (Megatron-LM: {_OVERLAP_PARAMETERS})"
+        )
+    return (
+        "Overlap gradient reduction with the backward pass (Megatron-LM: --overlap-grad-reduce, and"
+        f" {_OVERLAP_PARAMETERS})"
+    )
+
+
+def tensor_groups_over_nodes(tensor: int, gpus_per_node: int) -> str:
+    """Tensor parallelism that does not fit into a node."""
+    return (
+        f"Tensor parallelism of {tensor} crosses nodes of {gpus_per_node} GPUs: keep it inside a node, and"
+        " use pipeline or context parallelism between nodes."
+    )
+
+
+# Pipelines.
+
+BALANCE_STAGES = (
+    "Move layers away from the slowest stage (Megatron-LM: --decoder-first-pipeline-num-layers,"
+    " --decoder-last-pipeline-num-layers, or --account-for-embedding-in-pipeline-split and"
+    " --account-for-loss-in-pipeline-split)."
+)
+FILL_PIPELINE = "Use more micro-batches per step, or interleave the schedule."
+
+
+def fill_pipeline(stages: int, micro_batches: int, chunks: int) -> str:
+    """The same with what theory expects of it, by the bubble of interleaved 1F1B."""
+    idle = stages - 1
+    more = idle / (4 * micro_batches * chunks + idle)
+    interleaved = idle / (2 * chunks * micro_batches + idle)
+    return (
+        f"Use more micro-batches per step (theory: {percent(more)} with {4 * micro_batches} instead of"
+        f" {micro_batches}), or interleave with {2 * chunks} model chunks per stage ({percent(interleaved)});"
+        " fewer stages help too if memory allows it."
+    )
+
+
+# Ranks and nodes.
+
+THROTTLING = (
+    "Check cooling and the power limit of these GPUs (nvidia-smi -q -d PERFORMANCE), and take the node out of"
+    " the job if it does not recover."
+)
+TIMERS_BY_RANK = "log timers by rank (Megatron-LM: --timing-log-option all)"
+
+
+def slow_host(rank: int) -> str:
+    """A rank whose GPU idles more than its peers'."""
+    return (
+        f"Check the host of rank {rank}: its input, its CPUs and the Python process (py-spy dump), compared"
+        " with a peer."
+    )
+
+
+def slow_gpu(rank: int) -> str:
+    """A rank whose GPU works longer than its peers'."""
+    return (
+        f"Check the GPU of rank {rank}: another process on it, its clock, or more work than its peers have; a"
+        " capture of this rank and a peer shows which. Take the node out of the job if it persists."
+    )
+
+
+def slower_kernels(rank: int) -> str:
+    """The same of a rank whose kernels are in a trace."""
+    return (
+        f"Compare the kernels of rank {rank} with a peer's: slower kernels point to the GPU (clock, heat,"
+        " another process), more kernels to uneven work."
+    )
+
+
+def late_rank(rank: int) -> str:
+    """A rank that is late, and nothing shows why."""
+    return (
+        f"Capture rank {rank} and a peer: that shows whether its GPU computes longer or its host keeps it"
+        " waiting."
+    )
+
+
+def late_ranks(ranks: Sequence[int]) -> str:
+    """Ranks that are late together."""
+    return (
+        f"Capture {rank_names(ranks)}: the slow one computes while the others wait for it. Or"
+        f" {TIMERS_BY_RANK}."
+    )
+
+
+def busy_gpu(rank: int | None) -> str:
+    """A slow rank of which only the timer of the input shows a sign; None where it is not known which."""
+    look = "another process on its GPU, a lower clock, and more work than its peers have."
+    if rank is not None:
+        return f"Check rank {rank} for {look}"
+    return (
+        "Find the rank: NCCL timings (perfd's plugin), GPM activity or timers by rank (Megatron-LM:"
+        f" --timing-log-option all) identify it. Then check it for {look}"
+    )
+
+
+def hanging_ranks(ranks: Sequence[int]) -> str:
+    """Ranks that did not reach what the others wait for."""
+    return (
+        f"Check {rank_names(ranks)}: its process (py-spy dump shows where it stands), XID errors and the"
+        " kernel log of its node. Restart from the last checkpoint without that node if it does not"
+        " recover."
+    )
+
+
+HANG_ANYWHERE = (
+    "Dump PyTorch's flight recorder (TORCH_NCCL_TRACE_BUFFER_SIZE) and take py-spy dumps of all ranks: the"
+    " rank that stands elsewhere than the others is late."
+)
+
+# What perfd lacks.
+
+AGENT_ON_EVERY_NODE = (
+    "Run an agent on every node of the job, and check perfd_agent_up and perfd_collector_success of the"
+    " nodes of these ranks."
+)
+ONE_NCCL = "Use one NCCL version, 2.27 or newer, and one perfd configuration on all nodes."
+LOST_OPERATIONS = (
+    "Check perfd_agent_up of the job's nodes, and whether their agents get CPU time: the plugin overwrites"
+    " operations that are not read in time."
+)
+LONGER_RUN = (
+    "Let the job run longer: {steps} steady steps are enough; the first step, checkpoints and evaluation do"
+    " not count."
+)
+CAPTURE = "A capture (`perfd capture start JOB`) shows the kernels of a step, and what runs beside them."
+PHASE_TIMERS = (
+    "Log phase timers (Megatron-LM: --timing-log-level 2 --log-throughput), or time the phases of your own"
+    " loop with perfd.hook."
+)
+MORE_TIMERS = (
+    "Time what else a step does (Megatron-LM: --timing-log-level 2; your own loop: phases and `batches` of"
+    " perfd.hook)."
+)
+NO_GPU = "If the job has GPUs, `perfd doctor` on its nodes shows why perfd does not see them."
+NO_STEPS = (
+    "Let the job print progress that perfd understands (`perfd parse LOG` shows what it reads), or report"
+    " steps through perfd.hook."
+)
+IMPLAUSIBLE_MFU = "Compare the model's sizes and the GPU's peak with those that perfd assumes."
+ANALYSIS_FAILED = "Report it with the traceback in the aggregator's log. Other jobs are not affected."
+MORE_STEPS = "Wait for more steps."
+GPUS_OF_ALL_RANKS = f"Let perfd read the GPUs of all ranks (NVML), load its NCCL plugin, or {TIMERS_BY_RANK}."
+
+
+def capture_again(lost_ratio: float) -> str:
+    """A profiler that lost GPU records of some ranks; `lost_ratio` is how many a rank may lose."""
+    return (
+        f"The profiler lost more than {percent(lost_ratio)} of these ranks' GPU records: their idle time is"
+        " unknown, and their other times cover only what was recorded. Capture again, for a shorter time or"
+        " with fewer ranks per session."
+    )
