@@ -113,6 +113,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     serving_long_prompt_ratio: float
     serving_long_prompt_steps: float
     exporter_queue_alert_count: float
+    round_stale_alert_s: float
 
 
 @cache
