@@ -27,7 +27,7 @@ from typing import Any
 
 from perfd_collectors.serving.exposition_reader import PageReader
 from perfd_collectors.serving.fetch import ServerAccess, fetch
-from perfd_collectors.serving.server_scrape import WANTED, read_page
+from perfd_collectors.serving.server_scrape import FAMILIES, read_page
 
 from perfd.analysis.serving import Snapshot
 
@@ -113,7 +113,7 @@ def compare(release: str, body: bytes, expected: Mapping[str, Any]) -> Result:
     """A page against the reference parser, and its snapshot against what was put in."""
     reference, ours = _reference(body), _ours(body)
     different = [key for key in {*reference, *ours} if not _same(reference.get(key), ours.get(key))]
-    seen = quantities(read_page(PageReader(WANTED), body, release))
+    seen = quantities(read_page(PageReader(FAMILIES), body, release))
     wrong = [name for name, value in expected.items() if not _same(seen.get(name), value)]
     return Result(
         release=release,

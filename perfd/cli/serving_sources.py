@@ -14,7 +14,7 @@ from typing import BinaryIO
 from perfd_collectors.serving.engine_logs import read_log
 from perfd_collectors.serving.exposition_reader import MAX_PAGE_BYTES, PageReader
 from perfd_collectors.serving.fetch import ServerAccess, base_of, fetch, metrics_url
-from perfd_collectors.serving.server_scrape import WANTED, ask_info, read_page, with_info
+from perfd_collectors.serving.server_scrape import FAMILIES, ask_info, read_page, with_info
 
 from perfd.analysis.serving import ServerRates, ServerSetup, Snapshot, measure
 from perfd.cli.arguments import positive
@@ -75,7 +75,7 @@ class ServerWatcher:
     def __init__(self, url: str, access: ServerAccess) -> None:
         self.url = url
         self._access = access
-        self._reader = PageReader(WANTED)
+        self._reader = PageReader(FAMILIES)
         self._looks: list[tuple[float, Snapshot]] = []
         self.info: ServerSetup | None = None
         """What it says about itself; None before the first look."""
@@ -119,7 +119,7 @@ def read_file(path: Path) -> ServerSample:
                     return ServerSample(source=str(path), measured=log[0], info=log[1])
     except OSError as error:
         raise PerfdError(f"{path} cannot be read: {error.strerror or error}. Name a page or log.") from error
-    return ServerSample(source=str(path), measured=measure(read_page(PageReader(WANTED), body, str(path))))
+    return ServerSample(source=str(path), measured=measure(read_page(PageReader(FAMILIES), body, str(path))))
 
 
 def _start_and_end(file: BinaryIO, body: bytes) -> list[str]:

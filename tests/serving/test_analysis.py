@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from perfd_collectors.serving.exposition_reader import PageReader
-from perfd_collectors.serving.server_scrape import WANTED, read_page
+from perfd_collectors.serving.server_scrape import FAMILIES, read_page
 from serving.pages import LLAMA_70B
 
 from perfd.analysis.findings import Kind
@@ -62,7 +62,7 @@ def test_fp8_weights_halve_the_floor_but_for_the_head() -> None:
 def test_the_batch_of_the_example_explains_12_ms_and_prefill_the_tail() -> None:
     """The page and the model of docs/serving.md, whose numbers these are."""
     page = (EXAMPLES / "serving-70b.prom").read_bytes()
-    measured = measure(read_page(PageReader(WANTED), page, "page"))
+    measured = measure(read_page(PageReader(FAMILIES), page, "page"))
     comparison = compare(measured, theory(**json.loads((EXAMPLES / "llama-70b.config.json").read_text())))
     assert (measured.tpot.p50, measured.tpot.p99) == (pytest.approx(12e-3), pytest.approx(45e-3))
     assert measured.now.running_requests == 200

@@ -431,4 +431,4 @@ def test_a_file_that_is_neither_page_nor_log_is_refused(
     page = tmp_path / "page.html"
     page.write_text("<html></html>")
     assert main(["serving", str(page)]) == 2
-    assert "not a page of metrics" in capsys.readouterr().err
+    assert "not a metrics page" in capsys.readouterr().err

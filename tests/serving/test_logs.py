@@ -68,7 +68,7 @@ def numbers(draw: st.DrawFn) -> dict[str, float]:
 def seen(*lines: str) -> Snapshot:
     log = read_log(lines)
     assert log is not None
-    assert log.unrecognised == 0
+    assert log.unrecognized == 0
     found = log.snapshot()
     assert found is not None
     return found
@@ -121,7 +121,7 @@ def test_a_log_of_tomorrow_is_told_from_one_that_is_not_understood(capsys, tmp_p
     assert main(["serving", str(log)]) == 0
     out = capsys.readouterr().out
     assert "3 running" in out
-    assert "1 lines look like batches of another version of SGLang" in " ".join(out.split())
+    assert "1 lines look like batches of an unknown SGLang version" in " ".join(out.split())
 
 
 def test_what_an_engine_reckons_of_its_own_use_is_a_check() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from perfd_collectors.serving.bench_results import read_results
 from perfd_collectors.serving.engine_logs import read_log
 from perfd_collectors.serving.exposition_reader import PageReader
-from perfd_collectors.serving.server_scrape import WANTED, read_page
+from perfd_collectors.serving.server_scrape import FAMILIES, read_page
 from serving.pages import counter, gauge, histogram
 
 from perfd.analysis.serving.engine_snapshot import Counter, Latency, Snapshot
@@ -31,7 +31,7 @@ def samples(pattern: str) -> list[Path]:
 
 
 def snapshot(text: str):
-    return read_page(PageReader(WANTED), text.encode(), "page")
+    return read_page(PageReader(FAMILIES), text.encode(), "page")
 
 
 def test_replicas_add_up_and_shards_of_one_count_once() -> None:
@@ -135,7 +135,7 @@ def test_both_generations_of_vllm_give_the_same(usage: str, latency: str, suffix
 def test_pages_of_each_release_say_what_was_put_into_its_own_metric_code(path: Path) -> None:
     """Recorded by `python -m benchmarks.serving_releases --record`."""
     expected = json.loads((path.parent / f"{path.name.removesuffix('.prom.gz')}.json").read_text())
-    found = quantities(read_page(PageReader(WANTED), gzip.decompress(path.read_bytes()), path.name))
+    found = quantities(read_page(PageReader(FAMILIES), gzip.decompress(path.read_bytes()), path.name))
     for name, value in expected.items():
         assert found.get(name) == (pytest.approx(value) if not isinstance(value, str) else value), name
 
@@ -155,7 +155,7 @@ def quantities(snapshot: Snapshot) -> Mapping[str, object]:
 @needs_samples
 @pytest.mark.parametrize("path", samples("sglang-*.prom"), ids=lambda path: path.name)
 def test_pages_of_each_release_of_sglang_say_the_same(path: Path) -> None:
-    found = read_page(PageReader(WANTED), path.read_bytes(), path.name)
+    found = read_page(PageReader(FAMILIES), path.read_bytes(), path.name)
     assert (found.model, found.running_requests, found.queued_requests) == ("Qwen/Qwen3-8B", 12.0, 3.0)
     assert (found.kv_cache_used_ratio, found.reported_prefix_hit_ratio) == (0.42, 0.31)
     assert found.reported_generation_tokens_per_s == 1834.55
@@ -170,7 +170,7 @@ def test_pages_of_each_release_of_sglang_say_the_same(path: Path) -> None:
 def test_logs_that_people_posted_are_understood(path: Path) -> None:
     log = read_log(path.read_text(errors="replace").splitlines())
     assert log is not None
-    assert log.unrecognised == 0
+    assert log.unrecognized == 0
 
 
 SGLANG_LINES = [
@@ -203,7 +203,7 @@ def test_a_decode_line_of_any_release_says_the_same(line: str) -> None:
 def test_a_line_that_lost_its_keys_is_counted_and_gives_nothing() -> None:
     log = read_log([SGLANG_LINES[0], "[12:00:00] Decode batch, running: 8"])
     assert log is not None
-    assert log.unrecognised == 1
+    assert log.unrecognized == 1
 
 
 @given(st.text(max_size=200))

@@ -1,4 +1,4 @@
-"""Results of `bench_serving`, SGLang's and vLLM's: the text on the terminal, and lines of JSONL."""
+"""Parses results of SGLang's and vLLM's `bench_serving`: terminal text and JSON lines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LABELS = {
     "Traffic request rate": "request_rate",
     "Request rate configured (RPS)": "request_rate",
     "Max request concurrency": "max_concurrency",
-    # Spelled so up to 0.4.0.
+    # Spelled this way up to 0.4.0.
     "Max reqeuest concurrency": "max_concurrency",
     "Maximum request concurrency": "max_concurrency",
     "Successful requests": "completed",
@@ -45,7 +45,7 @@ _LATENCIES = ("ttft", "tpot", "itl", "e2e")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchResult:
-    """One run of the benchmark; None is what it does not say."""
+    """One benchmark run; values that it does not report are None."""
 
     backend: str | None = None
     dataset: str | None = None
@@ -54,7 +54,7 @@ class BenchResult:
     max_concurrency: float | None = None
     completed_requests: float | None = None
     failed_requests: float | None = None
-    """vLLM counts them; SGLang leaves them out of `completed`."""
+    """Counted by vLLM; SGLang only leaves them out of `completed`."""
     duration_s: float | None = None
     input_tokens: float | None = None
     output_tokens: float | None = None
@@ -68,30 +68,30 @@ class BenchResult:
 
     @property
     def mean_prompt_tokens(self) -> float | None:
-        """Of a request."""
+        """Prompt tokens per completed request."""
         return _ratio(self.input_tokens, self.completed_requests)
 
     @property
     def mean_output_tokens(self) -> float | None:
-        """Of a request."""
+        """Output tokens per completed request."""
         return _ratio(self.output_tokens, self.completed_requests)
 
 
 def read_results(text: str) -> Sequence[BenchResult]:
-    """All results of a file, of either form; empty when there is none. A line that was cut is left out."""
+    """All results in a file of either form; empty without any. Truncated lines are skipped."""
     lines = [line for line in text.splitlines() if line.lstrip().startswith("{")]
-    # A file that somebody formatted is one document over many lines.
+    # A pretty-printed file is one document over many lines.
     whole = _objects(text) if text.lstrip().startswith(("{", "[")) else []
-    said = whole or [one for line in lines for one in _objects(line)]
-    return [_result(one) for one in said] or _texts(text)
+    results = whole or [one for line in lines for one in _objects(line)]
+    return [_result(one) for one in results] or _texts(text)
 
 
 def _objects(text: str) -> list[Mapping[str, Any]]:
     try:
-        said = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError):
         return []
-    found = said if isinstance(said, list) else [said]
+    found = document if isinstance(document, list) else [document]
     return [one for one in found if isinstance(one, dict) and {"completed", "duration"} & set(one)]
 
 
@@ -115,30 +115,32 @@ def _texts(text: str) -> list[BenchResult]:
     return [_result(block) for block in blocks if block]
 
 
-def _result(said: Mapping[str, Any]) -> BenchResult:
-    # vLLM 0.10 says `endpoint_type`.
-    backend, dataset = said.get("backend", said.get("endpoint_type")), said.get("dataset_name")
-    duration, prompt = _number(said, "duration"), _number(said, "total_input_tokens")
-    output, completed = _number(said, "total_output_tokens"), _number(said, "completed")
-    requests_per_s = _first(said, "request_throughput", otherwise=_ratio(completed, duration))
-    latencies = {name: found for name in _LATENCIES if (found := _distribution(said, name)) != Distribution()}
+def _result(values: Mapping[str, Any]) -> BenchResult:
+    # vLLM 0.10 has `endpoint_type` instead.
+    backend, dataset = values.get("backend", values.get("endpoint_type")), values.get("dataset_name")
+    duration, prompt = _number(values, "duration"), _number(values, "total_input_tokens")
+    output, completed = _number(values, "total_output_tokens"), _number(values, "completed")
+    requests_per_s = _first(values, "request_throughput", otherwise=_ratio(completed, duration))
+    latencies = {
+        name: found for name in _LATENCIES if (found := _distribution(values, name)) != Distribution()
+    }
     return BenchResult(
         backend=backend if isinstance(backend, str) else None,
         dataset=dataset if isinstance(dataset, str) else None,
-        request_rate_per_s=_number(said, "request_rate", infinite=True),
-        max_concurrency=_number(said, "max_concurrency"),
+        request_rate_per_s=_number(values, "request_rate", infinite=True),
+        max_concurrency=_number(values, "max_concurrency"),
         completed_requests=completed,
-        failed_requests=_number(said, "failed"),
+        failed_requests=_number(values, "failed"),
         duration_s=duration,
         input_tokens=prompt,
         output_tokens=output,
         requests_per_s=requests_per_s,
-        input_tokens_per_s=_first(said, "input_throughput", otherwise=_ratio(prompt, duration)),
-        output_tokens_per_s=_first(said, "output_throughput", otherwise=_ratio(output, duration)),
+        input_tokens_per_s=_first(values, "input_throughput", otherwise=_ratio(prompt, duration)),
+        output_tokens_per_s=_first(values, "output_throughput", otherwise=_ratio(output, duration)),
         concurrency=_first(
-            said, "concurrency", otherwise=_in_flight(latencies, requests_per_s, output, completed)
+            values, "concurrency", otherwise=_in_flight(latencies, requests_per_s, output, completed)
         ),
-        accept_length=_first(said, "accept_length", "spec_decode_acceptance_length"),
+        accept_length=_first(values, "accept_length", "spec_decode_acceptance_length"),
         latencies=latencies,
     )
 
@@ -149,25 +151,25 @@ def _in_flight(
     output: float | None,
     completed: float | None,
 ) -> float | None:
-    """Requests at once by Little's law, for who does not print them: rate times mean time of a request."""
-    whole_s = (latencies.get("e2e") or Distribution()).mean
+    """Concurrency by Little's law, if it is not reported: request rate times mean latency."""
+    latency_s = (latencies.get("e2e") or Distribution()).mean
     ttft, tpot = (latencies.get(name, Distribution()).mean for name in ("ttft", "tpot"))
     length = _ratio(output, completed)
-    if whole_s is None and ttft is not None and tpot is not None and length is not None:
-        whole_s = ttft + tpot * max(0.0, length - 1)
-    return None if whole_s is None or requests_per_s is None else whole_s * requests_per_s
+    if latency_s is None and ttft is not None and tpot is not None and length is not None:
+        latency_s = ttft + tpot * max(0.0, length - 1)
+    return None if latency_s is None or requests_per_s is None else latency_s * requests_per_s
 
 
-def _first(said: Mapping[str, Any], *keys: str, otherwise: float | None = None) -> float | None:
-    return next((value for key in keys if (value := _number(said, key)) is not None), otherwise)
+def _first(values: Mapping[str, Any], *keys: str, otherwise: float | None = None) -> float | None:
+    return next((value for key in keys if (value := _number(values, key)) is not None), otherwise)
 
 
-def _distribution(said: Mapping[str, Any], name: str) -> Distribution:
+def _distribution(values: Mapping[str, Any], name: str) -> Distribution:
     def seconds(*statistics: str) -> float | None:
         for statistic in statistics:
-            # SGLang's file says `e2e_latency`, vLLM's `e2el`.
+            # `e2e_latency` in SGLang's file, `e2el` in vLLM's.
             for spelling in (name, *(("e2e_latency", "e2el") if name == "e2e" else ())):
-                value = _number(said, f"{statistic}_{spelling}_ms")
+                value = _number(values, f"{statistic}_{spelling}_ms")
                 if value is not None:
                     return value / 1000
         return None
@@ -177,8 +179,8 @@ def _distribution(said: Mapping[str, Any], name: str) -> Distribution:
     )
 
 
-def _number(said: Mapping[str, Any], key: str, *, infinite: bool = False) -> float | None:
-    value = said.get(key)
+def _number(values: Mapping[str, Any], key: str, *, infinite: bool = False) -> float | None:
+    value = values.get(key)
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

@@ -1,4 +1,4 @@
-"""The collector of serving engines: scrapes their metrics, reads their logs, and reduces both at the edge."""
+"""The `sglang` and `vllm` collectors: scrape engines' metrics and read their logs, reduced on the node."""
 
 from __future__ import annotations
 
@@ -35,49 +35,52 @@ from perfd_collectors.serving.fetch import FetchError, ServerAccess, base_of, fe
 from perfd_collectors.serving.log_follower import FollowedLog
 from perfd_collectors.serving.server_description import ServerDescriptions, describe
 from perfd_collectors.serving.server_row import row
-from perfd_collectors.serving.server_scrape import WANTED, ask_info, read_page, with_info
+from perfd_collectors.serving.server_scrape import FAMILIES, ask_info, read_page, with_info
 
 _REDISCOVER_S = 10.0
+"""How often processes are scanned for servers. This and those below: chosen, not measured."""
 _BACKOFF_S = 10.0
-_ASK_INFO_AGAIN_S = 300.0
+"""A server that failed to respond is not scraped for so long."""
+_INFO_INTERVAL_S = 300.0
+"""How often a server is queried for its configuration, which hardly changes while it runs."""
 _FORGET_S = 600.0
-"""For so long a server whose process ended counts as down; then as one that was wanted no more."""
+"""For so long a server whose process ended is reported as down; then it counts as stopped on purpose."""
 
 
 class ServingOptions(Options, frozen=True):
     """Options of the `sglang` and `vllm` collectors."""
 
     urls: tuple[str, ...] = ()
-    """Addresses of the servers, with a path where metrics are not at /metrics."""
+    """Addresses of the servers, with a path if their metrics are not at /metrics."""
     discover: bool = True
-    """Look for servers among the node's processes too."""
+    """Also look for servers among the node's processes."""
     logs: tuple[str, ...] = ()
-    """Log files of servers whose metrics are off."""
+    """Log files of servers without metrics."""
     timeout_s: float = 2.0
-    """For one answer of a server; one that fails is left alone for 10 s."""
+    """Timeout of a request; a server that fails is not queried for 10 s."""
     window_s: float = 30.0
-    """The time that rates and latencies are over."""
+    """The window of rates and latencies."""
     authorization_file: str | None = None
     """A file with the value of the `Authorization` header (`Bearer ...`)."""
     ca: str | None = None
     """Certificates (PEM) to trust for https."""
     certificate: str | None = None
     key: str | None = None
-    """The agent's own certificate and key (PEM), where the server wants one."""
+    """The agent's own certificate and key (PEM), if the server requires one."""
     insecure: bool = False
-    """Take any certificate of a server: who listens in between can read and change all of it."""
+    """Accept any server certificate; an attacker on the path can then read and change all traffic."""
     gpu: str | None = None
-    """The GPU's name as NVML gives it, for theory, where the server does not say it."""
+    """The GPU's name as in NVML, for the theoretical bounds, if the server does not report it."""
     tp: int | None = None
     pp: int | None = None
     dp: int | None = None
-    """How the model is spread over GPUs, for theory, where neither server nor command line says it."""
+    """Parallel sizes, for the theoretical bounds, if neither server nor command line has them."""
     model_config_file: str | None = None
-    """The model's config.json, where its path on this node is not the one that the server names."""
+    """The model's config.json, if its path on this node differs from the server's."""
 
 
 class ServingCollector:
-    """Looks at the servers of one engine. One that does not answer is a row with `up` 0, not an error."""
+    """Scrapes the servers of one engine. One that does not respond is a row with `up` 0, not an error."""
 
     def __init__(self, engine: Engine, options: ServingOptions, settings: Settings) -> None:
         self._engine = engine
@@ -88,7 +91,7 @@ class ServingCollector:
         self._descriptions = ServerDescriptions()
         self._rediscover_s = -math.inf
         self._logs = {path: FollowedLog(Path(path)) for path in options.logs}
-        self._of_logs: dict[str, ServerInfo] = {}
+        self._log_infos: dict[str, ServerInfo] = {}
         for url in options.urls:
             try:
                 self._add(url)
@@ -110,15 +113,15 @@ class ServingCollector:
             if snapshot is not None and snapshot.engine is self._engine:
                 name = path.replace(" ", "_")
                 rows[name] = self._row_of_log(measure(snapshot), log.info)
-                self._of_logs[name] = describe(name, snapshot, log.info)
-        described = dict(self._of_logs)
+                self._log_infos[name] = describe(name, snapshot, log.info)
+        described = dict(self._log_infos)
         for name, server in self._servers.items():
             if (info := server.described(name)) is not None:
                 described[name] = info
-        return [*self._descriptions.news(described, now_s), *_tables(self._settings.clock.unix_ns(), rows)]
+        return [*self._descriptions.changed(described, now_s), *_tables(self._settings.clock.unix_ns(), rows)]
 
     def close(self) -> None:
-        """Connections are closed after each answer."""
+        """Nothing to free: connections are closed after each response."""
 
     def _row_of_log(self, measured: ServerRates, info: ServerSetup | None) -> Mapping[str, float]:
         theory = None if info is None else _theory(self._options, info)
@@ -130,34 +133,34 @@ class ServingCollector:
 
 
 class _Server:
-    """One server: its newest looks, and what it said about itself."""
+    """One server: its snapshots of the window, and its configuration."""
 
     def __init__(self, url: str, access: ServerAccess, options: ServingOptions) -> None:
         self._url = url
         self._access = access
         self._options = options
-        self._reader = PageReader(WANTED)
-        self._looks: deque[tuple[float, Snapshot]] = deque()
+        self._reader = PageReader(FAMILIES)
+        self._snapshots: deque[tuple[float, Snapshot]] = deque()
         self._newest: Snapshot | None = None
         self._info: ServerSetup | None = None
         self._theory: Theory | None = None
-        self._ask_s = -math.inf
+        self._info_due_s = -math.inf
         self._due_s = -math.inf
         self._arguments: Mapping[str, object] = {}
         self._found_s: float | None = None
 
     def started(self, arguments: Mapping[str, object], now_s: float) -> None:
-        """Its process was seen, with these arguments."""
+        """Note that its process was found, with these arguments."""
         self._found_s = now_s
         self._arguments = arguments
 
     def gone(self, now_s: float) -> bool:
-        """Whether it was found by its process alone, and that has been away for long."""
+        """Whether it was only known from its process, which ended long ago."""
         configured = self._url in self._options.urls
         return not configured and self._found_s is not None and now_s - self._found_s > _FORGET_S
 
     def row(self, now_s: float) -> Mapping[str, float]:
-        """The server's columns; nothing while it is left alone after a failure."""
+        """The server's columns; only `up` 0 while it does not respond."""
         if now_s < self._due_s:
             return {"up": 0.0}
         try:
@@ -165,9 +168,9 @@ class _Server:
             snapshot = read_page(self._reader, body, self._url)
         except PerfdError:
             self._due_s = now_s + _BACKOFF_S
-            self._looks.clear()
-            # Another version or model may listen there when it is back.
-            self._ask_s = -math.inf
+            self._snapshots.clear()
+            # Another version or model may listen there afterward.
+            self._info_due_s = -math.inf
             return {"up": 0.0}
         self._ask(snapshot.engine, now_s)
         snapshot = self._newest = with_info(snapshot, self._info)
@@ -175,27 +178,27 @@ class _Server:
         return {"up": 1.0, **row(measured, self._compare(measured))}
 
     def described(self, name: str) -> ServerInfo | None:
-        """What it is, as it was when it last answered; None before it did."""
+        """Its description as of the last response; None before the first."""
         return None if self._newest is None else describe(name, self._newest, self._info)
 
     def _measure(self, snapshot: Snapshot, now_s: float) -> ServerRates:
-        before = self._looks[0] if self._looks else None
+        before = self._snapshots[0] if self._snapshots else None
         measured = measure(snapshot, before and before[1], None if before is None else now_s - before[0])
         if before is not None and measured.span_s is None:
-            # It restarted or has another model: what it said before is of another server.
-            self._looks.clear()
-            self._ask_s = -math.inf
-        self._looks.append((now_s, snapshot))
-        while len(self._looks) > 1 and now_s - self._looks[1][0] >= self._options.window_s:
-            self._looks.popleft()
+            # It restarted or changed its model: older snapshots do not count.
+            self._snapshots.clear()
+            self._info_due_s = -math.inf
+        self._snapshots.append((now_s, snapshot))
+        while len(self._snapshots) > 1 and now_s - self._snapshots[1][0] >= self._options.window_s:
+            self._snapshots.popleft()
         return measured
 
     def _ask(self, engine: Engine, now_s: float) -> None:
-        if now_s < self._ask_s:
+        if now_s < self._info_due_s:
             return
-        self._ask_s = now_s + _ASK_INFO_AGAIN_S
-        said = ask_info(engine, base_of(self._url), lambda url: fetch(url, self._access))
-        self._info = completed(said, self._arguments)
+        self._info_due_s = now_s + _INFO_INTERVAL_S
+        info = ask_info(engine, base_of(self._url), lambda url: fetch(url, self._access))
+        self._info = completed(info, self._arguments)
         self._theory = _theory(self._options, self._info)
 
     def _compare(self, measured: ServerRates) -> TheoryComparison | None:
@@ -203,7 +206,7 @@ class _Server:
 
 
 def _theory(options: ServingOptions, info: ServerSetup) -> Theory | None:
-    """The limits of what a server runs, or None when its model or GPU is unknown."""
+    """The theoretical bounds of a server; None when its model or GPU is unknown."""
     name = options.gpu or info.gpu_name
     gpu = find_gpu(load_peaks(), name) if name else None
     path = options.model_config_file or (f"{info.model}/config.json" if info.model else None)
@@ -212,7 +215,7 @@ def _theory(options: ServingOptions, info: ServerSetup) -> Theory | None:
     try:
         config = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        # The model may be in another container's file system; theory is then not known.
+        # The model may be in another container's file system.
         return None
     model = served_model(config, info.arguments) if isinstance(config, dict) else None
     layout = layout_of(info, tp=options.tp, pp=options.pp, dp=options.dp)
@@ -222,7 +225,7 @@ def _theory(options: ServingOptions, info: ServerSetup) -> Theory | None:
 def _access(options: ServingOptions) -> ServerAccess:
     file = None if options.authorization_file is None else Path(options.authorization_file)
     if file is not None and not file.is_file():
-        raise ConfigError(f"authorization_file: there is no file {file}.")
+        raise ConfigError(f"authorization_file: {file} does not exist.")
     tls = client_context(
         ca=options.ca, certificate=options.certificate, key=options.key, insecure=options.insecure
     )

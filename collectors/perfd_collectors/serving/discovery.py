@@ -1,4 +1,4 @@
-"""Which serving engines run on a node, by the command lines of its processes."""
+"""Finds serving engines on a node by the command lines of its processes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _PROGRAMS = {
     "vllm": Engine.VLLM,
     "vllm.entrypoints.cli.main": Engine.VLLM,
 }
-"""Before `serve`. A router, a benchmark or a client is none of these."""
-_SIZES: Mapping[Engine, Mapping[str, tuple[str, ...]]] = {
+"""Programs before the argument `serve`; routers, benchmarks and clients are not among them."""
+_SIZE_OPTIONS: Mapping[Engine, Mapping[str, tuple[str, ...]]] = {
     Engine.SGLANG: {
         "tp_size": ("--tensor-parallel-size", "--tp-size", "--tp"),
         "pp_size": ("--pipeline-parallel-size", "--pp-size", "--pp"),
@@ -34,27 +34,28 @@ _SIZES: Mapping[Engine, Mapping[str, tuple[str, ...]]] = {
         "data_parallel_size": ("--data-parallel-size", "-dp"),
     },
 }
-_WORDS = {
+_TEXT_OPTIONS = {
     "model": ("--model", "--model-path"),
     "quantization": ("--quantization", "-q"),
     "kv_cache_dtype": ("--kv-cache-dtype",),
     "dtype": ("--dtype",),
     "disaggregation_mode": ("--disaggregation-mode",),
 }
-_TRANSFERS = {"kv_producer": "prefill", "kv_consumer": "decode"}
-"""vLLM's `kv_role`, in SGLang's words; `kv_both` says nothing, since either side may be started so."""
-_ANY = {"0.0.0.0", "::", "[::]", ""}  # noqa: S104  (compared with, not bound to)
+_ROLE_OF_KV_ROLE = {"kv_producer": "prefill", "kv_consumer": "decode"}
+"""vLLM's `kv_role` in SGLang's terms; `kv_both` is ambiguous, since both sides may use it."""
+_ANY_ADDRESS = {"0.0.0.0", "::", "[::]", ""}  # noqa: S104  (compared with, not bound to)
 _MAX_COMMAND_BYTES = 65536
+"""Longer command lines are cut; bounds memory, since any user's processes are read."""
 
 
 @dataclass(frozen=True, slots=True)
 class DiscoveredServer:
-    """A server that a process listens as."""
+    """A server found by its process."""
 
     engine: Engine
     url: str
     arguments: Mapping[str, object] = field(default_factory=dict)
-    """Those about the model and its layout, by the engine's own names."""
+    """Arguments about the model and its layout, by the engine's own names."""
 
 
 def find_servers(proc: Path) -> Sequence[DiscoveredServer]:
@@ -69,7 +70,7 @@ def find_servers(proc: Path) -> Sequence[DiscoveredServer]:
             with (process / "cmdline").open("rb") as file:
                 command = file.read(_MAX_COMMAND_BYTES)
         except OSError:
-            # It ended, or it is another user's.
+            # The process has ended, or belongs to another user.
             continue
         server = server_of(command.decode("utf-8", "replace").rstrip("\0").split("\0"))
         if server is not None:
@@ -78,16 +79,16 @@ def find_servers(proc: Path) -> Sequence[DiscoveredServer]:
 
 
 def server_of(command: Sequence[str]) -> DiscoveredServer | None:
-    """The server that a command line starts, or None when it starts none."""
+    """The server started by a command line; None when it starts none."""
     engine = _engine(command)
-    if engine is None or _is_part(command):
+    if engine is None or _is_worker_node(command):
         return None
     host = _option(command, "--host") or ""
     port = _option(command, "--port") or str(_DEFAULT_PORTS[engine])
     if not port.isdigit():
         return None
     scheme = "https" if _option(command, "--ssl-certfile") else "http"
-    if host in _ANY:
+    if host in _ANY_ADDRESS:
         host = "127.0.0.1"
     if ":" in host and not host.startswith("["):
         host = f"[{host}]"
@@ -95,29 +96,29 @@ def server_of(command: Sequence[str]) -> DiscoveredServer | None:
 
 
 def _arguments(command: Sequence[str], engine: Engine) -> Mapping[str, object]:
-    said: dict[str, object] = {}
-    # A size that is not given is 1 for both engines, but a file of options may give it.
-    usual = "1" if _option(command, "--config") is None else ""
-    for name, spellings in _SIZES[engine].items():
-        text = next((value for flag in spellings if (value := _option(command, flag))), usual)
+    found: dict[str, object] = {}
+    # Both engines default to size 1, but a configuration file may set it.
+    default = "1" if _option(command, "--config") is None else ""
+    for name, spellings in _SIZE_OPTIONS[engine].items():
+        text = next((value for flag in spellings if (value := _option(command, flag))), default)
         if text.isdecimal():
-            said[name] = int(text)
-    for name, flags in _WORDS.items():
+            found[name] = int(text)
+    for name, flags in _TEXT_OPTIONS.items():
         word = next((value for flag in flags if (value := _option(command, flag))), None)
         if word is not None:
-            said[name] = word
-    if (mode := _TRANSFERS.get(_kv_role(command))) is not None:
-        said["disaggregation_mode"] = mode
+            found[name] = word
+    if (mode := _ROLE_OF_KV_ROLE.get(_kv_role(command))) is not None:
+        found["disaggregation_mode"] = mode
     if "serve" in command:
         after = command[command.index("serve") + 1 :][:1]
-        said |= {"model": after[0]} if after and not after[0].startswith("-") else {}
+        found |= {"model": after[0]} if after and not after[0].startswith("-") else {}
     if "--enable-dp-attention" in command:
-        said["enable_dp_attention"] = True
-    return said
+        found["enable_dp_attention"] = True
+    return found
 
 
 def _kv_role(command: Sequence[str]) -> str:
-    """What vLLM was told to do with keys and values; empty where it was not told, or not in JSON."""
+    """VLLM's `kv_role` for disaggregated serving; empty when absent or not valid JSON."""
     try:
         config = json.loads(_option(command, "--kv-transfer-config") or "{}")
     except (ValueError, RecursionError):
@@ -134,8 +135,8 @@ def _engine(command: Sequence[str]) -> Engine | None:
     return None
 
 
-def _is_part(command: Sequence[str]) -> bool:
-    """Whether it is a node of a larger server that answers no requests."""
+def _is_worker_node(command: Sequence[str]) -> bool:
+    """Whether it is a node of a multi-node server that serves no requests."""
     return "--headless" in command or (_option(command, "--node-rank") or "0") != "0"
 
 

@@ -1,4 +1,4 @@
-"""Which engine wrote a log, and what it says."""
+"""Recognizes the engine that wrote a log, and reads it."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ class EngineLog(Protocol):
     """Reads the lines of one engine."""
 
     info: ServerSetup | None
-    unrecognised: int
+    unrecognized: int
 
     def line(self, text: str) -> bool:
-        """Take one line; whether it is this engine's."""
+        """Parse one line; returns whether it is this engine's."""
 
     def snapshot(self) -> Snapshot | None:
-        """What the lines amount to, or None when there was none that tells anything."""
+        """The state after all lines; None without an informative one."""
 
 
 def engine_logs() -> tuple[EngineLog, ...]:
-    """A fresh reader for each engine."""
+    """A new reader per engine."""
     return SglangLog(), VllmLog(), MiniSglangLog()
 
 
 def read_log(lines: Iterable[str]) -> EngineLog | None:
-    """The log of the first engine that knows enough of the lines for a snapshot, or None."""
+    """The log of the first engine whose lines suffice for a snapshot; None if there is none."""
     logs = engine_logs()
     for line in lines:
         for log in logs:

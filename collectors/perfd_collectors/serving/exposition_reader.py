@@ -1,4 +1,4 @@
-"""Prometheus's text format, read: fast, tolerant, and without inventing a value.
+"""A fast, tolerant reader of Prometheus' text format.
 
 The format is https://prometheus.io/docs/instrumenting/exposition_formats/ (version 0.0.4). OpenMetrics
 pages are read as far as the two agree: timestamps, exemplars and `# EOF` are skipped.
@@ -13,7 +13,9 @@ from enum import StrEnum
 from typing import NamedTuple
 
 MAX_PAGE_BYTES = 50 * 1024 * 1024
+"""Larger pages are refused. Chosen, not measured: far above any engine's page."""
 _MAX_CACHED_SERIES = 100_000
+"""Series whose parsed labels are kept between pages; the cache is cleared above that. Bounds memory."""
 _NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
 _SERIES = re.compile(rf'({_NAME})\s*(?:\{{((?:[^"}}]|"(?:[^"\\]|\\.)*")*)\}})?')
@@ -26,11 +28,11 @@ LabelItems = tuple[tuple[str, str], ...]
 
 
 class PageState(StrEnum):
-    """What a page turned out to be."""
+    """The outcome of reading a page."""
 
     COMPLETE = "complete"
     CUT = "cut"
-    """It ends within a line: the last family is left out, since some of its series may be missing."""
+    """It ends within a line: the last family is skipped, since some of its series may be missing."""
     TOO_LARGE = "too large"
     NOT_METRICS = "not metrics"
     """HTML, JSON or anything else."""
@@ -38,43 +40,43 @@ class PageState(StrEnum):
 
 
 class Series(NamedTuple):
-    """One series of a page. There are thousands on each, so that what it costs to make one counts."""
+    """One series of a page; a tuple, because a page has thousands."""
 
     labels: Labels
     value: float
     others: LabelItems = ()
-    """The labels but `le`: one object for all buckets of a histogram, on each page that a reader reads."""
+    """The labels except `le`: the same object for all buckets of a histogram, on all pages of a reader."""
     bound: float | None = None
-    """What `le` says."""
+    """The value of `le`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """The wanted families of a page; `types` has the TYPE of every family of it."""
+    """The requested families of a page; `types` has the TYPE of all families."""
 
     state: PageState
     series: Mapping[str, tuple[Series, ...]] = field(default_factory=dict)
-    """By the name of the sample: a histogram's are `NAME_bucket`, `NAME_sum` and `NAME_count`."""
+    """By sample name: a histogram has `NAME_bucket`, `NAME_sum` and `NAME_count`."""
     types: Mapping[str, str] = field(default_factory=dict)
     bad_lines: int = 0
     duplicates: int = 0
 
     def is_histogram(self, name: str) -> bool:
-        """Whether the page declares a family a histogram; the labels of its series do not say it."""
+        """Whether the page declares a family as a histogram."""
         return self.types.get(name) == "histogram"
 
 
 class PageReader:
-    """Reads the pages of one server. Keeps the parsed labels of its series, which are the same each time."""
+    """Reads the pages of one server. Caches the parsed labels of its series, which rarely change."""
 
-    def __init__(self, wanted: Collection[str] | None = None) -> None:
-        """`wanted` are names of families without suffixes of samples; None for all."""
-        self._wanted = None if wanted is None else frozenset(wanted)
-        self._known: dict[str, _Known | None] = {}
+    def __init__(self, families: Collection[str] | None = None) -> None:
+        """`families` are names without sample suffixes; None for all."""
+        self._families = None if families is None else frozenset(families)
+        self._known: dict[str, _ParsedSeries | None] = {}
         self._label_sets: dict[LabelItems, LabelItems] = {}
 
     def read(self, body: bytes) -> Page:
-        """What is on a page."""
+        """Parse a page."""
         if len(body) > MAX_PAGE_BYTES:
             return Page(state=PageState.TOO_LARGE)
         text = body.decode("utf-8", "replace")
@@ -85,7 +87,7 @@ class PageReader:
             return Page(state=PageState.NOT_METRICS)
         lines = stripped.split("\n")
         cut = lines.pop()
-        reading = _Reading(self._wanted, self._known, self._label_sets)
+        reading = _Reading(self._families, self._known, self._label_sets)
         reading.lines(lines)
         if not reading.samples and not reading.types:
             return Page(state=PageState.NOT_METRICS, bad_lines=reading.bad)
@@ -98,8 +100,8 @@ class PageReader:
         return reading.page(PageState.COMPLETE)
 
 
-class _Known(NamedTuple):
-    """What a series' text before its value means."""
+class _ParsedSeries(NamedTuple):
+    """The parsed text of a series before its value."""
 
     name: str
     labels: Labels
@@ -107,8 +109,8 @@ class _Known(NamedTuple):
     bound: float | None
 
 
-_NEW = _Known("", {}, (), None)
-"""Stands for a series that was on no page yet."""
+_NEW = _ParsedSeries("", {}, (), None)
+"""Marks a series that is not cached yet."""
 
 
 class _Reading:
@@ -116,11 +118,11 @@ class _Reading:
 
     def __init__(
         self,
-        wanted: frozenset[str] | None,
-        known: dict[str, _Known | None],
+        families: frozenset[str] | None,
+        known: dict[str, _ParsedSeries | None],
         label_sets: dict[LabelItems, LabelItems],
     ) -> None:
-        self._wanted = wanted
+        self._families = families
         self._known = known
         self._label_sets = label_sets
         self._seen: set[str] = set()
@@ -132,16 +134,16 @@ class _Reading:
         self.duplicates = 0
 
     def lines(self, lines: Iterable[str]) -> None:
-        """Take lines in their order. Most are as on the page before, and this is what a scrape costs."""
+        """Parse lines in order. Most series are cached from earlier pages; this loop dominates a scrape."""
         known, seen, found = self._known, self._seen, self._series
         for line in lines:
             series, _, number = line.rpartition(" ")
             entry = known.get(series, _NEW)
             if entry is _NEW:
-                told = self._new_line(line)
-                if told is None:
+                parsed = self._new_line(line)
+                if parsed is None:
                     continue
-                series, number = told
+                series, number = parsed
                 entry = known[series]
             self._last = series
             self.samples += 1
@@ -168,7 +170,7 @@ class _Reading:
             self._last = words[2]
 
     def _new_line(self, line: str) -> tuple[str, str] | None:
-        """Learn a series; its text and its value, or None when the line has none."""
+        """Cache a new series; returns its text and value, or None for a line without one."""
         line = line.strip()
         if not line or line.startswith("#"):
             if line.startswith("# TYPE "):
@@ -184,24 +186,24 @@ class _Reading:
         self._known[series] = self._entry(*parsed)
         return series, rest[0]
 
-    def _entry(self, name: str, labels: Labels) -> _Known | None:
-        if self._wanted is not None and not family_of(name) & self._wanted:
+    def _entry(self, name: str, labels: Labels) -> _ParsedSeries | None:
+        if self._families is not None and not family_of(name) & self._families:
             return None
         others = tuple(item for item in labels.items() if item[0] != "le")
         others = self._label_sets.setdefault(others, others)
-        return _Known(name, labels, others, _bound(labels.get("le")))
+        return _ParsedSeries(name, labels, others, _bound(labels.get("le")))
 
     def forget_last_family(self, cut: str) -> None:
-        """Drop what the cut line belongs to, and the family before it when the cut hides which that is."""
+        """Drop the family of the truncated line, and the one before it if the truncation hides its name."""
         match = _SERIES.match(cut)
         words = cut.split()
         if cut.startswith("#") and len(words) >= 3:
-            # A new family has begun, so the one before it is whole, unless the name itself is cut.
+            # A new family has begun, so the previous one is complete, unless the name itself is truncated.
             return
-        doubtful = set(family_of(self._last.split("{")[0].strip()))
+        incomplete = set(family_of(self._last.split("{")[0].strip()))
         if match is not None:
-            doubtful |= family_of(match[1])
-        for name in [name for name in self._series if family_of(name) & doubtful]:
+            incomplete |= family_of(match[1])
+        for name in [name for name in self._series if family_of(name) & incomplete]:
             del self._series[name]
 
     def page(self, state: PageState) -> Page:
@@ -215,7 +217,7 @@ class _Reading:
 
 
 def family_of(name: str) -> frozenset[str]:
-    """The names of the families that a sample of this name can belong to."""
+    """The names of all families that a sample of this name may belong to."""
     return frozenset([name, *(name.removesuffix(suffix) for suffix in _SUFFIXES if name.endswith(suffix))])
 
 

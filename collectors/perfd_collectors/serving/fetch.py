@@ -1,4 +1,4 @@
-"""GET from a server that may hang, talk without end or be something else: bounded in time and size."""
+"""HTTP GET bounded in time and size, from a server that may hang or send endless data."""
 
 from __future__ import annotations
 
@@ -16,33 +16,38 @@ from perfd.net import BoundedConnection, BoundedTlsConnection
 from perfd_collectors.serving.exposition_reader import MAX_PAGE_BYTES
 
 _CHUNK_BYTES = 256 * 1024
+"""Read at a time, so that the size limit is checked early."""
+_MAX_REASON_CHARS = 200
+"""An error's text may quote the server, so it is cut."""
+_ANY_COMPRESSION_WBITS = 47
+"""zlib's 32 (detect gzip or zlib) plus 15, the largest window."""
 
 
 class FetchError(PerfdError):
-    """A server could not be asked; the message says what to do."""
+    """A request failed; the message gives the reason and a fix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAccess:
-    """How to ask a server."""
+    """Timeout, authorization and TLS of requests."""
 
     timeout_s: float = 5.0
-    """For all of it: the name of the host, the connection, the whole answer."""
+    """For the whole request: name resolution, connection and response."""
     authorization: str | None = None
     """The value of the `Authorization` header."""
     authorization_file: Path | None = None
-    """A file with it, read for each request, so that a new key counts."""
+    """A file with that value, read for each request, so that a rotated key is used."""
     tls: ssl.SSLContext | None = None
 
 
 Get = Callable[[str], bytes]
-"""From a URL to its body; raises `FetchError`."""
+"""Returns the body at a URL; raises `FetchError`."""
 
 
 def fetch(url: str, access: ServerAccess, max_bytes: int = MAX_PAGE_BYTES) -> bytes:
-    """The body of a GET. Follows no redirect, so that the authorization goes nowhere else.
+    """The response's body. Follows no redirects, so that the authorization is not sent elsewhere.
 
-    Raises `FetchError` when there is no answer in time, its status is not 200, or it is too large.
+    Raises `FetchError` on timeout, on a status other than 200, and on a response that is too large.
     """
     address = urlsplit(url)
     headers = {"Accept": "text/plain; version=0.0.4, */*;q=0.1", **_authorization(access)}
@@ -57,7 +62,7 @@ def fetch(url: str, access: ServerAccess, max_bytes: int = MAX_PAGE_BYTES) -> by
         return _body(url, response, max_bytes)
     except TimeoutError as error:
         raise FetchError(
-            f"{url} did not answer within {access.timeout_s:g} s: is the server hung?"
+            f"{url} did not respond within {access.timeout_s:g} s: the server may hang."
         ) from error
     except (OSError, http.client.HTTPException, ValueError, zlib.error) as error:
         raise FetchError(f"{url} cannot be read: {_words(error)}.") from error
@@ -66,15 +71,15 @@ def fetch(url: str, access: ServerAccess, max_bytes: int = MAX_PAGE_BYTES) -> by
 
 
 def base_of(url: str) -> str:
-    """The server of a URL, without path: `http://host:30000`."""
+    """A URL without its path: `http://host:30000`."""
     address = urlsplit(url if "://" in url else f"http://{url}")
     if address.scheme not in {"http", "https"} or not address.hostname:
-        raise FetchError(f"{url!r} is not the address of a server; write it as http://host:port.")
+        raise FetchError(f"{url!r} is not a server address; write it as http://host:port.")
     return f"{address.scheme}://{address.netloc.rpartition('@')[2]}"
 
 
 def metrics_url(url: str) -> str:
-    """Where a server's metrics are: the path given, else /metrics."""
+    """The URL of a server's metrics: with the given path, else /metrics."""
     path = urlsplit(url if "://" in url else f"http://{url}").path
     return f"{base_of(url)}{path if path not in {'', '/'} else '/metrics'}"
 
@@ -92,41 +97,41 @@ def _authorization(access: ServerAccess) -> dict[str, str]:
         try:
             value = access.authorization_file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise FetchError(f"The file of the authorization cannot be read: {reason_of(error)}.") from error
+            raise FetchError(f"The authorization file cannot be read: {reason_of(error)}.") from error
     if value is not None and not (value.isascii() and value.isprintable()):
-        raise FetchError("The authorization must be one line of plain characters.")
+        raise FetchError("The authorization must be one line of printable ASCII.")
     return {} if value is None else {"Authorization": value}
 
 
 def _body(url: str, response: http.client.HTTPResponse, max_bytes: int) -> bytes:
-    # We ask for plain text; a proxy may pack it all the same.
-    packed = response.getheader("Content-Encoding", "").lower() in {"gzip", "x-gzip", "deflate"}
-    unpack = zlib.decompressobj(wbits=47) if packed else None
+    # Plain text is requested, but a proxy may compress it.
+    compressed = response.getheader("Content-Encoding", "").lower() in {"gzip", "x-gzip", "deflate"}
+    decompressor = zlib.decompressobj(wbits=_ANY_COMPRESSION_WBITS) if compressed else None
     parts: list[bytes] = []
     size = 0
     while part := response.read1(_CHUNK_BYTES):
-        if unpack is not None:
-            part = unpack.decompress(part, max_bytes - size + 1)
+        if decompressor is not None:
+            part = decompressor.decompress(part, max_bytes - size + 1)
         parts.append(part)
         size += len(part)
         if size > max_bytes:
-            raise FetchError(f"{url} sent more than {max_bytes} bytes: this is not a page of metrics.")
-    if response.length or (unpack is not None and not unpack.eof):
-        raise FetchError(f"{url} closed the connection before the end of its answer.")
+            raise FetchError(f"{url} sent more than {max_bytes} bytes: not a metrics page.")
+    if response.length or (decompressor is not None and not decompressor.eof):
+        raise FetchError(f"{url} closed the connection before the end of its response.")
     return b"".join(parts)
 
 
 def _words(error: Exception) -> str:
-    """What an error says, in one line: it may quote what the server sent."""
+    """An error's text in one printable line: it may quote the server."""
     words = " ".join("".join(letter if letter.isprintable() else " " for letter in reason_of(error)).split())
-    return words[:200] or type(error).__name__
+    return words[:_MAX_REASON_CHARS] or type(error).__name__
 
 
 def _refused(url: str, status: int, location: str | None) -> str:
     if 300 <= status < 400:
-        return f"{url} answered with status {status}, to {location}: give that address, if you trust it."
+        return f"{url} redirects to {location} (status {status}): use that address if you trust it."
     if status in {401, 403}:
-        return f"{url} wants an authorization (status {status}): name a file or variable with it."
+        return f"{url} requires an authorization (status {status}): set a file or variable with it."
     if status == 404:
-        return f"{url} does not exist: start SGLang with --enable-metrics, or give the path of the metrics."
-    return f"{url} answered with status {status}."
+        return f"{url} does not exist: start SGLang with --enable-metrics, or set the path of the metrics."
+    return f"{url} responded with status {status}."

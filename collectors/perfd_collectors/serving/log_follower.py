@@ -1,4 +1,4 @@
-"""A server's log while it is written: new lines only, rotation and truncation included."""
+"""Follows a server's growing log, through rotation and truncation."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from perfd_collectors.serving.engine_logs import EngineLog, engine_logs
 from perfd_collectors.serving.server_scrape import with_info
 
 _READ_BYTES = 1024 * 1024
+"""Read at the start and at the end of a long backlog. Chosen, not measured."""
 _MAX_LINE_BYTES = 256 * 1024
+"""A longer unfinished line is dropped; bounds memory."""
 
 
 class FollowedLog:
-    """Reads what was appended since the last call."""
+    """Reads the lines appended since the last call."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -24,12 +26,12 @@ class FollowedLog:
         self._rest = b""
         self._logs: tuple[EngineLog, ...] = engine_logs()
         self.info: ServerSetup | None = None
-        """How the server is set up, as far as its log said it yet."""
+        """The server's configuration, as far as the log has it so far."""
 
     def read(self) -> Snapshot | None:
-        """The state after the new lines; None when there were none that tell anything.
+        """The state after the new lines; None without an informative one.
 
-        Of a long backlog the start, which says how the server is set up, and the end are read.
+        Of a long backlog only the start, which has the server's configuration, and the end are read.
         """
         try:
             with self._path.open("rb") as file:
@@ -39,7 +41,7 @@ class FollowedLog:
                 lines = self._lines(file)
                 if state.st_size - self._offset > _READ_BYTES:
                     self._offset, self._rest = state.st_size - _READ_BYTES, b""
-                    # The first of these lines has lost its start.
+                    # The first of these lines lacks its start.
                     lines += self._lines(file)[1:]
         except OSError:
             return None
@@ -51,11 +53,11 @@ class FollowedLog:
         return None if snapshot is None else with_info(snapshot, self.info)
 
     def _lines(self, file: BinaryIO) -> list[bytes]:
-        """The next lines that have an end, of at most `_READ_BYTES`."""
+        """The next complete lines, of at most `_READ_BYTES`."""
         file.seek(self._offset)
         new = file.read(_READ_BYTES)
         self._offset += len(new)
         *lines, rest = (self._rest + new).split(b"\n")
-        # A line without end is no line of an engine.
+        # Too long for a line of an engine.
         self._rest = rest if len(rest) <= _MAX_LINE_BYTES else b""
         return lines

@@ -1,4 +1,4 @@
-"""What logs of serving engines have in common: `key: value` parts, and arguments as Python prints them."""
+"""Parsing shared by the engines' logs: `key: value` parts, and arguments as printed by Python."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ARGUMENT = re.compile(r"""(\w+)=('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[\w.+-]+)(
 
 
 def parts(text: str) -> Mapping[str, str]:
-    """`a: 1, b (x): 2` by key; a part without a colon is left out, and the first of two wins."""
+    """The parts of `a: 1, b (x): 2` by key; parts without a colon are skipped, the first of two wins."""
     found: dict[str, str] = {}
     for part in text.split(","):
         key, colon, value = part.rpartition(": ")
@@ -24,7 +24,7 @@ def parts(text: str) -> Mapping[str, str]:
 
 
 def number(text: str | None) -> float | None:
-    """A number, a percentage as a ratio; None for anything else, NaN included."""
+    """A number, a percentage as a ratio; None for anything else, including NaN."""
     match = _NUMBER.match(text or "")
     if match is None:
         return None
@@ -35,7 +35,7 @@ def number(text: str | None) -> float | None:
 
 
 def arguments(text: str) -> Mapping[str, Any]:
-    """`Name(a='x', b=8)` by argument, values of Python's simple types."""
+    """The arguments of `Name(a='x', b=8)` by name, as Python literals."""
     return {match[1]: _literal(match[2]) for match in _ARGUMENT.finditer(text)}
 
 

@@ -1,4 +1,4 @@
-"""Sums over the series of a family: replicas once each, whatever labels a version gives them."""
+"""Aggregates the series of a metric family, counting each replica once, for the labels of all versions."""
 
 from __future__ import annotations
 
@@ -10,42 +10,43 @@ from perfd_collectors.serving.exposition_reader import LabelItems, Labels, Page,
 
 _REPLICA_LABELS = ("engine", "dp_rank", "engine_type")
 _SHARD_LABELS = ("pp_rank", "tp_rank", "moe_ep_rank", "attn_cp_rank", "moe_dp_rank")
-"""Ranks that hold parts of one replica and repeat its numbers."""
-_LONGEST_NUMBER = 9
+"""Labels of ranks that share one replica and repeat its values."""
+_MAX_RANK_DIGITS = 9
+"""Longer rank labels are not parsed as numbers."""
 _IGNORED_LABELS = frozenset({"pid", "worker_pid"})
-"""Of the multi-process registry: one series a process that ever lived."""
+"""Labels of the multi-process registry, with one series per process that ever ran."""
 _PRIORITY = "priority"
-"""SGLang 0.5.12 and later: of a gauge the series without a priority is the sum of the others; of a counter it
-is what came without one."""
-_LEAST, _MOST = 1e-12, 1e30
-"""No server measures so finely or has counted so far: such numbers are damage, as are infinity and NaN."""
+"""SGLang 0.5.12 and later: for a gauge, the series without a priority is the sum of the others; for a
+counter, it counts only requests without one."""
+_MIN_VALUE, _MAX_VALUE = 1e-12, 1e30
+"""Smaller and larger values are corrupt, as are infinity and NaN."""
 
 Where = Callable[[Labels], bool]
 
 
 def replica(labels: Labels) -> str:
-    """Which data-parallel rank or engine a series is of; empty when there is one."""
+    """The data-parallel rank or engine of a series; empty when there is only one."""
     return "/".join(labels[name] for name in _REPLICA_LABELS if labels.get(name))
 
 
 def by_replica(page: Page, name: str, where: Where | None = None) -> Mapping[str, float]:
-    """The value of a gauge or counter for each replica: the sum over its own labels, of its leading shard."""
+    """The value of a gauge or counter by replica, summed over the labels of its first shard."""
     shards: dict[str, dict[tuple[int, ...], dict[LabelItems, float]]] = {}
     gauge = page.types.get(name) == "gauge"
     for series in page.series.get(name, ()):
-        if not _is_sound(series.value) or not (where is None or where(series.labels)):
+        if not _is_plausible(series.value) or not (where is None or where(series.labels)):
             continue
         if gauge and series.labels.get(_PRIORITY):
             continue
         values = shards.setdefault(replica(series.labels), {}).setdefault(_shard(series.labels), {})
         identity = _identity(series.labels.items())
-        # Processes that are gone keep their series, so the highest is taken and not the sum.
+        # Ended processes keep their series, so the maximum is used, not the sum.
         values[identity] = max(series.value, values.get(identity, -math.inf))
     return {key: math.fsum(parts[min(parts)].values()) for key, parts in shards.items()}
 
 
 def total(page: Page, names: Iterable[str], where: Where | None = None) -> float | None:
-    """The sum over replicas of the first of `names` that is on the page, or None."""
+    """The sum over replicas of the first of `names` on the page; None without any."""
     for name in names:
         values = by_replica(page, name, where)
         if values:
@@ -54,7 +55,7 @@ def total(page: Page, names: Iterable[str], where: Where | None = None) -> float
 
 
 def mean(page: Page, names: Iterable[str]) -> float | None:
-    """The mean over replicas of the first of `names` that is on the page, or None."""
+    """The mean over replicas of the first of `names` on the page; None without any."""
     for name in names:
         values = by_replica(page, name)
         if values:
@@ -63,7 +64,7 @@ def mean(page: Page, names: Iterable[str]) -> float | None:
 
 
 def histogram(page: Page, names: Iterable[str]) -> Histogram | None:
-    """The sum of all series of the first of `names` that the page declares and fills, or None."""
+    """The sum of all series of the first of `names` with data on the page; None without any."""
     for name in names:
         if page.is_histogram(name):
             found = merged(_histograms(page, name))
@@ -73,13 +74,13 @@ def histogram(page: Page, names: Iterable[str]) -> Histogram | None:
 
 
 def label(page: Page, names: Iterable[str], key: str) -> Sequence[str]:
-    """The values of a label over some families, each once, in their order."""
+    """The distinct values of a label over some families, in order of appearance."""
     found = (series.labels.get(key, "") for name in names for series in page.series.get(name, ()))
     return tuple(dict.fromkeys(value for value in found if value))
 
 
 def first_label(page: Page, key: str) -> str | None:
-    """The first value of a label on the page, or None."""
+    """The first value of a label on the page; None without any."""
     found = (value for series in page.series.values() for one in series if (value := one.labels.get(key)))
     return next(found, None)
 
@@ -87,7 +88,7 @@ def first_label(page: Page, key: str) -> str | None:
 def loads(
     running: Mapping[str, float], queued: Mapping[str, float], used: Mapping[str, float]
 ) -> tuple[ReplicaLoad, ...]:
-    """The load of each replica that any of the three knows."""
+    """The load of each replica with a value in any of the three."""
     return tuple(
         ReplicaLoad(
             replica=name,
@@ -100,25 +101,25 @@ def loads(
 
 
 def notes(page: Page) -> tuple[str, ...]:
-    """What is wrong with a page, as sentences."""
+    """Problems of a page, as sentences."""
     found = []
     if page.state is PageState.CUT:
-        found.append("The page ends within a line; its last metric was left out.")
+        found.append("The page ends within a line; its last metric was skipped.")
     if page.duplicates:
-        found.append(f"{page.duplicates} series are on the page twice; the first of each was taken.")
+        found.append(f"{page.duplicates} series are duplicated; the first of each was used.")
     if page.bad_lines:
-        found.append(f"{page.bad_lines} lines of the page could not be read.")
+        found.append(f"{page.bad_lines} lines of the page could not be parsed.")
     return tuple(found)
 
 
 def _histograms(page: Page, name: str) -> list[Histogram]:
-    """One for each set of labels of each replica's leading shard; without an open bucket it is left out."""
+    """One per label set of each replica's first shard; skipped without a +Inf bucket."""
     buckets: dict[int, tuple[LabelItems, dict[float, float]]] = {}
     for _, value, others, bound in page.series.get(f"{name}_bucket", ()):
-        # Buckets count: what is neither nothing nor one and more is damage.
-        if bound is None or not (1 <= value < _MOST or value == 0):
+        # Buckets hold counts: values between 0 and 1 are corrupt.
+        if bound is None or not (1 <= value < _MAX_VALUE or value == 0):
             continue
-        # All buckets of a histogram share one object, so that its labels need not be compared.
+        # All buckets of a histogram share one `others` object, so its labels need not be compared.
         found = buckets.get(id(others))
         if found is None:
             found = buckets[id(others)] = (others, {})
@@ -126,11 +127,11 @@ def _histograms(page: Page, name: str) -> list[Histogram]:
     sums = {
         _identity(series.others): series.value
         for series in page.series.get(f"{name}_sum", ())
-        if _is_sound(series.value)
+        if _is_plausible(series.value)
     }
     parts: dict[str, dict[tuple[int, ...], dict[LabelItems, Histogram]]] = {}
     for others, counts in buckets.values():
-        if math.inf in counts and all(map(_is_sound, counts.keys() - {math.inf})):
+        if math.inf in counts and all(map(_is_plausible, counts.keys() - {math.inf})):
             labels, identity = dict(others), _identity(others)
             shard = parts.setdefault(replica(labels), {}).setdefault(_shard(labels), {})
             shard.setdefault(identity, _histogram(counts, sums.get(identity)))
@@ -150,9 +151,9 @@ def _shard(labels: Labels) -> tuple[int, ...]:
     return tuple(_number(labels.get(name, "")) for name in _SHARD_LABELS)
 
 
-def _is_sound(value: float) -> bool:
-    return value == 0 or _LEAST <= abs(value) < _MOST
+def _is_plausible(value: float) -> bool:
+    return value == 0 or _MIN_VALUE <= abs(value) < _MAX_VALUE
 
 
 def _number(text: str) -> int:
-    return int(text) if text.isdecimal() and len(text) <= _LONGEST_NUMBER else 0
+    return int(text) if text.isdecimal() and len(text) <= _MAX_RANK_DIGITS else 0

@@ -1,4 +1,4 @@
-"""From two looks at a server to its row in the table."""
+"""A server's row in the table, from its measured rates."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def row(measured: ServerRates, comparison: TheoryComparison | None) -> Mapping[s
         "prompt_tokens_per_s": measured.prompt_tokens_per_s,
         **{name: now.counters.get(counter) for name, counter in _COUNTERS.items()},
     }
-    # Of one look they are over the whole life of the server, which says nothing about now.
+    # From a single snapshot they cover the server's whole lifetime, not the present.
     if measured.span_s is not None or now.latencies:
         for name in LATENCIES:
             found = measured.tpot if name == "tpot" else measured.latencies.get(_LATENCY[name])

@@ -1,4 +1,4 @@
-"""One look at a server or a file: which engine it is, what it says, how it is set up."""
+"""Parses a server's metrics page, and queries its configuration."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ from perfd_collectors.serving.vllm import metrics as vllm_metrics
 from perfd_collectors.serving.vllm import server_info as vllm_info
 
 _T = TypeVar("_T")
-WANTED = sglang_metrics.WANTED | vllm_metrics.WANTED
+FAMILIES = sglang_metrics.FAMILIES | vllm_metrics.FAMILIES
 _ROUTERS = ("smg_", "sgl_router_", "vllm_router_", "vllm:current_qps")
-"""Of sglang-router, of vllm-router, and of vLLM's production stack, which repeats its engines' names."""
+"""Prefixes of sglang-router, vllm-router, and vLLM's production stack, which repeats its engines' names."""
 _STATES: Mapping[PageState, str] = {
-    PageState.TOO_LARGE: "is larger than 50 MiB: this is not a page of metrics",
-    PageState.NOT_METRICS: "is not a page of metrics: give the address of the engine, or of its /metrics",
-    PageState.EMPTY: "is empty: multi-process metrics of a server that has just started, or a wrong path",
+    PageState.TOO_LARGE: "is larger than 50 MiB: not a metrics page",
+    PageState.NOT_METRICS: "is not a metrics page: use the address of the engine, or of its /metrics",
+    PageState.EMPTY: "is empty: the server has just started in multi-process mode, or the path is wrong",
 }
 
 
 def read_page(reader: PageReader, body: bytes, source: str) -> Snapshot:
-    """The snapshot of a page of either engine; raises `PerfdError` when it is neither."""
+    """The snapshot of a metrics page; raises `PerfdError` when it is of neither engine."""
     page = reader.read(body)
     if page.state in _STATES:
         raise PerfdError(f"{source} {_STATES[page.state]}.")
     if any(name.startswith(_ROUTERS) for name in page.types):
-        raise PerfdError(f"{source} has the metrics of a router: give the addresses of its workers.")
+        raise PerfdError(f"{source} has the metrics of a router: use the addresses of its workers.")
     snapshot = _snapshot(page)
     if snapshot is None:
-        raise PerfdError(f"{source} has metrics, but none of SGLang or vLLM.")
+        raise PerfdError(f"{source} has metrics, but not of SGLang or vLLM.")
     return snapshot
 
 
 def with_info(snapshot: Snapshot, info: ServerSetup | None) -> Snapshot:
-    """Add what the server says about itself to what its metrics say."""
+    """Complete a snapshot with the server's configuration."""
     if info is None:
         return snapshot
     return replace(
@@ -52,7 +52,7 @@ def with_info(snapshot: Snapshot, info: ServerSetup | None) -> Snapshot:
 
 
 def ask_info(engine: Engine, base: str, get: Get) -> ServerSetup | None:
-    """What a server says about itself, or None when it does not answer to any of the known paths."""
+    """A server's configuration; None when it responds on none of the known paths."""
     return _ask_sglang(base, get) if engine is Engine.SGLANG else _ask_vllm(base, get)
 
 
@@ -83,7 +83,7 @@ def _first(get: Get, urls: list[str], parse: Callable[[bytes], _T | None]) -> _T
 
 def _snapshot(page: Page) -> Snapshot | None:
     names = [*page.types, *page.series]
-    # A TYPE line is there even when a family has no series yet.
+    # A TYPE line exists even for a family without series.
     if any(name.startswith(sglang_metrics.PREFIX) for name in names):
         return sglang_metrics.snapshot(page)
     if any(name.startswith(vllm_metrics.PREFIX) for name in names):

@@ -1,1 +1,1 @@
-"""What SGLang and mini-sglang say: metrics, information over HTTP, logs."""
+"""Readers for SGLang and mini-sglang: metrics, configuration over HTTP, logs."""

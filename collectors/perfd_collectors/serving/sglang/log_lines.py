@@ -1,7 +1,7 @@
 """The scheduler's lines in SGLang's log, 0.2.15 to 0.5.23, as a snapshot.
 
-A line is `key: value` parts whose order and number change with every release, so they are read by key. A
-decode line covers the newest 40 steps of one data-parallel rank.
+A line consists of `key: value` parts whose order and number change between releases, so they are read by
+key. A decode line covers the newest 40 steps of one data-parallel rank.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ class _Replica:
 
 @dataclass(slots=True)
 class SglangLog:
-    """Takes lines in their order; `snapshot` and `info` are what they amount to."""
+    """Parses lines in order; `snapshot` and `info` hold the resulting state."""
 
     info: ServerSetup | None = None
     lines: int = 0
-    unrecognised: int = 0
-    """Lines that look like a batch and could not be read."""
+    unrecognized: int = 0
+    """Lines that look like a batch and could not be parsed."""
     _replicas: dict[str, _Replica] = field(default_factory=dict)
     _new_tokens: float = 0.0
     _cached_tokens: float = 0.0
 
     def line(self, text: str) -> bool:
-        """Take one line; whether it is SGLang's."""
+        """Parse one line; returns whether it is SGLang's."""
         if " batch" not in text and _ARGUMENTS not in text:
             return False
         match = _LINE.search(ANSI.sub("", text))
@@ -60,26 +60,25 @@ class SglangLog:
             return False
         start = match["rest"].find(_ARGUMENTS)
         if start >= 0:
-            said = arguments(match["rest"][start + len(_ARGUMENTS) :])
-            self.info = from_arguments(said)
+            self.info = from_arguments(arguments(match["rest"][start + len(_ARGUMENTS) :]))
             return True
         batch = _BATCH.match(match["rest"])
         if batch is None:
-            self.unrecognised += match["rest"].startswith(("Prefill batch", "Decode batch"))
+            self.unrecognized += match["rest"].startswith(("Prefill batch", "Decode batch"))
             return False
-        self._take(batch["kind"], _rank(match["ranks"]), parts(batch["parts"]))
+        self._apply(batch["kind"], _rank(match["ranks"]), parts(batch["parts"]))
         return True
 
     def snapshot(self) -> Snapshot | None:
-        """The newest state of all ranks, or None before the first batch."""
+        """The newest state of all ranks; None before the first batch."""
         if not self.lines:
             return None
         replicas = list(self._replicas.values())
         prompt = self._new_tokens + self._cached_tokens
         used = [replica.used for replica in replicas if replica.used is not None]
         notes = []
-        if self.unrecognised:
-            notes.append(f"{self.unrecognised} lines look like batches of another version of SGLang.")
+        if self.unrecognized:
+            notes.append(f"{self.unrecognized} lines look like batches of an unknown SGLang version.")
         return Snapshot(
             engine=Engine.SGLANG,
             version=self.info.version if self.info else None,
@@ -113,31 +112,33 @@ class SglangLog:
             notes=tuple(notes),
         )
 
-    def _take(self, kind: str, rank: str, said: Mapping[str, str]) -> None:
-        running = number(said.get("#running-req"))
+    def _apply(self, kind: str, rank: str, values: Mapping[str, str]) -> None:
+        running = number(values.get("#running-req"))
         if running is None:
-            self.unrecognised += 1
+            self.unrecognized += 1
             return
         self.lines += 1
         replica = self._replicas.setdefault(rank, _Replica())
         replica.running = running
-        replica.queued = _known(number(said.get("#queue-req")), replica.queued)
-        usages = [number(value) for key, value in said.items() if _is_usage(key)]
+        replica.queued = _known(number(values.get("#queue-req")), replica.queued)
+        usages = [number(value) for key, value in values.items() if _is_usage(key)]
         replica.used = max((value for value in usages if value is not None), default=replica.used)
         if kind == "Prefill":
-            self._new_tokens += number(said.get("#new-token")) or 0.0
-            self._cached_tokens += number(said.get("#cached-token")) or 0.0
-            replica.input_per_s = _known(number(said.get("input throughput (token/s)")), replica.input_per_s)
+            self._new_tokens += number(values.get("#new-token")) or 0.0
+            self._cached_tokens += number(values.get("#cached-token")) or 0.0
+            replica.input_per_s = _known(
+                number(values.get("input throughput (token/s)")), replica.input_per_s
+            )
             return
-        tokens = number(said.get("#token", said.get("#full token")))
+        tokens = number(values.get("#token", values.get("#full token")))
         replica.tokens = _known(tokens, replica.tokens)
-        replica.generation_per_s = number(said.get("gen throughput (token/s)"))
-        replica.accept_length = number(said.get("accept len"))
-        replica.accept_ratio = number(said.get("accept rate"))
-        replica.occupancy = number(said.get("fwd occupancy"))
-        replica.tflops_per_s = number(said.get("est. decode TFLOPS/s (per GPU)"))
-        replica.read_gb_per_s = number(said.get("est. read BW (GB/s per GPU)"))
-        graph = next((value for key, value in said.items() if key.endswith(" graph")), None)
+        replica.generation_per_s = number(values.get("gen throughput (token/s)"))
+        replica.accept_length = number(values.get("accept len"))
+        replica.accept_ratio = number(values.get("accept rate"))
+        replica.occupancy = number(values.get("fwd occupancy"))
+        replica.tflops_per_s = number(values.get("est. decode TFLOPS/s (per GPU)"))
+        replica.read_gb_per_s = number(values.get("est. read BW (GB/s per GPU)"))
+        graph = next((value for key, value in values.items() if key.endswith(" graph")), None)
         replica.graph = {"True": True, "False": False}.get(graph or "")
 
 

@@ -1,4 +1,4 @@
-"""The /metrics of SGLang 0.3.6 to 0.5.23 as a snapshot. Facts: names by version in docs/serving.md."""
+"""The /metrics of SGLang 0.3.6 to 0.5.23 as a snapshot. Names by version are in docs/serving.md."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _COUNTERS: Mapping[Counter, tuple[str, ...]] = {
     Counter.ABORTED_REQUESTS: ("sglang:num_aborted_requests_total", "sglang:num_aborted_requests"),
     Counter.CACHE_HIT_TOKENS: ("sglang:cached_tokens_total",),
     Counter.CACHE_QUERY_TOKENS: ("sglang:prompt_tokens_total",),
-    # The gauge of 0.4.10 to 0.5.1 is a total as well.
+    # The gauge of 0.4.10 to 0.5.1 is cumulative, too.
     Counter.PREEMPTIONS: ("sglang:num_retracted_requests_total", "sglang:total_retracted_reqs"),
     Counter.FORWARD_S: ("sglang:forward_execution_seconds_total", "sglang:gpu_execution_seconds_total"),
     Counter.IDLE_S: ("sglang:scheduler_idle_seconds_total",),
@@ -58,7 +58,7 @@ _HISTOGRAMS: Mapping[str, tuple[str, ...]] = {
     Length.PROMPT: ("sglang:prompt_tokens_histogram",),
     Length.GENERATION: ("sglang:generation_tokens_histogram",),
 }
-WANTED = frozenset(
+FAMILIES = frozenset(
     {
         _RUNNING,
         _QUEUED,
@@ -83,7 +83,7 @@ WANTED = frozenset(
 
 
 def snapshot(page: Page) -> Snapshot:
-    """What a page of an SGLang server says; gauges of an idle server that only its log refreshes are None."""
+    """The snapshot of an SGLang page; gauges that are stale while the server is idle are None."""
     running, queued = metric_families.by_replica(page, _RUNNING), metric_families.by_replica(page, _QUEUED)
     used = _fullest(page)
     idle = bool(running) and not any(running.values()) and not any(queued.values())
@@ -100,7 +100,7 @@ def snapshot(page: Page) -> Snapshot:
         kv_total_tokens=metric_families.total(page, _CAPACITY) or None,
         reported_generation_tokens_per_s=None if idle else metric_families.total(page, _GENERATION_RATE),
         reported_prefix_hit_ratio=None if idle else metric_families.mean(page, _HIT_RATE),
-        # Both are 0 without speculative decoding, and no step accepts less than its bonus token.
+        # Both are 0 without speculative decoding; with it, each step accepts at least its bonus token.
         spec_accept_length=None if idle else metric_families.mean(page, _ACCEPT_LENGTH) or None,
         spec_accept_ratio=None if idle else metric_families.mean(page, _ACCEPT_RATE) or None,
         cuda_graph_ratio=None if idle else metric_families.mean(page, _GRAPH),
@@ -113,7 +113,7 @@ def snapshot(page: Page) -> Snapshot:
 
 
 def _fullest(page: Page) -> Mapping[str, float]:
-    """For each replica, how full the fullest of its pools is (full attention, sliding window, Mamba)."""
+    """Usage of the fullest pool by replica (full attention, sliding window, Mamba)."""
     used: dict[str, float] = {}
     for name in _USAGES:
         for replica, ratio in metric_families.by_replica(page, name).items():
@@ -126,7 +126,7 @@ def _counters(page: Page) -> Mapping[str, float]:
         counter: metric_families.total(page, names) for counter, names in _COUNTERS.items()
     }
     if found[Counter.CACHE_HIT_TOKENS] is None:
-        # The counter appears with the first hit (0.4.6 and later); before it there was none at all.
+        # The counter appears with the first hit (0.4.6 and later); older versions have none.
         found[Counter.CACHE_QUERY_TOKENS] = None
     found |= {counter: metric_families.mean(page, names) for counter, names in _ESTIMATES.items()}
     found[Counter.LIVE_GENERATION_TOKENS] = metric_families.total(page, _REALTIME, _mode("decode"))

@@ -1,4 +1,4 @@
-"""mini-sglang's log: it has no metrics and no periodic line, so a benchmark's summary is all there is."""
+"""mini-sglang's log: without metrics and periodic lines, only a benchmark's summary can be read."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ _NAMES = {"TTFT": Latency.TTFT, "TPOT": Latency.TPOT, "E2E": Latency.E2E}
 
 @dataclass(slots=True)
 class MiniSglangLog:
-    """Takes lines in their order; `snapshot` is what they amount to."""
+    """Parses lines in order; `snapshot` holds the resulting state."""
 
     info: ServerSetup | None = None
     lines: int = 0
-    unrecognised: int = 0
+    unrecognized: int = 0
     _idle: bool = False
     _throughput: float | None = None
     _latencies: dict[str, Distribution] = field(default_factory=dict)
 
     def line(self, text: str) -> bool:
-        """Take one line; whether it is mini-sglang's."""
+        """Parse one line; returns whether it is mini-sglang's."""
         match = _LINE.search(ANSI.sub("", text))
         if match is None:
             return False
@@ -43,7 +43,7 @@ class MiniSglangLog:
         return True
 
     def snapshot(self) -> Snapshot | None:
-        """What the log says, or None when it is not mini-sglang's."""
+        """The state in the log; None when it is not mini-sglang's."""
         if not self.lines:
             return None
         return Snapshot(

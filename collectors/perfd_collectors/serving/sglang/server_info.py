@@ -1,4 +1,4 @@
-"""What an SGLang server says about itself over HTTP, by the paths of every version."""
+"""An SGLang server's configuration over HTTP, by the paths of all versions."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from typing import Any
 from perfd.analysis.serving import ServerSetup, from_arguments
 
 INFO_PATHS = ("/server_info", "/get_server_info")
-"""0.5.9 and later; all versions, deprecated since."""
+"""The first since 0.5.9, the second in all versions, deprecated since 0.5.9."""
 LOAD_PATHS = ("/v1/loads", "/get_load")
-"""0.5.9 and later; 0.4.10 to 0.5.20."""
+"""The first since 0.5.9, the second from 0.4.10 to 0.5.20."""
 
 
 def parse_info(body: bytes) -> ServerSetup | None:
-    """The answer of either info path; None when it is none."""
-    said = _object(body)
-    return None if said is None or "model_path" not in said else from_arguments(said)
+    """The configuration in a response of either info path; None when it is invalid."""
+    answer = _object(body)
+    return None if answer is None or "model_path" not in answer else from_arguments(answer)
 
 
 def with_loads(info: ServerSetup, body: bytes) -> ServerSetup:
-    """Add the accelerator and capacity that `/v1/loads` tells, where it does."""
-    said = _object(body)
-    if said is None:
+    """Complete a configuration with accelerator and capacity from `/v1/loads`."""
+    answer = _object(body)
+    if answer is None:
         return info
-    accelerator, loads = said.get("accelerator"), said.get("loads")
+    accelerator, loads = answer.get("accelerator"), answer.get("loads")
     capacity = info.kv_total_tokens
     if isinstance(loads, list):
         sizes = [load.get("max_total_num_tokens") for load in loads if isinstance(load, Mapping)]
@@ -41,7 +41,7 @@ def with_loads(info: ServerSetup, body: bytes) -> ServerSetup:
 
 def _object(body: bytes) -> Mapping[str, Any] | None:
     try:
-        said = json.loads(body)
+        answer = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    return said if isinstance(said, Mapping) else None
+    return answer if isinstance(answer, Mapping) else None

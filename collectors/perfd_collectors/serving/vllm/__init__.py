@@ -1,1 +1,1 @@
-"""What vLLM says: metrics, information over HTTP, logs."""
+"""Readers for vLLM: metrics, configuration over HTTP, logs."""

@@ -19,7 +19,7 @@ _ACCEPT_RATE = ("vllm:spec_decode_draft_acceptance_rate",)
 _COUNTERS: Mapping[Counter, tuple[str, ...]] = {
     Counter.PROMPT_TOKENS: ("vllm:prompt_tokens_total",),
     Counter.GENERATION_TOKENS: ("vllm:generation_tokens_total",),
-    # Both engines of V1 count tokens at each iteration.
+    # V0 and V1 count tokens at each iteration.
     Counter.LIVE_GENERATION_TOKENS: ("vllm:generation_tokens_total",),
     Counter.REQUESTS: ("vllm:request_success_total",),
     Counter.CACHE_HIT_TOKENS: ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
@@ -35,7 +35,7 @@ _ESTIMATES: Mapping[Counter, tuple[str, ...]] = {
 }
 _HISTOGRAMS: Mapping[str, tuple[str, ...]] = {
     Latency.TTFT: ("vllm:time_to_first_token_seconds",),
-    # What V0 and early V1 call time per output token is observed at each token.
+    # V0 and early V1 observe `time_per_output_token` at each token: it is the inter-token latency.
     Latency.ITL: ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
     Latency.TPOT: ("vllm:request_time_per_output_token_seconds",),
     Latency.E2E: ("vllm:e2e_request_latency_seconds",),
@@ -54,12 +54,12 @@ _SAMPLES = (
     *(name for names in (*_COUNTERS.values(), *_ESTIMATES.values()) for name in names),
     *(name for names in _HISTOGRAMS.values() for name in names),
 )
-WANTED = frozenset({*_SAMPLES, *(name.removesuffix("_total") for name in _SAMPLES)})
-"""The families that `snapshot` reads, with and without the suffix that versions differ in."""
+FAMILIES = frozenset({*_SAMPLES, *(name.removesuffix("_total") for name in _SAMPLES)})
+"""The families that `snapshot` reads, with and without the suffix, which depends on the version."""
 
 
 def snapshot(page: Page) -> Snapshot:
-    """What a page of a vLLM server says."""
+    """The snapshot of a vLLM page."""
     running, queued = metric_families.by_replica(page, _RUNNING), metric_families.by_replica(page, _QUEUED)
     used = next(filter(None, (metric_families.by_replica(page, name) for name in _USAGES)), {})
     hit_ratio = metric_families.mean(page, _HIT_RATE)
@@ -73,7 +73,7 @@ def snapshot(page: Page) -> Snapshot:
         kv_cache_used_ratio=sum(used.values()) / len(used) if used else None,
         reported_generation_tokens_per_s=None if idle else metric_families.total(page, _GENERATION_RATE),
         reported_prompt_tokens_per_s=None if idle else metric_families.total(page, _PROMPT_RATE),
-        # V0 says -1 when prefix caching is off.
+        # V0 reports -1 when prefix caching is off.
         reported_prefix_hit_ratio=hit_ratio if hit_ratio is not None and hit_ratio >= 0 else None,
         spec_accept_ratio=metric_families.mean(page, _ACCEPT_RATE),
         counters=_counters(page),

@@ -1,4 +1,4 @@
-"""What a vLLM server says about itself over HTTP: its version, and the model's name."""
+"""A vLLM server's version and model over HTTP."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ MODELS_PATH = "/v1/models"
 
 
 def parse_version(body: bytes) -> ServerSetup | None:
-    """The answer of `/version`; None when it is none."""
-    said = _json(body)
-    version = said.get("version") if isinstance(said, dict) else None
+    """The version in a response of `/version`; None when it is invalid."""
+    answer = _json(body)
+    version = answer.get("version") if isinstance(answer, dict) else None
     return ServerSetup(version=version) if isinstance(version, str) else None
 
 
 def parse_model(body: bytes) -> str | None:
-    """The path or name of the model that `/v1/models` lists first."""
-    said = _json(body)
-    models = said.get("data") if isinstance(said, dict) else None
+    """Path or name of the first model in a response of `/v1/models`; None when it is invalid."""
+    answer = _json(body)
+    models = answer.get("data") if isinstance(answer, dict) else None
     first = models[0] if isinstance(models, list) and models else None
     if not isinstance(first, dict):
         return None
@@ -30,7 +30,7 @@ def parse_model(body: bytes) -> str | None:
 
 def _json(body: bytes) -> object:
     try:
-        said: object = json.loads(body)
+        answer: object = json.loads(body)
     except (ValueError, RecursionError):
         return None
-    return said
+    return answer
