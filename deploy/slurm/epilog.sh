@@ -50,6 +50,8 @@ how_it_ended() {
 }
 
 if ours; then
+  # A job may be over before its agent is up, which then would not hear the signal.
+  for _ in $(seq 100); do [ -s "$state/perfd/$node/spool.sqlite" ] || ! ours && break; sleep 0.1; done
   how_it_ended >"$state/end"
   kill -TERM "$pid"
   # It sends what is left, in seconds; what it could not send in twenty is given up.

@@ -393,6 +393,52 @@ def test_an_interrupted_capture_leaves_no_helper_behind(cluster: Cluster) -> Non
     until(lambda: cluster.ended(job), "the end of the job")
 
 
+def test_the_epilog_reports_how_each_job_ended(cluster: Cluster, aggregator: Aggregator) -> None:
+    def submit(name: str, options: str, *lines: str) -> str:
+        return cluster.submit(cluster.folder(f"end-{name}"), f"--ntasks-per-node=1 {options}", *lines)
+
+    waits = f"srun {cluster.trainer} 3000"
+    ends = {
+        submit("done", "", f"srun {cluster.trainer} 3"): "completed",
+        submit("failed", "", "exit 3"): "failed",
+        submit("segfault", "", "srun bash -c 'kill -SEGV $$'; exit $?"): "signal",
+    }
+    late = submit("late", "--time=1", waits)
+    cancelled = submit("cancelled", "", waits)
+    lost = submit("lost", "--no-requeue --nodes=2 --nodelist=n3,n4", waits)
+    # Both are asked: the first node of the job may be the lost one.
+    lost_first = submit("lost-first", "--no-requeue --nodes=2 --nodelist=n4,n3", waits)
+    again = submit(
+        "again",
+        "--requeue",
+        f"srun {cluster.trainer} $([ ${{SLURM_RESTART_COUNT:-0}} = 0 ] && echo 3000 || echo 5)",
+    )
+    for job in (cancelled, lost, lost_first, again):
+        until(lambda job=job: steps_of(aggregator, job), f"a step of {job}")  # type: ignore[misc]
+    before = steps_of(aggregator, again) or 0
+    until(lambda: (steps_of(aggregator, again) or 0) >= max(before, 6), "more steps than there will be")
+    cluster("scancel", cancelled)
+    cluster("scontrol", "requeue", again)
+    cluster.lose("n4")
+    ends |= {cancelled: "cancelled", late: "time_limit", lost: "node_failure", lost_first: "node_failure"}
+    ends[again] = "completed"
+    until(lambda: all(map(cluster.ended, ends)), "the end of all jobs", 150.0)
+    until(lambda: {job: outcome_of(aggregator, job) for job in ends} == ends, "what the Epilogs say")
+    (seen,) = aggregator.overview(again)
+    assert (seen["attempt"], seen["steps"]) == (2, {"count": 5, "last": 5})
+    assert [seen["exit_code"] for job in list(ends)[:3] for seen in aggregator.overview(job)] == [0, 3, 139]
+    aggregator.tick()
+    page = aggregator.page().decode()
+    # Only the agents of the lost node went without a word.
+    down = {line for line in page.splitlines() if line.startswith("perfd_agent_up{") and line.endswith(" 0")}
+    assert all('node="n4' in line for line in down)
+
+
+def outcome_of(aggregator: Aggregator, job: str) -> str | None:
+    overview = aggregator.overview(job) if job in aggregator.jobs() else []
+    return overview[0]["outcome"] if overview else None
+
+
 def output(folder: Path) -> str:
     """What all jobs of a folder have printed."""
     return "".join(path.read_text() for path in folder.glob("*.out"))
