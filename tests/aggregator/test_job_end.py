@@ -121,7 +121,7 @@ def test_an_agent_that_said_goodbye_and_the_series_of_its_node_are_absent_not_ze
     fleet.works(agent, range(1, 5))
     assert fleet.page()['perfd_agent_up{node="n0"}'] == 1
     fleet.goodbye(agent)
-    fleet.minutes(2)
+    fleet.round()
     assert [name for name in fleet.page() if 'node="n0"' in name] == []
     assert fleet.running.fleet()["agents"] == {"count": 0, "connected": 0}
 
@@ -272,6 +272,27 @@ def test_a_job_that_goes_on_where_it_ended_is_a_new_attempt_without_lost_steps(f
     assert (job["ended"], job["attempt"], job["steps"]["count"]) == (False, 2, 10)
 
 
+def test_an_agent_that_takes_over_from_another_keeps_the_job_alive(fleet):
+    agent = fleet.agent("a")
+    fleet.works(agent, range(1, 5))
+    fleet.goodbye(agent)
+    with fleet.agent("b") as agent:
+        agent.send(fleet.log(), sent_unix_ns=fleet.clock.unix_ns())
+        fleet.minutes(3)
+        assert not fleet.status()["ended"]
+
+
+def test_a_job_whose_first_node_was_lost_counts_from_its_first_step_on_another(fleet):
+    lost = fleet.agent("a", "n0")
+    fleet.works(lost, range(1, 5))
+    with fleet.agent("b", "n1") as other:
+        fleet.tells(other, EventKind.JOB_ENDED, outcome=JobOutcome.NODE_FAILURE)
+    with fleet.agent("c", "n2") as agent:
+        fleet.works(agent, range(1, 3))
+        assert (fleet.status()["attempt"], fleet.status()["steps"]["last"]) == (2, 2)
+    lost.__exit__()
+
+
 @pytest.mark.parametrize("clean", [True, False])
 def test_a_pod_that_is_replaced_counts_from_its_first_step(fleet, clean):
     agent = fleet.agent("a", "n0")
@@ -311,11 +332,11 @@ def test_after_a_restart_of_the_aggregator_nobody_is_missed_who_said_goodbye(clo
         agent = fleet.agent()
         fleet.works(agent, range(1, 9))
         fleet.goodbye(agent)
-        fleet.minutes(5)
+        fleet.minutes(14)
         assert fleet.status()["outcome"] == "unknown"
     with aggregator(clock, rules=RULES, history=history) as running:
         fleet = Fleet(running, clock)
-        fleet.minutes(20)
+        fleet.minutes(3)
         assert fleet.status()["outcome"] == "unknown"
         assert fleet.of_job() == []
     assert fleet.fired == {}
