@@ -155,6 +155,15 @@ def test_ranks_that_are_gone_for_a_minute_have_ended_and_raise_no_alert(fleet):
     assert fleet.of_job() == []
 
 
+def test_silence_is_no_alert_in_the_minute_in_which_ranks_may_come_back(fleet):
+    with fleet.agent() as agent:
+        fleet.works(agent, range(1, 9))
+        fleet.minutes(4.75)
+        fleet.tells(agent, EventKind.RANKS_GONE)
+        fleet.minutes(20)
+    assert fleet.fired == {}
+
+
 def test_a_job_has_ended_when_the_ranks_of_all_its_nodes_are_gone(fleet):
     with fleet.agent("a", "n0") as one, fleet.agent("b", "n1") as two:
         fleet.works(one, range(1, 3))

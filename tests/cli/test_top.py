@@ -354,3 +354,11 @@ def test_without_a_terminal_it_looks_once() -> None:
         stand_in.close()
 
     assert "llama" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words"), [("out_of_memory", "llm  ended: out of memory "), ("unknown", "llm  ended ")]
+)
+def test_a_job_that_ended_is_shown_with_how(outcome: str, words: str) -> None:
+    lines = drawn(job_screen(job_entry("llm", ended=True, outcome=outcome), [], 80, None))
+    assert any(words in line for line in lines)
