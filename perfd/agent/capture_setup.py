@@ -19,6 +19,7 @@ from perfd.capture.node import (
     Tell,
     Tool,
     keep_s,
+    time_limit_unix_s,
 )
 from perfd.capture.nsys import NsysOptions, NsysTool, find_nsys
 from perfd.capture.selection import slug
@@ -79,6 +80,7 @@ def _after(job: JobProgress, record: TrainingStep | LogProgress | JobDescription
             return replace(
                 job,
                 step=record.step,
+                stepped_unix_s=record.time_unix_ns / 1e9 if record.time_unix_ns is not None else None,
                 step_times_s=tuple([*job.step_times_s, *newest][-_KEPT_STEPS:]),
                 steps_per_line=record.steps_covered,
             )
@@ -87,6 +89,7 @@ def _after(job: JobProgress, record: TrainingStep | LogProgress | JobDescription
         case JobDescription():
             return replace(
                 job,
+                train_steps=record.train_steps,
                 checkpoint_interval_steps=_number(record.arguments.get("save_interval")),
                 nccl_timeout_s=60.0 * (_number(record.arguments.get("distributed_timeout_minutes")) or 0)
                 or None,
@@ -146,6 +149,10 @@ def create_executor(
     ]
     watch = _watch(directory, config.retention_days, "capture.retention_days")
 
+    def progress(job: str) -> JobProgress:
+        pids = (one.pid for one in facts.placements(job) if one.pid is not None)
+        return replace(facts.progress(job), limit_unix_s=time_limit_unix_s(proc, pids))
+
     def remove_old() -> None:
         now_s = clock.monotonic_s()
         if sharing is not None:
@@ -158,7 +165,7 @@ def create_executor(
         store=store,
         clock=clock,
         send_status=send_status,
-        progress=facts.progress,
+        progress=progress,
         guards=GuardSettings(
             max_slowdown_ratio=config.max_slowdown_ratio, nccl_timeout_s=config.nccl_timeout_s
         ),

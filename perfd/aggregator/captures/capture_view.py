@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -9,10 +10,12 @@ import numpy as np
 from perfd.aggregator.state import AggregatorState
 from perfd.analysis.data import JobData
 from perfd.analysis.diagnosis import JobSummary
+from perfd.capture.job_end import Pace
 from perfd.capture.selection import JobView, RankView
 from perfd.model import CaptureTool, ParallelLayout, Scope
 
 _PROFILERS = {"sglang": CaptureTool.SGLANG, "vllm": CaptureTool.VLLM}
+_PACE_STEPS = 20
 _COMPUTE_TIMERS = ("forward-compute", "backward-compute")
 
 
@@ -49,6 +52,22 @@ def job_view(state: AggregatorState, data: JobData, summary: JobSummary, tool: C
             if culprit.kind == "rank"
         ),
         tool=tool,
+        pace=_pace(data),
+    )
+
+
+def _pace(data: JobData) -> Pace:
+    """What tells when the job ends: its log, by the newest steady steps."""
+    if not len(data.steps):
+        return Pace()
+    steady_s = data.steps.step_time_s[~data.steps.warmup]
+    newest_s = steady_s[~np.isnan(steady_s)][-_PACE_STEPS:]
+    stepped_unix_s = float(data.steps.time_unix_s[-1])
+    return Pace(
+        step=int(data.steps.step[-1]),
+        stepped_unix_s=stepped_unix_s if math.isfinite(stepped_unix_s) else None,
+        train_steps=data.description.train_steps if data.description else None,
+        step_time_s=float(np.median(newest_s)) if len(newest_s) else None,
     )
 
 

@@ -6,12 +6,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from perfd.capture.job_end import writing_s
 from perfd.capture.kineto import config_text, trace_directory
+from perfd.capture.kineto.at_exit import waits_at_exit
 from perfd.capture.kineto.client_registry import POLL_PERIOD_S, ConfigDelivery, KinetoClient
 from perfd.capture.kineto.daemon_socket import KinetoEndpoint
 from perfd.capture.kineto.process_matching import match
 from perfd.capture.kineto.trace_contents import Contents, TraceWork, contents_of
 from perfd.capture.kineto.trace_directory import DEFAULT_PLACE, TraceDirectory
+from perfd.capture.kineto.window import window
 from perfd.capture.node import (
     Begun,
     CaptureOutcome,
@@ -64,11 +67,21 @@ class _Traced:
     pid: int
     client: KinetoClient
     box: TraceDirectory
+    waits_at_exit: bool
+    """Whether it waits for the window's end before it ends (`perfd_at_exit`)."""
 
     @property
     def file(self) -> str:
         """The trace's name: libkineto puts in the pid that the process knows itself by."""
-        return f"trace_{self.client.key[1]}.json"
+        return f"trace_{self.own_pid}.json"
+
+    @property
+    def own_pid(self) -> int:
+        """The pid that the process knows itself by."""
+        return self.client.key[1]
+
+
+_UNTOLD = frozenset({ConfigDelivery.WAITING, ConfigDelivery.MISSED})
 
 
 class KinetoTool(Tool):
@@ -91,6 +104,7 @@ class KinetoTool(Tool):
         self._options = options or KinetoOptions()
         self._timing = timing or KinetoTiming()
         self._traced: dict[str, _Traced] = {}
+        self._note = ""
         self._margin_s = self._timing.margin_s
         # As long as it takes when a process has just polled.
         self.lead_s = POLL_PERIOD_S + self._after_poll_s
@@ -130,7 +144,9 @@ class KinetoTool(Tool):
             except CaptureError as error:
                 refused[rank] = str(error)
                 continue
-            self._traced[box.handle] = _Traced(rank=rank, pid=pid, client=client, box=box)
+            self._traced[box.handle] = _Traced(
+                rank=rank, pid=pid, client=client, box=box, waits_at_exit=waits_at_exit(self._proc, pid)
+            )
             targets.append(CaptureTarget(handle=box.handle, processes={pid: rank}))
         reason = f"No process of job {job} is known on this node." if not refused else ""
         return Readiness(targets=targets, refused=refused, reason=reason)
@@ -145,12 +161,20 @@ class KinetoTool(Tool):
         start_unix_ns = start_unix_ns // 1_000_000 * 1_000_000
         ahead_s = (start_unix_ns - now_unix_ns) / 1e9
         before_s = now_s + ahead_s - self._timing.tick_s - self._options.warmup_s
-        length_s = self._length_s(plan)
+        chosen = window(
+            plan,
+            iteration_roundup=self._options.iteration_roundup,
+            wait_at_exit=all(one.waits_at_exit for one in traced),
+        )
+        length_s, self._note = chosen.length_s, chosen.note
+        until_unix_s = start_unix_ns / 1e9 + length_s + writing_s(self.kind)
         try:
             for one in traced:
                 owner = owner_of(self._proc, one.pid)
                 if owner is not None:
                     one.box.create(*owner)
+                    if one.waits_at_exit:
+                        one.box.mark(one.own_pid, until_unix_s, *owner)
                 order = self._order(one, plan, start_unix_ns, length_s)
                 endpoint.order(one.client.key, config_text.render(order), before_s=before_s)
         except CaptureError:
@@ -185,9 +209,14 @@ class KinetoTool(Tool):
     def abort(self, handles: Sequence[str]) -> None:
         """What was not told yet never is. The rest runs out, and finds no folder to write to.
 
-        There is no way to tell libkineto to stop.
+        There is no way to tell libkineto to stop: a process that was told must still not end before its
+        window is over, and so keeps its mark.
         """
         if self._endpoint is not None:
+            for handle in handles:
+                one = self._traced.get(handle)
+                if one is not None and self._endpoint.delivery(one.client.key) in _UNTOLD:
+                    one.box.unmark(one.own_pid)
             self._endpoint.withdraw_all()
         for box in map(trace_directory.from_handle, handles):
             if box is not None:
@@ -228,24 +257,14 @@ class KinetoTool(Tool):
             return None
         return plan.steps + 1
 
-    def _length_s(self, plan: CapturePlan) -> float:
-        """How long to trace, or by iteration how long it may take until the trace is over.
-
-        By the clock only parts of the first and the last step are in it, so it is two steps longer.
-        """
-        if plan.steps is None or plan.step_time_s is None:
-            return plan.max_duration_s
-        roundup = self._options.iteration_roundup
-        steps = plan.steps + (2 if roundup is None else 1 + roundup)
-        return min(plan.max_duration_s, steps * plan.step_time_s)
-
     def _outcome(self, one: _Traced, plan: CapturePlan, *, late: bool) -> CaptureOutcome | None:
         """How it ended for one rank; None while there is hope for a file."""
         names = one.box.names()
         if one.file in names:
+            one.box.unmark(one.own_pid)
             return self._collected(one, plan)
         delivery = self._answering().delivery(one.client.key)
-        if delivery in (ConfigDelivery.WAITING, ConfigDelivery.MISSED):
+        if delivery in _UNTOLD:
             reason = "The process did not ask for a configuration in time for the start."
             return CaptureOutcome(state=CaptureState.LATE, ranks=[one.rank], reason=reason)
         if not runs(self._proc, one.pid):
@@ -277,11 +296,12 @@ class KinetoTool(Tool):
         work = contents.work
         if work is TraceWork.GPU or (work is TraceWork.HOST and self._options.cpu_only):
             whole = _whole_steps(contents, plan)
-            reason = (
+            host = (
                 ""
                 if work is TraceWork.GPU
                 else "The trace tells of the host only: no GPU worked for the rank."
             )
+            reason = " ".join(filter(None, (host, self._note)))
             return CaptureOutcome(
                 state=CaptureState.DONE, ranks=[one.rank], reason=reason, files=[path], whole_steps=whole
             )

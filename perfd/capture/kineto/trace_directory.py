@@ -58,6 +58,22 @@ class TraceDirectory:
                 "run the agent as the job's user or as root."
             ) from error
 
+    def mark(self, pid: int, until_unix_s: float, uid: int, gid: int) -> None:
+        """Have a process of that pid in its namespace not end before then (`perfd_at_exit`)."""
+        name = _mark(pid)
+        self.unmark(pid)
+        with contextlib.suppress(OSError), self._place() as place:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with open(os.open(name, flags, 0o600, dir_fd=place), "w") as file:  # noqa: PTH123  (a descriptor)
+                file.write(f"{until_unix_s:.3f}")
+                if os.geteuid() != uid:
+                    os.fchown(file.fileno(), uid, gid)
+
+    def unmark(self, pid: int) -> None:
+        """Let it end; legal when it was not marked."""
+        with contextlib.suppress(OSError), self._place() as place:
+            os.unlink(_mark(pid), dir_fd=place)
+
     def names(self) -> list[str]:
         """What is in it; nothing when it is gone."""
         try:
@@ -115,6 +131,11 @@ class TraceDirectory:
             yield folder
         finally:
             os.close(folder)
+
+
+def _mark(pid: int) -> str:
+    """The name is known to `perfd_at_exit` too."""
+    return f"{PREFIX}until-{pid}"
 
 
 def _copy(file: BinaryIO, to: Path) -> None:

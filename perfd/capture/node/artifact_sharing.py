@@ -22,7 +22,7 @@ _LOOK_EVERY_S = 0.1
 
 
 class Sharing:
-    """Shares the captures of one node, one at a time; one thread may call it."""
+    """Shares the captures of one node, one at a time; any thread may call it."""
 
     def __init__(self, folder: SharedFolder, *, timeout_s: float, watch: FolderWatch | None = None) -> None:
         """Without `watch` captures stay until newer ones need their room."""
@@ -31,6 +31,7 @@ class Sharing:
         self._watch = watch
         self._copying: _Copying | None = None
         self._removing: threading.Thread | None = None
+        self._turn = threading.Lock()
 
     def share(
         self, capture_id: str, files: Sequence[CaptureFile], given_up: Callable[[], bool]
@@ -39,6 +40,12 @@ class Sharing:
 
         It returns when all is copied, when the time is over, and soon after `given_up` holds.
         """
+        with self._turn:
+            return self._share(capture_id, files, given_up)
+
+    def _share(
+        self, capture_id: str, files: Sequence[CaptureFile], given_up: Callable[[], bool]
+    ) -> tuple[Sequence[CaptureFile], str]:
         earlier = self._copying
         if earlier is not None and earlier.is_alive():
             return (), f"Not shared: {self._folder.directory} still hangs since capture {earlier.capture_id}."
@@ -54,6 +61,14 @@ class Sharing:
 
     def remove_old(self, monotonic_s: float) -> None:
         """Begin to remove the captures that are too old, of all nodes; it does not wait for that."""
+        if not self._turn.acquire(blocking=False):
+            return
+        try:
+            self._begin_to_remove(monotonic_s)
+        finally:
+            self._turn.release()
+
+    def _begin_to_remove(self, monotonic_s: float) -> None:
         busy = any(thread is not None and thread.is_alive() for thread in (self._copying, self._removing))
         if self._watch is not None and not busy:
             self._removing = threading.Thread(

@@ -1,11 +1,14 @@
-"""The agent's side of captures: one at a time, in a thread of its own, each with one end per rank."""
+"""The agent's side of captures: one at a time, beside it the stacks of a hang, each with one end per rank."""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
+from functools import partial
 
 from perfd.capture.node.artifact_sharing import Sharing
 from perfd.capture.node.capture_run import CaptureRun, Interruption, RunContext, recover
@@ -31,9 +34,17 @@ log = logging.getLogger(__name__)
 _REMEMBERED_CAPTURES = 256
 
 
+class _Lane(Enum):
+    """What may run beside each other: of each one capture at a time, in a thread of its own."""
+
+    PROFILES = "perfd-capture"
+    STACKS = "perfd-stacks"
+    """Of a job that hangs: they must not wait for a profiler that hangs with it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Accepted:
-    """The capture that this node is busy with."""
+    """The capture that a lane is busy with."""
 
     request: CaptureRequest
     cancelled: str | None = None
@@ -43,7 +54,7 @@ class CaptureExecutor:
     """Carries out capture requests on this node.
 
     `handle` may be called from any thread and returns at once. `send_status` is called from that thread
-    or the executor's and must not block. `progress` tells how a job is doing by its log.
+    or the executor's own and must not block. `progress` tells how a job is doing by its log.
     After `stop` nothing of a capture runs on this node.
     """
 
@@ -67,21 +78,26 @@ class CaptureExecutor:
         self._remove_old = remove_old
         self._look_every_s = look_every_s
         self._send_status = send_status
-        self._around = RunContext(
-            store=store,
-            clock=clock,
-            send_status=self._tell,
-            progress=progress,
-            guards=guards or GuardSettings(),
-            interruption=self._interruption,
-            wait=self._wait,
-            sharing=sharing,
-        )
+        self._around = {
+            lane: RunContext(
+                store=store,
+                clock=clock,
+                send_status=self._tell,
+                progress=progress,
+                guards=guards or GuardSettings(),
+                interruption=partial(self._interruption, lane),
+                wait=partial(self._wait, lane),
+                sharing=sharing,
+            )
+            for lane in _Lane
+        }
         self._changed = threading.Condition(threading.RLock())
-        self._accepted: _Accepted | None = None
+        self._accepted: dict[_Lane, _Accepted] = {}
         self._stopping = False
         self._told: dict[str, tuple[CaptureStatus, ...]] = {}
-        self._thread = threading.Thread(target=self._work, name="perfd-capture", daemon=True)
+        self._threads = [
+            threading.Thread(target=self._work, args=(lane,), name=lane.value, daemon=True) for lane in _Lane
+        ]
 
     def available_tools(self) -> tuple[CaptureTool, ...]:
         """The tools that this node has, for the agent's `Hello`."""
@@ -90,7 +106,7 @@ class CaptureExecutor:
     @property
     def running(self) -> bool:
         """Whether requests are taken."""
-        return self._thread.is_alive()
+        return all(thread.is_alive() for thread in self._threads)
 
     def start(self) -> None:
         """End what an earlier agent left running, then take requests."""
@@ -99,15 +115,18 @@ class CaptureExecutor:
             self._tell(recover(record, tool, self._store, self._clock.unix_ns()))
         for tool in self._tools.values():
             tool.open()
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self, timeout_s: float = 30.0) -> None:
         """Abort what runs and wait for it; legal twice, and without `start`."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        if self.running:
-            self._thread.join(timeout_s)
+        deadline_s = time.monotonic() + timeout_s
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join(max(0.0, deadline_s - time.monotonic()))
         for tool in self._tools.values():
             tool.close()
 
@@ -123,7 +142,7 @@ class CaptureExecutor:
                 self._refuse(message, reason)
             else:
                 self._told[message.capture_id] = ()
-                self._accepted = _Accepted(request=_capped(message))
+                self._accepted[self._lane(message)] = _Accepted(request=_capped(message))
                 self._changed.notify_all()
 
     def _earlier(self, capture_id: str) -> Sequence[CaptureStatus] | None:
@@ -145,11 +164,14 @@ class CaptureExecutor:
             return "The agent is being stopped."
         if not self.running:
             return "The agent has only just started; try again."
-        if self._accepted is not None:
-            return f"Busy: capture {self._accepted.request.capture_id} is running on this node."
         if request.tool not in self._tools:
             return f"This node has no capture tool {request.tool.value}; run `perfd doctor` on it."
+        if (busy := self._accepted.get(self._lane(request))) is not None:
+            return f"Busy: capture {busy.request.capture_id} is running on this node."
         return ""
+
+    def _lane(self, request: CaptureRequest) -> _Lane:
+        return _Lane.STACKS if self._tools[request.tool].for_hangs else _Lane.PROFILES
 
     def _refuse(self, request: CaptureRequest, reason: str) -> None:
         self._tell(self._ended(request, CaptureState.REFUSED, reason))
@@ -165,10 +187,10 @@ class CaptureExecutor:
         )
 
     def _cancel(self, message: CaptureCancel) -> None:
-        accepted = self._accepted
-        if accepted is not None and accepted.request.capture_id == message.capture_id:
-            self._accepted = replace(accepted, cancelled=message.reason or "no reason was given")
-            self._changed.notify_all()
+        for lane, accepted in self._accepted.items():
+            if accepted.request.capture_id == message.capture_id:
+                self._accepted[lane] = replace(accepted, cancelled=message.reason or "no reason was given")
+                self._changed.notify_all()
 
     def _tell(self, status: CaptureStatus) -> None:
         """Send a status and remember it; a final one stays, the others only until the next."""
@@ -179,12 +201,12 @@ class CaptureExecutor:
                 del self._told[next(iter(self._told))]
             self._send_status(status)
 
-    def _work(self) -> None:
-        while (accepted := self._next()) is not None:
+    def _work(self, lane: _Lane) -> None:
+        while (accepted := self._next(lane)) is not None:
             request = accepted.request
             finals: Sequence[CaptureStatus] = ()
             try:
-                finals = CaptureRun(request, self._tools[request.tool], self._around).run()
+                finals = CaptureRun(request, self._tools[request.tool], self._around[lane]).run()
             except Exception as error:
                 # A defect in one capture must not end all later ones.
                 log.exception("A capture met a defect.", extra={"capture": request.capture_id})
@@ -192,25 +214,27 @@ class CaptureExecutor:
                 finals = [self._ended(request, CaptureState.FAILED, reason)]
             finally:
                 with self._changed:
-                    self._accepted = None
+                    del self._accepted[lane]
                     for status in finals:
                         self._tell(status)
 
-    def _next(self) -> _Accepted | None:
+    def _next(self, lane: _Lane) -> _Accepted | None:
         """The next capture to carry out; None when the agent stops."""
         idle_s = 0.0
-        while not self._wanted(idle_s):
-            self._clean_up()
+        while not self._wanted(lane, idle_s):
+            if lane is _Lane.PROFILES:
+                self._clean_up()
             idle_s = self._look_every_s
         with self._changed:
-            if self._stopping and self._accepted is not None:
-                self._refuse(self._accepted.request, "The agent was stopped before the capture began.")
-            return None if self._stopping else self._accepted
+            accepted = self._accepted.get(lane)
+            if self._stopping and accepted is not None:
+                self._refuse(accepted.request, "The agent was stopped before the capture began.")
+            return None if self._stopping else accepted
 
-    def _wanted(self, within_s: float) -> bool:
+    def _wanted(self, lane: _Lane, within_s: float) -> bool:
         """Whether there is something else to do than to wait, after `within_s` at the latest."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._stopping or self._accepted is not None, within_s)
+            return self._changed.wait_for(lambda: self._stopping or lane in self._accepted, within_s)
 
     def _clean_up(self) -> None:
         if self._remove_old is None:
@@ -220,18 +244,19 @@ class CaptureExecutor:
         except OSError as error:
             log.warning("Old captures cannot be removed.", extra={"reason": str(error)})
 
-    def _interruption(self) -> Interruption | None:
+    def _interruption(self, lane: _Lane) -> Interruption | None:
         with self._changed:
             if self._stopping:
                 reason = "The agent was stopped during the capture."
                 return Interruption(why=StopReason.AGENT_STOPPED, reason=reason)
-            if self._accepted is not None and self._accepted.cancelled is not None:
-                return Interruption(why=StopReason.CANCELLED, reason=f"Cancelled: {self._accepted.cancelled}")
+            accepted = self._accepted.get(lane)
+            if accepted is not None and accepted.cancelled is not None:
+                return Interruption(why=StopReason.CANCELLED, reason=f"Cancelled: {accepted.cancelled}")
             return None
 
-    def _wait(self, seconds: float) -> None:
+    def _wait(self, lane: _Lane, seconds: float) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: self._interruption() is not None, timeout=seconds)
+            self._changed.wait_for(lambda: self._interruption(lane) is not None, timeout=seconds)
 
 
 def _capped(request: CaptureRequest) -> CaptureRequest:

@@ -8,6 +8,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from perfd.capture.job_end import (
+    MARGIN_S,
+    JobEnd,
+    ends_now,
+    is_planned,
+    job_end,
+    needed_s,
+    too_late,
+    window_s,
+)
 from perfd.capture.node.artifact_sharing import Sharing
 from perfd.capture.node.capture_storage import CaptureRecord, CaptureStore
 from perfd.capture.node.capture_tool import Begun, CaptureOutcome, CapturePlan, CaptureTarget, Readiness, Tool
@@ -107,7 +117,7 @@ class CaptureRun:
         directory = store.create(self._record(targets, is_open=True))
         plan = self._plan(directory)
         begun = self._tool.start(targets, plan)
-        if begun.start_unix_ns is not None and (interruption := self._wait_until(begun.start_unix_ns)):
+        if begun.start_unix_ns is not None and (interruption := self._wait_for_window(begun.start_unix_ns)):
             self._abort(targets)
             self._tell(CaptureState.FAILED, interruption.reason, ranks)
             return
@@ -129,11 +139,29 @@ class CaptureRun:
 
     def _spare_the_job(self) -> None:
         job = self._around.progress(self._request.job)
+        if self._tool.for_hangs:
+            return
         reason = refusal(job, self._around.guards, self._around.clock.unix_ns())
-        if reason and not self._tool.for_hangs:
+        if reason := reason or self._too_late(job, self._lead_s()):
             raise CaptureError(reason)
 
+    def _lead_s(self) -> float:
+        """How long it takes from now until the tool collects."""
+        start_unix_ns = self._request.start_unix_ns
+        ahead_s = (start_unix_ns - self._around.clock.unix_ns()) / 1e9 if start_unix_ns is not None else 0.0
+        return max(self._tool.lead_s, ahead_s)
+
+    def _too_late(self, job: JobProgress, lead_s: float, margin_s: float = MARGIN_S) -> str:
+        """Why the capture does not fit before the job's end; empty when it does."""
+        length_s = window_s(self._request.steps, job.step_time_s, self._request.max_duration_s)
+        needed = needed_s(self._tool.kind, lead_s=lead_s, window_s=length_s, margin_s=margin_s)
+        return too_late(self._job_end(job), self._tool.kind, needed)
+
+    def _job_end(self, job: JobProgress) -> JobEnd | None:
+        return job_end(job.pace, self._around.clock.unix_ns() / 1e9)
+
     def _plan(self, directory: Path) -> CapturePlan:
+        job = self._around.progress(self._request.job)
         return CapturePlan(
             capture_id=self._request.capture_id,
             directory=directory,
@@ -141,7 +169,8 @@ class CaptureRun:
             max_bytes=self._around.store.room_bytes(self._request),
             start_unix_ns=self._request.start_unix_ns,
             steps=self._request.steps,
-            step_time_s=self._around.progress(self._request.job).step_time_s,
+            step_time_s=job.step_time_s,
+            end_is_planned=is_planned(job.pace),
         )
 
     def _wait_for_start(self) -> tuple[CaptureState, str] | None:
@@ -159,12 +188,28 @@ class CaptureRun:
         interruption = self._wait_until(start_unix_ns - round(self._tool.lead_s * 1e9))
         return (CaptureState.FAILED, interruption.reason) if interruption else None
 
-    def _wait_until(self, unix_ns: int) -> Interruption | None:
-        """Wait for a moment; what came in between, if anything."""
+    def _wait_for_window(self, start_unix_ns: int) -> Interruption | None:
+        """Wait until a tool that was told begins to collect; what came in between, if anything.
+
+        That is also an end of the job that came nearer: what was not told to a process yet can be taken back.
+        """
+
+        def too_late(left_s: float) -> Interruption | None:
+            reason = self._too_late(self._around.progress(self._request.job), left_s, margin_s=0.0)
+            return Interruption(why=StopReason.JOB_ENDS, reason=reason) if reason else None
+
+        return self._wait_until(start_unix_ns, too_late)
+
+    def _wait_until(
+        self, unix_ns: int, too_late: Callable[[float], Interruption | None] = lambda _: None
+    ) -> Interruption | None:
+        """Wait for a moment; what came in between, if anything. `too_late` gets what is left."""
         while (interruption := self._around.interruption()) is None:
             left_s = (unix_ns - self._around.clock.unix_ns()) / 1e9
             if left_s <= 0:
                 return None
+            if (interruption := too_late(left_s)) is not None:
+                return interruption
             self._around.wait(min(left_s, _POLL_S))
         return interruption
 
@@ -189,6 +234,7 @@ class CaptureRun:
                 disk_full=self._around.store.short_of_space(),
                 alive=self._tool.alive(targets),
                 length_s=begun.length_s,
+                job_ends=ends_now(self._job_end(job), self._tool.kind),
                 slowed=slowed(before, job, self._around.guards),
                 interruption=interruption.why if interruption else None,
             )

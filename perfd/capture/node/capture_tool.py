@@ -66,6 +66,8 @@ class CapturePlan:
     steps: int | None = None
     step_time_s: float | None = None
     """The job's usual one, where its log tells."""
+    end_is_planned: bool = False
+    """Whether the job's end is known; a tool that cannot be stopped must else fear one during the capture."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,7 @@ class Begun:
 class Tool(Protocol):
     """Drives one profiler.
 
-    All calls but `open` and `close` come from the executor's thread, one capture at a time. Every method
+    All calls but `open` and `close` come from one thread of the executor, one capture at a time. Every method
     may raise `CaptureError`; its message becomes the reason of the ranks' outcome.
     A class that names this one as its base inherits what is not abstract here.
     """

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from perfd.capture.job_end import Pace
+
 _BASELINE_STEPS = 20
 _SLOW_LINES = 2
 """One slow step is what switching a profiler on costs."""
@@ -19,6 +21,11 @@ class JobProgress:
 
     step: int | None = None
     """The last step that was completed."""
+    stepped_unix_s: float | None = None
+    """When it was, by the log."""
+    train_steps: int | None = None
+    limit_unix_s: float | None = None
+    """When the scheduler ends the job at the latest."""
     step_times_s: Sequence[tuple[int, float]] = ()
     """The newest progress lines, oldest first: step and time per step. Warm-up is left out."""
     steps_per_line: int = 1
@@ -36,6 +43,17 @@ class JobProgress:
         """The median of the newest steps."""
         times = [time_s for _, time_s in self.step_times_s[-_BASELINE_STEPS:]]
         return median(times) if times else None
+
+    @property
+    def pace(self) -> Pace:
+        """What tells when it ends."""
+        return Pace(
+            step=self.step,
+            stepped_unix_s=self.stepped_unix_s,
+            train_steps=self.train_steps,
+            step_time_s=self.step_time_s,
+            limit_unix_s=self.limit_unix_s,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,8 @@ class StopReason(Enum):
     """Free space fell below the floor: deleted."""
     COMPLETE = "complete"
     """The tool was told how long, and that is over."""
+    JOB_ENDS = "job_ends"
+    """The job ends soon, and the report must be written before that."""
     SLOWED = "slowed"
     """The job became slow; what was collected until then is kept."""
     CANCELLED = "cancelled"
@@ -39,12 +41,11 @@ class StopReason(Enum):
     @property
     def keeps_files(self) -> bool:
         """Whether the capture's files are worth keeping."""
-        return self in {
-            StopReason.STEPS,
-            StopReason.TIME,
-            StopReason.COMPLETE,
-            StopReason.JOB_ENDED,
-            StopReason.SLOWED,
+        return self not in {
+            StopReason.TOO_LARGE,
+            StopReason.DISK,
+            StopReason.CANCELLED,
+            StopReason.AGENT_STOPPED,
         }
 
 
@@ -63,6 +64,8 @@ class CaptureProgress:
     """When the tool ends by itself; None if it does not."""
     slowed: str = ""
     """How the capture slows the job, when that is too much."""
+    job_ends: str = ""
+    """When the job ends, when that is so soon that the tool must stop now."""
     interruption: StopReason | None = None
     """What somebody outside of the capture wants, if anything."""
 
@@ -77,6 +80,7 @@ def ending(request: CaptureRequest, progress: CaptureProgress) -> StopReason | N
         (not progress.alive, StopReason.JOB_ENDED),
         (bool(progress.slowed), StopReason.SLOWED),
         (progress.length_s is None and _steps_complete(request, progress), StopReason.STEPS),
+        (progress.length_s is None and bool(progress.job_ends), StopReason.JOB_ENDS),
         (progress.length_s is not None and progress.elapsed_s >= progress.length_s, StopReason.COMPLETE),
         (progress.elapsed_s >= request.max_duration_s, StopReason.TIME),
     )
@@ -98,6 +102,7 @@ def note(request: CaptureRequest, why: StopReason, progress: CaptureProgress) ->
     return {
         StopReason.JOB_ENDED: "The job ended during the capture.",
         StopReason.TOO_LARGE: f"The capture exceeded {data_size(progress.room_bytes)} and was deleted.",
+        StopReason.JOB_ENDS: progress.job_ends,
         StopReason.SLOWED: progress.slowed,
         StopReason.DISK: "Free space fell below capture.min_free_bytes; the capture was deleted.",
     }.get(why, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from perfd.capture.job_end import FOR_HANGS
 from perfd.capture.policy.policy_events import AlertFired, Capture
 from perfd.config import CaptureProfile
 
@@ -17,12 +18,15 @@ class CaptureBudget:
     def __init__(self, longest_cooldown_s: float) -> None:
         self._longest_cooldown_s = longest_cooldown_s
         self._last_by_rule: dict[tuple[str, str], float] = {}
-        self._starts: dict[str, deque[float]] = {}
+        self._starts: dict[tuple[str, bool], deque[float]] = {}
+        """By job, and whether it hung: what was captured before it did must not hold back its stacks."""
 
     def began(self, capture: Capture) -> None:
         """Take in a capture when it begins, by an alert or by a person."""
         at = capture.requested_unix_s
-        self._starts.setdefault(capture.job, deque(maxlen=_MOST_STARTS)).append(at)
+        self._starts.setdefault((capture.job, capture.tool in FOR_HANGS), deque(maxlen=_MOST_STARTS)).append(
+            at
+        )
         if capture.alert:
             rule = (capture.job, capture.alert)
             self._last_by_rule[rule] = max(at, self._last_by_rule.get(rule, at))
@@ -35,7 +39,10 @@ class CaptureBudget:
             left_s = profile.cooldown_s - ago_s
             before = f"{event.alert} captured this {job.kind} {ago_s:.0f} s ago"
             return f"Cooldown: {before}; {left_s:.0f} s are left."
-        recent = sum(now_unix_s - start < _HOUR_S for start in self._starts.get(job.job, ()))
+        recent = sum(
+            now_unix_s - start < _HOUR_S
+            for start in self._starts.get((job.job, profile.tool in FOR_HANGS), ())
+        )
         if recent >= profile.max_per_hour:
             return (
                 f"Budget: {recent} captures of this {job.kind} in the last hour; "
@@ -48,9 +55,9 @@ class CaptureBudget:
         for rule, at in list(self._last_by_rule.items()):
             if now_unix_s - at >= self._longest_cooldown_s:
                 del self._last_by_rule[rule]
-        for job, starts in list(self._starts.items()):
+        for kind, starts in list(self._starts.items()):
             if now_unix_s - max(starts) >= _HOUR_S:
-                del self._starts[job]
+                del self._starts[kind]
 
     def __len__(self) -> int:
         """How many jobs, and rules of jobs, it remembers."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
+from perfd.capture.job_end import FOR_HANGS, Pace, job_end, needed_s, too_late, window_s
 from perfd.capture.policy.agent_presence import AgentPresence
 from perfd.capture.policy.capture_budget import CaptureBudget
 from perfd.capture.policy.policy_events import (
@@ -144,7 +145,7 @@ class CapturePolicy:
         return self._begin(capture, event.job, event.ranks or profile.ranks, now)
 
     def _begin(self, capture: Capture, view: JobView, ranks: str, now: float) -> list[Action]:
-        running = next((other for other in self._open.values() if other.job == capture.job), None)
+        running = next((other for other in self._open.values() if _in_the_way(other, capture)), None)
         if running is not None:
             reason = f"Capture {running.capture_id} of this {view.kind} is still running."
             if capture.alert:
@@ -152,6 +153,8 @@ class CapturePolicy:
             return self._refuse(replace(capture, put_off=bool(capture.alert)), reason, now)
         if capture.tool is None:
             return self._refuse(capture, _no_tool(capture), now)
+        if reason := self._too_late(capture, capture.tool, view.pace, now):
+            return self._refuse(capture, reason, now)
         try:
             selection = select(ranks, view, capture.labels)
         except CaptureError as error:
@@ -176,6 +179,12 @@ class CapturePolicy:
 
     def _lead_s(self, tool: CaptureTool | None) -> float:
         return self._patience.kineto_lead_s if tool is CaptureTool.KINETO else self._patience.lead_s
+
+    def _too_late(self, capture: Capture, tool: CaptureTool, pace: Pace, now: float) -> str:
+        """Why the capture does not fit before the job's end; the nodes look again, more exactly."""
+        length_s = window_s(capture.steps, pace.step_time_s, capture.max_duration_s)
+        needed = needed_s(tool, lead_s=self._lead_s(tool), window_s=length_s)
+        return too_late(job_end(pace, now), tool, needed)
 
     def _requests(self, capture: Capture, nodes: Mapping[str, Sequence[int]]) -> list[SendRequest]:
         if capture.tool is None:
@@ -325,6 +334,13 @@ def _tool(profile: CaptureProfile | None, view: JobView) -> CaptureTool | None:
     if profile is None:
         return None
     return view.tool if profile.tool is None else CaptureTool(profile.tool)
+
+
+def _in_the_way(other: Capture, capture: Capture) -> bool:
+    """Whether a capture that runs must end first. The stacks of a hang are taken beside any other tool's."""
+    if other.job != capture.job:
+        return False
+    return capture.tool not in FOR_HANGS or other.tool is capture.tool
 
 
 def _no_tool(capture: Capture) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from statistics import median
 
+from perfd.capture.job_end import Pace
 from perfd.capture.selection.rank_conditions import PLACE, coordinate, in_pod, parse_conditions
 from perfd.errors import CaptureError
 from perfd.model import CaptureTool, ParallelLayout
@@ -45,6 +46,8 @@ class JobView:
     """Whether it is a serving engine, which is captured as a whole."""
     tool: CaptureTool | None = CaptureTool.NSYS
     """What captures it where a profile names no tool; None when nobody says which engine it is."""
+    pace: Pace = field(default_factory=Pace)
+    """What tells when it ends."""
 
     @property
     def kind(self) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from perfd_collectors.nccl.plugin_library import DIRECTORY_VARIABLE, with_plugin
 
+from perfd.capture.kineto import with_wait_at_exit
 from perfd.capture.node import DAEMON_VARIABLE, RUN_VARIABLE
 from perfd.capture.nsys import Launch, find_nsys, plan_launch
 from perfd.config import AgentCaptureConfig, AgentConfig, AggregatorConfig, CollectorConfig, KinetoConfig
@@ -193,6 +194,7 @@ def _environment(settings: MonitorSettings, environment: Mapping[str, str]) -> d
     }
     if settings.kineto:
         told[DAEMON_VARIABLE] = "1"
+        environment = with_wait_at_exit(environment)
     if settings.hook_socket is not None:
         # The command may be srun or mpirun, which take the environment to other machines.
         told[NODE_VARIABLE] = socket.gethostname()

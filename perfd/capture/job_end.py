@@ -1,0 +1,102 @@
+"""When a job ends, and how long before that a capture must begin: pure decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfd.model import CaptureTool
+
+FOR_HANGS = frozenset({CaptureTool.PY_SPY, CaptureTool.FLIGHT_RECORDER})
+"""Tools that look once, at once, and leave nothing in the job: for jobs that hang."""
+MARGIN_S = 3.0
+"""Steps become shorter or a log line comes late; the end is then nearer than it was thought."""
+_WRITING_S = {CaptureTool.NSYS: 10.0, CaptureTool.KINETO: 5.0}
+"""From the end of the window until the report is written: nsys took 5 s for 400,000 events, libkineto 2 s."""
+_CUT_STEPS = 2
+"""A window by the clock cuts the first and the last step in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """What tells when a job ends; None for what nobody knows."""
+
+    step: int | None = None
+    """The last step that was completed."""
+    stepped_unix_s: float | None = None
+    """When it was."""
+    train_steps: int | None = None
+    step_time_s: float | None = None
+    limit_unix_s: float | None = None
+    """When the scheduler ends the job at the latest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnd:
+    """When a job is expected to end."""
+
+    in_s: float
+    why: str
+    """The figures behind it."""
+
+
+def job_end(pace: Pace, now_unix_s: float) -> JobEnd | None:
+    """The earliest end that anything tells of; None when nothing does."""
+    ends = [end for end in (_last_step(pace, now_unix_s), _time_limit(pace, now_unix_s)) if end is not None]
+    return min(ends, key=lambda end: end.in_s, default=None)
+
+
+def is_planned(pace: Pace) -> bool:
+    """Whether the job's own end is known, and not only the latest possible one."""
+    return pace.step is not None and pace.train_steps is not None and pace.step_time_s is not None
+
+
+def _last_step(pace: Pace, now_unix_s: float) -> JobEnd | None:
+    if pace.step is None or pace.train_steps is None or pace.step_time_s is None:
+        return None
+    left = max(0, pace.train_steps - pace.step)
+    since_s = max(0.0, now_unix_s - pace.stepped_unix_s) if pace.stepped_unix_s is not None else 0.0
+    why = f"{left} of {pace.train_steps} steps left at {pace.step_time_s:.3g} s"
+    return JobEnd(in_s=max(0.0, left * pace.step_time_s - since_s), why=why)
+
+
+def _time_limit(pace: Pace, now_unix_s: float) -> JobEnd | None:
+    """A limit that has passed was extended: a process keeps the environment that it was started with."""
+    if pace.limit_unix_s is None or pace.limit_unix_s <= now_unix_s:
+        return None
+    return JobEnd(in_s=pace.limit_unix_s - now_unix_s, why="SLURM's time limit")
+
+
+def window_s(steps: int | None, step_time_s: float | None, max_duration_s: float) -> float:
+    """How long a tool collects for so many whole steps; the time cap where the steps tell no time."""
+    if steps is None or step_time_s is None:
+        return max_duration_s
+    return min(max_duration_s, (steps + _CUT_STEPS) * step_time_s)
+
+
+def writing_s(tool: CaptureTool) -> float:
+    """How long the job must live after the window, for the report to be written."""
+    return _WRITING_S.get(tool, 0.0)
+
+
+def needed_s(tool: CaptureTool, *, lead_s: float, window_s: float, margin_s: float = MARGIN_S) -> float:
+    """How long a job must still run for a capture that begins now; 0 for a tool that only looks once."""
+    return 0.0 if tool in FOR_HANGS else lead_s + window_s + writing_s(tool) + margin_s
+
+
+def ends_now(end: JobEnd | None, tool: CaptureTool) -> str:
+    """Why a capture that runs must be stopped now, to be written before the job's end; empty when not."""
+    if end is None or end.in_s >= (least_s := writing_s(tool) + MARGIN_S):
+        return ""
+    return (
+        f"The capture was stopped: the job ends in about {end.in_s:.0f} s ({end.why}), "
+        f"and writing needs {least_s:.0f} s."
+    )
+
+
+def too_late(end: JobEnd | None, tool: CaptureTool, needed_s: float) -> str:
+    """Why a capture does not fit before the job's end; empty when it does, and when nobody knows the end."""
+    if end is None or end.in_s >= needed_s:
+        return ""
+    return (
+        f"The job ends in about {end.in_s:.0f} s ({end.why}); a {tool.value} capture needs {needed_s:.0f} s."
+    )

@@ -1,0 +1,47 @@
+"""How long to trace with Kineto: pure decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perfd.capture.job_end import window_s
+from perfd.capture.node import CapturePlan
+
+_SHORTEST_STEPS = 1
+_SHORTEST_S = 1.0
+"""Without a step time: libkineto's own thread looks once a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """For how long the processes are traced."""
+
+    length_s: float
+    note: str = ""
+    """Why that is shorter than what was asked for."""
+
+
+def window(plan: CapturePlan, *, iteration_roundup: int | None, wait_at_exit: bool) -> Window:
+    """The window of a capture.
+
+    A process dies when it ends within its window, and nothing can close one early. So where the job's end is
+    not known and not all processes `wait_at_exit`, it is as short as a whole step can be in it.
+    """
+    asked_s = _length_s(plan.steps, plan, iteration_roundup)
+    if plan.end_is_planned or wait_at_exit:
+        return Window(length_s=asked_s)
+    shortest_s = _SHORTEST_S if plan.step_time_s is None else _length_s(_SHORTEST_STEPS, plan, None)
+    if asked_s <= shortest_s:
+        return Window(length_s=asked_s)
+    return Window(
+        length_s=shortest_s,
+        note=f"Traced for {shortest_s:.3g} of {asked_s:.3g} s: the job's end is not known, and a process "
+        "that ends while it is traced crashes; `perfd run --kineto` prevents that.",
+    )
+
+
+def _length_s(steps: int | None, plan: CapturePlan, iteration_roundup: int | None) -> float:
+    """By iteration, how long it may take until the trace is over."""
+    if steps is not None and iteration_roundup is not None:
+        steps += iteration_roundup - 1
+    return window_s(steps, plan.step_time_s, plan.max_duration_s)
