@@ -1,6 +1,6 @@
 """What becomes of a training process that ends in the middle of a capture with Kineto.
 
-    python -m benchmarks.capture_end --python PYTHON [--runs 100] [--at-once 8] [--unguarded] [--json]
+    python -m benchmarks.capture_end --python PYTHON [--runs 100] [--window 20] [--unguarded] [--json]
 
 Real PyTorch processes (`PYTHON` has PyTorch) train in a loop under `KINETO_USE_DAEMON=1` until they are told
 when to end, in the environment of `perfd run --kineto` or, `--unguarded`, without what it adds for their end.
@@ -13,10 +13,12 @@ perfd captures them, and each ends, with exit code 0 by itself, at a random mome
     writing     the two seconds after it, in which libkineto collects, processes and writes
     after       after its trace is there
 
-On a busy machine Python takes longer to end, and a process that is gone only after the window lives. `--json`
-prints one object: `schema`, `torch`, `device`, `window_s`, and for each phase in `phases` the number of `runs`,
-`exits` (how many by exit code, negative: the signal that killed it), `hung` (ended by us 60 s later) and
-`slowest_exit_s`, the longest time from the end of training to that of the process.
+On a busy machine Python takes longer to end, and a process that is gone only after the window lives: take a
+longer `--window` there.
+
+`--json` prints one object: `schema`, `torch`, `device`, `window_s`, and for each phase in `phases` the number
+of `runs`, `exits` (how many by exit code, negative: the signal that killed it), `hung` (ended by us 60 s
+later) and `slowest_exit_s`, the longest time from the end of training to that of the process.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,7 +200,8 @@ class _Capture:
             ends = [
                 pool.submit(self._end, rank, start_unix_s, chance.random()) for rank in range(len(self._jobs))
             ]
-            time.sleep(max(0.0, start_unix_s + self._window_s - time.time()))
+            over_s = start_unix_s + self._window_s - time.time()
+            wait(ends, timeout=max(0.0, over_s))
             if captured:
                 self._tool.stop(targets, plan)
             for end in ends:

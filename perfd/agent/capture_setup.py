@@ -89,7 +89,7 @@ def _after(job: JobProgress, record: TrainingStep | LogProgress | JobDescription
         case JobDescription():
             return replace(
                 job,
-                train_steps=record.train_steps,
+                train_steps=record.train_steps or job.train_steps,
                 checkpoint_interval_steps=_number(record.arguments.get("save_interval")),
                 nccl_timeout_s=60.0 * (_number(record.arguments.get("distributed_timeout_minutes")) or 0)
                 or None,

@@ -2,6 +2,7 @@
 
 from perfd.agent.capture_setup import JobFacts
 from perfd.agent.uplink.outgoing import put_status
+from perfd.capture.job_end import Pace
 from perfd.capture.node.job_guards import GuardSettings, refusal
 from perfd.model import (
     CaptureState,
@@ -22,10 +23,11 @@ def test_a_jobs_progress_is_put_together_from_its_records():
             JobDescription(
                 job="llama",
                 framework="megatron",
+                train_steps=60,
                 arguments={"save_interval": "50", "distributed_timeout_minutes": "20"},
             ),
             TrainingStep(job="llama", step=1, step_time_s=30.0, warmup=True),
-            TrainingStep(job="llama", step=2, step_time_s=2.0, steps_covered=5),
+            TrainingStep(job="llama", step=2, step_time_s=2.0, steps_covered=5, time_unix_ns=10**9),
             LogProgress(
                 job="llama", stream="log", lines=3, read_bytes=9, unrecognised_lines=0, last_line_unix_ns=7
             ),
@@ -37,6 +39,7 @@ def test_a_jobs_progress_is_put_together_from_its_records():
     assert (job.step, job.step_time_s, job.steps_per_line) == (2, 2.0, 5)
     assert (job.checkpoint_interval_steps, job.last_checkpoint_step) == (50, 50)
     assert (job.nccl_timeout_s, job.last_line_unix_ns) == (1200.0, 7)
+    assert job.pace == Pace(step=2, stepped_unix_s=1.0, train_steps=60, step_time_s=2.0)
     assert facts.progress("other").step is None
 
 

@@ -13,8 +13,9 @@ from perfd.aggregator.state.aggregator_state import AggregatorState
 from perfd.analysis.collectives.by_rank import NcclRank
 from perfd.analysis.collectives.nccl_summary import NcclSummary
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, summarise
+from perfd.capture.job_end import Pace
 from perfd.capture.selection.rank_selection import JobView, select
-from perfd.model import CaptureTool, RankPlacement
+from perfd.model import CaptureTool, JobDescription, RankPlacement
 
 STEPS = step_table([2.0] * 20)
 PLACEMENTS = {"n1": [RankPlacement(job="llm", rank=rank) for rank in range(4)]}
@@ -50,3 +51,24 @@ def test_without_timers_the_rank_that_waits_least_in_nccl_is_slowest() -> None:
 
 def test_without_either_nobody_is_slowest() -> None:
     assert times(view()) == dict.fromkeys(range(4))
+
+
+def test_the_pace_is_that_of_the_newest_steady_steps() -> None:
+    description = JobDescription(job="llm", framework="megatron-lm", train_steps=60)
+    steps = step_table([30.0] + [9.0] * 20 + [2.0] * 20, warmup=[True] + [False] * 40)
+    data = replace(job_data(steps), description=description)
+    pace = job_view(
+        AggregatorState.empty(Limits()), data, summarise(data, AnalysisSettings()), CaptureTool.NSYS
+    ).pace
+    assert (pace.step, pace.train_steps, pace.step_time_s) == (int(steps.step[-1]), 60, 2.0)
+    assert pace.stepped_unix_s == steps.time_unix_s[-1]
+
+
+def test_a_job_without_steps_has_no_pace() -> None:
+    data = job_data(step_table([]))
+    assert (
+        job_view(
+            AggregatorState.empty(Limits()), data, summarise(data, AnalysisSettings()), CaptureTool.NSYS
+        ).pace
+        == Pace()
+    )

@@ -550,6 +550,95 @@ def test_a_job_near_the_timeout_of_nccl_is_left_alone(node):
     assert "silent for 310 s and NCCL gives up after 600 s" in node.until_state(CaptureState.REFUSED).reason
 
 
+@pytest.mark.parametrize(("steps_left", "state"), [(21, CaptureState.DONE), (20, CaptureState.REFUSED)])
+def test_a_job_that_ends_before_the_report_is_written_is_left_alone(node, steps_left, state):
+    """No lead, 8 s, 10 s for writing and 3 s of margin."""
+    node.launch()
+    clock = VirtualClock()
+    node.progress = progress(100, 1.0, train_steps=100 + steps_left)
+    node.executor(clock=clock, progress=advancing(node, clock)).handle(request(max_duration_s=8.0))
+    status = node.until_state(state)
+    if state is CaptureState.REFUSED:
+        assert status.reason == (
+            "The job ends in about 20 s (20 of 120 steps left at 1 s); a nsys capture needs 21 s."
+        )
+
+
+def advancing(node, clock):
+    """A job's progress by which 0.1 s pass with each look during a capture."""
+
+    def look(job):
+        if node.session_state() == "Collection":
+            clock.advance(0.1)
+        return node.progress
+
+    return look
+
+
+def test_a_time_limit_of_the_scheduler_is_an_end_too(node):
+    node.launch()
+    limit_unix_s = SystemClock().unix_ns() / 1e9 + 5
+    node.progress = progress(100, 1.0, limit_unix_s=limit_unix_s)
+    node.executor().handle(request())
+    reason = node.until_state(CaptureState.REFUSED).reason
+    assert "(SLURM's time limit); a nsys capture needs" in reason
+
+
+def test_a_capture_that_runs_is_stopped_before_the_job_ends_and_keeps_its_report(node):
+    node.launch()
+    node.progress = progress(100, 1.0, train_steps=10**6)
+    node.executor().handle(request(max_duration_s=HOUR_S))
+    node.until_state(CaptureState.RUNNING)
+    node.progress = progress(10**6 - 12, 1.0, train_steps=10**6)
+    status = node.until_state(CaptureState.DONE)
+    assert status.reason == (
+        "The capture was stopped: the job ends in about 12 s (12 of 1000000 steps left at 1 s), "
+        "and writing needs 13 s."
+    )
+    assert status.files
+    assert node.session_state() == "Launched"
+
+
+class Stacks(Tool):
+    """Takes stacks of a job at once."""
+
+    for_hangs = True
+    kind = CaptureTool.PY_SPY
+
+    def available(self):
+        return True
+
+    def ready(self, job, ranks):
+        return Readiness(targets=[CaptureTarget(handle="pid:1", processes={1: 0})])
+
+    def start(self, targets, plan):
+        return Begun(length_s=0.0)
+
+    def alive(self, targets):
+        return True
+
+    def stop(self, targets, plan):
+        return [CaptureOutcome(state=CaptureState.DONE, ranks=(0,))]
+
+    def abort(self, handles):
+        return
+
+
+def test_stacks_are_taken_while_another_capture_is_stuck(node):
+    node.launch()
+    nsys = NsysTool(inspect(node.nsys), placements=lambda job: (), clock=SystemClock())
+    executor = node.executor(tools=[nsys, Stacks()])
+    executor.handle(request("stuck", max_duration_s=HOUR_S))
+    node.until_state(CaptureState.RUNNING)
+    executor.handle(request("stacks", tool=CaptureTool.PY_SPY))
+    done = node.until_state(CaptureState.DONE)
+    assert done.capture_id == "stacks"
+    executor.handle(request("another", max_duration_s=HOUR_S))
+    assert "Busy: capture stuck" in node.until_state(CaptureState.REFUSED).reason
+    executor.handle(CaptureCancel(capture_id="stuck", reason="enough"))
+    assert node.until_state(CaptureState.FAILED).capture_id == "stuck"
+
+
 def test_a_job_that_logs_rarely_is_not_silent(node):
     node.launch()
     now_unix_ns = SystemClock().unix_ns()

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from capture.conftest import Node, request
 
+from perfd.capture.kineto.at_exit import with_wait_at_exit
+from perfd.capture.kineto.client_registry import ConfigDelivery
 from perfd.capture.kineto.config_text import parse
 from perfd.capture.kineto.daemon_socket import CLIENT_PREFIX, KinetoEndpoint
 from perfd.capture.kineto.kineto_tool import KinetoOptions, KinetoTiming, KinetoTool
@@ -283,6 +285,51 @@ def test_steps_become_a_length_by_the_jobs_own_pace(job):
     assert job.finals(1)[0].state is CaptureState.DONE
 
 
+def test_a_job_whose_end_is_unknown_is_traced_for_one_step_and_the_reason_says_so(job):
+    job.rank()
+    job.node.progress = JobProgress(step=5, step_times_s=[(4, 0.1), (5, 0.1)])
+    job.capture(steps=3, max_duration_s=3600)
+    end = job.finals(1)[0]
+    assert end.state is CaptureState.DONE
+    assert end.reason.startswith("Traced as short as can be: the job's end is not known")
+
+
+def test_a_process_that_waits_at_its_end_is_traced_for_all_steps_and_may_end_when_the_trace_is_there(job):
+    job.rank(environment=with_wait_at_exit(os.environ))
+    job.node.progress = JobProgress(step=5, step_times_s=[(4, 0.1), (5, 0.1)])
+    job.capture(steps=3, max_duration_s=3600)
+    job.node.until_state(CaptureState.RUNNING)
+    assert [name.rpartition("-")[0] for name in job.leftovers if "until" in name] == ["perfd-kineto-until"]
+    end = job.finals(1)[0]
+    assert (end.state, "Traced" in end.reason) == (CaptureState.DONE, False)
+    assert job.leftovers == []
+
+
+def test_a_cancelled_process_that_was_told_still_may_not_end_and_one_that_was_not_may(job):
+    executor = job.executor()
+    told = job.rank(environment=with_wait_at_exit(os.environ))
+    job.rank(poll_s=60.0, environment=with_wait_at_exit(os.environ))
+    job.node.until(lambda: len(job.endpoint.clients()) == 2)
+    start_unix_ns = SystemClock().unix_ns() + 8 * 10**9
+    executor.handle(request(tool=CaptureTool.KINETO, start_unix_ns=start_unix_ns))
+    key = next(client.key for client in job.endpoint.clients() if client.host_pid == told.pid)
+    job.node.until(lambda: job.endpoint.delivery(key) is ConfigDelivery.DELIVERED)
+    executor.handle(CaptureCancel(capture_id="c1", reason="enough"))
+    job.finals(2)
+    assert job.leftovers == [f"perfd-kineto-until-{told.pid}"]
+
+
+def test_an_end_that_comes_near_before_the_window_takes_the_order_back(job):
+    job.rank(poll_s=2.0)
+    job.node.progress = JobProgress(step=5, train_steps=10**6, step_times_s=[(5, 0.1)])
+    job.capture(max_duration_s=5)
+    job.node.until_state(CaptureState.ARMED)
+    job.node.progress = JobProgress(step=10**6 - 1, train_steps=10**6, step_times_s=[(5, 0.1)])
+    end = job.finals(1)[0]
+    assert (end.state, end.files) == (CaptureState.FAILED, ())
+    assert end.reason.startswith("The job ends in about 0 s (1 of 1000000 steps left at 0.1 s)")
+
+
 def test_by_iterations_one_update_more_is_traced_than_steps_are_asked_for(job, monkeypatch):
     told = []
     order = KinetoEndpoint.order
@@ -293,6 +340,7 @@ def test_by_iterations_one_update_more_is_traced_than_steps_are_asked_for(job, m
 
     monkeypatch.setattr(KinetoEndpoint, "order", heard)
     job.options = KinetoOptions(warmup_s=0, iteration_roundup=50)
+    job.node.progress = JobProgress(step=5, train_steps=10**6, step_times_s=[(5, 0.1)])
     job.rank()
     job.capture(steps=3, max_duration_s=0.1)
     job.finals(1)

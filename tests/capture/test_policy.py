@@ -1,13 +1,15 @@
 """The capture policy: events in, actions out; invariants are checked at the end of every test."""
 
+import math
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfd.capture.job_end import FOR_HANGS, Pace
 from perfd.capture.policy.capture_policy import CapturePolicy, CaptureTimeouts
 from perfd.capture.policy.policy_events import (
     AgentConnected,
@@ -32,6 +34,9 @@ START = 1_700_000_000.0
 PROFILES = {
     "default": CaptureProfile(cooldown_s=100, max_per_hour=3),
     "blamed": CaptureProfile(ranks="alert", cooldown_s=100, max_per_hour=3),
+    "hang": CaptureProfile(tool="py_spy", steps=None, cooldown_s=100, max_per_hour=3),
+    "nccl": CaptureProfile(tool="flight_recorder", steps=None, cooldown_s=100, max_per_hour=3),
+    "kineto": CaptureProfile(tool="kineto", cooldown_s=100, max_per_hour=3),
 }
 PATIENCE = CaptureTimeouts(answer_s=30, result_s=180, gone_s=60, lead_s=3)
 TWO_NODES = JobView(
@@ -74,8 +79,8 @@ class World:
             assert ended == (story[-1].ended_unix_s is not None)
         open_ids = {capture.capture_id for capture in self.policy.open_captures}
         assert open_ids == {key for key, story in self.records.items() if story[-1].state is None}
-        jobs = [capture.job for capture in self.policy.open_captures]
-        assert len(jobs) == len(set(jobs)), "two captures of one job at a time"
+        profiled = [one.job for one in self.policy.open_captures if one.tool not in FOR_HANGS]
+        assert len(profiled) == len(set(profiled)), "two profilers in one job at a time"
 
 
 @pytest.fixture
@@ -191,6 +196,55 @@ def test_a_job_has_one_capture_at_a_time(world):
     assert (record.capture.state, record.capture.put_off) == (CaptureState.REFUSED, False)
 
 
+@pytest.mark.parametrize(
+    ("profile", "needed_s"),
+    # Lead, five steps of 1.5 s and two that are cut, writing, margin.
+    [("default", 3 + 7 * 1.5 + 10 + 3), ("kineto", 14 + 7 * 1.5 + 5 + 3)],
+)
+def test_a_capture_begins_only_when_the_job_outlives_it(world, profile, needed_s):
+    steps = math.ceil(needed_s / 1.5)
+    pace = Pace(step=100 - steps, stepped_unix_s=START, train_steps=100, step_time_s=1.5)
+    job = replace(TWO_NODES, pace=replace(pace, step=pace.step + 1))
+    (record,) = world.tell(ManualRequest(capture_id="late", job=job, profile=profile))
+    assert record.capture.state is CaptureState.REFUSED
+    assert record.capture.reason == (
+        f"The job ends in about {1.5 * (steps - 1):.0f} s ({steps - 1} of 100 steps left at 1.5 s); "
+        f"a {'kineto' if profile == 'kineto' else 'nsys'} capture needs {needed_s:.0f} s."
+    )
+    assert not record.capture.put_off, "it would not be in time later either"
+    actions = world.tell(ManualRequest(capture_id="ok", job=replace(job, pace=pace), profile=profile))
+    assert sum(isinstance(action, SendRequest) for action in actions) == 2
+
+
+def test_the_stacks_of_a_hang_are_taken_however_near_the_end_seems(world):
+    pace = Pace(step=99, stepped_unix_s=START, train_steps=100, step_time_s=1.5)
+    actions = world.tell(alert("Hang", job=replace(TWO_NODES, pace=pace), capture="hang"), START + 99)
+    assert sum(isinstance(action, SendRequest) for action in actions) == 2
+
+
+def test_the_stacks_of_a_hang_are_taken_beside_a_capture_that_runs(world):
+    world.tell(alert())
+    assert len(world.tell(alert("Hang", capture="hang"))) == 3
+    assert len(world.tell(alert("HangOfNccl", capture="nccl"))) == 3
+    assert len(world.policy.open_captures) == 3
+    (record,) = world.tell(alert("LogSilent", capture="hang"))
+    assert (record.capture.state, record.capture.put_off) == (CaptureState.REFUSED, True)
+
+
+def test_no_profiler_starts_while_stacks_are_taken(world):
+    world.tell(alert("Hang", capture="hang"))
+    (record,) = world.tell(alert())
+    assert record.capture.state is CaptureState.REFUSED
+
+
+def test_captures_before_a_hang_do_not_use_up_its_budget(world):
+    for number in range(3):
+        actions = world.tell(alert(f"Rule{number}"), START + number)
+        for node in "ab":
+            world.tell(status(actions[0].capture.capture_id, CaptureState.DONE, node=node), START + number)
+    assert len(world.tell(alert("Hang", capture="hang"), START + 10)) == 3
+
+
 def test_the_hourly_budget_is_kept_and_comes_back(world):
     for number in range(3):
         actions = world.tell(alert(f"Rule{number}"), START + number)
@@ -205,7 +259,7 @@ def test_an_unknown_profile_is_refused_by_name(world):
     (record,) = world.tell(alert(capture="nosuch"))
     assert (
         record.capture.reason
-        == "There is no capture profile 'nosuch'; capture_profiles has: blamed, default."
+        == "There is no capture profile 'nosuch'; capture_profiles has: blamed, default, hang, kineto, nccl."
     )
 
 

@@ -14,7 +14,7 @@ from perfd.capture.kineto.daemon_socket import KinetoEndpoint
 from perfd.capture.kineto.process_matching import match
 from perfd.capture.kineto.trace_contents import Contents, TraceWork, contents_of
 from perfd.capture.kineto.trace_directory import DEFAULT_PLACE, TraceDirectory
-from perfd.capture.kineto.window import window
+from perfd.capture.kineto.window import Window, window
 from perfd.capture.node import (
     Begun,
     CaptureOutcome,
@@ -166,8 +166,8 @@ class KinetoTool(Tool):
             iteration_roundup=self._options.iteration_roundup,
             wait_at_exit=all(one.waits_at_exit for one in traced),
         )
-        length_s, self._note = chosen.length_s, chosen.note
-        until_unix_s = start_unix_ns / 1e9 + length_s + writing_s(self.kind)
+        self._note = chosen.note
+        until_unix_s = start_unix_ns / 1e9 + chosen.length_s + writing_s(self.kind)
         try:
             for one in traced:
                 owner = owner_of(self._proc, one.pid)
@@ -175,12 +175,12 @@ class KinetoTool(Tool):
                     one.box.create(*owner)
                     if one.waits_at_exit:
                         one.box.mark(one.own_pid, until_unix_s, *owner)
-                order = self._order(one, plan, start_unix_ns, length_s)
+                order = self._order(one, plan.capture_id, start_unix_ns, chosen)
                 endpoint.order(one.client.key, config_text.render(order), before_s=before_s)
         except CaptureError:
             self.abort([target.handle for target in targets])
             raise
-        return Begun(start_unix_ns=start_unix_ns, length_s=length_s)
+        return Begun(start_unix_ns=start_unix_ns, length_s=chosen.length_s)
 
     def alive(self, targets: Sequence[CaptureTarget]) -> bool:
         return any(runs(self._proc, pid) for target in targets for pid in target.processes)
@@ -239,23 +239,23 @@ class KinetoTool(Tool):
         return self._timing.tick_s + self._options.warmup_s + self._margin_s
 
     def _order(
-        self, one: _Traced, plan: CapturePlan, start_unix_ns: int, length_s: float
+        self, one: _Traced, capture_id: str, start_unix_ns: int, chosen: Window
     ) -> config_text.TraceOrder:
         return config_text.TraceOrder(
             output=one.box.inside / _TRACE_NAME,
             start_unix_ms=start_unix_ns // 1_000_000,
-            duration_ms=round(length_s * 1e3),
+            duration_ms=round(chosen.length_s * 1e3),
             warmup_s=self._options.warmup_s,
-            trace_id=plan.capture_id,
-            iterations=self._iterations(plan),
+            trace_id=capture_id,
+            iterations=self._iterations(chosen.steps),
             iteration_roundup=self._options.iteration_roundup or 1,
         )
 
-    def _iterations(self, plan: CapturePlan) -> int | None:
+    def _iterations(self, steps: int | None) -> int | None:
         """How many calls of the optimizer to trace: whole steps lie between two of them."""
-        if plan.steps is None or self._options.iteration_roundup is None:
+        if steps is None or self._options.iteration_roundup is None:
             return None
-        return plan.steps + 1
+        return steps + 1
 
     def _outcome(self, one: _Traced, plan: CapturePlan, *, late: bool) -> CaptureOutcome | None:
         """How it ended for one rank; None while there is hope for a file."""

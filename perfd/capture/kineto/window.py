@@ -17,8 +17,11 @@ class Window:
     """For how long the processes are traced."""
 
     length_s: float
+    """By iteration, how long it may take until the trace is over."""
+    steps: int | None
+    """How many whole steps are to be in it; None for no number of them."""
     note: str = ""
-    """Why that is shorter than what was asked for."""
+    """Why that is less than what was asked for."""
 
 
 def window(plan: CapturePlan, *, iteration_roundup: int | None, wait_at_exit: bool) -> Window:
@@ -29,19 +32,21 @@ def window(plan: CapturePlan, *, iteration_roundup: int | None, wait_at_exit: bo
     """
     asked_s = _length_s(plan.steps, plan, iteration_roundup)
     if plan.end_is_planned or wait_at_exit:
-        return Window(length_s=asked_s)
-    shortest_s = _SHORTEST_S if plan.step_time_s is None else _length_s(_SHORTEST_STEPS, plan, None)
-    if asked_s <= shortest_s:
-        return Window(length_s=asked_s)
+        return Window(length_s=asked_s, steps=plan.steps)
+    shortest_s = min(plan.max_duration_s, _SHORTEST_S)
+    if plan.step_time_s is not None:
+        shortest_s = _length_s(_SHORTEST_STEPS, plan, iteration_roundup)
+    if asked_s <= shortest_s and (plan.steps or 0) <= _SHORTEST_STEPS:
+        return Window(length_s=asked_s, steps=plan.steps)
     return Window(
-        length_s=shortest_s,
-        note=f"Traced for {shortest_s:.3g} of {asked_s:.3g} s: the job's end is not known, and a process "
-        "that ends while it is traced crashes; `perfd run --kineto` prevents that.",
+        length_s=min(asked_s, shortest_s),
+        steps=None if plan.steps is None else _SHORTEST_STEPS,
+        note="Traced as short as can be: the job's end is not known, and a process that ends while it is "
+        "traced crashes; `perfd run --kineto` prevents that.",
     )
 
 
 def _length_s(steps: int | None, plan: CapturePlan, iteration_roundup: int | None) -> float:
-    """By iteration, how long it may take until the trace is over."""
     if steps is not None and iteration_roundup is not None:
         steps += iteration_roundup - 1
     return window_s(steps, plan.step_time_s, plan.max_duration_s)
