@@ -81,6 +81,7 @@ class AggregatorConfig(Strict, frozen=True):
         default_factory=lambda: {
             "default": CaptureProfile(),
             "hang": CaptureProfile(tool="py_spy", steps=None),
+            "flight_recorder": CaptureProfile(tool="flight_recorder", steps=None),
             "serving": CaptureProfile(steps=10),
         }
     )

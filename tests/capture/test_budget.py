@@ -27,7 +27,7 @@ def began(budget, job, *, alert="Slow", at=START):
 
 def held_back(budget, job, now):
     fired = AlertFired(alert="Slow", labels={}, job=JobView(job=job, nodes=("a",)))
-    return budget.held_back(fired, PROFILE, now)
+    return budget.held_back(fired, "default", PROFILE, now)
 
 
 def test_jobs_that_are_long_over_take_no_memory():

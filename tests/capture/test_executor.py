@@ -5,6 +5,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
@@ -603,7 +604,14 @@ class Stacks(Tool):
     """Takes stacks of a job at once."""
 
     for_hangs = True
-    kind = CaptureTool.PY_SPY
+
+    def __init__(self, kind=CaptureTool.PY_SPY, wait=lambda: None):
+        self._kind = kind
+        self._wait = wait
+
+    @property
+    def kind(self):
+        return self._kind
 
     def available(self):
         return True
@@ -618,6 +626,7 @@ class Stacks(Tool):
         return True
 
     def stop(self, targets, plan):
+        self._wait()
         return [CaptureOutcome(state=CaptureState.DONE, ranks=(0,))]
 
     def abort(self, handles):
@@ -637,6 +646,16 @@ def test_stacks_are_taken_while_another_capture_is_stuck(node):
     assert "Busy: capture stuck" in node.until_state(CaptureState.REFUSED).reason
     executor.handle(CaptureCancel(capture_id="stuck", reason="enough"))
     assert node.until_state(CaptureState.FAILED).capture_id == "stuck"
+
+
+def test_stacks_and_the_flight_recorder_do_not_wait_for_each_other(node):
+    together = threading.Barrier(2, timeout=30)
+    kinds = (CaptureTool.FLIGHT_RECORDER, CaptureTool.PY_SPY)
+    executor = node.executor(tools=[Stacks(kind, together.wait) for kind in kinds])
+    for kind in kinds:
+        executor.handle(request(kind.value, tool=kind))
+    done = {node.until_state(CaptureState.DONE).capture_id for _ in kinds}
+    assert done == {"flight_recorder", "py_spy"}
 
 
 def test_a_job_that_logs_rarely_is_not_silent(node):

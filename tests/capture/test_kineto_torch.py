@@ -7,6 +7,7 @@
 import json
 import logging
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 from capture.conftest import Node, request
 
+from benchmarks.capture_end import PHASES, Options, batch
 from perfd.capture.kineto.daemon_socket import KinetoEndpoint
 from perfd.capture.kineto.kineto_tool import KinetoOptions, KinetoTool
 from perfd.clock import SystemClock
@@ -147,3 +149,17 @@ def test_a_job_that_was_started_for_kineto_is_captured_by_it_without_a_word_more
 def _until(lines, start):
     """The first line that starts so, alone."""
     return [next(line for line in lines if line.startswith(start))]
+
+
+@pytest.mark.system
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(
+    not PYTHON and not os.environ.get("CI"),
+    reason="PERFD_TORCH_PYTHON does not name an interpreter with PyTorch",
+)
+def test_a_process_that_ends_in_any_phase_of_a_capture_ends_as_it_wanted_to():
+    """Without what `perfd run --kineto` adds to the environment, those within the window die of SIGSEGV."""
+    assert PYTHON, "PERFD_TORCH_PYTHON must name an interpreter with PyTorch; .ci/run makes one"
+    options = Options(python=PYTHON, window_s=10.0)
+    jobs = batch([phase for phase in PHASES if phase != "none"], options, random.Random(1))
+    assert {job.phase: (job.code, job.hung) for job in jobs} == {job.phase: (0, False) for job in jobs}

@@ -231,6 +231,20 @@ def test_the_stacks_of_a_hang_are_taken_beside_a_capture_that_runs(world):
     assert (record.capture.state, record.capture.put_off) == (CaptureState.REFUSED, True)
 
 
+def test_an_alert_may_ask_for_several_captures_and_each_has_its_own_cooldown(world):
+    asked = [
+        action.message.tool
+        for action in world.tell(alert("Hang", capture="nccl+hang"))
+        if isinstance(action, SendRequest) and action.node == "a"
+    ]
+    assert asked == [CaptureTool.FLIGHT_RECORDER, CaptureTool.PY_SPY]
+    for capture in world.policy.open_captures:
+        for node in "ab":
+            world.tell(status(capture.capture_id, CaptureState.DONE, node=node))
+    held = world.tell(alert("Hang", capture="nccl+hang"), START + 9)
+    assert ["Cooldown" in record.capture.reason for record in held] == [True, True]
+
+
 def test_no_profiler_starts_while_stacks_are_taken(world):
     world.tell(alert("Hang", capture="hang"))
     (record,) = world.tell(alert())

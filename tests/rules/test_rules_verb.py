@@ -80,7 +80,7 @@ PROFILES = (
     "groups: [{name: g, rules: ["
     "{alert: A, expr: up == 0, labels: {capture: nosuch}},"
     "{alert: B, expr: up == 0, labels: {capture: nosuch}},"
-    "{alert: C, expr: up == 0, labels: {capture: hang}},"
+    "{alert: C, expr: up == 0, labels: {capture: flight_recorder+hang}},"
     "{alert: B, expr: up == 1, labels: {capture: nosuch, severity: page}},"
     "{record: 'job:up', expr: up, labels: {capture: nosuch}},"
     "{alert: D, expr: up == 0, labels: {capture: '{{ $labels.profile }}'}}]}]"
@@ -95,7 +95,7 @@ def test_a_capture_profile_that_does_not_ship_is_a_warning_that_asks_for_the_con
     assert main(["rules", "check", str(path)]) == 0
     assert capsys.readouterr().err == (
         "  WARNING: No capture follows A and B: there is no capture profile 'nosuch';"
-        " capture_profiles has: default, hang, serving."
+        " capture_profiles has: default, flight_recorder, hang, serving."
         " If a configuration has others, name it: --config FILE.\n"
     )
 

@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import partial
+from typing import TypeAlias
 
 from perfd.capture.node.artifact_sharing import Sharing
 from perfd.capture.node.capture_run import CaptureRun, Interruption, RunContext, recover
@@ -34,12 +34,9 @@ log = logging.getLogger(__name__)
 _REMEMBERED_CAPTURES = 256
 
 
-class _Lane(Enum):
-    """What may run beside each other: of each one capture at a time, in a thread of its own."""
-
-    PROFILES = "perfd-capture"
-    STACKS = "perfd-stacks"
-    """Of a job that hangs: they must not wait for a profiler that hangs with it."""
+_Lane: TypeAlias = CaptureTool | None
+"""What runs beside each other, one capture at a time and in a thread of its own: each tool for hangs, which
+must not wait for a profiler that hangs with the job, and None for all others together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +70,13 @@ class CaptureExecutor:
     ) -> None:
         """`remove_old` is called now and then, from the executor's thread and never during a capture."""
         self._tools: Mapping[CaptureTool, Tool] = {tool.kind: tool for tool in tools}
+        self._lanes: Sequence[_Lane] = (None, *(tool.kind for tool in tools if tool.for_hangs))
         self._store = store
         self._clock = clock
         self._remove_old = remove_old
         self._look_every_s = look_every_s
         self._send_status = send_status
-        self._around = {
+        self._around: Mapping[_Lane, RunContext] = {
             lane: RunContext(
                 store=store,
                 clock=clock,
@@ -89,14 +87,15 @@ class CaptureExecutor:
                 wait=partial(self._wait, lane),
                 sharing=sharing,
             )
-            for lane in _Lane
+            for lane in self._lanes
         }
         self._changed = threading.Condition(threading.RLock())
         self._accepted: dict[_Lane, _Accepted] = {}
         self._stopping = False
         self._told: dict[str, tuple[CaptureStatus, ...]] = {}
         self._threads = [
-            threading.Thread(target=self._work, args=(lane,), name=lane.value, daemon=True) for lane in _Lane
+            threading.Thread(target=self._work, args=(lane,), name=_thread_name(lane), daemon=True)
+            for lane in self._lanes
         ]
 
     def available_tools(self) -> tuple[CaptureTool, ...]:
@@ -171,7 +170,7 @@ class CaptureExecutor:
         return ""
 
     def _lane(self, request: CaptureRequest) -> _Lane:
-        return _Lane.STACKS if self._tools[request.tool].for_hangs else _Lane.PROFILES
+        return request.tool if self._tools[request.tool].for_hangs else None
 
     def _refuse(self, request: CaptureRequest, reason: str) -> None:
         self._tell(self._ended(request, CaptureState.REFUSED, reason))
@@ -222,7 +221,7 @@ class CaptureExecutor:
         """The next capture to carry out; None when the agent stops."""
         idle_s = 0.0
         while not self._wanted(lane, idle_s):
-            if lane is _Lane.PROFILES:
+            if lane is None:
                 self._clean_up()
             idle_s = self._look_every_s
         with self._changed:
@@ -257,6 +256,10 @@ class CaptureExecutor:
     def _wait(self, lane: _Lane, seconds: float) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._interruption(lane) is not None, timeout=seconds)
+
+
+def _thread_name(lane: _Lane) -> str:
+    return "perfd-capture" if lane is None else f"perfd-{lane.value}"
 
 
 def _capped(request: CaptureRequest) -> CaptureRequest:

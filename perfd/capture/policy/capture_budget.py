@@ -17,7 +17,8 @@ class CaptureBudget:
 
     def __init__(self, longest_cooldown_s: float) -> None:
         self._longest_cooldown_s = longest_cooldown_s
-        self._last_by_rule: dict[tuple[str, str], float] = {}
+        self._last_by_rule: dict[tuple[str, str, str], float] = {}
+        """By job, rule and profile: one alert may ask for several."""
         self._starts: dict[tuple[str, bool], deque[float]] = {}
         """By job, and whether it hung: what was captured before it did must not hold back its stacks."""
 
@@ -28,13 +29,13 @@ class CaptureBudget:
             at
         )
         if capture.alert:
-            rule = (capture.job, capture.alert)
+            rule = (capture.job, capture.alert, capture.profile)
             self._last_by_rule[rule] = max(at, self._last_by_rule.get(rule, at))
 
-    def held_back(self, event: AlertFired, profile: CaptureProfile, now_unix_s: float) -> str:
+    def held_back(self, event: AlertFired, name: str, profile: CaptureProfile, now_unix_s: float) -> str:
         """Why an alert's capture must wait; empty when it need not."""
         job = event.job
-        last = self._last_by_rule.get((job.job, event.alert))
+        last = self._last_by_rule.get((job.job, event.alert, name))
         if last is not None and (ago_s := now_unix_s - last) < profile.cooldown_s:
             left_s = profile.cooldown_s - ago_s
             before = f"{event.alert} captured this {job.kind} {ago_s:.0f} s ago"

@@ -36,6 +36,8 @@ from perfd.config import CaptureProfile
 from perfd.errors import CaptureError
 from perfd.model import CaptureCancel, CaptureRequest, CaptureState, CaptureStatus, CaptureTool
 
+PROFILE_SEPARATOR = "+"
+"""Between the profiles that one alert asks for."""
 MAX_DURATION_S = 300.0
 """Nsight Systems does not officially support longer captures."""
 _REMEMBERED_CAPTURES = 10_000
@@ -100,7 +102,10 @@ class CapturePolicy:
                 return self._tick(now_unix_s)
 
     def _alert(self, event: AlertFired, now: float) -> list[Action]:
-        profile_name = event.labels.get("capture", "")
+        names = event.labels.get("capture", "").split(PROFILE_SEPARATOR)
+        return [action for name in names for action in self._of_profile(event, name.strip(), now)]
+
+    def _of_profile(self, event: AlertFired, profile_name: str, now: float) -> list[Action]:
         profile = self._profiles.get(profile_name)
         capture = Capture(
             capture_id=self._new_id(event.alert, now),
@@ -118,7 +123,7 @@ class CapturePolicy:
         )
         if profile is None:
             return self._refuse(capture, self._no_profile(profile_name), now)
-        if reason := self._budget.held_back(event, profile, now):
+        if reason := self._budget.held_back(event, profile_name, profile, now):
             return self._refuse(capture, reason, now)
         return self._begin(capture, event.job, profile.ranks, now)
 

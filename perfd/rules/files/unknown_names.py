@@ -39,8 +39,10 @@ def unknown_profiles(groups: Iterable[RuleGroup], label: str, known: Collection[
     rules: dict[str, list[str]] = {}
     for rule in (rule for group in groups for rule in group.rules if isinstance(rule, AlertingRule)):
         asked = rule.labels.get(label)
-        if asked and asked.text and "{{" not in asked.text and asked.text not in known:
-            rules.setdefault(asked.text, []).append(rule.name)
+        if asked and asked.text and "{{" not in asked.text:
+            for name in (part.strip() for part in asked.text.split("+")):
+                if name not in known:
+                    rules.setdefault(name, []).append(rule.name)
     there = ", ".join(sorted(known)) or "none"
     return [
         f"No capture follows {' and '.join(dict.fromkeys(names))}: there is no capture profile {profile!r};"
