@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from perfd.agent.job_end import job_end, read_job_end
+from perfd.agent.job_end_message import job_end, read_job_end
 from perfd.model import EventKind, JobOutcome
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.capture.job_end import (
+from perfd.capture.expected_end import (
     FOR_HANGS,
     MARGIN_S,
     Pace,

@@ -10,7 +10,7 @@ import numpy as np
 from perfd.aggregator.state import AggregatorState
 from perfd.analysis.data import JobData
 from perfd.analysis.diagnosis import JobSummary
-from perfd.capture.job_end import Pace
+from perfd.capture.expected_end import Pace
 from perfd.capture.selection import JobView, RankView
 from perfd.model import CaptureTool, ParallelLayout, Scope
 

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.aggregator.lifetime import JobEnd
 from perfd.aggregator.series.metric_names import MetricNames
-from perfd.aggregator.state import NodeState
+from perfd.aggregator.state import JobEnd, NodeState
 from perfd.analysis.communication import Communication
 from perfd.analysis.data import Floats, JobData
 from perfd.analysis.diagnosis import JobSummary

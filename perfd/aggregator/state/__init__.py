@@ -3,6 +3,7 @@
 from perfd.aggregator.state.agent_registry import AgentState, BatchVerdict
 from perfd.aggregator.state.aggregator_state import AggregatorState
 from perfd.aggregator.state.fleet import Durable, Fleet
+from perfd.aggregator.state.job_lifetime import JobEnd
 from perfd.aggregator.state.job_snapshot import job_data
 from perfd.aggregator.state.job_state import JobState, RecordSource
 from perfd.aggregator.state.node_state import NodeState
@@ -14,6 +15,7 @@ __all__ = [
     "BatchVerdict",
     "Durable",
     "Fleet",
+    "JobEnd",
     "JobState",
     "NodeState",
     "RecordSource",

@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from perfd.aggregator.lifetime import JobEnd, Lifetime
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.operations import CollectiveRows, NcclTimeCounters, ProgressRows
-from perfd.aggregator.plausible import plausible_description
+from perfd.aggregator.state.job_lifetime import JobEnd, Lifetime
+from perfd.aggregator.state.plausible_values import plausible_description
 from perfd.aggregator.state.step_tables import PhaseRows, StepRows
 from perfd.analysis.data import Captured
 from perfd.model import (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfd.capture.job_end import writing_s
+from perfd.capture.expected_end import writing_s
 from perfd.capture.kineto import config_text, trace_directory
 from perfd.capture.kineto.at_exit import waits_at_exit
 from perfd.capture.kineto.client_registry import POLL_PERIOD_S, ConfigDelivery, KinetoClient

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfd.capture.job_end import (
+from perfd.capture.expected_end import (
     MARGIN_S,
-    JobEnd,
+    ExpectedEnd,
     ends_now,
     is_planned,
     job_end,
@@ -157,7 +157,7 @@ class CaptureRun:
         needed = needed_s(self._tool.kind, lead_s=lead_s, window_s=length_s, margin_s=margin_s)
         return too_late(self._job_end(job), self._tool.kind, needed)
 
-    def _job_end(self, job: JobProgress) -> JobEnd | None:
+    def _job_end(self, job: JobProgress) -> ExpectedEnd | None:
         return job_end(job.pace, self._around.clock.unix_ns() / 1e9)
 
     def _plan(self, directory: Path) -> CapturePlan:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from perfd.capture.job_end import Pace
+from perfd.capture.expected_end import Pace
 
 _BASELINE_STEPS = 20
 _SLOW_LINES = 2

@@ -20,7 +20,7 @@ import msgspec
 from perfd import logs
 from perfd.agent.agent import Agent
 from perfd.agent.collection import CollectorTask, create_tasks
-from perfd.agent.job_end import read_job_end
+from perfd.agent.job_end_message import read_job_end
 from perfd.cli.signals import set_by_signals
 from perfd.collector import Settings
 from perfd.config import AgentConfig, CollectorConfig, load

@@ -31,7 +31,7 @@ class Pace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobEnd:
+class ExpectedEnd:
     """When a job is expected to end."""
 
     in_s: float
@@ -39,7 +39,7 @@ class JobEnd:
     """The figures behind it."""
 
 
-def job_end(pace: Pace, now_unix_s: float) -> JobEnd | None:
+def job_end(pace: Pace, now_unix_s: float) -> ExpectedEnd | None:
     """The earliest end that anything tells of; None when nothing does."""
     ends = [end for end in (_last_step(pace, now_unix_s), _time_limit(pace, now_unix_s)) if end is not None]
     return min(ends, key=lambda end: end.in_s, default=None)
@@ -50,20 +50,20 @@ def is_planned(pace: Pace) -> bool:
     return pace.step is not None and pace.train_steps is not None and pace.step_time_s is not None
 
 
-def _last_step(pace: Pace, now_unix_s: float) -> JobEnd | None:
+def _last_step(pace: Pace, now_unix_s: float) -> ExpectedEnd | None:
     if pace.step is None or pace.train_steps is None or pace.step_time_s is None:
         return None
     left = max(0, pace.train_steps - pace.step)
     since_s = max(0.0, now_unix_s - pace.stepped_unix_s) if pace.stepped_unix_s is not None else 0.0
     why = f"{left} of {pace.train_steps} steps left at {pace.step_time_s:.3g} s"
-    return JobEnd(in_s=max(0.0, left * pace.step_time_s - since_s), why=why)
+    return ExpectedEnd(in_s=max(0.0, left * pace.step_time_s - since_s), why=why)
 
 
-def _time_limit(pace: Pace, now_unix_s: float) -> JobEnd | None:
+def _time_limit(pace: Pace, now_unix_s: float) -> ExpectedEnd | None:
     """A limit that has passed was extended: a process keeps the environment that it was started with."""
     if pace.limit_unix_s is None or pace.limit_unix_s <= now_unix_s:
         return None
-    return JobEnd(in_s=pace.limit_unix_s - now_unix_s, why="SLURM's time limit")
+    return ExpectedEnd(in_s=pace.limit_unix_s - now_unix_s, why="SLURM's time limit")
 
 
 def window_s(steps: int | None, step_time_s: float | None, max_duration_s: float) -> float:
@@ -83,7 +83,7 @@ def needed_s(tool: CaptureTool, *, lead_s: float, window_s: float, margin_s: flo
     return 0.0 if tool in FOR_HANGS else lead_s + window_s + writing_s(tool) + margin_s
 
 
-def ends_now(end: JobEnd | None, tool: CaptureTool) -> str:
+def ends_now(end: ExpectedEnd | None, tool: CaptureTool) -> str:
     """Why a capture that runs must be stopped now, to be written before the job's end; empty when not."""
     if end is None or end.in_s >= (least_s := writing_s(tool) + MARGIN_S):
         return ""
@@ -93,7 +93,7 @@ def ends_now(end: JobEnd | None, tool: CaptureTool) -> str:
     )
 
 
-def too_late(end: JobEnd | None, tool: CaptureTool, needed_s: float) -> str:
+def too_late(end: ExpectedEnd | None, tool: CaptureTool, needed_s: float) -> str:
     """Why a capture does not fit before the job's end; empty when it does, and when nobody knows the end."""
     if end is None or end.in_s >= needed_s:
         return ""
