@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from perfd_collectors.training_log.log_document import understand
+from perfd_collectors.training_log.log_document import read_logs
 
 from benchmarks.faults.scenario import World
 from perfd.recording import bundled
@@ -47,7 +47,7 @@ def _residuals(*names: str) -> tuple[float, ...]:
     found: list[float] = []
     for name in names:
         (log,) = _logs(bundled(name))
-        times = [step.step_time_s for step in understand([log]).steps if step.step_time_s]
+        times = [step.step_time_s for step in read_logs([log]).steps if step.step_time_s]
         deviations = np.log(np.array(times[2:]) / np.median(times[2:]))
         found += deviations[np.abs(deviations) <= _WIDEST].tolist()
     return tuple(found)

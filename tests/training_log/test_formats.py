@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from perfd_collectors.training_log.log_document import understand
+from perfd_collectors.training_log.log_document import read_logs
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "training_log"
 LOGS = sorted(FIXTURES.glob("*.log"))
@@ -15,7 +15,7 @@ LOGS = sorted(FIXTURES.glob("*.log"))
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
 def test_a_log_is_understood_as_its_golden_file_says(log: Path, golden: Callable[[Path, str], None]) -> None:
-    document = understand([log]).document()
+    document = read_logs([log]).document()
 
     golden(log.with_suffix(".json"), json.dumps(document, indent=1) + "\n")
 
@@ -57,7 +57,7 @@ def test_every_golden_file_has_its_log() -> None:
     ],
 )
 def test_the_framework_and_the_steps_are_found(name: str, framework: str, steps: list[int]) -> None:
-    understanding = understand([FIXTURES / f"{name}.log"])
+    understanding = read_logs([FIXTURES / f"{name}.log"])
 
     assert understanding.description is not None
     assert understanding.description.framework == framework
@@ -72,7 +72,7 @@ def test_a_batch_of_torchtitan_is_cut_into_micro_batches_only_as_its_schedule_sa
     log = tmp_path / "log"
     log.write_text("".join(line for line in lines if line_of_the_schedule or "schedule" not in line))
 
-    description = understand([log]).description
+    description = read_logs([log]).description
 
     assert description is not None
     assert description.parallel.micro_batches == micro_batches

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from perfd_collectors.training_log import SPEC
-from perfd_collectors.training_log.log_document import understand
+from perfd_collectors.training_log.log_document import read_logs
 from perfd_collectors.training_log.replay import RecordedLog
 from training_log.logs import iteration, timers
 
@@ -38,7 +38,7 @@ def log_of(name: str) -> Path:
     ],
 )
 def test_a_recording_is_understood(name: str, layout: tuple[int, int], flops: float, phases: int) -> None:
-    understanding = understand([log_of(name)])
+    understanding = read_logs([log_of(name)])
     said = understanding.description
 
     assert [step.step for step in understanding.steps] == list(range(1, 19))
@@ -55,7 +55,7 @@ def test_a_recording_is_understood(name: str, layout: tuple[int, int], flops: fl
 
 
 def test_the_first_timers_of_a_recording_are_per_step() -> None:
-    understanding = understand([log_of("dp4")])
+    understanding = read_logs([log_of("dp4")])
 
     for position in range(18):
         step, block = understanding.steps[position], understanding.phases[position]

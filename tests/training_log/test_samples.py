@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from perfd_collectors.training_log.log_document import LogDocument, understand
+from perfd_collectors.training_log.log_document import LogDocument, read_logs
 
 from perfd.model import EventKind
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(_SHARED is None, reason="PERFD_SHARED does not n
 
 def sample(pattern: str) -> LogDocument:
     (path,) = (Path(_SHARED or "") / "samples").glob(pattern)
-    return understand([path])
+    return read_logs([path])
 
 
 def test_argonne() -> None:

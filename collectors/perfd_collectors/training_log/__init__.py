@@ -1,4 +1,4 @@
-"""Training logs: followed as a job writes them, understood whatever framework wrote them."""
+"""Follows training logs as a job writes them, and parses the formats of all supported frameworks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The collector: reads what is new in the logs and gives the records."""
+"""The `training_log` collector: turns new log lines into records."""
 
 from __future__ import annotations
 
@@ -22,28 +22,30 @@ from perfd_collectors.training_log.replay import RecordedLog
 
 NAME = "training_log"
 _MAX_READ_BYTES = 8 * 1024 * 1024
+"""Read per collect from all logs, which bounds memory and time. Chosen, not measured."""
 _SETTLED_AFTER_NS = 2 * 10**9
+"""A block of lines is complete after 2 s without a new line: a program prints it at once."""
 
 
 class TrainingLogOptions(Options, frozen=True):
-    """Where the training log is. What is named may appear later."""
+    """Where the training log is. Files may appear later."""
 
     paths: tuple[str, ...] = ()
     """Files, or patterns with `*`, `?` and `**`."""
     log_dir: str | None = None
-    """What `torchrun --log-dir` was given: the newest attempt of the newest run is followed."""
+    """The folder of `torchrun --log-dir`; the newest attempt of the newest run is followed."""
     stdin: bool = False
-    """Also read what is piped into the agent."""
+    """Also read standard input."""
     framework: str | None = None
-    """Only look for this framework's lines; by default all known ones are looked for."""
+    """Parse only this framework's lines; default: those of all known ones."""
     from_start: bool = True
-    """Read what the files hold already; the model and the layout are said at a log's start."""
+    """Also read existing content: model and layout are at a log's start."""
     max_read_bytes: int = _MAX_READ_BYTES
-    """At most so much is read at one time."""
+    """Limit per collect."""
 
 
 class TrainingLogCollector:
-    """All logs of one job on this node. Lines that several ranks print count once."""
+    """Reads all logs of one job on this node. Lines printed by several ranks count once."""
 
     def __init__(
         self,
@@ -62,15 +64,15 @@ class TrainingLogCollector:
         self._last_line_unix_ns: dict[str, int] = {}
 
     def collect(self) -> Sequence[Record]:
-        """What the logs say since the last call, and how far each was read."""
+        """Records of the lines since the last call, and the progress of each log."""
         limit = self._max_read_bytes
         now_unix_ns = self._clock.unix_ns()
         newest_unix_ns: int | None = None
         for source in self._sources:
             for chunk in source.poll(limit):
                 limit -= len(chunk.data)
-                self._take(chunk, now_unix_ns)
-                # A file's own time of change says when a line was printed that was there before us.
+                self._parse(chunk, now_unix_ns)
+                # The file's modification time is the time of lines printed before the agent started.
                 written_unix_ns = min(chunk.newest_unix_ns or now_unix_ns, now_unix_ns)
                 newest_unix_ns = None if chunk.backlog else written_unix_ns
         for stream, last_unix_ns in self._last_line_unix_ns.items():
@@ -84,7 +86,7 @@ class TrainingLogCollector:
         for source in self._sources:
             source.close()
 
-    def _take(self, chunk: Chunk, now_unix_ns: int) -> None:
+    def _parse(self, chunk: Chunk, now_unix_ns: int) -> None:
         parser = self._parsers.get(chunk.stream)
         if parser is None:
             parser = self._parsers[chunk.stream] = LogParser(self._job, framework=self._framework)
@@ -113,10 +115,10 @@ class TrainingLogCollector:
 
 
 def create(options: TrainingLogOptions, settings: Settings) -> TrainingLogCollector:
-    """Open the logs that the options name."""
+    """A collector for the logs in the options."""
     if options.framework is not None and options.framework not in FORMATS:
         raise ConfigError(
-            f"collectors.training_log.options.framework: {options.framework!r} is not known; "
+            f"collectors.training_log.options.framework: {options.framework!r} is unknown; "
             f"use one of {', '.join(FORMATS)}."
         )
     sources: list[LogSource] = []
@@ -130,8 +132,7 @@ def create(options: TrainingLogOptions, settings: Settings) -> TrainingLogCollec
         sources.append(StdinSource())
     if not sources:
         raise Unavailable(
-            "No training log is configured: name it in collectors.training_log.options, "
-            "as paths, log_dir or stdin."
+            "No training log is configured: set paths, log_dir or stdin in collectors.training_log.options."
         )
     return TrainingLogCollector(
         sources, settings, framework=options.framework, max_read_bytes=options.max_read_bytes
@@ -139,7 +140,7 @@ def create(options: TrainingLogOptions, settings: Settings) -> TrainingLogCollec
 
 
 def spec_of_feed(feed: InMemoryLog) -> CollectorSpec:
-    """A collector that reads what is put into `feed`, by a program that has the job's output in its hands."""
+    """A collector that reads the bytes fed to `feed` by a program that captures the job's output."""
 
     def create_from_feed(options: TrainingLogOptions, settings: Settings) -> TrainingLogCollector:
         return TrainingLogCollector(

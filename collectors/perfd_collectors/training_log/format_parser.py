@@ -1,4 +1,4 @@
-"""What a parser of one format is, and the pieces that formats share."""
+"""The interface of format parsers, and parsing that formats share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfd_collectors.training_log.step_log import StepLog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogContext:
-    """What the parsers of all logs of one job share."""
+    """State shared by the parsers of all logs of a job."""
 
     out: ParserOutput
     steps: StepLog
@@ -23,30 +23,34 @@ class LogContext:
 
 
 class FormatParser(Protocol):
-    """Understands one family of lines. It is called with lines that hold one of its keywords, in order."""
+    """Parses one family of lines. It is called with lines that contain one of its keywords, in order."""
 
     keywords: Sequence[bytes]
-    """A line without any of these is never for this parser, unless it is `hungry`."""
+    """Lines without any of these are not passed to the parser, unless it is `in_block`."""
 
     @property
-    def hungry(self) -> bool:
-        """Whether the next line may be for this parser whatever it holds: it is inside a block."""
+    def in_block(self) -> bool:
+        """Whether the parser is inside a block, so that it needs the next line regardless of keywords."""
 
     def parse(self, line: LogLine) -> bool:
-        """Take in a line; False when it means nothing to this parser."""
+        """Parse a line; returns False when it is not of this format."""
 
     def settle(self) -> None:
-        """Take in that nothing came for a while: put out a block that has all its lines by now."""
+        """Emit an open block: no line came for a while, so it is complete."""
 
     def finish(self) -> None:
-        """Take in that the log has ended: put out what waited for a next line."""
+        """Emit everything pending: the log has ended."""
+
+
+_MAX_KEY_CHARS = 80
+"""Longer keys are not a trainer's."""
 
 
 def fields(text: str, *, complete: bool) -> list[tuple[str, str]]:
     """The `key: value` (or `key=value`) pairs between bars.
 
-    What follows the last bar has no terminator but the line's end, so it is left
-    out unless `complete` says that this counts.
+    The part after the last bar is terminated only by the end of the line, so it is
+    skipped unless `complete`.
     """
     pieces = text.split("|")
     if not complete:
@@ -62,8 +66,8 @@ def fields(text: str, *, complete: bool) -> list[tuple[str, str]]:
 
 
 def is_plain_key(key: str) -> bool:
-    """Whether a key can be one that a trainer printed, and is not two lines run together."""
-    return 0 < len(key) <= 80 and key.isascii() and key.isprintable() and not key[0].isdigit()
+    """Whether a key is plausible, and not the result of two merged lines."""
+    return 0 < len(key) <= _MAX_KEY_CHARS and key.isascii() and key.isprintable() and not key[0].isdigit()
 
 
 def training_step(
@@ -73,7 +77,7 @@ def training_step(
     losses: Mapping[str, float],
     extras: Mapping[str, float],
 ) -> TrainingStep:
-    """A progress line out of numbers by the names of `TrainingStep`; other names are left out."""
+    """A `TrainingStep` from numbers by the names of its fields; other names are ignored."""
     return TrainingStep(
         job=job,
         step=step,

@@ -1,4 +1,4 @@
-"""From bytes to lines: whole ones only, of bounded length, without colours and launchers' prefixes."""
+"""Splits bytes into complete lines of bounded length, without ANSI colors and launchers' prefixes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import msgspec
 from perfd_collectors.training_log.timestamps import zoned_ns
 
 MAX_LINE_BYTES = 1 << 20
+"""Longer lines are dropped: no trainer prints them."""
 _SLICE_BYTES = 1 << 20
+"""Processed at a time, which bounds memory."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;:?]*[A-Za-z]")
 _RFC3339 = re.compile(
@@ -22,32 +24,33 @@ _RAY = re.compile(r"\([\w.:-]+ pid=\d+(?:, ip=[\w.:]+)?\) ", re.ASCII)
 _GLOBAL_RANK = re.compile(r"\s*\[rank:?(\d+)\]:", re.ASCII)
 _MAY_BE_PREFIXED = re.compile(r"\s*[\[({\d]", re.ASCII)
 _MAX_PREFIXES = 6
+"""Prefixes removed from a line: launchers may be nested (container runtime, srun, torchrun)."""
 _GARBAGE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufffd]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """One line as a parser sees it."""
+    """A line without prefixes, as passed to parsers."""
 
     text: str
     rank: int | None = None
-    """The global rank that a launcher's prefix names."""
+    """The global rank in a launcher's prefix."""
     unix_ns: int | None = None
-    """When a container runtime received it: the one printed time that has a zone."""
+    """When a container runtime received it: the only printed time with a zone."""
     complete: bool = True
-    """Whether its end was seen; of a line that is not complete only fields with a terminator count."""
+    """Whether its end was read; of an incomplete line only terminated fields count."""
 
     @property
     def damaged(self) -> bool:
-        """Whether it holds bytes that no program prints: fields of it may be lost."""
+        """Whether it contains control characters or invalid UTF-8: fields may be lost."""
         return _GARBAGE.search(self.text) is not None
 
 
 class LineBuffer:
-    """Cuts a stream of bytes into blocks of whole lines; what is unfinished waits, in bounded memory.
+    """Splits a stream of bytes into blocks of complete lines; buffers the unfinished line.
 
-    A carriage return ends a line too, for progress bars write nothing else.
-    A line over a mebibyte is dropped, for no trainer writes one.
+    A carriage return also ends a line, because progress bars print nothing else.
+    Lines longer than `MAX_LINE_BYTES` are dropped.
     """
 
     def __init__(self) -> None:
@@ -57,24 +60,24 @@ class LineBuffer:
         self.dropped_lines = 0
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Blocks of whole lines, each block ends in a newline."""
+        """Blocks of complete lines; each block ends with a newline."""
         view = memoryview(data)
         starts = range(0, len(data), _SLICE_BYTES)
         blocks = (self._feed_slice(bytes(view[start : start + _SLICE_BYTES])) for start in starts)
         return [block for block in blocks if block]
 
     def gap(self) -> None:
-        """Take in that bytes were lost: what is held, and what comes up to the next newline, is no line."""
+        """Drop the unfinished line and everything up to the next newline: bytes were lost."""
         self._hold(b"")
         self._skipping = True
 
     def restart(self) -> None:
-        """Take in that the stream begins anew, at the start of a line."""
+        """Drop the unfinished line: the stream restarts at the start of a line."""
         self._hold(b"")
         self._skipping = False
 
     def rest(self) -> bytes:
-        """Hand over the unfinished line."""
+        """Return and clear the unfinished line."""
         rest = b"".join(self._pieces)
         self.restart()
         return rest
@@ -109,7 +112,7 @@ class LineBuffer:
 
 
 def read_line(raw: bytes, *, complete: bool = True) -> LogLine:
-    """The text of a line without colours and without what launchers put before it, however many there are."""
+    """The line without colors and launchers' prefixes."""
     text = raw.decode("utf-8", errors="replace")
     if "\x1b" in text:
         text = _ANSI.sub("", text)
@@ -138,7 +141,7 @@ def read_line(raw: bytes, *, complete: bool = True) -> LogLine:
 
 
 def _unwrap_json(text: str) -> tuple[str, int | None] | None:
-    """The text inside a container runtime's JSON line (`log`, `message` or `msg`), and its time."""
+    """Text (`log`, `message` or `msg`) and time of a container runtime's JSON line; None if it is not one."""
     try:
         wrapper = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):

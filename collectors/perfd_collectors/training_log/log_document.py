@@ -1,4 +1,4 @@
-"""All that was understood of one or more logs of a job, as the document `perfd.log/1`."""
+"""The content of a job's logs as the document `perfd.log/1`."""
 
 from __future__ import annotations
 
@@ -23,30 +23,31 @@ from perfd_collectors.training_log.timestamps import TimeZoneGuess
 
 SCHEMA = "perfd.log/1"
 _READ_BYTES = 1 << 20
+"""Read at a time, which bounds memory."""
 
 
 class LogDocument:
-    """Reads logs of one job and keeps what they say."""
+    """Collects the records of a job's logs."""
 
     def __init__(self, *, framework: str | None = None) -> None:
         self._framework = framework
-        # Only differences between times matter here, so any zone will do.
+        # Only time differences matter here, so any zone works.
         self._job = new_job("", TimeZoneGuess(0))
         self.description: JobDescription | None = None
         self.steps: list[TrainingStep] = []
         self.phases: dict[int, StepPhases] = {}
-        """By the position in `steps` of the line that they belong to: a step can be done twice."""
+        """By position in `steps`, because a step can be repeated."""
         self._positions: dict[int, int] = {}
         self.events: list[Event] = []
         self.memory: list[MemoryReport] = []
         self.nccl = self._job.nccl
-        """What NCCL says of itself."""
+        """Facts from NCCL's own log lines."""
         self.lines = 0
         self.unrecognised_lines = 0
         self.examples: list[str] = []
 
     def read(self, log: BinaryIO) -> None:
-        """Take in a whole log."""
+        """Read a complete log."""
         parser = LogParser(self._job, framework=self._framework)
         while data := log.read(_READ_BYTES):
             parser.feed(data)
@@ -58,20 +59,20 @@ class LogDocument:
         self.examples += parser.examples
 
     def document(self) -> dict[str, Any]:
-        """The document; null where nothing is known."""
-        said = self.description
+        """The document; unknown values are null."""
+        job = self.description
         return {
             "schema": SCHEMA,
-            "framework": said.framework if said else None,
-            "framework_version": said.framework_version if said else None,
-            "model": _model(said),
-            "parallel": _parallel(said.parallel if said else None),
-            "precision": said.precision if said else None,
-            "recompute": said.recompute if said else None,
-            "parameters": said.parameters if said else None,
-            "train_steps": said.train_steps if said else None,
-            "log_interval_steps": said.log_interval_steps if said else None,
-            "logged_flops_convention": said.logged_flops_convention if said else None,
+            "framework": job.framework if job else None,
+            "framework_version": job.framework_version if job else None,
+            "model": _model(job),
+            "parallel": _parallel(job.parallel if job else None),
+            "precision": job.precision if job else None,
+            "recompute": job.recompute if job else None,
+            "parameters": job.parameters if job else None,
+            "train_steps": job.train_steps if job else None,
+            "log_interval_steps": job.log_interval_steps if job else None,
+            "logged_flops_convention": job.logged_flops_convention if job else None,
             "steps": [self._step(position) for position in range(len(self.steps))],
             "memory": [_without_job(report) for report in self.memory],
             "events": [_event(event) for event in self.events],
@@ -105,17 +106,17 @@ class LogDocument:
         }
 
 
-def understand(paths: Iterable[Path]) -> LogDocument:
-    """Read logs of one job: of several ranks, or one after the other."""
-    understanding = LogDocument()
+def read_logs(paths: Iterable[Path]) -> LogDocument:
+    """Read all logs of a job: of several ranks, or consecutive ones."""
+    document = LogDocument()
     for path in paths:
         with path.open("rb") as log:
-            understanding.read(log)
-    return understanding
+            document.read(log)
+    return document
 
 
-def _model(said: JobDescription | None) -> dict[str, Any] | None:
-    return asdict(said.model) if said is not None and said.model is not None else None
+def _model(job: JobDescription | None) -> dict[str, Any] | None:
+    return asdict(job.model) if job is not None and job.model is not None else None
 
 
 def _parallel(layout: ParallelLayout | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""From the bytes of a log to records: finds the lines that matter and gives them to the formats' parsers."""
+"""Turns the bytes of a log into records: finds relevant lines and passes them to the format parsers."""
 
 from __future__ import annotations
 
@@ -34,130 +34,132 @@ FORMATS: Mapping[str, Callable[[LogContext], FormatParser]] = {
     "hf-trainer": HuggingFaceParser,
     "deepspeed": DeepSpeedParser,
 }
-"""By the name that an operator may give as a hint. A line goes to the first that knows it."""
+"""By name, as in the option `framework`. A line goes to the first parser that accepts it."""
 
 MAX_EXAMPLES = 20
-_EXAMPLE_CHARACTERS = 300
+"""Unrecognized lines kept as examples for the user."""
+_MAX_EXAMPLE_CHARS = 300
+"""Longer examples are cut."""
 _LIKE_PROGRESS = re.compile(r"\d+ *(?:/|of) *\d+|\|.*\d|step\W{0,3}\d|loss\W{1,3}\d", re.IGNORECASE)
 
 
 def new_job(name: str, zone: TimeZoneGuess | None = None) -> LogContext:
-    """What the parsers of all logs of one job share; take its records with `job.out.take`."""
+    """New shared state for the parsers of a job's logs; read its records with `job.out.take`."""
     out = ParserOutput(name, zone)
     return LogContext(out=out, steps=StepLog(out))
 
 
 class LogParser:
-    """Reads one log of a job. Feed it bytes as they come; the records are in `job.out`.
+    """Parses one log of a job. Feed it bytes as they arrive; the records are in `job.out`.
 
-    The property that everything here keeps: a log that was cut anywhere gives
-    only values that the whole log gives too.
+    Invariant: a log truncated anywhere yields only values that the complete log
+    yields, too.
     """
 
     def __init__(self, job: LogContext, *, framework: str | None = None) -> None:
         if framework is not None and framework not in FORMATS:
-            raise ConfigError(
-                f"There is no log format called {framework!r}; there are: {', '.join(FORMATS)}."
-            )
+            raise ConfigError(f"Unknown log format {framework!r}; known are: {', '.join(FORMATS)}.")
         chosen = [framework] if framework is not None else list(FORMATS)
         self._job = job
         self._formats: list[FormatParser] = [FORMATS[name](job) for name in chosen]
         self._formats += [FailureParser(job), NcclLineParser(job)]
-        self._keywords = _fewest(keyword for parser in self._formats for keyword in parser.keywords)
+        self._keywords = _shortest_keywords(
+            keyword for parser in self._formats for keyword in parser.keywords
+        )
         self._buffer = LineBuffer()
-        self._recognised = 0
-        self._filled = 0
+        self._recognized_lines = 0
+        self._nonblank_lines = 0
         self.lines = 0
         self.read_bytes = 0
         self.examples: list[str] = []
-        """The first lines that looked like progress and that no parser knew."""
+        """The first lines that look like progress but no parser recognized."""
 
     @property
     def unrecognised_lines(self) -> int:
-        """Lines with text in them that meant nothing to any parser."""
-        return self._filled - self._recognised + self._buffer.dropped_lines
+        """Lines with text that no parser recognized."""
+        return self._nonblank_lines - self._recognized_lines + self._buffer.dropped_lines
 
     def feed(self, data: bytes) -> None:
-        """Take in the next bytes of the log."""
+        """Parse the next bytes of the log."""
         self.read_bytes += len(data)
         for block in self._buffer.feed(data):
             self._block(block)
 
     def attach(self) -> None:
-        """Take in that reading begins in the middle of the log."""
+        """Note that reading starts in the middle of the log."""
         self._job.steps.attach()
 
     def gap(self) -> None:
-        """Take in that bytes of the log were lost here."""
+        """Note that bytes of the log were lost here."""
         self._buffer.gap()
 
     def restart(self) -> None:
-        """Take in that the log begins anew: another file has its name."""
+        """Note that the log's file was replaced or truncated."""
         self._buffer.restart()
 
     def settle(self) -> None:
-        """Take in that nothing came for a while."""
+        """Note that no line came for a while: open blocks are complete."""
         for parser in self._formats:
             parser.settle()
 
     def finish(self) -> None:
-        """Take in that nothing more comes. Of an unfinished line only fields with a terminator count."""
+        """Note the end of the log. Of an unfinished line only terminated fields count."""
         rest = self._buffer.rest()
         if rest:
-            self._line(rest, matters=any(word in rest for word in self._keywords), complete=False)
+            self._line(rest, has_keyword=any(word in rest for word in self._keywords), complete=False)
         for parser in self._formats:
             parser.finish()
 
     def _block(self, block: bytes) -> None:
-        # All that matters holds one of the keywords, and almost no line does: searching a whole block
-        # for each is many times faster than looking at each line.
+        # Relevant lines contain a keyword, and almost no line does: searching a whole block for each keyword
+        # is many times faster than checking each line.
         hits = [(at, keyword) for keyword in self._keywords if (at := block.find(keyword)) >= 0]
         heapq.heapify(hits)
         position = 0
         while position < len(block):
             _advance(hits, block, position)
             start = position
-            if not any(parser.hungry for parser in self._formats):
+            if not any(parser.in_block for parser in self._formats):
                 if not hits:
                     break
                 start = block.rfind(b"\n", position, hits[0][0]) + 1 or position
                 self._skip(block, position, start)
             end = block.index(b"\n", start)
-            self._line(block[start:end], matters=bool(hits) and hits[0][0] < end)
+            self._line(block[start:end], has_keyword=bool(hits) and hits[0][0] < end)
             position = end + 1
         self._skip(block, position, len(block))
 
     def _skip(self, block: bytes, start: int, end: int) -> None:
-        """Count lines that nobody looks at."""
+        """Count lines that are not parsed."""
         if start >= end:
             return
         self.lines += block.count(b"\n", start, end)
         passed = block[start:end].lstrip(b"\n") if block.startswith(b"\n", start) else block[start:end]
         while b"\n\n" in passed:
             passed = passed.replace(b"\n\n", b"\n")
-        self._filled += passed.count(b"\n")
+        self._nonblank_lines += passed.count(b"\n")
 
-    def _line(self, raw: bytes, *, matters: bool, complete: bool = True) -> None:
-        """Give a line to the parsers; one without a keyword only to those that are inside a block."""
+    def _line(self, raw: bytes, *, has_keyword: bool, complete: bool = True) -> None:
+        """Pass a line to the parsers; without a keyword, only to those inside a block."""
         self.lines += 1
         if not raw.strip():
             return
-        self._filled += 1
+        self._nonblank_lines += 1
         if len(raw) > MAX_LINE_BYTES:
             return
         line = read_line(raw, complete=complete)
         for parser in self._formats:
-            if (matters or parser.hungry) and parser.parse(line):
-                self._recognised += 1
+            if (has_keyword or parser.in_block) and parser.parse(line):
+                self._recognized_lines += 1
                 return
-        if matters and len(self.examples) < MAX_EXAMPLES:
-            example = line.text.strip()[:_EXAMPLE_CHARACTERS]
+        if has_keyword and len(self.examples) < MAX_EXAMPLES:
+            example = line.text.strip()[:_MAX_EXAMPLE_CHARS]
             if example.isprintable() and _LIKE_PROGRESS.search(example):
                 self.examples.append(example)
 
 
-def _fewest(keywords: Iterable[bytes]) -> tuple[bytes, ...]:
-    """The keywords without those that hold another one: each costs a search of every byte."""
+def _shortest_keywords(keywords: Iterable[bytes]) -> tuple[bytes, ...]:
+    """The keywords except those that contain another one: each costs a search of all bytes."""
     known = set(keywords)
     return tuple(
         sorted(word for word in known if not any(other != word and other in word for other in known))
@@ -165,7 +167,7 @@ def _fewest(keywords: Iterable[bytes]) -> tuple[bytes, ...]:
 
 
 def _advance(hits: list[tuple[int, bytes]], block: bytes, position: int) -> None:
-    """Move each keyword's next hit, a heap by offset, to `position` or beyond."""
+    """Advance each keyword's next hit, in a heap by offset, to at least `position`."""
     while hits and hits[0][0] < position:
         keyword = hits[0][1]
         at = block.find(keyword, position)
@@ -176,7 +178,7 @@ def _advance(hits: list[tuple[int, bytes]], block: bytes, position: int) -> None
 
 
 def parse_log(data: bytes, *, job: str = "default", framework: str | None = None) -> Sequence[Record]:
-    """All records of a whole log. Times are those of its own clock, as if that were in UTC."""
+    """All records of a complete log. Printed times are taken as UTC."""
     shared = new_job(job, TimeZoneGuess(0))
     parser = LogParser(shared, framework=framework)
     parser.feed(data)

@@ -1,4 +1,4 @@
-"""Where a log comes from: files by name or pattern, a tree of torchrun, standard input, a feed in memory."""
+"""Sources of logs: files by name or pattern, torchrun's folders, standard input, and memory."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ FEED = "output"
 
 
 class LogSource(Protocol):
-    """Gives a log's bytes as they come."""
+    """Provides a log's bytes as they arrive."""
 
     def poll(self, limit_bytes: int) -> list[Chunk]:
-        """What is new, at most `limit_bytes`."""
+        """New chunks, at most `limit_bytes`."""
 
     def close(self) -> None:
-        """Free what the source holds; legal twice."""
+        """Free the source's resources; legal twice."""
 
 
 def matching_files(patterns: Sequence[str]) -> Mapping[str, Path]:
-    """Regular files that the patterns name, each under its own path; what does not exist yet is left out."""
+    """Existing regular files that match the patterns, by path."""
     found: dict[str, Path] = {}
     for pattern in patterns:
         paths = sorted(glob.glob(pattern, recursive=True)) if glob.has_magic(pattern) else [pattern]  # noqa: PTH207
@@ -42,10 +42,10 @@ def matching_files(patterns: Sequence[str]) -> Mapping[str, Path]:
 
 
 def torchrun_files(directory: Path) -> Mapping[str, Path]:
-    """The outputs of each local rank in the newest attempt of the newest run below `torchrun --log-dir`.
+    """Output files per local rank of the newest attempt of the newest run below `torchrun --log-dir`.
 
-    The tree is `RUN/attempt_N/LOCAL_RANK/{stdout,stderr}.log`. A stream keeps its name from one
-    attempt to the next, so that a restart is seen as one.
+    The layout is `RUN/attempt_N/LOCAL_RANK/{stdout,stderr}.log`. Stream names do not depend on the
+    attempt, so that a restart is recognized.
     """
     attempts = [
         (path.parent.stat().st_mtime_ns, path.parent.name, int(match[1]), path)
@@ -63,14 +63,14 @@ def torchrun_files(directory: Path) -> Mapping[str, Path]:
 
 
 class StdinSource:
-    """What is piped into the agent. Never waits for more."""
+    """Standard input of the agent; never waits for data."""
 
     def __init__(self, descriptor: int = 0) -> None:
         self._descriptor = descriptor
         self._ended = False
 
     def poll(self, limit_bytes: int) -> list[Chunk]:
-        """What the pipe holds now."""
+        """Chunks available now."""
         chunks: list[Chunk] = []
         while limit_bytes > 0 and not self._ended and select.select([self._descriptor], [], [], 0)[0]:
             data = os.read(self._descriptor, min(READ_BYTES, limit_bytes))
@@ -80,14 +80,14 @@ class StdinSource:
         return chunks
 
     def close(self) -> None:
-        """The descriptor is not ours to close."""
+        """Standard input stays open."""
 
 
 class InMemoryLog:
-    """A log in memory: one thread puts bytes in, the collector's takes them out.
+    """A log in memory: one thread writes bytes, the collector's reads them.
 
-    It holds at most `max_bytes`. When it is full the oldest bytes go and are counted, and the
-    reader is told, so that no line is put together from both sides of a gap.
+    Holds at most `max_bytes`. When full, the oldest bytes are dropped and counted, and the gap is
+    reported to the reader, so that no line is joined across it.
     """
 
     def __init__(self, *, max_bytes: int = 16 << 20) -> None:
@@ -100,11 +100,11 @@ class InMemoryLog:
 
     @property
     def dropped_bytes(self) -> int:
-        """Bytes that were given up since the start."""
+        """Bytes dropped since the start."""
         return self._dropped_bytes
 
     def feed(self, data: bytes) -> None:
-        """Put bytes in; never waits. Any thread may call it."""
+        """Append bytes; never blocks. Any thread may call it."""
         with self._lock:
             self._pieces.append(data)
             self._held_bytes += len(data)
@@ -119,7 +119,7 @@ class InMemoryLog:
                 self._lost = True
 
     def poll(self, limit_bytes: int) -> list[Chunk]:
-        """Take bytes out, oldest first."""
+        """Remove and return bytes, oldest first."""
         chunks: list[Chunk] = []
         with self._lock:
             while self._pieces and limit_bytes > 0:
@@ -134,4 +134,4 @@ class InMemoryLog:
         return chunks
 
     def close(self) -> None:
-        """The bytes stay with whoever feeds."""
+        """Nothing to free."""

@@ -1,4 +1,4 @@
-"""Numbers as logs print them; whatever is not exactly one finite number is `None`."""
+"""Parses printed numbers; anything but exactly one finite number is `None`."""
 
 from __future__ import annotations
 
@@ -7,41 +7,43 @@ import re
 
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _GROUPED = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d*)?|[+-]?\d+(?:\.\d*)?", re.ASCII)
+_MAX_EXPONENT_CHARS = 9
+"""Longer exponents overflow a double anyway."""
 _SUFFIXES = {"": 0, "K": 3, "M": 6, "G": 9, "B": 9, "T": 12}
 
 
 def number(text: str, power: int = 0) -> float | None:
-    """The value of a text that is one number and nothing else; None for NaN, infinity and all the rest.
+    """The value of a text that is exactly one number; None for NaN, infinity and anything else.
 
-    It is scaled by ten to the `power` as a decimal: `243.6` with 12 is 243.6e12 exactly.
+    It is scaled by ten to the `power` in decimal: `243.6` with 12 is exactly 243.6e12.
     """
     text = text.strip()
     if not _NUMBER.fullmatch(text):
         return None
     digits, _, exponent = text.lower().partition("e")
-    value = float(f"{digits}e{int(exponent[:9] or 0) + power}")
+    value = float(f"{digits}e{int(exponent[:_MAX_EXPONENT_CHARS] or 0) + power}")
     return value if math.isfinite(value) else None
 
 
 def positive(text: str, power: int = 0) -> float | None:
-    """As `number`, but None unless above zero: a time, a rate or a size that is not is no measurement."""
+    """As `number`, but None unless positive: other times, rates and sizes are not measurements."""
     value = number(text, power)
     return value if value is not None and value > 0 else None
 
 
 def integer(text: str) -> int | None:
-    """The value of a text that is one whole number, not negative (`32`, `794.0`, `1.63e+6`)."""
+    """The value of a text that is one non-negative integer (`32`, `794.0`, `1.63e+6`); else None."""
     value = number(text)
     return int(value) if value is not None and value >= 0 and value == int(value) else None
 
 
 def grouped(text: str) -> float | None:
-    """As `number`, for numbers whose thousands are set off by commas (`10,050`)."""
+    """As `number`, for numbers with thousands separators (`10,050`)."""
     text = text.strip()
     return float(text.replace(",", "")) if _GROUPED.fullmatch(text) else None
 
 
-def humanised(text: str, power: int = 0) -> float | None:
+def with_suffix(text: str, power: int = 0) -> float | None:
     """As `number`, for numbers with a decimal suffix (`1.258B`, `634K`)."""
     text = text.strip()
     suffix = text[-1:].upper() if text[-1:].isalpha() else ""

@@ -1,4 +1,4 @@
-"""Where parsers put what they understood: records in order, and the job's description as it grows."""
+"""Collects the parsers' output: records in order, and the job's description."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from perfd.model import (
 )
 from perfd_collectors.training_log.timestamps import TimeZoneGuess
 
-_MAX_EVENTS_OF_A_KIND = 200
+_MAX_EVENTS_PER_KIND = 200
+"""Further events of the kinds below are dropped: thousands of ranks can fail at once."""
 _BOUNDED = frozenset({EventKind.LOG_ERROR, EventKind.NCCL_WARNING, EventKind.RESTARTED})
-_MAX_MESSAGE = 500
+_MAX_MESSAGE_CHARS = 500
+"""Longer messages are cut."""
 
 Draft = tuple[int | None, Callable[[int], Record]]
 
@@ -29,8 +31,8 @@ Draft = tuple[int | None, Callable[[int], Record]]
 class ParserOutput:
     """The records of one job's logs.
 
-    Parsers know when a line was printed, in a clock without a zone; `take` knows when it was
-    read. A record gets its time when it is taken.
+    Parsers know the printed time of a line, without a time zone; `take` knows when it was
+    read. Records get their time in `take`.
     """
 
     def __init__(self, job: str, zone: TimeZoneGuess | None = None) -> None:
@@ -43,29 +45,29 @@ class ParserOutput:
 
     @property
     def job(self) -> str:
-        """The job that the logs belong to."""
+        """Name of the logs' job."""
         return self._job
 
     def describe(self, **fields: Any) -> None:  # noqa: ANN401  (checked by `replace`)
-        """Take in what the job said about itself; None says nothing."""
+        """Add fields of the job's description; None is ignored."""
         known = {name: value for name, value in fields.items() if value is not None}
         self.description = replace(self.description, **known)
 
     def describe_layout(self, **sizes: int | None) -> None:
-        """Take in sizes of the parallel layout; None says nothing."""
+        """Add sizes of the parallel layout; None is ignored."""
         known: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
         self.describe(parallel=replace(self.description.parallel, **known))
 
     def add_arguments(self, arguments: Mapping[str, str]) -> None:
-        """Keep options under the names that the job gave them."""
+        """Add the job's options under their own names."""
         self.describe(arguments={**self.description.arguments, **arguments})
 
     def step(self, step: TrainingStep, printed_ns: int | None) -> None:
-        """Add a progress line; its time is set when it is taken."""
+        """Add a progress line; its time is set in `take`."""
         self._drafts.append((printed_ns, lambda unix_ns: replace(step, time_unix_ns=unix_ns)))
 
     def add(self, record: StepPhases | MemoryReport) -> None:
-        """Add a record that holds no time."""
+        """Add a record without a time."""
         self._drafts.append((None, lambda _: record))
 
     def event(
@@ -79,11 +81,11 @@ class ParserOutput:
         duration_s: float | None = None,
         values: Mapping[str, float] | None = None,
     ) -> None:
-        """Add an event; those beyond a bound are left out, as thousands of ranks can fail at once."""
+        """Add an event; dropped beyond a bound for kinds that every rank may report."""
         self._events[kind] += 1
-        if self._events[kind] > _MAX_EVENTS_OF_A_KIND and kind in _BOUNDED:
+        if self._events[kind] > _MAX_EVENTS_PER_KIND and kind in _BOUNDED:
             return
-        short = message[:_MAX_MESSAGE]
+        short = message[:_MAX_MESSAGE_CHARS]
 
         def build(unix_ns: int) -> Event:
             return Event(
@@ -102,7 +104,7 @@ class ParserOutput:
         self._drafts.append((printed_ns, build))
 
     def take(self, read_unix_ns: int, newest_unix_ns: int | None = None) -> Sequence[Record]:
-        """All records since the last call. `newest_unix_ns`: when the newest was printed, if known."""
+        """All records since the last call. `newest_unix_ns` is when the newest was printed, if known."""
         newest = next((printed for printed, _ in reversed(self._drafts) if printed is not None), None)
         if newest is not None and newest_unix_ns is not None:
             self._zone.learn(newest, newest_unix_ns)

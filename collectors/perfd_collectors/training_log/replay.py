@@ -1,4 +1,4 @@
-"""Plays a recorded log: each line when the times in the log, or beside it, say that it was printed."""
+"""Plays a recorded log by the times in the log, or in a file beside it."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from perfd.collector import Settings
 from perfd.errors import RecordingError
 from perfd.model import LogProgress, Record
 from perfd_collectors.training_log.log_parser import LogParser, new_job
-from perfd_collectors.training_log.timestamps import TimeZoneGuess, last_stamp_ns
+from perfd_collectors.training_log.timestamps import TimeZoneGuess, last_timestamp_ns
 
-# Only where a program puts its own time: in brackets, after `datetime:`, at the start of a line.
-_STAMP = re.compile(
+# Only where programs print the current time: in brackets, after `datetime:`, at the start of a line.
+_TIMESTAMP = re.compile(
     rb"(?:\[|datetime: |\[titan\] |^)(?=\d)"
     rb"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?|\d\d/\d\d/\d{4} \d\d:\d\d:\d\d)",
     re.MULTILINE,
 )
-_LONGEST_PAUSE_NS = 86_400 * 10**9
+_MAX_PAUSE_NS = 86_400 * 10**9
+"""One day: a larger difference to the previous time is not of the same clock."""
 _MANIFEST = "recording.json"
 _TIMES_SUFFIX = ".times"
 
@@ -38,10 +39,10 @@ class _Time(msgspec.Struct):
 class RecordedLog:
     """A recorded `training-log` stream.
 
-    A sibling file `NAME.times` says how many bytes had been printed when: lines of JSON
-    (`{"unix_s", "offset"}`) or of the two numbers. Without it a line is due at the next time that the
-    log prints at or after it. Such times have no zone; it is taken to be the one, in quarters of an
-    hour, that puts the first of them closest to the start of the recording.
+    A sibling file `NAME.times` has the number of bytes printed by each time: lines of JSON
+    (`{"unix_s", "offset"}`) or of the two numbers. Without it a line is due at the next time printed
+    in the log. Printed times have no zone: the one, in quarters of an hour, is used that puts the first
+    time closest to the start of the recording.
     """
 
     def __init__(self, path: Path, settings: Settings) -> None:
@@ -50,7 +51,7 @@ class RecordedLog:
         self._content = _content(path)
         schedule = _read_times(path.with_name(path.name + _TIMES_SUFFIX), len(self._content))
         if schedule is None:
-            zone, schedule = _schedule_of_stamps(self._content, _started_unix_ns(path))
+            zone, schedule = _schedule_of_timestamps(self._content, _started_unix_ns(path))
         else:
             zone = TimeZoneGuess()
         self._schedule = schedule
@@ -61,11 +62,11 @@ class RecordedLog:
         self._last_line_unix_ns: int | None = None
 
     def span_unix_ns(self) -> tuple[int, int] | None:
-        """The times of the first and the last line, or None for a log that tells no time."""
+        """The times of the first and the last line; None for a log without times."""
         return (self._schedule[0][0], self._schedule[-1][0]) if self._schedule else None
 
     def collect(self) -> Sequence[Record]:
-        """The records of all lines that are due."""
+        """The records of all due lines."""
         now_unix_ns = self._clock.unix_ns()
         records: list[Record] = []
         before = self._offset
@@ -78,7 +79,7 @@ class RecordedLog:
         return [*records, self._progress()] if self._offset > before else ()
 
     def close(self) -> None:
-        """Forget the log."""
+        """Drop the log."""
         self._schedule = []
         self._content = b""
         self._offset = 0
@@ -109,14 +110,14 @@ def _content(path: Path) -> mmap.mmap | bytes:
         with path.open("rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except ValueError:
-        # An empty file cannot be mapped.
+        # Empty files cannot be memory-mapped.
         return b""
     except OSError as error:
         raise RecordingError(f"{path} cannot be read: {error.strerror or error}.") from error
 
 
 def _started_unix_ns(path: Path) -> int | None:
-    """When the recording began, by the nearest `recording.json` above its file."""
+    """Start of the recording in the nearest `recording.json` above its file; None if unknown."""
     for folder in path.absolute().parents[:3]:
         manifest = folder / _MANIFEST
         if manifest.is_file():
@@ -128,11 +129,11 @@ def _started_unix_ns(path: Path) -> int | None:
     return None
 
 
-def _schedule_of_stamps(
+def _schedule_of_timestamps(
     content: mmap.mmap | bytes, started_unix_ns: int | None
 ) -> tuple[TimeZoneGuess, list[tuple[int, int]]]:
-    """The zone of the log, and until which offset it is due when."""
-    stamps = list(_stamps(content))
+    """The log's time zone, and its schedule: due times with the offset up to which the log is due."""
+    stamps = list(_timestamps(content))
     if not stamps:
         started = [] if started_unix_ns is None else [(started_unix_ns, len(content))]
         return TimeZoneGuess(), started
@@ -141,7 +142,7 @@ def _schedule_of_stamps(
     schedule: list[tuple[int, int]] = []
     latest_ns = first_ns
     for printed_ns, end in stamps:
-        # Writers overlap and some report an earlier time, so the log's time only goes forward.
+        # Several writers interleave and may print earlier times, so the schedule is made monotonic.
         latest_ns = max(latest_ns, printed_ns)
         due_unix_ns = zone.unix_ns(latest_ns) or 0
         if schedule and schedule[-1][0] == due_unix_ns:
@@ -151,12 +152,12 @@ def _schedule_of_stamps(
     return zone, schedule
 
 
-def _stamps(content: mmap.mmap | bytes) -> Iterator[tuple[int, int]]:
-    """Printed times, and the end of each one's line. A time far from the one before is no clock's."""
+def _timestamps(content: mmap.mmap | bytes) -> Iterator[tuple[int, int]]:
+    """Printed times with the end of their line; times far from the previous one are skipped."""
     before_ns: int | None = None
-    for match in _STAMP.finditer(content):
-        printed_ns = last_stamp_ns(match[1].decode("ascii"))
-        if printed_ns is None or (before_ns is not None and abs(printed_ns - before_ns) > _LONGEST_PAUSE_NS):
+    for match in _TIMESTAMP.finditer(content):
+        printed_ns = last_timestamp_ns(match[1].decode("ascii"))
+        if printed_ns is None or (before_ns is not None and abs(printed_ns - before_ns) > _MAX_PAUSE_NS):
             continue
         before_ns = printed_ns
         end = content.find(b"\n", match.end()) + 1
@@ -164,7 +165,7 @@ def _stamps(content: mmap.mmap | bytes) -> Iterator[tuple[int, int]]:
 
 
 def _read_times(path: Path, size: int) -> list[tuple[int, int]] | None:
-    """The schedule of a sidecar; None when there is none, or nothing in it can be understood."""
+    """The schedule in a `.times` file; None when it is missing or invalid."""
     if not path.is_file():
         return None
     schedule: list[tuple[int, int]] = []
@@ -179,7 +180,7 @@ def _read_times(path: Path, size: int) -> list[tuple[int, int]] | None:
     if not schedule:
         return None
     if schedule[-1][1] < size:
-        # The last bytes were written and their time was not: the recorder was killed.
+        # The recorder was killed after writing the last bytes, before writing their time.
         schedule.append((schedule[-1][0], size))
     return schedule
 

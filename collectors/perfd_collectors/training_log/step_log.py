@@ -1,4 +1,4 @@
-"""The order of a job's progress lines: repeats, restarts, what an average covers, whose timers are whose."""
+"""Puts a job's progress lines in order: repeats, restarts, steps covered by averages, matching timers."""
 
 from __future__ import annotations
 
@@ -11,43 +11,45 @@ from perfd.model import EventKind, PhaseTime, StepPhases, TrainingStep
 from perfd_collectors.training_log.parser_output import ParserOutput
 
 _REMEMBERED_STEPS = 4096
+"""Steps kept to detect repeated lines; bounds memory."""
 _SAME_LINE_NS = 120 * 10**9
+"""Ranks print the line of a step within 2 minutes; later, the step was repeated. Chosen, not measured."""
 
 
 class ProgressSource(IntEnum):
-    """Who prints a progress line. Trainers are built on each other; the higher one is believed."""
+    """Which library prints a progress line. Trainers build on each other; the highest one is used."""
 
     DEEPSPEED = 1
-    """The engine under many trainers: its lines count until the trainer's own appear."""
+    """The engine of many trainers: its lines count until the trainer's own appear."""
     HUGGING_FACE = 2
     TRAINER = 3
 
 
 @dataclass(frozen=True, slots=True)
 class _Coverage:
-    """What the averages of a progress line hold."""
+    """Which steps the averages of a progress line cover."""
 
     steps: int
     warmup: bool = False
     scale: float | None = 1.0
-    """What the timers must be multiplied with to be per step; None when that is unknown."""
+    """Factor that converts the timers to time per step; None when unknown."""
 
 
 @dataclass(slots=True)
 class _Run:
-    """One run of the trainer: from a start or a resume to the next."""
+    """One run of the trainer, from a start or resume to the next one."""
 
     fresh: bool = False
-    """A start was seen and no progress line yet."""
+    """The trainer has started, and no progress line has come yet."""
     begin: int | None = None
-    """The step that it went on from; 0 for a fresh start, None when that was not seen."""
+    """The step from which it continued; 0 for a fresh start, None when unknown."""
     reset_at: int | None = None
-    """The last step after which the trainer set its averages to zero."""
+    """The last step after which the trainer reset its averages."""
     holds_first: bool = False
-    """The averages still hold the run's first step."""
+    """The averages still include the run's first step."""
 
     def cover(self, step: int, *, keeps_first: bool, interval: int | None) -> _Coverage:
-        """Take in the next line of the run."""
+        """The coverage of the run's next line."""
         if self.fresh or (self.reset_at is None and step <= 1):
             return self._first_line(step, keeps_first=keeps_first, interval=interval)
         since = step - self.reset_at if self.reset_at is not None else 1
@@ -56,7 +58,7 @@ class _Run:
         if not self.holds_first:
             return _Coverage(min(since, interval) if interval else since)
         self.holds_first = False
-        # It is the next one on the interval's grid; otherwise lines were lost.
+        # If it is not the next multiple of the interval, lines were lost.
         if interval is None or step != (first // interval + 1) * interval:
             return _Coverage(since, warmup=True, scale=None)
         return _Coverage(since, warmup=True, scale=interval / since)
@@ -68,7 +70,7 @@ class _Run:
             return _Coverage(1, warmup=True, scale=interval)
         since = step - self.begin if self.begin is not None and self.begin < step else 1
         if interval is None:
-            # A fresh start has its first line after one interval, so its timers are right as they are.
+            # After a fresh start the first line covers one interval, so its timers need no scaling.
             return _Coverage(since, warmup=True, scale=None if self.begin else 1.0)
         covered = min(since, interval)
         return _Coverage(covered, warmup=True, scale=interval / covered)
@@ -76,16 +78,16 @@ class _Run:
 
 @dataclass(slots=True)
 class _Current:
-    """The newest progress line, waiting for its timers."""
+    """The newest progress line, to which the next timers belong."""
 
     step: int
     scale: float | None
-    """As in `_Coverage`; also None for a line that was cut, whose step is not known."""
+    """As in `_Coverage`; also None for a truncated line, whose step is unknown."""
     has_phases: bool = False
 
 
 class StepLog:
-    """Takes in progress lines and timer blocks of one job and puts finished records out."""
+    """Turns the progress lines and timer blocks of a job into records."""
 
     def __init__(self, out: ParserOutput) -> None:
         self._out = out
@@ -101,11 +103,11 @@ class StepLog:
         return next(reversed(self._seen), None)
 
     def attach(self) -> None:
-        """Take in that reading began in the middle of a log: a block of timers before a line is a stray."""
-        self._matcher.cut_line()
+        """Note that reading starts in the middle of a log: timers before the first line are dropped."""
+        self._matcher.truncated_line()
 
     def started(self, printed_ns: int | None = None) -> None:
-        """Take in that the trainer starts or resumes: the next progress line is the first of a run."""
+        """Note that the trainer starts or resumes: the next progress line is the first of a run."""
         if self._run.fresh:
             return
         kind, message = EventKind.JOB_STARTED, "The trainer started."
@@ -117,7 +119,7 @@ class StepLog:
         self._matcher.restart()
 
     def resumed(self, step: int) -> None:
-        """Take in that a checkpoint of `step` was loaded."""
+        """Note that a checkpoint of `step` was loaded."""
         if self._run.fresh:
             self._run.begin = step
 
@@ -130,10 +132,10 @@ class StepLog:
         keeps_first: bool = False,
         interval: int | None = None,
     ) -> None:
-        """Take in a progress line.
+        """Add a progress line.
 
-        `keeps_first`: the first line of a run does not end the averages. `interval` is the
-        trainer's log interval, by which it divides timers whatever number of steps they hold.
+        `keeps_first`: the first line of a run does not reset the averages. `interval` is the
+        trainer's log interval, by which it divides timers regardless of the number of steps.
         """
         if self._family is not None and family < self._family:
             return
@@ -145,7 +147,7 @@ class StepLog:
             return
         last = self.last_step
         if last is not None and step.step <= last and not self._run.fresh:
-            # Whoever keeps the steps sees the same; only a start of the trainer is news.
+            # The aggregator detects this from the steps; only a start of the trainer is an event.
             self._run = _Run(fresh=True)
             self._seen.clear()
         coverage = self._run.cover(step.step, keeps_first=keeps_first, interval=interval)
@@ -154,16 +156,16 @@ class StepLog:
         self._matcher.line(_Current(step.step, coverage.scale))
 
     def phases(self, phases: Mapping[str, PhaseTime]) -> None:
-        """Take in a block of timers; it goes to the progress line that it was printed with."""
+        """Add a block of timers; it is assigned to its progress line."""
         if phases:
             self._matcher.block(phases)
 
-    def cut_line(self) -> None:
-        """Take in a progress line whose step cannot be read; the timers after it are its own."""
-        self._matcher.cut_line()
+    def truncated_line(self) -> None:
+        """Note a progress line with an unreadable step: the timers after it belong to it."""
+        self._matcher.truncated_line()
 
     def _is_repeat(self, step: int, printed_ns: int | None) -> bool:
-        """Whether another rank printed this line already; a step that is done again comes later."""
+        """Whether another rank has printed this line already; a repeated step comes later."""
         if step not in self._seen:
             return False
         before = self._seen[step]
@@ -177,26 +179,26 @@ class StepLog:
 
 
 class _PhaseMatcher:
-    """Gives each block of timers to a progress line.
+    """Assigns each block of timers to a progress line.
 
-    A trainer prints the line and then the block, but a launcher that reads its
-    two outputs apart may show the block first. The habit so far decides where
-    both would do.
+    A trainer prints the line before the block, but a launcher that reads its two
+    outputs separately may print the block first. Where both are possible, the
+    more frequent order so far decides.
     """
 
     def __init__(self, out: ParserOutput) -> None:
         self._out = out
         self._current: _Current | None = None
         self._early: Mapping[str, PhaseTime] | None = None
-        self._doubtful: Mapping[str, PhaseTime] | None = None
+        self._ambiguous: Mapping[str, PhaseTime] | None = None
         self._after = 0
         self._before = 0
 
     def restart(self) -> None:
-        self._current = self._early = self._doubtful = None
+        self._current = self._early = self._ambiguous = None
         self._after = self._before = 0
 
-    def cut_line(self) -> None:
+    def truncated_line(self) -> None:
         self._settle()
         self._current, self._early = _Current(-1, None), None
 
@@ -207,25 +209,25 @@ class _PhaseMatcher:
         if early is None:
             return
         if self._after > self._before:
-            # Blocks come after their lines here. This one is the line's only if no other follows.
-            self._doubtful = early
+            # Blocks usually follow their lines: this one belongs to the line only if no other follows.
+            self._ambiguous = early
         else:
             self._before += 1
             self._give(early)
 
     def block(self, phases: Mapping[str, PhaseTime]) -> None:
         if self._current is not None and not self._current.has_phases:
-            self._doubtful = None
+            self._ambiguous = None
             self._after += 1
             self._give(phases)
         else:
             self._early = phases
 
     def _settle(self) -> None:
-        doubtful, self._doubtful = self._doubtful, None
-        if doubtful is not None:
+        ambiguous, self._ambiguous = self._ambiguous, None
+        if ambiguous is not None:
             self._before += 1
-            self._give(doubtful)
+            self._give(ambiguous)
 
     def _give(self, phases: Mapping[str, PhaseTime]) -> None:
         current = self._current

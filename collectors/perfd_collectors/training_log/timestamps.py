@@ -1,22 +1,25 @@
-"""Times that a log prints, and what they mean: a log says the hour but not the time zone."""
+"""Parses printed times, and infers the time zone that logs leave out."""
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
 
-# With a point before the fraction or, as Python's logging has it, a comma.
+# With a point before the fraction, or a comma as in Python's logging.
 _ISO = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?", re.ASCII)
 _AMERICAN = re.compile(r"(\d\d)/(\d\d)/(\d{4}) (\d\d:\d\d:\d\d)", re.ASCII)
 _ZONED = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?(Z|[+-]\d\d:\d\d)", re.ASCII)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _QUARTER_NS = 900 * 10**9
-_EARLIEST_LAG_NS = -5 * 10**9
-_LATEST_LAG_NS = 60 * 10**9
+"""Time zones differ by multiples of 15 minutes."""
+_MIN_LAG_NS = -5 * 10**9
+_MAX_LAG_NS = 60 * 10**9
+"""From printing to reading a line, if it is used to infer the zone: clocks may differ by seconds, and a later
+line may be old. Chosen, not measured."""
 
 
-def last_stamp_ns(text: str) -> int | None:
-    """The last time in a text, in nanoseconds as if its zone were UTC; None when there is none."""
+def last_timestamp_ns(text: str) -> int | None:
+    """The last time in a text, in nanoseconds as if in UTC; None without one."""
     found = None
     for match in _ISO.finditer(text):
         found = match
@@ -30,7 +33,7 @@ def last_stamp_ns(text: str) -> int | None:
 
 
 def zoned_ns(text: str) -> int | None:
-    """The unix time that a text begins with when it names its zone, as container runtimes do."""
+    """The Unix time at the start of a text, if it has a time zone, as with container runtimes; else None."""
     match = _ZONED.match(text)
     if match is None:
         return None
@@ -51,11 +54,10 @@ def _nanoseconds(iso: str, fraction: str | None) -> int | None:
 
 
 class TimeZoneGuess:
-    """Turns printed times into unix times, once it knows how far the log's clock is from UTC.
+    """Converts printed times to Unix times, once the log's offset from UTC is known.
 
-    Zones differ by multiples of a quarter of an hour, so a line that was read
-    within a minute of being printed tells the zone; a line that was read much
-    later tells nothing.
+    Zones differ by multiples of 15 minutes, so a line that was read within a
+    minute of being printed determines the zone.
     """
 
     def __init__(self, offset_ns: int | None = None) -> None:
@@ -64,19 +66,19 @@ class TimeZoneGuess:
 
     @classmethod
     def at_start(cls, printed_ns: int, started_unix_ns: int) -> TimeZoneGuess:
-        """The zone of a recording whose first printed time is `printed_ns`."""
+        """The zone of a recording with the first printed time `printed_ns`."""
         return cls(_nearest_quarter(started_unix_ns - printed_ns))
 
     def learn(self, printed_ns: int, read_unix_ns: int) -> None:
-        """Take in that a line with a printed time was the newest at `read_unix_ns`."""
+        """Infer the zone from the newest line's printed time at `read_unix_ns`."""
         if self._fixed:
             return
         offset = _nearest_quarter(read_unix_ns - printed_ns)
-        if _EARLIEST_LAG_NS <= read_unix_ns - printed_ns - offset <= _LATEST_LAG_NS:
+        if _MIN_LAG_NS <= read_unix_ns - printed_ns - offset <= _MAX_LAG_NS:
             self._offset_ns = offset
 
     def unix_ns(self, printed_ns: int) -> int | None:
-        """The unix time of a printed one, or None while the zone is not known."""
+        """The Unix time of a printed time; None while the zone is unknown."""
         return None if self._offset_ns is None else printed_ns + self._offset_ns
 
 

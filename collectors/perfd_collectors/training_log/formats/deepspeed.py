@@ -1,4 +1,4 @@
-"""DeepSpeed's engine: throughput, progress, wall-clock breakdown, pipeline engine, flops profiler."""
+"""DeepSpeed: throughput, progress, wall-clock breakdown, pipeline engine, FLOPS profiler."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from perfd.model import EventKind, MemoryReport, PhaseTime, TrainingStep
 from perfd_collectors.training_log.format_parser import LogContext, is_plain_key
 from perfd_collectors.training_log.line_buffer import LogLine
 from perfd_collectors.training_log.megatron import one_line_timers
-from perfd_collectors.training_log.number_text import humanised, integer, number, positive
+from perfd_collectors.training_log.number_text import integer, number, positive, with_suffix
 from perfd_collectors.training_log.step_log import ProgressSource
-from perfd_collectors.training_log.timestamps import last_stamp_ns
+from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
 _GIB = 1024.0**3
+"""Bytes per GiB."""
 _NUMBER = r"[\d.]+(?:[eE][+-]?\d+)?"
 _THROUGHPUT = re.compile(
     rf"(?:epoch=\d+/micro_step=\d+/global_step=(\d+), RunningAvgSamplesPerSec=({_NUMBER}), "
@@ -33,7 +34,10 @@ _PROFILER = re.compile(r"-{5,} DeepSpeed Flops Profiler -{5,}")
 _PROFILER_ROW = re.compile(
     r"([a-zA-Z][^:]{2,90}): +([\d.,]+) ?([KMGTP]?)(?:FLOPS|MACs|B|s|ms|us)?\s*$", re.ASCII
 )
-_PROFILER_LINES = 60
+_MAX_PROFILER_LINES = 60
+"""A longer report of the FLOPS profiler has lost its end."""
+_MAX_VALUE_CHARS = 200
+"""Longer configuration values are cut."""
 _WHOLE_STEP = frozenset({"forward", "fwd"})
 _PIPELINE_TIMERS = frozenset({"pipe_send_output", "pipe_recv_input"})
 _PIPELINE_MICRO_STEP = "batch_input"
@@ -61,12 +65,12 @@ class DeepSpeedParser:
         self._profiler_lines = 0
 
     @property
-    def hungry(self) -> bool:
-        """Inside the report of the flops profiler."""
+    def in_block(self) -> bool:
+        """Inside a report of the FLOPS profiler."""
         return self._profiler_rows is not None
 
     def parse(self, line: LogLine) -> bool:
-        """Take in a whole line."""
+        """Parse a complete line."""
         if not line.complete:
             return False
         text = line.text
@@ -82,10 +86,10 @@ class DeepSpeedParser:
         )
 
     def settle(self) -> None:
-        """Nothing is put out early."""
+        """Nothing is pending."""
 
     def finish(self) -> None:
-        """Put out the profiler's report if the log ends in it."""
+        """Emit the profiler's report if the log ends inside it."""
         self._end_profiler()
 
     def _is_deepspeed(self) -> None:
@@ -114,7 +118,7 @@ class DeepSpeedParser:
                     **({} if skipped is None else {"skipped": float(skipped)}),
                 },
             ),
-            last_stamp_ns(line.text),
+            last_timestamp_ns(line.text),
             family=ProgressSource.DEEPSPEED,
         )
         self._memory(step, line.rank, match[6], match[7])
@@ -127,7 +131,7 @@ class DeepSpeedParser:
                 MemoryReport(
                     job=self._out.job,
                     step=step,
-                    # The throughput timer logs on rank 0 alone.
+                    # The throughput timer logs only on rank 0.
                     rank=rank or 0,
                     allocated_bytes=now * _GIB,
                     max_allocated_bytes=peak * _GIB,
@@ -139,7 +143,7 @@ class DeepSpeedParser:
         return (progress[1], progress[2]) if progress and progress[0] == step else (None, None)
 
     def _progress_line(self, text: str) -> bool:
-        """`step=40, skipped=2, lr=[5e-05]`, skipped since the start; the step's throughput follows."""
+        """`step=40, skipped=2, lr=[5e-05]`, skipped since the start; the throughput line follows."""
         match = _PROGRESS.search(text)
         if match is None:
             return False
@@ -166,20 +170,20 @@ class DeepSpeedParser:
                 losses={} if loss is None else {"loss": loss},
                 extras={} if skipped is None else {"skipped": float(skipped)},
             ),
-            last_stamp_ns(text),
+            last_timestamp_ns(text),
             family=ProgressSource.DEEPSPEED,
         )
         return True
 
     def _breakdown(self, text: str) -> bool:
-        """Timers of one micro-step, of the optimizer's parts, or of the step, which is the last."""
+        """Timers of a micro-step, of the optimizer's parts, or of the step, in this order."""
         timers = one_line_timers(text)
         if timers is None:
             return False
         self._is_deepspeed()
-        # There is a line for each micro-step; what stays is the last one's, for the step's line has the sums.
+        # Each micro-step has a line; later ones replace it, and the step's line has the sums.
         self._phases.update(timers)
-        # The engine with a pipeline prints the step's timers before the step, and its own after it.
+        # The pipeline engine prints the step's timers before the step, and its own after it.
         whole = _WHOLE_STEP & timers.keys() and _PIPELINE_MICRO_STEP not in self._phases
         if whole or _PIPELINE_TIMERS & timers.keys():
             phases = {name: PhaseTime(max_s=value) for name, value in self._phases.items()}
@@ -198,7 +202,7 @@ class DeepSpeedParser:
             return False
         name, value = match.groups()
         self._is_deepspeed()
-        self._out.add_arguments({name: value[:200]})
+        self._out.add_arguments({name: value[:_MAX_VALUE_CHARS]})
         sizes = {
             "train_batch_size": "global_batch_size",
             "train_micro_batch_size_per_gpu": "micro_batch_size",
@@ -225,15 +229,15 @@ class DeepSpeedParser:
         self._profiler_lines += 1
         match = _PROFILER_ROW.match(text)
         if match is not None and self._profiler_rows is not None:
-            value = humanised(match[2].replace(",", "") + match[3])
+            value = with_suffix(match[2].replace(",", "") + match[3])
             if value is not None and is_plain_key(match[1]):
                 self._profiler_rows[match[1].strip()] = value
-        if (text.startswith("-----") and self._profiler_rows) or self._profiler_lines > _PROFILER_LINES:
+        if (text.startswith("-----") and self._profiler_rows) or self._profiler_lines > _MAX_PROFILER_LINES:
             self._end_profiler()
         return match is not None
 
     def _end_profiler(self) -> None:
         rows, self._profiler_rows = self._profiler_rows, None
         if rows is not None:
-            message = "DeepSpeed's flops profiler ran; the iteration paid for it."
+            message = "DeepSpeed's FLOPS profiler ran and slowed this iteration."
             self._out.event(EventKind.PROFILE, message, step=self._steps.last_step, values=rows)

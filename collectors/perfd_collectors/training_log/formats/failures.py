@@ -1,4 +1,4 @@
-"""What a log says when something breaks, whatever the trainer: exceptions, memory, NCCL."""
+"""Failures in any trainer's log: exceptions, out of memory, NCCL errors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _WATCHDOG = re.compile(
     re.ASCII,
 )
 _MAX_TRACEBACK_LINES = 300
+"""A longer traceback has lost its end."""
 _MAX_TRACEBACKS = 64
+"""Tracebacks of different ranks that may be open at a time; bounds memory."""
 
 
 @dataclass(slots=True)
@@ -27,7 +29,7 @@ class _Traceback:
 
 
 class FailureParser:
-    """One log's exceptions and warnings of NCCL. A traceback is told by its last line."""
+    """Exceptions and NCCL warnings in a log. A traceback is reported by its last line."""
 
     keywords: Sequence[bytes] = (
         b"Traceback (most recent",
@@ -42,12 +44,12 @@ class FailureParser:
         self._open: dict[int | None, _Traceback] = {}
 
     @property
-    def hungry(self) -> bool:
+    def in_block(self) -> bool:
         """Inside a traceback."""
         return bool(self._open)
 
     def parse(self, line: LogLine) -> bool:
-        """Take in a whole line."""
+        """Parse a complete line."""
         if not line.complete:
             return False
         text = line.text.rstrip()
@@ -59,10 +61,10 @@ class FailureParser:
         return self._in_traceback(text, line.rank) or self._message(text, line.rank)
 
     def settle(self) -> None:
-        """Nothing is put out early."""
+        """Nothing is pending."""
 
     def finish(self) -> None:
-        """Tell of tracebacks whose end the log does not have."""
+        """Report tracebacks whose end is missing."""
         for rank in list(self._open):
             self._end_traceback(rank)
 
@@ -86,7 +88,7 @@ class FailureParser:
     def _message(self, text: str, rank: int | None) -> bool:
         if match := _WATCHDOG.search(text):
             named = int(match[1]) if match[1] else rank
-            message = f"NCCL's watchdog: {match[2]} ran for {int(match[3]) / 1e3:g} s."
+            message = f"NCCL watchdog timeout: {match[2]} ran for {int(match[3]) / 1e3:g} s."
             self._out.event(
                 EventKind.LOG_ERROR,
                 message,

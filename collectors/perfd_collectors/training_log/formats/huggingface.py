@@ -1,4 +1,4 @@
-"""The Trainer of Hugging Face transformers: a Python dict at each logging step."""
+"""Hugging Face transformers' Trainer, which prints a Python dict per logging step."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _RUNNING = "***** Running training *****"
 class HuggingFaceParser:
     """One log of a Trainer.
 
-    The dict does not name its step. The progress bar beside it does; without one
-    the dicts are counted, times the logging interval if that is known.
+    The dict has no step number. The progress bar beside it has; without a bar the
+    step is the number of dicts, times the logging interval if known.
     """
 
     keywords: Sequence[bytes] = (
@@ -47,20 +47,20 @@ class HuggingFaceParser:
         self._last_bar: tuple[int, int] | None = None
         self._total: int | None = None
 
-    hungry = False
+    in_block = False
 
     def parse(self, line: LogLine) -> bool:
-        """Take in a whole line."""
+        """Parse a complete line."""
         if not line.complete:
             return False
         bar = self._bar(line.text)
         return self._dict(line.text) or self._about(line.text) or bar
 
     def settle(self) -> None:
-        """Nothing is put out early."""
+        """Nothing is pending."""
 
     def finish(self) -> None:
-        """Nothing waits."""
+        """Nothing is pending."""
 
     def _bar(self, text: str) -> bool:
         bar = None
@@ -69,12 +69,12 @@ class HuggingFaceParser:
         return bar is not None
 
     def _step_of_bar(self) -> int | None:
-        """The step that the bar of training shows; evaluation has a bar of its own, with another total."""
+        """The step of the training bar; evaluation has a separate bar with another total."""
         if self._last_bar is None:
             return None
         step, total = self._last_bar
         if self._total is None:
-            # The bar that is there when the first loss is logged is the one of training.
+            # The bar at the time of the first loss is the training bar.
             self._total = total
         return step if total == self._total else None
 
@@ -87,7 +87,7 @@ class HuggingFaceParser:
         self._out.describe(framework="hf-trainer")
         if match[2] == "train_runtime":
             self._out.event(
-                EventKind.JOB_ENDED, "The trainer is done.", step=self._steps.last_step, values=values
+                EventKind.JOB_ENDED, "Training is done.", step=self._steps.last_step, values=values
             )
         elif match[2] == "loss":
             self._log(values)
@@ -124,7 +124,7 @@ class HuggingFaceParser:
             self._count = 0
             return True
         if match := _SAVED.search(text):
-            message = f"A checkpoint of step {match[1]} is being saved."
+            message = f"Saving the checkpoint of step {match[1]}."
             self._out.event(EventKind.CHECKPOINT, message, step=int(match[1]))
             return True
         match = _SIZES.search(text)

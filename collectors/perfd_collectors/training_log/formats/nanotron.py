@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from perfd.model import MemoryReport
 from perfd_collectors.training_log.format_parser import LogContext, fields, training_step
 from perfd_collectors.training_log.line_buffer import LogLine
-from perfd_collectors.training_log.number_text import humanised
-from perfd_collectors.training_log.timestamps import last_stamp_ns
+from perfd_collectors.training_log.number_text import with_suffix
+from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
 _ANCHOR = re.compile(r"\biteration: (\d+) / (\d+) \|", re.ASCII)
 _FIELDS = {
@@ -36,10 +36,10 @@ class NanotronParser:
         self._out = job.out
         self._steps = job.steps
 
-    hungry = False
+    in_block = False
 
     def parse(self, line: LogLine) -> bool:
-        """Take in a whole line."""
+        """Parse a complete line."""
         anchor = _ANCHOR.search(line.text) if line.complete else None
         if anchor is None:
             return False
@@ -49,13 +49,13 @@ class NanotronParser:
         memory: dict[str, float] = {}
         extras: dict[str, float] = {}
         for key, text in fields(line.text[anchor.end() :], complete=True):
-            value = humanised(text)
+            value = with_suffix(text)
             if value is None:
                 continue
             if key in _FIELDS:
                 name, power = _FIELDS[key]
                 if value > 0 or name not in _MUST_BE_POSITIVE:
-                    values[name] = humanised(text, power) or 0.0
+                    values[name] = with_suffix(text, power) or 0.0
             elif key in _MEMORY:
                 memory[_MEMORY[key]] = value
             else:
@@ -66,13 +66,13 @@ class NanotronParser:
             if time_s:
                 values["samples_per_s"] = batch / time_s
         step = training_step(self._out.job, int(anchor[1]), values, losses, extras)
-        self._steps.add(step, last_stamp_ns(line.text[: anchor.start()]))
+        self._steps.add(step, last_timestamp_ns(line.text[: anchor.start()]))
         if memory:
             self._out.add(MemoryReport(job=self._out.job, step=int(anchor[1]), rank=line.rank, **memory))
         return True
 
     def settle(self) -> None:
-        """Nothing is put out early."""
+        """Nothing is pending."""
 
     def finish(self) -> None:
-        """Nothing waits."""
+        """Nothing is pending."""

@@ -1,4 +1,4 @@
-"""What NCCL says of itself in a training log (NCCL_DEBUG=INFO): odd transports, mixed versions, as events."""
+"""NCCL's lines in a training log (NCCL_DEBUG=INFO): slow transports and mixed versions, as events."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perfd_collectors.training_log.line_buffer import LogLine
 
 
 class NcclLineParser:
-    """The lines of all ranks, in one log or several. Warnings are `FailureParser`'s."""
+    """Parses NCCL's lines of all ranks, in one or several logs. Warnings are parsed by `FailureParser`."""
 
     keywords: Sequence[bytes] = (b"NCCL INFO", b"NCCL version")
 
@@ -20,12 +20,12 @@ class NcclLineParser:
         self._log = job.nccl
 
     @property
-    def hungry(self) -> bool:
-        """Each line stands for itself."""
+    def in_block(self) -> bool:
+        """Each line is independent."""
         return False
 
     def parse(self, line: LogLine) -> bool:
-        """Take in a whole line."""
+        """Parse a complete line."""
         if not line.complete or not any(word in line.text for word in ("NCCL INFO", "NCCL version")):
             return False
         for remark in self._log.feed(line.text.rstrip()):
@@ -35,7 +35,7 @@ class NcclLineParser:
         return True
 
     def settle(self) -> None:
-        """Nothing is put out early."""
+        """Nothing is pending."""
 
     def finish(self) -> None:
-        """Nothing is held back."""
+        """Nothing is pending."""

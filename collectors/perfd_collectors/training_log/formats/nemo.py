@@ -32,19 +32,19 @@ class NemoParser:
         self._out = job.out
         self._steps = job.steps
 
-    hungry = False
+    in_block = False
 
     def parse(self, line: LogLine) -> bool:
-        """Take in a whole line that nothing has damaged: what says the step may not be missing."""
+        """Parse a complete, undamaged line: in others the step may be missing."""
         if not line.complete or line.damaged:
             return False
         return self._line(line.text) or self._bar(line.text) or self._profiler(line.text)
 
     def settle(self) -> None:
-        """Nothing is put out early."""
+        """Nothing is pending."""
 
     def finish(self) -> None:
-        """Nothing waits."""
+        """Nothing is pending."""
 
     def _line(self, text: str) -> bool:
         anchor = _ANCHOR.search(text)
@@ -63,7 +63,7 @@ class NemoParser:
             return False
         rate = positive(match[3])
         if rate is not None and "train_step_timing in s" not in pairs:
-            # The bar's own pace, an average over the last steps.
+            # The bar's own rate, an average over the last steps.
             pairs["train_step_timing in s"] = repr(rate if match[4] == "s/it" else 1 / rate)
         self._add(int(match[1]), pairs, last_step=None)
         return True
@@ -99,6 +99,6 @@ class NemoParser:
     def _profiler(self, text: str) -> bool:
         match = _PROFILER.search(text)
         if match is not None:
-            message = f"{match[1]} of Nsight Systems' profile."
+            message = f"{match[1]} of an Nsight Systems profile."
             self._out.event(EventKind.PROFILE, message, step=self._steps.last_step)
         return match is not None

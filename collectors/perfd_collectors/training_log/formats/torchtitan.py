@@ -1,4 +1,4 @@
-"""torchtitan's metrics line, and what it says of the run before."""
+"""torchtitan's metrics line, and its description of the run."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from perfd.model import EventKind, MemoryReport, TrainingStep
 from perfd_collectors.training_log.format_parser import LogContext
 from perfd_collectors.training_log.line_buffer import LogLine
 from perfd_collectors.training_log.number_text import grouped, number, positive
-from perfd_collectors.training_log.timestamps import last_stamp_ns
+from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
 _GIB = 1024.0**3
+"""Bytes per GiB."""
 _STEP = re.compile(r"(?<!validate )\bstep: +(\d+)  ", re.ASCII)
 _VALIDATE = re.compile(r"\bvalidate step: +(\d+)  ", re.ASCII)
 _PAIR = re.compile(r"(?<=  )([a-z_/]+): +(\S+)(?=  |\s*$)", re.ASCII)
 _MEMORY = re.compile(r"([\d.]+)GiB\(([\d.]+)%\)", re.ASCII)
 _SHARE = re.compile(r"([\d.]+)%", re.ASCII)
-# Sizes are on the line of the start, or on one before it; their words have changed.
+# Sizes are on the start line or on an earlier one; their wording depends on the version.
 _BEGIN = re.compile(r"Training starts at step (\d+)(?=[,.]|\s*$)", re.ASCII)
 _SETTING = re.compile(
     r"(local batch size|global batch size|sequence length|maximum context length|total steps) (\d+)"
@@ -32,8 +33,8 @@ _SIZE = re.compile(r"\bsize: ([\d,]+) total parameters", re.ASCII)
 _SAVING = "Saving the checkpoint"
 _CHECKPOINT = re.compile(r"Finished saving the checkpoint .*?in ([\d.]+) seconds", re.ASCII)
 _PROFILE = re.compile(r"Dumping (?:profiler )?traces at step (\d+)\b(?=\s*$)", re.ASCII)
-_OF_THE_WORLD = frozenset({"pp", "dp", "dp_replicate", "dp_shard", "cp", "tp"})
-"""Dimensions that multiply to the world size; experts are spread over ranks that these count."""
+_WORLD_DIMENSIONS = frozenset({"pp", "dp", "dp_replicate", "dp_shard", "cp", "tp"})
+"""Dimensions whose product is the world size; expert parallelism reuses their ranks."""
 
 
 class TorchtitanParser:
@@ -57,19 +58,19 @@ class TorchtitanParser:
         self._batch: int | None = None
         self._tokens: int | None = None
         self._micro_batches: int | None = None
-        """That a batch of one rank is cut into for the pipeline."""
+        """Micro-batches per rank's batch in the pipeline."""
 
-    hungry = False
+    in_block = False
 
     def parse(self, line: LogLine) -> bool:
-        """Take in a whole line."""
+        """Parse a complete line."""
         return line.complete and (self._step(line) or self._validate(line.text) or self._about(line.text))
 
     def settle(self) -> None:
-        """Nothing is put out early."""
+        """Nothing is pending."""
 
     def finish(self) -> None:
-        """Nothing waits."""
+        """Nothing is pending."""
 
     def _step(self, line: LogLine) -> bool:
         anchor = _STEP.search(line.text)
@@ -80,7 +81,7 @@ class TorchtitanParser:
             return False
         self._out.describe(framework="torchtitan", logged_flops_convention="torchtitan")
         step = int(anchor[1])
-        self._steps.add(self._training_step(step, pairs), last_stamp_ns(line.text[: anchor.start()]))
+        self._steps.add(self._training_step(step, pairs), last_timestamp_ns(line.text[: anchor.start()]))
         if (memory := _MEMORY.fullmatch(pairs.get("memory", ""))) and (size := number(memory[1])) is not None:
             report = MemoryReport(
                 job=self._out.job, step=step, rank=line.rank, max_reserved_bytes=size * _GIB
@@ -93,10 +94,10 @@ class TorchtitanParser:
         per_gpu = grouped(pairs.get("tps", ""))
         mfu = _SHARE.fullmatch(pairs.get("mfu", ""))
         if mfu:
-            # torchtitan divides by the BF16 peak only, and prints N/A for quantised training.
+            # torchtitan always divides by the BF16 peak, and prints N/A for quantized training.
             self._out.describe(precision="bf16")
         world = self._out.description.parallel.world_size
-        # `tps` is per GPU: a group that works on the same tokens counts them once, and shares them.
+        # `tps` is per GPU: ranks that share tokens (tensor, context, pipeline parallel) divide them.
         tokens_per_s = per_gpu * world if per_gpu and world else None
         tokens = self._tokens
         known = {"loss", "tflops", "tps", "mfu", "memory", "grad_norm"}
@@ -131,7 +132,7 @@ class TorchtitanParser:
         self._out.event(
             EventKind.EVALUATION,
             f"Validation at step {step}.",
-            printed_ns=last_stamp_ns(text[: anchor.start()]),
+            printed_ns=last_timestamp_ns(text[: anchor.start()]),
             step=step,
             values=values,
         )
@@ -150,14 +151,14 @@ class TorchtitanParser:
         elif match := _PIPELINE.search(text):
             self._pipeline(micro_batches=int(match[1]), stages=int(match[2]))
         elif "Training completed" in text:
-            self._event(EventKind.JOB_ENDED, "The trainer is done.", text, None, None)
+            self._event(EventKind.JOB_ENDED, "Training is done.", text, None, None)
         elif match := _SIZE.search(text):
             self._out.describe(parameters=grouped(match[1]))
         elif match := _CHECKPOINT.search(text):
             message = "A checkpoint was saved."
             self._event(EventKind.CHECKPOINT, message, text, self._steps.last_step, number(match[1]))
         elif _SAVING in text:
-            message = "A checkpoint is being saved."
+            message = "Saving a checkpoint."
             self._event(EventKind.CHECKPOINT_STARTED, message, text, self._steps.last_step, None)
         elif match := _PROFILE.search(text):
             self._event(EventKind.PROFILE, "A profile was written.", text, int(match[1]), None)
@@ -168,7 +169,7 @@ class TorchtitanParser:
     def _event(
         self, kind: EventKind, message: str, text: str, step: int | None, duration_s: float | None
     ) -> None:
-        self._out.event(kind, message, printed_ns=last_stamp_ns(text), step=step, duration_s=duration_s)
+        self._out.event(kind, message, printed_ns=last_timestamp_ns(text), step=step, duration_s=duration_s)
 
     def _settings(self, text: str) -> None:
         found = {name: int(size) for name, size in _SETTING.findall(text)}
@@ -186,7 +187,7 @@ class TorchtitanParser:
         )
 
     def _micro_batch(self, local: int | None) -> int | None:
-        """A pipeline cuts a rank's batch further, by an option that only its own line tells."""
+        """A pipeline splits a rank's batch further, by a number that only its own line has."""
         if (self._out.description.parallel.pp or 1) == 1:
             return local
         return local // self._micro_batches if local and self._micro_batches else None
@@ -194,12 +195,12 @@ class TorchtitanParser:
     def _begin(self, text: str) -> None:
         match = _BEGIN.search(text)
         if match is not None:
-            self._steps.started(last_stamp_ns(text[: match.start()]))
+            self._steps.started(last_timestamp_ns(text[: match.start()]))
             if int(match[1]) > 1:
                 self._steps.resumed(int(match[1]) - 1)
 
     def _pipeline(self, *, micro_batches: int, stages: int) -> None:
-        """`stages` are model chunks, those of all ranks of a pipeline together."""
+        """`stages` counts the model chunks of all ranks of a pipeline."""
         self._micro_batches = micro_batches or None
         ranks = self._out.description.parallel.pp
         if ranks and stages % ranks == 0:
@@ -210,7 +211,7 @@ class TorchtitanParser:
             return
         dimensions = {name: int(size) for name, size in zip(names, sizes, strict=True)}
         world = data = 1
-        for name in _OF_THE_WORLD & dimensions.keys():
+        for name in _WORLD_DIMENSIONS & dimensions.keys():
             world *= dimensions[name]
             if name.startswith("dp"):
                 data *= dimensions[name]

@@ -12,11 +12,12 @@ from perfd_collectors.training_log.number_text import number
 
 _ANCHOR = re.compile(r"(?:^|\s)step:(\d+) - (?=[\w/.-]+:)", re.ASCII)
 _GIB = 1024.0**3
+"""Bytes per GiB."""
 _TIMING = "timing_s/"
 
 
 class VerlParser:
-    """One log of a verl job. A step is one round of generation and update; its parts are the phases."""
+    """One log of a verl job. A step is one round of generation and update; its parts are phases."""
 
     keywords: Sequence[bytes] = (b"step:",)
 
@@ -24,10 +25,10 @@ class VerlParser:
         self._out = job.out
         self._steps = job.steps
 
-    hungry = False
+    in_block = False
 
     def parse(self, line: LogLine) -> bool:
-        """Take in a whole line."""
+        """Parse a complete line."""
         anchor = _ANCHOR.search(line.text) if line.complete else None
         if anchor is None:
             return False
@@ -42,10 +43,10 @@ class VerlParser:
         return True
 
     def settle(self) -> None:
-        """Nothing is put out early."""
+        """Nothing is pending."""
 
     def finish(self) -> None:
-        """Nothing waits."""
+        """Nothing is pending."""
 
     def _add(self, step: int, values: dict[str, float]) -> None:
         losses = {key: value for key, value in values.items() if "loss" in key}

@@ -1,4 +1,4 @@
-"""Megatron's arguments dump: options by name, and what they say about model, layout and precision."""
+"""Megatron's arguments dump: options by name, and the model, layout and precision they describe."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from perfd.model import MlaShape, ModelShape, MoeShape, Recompute
 
 _BEGIN = "--- arguments ---"
 _END = "--- end of arguments ---"
-# Name, dots up to 48 columns, value; a name of 48 or more has no dots, hence two spaces.
+# Name, dots up to column 48, value; a longer name has no dots, hence two spaces.
 _ROW = re.compile(r"\s*(\w+) (?:\.+(?: |$)| )(.*?)\s*$", re.ASCII)
 _MAX_ROWS = 5000
+"""A longer dump has lost its end. Chosen, not measured."""
 _MAX_LAYERS = 10_000
+"""Bounds the evaluation of layer patterns from an untrusted log."""
 _REQUIRED = ("num_layers", "tensor_model_parallel_size")
 
 
 class ArgumentsDump:
-    """Collects the rows of a dump. Two dumps at once cannot be told apart and are both given up."""
+    """Collects the rows of a dump. Interleaved dumps cannot be separated and are both dropped."""
 
     def __init__(self) -> None:
         self._rows: dict[str, str] = {}
         self._depth = 0
-        self._spoiled = False
+        self._invalid = False
         self._lines = 0
 
     @property
@@ -33,9 +35,9 @@ class ArgumentsDump:
         return self._depth > 0
 
     def parse(self, text: str) -> tuple[bool, Mapping[str, str] | None]:
-        """Whether the line is the dump's, and the options when it is the dump's last."""
+        """Whether the line belongs to the dump, and the options if it is the last one."""
         if _BEGIN in text:
-            self._spoiled = self.open
+            self._invalid = self.open
             self._depth += 1
             self._rows = {}
             self._lines = 0
@@ -44,25 +46,25 @@ class ArgumentsDump:
             return False, None
         if _END in text:
             self._depth -= 1
-            usable = not self.open and not self._spoiled and all(name in self._rows for name in _REQUIRED)
+            usable = not self.open and not self._invalid and all(name in self._rows for name in _REQUIRED)
             return True, (self._rows if usable else None)
         self._lines += 1
         if self._lines > _MAX_ROWS:
             self._depth = 0
         match = _ROW.match(text)
         if "\ufffd" in text or not text.strip().isprintable():
-            # Whatever row this was, the others may mean something else without it.
-            self._spoiled = True
+            # Without this row the others may have another meaning.
+            self._invalid = True
         if match is None:
             return False, None
         name, value = match.groups()
         if self._rows.setdefault(name, value) != value:
-            self._spoiled = True
+            self._invalid = True
         return True, None
 
 
 def flag(arguments: Mapping[str, str], name: str) -> bool | None:
-    """A yes or no option, None when the dump does not have it; `ValueError` when it is something else."""
+    """A boolean option; None when absent. Raises `ValueError` for any other value."""
     value = arguments.get(name, "None")
     if value not in {"True", "False", "None"}:
         raise ValueError(f"{name} is {value!r}, not True or False.")
@@ -70,17 +72,17 @@ def flag(arguments: Mapping[str, str], name: str) -> bool | None:
 
 
 def whole(arguments: Mapping[str, str], name: str) -> int | None:
-    """A whole number, None when the dump does not have it or says None; `ValueError` when it is no number."""
+    """An integer option; None when absent or None. Raises `ValueError` for any other value."""
     value = arguments.get(name, "None")
     if value == "None":
         return None
     if not (value.isascii() and value.isdigit()):
-        raise ValueError(f"{name} is {value!r}, not a whole number.")
+        raise ValueError(f"{name} is {value!r}, not an integer.")
     return int(value)
 
 
-def whole_if_known(arguments: Mapping[str, str], name: str) -> int | None:
-    """As `whole`, None too when it is no number."""
+def integer_if_known(arguments: Mapping[str, str], name: str) -> int | None:
+    """As `whole`, but None for any other value."""
     try:
         return whole(arguments, name)
     except ValueError:
@@ -93,7 +95,7 @@ def given(arguments: Mapping[str, str], name: str) -> str | None:
     return None if value in {"", "None", "False", "[]"} else value
 
 
-_BEYOND_A_SHAPE = (
+_HETEROGENEOUS_MODELS = (
     "is_hybrid_model",
     "hybrid_override_pattern",
     "hybrid_layer_pattern",
@@ -102,22 +104,22 @@ _BEYOND_A_SHAPE = (
     "heterogeneous_layers_config_path",
     "heterogeneous_layers_config_encoded_json",
 )
-"""Options of models whose layers are not all the same transformer layer; `ModelShape` cannot say those."""
+"""Options of models whose layers differ, which `ModelShape` cannot describe."""
 
 
-_CAME_TOGETHER = (
+_IMPLIED_OPTIONS = (
     ("num_query_groups", "group_query_attention"),
     ("group_query_attention", "swiglu"),
     ("moe_router_topk", "num_experts"),
 )
-"""A dump with the first has the second too, so without it a row was lost."""
+"""Pairs: a dump with the first option also has the second, unless a row was lost."""
 
 
 def model_shape(arguments: Mapping[str, str], vocab_size: int | None) -> ModelShape | None:
-    """The model that the options describe; None when they leave out a size or describe something else."""
-    if any(given(arguments, name) for name in _BEYOND_A_SHAPE):
+    """The model described by the options; None if a size is missing or the model is not supported."""
+    if any(given(arguments, name) for name in _HETEROGENEOUS_MODELS):
         return None
-    if any(first in arguments and second not in arguments for first, second in _CAME_TOGETHER):
+    if any(first in arguments and second not in arguments for first, second in _IMPLIED_OPTIONS):
         return None
     try:
         return _transformer(arguments, vocab_size)
@@ -177,7 +179,7 @@ def _mla(arguments: Mapping[str, str]) -> MlaShape | None:
     kv_rank = whole(arguments, "kv_lora_rank")
     sizes = [whole(arguments, name) for name in ("qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")]
     if kv_rank is None or None in sizes:
-        raise ValueError("The options of latent attention are incomplete.")
+        raise ValueError("The options of multi-head latent attention are incomplete.")
     qk, position, v = (size or 0 for size in sizes)
     return MlaShape(
         q_lora_rank=whole(arguments, "q_lora_rank"),
@@ -189,10 +191,10 @@ def _mla(arguments: Mapping[str, str]) -> MlaShape | None:
 
 
 def layer_pattern(text: str, layers: int) -> Sequence[int]:
-    """`moe_layer_freq` as one 0 or 1 per layer. Raises `ValueError` when it is no such thing.
+    """`moe_layer_freq` as one 0 or 1 per layer. Raises `ValueError` when it is invalid.
 
-    It is a whole number k (each k-th layer has experts, the first included), or a list, which
-    may be written as a sum or product of lists: `([0]*3+[1]*58)`.
+    It is an integer k (each k-th layer has experts, including the first), or a list, possibly
+    written as a sum or product of lists: `([0]*3+[1]*58)`.
     """
     try:
         pattern = _evaluate(ast.parse(text.strip().strip("'\""), mode="eval").body)
@@ -208,19 +210,19 @@ def layer_pattern(text: str, layers: int) -> Sequence[int]:
 
 
 def _evaluate(node: ast.expr) -> int | list[int]:
-    """The little arithmetic of a layer pattern; nothing else is run."""
+    """Evaluate the arithmetic of a layer pattern; nothing else is executed."""
     match node:
         case ast.Constant(value=int() as value) if not isinstance(value, bool):
             return value
         case ast.List(elts=elements) | ast.Tuple(elts=elements):
             marks = [_evaluate(element) for element in elements]
             if not all(isinstance(mark, int) for mark in marks):
-                raise ValueError("Lists in lists are no layer pattern.")
+                raise ValueError("A layer pattern has no nested lists.")
             return [mark for mark in marks if isinstance(mark, int)]
         case ast.BinOp(left=left, op=operation, right=right):
             return _combine(_evaluate(left), operation, _evaluate(right))
         case _:
-            raise ValueError("Only numbers, lists, + and * make a layer pattern.")
+            raise ValueError("A layer pattern has only integers, lists, + and *.")
 
 
 def _combine(left: int | list[int], operation: ast.operator, right: int | list[int]) -> list[int]:
@@ -229,22 +231,22 @@ def _combine(left: int | list[int], operation: ast.operator, right: int | list[i
             combined = left + right
         case (list() as marks, ast.Mult(), int() as times) | (int() as times, ast.Mult(), list() as marks):
             if times * len(marks) > _MAX_LAYERS:
-                raise ValueError("A layer pattern with more layers than any model has.")
+                raise ValueError(f"A layer pattern has at most {_MAX_LAYERS:,} layers.")
             combined = marks * times
         case _:
-            raise ValueError("Only numbers, lists, + and * make a layer pattern.")
+            raise ValueError("A layer pattern has only integers, lists, + and *.")
     if len(combined) > _MAX_LAYERS:
-        raise ValueError("A layer pattern with more layers than any model has.")
+        raise ValueError(f"A layer pattern has at most {_MAX_LAYERS:,} layers.")
     return combined
 
 
-_NARROW = {"None": None, "e4m3": "fp8", "hybrid": "fp8", "e2m1": "fp4"}
+_LOW_PRECISION = {"None": None, "e4m3": "fp8", "hybrid": "fp8", "e2m1": "fp4"}
 
 
 def precision(arguments: Mapping[str, str]) -> str | None:
-    """The compute type: the narrowest that the options ask for; None when they are not clear."""
+    """The compute data type: the narrowest that is enabled; None when unclear."""
     try:
-        narrow = _NARROW[arguments.get("fp4", "None")] or _NARROW[arguments.get("fp8", "None")]
+        narrow = _LOW_PRECISION[arguments.get("fp4", "None")] or _LOW_PRECISION[arguments.get("fp8", "None")]
         bf16, fp16 = flag(arguments, "bf16"), flag(arguments, "fp16")
     except (KeyError, ValueError):
         return None
@@ -254,7 +256,7 @@ def precision(arguments: Mapping[str, str]) -> str | None:
 
 
 def recompute(arguments: Mapping[str, str]) -> Recompute | None:
-    """What the backward pass does again."""
+    """What is recomputed in the backward pass; None when unknown."""
     if "recompute_granularity" in arguments:
         return {"full": Recompute.FULL, "selective": Recompute.SELECTIVE, "None": Recompute.NONE}.get(
             arguments["recompute_granularity"]
@@ -264,7 +266,7 @@ def recompute(arguments: Mapping[str, str]) -> Recompute | None:
 
 
 def layout(arguments: Mapping[str, str]) -> dict[str, Any]:
-    """The sizes of `ParallelLayout` that the options name."""
+    """The sizes of `ParallelLayout` in the options; None for missing ones."""
     names = {
         "world_size": "world_size",
         "tp": "tensor_model_parallel_size",
@@ -276,7 +278,7 @@ def layout(arguments: Mapping[str, str]) -> dict[str, Any]:
         "micro_batch_size": "micro_batch_size",
         "global_batch_size": "global_batch_size",
     }
-    sizes = {field: whole_if_known(arguments, name) for field, name in names.items()}
+    sizes = {field: integer_if_known(arguments, name) for field, name in names.items()}
     if sizes["vp"] is None and arguments.get("virtual_pipeline_model_parallel_size") == "None":
         sizes["vp"] = 1
     return sizes

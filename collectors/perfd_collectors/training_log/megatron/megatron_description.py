@@ -1,4 +1,4 @@
-"""What a Megatron job says about itself, gathered into its description."""
+"""Builds a Megatron job's description from its log."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from perfd_collectors.training_log.parser_output import ParserOutput
 _CAUSAL = "megatron-causal"
 _FULL = "megatron-full"
 _DEEPSPEED = "megatron-deepspeed"
-"""24 B s l h^2 (1 + s/6h + V/16lh) times 3, or times 4 with recomputation: not model FLOP/s."""
+"""24 B s l h^2 (1 + s/6h + V/16lh) times 3, or times 4 with recomputation, which is not model FLOPs."""
 _FIRST_CAUSAL_CORE = (0, 12)
+"""The first Megatron-Core release that counts attention as causal."""
 
 
 class MegatronDescription:
-    """Understands the lines of a start, and writes what they say into the job's description."""
+    """Parses the lines printed at a job's start, and adds them to its description."""
 
     def __init__(self, out: ParserOutput) -> None:
         self._out = out
@@ -32,27 +33,27 @@ class MegatronDescription:
         return self._dump.open
 
     def framework(self, name: str) -> None:
-        """Take in whose lines these are; a fork's own marks tell more than what all have."""
+        """Set the framework; the name of a fork replaces the common one."""
         current = self._out.description.framework
         if not current or (current == "megatron-lm" and name != current):
             self._out.describe(framework=name)
 
     def row_of_dump(self, text: str) -> tuple[bool, Mapping[str, str] | None]:
-        """Whether the line is the dump's, and the options when it is the dump's last."""
+        """Whether the line belongs to the dump, and the options if it is the last one."""
         taken, arguments = self._dump.parse(text)
         if arguments is not None:
-            self._take_arguments(arguments)
+            self._add_arguments(arguments)
         return taken, arguments
 
     def line(self, text: str) -> bool:
-        """Take in any other line of a start; False when it says nothing."""
+        """Parse any other line of the start; returns False when it is none."""
         if (vocab := reports.padded_vocab(text)) is not None:
             self._vocab_size = vocab
             self._describe_model()
         elif (sizes := reports.world(text)) != {}:
             self._out.describe_layout(**sizes)
         elif (version := reports.core_version(text)) is not None:
-            self._take_version(version)
+            self._set_version(version)
         elif (memory := reports.theoretical_memory(text)) != {}:
             self._out.add_arguments(memory)
         elif (total := reports.total_parameters(text)) is not None:
@@ -66,8 +67,8 @@ class MegatronDescription:
         self.framework("megatron-lm")
         return True
 
-    def evidence(self, found: Iteration) -> None:
-        """Take in whose an iteration line is, and how FLOP/s are counted there, if the line shows it."""
+    def identify(self, found: Iteration) -> None:
+        """Infer the framework, and how it counts FLOPs, from an iteration line."""
         self.framework(found.fork or "megatron-lm")
         self._out.describe(train_steps=found.train_steps)
         if found.fork in {"megatron-deepspeed", "gpt-neox"}:
@@ -75,23 +76,23 @@ class MegatronDescription:
         elif self._out.description.logged_flops_convention is not None or found.fork:
             return
         elif found.microseconds or "energy_per_gpu_j" in found.values:
-            # Microseconds since core 0.16, energy since 0.13; attention is counted as causal since 0.12.
+            # Printed microseconds mean core 0.16, energy 0.13; attention counts as causal since 0.12.
             self._out.describe(logged_flops_convention=_CAUSAL)
 
-    def _take_arguments(self, arguments: Mapping[str, str]) -> None:
+    def _add_arguments(self, arguments: Mapping[str, str]) -> None:
         self.framework("megatron-lm")
         self._out.add_arguments(arguments)
         self._out.describe(
             precision=options.precision(arguments),
             recompute=options.recompute(arguments),
-            recompute_layers=options.whole_if_known(arguments, "recompute_num_layers"),
-            train_steps=options.whole_if_known(arguments, "train_iters"),
-            log_interval_steps=options.whole_if_known(arguments, "log_interval"),
+            recompute_layers=options.integer_if_known(arguments, "recompute_num_layers"),
+            train_steps=options.integer_if_known(arguments, "train_iters"),
+            log_interval_steps=options.integer_if_known(arguments, "log_interval"),
         )
         self._out.describe_layout(**options.layout(arguments))
         self._describe_model()
         if self._out.description.logged_flops_convention is None:
-            # Core 0.12 brought this option, and is the first to count attention as causal.
+            # The option appeared in core 0.12, the first to count attention as causal.
             self._out.describe(logged_flops_convention=_CAUSAL if "mtp_num_layers" in arguments else _FULL)
 
     def _describe_model(self) -> None:
@@ -100,12 +101,12 @@ class MegatronDescription:
             self._out.describe(model=options.model_shape(arguments, self._vocab_size))
 
     def _exact_parameters(self) -> float | None:
-        """The parameters of a model in one piece; pieces hold tied embeddings twice and do not add up."""
+        """Parameters of an unsharded model; None for shards, which contain tied embeddings twice."""
         layout = self._out.description.parallel
         whole = layout.tp == 1 and layout.pp == 1 and layout.ep in {None, 1}
         return float(next(iter(self._shards.values()))) if whole and len(self._shards) == 1 else None
 
-    def _take_version(self, version: str) -> None:
+    def _set_version(self, version: str) -> None:
         self._out.describe(framework_version=version)
         match = re.match(r"(\d+)\.(\d+)", version)
         if match:

@@ -1,4 +1,4 @@
-"""What happens to a Megatron job beside its steps: checkpoints, evaluations, profiles, reports, its end."""
+"""Events of a Megatron job: checkpoints, evaluations, profiles, reports, its end."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from perfd.model import EventKind, PhaseTime
 from perfd_collectors.training_log.format_parser import LogContext
 from perfd_collectors.training_log.megatron import megatron_arguments as options
 from perfd_collectors.training_log.megatron import megatron_reports as reports
-from perfd_collectors.training_log.timestamps import last_stamp_ns
+from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
 
 class MegatronEvents:
-    """Turns lines into events. A checkpoint waits for the timer block that says how long it took."""
+    """Turns lines into events. A checkpoint is pending until its timer block gives its duration."""
 
     def __init__(self, job: LogContext) -> None:
         self._out = job.out
@@ -22,7 +22,7 @@ class MegatronEvents:
         self._profiled: range | None = None
 
     def line(self, text: str) -> bool:
-        """Take in a line; False when nothing happened by it."""
+        """Parse a line; returns False when it is no event."""
         return (
             self._memory(text)
             or self._straggler(text)
@@ -32,26 +32,26 @@ class MegatronEvents:
         )
 
     def arguments(self, arguments: Mapping[str, str]) -> None:
-        """Take in the options of a job that starts."""
+        """Note the options of a starting job."""
         self._steps.started()
         self._profiled = _profiled_steps(arguments)
 
     def iteration(self, step: int, printed_ns: int | None) -> None:
-        """Take in that an iteration line came; call it before the step is added."""
+        """Note an iteration line; must be called before its step is added."""
         self.end_checkpoint(None)
         if self._profiled is not None and step in self._profiled and step != self._steps.last_step:
-            message = f"Iteration {step} ran under the profiler that the job's own options ask for."
+            message = f"Iteration {step} ran under a profiler enabled by the job's options."
             self._out.event(EventKind.PROFILE, message, printed_ns=printed_ns, step=step)
 
-    def timers(self, occasional: Mapping[str, PhaseTime]) -> None:
-        """Take in timers that belong to no step."""
-        if (evaluation := occasional.get("evaluate")) is not None:
+    def timers(self, of_event: Mapping[str, PhaseTime]) -> None:
+        """Note timers that do not belong to a step."""
+        if (evaluation := of_event.get("evaluate")) is not None:
             self._evaluation_s = evaluation.max_s
-        if (saved := occasional.get("save-checkpoint")) is not None:
+        if (saved := of_event.get("save-checkpoint")) is not None:
             self.end_checkpoint(saved.max_s)
 
     def end_checkpoint(self, duration_s: float | None) -> None:
-        """Put out the checkpoint that waits, if one does."""
+        """Emit the pending checkpoint, if any."""
         step, self._saved_step = self._saved_step, None
         if step is not None:
             message = f"A checkpoint of iteration {step} was saved."
@@ -66,11 +66,11 @@ class MegatronEvents:
     def _straggler(self, text: str) -> bool:
         values = reports.straggler_values(text)
         if values:
-            edges = "The ranks with the lowest or highest throughput."
+            edges = "Ranks with the lowest or highest throughput."
             self._out.event(
                 EventKind.STRAGGLER_REPORT,
                 edges if "^^^^" in text else "A straggler report.",
-                printed_ns=last_stamp_ns(text),
+                printed_ns=last_timestamp_ns(text),
                 step=self._steps.last_step,
                 values=values,
             )
@@ -93,7 +93,7 @@ class MegatronEvents:
         elif (loaded := reports.loaded_checkpoint(text)) is not None:
             self._steps.resumed(loaded)
         elif (begun := reports.begun_checkpoint(text)) is not None:
-            message = f"A checkpoint of iteration {begun} is being saved."
+            message = f"Saving the checkpoint of iteration {begun}."
             self._out.event(EventKind.CHECKPOINT_STARTED, message, step=begun)
         else:
             return "saving checkpoint at iteration" in text
@@ -103,20 +103,20 @@ class MegatronEvents:
         if "] datetime: " not in text:
             return False
         if "[before the start of training step]" in text:
-            self._steps.started(last_stamp_ns(text))
+            self._steps.started(last_timestamp_ns(text))
         elif "[after training is done]" in text:
-            self._out.event(EventKind.JOB_ENDED, "The trainer is done.", printed_ns=last_stamp_ns(text))
+            self._out.event(EventKind.JOB_ENDED, "Training is done.", printed_ns=last_timestamp_ns(text))
         return True
 
 
 def _profiled_steps(arguments: Mapping[str, str]) -> range | None:
-    """The iterations that run under a profiler, as the options fix them at the start.
+    """The iterations that run under a profiler according to the options; None without one.
 
     The CUDA profiler starts before iteration `start + 1` and stops after `end`. PyTorch's counts from the
-    loop's top and warms up for one iteration, so it runs from `start - 1` and writes during `end`.
+    top of the loop and warms up for one iteration, so it runs from `start - 1` and writes during `end`.
     """
-    start = options.whole_if_known(arguments, "profile_step_start")
-    end = options.whole_if_known(arguments, "profile_step_end")
+    start = options.integer_if_known(arguments, "profile_step_start")
+    end = options.integer_if_known(arguments, "profile_step_end")
     if arguments.get("profile") != "True" or start is None or end is None:
         return None
     by_torch = arguments.get("use_pytorch_profiler") == "True"

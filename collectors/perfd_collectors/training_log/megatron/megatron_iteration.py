@@ -1,4 +1,4 @@
-"""Megatron's iteration line in all its versions and forks: an anchor and pairs between bars, in any order."""
+"""Megatron's iteration line in all versions and forks: an anchor, and pairs between bars in any order."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from perfd_collectors.training_log.format_parser import fields
-from perfd_collectors.training_log.number_text import humanised, number, positive
-from perfd_collectors.training_log.timestamps import last_stamp_ns
+from perfd_collectors.training_log.number_text import number, positive, with_suffix
+from perfd_collectors.training_log.timestamps import last_timestamp_ns
 
-# NeMo's "Training epoch 0, iteration 1/9 |" is none.
+# Excludes NeMo's "Training epoch 0, iteration 1/9 |".
 ANCHOR = re.compile(r"(?<![\w/])(?<!, )iteration\s*(=?)\s*(\d{1,12})\s*/\s*(\d{1,12})\s*\|", re.ASCII)
-_STAMP_REACH = 160
+_TIMESTAMP_REACH_CHARS = 160
+"""How far before the anchor its printed time may be: prefixes of launchers come between."""
 _TWO_IN_ONE = re.compile(r"iteration time: ([\d.]+) s samples/sec: ([\d.]+)", re.ASCII)
 _FIRST_NUMBER = re.compile(
     r"([+-]?[\d.]+(?:[eE][+-]?\d+)?)(?:/[\d.]+)?(?: \(avg [\d.]+\))?(?:TFLOPS)?", re.ASCII
 )
 
-# Keys in lower case with spaces for underscores, and the power of ten to the SI unit of our field.
+# Keys in lower case with spaces for underscores; field, and power of ten from the printed to the SI unit.
 _RATES = {
     "elapsed time per iteration (ms)": ("step_time_s", -3),
     "elapsed time per iteration ms": ("step_time_s", -3),
@@ -66,13 +67,13 @@ _FORKS: tuple[tuple[str, Callable[[set[str]], bool]], ...] = (
 
 @dataclass(slots=True)
 class Iteration:
-    """What one iteration line says, in SI units, by the names of `TrainingStep` where it has them."""
+    """Values of an iteration line in SI units, by the names of `TrainingStep` where it has them."""
 
     step: int
     train_steps: int
     printed_ns: int | None = None
     microseconds: bool = False
-    """Core 0.16 and later print them, and print the first iteration without resetting the averages."""
+    """Core 0.16 and later print microseconds, and do not reset the averages after the first iteration."""
     values: dict[str, float] = field(default_factory=dict)
     losses: dict[str, float] = field(default_factory=dict)
     extras: dict[str, float] = field(default_factory=dict)
@@ -81,20 +82,20 @@ class Iteration:
 
 
 def iterations(text: str, *, complete: bool) -> list[Iteration]:
-    """All iteration lines on one physical line (writers can be glued), each with its terminated fields.
+    """All iteration lines on one physical line (several writers may merge), with their terminated fields.
 
-    `complete` says that no field of the last one is missing.
+    `complete`: no field of the last one is missing.
     """
     anchors = list(ANCHOR.finditer(text))
     found = []
     for index, anchor in enumerate(anchors):
         last = index + 1 == len(anchors)
         end = len(text) if last else anchors[index + 1].start()
-        before = text[max(0, anchor.start() - _STAMP_REACH) : anchor.start()]
+        before = text[max(0, anchor.start() - _TIMESTAMP_REACH_CHARS) : anchor.start()]
         iteration = Iteration(
             step=int(anchor[2]),
             train_steps=int(anchor[3]),
-            printed_ns=last_stamp_ns(before),
+            printed_ns=last_timestamp_ns(before),
             complete=complete or not last,
         )
         iteration.microseconds = not anchor[1] and bool(re.search(r"\d\d:\d\d\.\d{6}\]\s*$", before))
@@ -105,16 +106,16 @@ def iterations(text: str, *, complete: bool) -> list[Iteration]:
                 pair for pair in fields(text[: anchor.start()], complete=False) if pair[0] == "samples/sec"
             ]
         for key, value in pairs:
-            _take(iteration, key, value)
+            _add_field(iteration, key, value)
         keys = {key.lower().replace("_", " ") for key, _ in pairs}
         iteration.fork = next((name for name, is_fork in _FORKS if is_fork(keys)), None)
-        # Other trainers number their lines like this; none of them has these fields.
+        # Other trainers have similar lines, but without these fields.
         if "step_time_s" in iteration.values or any(key == "consumed samples" for key, _ in pairs):
             found.append(iteration)
     return found
 
 
-def _take(iteration: Iteration, key: str, text: str) -> None:
+def _add_field(iteration: Iteration, key: str, text: str) -> None:
     both = _TWO_IN_ONE.fullmatch(f"{key}: {text}")
     if both:
         _put(iteration.values, "step_time_s", positive(both[1]))
@@ -129,7 +130,7 @@ def _take(iteration: Iteration, key: str, text: str) -> None:
         if name in {"tokens_per_s_per_gpu", "sequence_length"}:
             _put(iteration.extras, key, value)
     elif known in _PLAIN:
-        value = humanised(text) if known == "consumed tokens" else number(text)
+        value = with_suffix(text) if known == "consumed tokens" else number(text)
         _put(iteration.values, _PLAIN[known], value)
     elif "loss" in known:
         _put(iteration.losses, key, number(text))
@@ -138,12 +139,12 @@ def _take(iteration: Iteration, key: str, text: str) -> None:
 
 
 def _first(text: str, power: int = 0) -> float | None:
-    """The first number of a value that may hold an average too: `496.3 (avg 496.1)`, `9640.7/9629.8`."""
+    """The first number of a value that may also have an average: `496.3 (avg 496.1)`, `9640.7/9629.8`."""
     match = _FIRST_NUMBER.fullmatch(text)
-    return humanised(text, power) if match is None else number(match[1], power)
+    return with_suffix(text, power) if match is None else number(match[1], power)
 
 
 def _put(target: dict[str, float], name: str, value: float | None) -> None:
-    """Keep a value that is one; a name that comes twice means two lines run together, so the first stays."""
+    """Set a finite value; the first one of a repeated name stays, because two lines may have merged."""
     if value is not None and math.isfinite(value):
         target.setdefault(name, value)

@@ -1,4 +1,4 @@
-"""Megatron-LM, Megatron-Bridge and the forks that kept its lines."""
+"""Parser for Megatron-LM, Megatron-Bridge and compatible forks."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from perfd_collectors.training_log.number_text import positive
 
 _STEP_TIME = re.compile(r"Step Time : ([\d.]+)s GPU utilization: ([\d.]+) ?MODEL_TFLOP/s/GPU", re.ASCII)
 _STEP_TIME_PRECISION_S = 0.0051
+"""Bridge prints step times with two decimals, so that equal ones differ by up to half of the last."""
 _TAIL_OF_A_LINE = re.compile(r"number of nan iterations: +\d+ \|", re.ASCII)
 _HEADER_END = "across ranks (ms):"
 _ENDS_OF_A_BLOCK = ("validation loss at", "[after training is done]")
@@ -23,7 +24,7 @@ _PARTS = ("forward", "backward", "optimizer")
 
 
 class MegatronParser:
-    """One log of a Megatron job. The steps and the description are shared with the job's other logs."""
+    """One log of a Megatron job. Steps and description are shared with the job's other logs."""
 
     keywords: Sequence[bytes] = (
         b"iteration",
@@ -46,17 +47,17 @@ class MegatronParser:
         self._out = job.out
         self._steps = job.steps
         self._timers = TimerBlocks()
-        self._about = MegatronDescription(job.out)
-        self._occasions = MegatronEvents(job)
+        self._description = MegatronDescription(job.out)
+        self._events = MegatronEvents(job)
         self._bridge: tuple[float, float] | None = None
 
     @property
-    def hungry(self) -> bool:
+    def in_block(self) -> bool:
         """Inside a timer block or the arguments dump."""
-        return self._timers.open or self._about.in_dump
+        return self._timers.open or self._description.in_dump
 
     def parse(self, line: LogLine) -> bool:
-        """Take in a line. A line whose end was not seen can only give an iteration's terminated fields."""
+        """Parse a line. An incomplete line only yields an iteration's terminated fields."""
         text = line.text
         if "iteration" in text and ANCHOR.search(text):
             whole = line.complete and text.isascii() and not line.damaged
@@ -72,18 +73,18 @@ class MegatronParser:
         return self._dump_row(text) or self._timer_line(text) or self._other(text)
 
     def settle(self) -> None:
-        """Put out the open block: its rows are printed at once."""
+        """Emit the open block: its rows are printed at once, so it is complete."""
         self._end_block()
 
     def finish(self) -> None:
-        """Put out the open block and a checkpoint that waited for its duration."""
+        """Emit the open block and a checkpoint without duration."""
         self._end_block()
-        self._occasions.end_checkpoint(None)
+        self._events.end_checkpoint(None)
 
     def _dump_row(self, text: str) -> bool:
-        taken, arguments = self._about.row_of_dump(text)
+        taken, arguments = self._description.row_of_dump(text)
         if arguments is not None:
-            self._occasions.arguments(arguments)
+            self._events.arguments(arguments)
         return taken
 
     def _timer_line(self, text: str) -> bool:
@@ -96,52 +97,55 @@ class MegatronParser:
         self._end_block()
         opened = self._timers.header(text)
         if opened:
-            self._about.framework("megatron-lm")
-            # Another writer's line may have run into the header.
-            self._occasions.line(text)
+            self._description.framework("megatron-lm")
+            # Another writer's line may have merged with the header.
+            self._events.line(text)
         return opened
 
     def _other(self, text: str) -> bool:
         known = (
-            self._occasions.line(text) or self._about.line(text) or self._rates(text) or self._one_line(text)
+            self._events.line(text)
+            or self._description.line(text)
+            or self._rates(text)
+            or self._one_line(text)
         )
         if known:
             if "memory (GB)" in text:
-                self._about.framework("megatron-bridge")
+                self._description.framework("megatron-bridge")
             elif "/Rnk: " in text or "memory (MB)" in text:
-                self._about.framework("megatron-lm")
+                self._description.framework("megatron-lm")
         elif _TAIL_OF_A_LINE.search(text):
-            self._steps.cut_line()
+            self._steps.truncated_line()
         return known
 
     def _end_block(self) -> None:
         block = self._timers.close()
         if block is not None:
             self._steps.phases(block.of_step)
-            self._occasions.timers(block.occasional)
+            self._events.timers(block.of_event)
 
     def _rates(self, text: str) -> bool:
-        """Megatron-Bridge prints the rate of an iteration on a line of its own, on rank 0."""
+        """Megatron-Bridge prints the rate of an iteration on a separate line, on rank 0."""
         match = _STEP_TIME.search(text)
         if match is None:
             return False
         time_s, flops = positive(match[1]), positive(match[2], 12)
         self._bridge = (time_s, flops) if time_s and flops else None
-        self._about.framework("megatron-bridge")
+        self._description.framework("megatron-bridge")
         return True
 
     def _one_line(self, text: str) -> bool:
         timers = one_line_timers(text)
         if timers is None or not all(any(name.startswith(part) for name in timers) for part in _PARTS):
-            # DeepSpeed's own lines have no optimizer among them; they are not for us.
+            # Not DeepSpeed's own lines, which have no optimizer timer.
             return False
-        self._about.framework("megatron-lm")
+        self._description.framework("megatron-lm")
         self._steps.phases({name: PhaseTime(max_s=value) for name, value in timers.items()})
         return True
 
     def _iteration(self, found: Iteration) -> None:
-        self._occasions.iteration(found.step, found.printed_ns)
-        self._about.evidence(found)
+        self._events.iteration(found.step, found.printed_ns)
+        self._description.identify(found)
         values = dict(found.values)
         if found.complete:
             self._rate_of_bridge(values)
@@ -155,9 +159,9 @@ class MegatronParser:
         )
 
     def _is_described(self, found: Iteration) -> bool:
-        """Whether the description can be of the job that printed the line; two jobs may share a stream."""
-        said = self._out.description.arguments.get("train_iters", "None")
-        return said in {"None", str(found.train_steps)}
+        """Whether the description fits the job that printed the line; two jobs may share a stream."""
+        train_iters = self._out.description.arguments.get("train_iters", "None")
+        return train_iters in {"None", str(found.train_steps)}
 
     def _rate_of_bridge(self, values: dict[str, float]) -> None:
         bridge, self._bridge = self._bridge, None
@@ -166,16 +170,16 @@ class MegatronParser:
         if abs(bridge[0] - values["step_time_s"]) <= _STEP_TIME_PRECISION_S:
             values["flops_per_s_per_gpu"] = bridge[1]
 
-    def _derive(self, values: dict[str, float], said: JobDescription | None) -> None:
-        """Rates that follow from a whole line; where fields are cut off, what is printed may be missing."""
+    def _derive(self, values: dict[str, float], job: JobDescription | None) -> None:
+        """Add rates that follow from a complete line; truncated ones may lack printed rates."""
         batch, time_s = values.get("global_batch_size"), values.get("step_time_s")
         if "samples_per_s" not in values and batch and time_s:
             values["samples_per_s"] = batch / time_s
         if "tokens_per_s" in values:
             return
-        length = values.get("sequence_length") or (said and said.model and said.model.sequence_length)
+        length = values.get("sequence_length") or (job and job.model and job.model.sequence_length)
         per_gpu = values.get("tokens_per_s_per_gpu")
         if batch and time_s and length:
             values["tokens_per_s"] = batch * length / time_s
-        elif per_gpu is not None and said is not None and said.parallel.world_size:
-            values["tokens_per_s"] = per_gpu * said.parallel.world_size
+        elif per_gpu is not None and job is not None and job.parallel.world_size:
+            values["tokens_per_s"] = per_gpu * job.parallel.world_size

@@ -1,4 +1,4 @@
-"""Megatron's lines beside the iteration line: memory, stragglers, the model's size, checkpoints."""
+"""Megatron's other lines: memory, stragglers, model size, checkpoints."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from perfd_collectors.training_log.format_parser import fields
 from perfd_collectors.training_log.number_text import number, positive
 
 _MIB = 1024.0 * 1024.0
+"""Bytes per MiB."""
 _GB = 1e9
+"""Bytes per GB."""
 
-# The next report on the same line ends the last value of this one.
+# The next report on the same line terminates this one.
 _MEMORY = re.compile(
     r"\[Rank (\d+)\] \(after (?:(\d+) iterations|[a-z][\w ]*)\) memory \((MB|GB)\) \|(.*?)(?=\[Rank \d|$)",
     re.ASCII,
@@ -31,7 +33,7 @@ _MEMORY_FIELDS = {
 
 
 def memory_reports(job: str, text: str) -> Sequence[MemoryReport]:
-    """All memory reports of a whole line. Megatron's MB are mebibytes; Bridge says bytes and means GB."""
+    """All memory reports of a complete line. Megatron's MB are MiB; Bridge's `-bytes` keys are in GB."""
     reports = []
     for match in _MEMORY.finditer(text):
         unit = _MIB if match[3] == "MB" else _GB
@@ -61,14 +63,15 @@ _STRAGGLER_NAMES = {
 }
 _EXTREMES = re.compile(r"\^\^\^\^ (?:Bottom|Top) +\d+ Ranks with \w+ +Etpt\(TF\): (.*)$", re.ASCII)
 _OF_RANK = re.compile(r"([\d.]+)/(\d+)", re.ASCII)
-_MOST_WATTS = 5000.0
+_MAX_POWER_W = 5000.0
+"""Above the power of any GPU: larger values are milliwatts."""
 
 
 def straggler_values(text: str) -> dict[str, float]:
-    """The numbers of a straggler line (`--log-straggler`), or of its list of the fastest and slowest ranks.
+    """Values of a straggler line (`--log-straggler`), or of its list of the fastest and slowest ranks.
 
-    Power is printed in milliwatts with a W (torch.cuda.power_draw), so what no GPU can draw is taken
-    as milliwatts. A round trip is of the traced forward operations only.
+    Power is printed in milliwatts but labeled W (torch.cuda.power_draw), so implausible values are
+    taken as milliwatts. Round-trip times cover only the traced forward operations.
     """
     values: dict[str, float] = {}
     for extreme, name, figure, _, rank in _STRAGGLER.findall(text):
@@ -76,13 +79,13 @@ def straggler_values(text: str) -> dict[str, float]:
         if printed is None:
             continue
         what, unit, power = _STRAGGLER_NAMES[name]
-        if name == "Pwr" and printed <= _MOST_WATTS:
+        if name == "Pwr" and printed <= _MAX_POWER_W:
             power = 0
         edge = "min" if extreme == "Mn" else "max"
         values[f"{what}_{edge}_{unit}"] = number(figure, power) or 0.0
         values[f"{what}_{edge}_rank"] = float(rank)
     listed = _EXTREMES.search(text)
-    # Each pair ends in a comma, the last one too.
+    # Each pair ends with a comma, including the last one.
     for pair in listed[1].split(",")[:-1] if listed else ():
         match = _OF_RANK.fullmatch(pair.strip())
         value = number(match[1], 12) if match else None
@@ -97,7 +100,7 @@ _VALIDATION = re.compile(
 
 
 def validation(text: str) -> tuple[int | None, dict[str, float]] | None:
-    """The iteration and the losses of a validation line; None when it is none."""
+    """Iteration and losses of a validation line; None when it is not one."""
     match = _VALIDATION.search(text)
     if match is None:
         return None
@@ -113,19 +116,19 @@ _LOADED = re.compile(r"successfully loaded checkpoint from .* at iteration (\d+)
 
 
 def saved_checkpoint(text: str) -> int | None:
-    """The iteration whose checkpoint a line reports as saved."""
+    """Iteration of a saved checkpoint; None for other lines."""
     match = _SAVED.search(text)
     return int(match[1]) if match else None
 
 
 def begun_checkpoint(text: str) -> int | None:
-    """The iteration whose checkpoint a line says is being saved."""
+    """Iteration of a checkpoint that is being saved; None for other lines."""
     match = _SAVING.search(text)
     return int(match[1]) if match else None
 
 
 def loaded_checkpoint(text: str) -> int | None:
-    """The iteration that a job resumes from."""
+    """Iteration from which a job resumes; None for other lines."""
     match = _LOADED.search(text)
     return int(match[1]) if match else None
 
@@ -144,19 +147,19 @@ _THEORY = re.compile(
 
 
 def padded_vocab(text: str) -> int | None:
-    """The vocabulary's size after padding; the arguments dump does not have it."""
+    """Padded vocabulary size, which is not in the arguments dump; None for other lines."""
     match = _PADDED.search(text)
     return int(match[1]) if match else None
 
 
 def total_parameters(text: str) -> float | None:
-    """Parameters of the whole model, to the two decimals of a billion that are printed."""
+    """Parameters of the whole model, printed in billions with two decimals; None for other lines."""
     match = _TOTAL.search(text)
     return positive(match[1], 9) if match else None
 
 
 def shard_parameters(text: str) -> tuple[tuple[int, ...], int] | None:
-    """A model-parallel rank and its number of parameters."""
+    """A model-parallel rank and its number of parameters; None for other lines."""
     match = _OF_SHARD.search(text)
     return (
         (tuple(int(part) for part in match[1].split(",") if part.strip()), int(match[2])) if match else None
@@ -164,13 +167,13 @@ def shard_parameters(text: str) -> tuple[tuple[int, ...], int] | None:
 
 
 def core_version(text: str) -> str | None:
-    """Megatron-Core's version, which recent versions print at the start."""
+    """Megatron-Core's version, printed at the start by recent versions; None for other lines."""
     match = _CORE.search(text)
     return match[1] if match else None
 
 
 def theoretical_memory(text: str) -> dict[str, str]:
-    """The theoretical memory of the most loaded rank, as it was printed."""
+    """Theoretical memory of the most loaded rank, as printed; empty for other lines."""
     match = _THEORY.search(text)
     names = ("weight_and_optimizer", "activation", "total")
     return {f"theoretical_{name}_memory_mb": match[n + 1] for n, name in enumerate(names)} if match else {}
@@ -186,10 +189,10 @@ _SIZES = {
 
 
 def world(text: str) -> dict[str, int]:
-    """The sizes of the one line `using world size: ...`."""
+    """Sizes of the line `using world size: ...`; empty for other lines."""
     if "using world size:" not in text:
         return {}
-    # Core 0.6 leaves out a comma, core 0.12 runs "sizes: None" into the next name.
+    # Core 0.6 lacks a comma; core 0.12 merges "sizes: None" with the next name.
     ends = r": (\d+)(?=[, ]|\s*$)"
     found = {name: re.search(what + ends, text, re.ASCII) for name, what in _SIZES.items()}
     return {name: int(match[1]) for name, match in found.items() if match}

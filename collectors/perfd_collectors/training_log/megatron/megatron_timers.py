@@ -1,4 +1,4 @@
-"""Megatron's timer blocks, in each shape that `--timing-log-option` and the versions give them."""
+"""Megatron's timer blocks, in all variants of `--timing-log-option` and versions."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from perfd.model import PhaseTime
 from perfd_collectors.training_log.number_text import number
 
 _HEADER = re.compile(r"(?:\(min, max\) time|max time|times) across ranks \(ms\):\s*$")
-# Rows: four spaces, the name, dots up to 48 columns, a colon. Forks differ in the width.
+# Rows: four spaces, name, dots up to column 48, colon. Forks use another width.
 _ROW = re.compile(r"\s*([\w/.-]*\w) \.*: *(?:\(([\d.]+), ([\d.]+)\)|([\d.]+))\s*$", re.ASCII)
 _NAME = re.compile(r"\s*([\w/.-]*\w):\s*$", re.ASCII)
 _RANK = re.compile(r"\s*rank +(\d+): +([\d.]+)\s*$", re.ASCII)
 _MAX_FOREIGN_LINES = 20
+"""Lines of other writers inside a block; after more, the block must have ended. Chosen, not measured."""
 
-_NOT_OF_A_STEP = frozenset(
+_EVENT_TIMERS = frozenset(
     {
         "model-and-optimizer-setup",
         "train/valid/test-data-iterators-setup",
@@ -29,18 +30,18 @@ _NOT_OF_A_STEP = frozenset(
         "all-reduce-start-timestamps-tensor",
     }
 )
-"""Timers that are printed on occasions of their own, never once a step."""
+"""Timers of events such as checkpoints, not of steps."""
 
 
 @dataclass(slots=True)
 class _Block:
     phases: dict[str, PhaseTime] = field(default_factory=dict)
     by_rank: dict[str, dict[int, float]] = field(default_factory=dict)
-    doubtful: set[str] = field(default_factory=set)
+    ambiguous: set[str] = field(default_factory=set)
     name: str | None = None
     foreign: int = 0
-    contested: bool = False
-    """Rows of another block came in between, and nobody can tell whose they are."""
+    interleaved: bool = False
+    """Another block is interleaved, so that rows cannot be assigned."""
 
     @property
     def empty(self) -> bool:
@@ -49,19 +50,19 @@ class _Block:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimerBlock:
-    """A block that has ended: timers of a step, and those of an occasion (a checkpoint, the start)."""
+    """A complete block: timers of a step, and those of events such as checkpoints."""
 
     of_step: Mapping[str, PhaseTime]
-    occasional: Mapping[str, PhaseTime]
+    of_event: Mapping[str, PhaseTime]
 
 
 class TimerBlocks:
-    """Collects rows into blocks. A block is open from its header until something that is no row ends it."""
+    """Collects rows into blocks. A block is open from its header until a line that ends it."""
 
     def __init__(self) -> None:
         self._block: _Block | None = None
         self._cut_short = False
-        """The last block ended before its first row: its rows may come in the next one."""
+        """The last block ended before its first row: its rows may follow in the next one."""
 
     @property
     def open(self) -> bool:
@@ -69,14 +70,14 @@ class TimerBlocks:
         return self._block is not None
 
     def header(self, text: str) -> bool:
-        """Open a block if the text ends in a header. One that is open must be closed first."""
+        """Open a block if the text ends with a header; an open one must be closed first."""
         if not _HEADER.search(text):
             return False
-        self._block = _Block(contested=self._cut_short)
+        self._block = _Block(interleaved=self._cut_short)
         return True
 
     def row(self, text: str) -> bool:
-        """Take in a row of the open block; False when the text is no row."""
+        """Add a row to the open block; returns False when the text is not a row."""
         block = self._block
         if block is None:
             return False
@@ -87,25 +88,25 @@ class TimerBlocks:
 
     @property
     def overdue(self) -> bool:
-        """Whether so much else came that the block must have ended."""
+        """Whether so many other lines came that the block must have ended."""
         return self._block is not None and self._block.foreign > _MAX_FOREIGN_LINES
 
     def close(self) -> TimerBlock | None:
-        """Hand over the open block."""
+        """Close and return the open block; None if there is none or it is unusable."""
         block, self._block = self._block, None
         if block is None:
             return None
         self._cut_short = block.empty
-        if block.contested:
+        if block.interleaved:
             return None
-        phases = {name: phase for name, phase in block.phases.items() if name not in block.doubtful}
+        phases = {name: phase for name, phase in block.phases.items() if name not in block.ambiguous}
         for name, by_rank in block.by_rank.items():
-            if name not in block.doubtful and by_rank:
-                # No extremes: nobody says that all ranks are there.
+            if name not in block.ambiguous and by_rank:
+                # No minimum and maximum: ranks may be missing.
                 phases[name] = PhaseTime(by_rank=by_rank)
         return TimerBlock(
-            of_step={name: phase for name, phase in phases.items() if not _occasional(name)},
-            occasional={name: phase for name, phase in phases.items() if _occasional(name)},
+            of_step={name: phase for name, phase in phases.items() if not _is_event_timer(name)},
+            of_event={name: phase for name, phase in phases.items() if _is_event_timer(name)},
         )
 
     def _total(self, block: _Block, text: str) -> bool:
@@ -116,41 +117,41 @@ class TimerBlocks:
         if low is not None:
             min_s, max_s = _seconds(low), _seconds(high)
         else:
-            # Before core 0.5 rows of `max` came under the header of `minmax`.
+            # Before core 0.5 rows of `max` have the header of `minmax`.
             min_s, max_s = None, _seconds(single)
         if max_s is None or (low is not None and min_s is None):
             return False
         if name in block.phases:
-            # Two blocks at once, of two jobs in one stream: nobody can tell whose row this is.
-            block.doubtful.add(name)
+            # Interleaved blocks of two jobs in one stream: the row cannot be assigned.
+            block.ambiguous.add(name)
         block.phases[name] = PhaseTime(min_s=min_s, max_s=max_s)
         return True
 
     def _of_rank(self, block: _Block, text: str) -> bool:
         if match := _RANK.match(text):
             if block.name is None:
-                block.contested = True
+                block.interleaved = True
                 return False
             value = _seconds(match[2])
             by_rank = block.by_rank.setdefault(block.name, {})
             if value is None:
                 return False
             if by_rank and int(match[1]) <= max(by_rank):
-                block.doubtful.add(block.name)
+                block.ambiguous.add(block.name)
             by_rank[int(match[1])] = value
             return True
         if match := _NAME.match(text):
             if block.name is not None and block.name not in block.by_rank:
-                block.contested = True
+                block.interleaved = True
             block.name = match[1]
             if match[1] in block.by_rank:
-                block.doubtful.add(match[1])
+                block.ambiguous.add(match[1])
             return True
         return False
 
 
-def _occasional(name: str) -> bool:
-    return name in _NOT_OF_A_STEP or name.startswith("startup-")
+def _is_event_timer(name: str) -> bool:
+    return name in _EVENT_TIMERS or name.startswith("startup-")
 
 
 def _seconds(milliseconds: str) -> float | None:
@@ -161,9 +162,9 @@ _ONE_LINE = re.compile(r"time \(ms\) \|(.*)$")
 
 
 def one_line_timers(text: str) -> dict[str, float] | None:
-    """Seconds by timer of a line `time (ms) | name: value | ...`; None when the text holds none.
+    """Seconds by timer of a line `time (ms) | name: value | ...`; None when the text is not one.
 
-    The line's end is the last value's terminator, so the text must be a complete line.
+    The text must be a complete line, because its end terminates the last value.
     """
     match = _ONE_LINE.search(text)
     if match is None:
