@@ -1,22 +1,30 @@
-"""How a configuration file is read: YAML, drop-ins over it, and errors that name the place."""
+"""How a configuration file is read: YAML, drop-ins over it, and errors with line and column."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from copy import deepcopy
+from functools import reduce
+from operator import getitem
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import msgspec
 import yaml
 
 from perfd.config.unknown_keys import unknown_keys
+from perfd.config.yaml_source import YamlSource, node_at
 from perfd.errors import ConfigError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_WRONG_TYPE = re.compile(r"Expected `([^`]+)`, got `([^`]+)` - at `\$\.?([^`]*)`")
-_WRONG_CHOICE = re.compile(r"Invalid enum value (.+) - at `\$\.?([^`]*)`")
+_PLACE = re.compile(r" - at `\$\.?([^`]*)`$")
+_PART = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
+_ANY_KEY = "..."
+"""What msgspec writes for the key of a mapping, whichever it is."""
+_WRONG_TYPE = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
+_WRONG_CHOICE = re.compile(r"Invalid enum value (.+)")
 _TYPES = {
     "str": "text",
     "int": "a whole number",
@@ -30,9 +38,12 @@ _TYPES = {
 def parse(text: str, kind: type[T], *, name: str = "configuration") -> T:
     """Read YAML of one configuration type.
 
-    Raises `ConfigError` with `name`, and every unknown key, or the first value or line that is wrong.
+    Raises `ConfigError` with `name`, line and column of every unknown or repeated key, or of the first value
+    that is wrong.
     """
-    return _convert(_mapping(text, name), kind, name)
+    source = YamlSource(name, text)
+    root, data = _read(source)
+    return _convert(data, kind, source, root)
 
 
 def load(path: Path, kind: type[T]) -> T:
@@ -41,43 +52,35 @@ def load(path: Path, kind: type[T]) -> T:
     Drop-ins of `agent.yaml` are `agent.d/*.yaml`, in the order of their names: mappings are merged, anything
     else replaces what was there. Raises `ConfigError` as `parse` does, and when a file cannot be read.
     """
-    merged = read_mapping(path)
-    config = _convert(merged, kind, str(path))
+    source = YamlSource.read(path)
+    root, merged = _read(source)
+    config = _convert(merged, kind, source, root)
     for drop_in in sorted(path.with_suffix(".d").glob("*.yaml")):
-        merged = _over(merged, read_mapping(drop_in))
+        source = YamlSource.read(drop_in)
+        root, data = _read(source)
+        merged = _over(merged, data)
         # One at a time, so that an error names the file that brought it.
-        config = _convert(merged, kind, str(drop_in))
+        config = _convert(merged, kind, source, root)
     return config
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
     """What a configuration file itself holds, of whatever type; raises `ConfigError` as `load` does."""
-    return _mapping(_read(path), str(path))
+    return _read(YamlSource.read(path))[1]
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read the configuration: {error.strerror or error}.") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: this is not YAML: it is not UTF-8 text.") from error
+def _read(source: YamlSource) -> tuple[yaml.Node | None, dict[str, Any]]:
+    root = source.root()
+    data = None if root is None else source.data(root)
+    if data is not None and not isinstance(data, dict):
+        source.note(1, 1, "a configuration is a mapping of keys to values, such as `KEY: VALUE`")
+    _raise_mistakes(source)
+    return root, data or {}
 
 
-def _mapping(text: str, name: str) -> dict[str, Any]:
-    try:
-        data = yaml.safe_load(text)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
-        raise ConfigError(f"{place}: this is not YAML: {error.problem or error.context}.") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{name}: this is not YAML: {' '.join(str(error).split())}.") from error
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise ConfigError(f"{name}: a configuration is a mapping of keys to values, such as `KEY: VALUE`.")
-    return data
+def _raise_mistakes(source: YamlSource) -> None:
+    if source.mistakes:
+        raise ConfigError("\n".join(map(str, sorted(source.mistakes))))
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,19 +94,55 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     return {**below, **both}
 
 
-def _convert(data: Mapping[str, Any], kind: type[T], name: str) -> T:
+def _convert(data: Mapping[str, Any], kind: type[T], source: YamlSource, root: yaml.Node | None) -> T:
+    """`data` as `kind`; `root` is where the newest of it stands in `source`."""
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
-        unknown = "\n".join(f"{name}: {sentence}" for sentence in unknown_keys(data, kind))
-        raise ConfigError(unknown or f"{name}: {_wrong_value(str(error))}") from error
+        unknown = list(unknown_keys(data, kind))
+        for key in unknown:
+            source.refuse(node_at(root, key.path, of_key=True), key.sentence)
+        if not unknown:
+            path = _path(str(error), data, kind)
+            source.refuse(node_at(root, path), _wrong_value(_PLACE.sub("", str(error)), path))
+        _raise_mistakes(source)
+        raise
 
 
-def _wrong_value(said: str) -> str:
-    """What msgspec says of a value, in words of YAML."""
+def _path(said: str, data: Mapping[str, Any], kind: type[T]) -> tuple[str | int, ...]:
+    """Keys and list positions of the value that msgspec refused."""
+    place = _PLACE.search(said)
+    path: tuple[str | int, ...] = ()
+    for name, position in _PART.findall("." + place[1] if place else ""):
+        if position == _ANY_KEY:
+            path = (*path, _refused_key(said, data, kind, path))
+        else:
+            path = (*path, int(position) if position else name)
+    return path
+
+
+def _refused_key(said: str, data: Mapping[str, Any], kind: type[T], path: tuple[str | int, ...]) -> str:
+    """The key of the mapping at `path` whose value is refused with the same words when it is the only one."""
+    for key in reduce(getitem, path, cast("Any", data)):
+        alone = deepcopy(data)
+        mapping = reduce(getitem, path, cast("Any", alone))
+        value = mapping[key]
+        mapping.clear()
+        mapping[key] = value
+        try:
+            msgspec.convert(alone, kind)
+        except msgspec.ValidationError as error:
+            if str(error) == said:
+                return str(key)
+    return _ANY_KEY
+
+
+def _wrong_value(said: str, path: tuple[str | int, ...]) -> str:
+    """What msgspec says of the value at a path, in words of YAML."""
+    name = ".".join(map(str, path))
     if match := _WRONG_TYPE.fullmatch(said):
         expected = " or ".join(_TYPES.get(one, one) for one in match[1].split(" | "))
-        return f"`{match[3]}` must be {expected}, and is {_TYPES.get(match[2], match[2])}."
+        return f"`{name}` must be {expected}, and is {_TYPES.get(match[2], match[2])}."
     if match := _WRONG_CHOICE.fullmatch(said):
-        return f"`{match[2]}` cannot be {match[1]}; docs/configuration.md says what it can be."
-    return said
+        return f"`{name}` cannot be {match[1]}; docs/configuration.md says what it can be."
+    return f"`{name}`: {said}." if name else f"{said}."

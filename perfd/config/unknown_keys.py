@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 
 from msgspec import inspect
 
 
-def unknown_keys(data: object, kind: type) -> Iterator[str]:
-    """A sentence for each key of `data` that `kind` does not have."""
+@dataclass(frozen=True, slots=True)
+class UnknownKey:
+    """A key that does not exist, with those above it, and a sentence about it."""
+
+    path: tuple[str, ...]
+    sentence: str
+
+
+def unknown_keys(data: object, kind: type) -> Iterator[UnknownKey]:
+    """Each key of `data` that `kind` does not have."""
     return _below(data, inspect.type_info(kind), ())
 
 
-def _below(data: object, declared: inspect.Type, path: tuple[str, ...]) -> Iterator[str]:
+def _below(data: object, declared: inspect.Type, path: tuple[str, ...]) -> Iterator[UnknownKey]:
     match declared:
         case inspect.StructType() if isinstance(data, Mapping):
             types = {field.encode_name: field.type for field in declared.fields}
@@ -21,7 +30,7 @@ def _below(data: object, declared: inspect.Type, path: tuple[str, ...]) -> Itera
                 if key in types:
                     yield from _below(value, types[key], (*path, key))
                 elif declared.forbid_unknown_fields:
-                    yield _sentence(str(key), path, types)
+                    yield UnknownKey((*path, str(key)), _sentence(str(key), path, types))
         case inspect.DictType() if isinstance(data, Mapping):
             for key, value in data.items():
                 yield from _below(value, declared.value_type, (*path, str(key)))

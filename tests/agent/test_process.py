@@ -128,7 +128,7 @@ def test_an_unknown_key_is_named_with_its_path(tmp_path: Path) -> None:
     code, output, errors = process.run(tmp_path, "--config", str(config))
     assert (code, output) == (2, "")
     sentence = "`adress` is not a key of `uplink`; did you mean `address`?"
-    assert errors == f"perfd agent: {config}: {sentence}\n"
+    assert errors == f"perfd agent: {config}:1:10: {sentence}\n"
 
 
 def test_a_second_agent_on_a_node_is_told_of_the_first(

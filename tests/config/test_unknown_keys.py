@@ -20,20 +20,23 @@ def refusal(text: str, kind: type = AgentConfig) -> str:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("nodes: a", "`nodes` is not a key; did you mean `node`?"),
-        ("uplink: {tls: {pem: x}}", "`pem` is not a key of `uplink.tls`; the keys are certificate, key, ca."),
+        ("nodes: a", "1:1: `nodes` is not a key; did you mean `node`?"),
+        (
+            "uplink: {tls: {pem: x}}",
+            "1:16: `pem` is not a key of `uplink.tls`; the keys are certificate, key, ca.",
+        ),
         (
             "collectors: {nvml: {enabeld: true}}",
-            "`enabeld` is not a key of `collectors.nvml`; did you mean `enabled`?",
+            "1:21: `enabeld` is not a key of `collectors.nvml`; did you mean `enabled`?",
         ),
         (
             "capture: {vllm: [{adress: a:1}]}",
-            "`adress` is not a key of `capture.vllm.0`; did you mean `address`?",
+            "1:19: `adress` is not a key of `capture.vllm.0`; did you mean `address`?",
         ),
     ],
 )
 def test_a_key_that_does_not_exist_is_named_with_its_place(text: str, sentence: str) -> None:
-    assert refusal(text) == f"x.yaml: {sentence}"
+    assert refusal(text) == f"x.yaml:{sentence}"
 
 
 def test_all_keys_that_do_not_exist_are_named_at_once() -> None:
@@ -43,19 +46,33 @@ def test_all_keys_that_do_not_exist_are_named_at_once() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("history: {retention_days: soon}", "`history.retention_days` must be a number, and is text."),
-        ("listen: null", "`listen` must be text, and is null."),
-        ("rules: {files: a}", "`rules.files` must be a list, and is text."),
-        ("webhook: {token_file: 3}", "`webhook.token_file` must be text or null, and is a whole number."),
-        ("analysis: [a]", "`analysis` must be a mapping of keys to values, and is a list."),
+        ("history: {retention_days: soon}", "1:27: `history.retention_days` must be a number, and is text."),
+        ("listen: null", "1:9: `listen` must be text, and is null."),
+        ("rules: {files: a}", "1:16: `rules.files` must be a list, and is text."),
+        (
+            "webhook: {token_file: 3}",
+            "1:23: `webhook.token_file` must be text or null, and is a whole number.",
+        ),
+        ("analysis: [a]", "1:11: `analysis` must be a mapping of keys to values, and is a list."),
         (
             "capture_tool: gdb",
-            "`capture_tool` cannot be 'gdb'; docs/configuration.md says what it can be.",
+            "1:15: `capture_tool` cannot be 'gdb'; docs/configuration.md says what it can be.",
         ),
     ],
 )
 def test_a_value_of_a_wrong_type_is_named_with_its_place_in_words_of_yaml(text: str, sentence: str) -> None:
-    assert refusal(text, AggregatorConfig) == f"x.yaml: {sentence}"
+    assert refusal(text, AggregatorConfig) == f"x.yaml:{sentence}"
+
+
+def test_of_several_values_below_free_keys_the_wrong_one_is_named() -> None:
+    text = "collectors:\n  host: {interval_s: 5}\n  nvml:\n    interval_s: soon\n  nccl: {interval_s: x}\n"
+    sentence = "`collectors.nvml.interval_s` must be a number or null, and is text."
+    assert refusal(text) == f"x.yaml:4:17: {sentence}"
+
+
+def test_a_key_that_an_anchor_brings_is_named_where_it_is_written() -> None:
+    text = "x: &tls\n  pem: a\nuplink: {tls: {<<: *tls}}"
+    assert "x.yaml:2:3: `pem` is not a key of `uplink.tls`" in refusal(text)
 
 
 KEYS = st.sampled_from(["uplink", "tls", "ca", "capture", "sglang", "address", "collectors", "nvml", "x"])

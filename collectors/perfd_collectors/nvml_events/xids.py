@@ -7,7 +7,8 @@ from enum import StrEnum
 from importlib.resources import files
 
 import msgspec
-import yaml
+
+from perfd.config import parse
 
 UNKNOWN_XID = 999
 """NVML's event data when the driver does not report the number."""
@@ -30,10 +31,16 @@ class Xid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     meaning: str
 
 
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The file as a whole."""
+
+    xids: list[Xid]
+
+
 def load_xids() -> Mapping[int, Xid]:
     """The shipped table, by number."""
     text = files("perfd_collectors.nvml_events").joinpath("xids.yaml").read_text(encoding="utf-8")
-    return {row.xid: row for row in msgspec.convert(yaml.safe_load(text), list[Xid])}
+    return {row.xid: row for row in parse(text, _File, name="xids.yaml").xids}
 
 
 def describe(number: int, table: Mapping[int, Xid]) -> str:

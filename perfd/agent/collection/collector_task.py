@@ -214,7 +214,7 @@ def _options(spec: CollectorSpec, config: CollectorConfig) -> object:
         return msgspec.convert(config.options, spec.options)
     except msgspec.ValidationError as error:
         place = f"collectors.{spec.name}.options"
-        unknown = "\n".join(f"{place}: {sentence}" for sentence in unknown_keys(config.options, spec.options))
+        unknown = "\n".join(f"{place}: {key.sentence}" for key in unknown_keys(config.options, spec.options))
         raise ConfigError(unknown or f"{place}: {error}") from error
 
 
