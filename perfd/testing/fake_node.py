@@ -93,7 +93,8 @@ class FakeNode:
         self.write_proc(f"{pid}/stat", process_stat(pid, name, parent, start_ticks))
         self.write_proc(f"{pid}/cgroup", cgroup)
         pids = _join("\t", [pid, *inner_pids])
-        self.write_proc(f"{pid}/status", f"Name:\t{name}\nPPid:\t{parent}\nNSpid:\t{pids}\n")
+        owner = "Uid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\n"
+        self.write_proc(f"{pid}/status", f"Name:\t{name}\nPPid:\t{parent}\n{owner}NSpid:\t{pids}\n")
         if environ is None:
             # A folder cannot be read by root either, who may read any file.
             (self.proc / str(pid) / "environ").mkdir(exist_ok=True)
@@ -145,8 +146,8 @@ def pressure(*, some_us: int, full_us: int) -> str:
 
 def process_stat(pid: int, name: str, parent: int, start_ticks: int) -> str:
     """The content of /proc/PID/stat."""
-    between = " ".join(["0"] * 17)
-    return f"{pid} ({name}) S {parent} {between} {start_ticks} 0 0\n"
+    between, after = " ".join(["0"] * 17), " ".join(["0"] * 30)
+    return f"{pid} ({name}) S {parent} {between} {start_ticks} {after}\n"
 
 
 def _join(separator: str, numbers: Iterable[int]) -> str:

@@ -13,6 +13,7 @@ from perfd.capture.nsys.nsys_launch import plan_launch
 from perfd.capture.selection.capture_id import check_capture_id, slug
 from perfd.config import AgentCaptureConfig
 from perfd.errors import CaptureError
+from perfd.testing.fake_node import process_stat
 from tests.support import nsys_installation
 
 NEEDS_CC = pytest.mark.skipif(shutil.which("cc") is None, reason="a CUPTI is built: apt-get install gcc")
@@ -108,13 +109,12 @@ def test_only_processes_in_a_session_are_scanned(tmp_path):
     assert scan.unreadable == 0
 
 
-@pytest.mark.parametrize(
-    ("stat", "alive"), [(b"2 (a) b) S 1", True), (b"2 (x) Z 1", False), (b"", True), (None, False)]
-)
-def test_a_zombie_does_not_run(tmp_path, stat, alive):
-    if stat is not None:
+@pytest.mark.parametrize(("state", "alive"), [("S", True), ("Z", False), ("X", False), (None, False)])
+def test_a_zombie_does_not_run(tmp_path, state, alive):
+    if state is not None:
         (tmp_path / "2").mkdir()
-        (tmp_path / "2" / "stat").write_bytes(stat)
+        stat = process_stat(2, "a) b", 1, 1000).replace(") S 1", f") {state} 1")
+        (tmp_path / "2" / "stat").write_text(stat)
     assert runs(tmp_path, 2) is alive
 
 

@@ -64,7 +64,7 @@ def test_the_trees_together_have_every_column(tmp_path: Path) -> None:
         *check_collector(
             SPEC,
             settings(tmp_path),
-            between=lambda: node.write_proc("stat", f"cpu {next(ticks)} 0 500 8000 200 0 0 50\n"),
+            between=lambda: node.write_proc("stat", f"cpu {next(ticks)} 0 500 8000 200 0 0 50 0 0\n"),
         ),
     ]
     told = {
@@ -106,12 +106,12 @@ def test_cpu_shares_are_of_the_time_between_two_collects(tmp_path: Path) -> None
 
 def test_cpu_time_that_goes_back_is_no_negative_share(tmp_path: Path) -> None:
     node = FakeNode(tmp_path)
-    node.write_proc("stat", "cpu  100 0 100 700 50\n")
+    node.write_proc("stat", "cpu  100 0 100 700 50 0 0 0 0 0\n")
     collector = HostCollector(HostOptions(), settings(tmp_path))
     collector.collect()
-    node.write_proc("stat", "cpu  200 0 100 800 40\n")
+    node.write_proc("stat", "cpu  200 0 100 800 40 0 0 0 0 0\n")
     assert values(collector.collect(), Scope.NODE)[""]["cpu_iowait_ratio"] == 0
-    node.write_proc("stat", "cpu  1 0 1 1 1\n")
+    node.write_proc("stat", "cpu  1 0 1 1 1 0 0 0 0 0\n")
     assert "cpu_user_ratio" not in values(collector.collect(), Scope.NODE)[""]
 
 
@@ -250,12 +250,10 @@ def test_rates_are_read_in_bytes(text: bytes, rate: float | None) -> None:
 
 
 PARSERS: Sequence[Callable[[bytes], object]] = (
-    procfs.parse_cpu_ticks,
     procfs.parse_stat_counts,
     procfs.parse_loadavg,
     procfs.parse_meminfo,
     procfs.parse_vmstat,
-    procfs.parse_net_dev,
     procfs.parse_diskstats,
     lambda text: procfs.parse_pressure("io", text),
     parse_rate,

@@ -16,6 +16,7 @@ from perfd_collectors.nccl.segments.segment_owner import FileLocks, ownership_pr
 from perfd.clock import VirtualClock
 from perfd.collector import Settings
 from perfd.model import CollectiveTimes, Event, Record, SampleTable, Scope
+from perfd.testing.fake_node import process_stat
 
 PID = 7
 """In the header of a made segment."""
@@ -61,6 +62,7 @@ def node(directory: Path, *, inode: int, uid: int) -> Path:
     """A /proc whose process 4007, 7 in its container, holds a lock on a file."""
     process = directory / "proc" / str(HOST_PID)
     process.mkdir(parents=True)
+    (process / "stat").write_text(process_stat(HOST_PID, "python3", 1, 1000))
     (process / "status").write_text(
         f"NSpid:\t{HOST_PID}\t{PID}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\nGid:\t0\t0\t0\t0\n"
     )

@@ -7,16 +7,40 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from resource import getpagesize
+
+import psutil
 
 from perfd.collector import Options, Settings
 from perfd.errors import ConfigError, Unavailable
 from perfd.model import Record, SampleTable, Scope
+from perfd.procfs import rooted
 from perfd_collectors.host import infiniband, procfs
 from perfd_collectors.host.small_files import names_in, read_bytes
 
 Rows = Mapping[str, Mapping[str, float]]
 """Values by entity and column."""
+
+_UNREADABLE = (OSError, ValueError, TypeError, AssertionError)
+"""What psutil raises for a file that is gone, or whose content is not the kernel's."""
+_CPU_STATES = {
+    "cpu_user_ratio": ("user", "nice"),
+    "cpu_system_ratio": ("system", "irq", "softirq"),
+    "cpu_idle_ratio": ("idle",),
+    "cpu_iowait_ratio": ("iowait",),
+    "cpu_steal_ratio": ("steal",),
+}
+"""The states that each share is the sum of. Guests are in `user` and `nice`, as the kernel counts them."""
+_INTERFACE_FIELDS = {
+    "rx_bytes": "bytes_recv",
+    "rx_packets": "packets_recv",
+    "rx_errors": "errin",
+    "rx_dropped_packets": "dropin",
+    "tx_bytes": "bytes_sent",
+    "tx_packets": "packets_sent",
+    "tx_errors": "errout",
+    "tx_dropped_packets": "dropout",
+}
+"""psutil's name of each column."""
 
 
 class HostOptions(Options, frozen=True):
@@ -43,7 +67,8 @@ class HostCollector:
         self._excluded_interface = _expression("exclude_interfaces", options.exclude_interfaces)
         self._excluded_disk = _expression("exclude_disks", options.exclude_disks)
         self._slow_due_s = -math.inf
-        self._ticks: procfs.CpuTicks | None = None
+        self._cpu_s: Mapping[str, float] = {}
+        self._agent = psutil.Process()
         if self._read("stat") is None:
             raise Unavailable(
                 f"{self._proc / 'stat'} cannot be read: in a container, mount the host's /proc and set "
@@ -68,35 +93,42 @@ class HostCollector:
         """Nothing is held between two collects."""
 
     def _node(self) -> Mapping[str, float]:
-        stat = self._read("stat") or b""
-        ticks, before = procfs.parse_cpu_ticks(stat), self._ticks
-        self._ticks = ticks
         node = {
-            **procfs.parse_stat_counts(stat),
+            **procfs.parse_stat_counts(self._read("stat") or b""),
             **procfs.parse_loadavg(self._read("loadavg") or b""),
             **procfs.parse_meminfo(self._read("meminfo") or b""),
             **procfs.parse_vmstat(self._read("vmstat") or b""),
-            **self._agent(),
+            **self._cpu(),
+            "agent_cpu_s": time.process_time(),
+            "agent_rss_bytes": float(self._agent.memory_info().rss),
         }
-        if ticks is not None and before is not None:
-            node |= procfs.cpu_ratios(before, ticks)
         for resource in ("cpu", "memory", "io"):
             node |= procfs.parse_pressure(resource, self._read(f"pressure/{resource}") or b"")
         return node
 
-    def _agent(self) -> Mapping[str, float]:
-        pages = (self._read("self/statm") or b"").split()
-        agent = {"agent_cpu_s": time.process_time()}
-        if len(pages) > 1 and pages[1].isdigit():
-            agent["agent_rss_bytes"] = float(int(pages[1]) * getpagesize())
-        return agent
+    def _cpu(self) -> Mapping[str, float]:
+        """Shares of the time of all CPUs since the last collect; empty when no time has passed."""
+        try:
+            with rooted(self._proc):
+                times = psutil.cpu_times()
+        except _UNREADABLE:
+            self._cpu_s = {}
+            return {}
+        before_s = self._cpu_s
+        self._cpu_s = {
+            column: sum(getattr(times, state) for state in states) for column, states in _CPU_STATES.items()
+        }
+        spent_s = {column: self._cpu_s[column] - before_s[column] for column in before_s}
+        total_s = sum(spent_s.values())
+        # The kernel's iowait may go back a little (proc(5)), and no share is negative.
+        return {column: max(0.0, one_s) / total_s for column, one_s in spent_s.items() if total_s > 0}
 
     def _interfaces(self) -> Rows:
         # The agent may have a network of its own; the first process has the node's.
-        text = self._read("1/net/dev") or self._read("net/dev") or b""
+        interfaces = _interfaces(self._proc / "1") or _interfaces(self._proc)
         return {
             name: counters
-            for name, counters in procfs.parse_net_dev(text).items()
+            for name, counters in interfaces.items()
             if not self._excluded_interface.fullmatch(name)
         }
 
@@ -125,6 +157,18 @@ class HostCollector:
 
     def _read(self, name: str) -> bytes | None:
         return read_bytes(self._proc / name)
+
+
+def _interfaces(proc: Path) -> Rows:
+    try:
+        with rooted(proc):
+            interfaces = psutil.net_io_counters(pernic=True, nowrap=False)
+    except _UNREADABLE:
+        return {}
+    return {
+        name: {column: float(getattr(counters, field)) for column, field in _INTERFACE_FIELDS.items()}
+        for name, counters in interfaces.items()
+    }
 
 
 def _interface_link(path: Path) -> Mapping[str, float]:

@@ -1,54 +1,18 @@
-"""Parsers of /proc files: bytes in, numbers in SI units out; what the kernel does not write is left out."""
+"""Parsers of what psutil leaves out of /proc: bytes in, SI units out; what is not there is left out.
+
+psutil has no states of processes, no `Dirty`, no events of memory management and no queue time of disks; it
+returns 0 for memory that it does not find, and estimates available memory where the kernel does not.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 _MAX_DIGITS = 20
 """No 64-bit counter has more."""
 SECTOR_BYTES = 512
 """The unit of /proc/diskstats, whatever the disk's own are (Documentation/admin-guide/iostats.rst)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CpuTicks:
-    """Time of all CPUs since boot, in clock ticks. Guests are in `user`, as the kernel counts them."""
-
-    user: int
-    system: int
-    """With interrupts."""
-    idle: int
-    iowait: int
-    steal: int
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.user + self.system + self.idle + self.iowait + self.steal
-
-
-def parse_cpu_ticks(stat: bytes) -> CpuTicks | None:
-    """The first line of /proc/stat."""
-    fields = stat.partition(b"\n")[0].split()
-    if len(fields) < 5 or fields[0] != b"cpu" or not all(map(_is_count, fields[1:])):
-        return None
-    user, nice, system, idle, *rest = (int(field) for field in fields[1:])
-    iowait, irq, softirq, steal = [*rest, 0, 0, 0, 0][:4]
-    return CpuTicks(user=user + nice, system=system + irq + softirq, idle=idle, iowait=iowait, steal=steal)
-
-
-def cpu_ratios(before: CpuTicks, after: CpuTicks) -> Mapping[str, float]:
-    """Shares of the time of all CPUs between two readings; empty when no time has passed."""
-    total = after.total - before.total
-    if total <= 0:
-        return {}
-    # The kernel's iowait may go back a little (proc(5)), and no share is negative.
-    return {
-        f"cpu_{name}_ratio": max(0, getattr(after, name) - getattr(before, name)) / total
-        for name in ("user", "system", "idle", "iowait", "steal")
-    }
 
 
 def parse_stat_counts(stat: bytes) -> Mapping[str, float]:
@@ -112,17 +76,6 @@ def parse_pressure(resource: str, text: bytes) -> Mapping[str, float]:
     return totals
 
 
-def parse_net_dev(text: bytes) -> Mapping[str, Mapping[str, float]]:
-    """Counters of each network interface out of /proc/net/dev."""
-    interfaces = {}
-    for name, fields in _keys(text):
-        if len(fields) >= 12 and all(map(_is_count, fields)):
-            interfaces[_text(name)] = {
-                column: float(fields[position]) for column, position in _NET_DEV_COLUMNS
-            }
-    return interfaces
-
-
 def parse_diskstats(text: bytes) -> Mapping[str, Mapping[str, float]]:
     """Counters of each block device, partitions too, out of /proc/diskstats."""
     disks = {}
@@ -165,16 +118,6 @@ _MEMORY_COLUMNS = (
 )
 _MEMORY_KEYS = frozenset({b"SwapFree", *(key.encode() for key, _ in _MEMORY_COLUMNS)})
 _VMSTAT_COLUMNS = {b"pgmajfault": "major_page_faults", b"oom_kill": "oom_kills"}
-_NET_DEV_COLUMNS = (
-    ("rx_bytes", 0),
-    ("rx_packets", 1),
-    ("rx_errors", 2),
-    ("rx_dropped_packets", 3),
-    ("tx_bytes", 8),
-    ("tx_packets", 9),
-    ("tx_errors", 10),
-    ("tx_dropped_packets", 11),
-)
 _DISK_COLUMNS = (
     ("read_operations", 3, 1.0),
     ("read_bytes", 5, 1 / SECTOR_BYTES),

@@ -6,6 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
+from perfd.procfs import rooted
+
 RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 """In the order of how much they say: torchrun's own before the launcher's."""
 RUN_VARIABLE = "PERFD_RUN"
@@ -46,7 +50,10 @@ def scan_nsys_processes(proc: Path) -> ProcessScan:
 
 
 def parse_environ(content: bytes) -> dict[str, str]:
-    """The variables in the bytes of /proc/PID/environ; what is no NAME=VALUE is left out."""
+    """The variables in the bytes of /proc/PID/environ; what is no NAME=VALUE is left out.
+
+    psutil's ends at the first empty entry, which a process leaves that writes its title over what is there.
+    """
     entries = (entry.partition(b"=") for entry in content.split(b"\0"))
     return {
         name.decode(errors="surrogateescape"): value.decode(errors="surrogateescape")
@@ -65,31 +72,32 @@ def environment_of(proc: Path, pid: int) -> dict[str, str]:
 
 def lineage(proc: Path, pid: int) -> tuple[int, ...]:
     """A process and its ancestors, nearest first, as far as they can be read."""
-    line: list[int] = []
-    while pid > 0 and pid not in line:
-        line.append(pid)
-        pid = next(iter(_status_numbers(proc, line[-1], "PPid")), 0)
-    return tuple(line)
-
-
-def namespace_pids(proc: Path, pid: int) -> tuple[int, ...]:
-    """The pids of a process from our namespace down to its own; empty when they cannot be read."""
-    return _status_numbers(proc, pid, "NSpid")
+    if pid <= 0:
+        return ()
+    try:
+        with rooted(proc):
+            return (pid, *(parent.pid for parent in psutil.Process(pid).parents()))
+    except psutil.Error:
+        return (pid,)
 
 
 def owner_of(proc: Path, pid: int) -> tuple[int, int] | None:
     """The effective user and group of a process; None when it is gone."""
-    users, groups = _status_numbers(proc, pid, "Uid"), _status_numbers(proc, pid, "Gid")
-    return (users[1], groups[1]) if len(users) > 1 and len(groups) > 1 else None
+    try:
+        with rooted(proc):
+            process = psutil.Process(pid)
+            return process.uids().effective, process.gids().effective
+    except psutil.Error:
+        return None
 
 
-def _status_numbers(proc: Path, pid: int, name: str) -> tuple[int, ...]:
-    """The numbers in one line of /proc/PID/status."""
+def namespace_pids(proc: Path, pid: int) -> tuple[int, ...]:
+    """The pids of a process from our namespace down to its own; empty when they cannot be read."""
     try:
         content = (proc / str(pid) / "status").read_text(errors="replace")
     except OSError:
         return ()
-    line = next((line for line in content.splitlines() if line.startswith(f"{name}:")), "")
+    line = next((line for line in content.splitlines() if line.startswith("NSpid:")), "")
     return tuple(int(word) for word in line.split()[1:] if word.isdecimal())
 
 
@@ -113,10 +121,10 @@ def time_limit_unix_s(proc: Path, pids: Iterable[int]) -> float | None:
 def runs(proc: Path, pid: int) -> bool:
     """Whether a process exists and has not ended (a zombie has)."""
     try:
-        state = (proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[:1]
-    except OSError:
+        with rooted(proc):
+            return psutil.Process(pid).status() not in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
+    except psutil.Error:
         return False
-    return state not in ([b"Z"], [b"X"])
 
 
 def pids(proc: Path) -> Iterator[int]:
