@@ -9,8 +9,6 @@ from perfd.errors import TraceError
 from perfd.trace.diagnosis import Diagnosis, TraceAnalysis, TraceSettings, analyse, diagnose, to_json
 from perfd.trace.readers.trace_files import SUMMARY_JSON, read_traces, with_folders_opened
 
-_WIDTH = 110
-
 
 def analyze(args: argparse.Namespace) -> int:
     """Read the traces that the arguments name, say what limits them, and return the exit code."""
@@ -78,7 +76,4 @@ def _show(analysis: TraceAnalysis, diagnosis: Diagnosis) -> None:
     from perfd.cli.terminal import Terminal  # noqa: PLC0415
     from perfd.report.render import render  # noqa: PLC0415
 
-    console = Terminal(highlight=False)
-    if not console.is_terminal:
-        console = Terminal(highlight=False, width=_WIDTH)
-    console.print(render(analysis, diagnosis))
+    Terminal().print(render(analysis, diagnosis))

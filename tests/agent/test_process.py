@@ -187,6 +187,17 @@ def test_once_without_json_is_for_people(tmp_path: Path) -> None:
     ]
 
 
+def test_once_shows_readings_as_a_table(tmp_path: Path) -> None:
+    config = str(process.configuration(tmp_path, "127.0.0.1:1", collectors={"host": {}}))
+    code, output, errors = process.run(tmp_path, "--config", config, "--once")
+    assert code == 0, errors
+    _, _, node = output.partition("\nnode\n")
+    rows = [line for line in node.partition("\nnic")[0].splitlines() if line.startswith("  ")]
+    assert {"memory_total_bytes", "load_1min_processes"} <= {row.split()[0] for row in rows}
+    assert all(float(row.split()[1]) >= 0 for row in rows)
+    assert len({len(row) for row in rows}) == 1, "values are not in one column"
+
+
 def test_logs_can_be_json_lines(tmp_path: Path, start: Start) -> None:
     config = str(process.configuration(tmp_path, "127.0.0.1:1"))
     agent = start("--config", config, "--log-json")

@@ -206,15 +206,23 @@ def once_document(
 
 
 def _print_document(document: Mapping[str, Any]) -> None:
+    from rich.table import Column, Table  # noqa: PLC0415  (an agent that runs has no need of it)
+    from rich.text import Text  # noqa: PLC0415
+
+    from perfd.cli.terminal import Terminal  # noqa: PLC0415
+
+    console = Terminal()
     print(f"node {document['node']}")
     for collector in document["collectors"]:
         verdict = {True: "works", False: "fails: ", None: "left out: "}[collector["success"]]
         print(f"collector {collector['name']}: {verdict}{collector['message']}")
     for sample in document["samples"]:
         print(f"{sample['scope']} {sample['entity']}".rstrip())
+        table = Table.grid("", "", Column(justify="right"), padding=(0, 2))
         for name, value in sample["values"].items():
             if not math.isnan(value):
-                print(f"  {name} {value:g}")
+                table.add_row("", Text(name), f"{value:g}")
+        console.print(table)
     if document["records"]:
         print(f"{len(document['records'])} other records; --json shows them")
     sys.stdout.flush()

@@ -25,7 +25,6 @@ from perfd.formatting import duration
 
 SCHEMA = "perfd.bench_serving/1"
 _MAX_BYTES = 256 * 1024 * 1024
-_WIDTH = 110
 _SOURCE_WIDTH = 28
 _HELP = f"""\
 Puts results of bench_serving, SGLang's or vLLM's, as text, JSON or JSONL, beside what the hardware allows at
@@ -71,8 +70,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"schema": SCHEMA, "results": rows}, indent=2, allow_nan=False))
     else:
-        console = Terminal()
-        _show(rows, console if console.is_terminal else Terminal(width=_WIDTH))
+        _show(rows, Terminal())
     return 0
 
 
@@ -198,7 +196,7 @@ def _show(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     for finding in (rows[0]["seen"] or {}).get("findings", ()) if rows else ():
         console.print(f"\n{finding['sentence']} (confidence {finding['confidence']:.1f})", markup=False)
         for sentence in (*finding["evidence"], finding["advice"]):
-            console.print(f"  {sentence}", markup=False, highlight=False)
+            console.print(f"  {sentence}", markup=False)
 
 
 def _count(value: float | None) -> str:

@@ -36,7 +36,6 @@ Exits with 0 when the aggregator did what was asked, and with 2 when it refused 
 `start` exits with 1 when the capture is over and not every rank is done; with --wait it always is over."""
 
 _POLL_S = 0.5
-_WIDTH = 160
 """Of a list where there is no terminal."""
 _MOST_NAMED = 16
 """Ranks in one line, as on the page."""
@@ -135,8 +134,7 @@ def _list(args: argparse.Namespace) -> int:
         row = (c["id"], c["job"], c["alert"] or "by hand", asked, c["state"], _counts(c))
         # Names come from jobs: as texts, nothing in them is markup.
         table.add_row(*map(Text, row))
-    console = Terminal()
-    (console if console.is_terminal else Terminal(width=_WIDTH)).print(table)
+    Terminal().print(table)
     return 0
 
 

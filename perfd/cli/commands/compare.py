@@ -51,7 +51,6 @@ of the other run), unknown (only one of the two has it), or regressed: worse by 
 allowed, of a number that counts (`gate`). Kernels are there for traces only.
 Exit codes: 0 no worse than allowed; 1 regressed beyond the bound; 2 the two cannot be compared.
 """
-_WIDTH = 110
 _WHOLE_ABOVE = 100
 _START_BYTES = 200
 _OURS = re.compile(rb'\s*\{\s*"schema"\s*:\s*"perfd\.')
@@ -91,9 +90,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(msgspec.json.encode(to_json(comparison)).decode())
     else:
-        console = Terminal(highlight=False)
-        if not console.is_terminal:
-            console = Terminal(highlight=False, width=_WIDTH)
+        console = Terminal()
         for part in (_table(comparison), *_kernels(comparison), _verdict(comparison)):
             console.print(part)
     return 1 if comparison.regressed else 0

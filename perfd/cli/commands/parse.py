@@ -106,7 +106,7 @@ def _show(understanding: LogDocument, console: Console) -> None:
         console.print(_phases_table(newest.step, newest.phases))
     for event in understanding.events[:_SHOWN_EVENTS]:
         at = "" if event.step is None else f" (step {event.step})"
-        console.print(f"{event.kind}{at}: {event.message}", markup=False, highlight=False)
+        console.print(f"{event.kind}{at}: {event.message}", markup=False)
     hidden = len(understanding.events) - _SHOWN_EVENTS
     if hidden > 0:
         console.print(f"... and {hidden} more events")
@@ -191,7 +191,7 @@ def _show_rest(understanding: LogDocument, console: Console) -> None:
     if understanding.examples:
         console.print("Among these are lines that look like progress; please report them:")
     for example in understanding.examples[:_SHOWN_EXAMPLES]:
-        console.print(f"  {example}", markup=False, highlight=False, overflow="ellipsis", no_wrap=True)
+        console.print(f"  {example}", markup=False, overflow="ellipsis", no_wrap=True)
 
 
 def _number(value: float | None, form: str) -> str:

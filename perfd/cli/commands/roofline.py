@@ -26,7 +26,6 @@ from perfd.report.sources import report_of_kernels, report_of_placement
 from perfd.trace.roofline import KernelMetrics, OperationWork, Placement, matmul, place, read_line, read_ncu
 
 _SIZES = re.compile(r"(?:(\d{1,9})x)?(\d{1,9})x(\d{1,9})x(\d{1,9})")
-_WIDTH = 110
 _EPILOG = """\
 With --json it prints one object: {"schema": "perfd.roofline/1", "operation": {"work": {"name",
 "flops", "traffic_bytes", "precision", "notes"}, "gpu", "peak_flops_per_s", "memory_bytes_per_s",
@@ -90,9 +89,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(msgspec.json.encode({"schema": "perfd.roofline/1", **document}).decode())
         return 0
-    console = Terminal(highlight=False)
-    if not console.is_terminal:
-        console = Terminal(highlight=False, width=_WIDTH)
+    console = Terminal()
     for part in shown:
         console.print(part)
     return 0

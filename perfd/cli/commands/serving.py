@@ -193,12 +193,11 @@ def _show(server: ServerDocument, console: Console) -> None:
         table.add_row(name, text)
     console.print(table)
     for note in measured.notes:
-        console.print(f"note: {note}", markup=False, highlight=False)
+        console.print(f"note: {note}", markup=False)
     for finding in server.findings:
         console.print(
             f"\n{finding.headline} (confidence {percent(finding.confidence, 0)})",
             markup=False,
-            highlight=False,
         )
         for sentence in (*finding.evidence, f"What to do: {finding.advice}"):
             console.print(Padding(Text(sentence), (0, 0, 0, 2), expand=False))

@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         console.print(job_table(jobs, alerts))
         for job in jobs:
             for sentence in job["bottleneck"]["evidence"][:1]:
-                console.print(f"{job['name']}: {sentence}", highlight=False, markup=False)
+                console.print(f"{job['name']}: {sentence}", markup=False)
     elif not servers:
         console.print(
             "No job yet: an agent finds one in its log (`perfd agent --log FILE`).", highlight=False
@@ -47,5 +47,5 @@ def run(args: argparse.Namespace) -> int:
         console.print(server_table(servers))
     connected = sum(agent["connected"] for agent in agents)
     expected = sum(not agent.get("left") for agent in agents)
-    console.print(f"{connected} of {expected} agents connected.", highlight=False)
+    console.print(f"{connected} of {expected} agents connected.")
     return 0
