@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from perfd.errors import RulesError
 from perfd.rules.files.rules_loader import load_rules, parse_rules, read_rules
-from perfd.rules.files.yaml_source import YamlSource
+from perfd.rules.files.rules_source import RulesSource
 
 BAD = sorted((Path(__file__).parent / "bad").glob("*.bad.yaml"))
 
@@ -47,25 +47,25 @@ def test_a_file_of_other_bytes_is_a_mistake(tmp_path: Path) -> None:
 
 def test_a_column_inside_a_plain_expression_of_two_lines_is_that_of_the_file() -> None:
     text = "groups:\n- name: g\n  rules:\n  - record: a\n    expr: sum(up)\n      + foo(up)\n"
-    (mistake,) = parse_rules(YamlSource("f", text)).mistakes
+    (mistake,) = parse_rules(RulesSource("f", text)).mistakes
     assert (mistake.line, mistake.column) == (6, 9)
 
 
 def test_a_column_inside_an_expression_with_escapes_falls_back_to_its_beginning() -> None:
     text = 'groups:\n- name: g\n  rules:\n  - record: a\n    expr: "up{a=\\"b\\"} + foo(up)"\n'
-    (mistake,) = parse_rules(YamlSource("f", text)).mistakes
+    (mistake,) = parse_rules(RulesSource("f", text)).mistakes
     assert (mistake.line, mistake.column) == (5, 11)
 
 
 def test_an_empty_file_has_no_rules_and_no_mistakes() -> None:
-    file = parse_rules(YamlSource("f", ""))
+    file = parse_rules(RulesSource("f", ""))
     assert (file.rules, file.mistakes) == (0, ())
 
 
 @settings(deadline=None)
 @given(st.text(max_size=300))
 def test_no_text_makes_the_reader_fail(text: str) -> None:
-    parse_rules(YamlSource("f", text))
+    parse_rules(RulesSource("f", text))
 
 
 GOOD = """groups:
@@ -87,6 +87,6 @@ GOOD = """groups:
 def test_a_damaged_file_is_read_or_refused_with_places_inside_it(at: int, cut: int, new: str) -> None:
     text = GOOD[:at] + new + GOOD[at + cut :]
     lines = text.splitlines() or [""]
-    for mistake in parse_rules(YamlSource("f", text)).mistakes:
+    for mistake in parse_rules(RulesSource("f", text)).mistakes:
         assert 1 <= mistake.line <= len(lines) + 1
         assert mistake.column >= 1

@@ -5,13 +5,13 @@ import numpy as np
 from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.rules import Alert, AlertState, RuleEngine, load_rules
 from perfd.rules.files.rules_loader import parse_rules
-from perfd.rules.files.yaml_source import YamlSource
+from perfd.rules.files.rules_source import RulesSource
 from perfd.rules.promql.compiler import compile_query
 from perfd.rules.rule_model import RuleSet
 
 
 def engine(text: str) -> RuleEngine:
-    file = parse_rules(YamlSource("rules.yaml", text))
+    file = parse_rules(RulesSource("rules.yaml", text))
     assert file.mistakes == ()
     return RuleEngine(RuleSet(groups=file.groups))
 

@@ -6,7 +6,7 @@ import pytest
 from perfd.metrics.series import SeriesFrame, SeriesKey
 from perfd.rules import Alert, AlertState, RuleEngine
 from perfd.rules.files.rules_loader import parse_rules
-from perfd.rules.files.yaml_source import YamlSource
+from perfd.rules.files.rules_source import RulesSource
 from perfd.rules.rule_model import Evaluation, RuleSet
 
 RULES = """
@@ -23,7 +23,7 @@ class Server:
     """An engine with its store, given one value a call; `again` is the process that follows it."""
 
     def __init__(self, text: str = RULES) -> None:
-        file = parse_rules(YamlSource("/etc/perfd/rules.yaml", text))
+        file = parse_rules(RulesSource("/etc/perfd/rules.yaml", text))
         assert file.mistakes == ()
         self.engine = RuleEngine(RuleSet(groups=file.groups))
         self.store = self.engine.new_store()

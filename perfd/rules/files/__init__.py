@@ -1,13 +1,13 @@
 """Reads and checks rules files."""
 
 from perfd.rules.files.rules_loader import RulesFile, load_rules, read_rules
+from perfd.rules.files.rules_source import RulesSource, read_source
 from perfd.rules.files.shipped_rules import builtin_rules
 from perfd.rules.files.unknown_names import recorded_metrics, unknown_metrics, unknown_profiles
-from perfd.rules.files.yaml_source import YamlSource, read_source
 
 __all__ = [
     "RulesFile",
-    "YamlSource",
+    "RulesSource",
     "builtin_rules",
     "load_rules",
     "read_rules",

@@ -15,7 +15,7 @@ import yaml
 
 from perfd.errors import RulesError
 from perfd.rules.durations import parse_duration
-from perfd.rules.files.yaml_source import Mistake, YamlSource, read_source
+from perfd.rules.files.rules_source import Mistake, RulesSource, read_source
 from perfd.rules.label_matchers import METRIC_NAME_LABEL
 from perfd.rules.problems import TextError
 from perfd.rules.promql.compiler import compile_query
@@ -62,7 +62,7 @@ def read_rules(path: Path) -> RulesFile:
     return parse_rules(read_source(path))
 
 
-def parse_rules(source: YamlSource) -> RulesFile:
+def parse_rules(source: RulesSource) -> RulesFile:
     """Read the text of one rules file."""
     root = source.root()
     groups = _Reader(source).groups(root) if root is not None else ()
@@ -70,7 +70,7 @@ def parse_rules(source: YamlSource) -> RulesFile:
 
 
 class _Reader:
-    def __init__(self, source: YamlSource) -> None:
+    def __init__(self, source: RulesSource) -> None:
         self._source = source
 
     def groups(self, root: yaml.Node) -> list[RuleGroup]:

@@ -13,7 +13,7 @@ import yaml
 from perfd.errors import RulesError
 from perfd.metrics.series import SeriesKey
 from perfd.rules.durations import parse_duration
-from perfd.rules.files import YamlSource, read_source
+from perfd.rules.files import RulesSource, read_source
 from perfd.rules.problems import TextError
 from perfd.rules.promql.compiler import compile_query
 from perfd.rules.unit_tests.series_notation import parse_series, parse_values
@@ -97,7 +97,7 @@ def read_tests(path: Path) -> RuleTestFile:
 
 
 class _Reader:
-    def __init__(self, source: YamlSource) -> None:
+    def __init__(self, source: RulesSource) -> None:
         self._source = source
         self._default_ms = DEFAULT_INTERVAL_MS
 

@@ -9,10 +9,10 @@ import yaml
 from perfd.config.yaml_source import Mistake, YamlSource, is_null
 from perfd.rules.problems import TextError
 
-__all__ = ["Mistake", "YamlSource", "is_null", "read_source"]
+__all__ = ["Mistake", "RulesSource", "is_null", "read_source"]
 
 
-class YamlSource(YamlSource):
+class RulesSource(YamlSource):
     """The text of a file, and the mistakes found in it so far."""
 
     __slots__ = ()
@@ -55,6 +55,6 @@ class YamlSource(YamlSource):
         return self.text.count("\n", 0, position) + 1, position - line_start + 1
 
 
-def read_source(path: Path) -> YamlSource:
+def read_source(path: Path) -> RulesSource:
     """The text of a file; when it cannot be read, an empty one with that mistake."""
-    return YamlSource.read(path)
+    return RulesSource.read(path)
