@@ -99,7 +99,7 @@ def exported_name(scope: Scope, column: str, kind: ColumnKind) -> str:
 
 
 def entity_labels(scope: Scope, entity: str, node: str) -> dict[str, str]:
-    """The labels that say which GPU, device or rank a sample is about, and on which node."""
+    """The labels for the GPU, device or rank of a sample, and its node."""
     labels = {"node": node}
     if scope is Scope.RANK:
         job, _, rank = entity.rpartition("/")

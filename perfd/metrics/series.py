@@ -1,4 +1,4 @@
-"""Time series as Prometheus means them: a name, labels and a value at a time."""
+"""Time series as in Prometheus: a name, labels, and values over time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Labels = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class SeriesKey:
-    """The identity of a series; labels are sorted by name and hold no empty value."""
+    """The identity of a series; labels are sorted by name and have no empty values."""
 
     name: str
     labels: Labels = ()
@@ -24,7 +24,7 @@ class SeriesKey:
         return cls(name, tuple(sorted((k, v) for k, v in (labels or {}).items() if v)))
 
     def label(self, name: str) -> str:
-        """The value of a label, empty when the series does not have it."""
+        """The value of a label; empty when the series does not have it."""
         return next((value for key, value in self.labels if key == name), "")
 
 

@@ -1,8 +1,8 @@
-"""The records that collectors produce, the wire carries and the analysis reads.
+"""The records that collectors produce, the wire transports and the analysis reads.
 
-Every record is frozen. SI base units, the unit is the last word of a name
-(`_s`, `_ns`, `_bytes`, `_flops`, `_ratio` from 0 to 1). What is not known is
-`None`, never zero; inside the columns of a `SampleTable` it is NaN.
+Every record is frozen. Units are SI base units and the last word of a name
+(`_s`, `_ns`, `_bytes`, `_flops`, `_ratio` from 0 to 1). Unknown values are
+`None`, never zero; in the columns of a `SampleTable` they are NaN.
 """
 
 from perfd.model.capture_records import (

@@ -1,4 +1,4 @@
-"""Captures: what is asked of a node, how it goes, and what the traces say."""
+"""Captures: requests to a node, their status, and results from the traces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class CaptureTool(StrEnum):
 
 
 class CaptureState(StrEnum):
-    """Where a capture stands on one node. All but the first two are final."""
+    """The state of a capture on one node. All but the first two are final."""
 
     ARMED = "armed"
     RUNNING = "running"
@@ -32,13 +32,13 @@ class CaptureState(StrEnum):
 
     @property
     def final(self) -> bool:
-        """Whether nothing more will be heard of the capture from that node."""
+        """Whether the state will not change anymore."""
         return self not in {CaptureState.ARMED, CaptureState.RUNNING}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureRequest:
-    """What to trace on one node; see `telemetry.proto` for each field's meaning."""
+    """A request to trace on one node; the fields are documented in `telemetry.proto`."""
 
     capture_id: str
     job: str
@@ -54,7 +54,7 @@ class CaptureRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureCancel:
-    """Stop a capture, whatever it is doing."""
+    """Stop a capture in any state."""
 
     capture_id: str
     reason: str
@@ -62,7 +62,7 @@ class CaptureCancel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureFile:
-    """An artefact on the node."""
+    """A capture's file on the node."""
 
     path: str
     size_bytes: int
@@ -70,7 +70,7 @@ class CaptureFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureStatus:
-    """Where a capture stands on one node."""
+    """The status of a capture on one node."""
 
     capture_id: str
     state: CaptureState
@@ -81,12 +81,12 @@ class CaptureStatus:
     started_unix_ns: int | None = None
     stopped_unix_ns: int | None = None
     whole_steps: int | None = None
-    """Steps that the traces of these ranks hold from begin to end, by what is in them."""
+    """Complete steps in the traces of these ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureFilesRemoved:
-    """Artefacts of a capture are no longer where they were reported."""
+    """Files of a capture that were removed since they were reported."""
 
     capture_id: str
     paths: Sequence[str]
@@ -97,48 +97,48 @@ class CaptureFilesRemoved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupShares:
-    """One operation of all groups whose members lie alike, as of all tensor groups; see `TraceShares`."""
+    """Shares of one operation over all groups of one kind, such as all tensor groups; see `TraceShares`."""
 
     ranks: tuple[int, ...]
-    """Of one of these groups."""
+    """The ranks of one of these groups."""
     name: str = ""
-    """What the framework calls it."""
+    """The framework's name of the groups."""
     operation: str
-    """As the framework calls it: `allreduce`, `_allgather_base`, ...; `sendrecv` for sends and receives."""
+    """The framework's name: `allreduce`, `_allgather_base`, ...; `sendrecv` for sends and receives."""
     communication_ratio: float
-    """Kernels that run at one time count each."""
+    """Concurrent kernels count separately."""
     exposed_ratio: float
     waiting_ratio: float | None = None
-    """Of it, what was waiting for other ranks; None where most of it could not be matched."""
+    """The part of it spent waiting for other ranks; None when most of it could not be matched."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceShares:
-    """Where the time of a capture's steps went: means over the ranks whose records are all there.
+    """The breakdown of a capture's step time: means over the ranks with complete records.
 
     compute + exposed communication + exposed copies + launch + synchronization + unexplained idle = 1.
     """
 
     ranks: tuple[int, ...]
     step_time_s: float | None = None
-    """Median of the steps that are whole in the traces; None where they mark none."""
+    """Median of the complete steps in the traces; None when steps are not marked."""
     compute_ratio: float
     matrix_ratio: float | None = None
-    """Of compute, matrix products, attention and convolutions at most, by the names of kernels: one whose
-    name says nothing counts as such."""
+    """Upper bound of the share of compute in matrix products, attention and convolutions, by kernel names;
+    unknown names count as such."""
     communication_ratio: float
-    """What compute hides included."""
+    """Including what overlaps with compute."""
     exposed_communication_ratio: float
     waiting_ratio: float | None = None
-    """Of communication, what was waiting for other ranks; None where most of it could not be matched."""
+    """The part of communication spent waiting for other ranks; None when most could not be matched."""
     exposed_copies_ratio: float
     launch_ratio: float
-    """Idle because the host had not launched, or the launch was on its way."""
+    """Idle because the host had not launched a kernel, or the launch was in progress."""
     long_gaps_ratio: float
-    """The part of it in gaps so long that the host must have done something else."""
+    """The part of it in gaps too long for launch overhead: the host did other work."""
     synchronization_ratio: float
-    """Idle while the host waited for the GPU, or because it had."""
+    """Idle during, or as a result of, synchronization of the host with the GPU."""
     unexplained_idle_ratio: float
-    """Idle of ranks whose traces have no calls of the host."""
+    """Idle of ranks whose traces lack host calls."""
     groups: tuple[GroupShares, ...] = ()
-    """Communication by group, the largest first; without groups whose ranks the traces do not tell."""
+    """Communication by group, largest first; without groups whose ranks are not in the traces."""

@@ -1,4 +1,4 @@
-"""Operations of NCCL: their times, and how far each rank is."""
+"""NCCL operations: their times, and the progress of each rank."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from enum import StrEnum
 
 
 class TimingSource(StrEnum):
-    """Whose clock timed a collective."""
+    """The clock of an operation's duration."""
 
     GPU = "gpu"
-    """The GPU's own, from the first channel's start to the last one's stop."""
+    """The GPU's, from the first channel's start to the last channel's stop."""
     PROXY = "proxy"
-    """The host's, when NCCL's proxy thread noticed the kernel: late by its polling."""
+    """The host's, from NCCL's proxy thread: late by its polling interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveTimes:
-    """One rank's operations of one kind on one communicator within a window, reduced at the edge.
+    """One rank's operations of one kind on one communicator in a window, reduced on the node.
 
-    The totals are over all operations. `sequences` and the columns below it are of those that were kept, so
-    that ranks can be matched: when an agent must thin them out, it keeps the same sequence numbers on every
-    rank. A duration includes waiting for the other ranks.
+    The totals are over all operations. `sequences` and the columns below it have one value per operation, for
+    matching ranks; at high rates agents sample them, with the same sequence numbers on every rank. Durations
+    include waiting for the other ranks.
     """
 
     job: str
     rank: int
     communicator: str
-    """NCCL's identity of the communicator in hexadecimal, the same on all its ranks."""
+    """NCCL's id of the communicator in hexadecimal, the same on all its ranks."""
     communicator_rank: int | None = None
     communicator_size: int | None = None
     communicator_name: str = ""
     operation: str
-    """As NCCL names it: `AllReduce`, `Send`, ..."""
+    """NCCL's name: `AllReduce`, `Send`, ..."""
     peer: int | None = None
-    """Of a send or receive: the other side's rank in the communicator."""
+    """For a send or receive, the peer's rank in the communicator."""
     timing: TimingSource
     start_unix_ns: int
     end_unix_ns: int
@@ -45,7 +45,7 @@ class CollectiveTimes:
     min_s: float
     max_s: float
     algorithm: str = ""
-    """As NCCL names it: `RING`, `TREE`, `NVLS`, ...; this and the next two are the largest operation's."""
+    """NCCL's name: `RING`, `TREE`, `NVLS`, ...; this and the next two are of the largest operation."""
     protocol: str = ""
     """`LL`, `LL128` or `SIMPLE`."""
     channels: int | None = None
@@ -53,34 +53,34 @@ class CollectiveTimes:
     durations_ns: Sequence[int] = ()
     sizes_bytes: Sequence[int] = ()
     gpu_starts_ns: Sequence[int] = ()
-    """Of sends and receives: when each began, by the clock of the rank's GPU, which no other one shares."""
+    """For sends and receives, their start by the clock of the rank's GPU, which other GPUs do not share."""
     source: str = ""
-    """Who recorded them when it was not perfd's plugin: `inspector`. Others may record a part only."""
+    """The recorder, if not perfd's plugin: `inspector`. Others may record only a part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveProgress:
-    """How far one rank is on one communicator: what a hang is localised by.
+    """The progress of one rank on one communicator, for localizing a hang.
 
-    Sequence numbers count the operations of the communicator on that rank; they can be compared over ranks
-    of one `communicator` and `source`. None where the source does not tell.
+    Sequence numbers count the communicator's operations on that rank; they are comparable between ranks of
+    one `communicator` and `source`. None when unknown.
     """
 
     job: str
     rank: int
     communicator: str
-    """An identity that all its ranks share: NCCL's, or the name of the process group."""
+    """An id shared by all its ranks: NCCL's, or the name of the process group."""
     communicator_name: str = ""
     members: Sequence[int] = ()
-    """Global ranks of the communicator, empty when the source does not tell."""
+    """Global ranks of the communicator; empty when unknown."""
     operation: str = ""
-    """The newest operation that was enqueued and is not complete, else the newest one."""
+    """The newest enqueued, incomplete operation, else the newest one."""
     enqueued: int | None = None
-    """Sequence number of the newest operation that the program asked for."""
+    """Sequence number of the newest enqueued operation."""
     started: int | None = None
-    """Of the newest one that began on the GPU."""
+    """That of the newest operation started on the GPU."""
     completed: int | None = None
     time_unix_ns: int
-    """When the newest of these happened, or was read."""
+    """Time of the newest of these, or of reading them."""
     source: str
     """`flight_recorder`, `nccl_plugin`."""

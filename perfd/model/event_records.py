@@ -1,4 +1,4 @@
-"""What happened at an instant, and how collectors fare."""
+"""Events, and the health of collectors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from signal import SIGINT, SIGTERM
 
 
 class JobOutcome(StrEnum):
-    """How a job ended, in the order of how much each says: a later one overrides an earlier one."""
+    """How a job ended, from least to most specific: a later one overrides an earlier one."""
 
     UNKNOWN = "unknown"
     """Its ranks are gone, or all its agents have left."""
@@ -25,12 +25,12 @@ class JobOutcome(StrEnum):
 
     @property
     def weight(self) -> int:
-        """Its place in this order."""
+        """Its position in this order."""
         return list(JobOutcome).index(self)
 
     @classmethod
     def of_exit_code(cls, code: int) -> JobOutcome:
-        """By a shell's exit code, 128 + n for signal n; SIGINT and SIGTERM are how somebody stops a job."""
+        """The outcome for a shell's exit code, 128 + n for signal n; SIGINT and SIGTERM mean canceled."""
         if code == 0:
             return cls.COMPLETED
         if code in {128 + SIGINT, 128 + SIGTERM}:
@@ -39,7 +39,7 @@ class JobOutcome(StrEnum):
 
     @property
     def bad(self) -> bool:
-        """Whether the job broke, rather than was done, or was stopped by a person or the scheduler."""
+        """Whether the job failed, rather than completed or was stopped by a user or the scheduler."""
         return self in _BAD
 
 
@@ -47,36 +47,36 @@ _BAD = {JobOutcome.FAILED, JobOutcome.SIGNAL, JobOutcome.OUT_OF_MEMORY, JobOutco
 
 
 class EventKind(StrEnum):
-    """What happened. Kinds are a closed list so that rules can name them."""
+    """The kind of an event; a closed list, so that rules can refer to them."""
 
     CHECKPOINT = "checkpoint"
-    """It was saved."""
+    """A checkpoint was saved."""
     CHECKPOINT_STARTED = "checkpoint_started"
-    """Told by those that say so at once: until it is saved ranks wait, which looks like a hang."""
+    """Saving a checkpoint started: ranks wait until it is saved, which resembles a hang."""
     EVALUATION = "evaluation"
     PROFILE = "profile"
     JOB_STARTED = "job_started"
     JOB_ENDED = "job_ended"
-    """`outcome` is how, `values` has `exit_code` and `signal` where they are known."""
+    """`outcome` is set; `values` has `exit_code` and `signal` if known."""
     RANKS_GONE = "ranks_gone"
-    """No rank of the job is left on the node that says it; they may come back, as torchelastic's do."""
+    """The reporting node has no ranks of the job anymore; they may return, as with torchelastic."""
     RESTARTED = "restarted"
     HARDWARE_ERROR = "hardware_error"
     """An XID, an ECC error or a lost GPU; `code` is the XID."""
     STRAGGLER_REPORT = "straggler_report"
-    """The framework's own straggler line; `values` holds its numbers."""
+    """The framework's own straggler report; `values` has its numbers."""
     NCCL_WARNING = "nccl_warning"
     NCCL_TIMES_WRONG = "nccl_times_wrong"
-    """What NCCL tells of a rank's time on the GPU cannot be, and is left out."""
+    """NCCL reports impossible GPU times for a rank; they are ignored."""
     DUMP_UNREADABLE = "dump_unreadable"
-    """A rank's flight recorder has left a dump that cannot be read, so that it says nothing of the rank."""
+    """A rank's flight recorder dump cannot be read, so the rank's progress is unknown."""
     LOG_ERROR = "log_error"
-    """A traceback, an out-of-memory error or a watchdog's message in the log."""
+    """A traceback, an out-of-memory error or a watchdog timeout in the log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something that happened at an instant, to a job, a rank or a GPU."""
+    """An event of a job, a rank or a GPU."""
 
     kind: EventKind
     time_unix_ns: int
@@ -93,7 +93,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectorHealth:
-    """The runner's verdict on one run of a collector."""
+    """The result of one run of a collector."""
 
     collector: str
     time_unix_ns: int

@@ -1,4 +1,4 @@
-"""What a job is: its layout over ranks, its model, and what it said of itself."""
+"""A job's parallel layout, model and configuration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enum import StrEnum
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParallelLayout:
-    """How a job is spread over ranks: sizes of the groups, 1 where a dimension is unused."""
+    """A job's parallel layout: group sizes per dimension, 1 for unused dimensions."""
 
     world_size: int | None = None
     tp: int | None = None
@@ -24,7 +24,7 @@ class ParallelLayout:
 
     @property
     def micro_batches(self) -> int | None:
-        """Micro-batches per step and pipeline, or None when a size is unknown."""
+        """Micro-batches per step and pipeline; None when a size is unknown."""
         if not (self.global_batch_size and self.micro_batch_size and self.dp):
             return None
         return self.global_batch_size // (self.micro_batch_size * self.dp) or None
@@ -55,7 +55,7 @@ class MoeShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A transformer's shape, enough to count its floating-point operations."""
+    """A transformer's shape, sufficient to count its FLOPs."""
 
     layers: int
     hidden_size: int
@@ -66,9 +66,9 @@ class ModelShape:
     head_size: int
     sequence_length: int
     vocab_size: int | None = None
-    """Padded vocabulary; the head's matrix product is left out when it is unknown."""
+    """Padded vocabulary size; when unknown, the output layer's FLOPs are not counted."""
     gated_mlp: bool = False
-    """SwiGLU and alike: three matrices in the MLP instead of two."""
+    """SwiGLU and similar: three matrices in the MLP instead of two."""
     attention_output_gate: bool = False
     moe: MoeShape | None = None
     mla: MlaShape | None = None
@@ -76,7 +76,7 @@ class ModelShape:
 
 
 class Recompute(StrEnum):
-    """Which forward work the backward pass does again."""
+    """Which forward work is recomputed in the backward pass."""
 
     NONE = "none"
     SELECTIVE = "selective"
@@ -85,7 +85,7 @@ class Recompute(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobDescription:
-    """What a job said about itself at its start; `None` where it said nothing."""
+    """A job's configuration as printed at its start; unknown values are `None`."""
 
     job: str
     framework: str
@@ -93,13 +93,13 @@ class JobDescription:
     model: ModelShape | None = None
     parallel: ParallelLayout = field(default_factory=ParallelLayout)
     precision: str | None = None
-    """The compute type that names the peak: `bf16`, `fp16`, `fp32`, `fp8`, `fp4`."""
+    """The compute data type, which selects the peak: `bf16`, `fp16`, `fp32`, `fp8`, `fp4`."""
     recompute: Recompute | None = None
     recompute_layers: int | None = None
     train_steps: int | None = None
     log_interval_steps: int | None = None
     parameters: float | None = None
     logged_flops_convention: str | None = None
-    """The convention of the FLOP/s in the job's own log: `megatron-causal`, `megatron-full`, ..."""
+    """The convention of FLOP/s in the job's own log: `megatron-causal`, `megatron-full`, ..."""
     arguments: Mapping[str, str] = field(default_factory=dict)
-    """Options of the job as it printed them, those that perfd does not interpret too."""
+    """All options as printed by the job."""

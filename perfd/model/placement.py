@@ -1,4 +1,4 @@
-"""What is where: the GPUs of a node, ranks on them, and serving engines."""
+"""GPUs of a node, placement of ranks, and serving engines."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perfd.model.job_description import ParallelLayout
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuInfo:
-    """One GPU of a node, as NVML names it. A MIG slice has `index` of its parent."""
+    """One GPU of a node. A MIG slice has the `index` of its parent."""
 
     index: int
     name: str
@@ -22,7 +22,7 @@ class GpuInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlacement:
-    """Where a rank of a job runs. `pid` is the host's."""
+    """The placement of a rank. `pid` is that in the host's namespace."""
 
     job: str
     rank: int
@@ -32,13 +32,13 @@ class RankPlacement:
     pid: int | None = None
     pod_uid: str | None = None
     pod_name: str | None = None
-    """As the pod calls itself, which may lack what its owner put behind the name."""
+    """The pod's host name, which may lack a suffix of the pod's name."""
     started_unix_ns: int | None = None
     """When its process started, by the node's clock."""
 
 
 class ServerRole(StrEnum):
-    """What a serving engine does of each request."""
+    """The phases of a request that a serving engine computes."""
 
     PREFILL = "prefill"
     DECODE = "decode"
@@ -47,7 +47,7 @@ class ServerRole(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerInfo:
-    """Which engine a server is and what it serves; sent anew when that changes."""
+    """Engine, version, model and layout of a server; sent again on change."""
 
     server: str
     """The entity of its rows of scope `SERVER`."""

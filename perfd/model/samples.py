@@ -1,4 +1,4 @@
-"""Numbers read at some instants, as tables."""
+"""Tables of numbers sampled over time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Scope(StrEnum):
-    """What a row of a `SampleTable` is about; it says how to read its `entity`."""
+    """The kind of entity of the rows of a `SampleTable`, which determines the format of `entity`."""
 
     GPU = "gpu"
     """One GPU of the node; the entity is its NVML index (a MIG slice: `0/3`)."""
@@ -25,7 +25,7 @@ class Scope(StrEnum):
 
 
 class ColumnKind(StrEnum):
-    """How Prometheus should read a column."""
+    """The type of a column in Prometheus."""
 
     GAUGE = "gauge"
     COUNTER = "counter"
@@ -33,10 +33,10 @@ class ColumnKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleTable:
-    """Numbers read at some instants: n rows by named columns.
+    """Samples as n rows by named columns; one row per time and entity.
 
-    The metric name ends in its unit. NaN is "absent": a column has a value for
-    each row, so absence needs a number that is none.
+    The last word of a column's name is its unit. NaN means absent, because each
+    column has a value per row.
     """
 
     scope: Scope

@@ -1,4 +1,4 @@
-"""What a training log tells of steps, and how far it was read."""
+"""Records of training logs: steps, phases, memory, and reading progress."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ class TrainingStep:
     job: str
     step: int
     time_unix_ns: int | None = None
-    """When the line says it was printed, if it says so in a known time zone, else when it was read."""
+    """The printed time, if its time zone is known, else the time of reading."""
     step_time_s: float | None = None
     steps_covered: int = 1
     warmup: bool = False
-    """The average holds a first iteration after a start or resume, so no baseline may use it."""
+    """The average includes the first iteration after a start or resume: not for baselines."""
     flops_per_s_per_gpu: float | None = None
     tokens_per_s: float | None = None
     """Of the whole job."""
@@ -35,14 +35,14 @@ class TrainingStep:
     energy_per_gpu_j: float | None = None
     power_per_gpu_w: float | None = None
     mfu_ratio: float | None = None
-    """As printed by the job, by its own convention."""
+    """As printed by the job, in its own convention."""
     extras: Mapping[str, float] = field(default_factory=dict)
-    """Numbers of the line that perfd has no field for, by the key the line gave."""
+    """Other numbers of the line, by their printed keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseTime:
-    """Time of one named phase, seconds per step; over ranks (`min`, `max`) or by rank."""
+    """Time of a phase in seconds per step: minimum and maximum over ranks, or by rank."""
 
     min_s: float | None = None
     max_s: float | None = None
@@ -51,17 +51,17 @@ class PhaseTime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPhases:
-    """A block of phase timers, matched to the step that it belongs to."""
+    """A step's phase timers."""
 
     job: str
     step: int
     phases: Mapping[str, PhaseTime]
-    """By the timer's own name, unknown names too."""
+    """By the timer's printed name, including unknown ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReport:
-    """Device memory of a rank by its own allocator, in bytes."""
+    """A rank's device memory in bytes, as reported by its allocator."""
 
     job: str
     step: int | None
@@ -75,7 +75,7 @@ class MemoryReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogProgress:
-    """How far a log was read: cumulative since the collector started."""
+    """Reading progress of a log, cumulative since the collector started."""
 
     job: str
     stream: str
@@ -83,4 +83,4 @@ class LogProgress:
     read_bytes: int
     unrecognised_lines: int
     last_line_unix_ns: int | None
-    """When the newest line was read: a silent log is how a hang looks from outside."""
+    """When the newest line was read; a silent log may indicate a hang."""

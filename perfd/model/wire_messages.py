@@ -1,4 +1,4 @@
-"""What agent and aggregator say to each other; every record is part of a batch."""
+"""Messages between agent and aggregator; all records are sent in batches."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ Record: TypeAlias = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """What an agent sends at once. Sequences start at 1 and have no gaps for one `agent_id`."""
+    """Records that an agent sends together. Sequences start at 1 and have no gaps per `agent_id`."""
 
     sequence: int
     sent_unix_ns: int
     records: Sequence[Record]
     dropped_records: int = 0
-    """Records that this agent gave up since its start, because a queue or the spool was full."""
+    """Records dropped since the agent's start, because a queue or the spool was full."""
     unknown_records: int = 0
-    """Set by the reader, never sent: records of a kind it does not know, which are not in `records`."""
+    """Set by the receiver: records of unknown kinds, which are not in `records`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodbye:
-    """The last message of an agent that stops as it was asked to."""
+    """The last message of an agent that stops on request."""
 
     reason: str
     sent_unix_ns: int
@@ -74,7 +74,7 @@ class Goodbye:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome:
-    """The aggregator's answer to `Hello`."""
+    """The aggregator's response to `Hello`."""
 
     last_sequence: int
     sent_unix_ns: int

@@ -1,9 +1,9 @@
-"""Records to messages of the wire and back; the only code that touches protobuf types.
+"""Converts records to wire messages and back; the only code that uses protobuf types.
 
-Both ways are strict. What a record cannot say on the wire, or bytes that are
-not a message, raise `WireError`. What a newer peer says in addition is no
-error: unknown fields are ignored, records of an unknown kind are left out and
-counted in `Batch.unknown_records`, and a message of an unknown kind is `None`.
+Values that do not fit the wire, and bytes that are not a message, raise
+`WireError`. Additions of a newer peer are not errors: unknown fields are ignored,
+records of an unknown kind are counted in `Batch.unknown_records`, and a message of
+an unknown kind is `None`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def to_wire(message: AgentMessage | AggregatorMessage) -> pb.AgentMessage | pb.A
 
 
 def from_wire(envelope: pb.AgentMessage | pb.AggregatorMessage) -> AgentMessage | AggregatorMessage | None:
-    """What an envelope carries, or None when it is a kind of message from a newer peer."""
+    """The message in an envelope; None for an unknown kind, from a newer peer."""
     field = envelope.WhichOneof("message")
     if field is None:
         return None
@@ -106,25 +106,25 @@ def from_wire(envelope: pb.AgentMessage | pb.AggregatorMessage) -> AgentMessage 
 
 
 def encode_message(message: AgentMessage | AggregatorMessage) -> bytes:
-    """The bytes of `message` in its envelope, as they travel in the stream."""
+    """The bytes of `message` in its envelope, as sent in the stream."""
     return to_wire(message).SerializeToString()
 
 
 def decode_agent_message(data: bytes) -> AgentMessage | None:
-    """What an agent said; None for a kind of message from a newer agent.
+    """An agent's message; None for an unknown kind, from a newer agent.
 
-    Raises `BatchError`, which knows the sequence, where only the records of a batch are wrong.
+    Raises `BatchError`, with the sequence, when only the records of a batch are invalid.
     """
     return cast("AgentMessage | None", from_wire(_parse(pb.AgentMessage, data)))
 
 
 def decode_aggregator_message(data: bytes) -> AggregatorMessage | None:
-    """What an aggregator said; None for a kind of message from a newer aggregator."""
+    """An aggregator's message; None for an unknown kind, from a newer aggregator."""
     return cast("AggregatorMessage | None", from_wire(_parse(pb.AggregatorMessage, data)))
 
 
 def encode_batch(batch: Batch) -> bytes:
-    """A batch on its own with its length in front, as files hold it; raises `WireError`."""
+    """A length-prefixed batch, as stored in files; raises `WireError`."""
     data = BytesIO()
     try:
         serialize_length_prefixed(_batch_to_wire(batch), data)
@@ -134,7 +134,7 @@ def encode_batch(batch: Batch) -> bytes:
 
 
 def decode_batch(data: BytesIO | mmap) -> Batch | None:
-    """The next batch that `encode_batch` made, or None at the end; raises `WireError`, for a cut one too."""
+    """The next batch written by `encode_batch`; None at the end. Raises `WireError`, also if truncated."""
     try:
         message = parse_length_prefixed(pb.Batch, cast("BytesIO", data))
     except (DecodeError, ValueError, OverflowError) as error:
@@ -143,14 +143,14 @@ def decode_batch(data: BytesIO | mmap) -> Batch | None:
 
 
 def with_sequence(agent_message: bytes, sequence: int) -> bytes:
-    """An encoded batch message under another sequence number; nothing else changes."""
+    """An encoded batch message with another sequence number."""
     envelope = _parse(pb.AgentMessage, agent_message)
     envelope.batch.sequence = sequence
     return envelope.SerializeToString()
 
 
 def check(record: Record) -> None:
-    """Raise `WireError`, naming what is wrong, if `record` could not be sent."""
+    """Raise `WireError` with the reason if `record` cannot be sent."""
     try:
         if isinstance(record, SampleTable):
             _table_to_wire(record)

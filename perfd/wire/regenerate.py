@@ -1,6 +1,6 @@
-"""`python -m perfd.wire.regenerate [--check]`: writes, or compares, the code made from the .proto files.
+"""`python -m perfd.wire.regenerate [--check]`: writes, or compares, the code generated from the .proto file.
 
-Needs `grpcio-tools`, which the development dependencies pin: another version makes other code.
+Needs `grpcio-tools` in the pinned version of the development dependencies: others generate other code.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ def generate(target: Path) -> None:
     try:
         from grpc_tools import protoc  # noqa: PLC0415  (a development dependency, absent on a node)
     except ImportError as error:
-        raise PerfdError("grpcio-tools is missing; `make setup` installs it.") from error
+        raise PerfdError("grpcio-tools is missing: install the development dependencies.") from error
     outputs = [f"--{kind}_out={target}" for kind in ("python", "pyi", "grpc_python")]
-    # From the root, with the root as import path: only so the generated import is `perfd.wire.v1`.
+    # The root is the import path, so that the generated import is `perfd.wire.v1`.
     status = protoc.main(["protoc", f"-I{_ROOT}", *outputs, str(_ROOT / _PROTO)])
     if status != 0:
-        raise PerfdError(f"protoc could not read {_PROTO}; its message is above.")
+        raise PerfdError(f"protoc failed on {_PROTO}; see its message above.")
 
 
 def drifted() -> list[Path]:
-    """The checked-in modules that differ from what the .proto files say; relative to the root."""
+    """Checked-in modules that differ from the generated ones, relative to the root."""
     with tempfile.TemporaryDirectory() as directory:
         generate(Path(directory))
         return [
@@ -45,7 +45,7 @@ def drifted() -> list[Path]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Regenerate, or with `--check` return 1 and name the modules that are not up to date."""
+    """Regenerate, or with `--check` return 1 and list outdated modules."""
     if list(arguments) not in ([], ["--check"]):
         sys.stderr.write("usage: python -m perfd.wire.regenerate [--check]\n")
         return 2

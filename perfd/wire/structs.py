@@ -1,11 +1,11 @@
-"""Turns a dataclass into a protobuf message of the same fields, and back.
+"""Converts a dataclass to a protobuf message with the same fields, and back.
 
-`telemetry.proto` names the fields of a record as `perfd.model` does, so the
-mapping is derived from both once, when the module of the wire is imported: a
-field that one of the two lacks is an error there, not a value lost later.
+`telemetry.proto` uses the field names of `perfd.model`, so the mapping is derived
+from both at import: a field that one of the two lacks is an error there, not a
+value lost later.
 """
 
-# ruff: noqa: ANN401  (the types that meet here are known at run time only)
+# ruff: noqa: ANN401  (the types are only known at run time)
 from __future__ import annotations
 
 import dataclasses
@@ -22,11 +22,11 @@ _Convert = Callable[[Any], Any]
 
 
 class UnknownKindError(Exception):
-    """A peer of a newer version used a kind that this version does not know; the record is skipped."""
+    """A newer peer used an unknown kind; the record is skipped."""
 
 
 class Struct:
-    """One record type beside its message type."""
+    """Converts one record type to its message type and back."""
 
     def __init__(self, kind: type[Any], message: type[Message]) -> None:
         self.kind = kind
@@ -46,7 +46,7 @@ class Struct:
 
     def to_wire(self, record: Any) -> Message:
         """The message of `record`; raises TypeError or ValueError when a value does not fit its field."""
-        # The constructor of a message reads None as "not set", which is what None means in a record.
+        # Protobuf constructors treat None as "not set", which is also its meaning in a record.
         return self._message(**{name: encode(getattr(record, name)) for name, encode in self._encoders})
 
     def from_wire(self, message: Any) -> Any:
@@ -109,7 +109,7 @@ def _repeated_field(name: str, kind: Any, message: type[Message]) -> tuple[_Conv
         )
     if issubclass(kind, StrEnum):
         known = {member.value: member for member in kind}
-        # A peer may list tools that this version does not know; it keeps those it does.
+        # A peer may list unknown tools, which are ignored.
         return (
             lambda values: [kind(value).value for value in values],
             lambda source: tuple([known[value] for value in getattr(source, name) if value in known]),

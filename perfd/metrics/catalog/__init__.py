@@ -1,7 +1,7 @@
 """Every metric that perfd exports: name, unit, labels, source, and when it is absent.
 
-docs/metrics.md is made of this and of the columns of the collectors; a test
-proves that nothing is exported that is not here.
+docs/metrics.md is generated from this and from the columns of the collectors; a test
+checks that nothing else is exported.
 """
 
 from collections.abc import Mapping
@@ -30,4 +30,4 @@ __all__ = [
 METRICS: Mapping[str, MetricInfo] = {
     metric.name: metric for metric in (*JOB_METRICS, *AGENT_METRICS, *AGGREGATOR_METRICS, *PROCESS_METRICS)
 }
-"""Everything on the aggregator's page but raw columns and what rules record, by name."""
+"""All metrics on the aggregator's page by name, except raw columns and results of recording rules."""

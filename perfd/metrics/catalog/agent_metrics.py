@@ -1,4 +1,4 @@
-"""What the aggregator exports of agents, and what an agent says of itself on its own page."""
+"""Metrics about agents: on the aggregator's page, and on an agent's own page."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ AGENT_METRICS: Sequence[MetricInfo] = (
     ),
     metric(
         "perfd_server_info",
-        "Which engine a server is, and what it serves; always 1.",
+        "Engine, version and model of a server; always 1.",
         labels=(*_NODE, "server", "engine", "version", "model"),
         source="the server's /metrics, /server_info or /version, its command line or log",
-        absent="There is no reading of the server; a label without a value where it does not say it.",
+        absent="Without samples of the server; unknown labels are empty.",
     ),
     metric(
         "perfd_agent_silent_seconds",
@@ -38,20 +38,20 @@ AGENT_METRICS: Sequence[MetricInfo] = (
     ),
     metric(
         "perfd_agent_clock_offset_seconds",
-        "How far the node's clock is ahead of the aggregator's; the fastest batch's delay makes it smaller.",
+        "How far the node's clock is ahead of the aggregator's, less the network delay of the fastest batch.",
         labels=_NODE,
-        source="time of sending and of arrival",
+        source="times of sending and arrival",
     ),
     metric(
         "perfd_agent_dropped_records_total",
-        "Records that the agent gave up because a queue or its spool was full.",
+        "Records that the agent dropped because a queue or its spool was full.",
         labels=_NODE,
         source="agent",
         kind=ColumnKind.COUNTER,
     ),
     metric(
         "perfd_agent_unknown_records_total",
-        "Records of kinds that this aggregator does not know: the agent is newer.",
+        "Records of unknown kinds, from an agent newer than the aggregator.",
         labels=_NODE,
         source="aggregator",
         kind=ColumnKind.COUNTER,
@@ -61,11 +61,11 @@ AGENT_METRICS: Sequence[MetricInfo] = (
         "1 when the collector's last run succeeded, else 0.",
         labels=(*_NODE, "collector"),
         source="agent",
-        absent="Before its first run, and where the node has nothing for it to read.",
+        absent="Before its first run, and on nodes without its data source.",
     ),
     metric(
         "perfd_collector_duration_seconds",
-        "Time that the collector's last run took.",
+        "Duration of the collector's last run.",
         labels=(*_NODE, "collector"),
         source="agent",
         absent="Before its first run.",
@@ -87,13 +87,13 @@ AGENT_PAGE_METRICS: Sequence[MetricInfo] = (
     ),
     metric(
         "perfd_agent_uplink_unknown_messages_total",
-        "Messages of a newer aggregator that this agent does not understand.",
+        "Messages of unknown kinds, from an aggregator newer than this agent.",
         source=_UPLINK,
         kind=ColumnKind.COUNTER,
     ),
     metric(
         "perfd_agent_batches_sent_total",
-        "Batches sent, repeats included.",
+        "Batches sent, including repeats.",
         source=_UPLINK,
         kind=ColumnKind.COUNTER,
     ),
@@ -101,12 +101,12 @@ AGENT_PAGE_METRICS: Sequence[MetricInfo] = (
     metric("perfd_agent_sent_sequence", "Number of the newest batch sent.", source=_UPLINK),
     metric(
         "perfd_agent_acknowledged_sequence",
-        "Number of the newest batch that the aggregator has.",
+        "Number of the newest batch stored by the aggregator.",
         source=_UPLINK,
     ),
     metric("perfd_agent_spool_bytes", "Unacknowledged bytes in the spool.", source=_SPOOL),
     metric("perfd_agent_spool_batches", "Unacknowledged batches in the spool.", source=_SPOOL),
-    metric("perfd_agent_spool_writable", "0 while the disk does not take batches, else 1.", source=_SPOOL),
+    metric("perfd_agent_spool_writable", "0 while batches cannot be written to disk, else 1.", source=_SPOOL),
     metric(
         "perfd_agent_dropped_batches_total",
         "Batches lost because the spool was full.",
@@ -121,7 +121,7 @@ AGENT_PAGE_METRICS: Sequence[MetricInfo] = (
     ),
     metric(
         "perfd_collector_duration_seconds",
-        "Time that the last run took.",
+        "Duration of the last run.",
         labels=_COLLECTOR,
         source="the agent's runner",
         absent=_BEFORE_FIRST,
@@ -131,28 +131,28 @@ AGENT_PAGE_METRICS: Sequence[MetricInfo] = (
         "1 when the last run succeeded, else 0.",
         labels=_COLLECTOR,
         source="the agent's runner",
-        absent="Before its first run, and where the node has nothing for it to read.",
+        absent="Before its first run, and on nodes without its data source.",
     ),
     metric(
         "perfd_collector_last_success_timestamp_seconds",
-        "When a run last succeeded, in seconds since the epoch.",
+        "Time of the last successful run, in seconds since the epoch.",
         labels=_COLLECTOR,
         source="the agent's runner",
         absent="Before its first success.",
     ),
     metric(
         "perfd_collector_missed_ticks_total",
-        "Runs left out because an earlier one took too long.",
+        "Runs skipped because an earlier one took too long.",
         labels=_COLLECTOR,
         source="the agent's runner",
         kind=ColumnKind.COUNTER,
     ),
     metric(
         "perfd_collector_running_seconds",
-        "For how long the run in progress has been going on.",
+        "Duration so far of the current run.",
         labels=_COLLECTOR,
         source="the agent's runner",
         absent="Between runs.",
     ),
 )
-"""What an agent says of itself on its own page, beside its raw columns."""
+"""Metrics of an agent on its own page, besides the collectors' columns."""

@@ -15,7 +15,7 @@ Value: TypeAlias = tuple[str, Mapping[str, str], float | None]
 
 
 def families(values: Iterable[Value], describe: Callable[[str], MetricInfo]) -> list[Metric]:
-    """One family per name, in the order of their first values; empty labels are left out."""
+    """One family per name, in the order of first values; empty labels are omitted."""
     found: dict[str, Metric] = {}
     for name, labels, value in values:
         if value is None:
@@ -28,6 +28,6 @@ def families(values: Iterable[Value], describe: Callable[[str], MetricInfo]) -> 
 
 
 def empty_family(info: MetricInfo) -> Metric:
-    """A family of prometheus_client without samples; the name of a counter is without `_total` there."""
+    """A family of prometheus_client without samples; there a counter's name lacks `_total`."""
     name = info.name.removesuffix("_total") if info.kind is ColumnKind.COUNTER else info.name
     return Metric(name, info.help, info.kind.value)

@@ -1,4 +1,4 @@
-"""What the catalog says of one metric, and how a raw column of a collector becomes one."""
+"""The description of an exported metric, and its derivation from a collector's column."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class MetricInfo:
     name: str
     kind: ColumnKind
     unit: str
-    """A base unit, or `1` for numbers without one."""
+    """A base unit, or `1` for numbers without a unit."""
     labels: Sequence[str]
-    """The labels that it may have; one without a value is left out."""
+    """Its possible labels; those without a value are omitted."""
     help: str
     source: str
     absent: str
@@ -49,7 +49,7 @@ _UNIT_ENDINGS = (
 
 
 def raw_metric(column: Column) -> MetricInfo:
-    """How a column of a collector is exported, by the agent and by the aggregator alike."""
+    """The exported metric of a collector's column, the same on agent and aggregator."""
     name = exported_name(column.scope, column.name, column.kind)
     return MetricInfo(
         name=name,
@@ -76,7 +76,7 @@ def metric(
     absent: str = _NEVER,
     kind: ColumnKind = ColumnKind.GAUGE,
 ) -> MetricInfo:
-    """A row of the catalog; the unit is told by the name."""
+    """A row of the catalog; the unit follows from the name."""
     return MetricInfo(
         name=name, kind=kind, unit=_unit(name), labels=labels, help=help_text, source=source, absent=absent
     )

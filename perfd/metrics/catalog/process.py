@@ -1,4 +1,4 @@
-"""What prometheus_client exports of a process, the agent's and the aggregator's alike."""
+"""Metrics of prometheus_client about its process, the same for agent and aggregator."""
 
 from __future__ import annotations
 
@@ -52,4 +52,4 @@ PROCESS_METRICS: Sequence[MetricInfo] = (
         kind=ColumnKind.COUNTER,
     ),
 )
-"""What the process of an agent or an aggregator exports of itself."""
+"""Metrics of an agent's or aggregator's own process."""

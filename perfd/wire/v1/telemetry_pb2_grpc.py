@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class TelemetryStub:
-    """An agent opens the stream, so no port is open on a training node.
+    """Agents open the stream, so that training nodes need no open port.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class TelemetryStub:
 
 
 class TelemetryServicer:
-    """An agent opens the stream, so no port is open on a training node.
+    """Agents open the stream, so that training nodes need no open port.
     """
 
     def Connect(self, request_iterator, context):
@@ -69,7 +69,7 @@ def add_TelemetryServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class Telemetry:
-    """An agent opens the stream, so no port is open on a training node.
+    """Agents open the stream, so that training nodes need no open port.
     """
 
     @staticmethod
