@@ -34,14 +34,14 @@ class Collector(Protocol):
     for its events at most a second), must not sleep to pace itself, and may
     raise anything: the runner counts it and calls again at the next interval.
     `Unavailable` means that the source is gone until `create` succeeds again;
-    its kind `NothingHere`, from `create`, that such a node never has it, which is no failure.
+    `NothingHere`, from `create`, means that such a node never has it, which is not a failure.
     """
 
     def collect(self) -> Sequence[Record]:
-        """What is new since the last call; empty when there is nothing."""
+        """New records since the last call; empty when there are none."""
 
     def close(self) -> None:
-        """Free what the collector holds; legal twice, and after a failed `collect`."""
+        """Free all resources; legal twice, and after a failed `collect`."""
 
 
 class OnUnavailable(StrEnum):
@@ -52,59 +52,59 @@ class OnUnavailable(StrEnum):
     RETRY = "retry"
     """Report it as failed and try again with backoff."""
     IGNORE = "ignore"
-    """Say it once and go on without."""
+    """Log it once and continue without."""
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of what an operator may write under a collector's `options`."""
+    """Base class of a collector's `options` in the configuration."""
 
 
 @dataclass(slots=True)
 class Bookmark:
-    """How far a collector has read, in its own words: it goes on there after a restart of the agent.
+    """A collector's read position in a format of its own, where it resumes after a restart of the agent.
 
-    A collector sets `text` as the last thing in `collect`. The agent keeps it on disk in one transaction with
-    the records that were returned, so that a killed agent neither forgets nor repeats any.
+    A collector sets `text` at the end of `collect`. The agent stores it in one transaction with the returned
+    records, so that a killed agent neither loses nor repeats any.
     """
 
     text: str | None = None
-    """None until the collector says something, in this life of the agent or an earlier one."""
+    """None until the collector sets it, in this or an earlier run of the agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the agent injects into a collector, as opposed to what an operator configures."""
+    """What the agent passes to a collector, besides the operator's options."""
 
     node: str
     job: str
-    """The job that a source belongs to when the source itself does not say."""
+    """The job of sources that do not name one."""
     clock: Clock = field(default_factory=SystemClock)
     proc: Path = Path("/proc")
     sys: Path = Path("/sys")
     bookmark: Bookmark = field(default_factory=Bookmark)
     ending: threading.Event = field(default_factory=threading.Event)
-    """Set before the last call of `collect`: what waits for its time is told in that one."""
+    """Set before the last call of `collect`, which must return everything pending."""
     run: str | None = None
-    """The `perfd run` whose processes alone are read; None for all of the node."""
+    """Id of the `perfd run` whose processes are read; None for all of the node."""
 
 
 class RecordedStream(Collector, Protocol):
-    """Plays a recorded stream: `collect` returns what is due by the clock of its settings."""
+    """Plays a recorded stream: `collect` returns the records due by the clock in its settings."""
 
     def span_unix_ns(self) -> tuple[int, int] | None:
-        """First and last instant of the stream, or None when it is empty or tells no time."""
+        """Times of the first and last record; None when the stream is empty or has no times."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One metric that a collector may put in a `SampleTable`; docs/metrics.md is made of these."""
+    """One column that a collector may put in a `SampleTable`; docs/metrics.md is generated from these."""
 
     scope: Scope
     name: str
-    """With its unit as the last word, as in the table: `power_w`, `sm_active_ratio`."""
+    """The unit is the last word, as in the table: `power_w`, `sm_active_ratio`."""
     help: str
     source: str
-    """The call, file or field that it is read from."""
+    """The call, file or field from which it is read."""
     absent: str
     """When it is absent."""
     kind: ColumnKind = ColumnKind.GAUGE
@@ -112,12 +112,12 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectorSpec:
-    """A kind of collector; the entry-point group `perfd.collectors` holds one per name."""
+    """A collector as found by its name in the entry-point group `perfd.collectors`."""
 
     name: str
     options: type[Options]
     create: Callable[[Any, Settings], Collector]
-    """Takes an instance of `options`; raises `Unavailable` with a sentence that teaches."""
+    """Takes an instance of `options`; raises `Unavailable` with the reason and a fix."""
     interval_s: float = 1.0
     on_unavailable: OnUnavailable = OnUnavailable.RETRY
     enabled: bool = True
@@ -125,4 +125,4 @@ class CollectorSpec:
     provides: Sequence[WellKnownColumn] = ()
     """The columns that perfd itself reads and that this collector fills; loading refuses it without them."""
     replay: Mapping[str, Callable[[Path, Settings], RecordedStream]] = field(default_factory=dict)
-    """By kind of stream in a recording (`nvml`, `training-log`): how to play a file of it."""
+    """Functions that play a recorded file, by kind of stream (`nvml`, `training-log`)."""

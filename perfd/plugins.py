@@ -1,4 +1,4 @@
-"""Finds collectors by entry point: those that ship and those of others alike."""
+"""Finds collectors by entry point, both shipped and third-party ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _READ_TOGETHER: Sequence[frozenset[WellKnownColumn]] = (
 
 
 def collector_entry_points() -> dict[str, EntryPoint]:
-    """Every installed collector by name, not imported yet."""
+    """Installed collectors by name, not imported yet."""
     return {point.name: point for point in entry_points(group=COLLECTOR_GROUP)}
 
 
@@ -31,7 +31,7 @@ def load_collector(name: str) -> CollectorSpec:
     points = collector_entry_points()
     if name not in points:
         known = ", ".join(sorted(points)) or "none"
-        raise ConfigError(f"There is no collector called {name!r}; installed are: {known}.")
+        raise ConfigError(f"Unknown collector {name!r}; installed are: {known}.")
     spec = points[name].load()
     if not isinstance(spec, CollectorSpec):
         raise ConfigError(f"The entry point of collector {name!r} is not a CollectorSpec: {spec!r}.")

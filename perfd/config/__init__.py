@@ -1,4 +1,4 @@
-"""What an operator may configure, one type per role, and how a file of it is read."""
+"""Configuration types of each role, and reading of configuration files."""
 
 from perfd.config.agent_config import (
     AgentCaptureConfig,

@@ -1,4 +1,4 @@
-"""What an operator may configure of `perfd aggregator`."""
+"""Configuration of `perfd aggregator`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from perfd.config.strict import Strict, TlsConfig
 
 
 class HistoryConfig(Strict, frozen=True):
-    """What survives a restart of the aggregator."""
+    """Data that survives a restart of the aggregator."""
 
     path: str | None = None
-    """An SQLite file; null keeps history in memory only."""
+    """An SQLite file; null: history only in memory."""
     retention_days: float = 30.0
 
 
 class RulesConfig(Strict, frozen=True):
-    """Which rules the embedded engine evaluates."""
+    """Rules of the embedded engine."""
 
     builtin: bool = True
     files: list[str] = []
@@ -27,38 +27,39 @@ class RulesConfig(Strict, frozen=True):
 
 
 class AnalysisConfig(Strict, frozen=True):
-    """How derived numbers are defined."""
+    """Definitions of derived metrics."""
 
     flops_convention: str = "megatron"
-    """`megatron` (causal attention, as core 0.12 and later print it), `palm`, or `6n`."""
+    """`megatron` (causal attention, as printed by core 0.12 and later), `palm`, or `6n`."""
     window_steps: int = 50
-    """Steady steps that live numbers are a median of."""
+    """Number of newest steady steps over which live medians are computed."""
     gpu_peaks_file: str | None = None
-    """A file in the form of `perfd/data/gpu_peaks.yaml`; its rows win over the built-in ones."""
+    """A file in the format of `perfd/data/gpu_peaks.yaml`; its rows override built-in ones."""
     network_bytes_per_s: float | None = None
-    """One direction of a GPU's share of the network between nodes (400 Gb/s: 5.0e+10); the ring needs it."""
+    """A GPU's share of network bandwidth between nodes, one direction (400 Gb/s: 5.0e+10), for expected
+    times."""
 
 
 class CaptureProfile(Strict, frozen=True):
-    """What an alert's `capture: NAME` label starts."""
+    """The capture started by an alert's label `capture: NAME`."""
 
     tool: str | None = None
-    """null: `capture_tool` for a job, and for a serving engine the engine's own profiler."""
+    """null: `capture_tool` for jobs, the engine's own profiler for serving engines."""
     steps: int | None = 5
     max_duration_s: float = 30.0
     ranks: str = "all"
-    """`all`, a list (`0,3,8-11`), or `alert` for the rank that the alert names."""
+    """`all`, a list (`0,3,8-11`), or `alert` for the alert's rank."""
     cooldown_s: float = 1800.0
     max_per_hour: int = 4
     quorum_ratio: float = 0.0
-    """Of the asked ranks: when fewer can be captured, the others are stopped too; 1: all or none."""
+    """Minimum share of requested ranks; if fewer can be captured, all are stopped. 1: all or none."""
 
 
 class WebhookConfig(Strict, frozen=True):
-    """Where an Alertmanager tells of alerts that start captures: POST /api/v1/webhooks/alertmanager."""
+    """Webhook through which Alertmanager starts captures: POST /api/v1/webhooks/alertmanager."""
 
     token_file: str | None = None
-    """Holds the bearer token that the Alertmanager must show; null: no receiver."""
+    """File with the bearer token that Alertmanager must send; null: webhook disabled."""
 
 
 class AggregatorConfig(Strict, frozen=True):
@@ -69,11 +70,11 @@ class AggregatorConfig(Strict, frozen=True):
     tls: TlsConfig | None = None
     allow_plaintext: bool = False
     http_listen: str | None = "127.0.0.1:9460"
-    """/metrics and /api/v1; null for none."""
+    """/metrics and /api/v1; null: none."""
     http_token_file: str | None = None
-    """Holds the bearer token that lets a request change something; null: only this machine's may."""
+    """File with the bearer token for requests that change something; null: only local ones may."""
     round_interval_s: float = 1.0
-    """Between two rounds of analysis; /metrics, rules and exporters see numbers that are so old at most."""
+    """Interval of analysis, hence the maximum age of values in /metrics, rules and exporters."""
     history: HistoryConfig = HistoryConfig()
     rules: RulesConfig = RulesConfig()
     analysis: AnalysisConfig = AnalysisConfig()
@@ -86,10 +87,10 @@ class AggregatorConfig(Strict, frozen=True):
         }
     )
     capture_tool: Literal["nsys", "kineto"] = "nsys"
-    """What captures a job where a profile names no tool."""
+    """Default tool of captures of jobs."""
     capture_reports: bool = True
-    """Analyse the traces of captures that end, where this machine can read them."""
+    """Analyze traces of finished captures, if readable on this machine."""
     webhook: WebhookConfig = WebhookConfig()
     exporters: ExportersConfig = ExportersConfig()
     job_forgotten_after_s: float = 3600.0
-    """A job that sent nothing for so long leaves /metrics; history keeps it."""
+    """A job that sent nothing for so long is removed from /metrics; history keeps it."""

@@ -1,4 +1,4 @@
-"""How a configuration file is read: YAML, drop-ins over it, and errors with line and column."""
+"""Reads configuration files: YAML with drop-ins, and errors with line and column."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ T = TypeVar("T", bound=msgspec.Struct)
 _PLACE = re.compile(r" - at `\$\.?([^`]*)`$")
 _PART = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 _ANY_KEY = "..."
-"""What msgspec writes for the key of a mapping, whichever it is."""
+"""Written by msgspec in place of the key of a mapping."""
 _WRONG_TYPE = re.compile(r"Expected `([^`]+)`, got `([^`]+)`")
 _WRONG_CHOICE = re.compile(r"Invalid enum value (.+)")
 _TYPES = {
     "str": "text",
-    "int": "a whole number",
+    "int": "an integer",
     "float": "a number",
     "bool": "true or false",
     "array": "a list",
@@ -38,8 +38,8 @@ _TYPES = {
 def parse(text: str, kind: type[T], *, name: str = "configuration") -> T:
     """Read YAML of one configuration type.
 
-    Raises `ConfigError` with `name`, line and column of every unknown or repeated key, or of the first value
-    that is wrong.
+    Raises `ConfigError` with `name`, line and column of each unknown or repeated key, or of the first invalid
+    value.
     """
     source = YamlSource(name, text)
     root, data = _read(source)
@@ -47,10 +47,10 @@ def parse(text: str, kind: type[T], *, name: str = "configuration") -> T:
 
 
 def load(path: Path, kind: type[T]) -> T:
-    """Read a configuration file, and over it the drop-ins beside it.
+    """Read a configuration file and its drop-ins.
 
-    Drop-ins of `agent.yaml` are `agent.d/*.yaml`, in the order of their names: mappings are merged, anything
-    else replaces what was there. Raises `ConfigError` as `parse` does, and when a file cannot be read.
+    Drop-ins of `agent.yaml` are `agent.d/*.yaml`, in alphabetical order: mappings are merged, other values
+    replaced. Raises `ConfigError` as `parse` does, and when a file cannot be read.
     """
     source = YamlSource.read(path)
     root, merged = _read(source)
@@ -59,13 +59,13 @@ def load(path: Path, kind: type[T]) -> T:
         source = YamlSource.read(drop_in)
         root, data = _read(source)
         merged = _over(merged, data)
-        # One at a time, so that an error names the file that brought it.
+        # One at a time, so that an error names its file.
         config = _convert(merged, kind, source, root)
     return config
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """What a configuration file itself holds, of whatever type; raises `ConfigError` as `load` does."""
+    """The mapping in a configuration file, not validated; raises `ConfigError` as `load` does."""
     return _read(YamlSource.read(path))[1]
 
 
@@ -84,7 +84,7 @@ def _raise_mistakes(source: YamlSource) -> None:
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Both mappings as one, in which `above` wins."""
+    """Both mappings merged; `above` takes precedence."""
     both = {
         key: _over(below[key], value)
         if isinstance(value, dict) and isinstance(below.get(key), dict)
@@ -95,7 +95,7 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _convert(data: Mapping[str, Any], kind: type[T], source: YamlSource, root: yaml.Node | None) -> T:
-    """`data` as `kind`; `root` is where the newest of it stands in `source`."""
+    """`data` as `kind`; `root` is the YAML node of the newest part of it in `source`."""
     try:
         return msgspec.convert(data, kind)
     except msgspec.ValidationError as error:
@@ -109,20 +109,20 @@ def _convert(data: Mapping[str, Any], kind: type[T], source: YamlSource, root: y
         raise
 
 
-def _path(said: str, data: Mapping[str, Any], kind: type[T]) -> tuple[str | int, ...]:
+def _path(message: str, data: Mapping[str, Any], kind: type[T]) -> tuple[str | int, ...]:
     """Keys and list positions of the value that msgspec refused."""
-    place = _PLACE.search(said)
+    place = _PLACE.search(message)
     path: tuple[str | int, ...] = ()
     for name, position in _PART.findall("." + place[1] if place else ""):
         if position == _ANY_KEY:
-            path = (*path, _refused_key(said, data, kind, path))
+            path = (*path, _refused_key(message, data, kind, path))
         else:
             path = (*path, int(position) if position else name)
     return path
 
 
-def _refused_key(said: str, data: Mapping[str, Any], kind: type[T], path: tuple[str | int, ...]) -> str:
-    """The key of the mapping at `path` whose value is refused with the same words when it is the only one."""
+def _refused_key(message: str, data: Mapping[str, Any], kind: type[T], path: tuple[str | int, ...]) -> str:
+    """The key of the mapping at `path` whose value alone is refused with the same message."""
     for key in reduce(getitem, path, cast("Any", data)):
         alone = deepcopy(data)
         mapping = reduce(getitem, path, cast("Any", alone))
@@ -132,17 +132,17 @@ def _refused_key(said: str, data: Mapping[str, Any], kind: type[T], path: tuple[
         try:
             msgspec.convert(alone, kind)
         except msgspec.ValidationError as error:
-            if str(error) == said:
+            if str(error) == message:
                 return str(key)
     return _ANY_KEY
 
 
-def _wrong_value(said: str, path: tuple[str | int, ...]) -> str:
-    """What msgspec says of the value at a path, in words of YAML."""
+def _wrong_value(message: str, path: tuple[str | int, ...]) -> str:
+    """A message of msgspec about the value at a path, in terms of YAML."""
     name = ".".join(map(str, path))
-    if match := _WRONG_TYPE.fullmatch(said):
+    if match := _WRONG_TYPE.fullmatch(message):
         expected = " or ".join(_TYPES.get(one, one) for one in match[1].split(" | "))
-        return f"`{name}` must be {expected}, and is {_TYPES.get(match[2], match[2])}."
-    if match := _WRONG_CHOICE.fullmatch(said):
-        return f"`{name}` cannot be {match[1]}; docs/configuration.md says what it can be."
-    return f"`{name}`: {said}." if name else f"{said}."
+        return f"`{name}` must be {expected}, not {_TYPES.get(match[2], match[2])}."
+    if match := _WRONG_CHOICE.fullmatch(message):
+        return f"`{name}` cannot be {match[1]}; see docs/configuration.md."
+    return f"`{name}`: {message}." if name else f"{message}."

@@ -1,4 +1,4 @@
-"""What an operator may configure of the places that numbers and alerts go to."""
+"""Configuration of exporters."""
 
 from __future__ import annotations
 
@@ -8,67 +8,67 @@ from perfd.config.strict import Strict
 
 
 class HttpClientConfig(Strict, frozen=True):
-    """How requests to a server of others are made."""
+    """Requests to another server."""
 
     timeout_s: float = 10.0
-    """For a whole request and its answer."""
+    """For a whole request and its response."""
     username: str | None = None
     password_file: str | None = None
     bearer_token_file: str | None = None
     ca: str | None = None
-    """Certificates to trust, in a PEM file; null for the system's."""
+    """Certificates to trust, in a PEM file; null: the system's."""
     certificate: str | None = None
-    """Shown to a server that asks for one (mutual TLS), with its `key`; PEM files."""
+    """The client's certificate for mutual TLS, with its `key`; PEM files."""
     key: str | None = None
     headers: dict[str, str] = {}
-    """Sent as well, for example `X-Scope-OrgID` to Mimir."""
+    """Additional headers, for example `X-Scope-OrgID` for Mimir."""
 
 
 class JsonLinesConfig(Strict, frozen=True):
-    """Numbers of each job as a line of JSON a second."""
+    """One line of JSON per job and second."""
 
     path: str | None = None
     """null: off."""
     max_bytes: int = 256 * 1024 * 1024
-    """A file of this size becomes PATH.1, in place of an older one."""
+    """A file of this size is renamed to PATH.1, replacing an older one."""
 
 
 class TensorBoardConfig(Strict, frozen=True):
     """Event files for TensorBoard."""
 
     directory: str | None = None
-    """JOB/attempt-N below it is a run of TensorBoard's; null: off."""
+    """Each JOB/attempt-N below it is a TensorBoard run; null: off."""
     max_jobs: int = 64
-    """Jobs that are written at once; those beyond are counted as lost."""
+    """Jobs written at a time; further ones are counted as lost."""
 
 
 class WandbConfig(Strict, frozen=True):
-    """Weights & Biases, by the package `perfd[wandb]`."""
+    """Weights & Biases; needs the package `perfd[wandb]`."""
 
     mode: str = "disabled"
     """`online`, `offline` (written to `directory`, for `wandb sync`) or `disabled`."""
     project: str = "perfd"
     entity: str | None = None
     run: str = "sibling"
-    """`same`: the job's own run; `sibling`: one beside it, its id with `-perfd` at the end."""
+    """`same`: the job's own run; `sibling`: a separate run, with `-perfd` appended to the id."""
     run_id: str = "{job}"
     """The id of the job's own run (`WANDB_RUN_ID` in the job); `{job}` is the job's name in perfd."""
     group: str | None = "{job}"
-    """Of a sibling run."""
+    """Group of a sibling run."""
     directory: str | None = None
-    """Where W&B keeps its files; null: `wandb` in the working directory."""
+    """Directory for W&B's files; null: `wandb` in the working directory."""
     base_url: str | None = None
-    """A server of one's own; null for W&B's, or what W&B's own configuration says."""
+    """A self-hosted server; null: from W&B's own configuration, else wandb.ai."""
     api_key_file: str | None = None
     """null: W&B's own configuration, for example ~/.netrc."""
     alerts: bool = True
     timeout_s: float = 30.0
     max_runs: int = 16
-    """Runs that are open at once, each a process of W&B's; rows of jobs beyond are counted as lost."""
+    """Runs open at a time, each a W&B process; rows of further jobs are counted as lost."""
 
 
 class RemoteWriteConfig(Strict, frozen=True):
-    """Prometheus remote write 1.0, by the package `perfd[remote-write]`."""
+    """Prometheus remote write 1.0; needs the package `perfd[remote-write]`."""
 
     url: str | None = None
     """For example http://prometheus:9090/api/v1/write; null: off."""
@@ -82,14 +82,14 @@ class RemoteWriteConfig(Strict, frozen=True):
 
 
 class AlertmanagerConfig(Strict, frozen=True):
-    """Where alerts of the embedded engine go."""
+    """Alertmanagers that receive alerts of the embedded engine."""
 
     urls: list[str] = []
-    """All Alertmanagers of a cluster, not a balancer before them; empty: off."""
+    """All Alertmanagers of a cluster, not a load balancer; empty: off."""
     resend_s: float = 60.0
     external_labels: dict[str, str] = {}
     external_url: str | None = None
-    """How people reach this aggregator, for links in alerts."""
+    """Public URL of this aggregator, for links in alerts."""
     max_alerts: int = 10_000
     backoff_initial_s: float = 1.0
     backoff_max_s: float = 30.0
@@ -97,7 +97,7 @@ class AlertmanagerConfig(Strict, frozen=True):
 
 
 class ExportersConfig(Strict, frozen=True):
-    """To whom the aggregator hands numbers and alerts."""
+    """Receivers of metrics and alerts."""
 
     jsonl: JsonLinesConfig = JsonLinesConfig()
     tensorboard: TensorBoardConfig = TensorBoardConfig()
@@ -105,4 +105,4 @@ class ExportersConfig(Strict, frozen=True):
     remote_write: RemoteWriteConfig = RemoteWriteConfig()
     alertmanager: AlertmanagerConfig = AlertmanagerConfig()
     others: dict[str, dict[str, Any]] = {}
-    """Options of exporters from other packages, by the name of their entry point."""
+    """Options of third-party exporters, by the name of their entry point."""

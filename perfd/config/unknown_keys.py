@@ -1,4 +1,4 @@
-"""Which keys of a configuration do not exist, in sentences."""
+"""Reports unknown keys of a configuration."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from msgspec import inspect
 
 @dataclass(frozen=True, slots=True)
 class UnknownKey:
-    """A key that does not exist, with those above it, and a sentence about it."""
+    """An unknown key with its path, and a sentence about it."""
 
     path: tuple[str, ...]
     sentence: str
 
 
 def unknown_keys(data: object, kind: type) -> Iterator[UnknownKey]:
-    """Each key of `data` that `kind` does not have."""
+    """The keys of `data` that `kind` does not have."""
     return _below(data, inspect.type_info(kind), ())
 
 

@@ -1,4 +1,4 @@
-"""A YAML file read so that every mistake in it has its line and column."""
+"""Reads a YAML file and reports mistakes with line and column."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import yaml
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mistake:
-    """Something wrong in a file; line and column count from 1."""
+    """A mistake in a file; line and column count from 1."""
 
     file: str
     line: int
@@ -33,7 +33,7 @@ class YamlSource:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The text of a file; when it cannot be read, an empty one with that mistake."""
+        """The text of a file; when unreadable, an empty one with that mistake."""
         try:
             return cls(str(path), path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
@@ -41,7 +41,7 @@ class YamlSource:
             return cls(str(path), "", [Mistake(str(path), 1, 1, f"this file cannot be read: {reason}")])
 
     def root(self) -> yaml.Node | None:
-        """The only document of the file; None when it is empty or not YAML, which is then noted."""
+        """The only document of the file; None when it is empty or invalid YAML, which is a mistake."""
         try:
             return yaml.compose(self.text, Loader=yaml.SafeLoader)
         except yaml.YAMLError as error:
@@ -49,7 +49,7 @@ class YamlSource:
         return None
 
     def data(self, node: yaml.Node) -> Any:  # noqa: ANN401
-        """The values of a node; None, and mistakes, when some of them cannot be made or a key comes twice."""
+        """The values of a node; None, and mistakes, for invalid values and repeated keys."""
         self._note_repeated_keys(node, set())
         try:
             return yaml.constructor.SafeConstructor().construct_document(node)
@@ -60,11 +60,11 @@ class YamlSource:
         return None
 
     def note(self, line: int, column: int, message: str) -> None:
-        """Note a mistake at a place."""
+        """Add a mistake at a position."""
         self.mistakes.append(Mistake(self.name, line, column, message))
 
     def refuse(self, node: yaml.Node | None, message: str) -> None:
-        """Note a mistake at a node, or at the beginning of the file."""
+        """Add a mistake at a node, or at the start of the file."""
         line, column = (0, 0) if node is None else (node.start_mark.line, node.start_mark.column)
         self.note(line + 1, column + 1, message)
 

@@ -1,4 +1,4 @@
-"""What a node lacks for perfd to see everything, and how to mend it: facts are probed, checks are pure."""
+"""Checks a node's prerequisites and suggests fixes: facts are probed, checks are pure functions."""
 
 from perfd.doctor.check_result import CheckResult, Level
 from perfd.doctor.checks import SCHEMA, diagnose, to_json, worst

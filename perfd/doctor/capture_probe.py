@@ -1,4 +1,4 @@
-"""Finds out what captures need beside nsys."""
+"""Probes what captures need besides nsys."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from perfd.config import AgentCaptureConfig, KinetoConfig
 from perfd.doctor.node_facts import PySpyFacts, SocketFacts
 
 _CAP_SYS_PTRACE = 19
-"""include/uapi/linux/capability.h"""
+"""Bit of the capability, in include/uapi/linux/capability.h."""
 
 
 def probe_kineto_socket(config: KinetoConfig, proc: Path) -> SocketFacts | None:
-    """Whether somebody answers under the name that libkineto polls; None when perfd is not to."""
+    """Whether the socket that libkineto polls is taken; None when Kineto captures are disabled."""
     if not config.enabled:
         return None
     directory = Path(config.socket_directory) if config.socket_directory else None
@@ -36,7 +36,7 @@ def probe_kineto_socket(config: KinetoConfig, proc: Path) -> SocketFacts | None:
 
 
 def probe_py_spy(config: AgentCaptureConfig, environment: Mapping[str, str], proc: Path) -> PySpyFacts:
-    """Where py-spy is, and whether the kernel lets it look at processes that are not its children."""
+    """The path of py-spy, and whether the kernel lets it trace processes that are not its children."""
     try:
         scope = int((proc / "sys/kernel/yama/ptrace_scope").read_text())
     except (OSError, ValueError):
@@ -58,7 +58,7 @@ def _has_capability(status: Path, bit: int) -> bool:
 
 
 def _owner(place: str, proc: Path) -> str:
-    """The process that holds a UNIX socket, as `name (pid N)`; empty when it cannot be seen."""
+    """The process that holds a UNIX socket, as `name (pid N)`; empty when not visible."""
     try:
         rows = [line.split() for line in (proc / "net/unix").read_text(errors="replace").splitlines()]
     except OSError:
@@ -70,13 +70,13 @@ def _owner(place: str, proc: Path) -> str:
 
 
 def _holds(process: Path, sockets: set[str]) -> bool:
-    """Whether a process has one of these sockets open, as far as that can be seen."""
+    """Whether a process has one of these sockets open; False when not visible."""
     try:
         descriptors = list((process / "fd").iterdir())
     except OSError:
         return False
     for descriptor in descriptors:
-        with contextlib.suppress(OSError):  # It was closed meanwhile.
+        with contextlib.suppress(OSError):  # Closed meanwhile.
             if str(descriptor.readlink()) in sockets:
                 return True
     return False

@@ -1,4 +1,4 @@
-"""The form of what a check of `perfd doctor` says."""
+"""The result of a check of `perfd doctor`."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from enum import StrEnum
 
 
 class Level(StrEnum):
-    """How bad a finding is."""
+    """The severity of a result."""
 
     OK = "ok"
     WARN = "warn"
-    """perfd works, and sees less than it could."""
+    """perfd works, but measures less than it could."""
     FAIL = "fail"
-    """Something that is configured or installed cannot work."""
+    """Something configured or installed does not work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckResult:
-    """The verdict of one check."""
+    """The result of one check."""
 
     check: str
     level: Level
     title: str
     what: str
-    mend: str = ""
-    """What to do about it; empty when there is nothing to do."""
+    fix: str = ""
+    """What to do about it; empty when nothing is needed."""

@@ -1,4 +1,4 @@
-"""What the kernel says about the discipline of the wall clock."""
+"""Reads the synchronization state of the wall clock from the kernel."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from perfd.doctor.node_facts import ClockFacts
 
 _STA_UNSYNC = 0x40
 _TIME_ERROR = 5
+"""Status bit and state of <sys/timex.h> for an unsynchronized clock."""
 
 
 class _Timeval(ctypes.Structure):
@@ -16,7 +17,7 @@ class _Timeval(ctypes.Structure):
 
 
 class _Timex(ctypes.Structure):
-    """`struct timex` of <sys/timex.h>, as far as it is read; the rest is room."""
+    """`struct timex` of <sys/timex.h>; unused members are padding."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -34,7 +35,7 @@ class _Timex(ctypes.Structure):
 
 
 def read_clock() -> ClockFacts | None:
-    """The state of the clock's synchronisation; None where the kernel does not tell."""
+    """The state of the clock's synchronization; None when unknown."""
     try:
         adjtimex = ctypes.CDLL(None, use_errno=True).adjtimex
     except (OSError, AttributeError):
@@ -47,6 +48,6 @@ def read_clock() -> ClockFacts | None:
 
 
 def clock_facts(state: int, status: int, max_error_us: int) -> ClockFacts:
-    """The answer of adjtimex(2) in words: the clock's state, the status bits and the maximum error."""
-    synchronised = state != _TIME_ERROR and not status & _STA_UNSYNC
-    return ClockFacts(synchronised=synchronised, max_error_s=max_error_us / 1e6)
+    """The synchronization from the state, status bits and maximum error of adjtimex(2)."""
+    synchronized = state != _TIME_ERROR and not status & _STA_UNSYNC
+    return ClockFacts(synchronized=synchronized, max_error_s=max_error_us / 1e6)

@@ -1,4 +1,4 @@
-"""What `perfd doctor` finds out about a node before it judges. None means that it could not be told."""
+"""The facts that `perfd doctor` probes on a node. None means unknown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from perfd.capture.nsys import Installation
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuFacts:
-    """One GPU as NVML names it."""
+    """One GPU by NVML."""
 
     index: int
     name: str
@@ -21,13 +21,13 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvmlFacts:
-    """What NVML answered."""
+    """Responses of NVML."""
 
     driver: str | None = None
     error: str = ""
-    """Its own words, when it could not be initialised."""
+    """NVML's error message, when it could not be initialized."""
     library_missing: bool = False
-    """There is no NVML at all, which is normal without an NVIDIA driver."""
+    """NVML is not installed, which is normal without an NVIDIA driver."""
     gpus: Sequence[GpuFacts] = ()
 
 
@@ -38,13 +38,13 @@ class NsysFacts:
     installation: Installation | None = None
     version: str | None = None
     importer_problem: str = ""
-    """Why the importer does not run; empty when it does, or when there is none to run."""
+    """Why the importer fails; empty when it works, or there is none."""
     libdw: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessFacts:
-    """How much of /proc/PID/environ this user may read."""
+    """How many processes' environments this user can read."""
 
     total: int
     unreadable: int
@@ -52,31 +52,31 @@ class ProcessFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryFacts:
-    """A directory that perfd writes to, or would make."""
+    """A directory that perfd writes to, or would create."""
 
     path: Path
     free_bytes: int
     problem: str = ""
-    """Why nothing can be written there; empty when it can."""
+    """Why it is not writable; empty when it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockFacts:
-    """What the kernel knows of the wall clock's discipline (adjtimex)."""
+    """The wall clock's synchronization by the kernel (adjtimex)."""
 
-    synchronised: bool
+    synchronized: bool
     max_error_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregatorFacts:
-    """Whether a TCP connection to the aggregator's gRPC port opens."""
+    """Whether the aggregator's gRPC port accepts a TCP connection."""
 
     address: str
     configured: bool
-    """The operator named it; otherwise it is the default on this machine."""
+    """Set by the operator; otherwise the default on this machine."""
     error: str = ""
-    """Empty when it opened."""
+    """Empty on success."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,25 +86,25 @@ class SocketFacts:
     place: str
     taken: bool
     owner: str = ""
-    """Who answers there; empty when that cannot be seen."""
+    """The process that serves it; empty when not visible."""
     problem: str = ""
-    """Why it cannot be tried."""
+    """Why it could not be checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PySpyFacts:
-    """py-spy, and what the kernel allows it."""
+    """py-spy, and its permissions."""
 
     path: Path | None
     ptrace_scope: int | None
-    """kernel.yama.ptrace_scope; None where Yama is not."""
+    """kernel.yama.ptrace_scope; None without Yama."""
     may_trace: bool
     """Whether this user has CAP_SYS_PTRACE."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
-    """Everything that the checks judge."""
+    """All facts for the checks."""
 
     perfd_version: str
     python_version: str
@@ -122,11 +122,11 @@ class NodeFacts:
     clock: ClockFacts | None
     nccl_plugin: Path | None
     shared_memory: DirectoryFacts
-    """Where the NCCL plugin writes to."""
+    """The NCCL plugin's output directory."""
     kineto: Mapping[str, str]
-    """Variables of Kineto in doctor's own environment, which a job started from here inherits."""
+    """Kineto's variables in doctor's environment, which jobs started from here inherit."""
     kineto_socket: SocketFacts | None
-    """None when perfd is not to be Kineto's daemon."""
+    """None when Kineto captures are disabled."""
     py_spy: PySpyFacts
     aggregator: AggregatorFacts
     promtool: Path | None

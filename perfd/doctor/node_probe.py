@@ -1,4 +1,4 @@
-"""Finds out the facts; everything that it reads lies under a root, so that tests have nodes of their own."""
+"""Probes the facts of a node; all files are read below a root, for tests."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from perfd.errors import CaptureError, PerfdError
 from perfd.net import split_address
 
 _CONNECT_TIMEOUT_S = 2.0
+"""For the connection to the aggregator. Chosen, not measured."""
 _NCCL_PLUGIN = "libnccl-profiler-perfd.so"
 _KINETO_VARIABLES = (
     "KINETO_USE_DAEMON",
@@ -48,7 +49,7 @@ def probe(
     environment: Mapping[str, str],
     root: Path = Path("/"),
 ) -> NodeFacts:
-    """Everything that the checks judge. `configured` says that an operator wrote the configuration."""
+    """All facts for the checks. `configured`: an operator wrote the configuration."""
     captures = Path(config.capture.output_directory or spool / "captures")
     installation = find_nsys(config.capture.nsys_path, environment.get("PATH"), root=root)
     promtool = shutil.which("promtool", path=environment.get("PATH"))
@@ -78,7 +79,7 @@ def probe(
 
 
 def probe_nvml() -> NvmlFacts:
-    """Ask the driver; every failure is a fact."""
+    """Query the driver; failures are facts, too."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError_LibraryNotFound:
@@ -106,7 +107,7 @@ def _gpu(index: int) -> GpuFacts:
 
 
 def probe_nsys(installation: Installation | None, *, root: Path) -> NsysFacts:
-    """Run nsys and its importer once for their versions, and look for the library that is often missing."""
+    """Run nsys and its importer once for their versions, and look for libdw, which is often missing."""
     if installation is None:
         return NsysFacts()
     try:
@@ -123,7 +124,7 @@ def probe_nsys(installation: Installation | None, *, root: Path) -> NsysFacts:
 
 
 def probe_processes(proc: Path) -> ProcessFacts:
-    """How many processes' environment cannot be read."""
+    """How many processes' environments are unreadable."""
     total = unreadable = 0
     for pid in pids(proc):
         total += 1
@@ -133,17 +134,17 @@ def probe_processes(proc: Path) -> ProcessFacts:
         except PermissionError:
             unreadable += 1
         except OSError:
-            continue  # It ended meanwhile.
+            continue  # Ended meanwhile.
     return ProcessFacts(total=total, unreadable=unreadable)
 
 
 def probe_directory(path: Path) -> DirectoryFacts:
-    """Whether a directory, or the nearest parent that exists, takes anything, and its free space."""
+    """Whether a directory, or its nearest existing parent, is writable, and its free space."""
     existing = path
     try:
         while not existing.exists():
             existing = existing.parent
-        # Permissions say too little: root may write everywhere, but not on /proc or a read-only mount.
+        # Permissions are not sufficient: root may write everywhere, but not on a read-only mount.
         with TemporaryDirectory(prefix=".perfd-doctor-", dir=existing):
             return DirectoryFacts(path=path, free_bytes=free_bytes(existing))
     except OSError as error:
@@ -154,7 +155,7 @@ def _used_bytes(path: Path) -> int:
     try:
         return size_bytes(path)
     except OSError:
-        return 0  # That it cannot be read is told where it is judged as a directory.
+        return 0  # `probe_directory` reports unreadable directories.
 
 
 def probe_aggregator(address: str, *, configured: bool) -> AggregatorFacts:
@@ -170,8 +171,8 @@ def probe_aggregator(address: str, *, configured: bool) -> AggregatorFacts:
 
 
 def find_nccl_plugin() -> Path | None:
-    """The NCCL profiler plugin that was built with this installation."""
-    # Looked for by name: the command line knows collectors only through their entry points.
+    """The NCCL profiler plugin of this installation; None if it was not built."""
+    # Found by name: doctor does not import collectors.
     spec = PathFinder.find_spec("perfd_collectors")
     folders = [Path(place) / "nccl" for place in (spec.submodule_search_locations or ())] if spec else []
     return next((folder / _NCCL_PLUGIN for folder in folders if (folder / _NCCL_PLUGIN).is_file()), None)

@@ -1,4 +1,4 @@
-"""Times a training loop from inside, without ever making it wait; needs nothing, and uses torch.
+"""Times a training loop from inside, without ever blocking it. Uses torch if available.
 
     from perfd import hook
 
@@ -12,11 +12,11 @@
             with timer.phase("optimizer"):
                 optimizer.step()
 
-Phases are timed by CUDA events that are read steps later, when the GPU has long passed them: nothing here
-synchronises. They are NVTX ranges too. What was measured goes to the agent of the node over a Unix datagram
-socket that never blocks; without an agent nothing is recorded at all.
+Phases are timed by CUDA events that are read steps later, when the GPU has passed them: nothing here
+synchronizes. Phases are also NVTX ranges. Measurements go to the node's agent over a non-blocking Unix
+datagram socket; without an agent nothing is recorded.
 
-`benchmark(fn)` times a function the way it should be done. docs/hook.md has both.
+`benchmark(fn)` times a function correctly. Both are described in docs/hook.md.
 """
 
 from perfd.hook.marks import Mark

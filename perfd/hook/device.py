@@ -1,4 +1,4 @@
-"""What a function under measurement runs on: a GPU as torch drives it, or the host."""
+"""The device of a measured function: a GPU through torch, or the host."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from perfd.hook.marks import HostMark, Mark, cuda_of_torch, event_of
 
 
 class Device(Protocol):
-    """Tells the time of work, and what else has to be known about it."""
+    """Times work on a device, and provides its memory use and synchronization."""
 
     clock: str
     """`cuda` or `host`."""
 
     def new_mark(self) -> Mark:
-        """A point on the clock, to be set later."""
+        """A new point in time, to be recorded later."""
 
-    def synchronise(self) -> None:
+    def synchronize(self) -> None:
         """Wait until all work is done."""
 
     def allocated_bytes(self) -> int:
-        """Memory of the device that is in use."""
+        """Allocated memory of the device."""
 
-    def synchronises(self, fn: Callable[[], object]) -> bool:
-        """Whether a call of `fn`, which is made, has the host wait for the device."""
+    def synchronizes(self, fn: Callable[[], object]) -> bool:
+        """Call `fn`; returns whether the call made the host wait for the device."""
 
 
 def device_here() -> Device:
@@ -40,13 +40,13 @@ class _Host:
     def new_mark(self) -> Mark:
         return HostMark()
 
-    def synchronise(self) -> None:
-        """The work is done when its call is over."""
+    def synchronize(self) -> None:
+        """Work on the host is done when its call returns."""
 
     def allocated_bytes(self) -> int:
         return 0
 
-    def synchronises(self, _fn: Callable[[], object]) -> bool:
+    def synchronizes(self, _fn: Callable[[], object]) -> bool:
         return False
 
 
@@ -57,14 +57,14 @@ class _Cuda:
         self._cuda = cuda
         self.new_mark = event_of(cuda)
 
-    def synchronise(self) -> None:
+    def synchronize(self) -> None:
         self._cuda.synchronize()
 
     def allocated_bytes(self) -> int:
         return int(self._cuda.memory_allocated())
 
-    def synchronises(self, fn: Callable[[], object]) -> bool:
-        """By torch's own watch and by counting calls."""
+    def synchronizes(self, fn: Callable[[], object]) -> bool:
+        """By torch's sync debug mode, and by counting calls of `torch.cuda.synchronize`."""
         cuda = self._cuda
         calls = 0
         plain = cuda.synchronize
@@ -75,7 +75,7 @@ class _Cuda:
             plain(*args, **kwargs)
 
         mode = cuda.get_sync_debug_mode()
-        # The modes of torch warn of what waits in passing; who says it outright is counted.
+        # Torch's debug mode warns about implicit synchronization; explicit calls are counted.
         cuda.synchronize = counting
         try:
             cuda.set_sync_debug_mode("warn")

@@ -1,4 +1,4 @@
-"""Points on the clock that times work: CUDA events where torch and a GPU are, else instants of the host."""
+"""Points in time: CUDA events with torch and a GPU, else the host's clock."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any, Protocol
 
 
 class Mark(Protocol):
-    """A point on the clock that times the work: a CUDA event, or an instant of the host."""
+    """A point in time of the work: a CUDA event, or a time of the host's clock."""
 
     def record(self) -> None:
-        """Set the mark where the work stands now."""
+        """Record the current position of the work."""
 
     def query(self) -> bool:
-        """Whether the work has passed it; never waits."""
+        """Whether the work has reached it; never blocks."""
 
     def elapsed_time(self, end: Any, /) -> float:  # noqa: ANN401  (a mark of the same kind)
         """Milliseconds until `end`."""
 
 
 class HostMark:
-    """An instant of the host's clock, for work that no GPU does."""
+    """A time of the host's clock, for work on the host."""
 
     __slots__ = ("_at_s",)
 
@@ -36,25 +36,25 @@ class HostMark:
 
 
 def seconds(start: Mark, end: Mark) -> float:
-    """The time between two marks that the work has passed."""
+    """Seconds between two marks that the work has reached."""
     return start.elapsed_time(end) / 1000
 
 
 def cuda_of_torch() -> Any:  # noqa: ANN401  (a module)
-    """`torch.cuda` where it works, else None.
+    """`torch.cuda` if available, else None.
 
-    Imported when something is timed and not before: the agent needs names of this package only.
+    Imported on first use: the agent imports this package without torch.
     """
     try:
         import torch  # noqa: PLC0415
     except ImportError:
-        # The hook works without, by the host's clock.
+        # The hook then uses the host's clock.
         return None
     return torch.cuda if torch.cuda.is_available() else None
 
 
 def nvtx_of(cuda: Any) -> Any:  # noqa: ANN401  (a module)
-    """Its NVTX; None where torch was built without: it says so when it is called."""
+    """Torch's NVTX; None when torch was built without it, which only a call reveals."""
     try:
         cuda.nvtx.mark("perfd")
     except RuntimeError:
@@ -63,5 +63,5 @@ def nvtx_of(cuda: Any) -> Any:  # noqa: ANN401  (a module)
 
 
 def event_of(cuda: Any) -> Callable[[], Mark]:  # noqa: ANN401  (a module)
-    """What makes its timing events."""
+    """A function that creates timing events."""
     return lambda: cuda.Event(enable_timing=True)

@@ -14,7 +14,7 @@ from perfd.hook.marks import Mark, seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """How long a function takes, over `iterations` calls after warming up."""
+    """The time of a function over `iterations` calls after warm-up."""
 
     iterations: int
     mean_s: float
@@ -23,18 +23,23 @@ class Measurement:
     min_s: float
     max_s: float
     clock: str
-    """`cuda` events, or the `host`'s clock where there is no GPU."""
+    """`cuda` for CUDA events, or `host` for the host's clock without a GPU."""
     warnings: tuple[str, ...] = ()
-    """Why the numbers may not mean what one thinks."""
+    """Reasons why the numbers may be misleading."""
 
 
-_LEAST_S = 20e-6
-"""Shorter work is about launching it; CUDA events tell half a microsecond apart."""
-_FEWEST = 10
-"""Fewer calls tell nothing of how the times scatter."""
-_NOISY = 0.1
-_DRIFT = 0.1
-_HOST_BOUND = 0.9
+_MIN_TIME_S = 20e-6
+"""Shorter calls mostly measure launch overhead; CUDA events have a resolution of 0.5 µs."""
+_MIN_CALLS = 10
+"""With fewer calls the spread is unknown. This and the numbers below: chosen, not measured."""
+_MIN_CALLS_FOR_DRIFT = 20
+"""With fewer calls, first and last quarter are too short to compare."""
+_MAX_SPREAD_RATIO = 0.1
+"""Standard deviation over mean, above which times are noisy."""
+_MAX_DRIFT_RATIO = 0.1
+"""Difference of first and last quarter over the median, above which times drift."""
+_HOST_BOUND_RATIO = 0.9
+"""Host time over GPU time, above which the host limits the calls."""
 
 
 def benchmark(
@@ -42,28 +47,28 @@ def benchmark(
 ) -> Measurement:
     """Time `fn` on the current CUDA stream, or by the host's clock without a GPU.
 
-    It is called `warmup` times first; the marks are made before the first timed call; and there is one
-    synchronisation, at the end. `device` stands in for what is here, for tests.
+    It is called `warmup` times first; events are created before the first timed call; the only
+    synchronization is at the end. Tests may pass another `device`.
     """
     if iterations < 1 or warmup < 0:
-        raise ValueError("benchmark needs at least one iteration, and no negative warm-up.")
+        raise ValueError("benchmark needs iterations >= 1 and warmup >= 0.")
     device = device or device_here()
     for _ in range(warmup):
         fn()
-    synchronised = device.synchronises(fn)
+    synchronized = device.synchronizes(fn)
     marks = [(device.new_mark(), device.new_mark()) for _ in range(iterations)]
-    device.synchronise()
+    device.synchronize()
     before_bytes = device.allocated_bytes()
     host_s = _call_between(marks, fn)
-    device.synchronise()
+    device.synchronize()
     grown_bytes = device.allocated_bytes() - before_bytes
     times_s = [seconds(start, end) for start, end in marks]
-    doubts = _doubts(
+    warnings = _warnings(
         times_s,
         warmup=warmup,
         host_s=None if device.clock == "host" else host_s,
         grown_bytes=grown_bytes,
-        synchronised=synchronised,
+        synchronized=synchronized,
     )
     return Measurement(
         iterations=iterations,
@@ -73,12 +78,12 @@ def benchmark(
         min_s=min(times_s),
         max_s=max(times_s),
         clock=device.clock,
-        warnings=tuple(doubts),
+        warnings=tuple(warnings),
     )
 
 
 def _call_between(marks: Iterable[tuple[Mark, Mark]], fn: Callable[[], object]) -> float:
-    """Call `fn` between each two marks; how long the host took for all."""
+    """Call `fn` between the two marks of each pair; returns the host's time for all calls."""
     begun_s = time.perf_counter()
     for start, end in marks:
         start.record()
@@ -87,34 +92,31 @@ def _call_between(marks: Iterable[tuple[Mark, Mark]], fn: Callable[[], object]) 
     return time.perf_counter() - begun_s
 
 
-def _doubts(
-    times_s: list[float], *, warmup: int, host_s: float | None, grown_bytes: int, synchronised: bool
+def _warnings(
+    times_s: list[float], *, warmup: int, host_s: float | None, grown_bytes: int, synchronized: bool
 ) -> Iterator[str]:
     median_s = statistics.median(times_s)
     if warmup < 1:
-        yield "Without a warm-up the first calls load kernels and allocate memory, and are timed with it."
-    if len(times_s) < _FEWEST:
-        yield f"{len(times_s)} calls tell nothing of how the times scatter: time {_FEWEST} and more."
-    if synchronised:
-        yield "The function synchronises inside, so that the GPU idles until the host is back: that is timed."
+        yield "Without warm-up, the first calls include loading kernels and allocating memory."
+    if len(times_s) < _MIN_CALLS:
+        yield f"{len(times_s)} calls are too few to measure the spread: use at least {_MIN_CALLS}."
+    if synchronized:
+        yield "The function synchronizes: the GPU's idle time until the next launch is included."
     if grown_bytes > 0:
-        yield f"{grown_bytes} bytes more are allocated after the run: the function keeps what it makes."
-    if median_s < _LEAST_S and host_s is None:
+        yield f"{grown_bytes:,} more bytes are allocated after the run: the function keeps its results."
+    if median_s < _MIN_TIME_S and host_s is None:
+        yield (f"One call takes {duration(median_s)}, including reading the clock: combine several calls.")
+    elif median_s < _MIN_TIME_S:
         yield (
-            f"One call takes {duration(median_s)}, of which reading the clock is a part: put several calls"
-            " into one."
+            f"One call takes {duration(median_s)}, about its launch overhead: combine several calls, or use a"
+            " CUDA graph."
         )
-    elif median_s < _LEAST_S:
-        yield (
-            f"One call takes {duration(median_s)}, which is about launching it: put several calls into"
-            " one, or use a CUDA graph."
-        )
-    elif host_s is not None and host_s >= _HOST_BOUND * sum(times_s) and not synchronised:
-        yield "The host is as slow as the GPU, so the times are those of launching: use a CUDA graph."
-    if len(times_s) >= 20:
+    elif host_s is not None and host_s >= _HOST_BOUND_RATIO * sum(times_s) and not synchronized:
+        yield "The calls are launch-bound: use a CUDA graph."
+    if len(times_s) >= _MIN_CALLS_FOR_DRIFT:
         quarter = len(times_s) // 4
         first, last = statistics.median(times_s[:quarter]), statistics.median(times_s[-quarter:])
-        if abs(first - last) > _DRIFT * median_s:
-            yield "First and last calls take unequal times: warm up longer, or look at the clocks."
-        elif statistics.stdev(times_s) > _NOISY * statistics.fmean(times_s):
-            yield "The times scatter by more than 10%: use the median, and look for other work beside it."
+        if abs(first - last) > _MAX_DRIFT_RATIO * median_s:
+            yield "The times drift between first and last calls: warm up longer, or check the GPU clocks."
+        elif statistics.stdev(times_s) > _MAX_SPREAD_RATIO * statistics.fmean(times_s):
+            yield "The times vary by more than 10%: use the median, and check for concurrent work."

@@ -1,4 +1,4 @@
-"""Where the agent of this node listens for the hook, and a sender that never makes the job wait."""
+"""The path of the agent's socket, and a sender that never blocks the job."""
 
 from __future__ import annotations
 
@@ -11,43 +11,44 @@ from collections.abc import Mapping
 
 SOCKET_VARIABLE = "PERFD_HOOK_SOCKET"
 NODE_VARIABLE = "PERFD_HOOK_NODE"
-"""On which machine that socket is, from those whose job may go on to others with their environment."""
+"""Host name of that socket's machine, set by launchers whose environment may be passed to other nodes."""
 _SYSTEM_SOCKET = "/run/perfd/hook.sock"
-_MOST_UNSENT = 64
+_MAX_UNSENT = 64
+"""Messages kept while the agent is slow; further ones are dropped. Chosen, not measured."""
 
 
 def default_socket(environ: Mapping[str, str] | None = None) -> str:
-    """Where the agent listens: as the environment says, else the system's place, else the user's.
+    """The path of the agent's socket: from the environment, else the system's, else the user's.
 
-    A socket of another machine is left out, as after `perfd run -- srun ...`; of a container that has another
-    name it may be here all the same.
+    A socket of another machine is ignored, as after `perfd run -- srun ...`, unless the path exists here, as
+    in a container with another host name.
     """
     known = os.environ if environ is None else environ
-    said = known.get(SOCKET_VARIABLE)
+    path = known.get(SOCKET_VARIABLE)
     here = known.get(NODE_VARIABLE) in {None, socket.gethostname()}
-    if said and (here or os.path.exists(said)):  # noqa: PTH110  (pathlib costs the job an import)
-        return said
+    if path and (here or os.path.exists(path)):  # noqa: PTH110  (pathlib costs the job an import)
+        return path
     if os.path.isdir(os.path.dirname(_SYSTEM_SOCKET)):  # noqa: PTH112, PTH120  (pathlib costs the job an import)
         return _SYSTEM_SOCKET
     return f"{tempfile.gettempdir()}/perfd-hook-{os.getuid()}.sock"
 
 
 class Sender:
-    """A datagram socket to the agent; whatever goes wrong with it is no matter of the job's."""
+    """A datagram socket to the agent; its errors never reach the job."""
 
     def __init__(self, path: str | None) -> None:
         self._path = path or default_socket()
         self._socket: socket.socket | None = None
-        # The kernel keeps only a few datagrams for a listener; the rest waits here for the next step.
+        # The kernel queues only a few datagrams; the rest is kept here until the next step.
         self._unsent: deque[bytes] = deque()
 
     @property
     def connected(self) -> bool:
-        """Whether there is an agent, as far as the last call could tell."""
+        """Whether the agent was reachable in the last call."""
         return self._socket is not None
 
     def open(self) -> bool:
-        """Look for the agent's socket; whether it is there."""
+        """Connect to the agent's socket; returns whether it exists."""
         if not hasattr(socket, "AF_UNIX") or not os.path.exists(self._path):  # noqa: PTH110  (see default_socket)
             return False
         try:
@@ -59,7 +60,7 @@ class Sender:
         return self.connected
 
     def send(self, message: Mapping[str, object]) -> bool:
-        """Whether nothing was lost: the message is sent, or waits for the next call."""
+        """Send or queue a message; returns False when one was lost."""
         if self._socket is None:
             return False
         self._unsent.append(json.dumps(message).encode())
@@ -68,8 +69,8 @@ class Sender:
                 self._socket.send(self._unsent[0])
                 self._unsent.popleft()
         except BlockingIOError:
-            # The agent is slow; it is still there.
-            if len(self._unsent) <= _MOST_UNSENT:
+            # The agent is slow, but alive.
+            if len(self._unsent) <= _MAX_UNSENT:
                 return True
             self._unsent.popleft()
             return False
@@ -79,7 +80,7 @@ class Sender:
         return True
 
     def close(self) -> None:
-        """Leave the agent; what was not sent is forgotten."""
+        """Disconnect, and drop unsent messages."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None

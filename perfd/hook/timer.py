@@ -1,4 +1,4 @@
-"""Times steps and phases by marks that are read steps later."""
+"""Times steps and phases by CUDA events that are read steps later."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from perfd.hook.marks import HostMark, Mark, cuda_of_torch, event_of, nvtx_of, s
 from perfd.hook.sender import Sender
 
 FORMAT = 1
-_LOOK_AGAIN_S = 1.0
-"""Without an agent: how often a socket is looked for."""
-_MOST_PENDING = 16
-"""Steps whose events the GPU has not reached. More are given up: the loop must not pay for them."""
+_RECONNECT_INTERVAL_S = 1.0
+"""How often the socket is tried without an agent. Chosen, not measured."""
+_MAX_PENDING_STEPS = 16
+"""Steps whose events the GPU has not reached; further ones are dropped, which bounds the cost. Chosen."""
 _DATA = "data_loading"
 _RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 
@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 
 @dataclass(slots=True)
 class _Step:
-    """The marks of one step, until they are passed."""
+    """The marks of one step, until the GPU has reached them."""
 
     number: int
     begun_unix_ns: int
@@ -38,9 +38,9 @@ class _Step:
 class StepTimer:
     """Times the steps and phases of one rank's loop. For one thread, the loop's.
 
-    With `report_steps`, steps and the `layout` (sizes of `tp`, `pp`, `dp`, `cp`, `ep`) are told as a log
-    would tell them: for jobs without a log that perfd reads. The first `warmup_steps` are left out. All
-    else is found in the environment that the launcher made.
+    With `report_steps`, steps and the `layout` (sizes of `tp`, `pp`, `dp`, `cp`, `ep`) are reported as from a
+    log: for jobs without a log that perfd can read. The first `warmup_steps` are not reported. The other
+    defaults come from the launcher's environment variables.
     """
 
     def __init__(
@@ -73,17 +73,17 @@ class StepTimer:
         self._warm_from = first_step + warmup_steps
         self._sender = Sender(socket_path)
         self._active = self._sender.open()
-        self._looked_s = time.perf_counter()
+        self._tried_s = time.perf_counter()
         self._spare: list[Mark] = []
         self._current: _Step | None = None
         self._finished: _Step | None = None
         self._pending: deque[tuple[_Step, Mark]] = deque()
         self._data_s: float | None = None
         self.dropped_steps = 0
-        """Steps that were given up because the GPU was far behind, or nobody took them."""
+        """Steps that were dropped because the GPU was far behind, or the agent too slow."""
 
     def batches(self, loader: Iterable[_T]) -> Iterator[_T]:
-        """The batches of `loader`, with the time that the loop waited for each."""
+        """Iterate over `loader`, timing how long the loop waits for each batch."""
         iterator = iter(loader)
         while True:
             begun_s = time.perf_counter()
@@ -96,10 +96,10 @@ class StepTimer:
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Around one step. A step's time is from its start to the start of the next one."""
+        """Wrap one step. Its time is from its start to the start of the next one."""
         self._number += 1
         if not self._active:
-            self._look_again()
+            self._reconnect()
         if self._active and not self._capturing():
             self._begin()
         with self._range(f"step {self._number}"):
@@ -110,7 +110,7 @@ class StepTimer:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Around one phase of a step: `forward`, `backward`, `optimizer`, or any other name."""
+        """Wrap one phase of a step: `forward`, `backward`, `optimizer`, or any other name."""
         step = self._current
         if step is None or self._capturing():
             with self._range(name):
@@ -126,19 +126,19 @@ class StepTimer:
         step.phases.append((name, start, end))
 
     def close(self) -> None:
-        """Send what the GPU has passed by now, and leave the agent alone."""
+        """Send the steps that the GPU has finished, and disconnect."""
         self._send_passed()
         self._sender.close()
         self._active = False
 
     def _capturing(self) -> bool:
-        """Whether a CUDA graph is captured: an event would be part of it, and a question would end it."""
+        """Whether a CUDA graph is being captured: events would be part of it, and queries would abort it."""
         return self._cuda is not None and self._cuda.is_current_stream_capturing()
 
-    def _look_again(self) -> None:
+    def _reconnect(self) -> None:
         now_s = time.perf_counter()
-        if now_s - self._looked_s >= _LOOK_AGAIN_S:
-            self._looked_s = now_s
+        if now_s - self._tried_s >= _RECONNECT_INTERVAL_S:
+            self._tried_s = now_s
             self._active = self._sender.open()
 
     def _begin(self) -> None:
@@ -151,7 +151,7 @@ class StepTimer:
         self._current = _Step(self._number, time.time_ns(), mark, data_s)
 
     def _send_passed(self) -> None:
-        while len(self._pending) > _MOST_PENDING:
+        while len(self._pending) > _MAX_PENDING_STEPS:
             self._pending.popleft()
             self.dropped_steps += 1
         while self._pending and self._pending[0][1].query():
@@ -182,7 +182,7 @@ class StepTimer:
 def _times(step: _Step, next_start: Mark) -> dict[str, object]:
     phases: dict[str, float] = {} if step.data_s is None else {_DATA: step.data_s}
     for name, start, end in step.phases:
-        # A phase that runs once a micro-batch is the sum of them.
+        # A phase that runs once per micro-batch is summed.
         phases[name] = phases.get(name, 0.0) + seconds(start, end)
     return {
         "step": step.number,

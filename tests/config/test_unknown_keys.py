@@ -46,17 +46,17 @@ def test_all_keys_that_do_not_exist_are_named_at_once() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("history: {retention_days: soon}", "1:27: `history.retention_days` must be a number, and is text."),
-        ("listen: null", "1:9: `listen` must be text, and is null."),
-        ("rules: {files: a}", "1:16: `rules.files` must be a list, and is text."),
+        ("history: {retention_days: soon}", "1:27: `history.retention_days` must be a number, not text."),
+        ("listen: null", "1:9: `listen` must be text, not null."),
+        ("rules: {files: a}", "1:16: `rules.files` must be a list, not text."),
         (
             "webhook: {token_file: 3}",
-            "1:23: `webhook.token_file` must be text or null, and is a whole number.",
+            "1:23: `webhook.token_file` must be text or null, not an integer.",
         ),
-        ("analysis: [a]", "1:11: `analysis` must be a mapping of keys to values, and is a list."),
+        ("analysis: [a]", "1:11: `analysis` must be a mapping of keys to values, not a list."),
         (
             "capture_tool: gdb",
-            "1:15: `capture_tool` cannot be 'gdb'; docs/configuration.md says what it can be.",
+            "1:15: `capture_tool` cannot be 'gdb'; see docs/configuration.md.",
         ),
     ],
 )
@@ -66,7 +66,7 @@ def test_a_value_of_a_wrong_type_is_named_with_its_place_in_words_of_yaml(text: 
 
 def test_of_several_values_below_free_keys_the_wrong_one_is_named() -> None:
     text = "collectors:\n  host: {interval_s: 5}\n  nvml:\n    interval_s: soon\n  nccl: {interval_s: x}\n"
-    sentence = "`collectors.nvml.interval_s` must be a number or null, and is text."
+    sentence = "`collectors.nvml.interval_s` must be a number or null, not text."
     assert refusal(text) == f"x.yaml:4:17: {sentence}"
 
 

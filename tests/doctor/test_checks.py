@@ -64,7 +64,7 @@ HEALTHY = NodeFacts(
     captures_min_free_bytes=2**30,
     captures_used_bytes=2**20,
     captures_max_bytes=2**31,
-    clock=ClockFacts(synchronised=True, max_error_s=0.001),
+    clock=ClockFacts(synchronized=True, max_error_s=0.001),
     nccl_plugin=Path("/lib/libnccl-profiler-perfd.so"),
     shared_memory=DirectoryFacts(path=Path("/dev/shm"), free_bytes=2**30),
     kineto={},
@@ -101,7 +101,7 @@ def nsys(installation=NSYS, version="2025.3.1", libdw=Path("/lib/libdw.so.1"), p
             check_gpm,
             {"nvml": NvmlFacts(driver="580", gpus=[GpuFacts(index=3, name="A100", gpm=False)])},
             Level.WARN,
-            "GPUs 3 have none",
+            "GPUs 3 lack GPM",
         ),
         (check_nsys, nsys(installation=None), Level.WARN, "nsight-systems-cli"),
         (check_nsys, nsys(version=None), Level.FAIL, "does not run"),
@@ -121,9 +121,9 @@ def nsys(installation=NSYS, version="2025.3.1", libdw=Path("/lib/libdw.so.1"), p
             check_nsys,
             nsys(installation=replace(NSYS, cupti_version=130000)),
             Level.WARN,
-            "used because capture.nsys_path names it",
+            "used because of capture.nsys_path",
         ),
-        (check_nsys, {**nsys(None), "captures_enabled": False}, Level.OK, "switched off"),
+        (check_nsys, {**nsys(None), "captures_enabled": False}, Level.OK, "disabled"),
         (check_importer, nsys(libdw=None), Level.WARN, "Install libdw1"),
         (check_importer, nsys(problem=UNLOADABLE.format("libdw.so.1")), Level.FAIL, "Install libdw1"),
         (check_importer, nsys(problem=UNLOADABLE.format("libssh.so")), Level.FAIL, "Install libssh-4"),
@@ -142,7 +142,7 @@ def nsys(installation=NSYS, version="2025.3.1", libdw=Path("/lib/libdw.so.1"), p
             check_kineto_socket,
             {"kineto_socket": SocketFacts(place="@dynolog", taken=True, owner="python perfd agent (pid 7)")},
             Level.OK,
-            "is answered by",
+            "is served by",
         ),
         (
             check_kineto_socket,
@@ -154,15 +154,15 @@ def nsys(installation=NSYS, version="2025.3.1", libdw=Path("/lib/libdw.so.1"), p
             check_kineto_socket,
             {"kineto_socket": SocketFacts(place="@dynolog", taken=True)},
             Level.WARN,
-            "as root to see whose it is",
+            "Run doctor as root to identify it",
         ),
         (check_kineto_socket, {"kineto_socket": None}, Level.OK, "is off"),
         (check_kineto_socket, {"captures_enabled": False}, Level.OK, "capture.enabled"),
         (check_py_spy, {"py_spy": spy(path=None)}, Level.WARN, "pip install py-spy"),
         (check_py_spy, {"py_spy": spy(may_trace=False)}, Level.WARN, "CAP_SYS_PTRACE"),
         (check_py_spy, {"py_spy": spy(may_trace=False, ptrace_scope=None)}, Level.OK, "this user"),
-        (check_py_spy, {"py_spy": spy(ptrace_scope=3)}, Level.WARN, "nobody"),
-        (check_quota, {"captures_used_bytes": 2**31}, Level.FAIL, "none can start"),
+        (check_py_spy, {"py_spy": spy(ptrace_scope=3)}, Level.WARN, "disabled for all users"),
+        (check_quota, {"captures_used_bytes": 2**31}, Level.FAIL, "no capture can start"),
         (check_processes, {"processes": ProcessFacts(total=100, unreadable=60)}, Level.WARN, "as root"),
         (
             check_spool,
@@ -175,23 +175,23 @@ def nsys(installation=NSYS, version="2025.3.1", libdw=Path("/lib/libdw.so.1"), p
             check_captures,
             {"captures": replace(GOOD_DIRECTORY, free_bytes=2**20)},
             Level.WARN,
-            "1.1 GB wanted",
+            "1.1 GB needed",
         ),
         (check_clock, {"clock": None}, Level.WARN, "chrony"),
-        (check_clock, {"clock": ClockFacts(synchronised=False, max_error_s=16)}, Level.WARN, "not sync"),
-        (check_clock, {"clock": ClockFacts(synchronised=True, max_error_s=0.2)}, Level.WARN, "200.0 ms"),
-        (check_nccl_plugin, {"nccl_plugin": None}, Level.WARN, "libnccl-profiler-perfd.so is not"),
+        (check_clock, {"clock": ClockFacts(synchronized=False, max_error_s=16)}, Level.WARN, "not sync"),
+        (check_clock, {"clock": ClockFacts(synchronized=True, max_error_s=0.2)}, Level.WARN, "200.0 ms"),
+        (check_nccl_plugin, {"nccl_plugin": None}, Level.WARN, "libnccl-profiler-perfd.so not found"),
         (
             check_shared_memory,
             {"shared_memory": DirectoryFacts(path=Path("/shm"), free_bytes=0, problem="Read-only")},
             Level.WARN,
-            "/shm cannot be written: Read-only",
+            "/shm is not writable: Read-only",
         ),
         (
             check_shared_memory,
             {"shared_memory": DirectoryFacts(path=Path("/shm"), free_bytes=5 << 20)},
             Level.WARN,
-            "/shm: 5.2 MB free, 9.4 MB wanted (9.4 MB per GPU)",
+            "/shm: 5.2 MB free, 9.4 MB needed (9.4 MB per GPU)",
         ),
         (
             check_aggregator,
@@ -203,28 +203,28 @@ def nsys(installation=NSYS, version="2025.3.1", libdw=Path("/lib/libdw.so.1"), p
             check_aggregator,
             {"aggregator": AggregatorFacts(address="head:1", configured=False, error="refused")},
             Level.OK,
-            "none at head:1; perfd run brings its own",
+            "none at head:1; perfd run starts its own",
         ),
     ],
 )
 def test_what_a_node_lacks_is_said_with_what_to_do(check, changes, level, words):
     finding = check(replace(HEALTHY, **changes))
     assert finding.level is level
-    assert words in f"{finding.what} {finding.mend}"
-    assert finding.mend or level is Level.OK
+    assert words in f"{finding.what} {finding.fix}"
+    assert finding.fix or level is Level.OK
 
 
 def test_the_worst_finding_is_the_level_of_the_whole():
     findings = diagnose(replace(HEALTHY, **nsys(installation=COMPUTE_NSYS), nccl_plugin=None))
     document = to_json(findings)
-    assert (document["schema"], document["level"]) == ("perfd.doctor/1", "fail")
-    assert set(document["findings"][0]) == {"check", "level", "title", "what", "mend"}
+    assert (document["schema"], document["level"]) == ("perfd.doctor/2", "fail")
+    assert set(document["findings"][0]) == {"check", "level", "title", "what", "fix"}
     assert len({finding.check for finding in findings}) == len(findings)
 
 
 @pytest.mark.parametrize(
-    ("state", "status", "synchronised"),
+    ("state", "status", "synchronized"),
     [(0, 0x2001, True), (5, 0x40, False), (0, 0x40, False), (5, 0, False)],
 )
-def test_the_kernel_tells_whether_the_clock_is_disciplined(state, status, synchronised):
-    assert clock_facts(state, status, 16_000) == ClockFacts(synchronised=synchronised, max_error_s=0.016)
+def test_the_kernel_tells_whether_the_clock_is_disciplined(state, status, synchronized):
+    assert clock_facts(state, status, 16_000) == ClockFacts(synchronized=synchronized, max_error_s=0.016)

@@ -38,7 +38,7 @@ def test_the_nsys_inside_nsight_compute_is_found_and_its_missing_link_too(tmp_pa
     found = find_nsys(None, "", root=tmp_path)
     assert found.nsys == host / "target-linux-x64" / "nsys"
     assert found.importer_missing
-    assert found.mend_importer == (
+    assert found.fix_for_importer == (
         f"Run: ln -s {host / 'linux-desktop-glibc_2_11_3-x64'} {host / 'host-linux-x64'}"
     )
     (host / "host-linux-x64").symlink_to(host / "linux-desktop-glibc_2_11_3-x64")
@@ -133,7 +133,7 @@ def test_a_directory_that_cannot_even_be_looked_at_is_one_finding_among_the_othe
     )
     assert main(["doctor", "--config", str(tmp_path / "agent.yaml")]) == 1
     told = capsys.readouterr().out
-    assert f"fail captures' directory: {unusable} cannot be written: File name too long" in told
+    assert f"fail capture directory: {unusable} cannot be written: File name too long" in told
     assert "ok   spool" in told
 
 
@@ -204,7 +204,7 @@ def test_the_verb_prints_its_schema_and_fails_only_for_what_cannot_work(tmp_path
     config.write_text(f"node: n1\ncapture: {{nsys_path: {broken}}}\nuplink: {{address: '127.0.0.1:1'}}\n")
     assert main(["doctor", "--json", "--config", str(config)]) == 1
     document = json.loads(capsys.readouterr().out)
-    assert document["schema"] == "perfd.doctor/1"
+    assert document["schema"] == "perfd.doctor/2"
     levels = {finding["check"]: finding["level"] for finding in document["findings"]}
     assert (levels["nsys"], levels["aggregator"], levels["spool"]) == ("fail", "fail", "ok")
     main(["doctor"])

@@ -1,4 +1,4 @@
-"""`perfd.hook.benchmark`: one synchronisation, at the end, and doubts about numbers that deserve them."""
+"""`perfd.hook.benchmark`: one synchronization, at the end, and doubts about numbers that deserve them."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class Device:
         self.marks_at.append(self.calls)
         return Mark(self)
 
-    def synchronise(self) -> None:
+    def synchronize(self) -> None:
         self.synchronisations_at.append(self.calls)
 
     def allocated_bytes(self) -> int:
         return self.calls * self._bytes_a_call
 
-    def synchronises(self, _fn) -> bool:
+    def synchronizes(self, _fn) -> bool:
         return False
 
 
@@ -97,10 +97,10 @@ def test_steady_work_raises_no_doubt():
 @pytest.mark.parametrize(
     ("device", "doubt"),
     [
-        (Device([100.0], bytes_a_call=512), "51200 bytes more are allocated"),
+        (Device([100.0], bytes_a_call=512), "51,200 more bytes are allocated"),
         (Device([0.005]), "One call takes 5.0 µs"),
         (Device([100.0] * 35 + [50.0] * 75), "warm up longer"),
-        (Device([100.0, 100.0, 100.0, 100.0, 180.0]), "scatter by more than 10%"),
+        (Device([100.0, 100.0, 100.0, 100.0, 180.0]), "vary by more than 10%"),
     ],
 )
 def test_known_mistakes_are_told(device: Device, doubt: str):
@@ -110,8 +110,8 @@ def test_known_mistakes_are_told(device: Device, doubt: str):
 @pytest.mark.parametrize(
     ("options", "doubts"),
     [
-        ({"warmup": 0}, ["Without a warm-up the first calls"]),
-        ({"iterations": 9}, ["9 calls tell nothing of how the times scatter"]),
+        ({"warmup": 0}, ["Without warm-up, the first calls"]),
+        ({"iterations": 9}, ["9 calls are too few"]),
         ({"iterations": 10, "warmup": 1}, []),
     ],
 )
@@ -128,7 +128,7 @@ def test_on_the_host_nobody_is_told_of_launches():
 
     (told,) = measured(host).warnings
 
-    assert "of which reading the clock is a part" in told
+    assert "including reading the clock" in told
     assert "CUDA" not in told
 
 
@@ -140,7 +140,7 @@ def test_without_a_gpu_the_clock_of_the_host_is_used():
 
 
 def test_no_iterations_are_refused():
-    with pytest.raises(ValueError, match="at least one iteration"):
+    with pytest.raises(ValueError, match="iterations >= 1"):
         benchmark(lambda: None, iterations=0)
 
 
@@ -195,7 +195,7 @@ def test_on_a_gpu_a_function_that_waits_is_told_and_torch_is_left_as_it_was(monk
     result = benchmark(fn, iterations=3, warmup=1)
 
     assert (result.clock, result.median_s) == ("cuda", pytest.approx(0.1))
-    assert ("synchronises inside" in " ".join(result.warnings)) is told
+    assert ("function synchronizes" in " ".join(result.warnings)) is told
     assert (cuda.mode, cuda.synchronize) == before
 
 

@@ -41,4 +41,4 @@ def test_without_a_compiler_the_installation_succeeds_and_the_doctor_says_what_i
     plugin = findings["nccl_plugin"]
     assert plugin["level"] == "warn"
     assert "libnccl-profiler-perfd.so is not in this installation" in plugin["what"]
-    assert "C compiler" in plugin["mend"]
+    assert "C compiler" in plugin["fix"]

@@ -67,11 +67,11 @@ class Installation:
                 " capture. Install a newer nsight-systems, or set capture.nsys_path to use it nevertheless."
             )
         if self.importer_missing:
-            return f"{self.nsys} has no QdstrmImporter and would leave no report. {self.mend_importer}"
+            return f"{self.nsys} has no QdstrmImporter and would leave no report. {self.fix_for_importer}"
         return None
 
     @property
-    def mend_importer(self) -> str:
+    def fix_for_importer(self) -> str:
         """What to do when the importer is missing."""
         if self.importer_elsewhere and self.importer_expected:
             return f"Run: ln -s {self.importer_elsewhere.parent} {self.importer_expected.parent}"

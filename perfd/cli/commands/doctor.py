@@ -13,8 +13,8 @@ from perfd.config import AgentConfig, load
 from perfd.doctor import SCHEMA, CheckResult, Level, diagnose, probe, to_json, worst
 
 _EPILOG = """\
-With --json it prints one object: {"schema": "perfd.doctor/1", "level", "findings": [{"check",
-"level", "title", "what", "mend"}]}; a level is ok, warn or fail, and that of the whole is the
+With --json it prints one object: {"schema": "perfd.doctor/2", "level", "findings": [{"check",
+"level", "title", "what", "fix"}]}; a level is ok, warn or fail, and that of the whole is the
 worst.
 Exits with 1 when something that is installed or configured cannot work, else with 0.
 """
@@ -47,4 +47,4 @@ def run(args: argparse.Namespace) -> int:
 
 def _line(finding: CheckResult) -> str:
     line = f"{finding.level:<5}{finding.title}: {finding.what}"
-    return f"{line}\n     {finding.mend}" if finding.mend else line
+    return f"{line}\n     {finding.fix}" if finding.fix else line
