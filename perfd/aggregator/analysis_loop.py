@@ -256,7 +256,7 @@ class AnalysisLoop:
                 exported=job.exported,
                 end=job.lifetime.end,
                 nodes=len(job.nodes),
-                ranks=found.summary.world_size,
+                ranks=found.summary.parallel.world_size,
                 log_silent_s=job.log_silent_s(now_s),
                 log_lines=lines,
                 unrecognised_lines=unrecognised,

@@ -35,9 +35,9 @@ def settings_for(job: JobSummary | None, peaks: Path | None = None) -> TraceSett
     if job is None:
         return TraceSettings(peaks=load_peaks(peaks))
     return TraceSettings(
-        model_flops_per_s_per_gpu=job.model_flops_per_s_per_gpu,
+        model_flops_per_s_per_gpu=job.efficiency.model_flops_per_s_per_gpu,
         step_time_s=job.step_time_s.median,
-        precision=job.peak_precision or DEFAULT_PRECISION,
+        precision=job.efficiency.peak_precision or DEFAULT_PRECISION,
         peaks=load_peaks(peaks),
     )
 

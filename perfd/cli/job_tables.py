@@ -64,8 +64,8 @@ def job_table(jobs: Sequence[Json], alerts: Sequence[Json] = ()) -> Table:
             ),
             _step(job),
             duration(get(job, "step_time_s", "median")),
-            count(job.get("tokens_per_s")),
-            percent(job.get("mfu_ratio")),
+            count(get(job, "efficiency", "tokens_per_s")),
+            percent(get(job, "efficiency", "mfu_ratio")),
             percent(get(job, "communication", "share_ratio")),
             percent(get(job, "pipeline", "stall_ratio")),
             Text(kind) + (f", {firing} alert{'s' if firing > 1 else ''}" if firing else ""),
@@ -105,11 +105,11 @@ def _numbers(job: Json) -> Table:
     cells = [
         ("step", _step(job)),
         ("step time", duration(get(job, "step_time_s", "median"))),
-        ("tokens/s", count(job.get("tokens_per_s"))),
-        ("MFU", percent(job.get("mfu_ratio"))),
+        ("tokens/s", count(get(job, "efficiency", "tokens_per_s"))),
+        ("MFU", percent(get(job, "efficiency", "mfu_ratio"))),
         ("comm", percent(get(job, "communication", "share_ratio"))),
         ("stall", percent(get(job, "pipeline", "stall_ratio"))),
-        ("per GPU", flops_per_s(job.get("model_flops_per_s_per_gpu"))),
+        ("per GPU", flops_per_s(get(job, "efficiency", "model_flops_per_s_per_gpu"))),
         ("data loading", percent(get(job, "data", "share_ratio"))),
         ("optimizer", percent(get(job, "optimizer", "share_ratio"))),
     ]
@@ -194,7 +194,7 @@ def layout(job: Json) -> str:
     sizes = [
         f"{name.upper()} {parallel[name]}" for name in ("tp", "pp", "dp", "cp", "ep") if parallel.get(name)
     ]
-    world = job.get("world_size")
+    world = parallel.get("world_size")
     return ", ".join(
         [*([f"{count(world)} ranks"] if world else []), *(size for size in sizes if not size.endswith(" 1"))]
     )

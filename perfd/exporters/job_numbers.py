@@ -21,16 +21,16 @@ def summary_numbers(summary: JobSummary) -> dict[str, float]:
     pipeline, breakdown = summary.pipeline, summary.breakdown
     gpus = summary.gpus
     numbers: dict[str, float | None] = {
-        "mfu_ratio": summary.mfu_ratio,
-        "hfu_ratio": summary.hfu_ratio,
-        "mfu_upper_ratio": summary.mfu_upper_ratio,
-        "model_flops_per_s_per_gpu": summary.model_flops_per_s_per_gpu,
+        "mfu_ratio": summary.efficiency.mfu_ratio,
+        "hfu_ratio": summary.efficiency.hfu_ratio,
+        "mfu_upper_ratio": summary.efficiency.mfu_upper_ratio,
+        "model_flops_per_s_per_gpu": summary.efficiency.model_flops_per_s_per_gpu,
         "step_time_s": summary.step_time_s.median,
         "step_time_p95_s": summary.step_time_s.p95,
         "step_time_jitter_ratio": summary.step_time_s.jitter_ratio,
-        "tokens_per_s": summary.tokens_per_s,
-        "tokens_per_s_per_gpu": summary.tokens_per_s_per_gpu,
-        "samples_per_s": summary.samples_per_s,
+        "tokens_per_s": summary.efficiency.tokens_per_s,
+        "tokens_per_s_per_gpu": summary.efficiency.tokens_per_s_per_gpu,
+        "samples_per_s": summary.efficiency.samples_per_s,
         "goodput_ratio": summary.goodput_ratio,
         "communication/share_ratio": summary.communication.share_ratio,
         "communication/exposed_ratio": summary.communication.exposed_ratio,

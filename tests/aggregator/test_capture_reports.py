@@ -261,7 +261,7 @@ def test_a_report_has_the_mfu_that_the_job_s_arithmetic_means(
     finally:
         aggregator.stop()
     # 40 TFLOP in a step of 100 ms, against the dense peak of fp8: both know the same.
-    assert document["model_use"]["mfu_ratio"] == pytest.approx(live.mfu_ratio)
+    assert document["model_use"]["mfu_ratio"] == pytest.approx(live.efficiency.mfu_ratio)
     assert document["model_use"]["mfu_ratio"] == pytest.approx(400 / 1979, rel=1e-3)
     assert document["model_use"]["precision"] == "fp8"
     by_hand = json.loads((path.parent / "perfd.trace.json").read_bytes())

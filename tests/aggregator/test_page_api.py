@@ -64,12 +64,12 @@ def test_a_row_of_the_fleet_says_what_the_whole_entry_says():
     assert fleet["schema"] == "perfd.fleet/2"
     assert set(rows) == {"llm", "other"}
     row = rows["llm"]
-    assert {name: row[name] for name in ("framework", "world_size", "parallel", "train_steps", "ended")} == {
-        name: entry[name] for name in ("framework", "world_size", "parallel", "train_steps", "ended")
+    assert {name: row[name] for name in ("framework", "parallel", "train_steps", "ended")} == {
+        name: entry[name] for name in ("framework", "parallel", "train_steps", "ended")
     }
     assert row["step"] == entry["steps"]["last"] == 19
     assert row["step_time_s"] == entry["step_time_s"]["median"]
-    assert row["tokens_per_s"] == entry["tokens_per_s"] == 1000.0
+    assert row["tokens_per_s"] == entry["efficiency"]["tokens_per_s"] == 1000.0
     assert row["bottleneck"]["kind"] == entry["bottleneck"]["kind"]
     assert row["firing_alerts"] == 0
     assert fleet["agents"] == {"count": 1, "connected": 1}

@@ -62,7 +62,7 @@ def test_the_worked_example_names_gradient_communication():
     )
     data = job_data(steps, description=job, phases=phases, gpu_infos=infos(H100, 64))
     summary = summarise(data, AnalysisSettings(peaks=load_peaks(), network_bytes_per_s=50e9))
-    assert summary.mfu_ratio == pytest.approx(0.28)
+    assert summary.efficiency.mfu_ratio == pytest.approx(0.28)
     assert summary.pipeline.bubble_theory_ratio == 1 / 9
     assert summary.communication.share_ratio == pytest.approx(0.2804, abs=1e-4)
     assert summary.bottleneck.kind is Kind.COMMUNICATION

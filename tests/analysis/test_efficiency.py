@@ -11,6 +11,7 @@ from analysis.jobs import LLAMA3_8B, description, gpu_table, infos, job_data, st
 from perfd.analysis.data.job_data import StepTable
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.flops.flops_conventions import FlopsConvention
+from perfd.analysis.steps import Efficiency
 from perfd.gpu_peaks import load_peaks
 from perfd.model import GpuInfo, Recompute
 
@@ -18,6 +19,10 @@ H100 = "NVIDIA H100 80GB HBM3"
 PER_TOKEN = 5.1470e10
 """Of llama3-8B at 8192 tokens, by Megatron-LM core 0.12's own function."""
 DESCRIBED = description(LLAMA3_8B, world_size=8, dp=8, micro_batch_size=1, global_batch_size=64)
+
+
+def efficiency_of(*args, **fields) -> Efficiency:
+    return summary_of(*args, **fields).efficiency
 
 
 def summary_of(
@@ -30,48 +35,48 @@ def summary_of(
 
 
 def test_mfu_is_the_models_operations_by_time_and_dense_peak():
-    summary = summary_of(step_table([2.0] * 8, global_batch_size=64.0))
+    speed = efficiency_of(step_table([2.0] * 8, global_batch_size=64.0))
     tokens_per_s = 64 * 8192 / 2
-    assert summary.tokens_per_s == pytest.approx(tokens_per_s)
-    assert summary.tokens_per_s_per_gpu == pytest.approx(tokens_per_s / 8)
-    assert summary.samples_per_s == pytest.approx(32)
-    assert summary.samples_per_s_per_gpu == pytest.approx(4)
-    assert summary.model_flops_per_s_per_gpu == pytest.approx(PER_TOKEN * tokens_per_s / 8, rel=1e-4)
-    assert summary.mfu_ratio == pytest.approx(PER_TOKEN * tokens_per_s / 8 / 989.4e12, rel=1e-4)
-    assert (summary.mfu_source, summary.flops_convention) == ("shape", "megatron")
-    assert (summary.peak_flops_per_s, summary.peak_precision) == (pytest.approx(989.4e12), "bf16")
+    assert speed.tokens_per_s == pytest.approx(tokens_per_s)
+    assert speed.tokens_per_s_per_gpu == pytest.approx(tokens_per_s / 8)
+    assert speed.samples_per_s == pytest.approx(32)
+    assert speed.samples_per_s_per_gpu == pytest.approx(4)
+    assert speed.model_flops_per_s_per_gpu == pytest.approx(PER_TOKEN * tokens_per_s / 8, rel=1e-4)
+    assert speed.mfu_ratio == pytest.approx(PER_TOKEN * tokens_per_s / 8 / 989.4e12, rel=1e-4)
+    assert (speed.mfu_source, speed.flops_convention) == ("shape", "megatron")
+    assert (speed.peak_flops_per_s, speed.peak_precision) == (pytest.approx(989.4e12), "bf16")
 
 
 def test_the_batch_of_each_line_counts_and_not_the_one_that_the_job_began_with():
-    summary = summary_of(step_table([2.0] * 8, global_batch_size=32.0))
-    assert summary.samples_per_s == pytest.approx(16)
+    speed = efficiency_of(step_table([2.0] * 8, global_batch_size=32.0))
+    assert speed.samples_per_s == pytest.approx(16)
 
 
 def test_the_convention_is_a_choice_and_a_label():
     steps = step_table([2.0] * 8)
-    palm = summary_of(steps, FlopsConvention.PALM)
+    palm = efficiency_of(steps, FlopsConvention.PALM)
     assert palm.flops_convention == "palm"
-    assert palm.mfu_ratio == pytest.approx(summary_of(steps).mfu_ratio * 1.1252, rel=1e-3)
+    assert palm.mfu_ratio == pytest.approx(efficiency_of(steps).mfu_ratio * 1.1252, rel=1e-3)
 
 
 def test_full_recomputation_makes_hfu_four_thirds_of_mfu_the_head_aside():
     job = replace(DESCRIBED, recompute=Recompute.FULL)
-    summary = summary_of(step_table([2.0] * 8), description=job)
+    speed = efficiency_of(step_table([2.0] * 8), description=job)
     head = 4096 * 128256 * 6 / PER_TOKEN
-    assert summary.hfu_ratio / summary.mfu_ratio == pytest.approx(4 / 3 - head / 3, rel=1e-4)
+    assert speed.hfu_ratio / speed.mfu_ratio == pytest.approx(4 / 3 - head / 3, rel=1e-4)
 
 
 def test_hfu_is_unknown_when_the_job_does_not_say_what_it_recomputes():
-    summary = summary_of(step_table([2.0] * 8), description=replace(DESCRIBED, recompute=None))
-    assert summary.mfu_ratio is not None
-    assert summary.hfu_ratio is None
+    speed = efficiency_of(step_table([2.0] * 8), description=replace(DESCRIBED, recompute=None))
+    assert speed.mfu_ratio is not None
+    assert speed.hfu_ratio is None
 
 
 def test_without_a_shape_the_logs_figure_counts_under_its_own_label():
     job = replace(DESCRIBED, model=None, logged_flops_convention="bigscience")
-    summary = summary_of(step_table([2.0] * 8, flops_per_s_per_gpu=400e12), description=job)
-    assert summary.mfu_ratio == pytest.approx(400 / 989.4)
-    assert (summary.mfu_source, summary.flops_convention) == ("log", "bigscience")
+    speed = efficiency_of(step_table([2.0] * 8, flops_per_s_per_gpu=400e12), description=job)
+    assert speed.mfu_ratio == pytest.approx(400 / 989.4)
+    assert (speed.mfu_source, speed.flops_convention) == ("log", "bigscience")
 
 
 def test_without_a_log_tensor_activity_is_an_upper_estimate_and_no_mfu():
@@ -79,17 +84,17 @@ def test_without_a_log_tensor_activity_is_an_upper_estimate_and_no_mfu():
     gpu = replace(
         gpu_table(step_table([1.0] * 8), {"tensor_active_ratio": [0.3] * 8, "sm_clock_hz": [1.83e9] * 8})
     )
-    summary = summary_of(steps, description=None, gpu=gpu)
-    assert summary.mfu_ratio is None
-    assert summary.mfu_upper_ratio == pytest.approx(0.3, rel=1e-5)
+    speed = efficiency_of(steps, description=None, gpu=gpu)
+    assert speed.mfu_ratio is None
+    assert speed.mfu_upper_ratio == pytest.approx(0.3, rel=1e-5)
 
 
 def test_the_upper_estimate_allows_for_a_clock_above_that_of_the_peak():
     steps = step_table([1.0] * 8)
     gpu = gpu_table(steps, {"tensor_active_ratio": [0.3] * 8, "sm_clock_hz": [1.98e9] * 8})
-    summary = summary_of(steps, gpu=gpu)
-    assert summary.mfu_upper_ratio == pytest.approx(0.3 * 1.98 / 1.83, rel=1e-5)
-    assert summary.clock_adjusted_mfu_ratio == pytest.approx(summary.mfu_ratio * 1.83 / 1.98, rel=1e-5)
+    speed = efficiency_of(steps, gpu=gpu)
+    assert speed.mfu_upper_ratio == pytest.approx(0.3 * 1.98 / 1.83, rel=1e-5)
+    assert speed.clock_adjusted_mfu_ratio == pytest.approx(speed.mfu_ratio * 1.83 / 1.98, rel=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -103,15 +108,15 @@ def test_the_upper_estimate_allows_for_a_clock_above_that_of_the_peak():
     ids=["unknown", "none", "slice", "one unknown"],
 )
 def test_without_a_peak_there_are_operations_but_no_mfu(gpu_infos):
-    summary = summary_of(step_table([2.0] * 8), gpu_infos=gpu_infos)
-    assert summary.model_flops_per_s_per_gpu is not None
-    assert summary.peak_flops_per_s is None
-    assert summary.mfu_ratio is None
+    speed = efficiency_of(step_table([2.0] * 8), gpu_infos=gpu_infos)
+    assert speed.model_flops_per_s_per_gpu is not None
+    assert speed.peak_flops_per_s is None
+    assert speed.mfu_ratio is None
 
 
 def test_a_log_that_agrees_is_said_to():
     steps = step_table([2.0] * 8, flops_per_s_per_gpu=PER_TOKEN * 64 * 8192 / 2 / 8 * 1.001)
-    check = summary_of(
+    check = efficiency_of(
         steps, description=replace(DESCRIBED, logged_flops_convention="megatron-causal")
     ).flops_check
     assert check is not None
@@ -130,7 +135,7 @@ def test_a_log_that_agrees_is_said_to():
 def test_a_log_that_differs_is_explained_where_it_can_be(factor: float, recompute: Recompute, words: str):
     job = replace(DESCRIBED, logged_flops_convention="megatron-causal", recompute=recompute)
     steps = step_table([2.0] * 8, flops_per_s_per_gpu=PER_TOKEN * 64 * 8192 / 2 / 8 * factor)
-    check = summary_of(steps, description=job).flops_check
+    check = efficiency_of(steps, description=job).flops_check
     assert check is not None
     assert not check.agrees
     assert words in (check.finding or "")
@@ -138,22 +143,24 @@ def test_a_log_that_differs_is_explained_where_it_can_be(factor: float, recomput
 
 def test_tokens_that_the_log_tells_serve_when_the_batch_is_unknown():
     job = replace(DESCRIBED, parallel=replace(DESCRIBED.parallel, global_batch_size=None))
-    summary = summary_of(step_table([2.0] * 8, tokens_per_s=1e6), description=job)
-    assert summary.tokens_per_s == pytest.approx(1e6)
-    assert summary.model_flops_per_s_per_gpu == pytest.approx(PER_TOKEN * 1e6 / 8, rel=1e-4)
+    speed = efficiency_of(step_table([2.0] * 8, tokens_per_s=1e6), description=job)
+    assert speed.tokens_per_s == pytest.approx(1e6)
+    assert speed.model_flops_per_s_per_gpu == pytest.approx(PER_TOKEN * 1e6 / 8, rel=1e-4)
 
 
 def test_gpus_are_counted_when_the_job_does_not_say_its_world_size():
     steps = step_table([2.0] * 8)
     gpu = gpu_table(steps, {"power_w": [500.0] * 8})
     job = replace(DESCRIBED, parallel=replace(DESCRIBED.parallel, world_size=None))
-    assert summary_of(steps, description=job, gpu=gpu).world_size == 8
-    assert np.isclose(summary_of(steps, description=job, gpu=gpu).mfu_ratio, summary_of(steps).mfu_ratio)
+    assert summary_of(steps, description=job, gpu=gpu).parallel.world_size == 8
+    assert np.isclose(
+        efficiency_of(steps, description=job, gpu=gpu).mfu_ratio, efficiency_of(steps).mfu_ratio
+    )
 
 
 def test_a_slice_of_a_gpu_has_no_peak_although_its_parent_has():
     steps = step_table([2.0] * 8)
     gpu = gpu_table(steps, {"power_w": [100.0] * 8})
     slices = replace(gpu, gpus=[replace(key, gpu=f"{key.gpu}/1") for key in gpu.gpus])
-    assert summary_of(steps, gpu=gpu).mfu_ratio is not None
-    assert summary_of(steps, gpu=slices).mfu_ratio is None
+    assert efficiency_of(steps, gpu=gpu).mfu_ratio is not None
+    assert efficiency_of(steps, gpu=slices).mfu_ratio is None

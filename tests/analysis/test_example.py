@@ -19,9 +19,9 @@ def test_the_worked_example_is_what_the_page_says():
     result = replay(ReplayOptions(recording=EXAMPLE, config=load_session(EXAMPLE / "session.yaml")))
 
     (summary,) = result.summaries
-    assert summary.mfu_ratio == pytest.approx(0.28, abs=5e-4)
-    assert summary.flops_check is not None
-    assert summary.flops_check.agrees
+    assert summary.efficiency.mfu_ratio == pytest.approx(0.28, abs=5e-4)
+    assert summary.efficiency.flops_check is not None
+    assert summary.efficiency.flops_check.agrees
     assert summary.pipeline.bubble_theory_ratio == pytest.approx(1 / 9)
     assert summary.communication.share_ratio == pytest.approx(450 / 1605)
     assert summary.communication.ring_estimate_s == pytest.approx(0.5405, abs=1e-3)

@@ -30,10 +30,10 @@ def test_model_flops_are_those_that_megatron_printed_for_the_same_steps(name: st
     dropped = {step for steps in summary.steps.dropped.values() for step in steps}
     steady = [step for step in job.steps.step.tolist() if step not in dropped]
     printed = float(np.median([job.steps.flops_per_s_per_gpu[step - 1] for step in steady]))
-    assert summary.model_flops_per_s_per_gpu == pytest.approx(printed, rel=0.005)
-    assert summary.mfu_ratio == pytest.approx(printed / 989.4e12, rel=0.005)
-    assert summary.flops_check is not None
-    assert summary.flops_check.agrees
+    assert summary.efficiency.model_flops_per_s_per_gpu == pytest.approx(printed, rel=0.005)
+    assert summary.efficiency.mfu_ratio == pytest.approx(printed / 989.4e12, rel=0.005)
+    assert summary.efficiency.flops_check is not None
+    assert summary.efficiency.flops_check.agrees
 
 
 @pytest.mark.parametrize("name", ["dp4", "dp4_slow2", "pp2dp2", "pp4_few"])
@@ -106,7 +106,11 @@ def test_the_rest_of_a_healthy_step_is_compute(name: str):
 @pytest.mark.parametrize("name", ["dp4", "dp4_slow2", "pp2dp2", "pp4_few"])
 def test_tensor_activity_is_an_upper_estimate_of_mfu_on_every_recording(name: str):
     summary = recorded(name)[1]
-    assert summary.mfu_ratio <= summary.mfu_upper_ratio <= 1.5 * summary.mfu_ratio
+    assert (
+        summary.efficiency.mfu_ratio
+        <= summary.efficiency.mfu_upper_ratio
+        <= 1.5 * summary.efficiency.mfu_ratio
+    )
 
 
 def test_communication_of_data_parallel_jobs_is_what_the_timers_say():

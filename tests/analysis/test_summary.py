@@ -22,26 +22,24 @@ SETTINGS = AnalysisSettings(peaks=load_peaks())
 KEYS: dict[str, Any] = {
     "name": None,
     "framework": None,
-    "world_size": None,
-    "parallel": ["tp", "pp", "dp", "cp", "ep", "vp", "micro_batches"],
+    "parallel": ["world_size", "tp", "pp", "dp", "cp", "ep", "vp", "micro_batch_size", "global_batch_size"],
     "steps": ["count", "steady_count", "first", "last"],
     "step_time_s": ["median", "p95"],
-    "tokens_per_s": None,
-    "samples_per_s": None,
-    "model_flops_per_s_per_gpu": None,
-    "mfu_ratio": None,
-    "hfu_ratio": None,
-    "peak_flops_per_s": None,
-    "flops_convention": None,
+    "efficiency": [
+        "tokens_per_s", "samples_per_s", "model_flops_per_s_per_gpu", "mfu_ratio", "hfu_ratio",
+        "peak_flops_per_s", "flops_convention",
+    ],
     "communication": ["share_ratio", "exposed_ratio", "source"],
     "pipeline": ["bubble_theory_ratio", "stall_ratio", "stages", "source"],
     "data": ["share_ratio"],
     "optimizer": ["share_ratio"],
     "memory": ["max_used_ratio"],
     "gpus": None,
-    "bottleneck": ["kind", "confidence", "culprits", "evidence"],
+    "bottleneck": [
+        "kind", "name", "sentence", "confidence", "culprits", "evidence", "advice", "gain_ratio", "effects",
+    ],
     "alerts": None,
-}
+}  # fmt: skip
 TIMERS = {
     "forward-backward": (0.8, 0.85),
     "forward-compute": (0.2, 0.25),
@@ -103,11 +101,8 @@ def test_all_that_can_be_known_of_a_full_job_is_known():
 def test_a_job_of_which_nothing_is_known_says_so_with_nulls():
     summary = summarise(job_data(step_table([])), SETTINGS)
     job = to_json([summary])["jobs"][0]
-    numbers = [
-        "world_size", "tokens_per_s", "samples_per_s", "model_flops_per_s_per_gpu", "mfu_ratio", "hfu_ratio",
-        "peak_flops_per_s", "flops_convention", "goodput_ratio",
-    ]  # fmt: skip
-    assert [job[name] for name in numbers] == [None] * len(numbers)
+    assert [name for name in KEYS["efficiency"] if job["efficiency"][name] is not None] == []
+    assert (job["parallel"]["world_size"], job["goodput_ratio"]) == (None, None)
     assert job["step_time_s"]["median"] is None
     assert job["communication"]["share_ratio"] is None
     assert job["pipeline"]["bubble_theory_ratio"] is None
@@ -120,7 +115,7 @@ def test_a_summary_can_be_read_back():
     assert to_json(from_json(document)) == document
     document["jobs"][0]["a key of a later version"] = 1
     assert from_json(document)[0].name == "job"
-    document["jobs"][0]["mfu_ratio"] = "much"
+    document["jobs"][0]["efficiency"]["mfu_ratio"] = "much"
     with pytest.raises(msgspec.ValidationError, match=r"mfu_ratio"):
         from_json(document)
 
@@ -237,7 +232,7 @@ def test_permuting_gpus_permutes_their_rows_and_changes_nothing_else(order):
     one, other = summarise(job, SETTINGS), summarise(shuffled, SETTINGS)
     assert [one.gpus[index] for index in order] == list(other.gpus)
     assert other.bottleneck.culprits == one.bottleneck.culprits
-    assert other.mfu_upper_ratio == pytest.approx(one.mfu_upper_ratio, rel=1e-6)
+    assert other.efficiency.mfu_upper_ratio == pytest.approx(one.efficiency.mfu_upper_ratio, rel=1e-6)
 
 
 def test_the_input_is_left_as_it_was():

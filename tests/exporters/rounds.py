@@ -6,12 +6,13 @@ from functools import cache
 from analysis.jobs import job_data, step_table
 
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, summarise
+from perfd.analysis.steps import Efficiency
 from perfd.exporters.exporter import JobRound
 
 
-def job_round(step, *, name="llm", attempt=1, ended=False, loss=None, **summary):
-    """A job of steps of one second; what else its summary says is given by name."""
-    found = replace(_summary(), name=name, **summary)
+def job_round(step, *, name="llm", attempt=1, ended=False, loss=None, **efficiency):
+    """A job of steps of one second; what else is known of its efficiency is given by name."""
+    found = replace(_summary(), name=name, efficiency=Efficiency(**efficiency))
     return JobRound(summary=found, step=step, attempt=attempt, ended=ended, loss=loss)
 
 

@@ -45,7 +45,10 @@ def test_page_metrics_and_numbers_stay_until_a_signal_and_then_all_is_well(numbe
             printed, said = process.communicate()
 
     assert process.returncode == 0
-    assert json.loads(printed)["jobs"][0]["mfu_ratio"] == json.loads(summary)["jobs"][0]["mfu_ratio"]
+    assert (
+        json.loads(printed)["jobs"][0]["efficiency"]["mfu_ratio"]
+        == json.loads(summary)["jobs"][0]["efficiency"]["mfu_ratio"]
+    )
     assert 'job="pp4_few"' in metrics
     assert "<title>perfd</title>" in page
     assert "Traceback" not in said

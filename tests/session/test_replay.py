@@ -169,7 +169,7 @@ def test_without_its_log_a_recording_still_tells_its_gpus(tmp_path):
     (recording / "node0/stdout.log").unlink()
     (job,) = played(recording, allow_missing=True).summaries
     assert job.steps.count == 0
-    assert job.mfu_ratio is None
+    assert job.efficiency.mfu_ratio is None
     assert len(job.gpus) == 4
 
 

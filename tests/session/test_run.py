@@ -313,7 +313,7 @@ def test_record_without_a_command_writes_what_the_agent_sees(tmp_path):
 def test_replay_says_in_words_what_it_shows_in_json():
     done = perfd("replay", "pp4_few", "--speed", "max")
     assert done.returncode == 0
-    assert "The pipeline's bubble limits this job" in done.stdout
+    assert "The pipeline bubble limits this job" in done.stdout
     assert "What to do: Use more micro-batches" in done.stdout
     assert "PerfdPipelineStall at step" in done.stdout
     assert "34.9 of 35.0 s" in done.stdout or "35.0 of 35.0 s" in done.stdout

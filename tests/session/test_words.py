@@ -57,11 +57,7 @@ def test_what_is_not_known_is_said_to_be_unknown_and_never_zero(summary):
     bare = dataclasses.replace(
         summary,
         step_time_s=type(summary.step_time_s)(),
-        tokens_per_s=None,
-        samples_per_s=None,
-        model_flops_per_s_per_gpu=None,
-        mfu_ratio=None,
-        mfu_upper_ratio=None,
+        efficiency=type(summary.efficiency)(),
         communication=type(summary.communication)(),
         pipeline=type(summary.pipeline)(),
         parallel=type(summary.parallel)(),
@@ -206,7 +202,10 @@ def test_what_the_job_complained_of_stands_below_the_numbers_and_beside_the_diag
 
 
 def test_why_mfu_is_unknown_is_said_where_flops_are_known(summary):
-    unseen = dataclasses.replace(summary, mfu_ratio=None, mfu_upper_ratio=None, peak_flops_per_s=None)
+    unknown = dataclasses.replace(
+        summary.efficiency, mfu_ratio=None, mfu_upper_ratio=None, peak_flops_per_s=None
+    )
+    unseen = dataclasses.replace(summary, efficiency=unknown)
     assert "MFU                   unknown: perfd saw no GPU whose peak it knows\n" in in_words([unseen])
 
 

@@ -34,10 +34,10 @@ def test_a_job_shows_what_the_interface_tells(recording: str, tab: Tab, played: 
     assert finding["gain_ratio"] is None or percent(finding["gain_ratio"]) in tab.text("#headline")
     assert tab.text("#evidence").splitlines() == finding["evidence"]
     assert tab.text("#advice") == f"What to do: {finding['advice']}"
-    assert tab.text("#mfu") == percent(job["mfu_ratio"])
+    assert tab.text("#mfu") == percent(job["efficiency"]["mfu_ratio"])
     assert tab.text("#step-time") == duration(job["step_time_s"]["median"])
-    assert tab.text("#tokens") == count(job["tokens_per_s"])
-    assert tab.text("#flops") == flops_per_s(job["model_flops_per_s_per_gpu"])
+    assert tab.text("#tokens") == count(job["efficiency"]["tokens_per_s"])
+    assert tab.text("#flops") == flops_per_s(job["efficiency"]["model_flops_per_s_per_gpu"])
     assert tab.text("#communication") == percent(job["communication"]["share_ratio"])
     assert tab.text("#stall") == percent(job["pipeline"]["stall_ratio"])
     assert tab.text("#data") == percent(job["data"]["share_ratio"])
@@ -164,4 +164,4 @@ def test_the_report_of_a_job_opens_from_its_page(tab: Tab, played: Callable[[str
     tab.wait("location.pathname.startsWith('/reports/') && document.querySelector('.headline')")
 
     assert "How job dp4_slow2 runs" in tab.text("h1")
-    assert percent(job["mfu_ratio"]) in tab.text("main")
+    assert percent(job["efficiency"]["mfu_ratio"]) in tab.text("main")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from perfd.aggregator.state.step_chart import progress_columns
 from perfd.analysis.data.job_data import GpuTable, JobData, PhaseTable, StepTable
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.steps import Efficiency
 
 
 def table(times: list[float], batch: float = 32.0) -> StepTable:
@@ -32,7 +34,7 @@ def table(times: list[float], batch: float = 32.0) -> StepTable:
     )
 
 
-def summary(**changes: object) -> JobSummary:
+def summary(**changes: Any) -> JobSummary:
     empty = JobData(
         name="llm",
         now_unix_s=0.0,
@@ -41,7 +43,7 @@ def summary(**changes: object) -> JobSummary:
         phases=PhaseTable(step=np.array([], dtype=int), min_s={}, max_s={}, by_rank_s={}),
         gpu=GpuTable(time_unix_s=np.array([]), gpus=(), metrics={}),
     )
-    return replace(summarise(empty, AnalysisSettings()), **changes)  # type: ignore[arg-type]
+    return replace(summarise(empty, AnalysisSettings()), efficiency=Efficiency(**changes))
 
 
 def test_mfu_of_a_step_follows_its_samples_per_second() -> None:

@@ -541,7 +541,7 @@ def test_keys_open_the_list_of_keys_and_walk_through_jobs(tab: Tab, stand_in: St
 
 def test_a_job_of_which_little_is_known_says_why_and_claims_nothing(tab: Tab, stand_in: StandIn) -> None:
     unknown = {"kind": "unknown", "confidence": 0.0, "culprits": [], "evidence": ["No timers."]}
-    job = job_entry("llama", mfu_ratio=None, model_flops_per_s_per_gpu=3e14, bottleneck=unknown)
+    job = job_entry("llama", efficiency={"model_flops_per_s_per_gpu": 3e14}, bottleneck=unknown)
     stand_in.answers["jobs"] = {"jobs": [job]}
     tab.open(f"{stand_in.url}/jobs/llama", "document.getElementById('headline')")
 

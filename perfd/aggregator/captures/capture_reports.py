@@ -143,7 +143,7 @@ class CaptureReports:
     def _known(self, job: str, scratch: Path) -> Sequence[str]:
         """The arguments that tell of the job's arithmetic; none where that is not known."""
         summary = self._live(job)
-        if summary is None or summary.model_flops_per_s_per_gpu is None:
+        if summary is None or summary.efficiency.model_flops_per_s_per_gpu is None:
             return ()
         file = scratch / "summary.json"
         file.write_bytes(msgspec.json.encode(to_json([summary])))

@@ -212,21 +212,21 @@ def _steps(data: JobData, summary: JobSummary, facts: LiveFacts, job: Mapping[st
         ("perfd_step_time_jitter_ratio", job, summary.step_time_s.jitter_ratio),
         ("perfd_step_time_baseline_seconds", job, baseline),
         ("perfd_step_time_regression_ratio", job, median / baseline - 1 if median and baseline else None),
-        ("perfd_tokens_per_second", job, summary.tokens_per_s),
-        ("perfd_samples_per_second", job, summary.samples_per_s),
+        ("perfd_tokens_per_second", job, summary.efficiency.tokens_per_s),
+        ("perfd_samples_per_second", job, summary.efficiency.samples_per_s),
     ]
 
 
 def _efficiency(summary: JobSummary, job: Mapping[str, str]) -> list[Value]:
-    by_convention = {**job, "convention": summary.flops_convention or ""}
+    by_convention = {**job, "convention": summary.efficiency.flops_convention or ""}
     return [
-        ("perfd_model_flops_per_second_per_gpu", by_convention, summary.model_flops_per_s_per_gpu),
-        ("perfd_mfu_ratio", by_convention, summary.mfu_ratio),
-        ("perfd_hfu_ratio", by_convention, summary.hfu_ratio),
-        ("perfd_mfu_clock_adjusted_ratio", by_convention, summary.clock_adjusted_mfu_ratio),
-        ("perfd_mfu_upper_ratio", job, summary.mfu_upper_ratio),
-        ("perfd_tensor_active_ratio", job, summary.tensor_active_ratio),
-        ("perfd_peak_flops_per_second", job, summary.peak_flops_per_s),
+        ("perfd_model_flops_per_second_per_gpu", by_convention, summary.efficiency.model_flops_per_s_per_gpu),
+        ("perfd_mfu_ratio", by_convention, summary.efficiency.mfu_ratio),
+        ("perfd_hfu_ratio", by_convention, summary.efficiency.hfu_ratio),
+        ("perfd_mfu_clock_adjusted_ratio", by_convention, summary.efficiency.clock_adjusted_mfu_ratio),
+        ("perfd_mfu_upper_ratio", job, summary.efficiency.mfu_upper_ratio),
+        ("perfd_tensor_active_ratio", job, summary.efficiency.tensor_active_ratio),
+        ("perfd_peak_flops_per_second", job, summary.efficiency.peak_flops_per_s),
     ]
 
 

@@ -43,14 +43,14 @@ def _mfu(steps: StepTable, summary: JobSummary) -> Floats:
     An MFU that was counted from the model's shape is proportional to samples per second.
     """
     unknown: Floats = np.full(len(steps), np.nan)
-    if summary.mfu_source == "log" and summary.peak_flops_per_s:
-        return np.asarray(steps.flops_per_s_per_gpu / summary.peak_flops_per_s)
-    if summary.mfu_ratio is None or not summary.samples_per_s:
+    if summary.efficiency.mfu_source == "log" and summary.efficiency.peak_flops_per_s:
+        return np.asarray(steps.flops_per_s_per_gpu / summary.efficiency.peak_flops_per_s)
+    if summary.efficiency.mfu_ratio is None or not summary.efficiency.samples_per_s:
         return unknown
     with np.errstate(divide="ignore", invalid="ignore"):
         computed = steps.global_batch_size / steps.step_time_s
     samples_per_s = np.where(np.isfinite(computed), computed, steps.samples_per_s)
-    return np.asarray(samples_per_s * (summary.mfu_ratio / summary.samples_per_s))
+    return np.asarray(samples_per_s * (summary.efficiency.mfu_ratio / summary.efficiency.samples_per_s))
 
 
 def _each(reduce: Any, values: Floats, starts: Any, last: Any) -> list[float]:  # noqa: ANN401  (numpy's functions)

@@ -27,7 +27,7 @@ def job_json(job: JobState, live: JobSummary, now_s: float, failure: str | None)
     `failure` is what of perfd's own work on it fails, if anything does.
     """
     entry = summary_of_job(live)
-    for left_to_the_summary in ("alerts", "findings", "flops_check"):
+    for left_to_the_summary in ("alerts", "findings"):
         entry.pop(left_to_the_summary, None)
     table = job.steps
     entry["steps"] = {"count": len(table), "last": table.last_step}
@@ -86,7 +86,6 @@ def _fleet_row(job: JobState, live: JobSummary, now_s: float, firing: int) -> di
     return {
         "name": job.name,
         "framework": live.framework,
-        "world_size": live.world_size,
         "parallel": msgspec.to_builtins(live.parallel),
         "nodes": len(job.nodes),
         "ended": job.ended,
@@ -95,8 +94,8 @@ def _fleet_row(job: JobState, live: JobSummary, now_s: float, firing: int) -> di
         "step": job.steps.last_step,
         "train_steps": job.description.train_steps if job.description else None,
         "step_time_s": live.step_time_s.median,
-        "tokens_per_s": live.tokens_per_s,
-        "mfu_ratio": live.mfu_ratio,
+        "tokens_per_s": live.efficiency.tokens_per_s,
+        "mfu_ratio": live.efficiency.mfu_ratio,
         "communication_ratio": live.communication.share_ratio,
         "stall_ratio": live.pipeline.stall_ratio,
         "bottleneck": {

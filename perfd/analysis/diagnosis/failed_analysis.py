@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from perfd.analysis.communication import Communication
-from perfd.analysis.diagnosis import JobSummary, ParallelSummary, StepsSummary
+from perfd.analysis.diagnosis import JobSummary, StepsSummary
 from perfd.analysis.findings import Finding, Kind, advice
-from perfd.analysis.steps import DataLoading, Memory, Optimizer, Pipeline, StepBreakdown, StepTime
+from perfd.analysis.steps import DataLoading, Efficiency, Memory, Optimizer, Pipeline, StepBreakdown, StepTime
+from perfd.model import ParallelLayout
 
 
 def failed_summary(name: str, reason: str) -> JobSummary:
@@ -19,10 +20,10 @@ def failed_summary(name: str, reason: str) -> JobSummary:
     return JobSummary(
         name=name,
         framework=None,
-        world_size=None,
-        parallel=ParallelSummary(),
+        parallel=ParallelLayout(),
         steps=StepsSummary(count=0, steady_count=0),
         step_time_s=StepTime(),
+        efficiency=Efficiency(),
         communication=Communication(),
         pipeline=Pipeline(),
         data=DataLoading(),

@@ -18,7 +18,7 @@ from perfd.analysis.findings import Finding, finding_json
 from perfd.analysis.hang import ErrorSummary, troubles
 from perfd.analysis.steps import (
     DataLoading,
-    FlopsCheck,
+    Efficiency,
     GpuActivity,
     Memory,
     Optimizer,
@@ -29,7 +29,6 @@ from perfd.analysis.steps import (
     goodput_ratio,
     gpu_activity,
     steady_rows,
-    world_size,
 )
 from perfd.analysis.stragglers import RankSlowdown
 from perfd.model import GpuColumn, ParallelLayout
@@ -39,7 +38,6 @@ __all__ = [
     "AnalysisSettings",
     "GpuSummary",
     "JobSummary",
-    "ParallelSummary",
     "StepsSummary",
     "from_json",
     "job_json",
@@ -48,19 +46,6 @@ __all__ = [
 ]
 
 SCHEMA = "perfd.summary/2"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParallelSummary:
-    """Sizes of the job's groups."""
-
-    tp: int | None = None
-    pp: int | None = None
-    dp: int | None = None
-    cp: int | None = None
-    ep: int | None = None
-    vp: int | None = None
-    micro_batches: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,25 +79,11 @@ class JobSummary:
 
     name: str
     framework: str | None
-    world_size: int | None
-    parallel: ParallelSummary
+    parallel: ParallelLayout
+    """Its `world_size` is the number of GPUs seen where the job does not report one."""
     steps: StepsSummary
     step_time_s: StepTime
-    tokens_per_s: float | None = None
-    tokens_per_s_per_gpu: float | None = None
-    samples_per_s: float | None = None
-    samples_per_s_per_gpu: float | None = None
-    model_flops_per_s_per_gpu: float | None = None
-    mfu_ratio: float | None = None
-    hfu_ratio: float | None = None
-    peak_flops_per_s: float | None = None
-    peak_precision: str | None = None
-    flops_convention: str | None = None
-    mfu_source: str | None = None
-    mfu_upper_ratio: float | None = None
-    clock_adjusted_mfu_ratio: float | None = None
-    tensor_active_ratio: float | None = None
-    flops_check: FlopsCheck | None = None
+    efficiency: Efficiency
     communication: Communication
     nccl: NcclSummary = field(default_factory=NcclSummary)
     pipeline: Pipeline
@@ -179,29 +150,13 @@ def _summarise(job: JobData, settings: AnalysisSettings) -> JobSummary:
     activity = gpu_activity(job.gpu, job.steps, steady.rows)
     facts = facts_of(job, settings, steady, activity)
     findings = find_bottlenecks(facts)
-    speed = facts.efficiency
     return JobSummary(
         name=job.name,
         framework=job.description.framework if job.description else None,
-        world_size=world_size(job),
-        parallel=_parallel(facts.parallel),
+        parallel=facts.parallel,
         steps=_steps(job, steady),
         step_time_s=facts.step_time,
-        tokens_per_s=speed.tokens_per_s,
-        tokens_per_s_per_gpu=speed.tokens_per_s_per_gpu,
-        samples_per_s=speed.samples_per_s,
-        samples_per_s_per_gpu=speed.samples_per_s_per_gpu,
-        model_flops_per_s_per_gpu=speed.model_flops_per_s_per_gpu,
-        mfu_ratio=speed.mfu_ratio,
-        hfu_ratio=speed.hfu_ratio,
-        peak_flops_per_s=speed.peak_flops_per_s,
-        peak_precision=speed.peak_precision,
-        flops_convention=speed.flops_convention,
-        mfu_source=speed.mfu_source,
-        mfu_upper_ratio=speed.mfu_upper_ratio,
-        clock_adjusted_mfu_ratio=speed.clock_adjusted_mfu_ratio,
-        tensor_active_ratio=speed.tensor_active_ratio,
-        flops_check=speed.flops_check,
+        efficiency=facts.efficiency,
         communication=facts.communication,
         nccl=facts.nccl,
         pipeline=facts.pipeline,
@@ -216,18 +171,6 @@ def _summarise(job: JobData, settings: AnalysisSettings) -> JobSummary:
         findings=tuple(findings),
         troubles=troubles(job.events),
         alerts=tuple(job.alerts),
-    )
-
-
-def _parallel(parallel: ParallelLayout) -> ParallelSummary:
-    return ParallelSummary(
-        tp=parallel.tp,
-        pp=parallel.pp,
-        dp=parallel.dp,
-        cp=parallel.cp,
-        ep=parallel.ep,
-        vp=parallel.vp,
-        micro_batches=parallel.micro_batches,
     )
 
 

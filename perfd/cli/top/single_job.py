@@ -96,10 +96,10 @@ def _sentences(job: Json, width: int) -> list[Text]:
 
 def _numbers(job: Json, width: int) -> list[Text]:
     cells = [
-        ("MFU", percent(job.get("mfu_ratio"))),
+        ("MFU", percent(get(job, "efficiency", "mfu_ratio"))),
         ("step", duration(get(job, "step_time_s", "median"))),
-        ("tokens/s", count(job.get("tokens_per_s"))),
-        ("per GPU", flops_per_s(job.get("model_flops_per_s_per_gpu"))),
+        ("tokens/s", count(get(job, "efficiency", "tokens_per_s"))),
+        ("per GPU", flops_per_s(get(job, "efficiency", "model_flops_per_s_per_gpu"))),
         ("comm", percent(get(job, "communication", "share_ratio"))),
         ("stall", percent(get(job, "pipeline", "stall_ratio"))),
         ("data", percent(get(job, "data", "share_ratio"))),

@@ -95,12 +95,12 @@ def measures_of_summary(job: JobSummary, name: str) -> MeasuredRun:
     step_s = job.step_time_s.median
     rows = (
         ("step_time_s", job.step_time_s.median, Unit.SECONDS, Better.LOWER, True),
-        ("tokens_per_s", job.tokens_per_s, Unit.PER_SECOND, Better.HIGHER, True),
-        ("mfu_ratio", job.mfu_ratio, Unit.RATIO, Better.HIGHER, True),
+        ("tokens_per_s", job.efficiency.tokens_per_s, Unit.PER_SECOND, Better.HIGHER, True),
+        ("mfu_ratio", job.efficiency.mfu_ratio, Unit.RATIO, Better.HIGHER, True),
         ("step_time_p95_s", job.step_time_s.p95, Unit.SECONDS, Better.LOWER, False),
         ("step_time_jitter_ratio", job.step_time_s.jitter_ratio, Unit.RATIO, None, False),
         ("pipeline_stall_ratio", job.pipeline.stall_ratio, Unit.RATIO, None, False),
-        ("tensor_active_ratio", job.tensor_active_ratio, Unit.RATIO, None, False),
+        ("tensor_active_ratio", job.efficiency.tensor_active_ratio, Unit.RATIO, None, False),
         ("memory_used_ratio", job.memory.max_used_ratio, Unit.RATIO, None, False),
     )
     parts = (

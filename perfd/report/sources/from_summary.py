@@ -46,16 +46,17 @@ def _subtitle(job: JobSummary, source: str) -> str:
         for name in ("tp", "pp", "dp", "cp", "ep")
         if (value := getattr(job.parallel, name)) not in {None, 1}
     ]
-    world = f"{job.world_size} ranks" if job.world_size else "an unknown number of ranks"
+    world = f"{job.parallel.world_size} ranks" if job.parallel.world_size else "an unknown number of ranks"
     what = f"{job.framework or 'Unknown framework'} on {world}"
     return f"{', '.join([what, *sizes])}; {source}"
 
 
 def _sentences(job: JobSummary) -> list[str]:
     sentences = list(job.bottleneck.evidence[:2])
-    if job.mfu_ratio is not None and not any(sentence.startswith("MFU") for sentence in sentences):
+    speed = job.efficiency
+    if speed.mfu_ratio is not None and not any(sentence.startswith("MFU") for sentence in sentences):
         sentences.append(
-            f"MFU is {percent(job.mfu_ratio)} of the {job.peak_precision or ''} peak at"
+            f"MFU is {percent(speed.mfu_ratio)} of the {speed.peak_precision or ''} peak at"
             f" {duration(job.step_time_s.median)} per step."
         )
     if job.bottleneck.advice:
@@ -68,17 +69,19 @@ def _metrics(job: JobSummary, source: str) -> list[ReportMetric]:
     left_out = f", not counting {', '.join(without)}" if without else ""
     communication = f"{source}; {job.communication.source}{left_out}"
     exposed = f"{source}; {job.communication.exposed_source}{left_out}"
-    speed = f"{source}; {_FLOPS_SOURCES.get(job.mfu_source or '', 'source unknown')}"
+    speed, convention = job.efficiency, job.efficiency.flops_convention or "unknown"
+    counted = f"{source}; {_FLOPS_SOURCES.get(speed.mfu_source or '', 'source unknown')}"
+    device = "GPU" if job.gpus else "rank"
     steady = f"{job.steps.steady_count} steady of {job.steps.count} steps"
     over = f"{source}; median over {steady}"
     rows = (
         ("Step time", duration(job.step_time_s.median), over),
         ("Step time p95", duration(job.step_time_s.p95), f"{source}; over {steady}"),
-        ("MFU", percent(job.mfu_ratio), speed),
-        ("HFU", percent(job.hfu_ratio), f"{source}; convention {job.flops_convention or 'unknown'}"),
-        ("Tokens/s", count(job.tokens_per_s), over),
-        (f"FLOP/s per {'GPU' if job.gpus else 'rank'}", flops_per_s(job.model_flops_per_s_per_gpu), speed),
-        ("Tensor cores active", percent(job.tensor_active_ratio), f"{source}; GPU counters"),
+        ("MFU", percent(speed.mfu_ratio), counted),
+        ("HFU", percent(speed.hfu_ratio), f"{source}; convention {convention}"),
+        ("Tokens/s", count(speed.tokens_per_s), over),
+        (f"FLOP/s per {device}", flops_per_s(speed.model_flops_per_s_per_gpu), counted),
+        ("Tensor cores active", percent(speed.tensor_active_ratio), f"{source}; GPU counters"),
         ("Communication", percent(job.communication.share_ratio), communication),
         ("Exposed communication", percent(job.communication.exposed_ratio), exposed),
         ("Pipeline stall", percent(job.pipeline.stall_ratio), f"{source}; {job.pipeline.source}"),

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from perfd.analysis.collectives import SOURCE_WAITING
 from perfd.analysis.communication import Communication, Dimension
 from perfd.analysis.diagnosis import JobSummary
+from perfd.analysis.steps import Efficiency
 from perfd.formatting import count, duration, flops_per_s, percent
 
 _LEAST_SHARE = 0.001
@@ -18,9 +19,9 @@ def numbers_in_words(summary: JobSummary) -> list[str]:
     rows = (
         ("steps", _steps(summary)),
         ("step time", _step_time(summary)),
-        ("throughput", _throughput(summary)),
-        (f"model FLOP/s per {'GPU' if summary.gpus else 'rank'}", _flops(summary)),
-        ("MFU", _mfu(summary)),
+        ("throughput", _throughput(summary.efficiency)),
+        (f"model FLOP/s per {'GPU' if summary.gpus else 'rank'}", _flops(summary.efficiency)),
+        ("MFU", _mfu(summary.efficiency)),
         ("communication", _communication(summary.communication)),
         *_dimensions(summary.communication),
         ("pipeline stall", _stall(summary)),
@@ -50,39 +51,37 @@ def _step_time(summary: JobSummary) -> str | None:
     return f"{duration(times.median)} (median){tail}"
 
 
-def _throughput(summary: JobSummary) -> str | None:
+def _throughput(speed: Efficiency) -> str | None:
     parts = [
         f"{count(value, digits)} {unit}/s"
         for value, digits, unit in (
-            (summary.tokens_per_s, 0, "tokens"),
-            (summary.samples_per_s, 1, "samples"),
+            (speed.tokens_per_s, 0, "tokens"),
+            (speed.samples_per_s, 1, "samples"),
         )
         if value is not None
     ]
     return ", ".join(parts) or None
 
 
-def _flops(summary: JobSummary) -> str | None:
-    flops = summary.model_flops_per_s_per_gpu
+def _flops(speed: Efficiency) -> str | None:
+    flops, peak = speed.model_flops_per_s_per_gpu, speed.peak_flops_per_s
     if flops is None:
         return None
-    of_peak = f" of {flops_per_s(summary.peak_flops_per_s)}" if summary.peak_flops_per_s else ""
-    return f"{flops_per_s(flops)}{of_peak}"
+    return f"{flops_per_s(flops)} of {flops_per_s(peak)}" if peak else flops_per_s(flops)
 
 
-def _mfu(summary: JobSummary) -> str | None:
-    if summary.mfu_ratio is None:
-        if summary.mfu_upper_ratio is not None:
-            return f"unknown; at most {percent(summary.mfu_upper_ratio)} by tensor core activity"
-        no_peak = summary.model_flops_per_s_per_gpu is not None and summary.peak_flops_per_s is None
+def _mfu(speed: Efficiency) -> str | None:
+    if speed.mfu_ratio is None:
+        if speed.mfu_upper_ratio is not None:
+            return f"unknown; at most {percent(speed.mfu_upper_ratio)} by tensor core activity"
+        no_peak = speed.model_flops_per_s_per_gpu is not None and speed.peak_flops_per_s is None
         return "unknown: perfd saw no GPU whose peak it knows" if no_peak else None
-    hfu = f", HFU {percent(summary.hfu_ratio)}" if summary.hfu_ratio is not None else ""
-    active = (
-        f", tensor cores active {percent(summary.tensor_active_ratio)}"
-        if summary.tensor_active_ratio is not None
-        else ""
-    )
-    return f"{percent(summary.mfu_ratio)} (convention {summary.flops_convention}){hfu}{active}"
+    parts = [f"{percent(speed.mfu_ratio)} (convention {speed.flops_convention})"]
+    if speed.hfu_ratio is not None:
+        parts.append(f"HFU {percent(speed.hfu_ratio)}")
+    if speed.tensor_active_ratio is not None:
+        parts.append(f"tensor cores active {percent(speed.tensor_active_ratio)}")
+    return ", ".join(parts)
 
 
 def _stall(summary: JobSummary) -> str | None:

@@ -72,5 +72,5 @@ export function layout(job) {
   const sizes = DIMENSIONS.filter((name) => (job.parallel?.[name] ?? 1) > 1).map(
     (name) => `${name.toUpperCase()} ${job.parallel[name]}`,
   );
-  return [job.framework, job.world_size ? plural(job.world_size, "rank") : null, ...sizes].filter(Boolean).join(" · ");
+  return [job.framework, job.parallel?.world_size ? plural(job.parallel.world_size, "rank") : null, ...sizes].filter(Boolean).join(" · ");
 }

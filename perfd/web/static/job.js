@@ -79,10 +79,10 @@ const silence = (job) =>
 const device = (job) => (job.gpus?.length ? "GPU" : "rank");
 
 const numbers = (job) => [
-  ["mfu", "MFU", percent(job.mfu_ratio), mfuNote(job)],
+  ["mfu", "MFU", percent(job.efficiency?.mfu_ratio), mfuNote(job)],
   ["step-time", "Step time", duration(job.step_time_s?.median), `p95 ${duration(job.step_time_s?.p95)}`],
-  ["tokens", "Tokens/s", count(job.tokens_per_s), job.tokens_per_s_per_gpu == null ? "" : `${count(job.tokens_per_s_per_gpu)} per ${device(job)}`],
-  ["flops", `FLOP/s per ${device(job)}`, flopsPerS(job.model_flops_per_s_per_gpu), job.peak_flops_per_s ? `peak ${flopsPerS(job.peak_flops_per_s)} ${job.peak_precision ?? ""}` : ""],
+  ["tokens", "Tokens/s", count(job.efficiency?.tokens_per_s), job.efficiency?.tokens_per_s_per_gpu == null ? "" : `${count(job.efficiency?.tokens_per_s_per_gpu)} per ${device(job)}`],
+  ["flops", `FLOP/s per ${device(job)}`, flopsPerS(job.efficiency?.model_flops_per_s_per_gpu), job.efficiency?.peak_flops_per_s ? `peak ${flopsPerS(job.efficiency?.peak_flops_per_s)} ${job.efficiency?.peak_precision ?? ""}` : ""],
   ["communication", "Communication", percent(job.communication?.share_ratio), communicationNote(job)],
   ["stall", "Pipeline stall", percent(job.pipeline?.stall_ratio), stallNote(job)],
   ["data", "Input", percent(job.data?.share_ratio), "of a step, the slowest rank"],
@@ -103,9 +103,9 @@ function leftOut({ source, dimensions }) {
 }
 
 function mfuNote(job) {
-  const upper = job.mfu_upper_ratio == null ? "" : `at most ${percent(job.mfu_upper_ratio, 0)} by tensor activity`;
-  if (job.mfu_ratio != null) return ["of the dense peak", upper].filter(Boolean).join("; ");
-  return upper || (job.model_flops_per_s_per_gpu != null && job.peak_flops_per_s == null ? "no GPU was seen whose peak is known" : "");
+  const upper = job.efficiency?.mfu_upper_ratio == null ? "" : `at most ${percent(job.efficiency?.mfu_upper_ratio, 0)} by tensor activity`;
+  if (job.efficiency?.mfu_ratio != null) return ["of the dense peak", upper].filter(Boolean).join("; ");
+  return upper || (job.efficiency?.model_flops_per_s_per_gpu != null && job.efficiency?.peak_flops_per_s == null ? "no GPU was seen whose peak is known" : "");
 }
 
 function stallNote(job) {
