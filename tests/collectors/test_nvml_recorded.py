@@ -225,7 +225,7 @@ def test_a_compressed_file_is_played_too(tmp_path: Path) -> None:
 DAMAGED = gzip.compress(b"", mtime=0)[:10] + b"\xff" * 20
 
 
-@pytest.mark.parametrize("content", [None, b"not gzip", gzip.compress(encoded() * 50)[:40], DAMAGED])
+@pytest.mark.parametrize("content", [None, b"not gzip", gzip.compress(encoded() * 50, mtime=0)[:40], DAMAGED])
 def test_a_file_that_cannot_be_read_is_a_recording_error(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "nvml.jsonl.gz"
     if content is not None:
