@@ -20,8 +20,8 @@ from exporters.support import until
 from perfd.aggregator.aggregator import Aggregator
 from perfd.aggregator.captures.capture_reports import CaptureReports, readable_traces
 from perfd.aggregator.captures.trace_document import TraceDocument
-from perfd.aggregator.web_api.capture_routes import StartBody
 from perfd.analysis.findings import Kind
+from perfd.capture.capture_routes import StartBody
 from perfd.capture.node.process_environment import runs
 from perfd.capture.policy.policy_events import Capture, CaptureReport, Participant
 from perfd.cli import main

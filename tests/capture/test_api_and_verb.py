@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from perfd.aggregator.web_api.capture_routes import PATH, capture_routes
+from perfd.capture.capture_routes import PATH, capture_routes
 from perfd.capture.policy.capture_json import to_json
 from perfd.capture.policy.coordinator import CaptureCoordinator, check_profiles
 from perfd.capture.policy.policy_events import ManualRequest

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from perfd.aggregator.web_api.capture_routes import capture_routes
+from perfd.capture.capture_routes import capture_routes
 from perfd.cli import main
 from perfd.net.http import HttpServer
 

@@ -19,7 +19,7 @@ import yaml
 from aggregator.support import START_S, aggregator, place, step
 
 from perfd.aggregator.aggregator import Aggregator
-from perfd.aggregator.web_api.capture_routes import StartBody
+from perfd.capture.capture_routes import StartBody
 from perfd.clock import VirtualClock
 from perfd.collector import ColumnKind
 from perfd.metrics.catalog import AGENT_METRICS, AGGREGATOR_METRICS, JOB_METRICS, raw_metric

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfd.aggregator.aggregator import Aggregator
-from perfd.aggregator.web_api.capture_routes import StartBody
+from perfd.capture.capture_routes import StartBody
 from perfd.cli import main
 from perfd.config import AggregatorConfig, CaptureProfile
 from perfd.model import (

@@ -16,7 +16,7 @@ import yaml
 from serving.pages import LLAMA_70B, busy_70b
 
 from perfd.aggregator.aggregator import Aggregator
-from perfd.aggregator.web_api.capture_routes import StartBody
+from perfd.capture.capture_routes import StartBody
 from perfd.config import AggregatorConfig
 from perfd.net.http import HttpServer, Request, Response
 from tests.support.chromium import Tab

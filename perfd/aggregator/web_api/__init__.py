@@ -3,12 +3,10 @@
 from perfd.aggregator.web_api.access_control import AccessControl
 from perfd.aggregator.web_api.api_documents import agent_json, fleet_json, job_json, step_lines
 from perfd.aggregator.web_api.api_routes import routes
-from perfd.aggregator.web_api.capture_routes import PATH, SCHEMA, StartBody
 from perfd.aggregator.web_api.serving_documents import servers_json
 from perfd.aggregator.web_api.webhook import Webhook
 
 __all__ = [
-    "PATH",
     "SCHEMA",
     "AccessControl",
     "StartBody",

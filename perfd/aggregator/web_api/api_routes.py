@@ -10,10 +10,10 @@ from urllib.parse import unquote
 import msgspec
 
 from perfd import __version__
-from perfd.aggregator.web_api.capture_routes import StartBody, capture_routes
 from perfd.aggregator.web_api.report_routes import report_routes
 from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.analysis.findings import Kind
+from perfd.capture.capture_routes import StartBody, capture_routes
 from perfd.errors import PerfdError
 from perfd.metrics.exposition import MetricsPage
 from perfd.net import Handler, Request, Response

@@ -17,7 +17,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from perfd.aggregator.web_api import PATH
+from perfd.capture.capture_routes import PATH
 from perfd.capture.nsys import NcuPlan
 from perfd.capture.nsys import plan as plan_ncu
 from perfd.capture.redact import redacted_copy
