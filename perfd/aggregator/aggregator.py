@@ -21,7 +21,6 @@ from perfd.aggregator.series import SELF, PageRenderer, self_registry
 from perfd.aggregator.state import AggregatorState, progress_columns
 from perfd.aggregator.web_api import (
     AccessControl,
-    StartBody,
     Webhook,
     agent_json,
     fleet_json,
@@ -31,6 +30,7 @@ from perfd.aggregator.web_api import (
     step_lines,
 )
 from perfd.analysis.diagnosis import JobSummary
+from perfd.capture.capture_routes import StartBody
 from perfd.capture.policy.capture_json import to_json
 from perfd.capture.policy.policy_events import ManualRequest
 from perfd.clock import Clock, SystemClock

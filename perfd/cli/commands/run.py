@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from perfd_collectors.nccl.plugin_library import DIRECTORY_VARIABLE, with_plugin
+from perfd_collectors.nccl.plugin_library import DIRECTORY_VARIABLE, NOT_BUILT, plugin_missing, with_plugin
 
 from perfd.capture.kineto import with_wait_at_exit
 from perfd.capture.node import DAEMON_VARIABLE, RUN_VARIABLE
@@ -134,6 +134,8 @@ def watch(
     )
     if settings.kineto and configuration.agent.capture.enabled:
         _say(f"perfd: {_kineto_note(configuration.agent.capture.kineto, name)}")
+    if plugin_missing(os.environ) and _collector(configuration.agent, NCCL_COLLECTOR).enabled is not False:
+        _say(f"perfd: {NOT_BUILT}")
     try:
         options = SupervisorOptions(
             command=launch.command,
@@ -175,15 +177,19 @@ def _hook_socket(agent: AgentConfig, environment: Mapping[str, str]) -> str | No
     """Where the job's training loops shall write: a socket of this run alone, unless the user named one."""
     if SOCKET_VARIABLE in environment:
         return None
-    configured = agent.collectors.get(HOOK_COLLECTOR, CollectorConfig()).options.get("socket")
+    configured = _collector(agent, HOOK_COLLECTOR).options.get("socket")
     return str(configured or Path(tempfile.gettempdir(), f"perfd-hook-{os.getuid()}-{os.getpid()}.sock"))
 
 
 def _nccl_directory(agent: AgentConfig, environment: Mapping[str, str]) -> str | None:
     """Where plugin and agent shall meet: as the user told the plugin, else as the agent is configured."""
-    configured = agent.collectors.get(NCCL_COLLECTOR, CollectorConfig()).options.get("directory")
+    configured = _collector(agent, NCCL_COLLECTOR).options.get("directory")
     directory = environment.get(DIRECTORY_VARIABLE) or configured
     return None if directory is None else str(Path(str(directory)).absolute())
+
+
+def _collector(agent: AgentConfig, name: str) -> CollectorConfig:
+    return agent.collectors.get(name, CollectorConfig())
 
 
 def _environment(settings: MonitorSettings, environment: Mapping[str, str]) -> dict[str, str]:
