@@ -216,7 +216,7 @@ class GpuInfo(_message.Message):
     memory_bytes: int
     max_sm_clock_hz: float
     mig: bool
-    def __init__(self, index: _Optional[int] = ..., name: _Optional[str] = ..., uuid: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., max_sm_clock_hz: _Optional[float] = ..., mig: _Optional[bool] = ...) -> None: ...
+    def __init__(self, index: _Optional[int] = ..., name: _Optional[str] = ..., uuid: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., max_sm_clock_hz: _Optional[float] = ..., mig: bool = ...) -> None: ...
 
 class RankPlacement(_message.Message):
     __slots__ = ("job", "rank", "local_rank", "world_size", "gpu", "pid", "pod_uid", "pod_name", "started_unix_ns")
@@ -336,7 +336,7 @@ class ModelShape(_message.Message):
     moe: MoeShape
     mla: MlaShape
     mtp_layers: int
-    def __init__(self, layers: _Optional[int] = ..., hidden_size: _Optional[int] = ..., ffn_size: _Optional[int] = ..., attention_heads: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_size: _Optional[int] = ..., sequence_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., gated_mlp: _Optional[bool] = ..., attention_output_gate: _Optional[bool] = ..., moe: _Optional[_Union[MoeShape, _Mapping]] = ..., mla: _Optional[_Union[MlaShape, _Mapping]] = ..., mtp_layers: _Optional[int] = ...) -> None: ...
+    def __init__(self, layers: _Optional[int] = ..., hidden_size: _Optional[int] = ..., ffn_size: _Optional[int] = ..., attention_heads: _Optional[int] = ..., kv_heads: _Optional[int] = ..., head_size: _Optional[int] = ..., sequence_length: _Optional[int] = ..., vocab_size: _Optional[int] = ..., gated_mlp: bool = ..., attention_output_gate: bool = ..., moe: _Optional[_Union[MoeShape, _Mapping]] = ..., mla: _Optional[_Union[MlaShape, _Mapping]] = ..., mtp_layers: _Optional[int] = ...) -> None: ...
 
 class JobDescription(_message.Message):
     __slots__ = ("job", "framework", "framework_version", "model", "parallel", "precision", "recompute", "recompute_layers", "train_steps", "log_interval_steps", "parameters", "logged_flops_convention", "arguments")
@@ -435,7 +435,7 @@ class TrainingStep(_message.Message):
     power_per_gpu_w: float
     mfu_ratio: float
     extras: _containers.ScalarMap[str, float]
-    def __init__(self, job: _Optional[str] = ..., step: _Optional[int] = ..., time_unix_ns: _Optional[int] = ..., step_time_s: _Optional[float] = ..., steps_covered: _Optional[int] = ..., warmup: _Optional[bool] = ..., flops_per_s_per_gpu: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., global_batch_size: _Optional[int] = ..., consumed_samples: _Optional[int] = ..., consumed_tokens: _Optional[int] = ..., learning_rate: _Optional[float] = ..., losses: _Optional[_Mapping[str, float]] = ..., grad_norm: _Optional[float] = ..., loss_scale: _Optional[float] = ..., skipped_steps: _Optional[int] = ..., nan_steps: _Optional[int] = ..., energy_per_gpu_j: _Optional[float] = ..., power_per_gpu_w: _Optional[float] = ..., mfu_ratio: _Optional[float] = ..., extras: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    def __init__(self, job: _Optional[str] = ..., step: _Optional[int] = ..., time_unix_ns: _Optional[int] = ..., step_time_s: _Optional[float] = ..., steps_covered: _Optional[int] = ..., warmup: bool = ..., flops_per_s_per_gpu: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., global_batch_size: _Optional[int] = ..., consumed_samples: _Optional[int] = ..., consumed_tokens: _Optional[int] = ..., learning_rate: _Optional[float] = ..., losses: _Optional[_Mapping[str, float]] = ..., grad_norm: _Optional[float] = ..., loss_scale: _Optional[float] = ..., skipped_steps: _Optional[int] = ..., nan_steps: _Optional[int] = ..., energy_per_gpu_j: _Optional[float] = ..., power_per_gpu_w: _Optional[float] = ..., mfu_ratio: _Optional[float] = ..., extras: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class PhaseTime(_message.Message):
     __slots__ = ("min_s", "max_s", "by_rank")
@@ -552,7 +552,7 @@ class CollectorHealth(_message.Message):
     duration_s: float
     success: bool
     message: str
-    def __init__(self, collector: _Optional[str] = ..., time_unix_ns: _Optional[int] = ..., duration_s: _Optional[float] = ..., success: _Optional[bool] = ..., message: _Optional[str] = ...) -> None: ...
+    def __init__(self, collector: _Optional[str] = ..., time_unix_ns: _Optional[int] = ..., duration_s: _Optional[float] = ..., success: bool = ..., message: _Optional[str] = ...) -> None: ...
 
 class CollectiveTimes(_message.Message):
     __slots__ = ("job", "rank", "communicator", "communicator_rank", "communicator_size", "communicator_name", "operation", "peer", "timing", "start_unix_ns", "end_unix_ns", "count", "total_bytes", "total_s", "min_s", "max_s", "algorithm", "protocol", "sequences", "durations_ns", "sizes_bytes", "source", "gpu_starts_ns", "channels")

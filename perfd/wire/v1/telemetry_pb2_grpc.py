@@ -5,7 +5,7 @@ import warnings
 
 from perfd.wire.v1 import telemetry_pb2 as perfd_dot_wire_dot_v1_dot_telemetry__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.73.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -18,14 +18,14 @@ except ImportError:
 if _version_not_supported:
     raise RuntimeError(
         f'The grpc package installed is at version {GRPC_VERSION},'
-        + ' but the generated code in perfd/wire/v1/telemetry_pb2_grpc.py depends on'
+        + f' but the generated code in perfd/wire/v1/telemetry_pb2_grpc.py depends on'
         + f' grpcio>={GRPC_GENERATED_VERSION}.'
         + f' Please upgrade your grpc module to grpcio>={GRPC_GENERATED_VERSION}'
         + f' or downgrade your generated code using grpcio-tools<={GRPC_VERSION}.'
     )
 
 
-class TelemetryStub:
+class TelemetryStub(object):
     """Agents open the stream, so that training nodes need no open port.
     """
 
@@ -42,7 +42,7 @@ class TelemetryStub:
                 _registered_method=True)
 
 
-class TelemetryServicer:
+class TelemetryServicer(object):
     """Agents open the stream, so that training nodes need no open port.
     """
 
@@ -68,7 +68,7 @@ def add_TelemetryServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Telemetry:
+class Telemetry(object):
     """Agents open the stream, so that training nodes need no open port.
     """
 
