@@ -49,9 +49,9 @@ how_it_ended() {
   esac
 }
 
+# A job may be over before its agent is up, which then would not hear the signal, or could not start.
+for _ in $(seq 100); do [ -s "$state/perfd/$node/spool.sqlite" ] || ! ours && break; sleep 0.1; done
 if ours; then
-  # A job may be over before its agent is up, which then would not hear the signal.
-  for _ in $(seq 100); do [ -s "$state/perfd/$node/spool.sqlite" ] || ! ours && break; sleep 0.1; done
   how_it_ended >"$state/end"
   kill -TERM "$pid"
   # It sends what is left, in seconds; what it could not send in twenty is given up.
