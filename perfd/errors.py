@@ -28,7 +28,7 @@ class WireError(PerfdError):
 
 
 class BatchError(WireError):
-    """A batch can be told from other messages, but its records cannot be understood."""
+    """The records of a batch cannot be understood; its sequence is known."""
 
     def __init__(self, reason: str, *, sequence: int) -> None:
         super().__init__(reason)

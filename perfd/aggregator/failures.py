@@ -21,7 +21,7 @@ class Part(StrEnum):
 
     ANALYSIS = "analysis"
     FACTS = "facts"
-    """What series tell of a job beside its analysis."""
+    """Inputs of a job's series beside its analysis."""
     SERIES = "series"
     SUMMARY = "summary"
     TRACES = "traces"

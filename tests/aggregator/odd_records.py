@@ -1,4 +1,4 @@
-"""Records with a number that cannot be in any of their fields, and a job that is well to put them into."""
+"""Records with impossible numbers in any of their fields, and a healthy job to put them into."""
 
 from __future__ import annotations
 
@@ -102,7 +102,35 @@ _COLUMNS: dict[Scope, Sequence[str]] = {
 def records(job: str) -> st.SearchStrategy[Record]:
     """One record of any kind, of a job where it is of one, with odd and likely values in all its fields."""
     of_kinds = [_of(kind, message, job) for kind, message in RECORDS.items()]
-    return st.one_of(*of_kinds, tables(job), tables(job))
+    return st.one_of(changed(job), changed(job), *of_kinds, tables(job))
+
+
+@st.composite
+def changed(draw: st.DrawFn, job: str) -> Record:
+    """A record of a healthy job, with something odd in one field."""
+    record = draw(st.sampled_from(healthy(job)))
+    if isinstance(record, SampleTable):
+        row = draw(st.integers(0, RANKS - 1))
+        metric = draw(st.sampled_from(sorted(record.columns)))
+        values = list(record.columns[metric])
+        values[row] = draw(st.sampled_from(_ODD[FieldDescriptor.TYPE_DOUBLE]))
+        return dataclasses.replace(record, columns={**record.columns, metric: values})
+    return _changed(draw, record, RECORDS[type(record)], job)
+
+
+def _changed(draw: st.DrawFn, record: Any, message: type[Message], job: str) -> Any:
+    hints = typing.get_type_hints(type(record))
+    name = draw(st.sampled_from([name for name in hints if name != "job"]))
+    field = message.DESCRIPTOR.fields_by_name[name]
+    old = getattr(record, name)
+    if dataclasses.is_dataclass(old):
+        value = _changed(draw, old, type(getattr(message(), name)), job)
+    elif isinstance(old, Sequence) and not isinstance(old, str) and old:
+        place = draw(st.integers(0, len(old) - 1))
+        value = [*old[:place], draw(_scalar(field)), *old[place + 1 :]]
+    else:
+        value = draw(_field(hints[name], field, message, job))
+    return dataclasses.replace(record, **{name: value})
 
 
 def healthy(job: str, *, steps: int = STEPS) -> list[Record]:

@@ -4,6 +4,7 @@ import functools
 import http.client
 import json
 import logging
+import math
 import pkgutil
 import re
 import sqlite3
@@ -15,7 +16,7 @@ from aggregator.support import START_S, aggregator, gpus, source, step, values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfd.aggregator import Aggregator
+from perfd.aggregator import Aggregator, analysis_loop
 from perfd.aggregator.alerts import alert_evaluation
 from perfd.aggregator.failures import Failures, Part
 from perfd.aggregator.history.history_tables import SCHEMA, rows
@@ -28,8 +29,23 @@ from perfd.analysis.diagnosis.failed_analysis import failed_summary
 from perfd.analysis.diagnosis.job_summary import from_json, summarise, to_json
 from perfd.analysis.findings import Kind
 from perfd.clock import VirtualClock
-from perfd.config import AggregatorConfig, HistoryConfig, RulesConfig
-from perfd.model import Batch, CaptureTool, GpuInfo, Hello, MemoryReport
+from perfd.config import AggregatorConfig, AnalysisConfig, HistoryConfig, RulesConfig
+from perfd.gpu_peaks import load_peaks
+from perfd.model import (
+    Batch,
+    CaptureTool,
+    Event,
+    EventKind,
+    GpuInfo,
+    Hello,
+    JobDescription,
+    MemoryReport,
+    ModelShape,
+    ParallelLayout,
+    PhaseTime,
+    Recompute,
+    StepPhases,
+)
 from perfd.report.render.html import to_html
 from perfd.report.sources.from_summary import report_of_summary
 from perfd.rules.files.shipped_rules import builtin_rules
@@ -317,17 +333,18 @@ def test_a_gpu_that_says_it_has_no_memory_is_one_of_unknown_memory(clock):
 @pytest.fixture(scope="module")
 def rig():
     """A way to run an aggregator of its own without its ports: what is costly to load is loaded once."""
-    names, rules = MetricNames.installed(), alert_evaluation.load_rules(builtin_rules())
+    names, rules, peaks = MetricNames.installed(), alert_evaluation.load_rules(builtin_rules()), load_peaks()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MetricNames, "installed", lambda: names)
         patch.setattr(alert_evaluation, "load_rules", lambda _: rules)
+        patch.setattr(analysis_loop, "load_peaks", lambda _: peaks)
         yield run_rounds
 
 
-def run_rounds(*batches):
+def run_rounds(*batches, **config):
     """An aggregator after three rounds in 15 s; each batch is a node with its records."""
     clock = VirtualClock(START_NS + STEPS * 10**9)
-    running = Aggregator(AggregatorConfig(http_listen=None), clock, manual=True)
+    running = Aggregator(AggregatorConfig(http_listen=None, **config), clock, manual=True)
     intake = Ingest(running.state, clock, None)
     for stream, (node, sent_unix_ns, found) in enumerate(batches, 1):
         hello = Hello(agent_id=node, node=node, perfd_version="", sent_unix_ns=START_NS, first_sequence=1)
@@ -342,13 +359,60 @@ def run_rounds(*batches):
     return running
 
 
+def ranks_of(name, *ranks):
+    blocks = [PhaseTime(by_rank=dict.fromkeys(ranks, 0.1)) for _ in range(STEPS)]
+    return [StepPhases(job="evil", step=step, phases={name: one}) for step, one in enumerate(blocks, 1)]
+
+
+def described(layout=None, **sizes):
+    model = {"layers": 8, "hidden_size": 64, "attention_heads": 4, "sequence_length": 128, **sizes}
+    return JobDescription(
+        job="evil",
+        framework="megatron",
+        precision="bf16",
+        model=ModelShape(ffn_size=0, kv_heads=0, head_size=0, **model),
+        parallel=layout or ParallelLayout(),
+        recompute=Recompute.FULL,
+        recompute_layers=1,
+        arguments={"recompute_method": "block"},
+    )
+
+
+def ended(exit_code):
+    time_unix_ns = START_NS + 200 * 10**9
+    values = {"exit_code": exit_code}
+    return Event(kind=EventKind.JOB_ENDED, time_unix_ns=time_unix_ns, message="", job="evil", values=values)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        ranks_of("forward-compute", 64),
+        [ended(exit_code=math.nan)],
+        [described()],
+        [described(layers=0)],
+        [described(hidden_size=0)],
+        [described(attention_heads=0)],
+        [described(ParallelLayout(pp=0, tp=0, dp=0, cp=0, ep=0, vp=0, global_batch_size=0))],
+    ],
+    ids=["one timer", "exit code", "no weights", "no layers", "no width", "no heads", "no groups"],
+)
+@pytest.mark.parametrize("convention", ["megatron", "megatron-full"])
+def test_what_once_stopped_the_rounds_does_so_no_more(rig, odd, convention):
+    node = [record for record in healthy("evil") if not isinstance(record, JobDescription)]
+    running = rig(("e", START_NS, [*odd, *node, *odd]), analysis=AnalysisConfig(flops_convention=convention))
+    assert running.summary("evil")[0].bottleneck.kind is not Kind.ANALYSIS_FAILED
+    assert running.state.failures.counts() == {}
+
+
 @functools.cache
 def summary_of_good():
     running = run_rounds(("g", START_NS, healthy("good")))
     return to_json(running.summary("good"))
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.timeout(300)
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     odd=st.lists(records("evil"), min_size=1, max_size=8),
     well=st.sampled_from([(), healthy("evil")]),

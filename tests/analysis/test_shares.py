@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from analysis.jobs import gpu_table, infos, job_data, phase_table, step_table
@@ -18,7 +20,7 @@ from perfd.analysis.steps.time_breakdown import (
     step_time,
 )
 from perfd.gpu_peaks import load_peaks
-from perfd.model import MemoryReport
+from perfd.model import GpuInfo, MemoryReport
 
 
 def timers_of(extremes=None, by_rank=None):
@@ -104,6 +106,28 @@ def test_without_nvml_the_allocators_reports_tell_and_say_so():
     result = memory(job, load_peaks())
     assert result.max_used_ratio == pytest.approx(0.75)
     assert result.source == "allocator, of its rank alone"
+
+
+def test_a_driver_that_says_zero_does_not_know_the_size():
+    reports = [MemoryReport(job="job", step=1, rank=0, max_reserved_bytes=60e9)]
+    nothing = [GpuInfo(index=0, name="NVIDIA H100 80GB HBM3", memory_bytes=0)]
+    job = job_data(step_table([1.0]), memory=reports, gpu_infos={"n0": nothing})
+    assert memory(job, load_peaks()).max_used_ratio == pytest.approx(0.75)
+    assert memory(job, PeakTable()).max_used_ratio is None
+    steps = step_table([1.0] * 5)
+    gpu = gpu_table(steps, {"memory_used_bytes": [40e9], "memory_total_bytes": [0.0]})
+    job = job_data(steps, gpu=gpu, gpu_infos=infos("NVIDIA H100 80GB HBM3", 1))
+    assert memory(job, load_peaks()).max_used_ratio == pytest.approx(0.5)
+
+
+def test_timers_of_more_and_fewer_ranks_fit_each_other():
+    forward = {"forward-compute": [0.2, 0.3, 0.4]}
+    steps = step_table([1.0] * 6)
+    few, many = phase_table(steps, None, {"backward-compute": [0.5]}), phase_table(steps, None, forward)
+    table = dataclasses.replace(many, by_rank_s={**many.by_rank_s, **few.by_rank_s})
+    forward_s, backward_s = Timers.of(table, steps, np.arange(1, 6)).computing_by_rank_s()
+    assert forward_s.shape == backward_s.shape == (5, 3)
+    assert np.isnan(backward_s[:, 1:]).all()
 
 
 def test_memory_of_a_gpu_of_unknown_size_is_unknown():

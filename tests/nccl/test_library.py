@@ -12,8 +12,8 @@ from perfd_collectors.nccl.plugin_library import LIBRARY, NOT_BUILT, VARIABLE, w
 RUN_WITHOUT_PLUGIN = """
 import sys
 from pathlib import Path
-from perfd_collectors.nccl import library
-library.LIBRARY = Path("/nowhere")
+from perfd_collectors.nccl import plugin_library
+plugin_library.LIBRARY = Path("/nowhere")
 from perfd.cli import main
 sys.exit(main(["run", *sys.argv[1:], "--", "true"]))
 """

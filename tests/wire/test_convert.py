@@ -187,7 +187,7 @@ def test_a_row_about_an_entity_that_is_not_named_is_refused() -> None:
         from_wire(message)
 
 
-def test_a_batch_with_a_wrong_record_still_tells_its_sequence() -> None:
+def test_the_sequence_of_a_batch_with_a_wrong_record_is_known() -> None:
     message = pb.AgentMessage(batch=pb.Batch(sequence=7))
     message.batch.samples.add(scope=pb.SCOPE_GPU, times_unix_ns=[1], entities=["0"], entity_of_row=[1])
     with pytest.raises(BatchError, match="about entity 1") as caught:

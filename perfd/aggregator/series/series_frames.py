@@ -45,14 +45,10 @@ class SeriesFrames:
         facts: Mapping[str, LiveFacts],
     ) -> dict[str, SeriesFrame]:
         """The frames of one instant; a job or node whose series cannot be made is left out."""
-        # What it exports of itself comes first: that counts what is left out.
+        jobs, nodes = self._jobs(derived, facts), self._nodes(now_s)
+        # The aggregator's own series come first: they count what is left out.
         groups = self._bounded(
-            {
-                SELF: self._self(),
-                "agents": self._agents(now_s),
-                "jobs": self._jobs(derived, facts),
-                "nodes": self._nodes(now_s),
-            }
+            {SELF: self._self(), "agents": self._agents(now_s), "jobs": jobs, "nodes": nodes}
         )
         self._blocks.keep(name for blocks in groups.values() for name in blocks)
         return {

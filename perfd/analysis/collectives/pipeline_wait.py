@@ -24,7 +24,7 @@ def with_waiting(
     """
     costly_ratio = THRESHOLDS.straggler_certain_wait_ratio
     late = any((rank.caused_ratio or 0.0) >= costly_ratio for rank in kernels.ranks)
-    known = 0 < len(kernels.stage_wait_ratios) == parallel.pp
+    known = len(kernels.stage_wait_ratios) == parallel.pp
     if measured.stall_ratio is not None or late or not known:
         return measured
     return _by_waiting(parallel, kernels.stage_wait_ratios, step_s)

@@ -231,9 +231,8 @@ def _sizes(job: JobData, peaks: PeakTable) -> dict[tuple[str, str], float | None
     sizes: dict[tuple[str, str], float | None] = {}
     for node, info in infos:
         row = None if info.mig else rows[info.name]
-        size = row.memory_bytes if row and info.memory_bytes is None else info.memory_bytes
         # A driver that cannot say how much memory there is may say zero.
-        sizes[node, str(info.index)] = size or None
+        sizes[node, str(info.index)] = info.memory_bytes or (row.memory_bytes if row else None)
     return sizes
 
 
