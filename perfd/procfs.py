@@ -1,4 +1,4 @@
-"""psutil below a /proc of its own: in a container, the node's is mounted elsewhere."""
+"""Lets psutil read another /proc: in a container, the node's is mounted elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOCK = threading.Lock()
 
 @contextmanager
 def rooted(proc: Path) -> Iterator[None]:
-    """Within it psutil reads `proc`. One thread at a time: psutil keeps that path in a global."""
+    """Context in which psutil reads `proc`; one thread at a time, because psutil has the path in a global."""
     with _LOCK:
         before = psutil.PROCFS_PATH
         psutil.PROCFS_PATH = str(proc)

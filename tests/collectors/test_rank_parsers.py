@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from perfd_collectors.ranks import CgroupIdentity, parse_cgroup, parse_environ, resolve_rank
-from perfd_collectors.ranks.environment import WANTED, Launcher, job_name
+from perfd_collectors.ranks.environment import KEPT_VARIABLES, Launcher, job_name
 from perfd_collectors.ranks.gpu_of_rank import Gpu, HeldMemory, gpu_expected, gpu_held
 from perfd_collectors.ranks.processes import parse_nspid, parse_stat
 
@@ -180,7 +180,7 @@ def test_the_job_is_slurms_or_else_torchelastics(environ: dict[str, str], name: 
     assert job_name(environ) == name
 
 
-NAMES = st.sampled_from(sorted(WANTED)).map(str.encode)
+NAMES = st.sampled_from(sorted(KEPT_VARIABLES)).map(str.encode)
 ITEMS = st.tuples(NAMES, st.binary(max_size=12)).map(b"=".join)
 
 

@@ -297,7 +297,7 @@ def test_a_lost_gpu_leaves_the_ranks_of_the_others(tmp_path: Path) -> None:
 def test_without_nvml_and_without_a_command_it_says_why(tmp_path: Path) -> None:
     job = Job(tmp_path, FakeNvml(init_code=NO_NVML))
     job.node.put_in_gpu()
-    assert "NVML cannot tell" in check_unavailable(job.spec, job.settings)
+    assert "which NVML cannot list" in check_unavailable(job.spec, job.settings)
 
 
 def test_on_a_node_without_gpus_there_are_no_ranks_to_find(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The node beside its GPUs: CPU, memory, pressure, network, InfiniBand and RoCE, disks."""
+"""Host metrics: CPU, memory, pressure, network, InfiniBand and RoCE, disks."""
 
 from __future__ import annotations
 

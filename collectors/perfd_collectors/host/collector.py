@@ -1,4 +1,4 @@
-"""The collector: tables of the node, its network interfaces and ports, and its disks."""
+"""The `host` collector: tables of the node, its network interfaces and ports, and its disks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Rows = Mapping[str, Mapping[str, float]]
 """Values by entity and column."""
 
 _UNREADABLE = (OSError, ValueError, TypeError, AssertionError)
-"""What psutil raises for a file that is gone, or whose content is not the kernel's."""
+"""Exceptions of psutil for a missing file, or unexpected content."""
 _CPU_STATES = {
     "cpu_user_ratio": ("user", "nice"),
     "cpu_system_ratio": ("system", "irq", "softirq"),
@@ -29,7 +29,7 @@ _CPU_STATES = {
     "cpu_iowait_ratio": ("iowait",),
     "cpu_steal_ratio": ("steal",),
 }
-"""The states that each share is the sum of. Guests are in `user` and `nice`, as the kernel counts them."""
+"""The CPU states summed in each share. The kernel counts guests in `user` and `nice`."""
 _INTERFACE_FIELDS = {
     "rx_bytes": "bytes_recv",
     "rx_packets": "packets_recv",
@@ -40,24 +40,24 @@ _INTERFACE_FIELDS = {
     "tx_errors": "errout",
     "tx_dropped_packets": "dropout",
 }
-"""psutil's name of each column."""
+"""psutil's field of each column."""
 
 
 class HostOptions(Options, frozen=True):
     """Options of the `host` collector."""
 
     slow_interval_s: float = 10.0
-    """How often to read link states, link errors and congestion, which ask the adapter's firmware."""
+    """How often to read link states, link errors and congestion, which query the adapter's firmware."""
     exclude_interfaces: str = (
         r"lo|(veth|cali|docker|br-|virbr|cni|flannel|lxc|ifb|dummy|tunl|sit|ip6tnl|nodelocaldns).*"
     )
-    """Interfaces to leave out: a regular expression for the whole name."""
+    """Interfaces to exclude: a regular expression for the whole name."""
     exclude_disks: str = r"(loop|ram|zram|sr|fd|nbd)\d+"
-    """Disks to leave out: a regular expression for the whole name."""
+    """Disks to exclude: a regular expression for the whole name."""
 
 
 class HostCollector:
-    """Reads /proc and /sys below the roots of the settings. Raises `Unavailable` without /proc/stat."""
+    """Reads /proc and /sys below the roots in the settings. Raises `Unavailable` without /proc/stat."""
 
     def __init__(self, options: HostOptions, settings: Settings) -> None:
         self._proc = settings.proc
@@ -72,7 +72,7 @@ class HostCollector:
         if self._read("stat") is None:
             raise Unavailable(
                 f"{self._proc / 'stat'} cannot be read: in a container, mount the host's /proc and set "
-                "`proc` to where it is."
+                "`proc` to its path."
             )
 
     def collect(self) -> Sequence[Record]:
@@ -90,7 +90,7 @@ class HostCollector:
         return [table for scope, rows in parts if (table := _table(scope, now_ns, rows)) is not None]
 
     def close(self) -> None:
-        """Nothing is held between two collects."""
+        """Nothing to free."""
 
     def _node(self) -> Mapping[str, float]:
         node = {
@@ -107,7 +107,7 @@ class HostCollector:
         return node
 
     def _cpu(self) -> Mapping[str, float]:
-        """Shares of the time of all CPUs since the last collect; empty when no time has passed."""
+        """Shares of CPU time since the last collect; empty when no time has passed."""
         try:
             with rooted(self._proc):
                 times = psutil.cpu_times()
@@ -120,11 +120,11 @@ class HostCollector:
         }
         spent_s = {column: self._cpu_s[column] - before_s[column] for column in before_s}
         total_s = sum(spent_s.values())
-        # The kernel's iowait may go back a little (proc(5)), and no share is negative.
+        # The kernel's iowait may decrease (proc(5)), but shares are not negative.
         return {column: max(0.0, one_s) / total_s for column, one_s in spent_s.items() if total_s > 0}
 
     def _interfaces(self) -> Rows:
-        # The agent may have a network of its own; the first process has the node's.
+        # The agent may have its own network namespace; the first process has the node's.
         interfaces = _interfaces(self._proc / "1") or _interfaces(self._proc)
         return {
             name: counters
@@ -177,7 +177,7 @@ def _interface_link(path: Path) -> Mapping[str, float]:
     if state in {b"up", b"down", b"lowerlayerdown"}:
         link["link_up"] = float(state == b"up")
     megabits = (read_bytes(path / "speed") or b"").strip()
-    # A link that is down, or that has no speed, says -1 or nothing.
+    # A link that is down or has no speed reports -1 or nothing.
     if megabits.isdigit() and int(megabits):
         link["speed_bytes_per_s"] = int(megabits) * 1e6 / 8
     return link

@@ -1,4 +1,4 @@
-"""InfiniBand and RoCE ports out of sysfs (Documentation/ABI/stable/sysfs-class-infiniband)."""
+"""InfiniBand and RoCE ports from sysfs (Documentation/ABI/stable/sysfs-class-infiniband)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from perfd_collectors.host.small_files import names_in, read_bytes, read_count
 
 DATA_WORD_BYTES = 4
-"""port_xmit_data and port_rcv_data count words of four bytes."""
+"""port_xmit_data and port_rcv_data count words of four bytes (same document)."""
 
 TRAFFIC: Mapping[str, tuple[str, float]] = {
     "tx_bytes": ("counters/port_xmit_data", DATA_WORD_BYTES),
@@ -18,7 +18,7 @@ TRAFFIC: Mapping[str, tuple[str, float]] = {
     "rx_packets": ("counters/port_rcv_packets", 1),
     "tx_wait_ticks": ("counters/port_xmit_wait", 1),
 }
-"""Column to file below the port, and how many of the column's units one count is; read each time."""
+"""Column, its file below the port, and the column's units per count; read each time."""
 
 HEALTH: Mapping[str, tuple[str, float]] = {
     "rx_errors": ("counters/port_rcv_errors", 1),
@@ -40,13 +40,13 @@ HEALTH: Mapping[str, tuple[str, float]] = {
     "adaptive_retransmissions": ("hw_counters/roce_adp_retrans", 1),
     "slow_restarts": ("hw_counters/roce_slow_restart", 1),
 }
-"""As `TRAFFIC`, read seldom: each read may be a question to the firmware of the adapter."""
+"""As `TRAFFIC`, but read every `slow_interval_s`: a read may query the adapter's firmware."""
 
 _RATE = re.compile(rb"\s*(\d+(?:\.\d+)?)\s*Gb/sec")
 
 
 def ports(sys: Path) -> Mapping[str, Path]:
-    """Each port of each adapter: `mlx5_0/1`, and its folder."""
+    """The ports of all adapters by name (`mlx5_0/1`), with their folder."""
     adapters = sys / "class" / "infiniband"
     return {
         f"{adapter}/{port}": adapters / adapter / "ports" / port
@@ -57,7 +57,7 @@ def ports(sys: Path) -> Mapping[str, Path]:
 
 
 def read_counters(port: Path, files: Mapping[str, tuple[str, float]]) -> Mapping[str, float]:
-    """The counters that the adapter has; one that it lacks, or answers with words, is absent."""
+    """The adapter's counters; missing and non-numeric ones are absent."""
     return {
         column: count * units
         for column, (file, units) in files.items()

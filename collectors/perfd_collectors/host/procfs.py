@@ -1,7 +1,7 @@
-"""Parsers of what psutil leaves out of /proc: bytes in, SI units out; what is not there is left out.
+"""Parsers for the parts of /proc that psutil lacks: bytes in, SI units out; missing values are absent.
 
-psutil has no states of processes, no `Dirty`, no events of memory management and no queue time of disks; it
-returns 0 for memory that it does not find, and estimates available memory where the kernel does not.
+psutil has no process states, no `Dirty`, no memory management events and no disk queue time; it returns 0 for
+missing memory values, and estimates available memory if the kernel does not report it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 _MAX_DIGITS = 20
 """No 64-bit counter has more."""
 SECTOR_BYTES = 512
-"""The unit of /proc/diskstats, whatever the disk's own are (Documentation/admin-guide/iostats.rst)."""
+"""The unit of /proc/diskstats, regardless of the disk's (Documentation/admin-guide/iostats.rst)."""
 
 
 def parse_stat_counts(stat: bytes) -> Mapping[str, float]:
-    """The counts of /proc/stat: CPUs that are on, context switches, and processes by state."""
+    """Online CPUs, context switches, and processes by state from /proc/stat."""
     counts = {"online_cpus": float(stat.count(b"\ncpu"))}
     for column, key in (
         ("context_switches", b"\nctxt "),
@@ -31,7 +31,7 @@ def parse_stat_counts(stat: bytes) -> Mapping[str, float]:
 
 
 def parse_loadavg(text: bytes) -> Mapping[str, float]:
-    """The load averages of /proc/loadavg."""
+    """The load averages from /proc/loadavg."""
     names = ("load_1min_processes", "load_5min_processes", "load_15min_processes")
     fields = text.split()[:3]
     return {
@@ -42,7 +42,7 @@ def parse_loadavg(text: bytes) -> Mapping[str, float]:
 
 
 def parse_meminfo(text: bytes) -> Mapping[str, float]:
-    """Memory of the node out of /proc/meminfo."""
+    """The node's memory from /proc/meminfo."""
     found = {
         key.decode(): int(fields[0]) * 1024.0
         for key, fields in _keys(text)
@@ -55,7 +55,7 @@ def parse_meminfo(text: bytes) -> Mapping[str, float]:
 
 
 def parse_vmstat(text: bytes) -> Mapping[str, float]:
-    """Events of memory management out of /proc/vmstat."""
+    """Memory management events from /proc/vmstat."""
     counts = {}
     for line in text.splitlines():
         key, _, value = line.partition(b" ")
@@ -65,19 +65,19 @@ def parse_vmstat(text: bytes) -> Mapping[str, float]:
 
 
 def parse_pressure(resource: str, text: bytes) -> Mapping[str, float]:
-    """Total stall time out of /proc/pressure/RESOURCE (Documentation/accounting/psi.rst)."""
+    """Total stall time from /proc/pressure/RESOURCE (Documentation/accounting/psi.rst)."""
     totals = {}
     for line in text.splitlines():
         kind, _, rest = line.partition(b" ")
         value = rest.rpartition(b"total=")[2]
-        # For CPU and the whole node, "full" is not defined, and the kernel writes 0.
+        # "full" is undefined for the CPU of the whole node; the kernel writes 0.
         if kind in {b"some", b"full"} and _is_count(value) and (resource, kind) != ("cpu", b"full"):
             totals[f"pressure_{resource}_{kind.decode()}_s"] = int(value) / 1e6
     return totals
 
 
 def parse_diskstats(text: bytes) -> Mapping[str, Mapping[str, float]]:
-    """Counters of each block device, partitions too, out of /proc/diskstats."""
+    """Counters by block device, including partitions, from /proc/diskstats."""
     disks = {}
     for line in text.splitlines():
         fields = line.split()

@@ -6,12 +6,15 @@ import os
 from pathlib import Path
 
 _CHUNK_BYTES = 64 * 1024
+"""Read at a time; larger than almost all of these files."""
+_MAX_DIGITS = 20
+"""No 64-bit counter has more."""
 
 
 def read_bytes(path: str | Path) -> bytes | None:
-    """The file's content, or None when there is none or the kernel refuses to give it.
+    """The file's content; None when it is missing or unreadable.
 
-    Without a buffer in between, which costs more than the read itself.
+    Unbuffered, because a buffer costs more than the read itself.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -19,7 +22,7 @@ def read_bytes(path: str | Path) -> bytes | None:
         return None
     try:
         content = b""
-        # The kernel gives a page at a time of some files, so only an empty read is the end.
+        # The kernel returns some files one page at a time, so only an empty read is the end.
         while more := os.read(fd, _CHUNK_BYTES):
             content += more
     except OSError:
@@ -30,13 +33,13 @@ def read_bytes(path: str | Path) -> bytes | None:
 
 
 def read_count(path: str | Path) -> float | None:
-    """The number in a file that holds one, or None."""
+    """The number in a file; None when it has none."""
     text = (read_bytes(path) or b"").strip()
-    return float(text) if text.isdigit() and len(text) <= 20 else None
+    return float(text) if text.isdigit() and len(text) <= _MAX_DIGITS else None
 
 
 def names_in(path: Path) -> list[str]:
-    """The entries of a folder in order; empty when it is not there."""
+    """The sorted entries of a folder; empty when it is missing."""
     try:
         return sorted(os.listdir(path))  # noqa: PTH208  (names are all that is needed)
     except OSError:

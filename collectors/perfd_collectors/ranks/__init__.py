@@ -1,4 +1,4 @@
-"""Ranks: which process is which rank of which job, and on which GPU."""
+"""Finds the ranks of jobs on this node, and their GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which container and pod a process is in, by its cgroup."""
+"""The container and pod of a process, from its cgroup."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CONTAINER = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?=/|$)", re.IGNO
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CgroupIdentity:
-    """Where a process runs; None for what its cgroup does not tell."""
+    """Pod and container of a process; None when unknown."""
 
     pod_uid: str | None = None
     container_id: str | None = None
@@ -23,7 +23,7 @@ class CgroupIdentity:
 def parse_cgroup(content: bytes) -> CgroupIdentity:
     """Read /proc/PID/cgroup, version 1 or 2, of the systemd or the cgroupfs driver.
 
-    In a cgroup namespace of its own a container sees only `0::/`, which tells nothing.
+    In its own cgroup namespace a container sees only `0::/`, so both are unknown.
     """
     paths = [
         line.split(":", 2)[2]

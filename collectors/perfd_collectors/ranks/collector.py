@@ -1,4 +1,4 @@
-"""The collector: finds the ranks on this node, and says where they run."""
+"""The `ranks` collector: finds the ranks on this node and their placement."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from perfd_collectors.ranks.placement import RankProcess, changed, job_events, p
 from perfd_collectors.ranks.processes import Process, ProcessTable
 
 REPEAT_EVERY_S = 30.0
-"""Placements are said again so often, for an aggregator that starts after the agent."""
+"""How often placements are repeated, for aggregators that start after the agent. Chosen, not measured."""
 
 UNNAMED_JOB = "default"
-"""The agent's name for a job that nobody named: then the ranks' environment may name it."""
+"""The agent's name for an unnamed job; the ranks' environment may then name it."""
 
 _SLURM_JOB = re.compile(r"\d+(_\d+)?")
 
 _MPS_SERVER = "nvidia-cuda-mps"
-"""Its name as /proc has it, cut to 15 letters; it holds every GPU for its clients."""
+"""Name of the MPS server in /proc, cut to 15 characters; it holds all GPUs for its clients."""
 
 COLUMNS: Sequence[Column] = (
     Column(
         scope=Scope.NODE,
         name="gpu_processes",
-        help="Processes that hold a compute context on a GPU of the node.",
+        help="Processes with a compute context on a GPU of the node.",
         source="nvmlDeviceGetComputeRunningProcesses",
-        absent="There is no NVML.",
+        absent="Without NVML.",
     ),
     Column(
         scope=Scope.NODE,
         name="rank_processes",
         help="Ranks found on the node.",
         source="/proc/PID/environ",
-        absent="Never, while the collector works.",
+        absent="Never while the collector works.",
     ),
     Column(
         scope=Scope.NODE,
         name="unreadable_processes",
-        help="GPU processes, or processes of the watched command, whose environment this user may not read.",
+        help="GPU processes, or processes of `perfd run`, whose environment is unreadable for this user.",
         source="/proc/PID/environ",
-        absent="The ranks are looked for among all processes, because NVML lists none.",
+        absent="When all processes are searched for ranks, because NVML lists none.",
     ),
 )
 
@@ -57,13 +57,13 @@ class RanksOptions(Options, frozen=True):
     """Options of the `ranks` collector."""
 
     root_pid: int | None = None
-    """Look only at this process and its descendants: `perfd run` names the command that it started."""
+    """Search only this process and its descendants; set by `perfd run` to its command."""
 
 
 class RanksCollector:
-    """Ranks by the environment of the processes that hold GPUs, or that descend from `root_pid`.
+    """Finds ranks by the environment of processes that hold GPUs, or that descend from `root_pid`.
 
-    Raises `Unavailable` when there is neither NVML nor a `root_pid` to start from.
+    Raises `Unavailable` without NVML and `root_pid`.
     """
 
     def __init__(self, nvml: Nvml, options: RanksOptions, settings: Settings) -> None:
@@ -83,23 +83,23 @@ class RanksCollector:
         except Unavailable as error:
             if options.root_pid is None:
                 raise Unavailable(
-                    f"Ranks are found by the processes that hold GPUs, and NVML cannot tell them. {error}"
+                    f"Ranks are found by processes that hold GPUs, which NVML cannot list. {error}"
                 ) from error
 
     def collect(self) -> Sequence[Record]:
         now_ns, now_s = self._settings.clock.unix_ns(), self._settings.clock.monotonic_s()
         held = self._held()
-        processes = self._processes.look(self._candidates(held))
+        processes = self._processes.refresh(self._candidates(held))
         found = placements(self._rank_processes(processes, held), self._job_of)
         found = found or self._lone_rank(processes, held)
-        said = changed(self._last, found)
+        reported = changed(self._last, found)
         if now_s >= self._repeat_due_s:
             self._repeat_due_s = now_s + REPEAT_EVERY_S
             self._gpus = self._gpus if self._nvml is None else _gpus(self._nvml)
-            said = found
+            reported = found
         events = job_events(self._last, found, now_ns)
         self._last = found
-        return [*said, *events, self._counts(now_ns, processes, held, len(found))]
+        return [*reported, *events, self._counts(now_ns, processes, held, len(found))]
 
     def close(self) -> None:
         if self._nvml is None:
@@ -108,16 +108,16 @@ class RanksCollector:
         try:
             nvml.nvmlShutdown()
         except NvmlError:
-            return  # The driver went first.
+            return  # The driver was unloaded first.
 
     def _held(self) -> Mapping[int, list[HeldMemory]]:
-        """What each process holds, by the pid that our /proc knows it by."""
+        """GPU memory held by each process, by its PID in our /proc."""
         entries = [entry for gpu in self._gpus for entry in self._held_on(gpu.index)]
-        strangers = {entry.pid for entry in entries if self._processes.stat(entry.pid) is None}
-        known_as = self._processes.by_inner_pid(strangers) if strangers else {}
+        unknown_pids = {entry.pid for entry in entries if self._processes.stat(entry.pid) is None}
+        outer_pids = self._processes.outer_pids(unknown_pids) if unknown_pids else {}
         held: dict[int, list[HeldMemory]] = {}
         for entry in entries:
-            pid = known_as.get(entry.pid, entry.pid)
+            pid = outer_pids.get(entry.pid, entry.pid)
             stat = self._processes.stat(pid)
             if stat is not None and not stat.name.startswith(_MPS_SERVER):
                 held.setdefault(pid, []).append(entry)
@@ -138,7 +138,7 @@ class RanksCollector:
     def _candidates(self, held: Mapping[int, Sequence[HeldMemory]]) -> Sequence[int]:
         if self._root_pid is not None:
             return self._processes.descendants(self._root_pid)
-        # In a container, NVML lists no process, or lists pids of another namespace; but then there are few.
+        # In a container, NVML lists no processes, or PIDs of another namespace; then all (few) are searched.
         return sorted(held) or self._processes.pids()
 
     def _rank_processes(
@@ -158,14 +158,15 @@ class RanksCollector:
         ]
 
     def _counts_as_rank(self, identity: RankIdentity, *, holds_gpu: bool) -> bool:
-        """Slurm's variables are in interactive shells too: they count with a GPU, or below the command.
+        """Whether a process with rank variables is a rank.
 
-        An agent of one job of Slurm leaves those of others, which may share the node, to theirs.
+        Slurm's variables are also in interactive shells: they only count for processes with a GPU or below
+        `root_pid`. The agent of a Slurm job ignores other jobs on the node.
         """
         if self._root_pid is not None:
             return True
         number = identity.environ.get("SLURM_JOB_ID")
-        # An array's task has a number of its own beside ARRAY_TASK; an agent may be called either.
+        # An array task also has a job id of its own; the agent's job may be either.
         names = (number, job_name(identity.environ))
         if number and _SLURM_JOB.fullmatch(self._settings.job) and self._settings.job not in names:
             return False
@@ -179,7 +180,7 @@ class RanksCollector:
     def _lone_rank(
         self, processes: Mapping[int, Process], held: Mapping[int, Sequence[HeldMemory]]
     ) -> list[RankPlacement]:
-        """A job of one process has no launcher to tell its rank: of the watched command, it is rank 0."""
+        """A job of one process has no launcher that sets its rank: below `root_pid`, it is rank 0."""
         holders = [pid for pid in processes if pid in held]
         if self._root_pid is None or len(holders) != 1:
             return []
@@ -197,7 +198,7 @@ class RanksCollector:
         ]
 
     def _job_of(self, identity: RankIdentity) -> str:
-        # A name that an operator or `perfd run` gave is also the one of the log's steps.
+        # A name set by an operator or `perfd run` is also that of the log's steps.
         if self._root_pid is not None or self._settings.job != UNNAMED_JOB:
             return self._settings.job
         return identity.job or self._settings.job
@@ -244,4 +245,4 @@ def _gpu(nvml: Nvml, index: int) -> Gpu | None:
     except NvmlError as error:
         if fault_of(error) is Fault.GONE:
             raise
-        return None  # This GPU is lost, or not for this user.
+        return None  # Lost, or not accessible to this user.

@@ -1,4 +1,4 @@
-"""Which rank a process is, by the environment that its launcher gave it."""
+"""The rank of a process, from its launcher's environment variables."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from perfd_collectors.ranks.cgroup import CgroupIdentity
 
-WANTED = frozenset(
+KEPT_VARIABLES = frozenset(
     {
         "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "TORCHELASTIC_RUN_ID",
         "SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_PROCID", "SLURM_LOCALID",
@@ -17,13 +17,16 @@ WANTED = frozenset(
         "NVIDIA_VISIBLE_DEVICES", "POD_NAME", "HOSTNAME",
     }
 )  # fmt: skip
-"""The variables that are kept of an environment; it may hold secrets, so nothing else is."""
+"""The variables that are read; others are dropped, because they may be secrets."""
 
 _MAX_RANKS = 1_000_000
+"""Larger worlds are garbage."""
+_MAX_DIGITS = 9
+"""Longer numbers are garbage, and would not fit 32 bits."""
 
 
 class Launcher(StrEnum):
-    """Whose variables told the rank."""
+    """The launcher whose variables define the rank."""
 
     TORCH = "torch"
     OPENMPI = "openmpi"
@@ -32,7 +35,7 @@ class Launcher(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankIdentity:
-    """Which rank a process is, and where its launcher put it; None for what it did not say."""
+    """A process's rank and placement by its launcher; unknown values are None."""
 
     launcher: Launcher
     rank: int
@@ -45,25 +48,25 @@ class RankIdentity:
     pod_name: str | None = None
     container_id: str | None = None
     environ: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """What `gpus.py` needs of the environment."""
+    """The variables that `gpu_of_rank` needs."""
 
 
 def parse_environ(content: bytes) -> Mapping[str, str]:
-    """The wanted variables of /proc/PID/environ. A process may have written anything over it."""
+    """The kept variables of /proc/PID/environ, which a process may have overwritten with anything."""
     found = {}
     for item in content.split(b"\0"):
         name, separator, value = item.partition(b"=")
         key = name.decode("ascii", "replace")
-        if separator and key in WANTED:
+        if separator and key in KEPT_VARIABLES:
             found[key] = value.decode("utf-8", "replace")
     return found
 
 
 def resolve_rank(environ: Mapping[str, str], cgroup: CgroupIdentity) -> RankIdentity | None:
-    """The rank that an environment tells of, or None when it tells of none that makes sense.
+    """The rank in an environment; None when there is no valid one.
 
-    The innermost launcher wins: `srun torchrun` has Slurm's variables of the
-    node's task, and torch's of the rank; so has `srun mpirun`.
+    The innermost launcher counts: under `srun torchrun`, Slurm's variables are those of
+    the node's task, torch's those of the rank; likewise under `srun mpirun`.
     """
     for launcher, rank_name, size_names, local_rank_name, local_size_name in _SOURCES:
         rank = _integer(environ, rank_name)
@@ -89,26 +92,26 @@ def resolve_rank(environ: Mapping[str, str], cgroup: CgroupIdentity) -> RankIden
 
 
 def job_name(environ: Mapping[str, str]) -> str | None:
-    """Slurm's job (with the task of an array), else torchelastic's run, else None."""
+    """Slurm's job id (with array task), else torchelastic's run id, else None."""
     array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
     if array and task:
         return f"{array}_{task}"
     if environ.get("SLURM_JOB_ID"):
         return environ["SLURM_JOB_ID"]
     run = environ.get("TORCHELASTIC_RUN_ID", "")
-    # torchrun says `none` when nobody gave its run an id.
+    # torchrun's default run id is `none`.
     return run if run not in {"", "none"} else None
 
 
 def _pod_name(environ: Mapping[str, str], cgroup: CgroupIdentity) -> str | None:
-    """What a manifest says by the downward API, else the host name that the kubelet gave the pod."""
+    """The pod's name from the downward API, else from its host name."""
     host_name = environ.get("HOSTNAME") if cgroup.pod_uid else None
     return environ.get("POD_NAME") or host_name or None
 
 
 def _integer(environ: Mapping[str, str], name: str) -> int | None:
     text = environ.get(name, "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None
 
 
 _SOURCES = (

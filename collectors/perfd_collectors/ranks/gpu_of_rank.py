@@ -1,4 +1,4 @@
-"""Which GPU a rank uses: by who holds memory on it, or by the devices that the rank may see."""
+"""The GPU of a rank: by the memory it holds, or by its visible devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perfd_collectors.ranks.environment import RankIdentity
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU of the node, as NVML numbers it."""
+    """A GPU of the node with its NVML index."""
 
     index: int
     name: str
@@ -19,19 +19,19 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldMemory:
-    """A process that holds a compute context on a GPU, as NVML lists it."""
+    """A process with a compute context on a GPU, as listed by NVML."""
 
     pid: int
     gpu: int
     memory_bytes: int | None
-    """None where the driver does not tell."""
+    """None when the driver does not report it."""
 
 
 def gpu_held(held: Sequence[HeldMemory], expected: int | None) -> int | None:
-    """The GPU that one process uses, out of all that it holds; None when that is not certain.
+    """The GPU that a process uses, of all on which it holds memory; None when ambiguous.
 
-    A rank may hold a little on GPUs of others too (peer access, a checkpoint
-    loaded to `cuda:0`): its own is where it holds most.
+    A rank may hold some memory on other ranks' GPUs (peer access, a checkpoint
+    loaded to `cuda:0`): its own is the one with the most.
     """
     gpus = {entry.gpu for entry in held}
     if len(gpus) <= 1:
@@ -44,11 +44,11 @@ def gpu_held(held: Sequence[HeldMemory], expected: int | None) -> int | None:
 
 
 def gpu_expected(identity: RankIdentity, gpus: Sequence[Gpu], *, same_container: bool) -> int | None:
-    """The GPU that a rank must be using by what it may see, or None when it could be another.
+    """The GPU that a rank must use according to its visible devices; None when ambiguous.
 
-    Certain is a rank that sees one device, and one of as many ranks as there
-    are devices, by the convention that each takes the device of its local rank.
-    `same_container` says that the rank's devices are numbered as ours are.
+    It is known for a rank with one visible device, and for as many local ranks as
+    devices, by the convention that each uses the device of its local rank.
+    `same_container`: the rank's devices have the same indices as ours.
     """
     devices = _visible(identity.environ, gpus, numbered_alike=same_container or identity.container_id is None)
     if devices is None or any(device is None for device in devices):
@@ -68,7 +68,7 @@ def _total(held: Sequence[HeldMemory], gpu: int) -> int | None:
 def _visible(
     environ: Mapping[str, str], gpus: Sequence[Gpu], *, numbered_alike: bool
 ) -> list[int | None] | None:
-    """CUDA's devices of a process in CUDA's order, as NVML indices; None when they are not known."""
+    """A process's CUDA devices in CUDA's order, as NVML indices; None when unknown."""
     mask = environ.get("CUDA_VISIBLE_DEVICES")
     base = _container_devices(environ, gpus, numbered_alike=numbered_alike)
     if mask is None:
@@ -83,7 +83,7 @@ def _visible(
         elif text.startswith("GPU-"):
             devices.append(_by_uuid(text, gpus))
         else:
-            # CUDA ignores what follows an invalid entry; a MIG device is no whole GPU.
+            # CUDA ignores everything after an invalid entry; a MIG device is not a whole GPU.
             break
     return devices or None
 
@@ -91,23 +91,23 @@ def _visible(
 def _container_devices(
     environ: Mapping[str, str], gpus: Sequence[Gpu], *, numbered_alike: bool
 ) -> list[int] | None:
-    """The devices that the rank's container has, in their order there."""
+    """The devices of the rank's container, in its order."""
     if not gpus:
         return None
     given = environ.get("NVIDIA_VISIBLE_DEVICES", "")
     if numbered_alike or given == "all":
         return [gpu.index for gpu in gpus]
     found = [_by_uuid(token.strip(), gpus) for token in given.split(",") if token.strip().startswith("GPU-")]
-    # However they are listed, a container numbers its devices by PCI address, as NVML does.
+    # Regardless of their order here, a container numbers its devices by PCI address, as NVML does.
     return sorted(device for device in found if device is not None) if found and None not in found else None
 
 
 def _one_order(environ: Mapping[str, str], gpus: Sequence[Gpu]) -> bool:
-    """Whether CUDA numbers devices as NVML does: it puts faster ones first unless told otherwise."""
+    """Whether CUDA numbers devices as NVML does: by default, it puts faster ones first."""
     return environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID" or len({gpu.name for gpu in gpus}) == 1
 
 
 def _by_uuid(text: str, gpus: Sequence[Gpu]) -> int | None:
-    """CUDA takes any prefix of a UUID that fits one device only."""
+    """The device with a UUID prefix, which must be unique, as in CUDA; else None."""
     found = [gpu.index for gpu in gpus if gpu.uuid is not None and gpu.uuid.startswith(text)]
     return found[0] if len(found) == 1 else None

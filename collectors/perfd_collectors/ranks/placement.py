@@ -1,4 +1,4 @@
-"""From processes to ranks: which process is the rank itself, on which GPU, and what changed."""
+"""Selects the processes that are ranks, and derives placements, changes and events."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from perfd_collectors.ranks.environment import RankIdentity
 
 JobName = Callable[[RankIdentity], str]
 _Process = tuple[int | None, int | None]
-"""A pid, and when it started: a pid comes back."""
+"""PID and start time, because PIDs are reused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankProcess:
-    """A process whose environment tells of a rank. Launchers' and data loaders' may as well."""
+    """A process with rank variables in its environment; may also be a launcher or data loader."""
 
     pid: int
     ancestors: Sequence[int]
-    """Its parent first."""
+    """PIDs, parent first."""
     identity: RankIdentity
     gpu: int | None
     holds_gpu: bool
@@ -27,11 +27,11 @@ class RankProcess:
 
 
 def rank_processes(processes: Iterable[RankProcess]) -> list[RankProcess]:
-    """The processes that are ranks themselves: one for each job and rank.
+    """The processes that are ranks: one per job and rank.
 
-    A launcher's own environment may look like a rank's (Slurm's variables of
-    the node's task, a pod's RANK): it has descendants that are other ranks, and
-    holds no GPU. Data loaders inherit the environment of the rank that is their ancestor.
+    A launcher's environment may resemble a rank's (Slurm's variables of the node's
+    task, a pod's RANK), but it has other ranks as descendants and holds no GPU.
+    Data loaders inherit the environment of their rank.
     """
     found = {process.pid: process for process in processes}
     launchers = {
@@ -52,7 +52,7 @@ def rank_processes(processes: Iterable[RankProcess]) -> list[RankProcess]:
 
 
 def placements(processes: Iterable[RankProcess], job_of: JobName) -> list[RankPlacement]:
-    """Where each rank runs, in the order of jobs and ranks."""
+    """The placement of each rank, sorted by job and rank."""
     found = [
         RankPlacement(
             job=job_of(process.identity),
@@ -71,7 +71,7 @@ def placements(processes: Iterable[RankProcess], job_of: JobName) -> list[RankPl
 
 
 def changed(before: Iterable[RankPlacement], after: Iterable[RankPlacement]) -> list[RankPlacement]:
-    """The placements that are new or different."""
+    """New and changed placements."""
     known = set(before)
     return [placement for placement in after if placement not in known]
 
@@ -79,14 +79,14 @@ def changed(before: Iterable[RankPlacement], after: Iterable[RankPlacement]) -> 
 def job_events(
     before: Sequence[RankPlacement], after: Sequence[RankPlacement], now_unix_ns: int
 ) -> list[Event]:
-    """What the change of a node's ranks says about its jobs: started, gone, or restarted."""
+    """Events of jobs whose ranks on this node started, ended, or restarted."""
     old, new = _processes_by_job(before), _processes_by_job(after)
     events = []
     for job in sorted(old.keys() | new.keys()):
         kind, message = _change(old.get(job, {}), new.get(job, {}))
         if kind is None:
             continue
-        # An agent may start long after the ranks: then that is no start of the job.
+        # The agent may start long after the ranks, so the event has their start time.
         started = [one.started_unix_ns for one in after if one.job == job and one.started_unix_ns is not None]
         time_unix_ns = min(max(started, default=now_unix_ns), now_unix_ns)
         events.append(Event(kind=kind, time_unix_ns=time_unix_ns, message=message, job=job))
@@ -99,7 +99,7 @@ def _change(old: Mapping[int, _Process], new: Mapping[int, _Process]) -> tuple[E
     if not new:
         return EventKind.RANKS_GONE, f"{_ranks(len(old))} of the job ended on this node."
     if not set(old.values()) & set(new.values()):
-        return EventKind.RESTARTED, f"Every rank of the job on this node ({len(new)}) is a new process."
+        return EventKind.RESTARTED, f"All ranks of the job on this node ({len(new)}) were restarted."
     return None, ""
 
 

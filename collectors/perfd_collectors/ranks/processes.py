@@ -1,4 +1,4 @@
-"""Reads what /proc tells about processes: parent, start, environment, cgroup and pids in namespaces."""
+"""Reads processes from /proc: parent, start time, environment, cgroup, and PIDs in namespaces."""
 
 from __future__ import annotations
 
@@ -11,59 +11,62 @@ from perfd_collectors.ranks.cgroup import CgroupIdentity, parse_cgroup
 from perfd_collectors.ranks.environment import RankIdentity, parse_environ, resolve_rank
 
 _MAX_DEPTH = 64
-_FEW_THREADS = 32
+"""Ancestors that are followed; bounds the cost. Chosen, not measured."""
+_MAX_SCANNED_THREADS = 32
+"""Threads whose children are read: launchers start processes from few threads, and a rank with hundreds of
+threads starts none that matter. Chosen, not measured."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessStat:
-    """Some of /proc/PID/stat."""
+    """Fields of /proc/PID/stat."""
 
     name: str
     parent: int
     start_ticks: int
-    """Since boot: with the pid it names a process for good."""
+    """Since boot; together with the PID it identifies a process uniquely."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """A process that was looked at."""
+    """A process whose environment was read."""
 
     start_ticks: int
     identity: RankIdentity | None = None
-    """The rank that its environment tells of."""
+    """The rank in its environment."""
     readable: bool = True
-    """Whether this user may read the environment."""
-    looks: int = 1
+    """Whether this user can read the environment."""
+    reads: int = 1
 
 
 class ProcessTable:
-    """Processes below one /proc. Remembers those of the last `look`, whose environments cost most."""
+    """Processes below one /proc. Caches those of the last `refresh`, since reading environments is slow."""
 
     def __init__(self, proc: Path) -> None:
         self._proc = proc
         self._known: Mapping[int, Process] = {}
-        # Once: the kernel computes it anew from its clock each time, so that it may move by a second.
+        # Read once: the kernel recomputes it from its clock, so it may change by a second.
         self._boot_unix_s = parse_boot_time(_read(proc / "stat") or b"")
 
-    def look(self, pids: Iterable[int]) -> Mapping[int, Process]:
-        """Those of the processes that are there, and what their environments tell."""
-        self._known = {pid: process for pid in pids if (process := self._look(pid)) is not None}
+    def refresh(self, pids: Iterable[int]) -> Mapping[int, Process]:
+        """The existing ones of these processes, with the ranks in their environments."""
+        self._known = {pid: process for pid in pids if (process := self._refresh_one(pid)) is not None}
         return self._known
 
     def stat(self, pid: int) -> ProcessStat | None:
-        """The process as it is now, or None when it is not there."""
+        """The current state of a process; None when it does not exist."""
         content = _read(self._proc / str(pid) / "stat")
         return parse_stat(content) if content else None
 
     def started_unix_ns(self, start_ticks: int) -> int | None:
-        """When a process started that many ticks after boot; None where the boot's time is unknown."""
+        """Start time of a process from ticks since boot; None when the boot time is unknown."""
         if self._boot_unix_s is None:
             return None
         return self._boot_unix_s * 10**9 + start_ticks * 10**9 // _TICKS_PER_S
 
     def ancestors(self, pid: int) -> list[int]:
-        """The process's parent, the parent's parent, and so on."""
+        """PIDs of the parent, its parent, and so on."""
         found: list[int] = []
         stat = self.stat(pid)
         while stat is not None and stat.parent > 0 and len(found) < _MAX_DEPTH:
@@ -72,7 +75,7 @@ class ProcessTable:
         return found
 
     def descendants(self, root: int) -> list[int]:
-        """The process and all that came from it, as far as they live."""
+        """PIDs of a process and all its living descendants."""
         found, queue = [], [root]
         by_parent: Mapping[int, list[int]] | None = None
         while queue:
@@ -82,20 +85,20 @@ class ProcessTable:
             found.append(pid)
             children = self._children(pid)
             if children is None:
-                # A kernel without CONFIG_PROC_CHILDREN.
+                # The kernel lacks CONFIG_PROC_CHILDREN.
                 by_parent = by_parent if by_parent is not None else self._by_parent()
                 children = by_parent.get(pid, [])
             queue += [child for child in children if child not in found]
         return found
 
     def pids(self) -> list[int]:
-        """Every process."""
+        """All PIDs."""
         return [int(name) for name in _names(self._proc) if name.isdigit()]
 
-    def by_inner_pid(self, wanted: Iterable[int]) -> Mapping[int, int]:
-        """Outer pids of processes that have the wanted ones in a pid namespace of their own.
+    def outer_pids(self, wanted: Iterable[int]) -> Mapping[int, int]:
+        """Outer PIDs by inner PID, for processes in other PID namespaces.
 
-        A pid that several namespaces have is left out: it could be any of them.
+        Inner PIDs that exist in several namespaces are ambiguous and left out.
         """
         inner: dict[int, list[int]] = {}
         targets = set(wanted)
@@ -106,30 +109,30 @@ class ProcessTable:
         return {pid: outer[0] for pid, outer in inner.items() if len(outer) == 1}
 
     def own_container(self) -> str | None:
-        """The container that this process itself is in, as its cgroup tells."""
+        """The id of our own container, from our cgroup."""
         return parse_cgroup(_read(self._proc / "self" / "cgroup") or b"").container_id
 
-    def _look(self, pid: int) -> Process | None:
+    def _refresh_one(self, pid: int) -> Process | None:
         stat = self.stat(pid)
         if stat is None:
             return None
         known = self._known.get(pid)
         if known is None or known.start_ticks != stat.start_ticks:
-            return self._read(pid, stat, looks=1)
-        # Between fork and exec a process shows its parent's environment, so one look is not enough.
-        return known if known.looks > 1 else self._read(pid, stat, looks=2)
+            return self._read(pid, stat, reads=1)
+        # Between fork and exec a process has its parent's environment, so it is read twice.
+        return known if known.reads > 1 else self._read(pid, stat, reads=2)
 
-    def _read(self, pid: int, stat: ProcessStat, *, looks: int) -> Process:
+    def _read(self, pid: int, stat: ProcessStat, *, reads: int) -> Process:
         folder = self._proc / str(pid)
         identity, readable = None, True
         try:
             environ = parse_environ((folder / "environ").read_bytes())
             identity = resolve_rank(environ, self._cgroup(folder))
         except (FileNotFoundError, ProcessLookupError):
-            pass  # It ended just now.
+            pass  # Ended meanwhile.
         except OSError:
             readable = False
-        return Process(start_ticks=stat.start_ticks, identity=identity, readable=readable, looks=looks)
+        return Process(start_ticks=stat.start_ticks, identity=identity, readable=readable, reads=reads)
 
     def _cgroup(self, folder: Path) -> CgroupIdentity:
         return parse_cgroup(_read(folder / "cgroup") or b"")
@@ -137,8 +140,7 @@ class ProcessTable:
     def _children(self, pid: int) -> list[int] | None:
         tasks = self._proc / str(pid) / "task"
         threads = _names(tasks)
-        if len(threads) > _FEW_THREADS:
-            # A launcher starts its processes from few threads; a rank with hundreds starts none that count.
+        if len(threads) > _MAX_SCANNED_THREADS:
             threads = [str(pid)]
         found: list[int] = []
         for thread in threads:
@@ -158,7 +160,7 @@ class ProcessTable:
 
 
 def parse_stat(content: bytes) -> ProcessStat | None:
-    """Read /proc/PID/stat. A process may call itself anything, parentheses and spaces too."""
+    """Parse /proc/PID/stat. A process name may contain parentheses and spaces."""
     head, separator, tail = content.rpartition(b")")
     fields = tail.split()
     if not separator or len(fields) < 20 or not (fields[1].isdigit() and fields[19].isdigit()):
@@ -168,7 +170,7 @@ def parse_stat(content: bytes) -> ProcessStat | None:
 
 
 def parse_boot_time(content: bytes) -> int | None:
-    """When the machine started, in unix seconds, by /proc/stat."""
+    """Boot time in Unix seconds from /proc/stat."""
     for line in content.splitlines():
         key, _, rest = line.partition(b" ")
         if key == b"btime" and rest.strip().isdigit():
@@ -177,7 +179,7 @@ def parse_boot_time(content: bytes) -> int | None:
 
 
 def parse_nspid(status: bytes) -> list[int]:
-    """The pids of a process out of /proc/PID/status: the outermost namespace first."""
+    """PIDs of a process from /proc/PID/status, outermost namespace first."""
     for line in status.splitlines():
         key, _, rest = line.partition(b":")
         if key == b"NSpid":

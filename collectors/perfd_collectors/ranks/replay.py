@@ -1,4 +1,4 @@
-"""The ranks of a recording, as its `recording.json` names them."""
+"""The ranks of a recording, from its `recording.json`."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class _Manifest(msgspec.Struct):
 def placements_from_recording(
     manifest: Mapping[str, object], job: str, node: str | None = None
 ) -> list[RankPlacement]:
-    """Where each rank ran, by the content of `recording.json`; on one node, or with None on all.
+    """Placements from the content of `recording.json`, on one node, or on all with None.
 
-    Raises `RecordingError` when the content is not that of a `recording.json`.
+    Raises `RecordingError` for invalid content.
     """
     content = _converted(manifest)
     return [
@@ -52,7 +52,7 @@ def placements_from_recording(
 
 
 class RecordedRanks:
-    """Plays a `recording.json`: says where the ranks of the settings' node run, once, at the start."""
+    """Plays a `recording.json`: placements of the node's ranks, once, at the start."""
 
     def __init__(self, path: Path, settings: Settings) -> None:
         try:
@@ -83,4 +83,4 @@ def _converted(manifest: Mapping[str, object]) -> _Manifest:
     try:
         return msgspec.convert(manifest, _Manifest)
     except msgspec.ValidationError as error:
-        raise RecordingError(f"recording.json does not name ranks as it should: {error}.") from error
+        raise RecordingError(f"recording.json has invalid ranks: {error}.") from error
