@@ -13,7 +13,7 @@ import sys
 import time
 from multiprocessing.connection import Connection
 
-from perfd_collectors import sglang
+from perfd_collectors.serving import SGLANG
 from perfd_collectors.serving.collector import ServingOptions
 
 from perfd.clock import VirtualClock
@@ -77,7 +77,7 @@ def main() -> int:
     process.start()
     clock = VirtualClock()
     options = ServingOptions(urls=(f"http://{ours.recv()}",), discover=False, timeout_s=30.0)
-    collector = sglang.SPEC.create(options, Settings(node="n", job="j", clock=clock))
+    collector = SGLANG.create(options, Settings(node="n", job="j", clock=clock))
     looks_s = []
     for round_ in range(_ROUNDS + 1):
         start = time.process_time()

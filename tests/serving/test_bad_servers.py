@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from perfd_collectors import sglang
+from perfd_collectors.serving import SGLANG
 from perfd_collectors.serving.collector import ServingOptions
 from perfd_collectors.serving.exposition_reader import MAX_PAGE_BYTES
 from perfd_collectors.serving.fetch import FetchError, ServerAccess, fetch
@@ -95,7 +95,7 @@ class Watch:
         given = {"urls": (url,), "discover": False, "timeout_s": 20.0, **options}
         self.clock = VirtualClock()
         settings = Settings(node="n1", job="j", clock=self.clock, proc=tmp_path)
-        self._collector = sglang.SPEC.create(ServingOptions(**given), settings)  # type: ignore[arg-type]
+        self._collector = SGLANG.create(ServingOptions(**given), settings)  # type: ignore[arg-type]
 
     def look(self, after_s: float = 1.0) -> dict[str, float]:
         self.clock.advance(after_s)

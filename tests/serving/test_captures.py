@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from perfd_collectors import sglang
+from perfd_collectors.serving import SGLANG
 from serving.pages import counter, gauge
 
 from perfd.agent.agent import Agent
@@ -376,7 +376,7 @@ def test_a_rule_that_fires_captures_the_server_that_it_names(
     )
     options = {"urls": [f"http://{server.address}" for server in (calm, busy)], "discover": False}
     task = CollectorTask(
-        sglang.SPEC, CollectorConfig(options=options, interval_s=0.1), Settings(node="n1", job="job")
+        SGLANG, CollectorConfig(options=options, interval_s=0.1), Settings(node="n1", job="job")
     )
     agent = Agent(config, node="n1", spool_directory=tmp_path / "spool", tasks=[task])
     agent.start()

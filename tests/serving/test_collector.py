@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from perfd_collectors import sglang, vllm
+from perfd_collectors.serving import SGLANG, VLLM
 from perfd_collectors.serving.collector import ServingOptions
 from perfd_collectors.serving.discovery import DiscoveredServer, server_of
 from serving.pages import LLAMA_70B, busy_70b, counter, gauge
@@ -77,7 +77,7 @@ def live_page(tokens: float) -> bytes:
     ).encode()
 
 
-@pytest.mark.parametrize("spec", [sglang.SPEC, vllm.SPEC], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("spec", [SGLANG, VLLM], ids=lambda spec: spec.name)
 def test_both_collectors_keep_the_contract_on_a_node_without_servers(
     spec: CollectorSpec, tmp_path: Path
 ) -> None:
@@ -93,7 +93,7 @@ def test_rates_are_over_the_time_between_looks(tmp_path: Path) -> None:
             engines.pages["/metrics"] = Response(body=live_page(next(looks)))
 
         records = check_collector(
-            sglang.SPEC, settings(tmp_path), options=ServingOptions(urls=(url,)), between=between
+            SGLANG, settings(tmp_path), options=ServingOptions(urls=(url,)), between=between
         )
     row = newest(records)
     assert (row["up"], row["running_requests"], row["generation_tokens_per_s"]) == (1.0, 3.0, 100.0)
@@ -105,7 +105,7 @@ def test_theory_is_beside_the_measurement_when_model_and_gpu_are_known(tmp_path:
     options = ServingOptions(gpu="NVIDIA H100 80GB HBM3")
     with serving({"/metrics": busy_70b(), "/get_server_info": json.dumps(info).encode()}) as (_, url):
         records = check_collector(
-            sglang.SPEC, settings(tmp_path), options=ServingOptions(urls=(url,), gpu=options.gpu)
+            SGLANG, settings(tmp_path), options=ServingOptions(urls=(url,), gpu=options.gpu)
         )
     assert newest(records)["tpot_floor_s"] == pytest.approx(5.2e-3, rel=0.01)
 
@@ -113,7 +113,7 @@ def test_theory_is_beside_the_measurement_when_model_and_gpu_are_known(tmp_path:
 @pytest.mark.parametrize("body", [b"<html>", b"", b"process_cpu_seconds_total 1\n"])
 def test_a_server_without_metrics_of_an_engine_is_down_and_has_no_value(tmp_path: Path, body: bytes) -> None:
     with serving({"/metrics": body}) as (_, url):
-        records = check_collector(sglang.SPEC, settings(tmp_path), options=ServingOptions(urls=(url,)))
+        records = check_collector(SGLANG, settings(tmp_path), options=ServingOptions(urls=(url,)))
     assert newest(records) == {"up": 0.0}
 
 
@@ -123,7 +123,7 @@ def test_a_log_is_read_where_metrics_are_off(tmp_path: Path) -> None:
         "[2026-04-05 20:02:51] Decode batch, #running-req: 32, #token: 11179, token usage: 0.08, "
         "cuda graph: True, gen throughput (token/s): 1635.11, #queue-req: 0\n"
     )
-    collector = sglang.SPEC.create(ServingOptions(logs=(str(log),)), settings(tmp_path))
+    collector = SGLANG.create(ServingOptions(logs=(str(log),)), settings(tmp_path))
     row = newest(list(collector.collect()))
     assert (row["running_requests"], row["generation_tokens_per_s"]) == (32.0, 1635.11)
     assert collector.collect() == []
@@ -138,14 +138,14 @@ def test_a_log_that_names_its_model_is_put_beside_theory_too(tmp_path: Path) -> 
         "cuda graph: True, gen throughput (token/s): 16000.00, #queue-req: 0\n"
     )
     options = ServingOptions(logs=(str(log),), gpu="NVIDIA H100 80GB HBM3", discover=False)
-    row = newest(list(sglang.SPEC.create(options, settings(tmp_path)).collect()))
+    row = newest(list(SGLANG.create(options, settings(tmp_path)).collect()))
     assert row["tpot_floor_s"] == pytest.approx(5.2e-3, rel=0.01)
     assert row["tpot_theory_s"] == pytest.approx(12.1e-3, rel=0.01)
 
 
 def test_an_address_that_is_none_is_refused_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="urls"):
-        sglang.SPEC.create(ServingOptions(urls=("ftp://x",)), settings(tmp_path))
+        SGLANG.create(ServingOptions(urls=("ftp://x",)), settings(tmp_path))
 
 
 def test_several_servers_of_a_node_are_found_and_told_apart(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_several_servers_of_a_node_are_found_and_told_apart(tmp_path: Path) -> N
             port = url.rpartition(":")[2]
             command = f"python -m sglang.launch_server --port {port}".replace(" ", "\0")
             (tmp_path / pid / "cmdline").write_text(command)
-        collector = sglang.SPEC.create(ServingOptions(), settings(tmp_path))
+        collector = SGLANG.create(ServingOptions(), settings(tmp_path))
         *infos, table = collector.collect()
     assert isinstance(table, SampleTable)
     assert roles(infos) == {
@@ -186,7 +186,7 @@ def test_a_server_is_described_once_and_when_it_changes(tmp_path: Path) -> None:
         url,
     ):
         where = Settings(node="n1", job="job", clock=clock, proc=tmp_path)
-        collector = sglang.SPEC.create(ServingOptions(urls=(url,), discover=False), where)
+        collector = SGLANG.create(ServingOptions(urls=(url,), discover=False), where)
 
         def look() -> list[ServerInfo]:
             clock.advance(1.0)
@@ -220,7 +220,7 @@ def test_a_name_that_cannot_be_shown_is_unknown(tmp_path: Path, model: object) -
     page = gauge("sglang:num_running_reqs", ({"tp_rank": "0"}, 1)).encode()
     with serving({"/metrics": page, "/server_info": json.dumps(said).encode()}) as (_, url):
         options = ServingOptions(urls=(url,), discover=False)
-        (info,) = infos_of(sglang.SPEC.create(options, settings(tmp_path)).collect())
+        (info,) = infos_of(SGLANG.create(options, settings(tmp_path)).collect())
     assert (info.engine, info.model, info.parallel) == ("sglang", None, ParallelLayout(pp=1, dp=1))
     check(info)
 
@@ -234,7 +234,7 @@ def test_a_server_known_by_its_log_alone_is_described(tmp_path: Path) -> None:
         "cuda graph: True, gen throughput (token/s): 16.00, #queue-req: 0\n"
     )
     options = ServingOptions(logs=(str(log),), discover=False)
-    (info,) = infos_of(sglang.SPEC.create(options, settings(tmp_path)).collect())
+    (info,) = infos_of(SGLANG.create(options, settings(tmp_path)).collect())
     assert (info.server, info.model, info.parallel.tp, info.role) == (str(log), "/m", 8, ServerRole.DECODE)
 
 
@@ -356,7 +356,7 @@ def test_a_vllm_server_stands_beside_theory_by_its_command_line(tmp_path: Path) 
     options = ServingOptions(gpu="NVIDIA H100 80GB HBM3")
     with serving({"/metrics": vllm_page()}) as (_, url):
         process(tmp_path, "7", f"vllm serve {model} --port {url.rpartition(':')[2]} -tp 8")
-        row = newest(list(vllm.SPEC.create(options, settings(tmp_path)).collect()))
+        row = newest(list(VLLM.create(options, settings(tmp_path)).collect()))
     assert row["tpot_floor_s"] == pytest.approx(5.2e-3, rel=0.01)
 
 
@@ -365,7 +365,7 @@ def test_without_a_layout_there_is_no_theory(tmp_path: Path, capsys: pytest.Capt
     options = ServingOptions(gpu="H100", model_config_file=str(tmp_path / "config.json"), discover=False)
     with serving({"/metrics": vllm_page()}) as (_, url):
         options = replace_urls(options, url)
-        row = newest(list(vllm.SPEC.create(options, settings(tmp_path)).collect()))
+        row = newest(list(VLLM.create(options, settings(tmp_path)).collect()))
         assert "tpot_floor_s" not in row
         command = ["serving", url, "--gpu", "H100", "--model-config", str(tmp_path / "config.json")]
         assert main(command) == 2
@@ -379,7 +379,7 @@ def replace_urls(options: ServingOptions, *urls: str) -> ServingOptions:
 
 def test_a_server_whose_process_is_gone_is_down_and_after_a_while_forgotten(tmp_path: Path) -> None:
     clock = VirtualClock()
-    collector = vllm.SPEC.create(ServingOptions(), Settings(node="n1", job="job", clock=clock, proc=tmp_path))
+    collector = VLLM.create(ServingOptions(), Settings(node="n1", job="job", clock=clock, proc=tmp_path))
     command = process(tmp_path, "7", "vllm serve m --port 1")
     assert newest(list(collector.collect())) == {"up": 0.0}
     command.unlink()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from perfd_collectors import sglang, vllm
+from perfd_collectors.serving import SGLANG, VLLM
 from perfd_collectors.serving.collector import ServingOptions
 from serving.pages import gauge
 
@@ -83,7 +83,7 @@ def test_the_aggregator_tells_sglang_from_vllm_and_notices_another_model(tmp_pat
             CollectorConfig(options={"urls": [f"http://{server.address}"], "discover": False}),
             settings,
         )
-        for spec, server in ((sglang.SPEC, one), (vllm.SPEC, two))
+        for spec, server in ((SGLANG, one), (VLLM, two))
     ]
     agent = Agent(
         AgentConfig(listen=None, uplink=UplinkConfig(address=aggregator.grpc_address)),
@@ -125,7 +125,7 @@ def test_a_recording_keeps_what_a_server_is(tmp_path: Path) -> None:
     server = engine(sglang_pages("Qwen/Qwen3-32B", "0.5.9"))
     clock = VirtualClock(1_700_000_000_000_000_000)
     options = ServingOptions(urls=(f"http://{server.address}",), discover=False)
-    collector = sglang.SPEC.create(options, Settings(node="n1", job="", clock=clock, proc=tmp_path))
+    collector = SGLANG.create(options, Settings(node="n1", job="", clock=clock, proc=tmp_path))
     writer = RecordingWriter(tmp_path / "recording", name="fleet", start_unix_ns=clock.unix_ns())
     for _ in range(20):
         clock.advance(1.0)
