@@ -142,7 +142,7 @@ class _Node:
             stream="stdout",
             lines=self.printed,
             read_bytes=100 * self.printed,
-            unrecognised_lines=0,
+            unrecognized_lines=0,
             last_line_unix_ns=None if newest is None else round(1e9 * (self.clock_s + newest)),
         )
 

@@ -250,7 +250,7 @@ class AnalysisLoop:
         baseline = self._deriver.baseline_step_time_s(name)
         with self._state.lock:
             job = self._state.fleet.jobs[name]
-            lines, unrecognised = _log_lines(job)
+            lines, unrecognized = _log_lines(job)
             return LiveFacts(
                 attempt=job.attempt,
                 exported=job.exported,
@@ -259,7 +259,7 @@ class AnalysisLoop:
                 ranks=found.summary.parallel.world_size,
                 log_silent_s=job.log_silent_s(now_s),
                 log_lines=lines,
-                unrecognised_lines=unrecognised,
+                unrecognized_lines=unrecognized,
                 baseline_step_time_s=baseline,
                 alerts=self._alerts.firing.get(name, ()),
             )
@@ -406,4 +406,4 @@ def _log_lines(job: JobState) -> tuple[int | None, int | None]:
     if not job.logs:
         return None, None
     progress = [log.progress for log in job.logs.values()]
-    return sum(one.lines for one in progress), sum(one.unrecognised_lines for one in progress)
+    return sum(one.lines for one in progress), sum(one.unrecognized_lines for one in progress)

@@ -81,6 +81,6 @@ class LogProgress:
     stream: str
     lines: int
     read_bytes: int
-    unrecognised_lines: int
+    unrecognized_lines: int
     last_line_unix_ns: int | None
     """When the newest line was read; a silent log may indicate a hang."""

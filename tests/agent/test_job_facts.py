@@ -29,7 +29,7 @@ def test_a_jobs_progress_is_put_together_from_its_records():
             TrainingStep(job="llama", step=1, step_time_s=30.0, warmup=True),
             TrainingStep(job="llama", step=2, step_time_s=2.0, steps_covered=5, time_unix_ns=10**9),
             LogProgress(
-                job="llama", stream="log", lines=3, read_bytes=9, unrecognised_lines=0, last_line_unix_ns=7
+                job="llama", stream="log", lines=3, read_bytes=9, unrecognized_lines=0, last_line_unix_ns=7
             ),
             Event(kind=EventKind.CHECKPOINT, time_unix_ns=8, message="saved", job="llama", step=50),
             Event(kind=EventKind.LOG_ERROR, time_unix_ns=8, message="of nobody"),

@@ -53,7 +53,7 @@ class Fleet:
             stream="train.log",
             lines=1,
             read_bytes=1,
-            unrecognised_lines=0,
+            unrecognized_lines=0,
             last_line_unix_ns=self.clock.unix_ns(),
         )
 

@@ -144,7 +144,7 @@ def progress(stream="log", last_s=None, lines=1):
         stream=stream,
         lines=lines,
         read_bytes=1,
-        unrecognised_lines=0,
+        unrecognized_lines=0,
         last_line_unix_ns=None if last_s is None else round(last_s * 1e9),
     )
 

@@ -153,7 +153,7 @@ def full_page(accept=""):
             gpus(START_S, sm_active_ratio=0.5, energy_j=3.0, of_someone_else=1.0),
             gpus(START_S, scope=Scope.NIC, rx_bytes=1.0),
             LogProgress(
-                job="llm", stream="s", lines=9, read_bytes=9, unrecognised_lines=1, last_line_unix_ns=time_ns
+                job="llm", stream="s", lines=9, read_bytes=9, unrecognized_lines=1, last_line_unix_ns=time_ns
             ),
             MemoryReport(job="llm", step=1, rank=0, max_reserved_bytes=75e9),
             Event(kind=EventKind.HARDWARE_ERROR, time_unix_ns=time_ns, message="", gpu=0, code=79),
@@ -194,7 +194,7 @@ def test_what_was_told_is_on_the_page():
         'perfd_gpu_sm_active_ratio{gpu="0",job="llm",node="n0",rank="0"}': 0.5,
         'perfd_gpu_energy_joules_total{gpu="0",job="llm",node="n0",rank="0"}': 3.0,
         'perfd_hardware_errors_total{code="79",gpu="0",job="llm",node="n0"}': 1.0,
-        'perfd_log_unrecognised_lines_total{job="llm"}': 1.0,
+        'perfd_log_unrecognized_lines_total{job="llm"}': 1.0,
         'perfd_memory_used_ratio{job="llm"}': 0.5,
         'perfd_collector_success{collector="nvml",node="n0"}': 1.0,
         'perfd_agent_up{node="n0"}': 1.0,

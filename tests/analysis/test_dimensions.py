@@ -528,7 +528,7 @@ def test_each_dimension_is_a_series_with_who_tells_it():
         ranks=4,
         log_silent_s=None,
         log_lines=None,
-        unrecognised_lines=None,
+        unrecognized_lines=None,
         baseline_step_time_s=None,
     )
 

@@ -18,7 +18,7 @@ FACTS = LiveFacts(
     ranks=4,
     log_silent_s=None,
     log_lines=None,
-    unrecognised_lines=None,
+    unrecognized_lines=None,
     baseline_step_time_s=None,
 )
 

@@ -40,7 +40,7 @@ class Numbers:
                 stream="s",
                 lines=0,
                 read_bytes=0,
-                unrecognised_lines=0,
+                unrecognized_lines=0,
                 last_line_unix_ns=time,
             )
             for time in due

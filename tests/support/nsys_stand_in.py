@@ -115,7 +115,7 @@ def start(arguments: list[str]) -> int:
     parser.add_argument(setting("GPU_METRICS", "--gpu-metrics-devices"), dest="gpu_metrics")
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
-        complain(f"unrecognised option '{unknown[0]}'\n\nusage: nsys start [<args>]")
+        complain(f"unrecognized option '{unknown[0]}'\n\nusage: nsys start [<args>]")
         return 1
     session = load(args.session)
     if session is None:

@@ -44,7 +44,7 @@ def test_a_line_of_100_megabytes_is_dropped_in_bounded_memory() -> None:
 
     (step,) = (record for record in job.out.take(0) if isinstance(record, TrainingStep))
     assert step.step == 10
-    assert parser.unrecognised_lines == 1
+    assert parser.unrecognized_lines == 1
     assert peak_bytes < 8 * MAX_LINE_BYTES
 
 
@@ -110,4 +110,4 @@ def test_lines_are_counted_exactly() -> None:
     parser.finish()
 
     assert parser.lines == text.count("\n")
-    assert parser.unrecognised_lines == 3
+    assert parser.unrecognized_lines == 3

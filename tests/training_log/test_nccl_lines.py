@@ -75,7 +75,7 @@ def test_people_are_shown_communicators_by_size(tmp_path: Path, capsys: pytest.C
 
 
 def test_lines_of_nccl_are_no_unknown_progress():
-    assert read(LOG).unrecognised_lines == 0
+    assert read(LOG).unrecognized_lines == 0
     assert read(LOG).examples == []
 
 

@@ -34,11 +34,11 @@ def parsed(capsys: pytest.CaptureFixture[str], *arguments: object) -> dict[str, 
 def test_the_document_has_the_documented_shape(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     document = parsed(capsys, log)
 
-    assert document["schema"] == "perfd.log/1"
+    assert document["schema"] == "perfd.log/2"
     assert document["framework"] == "megatron-lm"
     assert document["model"]["layers"] == 24
     assert document["parallel"]["dp"] == 4
-    assert document["unrecognised_lines"] == 1
+    assert document["unrecognized_lines"] == 1
     first, second = document["steps"]
     assert {
         key: second[key] for key in ("step", "step_time_s", "flops_per_s_per_gpu", "global_batch_size")
@@ -131,7 +131,7 @@ def test_help_names_the_shape(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["parse", "--help"])
 
-    assert "perfd.log/1" in capsys.readouterr().out
+    assert "perfd.log/2" in capsys.readouterr().out
 
 
 def test_an_empty_log_is_told_from_one_that_is_not_understood(

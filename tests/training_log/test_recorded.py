@@ -191,7 +191,7 @@ def test_a_log_without_any_time_is_played_at_the_start(record: Callable[..., Pat
     assert log.span_unix_ns() == (START_UNIX_S * SECOND_NS, START_UNIX_S * SECOND_NS)
     (progress,) = at(log, clock, START_UNIX_S)
     assert isinstance(progress, LogProgress)
-    assert (progress.lines, progress.unrecognised_lines) == (1, 1)
+    assert (progress.lines, progress.unrecognized_lines) == (1, 1)
 
 
 def test_an_empty_log_tells_no_time(record: Callable[..., Path]) -> None:

@@ -45,7 +45,7 @@ def test_deepspeed() -> None:
     assert (neox.step, neox.samples_per_s, neox.flops_per_s_per_gpu) == (34, 7.799, 112.9e12)
     assert understanding.phases[1].phases["forward"].max_s == 0.65241
     assert understanding.phases[2].phases["optimizer"].max_s == 1.17251
-    assert understanding.unrecognised_lines == 0
+    assert understanding.unrecognized_lines == 0
 
 
 def test_hugging_face() -> None:
@@ -86,7 +86,7 @@ def test_timers_by_their_extremes(pattern: str, window_s: tuple[float, float]) -
 
     assert (phases["forward-backward"].min_s, phases["forward-backward"].max_s) == window_s
     assert len(phases) == 11
-    assert understanding.unrecognised_lines == 0
+    assert understanding.unrecognized_lines == 0
 
 
 def test_timers_of_all_ranks() -> None:

@@ -160,7 +160,7 @@ RECORDS = (
         stream="train.log",
         lines=100,
         read_bytes=12_345,
-        unrecognised_lines=7,
+        unrecognized_lines=7,
         last_line_unix_ns=1_700_000_004_000_000_000,
     ),
     CollectorHealth(

@@ -109,7 +109,7 @@ class TrainingLogCollector:
             stream=stream,
             lines=parser.lines,
             read_bytes=parser.read_bytes,
-            unrecognised_lines=parser.unrecognised_lines,
+            unrecognized_lines=parser.unrecognized_lines,
             last_line_unix_ns=self._last_line_unix_ns.get(stream),
         )
 

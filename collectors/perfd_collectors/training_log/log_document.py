@@ -1,4 +1,4 @@
-"""The content of a job's logs as the document `perfd.log/1`."""
+"""The content of a job's logs as the document `perfd.log/2`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from perfd_collectors.nccl.debug_log import DebugLog
 from perfd_collectors.training_log.log_parser import LogParser, new_job
 from perfd_collectors.training_log.timestamps import TimeZoneGuess
 
-SCHEMA = "perfd.log/1"
+SCHEMA = "perfd.log/2"
 _READ_BYTES = 1 << 20
 """Read at a time, which bounds memory."""
 
@@ -43,7 +43,7 @@ class LogDocument:
         self.nccl = self._job.nccl
         """Facts from NCCL's own log lines."""
         self.lines = 0
-        self.unrecognised_lines = 0
+        self.unrecognized_lines = 0
         self.examples: list[str] = []
 
     def read(self, log: BinaryIO) -> None:
@@ -55,7 +55,7 @@ class LogDocument:
         parser.finish()
         self._keep(self._job.out.take(0))
         self.lines += parser.lines
-        self.unrecognised_lines += parser.unrecognised_lines
+        self.unrecognized_lines += parser.unrecognized_lines
         self.examples += parser.examples
 
     def document(self) -> dict[str, Any]:
@@ -78,8 +78,8 @@ class LogDocument:
             "events": [_event(event) for event in self.events],
             "nccl": _nccl(self.nccl) if self.nccl else None,
             "lines": self.lines,
-            "unrecognised_lines": self.unrecognised_lines,
-            "unrecognised_examples": self.examples,
+            "unrecognized_lines": self.unrecognized_lines,
+            "unrecognized_examples": self.examples,
         }
 
     def _keep(self, records: Iterable[Record]) -> None:

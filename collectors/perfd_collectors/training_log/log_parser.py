@@ -75,7 +75,7 @@ class LogParser:
         """The first lines that look like progress but no parser recognized."""
 
     @property
-    def unrecognised_lines(self) -> int:
+    def unrecognized_lines(self) -> int:
         """Lines with text that no parser recognized."""
         return self._nonblank_lines - self._recognized_lines + self._buffer.dropped_lines
 

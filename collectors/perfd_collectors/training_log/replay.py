@@ -100,7 +100,7 @@ class RecordedLog:
             stream=self._stream,
             lines=self._parser.lines,
             read_bytes=self._parser.read_bytes,
-            unrecognised_lines=self._parser.unrecognised_lines,
+            unrecognized_lines=self._parser.unrecognized_lines,
             last_line_unix_ns=self._last_line_unix_ns,
         )
 

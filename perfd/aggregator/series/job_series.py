@@ -39,7 +39,7 @@ class LiveFacts:
     ranks: int | None
     log_silent_s: float | None
     log_lines: int | None
-    unrecognised_lines: int | None
+    unrecognized_lines: int | None
     baseline_step_time_s: float | None
     alerts: Sequence[str] = ()
     """Names of the alerts of the job that fire, sorted."""
@@ -176,7 +176,7 @@ def _identity(data: JobData, facts: LiveFacts, job: Mapping[str, str]) -> list[V
         ("perfd_job_ranks", job, facts.ranks),
         ("perfd_log_silent_seconds", job, facts.log_silent_s),
         ("perfd_log_lines_total", job, facts.log_lines),
-        ("perfd_log_unrecognised_lines_total", job, facts.unrecognised_lines),
+        ("perfd_log_unrecognized_lines_total", job, facts.unrecognized_lines),
     ]
     if facts.end is not None:
         code = facts.end.exit_code

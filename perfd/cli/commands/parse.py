@@ -27,8 +27,8 @@ _STDIN = "-"
 _HELP = """\
 Shows what perfd understands of a training log: framework, model, layout, progress lines, phases, and which
 lines it did not know although they look like progress. Several logs are read as one job's, as when each rank
-has a file. With --json it prints one object, {"schema": "perfd.log/1", "framework", "model", "parallel",
-"steps": [...], "unrecognised_lines", ...}; null is what the log does not say. docs/formats/training-logs.md
+has a file. With --json it prints one object, {"schema": "perfd.log/2", "framework", "model", "parallel",
+"steps": [...], "unrecognized_lines", ...}; null is what the log does not say. docs/formats/training-logs.md
 has all keys.
 """
 
@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.description = _HELP
     parser.add_argument("logs", nargs="+", metavar="LOG", help="a file, or - for standard input")
-    parser.add_argument("--json", action="store_true", help="print one object of schema perfd.log/1")
+    parser.add_argument("--json", action="store_true", help="print one object of schema perfd.log/2")
     parser.add_argument(
         "--framework", metavar="NAME", help="look for this format only (megatron, deepspeed, ...)"
     )
@@ -187,7 +187,7 @@ def _phases_table(step: int, phases: Mapping[str, PhaseTime]) -> Table:
 def _show_rest(understanding: LogDocument, console: Console) -> None:
     if understanding.nccl:
         console.print(nccl_table(understanding.nccl))
-    console.print(f"{understanding.unrecognised_lines} of {understanding.lines} lines were not recognised.")
+    console.print(f"{understanding.unrecognized_lines} of {understanding.lines} lines were not recognised.")
     if understanding.examples:
         console.print("Among these are lines that look like progress; please report them:")
     for example in understanding.examples[:_SHOWN_EXAMPLES]:

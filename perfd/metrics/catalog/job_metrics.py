@@ -296,7 +296,7 @@ JOB_METRICS: Sequence[MetricInfo] = (
         kind=ColumnKind.COUNTER,
     ),
     metric(
-        "perfd_log_unrecognised_lines_total",
+        "perfd_log_unrecognized_lines_total",
         "Lines that no parser recognized.",
         labels=_JOB,
         source="log collector",
