@@ -156,7 +156,7 @@ def _jobs(phases: Sequence[str], options: Options, folder: str) -> Iterator[list
     finally:
         for job in jobs:
             job.process.kill()
-            job.process.wait()
+            job.process.communicate()
 
 
 class _Capture:
