@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -16,6 +17,16 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("perfd", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("perfd")
 
+
+# What a shell, a job or a cluster says to what runs in it is not for what is tested here.
+_OF_THE_CALLER = re.compile(
+    r"(PERFD|SLURM|SLURMD|OMPI|PMI|TORCHELASTIC|NCCL|NSYS|KINETO)_.*|(LOCAL_)?RANK|WORLD_SIZE|MASTER_ADDR|COLUMNS|LINES|(NO|FORCE)_COLOR"
+)
+_OF_THE_TESTS = {"PERFD_SHARED", "PERFD_TORCH_PYTHON"}
+for name in filter(_OF_THE_CALLER.fullmatch, os.environ.keys() - _OF_THE_TESTS):
+    del os.environ[name]
+os.environ |= {"no_proxy": "127.0.0.1,localhost", "NO_PROXY": "127.0.0.1,localhost"}
+os.umask(0o022)
 
 # Tests start hundreds of programs. Without compiled files each compiles what it imports: half of its time.
 # With PYTHONDONTWRITEBYTECODE the files go elsewhere, not beside the sources.
