@@ -10,11 +10,11 @@ from analysis.jobs import description, gpu_table, infos, job_data, step_table
 from analysis.test_bottleneck import H100, judge, pipeline_job
 from analysis.test_captured import captured, judged
 
-from perfd.analysis.arrivals import Late, late
-from perfd.analysis.findings import Kind
-from perfd.analysis.nccl_ranks import NcclRank
-from perfd.analysis.summary import AnalysisSettings, JobSummary, summarise
-from perfd.peaks import load_peaks
+from perfd.analysis.collectives.by_rank import NcclRank
+from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.findings.finding_kind import Kind
+from perfd.analysis.stragglers.late_ranks import Late, late
+from perfd.gpu_peaks import load_peaks
 
 TIMED = {"forward-compute": (0.3, 0.3), "backward-compute": (0.6, 0.6)}
 PEAK_FLOPS_PER_S = 989.4e12
@@ -62,10 +62,10 @@ EDGES = [
     (Kind.DATA_LOADING, timer("batch-generator"), 0.051, 0.049),
     (Kind.HOST_BOUND, active, 0.151, 0.149),
     (Kind.HOST_BOUND, in_no_timer, 0.101, 0.099),
-    (Kind.MEMORY, lambda used: judge(metrics={"memory_used_bytes": [used * 80e9] * 8}), 0.951, 0.949),
+    (Kind.MEMORY_CAPACITY, lambda used: judge(metrics={"memory_used_bytes": [used * 80e9] * 8}), 0.951, 0.949),
     (Kind.NONE, lambda mfu: judge(TIMED, flops=mfu * PEAK_FLOPS_PER_S), 0.401, 0.399),
     (Kind.NONE, lambda mfu: judge(TIMED, flops=mfu * PEAK_FLOPS_PER_S), 0.849, 0.851),
-    (Kind.COMPUTE, lambda mfu: judge(TIMED, flops=mfu * PEAK_FLOPS_PER_S), 0.399, 0.401),
+    (Kind.COMPUTE_BOUND, lambda mfu: judge(TIMED, flops=mfu * PEAK_FLOPS_PER_S), 0.399, 0.401),
     (Kind.STRAGGLER, waited_for, 0.051, 0.049),
     (Kind.THROTTLING, held, 0.949, 0.951),
     (Kind.THROTTLING, lambda clock: held(clock, reason=0x4), 0.699, 0.701),
@@ -74,7 +74,7 @@ EDGES = [
     # 7 of 35, and 7 of 36.
     (Kind.PIPELINE_BUBBLE, lambda count: judge(job=pipeline_job(8, int(count))), 28, 29),
     (Kind.LAUNCH_BOUND, lambda share: judged(captured(launch_ratio=share)), 0.101, 0.099),
-    (Kind.SYNC_BOUND, lambda share: judged(captured(synchronization_ratio=share)), 0.051, 0.049),
+    (Kind.SYNCHRONIZATION, lambda share: judged(captured(synchronization_ratio=share)), 0.051, 0.049),
 ]
 
 
