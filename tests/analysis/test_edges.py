@@ -62,7 +62,12 @@ EDGES = [
     (Kind.DATA_LOADING, timer("batch-generator"), 0.051, 0.049),
     (Kind.HOST_BOUND, active, 0.151, 0.149),
     (Kind.HOST_BOUND, in_no_timer, 0.101, 0.099),
-    (Kind.MEMORY_CAPACITY, lambda used: judge(metrics={"memory_used_bytes": [used * 80e9] * 8}), 0.951, 0.949),
+    (
+        Kind.MEMORY_CAPACITY,
+        lambda used: judge(metrics={"memory_used_bytes": [used * 80e9] * 8}),
+        0.951,
+        0.949,
+    ),
     (Kind.NONE, lambda mfu: judge(TIMED, flops=mfu * PEAK_FLOPS_PER_S), 0.401, 0.399),
     (Kind.NONE, lambda mfu: judge(TIMED, flops=mfu * PEAK_FLOPS_PER_S), 0.849, 0.851),
     (Kind.COMPUTE_BOUND, lambda mfu: judge(TIMED, flops=mfu * PEAK_FLOPS_PER_S), 0.399, 0.401),
