@@ -37,7 +37,7 @@ class SystemClock:
 
 
 class VirtualClock:
-    """A clock that moves only when told to: replay at full speed and tests run on it."""
+    """A clock that moves only when advanced: for replay at full speed and tests."""
 
     def __init__(self, start_unix_ns: int = 0) -> None:
         self._start_unix_ns = start_unix_ns

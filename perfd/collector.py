@@ -61,7 +61,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 @dataclass(slots=True)
 class Bookmark:
-    """A collector's read position in a format of its own, where it resumes after a restart of the agent.
+    """A collector's read position in its own format, where it resumes after a restart of the agent.
 
     A collector sets `text` at the end of `collect`. The agent stores it in one transaction with the returned
     records, so that a killed agent neither loses nor repeats any.

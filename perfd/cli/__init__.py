@@ -1,4 +1,4 @@
-"""The `perfd` command: one module a verb, imported only when it is asked for."""
+"""The `perfd` command: one module per verb, imported only when used."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Only the module of the verb in question is imported: the agent must stay small.
     wanted = next((word for word in argv if not word.startswith("-")), None)
     if wanted in _SPEAK_GRPC:
-        # gRPC writes lines of its own about addresses and connections that fail, which perfd tells in a
-        # sentence; it asks when it is imported. A command that is run does not inherit it from these verbs.
+        # gRPC logs failed connections, which perfd reports itself. It reads this variable when imported, and
+        # only these verbs set it, so that a command under `perfd run` does not inherit it.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         args = build_parser({wanted} if wanted else ()).parse_args(argv)
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _flush() -> None:
-    """Write what is still buffered while a disk that is full can still be told."""
+    """Flush standard output while a full disk can still be reported."""
     if sys.stdout is not None:
         sys.stdout.flush()
 

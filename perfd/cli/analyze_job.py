@@ -1,4 +1,4 @@
-"""What is known of a job beside its traces; a module of its own, as most captures are analysed without."""
+"""What is known of a job besides its traces; most captures are analyzed without it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def settings_of(
     gpus: int | None,
     precision: str | None,
 ) -> TraceSettings:
-    """What MFU needs: of a summary that was named or lies beside the traces, and the table of peaks."""
+    """What MFU needs: a summary, named or next to the traces, and the table of GPU peaks."""
     known = settings_for(_job(named, beside), peaks)
     return replace(
         known,
@@ -31,7 +31,7 @@ def settings_of(
 
 
 def settings_for(job: JobSummary | None, peaks: Path | None = None) -> TraceSettings:
-    """What MFU needs, as far as a summary tells it."""
+    """What MFU needs of a job's summary."""
     if job is None:
         return TraceSettings(peaks=load_peaks(peaks))
     return TraceSettings(
@@ -43,7 +43,7 @@ def settings_for(job: JobSummary | None, peaks: Path | None = None) -> TraceSett
 
 
 def _job(named: Path | None, beside: Path | None) -> JobSummary | None:
-    """The job that a summary describes; one that merely lies there must describe one job to be used."""
+    """The job that a summary describes; a summary that was not named must describe exactly one."""
     if named:
         return one_job(read_summary(named), None, str(named))
     jobs = read_summary(beside) if beside else []

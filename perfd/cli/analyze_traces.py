@@ -1,4 +1,4 @@
-"""What `perfd analyze` does: a module of its own, as it loads numpy, for which its verb sets the scene."""
+"""`perfd analyze` itself, apart from its arguments because it imports NumPy."""
 
 from __future__ import annotations
 

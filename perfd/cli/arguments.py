@@ -10,7 +10,7 @@ def positive(text: str) -> float:
     """A number above zero; what is none is refused with a sentence."""
     value = _number(text)
     if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0.")
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number above 0.")
     return value
 
 
@@ -18,21 +18,21 @@ def number_from_zero(text: str) -> float:
     """A number that is not below zero; what is none is refused with a sentence."""
     value = _number(text)
     if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0.")
+        raise argparse.ArgumentTypeError(f"{text!r} must be 0 or greater.")
     return value
 
 
 def positive_whole(text: str) -> int:
     """A whole number from 1; what is none is refused with a sentence."""
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 1.")
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, 1 or greater.")
     return int(text)
 
 
 def whole_from_zero(text: str) -> int:
     """A whole number from 0; what is none is refused with a sentence."""
     if not (text.isascii() and text.isdecimal()):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0.")
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number, 0 or greater.")
     return int(text)
 
 

@@ -1,4 +1,4 @@
-"""`perfd capture show --analyze`: a module of its own, as no other action needs traces and numpy."""
+"""`perfd capture show --analyze`, apart because no other action needs traces and NumPy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from perfd.trace.readers.trace_files import read_traces
 
 
 def analyze(capture: Mapping[str, Any], job: JobSummary | None = None) -> list[Path]:
-    """Analyse the traces of this node, all ranks of a folder together; the files that were written.
+    """Analyze the traces of this node, all ranks of a folder together; the files that were written.
 
     What is known of the job makes MFU of them.
     """

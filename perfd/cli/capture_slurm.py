@@ -125,7 +125,7 @@ def run_helper() -> int:
             sys.stdout.write(line)
         sys.stdout.flush()
 
-    # A cancelled step gets SIGTERM: the profilers that it started must not outlive it.
+    # A canceled step gets SIGTERM: the profilers that it started must not outlive it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     serve(sys.stdin, tell, node=node, search_path=_search_path(), clock=SystemClock())
     return 0

@@ -33,7 +33,7 @@ def render(
     if played is not None:
         parts.append(_progress(*played))
     if not jobs:
-        parts.append(Text("No job yet: agents send what they see about once a second.", style="dim"))
+        parts.append(Text("No jobs yet: agents send data about once per second.", style="dim"))
     for job in jobs:
         parts += [_numbers(job), *_stages(job), *_gpus(job), _bottleneck(job)]
     firing = [alert for alert in alerts if alert.get("state") == "firing"]
@@ -42,13 +42,13 @@ def render(
 
 
 def ending(job: Json) -> str:
-    """How a job ended, in words: `ended: out of memory`, or `ended` where nobody knows."""
+    """How a job ended, in words: `ended: out of memory`, or `ended` if unknown."""
     outcome = str(job.get("outcome") or "unknown")
     return "ended" if outcome == "unknown" else f"ended: {outcome.replace('_', ' ')}"
 
 
 def job_table(jobs: Sequence[Json], alerts: Sequence[Json] = ()) -> Table:
-    """One row a job with its bottleneck, for `perfd status`."""
+    """One row per job with its bottleneck, for `perfd status`."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
     table.add_column("JOB", overflow="fold")
     for name in ("STEP", "STEP TIME", "TOKENS/S", "MFU", "COMM", "STALL"):
@@ -74,7 +74,7 @@ def job_table(jobs: Sequence[Json], alerts: Sequence[Json] = ()) -> Table:
 
 
 def server_table(servers: Sequence[Json]) -> Table:
-    """One row a serving engine, for `perfd status`."""
+    """One row per serving engine, for `perfd status`."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
     for name in ("SERVER", "ENGINE", "MODEL"):
         table.add_column(name, overflow="fold")
@@ -184,7 +184,7 @@ def _progress(done: float, total: float) -> RenderableType:
 
 
 def silent(entry: Json) -> bool:
-    """Whether nothing has been heard of a job or server for too long."""
+    """Whether a job or server has sent no data for too long."""
     return not entry.get("ended") and (entry.get("silent_s") or 0.0) > _STALE_S
 
 

@@ -22,4 +22,4 @@ def nccl_table(log: DebugLog) -> Table:
 
 
 def _listed(words: list[str]) -> str:
-    return ", ".join(words) or "not told"
+    return ", ".join(words) or "unknown"

@@ -39,7 +39,7 @@ class ServerSample:
 def add_access_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare how servers are asked."""
     group = parser.add_argument_group("access")
-    group.add_argument("--timeout", type=positive, default=5.0, metavar="SECONDS", help="for one answer")
+    group.add_argument("--timeout", type=positive, default=5.0, metavar="SECONDS", help="timeout per request")
     group.add_argument(
         "--authorization-env", metavar="NAME", help="variable with the value of the Authorization header"
     )
@@ -47,9 +47,9 @@ def add_access_arguments(parser: argparse.ArgumentParser) -> None:
         "--authorization-file", metavar="FILE", help="file with the value of the Authorization header"
     )
     group.add_argument("--ca", metavar="FILE", help="certificates (PEM) to trust for https")
-    group.add_argument("--certificate", metavar="FILE", help="your own certificate (PEM), with --key")
+    group.add_argument("--certificate", metavar="FILE", help="client certificate (PEM), with --key")
     group.add_argument("--key", metavar="FILE", help="its key (PEM)")
-    group.add_argument("--insecure", action="store_true", help="take any certificate of the server")
+    group.add_argument("--insecure", action="store_true", help="do not verify the server's certificate")
 
 
 def access_for(args: argparse.Namespace) -> ServerAccess:
@@ -123,7 +123,7 @@ def read_file(path: Path) -> ServerSample:
 
 
 def _start_and_end(file: BinaryIO, body: bytes) -> list[str]:
-    """The lines of a log, of a long one those that tell how it began and how it is now."""
+    """The lines of a log; of a long one, those of its start and end."""
     size = file.seek(0, os.SEEK_END)
     if size > len(body):
         file.seek(-_LOG_END_BYTES, os.SEEK_END)

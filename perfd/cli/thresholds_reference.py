@@ -20,7 +20,7 @@ _END = "<!-- End of the table. -->\n"
 
 
 def with_table(page: str) -> str:
-    """The page with the table of today's thresholds in place of the one that it holds."""
+    """The page with its table of thresholds replaced by the current one."""
     before, _, rest = page.partition(_BEGIN)
     _, _, after = rest.partition(_END)
     return f"{before}{_BEGIN}{_table()}{_END}{after}"

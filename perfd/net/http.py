@@ -44,7 +44,7 @@ class StreamingResponse(Protocol):
         """The pieces; waiting for the next one blocks the client's own thread only."""
 
     def close(self) -> None:
-        """Nobody reads any more."""
+        """No reader is left."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
             left -= len(chunk)
 
     def _is_of_another_site(self) -> bool:
-        """Whether a browser sends this for a page that did not come from here (it always says so)."""
+        """Whether a browser sends this for a page of another site; browsers always send Origin."""
         origin = self.headers.get("Origin")
         return origin is not None and origin.partition("://")[2] != self.headers.get("Host")
 

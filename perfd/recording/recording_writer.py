@@ -129,7 +129,7 @@ class _Facts:
         for record in records:
             match record:
                 case GpuInfo():
-                    # A slice of a GPU has its parent's index, and is told by the `records` stream alone.
+                    # A slice of a GPU has its parent's index, and is only in the `records` stream.
                     if not record.mig:
                         self._gpus.setdefault(node, {})[record.index] = _gpu(record)
                 case RankPlacement():

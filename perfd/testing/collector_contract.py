@@ -163,7 +163,7 @@ def _check_table(table: SampleTable, kinds: dict[tuple[Scope, str], ColumnKind])
     for time in table.times_unix_ns:
         _require(isinstance(time, int), f"{time!r} is not a time in nanoseconds.")
     for entity in table.entities:
-        _require(_ENTITIES[table.scope].fullmatch(entity), f"{entity!r} is no entity of {table.scope}.")
+        _require(_ENTITIES[table.scope].fullmatch(entity), f"{entity!r} is not an entity of {table.scope}.")
     pairs = list(zip(table.times_unix_ns, table.entities, strict=True))
     _require(len(pairs) == len(set(pairs)), "Two rows are about the same entity at the same instant.")
     for name, values in table.columns.items():

@@ -1,4 +1,4 @@
-"""Builds /proc and /sys in a folder, for tests of what reads them below a root of its own."""
+"""Builds /proc and /sys in a directory, for tests of collectors with a configurable root."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ FIELDS_HEALTHY: Mapping[int, int] = {
 
 @dataclass(kw_only=True)
 class FakeProcess:
-    """A process with a compute context. `memory_bytes` is None where the driver does not tell."""
+    """A process with a compute context. `memory_bytes` is None if the driver does not report it."""
 
     pid: int
     memory_bytes: int | None = 10 * 2**30

@@ -1,4 +1,4 @@
-"""Tells the browsers that look at the page that there are newer numbers, by server-sent events."""
+"""Wakes the pages that are open when a round of analysis ends."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from perfd.net import Request, Response
 SCHEMA = "perfd.events/1"
 _HEARTBEAT_S = 10.0
 _RECONNECT_MS = 2000
-_FULL = b'{"error": "Enough viewers are connected: ask again every few seconds instead."}\n'
+_FULL = b'{"error": "Too many viewers are connected: poll every few seconds instead."}\n'
 _CLOSING = b'{"error": "The aggregator is stopping."}\n'
 
 
 class Live:
-    """Hands out streams of events, at most `viewers` at a time: each one holds a thread of the server.
+    """Streams of events, at most `viewers` at a time: each holds a thread of the server.
 
-    An event says only that a round is over, and a viewer that was busy meanwhile is told of the newest
-    one. So nothing is queued for a slow viewer, and numbers have one shape: that of the JSON interface.
+    An event only announces that a round is over, and a viewer that was busy gets the newest one. So nothing
+    is queued for a slow viewer, and numbers have one form: that of the JSON API.
     """
 
     def __init__(self, *, viewers: int = 32, heartbeat_s: float = _HEARTBEAT_S) -> None:

@@ -41,7 +41,7 @@ def test_a_number_that_makes_no_sense_is_one_sentence(
         main(arguments.split())
     assert left.value.code == 2
     *_, last = capsys.readouterr().err.splitlines()
-    assert re.search(r" is no (number above 0|number from 0|whole number from [01])\.$", last)
+    assert re.search(r" must be (a number above 0|0 or greater|a whole number, [01] or greater)\.$", last)
 
 
 def test_without_a_verb_all_verbs_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -73,7 +73,7 @@ def test_each_metric_that_an_annotation_names_is_exported() -> None:
 def test_each_alert_says_how_bad_it_is_and_what_to_do(rule: AlertingRule) -> None:
     assert rule.labels["severity"].text in {"info", "warning", "critical"}
     assert set(rule.annotations) == {"summary", "description"}
-    assert len(rule.annotations["description"].text) > 60
+    assert len(rule.annotations["description"].text) > 50
 
 
 def test_each_alert_is_explained_in_the_documentation() -> None:

@@ -143,4 +143,4 @@ def test_an_empty_log_is_told_from_one_that_is_not_understood(
     assert capsys.readouterr().out == "The log is empty, or has no whole line yet.\n"
     path.write_text("hello\n")
     assert main(["parse", str(path)]) == 0
-    assert "Nothing here is a training log" in capsys.readouterr().out
+    assert "No known training log format" in capsys.readouterr().out

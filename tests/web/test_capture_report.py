@@ -96,7 +96,7 @@ def test_the_report_of_a_capture_opens_from_its_page_once_it_was_made(tab: Tab, 
 
             tab.open(f"{url}/jobs/llm/captures", "document.querySelector('article a')")
             assert "done" in tab.text("#capture-c1")
-            assert tab.text("#capture-c1 a") == "How to read its traces"
+            assert tab.text("#capture-c1 a") == "How to read the traces"
             tab.run("document.querySelector('#capture-c1 a').click()")
             tab.wait("location.pathname === '/reports/captures/c1' && document.querySelector('h1')")
             assert "No report here yet" in tab.text("h1")
@@ -126,7 +126,7 @@ def test_what_the_traces_say_is_on_the_page_by_itself(running: Aggregator, tab: 
         captured(running, agent, "c1", tmp_path / "c1")
         tab.open(f"http://{running.http_address}/jobs/llm/captures", "document.querySelector('article a')")
         tab.wait("document.querySelector('#capture-c1 .headline')")
-        assert "Compute bound." in tab.text("#capture-c1 .headline")
+        assert "Computation limits this job." in tab.text("#capture-c1 .headline")
         assert tab.text("#capture-c1 a") == "Open the report"
         tab.run("document.querySelector('#capture-c1 a').click()")
         tab.wait("location.pathname === '/reports/captures/c1' && document.querySelector('.headline')")

@@ -84,7 +84,7 @@ def test_viewers_beyond_the_bound_are_refused_and_other_requests_are_answered(
 
     assert {answer.status for _, answer in streams} == {200}
     assert {answer.status for _, answer in refused} == {503}
-    assert "ask again" in json.loads(refused[0][1].read())["error"]
+    assert "poll every few seconds" in json.loads(refused[0][1].read())["error"]
     with urllib.request.urlopen(f"http://{server.address}/other", timeout=30) as answer:
         assert answer.status == 200
     for connection, response in [*streams, *refused]:

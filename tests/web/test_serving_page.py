@@ -109,8 +109,8 @@ def test_an_engines_latencies_are_on_the_page_beside_theory(tab: Tab, tmp_path: 
     assert engine.address in shown
     for name in ("p50", "p90", "p99"):
         assert f"{server['tpot_s'][name] * 1000:.1f} ms" in shown
-    assert f"{server['theory']['tpot_theory_s'] * 1000:.1f} ms least at the batch that runs" in shown
-    assert f"{server['theory']['tpot_floor_s'] * 1000:.1f} ms least of a lone request" in shown
+    assert f"{server['theory']['tpot_theory_s'] * 1000:.1f} ms floor at the current batch" in shown
+    assert f"{server['theory']['tpot_floor_s'] * 1000:.1f} ms floor of a single request" in shown
     assert "Running\n200" in shown
     assert "refused mine" in shown
     assert "No server is configured; set capture.sglang." in shown

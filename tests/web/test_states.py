@@ -31,12 +31,12 @@ def fleet_of(stand_in: StandIn, *jobs: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("path", "said"),
     [
-        ("/", "No job yet"),
-        ("/servers", "No serving engine yet"),
+        ("/", "No jobs yet"),
+        ("/servers", "No serving engines yet"),
         ("/agents", "No agent yet"),
         ("/jobs/llama", "There is no such job."),
         ("/jobs/llama/captures", "There is no such job."),
-        ("/jobs/mistral/captures", "No capture of this job yet"),
+        ("/jobs/mistral/captures", "No captures of this job"),
     ],
 )
 def test_an_empty_aggregator_says_so_and_what_to_do(
@@ -52,10 +52,10 @@ def test_an_empty_aggregator_says_so_and_what_to_do(
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (Response(status=503, body=b'{"error": "History is away."}'), "History is away. Trying again"),
-        (Response(status=500, body=b"<h1>?"), "The aggregator answered with status 500. Trying again"),
-        (Response(body=b"{"), "not JSON. Trying again"),
-        (GONE, "The aggregator does not answer. Trying"),
+        (Response(status=503, body=b'{"error": "History is away."}'), "History is away. Retrying"),
+        (Response(status=500, body=b"<h1>?"), "The aggregator answered with status 500. Retrying"),
+        (Response(body=b"{"), "not JSON. Retrying"),
+        (GONE, "The aggregator does not answer. Retrying"),
     ],
 )
 def test_an_error_is_said_as_a_sentence(answer: Response, said: str, tab: Tab, stand_in: StandIn) -> None:
@@ -74,9 +74,7 @@ def test_what_is_shown_stays_and_turns_pale_when_the_aggregator_is_gone(tab: Tab
     stand_in.live.close()
     tab.wait("document.querySelector('main').dataset.state === 'disconnected'")
 
-    assert "The aggregator does not answer. Trying again every 5 s. What is shown is from" in tab.text(
-        "#notices"
-    )
+    assert "The aggregator does not answer. Retrying every 5 s. Showing data from" in tab.text("#notices")
     assert "llama" in tab.text("#jobs")
     assert float(tab.run("getComputedStyle(document.querySelector('main section')).opacity")) < 1
     assert "Every 5 s" in tab.text("#updated")
@@ -98,7 +96,7 @@ def test_a_silent_job_is_stale_on_both_views(tab: Tab, stand_in: StandIn) -> Non
     assert tab.count("#jobs .state.silent") == 1
 
     tab.open(f"{stand_in.url}/jobs/llama", "document.querySelector('#stale')")
-    assert "No agent has spoken of this job for 45.0 s" in tab.text("#stale")
+    assert "No agent has reported this job for 45.0 s" in tab.text("#stale")
 
 
 # Live
@@ -170,7 +168,7 @@ def test_what_the_job_complained_of_and_how_much_of_communication_is_waiting_is_
 
     told = "CUDA out of memory ranks 0, 1, 2, 3, 4, 5, 6, 7 and 1 more · after step 17 · 9 times"
     assert tab.text("#troubles").startswith(told)
-    assert "moves data, 24.0% waits for other ranks" in tab.text("main").replace("\N{NO-BREAK SPACE}", " ")
+    assert "transfer, 24.0% waiting for other ranks" in tab.text("main").replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_each_dimension_of_communication_is_shown_with_what_of_it_is_exposed(
@@ -227,7 +225,7 @@ def test_without_timers_nothing_is_put_down_to_waiting_for_stages(tab: Tab, stan
     tab.open(f"{stand_in.url}/jobs/llama", "document.querySelector('#breakdown')")
 
     whole = tab.text("#breakdown")
-    assert "Not told" in whole
+    assert "Unaccounted" in whole
     assert "stages" not in whole
     assert "slowest rank" not in whole
 
@@ -244,7 +242,9 @@ def test_a_total_by_timers_says_which_dimensions_it_does_not_count(tab: Tab, sta
 
 def test_without_a_gpu_numbers_are_told_per_rank(tab: Tab, stand_in: StandIn) -> None:
     for gpus, device in (({}, "GPU"), ({"gpus": []}, "rank")):
-        stand_in.answers["jobs"] = {"jobs": [job_entry("llama", tokens_per_s_per_gpu=10.0, **gpus)]}
+        stand_in.answers["jobs"] = {
+            "jobs": [job_entry("llama", efficiency={"tokens_per_s_per_gpu": 10.0}, **gpus)]
+        }
         tab.open(f"{stand_in.url}/jobs/llama", "document.querySelector('#flops')")
 
         assert f"10 per {device}" in tab.text("main")
@@ -545,7 +545,7 @@ def test_a_job_of_which_little_is_known_says_why_and_claims_nothing(tab: Tab, st
     stand_in.answers["jobs"] = {"jobs": [job]}
     tab.open(f"{stand_in.url}/jobs/llama", "document.getElementById('headline')")
 
-    assert "no GPU was seen whose peak is known" in tab.text("dl")
+    assert "peak of this GPU unknown" in tab.text("dl")
     assert "no pipeline" not in tab.text("dl")
     edge = "getComputedStyle(document.querySelector('.verdict')).borderLeftColor"
     assert tab.run(edge) == tab.run("getComputedStyle(document.querySelector('dd.quiet')).color")
@@ -602,11 +602,11 @@ def test_servers_are_shown_beside_theory(tab: Tab, stand_in: StandIn) -> None:
     shown = tab.text("article")
 
     assert "sglang 0.5.9 · meta-llama/Llama-3.3-70B-Instruct · tp 8" in shown
-    assert "A token takes 12.0 ms, 0.99 times the 12.1 ms that its batch allows" in shown
+    assert "TPOT p50 is 12.0 ms, 0.99 times the floor of its batch (12.1 ms)" in shown
     for text in ("p50", "12.0 ms", "p90", "19.0 ms", "p99", "45.0 ms", "310.0 ms", "720.0 ms", "1400.0 ms"):
         assert text in shown
-    assert "Theory: 12.1 ms least at the batch that runs, 5.2 ms least of a lone request." in shown
-    assert "Theory: 71.0 ms least for a prompt of mean length." in shown
+    assert "Theory: 12.1 ms floor at the current batch, 5.2 ms floor of a single request." in shown
+    assert "Theory: 71.0 ms floor for a prompt of mean length." in shown
     assert "12 requests wait. Admit more." in shown
 
 
@@ -630,11 +630,11 @@ def test_servers_are_found_by_engine_and_model(tab: Tab, stand_in: StandIn) -> N
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"up": False}, "It does not answer with metrics."),
-        ({"theory": None}, "What the hardware allows is not known"),
-        ({"tpot_s": {"p50": 0.03}}, "more than kernels and links explain"),
-        ({"tpot_s": {"p50": None}}, "Nothing was decoded in the newest window."),
-        ({"silent_s": 60.0}, "Its agent has said nothing for 60.0 s."),
+        ({"up": False}, "No metrics from this server."),
+        ({"theory": None}, "Theory unknown"),
+        ({"tpot_s": {"p50": 0.03}}, "kernels and links do not explain it"),
+        ({"tpot_s": {"p50": None}}, "No tokens decoded in the newest window."),
+        ({"silent_s": 60.0}, "No data from its agent for 60.0 s."),
     ],
 )
 def test_a_server_says_what_is_the_matter_with_it(

@@ -1,4 +1,4 @@
-"""All jobs and nodes at once: who needs a look."""
+"""All jobs and nodes at once: which need attention."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _numbers(fleet: Dashboard) -> Dashboard:
                 unit=COUNT,
                 bad_from=1,
                 none="0",
-                help_text="Nodes that were heard of, and whose stream is closed now.",
+                help_text="Nodes whose agent was connected and is not now.",
             )
         )
         .with_panel(

@@ -146,7 +146,7 @@ def _step(job: Dashboard) -> Dashboard:
         graph(
             "A step",
             *(q(expr, name) for name, expr in parts.items()),
-            q(rest, "waiting for other stages, and what no timer tells"),
+            q(rest, "waiting for other stages, and outside timers"),
             unit=SECONDS,
             stacked=True,
             span=WIDTH,
@@ -198,7 +198,7 @@ def _communication(job: Dashboard) -> Dashboard:
                 "Exposed by dimension",
                 q(f"perfd_communication_dimension_exposed_ratio{{{_JOB}}}", "{{dimension}}, by {{source}}"),
                 unit=PERCENT,
-                help_text="Of a step. Absent where no timer, schedule or capture tells it.",
+                help_text="Share of a step. Absent without a timer, schedule or capture that has it.",
             )
         )
         .with_panel(
@@ -261,7 +261,7 @@ def _ranks(job: Dashboard) -> Dashboard:
                 "Slower than their peers",
                 q(f"perfd_rank_slowdown_ratio{{{_RANKS}}}", "{{rank}}"),
                 unit="none",
-                # The colours are the same for all jobs: noise stays light.
+                # The colors are the same for all jobs: noise stays light.
                 least=1.0,
                 most=1.5,
                 help_text="A rank's time by that of its peers: 1.2 is 20% slower. Stragglers are dark.",

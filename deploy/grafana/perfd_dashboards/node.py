@@ -43,7 +43,7 @@ def _numbers(node: Dashboard) -> Dashboard:
                 "GPUs",
                 f"count(perfd_gpu_memory_total_bytes{{{_NODE}}})",
                 unit=COUNT,
-                help_text="That NVML tells of.",
+                help_text="As NVML reports them.",
             )
         )
         .with_panel(

@@ -142,7 +142,7 @@ def bars(title: str, query: Query, *, unit: str, help_text: str, span: int = WID
 def heat(
     title: str, query: Query, *, unit: str, help_text: str, least: float = 0.0, most: float = 1.0
 ) -> heatmap.Panel:
-    """A row for each series, and its value as colour: the lightest at `least`, the darkest from `most` on."""
+    """A row for each series, and its value as color: the lightest at `least`, the darkest from `most` on."""
     color = (
         heatmap.HeatmapColorOptions()
         .mode(heatmap_models.HeatmapColorMode.SCHEME)

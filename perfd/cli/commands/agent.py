@@ -46,15 +46,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--config", type=Path, metavar="FILE", help="configuration in YAML (deploy/agent.yaml)"
     )
     parser.add_argument(
-        "--aggregator", metavar="HOST:PORT", help="where to stream to, instead of uplink.address"
+        "--aggregator", metavar="HOST:PORT", help="aggregator's address; overrides uplink.address"
     )
-    parser.add_argument("--node", help="name of this node, instead of the host name")
-    parser.add_argument("--job", help="name of the job that sources without one belong to")
+    parser.add_argument("--node", help="node name (default: the host name)")
+    parser.add_argument("--job", help="job name for sources that do not have one")
     parser.add_argument(
         "--log",
         action="append",
         metavar="FILE",
-        help="the training's log, or a pattern; instead of collectors.training_log.options.paths",
+        help="training log or glob; overrides collectors.training_log.options.paths",
     )
     parser.add_argument(
         "--job-end",
@@ -62,10 +62,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="at SIGTERM, send how the job ended: FILE has `outcome=NAME exit_code=N`, or one of them",
     )
-    parser.add_argument("--once", action="store_true", help="collect twice, print what was seen, and end")
+    parser.add_argument("--once", action="store_true", help="collect twice, print the result and exit")
     parser.add_argument("--json", action="store_true", help=f"with --once: print JSON ({ONCE_SCHEMA})")
     parser.add_argument("--log-level", choices=logs.LEVELS, default="info")
-    parser.add_argument("--log-json", action="store_true", help="log one JSON object a line")
+    parser.add_argument("--log-json", action="store_true", help="log JSON lines")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _end_of_job(path: Path | None, settings: Settings) -> Sequence[Record]:
-    """How the job ended, where somebody wrote it down."""
+    """How the job ended, if --job-end has it."""
     job = None if settings.job == _UNNAMED_JOB else settings.job
     event = read_job_end(path, job, time.time_ns()) if path is not None else None
     return () if event is None else (event,)

@@ -23,12 +23,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config", type=Path, metavar="FILE", help="configuration in YAML (deploy/aggregator.yaml)"
     )
-    parser.add_argument("--listen", metavar="HOST:PORT", help="for agents, instead of listen")
+    parser.add_argument("--listen", metavar="HOST:PORT", help="address for agents; overrides listen")
     parser.add_argument(
-        "--http", metavar="HOST:PORT", help="for the page, /metrics and /api/v1, instead of http_listen"
+        "--http", metavar="HOST:PORT", help="address of the page, /metrics and /api/v1; overrides http_listen"
     )
     parser.add_argument("--log-level", choices=logs.LEVELS, default="info")
-    parser.add_argument("--log-json", action="store_true", help="log one JSON object a line")
+    parser.add_argument("--log-json", action="store_true", help="log JSON lines")
 
 
 def run(args: argparse.Namespace) -> int:

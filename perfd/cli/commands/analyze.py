@@ -11,42 +11,42 @@ from perfd.cli.arguments import positive, positive_whole
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.epilog = "Exit codes: 0 the traces were read; 2 one of them cannot be."
+    parser.epilog = "Exit codes: 0 success; 2 a trace cannot be read."
     parser.add_argument(
         "files",
         metavar="FILE",
         type=Path,
         nargs="+",
-        help="traces of one capture, or a folder of them: Nsight Systems (.sqlite[.gz], .nsys-rep), PyTorch"
-        " or JAX (.json[.gz])",
+        help="traces of one capture, or a directory of them: Nsight Systems (.sqlite[.gz], .nsys-rep),"
+        " PyTorch or JAX (.json[.gz])",
     )
-    parser.add_argument("--json", action="store_true", help="print one object of schema perfd.trace/2, only")
+    parser.add_argument("--json", action="store_true", help="print one object of schema perfd.trace/2")
     parser.add_argument(
-        "--report", type=Path, metavar="FILE", help="write a report too, as Markdown (.md) or HTML (.html)"
+        "--report", type=Path, metavar="FILE", help="also write a report, Markdown (.md) or HTML (.html)"
     )
     parser.add_argument(
         "--model-flops-per-step",
         type=positive,
         metavar="N",
-        help="of the whole job and one step, to tell MFU",
+        help="model FLOPs of the whole job per step, for MFU",
     )
     parser.add_argument(
         "--summary",
         type=Path,
         metavar="FILE",
-        help="a summary of the job (perfd.summary/2) that knows the model, to tell MFU; default: summary.json"
-        " beside the first trace, if it is there",
+        help="a summary of the job (perfd.summary/2) with its model, for MFU; default: summary.json next to"
+        " the first trace",
     )
     parser.add_argument(
-        "--gpus", type=positive_whole, metavar="N", help="GPUs of the whole job; default: as the traces say"
+        "--gpus", type=positive_whole, metavar="N", help="GPUs of the whole job (default: from the traces)"
     )
     parser.add_argument(
         "--precision", help="whose dense peak MFU is of; default: the summary's where it says one, else bf16"
     )
+    parser.add_argument("--peaks", type=Path, metavar="FILE", help="file of GPU peaks to use first")
     parser.add_argument(
-        "--peaks", type=Path, metavar="FILE", help="rows to try before the table of GPU peaks"
+        "--nsys", default="nsys", metavar="PROGRAM", help="nsys program that exports .nsys-rep files"
     )
-    parser.add_argument("--nsys", default="nsys", metavar="PROGRAM", help="exports .nsys-rep files")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -27,9 +27,9 @@ SCHEMA = "perfd.bench_serving/1"
 _MAX_BYTES = 256 * 1024 * 1024
 _SOURCE_WIDTH = 28
 _HELP = f"""\
-Puts results of bench_serving, SGLang's or vLLM's, as text, JSON or JSONL, beside what the hardware allows at
-the concurrency and lengths of the run. With --watch and --run it runs the benchmark itself and puts the
-server's own numbers of the same time beside it too. With --json it prints one object of schema {SCHEMA}.
+Compares results of SGLang's or vLLM's bench_serving (text, JSON or JSONL) with what the hardware allows at
+the run's concurrency and lengths. With --watch and --run it runs the benchmark and also shows the server's
+own metrics of that time. With --json it prints one object of schema {SCHEMA}.
 """
 
 
@@ -38,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = _HELP
     parser.add_argument("results", nargs="+", metavar="RESULT", help="a file of bench_serving")
     parser.add_argument("--json", action="store_true", help=f"print one object of schema {SCHEMA}")
-    parser.add_argument("--watch", metavar="URL", help="the server that --run measures")
+    parser.add_argument("--watch", metavar="URL", help="the server under test")
     parser.add_argument(
         "--run",
         nargs=argparse.REMAINDER,
@@ -95,7 +95,7 @@ def _read(path: Path) -> Sequence[BenchResult]:
     except OSError as error:
         raise PerfdError(f"{path} cannot be read: {error.strerror or error}.") from error
     if len(body) > _MAX_BYTES:
-        raise PerfdError(f"{path} has more than {_MAX_BYTES >> 20} MiB: this is no result of a benchmark.")
+        raise PerfdError(f"{path} has more than {_MAX_BYTES >> 20} MiB: not a benchmark result.")
     return read_results(body.decode("utf-8", "replace"))
 
 

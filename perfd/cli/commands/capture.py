@@ -50,9 +50,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     common.add_argument("--json", action="store_true", help="print the answer, schema perfd.capture/1")
     capture_slurm.configure(parser)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    listing = actions.add_parser("list", parents=[common], help="all captures, newest last")
-    listing.add_argument("--job", help="only of this job")
-    show = actions.add_parser("show", parents=[common], help="one capture, rank by rank")
+    listing = actions.add_parser("list", parents=[common], help="list captures, newest last")
+    listing.add_argument("--job", help="only this job")
+    show = actions.add_parser("show", parents=[common], help="show one capture, rank by rank")
     show.add_argument("id", metavar="ID", help="as `perfd capture list` shows it")
     show.add_argument(
         "--analyze",
@@ -61,10 +61,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     changing = argparse.ArgumentParser(add_help=False, parents=[common])
     add_token(changing)
-    start = actions.add_parser("start", parents=[changing], help="capture now")
-    start.add_argument(
-        "job", metavar="JOB", help="its name as `perfd status` shows it; of a server NODE/ADDRESS"
-    )
+    start = actions.add_parser("start", parents=[changing], help="start a capture")
+    start.add_argument("job", metavar="JOB", help="name as in `perfd status`; NODE/ADDRESS for a server")
     start.add_argument("--profile", default="default", help="a name of capture_profiles (%(default)s)")
     start.add_argument(
         "--ranks",
@@ -72,27 +70,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="all; 0,3,8-11; stage=last,tp=0; node=n7,gpu=3; pod=NAME; slowest:2; culprits; +peer adds"
         " healthy ranks to compare with",
     )
-    start.add_argument("--steps", type=positive_whole, help="how many training steps")
-    start.add_argument("--duration", type=positive, metavar="SECONDS", help="the longest that it may take")
-    start.add_argument("--id", help="an id of your own: the same id again captures nothing twice")
-    start.add_argument("--wait", action="store_true", help="wait for the outcome of every rank")
-    cancel = actions.add_parser("cancel", parents=[changing], help="end a capture now")
+    start.add_argument("--steps", type=positive_whole, help="number of training steps")
+    start.add_argument("--duration", type=positive, metavar="SECONDS", help="maximum duration")
+    start.add_argument("--id", help="capture id; repeating it does not capture again")
+    start.add_argument("--wait", action="store_true", help="wait for every rank's outcome")
+    cancel = actions.add_parser("cancel", parents=[changing], help="cancel a capture")
     cancel.add_argument("id", metavar="ID", help="as `perfd capture list` shows it")
     cancel.add_argument("--reason", default="by hand.", help="why, for whoever looks later (%(default)s)")
-    plan = actions.add_parser("plan", help="write the command that profiles one kernel offline, with ncu")
+    plan = actions.add_parser("plan", help="print the ncu command that profiles one kernel offline")
     plan.add_argument("--ncu", action="store_true", required=True, help="with Nsight Compute")
-    plan.add_argument("--kernel", metavar="REGEX", help="kernels of these names")
-    plan.add_argument("--nvtx", metavar="RANGE", help="what runs in this range, RANGE or DOMAIN@RANGE")
+    plan.add_argument("--kernel", metavar="REGEX", help="kernel name pattern")
+    plan.add_argument("--nvtx", metavar="RANGE", help="NVTX range, RANGE or DOMAIN@RANGE")
     plan.add_argument(
         "--skip", type=whole_from_zero, default=0, help="leave out the first so many (%(default)s)"
     )
     plan.add_argument("--count", type=positive_whole, default=1, help="profile so many (%(default)s)")
     plan.add_argument("--output", default="perfd-ncu", help="name of the report (%(default)s)")
-    plan.add_argument("--shared-gpu", action="store_true", help="leave the clocks alone: others use the GPU")
+    plan.add_argument("--shared-gpu", action="store_true", help="do not lock clocks: the GPU is shared")
     plan.add_argument(
-        "command", metavar="-- CMD...", nargs=argparse.REMAINDER, help="how the job starts on one GPU"
+        "command", metavar="-- CMD...", nargs=argparse.REMAINDER, help="command that runs the job on one GPU"
     )
-    redaction = actions.add_parser("redact", help="copy an artefact without the job's environment and output")
+    redaction = actions.add_parser("redact", help="copy an artifact without the job's environment and output")
     redaction.add_argument(
         "export", metavar="EXPORT", type=Path, help="a .sqlite, .trace.json or .stacks.json of a capture"
     )
@@ -157,7 +155,7 @@ def _job_of(args: argparse.Namespace, capture: Mapping[str, Any]) -> JobSummary 
         found = ask(url_of(args), "GET", f"/api/v1/jobs/{quote(capture['job'], safe='')}")
         return jobs_of(found, capture["job"])[0]
     except PerfdError:
-        # Servers are no jobs, and old jobs are forgotten: there is no MFU then.
+        # Servers are not jobs, and old jobs are forgotten: no MFU then.
         return None
 
 
@@ -248,7 +246,7 @@ def _grouped(ranks: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]
 
 
 def _held(whole_steps: int | None) -> str:
-    """What a trace holds, in brackets; nothing where it does not tell."""
+    """How many steps a trace holds, in parentheses; empty if unknown."""
     if whole_steps is None:
         return ""
     return f" ({whole_steps} whole step{'' if whole_steps == 1 else 's'})"

@@ -46,8 +46,8 @@ _EPILOG = """\
 With --json it prints one object: {"schema": "perfd.compare/1", "regressed", "a", "b",
 "max_regression_ratio", "changes": [{"name", "unit", "a", "b", "change_ratio", "better", "gate",
 "verdict"}], "kernels": [{"name", "a_s", "b_s"}]}. `verdict` is better, worse, same, changed (of a
-number whose `better` is null: by itself it is neither good nor bad, or something else tells it
-of the other run), unknown (only one of the two has it), or regressed: worse by more than
+number whose `better` is null: neither good nor bad in itself, or its source differs between
+the runs), unknown (only one of the two has it), or regressed: worse by more than
 allowed, of a number that counts (`gate`). Kernels are there for traces only.
 Exit codes: 0 no worse than allowed; 1 regressed beyond the bound; 2 the two cannot be compared.
 """
@@ -63,21 +63,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = _EPILOG
     kinds = (
-        "a summary (perfd.summary/2), an analysis (perfd.trace/2), a trace, a folder of a capture's traces or"
+        "a summary (perfd.summary/2), an analysis (perfd.trace/2), a trace, a directory of traces or"
         " of a `perfd run`, a recording, or a result of bench_serving"
     )
-    parser.add_argument("a", metavar="A", help=f"how it was: {kinds}")
-    parser.add_argument("b", metavar="B", help="how it is: the same kind")
+    parser.add_argument("a", metavar="A", help=f"baseline: {kinds}")
+    parser.add_argument("b", metavar="B", help="new run: the same kind")
     parser.add_argument(
         "--max-regression",
         type=_ratio,
         default=0.03,
         metavar="RATIO",
-        help="how much worse a number that counts may be, as 3%% or 0.03 (default: 3%%)",
+        help="allowed regression, as 3%% or 0.03 (default: 3%%)",
     )
-    parser.add_argument("--job", metavar="NAME", help="which job, when a summary has several")
+    parser.add_argument("--job", metavar="NAME", help="job name, if a summary has several")
     parser.add_argument(
-        "--model-flops-per-step", type=positive, metavar="N", help="of traces, to compare MFU too"
+        "--model-flops-per-step",
+        type=positive,
+        metavar="N",
+        help="model FLOPs per step of traces, to compare MFU",
     )
     parser.add_argument(
         "--json", action="store_true", help="print one object of schema perfd.compare/1, only"
@@ -156,7 +159,7 @@ def _ratio(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no ratio: write 3% or 0.03.")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a ratio: write 3% or 0.03.")
     return value
 
 

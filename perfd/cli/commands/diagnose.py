@@ -24,15 +24,15 @@ from perfd.session.text import findings_in_words
 
 SCHEMA = "perfd.diagnosis/2"
 _HELP = """\
-Says what limits a job, and everything else that costs it time: each finding with its evidence and source, how
-sure it is, who is to blame, and what to do. Of the jobs that run now, by their aggregator; or of a recording.
+Diagnoses what limits a job and what else costs it time: each finding with evidence, source, confidence,
+culprits and advice. Reads the aggregator's running jobs, a recording, or the output of `perfd run`.
 """
 _EPILOG = f"""\
 With --json it prints one object: {{"schema": "{SCHEMA}", "jobs": [{{"name", "bottleneck",
 "findings": [...], "capture"}}]}}; each finding has kind, name, sentence, confidence, culprits, evidence,
 advice, gain_ratio and effects, as in perfd.summary/2, the bottleneck first; capture is what the newest
 analyzed capture showed, or null.
-Exit codes: 0 it was diagnosed, whatever was found; 2 there is no such job, recording or aggregator."""
+Exit codes: 0 diagnosed, whatever the result; 2 no such job, recording or aggregator."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -44,10 +44,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "recording",
         nargs="?",
         metavar="RECORDING",
-        help="a recording's folder, or one that ships; or the folder of a `perfd run`, or its summary.json",
+        help="a recording (directory or bundled name), an output directory of `perfd run`, or a summary.json",
     )
     add_aggregator(parser)
-    parser.add_argument("--job", metavar="NAME", help="only this job of the aggregator")
+    parser.add_argument("--job", metavar="NAME", help="only this job")
     parser.add_argument("--json", action="store_true", help=f"print one object of schema {SCHEMA}")
 
 
@@ -89,7 +89,7 @@ def _of_recording(name: str) -> Sequence[JobSummary]:
         raise PerfdError(f"{error} Of a job that runs now: perfd diagnose --job {name}.") from error
     result = replay(ReplayOptions(recording=recording))
     for warning in result.warnings:
-        # A diagnosis without what a stream would have told may be another one.
+        # Without a skipped stream, the diagnosis may differ.
         print(f"perfd: {warning}", file=sys.stderr)
     return result.summaries
 

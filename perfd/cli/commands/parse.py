@@ -25,11 +25,10 @@ _SHOWN_EVENTS = 10
 _SHOWN_EXAMPLES = 5
 _STDIN = "-"
 _HELP = """\
-Shows what perfd understands of a training log: framework, model, layout, progress lines, phases, and which
-lines it did not know although they look like progress. Several logs are read as one job's, as when each rank
-has a file. With --json it prints one object, {"schema": "perfd.log/2", "framework", "model", "parallel",
-"steps": [...], "unrecognized_lines", ...}; null is what the log does not say. docs/formats/training-logs.md
-has all keys.
+Shows what perfd reads from a training log: framework, model, layout, progress lines, phases, and lines that
+look like progress but were not recognized. Several logs are read as one job, such as one file per rank. With
+--json it prints one object, {"schema": "perfd.log/2", "framework", "model", "parallel", "steps": [...],
+"unrecognized_lines", ...}; null is unknown. docs/formats/training-logs.md has all keys.
 """
 
 
@@ -39,7 +38,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("logs", nargs="+", metavar="LOG", help="a file, or - for standard input")
     parser.add_argument("--json", action="store_true", help="print one object of schema perfd.log/2")
     parser.add_argument(
-        "--framework", metavar="NAME", help="look for this format only (megatron, deepspeed, ...)"
+        "--framework", metavar="NAME", help="parse this format only (megatron, deepspeed, ...)"
     )
 
 
@@ -75,7 +74,7 @@ def _read(name: str, understanding: LogDocument) -> None:
 
 
 def _refuse_binary(name: str, log: BinaryIO) -> None:
-    """Refuse what is no text; a log with some garbage in it is still a log."""
+    """Refuse binary files; a log with some garbage in it is still a log."""
     if not log.seekable():
         return
     probe = log.read(_PROBE_BYTES)
@@ -93,8 +92,8 @@ def _show(understanding: LogDocument, console: Console) -> None:
         return
     if said is None:
         console.print(
-            "Nothing here is a training log that perfd knows. A loop of your own tells its steps "
-            "by perfd.hook (docs/hook.md); `perfd serving` reads logs of SGLang and vLLM."
+            "No known training log format. Report the steps of your own training loop with "
+            "perfd.hook (docs/hook.md); `perfd serving` reads logs of SGLang and vLLM."
         )
         _show_rest(understanding, console)
         return
@@ -187,7 +186,7 @@ def _phases_table(step: int, phases: Mapping[str, PhaseTime]) -> Table:
 def _show_rest(understanding: LogDocument, console: Console) -> None:
     if understanding.nccl:
         console.print(nccl_table(understanding.nccl))
-    console.print(f"{understanding.unrecognized_lines} of {understanding.lines} lines were not recognised.")
+    console.print(f"{understanding.unrecognized_lines} of {understanding.lines} lines were not recognized.")
     if understanding.examples:
         console.print("Among these are lines that look like progress; please report them:")
     for example in understanding.examples[:_SHOWN_EXAMPLES]:

@@ -18,9 +18,9 @@ from perfd.errors import PerfdError
 from perfd.session.recording import record
 
 _ABOUT = """\
-With a command, records that command: the same as perfd run --record, and --config is a file of
-perfd run. Without one, records what the collectors of an agent see on this node, until --duration
-or a signal ends it, and --config is a file of perfd agent.
+With a command, records that command, as perfd run --record; --config is that of perfd run.
+Without one, records what an agent's collectors see on this node until --duration or a signal;
+--config is that of perfd agent.
 """
 
 
@@ -29,12 +29,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.description = f"Write a recording.\n\n{_ABOUT}"
     parser.epilog = EXIT_CODES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--out", required=True, metavar="DIR", help="folder of the recording; a new one")
+    parser.add_argument("--out", required=True, metavar="DIR", help="directory to create for the recording")
     parser.add_argument("--config", metavar="FILE", help="configuration in YAML")
-    parser.add_argument("--job", metavar="NAME", help="name of the job and of the recording")
-    parser.add_argument(
-        "--duration", type=positive, metavar="S", help="without a command: how many seconds to record"
-    )
+    parser.add_argument("--job", metavar="NAME", help="name of job and recording")
+    parser.add_argument("--duration", type=positive, metavar="S", help="without a command: seconds to record")
     add_command(parser)
 
 

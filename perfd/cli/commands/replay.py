@@ -41,21 +41,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "recording",
         metavar="RECORDING",
-        help=f"a recording's folder, or one that ships: {', '.join(bundled_names())}",
+        help=f"a recording's directory, or a bundled one: {', '.join(bundled_names())}",
     )
     parser.add_argument(
         "--speed",
         type=_speed,
         default=1.0,
         metavar="N|max",
-        help="how many times as fast as it was; max for as fast as possible (default: 1)",
+        help="playback speed; max is as fast as possible (default: 1)",
     )
     parser.add_argument(
         "--skip",
         type=number_from_zero,
         default=0.0,
         metavar="SECONDS",
-        help="play so much of the beginning as fast as possible (default: 0)",
+        help="play the first SECONDS as fast as possible (default: 0)",
     )
     parser.add_argument(
         "--json", action="store_true", help="print one object of schema perfd.summary/2, only"
@@ -68,17 +68,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="FILE",
-        help="more rules files, beside the shipped ones",
+        help="additional rules files",
     )
-    parser.add_argument("--http", metavar="HOST:PORT", help="serve the page, /metrics and /api/v1 meanwhile")
+    parser.add_argument(
+        "--http", metavar="HOST:PORT", help="serve the page, /metrics and /api/v1 during the replay"
+    )
     parser.add_argument(
         "--hold",
         action="store_true",
-        help=f"after the end, serve until Ctrl-C or SIGTERM (with --http, else at {_HTTP})",
+        help=f"after the end, keep serving until Ctrl-C or SIGTERM (at --http, else {_HTTP})",
     )
-    parser.add_argument(
-        "--allow-missing", action="store_true", help="play what is there when files are missing"
-    )
+    parser.add_argument("--allow-missing", action="store_true", help="tolerate missing files")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -130,7 +130,7 @@ def _captures(result: ReplayResult) -> list[str]:
 
 
 def _hold(aggregator: Aggregator) -> None:
-    """Serve on until somebody wants the end: the recording's time stands still meanwhile."""
+    """Keep serving until a signal; the recording's clock does not advance."""
     stop = set_by_signals(signal.SIGTERM, signal.SIGINT)
     sys.stdout.flush()
     print(f"Serving at http://{aggregator.http_address}/ until Ctrl-C.", file=sys.stderr, flush=True)
@@ -159,7 +159,7 @@ class _LiveTable:
 
 
 class _ProgressLines:
-    """A line whenever another tenth of the recording was played, for output that is no terminal.
+    """A line for every tenth of the recording, for output that is not a terminal.
 
     None for what is skipped.
     """

@@ -27,18 +27,16 @@ _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.epilog = (
-        "Exit codes: 0 the report was written; 2 there is nothing to report, or it cannot be written."
-    )
+    parser.epilog = "Exit codes: 0 success; 2 nothing to report, or the report cannot be written."
     parser.add_argument(
         "source",
         metavar="FILE",
         type=Path,
         nargs="?",
-        help="a summary (perfd.summary/2, as of perfd replay --json), a trace, or a folder of a capture's"
-        " traces or of a `perfd run`, or a recording; without one, an aggregator is asked",
+        help="a summary (perfd.summary/2, as of perfd replay --json), a trace, a directory of a capture's"
+        " traces or of a `perfd run`, or a recording; default: the aggregator",
     )
-    parser.add_argument("--job", metavar="NAME", help="which job, when there are several")
+    parser.add_argument("--job", metavar="NAME", help="job name, if there are several")
     parser.add_argument(
         "--output",
         "-o",
@@ -50,7 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--since",
         metavar="WHEN",
         type=_moment,
-        help="of a job of the aggregator: only from then on; 90s, 30m, 2h or 1d ago, or 2026-11-21T07:40:00Z",
+        help="of a job of the aggregator: start time; 90s, 30m, 2h or 1d ago, or 2026-11-21T07:40:00Z",
     )
     parser.add_argument("--json", action="store_true", help="print one object of schema perfd.report/1, only")
     add_aggregator(parser)
@@ -114,5 +112,5 @@ def _moment(text: str) -> datetime:
         named = datetime.fromisoformat(text)
         return (named if named.tzinfo else named.replace(tzinfo=UTC)).astimezone(UTC)
     except (ValueError, OverflowError):
-        message = f"{text!r} is no moment: write 30m, or 2026-11-21T07:40:00Z."
+        message = f"{text!r} is not a time: write 30m, or 2026-11-21T07:40:00Z."
         raise argparse.ArgumentTypeError(message) from None

@@ -53,12 +53,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--dtype", default="bf16", help="of --matmul (default: bf16)")
     parser.add_argument("--gpu", default="H200", help="as NVML names it, or a part of that (default: H200)")
-    parser.add_argument(
-        "--time", type=positive, metavar="SECONDS", help="how long the operation took, measured"
-    )
-    parser.add_argument(
-        "--peaks", type=Path, metavar="FILE", help="rows to try before the table of GPU peaks"
-    )
+    parser.add_argument("--time", type=positive, metavar="SECONDS", help="measured time of the operation")
+    parser.add_argument("--peaks", type=Path, metavar="FILE", help="file of GPU peaks to use first")
     parser.add_argument(
         "--output",
         "-o",
@@ -98,7 +94,9 @@ def run(args: argparse.Namespace) -> int:
 def _matmul(text: str, dtype: str) -> OperationWork:
     found = _SIZES.fullmatch(text.replace(" ", "").lower())
     if not found:
-        raise PerfdError(f"{text!r} are no sizes of a matrix product: write MxNxK, as 4096x4096x1024.")
+        raise PerfdError(
+            f"{text!r} is not the shape of a matrix product: write MxNxK, such as 4096x4096x1024."
+        )
     batch, m, n, k = (int(number or 1) for number in found.groups())
     return matmul(m, n, k, dtype, batch=batch)
 

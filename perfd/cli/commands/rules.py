@@ -44,14 +44,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     raw = argparse.RawDescriptionHelpFormatter
     check = actions.add_parser(
-        "check", help="say everything that is wrong with rules files", epilog=_CHECK_HELP, formatter_class=raw
+        "check", help="check rules files and report every mistake", epilog=_CHECK_HELP, formatter_class=raw
     )
     check.add_argument(
         "files",
         metavar="FILE",
         nargs="*",
         type=Path,
-        help="rules files; the rules that ship when there is none",
+        help="rules files (default: the shipped rules)",
     )
     check.add_argument(
         "--config",
@@ -59,7 +59,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="configuration of perfd aggregator or perfd run whose capture profiles the rules may name",
     )
-    test = actions.add_parser("test", help="run unit tests of rules", epilog=_TEST_HELP, formatter_class=raw)
+    test = actions.add_parser(
+        "test", help="run unit tests of rules files", epilog=_TEST_HELP, formatter_class=raw
+    )
     test.add_argument("files", metavar="FILE", nargs="+", type=Path, help="files of unit tests")
     for action in (check, test):
         action.add_argument("--json", action="store_true", help="print one JSON object, described below")

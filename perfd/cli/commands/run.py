@@ -29,9 +29,8 @@ from perfd.session.supervisor import run as run_session
 
 _OTHERWISE = " With --kineto PyTorch's own profiler captures instead."
 EXIT_CODES = """\
-The exit code is that of the command: 128 + n if signal n ended it, 127 if there is no such
-command, 126 if it cannot be executed, and 2 if perfd was called wrongly or its configuration
-is wrong, in which case nothing was started."""
+The exit code is the command's: 128 + n if signal n ended it, 127 if it was not found, 126 if it
+cannot be executed, and 2 for a usage or configuration error, in which case nothing was started."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -44,27 +43,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="one more rules file, beside the shipped ones; may be given several times",
+        help="additional rules file; may be repeated",
     )
     parser.add_argument(
-        "--job", metavar="NAME", help="name of the job; default: SLURM_JOB_ID, or the script's name"
+        "--job", metavar="NAME", help="job name (default: SLURM_JOB_ID, or the script's name)"
     )
-    parser.add_argument("--http", metavar="HOST:PORT", help="where the page, /metrics and /api/v1 are served")
+    parser.add_argument("--http", metavar="HOST:PORT", help="address of the page, /metrics and /api/v1")
     parser.add_argument(
         "--out",
         metavar="DIR",
         default="perfd-out",
         help="where the folder of results is made (default: %(default)s)",
     )
-    parser.add_argument("--record", metavar="DIR", help="also write a recording, into a new folder")
+    parser.add_argument("--record", metavar="DIR", help="also write a recording to a new directory")
     tracer = parser.add_mutually_exclusive_group()
     tracer.add_argument(
-        "--no-nsys", action="store_true", help="do not start the command under nsys, which captures need"
+        "--no-nsys", action="store_true", help="do not start the command under nsys; disables Nsight captures"
     )
     tracer.add_argument(
         "--kineto",
         action="store_true",
-        help="capture with PyTorch's own profiler instead: sets KINETO_USE_DAEMON=1 for the command",
+        help="capture with PyTorch's profiler instead: sets KINETO_USE_DAEMON=1 for the command",
     )
     add_command(parser)
 
@@ -182,7 +181,7 @@ def _hook_socket(agent: AgentConfig, environment: Mapping[str, str]) -> str | No
 
 
 def _nccl_directory(agent: AgentConfig, environment: Mapping[str, str]) -> str | None:
-    """Where plugin and agent shall meet: as the user told the plugin, else as the agent is configured."""
+    """The directory that plugin and agent share: the user's setting of the plugin, else of the agent."""
     configured = _collector(agent, NCCL_COLLECTOR).options.get("directory")
     directory = environment.get(DIRECTORY_VARIABLE) or configured
     return None if directory is None else str(Path(str(directory)).absolute())
@@ -213,7 +212,7 @@ def _plan(command: list[str], job: str, config: AgentCaptureConfig, *, allowed: 
         return Launch(command=command, session=None)
     installation = find_nsys(config.nsys_path, os.environ.get("PATH"))
     plan = plan_launch(command, job=job, unique=str(os.getpid()), config=config, installation=installation)
-    # Where there is no nsys, most users do not miss it; `perfd doctor` tells those who do.
+    # Without nsys most users miss nothing; `perfd doctor` reports it.
     if installation is not None:
         _say(f"perfd: {plan.note}{'' if plan.session else _OTHERWISE}")
     return plan

@@ -45,10 +45,9 @@ from perfd.formatting import count, duration, percent
 from perfd.gpu_peaks import load_peaks
 
 _HELP = """\
-One look at a serving engine, a saved page of metrics or a log, beside what the hardware allows when the
-model and the GPU are known. With --interval a second look gives rates, and latencies of the time between.
-With --json it prints one object of schema perfd.serving/2; null is what is not known. docs/serving.md
-explains all of it.
+Reads a serving engine, its saved metrics or its log, and compares it with what the hardware allows if model
+and GPU are known. With --interval it reads twice, for rates and latencies of that time. With --json it prints
+one object of schema perfd.serving/2; null is unknown. See docs/serving.md.
 """
 _NO_THEORY = ("theory", "none without GPU and model: add --gpu and --model-config")
 
@@ -62,7 +61,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--interval",
         type=positive,
         metavar="SECONDS",
-        help="look at each URL again after this time, for rates",
+        help="read each URL again after this time, for rates",
     )
     add_access_arguments(parser)
     add_theory_arguments(parser)
@@ -74,12 +73,12 @@ def add_theory_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--model-config", metavar="FILE", help="the model's config.json (Hugging Face)")
     group.add_argument("--gpu", metavar="NAME", help='as NVML names it, for example "NVIDIA H100 80GB HBM3"')
     group.add_argument(
-        "--tp", type=positive_whole, help="tensor parallelism, when the server does not say it"
+        "--tp", type=positive_whole, help="tensor parallelism, if the server does not report it"
     )
     group.add_argument("--pp", type=positive_whole, help="pipeline parallelism, likewise")
     group.add_argument("--dp", type=positive_whole, help="replicas, likewise")
-    group.add_argument("--quantization", metavar="METHOD", help="as the server was told: fp8, awq, ...")
-    group.add_argument("--kv-cache-dtype", metavar="TYPE", help="as the server was told: fp8_e4m3, ...")
+    group.add_argument("--quantization", metavar="METHOD", help="the server's setting: fp8, awq, ...")
+    group.add_argument("--kv-cache-dtype", metavar="TYPE", help="the server's setting: fp8_e4m3, ...")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -40,9 +40,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_aggregator(parser)
     parser.add_argument(
-        "--interval", type=positive, default=1.0, metavar="S", help="seconds between two looks"
+        "--interval", type=positive, default=1.0, metavar="S", help="refresh interval in seconds"
     )
-    parser.add_argument("--once", action="store_true", help="look once and leave, as in a script")
+    parser.add_argument("--once", action="store_true", help="print once and exit")
     parser.epilog = "Keys: " + "; ".join(f"{key}: {says}" for key, says in KEYS) + "."
 
 
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     url = url_of(args)
     console = Terminal()
     answers = _first(url)
-    # Nobody presses a key where there is no terminal, or one that cannot move its cursor.
+    # No keys without a terminal, or on one that cannot move its cursor.
     if args.once or not console.is_terminal or console.is_dumb_terminal:
         console.print(_screen(answers.place, answers, console.width, None))
         return 0
@@ -121,7 +121,7 @@ def _drawn(
     if problem is not None:
         problem = f"{problem} What is shown is from {answers.at}. Trying again."
     room = size.height - 2 - (math.ceil(len(problem) / size.width) + 1 if problem else 0)
-    # As long as another view cannot be asked for, the one that is there stays.
+    # Until another view can be loaded, the current one stays.
     shown = place if place.same_view(answers.place) or place.screen is Screen.HELP else answers.place
     screen = _screen(shown, answers, size.width, room)
     head = f"perfd top  {url.removeprefix('http://')}  {answers.at}"

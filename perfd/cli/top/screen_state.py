@@ -18,7 +18,7 @@ class Screen(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScreenPosition:
-    """Where somebody is."""
+    """Which screen is shown, and which row is selected."""
 
     screen: Screen = Screen.JOBS
     job: str | None = None

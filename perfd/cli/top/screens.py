@@ -41,7 +41,7 @@ def fleet_screen(fleet: Json, row: int, width: int, room: int | None) -> Rendera
     agents, servers = fleet["agents"], fleet["servers"]
     going = [job for job in jobs if not job["ended"]]
     held = sum(job["bottleneck"]["kind"] not in _HARMLESS for job in going)
-    running = f"{held} of {len(going)} running jobs held up" if going else "no job runs"
+    running = f"{held} of {len(going)} active jobs have a bottleneck" if going else "no active jobs"
     head = Text(running, style="bold" if held else "")
     head.append(f"  {agents['connected']} of {agents['count']} agents connected", style="not bold dim")
     if servers["count"]:
@@ -51,9 +51,7 @@ def fleet_screen(fleet: Json, row: int, width: int, room: int | None) -> Rendera
         for alert in fleet["alerts"][-_ALERTS:]
     ]
     if not jobs:
-        return Group(
-            head, *alerts, Text("No job yet: agents send what they see about once a second.", style="dim")
-        )
+        return Group(head, *alerts, Text("No jobs yet: agents send data about once per second.", style="dim"))
     shown = range(len(jobs)) if room is None else window(len(jobs), row, room - 3 - len(alerts))
     chosen = None if room is None else min(row, len(jobs) - 1)
     table = _job_table([(jobs[number], number == chosen) for number in shown], width)
@@ -119,11 +117,9 @@ def server_order(servers: Sequence[Json]) -> list[Json]:
 
 
 def server_screen(servers: Sequence[Json], row: int, width: int, room: int | None) -> RenderableType:
-    """All serving engines with their latencies beside theory, and the findings of the chosen one."""
+    """All serving engines: latencies compared with theory, and the findings of the selected one."""
     if not servers:
-        return Text(
-            "No serving engine yet: agents find SGLang and vLLM on their node by themselves.", style="dim"
-        )
+        return Text("No serving engines yet: agents discover SGLang and vLLM on their node.", style="dim")
     servers = server_order(servers)
     chosen = min(row, len(servers) - 1)
     shown = range(len(servers)) if room is None else window(len(servers), row, room - 4)
@@ -211,7 +207,7 @@ def _mark(chosen: bool) -> str:
 
 
 def _short(name: str, width: int) -> str:
-    """A name that fits: its end tells as much as its start."""
+    """A name cut to a width in its middle: its end matters as much as its start."""
     if len(name) <= width:
         return name
     end = (width - 1) // 2

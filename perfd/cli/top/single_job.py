@@ -1,4 +1,4 @@
-"""The screen of one job in `perfd top`: what limits it, then the numbers that say so. Pure."""
+"""The screen of one job in `perfd top`: what limits it, then the numbers. Pure."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def _ranks(job: Json, width: int, room: int | None) -> list[RenderableType]:
         cells = [_cell(row.get(key), _far(row.get(key), middle[key], key), key) for _, key in metrics]
         table.add_row(_rank_name(row), *cells)
     left = len(_rank_rows(job)) - len(rows)
-    return [table, _line(Text(f"and {left} more that are less unusual", style="dim"))] if left else [table]
+    return [table, _line(Text(f"and {left} more", style="dim"))] if left else [table]
 
 
 def _rank_rows(job: Json) -> list[dict[str, Any]]:

@@ -1,10 +1,10 @@
-// Who reports, and who has gone silent.
+// Connected and disconnected agents.
 
 import { el, section } from "./dom.js";
 import { count, duration, plural } from "./format.js";
 import { sortedTable } from "./table.js";
 
-const state = (agent) => (agent.connected ? "connected" : agent.left ? "left" : "away");
+const state = (agent) => (agent.connected ? "connected" : agent.left ? "left" : "disconnected");
 
 const table = sortedTable({
   id: "agents",
@@ -14,11 +14,11 @@ const table = sortedTable({
   columns: [
     { name: "Node", wide: true, value: (agent) => agent.node, cell: (agent) => el("strong", {}, agent.node) },
     { name: "State", value: state, cell: (agent) => el("span", { class: `state ${state(agent)}` }, state(agent)) },
-    { name: "Last heard", number: true, value: (agent) => agent.silent_s, cell: (agent) => `${duration(agent.silent_s)} ago` },
+    { name: "Last seen", number: true, value: (agent) => agent.silent_s, cell: (agent) => `${duration(agent.silent_s)} ago` },
     { name: "Batches", number: true, value: (agent) => agent.batches, cell: (agent) => count(agent.batches) },
     { name: "Lost records", number: true, value: (agent) => agent.dropped_records, cell: (agent) => count(agent.dropped_records) },
     { name: "Clock ahead", number: true, value: (agent) => agent.clock_offset_s, cell: (agent) => duration(agent.clock_offset_s) },
-    { name: "Captures with", value: (agent) => agent.capture_tools.join(" "), cell: (agent) => agent.capture_tools.join(", ") || "nothing" },
+    { name: "Capture tools", value: (agent) => agent.capture_tools.join(" "), cell: (agent) => agent.capture_tools.join(", ") || "none" },
     { name: "Version", value: (agent) => agent.version, cell: (agent) => agent.version ?? "unknown" },
   ],
 });
@@ -29,7 +29,7 @@ export function showAgents(main, agents) {
   section(main, "summary", [connected, expected, agents.length], () =>
     agents.length
       ? [el("h1", { id: "summary" }, `${connected} of ${plural(expected, "agent")} connected`)]
-      : [el("div", { class: "empty", id: "empty" }, el("h1", {}, "No agent yet"), el("p", {}, "An agent runs on each node and needs this aggregator’s address:"), el("pre", {}, "perfd agent --aggregator HOST:9461"))],
+      : [el("div", { class: "empty", id: "empty" }, el("h1", {}, "No agent yet"), el("p", {}, "Run an agent on each node with this aggregator’s address:"), el("pre", {}, "perfd agent --aggregator HOST:9461"))],
   );
   if (agents.length) table.show(main, agents);
 }

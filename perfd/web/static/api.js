@@ -2,7 +2,7 @@
 
 const TIMEOUT_MS = 10_000;
 
-// An answer that says what is wrong; `status` 0 means that there was no answer.
+// A failed request; `status` 0 means that there was no answer.
 export class ApiError extends Error {
   constructor(status, message) {
     super(message);

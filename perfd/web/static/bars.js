@@ -1,4 +1,4 @@
-// Drawings made of boxes: the parts of a step, the stall of stages, ranks by metric.
+// Bars: the breakdown of a step, communication by dimension, stall by stage.
 
 import { el } from "./dom.js";
 import { duration, percent } from "./format.js";
@@ -10,47 +10,47 @@ const DIMENSIONS = {
 const width = (ratio) => ({ width: `${(Math.min(Math.max(ratio, 0), 1) * 100).toFixed(2)}%` });
 
 export function breakdownBar(job) {
-  const told = [
+  const parts = [
     ["forward", "Forward", job.breakdown?.forward_ratio],
     ["backward", "Backward", job.breakdown?.backward_ratio],
     ["communication", "Communication", exposed(job.communication)],
     ["optimizer", "Optimizer", job.optimizer?.share_ratio],
-    ["untimed", "In no timer", job.breakdown?.unattributed_ratio],
+    ["untimed", "Outside timers", job.breakdown?.unattributed_ratio],
   ].filter(([, , ratio]) => ratio != null);
-  if (!told.length) return el("p", { class: "quiet", id: "breakdown" }, "The log has no timers, so a step cannot be split.");
-  const sum = told.reduce((total, [, , ratio]) => total + ratio, 0);
-  // What is left is waiting only where it is known how long stages compute.
+  if (!parts.length) return el("p", { class: "quiet", id: "breakdown" }, "The log has no timers: no breakdown.");
+  const sum = parts.reduce((total, [, , ratio]) => total + ratio, 0);
+  // The rest is waiting only if the compute time of stages is known.
   const timed = job.breakdown?.forward_ratio != null && job.breakdown?.backward_ratio != null;
-  const rest = timed && (job.parallel?.pp ?? 1) > 1 ? ["waiting", "Waiting for other stages", 1 - sum] : ["rest", "Not told", 1 - sum];
-  const parts = rest[2] > 0.02 ? [...told, rest] : told;
-  // Medians of parts need not add up to the median of the whole.
+  const rest = timed && (job.parallel?.pp ?? 1) > 1 ? ["waiting", "Waiting for other stages", 1 - sum] : ["rest", "Unaccounted", 1 - sum];
+  if (rest[2] > 0.02) parts.push(rest);
+  // Medians of parts need not add up to the median of the step.
   const scale = Math.max(1, sum);
-  const say = parts.map(([, name, ratio]) => `${name} ${percent(ratio)}`).join(", ");
+  const text = parts.map(([, name, ratio]) => `${name} ${percent(ratio)}`).join(", ");
   const spread = job.breakdown?.spread_ratio;
-  const less = spread == null ? "." : `; the fastest one has ${percent(spread)} of a step less.`;
+  const less = spread == null ? "." : `; the fastest rank takes ${percent(spread)} of the step less.`;
   return el(
     "figure",
     { id: "breakdown" },
-    el("div", { class: "bar", role: "img", "aria-label": `A step of ${duration(job.step_time_s?.median)}: ${say}` },
+    el("div", { class: "bar", role: "img", "aria-label": `Step of ${duration(job.step_time_s?.median)}: ${text}` },
       parts.map(([key, name, ratio]) => el("span", { class: `part ${key}`, style: width(ratio / scale), title: `${name} ${percent(ratio)}` }, ratio > 0.08 && percent(ratio, 0)))),
     el("ul", { class: "legend" }, parts.map(([key, name, ratio]) => el("li", { "data-part": key }, el("span", { class: `swatch ${key}` }), `${name} `, el("strong", {}, percent(ratio))))),
-    el("figcaption", { class: "quiet" }, `Of a step of ${duration(job.step_time_s?.median)}. `, timed ? `Forward and backward are those of the slowest rank${less}` : "Without timers of forward and backward in the log the rest cannot be split."),
+    el("figcaption", { class: "quiet" }, `Shares of a step of ${duration(job.step_time_s?.median)}. `, timed ? `Forward and backward are those of the slowest rank${less}` : "The log has no timers of forward and backward."),
   );
 }
 
-// Without what stages wait for each other: that is a part of its own.
+// Without waiting between stages, which is a separate part.
 function exposed(communication) {
   if (communication?.exposed_ratio == null) return communication?.share_ratio;
   const stages = communication.dimensions?.find((one) => one.group === "pp" && one.exposed_ratio != null && one.transfer_ratio != null);
   return communication.exposed_ratio - (stages ? Math.max(0, stages.exposed_ratio - stages.transfer_ratio) : 0);
 }
 
-// What each parallel dimension's communication takes of a step, and the part of it that nothing hides.
+// Communication of each parallel dimension as a share of a step, and how much of it is exposed.
 export function dimensionBars(dimensions) {
   const bar = (kind, ratio) => el("span", { class: kind, style: width(ratio) });
   const exposedOf = (one) => `${percent(one.share_ratio)}, exposed ${one.exposed_ratio == null ? "unknown" : percent(one.exposed_ratio)}`;
   const why = (one) => (one.exposed_ratio == null ? one.missing : one.exposed_source);
-  // A reason that all of them share is said once.
+  // A reason that all of them share is shown once.
   const several = dimensions.length > 1;
   const alike = several && dimensions.every((one) => one.exposed_ratio == null && one.missing === dimensions[0].missing);
   const rows = dimensions.map((one) =>
@@ -60,7 +60,7 @@ export function dimensionBars(dimensions) {
       el("strong", {}, exposedOf(one)), !alike && el("span", { class: "quiet why" }, why(one))));
   const unknown = alike && `How much is exposed is unknown: ${dimensions[0].missing}. `;
   return el("figure", {}, el("ol", { class: "stages dimensions", id: "dimensions" }, rows),
-    el("figcaption", { class: "quiet" }, unknown, "Shares of a step; exposed, the full colour, is what no computation hides.", several && " Dimensions may communicate at the same time, so they can add up to more than all communication."));
+    el("figcaption", { class: "quiet" }, unknown, "Shares of a step; the full color is exposed: not overlapped with compute.", several && " Dimensions may overlap, so they can add up to more than all communication."));
 }
 
 export function stageBars(pipeline) {
@@ -70,19 +70,19 @@ export function stageBars(pipeline) {
       el("span", { class: "track" }, el("span", { class: "part stall", style: width(stage.stall_ratio ?? 0) }), el("span", { class: "theory", style: { left: width(pipeline.bubble_theory_ratio).width } })),
       el("strong", {}, `${boundWords(stage)}${percent(stage.stall_ratio)}`)));
   return el("figure", {}, el("ol", { class: "stages", id: "stages" }, rows),
-    el("figcaption", { class: "quiet" }, `${stallOf(pipeline)} The line is the bubble of equal stages in theory, ${percent(pipeline.bubble_theory_ratio)}. Source: ${pipeline.source ?? "unknown"}.`));
+    el("figcaption", { class: "quiet" }, `${stallOf(pipeline)} The line is the theoretical bubble of equal stages, ${percent(pipeline.bubble_theory_ratio)}. Source: ${pipeline.source ?? "unknown"}.`));
 }
 
-// Waiting in NCCL's kernels is measured over the whole step.
+// Waiting in NCCL kernels is measured over the whole step.
 const byWaiting = (pipeline) => Boolean(pipeline.source?.startsWith("nccl plugin"));
 
 export const wholeOfStall = (pipeline) => (byWaiting(pipeline) ? "of the time" : "of the schedule");
 
-const stallOf = (pipeline) => (byWaiting(pipeline) ? "Time in which a stage waits for others." : "Time of the schedule in which a stage computes nothing.");
+const stallOf = (pipeline) => (byWaiting(pipeline) ? "Time in which a stage waits for other stages." : "Share of the schedule in which a stage is idle.");
 
 const boundWords = (stage) => ({ at_least: "at least ", at_most: "at most " })[stage.bound] ?? "";
 
 function stageName(stage) {
   if (stage.stage != null) return `Stage ${stage.stage}`;
-  return { at_least: "Busiest stage", at_most: "Idlest stage" }[stage.bound] ?? "A stage";
+  return { at_least: "Busiest stage", at_most: "Idlest stage" }[stage.bound] ?? "Stage";
 }

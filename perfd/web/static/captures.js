@@ -1,4 +1,4 @@
-// Captures of a job, newest first, with how each rank ended and where its report lies.
+// Captures of a job, newest first, with the outcome of each rank and the report.
 
 import { el, section } from "./dom.js";
 import { dataSize, duration, moment, plural, rankNames, words } from "./format.js";
@@ -10,7 +10,7 @@ const TRACE = /\.(sqlite|trace\.json(\.gz)?)$/;
 export function showCaptures(main, job, captures) {
   section(main, "captures", captures, () => {
     if (!captures.length) {
-      return [el("div", { class: "empty", id: "empty" }, el("h1", {}, "No capture of this job yet"), el("p", {}, "A rule starts one when it fires, or a person does:"), el("pre", {}, `perfd capture start ${job} --steps 3 --wait`))];
+      return [el("div", { class: "empty", id: "empty" }, el("h1", {}, "No captures of this job"), el("p", {}, "Alerts start captures; to start one now:"), el("pre", {}, `perfd capture start ${job} --steps 3 --wait`))];
     }
     const newest = captures.slice(-MAX_CAPTURES).reverse();
     const older = captures.length - newest.length;
@@ -35,15 +35,15 @@ function capture(one) {
   );
 }
 
-// Where the report is; or, of traces that lie on other machines, how to make one. What tells nothing has neither.
+// The report; for traces on other machines, how to make one. Empty traces have neither.
 function link(one) {
-  const telling = one.ranks.filter((who) => who.state !== "empty").flatMap((who) => who.files ?? []);
-  const unread = !one.report && telling.some((file) => TRACE.test(file.path) && !file.removed);
-  const text = one.report?.path ? "Open the report" : unread && "How to read its traces";
+  const files = one.ranks.filter((who) => who.state !== "empty").flatMap((who) => who.files ?? []);
+  const unread = !one.report && files.some((file) => TRACE.test(file.path) && !file.removed);
+  const text = one.report?.path ? "Open the report" : unread && "How to read the traces";
   return text && el("p", {}, el("a", { href: `/reports/captures/${encodeURIComponent(one.id)}` }, text));
 }
 
-// Ranks that ended in one way, and left no files of their own, are one line: a job may have a thousand.
+// Ranks with equal outcomes and no files are one line: a job may have thousands.
 function grouped(ranks) {
   const groups = new Map();
   for (const [index, one] of ranks.entries()) {
@@ -53,22 +53,22 @@ function grouped(ranks) {
   return [...groups.values()];
 }
 
-function outcome(ranks, told) {
+function outcome(ranks, shown) {
   const [one] = ranks;
   return el(
     "li",
     {},
     el("strong", {}, who(ranks), one.node ? ` on ${one.node}` : ""),
     ` ${words(one.state)}${span(one)}`,
-    one.reason && one.reason !== told && `: ${one.reason}`,
+    one.reason && one.reason !== shown && `: ${one.reason}`,
     (one.files ?? []).map((file) =>
-      el("div", {}, el("code", {}, file.path), file.removed ? ` gone: ${file.removed.reason}` : ` ${dataSize(file.size_bytes)}`),
+      el("div", {}, el("code", {}, file.path), file.removed ? ` removed: ${file.removed.reason}` : ` ${dataSize(file.size_bytes)}`),
     ),
   );
 }
 
 function who(ranks) {
-  if (ranks.some((one) => one.rank == null)) return "every rank";
+  if (ranks.some((one) => one.rank == null)) return "all ranks";
   return rankNames(ranks.map((one) => one.rank));
 }
 

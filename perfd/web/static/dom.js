@@ -12,8 +12,7 @@ export function el(tag, attributes, ...children) {
   return element;
 }
 
-// Draws `build()` into the section of a name, only when `data` has changed since the last time: what a
-// person reads, selects or has the focus on stays where it is.
+// Draws `build()` into the named section only when `data` has changed, so that focus and selection stay.
 export function section(parent, name, data, build) {
   const dark = window.matchMedia("(prefers-color-scheme: dark)").matches;
   const print = JSON.stringify([data, window.innerWidth, dark]) ?? "";

@@ -1,4 +1,4 @@
-// All jobs: those that run and that something limits first.
+// All jobs: running jobs with a bottleneck first.
 
 import { el, section } from "./dom.js";
 import { count, duration, layout, percent, plural, progress } from "./format.js";
@@ -50,7 +50,7 @@ const table = sortedTable({
 function limit(job) {
   const cost = job.bottleneck?.gain_ratio;
   const trouble = isHeldUp(job.bottleneck);
-  return [el("span", { class: trouble ? "limit" : "quiet" }, shortSentence(job.bottleneck)), trouble && cost != null && el("small", {}, `costs ${percent(cost)} of a step`)];
+  return [el("span", { class: trouble ? "limit" : "quiet" }, shortSentence(job.bottleneck)), trouble && cost != null && el("small", {}, `costs ${percent(cost)} of each step`)];
 }
 
 export function showFleet(main, fleet) {
@@ -60,7 +60,7 @@ export function showFleet(main, fleet) {
   if (jobs.length) table.show(main, jobs);
 }
 
-// Of nodes and servers: they belong to no job.
+// Alerts about nodes and servers belong to no job.
 const elsewhere = (alerts) => alerts.map((alert) => el("p", { class: "notice bad" }, el("strong", {}, alert.name), ` ${alert.summary}`));
 
 const counts = (jobs) => [
@@ -82,7 +82,7 @@ function summary({ jobs, agents, servers }) {
   return el(
     "div",
     {},
-    el("h1", { id: "summary" }, limited ? `${limited} of ${plural(running + silent, "job")} held up` : plural(all, "job")),
+    el("h1", { id: "summary" }, limited ? `${limited} of ${plural(running + silent, "active job")} ${limited === 1 ? "has" : "have"} a bottleneck` : plural(all, "job")),
     el("p", { class: "quiet" }, facts.filter(Boolean).join(" · "), " · ", el("a", { href: "/agents" }, `${agents.connected} of ${plural(agents.count, "agent")} connected`), servers.count > 0 && [" · ", el("a", { href: "/servers" }, plural(servers.count, "serving engine"))]),
   );
 }
@@ -91,8 +91,8 @@ function empty(agents, servers) {
   return el(
     "div",
     { class: "empty", id: "empty" },
-    el("h1", {}, "No job yet"),
-    el("p", {}, agents.connected ? `${plural(agents.connected, "agent is", "agents are")} connected and none has seen a job. ` : "No agent is connected. ", "Start one where a job runs, and name the training’s log:"),
+    el("h1", {}, "No jobs yet"),
+    el("p", {}, agents.connected ? `${plural(agents.connected, "agent is", "agents are")} connected; none sees a job. ` : "No agent is connected. ", "Start an agent on the job’s node with its log:"),
     el("pre", {}, "perfd agent --aggregator HOST:9461 --log train.log"),
     servers.count > 0 && el("p", {}, el("a", { href: "/servers" }, `See ${plural(servers.count, "serving engine")}`)),
   );

@@ -1,4 +1,4 @@
-// One job: what limits it, then the numbers that say so.
+// One job: what limits it, then the numbers.
 
 import { ApiError, get, jobPath } from "./api.js";
 import { breakdownBar, dimensionBars, stageBars, wholeOfStall } from "./bars.js";
@@ -11,14 +11,14 @@ import { headline } from "./verdict.js";
 
 const MOST_ALERTS = 50;
 const MOST_CAPTURES = 5;
-// Of a step: a dimension that takes less is not drawn.
+// A dimension with a smaller share of the step is not drawn.
 const LEAST_SHARE = 0.001;
 const charts = [
   { chart: progressChart({ id: "mfu-chart", name: "MFU", show: percent }), column: "mfu_ratio" },
   { chart: progressChart({ id: "time-chart", name: "Step time", show: duration }), column: "step_time_s" },
 ];
 
-// Loads first and returns what draws, so that a failed request leaves the old picture whole.
+// Loads first and returns a draw function, so a failed request leaves the page as it was.
 export async function showJob(main, name) {
   const asked = encodeURIComponent(name);
   const [jobs, series, alerts, captures] = await Promise.all([
@@ -36,7 +36,7 @@ function missing(error) {
   throw error;
 }
 
-// A job of which only history knows: its summary, as it was at the end.
+// The final summary of a job that is only in the history.
 async function stored(name) {
   const { jobs } = await get(jobPath(name));
   return { ...jobs[0], ended: true };
@@ -49,7 +49,7 @@ function draw(main, job, series, alerts, captures) {
   section(main, "verdict", job.bottleneck, () => [headline(job.bottleneck)]);
   section(main, "numbers", numbers(job), () => [cards(numbers(job))]);
   section(main, "breakdown", [job.breakdown, job.communication, job.optimizer, job.parallel, job.step_time_s], () => [
-    el("h2", {}, "Where a step goes"), breakdownBar(job),
+    el("h2", {}, "Step breakdown"), breakdownBar(job),
   ]);
   section(main, "dimensions", job.communication?.dimensions, () => dimensions(job));
   drawCharts(main, series, alerts, captures);
@@ -73,9 +73,9 @@ function title(job) {
 }
 
 const silence = (job) =>
-  el("p", { class: "notice warn", id: "stale" }, `No agent has spoken of this job for ${duration(job.silent_s)}: the numbers are from then.`);
+  el("p", { class: "notice warn", id: "stale" }, `No agent has reported this job for ${duration(job.silent_s)}: numbers are old.`);
 
-// Of a job on CPUs, or one whose GPUs nobody reads, only ranks are known.
+// A job on CPUs, or with unmonitored GPUs, has ranks only.
 const device = (job) => (job.gpus?.length ? "GPU" : "rank");
 
 const numbers = (job) => [
@@ -85,13 +85,13 @@ const numbers = (job) => [
   ["flops", `FLOP/s per ${device(job)}`, flopsPerS(job.efficiency?.model_flops_per_s_per_gpu), job.efficiency?.peak_flops_per_s ? `peak ${flopsPerS(job.efficiency?.peak_flops_per_s)} ${job.efficiency?.peak_precision ?? ""}` : ""],
   ["communication", "Communication", percent(job.communication?.share_ratio), communicationNote(job)],
   ["stall", "Pipeline stall", percent(job.pipeline?.stall_ratio), stallNote(job)],
-  ["data", "Input", percent(job.data?.share_ratio), "of a step, the slowest rank"],
-  ["memory", "Memory", percent(job.memory?.max_used_ratio), "of the fullest GPU"],
+  ["data", "Data loading", percent(job.data?.share_ratio), "of a step, on the slowest rank"],
+  ["memory", "GPU memory", percent(job.memory?.max_used_ratio), "used on the fullest GPU"],
 ];
 
 function communicationNote(job) {
   const { share_ratio: share, transfer_ratio: moves, wait_ratio: waits } = job.communication ?? {};
-  const split = moves == null ? "" : `; ${percent(moves)} moves data, ${percent(waits)} waits for other ranks`;
+  const split = moves == null ? "" : `; ${percent(moves)} transfer, ${percent(waits)} waiting for other ranks`;
   const without = share == null ? [] : leftOut(job.communication);
   return `of a step${split}${without.length ? `, not counting ${without.join(", ")}` : ""}`;
 }
@@ -103,9 +103,9 @@ function leftOut({ source, dimensions }) {
 }
 
 function mfuNote(job) {
-  const upper = job.efficiency?.mfu_upper_ratio == null ? "" : `at most ${percent(job.efficiency?.mfu_upper_ratio, 0)} by tensor activity`;
+  const upper = job.efficiency?.mfu_upper_ratio == null ? "" : `at most ${percent(job.efficiency?.mfu_upper_ratio, 0)} by tensor core activity`;
   if (job.efficiency?.mfu_ratio != null) return ["of the dense peak", upper].filter(Boolean).join("; ");
-  return upper || (job.efficiency?.model_flops_per_s_per_gpu != null && job.efficiency?.peak_flops_per_s == null ? "no GPU was seen whose peak is known" : "");
+  return upper || (job.efficiency?.model_flops_per_s_per_gpu != null && job.efficiency?.peak_flops_per_s == null ? "peak of this GPU unknown" : "");
 }
 
 function stallNote(job) {
@@ -120,8 +120,8 @@ function cards(all) {
 
 function drawCharts(main, series, alerts, captures) {
   const known = Boolean(series?.step.length);
-  const absent = series ? "No step yet." : "The steps of this job are no longer in memory.";
-  section(main, "progress", [known, absent], () => (known ? charts.map(({ chart }) => chart.element) : [el("h2", {}, "Over its steps"), el("p", { class: "quiet" }, absent)]));
+  const absent = series ? "No steps yet." : "Steps of this job are no longer in memory.";
+  section(main, "progress", [known, absent], () => (known ? charts.map(({ chart }) => chart.element) : [el("h2", {}, "Steps"), el("p", { class: "quiet" }, absent)]));
   if (!known) return;
   const marks = [
     ...alerts.filter((alert) => alert.first_step != null).map((alert) => ({ kind: "alert", step: alert.first_step, text: alert.name })),
@@ -136,8 +136,8 @@ function stepAt(series, unixS) {
 }
 
 function dimensions(job) {
-  const told = (job.communication?.dimensions ?? []).filter((one) => one.share_ratio >= LEAST_SHARE);
-  return told.length ? [el("h2", {}, "Communication by parallel dimension"), dimensionBars(told)] : [];
+  const shown = (job.communication?.dimensions ?? []).filter((one) => one.share_ratio >= LEAST_SHARE);
+  return shown.length ? [el("h2", {}, "Communication by parallel dimension"), dimensionBars(shown)] : [];
 }
 
 function stages(job) {

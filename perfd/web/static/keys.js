@@ -1,4 +1,4 @@
-// What can be done without a pointer; `?` lists it.
+// Keyboard shortcuts; `?` lists them.
 
 import { el } from "./dom.js";
 
@@ -9,8 +9,8 @@ export function listenToKeys(place) {
   const keys = [
     ["?", "this list", () => help.showModal()],
     ["/", "search", () => document.getElementById("search")?.focus()],
-    ["j", "next row or part", () => step(1)],
-    ["k", "row or part before", () => step(-1)],
+    ["j", "next row or section", () => step(1)],
+    ["k", "previous row or section", () => step(-1)],
     ["h", "all jobs", () => location.assign("/")],
     ["s", "serving engines", () => location.assign("/servers")],
     ["a", "agents", () => location.assign("/agents")],
@@ -32,7 +32,7 @@ export function listenToKeys(place) {
   });
 }
 
-// Rows of a table have links, parts of a page have headings.
+// Table rows have links, sections have headings.
 function step(by) {
   const main = document.getElementById("main");
   const stops = [...(main.querySelector(".row") ? main.querySelectorAll(".row") : main.querySelectorAll("h1, h2"))].filter((stop) => stop.offsetParent);
@@ -44,7 +44,7 @@ function step(by) {
 
 function dialog(keys) {
   const close = el("button", { type: "button" }, "Close");
-  const lines = [...keys, ["← →", "read single steps of a chart"], ["Esc", "show all of a chart, leave the search"]];
+  const lines = [...keys, ["← →", "move along a chart"], ["Esc", "reset a chart’s zoom, leave the search"]];
   const list = el("dialog", { id: "keys", "aria-label": "Keys" }, el("h2", {}, "Keys"), el("dl", {}, lines.map(([key, says]) => el("div", {}, el("dt", {}, el("kbd", {}, key)), el("dd", {}, says)))), el("p", {}, close));
   close.addEventListener("click", () => list.close());
   return list;

@@ -1,10 +1,10 @@
-// Says when there are newer numbers: as the aggregator tells it, and every few seconds in any case.
+// Refreshes on the aggregator's events, and every few seconds in any case.
 
 const POLL_MS = 5_000;
 const TRY_AGAIN_MS = 30_000;
 
-// `refresh` is never called twice at once, and not while nobody looks; `changed` hears of each new state,
-// "live" or "polling".
+// `refresh` is never called twice at once, nor while the page is hidden; `changed` gets each new state, "live" or
+// "polling".
 export async function follow(refresh, changed) {
   const waiting = new Set();
   const wake = () => {
@@ -20,14 +20,14 @@ export async function follow(refresh, changed) {
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", wake);
   stream.look(document.visibilityState === "visible");
   for (;;) {
-    // Rounds that end while a refresh is under way are one more refresh, not one each.
-    const told = new Promise((done) => waiting.add(done));
+    // Rounds that end during a refresh cause one more refresh, not one each.
+    const woken = new Promise((done) => waiting.add(done));
     if (document.visibilityState === "visible") await refresh();
-    await Promise.race([told, new Promise((done) => setTimeout(done, POLL_MS))]);
+    await Promise.race([woken, new Promise((done) => setTimeout(done, POLL_MS))]);
   }
 }
 
-// A browser allows six connections to a host, so a page that nobody sees gives its own back.
+// A browser allows six connections per host, so a hidden page closes its own.
 function eventStream(wake, changed) {
   let source = null;
   let again = null;
@@ -39,7 +39,7 @@ function eventStream(wake, changed) {
     source.addEventListener("error", () => {
       changed("polling");
       wake();
-      // The browser reconnects by itself unless it was refused: then there are viewers enough.
+      // The browser reconnects unless it was refused, because there are too many viewers.
       if (source?.readyState === EventSource.CLOSED) again = setTimeout(open, TRY_AGAIN_MS);
     });
   };

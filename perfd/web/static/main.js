@@ -1,4 +1,4 @@
-// Which view the address asks for, and what keeps it up to date.
+// Routes the address to a view and keeps it up to date.
 
 import { showAgents } from "./agents.js";
 import { get, jobPath } from "./api.js";
@@ -40,7 +40,7 @@ function drawPlace() {
   document.getElementById("job-place").append(link("job", base, place.job), link("captures", `${base}/captures`, "Captures"));
 }
 
-// Loads first and returns what draws, so that a failed request leaves the old picture whole.
+// Loads first and returns a draw function, so a failed request leaves the page as it was.
 async function load() {
   if (place.view === "fleet") {
     const fleet = await get("fleet");
@@ -56,7 +56,7 @@ async function load() {
   }
   if (place.view === "captures") {
     const { captures } = await get(`captures?job=${encodeURIComponent(place.job)}`);
-    // A job without captures is told from one that does not exist.
+    // 404 if there is no such job.
     if (!captures.length) await get(jobPath(place.job));
     return () => showCaptures(main, place.job, captures);
   }
@@ -86,10 +86,10 @@ function drawUpdated() {
 }
 
 function fail(error) {
-  const since = shownAt ? ` What is shown is from ${clock(shownAt)}.` : "";
+  const since = shownAt ? ` Showing data from ${clock(shownAt)}.` : "";
   if (error.status === 404) {
     main.dataset.state = "missing";
-    main.replaceChildren(el("div", { class: "empty" }, el("h1", {}, "No such job"), el("p", {}, error.message), el("p", {}, el("a", { href: "/" }, "See all jobs"))));
+    main.replaceChildren(el("div", { class: "empty" }, el("h1", {}, "Job not found"), el("p", {}, error.message), el("p", {}, el("a", { href: "/" }, "All jobs"))));
     notice(null);
     shownAt = null;
     return;
@@ -97,8 +97,8 @@ function fail(error) {
   main.dataset.state = error.status === 0 ? "disconnected" : "error";
   if (!shownAt) main.replaceChildren();
   if (error.status === undefined) console.error(error);
-  const text = error.status === undefined ? "This page failed to show what it got; the browser’s console says why." : error.message;
-  notice(`${text} Trying again every 5 s.${since}`);
+  const text = error.status === undefined ? "The page failed to render; see the browser’s console." : error.message;
+  notice(`${text} Retrying every 5 s.${since}`);
 }
 
 function notice(text) {

@@ -1,5 +1,5 @@
-// A line over steps, drawn by uPlot, with alerts and captures marked. A pointer and arrow keys read single
-// points, dragging looks closer, and Escape or a double click shows all again.
+// A line over steps, drawn by uPlot, with alerts and captures marked. Pointer and arrow keys read single points,
+// dragging zooms in, Escape or a double click zooms out.
 
 /* global uPlot */
 import { el } from "./dom.js";
@@ -8,9 +8,9 @@ const HEIGHT = 180;
 const MANY_POINTS = 150;
 const MOST_MARKS = 50;
 
-const colour = (name) => () => getComputedStyle(document.documentElement).getPropertyValue(name);
+const color = (name) => () => getComputedStyle(document.documentElement).getPropertyValue(name);
 
-// `show` writes a value; `update` draws newer numbers into the chart that is there.
+// `show` formats a value; `update` draws newer numbers into the existing chart.
 export function progressChart({ id, name, show }) {
   const readout = el("output", { class: "readout" });
   const place = el("div", { class: "plot", id: `${id}-drawing`, role: "img", tabindex: "0" });
@@ -18,7 +18,7 @@ export function progressChart({ id, name, show }) {
   const element = el("figure", { id, class: "chart" }, el("div", { class: "chart-head" }, el("h2", {}, name), readout), place, keys);
   const held = { plot: null, now: null };
 
-  const tell = (index) => {
+  const readAt = (index) => {
     const { series, values } = held.now;
     const at = index ?? values.length - 1;
     readout.textContent = `step ${series.step[at]}: ${show(values[at])}${series.steady[at] ? "" : " (not steady)"}`;
@@ -41,7 +41,7 @@ export function progressChart({ id, name, show }) {
       if (!known) {
         held.plot?.destroy();
         held.plot = null;
-        keys.replaceChildren("Not known for this job.");
+        keys.replaceChildren("Unknown for this job.");
         return;
       }
       const top = topOf(values, series.steady);
@@ -50,25 +50,25 @@ export function progressChart({ id, name, show }) {
       if (held.plot?.width !== width) {
         held.plot?.destroy();
         place.replaceChildren();
-        held.plot = new uPlot(options(held, { width, show, tell }), data, place);
+        held.plot = new uPlot(options(held, { width, show, readAt }), data, place);
       } else {
         held.plot.setData(data, !isZoomed(held.plot));
       }
-      place.setAttribute("aria-label", `${name} over steps ${series.step[0]} to ${series.step.at(-1)}. Arrow keys read single steps.`);
+      place.setAttribute("aria-label", `${name} over steps ${series.step[0]} to ${series.step.at(-1)}. Use arrow keys to read single steps.`);
       keys.replaceChildren(...legend(held.now));
-      tell(held.plot.cursor.idx);
+      readAt(held.plot.cursor.idx);
     },
   };
 }
 
-// The line itself, which stays inside the axis, and the points that count in no median.
+// The line, clipped to the axis, and the points that are not steady.
 const columns = ({ series, values, top }) => [
   series.step,
   values.map((value) => (value == null ? null : Math.min(value, top))),
   values.map((value, i) => (value != null && value <= top && !series.steady[i] ? value : null)),
 ];
 
-// The axis fits what is steady: a first step of a minute must not flatten all others.
+// The axis fits steady steps: a slow first step must not flatten the others.
 function topOf(values, steady) {
   const usual = values.filter((value, i) => value != null && steady[i]);
   return nice(1.1 * Math.max(...(usual.length ? usual : values.filter((value) => value != null))));
@@ -80,10 +80,10 @@ function nice(value) {
   return [1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10].find((times) => times * power >= value * 0.999999) * power;
 }
 
-function options(held, { width, show, tell }) {
-  const line = colour("--forward");
-  const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--rule"), width: 1 }, ticks: { show: false }, font: "12px system-ui, DejaVu Sans, sans-serif" };
-  const hollow = { show: true, size: 7, width: 1.5, stroke: line, fill: colour("--card") };
+function options(held, { width, show, readAt }) {
+  const line = color("--forward");
+  const axis = { stroke: color("--quiet"), grid: { stroke: color("--rule"), width: 1 }, ticks: { show: false }, font: "12px system-ui, DejaVu Sans, sans-serif" };
+  const hollow = { show: true, size: 7, width: 1.5, stroke: line, fill: color("--card") };
   return {
     width,
     height: HEIGHT,
@@ -101,7 +101,7 @@ function options(held, { width, show, tell }) {
       { stroke: line, paths: () => null, points: hollow },
     ],
     hooks: {
-      setCursor: [(plot) => tell(plot.cursor.idx)],
+      setCursor: [(plot) => readAt(plot.cursor.idx)],
       draw: [(plot) => drawBeyond(plot, held.now), (plot) => placeMarks(plot, held.now.marks)],
     },
   };
@@ -111,7 +111,7 @@ function options(held, { width, show, tell }) {
 function drawBeyond(plot, { series, values, top }) {
   const [size, y] = [4 * devicePixelRatio, plot.bbox.top];
   plot.ctx.save();
-  plot.ctx.fillStyle = colour("--quiet")();
+  plot.ctx.fillStyle = color("--quiet")();
   values.forEach((value, i) => {
     const x = plot.valToPos(series.step[i], "x", true);
     if (!(value > top) || x < plot.bbox.left || x > plot.bbox.left + plot.bbox.width) return;
@@ -124,7 +124,7 @@ function drawBeyond(plot, { series, values, top }) {
   plot.ctx.restore();
 }
 
-// As elements, so that they have names.
+// As elements, so that they have accessible names.
 function placeMarks(plot, marks) {
   const { min, max } = plot.scales.x;
   const inside = marks.filter((mark) => mark.step >= min && mark.step <= max);
@@ -149,7 +149,7 @@ function legend({ series, values, marks, top }) {
 
 const isZoomed = (plot) => plot.scales.x.min > plot.data[0][0] || plot.scales.x.max < plot.data[0].at(-1);
 
-// Also moves the cursor of the charts that stand at the same step.
+// Also moves the cursor of the other charts.
 function point(plot, index) {
   plot.setCursor({ left: plot.valToPos(plot.data[0][index], "x"), top: 0 }, true, true);
 }

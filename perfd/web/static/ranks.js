@@ -1,5 +1,5 @@
-// Ranks by metric: a cell's colour says how far a rank is from the median of all, so that one who differs
-// stands out. Of many ranks all are drawn as one picture, and the most unusual ones as a table below it.
+// Ranks by metric: a cell's color is the distance from the median of all ranks. Many ranks are drawn as one image,
+// with a table of the most unusual ones below.
 
 import { el } from "./dom.js";
 import { percent, power, signedPercent, UNKNOWN } from "./format.js";
@@ -11,8 +11,8 @@ const METRICS = [
   ["dram_active_ratio", "DRAM active", percent],
   ["power_w", "Power", power],
   ["busy_ratio", "In NCCL", percent],
-  ["wait_ratio", "Waits", percent],
-  ["caused_ratio", "Others wait for it", percent],
+  ["wait_ratio", "Waiting", percent],
+  ["caused_ratio", "Awaited by peers", percent],
 ];
 const TABLE_ROWS = 64;
 const UNUSUAL_ROWS = 12;
@@ -52,19 +52,18 @@ const strength = (far) => Math.min(Math.max((Math.abs(far) - QUIET) / (FULL - QU
 function cell(value, far, show) {
   const size = strength(far);
   const side = size === 0 ? null : far > 0 ? "above" : "below";
-  const says = side && `${signedPercent(far)} beside the median`;
+  const says = side && `${signedPercent(far)} from the median`;
   return el("td", { class: side, title: says, style: { "--far": `${(size * 100).toFixed(0)}%` } }, value == null ? UNKNOWN : show(value));
 }
 
-// One line a metric, one column a rank; where there are more ranks than pixels, a column shows the most
-// unusual of its ranks.
+// One row per metric, one column per rank; with more ranks than pixels, a column shows its most unusual rank.
 function picture(rows, metrics, far, width, strangest) {
   const canvas = el("canvas", { id: "rank-picture", role: "img", "aria-label": `${rows.length} ranks by ${metrics.length} metrics. Most unusual: ${strangest.name}.` });
   const readout = el("output", { class: "readout", id: "rank-readout" });
   const columns = Math.min(rows.length, Math.max(64, Math.floor(width)));
   const group = (column) => rows.slice(Math.floor((column * rows.length) / columns), Math.floor(((column + 1) * rows.length) / columns));
   const worst = (column, key) => group(column).reduce((most, row) => (Math.abs(far(row, key)) > Math.abs(far(most, key)) ? row : most));
-  // Fonts and colours are known once the picture has its place in the page.
+  // Fonts and colors are known once the canvas is in the page.
   requestAnimationFrame(() => paint(canvas, columns, metrics, (column, key) => far(worst(column, key), key), (column) => group(column).some((row) => row.culprit)));
   canvas.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect();
@@ -85,10 +84,10 @@ function paint(canvas, columns, metrics, far, isCulprit) {
   canvas.height = (height + mark) * ratio;
   canvas.style.setProperty("height", `${height + mark}px`);
   const pen = canvas.getContext("2d");
-  const colour = (name) => getComputedStyle(canvas).getPropertyValue(name);
-  const sides = [colour("--below"), colour("--above")];
+  const color = (name) => getComputedStyle(canvas).getPropertyValue(name);
+  const sides = [color("--below"), color("--above")];
   pen.scale(ratio, ratio);
-  pen.fillStyle = colour("--card");
+  pen.fillStyle = color("--card");
   pen.fillRect(0, 0, width, height);
   for (let column = 0; column < columns; column += 1) {
     const [left, right] = [(column * width) / columns, ((column + 1) * width) / columns];
@@ -100,13 +99,13 @@ function paint(canvas, columns, metrics, far, isCulprit) {
     });
     pen.globalAlpha = 1;
     if (isCulprit(column)) {
-      pen.fillStyle = colour("--bad");
+      pen.fillStyle = color("--bad");
       pen.fillRect(left - 2, height, Math.max(right - left, 2) + 4, mark);
     }
   }
 }
 
-// Relative, but shares near zero are not far apart because one is twice the other.
+// Relative, with a floor for shares: 2% is not far from 1%.
 function deviation(value, middle, key) {
   if (value == null || middle == null) return 0;
   return (value - middle) / Math.max(Math.abs(middle), key.endsWith("_ratio") ? 0.1 : 1e-9);

@@ -1,4 +1,4 @@
-// Serving engines: latencies beside what the hardware allows, and the knob to turn.
+// Serving engines: latencies compared with what the hardware allows, and the setting to change.
 
 import { el, section } from "./dom.js";
 import { count, duration, moment, percent, plural, UNKNOWN } from "./format.js";
@@ -27,7 +27,7 @@ const engine = (server) => [server.engine, server.version].filter(Boolean).join(
 const layout = (server) => Object.entries(server.parallel).filter(([, size]) => size > 1).map(([dimension, size]) => `${dimension} ${size}`).join(" ");
 const role = (server) => (server.role === "both" ? null : server.role);
 const identity = (server) => [engine(server), server.model, role(server), layout(server)].filter(Boolean).join(" · ");
-// The end of a path, which is as long as a model's name at Hugging Face.
+// The end of a path: as many parts as a Hugging Face model name has.
 const shortModel = (server) => server.model?.split("/").slice(-2).join("/");
 const name = (server) => `${server.node} ${server.server}`;
 const anchor = (server) => `server-${server.node}-${server.server}`;
@@ -47,7 +47,7 @@ const table = sortedTable({
     { name: "Tokens/s", number: true, value: (server) => server.generation_tokens_per_s, cell: (server) => count(server.generation_tokens_per_s) },
     { name: "TTFT p50", number: true, value: (server) => server.ttft_s.p50, cell: (server) => duration(server.ttft_s.p50) },
     { name: "TPOT p50", number: true, value: (server) => server.tpot_s.p50, cell: (server) => duration(server.tpot_s.p50) },
-    { name: "Of theory", number: true, value: overTheory, cell: (server) => times(overTheory(server)) },
+    { name: "Over theory", number: true, value: overTheory, cell: (server) => times(overTheory(server)) },
   ],
 });
 
@@ -63,7 +63,7 @@ export function showServers(main, servers, captures) {
 
 function summary(servers) {
   const troubled = servers.filter((server) => state(server) !== "up" || server.findings.length).length;
-  return el("h1", { id: "summary" }, troubled ? `${troubled} of ${plural(servers.length, "serving engine")} ${troubled === 1 ? "needs" : "need"} a look` : plural(servers.length, "serving engine"));
+  return el("h1", { id: "summary" }, troubled ? `${troubled} of ${plural(servers.length, "serving engine")} ${troubled === 1 ? "needs" : "need"} attention` : plural(servers.length, "serving engine"));
 }
 
 function card(server, captures) {
@@ -75,9 +75,9 @@ function card(server, captures) {
     identity(server) && el("p", { class: "quiet" }, identity(server)),
     el("p", { class: "headline" }, headline(server)),
     server.findings.map((finding) => el("p", { class: "finding" }, el("strong", {}, `${finding.summary}. `), finding.advice)),
-    silent(server) && el("p", { class: "notice warn" }, `Its agent has said nothing for ${duration(server.silent_s)}.`),
-    latencies("Time to first token", server.ttft_s, [["least for a prompt of mean length", theory.ttft_floor_s]]),
-    latencies("Time per token", server.tpot_s, [["least at the batch that runs", theory.tpot_theory_s], ["least of a lone request", theory.tpot_floor_s]]),
+    silent(server) && el("p", { class: "notice warn" }, `No data from its agent for ${duration(server.silent_s)}.`),
+    latencies("Time to first token", server.ttft_s, [["floor for a prompt of mean length", theory.ttft_floor_s]]),
+    latencies("Time per token", server.tpot_s, [["floor at the current batch", theory.tpot_theory_s], ["floor of a single request", theory.tpot_floor_s]]),
     facts(server),
     captureList(captures),
   );
@@ -91,17 +91,17 @@ function captureList(captures) {
 }
 
 function headline(server) {
-  if (server.up === false) return "It does not answer with metrics.";
+  if (server.up === false) return "No metrics from this server.";
   const ratio = overTheory(server);
-  if (ratio == null) return server.theory ? "Nothing was decoded in the newest window." : "What the hardware allows is not known: the server does not say its model or GPU (docs/serving.md).";
-  const measured = `A token takes ${duration(server.tpot_s.p50)}, ${ratio.toFixed(2)} times the ${duration(server.theory.tpot_theory_s)} that its batch allows`;
-  return ratio > SLOW ? `${measured}: more than kernels and links explain.` : `${measured}: it runs as fast as this hardware lets it.`;
+  if (ratio == null) return server.theory ? "No tokens decoded in the newest window." : "Theory unknown: the server does not report its model or GPU (docs/serving.md).";
+  const measured = `TPOT p50 is ${duration(server.tpot_s.p50)}, ${ratio.toFixed(2)} times the floor of its batch (${duration(server.theory.tpot_theory_s)})`;
+  return ratio > SLOW ? `${measured}: kernels and links do not explain it.` : `${measured}: at the hardware’s limit.`;
 }
 
-// Bars of one scale, with theory as lines through them.
+// Bars on one scale, with theory as lines.
 function latencies(title, found, limits) {
   const known = [["p50", found.p50], ["p90", found.p90], ["p99", found.p99]].filter(([, value]) => value != null);
-  if (!known.length) return el("p", { class: "quiet" }, `${title}: not known.`);
+  if (!known.length) return el("p", { class: "quiet" }, `${title}: unknown.`);
   const lines = limits.filter(([, value]) => value != null);
   const most = Math.max(...known.map(([, value]) => value), ...lines.map(([, value]) => value));
   const at = (value) => `${((value / most) * 100).toFixed(2)}%`;
@@ -126,4 +126,4 @@ function facts(server) {
 }
 
 const empty = () =>
-  el("div", { class: "empty", id: "empty" }, el("h1", {}, "No serving engine yet"), el("p", {}, "Agents find SGLang and vLLM on their node by themselves, when these serve metrics. To look at one by hand:"), el("pre", {}, "perfd serving http://127.0.0.1:30000"));
+  el("div", { class: "empty", id: "empty" }, el("h1", {}, "No serving engines yet"), el("p", {}, "Agents discover SGLang and vLLM servers that export metrics on their node. To check one directly:"), el("pre", {}, "perfd serving http://127.0.0.1:30000"));

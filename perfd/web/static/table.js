@@ -1,12 +1,11 @@
-// A table that people sort and search. Of many rows the first ones are drawn, so that it stays quick.
+// A sortable, searchable table. Only the first rows are drawn, so that it stays fast.
 
 import { el, section } from "./dom.js";
 
 const PAGE = 100;
 
-// Columns have `name`, `cell(row)` and, to be sorted by, `value(row)`; `number` puts them to the right,
-// `wide` gives them a line of their own on a phone. `text(row)` is what is searched, `order` compares two
-// rows as long as nobody chose a column.
+// Columns have `name`, `cell(row)` and, to be sortable, `value(row)`; `number` aligns right, `wide` takes a full line
+// on a phone. `text(row)` is searched, `order` compares two rows until a column is chosen.
 export function sortedTable({ id, noun, columns, text, order }) {
   const chosen = { column: null, down: false, words: "", shown: PAGE };
   let place = null;
@@ -48,7 +47,7 @@ export function sortedTable({ id, noun, columns, text, order }) {
   };
 
   const rest = (count) => {
-    if (count === 0) return el("p", { class: "quiet", id: `${id}-none` }, `No ${noun} with these words.`);
+    if (count === 0) return el("p", { class: "quiet", id: `${id}-none` }, `No matching ${noun}.`);
     if (count <= chosen.shown) return null;
     const button = el("button", { type: "button", id: `${id}-more` }, `Show ${Math.min(PAGE, count - chosen.shown)} more`);
     button.addEventListener("click", () => {
@@ -68,7 +67,7 @@ export function sortedTable({ id, noun, columns, text, order }) {
 
 const classes = (column) => [column.number && "number", column.wide && "wide"].filter(Boolean).join(" ") || null;
 
-// What a cell shows, so that a table of which nothing changes is not drawn again.
+// What a cell shows: an unchanged table is not drawn again.
 const print = (line) => line.map((cell) => [cell].flat().map((part) => (part instanceof Element ? [part.className, part.textContent] : part)));
 
 function matching(rows, words, text) {
@@ -79,7 +78,7 @@ function matching(rows, words, text) {
   });
 }
 
-// What is not known comes last, whichever way the others are sorted.
+// Unknown values come last in either direction.
 function comparison(column, down, order) {
   if (!column) return order;
   return (a, b) => {

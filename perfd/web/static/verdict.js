@@ -9,7 +9,7 @@ const SHOWN = 6;
 
 export const isTrouble = (finding) => Boolean(finding) && !FINE.has(finding.kind);
 
-// Something other than the job's own work holds it up.
+// Whether something other than the job's own work limits it.
 export const isHeldUp = (finding) => isTrouble(finding) && !["compute_bound", "missing_telemetry", "analysis_failed"].includes(finding.kind);
 
 export const kind = (finding) => finding?.name ?? "unknown";
@@ -27,7 +27,7 @@ export const sentence = (finding) => withCulprits(finding?.sentence ?? UNKNOWN, 
 export const shortSentence = (finding) => withCulprits(kind(finding), finding);
 
 export function headline(finding) {
-  const cost = finding?.gain_ratio == null ? null : `costs about ${percent(finding.gain_ratio)} of a step`;
+  const cost = finding?.gain_ratio == null ? null : `costs about ${percent(finding.gain_ratio)} of each step`;
   const sure = finding?.confidence ? `confidence ${percent(finding.confidence, 0)}` : null;
   const notes = [cost, sure].filter(Boolean).join(" · ");
   return el(
