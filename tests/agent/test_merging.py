@@ -4,7 +4,7 @@ from agent.support import gpu_table, steps
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfd.agent.collection.table_merging import merge_tables
+from perfd.agent.collection.batcher import merge_tables
 from perfd.model import Record, SampleTable, Scope
 
 

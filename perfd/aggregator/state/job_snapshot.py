@@ -34,6 +34,8 @@ _FEWEST_SLOTS = 60
 _MOST_CELLS = 32_000_000
 """Of the aligned samples of a large job: beyond this, slots become longer than the interval."""
 
+_GPU_COLUMNS = {column.value: column for column in GpuColumn}
+
 
 @dataclass(frozen=True, slots=True)
 class _Part:
@@ -216,5 +218,9 @@ def _table(
     return GpuTable(
         time_unix_s=times,
         gpus=keys,
-        metrics={column: data[:, :, metrics.index(column)] for column in GpuColumn if column in metrics},
+        metrics={
+            _GPU_COLUMNS[name]: data[:, :, index]
+            for index, name in enumerate(metrics)
+            if name in _GPU_COLUMNS
+        },
     )
