@@ -1,6 +1,6 @@
 """What becomes of a training process that ends in the middle of a capture with Kineto.
 
-    python -m benchmarks.capture_end --python PYTHON [--runs 100] [--window 20] [--unguarded] [--json]
+    python -m benchmarks.capture_end --python PYTHON [--runs 100] [--window 20] [--unguarded] [--gpu] [--json]
 
 Real PyTorch processes (`PYTHON` has PyTorch) train in a loop under `KINETO_USE_DAEMON=1` until they are told
 when to end, in the environment of `perfd run --kineto` or, `--unguarded`, without what it adds for their end.
@@ -122,6 +122,8 @@ class Options:
     python: str
     window_s: float
     unguarded: bool = False
+    gpu: bool = False
+    """Trace the GPU too, and accept no trace without kernels."""
 
 
 def batch(phases: Sequence[str], options: Options, chance: random.Random) -> list[Job]:
@@ -172,7 +174,7 @@ class _Capture:
             self._endpoint,
             placements=lambda _: self._placements,
             clock=clock,
-            options=KinetoOptions(warmup_s=_WARMUP_S, cpu_only=True),
+            options=KinetoOptions(warmup_s=_WARMUP_S, cpu_only=not options.gpu),
         )
         self._tool.open()
 
@@ -277,9 +279,12 @@ def main() -> int:
     parser.add_argument("--phases", nargs="+", default=list(PHASES), choices=PHASES)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--unguarded", action="store_true", help="as a job that perfd run did not start")
+    parser.add_argument("--gpu", action="store_true", help="trace the GPU too")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
-    options = Options(python=arguments.python, window_s=arguments.window, unguarded=arguments.unguarded)
+    options = Options(
+        python=arguments.python, window_s=arguments.window, unguarded=arguments.unguarded, gpu=arguments.gpu
+    )
     chance = random.Random(arguments.seed)
     todo = list(arguments.phases) * arguments.runs
     jobs: list[Job] = []
