@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from perfd.analysis.data import GpuKey, GpuTable, JobData, PhaseTable, StepTable
+from perfd.analysis.data.job_data import GpuKey, GpuTable, JobData, PhaseTable, StepTable
 from perfd.analysis.diagnosis import AnalysisSettings, summarise
 from perfd.gpu_peaks import load_peaks
 from perfd.model import GpuInfo, JobDescription, ModelShape, ParallelLayout, Recompute

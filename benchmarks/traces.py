@@ -31,8 +31,8 @@ from typing import Any
 import numpy as np
 
 from perfd.errors import PerfdError
-from perfd.report.render import to_html
-from perfd.report.sources import report_of_trace
+from perfd.report.render.html import to_html
+from perfd.report.sources.from_trace import report_of_trace
 from perfd.trace.breakdown import launching_call
 from perfd.trace.diagnosis import TraceAnalysis, analyse, diagnose, to_json
 from perfd.trace.model.intervals import Coverage

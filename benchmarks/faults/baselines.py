@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from perfd.analysis.data import Floats
+from perfd.analysis.data.job_data import Floats
 
 _RELATIVE = 0.75
 _WINDOW_STEPS = 10

@@ -24,7 +24,7 @@ from perfd_collectors.nccl.segments import (
 
 from benchmarks.faults.scenario import Fault, Scenario
 from benchmarks.faults.simulation import Executed, Trace
-from perfd.analysis.data import Floats
+from perfd.analysis.data.job_data import Floats
 from perfd.model import (
     CollectiveTimes,
     GpuInfo,

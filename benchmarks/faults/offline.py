@@ -13,7 +13,7 @@ from benchmarks.faults.score import Case
 from benchmarks.faults.simulated import LEAST_COST
 from benchmarks.faults.timelines import Evidence, Timeline, job_of, read_timeline
 from benchmarks.gpu.fault_runs import baselines_of, case_of, cost_ratio_of, judge_again
-from perfd.analysis.data import Floats
+from perfd.analysis.data.job_data import Floats
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.findings import Kind
 from perfd.recording import bundled

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.faults.scenario import Fault, Scenario
-from perfd.analysis.data import Floats
+from perfd.analysis.data.job_data import Floats
 
 _FORWARD, _OPTIMIZER = 0.31, 0.05
 _LOSS_S = 20e-6

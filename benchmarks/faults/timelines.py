@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from perfd.analysis.data import (
+from perfd.analysis.data.job_data import (
     CollectiveTable,
     Floats,
     GpuTable,

@@ -28,8 +28,8 @@ import numpy as np
 from perfd_collectors.nccl.plugin_library import LIBRARY
 from perfd_collectors.nccl.segments import FUNCTIONS, UNTIMED_KERNEL_NS, Segment, find_segments
 
-from perfd.analysis.data import Floats, Ints
-from perfd.analysis.operations import receiver_durations_s
+from perfd.analysis.data.job_data import Floats, Ints
+from perfd.analysis.operations.p2p_timing import receiver_durations_s
 from perfd.errors import Unavailable
 
 TRAIN = Path(__file__).with_name("train.py")

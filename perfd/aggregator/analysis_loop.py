@@ -21,7 +21,7 @@ from perfd.aggregator.series import Derived, LiveFacts, MetricNames, SeriesFrame
 from perfd.aggregator.state import AggregatorState, JobState
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, to_json
 from perfd.analysis.diagnosis.failed_analysis import failed_summary
-from perfd.analysis.flops import FlopsConvention
+from perfd.analysis.flops.flops_conventions import FlopsConvention
 from perfd.capture.policy.coordinator import CAPTURE_LABEL
 from perfd.capture.selection import JobView
 from perfd.clock import Clock

@@ -60,8 +60,8 @@ def _settings(args: argparse.Namespace, folder: Path) -> TraceSettings:
 
 
 def _write(analysis: TraceAnalysis, diagnosis: Diagnosis, path: Path) -> None:
-    from perfd.report.render import write_report  # noqa: PLC0415
-    from perfd.report.sources import report_of_trace  # noqa: PLC0415
+    from perfd.report.render.report_writer import write_report  # noqa: PLC0415
+    from perfd.report.sources.from_trace import report_of_trace  # noqa: PLC0415
 
     write_report(report_of_trace(analysis, diagnosis), path)
 
@@ -74,6 +74,6 @@ def _print(analysis: TraceAnalysis, diagnosis: Diagnosis) -> None:
 
 def _show(analysis: TraceAnalysis, diagnosis: Diagnosis) -> None:
     from perfd.cli.terminal import Terminal  # noqa: PLC0415
-    from perfd.report.render import render  # noqa: PLC0415
+    from perfd.report.render.terminal_text import render  # noqa: PLC0415
 
     Terminal().print(render(analysis, diagnosis))

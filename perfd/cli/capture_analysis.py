@@ -13,8 +13,8 @@ from perfd.capture.node import TRACE_SUFFIXES, reading
 from perfd.cli.analyze_job import settings_for
 from perfd.errors import PerfdError
 from perfd.model import CaptureState
-from perfd.report.render import write_report
-from perfd.report.sources import report_of_trace
+from perfd.report.render.report_writer import write_report
+from perfd.report.sources.from_trace import report_of_trace
 from perfd.trace.diagnosis import analyse, diagnose, to_json
 from perfd.trace.readers.trace_files import read_traces
 

@@ -77,7 +77,7 @@ def test_what_is_no_moment_is_refused(moment, capsys):
     with pytest.raises(SystemExit) as left:
         main(["report", "--job", "llm", "--since", moment])
     assert left.value.code == 2
-    assert "is no moment" in capsys.readouterr().err
+    assert "is not a time" in capsys.readouterr().err
 
 
 def test_a_file_has_no_since(tmp_path, capsys):

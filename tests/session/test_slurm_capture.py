@@ -177,7 +177,7 @@ def capture(
         "def say(node, message):\n"
         "    [print(line, end='', flush=True) for line in lines_of(node, message)]\n"
         "def told(node, state, *ranks, files=()):\n"
-        "    say(node, Told(status=CaptureStatus(capture_id='capture', state=CaptureState(state),\n"
+        "    say(node, RankStatus(status=CaptureStatus(capture_id='capture', state=CaptureState(state),\n"
         "        time_unix_ns=1, ranks=ranks, files=files)))\n"
         "def order():\n"
         "    return decode(sys.stdin.readline())\n"
@@ -217,7 +217,7 @@ def outcomes(found) -> dict[tuple[str, int | None], tuple[CaptureState | None, s
 def test_every_rank_that_its_helper_ends_has_that_outcome(tmp_path: Path):
     found = capture(
         tmp_path,
-        "order(); say('n1', Present(ranks=[Rank(rank=0)])); say('n2', Present(ranks=[Rank(rank=1)]))\n"
+        "order(); say('n1', NodeReady(ranks=[Rank(rank=0)])); say('n2', NodeReady(ranks=[Rank(rank=1)]))\n"
         "asked = order().requests\n"
         "told('n1', 'done', *asked['n1'].ranks, files=[CaptureFile(path='/f', size_bytes=5)])\n"
         "told('n2', 'failed', *asked['n2'].ranks)\n",
@@ -230,7 +230,7 @@ def test_every_rank_that_its_helper_ends_has_that_outcome(tmp_path: Path):
 
 def test_several_nodes_start_together_and_one_node_at_once(tmp_path: Path):
     both = (
-        "order(); say('n1', Present(ranks=[Rank(rank=0)])); say('n2', Present(ranks=[Rank(rank=1)]))\n"
+        "order(); say('n1', NodeReady(ranks=[Rank(rank=0)])); say('n2', NodeReady(ranks=[Rank(rank=1)]))\n"
         "for node, one in order().requests.items():\n"
         "    told(node, 'done' if one.start_unix_ns else 'failed', *one.ranks)\n"
     )
@@ -241,7 +241,8 @@ def test_several_nodes_start_together_and_one_node_at_once(tmp_path: Path):
 def test_ranks_that_the_job_does_not_have_are_refused_and_the_others_captured(tmp_path: Path):
     found = capture(
         tmp_path,
-        "order(); say('n1', Present(ranks=[Rank(rank=0)])); say('n2', Present(reason='Nobody is here.'))\n"
+        "order(); say('n1', NodeReady(ranks=[Rank(rank=0)]))\n"
+        "say('n2', NodeReady(reason='Nobody is here.'))\n"
         "order(); told('n1', 'done', 0)\n",
         ranks="0,7",
     )
@@ -266,7 +267,7 @@ def test_a_helper_without_the_jobs_ranks_says_so_and_ends_with_its_orders(tmp_pa
 
 def test_a_node_without_ranks_refuses_with_its_reason(tmp_path: Path):
     found = capture(
-        tmp_path, "order(); say('n1', Present(reason='Nobody is here.')); order()\n", nodes=("n1",)
+        tmp_path, "order(); say('n1', NodeReady(reason='Nobody is here.')); order()\n", nodes=("n1",)
     )
     assert outcomes(found) == {("n1", None): (CaptureState.REFUSED, "Nobody is here.")}
 
@@ -274,7 +275,7 @@ def test_a_node_without_ranks_refuses_with_its_reason(tmp_path: Path):
 def test_a_helper_that_dies_is_lost_in_its_own_words(tmp_path: Path):
     found = capture(
         tmp_path,
-        "order(); say('n1', Present(ranks=[Rank(rank=0)]))\n"
+        "order(); say('n1', NodeReady(ranks=[Rank(rank=0)]))\n"
         "print('perfd: disk full', file=sys.stderr)\n"
         "print('srun: error: n2: task 1: Exited with exit code 1', file=sys.stderr)\n",
     )
@@ -296,7 +297,8 @@ def test_a_choice_that_means_no_rank_ends_the_helpers_and_says_why(tmp_path: Pat
     with pytest.raises(CaptureError, match="does not choose ranks"):
         capture(
             tmp_path,
-            "order(); say('n1', Present(ranks=[Rank(rank=0)])); say('n2', Present(ranks=[Rank(rank=1)]))\n"
+            "order(); say('n1', NodeReady(ranks=[Rank(rank=0)]))\n"
+            "say('n2', NodeReady(ranks=[Rank(rank=1)]))\n"
             "assert sys.stdin.readline() == ''\n",
             ranks="rubbish",
         )
@@ -308,7 +310,7 @@ def test_an_srun_that_hears_nothing_is_killed_and_what_it_told_stays(tmp_path: P
         tmp_path,
         "import os, signal, time\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "order(); say('n1', Present(ranks=[Rank(rank=0)])); order(); told('n1', 'done', 0)\n"
+        "order(); say('n1', NodeReady(ranks=[Rank(rank=0)])); order(); told('n1', 'done', 0)\n"
         f"{output}time.sleep(3600)\n",
         nodes=("n1",),
         patience=SrunTimeouts(leave_s=0.2, insist_s=0.2),

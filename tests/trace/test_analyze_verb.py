@@ -94,7 +94,7 @@ def test_a_summary_beside_the_trace_tells_the_models_arithmetic(trace, capsys):
     assert main(["analyze", str(trace), "--json"]) == 0
 
     use = json.loads(capsys.readouterr().out)["model_use"]
-    expected = job["model_flops_per_s_per_gpu"] * job["step_time_s"]["median"]
+    expected = job["efficiency"]["model_flops_per_s_per_gpu"] * job["step_time_s"]["median"]
     assert use["model_flops_per_gpu_per_step"] == pytest.approx(expected)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from perfd.aggregator.history import StoredAlert
-from perfd.analysis.data import AlertRecord
+from perfd.analysis.data.job_data import AlertRecord
 from perfd.config import RulesConfig
 from perfd.metrics.series import SeriesFrame
 from perfd.rules.files import builtin_rules, load_rules

@@ -12,7 +12,7 @@ from perfd.aggregator.alerts import Decision, ReceivedAlert, WebhookOutcome, ser
 from perfd.aggregator.captures.capture_reports import CaptureReports, LiveSummary
 from perfd.aggregator.failures import Failures, Part
 from perfd.aggregator.history import HistoryStore, capture_row
-from perfd.analysis.data import Captured
+from perfd.analysis.data.job_data import Captured
 from perfd.capture.policy.coordinator import CAPTURE_LABEL, CaptureCoordinator, FiredAlert
 from perfd.capture.policy.policy_events import Capture, CaptureReport, ManualRequest
 from perfd.capture.selection import JobView

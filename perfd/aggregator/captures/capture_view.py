@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from perfd.aggregator.state import AggregatorState
-from perfd.analysis.data import JobData
+from perfd.analysis.data.job_data import JobData
 from perfd.analysis.diagnosis import JobSummary
 from perfd.capture.expected_end import Pace
 from perfd.capture.selection import JobView, RankView

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from perfd.aggregator.state import Durable
-from perfd.analysis.data import AlertRecord
+from perfd.analysis.data.job_data import AlertRecord
 from perfd.model import (
     Event,
     GpuInfo,

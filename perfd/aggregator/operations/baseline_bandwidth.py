@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from perfd.aggregator.operations.growable_arrays import roomier
-from perfd.analysis.data import Floats, Ints
+from perfd.analysis.data.job_data import Floats, Ints
 
 _LARGE_BYTES = 1 << 20
 """From here on a message's time is by its bytes, not by its latency."""

@@ -11,7 +11,7 @@ from perfd.aggregator.operations.baseline_bandwidth import BaselineBandwidth
 from perfd.aggregator.operations.growable_arrays import chosen, roomier
 from perfd.aggregator.operations.operation_arrays import OperationArrays, new_ratio, reported_by
 from perfd.aggregator.operations.time_share_windows import TimeShareWindows
-from perfd.analysis.data import Bools, CollectiveStack, Floats, Ints, Method
+from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints, Method
 from perfd.model import CollectiveTimes, TimingSource
 
 _FIRST_ROOM = 32

@@ -7,7 +7,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from perfd.analysis.data import Ints
+from perfd.analysis.data.job_data import Ints
 
 _Number = TypeVar("_Number", bound=np.generic)
 

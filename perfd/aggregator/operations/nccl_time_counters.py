@@ -8,7 +8,8 @@ import numpy as np
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.operations.growable_arrays import roomier
-from perfd.analysis.data import Floats, Ints, NcclTimeTable, median
+from perfd.analysis.data.job_data import Floats, Ints, NcclTimeTable
+from perfd.analysis.data.robust_stats import median
 
 _WINDOWS = 64
 """Readings in memory per rank."""

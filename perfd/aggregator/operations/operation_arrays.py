@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.data import Bools, Floats, Ints
+from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.model import CollectiveTimes
 
 _MOST_SEQUENCE = 1 << 62

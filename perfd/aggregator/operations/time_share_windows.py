@@ -7,7 +7,8 @@ import math
 import numpy as np
 
 from perfd.aggregator.operations.growable_arrays import chosen, roomier
-from perfd.analysis.data import Floats, Ints, median
+from perfd.analysis.data.job_data import Floats, Ints
+from perfd.analysis.data.robust_stats import median
 from perfd.model import CollectiveTimes
 
 _WINDOWS = 32

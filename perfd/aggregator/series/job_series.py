@@ -11,7 +11,7 @@ import numpy as np
 from perfd.aggregator.series.metric_names import MetricNames
 from perfd.aggregator.state import JobEnd, NodeState
 from perfd.analysis.communication import Communication
-from perfd.analysis.data import Floats, JobData
+from perfd.analysis.data.job_data import Floats, JobData
 from perfd.analysis.diagnosis import JobSummary
 from perfd.formatting import kind_of_source
 from perfd.metrics.catalog import Value

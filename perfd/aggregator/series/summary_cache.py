@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.aggregator.state import Fleet, JobState, job_data
-from perfd.analysis.data import AlertRecord, JobData
+from perfd.analysis.data.job_data import AlertRecord, JobData
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.steps import steady_rows
 

@@ -13,17 +13,8 @@ from perfd.aggregator.state.fleet import Fleet
 from perfd.aggregator.state.job_state import JobState
 from perfd.aggregator.state.nic_bandwidth import ports_bytes_per_s
 from perfd.aggregator.state.node_state import NodeState
-from perfd.analysis.data import (
-    AlertRecord,
-    Captured,
-    Floats,
-    GpuKey,
-    GpuTable,
-    JobData,
-    StepTable,
-    known,
-    median,
-)
+from perfd.analysis.data.job_data import AlertRecord, Captured, Floats, GpuKey, GpuTable, JobData, StepTable
+from perfd.analysis.data.robust_stats import known, median
 from perfd.model import GpuColumn, RankPlacement
 
 _NO_STEPS_WINDOW_S = 60.0

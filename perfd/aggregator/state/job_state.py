@@ -13,7 +13,7 @@ from perfd.aggregator.operations import CollectiveRows, NcclTimeCounters, Progre
 from perfd.aggregator.state.job_lifetime import JobEnd, Lifetime
 from perfd.aggregator.state.plausible_values import plausible_description
 from perfd.aggregator.state.step_tables import PhaseRows, StepRows
-from perfd.analysis.data import Captured
+from perfd.analysis.data.job_data import Captured
 from perfd.model import (
     CollectiveProgress,
     CollectiveTimes,

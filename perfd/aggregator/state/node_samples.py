@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from perfd.analysis.data import Floats
+from perfd.analysis.data.job_data import Floats
 from perfd.model import SampleTable
 
 Floats32 = NDArray[np.float32]

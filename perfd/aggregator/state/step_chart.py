@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from perfd.analysis.data import Floats, StepTable
+from perfd.analysis.data.job_data import Floats, StepTable
 from perfd.analysis.diagnosis import JobSummary
 from perfd.analysis.steps import steady_rows
 from perfd.model import Event

@@ -10,7 +10,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from perfd.analysis.data import Floats, PhaseTable, StepTable
+from perfd.analysis.data.job_data import Floats, PhaseTable, StepTable
 from perfd.model import PhaseTime, StepPhases, TrainingStep
 
 _FIRST_ROWS = 64

@@ -13,7 +13,7 @@ import numpy as np
 
 from perfd.aggregator.failures import Part
 from perfd.aggregator.state import AgentState, AggregatorState, JobState
-from perfd.analysis.data import StepTable
+from perfd.analysis.data.job_data import StepTable
 from perfd.analysis.diagnosis import JobSummary
 from perfd.analysis.diagnosis import job_json as summary_of_job
 

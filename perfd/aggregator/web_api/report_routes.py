@@ -16,8 +16,8 @@ from perfd.aggregator.captures import REPORT_NAME, TimeoutCall, is_folder_of
 from perfd.analysis.diagnosis import JobSummary, from_json
 from perfd.errors import PerfdError
 from perfd.net import Handler, Request, Response
-from perfd.report.render import to_html
-from perfd.report.sources import report_of_summary
+from perfd.report.render.html import to_html
+from perfd.report.sources.from_summary import report_of_summary
 
 _MAX_BYTES = 64 * 1024 * 1024
 # A report holds names of kernels and nodes: it is shown, and can do nothing.

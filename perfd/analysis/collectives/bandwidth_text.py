@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from perfd.analysis.collectives.by_group import NcclKind
-from perfd.analysis.data import Method
+from perfd.analysis.data.job_data import Method
 from perfd.analysis.layout import WORLD
 
 _MOST = 8

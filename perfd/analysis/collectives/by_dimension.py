@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.data import Bools, Floats, Ints
+from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.layout import dimension_name
-from perfd.analysis.operations import MATCHED_OPERATIONS, CommunicatorBatch
+from perfd.analysis.operations.communicator_batch import CommunicatorBatch
+from perfd.analysis.operations.transfer_wait import MATCHED_OPERATIONS
 from perfd.model import ParallelLayout
 
 _FEWEST_OPERATIONS = 20

@@ -10,8 +10,11 @@ import numpy as np
 from perfd.analysis.collectives.by_dimension import DimensionTally
 from perfd.analysis.collectives.change_detection import EARLIER, NEWEST, onset, possible
 from perfd.analysis.collectives.late_rank_cost import LONG, RECENT, CausedLosses, Lateness, LateRankLosses
-from perfd.analysis.data import Bools, Floats, Ints, highest, mean, median, over_last
-from perfd.analysis.operations import MATCHED_OPERATIONS, CommunicatorBatch, knows_receivers
+from perfd.analysis.data.job_data import Bools, Floats, Ints
+from perfd.analysis.data.robust_stats import highest, mean, median, over_last
+from perfd.analysis.operations.communicator_batch import CommunicatorBatch
+from perfd.analysis.operations.p2p_timing import knows_receivers
+from perfd.analysis.operations.transfer_wait import MATCHED_OPERATIONS
 from perfd.model import ParallelLayout
 from perfd.thresholds import THRESHOLDS
 

@@ -8,8 +8,8 @@ from dataclasses import fields
 import numpy as np
 
 from perfd.analysis.collectives.late_rank_cost import CausedLosses, Lateness
-from perfd.analysis.data import Floats, Ints
-from perfd.analysis.operations import AnalysisWindow
+from perfd.analysis.data.job_data import Floats, Ints
+from perfd.analysis.operations.step_segmentation import AnalysisWindow
 
 _FEWEST, _FEW = 4, 10
 """Steps since the onset, of which it is first told."""

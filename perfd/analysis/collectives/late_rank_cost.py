@@ -18,14 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfd.analysis.collectives.wait_attribution import losses_by_step, waits_by_step
-from perfd.analysis.data import MAD_TO_SIGMA, MEDIAN_ERROR, Bools, Floats, Ints, mean, median
-from perfd.analysis.operations import (
-    MATCHED_OPERATIONS,
-    AnalysisWindow,
-    CommunicatorBatch,
-    StepPeriod,
-    StepShape,
-)
+from perfd.analysis.data.job_data import Bools, Floats, Ints
+from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, MEDIAN_ERROR, mean, median
+from perfd.analysis.operations.communicator_batch import CommunicatorBatch
+from perfd.analysis.operations.step_segmentation import AnalysisWindow, StepPeriod, StepShape
+from perfd.analysis.operations.transfer_wait import MATCHED_OPERATIONS
 
 RECENT, LONG = AnalysisWindow(newest_s=5.0), AnalysisWindow(newest_s=30.0)
 """How much time is judged: a rank that has just become slow shows in the first, one that stalls now and then

@@ -21,9 +21,11 @@ from perfd.analysis.collectives.by_group import (
 )
 from perfd.analysis.collectives.by_rank import NcclRank, RankShares, RankTally
 from perfd.analysis.collectives.slow_links import SlowGroup, slow_groups
-from perfd.analysis.data import Floats, JobData, NcclTimeTable
+from perfd.analysis.data.job_data import Floats, JobData, NcclTimeTable
 from perfd.analysis.layout import LinkSpeeds, group_name, places
-from perfd.analysis.operations import CommunicatorBatch, RankIndex, paced, roster, stacked
+from perfd.analysis.operations.communicator_batch import CommunicatorBatch, stacked
+from perfd.analysis.operations.operation_rate import paced
+from perfd.analysis.operations.rank_index import RankIndex, roster
 from perfd.model import ParallelLayout, TimingSource
 
 __all__ = ["NcclDimension", "NcclGroup", "NcclKind", "NcclRank", "NcclSummary", "group_name", "nccl"]

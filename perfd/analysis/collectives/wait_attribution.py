@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfd.analysis.data import Floats, Ints
-from perfd.analysis.operations import StepShape
+from perfd.analysis.data.job_data import Floats, Ints
+from perfd.analysis.operations.step_segmentation import StepShape
 
 _EXCUSED = 0.1
 

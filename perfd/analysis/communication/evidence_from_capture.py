@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfd.analysis.data import Captured, JobData
+from perfd.analysis.data.job_data import Captured, JobData
 from perfd.model import TraceShares
 
 _LONGEST_AGE_S = 6 * 3600.0

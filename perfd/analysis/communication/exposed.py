@@ -18,8 +18,9 @@ from perfd.analysis.communication.dimensions import (
     timers_tell_all,
 )
 from perfd.analysis.communication.evidence_from_capture import CaptureEvidence
-from perfd.analysis.data import Floats, median_of, ratio
-from perfd.analysis.flops import parameter_counts
+from perfd.analysis.data.job_data import Floats
+from perfd.analysis.data.robust_stats import median_of, ratio
+from perfd.analysis.flops.model_shape import parameter_counts
 from perfd.analysis.steps import COMMUNICATION, POINT_TO_POINT, Timers, share, usual
 from perfd.model import JobDescription, ParallelLayout
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from perfd.analysis.flops import FlopsConvention, PeakTable
+from perfd.analysis.flops.flops_conventions import FlopsConvention
+from perfd.analysis.flops.peak_table import PeakTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

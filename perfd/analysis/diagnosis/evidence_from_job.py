@@ -9,7 +9,8 @@ import numpy as np
 
 from perfd.analysis.collectives import nccl, with_waiting
 from perfd.analysis.communication import capture_evidence, communication, with_capture, with_kernels
-from perfd.analysis.data import AnalysisSettings, Floats, JobData, NcclTimeTable
+from perfd.analysis.data.analysis_settings import AnalysisSettings
+from perfd.analysis.data.job_data import Floats, JobData, NcclTimeTable
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.hang import hang
 from perfd.analysis.layout import LinkSpeeds, data_parallel_link_bytes_per_s, speeds

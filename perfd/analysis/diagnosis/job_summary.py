@@ -11,7 +11,8 @@ import numpy as np
 
 from perfd.analysis.collectives import NcclSummary
 from perfd.analysis.communication import CaptureEvidence, Communication
-from perfd.analysis.data import AlertRecord, AnalysisSettings, JobData
+from perfd.analysis.data.analysis_settings import AnalysisSettings
+from perfd.analysis.data.job_data import AlertRecord, JobData
 from perfd.analysis.diagnosis.bottleneck import find_bottlenecks
 from perfd.analysis.diagnosis.evidence_from_job import facts_of
 from perfd.analysis.findings import Finding, finding_json

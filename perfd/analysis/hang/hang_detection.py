@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.data import Floats, GpuTable, JobData, NcclTime, NcclTimeTable, StepTable, mean
+from perfd.analysis.data.job_data import Floats, GpuTable, JobData, NcclTime, NcclTimeTable, StepTable
+from perfd.analysis.data.robust_stats import mean
 from perfd.analysis.steps import stage_of_ranks
 from perfd.formatting import rank_names
 from perfd.model import CollectiveProgress, EventKind, GpuColumn, ParallelLayout

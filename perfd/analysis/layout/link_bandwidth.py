@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from perfd.analysis.data import JobData
-from perfd.analysis.flops import PeakTable, find_gpu
+from perfd.analysis.data.job_data import JobData
+from perfd.analysis.flops.peak_table import PeakTable, find_gpu
 from perfd.analysis.layout.rank_location import PORTS, LinkSpeeds
 from perfd.model import GpuInfo, ParallelLayout
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from perfd.analysis.data import Ints
+from perfd.analysis.data.job_data import Ints
 from perfd.model import ParallelLayout
 
 PAIR_OPERATION = "SendRecv"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.data import Floats, Ints, JobData
+from perfd.analysis.data.job_data import Floats, Ints, JobData
 
 PORTS = "the nodes' InfiniBand and RoCE ports, shared by their GPUs"
 TOLD = "analysis.network_bytes_per_s"

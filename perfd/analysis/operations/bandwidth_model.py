@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.data import Bools, Floats, Ints, over_last
+from perfd.analysis.data.job_data import Bools, Floats, Ints
+from perfd.analysis.data.robust_stats import over_last
 from perfd.analysis.layout import PAIR_OPERATION, RankLocations
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch
 from perfd.analysis.operations.transfer_wait import bus_factor

@@ -8,7 +8,7 @@ from itertools import chain
 
 import numpy as np
 
-from perfd.analysis.data import CollectiveStack, CollectiveTable, Floats, Ints
+from perfd.analysis.data.job_data import CollectiveStack, CollectiveTable, Floats, Ints
 from perfd.analysis.layout import Names, group_names
 from perfd.analysis.operations.p2p_timing import with_waiting_receivers
 from perfd.analysis.operations.transfer_wait import MATCHED_OPERATIONS, Blames, WaitSplit, blames_of, split

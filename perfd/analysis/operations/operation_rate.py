@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfd.analysis.data import Floats, StepTable
+from perfd.analysis.data.job_data import Floats, StepTable
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch
 
 _FEWEST_LINES = 5

@@ -14,7 +14,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from perfd.analysis.data import Bools, CollectiveStack, Floats, Ints, median
+from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints
+from perfd.analysis.data.robust_stats import median
 
 _SENDER, _RECEIVER = 0, 1
 _WAITED = 4.0

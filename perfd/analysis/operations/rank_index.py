@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfd.analysis.data import Bools, Ints, NcclTimeTable
+from perfd.analysis.data.job_data import Bools, Ints, NcclTimeTable
 from perfd.analysis.layout import PAIR_OPERATION
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch
 from perfd.analysis.steps import stage_of_ranks

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfd.analysis.data import Bools, CollectiveStack, Floats, Ints, mean
+from perfd.analysis.data.job_data import Bools, CollectiveStack, Floats, Ints
+from perfd.analysis.data.robust_stats import mean
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch
 
 MOST_BLOCKS = 10

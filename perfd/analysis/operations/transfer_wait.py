@@ -18,7 +18,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from perfd.analysis.data import Floats, Ints
+    from perfd.analysis.data.job_data import Floats, Ints
 
 MATCHED_OPERATIONS = frozenset({"AllReduce", "ReduceScatter", "AllGather", "AlltoAll"})
 """Those whose shortest duration is the transfer."""

@@ -9,7 +9,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from perfd.analysis.data import Floats, GpuKey, GpuTable, Ints, StepTable, mean, median
+from perfd.analysis.data.job_data import Floats, GpuKey, GpuTable, Ints, StepTable
+from perfd.analysis.data.robust_stats import mean, median
 from perfd.model import GpuColumn
 
 _FEWEST_SAMPLES = 5

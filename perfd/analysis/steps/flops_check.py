@@ -6,8 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.data import Floats, median, median_of
-from perfd.analysis.flops import FlopsConvention, job_recompute_flops_per_token, train_flops_per_token
+from perfd.analysis.data.job_data import Floats
+from perfd.analysis.data.robust_stats import median, median_of
+from perfd.analysis.flops.flops_conventions import (
+    FlopsConvention,
+    job_recompute_flops_per_token,
+    train_flops_per_token,
+)
 from perfd.model import JobDescription, ModelShape
 
 _AGREEMENT_RATIO = 0.005

@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from perfd.analysis.data import Floats, GpuKey, Ints, JobData, known, median_of, ratio
-from perfd.analysis.flops import (
+from perfd.analysis.data.job_data import Floats, GpuKey, Ints, JobData
+from perfd.analysis.data.robust_stats import known, median_of, ratio
+from perfd.analysis.flops.flops_conventions import (
     FlopsConvention,
-    GpuPeak,
-    PeakTable,
-    find_gpu,
     job_recompute_flops_per_token,
     train_flops_per_token,
 )
+from perfd.analysis.flops.peak_table import GpuPeak, PeakTable, find_gpu
 from perfd.analysis.steps.activity_by_gpu import GpuActivity
 from perfd.analysis.steps.flops_check import FlopsCheck, check_flops
 from perfd.model import GpuColumn, GpuInfo, JobDescription, ModelShape, Recompute

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.data import Floats, Ints, PhaseTable, StepTable, median
+from perfd.analysis.data.job_data import Floats, Ints, PhaseTable, StepTable
+from perfd.analysis.data.robust_stats import median
 
 WINDOW = "forward-backward"
 """The whole pipeline schedule; since Megatron core 0.7 it holds the gradients' finalisation too."""

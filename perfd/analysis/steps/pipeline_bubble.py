@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.data import Floats, Ints, known, mean, median, median_of
+from perfd.analysis.data.job_data import Floats, Ints
+from perfd.analysis.data.robust_stats import known, mean, median, median_of
 from perfd.analysis.steps.phase_timers import BACKWARD, FINALISATION, FORWARD, WINDOW, Timers
 from perfd.model import JobDescription, ParallelLayout
 

@@ -9,7 +9,8 @@ from enum import StrEnum
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from perfd.analysis.data import MAD_TO_SIGMA, Bools, Floats, Ints, StepTable, median
+from perfd.analysis.data.job_data import Bools, Floats, Ints, StepTable
+from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, median
 from perfd.model import Event, EventKind
 
 _NEIGHBOURS = 10

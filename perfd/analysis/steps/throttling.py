@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.data import Floats, GpuKey, JobData, mean
+from perfd.analysis.data.job_data import Floats, GpuKey, JobData
+from perfd.analysis.data.robust_stats import mean
 from perfd.analysis.steps.activity_by_gpu import GpuActivity
 from perfd.model import GpuColumn
 from perfd.thresholds import THRESHOLDS

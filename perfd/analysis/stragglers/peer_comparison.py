@@ -13,7 +13,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from perfd.analysis.data import MAD_TO_SIGMA, MEDIAN_ERROR, Bools, Floats, Ints, median
+from perfd.analysis.data.job_data import Bools, Floats, Ints
+from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, MEDIAN_ERROR, median
 from perfd.analysis.steps import GpuActivity, Timers, stage_of_ranks
 from perfd.model import GpuColumn, ParallelLayout
 from perfd.thresholds import THRESHOLDS

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.data import Floats
+from perfd.analysis.data.job_data import Floats
 from perfd.analysis.steps import Timers
 from perfd.thresholds import THRESHOLDS
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.data import Floats, median
+from perfd.analysis.data.job_data import Floats
+from perfd.analysis.data.robust_stats import median
 from perfd.analysis.steps import BACKWARD, FORWARD, Timers
 from perfd.analysis.stragglers.peer_comparison import peer_groups
 from perfd.model import ParallelLayout

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from perfd.analysis.data import Captured
+from perfd.analysis.data.job_data import Captured
 from perfd.capture.policy.capture_json import state_name, to_json
 from perfd.capture.policy.capture_policy import CapturePolicy, CaptureTimeouts
 from perfd.capture.policy.policy_events import (

@@ -13,9 +13,11 @@ from perfd.errors import PerfdError
 from perfd.gpu_peaks import load_peaks
 from perfd.recording.recording_format import find_recording, names_recording
 from perfd.report.comparison import jobs_of, one_job, read_summary, summary_of_run
-from perfd.report.render import to_json, to_markdown, write_report
+from perfd.report.render.markdown import to_markdown
+from perfd.report.render.report_writer import to_json, write_report
 from perfd.report.report_model import Report
-from perfd.report.sources import report_of_summary, report_of_trace
+from perfd.report.sources.from_summary import report_of_summary
+from perfd.report.sources.from_trace import report_of_trace
 from perfd.session.replay_session import ReplayOptions, replay
 from perfd.trace.diagnosis import TraceSettings, analyse, diagnose
 from perfd.trace.readers.trace_files import read_traces, with_folders_opened

@@ -14,15 +14,15 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from perfd.analysis.flops import GpuPeak, find_gpu
+from perfd.analysis.flops.peak_table import GpuPeak, find_gpu
 from perfd.cli.arguments import positive
 from perfd.cli.terminal import Terminal
 from perfd.errors import PerfdError
 from perfd.formatting import UNKNOWN, bandwidth, data_size, duration, flops, flops_per_s, percent
 from perfd.gpu_peaks import load_peaks
-from perfd.report.render import write_report
+from perfd.report.render.report_writer import write_report
 from perfd.report.report_text import kernel_name
-from perfd.report.sources import report_of_kernels, report_of_placement
+from perfd.report.sources.roofline_report import report_of_kernels, report_of_placement
 from perfd.trace.roofline import KernelMetrics, OperationWork, Placement, matmul, place, read_line, read_ncu
 
 _SIZES = re.compile(r"(?:(\d{1,9})x)?(\d{1,9})x(\d{1,9})x(\d{1,9})")

@@ -21,8 +21,8 @@ from perfd.exporters.http_post import read_secret
 from perfd.exporters.job_numbers import job_numbers, summary_numbers
 from perfd.exporters.wandb.wandb_messages import LogNumbers, Message, SaveReport, SendAlert
 from perfd.exporters.wandb.wandb_process import END_WITHIN_S, WandbProcess
-from perfd.report.render import to_html
-from perfd.report.sources import report_of_summary
+from perfd.report.render.html import to_html
+from perfd.report.sources.from_summary import report_of_summary
 
 SUMMARY_FILE, REPORT_FILE = "perfd-summary.json", "perfd-report.html"
 

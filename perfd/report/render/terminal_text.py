@@ -13,7 +13,7 @@ from rich.text import Text
 from perfd.analysis.findings import Finding
 from perfd.formatting import UNKNOWN, duration, flops_per_s, percent
 from perfd.report.report_text import kernel_name
-from perfd.report.sources import notes_of
+from perfd.report.sources.trace_notes import notes_of
 from perfd.trace.diagnosis import Diagnosis, RankAnalysis, TraceAnalysis
 
 _KERNELS = 10
