@@ -369,7 +369,7 @@ def test_rules_that_cannot_be_loaded_are_an_error_at_once(tmp_path):
     ("analysis", "words"),
     [
         (AnalysisConfig(flops_convention="mine"), r"analysis\.flops_convention"),
-        (AnalysisConfig(gpu_peaks_file="/nowhere.yaml"), "cannot read"),
+        (AnalysisConfig(gpu_peaks_file="/nowhere.yaml"), "cannot be read"),
     ],
 )
 def test_an_analysis_that_cannot_be_done_is_an_error_at_once(analysis, words):
@@ -396,7 +396,7 @@ def test_a_rule_that_names_no_capture_profile_is_a_warning_at_the_start(tmp_path
     (record,) = caplog.records
     assert record.reason == (
         "No capture follows A: there is no capture profile 'nosuch'; capture_profiles has:"
-        " default, hang, serving."
+        " default, flight_recorder, hang, serving."
     )
 
 

@@ -72,7 +72,7 @@ def test_a_good_collector_passes_and_its_records_come_back() -> None:
         ([table(columns={"fans_s": [math.inf]})], "infinity"),
         ([table(columns={"fans_s": ["1"]})], "holds '1'"),
         ([table(entities=[])], "one entity for each row"),
-        ([table(entities=["x"])], "no entity of node"),
+        ([table(entities=["x"])], "is not an entity of node"),
         ([table(times_unix_ns=[5.5])], "nanoseconds"),
         ([table(times_unix_ns=[], entities=[], columns={})], "without rows"),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from perfd.model import Event, JobOutcome
@@ -24,7 +25,7 @@ class JobEnd:
     def of(cls, event: Event) -> JobEnd:
         """What an event of kind `job_ended` says."""
         code = event.values.get("exit_code")
-        exit_code = None if code is None else int(code)
+        exit_code = None if code is None or not math.isfinite(code) else int(code)
         outcome = event.outcome
         if outcome is None:
             outcome = JobOutcome.UNKNOWN if exit_code is None else JobOutcome.of_exit_code(exit_code)
