@@ -99,7 +99,7 @@ def _numbers(job: Json, width: int) -> list[Text]:
         ("MFU", percent(get(job, "efficiency", "mfu_ratio"))),
         ("step", duration(get(job, "step_time_s", "median"))),
         ("tokens/s", count(get(job, "efficiency", "tokens_per_s"))),
-        ("per GPU", flops_per_s(get(job, "efficiency", "model_flops_per_s_per_gpu"))),
+        ("GPU", flops_per_s(get(job, "efficiency", "model_flops_per_s_per_gpu"))),
         ("comm", percent(get(job, "communication", "share_ratio"))),
         ("stall", percent(get(job, "pipeline", "stall_ratio"))),
         ("data", percent(get(job, "data", "share_ratio"))),
