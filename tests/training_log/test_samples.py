@@ -157,7 +157,7 @@ def test_verl() -> None:
     assert understanding.phases[0].phases["gen"].max_s == 74.02
 
 
-@pytest.mark.parametrize("pattern", ["sglang-0.4.6*", "vllm*", "mini-sglang*"])
+@pytest.mark.parametrize("pattern", ["sglang-0.4.6*", "vllm_*", "mini-sglang*"])
 def test_logs_of_inference_say_nothing_about_training(pattern: str) -> None:
     understanding = sample(pattern)
 
