@@ -1,4 +1,4 @@
-"""A process that behaves like one with libkineto; `tests.support.kineto_processes` starts it."""
+"""A process that behaves like one with libkineto, started by tests and in their pods."""
 
 from __future__ import annotations
 
@@ -13,10 +13,28 @@ from pathlib import Path
 import msgspec
 
 from perfd.capture.kineto import CLIENT_PREFIX, NAME, abstract, config_text, kineto_protocol
-from tests.support.kineto_processes import Habits
 
 _ANSWER_S = 0.09
 """libkineto waits 9 times 10 ms; what comes later is read at the next poll."""
+
+
+class Habits(msgspec.Struct, frozen=True, kw_only=True):
+    """How a process behaves; as it comes, it traces what it is told."""
+
+    socket_directory: str | None = None
+    """`KINETO_IPC_SOCKET_DIR`; None for abstract sockets."""
+    poll_s: float = 0.1
+    """libkineto polls every 5 s."""
+    busy: bool = False
+    """Its profiler is used by somebody else."""
+    gpu_work: bool = True
+    writes: bool = True
+    """Whether a trace reaches the disk."""
+    cut_short: bool = False
+    dies: bool = False
+    """It ends when it is told to trace."""
+    links_to: str | None = None
+    """It leaves a link instead of a file."""
 
 
 def main() -> None:

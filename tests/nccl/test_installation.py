@@ -40,5 +40,5 @@ def test_without_a_compiler_the_installation_succeeds_and_the_doctor_says_what_i
     findings = {finding["check"]: finding for finding in json.loads(doctor.stdout)["findings"]}
     plugin = findings["nccl_plugin"]
     assert plugin["level"] == "warn"
-    assert "libnccl-profiler-perfd.so is not in this installation" in plugin["what"]
+    assert "libnccl-profiler-perfd.so not found" in plugin["what"]
     assert "C compiler" in plugin["fix"]

@@ -9,24 +9,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from perfd.testing.kineto_stand_in import Habits
 
-class Habits(msgspec.Struct, frozen=True, kw_only=True):
-    """How a process behaves; as it comes, it traces what it is told."""
-
-    socket_directory: str | None = None
-    """`KINETO_IPC_SOCKET_DIR`; None for abstract sockets."""
-    poll_s: float = 0.1
-    """libkineto polls every 5 s."""
-    busy: bool = False
-    """Its profiler is used by somebody else."""
-    gpu_work: bool = True
-    writes: bool = True
-    """Whether a trace reaches the disk."""
-    cut_short: bool = False
-    dies: bool = False
-    """It ends when it is told to trace."""
-    links_to: str | None = None
-    """It leaves a link instead of a file."""
+__all__ = ["Habits", "start"]
 
 
 def start(habits: Habits, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
