@@ -163,7 +163,7 @@ def test_prometheus_stores_every_series_of_a_page_with_hostile_names(tmp_path):
             scrape = f"scrape_configs: [{{job_name: perfd, honor_labels: true, scrape_interval: 250ms, \
 static_configs: [{{targets: ['{hostile.http_address}']}}]}}]"
             with prometheus(tmp_path, scrape) as server:
-                count = 'count({__name__=~"perfd_.+|process_.+"})'
+                count = 'count({__name__=~"perfd_.+|process_.+|python_.+"})'
                 scraped = until(lambda: server.get("/api/v1/query", query=count)["data"]["result"])
                 jobs = server.get("/api/v1/label/job/values")["data"]
         lines = [line for line in hostile.page().split(b"\n") if line and not line.startswith(b"#")]
