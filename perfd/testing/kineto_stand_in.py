@@ -19,20 +19,20 @@ _ANSWER_S = 0.09
 
 
 class Habits(msgspec.Struct, frozen=True, kw_only=True):
-    """How a process behaves; as it comes, it traces what it is told."""
+    """How a process behaves; as it comes, it traces what is asked of it."""
 
     socket_directory: str | None = None
     """`KINETO_IPC_SOCKET_DIR`; None for abstract sockets."""
     poll_s: float = 0.1
     """libkineto polls every 5 s."""
     busy: bool = False
-    """Its profiler is used by somebody else."""
+    """Another client uses its profiler."""
     gpu_work: bool = True
     writes: bool = True
     """Whether a trace reaches the disk."""
     cut_short: bool = False
     dies: bool = False
-    """It ends when it is told to trace."""
+    """It ends when asked to trace."""
     links_to: str | None = None
     """It leaves a link instead of a file."""
 
