@@ -88,7 +88,7 @@ def test_a_capture_that_runs_is_stopped_when_writing_just_fits():
     assert ends_now(None, CaptureTool.NSYS) == ""
 
 
-@pytest.mark.parametrize("tool", FOR_HANGS)
+@pytest.mark.parametrize("tool", sorted(FOR_HANGS))
 def test_a_look_at_a_job_that_hangs_needs_no_time(tool):
     assert needed_s(tool, lead_s=14.0, window_s=300.0) == 0.0
 
