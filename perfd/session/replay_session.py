@@ -43,6 +43,8 @@ class ReplayOptions:
     """Seconds of the recording per second; None is as fast as possible."""
     skip_s: float = 0.0
     """So much of its beginning is played as fast as possible: a job's start-up is not worth waiting for."""
+    tick_s: float = TICK_S
+    """How far time goes between two batches; a live session looks at its job each second."""
     allow_missing: bool = False
     config: SessionConfig = field(default_factory=SessionConfig)
     http: str | None = None
@@ -93,7 +95,7 @@ def replay(
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perfd-replay-")))
         clock = VirtualClock()
         playback = open_playback(
-            recording, scratch / "streams", clock, players or installed_players(), interval_s=TICK_S
+            recording, scratch / "streams", clock, players or installed_players(), interval_s=options.tick_s
         )
         clock.advance_to_unix_ns(playback.start_unix_ns)
         aggregator = _start_aggregator(options, clock, stack)
@@ -106,10 +108,11 @@ def replay(
         total_s = (playback.end_unix_ns - playback.start_unix_ns) / 1e9
         show = _shower(on_progress, total_s, aggregator)
         pace.begin()
-        rounds = Schedule(interval_s=options.config.aggregator.rules.interval_s, start_s=clock.monotonic_s())
-        for played_s in _instants(total_s):
+        interval_s = min(options.config.aggregator.rules.interval_s, options.tick_s)
+        rounds = Schedule(interval_s=interval_s, start_s=clock.monotonic_s())
+        for played_s in _instants(total_s, options.tick_s):
             pace.keep(played_s, show)
-            clock.advance(TICK_S)
+            clock.advance(options.tick_s)
             _send(agents)
             if rounds.due(clock.monotonic_s()):
                 rounds.take(clock.monotonic_s())
@@ -151,9 +154,9 @@ class _Pace:
             show(min(played_s, self._skip_s + self.elapsed_s() * self._speed))
 
 
-def _instants(total_s: float) -> list[float]:
+def _instants(total_s: float, tick_s: float) -> list[float]:
     """How much was played at each tick; the last one is at the end or after it."""
-    return [TICK_S * number for number in range(1, math.ceil(total_s / TICK_S) + 1)]
+    return [tick_s * number for number in range(1, math.ceil(total_s / tick_s) + 1)]
 
 
 def _shower(

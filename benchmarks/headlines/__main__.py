@@ -1,0 +1,138 @@
+"""The headline of recordings at every look: what it says when, flips, false blame, and whether it is right.
+
+    python -m benchmarks.headlines [NAME ...] [--folder FOLDER ...] [--runs] [--json]
+
+Each recording is played at full speed and looked at each second of its time, as a live session does. Without
+`--folder` these are the recordings that ship, and those of `PERFD_SHARED` if that is set; `--runs` adds the
+recorded runs of the fault benchmark. NAME takes only recordings whose name contains it. The truth is
+`truth.toml`, or `case.json` beside a run. The exit code is 0 if every headline is right at the end, nobody
+is blamed wrongly at any look, and none changes more often than its job.
+
+`--json` prints one object: `schema`, and `recordings` with `name`, `right`, `flips`, `false_blame`,
+`cost_ratio` (what was measured to be lost by a fault) and `runs` of looks that say the same (each
+`first_step`, `last_step`, `kind`, `culprits`, and `gain_ratios`, the least and the most).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.headlines.looks import Run, Watched, watch
+from benchmarks.headlines.truth import truth_of
+from perfd.formatting import percent
+from perfd.recording import bundled, bundled_names
+
+SCHEMA = "perfd.bench.headlines/1"
+_RUNS = Path(__file__).parents[1] / "gpu" / "recorded"
+
+
+def recordings(folders: Sequence[Path], names: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    """Those below the folders whose name contains one of `names`, all without any; each name once."""
+    found = {name: bundled(name) for name in bundled_names()} if not folders else {}
+    for folder in folders or _shared():
+        for manifest in sorted(folder.rglob("recording.json")):
+            run = manifest.parent
+            # A run of the fault benchmark is a folder with its recording, truth and log.
+            found.setdefault(run.parent.name if (run.parent / "case.json").is_file() else run.name, run)
+    return ((name, path) for name, path in found.items() if not names or any(one in name for one in names))
+
+
+def _shared() -> list[Path]:
+    shared = os.environ.get("PERFD_SHARED")
+    return [Path(shared) / "recordings"] if shared else []
+
+
+def document(watched: Sequence[Watched]) -> dict[str, Any]:
+    """What `--json` prints."""
+    return {
+        "schema": SCHEMA,
+        "recordings": [
+            {
+                "name": one.name,
+                "right": one.right,
+                "flips": one.flips,
+                "false_blame": sorted(one.false_blame),
+                "cost_ratio": one.truth.cost_ratio if one.truth else None,
+                "runs": [
+                    {
+                        "first_step": run.first.step,
+                        "last_step": run.last.step,
+                        "kind": run.first.kind,
+                        "culprits": run.first.culprits,
+                        "gain_ratios": run.gain_ratios,
+                    }
+                    for run in one.runs
+                ],
+            }
+            for one in watched
+        ],
+    }
+
+
+def _print(watched: Watched) -> None:
+    print(f"{watched.name} ({len(watched.looks)} looks, {watched.took_s:.1f} s)")
+    for run in watched.runs:
+        print(f"  {_steps(run):>12}  {run.first.kind}{_culprits(run)}{_gain(run)}")
+    print(f"  {_verdict(watched)}", flush=True)
+
+
+def _steps(run: Run) -> str:
+    if run.last.step is None:
+        return "no step"
+    return f"step {run.first.step or 0}-{run.last.step}"
+
+
+def _culprits(run: Run) -> str:
+    return f": {', '.join(run.first.culprits)}" if run.first.culprits else ""
+
+
+def _gain(run: Run) -> str:
+    least, most = run.gain_ratios
+    return "" if least is None or most is None else f", saves {percent(least)} to {percent(most)}"
+
+
+def _verdict(watched: Watched) -> str:
+    right = {True: "right", False: "WRONG", None: "no truth"}[watched.right]
+    words = [right, f"{watched.flips} flips" + (" (TOO MANY)" if watched.too_many_flips else "")]
+    if watched.false_blame:
+        words.append(f"FALSE BLAME: rank {', '.join(map(str, sorted(watched.false_blame)))}")
+    if watched.truth and watched.truth.cost_ratio is not None:
+        words.append(f"measured: {percent(watched.truth.cost_ratio)}")
+    return "; ".join(words)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Watch them and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--folder", type=Path, action="append", default=[])
+    parser.add_argument("--runs", action="store_true", help="also the recorded runs of benchmarks.gpu.faults")
+    parser.add_argument("--json", action="store_true", help=f"print one object of schema {SCHEMA}")
+    args = parser.parse_args(argv)
+    chosen = dict(recordings(args.folder, args.names))
+    if args.runs:
+        chosen |= recordings([_RUNS], args.names)
+    watched = []
+    for name, path in chosen.items():
+        watched.append(watch(path, name, truth_of(path)))
+        if not args.json:
+            _print(watched[-1])
+    if args.json:
+        print(json.dumps(document(watched)))
+    known = [one for one in watched if one.right is not None]
+    right, blaming = sum(bool(one.right) for one in known), sum(bool(one.false_blame) for one in known)
+    flipping = sum(one.too_many_flips for one in watched)
+    if not args.json:
+        print(f"{right} of {len(known)} headlines right, {blaming} with false blame, {flipping} with flips")
+    return 0 if right == len(known) and not blaming and not flipping else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,78 @@
+"""What is true of recordings: a table of those that ship and of the shared ones, or a file beside a run."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_TABLE = Path(__file__).with_name("truth.toml")
+_KINDS_OF_FAULT = {
+    "none": ("none", "compute_bound", "memory_bound", "launch_bound", "host_bound", "communication"),
+    "slow_loaders": ("data_loading", "host_bound", "launch_bound"),
+    "heavy_last_stage": ("pipeline_imbalance", "pipeline_bubble"),
+    "no_p2p": ("slow_link", "communication"),
+}
+"""Of the faults of `benchmarks.gpu.faults` for which no rank is to blame."""
+_KINDS_OF_RANK = ("straggler", "data_loading")
+_HEALTHY = "none"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truth:
+    """What a verdict about one recording may be."""
+
+    kinds: frozenset[str]
+    """The kinds that the headline may have at the end."""
+    ranks: frozenset[int] = frozenset()
+    """Those to blame."""
+    hidden_ranks: frozenset[int] = frozenset()
+    """With a fault that costs next to nothing: they need not be named."""
+    since_step: int = 0
+    """The first step with the fault."""
+    cost_ratio: float | None = None
+    """Of a step with the fault, what was measured to be lost by it."""
+
+    @property
+    def changes(self) -> int:
+        """How often the headline may change once the job is steady."""
+        return 1 if self.since_step else 0
+
+
+def truth_of(recording: Path) -> Truth | None:
+    """By the table, or by what lies beside a run of the fault benchmark; None where nobody knows."""
+    beside = recording.parent / "case.json"
+    if beside.is_file():
+        return _of_run(json.loads(beside.read_text()), recording.parent / "times.json")
+    entry = tomllib.loads(_TABLE.read_text()).get(recording.name)
+    return None if entry is None else _of_entry(entry)
+
+
+def _of_entry(entry: dict[str, Any]) -> Truth:
+    return Truth(
+        kinds=frozenset(entry["kinds"]),
+        ranks=frozenset(entry.get("ranks", ())),
+        hidden_ranks=frozenset(entry.get("hidden_ranks", ())),
+        since_step=entry.get("since_step", 0),
+        cost_ratio=entry.get("cost_ratio"),
+    )
+
+
+def _of_run(case: dict[str, Any], times: Path) -> Truth:
+    from benchmarks.gpu.fault_runs import cost_ratio_of  # noqa: PLC0415  (it needs psutil, and a table does not)
+
+    fault = case["fault"]
+    blameless = fault in _KINDS_OF_FAULT
+    slower = cost_ratio_of(times.parent)
+    since_step = json.loads(times.read_text())["fault_from"] if fault != _HEALTHY and times.is_file() else 0
+    kinds = _KINDS_OF_FAULT[fault] if blameless else _KINDS_OF_RANK
+    if case["stages"] > 1:
+        kinds = (*kinds, *(("pipeline_bubble", "pipeline_imbalance") if blameless else ()))
+    return Truth(
+        kinds=frozenset(kinds),
+        ranks=frozenset() if blameless else frozenset({case["rank"]}),
+        since_step=since_step,
+        cost_ratio=None if slower is None else slower / (1 + slower),
+    )

@@ -1,0 +1,73 @@
+"""The benchmark of headlines: what it counts as a flip, as false blame and as right."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.headlines.__main__ import main, recordings
+from benchmarks.headlines.looks import Look, Watched
+from benchmarks.headlines.truth import Truth, truth_of
+from perfd.recording import bundled, bundled_names
+
+
+def _look(step: int, kind: str, *ranks: int) -> Look:
+    return Look(
+        at_s=float(step),
+        step=step,
+        steady_steps=step,
+        kind=kind,
+        culprits=tuple(f"rank {rank}" for rank in ranks),
+        gain_ratio=None,
+        blamed=frozenset(ranks),
+    )
+
+
+def _watched(*looks: Look, truth: Truth) -> Watched:
+    return Watched(name="made", looks=looks, truth=truth, took_s=0.0)
+
+
+HEALTHY = Truth(kinds=frozenset({"none"}))
+SLOW_FROM_20 = Truth(kinds=frozenset({"straggler"}), ranks=frozenset({1}), since_step=20)
+
+
+def test_headlines_count_as_flips_only_after_ten_steady_steps() -> None:
+    early = _watched(_look(5, "unknown"), _look(9, "none"), _look(12, "none"), truth=HEALTHY)
+    late = _watched(_look(9, "none"), _look(10, "none"), _look(11, "host_bound"), truth=HEALTHY)
+    assert (early.flips, early.too_many_flips) == (0, False)
+    assert (late.flips, late.too_many_flips) == (1, True)
+
+
+def test_one_flip_is_right_where_a_fault_begins() -> None:
+    watched = _watched(_look(15, "none"), _look(25, "straggler", 1), truth=SLOW_FROM_20)
+    assert (watched.flips, watched.too_many_flips, watched.right) == (1, False, True)
+    assert not watched.false_blame
+
+
+def test_a_rank_that_is_blamed_before_its_fault_is_blamed_wrongly() -> None:
+    watched = _watched(_look(19, "straggler", 1), _look(20, "straggler", 1), truth=SLOW_FROM_20)
+    assert watched.false_blame == {1}
+    later = _watched(_look(20, "straggler", 1), truth=SLOW_FROM_20)
+    assert not later.false_blame
+
+
+def test_a_right_kind_with_the_wrong_rank_is_not_right() -> None:
+    watched = _watched(_look(30, "straggler", 0), truth=SLOW_FROM_20)
+    assert watched.right is False
+    assert watched.false_blame == {0}
+
+
+@pytest.mark.parametrize("name", bundled_names())
+def test_every_recording_that_ships_has_its_truth(name: str) -> None:
+    truth = truth_of(bundled(name))
+    assert truth is not None
+    assert truth.kinds
+
+
+def test_recordings_are_chosen_by_name() -> None:
+    assert [name for name, _ in recordings([], ["dp4_slow"])] == ["dp4_slow2"]
+
+
+def test_a_slow_rank_is_named_at_every_look_that_names_one(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["dp4_slow2"])
+    assert code == 0
+    assert "straggler: rank 2" in capsys.readouterr().out
