@@ -1,5 +1,6 @@
 """perfd's own processes, and what ships for Prometheus and Alertmanager put around them, all on loopback."""
 
+import re
 import shutil
 import sys
 import time
@@ -13,6 +14,7 @@ DEPLOY = ROOT / "deploy" / "prometheus"
 PERFD = Path(sys.executable).with_name("perfd")
 LOG = ROOT / "perfd" / "data" / "recordings" / "pp4_few" / "node0" / "stdout.log"
 JOB = "pretrain"
+STEPS = 18
 
 
 class Stack:
@@ -76,9 +78,11 @@ def aggregator(folder, grpc, config):
 
 
 def agent(folder, grpc):
-    """`perfd agent` that follows the log of a job that runs: the recorded end is left out."""
+    """`perfd agent` that follows the log of a job that runs, with many steps to go: its end is left out."""
     log = folder / "train.log"
-    log.write_text("".join(LOG.read_text().splitlines(keepends=True)[:-40]))
+    lines = LOG.read_text().splitlines(keepends=True)[:-40]
+    # With one step left, as recorded, a capture would be refused: it would not be over before the job is.
+    log.write_text(re.sub(rf"(train_iters \.+ |iteration +\d+/) *{STEPS}\b", r"\g<1> 100000", "".join(lines)))
     path = folder / "agent.yaml"
 
     def command(port):
