@@ -1,5 +1,6 @@
 # perfd as an image: agent, aggregator and command line in one. Build it at the root of the repository.
 #   docker build -t perfd .
+# With W&B: --build-arg REQUIREMENTS=requirements-wandb.txt
 # The same sources, base and SOURCE_DATE_EPOCH give the same layers: docs/deploy-kubernetes.md says how to check that.
 ARG PYTHON=python:3.11-slim-bookworm
 
@@ -13,8 +14,9 @@ ENV PIP_NO_CACHE_DIR=1 PIP_NO_COMPILE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /source
 # What perfd needs comes first, by hash: a change of perfd's own code leaves this layer alone.
 COPY deploy/image/ deploy/image/
+ARG REQUIREMENTS=requirements.txt
 RUN python3 -m venv /opt/perfd && python3 -m venv /opt/build \
- && /opt/perfd/bin/python -m pip install --require-hashes -r deploy/image/requirements.txt \
+ && /opt/perfd/bin/python -m pip install --require-hashes -r deploy/image/$REQUIREMENTS \
  && /opt/build/bin/python -m pip install --require-hashes -r deploy/image/requirements-build.txt
 COPY . .
 # A wheel without the plugin would be built too; an image without it is a mistake. Jobs copy it from lib/.

@@ -52,6 +52,7 @@ check: $(VENV)/.installed-dev ## Lint, types, imports, wording, drift of generat
 	@$(BIN)/python -m perfd.cli.metrics_reference --check
 	@$(BIN)/python -m perfd.cli.thresholds_reference --check
 	@$(BIN)/python deploy/kubernetes/make_schema.py --check
+	@$(BIN)/python deploy/kubernetes/make_readme.py --check
 	@$(BIN)/python -m perfd.cli.cli_reference --check
 	@cd deploy/grafana && $(abspath $(BIN))/python -m perfd_dashboards --check
 
@@ -69,6 +70,7 @@ docs: $(VENV)/.installed-dev ## Generate docs/metrics.md, docs/cli.md, the thres
 	@$(BIN)/python -m perfd.cli.metrics_reference
 	@$(BIN)/python -m perfd.cli.thresholds_reference
 	@$(BIN)/python deploy/kubernetes/make_schema.py
+	@$(BIN)/python deploy/kubernetes/make_readme.py
 	@$(BIN)/python -m perfd.cli.cli_reference
 
 dashboards: $(VENV)/.installed-dev ## Generate deploy/grafana/dashboards/

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from perfd.config.strict import Strict
 
@@ -45,11 +45,11 @@ class TensorBoardConfig(Strict, frozen=True):
 class WandbConfig(Strict, frozen=True):
     """Weights & Biases; needs the package `perfd[wandb]`."""
 
-    mode: str = "disabled"
+    mode: Literal["online", "offline", "disabled"] = "disabled"
     """`online`, `offline` (written to `directory`, for `wandb sync`) or `disabled`."""
     project: str = "perfd"
     entity: str | None = None
-    run: str = "sibling"
+    run: Literal["same", "sibling"] = "sibling"
     """`same`: the job's own run; `sibling`: a separate run, with `-perfd` appended to the id."""
     run_id: str = "{job}"
     """The id of the job's own run (`WANDB_RUN_ID` in the job); `{job}` is the job's name in perfd."""

@@ -69,6 +69,43 @@ VALUES: dict[str, dict[str, Any]] = {
         "agent.config": {"spool": {"max_bytes": 5_000_000_000}, "collectors": {"nvml": {"interval_s": 0.1}}},
     },
     "monitored": MONITORING,
+    "monitored, with all that Prometheus Operator takes": MONITORING
+    | {
+        "prometheusRule.fleet": True,
+        "prometheusRule.disabled": ["PerfdGpuIdle"],
+        "serviceMonitor.scrapeTimeout": "10s",
+        "serviceMonitor.relabelings": [{"targetLabel": "cluster", "replacement": "a"}],
+        "serviceMonitor.metricRelabelings": [{"sourceLabels": ["rank"], "regex": ".+", "action": "drop"}],
+        "podMonitor.scrapeTimeout": "20s",
+    },
+    "everything of a platform": {
+        "serviceAccount": {"annotations": {"example.org/role": "perfd"}, "labels": {"team": "ml"}},
+        "aggregator.ingress": {
+            "enabled": True,
+            "className": "nginx",
+            "annotations": {"nginx.ingress.kubernetes.io/auth-type": "basic"},
+            "hosts": ["perfd.example.org"],
+            "tls": [{"hosts": ["perfd.example.org"], "secretName": "perfd-tls"}],
+        },
+        "aggregator.podDisruptionBudget": {"enabled": True, "maxUnavailable": 0},
+        "aggregator.extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"}],
+        "aggregator.podLabels": {"team": "ml"},
+        "aggregator.topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "topology.kubernetes.io/zone",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": {"team": "ml"}},
+            }
+        ],
+        "agent.extraEnv": [{"name": "TZ", "value": "UTC"}],
+        "agent.extraVolumes": [{"name": "ca", "configMap": {"name": "ca"}}],
+        "agent.extraVolumeMounts": [{"name": "ca", "mountPath": "/etc/ca", "readOnly": True}],
+        "agent.podLabels": {"team": "ml"},
+        "agent.updateStrategy": {"type": "OnDelete"},
+    },
+    "an account that exists": {"serviceAccount": {"create": False, "name": "monitoring"}},
+    "W&B": {"image.wandb": True, "aggregator.config": {"exporters": {"wandb": {"mode": "offline"}}}},
     "nobody may ask over HTTP": {"networkPolicy.httpFrom": []},
     "pinned image": {"image.digest": f"sha256:{'a' * 64}", "imagePullSecrets": [{"name": "pull"}]},
     "a Job": TRAINING | {"training.kind": "Job"},
@@ -154,6 +191,50 @@ def test_rules_are_those_that_ship_also_in_the_packaged_chart(tmp_path: Path) ->
         assert rules == shipped
 
 
+def test_rules_can_be_left_out_and_changed() -> None:
+    def alerts(settings: dict[str, Any]) -> dict[str, Any]:
+        documents = render({"prometheusRule": {"enabled": True} | settings})
+        specs = [document["spec"] for document in documents if document["kind"] == "PrometheusRule"]
+        rules = [rule for spec in specs for group in spec["groups"] for rule in group["rules"]]
+        return {rule.get("alert", rule.get("record")): rule for rule in rules}
+
+    shipped = alerts({})
+    hot = {"for": "10m", "labels": {"severity": "info"}}
+    changed = alerts({"disabled": ["PerfdGpuIdle"], "overrides": {"PerfdGpuTooHot": hot}})
+    assert set(shipped) - set(changed) == {"PerfdGpuIdle"}
+    different = {name for name in changed if changed[name] != shipped[name]}
+    assert different == {"PerfdGpuTooHot"}
+    assert changed["PerfdGpuTooHot"]["for"] == "10m"
+    assert changed["PerfdGpuTooHot"]["labels"]["severity"] == "info"
+    assert changed["PerfdGpuTooHot"]["expr"] == shipped["PerfdGpuTooHot"]["expr"]
+    assert "fleet:perfd_gpus_idle:count" in set(alerts({"fleet": True})) - set(shipped)
+
+
+@pytest.mark.parametrize("role", ["aggregator", "agent"])
+def test_a_platform_may_set_the_users_itself(role: str) -> None:
+    kind = {"aggregator": "StatefulSet", "agent": "DaemonSet"}[role]
+    contexts = {f"{role}.podSecurityContext": {}, f"{role}.securityContext": {"runAsUser": 7}}
+    spec = one(render(contexts), kind)["spec"]["template"]["spec"]
+    assert spec["securityContext"] == {}
+    assert [container["securityContext"] for container in spec["containers"]] == [{"runAsUser": 7}]
+
+
+def test_the_test_of_the_release_may_reach_the_aggregator() -> None:
+    documents = render({"networkPolicy.httpFrom": []})
+    test = one(documents, "Pod", "perfd-test")
+    assert test["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    rules = one(documents, "NetworkPolicy", "perfd-aggregator")["spec"]["ingress"]
+    peers = [
+        peer
+        for rule in rules
+        for peer in rule["from"]
+        if {"port": "http", "protocol": "TCP"} in rule["ports"]
+    ]
+    assert [
+        peer["podSelector"]["matchLabels"].items() <= test["metadata"]["labels"].items() for peer in peers
+    ] == [True]
+
+
 def test_dashboards_are_those_that_ship_one_config_map_each() -> None:
     shipped = {path.name: path.read_text() for path in (ROOT / "deploy/grafana/dashboards").glob("*.json")}
     documents = render(
@@ -232,6 +313,14 @@ def test_a_new_configuration_makes_new_pods() -> None:
         (TRAINING | {"training.name": "My_Job"}, "at '/training/name': 'My_Job' does not match"),
         ({"aggregator.resources": {"limits": {"memory": "lots"}}}, "'lots' does not match pattern"),
         ({"image.digest": "latest"}, "at '/image/digest': 'latest' does not match pattern"),
+        ({"aggregator.ingress.enabled": True}, "at '/aggregator/ingress/hosts': minItems: got 0, want 1"),
+        ({"aggregator.config": {"exporters": {"wandb": {"mode": "offline"}}}}, "needs an image with W&B"),
+        (
+            {"aggregator.config": {"exporters": {"wandb": {"mode": "maybe"}}}},
+            "/wandb/mode': value must be one of 'disabled', 'offline', 'online'",
+        ),
+        ({"prometheusRule": {"enabled": True, "disabled": ["Perfd"]}}, "no rule is named Perfd."),
+        ({"prometheusRule": {"enabled": True, "overrides": {"Gone": {}}}}, "no rule is named Gone."),
     ],
 )
 def test_a_value_that_cannot_be_is_named(values: dict[str, Any], said: str) -> None:

@@ -200,7 +200,6 @@ def test_one_that_hangs_and_one_that_raises_hold_up_neither_rounds_nor_the_other
     [
         (ExportersConfig(remote_write=RemoteWriteConfig(url="ftp://x")), "ftp://x"),
         (ExportersConfig(alertmanager=AlertmanagerConfig(urls=["nowhere"])), "nowhere"),
-        (ExportersConfig(wandb=WandbConfig(mode="maybe")), "maybe"),
         (ExportersConfig(wandb=WandbConfig(mode="offline", run_id="{rank}")), "rank"),
         (
             ExportersConfig(others={"nobody": {}}),

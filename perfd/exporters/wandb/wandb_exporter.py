@@ -199,10 +199,6 @@ def _end(jobs: Iterable[_Job]) -> None:
 
 def check(config: WandbConfig) -> None:
     """Refuse what can never work; raises `ConfigError`."""
-    if config.run not in {"same", "sibling"}:
-        raise ConfigError(f"{_KEY}.run: {config.run!r} is neither `same` nor `sibling`.")
-    if config.mode not in {"online", "offline"}:
-        raise ConfigError(f"{_KEY}.mode: {config.mode!r} is none of disabled, offline, online.")
     if config.api_key_file is not None:
         read_secret(config.api_key_file, f"{_KEY}.api_key_file")
     for key, template in (("run_id", config.run_id), ("group", config.group)):

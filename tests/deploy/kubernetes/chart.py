@@ -99,6 +99,8 @@ def pod_specs(documents: Sequence[Document]) -> list[Document]:
     """The specification of every pod that the documents make."""
     found = []
     for document in documents:
+        if document["kind"] == "Pod":
+            found.append(document["spec"])
         if document["kind"] in {"DaemonSet", "StatefulSet", "Job"}:
             found.append(document["spec"]["template"]["spec"])
         for kind, embedded in embedded_documents(document):

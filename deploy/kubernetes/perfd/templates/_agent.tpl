@@ -31,3 +31,13 @@ livenessProbe:
   timeoutSeconds: 5
   failureThreshold: 6
 {{- end -}}
+
+{{/* Reading other users' processes. Capabilities count for root only: Kubernetes has no ambient ones. */}}
+{{- define "perfd.ranksSecurityContext" -}}
+runAsUser: 0
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities:
+  drop: [ALL]
+  add: [SYS_PTRACE, DAC_READ_SEARCH]
+{{- end -}}

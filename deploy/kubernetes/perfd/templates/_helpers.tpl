@@ -38,6 +38,18 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 {{- end -}}
 {{- end -}}
 
+{{- define "perfd.serviceAccountName" -}}
+{{- with .Values.serviceAccount -}}
+{{- if .name -}}
+{{- .name -}}
+{{- else if .create -}}
+{{- include "perfd.fullname" $ -}}
+{{- else -}}
+default
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* What every container of perfd may do: nothing. */}}
 {{- define "perfd.containerSecurityContext" -}}
 allowPrivilegeEscalation: false
@@ -54,6 +66,16 @@ fsGroup: 10001
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 
+{{/* A security context from the values, which replaces the chart's as a whole, {} too. Takes both as a list. */}}
+{{- define "perfd.overridden" -}}
+{{- $value := index . 0 -}}
+{{- if kindIs "map" $value -}}
+{{- toYaml $value -}}
+{{- else -}}
+{{- index . 1 -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Where pods run, of .aggregator or .agent. */}}
 {{- define "perfd.placement" -}}
 {{- with .nodeSelector }}
@@ -64,6 +86,9 @@ tolerations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .affinity }}
 affinity: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .topologySpreadConstraints }}
+topologySpreadConstraints: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .priorityClassName }}
 priorityClassName: {{ . }}
