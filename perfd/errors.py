@@ -35,6 +35,10 @@ class BatchError(WireError):
         self.sequence = sequence
 
 
+class RefusedError(PerfdError):
+    """The other side may not do what it asked for; the message goes to it and holds no secret."""
+
+
 class SpoolError(PerfdError):
     """The spool on disk cannot be opened or written."""
 

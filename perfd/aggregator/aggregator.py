@@ -12,6 +12,7 @@ from typing import Any
 
 from perfd.aggregator.alerts import Decision, ReceivedAlert
 from perfd.aggregator.analysis_loop import AnalysisLoop
+from perfd.aggregator.audit import AuditLog
 from perfd.aggregator.captures import CaptureService
 from perfd.aggregator.failures import Part
 from perfd.aggregator.history import HistoryStore, restore
@@ -76,7 +77,8 @@ class Aggregator:
         self._config = config
         self._clock = clock or SystemClock()
         self._manual = manual
-        self._state = AggregatorState.empty(limits or Limits())
+        audit = AuditLog(Path(config.audit_file) if config.audit_file else None, self._clock)
+        self._state = AggregatorState.empty(limits or Limits(), audit)
         self._history = HistoryStore(Path(config.history.path)) if config.history.path else None
         try:
             self._access = AccessControl(config)
@@ -109,7 +111,9 @@ class Aggregator:
             raise
         self._renderers: dict[str, PageRenderer] = {}
         self._render_lock = threading.Lock()
-        self._server = TelemetryServer(Ingest(self._state, self._clock, self._history), self._captures)
+        self._server = TelemetryServer(
+            Ingest(self._state, self._clock, self._history), self._captures, config.agent_identity
+        )
         self._captures.send_through(self._server.send)
         self._ingest = IngestThread(self._server)
         self._tick_thread = threading.Thread(target=self._tick_forever, name="perfd-rounds", daemon=True)

@@ -56,6 +56,10 @@ class Limits:
     """A reading older than this, and than three of its own intervals, leaves /metrics."""
     ended_series_s: float = 900.0
     """How long the series of a job stay after its end: the alert about how it ended fires meanwhile."""
+    sequence_jump: int = 4_096
+    """Batches that may be missing in a stream. An agent that gave up more says so when it connects again."""
+    hello_jump: int = 1_000_000_000
+    """Batches that an agent may have given up between two streams: a thousand a second in eleven days."""
     missing_sequences: int = 4_096
     """Gaps remembered per agent, so that a late batch is told from a repeat."""
 

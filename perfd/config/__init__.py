@@ -10,6 +10,7 @@ from perfd.config.agent_config import (
     UplinkConfig,
 )
 from perfd.config.aggregator_config import (
+    AgentIdentityConfig,
     AggregatorConfig,
     AnalysisConfig,
     CaptureProfile,
@@ -33,6 +34,7 @@ from perfd.config.unknown_keys import unknown_keys
 __all__ = [
     "AgentCaptureConfig",
     "AgentConfig",
+    "AgentIdentityConfig",
     "AggregatorConfig",
     "AlertmanagerConfig",
     "AnalysisConfig",

@@ -62,6 +62,13 @@ class WebhookConfig(Strict, frozen=True):
     """File with the bearer token that Alertmanager must send; null: webhook disabled."""
 
 
+class AgentIdentityConfig(Strict, frozen=True):
+    """Who agents are. With `tls.ca` each is the node that its certificate names (docs/threat-model.md)."""
+
+    any_node: list[str] = []
+    """DNS names or URIs of certificates that many nodes share: who shows one may be every node."""
+
+
 class AggregatorConfig(Strict, frozen=True):
     """`perfd aggregator --config FILE`."""
 
@@ -69,6 +76,9 @@ class AggregatorConfig(Strict, frozen=True):
     """gRPC, for agents."""
     tls: TlsConfig | None = None
     allow_plaintext: bool = False
+    agent_identity: AgentIdentityConfig = AgentIdentityConfig()
+    audit_file: str | None = None
+    """A file for captures and refusals, a JSON object per line; null: they are only logged and counted."""
     http_listen: str | None = "127.0.0.1:9460"
     """/metrics and /api/v1; null: none."""
     http_token_file: str | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from perfd.model.capture_records import (
@@ -62,6 +62,9 @@ class Hello:
     first_sequence: int
     capture_tools: Sequence[CaptureTool] = ()
     revision: int = 1
+    spool_epoch: str = field(default="", repr=False)
+    """Proves whose spool this is; empty: an agent that has none."""
+    previous_epoch: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +82,8 @@ class Welcome:
     last_sequence: int
     sent_unix_ns: int
     revision: int = 1
+    renew_identity: bool = False
+    """The agent's spool is a copy of another one: it takes a new identity and connects again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

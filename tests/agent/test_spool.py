@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from perfd.agent.spool.spool import Spool
+from perfd.agent.spool.spool_life import machine_fingerprint
 from perfd.errors import SpoolError, WireError
 
 Open = Callable[..., Spool]
@@ -325,6 +327,74 @@ def test_a_new_identity_keeps_the_batches_of_this_life_under_new_numbers(open_sp
     agent_id = again.agent_id
     again.close()
     assert open_spool().agent_id == agent_id
+
+
+def test_a_spool_that_was_copied_to_another_machine_takes_an_identity_of_its_own(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    original = Spool(tmp_path / "a", max_bytes=1 << 20, machine="m1")
+    fill(original, 3)
+    original.close()
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    again = Spool(tmp_path / "a", max_bytes=1 << 20, machine="m1")
+    copy = Spool(tmp_path / "b", max_bytes=1 << 20, machine="m2")
+    fill(copy, 1)
+    assert (again.agent_id, sequences(again)) == (original.agent_id, [1, 2, 3])
+    assert copy.agent_id != original.agent_id
+    assert (sequences(copy), copy.stats().batches) == ([1], 1)
+    assert set(copy.epochs).isdisjoint(filter(None, again.epochs))
+    assert "written on another machine" in caplog.text
+    copy.close()
+    again.close()
+
+
+def test_each_life_that_an_aggregator_welcomed_has_an_epoch_of_its_own(tmp_path: Path) -> None:
+    seen = []
+    for welcomed in (False, True, False, True):
+        spool = Spool(tmp_path, max_bytes=1 << 20, machine="m1")
+        seen.append(spool.epochs)
+        if welcomed:
+            spool.welcomed()
+            assert spool.epochs == (seen[-1][0],) * 2
+        spool.close()
+    first, second = seen[0][0], seen[2][0]
+    assert seen == [(first, ""), (first, ""), (second, first), (second, first)]
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    "statement", ["UPDATE life SET machine = 'm2'", "DELETE FROM life", "DROP TABLE life"]
+)
+def test_a_damaged_note_of_the_machine_does_not_make_a_spool_a_copy(tmp_path: Path, statement: str) -> None:
+    spool = Spool(tmp_path, max_bytes=1 << 20, machine="m1")
+    fill(spool, 2)
+    spool.close()
+    damage(tmp_path, statement)
+    again = Spool(tmp_path, max_bytes=1 << 20, machine="m1")
+    assert (again.agent_id, sequences(again)) == (spool.agent_id, [1, 2])
+    again.close()
+
+
+def test_an_identity_that_another_spool_has_is_renewed_without_a_loss(open_spool: Open) -> None:
+    spool = open_spool()
+    fill(spool, 3)
+    identity = spool.agent_id
+    spool.close()
+    again = open_spool()
+    fill(again, 2)
+    again.renew(renumbered, all_batches=True)
+    assert sequences(again) == [1, 2, 3, 4, 5]
+    assert again.agent_id != identity
+
+
+@pytest.mark.parametrize(("content", "empty"), [("4f2d\n", False), ("", True), (None, True)])
+def test_the_fingerprint_of_a_machine_hides_its_id(tmp_path: Path, content: str | None, empty: bool) -> None:
+    file = tmp_path / "machine-id"
+    if content is not None:
+        file.write_text(content)
+    fingerprint = machine_fingerprint(file)
+    assert (fingerprint == "") is empty
+    assert "4f2d" not in fingerprint
 
 
 class SpoolMachine(RuleBasedStateMachine):

@@ -326,7 +326,8 @@ def pki(tmp_path_factory):
     for name in ("aggregator", "agent"):
         openssl(
             "req", "-x509", *key, "-keyout", f"{name}.key", "-out", f"{name}.pem", "-subj", f"/CN={name}",
-            "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-addext", "basicConstraints=CA:FALSE",
+            "-addext", "subjectAltName=DNS:localhost,DNS:node0,IP:127.0.0.1",
+            "-addext", "basicConstraints=CA:FALSE",
             "-CA", "ca.pem", "-CAkey", "ca.key", "-days", "2",
         )  # fmt: skip
     return folder

@@ -39,9 +39,12 @@ class FakeAgent:
         node: str = "node0",
         agent_id: str = "agent0",
         credentials: grpc.ChannelCredentials | None = None,
+        epochs: tuple[str, str] = ("", ""),
     ) -> None:
         self.node = node
         self.agent_id = agent_id
+        self.epochs = epochs
+        """Of its spool's present life, and of the one before."""
         self.sequence = 0
         options = (*CLIENT_OPTIONS,)
         self._channel = (
@@ -76,6 +79,8 @@ class FakeAgent:
                 sent_unix_ns=sent_unix_ns,
                 first_sequence=first_sequence,
                 capture_tools=tuple(tools),
+                spool_epoch=self.epochs[0],
+                previous_epoch=self.epochs[1],
             )
         )
         welcome = self.hear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import sqlite3
 import threading
 import uuid
@@ -15,6 +16,7 @@ from types import MappingProxyType
 
 from perfd.agent import spool_rows
 from perfd.agent.spool import spool_file
+from perfd.agent.spool.spool_life import Life, begin_life, machine_fingerprint, write_life
 from perfd.agent.spool_rows import Row
 from perfd.errors import WireError
 
@@ -54,9 +56,11 @@ class Spool:
     that says what to do, when it cannot be opened. After that nothing raises: what
     the disk does not take stays in memory, up to a bound, and what goes beyond
     either bound is dropped, oldest first, and counted.
+
+    A spool that was written on another `machine`, as in a copied disk image, gets an identity of its own.
     """
 
-    def __init__(self, directory: Path, *, max_bytes: int) -> None:
+    def __init__(self, directory: Path, *, max_bytes: int, machine: str | None = None) -> None:
         self._file = spool_file.open_file(directory)
         self._max_bytes = min(max_bytes, MAX_MEMORY_BYTES) if self._file.in_memory else max_bytes
         self._database = self._file.database
@@ -76,11 +80,24 @@ class Spool:
             "SELECT count(*), coalesce(sum(length(payload)), 0) FROM batch"
         ).fetchone()
         self._opened_after: int = self._last_sequence
+        self._machine = machine_fingerprint() if machine is None else machine
+        self._life = self._begin_life()
 
     @property
     def agent_id(self) -> str:
         """The identity that the sequence numbers count within."""
         return self._agent_id
+
+    @property
+    def epochs(self) -> tuple[str, str]:
+        """The secrets of this life of the spool and of the newest one that an aggregator welcomed."""
+        return self._life.epoch, self._life.previous_epoch
+
+    def welcomed(self) -> None:
+        """Note that an aggregator knows the epoch of this life."""
+        with self._lock:
+            if self._life.previous_epoch != self._life.epoch:
+                self._start_life(Life(epoch=self._life.epoch, previous_epoch=self._life.epoch, copied=False))
 
     @property
     def last_sequence(self) -> int:
@@ -150,15 +167,17 @@ class Spool:
                 self._batches -= batches
                 self._bytes -= size
 
-    def renew(self, renumber: Callable[[bytes, int], bytes]) -> None:
-        """Take a new identity, and number the batches of this life from 1 within it.
+    def renew(self, renumber: Callable[[bytes, int], bytes], *, all_batches: bool = False) -> None:
+        """Take a new identity, and number the batches of this life from 1 within it, or all that are there.
 
         Needed when the disk forgot sequence numbers that the aggregator has seen, as
         after a power failure: under the old identity it would take new batches for
-        repeats. What an earlier life left is given up with the old identity.
+        repeats. What an earlier life left is given up with the old identity. Needed
+        too when another spool has the old identity; no batch is given up then.
         """
         with self._lock:
-            batches = self._read_after(self._opened_after, _ALL)
+            batches = self._read_after(0 if all_batches else self._opened_after, _ALL)
+            self._start_life(Life(epoch=secrets.token_hex(16), previous_epoch="", copied=False))
             self._agent_id = str(uuid.uuid4())
             self._last_sequence = self._opened_after = 0
             self._unwritten.clear()
@@ -200,6 +219,39 @@ class Spool:
             if self._unwritten:
                 self._write()
             self._file.close()
+
+    def _begin_life(self) -> Life:
+        try:
+            life = begin_life(self._database, self._machine)
+            if life.copied:
+                self._leave_to_original()
+        except sqlite3.Error as error:
+            # An epoch that cannot be kept would make the next life look like a copy.
+            self._report(error)
+            return Life(epoch="", previous_epoch="", copied=False)
+        return life
+
+    def _leave_to_original(self) -> None:
+        """Take a new identity; the batches are those of the machine that the spool was copied from."""
+        log.warning(
+            "The spool was written on another machine: this agent takes a new identity "
+            "and leaves the spooled batches to the other one.",
+            extra={"path": self._file.path, "batches": self._batches},
+        )
+        agent_id = str(uuid.uuid4())
+        with self._transaction():
+            self._database.execute("DELETE FROM batch")
+            self._database.execute("UPDATE identity SET agent_id = ?, last_sequence = 0", (agent_id,))
+        self._agent_id = agent_id
+        self._last_sequence = self._opened_after = 0
+        self._batches = self._bytes = 0
+
+    def _start_life(self, life: Life) -> None:
+        self._life = life
+        try:
+            write_life(self._database, self._machine, life.epoch, life.previous_epoch)
+        except sqlite3.Error as error:
+            self._report(error)
 
     def _read_after(self, sequence: int, limit: int) -> Sequence[StoredBatch]:
         found: list[StoredBatch] = []

@@ -210,6 +210,7 @@ class Uplink:
         return reconnect.Lost(reason)
 
     def _open_outgoing(self) -> OutgoingMessages:
+        spool_epoch, previous_epoch = self._spool.epochs
         hello = Hello(
             agent_id=self._spool.agent_id,
             node=self._node,
@@ -217,6 +218,8 @@ class Uplink:
             sent_unix_ns=self._clock.unix_ns(),
             first_sequence=self._spool.first_sequence,
             capture_tools=self._capture_tools,
+            spool_epoch=spool_epoch,
+            previous_epoch=previous_epoch,
         )
         with self._changed:
             self._outgoing = OutgoingMessages(
@@ -236,6 +239,14 @@ class Uplink:
         """Handle messages until the stream ends; returns why it ended."""
         for data in call:
             message = convert.decode_aggregator_message(data)
+            if isinstance(message, Welcome) and message.renew_identity:
+                self._spool.renew(convert.with_sequence, all_batches=True)
+                log.warning(
+                    "The aggregator knows another spool by this agent's identity, as of a copied disk: "
+                    "the agent goes on under a new one.",
+                    extra={"node": self._node},
+                )
+                return "the agent took a new identity"
             if isinstance(message, Welcome) and self._must_renew(message):
                 self._spool.renew(convert.with_sequence)
                 log.warning(
@@ -256,6 +267,7 @@ class Uplink:
         match message:
             case Welcome():
                 self._execute(self._policy.handle(reconnect.Welcomed(), self._real_clock.monotonic_s()))
+                self._spool.welcomed()
                 self._acknowledge(message.last_sequence, outgoing, welcome=True)
             case Ack():
                 self._acknowledge(message.sequence, outgoing, welcome=False)

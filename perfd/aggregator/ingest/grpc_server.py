@@ -7,16 +7,17 @@ import contextlib
 import itertools
 import logging
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 import grpc
 import grpc.aio
 
+from perfd.aggregator.ingest.agent_credential import ANYBODY, AgentCredential, credential_of_certificate
 from perfd.aggregator.ingest.ingest import Ingest
+from perfd.aggregator.ingest.server_credentials import ServerCertificates
 from perfd.aggregator.state import AgentState
-from perfd.config import TlsConfig
-from perfd.errors import BatchError, ConfigError, PerfdError, WireError
+from perfd.config import AgentIdentityConfig, TlsConfig
+from perfd.errors import BatchError, ConfigError, PerfdError, RefusedError, WireError
 from perfd.model import (
     Ack,
     Batch,
@@ -34,6 +35,8 @@ from perfd.wire.service import CONNECT_METHOD, SERVER_OPTIONS
 log = logging.getLogger(__name__)
 
 _MAX_OUTGOING = 1024
+_HELLO_WITHIN_S = 15.0
+"""For how long a stream may stay without a Hello. An agent sends its own at once."""
 _Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
@@ -72,8 +75,18 @@ class _Stream:
 class TelemetryServer:
     """Serves `Telemetry.Connect`. All methods but `send` run in the event loop that serves it."""
 
-    def __init__(self, intake: Ingest, events: AgentEvents) -> None:
+    def __init__(
+        self,
+        intake: Ingest,
+        events: AgentEvents,
+        identity: AgentIdentityConfig | None = None,
+        *,
+        hello_within_s: float = _HELLO_WITHIN_S,
+    ) -> None:
         self._intake = intake
+        self._hello_within_s = hello_within_s
+        self._identity = identity or AgentIdentityConfig()
+        self._must_show_certificate = False
         self._events = events
         self._numbers = itertools.count(1)
         self._streams: dict[str, _Stream] = {}
@@ -81,13 +94,23 @@ class TelemetryServer:
         self._server: grpc.aio.Server | None = None
 
     async def start(self, address: str, tls: TlsConfig | None, *, allow_plaintext: bool) -> str:
-        """Listen; returns the real address. Raises `PerfdError` when that is not possible."""
+        """Listen; returns the real address. Raises `PerfdError` when that is not possible.
+
+        With `tls.ca` an agent is the node that its certificate names; without, it may be any.
+        """
         host, _ = split_address(address)
-        credentials = _credentials(tls) if tls else None
+        credentials = ServerCertificates(tls).credentials() if tls else None
+        self._must_show_certificate = tls is not None and tls.ca is not None
         if credentials is None and not allow_plaintext and not is_loopback(host):
             raise ConfigError(
                 f"listen: {address} can be reached from other machines, and without TLS anyone there "
                 "can read and write. Configure `tls`, or set `allow_plaintext: true`."
+            )
+        if not is_loopback(host) and not self._must_show_certificate:
+            log.warning(
+                "Agents are not authenticated: whoever reaches this address can send as any node. "
+                "Set tls.ca, so that each agent shows a certificate.",
+                extra={"listen": address},
             )
         self._loop = asyncio.get_running_loop()
         server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -133,23 +156,33 @@ class TelemetryServer:
         stream: _Stream | None = None
         try:
             stream = await self._greet(context)
-            await self._read_all(stream)
+            if stream is not None:
+                await self._read_all(stream)
         except WireError as error:
             self._intake.malformed()
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        except RefusedError as error:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+        except TimeoutError:
+            await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "No Hello came in time.")
         except PerfdError as error:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
         finally:
             if stream is not None:
                 self._leave(stream)
 
-    async def _greet(self, context: _Context) -> _Stream:
-        data = await context.read()
+    async def _greet(self, context: _Context) -> _Stream | None:
+        """Take the Hello; None when the agent has to come back with another identity."""
+        credential = self._credential(context)
+        data = await asyncio.wait_for(context.read(), self._hello_within_s)
         hello = decode_agent_message(data) if isinstance(data, bytes) else None
         if not isinstance(hello, Hello):
             raise WireError("The first message of a stream must be a Hello.")
         number = next(self._numbers)
-        agent, welcome = self._intake.hello(hello, number)
+        agent, welcome = self._intake.hello(hello, number, credential)
+        if agent is None:
+            await context.write(encode_message(welcome))
+            return None
         stream = _Stream(number, context, agent)
         rival = self._streams.get(agent.agent_id)
         self._streams[agent.agent_id] = stream
@@ -159,6 +192,17 @@ class TelemetryServer:
         await context.write(encode_message(welcome))
         self._events.agent_connected(agent.node)
         return stream
+
+    def _credential(self, context: _Context) -> AgentCredential:
+        if not self._must_show_certificate:
+            return ANYBODY
+        credential = credential_of_certificate(context.auth_context(), self._identity.any_node)
+        if credential is None:
+            raise self._intake.refuse(
+                "The certificate of this agent names no node: it needs a DNS name or a URI.",
+                actor=context.peer(),
+            )
+        return credential
 
     async def _read_all(self, stream: _Stream) -> None:
         writer = asyncio.create_task(_write_all(stream))
@@ -182,6 +226,8 @@ class TelemetryServer:
                 self._events.capture_status(stream.agent.node, message)
             elif isinstance(message, Goodbye):
                 self._intake.goodbye(stream.agent, message)
+        except RefusedError:
+            raise
         except Exception as error:  # noqa: BLE001  (whatever it is, the agent would send it again for ever)
             sequence = error.sequence if isinstance(error, BatchError) else None
             if self._intake.left_out(stream.agent, error, sequence):
@@ -231,18 +277,3 @@ def _resolve(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> N
     """Resolve a future from another thread; a loop that is gone has nobody who waits."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(None))
-
-
-def _credentials(tls: TlsConfig) -> grpc.ServerCredentials:
-    if tls.certificate is None or tls.key is None:
-        raise ConfigError("tls: the aggregator needs both `certificate` and `key`.")
-    pair = (_read(tls.key, "tls.key"), _read(tls.certificate, "tls.certificate"))
-    ca = _read(tls.ca, "tls.ca") if tls.ca else None
-    return grpc.ssl_server_credentials([pair], root_certificates=ca, require_client_auth=ca is not None)
-
-
-def _read(path: str, key: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{key}: cannot read {path}: {error.strerror}.") from error

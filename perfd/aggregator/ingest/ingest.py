@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from perfd.aggregator.audit import Refusal
 from perfd.aggregator.failures import Part
 from perfd.aggregator.history import HistoryStore, Statement, agent_left_row, agent_row, job_rows, rows
+from perfd.aggregator.ingest.agent_credential import ANYBODY, AgentCredential
 from perfd.aggregator.state import AgentState, AggregatorState, BatchVerdict, Durable, RecordSource
 from perfd.clock import Clock
-from perfd.errors import PerfdError, WireError
+from perfd.errors import PerfdError, RefusedError, WireError
 from perfd.model import Batch, Goodbye, Hello, Welcome
 from perfd.wire.service import REVISION
 
@@ -25,8 +27,14 @@ class Ingest:
         self._clock = clock
         self._history = history
 
-    def hello(self, hello: Hello, stream: int) -> tuple[AgentState, Welcome]:
-        """Open a stream for an agent; raises `WireError` when it is malformed, else `PerfdError`."""
+    def hello(
+        self, hello: Hello, stream: int, credential: AgentCredential = ANYBODY
+    ) -> tuple[AgentState | None, Welcome]:
+        """Open a stream for an agent; no agent when this one has to take a new identity first.
+
+        Raises `WireError` when the Hello is malformed, `RefusedError` when it is not for who sends it, and
+        `PerfdError` when there is no room.
+        """
         if hello.revision != REVISION:
             raise WireError(
                 f"The agent speaks revision {hello.revision} of the protocol and this aggregator {REVISION}: "
@@ -39,12 +47,44 @@ class Ingest:
             raise WireError(f"The names of an agent and its node have at most {longest} characters.")
         if hello.first_sequence > _MAX_SEQUENCE:
             raise WireError(f"The sequence {hello.first_sequence} is out of range.")
+        if not credential.may_be(hello.node):
+            raise self._refused(
+                Refusal.AGENT_CREDENTIAL,
+                "The credential of this agent is not for the node that it names.",
+                actor=credential.principal,
+                about=hello.node,
+            )
         state = self._state
         unix_ns = self._clock.unix_ns()
         with state.lock:
-            greeting = state.agents.greet(hello, stream, self._clock.monotonic_s(), unix_ns)
+            known = state.agents.get(hello.agent_id)
+            if (
+                known is not None
+                and hello.first_sequence - known.last_sequence > state.fleet.limits.hello_jump
+            ):
+                raise self._refused(
+                    Refusal.SEQUENCE_JUMP,
+                    "An agent's first sequence is too far ahead of the newest one that is stored.",
+                    actor=hello.node,
+                )
+            greeting = state.agents.greet(
+                hello,
+                stream,
+                self._clock.monotonic_s(),
+                unix_ns,
+                principal=credential.principal,
+                namespace=credential.namespace,
+            )
             if greeting is None:
                 raise PerfdError("This aggregator has as many agents as it can hold; start another one.")
+            if greeting.agent is None:
+                state.audit.refused(
+                    Refusal.AGENT_IDENTITY,
+                    "An agent has the identity of another one's spool, as on a copied disk: "
+                    "it has to take a new identity.",
+                    actor=credential.principal or hello.node,
+                )
+                return None, Welcome(last_sequence=0, sent_unix_ns=unix_ns, renew_identity=True)
             state.counters.lost_batches += greeting.lost
             last_sequence = greeting.agent.last_sequence
         if greeting.warning:
@@ -54,7 +94,7 @@ class Ingest:
     def batch(self, agent: AgentState, batch: Batch, stored: Callable[[], None]) -> bool:
         """Take a batch; returns True when it is stored, else `stored` is called once it is.
 
-        Raises `WireError` when the batch cannot be one.
+        Raises `WireError` when the batch cannot be one, `RefusedError` when its number cannot be the next.
         """
         if not 0 < batch.sequence <= _MAX_SEQUENCE:
             raise WireError(f"The sequence {batch.sequence} of a batch is out of range.")
@@ -62,6 +102,8 @@ class Ingest:
         started_s = self._clock.monotonic_s()
         unix_ns = self._clock.unix_ns()
         with state.lock:
+            if agent.jumps(batch.sequence, state.fleet.limits):
+                raise self._jump(agent, batch.sequence)
             verdict, lost = agent.take(batch.sequence, state.fleet.limits)
             state.counters.lost_batches += lost
             agent.received_s = started_s
@@ -127,6 +169,8 @@ class Ingest:
             state.counters.malformed_messages += 1
             agent.malformed_messages += 1
             first = agent.malformed_messages == 1
+            if sequence is not None and acknowledged and agent.jumps(sequence, state.fleet.limits):
+                raise self._jump(agent, sequence)
             if sequence is not None and acknowledged:
                 verdict, lost = agent.take(sequence, state.fleet.limits)
                 state.counters.lost_batches += lost + (verdict is BatchVerdict.NEW)
@@ -139,6 +183,21 @@ class Ingest:
         if not isinstance(error, WireError):
             state.failures.note(Part.RECORD, error, node=agent.node)
         return acknowledged
+
+    def refuse(self, sentence: str, *, actor: str) -> RefusedError:
+        """Note that a peer without a credential was turned away; returns what to raise."""
+        return self._refused(Refusal.AGENT_CREDENTIAL, sentence, actor=actor)
+
+    def _jump(self, agent: AgentState, sequence: int) -> RefusedError:
+        return self._refused(
+            Refusal.SEQUENCE_JUMP,
+            f"Batch {sequence} cannot follow {agent.last_sequence}: connect again and say what is lost.",
+            actor=agent.node,
+        )
+
+    def _refused(self, refusal: Refusal, sentence: str, *, actor: str, about: str = "") -> RefusedError:
+        self._state.audit.refused(refusal, sentence, actor=actor, about=about)
+        return RefusedError(sentence)
 
     def _statements(self, agent: AgentState, durable: list[Durable], now_unix_s: float) -> list[Statement]:
         jobs = self._state.fleet.jobs

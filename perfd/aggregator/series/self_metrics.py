@@ -135,6 +135,10 @@ def _state_values(state: AggregatorState) -> list[Value]:
             for bound, count in sorted(counters.rejected.items())
             if count
         ),
+        *(
+            ("perfd_refused_total", {"reason": refusal.value}, count)
+            for refusal, count in sorted(state.audit.counts().items())
+        ),
     ]
 
 

@@ -29,6 +29,12 @@ class AgentState:
     agent_id: str
     node: str
     """The node's name, made unique when two live agents claim the same one."""
+    principal: str = ""
+    """The name in its credential; empty without one."""
+    namespace: str | None = None
+    """The namespace that its credential limits it to; None: any."""
+    epoch: str = field(default="", repr=False)
+    """The secret of its spool's present life; empty as long as it is not known."""
     perfd_version: str = ""
     last_sequence: int = 0
     missing: dict[int, None] = field(default_factory=dict)
@@ -66,6 +72,10 @@ class AgentState:
             return BatchVerdict.LATE, 0
         return BatchVerdict.REPEAT, 0
 
+    def jumps(self, sequence: int, limits: Limits) -> bool:
+        """Whether a batch's number is too far ahead to be the next one of this stream."""
+        return sequence - self.last_sequence > limits.sequence_jump + 1
+
     def saw_clock(self, sent_unix_ns: int, received_unix_ns: int) -> None:
         """Note when a message left by the agent's clock and arrived by ours."""
         ahead_s = (sent_unix_ns - received_unix_ns) / 1e9
@@ -79,7 +89,8 @@ class AgentState:
 class Greeting:
     """The outcome of a Hello."""
 
-    agent: AgentState
+    agent: AgentState | None
+    """None: another spool has this identity, and the agent has to take a new one."""
     lost: int = 0
     """Batches that the agent can no longer send and that never came."""
     warning: str = ""
@@ -100,6 +111,10 @@ class AgentRegistry:
     def __len__(self) -> int:
         return len(self._agents)
 
+    def get(self, agent_id: str) -> AgentState | None:
+        """The agent of that identity, or None."""
+        return self._agents.get(agent_id)
+
     def connected(self) -> int:
         """How many have an open stream."""
         return sum(agent.stream is not None for agent in self._agents.values())
@@ -114,9 +129,23 @@ class AgentRegistry:
             agent_id=agent_id, node=node, last_sequence=last_sequence, received_s=received_s
         )
 
-    def greet(self, hello: Hello, stream: int, now_s: float, received_unix_ns: int) -> Greeting | None:
-        """Open a stream for an agent; None when there are too many agents."""
+    def greet(
+        self,
+        hello: Hello,
+        stream: int,
+        now_s: float,
+        received_unix_ns: int,
+        *,
+        principal: str = "",
+        namespace: str | None = None,
+    ) -> Greeting | None:
+        """Open a stream for an agent; None when there are too many agents.
+
+        `principal` and `namespace` are what its credential says.
+        """
         agent = self._agents.get(hello.agent_id)
+        if agent is not None and not _is_same(agent, hello, principal):
+            return Greeting(agent=None)
         lost, warning = 0, ""
         if agent is None:
             if not self._make_room():
@@ -130,6 +159,8 @@ class AgentRegistry:
             lost = hello.first_sequence - 1 - agent.last_sequence
             agent.last_sequence = hello.first_sequence - 1
         agent.stream = stream
+        agent.epoch = hello.spool_epoch or agent.epoch
+        agent.principal, agent.namespace = principal, namespace
         agent.left = False
         agent.perfd_version = hello.perfd_version
         agent.capture_tools = tuple(hello.capture_tools)
@@ -160,3 +191,18 @@ class AgentRegistry:
             return False
         del self._agents[min(idle, key=lambda agent: agent.received_s).agent_id]
         return True
+
+
+def _is_same(agent: AgentState, hello: Hello, principal: str) -> bool:
+    """Whether a Hello with the identity of a known agent comes from that agent's spool.
+
+    It shows the epoch that the aggregator knows, as that of this life or as the one before. An agent that
+    history knows without one is taken at its word, unless its credential is for another node.
+    """
+    if agent.principal and agent.principal != principal:
+        return False
+    if agent.epoch:
+        # An agent that was downgraded has no epoch; its credential stands for it, once nobody else does.
+        downgraded = not hello.spool_epoch and bool(principal) and agent.stream is None
+        return agent.epoch in {hello.spool_epoch, hello.previous_epoch} or downgraded
+    return not principal or bool(agent.principal) or agent.node.partition("~")[0] == hello.node

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+from perfd.aggregator.audit import AuditLog
 from perfd.aggregator.failures import Failures
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.state.agent_registry import AgentRegistry
@@ -21,10 +22,12 @@ class AggregatorState:
     lock: threading.RLock
     failures: Failures
     """Has a lock of its own."""
+    audit: AuditLog
+    """Has a lock of its own."""
 
     @classmethod
-    def empty(cls, limits: Limits) -> AggregatorState:
+    def empty(cls, limits: Limits, audit: AuditLog | None = None) -> AggregatorState:
         """A state that knows nothing yet."""
-        counters, failures = AggregatorCounters(), Failures()
+        counters, failures, audit = AggregatorCounters(), Failures(), audit or AuditLog()
         fleet = Fleet(limits, counters, failures)
-        return cls(fleet, AgentRegistry(limits), counters, threading.RLock(), failures)
+        return cls(fleet, AgentRegistry(limits), counters, threading.RLock(), failures, audit)

@@ -55,6 +55,14 @@ AGGREGATOR_METRICS: Sequence[MetricInfo] = (
         kind=ColumnKind.COUNTER,
     ),
     metric(
+        "perfd_refused_total",
+        "What agents and clients were refused because they may not do it; the audit log has each case.",
+        labels=("reason",),
+        source=_SELF,
+        absent="When nothing was refused for that reason.",
+        kind=ColumnKind.COUNTER,
+    ),
+    metric(
         "perfd_webhook_requests_total",
         "Requests of Alertmanager to the webhook: accepted, unauthorized, malformed, unavailable, disabled.",
         labels=("outcome",),

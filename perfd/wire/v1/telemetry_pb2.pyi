@@ -96,7 +96,7 @@ class AggregatorMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., capture_request: _Optional[_Union[CaptureRequest, _Mapping]] = ..., capture_cancel: _Optional[_Union[CaptureCancel, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("revision", "agent_id", "node", "perfd_version", "sent_unix_ns", "first_sequence", "capture_tools")
+    __slots__ = ("revision", "agent_id", "node", "perfd_version", "sent_unix_ns", "first_sequence", "capture_tools", "spool_epoch", "previous_epoch")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +104,8 @@ class Hello(_message.Message):
     SENT_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     FIRST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_TOOLS_FIELD_NUMBER: _ClassVar[int]
+    SPOOL_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_EPOCH_FIELD_NUMBER: _ClassVar[int]
     revision: int
     agent_id: str
     node: str
@@ -111,7 +113,9 @@ class Hello(_message.Message):
     sent_unix_ns: int
     first_sequence: int
     capture_tools: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, revision: _Optional[int] = ..., agent_id: _Optional[str] = ..., node: _Optional[str] = ..., perfd_version: _Optional[str] = ..., sent_unix_ns: _Optional[int] = ..., first_sequence: _Optional[int] = ..., capture_tools: _Optional[_Iterable[str]] = ...) -> None: ...
+    spool_epoch: str
+    previous_epoch: str
+    def __init__(self, revision: _Optional[int] = ..., agent_id: _Optional[str] = ..., node: _Optional[str] = ..., perfd_version: _Optional[str] = ..., sent_unix_ns: _Optional[int] = ..., first_sequence: _Optional[int] = ..., capture_tools: _Optional[_Iterable[str]] = ..., spool_epoch: _Optional[str] = ..., previous_epoch: _Optional[str] = ...) -> None: ...
 
 class Goodbye(_message.Message):
     __slots__ = ("reason", "sent_unix_ns")
@@ -122,14 +126,16 @@ class Goodbye(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., sent_unix_ns: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("revision", "last_sequence", "sent_unix_ns")
+    __slots__ = ("revision", "last_sequence", "sent_unix_ns", "renew_identity")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SENT_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    RENEW_IDENTITY_FIELD_NUMBER: _ClassVar[int]
     revision: int
     last_sequence: int
     sent_unix_ns: int
-    def __init__(self, revision: _Optional[int] = ..., last_sequence: _Optional[int] = ..., sent_unix_ns: _Optional[int] = ...) -> None: ...
+    renew_identity: bool
+    def __init__(self, revision: _Optional[int] = ..., last_sequence: _Optional[int] = ..., sent_unix_ns: _Optional[int] = ..., renew_identity: bool = ...) -> None: ...
 
 class Ack(_message.Message):
     __slots__ = ("sequence",)
