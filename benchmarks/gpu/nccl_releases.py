@@ -33,8 +33,8 @@ from perfd_collectors.nccl.segments import (
     Operation,
     OperationTiming,
     Segment,
+    check_times,
     find_segments,
-    mistimed_communicators,
 )
 
 from benchmarks.gpu.nccl_job import GRAPH_LAUNCHES, GRAPH_OPERATIONS
@@ -98,7 +98,7 @@ class Recorded:
 def judge(written: Mapping[str, Any], rank: int, recorded: Recorded) -> Verdict:
     """One rank's operations against the calls that it made."""
     calls = [call for call in written["calls"] if call["phase"] != "graph"]
-    mixed = mistimed_communicators(recorded.operations)
+    mixed = check_times(recorded.operations).communicators
     of_function = {
         name: _Pairs.of(
             [call for call in calls if call["function"] == name],

@@ -94,7 +94,7 @@ struct perfd_record {
   uint64_t stop_monotonic_ns;
   uint64_t complete_monotonic_ns; /* Stop event of its last channel. */
   uint64_t gpu_start_ns; /* First channel's start on the GPU's own clock; 0 without GPU time. */
-  uint64_t gpu_stop_ns;  /* Last channel's stop. */
+  uint64_t gpu_stop_ns;  /* Last channel's stop; of both, those with the times of another kernel are left out. */
   uint64_t gpu_longest_ns; /* Longest channel. */
   uint64_t count;        /* Elements, as the caller passed them. */
   uint64_t group;        /* Operations of one group share a kernel, hence its times. */
@@ -108,7 +108,8 @@ struct perfd_record {
   uint8_t channels_seen;
   uint8_t timing;
   uint8_t flags;
-  uint8_t pad[34];
+  uint8_t channels_mistimed; /* Channels for which NCCL reported the times of an earlier kernel. */
+  uint8_t pad[33];
 };
 
 _Static_assert(sizeof(struct perfd_header) <= PERFD_HEADER_BYTES, "header outgrew its page");

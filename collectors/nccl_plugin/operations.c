@@ -26,9 +26,9 @@ struct slot {
   _Atomic uint64_t word;
   struct perfd_record record;
   struct context *owner;
-  _Atomic uint64_t stop_ns, gpu_start, gpu_stop, gpu_longest;
-  _Atomic uint32_t channels_seen;
-  _Atomic uint64_t channel_start[CHANNELS];
+  _Atomic uint64_t stop_ns;
+  _Atomic uint64_t channels_seen; /* One bit per channel. */
+  _Atomic uint64_t channel_start[CHANNELS], channel_stop[CHANNELS];
 };
 
 struct context {
@@ -115,19 +115,55 @@ static uint64_t count_p2p(struct context *context, int32_t peer, bool receive) {
   return atomic_fetch_add_explicit(&context->p2p_sequences[2 * peer + receive], 1, memory_order_relaxed);
 }
 
+static uint64_t start_of(const struct slot *slot, int channel) {
+  return atomic_load_explicit(&slot->channel_start[channel], memory_order_relaxed);
+}
+
+static uint64_t stop_of(const struct slot *slot, int channel) {
+  return atomic_load_explicit(&slot->channel_stop[channel], memory_order_relaxed);
+}
+
+/* The channels of a kernel run side by side. NCCL finds a channel's times by the number of its work, which the host
+ * and the GPU count separately: where the GPU counts more (2.27 to 2.30: a rank's send to itself), a channel's times
+ * are those of an earlier kernel. So the operation's kernel is that of the channel that started last and of those
+ * that overlap with it. The others are left out and counted; one that stopped before it started is always. */
+static void add_gpu_time(struct perfd_record *record, const struct slot *slot, uint64_t seen) {
+  bool by_gpu = record->timing == PERFD_TIMING_GPU;
+  uint64_t start = 0, stop = 0, longest = 0, others = 0;
+  for (uint64_t rest = seen; rest; rest &= rest - 1) {
+    uint64_t from = start_of(slot, __builtin_ctzll(rest)), to = stop_of(slot, __builtin_ctzll(rest));
+    if (from >= start && from <= to) start = from, stop = to;
+  }
+  for (uint64_t rest = seen, before = 0; rest != before; rest = others) {
+    before = rest, others = 0;
+    for (; rest; rest &= rest - 1) {
+      uint64_t from = start_of(slot, __builtin_ctzll(rest)), to = stop_of(slot, __builtin_ctzll(rest));
+      if (from > to || (by_gpu && (to < start || from > stop))) {
+        others |= rest & -rest;
+        continue;
+      }
+      if (from < start) start = from;
+      if (to > stop) stop = to;
+      if (to - from > longest) longest = to - from;
+    }
+  }
+  record->gpu_start_ns = start;
+  record->gpu_stop_ns = stop;
+  record->gpu_longest_ns = longest;
+  record->channels_mistimed = (uint8_t)__builtin_popcountll(others);
+}
+
 static void write_record(struct slot *slot, uint8_t flags) {
   struct perfd_record record = slot->record;
+  uint64_t seen = atomic_load_explicit(&slot->channels_seen, memory_order_acquire);
   record.flags |= flags;
   record.stop_monotonic_ns = atomic_load_explicit(&slot->stop_ns, memory_order_relaxed);
-  record.channels_seen = (uint8_t)atomic_load_explicit(&slot->channels_seen, memory_order_relaxed);
+  record.channels_seen = (uint8_t)__builtin_popcountll(seen);
   record.complete_monotonic_ns = flags & PERFD_FLAG_INCOMPLETE ? 0 : monotonic_ns();
-  if (record.channels_seen) {
-    record.gpu_start_ns = atomic_load_explicit(&slot->gpu_start, memory_order_relaxed);
-    record.gpu_stop_ns = atomic_load_explicit(&slot->gpu_stop, memory_order_relaxed);
-    record.gpu_longest_ns = atomic_load_explicit(&slot->gpu_longest, memory_order_relaxed);
-  } else {
+  if (record.channels_seen)
+    add_gpu_time(&record, slot, seen);
+  else
     record.timing = PERFD_TIMING_HOST;
-  }
   segment_write(&record);
 }
 
@@ -192,9 +228,6 @@ void *operation_start(struct context *context, const struct operation *operation
       .flags = operation->p2p ? PERFD_FLAG_P2P : 0,
   };
   atomic_store_explicit(&slot->stop_ns, 0, memory_order_relaxed);
-  atomic_store_explicit(&slot->gpu_start, UINT64_MAX, memory_order_relaxed);
-  atomic_store_explicit(&slot->gpu_stop, 0, memory_order_relaxed);
-  atomic_store_explicit(&slot->gpu_longest, 0, memory_order_relaxed);
   atomic_store_explicit(&slot->channels_seen, 0, memory_order_relaxed);
   /* It ends after its own stop and the stops of its channels, in any order. */
   atomic_store_explicit(&slot->word, make_word(generation, 1U + channels), memory_order_release);
@@ -211,25 +244,10 @@ static bool is_current(void *handle) {
   return generation_in(word) == generation_of(handle) && pending_in(word) != 0 && pending_in(word) != BUILDING;
 }
 
-static void lower_to(_Atomic uint64_t *target, uint64_t value) {
-  uint64_t seen = atomic_load_explicit(target, memory_order_relaxed);
-  while (value < seen && !atomic_compare_exchange_weak_explicit(target, &seen, value, memory_order_relaxed,
-                                                                memory_order_relaxed)) {
-  }
-}
-
-static void raise_to(_Atomic uint64_t *target, uint64_t value) {
-  uint64_t seen = atomic_load_explicit(target, memory_order_relaxed);
-  while (value > seen && !atomic_compare_exchange_weak_explicit(target, &seen, value, memory_order_relaxed,
-                                                                memory_order_relaxed)) {
-  }
-}
-
 void *channel_start(void *operation_handle, uint8_t channel, uint64_t gpu_ns) {
   if (kind_of(operation_handle) != KIND_OPERATION || !is_current(operation_handle)) return count_stale(), NULL;
   struct slot *slot = slot_of(operation_handle);
   atomic_store_explicit(&slot->channel_start[channel % CHANNELS], gpu_ns, memory_order_relaxed);
-  lower_to(&slot->gpu_start, gpu_ns);
   return (void *)(uintptr_t)encode(KIND_CHANNEL, generation_of(operation_handle), (uint32_t)(slot - slots), channel);
 }
 
@@ -241,11 +259,9 @@ void channel_stop_time(void *channel_handle, uint64_t gpu_ns) {
     return;
   }
   struct slot *slot = slot_of(channel_handle);
-  uint64_t start =
-      atomic_load_explicit(&slot->channel_start[channel_of(channel_handle) % CHANNELS], memory_order_relaxed);
-  raise_to(&slot->gpu_stop, gpu_ns);
-  if (gpu_ns > start) raise_to(&slot->gpu_longest, gpu_ns - start);
-  atomic_fetch_add_explicit(&slot->channels_seen, 1, memory_order_relaxed);
+  uint8_t channel = channel_of(channel_handle) % CHANNELS;
+  atomic_store_explicit(&slot->channel_stop[channel], gpu_ns, memory_order_relaxed);
+  atomic_fetch_or_explicit(&slot->channels_seen, 1ULL << channel, memory_order_release);
 }
 
 void handle_stop(void *handle) {

@@ -385,15 +385,21 @@ static void run_bursts(int count) {
   const char *told = getenv("DRIVER_GPU_NS");
   uint64_t gpu_ns = told ? strtoull(told, NULL, 10) : 1000000, sequence = 0, at = 1000000000;
   uint64_t apart_ns = getenv("DRIVER_MIXED_UP") ? gpu_ns / 2 : 2 * gpu_ns;
+  int stale = getenv("DRIVER_STALE_CHANNEL") != NULL;
   void *context = init(100, atoi(getenv("WORLD_SIZE")), atoi(getenv("RANK")));
   for (;;) {
     char word[32];
     snprintf(word, sizeof word, "%llu", (unsigned long long)sequence);
     wait_for_reader(word);
     for (int i = 0; i < count; i++, at += apart_ns) {
-      struct task task = {.handle = start_coll(context, NULL, sequence++, 1 << 20, 1), .channels = 1, .gpu_start = at, .gpu_stop = at + gpu_ns};
+      struct task task = {.handle = start_coll(context, NULL, sequence++, 1 << 20, 1 + stale), .channels = 1, .gpu_start = at, .gpu_stop = at + gpu_ns};
       stop(task.handle);
       run_kernel(context, &task);
+      if (!stale) continue;
+      /* As with NCCL 2.28.9 in an all-to-all: the second channel has the times of the kernel before. */
+      void *channel = start_channel(context, task.handle, 1, at - apart_ns);
+      record(channel, ABI_STATE_KERNEL_CH_STOP, at - apart_ns + gpu_ns);
+      stop(channel);
     }
   }
 }

@@ -17,7 +17,7 @@ from perfd.errors import Unavailable
 
 HEADER = struct.Struct("<4sIQIIIIiiiIQQ")
 RINGS_AT, RING_AT = 256, 4096 + 256 * 64
-RECORD = struct.Struct("<QQQQQQQQQQiHBBBBBBBB34x")
+RECORD = struct.Struct("<QQQQQQQQQQiHBBBBBBBBB33x")
 ENTRIES = 64
 NOW_S = 1e10
 
@@ -33,7 +33,7 @@ def make(
     struct.pack_into("<Q", content, RING_AT, written)
     for position in range(max(0, written - ENTRIES), written):
         place = RING_AT + 64 + position % ENTRIES * RECORD.size
-        RECORD.pack_into(content, place, position + 1, position, *[0] * 18)
+        RECORD.pack_into(content, place, position + 1, position, *[0] * 19)
     path.write_bytes(content)
     os.truncate(path, size)
     return path

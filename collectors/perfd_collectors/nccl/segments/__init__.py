@@ -11,7 +11,7 @@ from perfd_collectors.nccl.segments.segment import RecordingMode, Segment
 from perfd_collectors.nccl.segments.segment_files import find_segments, remove_left_over, segment_names
 from perfd_collectors.nccl.segments.segment_owner import FileLocks, ownership_problem, writer_of
 from perfd_collectors.nccl.segments.segment_reader import SegmentProgress, SegmentReader, same_file
-from perfd_collectors.nccl.segments.timing_checks import mistimed_communicators
+from perfd_collectors.nccl.segments.timing_checks import TimingCheck, check_times
 from perfd_collectors.nccl.segments.window_reduction import (
     OperationWindow,
     busy_ns,
@@ -31,10 +31,11 @@ __all__ = [
     "Segment",
     "SegmentProgress",
     "SegmentReader",
+    "TimingCheck",
     "busy_ns",
+    "check_times",
     "find_segments",
     "keep_one_in",
-    "mistimed_communicators",
     "ownership_problem",
     "reduce_operations",
     "remove_left_over",

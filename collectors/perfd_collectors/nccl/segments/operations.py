@@ -64,6 +64,8 @@ class Operation(NamedTuple):
     channels_seen: int
     timing: int
     flags: int
+    channels_mistimed: int = 0
+    """Channels for which NCCL reported the times of an earlier kernel; those are left out."""
 
     @property
     def incomplete(self) -> bool:
@@ -90,6 +92,8 @@ class Operation(NamedTuple):
         duration_ns = self.gpu_stop_ns - self.gpu_start_ns
         possible_ns = self.complete_monotonic_ns - self.start_monotonic_ns + _MAX_EARLY_START_NS
         if not self.timed or self.channels_seen < self.channels or not 0 <= duration_ns <= possible_ns:
+            return None
+        if self.channels_mistimed >= self.channels_seen:
             return None
         return duration_ns
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 
 import msgspec
 
 from perfd.model import Event, EventKind, Record, SampleTable, Scope
 from perfd_collectors.nccl.sampling import BusyTime
-from perfd_collectors.nccl.segments.operations import Operation, OperationTiming, SegmentReading
+from perfd_collectors.nccl.segments.operations import FUNCTIONS, Communicator, Operation, SegmentReading
 from perfd_collectors.nccl.segments.segment import RecordingMode, Segment
-from perfd_collectors.nccl.segments.timing_checks import mistimed_communicators
+from perfd_collectors.nccl.segments.timing_checks import check_times, without_time
 from perfd_collectors.nccl.segments.window_reduction import (
     OperationWindow,
     busy_ns,
@@ -19,10 +20,9 @@ from perfd_collectors.nccl.segments.window_reduction import (
     reduce_operations,
 )
 
-_MISTIMED = (
-    "NCCL reports GPU times of other operations: some overlap that cannot. Durations are unknown. NCCL 2.32"
-    " does so after a Broadcast: try NCCL_ALLGATHERV_ENABLE=0, or another release."
-)
+_AFTER_BROADCAST = " NCCL 2.32 does so after a Broadcast: try NCCL_ALLGATHERV_ENABLE=0."
+_NEWEST_INTERFACE = 6
+"""That of NCCL 2.29 and newer: an older one is not NCCL 2.32."""
 
 
 class SegmentProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class SegmentReader:
         self._mistimed: set[int] = set()
         """Live communicators whose GPU times are those of other operations."""
         self._partly_timed = False
-        """Whether there ever was one: then the total time in kernels is unknown."""
+        """Whether there was one since the last report: then the total time in kernels is unknown."""
         if progress is None:
             self._lost = self._untimed = 0
             self._busy = BusyTime(segment.counters().started)
@@ -70,11 +70,9 @@ class SegmentReader:
         start_unix_ns, self._reported_unix_ns = self._reported_unix_ns, now_unix_ns
         operations, self._pending = self._pending, []
         communicators = {one.index: one for one in self._segment.communicators()}
-        newly_mistimed = mistimed_communicators(operations) - self._mistimed
-        self._mistimed |= newly_mistimed
-        operations = self._without_wrong_times(operations)
+        newly_mistimed, operations = self._check_times(operations)
+        self._partly_timed = bool(self._mistimed)
         self._mistimed &= {one.index for one in communicators.values() if one.live}
-        self._partly_timed |= bool(newly_mistimed)
         started = self._segment.counters().started
         self._busy.add(busy_ns(operations), started, recording=self._recording)
         self._untimed += sum(one.timed and one.duration_ns is None for one in operations)
@@ -85,16 +83,25 @@ class SegmentReader:
         return [
             *reduce_operations(operations, communicators, window, keep_one_in=keep),
             self._totals(window),
-            *(_mistimed_event(window) for _ in newly_mistimed),
+            *(
+                self._mistimed_event(window, functions, communicators.get(index))
+                for index, functions in newly_mistimed.items()
+            ),
         ]
 
-    def _without_wrong_times(self, operations: list[Operation]) -> list[Operation]:
-        if not self._mistimed:
-            return operations
-        self._untimed += sum(one.timed and one.communicator in self._mistimed for one in operations)
-        return [
-            one._replace(timing=OperationTiming.HOST) if one.communicator in self._mistimed else one
-            for one in operations
+    def _check_times(self, operations: Sequence[Operation]) -> tuple[dict[int, set[int]], list[Operation]]:
+        """Functions of newly mistimed communicators, and the operations without wrong times."""
+        check = check_times(operations)
+        newly: dict[int, set[int]] = {}
+        for one in operations:
+            if one.communicator in check.communicators - self._mistimed:
+                newly.setdefault(one.communicator, set()).add(one.function)
+        self._mistimed |= check.communicators
+        wrong = [one.timed and one.communicator in self._mistimed for one in check.operations]
+        self._untimed += check.wrong + sum(wrong)
+        return newly, [
+            without_time(one) if mistimed else one
+            for one, mistimed in zip(check.operations, wrong, strict=True)
         ]
 
     def switch(self, mode: RecordingMode) -> None:
@@ -147,20 +154,30 @@ class SegmentReader:
             },
         )
 
+    def _mistimed_event(
+        self, window: OperationWindow, functions: set[int], communicator: Communicator | None
+    ) -> Event:
+        names = sorted({FUNCTIONS[one] if one < len(FUNCTIONS) else "operation" for one in functions})
+        size = communicator.ranks if communicator else None
+        message = (
+            f"NCCL reports GPU times of other kernels for {', '.join(names)} on a communicator of"
+            f" {size or 'an unknown number of'} ranks. Their durations are unknown; other communicators are"
+            " not affected."
+        )
+        if "Broadcast" in names and self._segment.process.profiler_version >= _NEWEST_INTERFACE:
+            message += _AFTER_BROADCAST
+        return Event(
+            kind=EventKind.NCCL_TIMES_WRONG,
+            time_unix_ns=window.end_unix_ns,
+            message=message,
+            job=window.job,
+            rank=window.rank,
+        )
+
 
 def same_file(reader: SegmentReader, segment: Segment) -> bool:
     """Whether a segment is the file of a reader under another name."""
     return reader.file == _identity(segment.status())
-
-
-def _mistimed_event(window: OperationWindow) -> Event:
-    return Event(
-        kind=EventKind.NCCL_TIMES_WRONG,
-        time_unix_ns=window.end_unix_ns,
-        message=_MISTIMED,
-        job=window.job,
-        rank=window.rank,
-    )
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
