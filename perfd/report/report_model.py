@@ -31,6 +31,8 @@ class ReportFinding:
     """The share of the time that there is to gain at most; None when unknown."""
     confidence: float
     culprits: str = ""
+    effects: Sequence[tuple[str, Sequence[str]]] = ()
+    """What it explains, with the evidence of that."""
 
     @classmethod
     def of(cls, found: Finding) -> ReportFinding:
@@ -42,6 +44,7 @@ class ReportFinding:
             gain_ratio=found.gain_ratio,
             confidence=found.confidence,
             culprits=found.culprit_names,
+            effects=[(f"Explains {effect.summary}.", effect.evidence) for effect in found.effects],
         )
 
 

@@ -51,6 +51,45 @@ def test_what_takes_most_is_the_bottleneck(tmp_path, operations, calls, expected
     assert diagnosis.bottleneck.advice
 
 
+LOADER = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+
+
+def _loading(tmp_path, *, host_us=600.0, thread=None):
+    """Computes 40% of each step after fetching input, and waits for the GPU in the middle of that."""
+    operations = [Op(COMPUTE, 600, 1000, launched=598), Op(COMPUTE, 1600, 2000, launched=1598)]
+    trace = kineto(
+        operations,
+        calls=[Call("cudaDeviceSynchronize", at, at + 300) for at in (0, 1000)],
+        ranges=[(LOADER, at, at + host_us) for at in (0, 1000)],
+        steps={1: (0, 1000), 2: (1000, 2000)},
+    )
+    for event in trace["traceEvents"]:
+        if event["name"] == LOADER and thread is not None:
+            event["tid"] = thread
+    return diagnose(analyse(read_traces([write_json(tmp_path / "t.json", trace)])))
+
+
+def test_idle_time_in_loader_ranges_is_data_loading_however_launches_and_waits_share_it(tmp_path):
+    diagnosis = _loading(tmp_path)
+
+    assert diagnosis.first.kind is Kind.DATA_LOADING
+    assert diagnosis.first.gain_ratio == pytest.approx(0.6, abs=0.01)
+    assert {effect.kind for effect in diagnosis.first.effects} == {Kind.LAUNCH_BOUND, Kind.SYNCHRONIZATION}
+    assert diagnosis.bottleneck.kind is not Kind.COMPUTE_BOUND
+
+
+def test_a_loader_that_is_fast_is_no_finding(tmp_path):
+    assert _loading(tmp_path, host_us=40).first.kind is not Kind.DATA_LOADING
+    assert _loading(tmp_path, host_us=60).first.kind is not Kind.DATA_LOADING
+    assert Kind.DATA_LOADING in {one.kind for one in _loading(tmp_path, host_us=60).findings}
+
+
+def test_a_loader_on_a_thread_that_launches_nothing_keeps_no_gpu_waiting(tmp_path):
+    found = {one.kind for one in _loading(tmp_path, thread=77).findings}
+
+    assert Kind.DATA_LOADING not in found
+
+
 def test_shares_add_up_to_the_window(tmp_path):
     operations = [
         Op(NCCL, 0, 300, launched=-5),

@@ -49,6 +49,8 @@ class Communication:
     dimensions: Sequence[Dimension] = ()
     """By parallel dimension, the largest first. Of a share by timers a pipeline's is no part."""
     source: str | None = None
+    least_ratio: float | None = None
+    """By timers, the rank's with the least time in them: as it waits least, most of that moves data."""
     seconds: float | None = None
     """Median seconds a step."""
     p2p_wait_ratio: float | None = None
@@ -102,6 +104,7 @@ def communication(
     shares = {name: share(column, step_time_s) or 0.0 for name, column in counted.items()}
     return Communication(
         share_ratio=total_share,
+        least_ratio=_least_ratio(timers, list(counted), step_time_s),
         exposed_ratio=exposed,
         exposed_source=None if exposed is None else source,
         dimensions=timed_dimensions(shares, p2p_ratio, description),
@@ -203,6 +206,11 @@ def _counted(timers: Timers) -> dict[str, Floats]:
     columns = {name: timers.max_s(name) for name in COMMUNICATION}
     present = usual({name: values for name, values in columns.items() if values is not None})
     return {name: values for name, values in present.items() if COMMUNICATION[name] not in present}
+
+
+def _least_ratio(timers: Timers, names: Sequence[str], step_time_s: Floats) -> float | None:
+    columns = [values for name in names if (values := timers.min_s(name)) is not None]
+    return share(np.sum(columns, axis=0), step_time_s) if columns and len(columns) == len(names) else None
 
 
 def _gradient_seconds(counted: dict[str, Floats]) -> Floats:

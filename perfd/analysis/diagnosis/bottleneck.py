@@ -1,4 +1,4 @@
-"""What limits a job: every finding with its evidence, the costliest first.
+"""What limits a job: every finding with its evidence, the one to act on first at the front.
 
 Each judge looks at one kind and says nothing when its evidence is missing. The
 thresholds are those of docs/analysis.md.
@@ -20,7 +20,7 @@ from perfd.analysis.diagnosis.link_findings import judge_links
 from perfd.analysis.diagnosis.pipeline_findings import judge_pipeline
 from perfd.analysis.diagnosis.sequence_findings import judge_sequences
 from perfd.analysis.diagnosis.straggler_findings import judge_straggler, judge_throttling
-from perfd.analysis.findings import FAULTS, Finding, Kind, advice
+from perfd.analysis.findings import Finding, Kind, advice, computation_leads, ranked
 from perfd.formatting import percent
 from perfd.thresholds import THRESHOLDS
 
@@ -54,19 +54,11 @@ def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
         _judge_memory,
         judge_missing,
     )
-    found = [_with_losses(finding, facts) for judge in judges if (finding := judge(facts)) is not None]
-    found.sort(
-        key=lambda finding: (
-            finding.kind is not Kind.HANG,
-            finding.kind not in FAULTS,
-            finding.gain_ratio is None,
-            -(finding.gain_ratio or 0),
-        )
+    found = ranked(
+        [_with_losses(finding, facts) for judge in judges if (finding := judge(facts)) is not None]
     )
-    if not found or (found[0].kind is not Kind.HANG and found[0].gain_ratio is None):
-        # Full memory costs no time: it is said after what the job does with its time.
-        found.insert(0, judge_compute(facts))
-    return found
+    computation = judge_compute(facts)
+    return [computation, *found] if computation_leads(found, computation) else found
 
 
 def _with_losses(finding: Finding, facts: JobEvidence) -> Finding:

@@ -53,6 +53,7 @@ def judge_communication(facts: JobEvidence) -> Finding | None:
         evidence=evidence,
         advice=_advice(facts, lost, slow_links=slow_links),
         gain_ratio=lost,
+        waiting_ratio=_waiting(communication, lost),
     )
 
 
@@ -65,6 +66,14 @@ def _lost(communication: Communication) -> float | None:
         known = known_in_all(communication.dimensions, communication.share_ratio)
         told.append(sum(one.lost_ratio or 0.0 for one in known) if known else None)
     return None if told[0] is None else min(ratio for ratio in told if ratio is not None)
+
+
+def _waiting(communication: Communication, lost: float) -> float | None:
+    """How much of what is lost waits for other ranks; None where nothing tells."""
+    if communication.transfer_ratio is not None:
+        return max(0.0, lost - communication.transfer_ratio)
+    least = communication.least_ratio
+    return None if least is None else max(0.0, lost - least)
 
 
 def _by_dimension(facts: JobEvidence) -> list[str]:

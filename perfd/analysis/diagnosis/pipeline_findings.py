@@ -53,6 +53,7 @@ def judge_pipeline(facts: JobEvidence, *, left_ratio: float = 1.0) -> Finding | 
         evidence=evidence,
         advice=advice.BALANCE_STAGES if unequal else _fill_the_pipeline(facts),
         gain_ratio=pipeline.stall_ratio * window,
+        waiting_ratio=max(0.0, pipeline.stall_ratio - (theory or 0.0)) * window,
     )
 
 
@@ -72,6 +73,7 @@ def _expected_bubble(facts: JobEvidence, lost_ratio: float) -> Finding:
         evidence=evidence,
         advice=_fill_the_pipeline(facts),
         gain_ratio=lost_ratio,
+        waiting_ratio=0.0,
     )
 
 

@@ -61,6 +61,7 @@ def judge_throttling(facts: JobEvidence) -> Finding | None:
             Culprit(kind="gpu", id=gpu)
             for gpu in dict.fromkeys(f"{held.gpu.node}/{held.gpu.gpu}" for held in facts.held_clocks)
         ),
+        ranks=sorted({held.gpu.rank for held in facts.held_clocks if held.gpu.rank is not None}),
         evidence=evidence,
         advice=advice.THROTTLING,
         gain_ratio=None if slowest.clock_ratio is None else 1 - slowest.clock_ratio,

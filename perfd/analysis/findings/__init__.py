@@ -3,7 +3,17 @@
 Pure, and free of numpy: traces and servers use it too.
 """
 
-from perfd.analysis.findings.finding import Culprit, Finding, finding_json
+from perfd.analysis.findings.causal_graph import computation_leads, ranked
+from perfd.analysis.findings.finding import Culprit, Effect, Finding, finding_json
 from perfd.analysis.findings.finding_kind import FAULTS, Kind
 
-__all__ = ["FAULTS", "Culprit", "Finding", "Kind", "finding_json"]
+__all__ = [
+    "FAULTS",
+    "Culprit",
+    "Effect",
+    "Finding",
+    "Kind",
+    "computation_leads",
+    "finding_json",
+    "ranked",
+]

@@ -9,6 +9,10 @@ from typing import Any
 import msgspec
 
 from perfd.analysis.findings.finding_kind import Kind
+from perfd.formatting import percent
+
+_NOTHING_LEFT = 0.005
+"""Of a step: what rounds to nothing beside samples and medians is not called unexplained."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,6 +24,34 @@ class Culprit:
 
     def __str__(self) -> str:
         return f"{self.kind} {self.id}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """A symptom that a finding explains: it is no problem of its own."""
+
+    kind: Kind
+    culprits: Sequence[Culprit] = ()
+    evidence: Sequence[str] = ()
+    gain_ratio: float | None = None
+    """The share of a step that the symptom takes; None when unknown."""
+    explained_ratio: float | None = None
+    """As much of it the finding explains at most; None when unknown."""
+
+    @property
+    def summary(self) -> str:
+        """`host: 33.5% of 40.0%; 6.5% more is unexplained`, as far as it is known."""
+        names = ", ".join(map(str, self.culprits))
+        name = f"{self.kind.short_name} ({names})" if names else self.kind.short_name
+        if self.gain_ratio is None or self.explained_ratio is None:
+            return name if self.gain_ratio is None else f"{name}: {percent(self.gain_ratio)}"
+        left = self.gain_ratio - self.explained_ratio
+        if left < _NOTHING_LEFT:
+            return f"{name}: {percent(self.gain_ratio)}"
+        return (
+            f"{name}: {percent(self.explained_ratio)} of {percent(self.gain_ratio)};"
+            f" {percent(left)} more is unexplained"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +71,19 @@ class Finding:
     gain_ratio: float | None = None
     """The share of a step (of the window, in a trace) that the job would gain at most without it; None when
     unknown."""
-    effects: Sequence[Kind] = ()
-    """Kinds of other findings of the same job that this one explains."""
+    waiting_ratio: float | None = None
+    """How much of `gain_ratio` waits for other ranks beyond what the job's design requires, so that another
+    finding may explain it; None when all of it may be that."""
+    ranks: Sequence[int] = ()
+    """Ranks that it concerns where its culprits are no ranks; empty for all."""
+    effects: Sequence[Effect] = ()
+    """Symptoms of the same job that this one explains, the largest first."""
+
+    @property
+    def concerned_ranks(self) -> Sequence[int]:
+        """The ranks of it, by its culprits if these are ranks; empty for all."""
+        named = [culprit.id for culprit in self.culprits if culprit.kind == "rank"]
+        return [rank for rank in named if isinstance(rank, int)] or self.ranks
 
     @property
     def culprit_names(self) -> str:
@@ -57,4 +100,6 @@ def finding_json(finding: Finding) -> dict[str, Any]:
     """A finding as every JSON document of perfd has it: its fields, and its kind in words."""
     plain: dict[str, Any] = msgspec.to_builtins(finding)
     kind = finding.kind
+    for effect, found in zip(plain["effects"], finding.effects, strict=True):
+        effect |= {"name": found.kind.short_name, "summary": found.summary}
     return {"kind": plain.pop("kind"), "name": kind.short_name, "sentence": kind.sentence, **plain}

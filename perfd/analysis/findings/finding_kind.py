@@ -78,6 +78,9 @@ class Kind(StrEnum):
 FAULTS = frozenset({Kind.HANG, Kind.STRAGGLER, Kind.THROTTLING, Kind.SLOW_LINK})
 """Something is broken, which comes before what the job's configuration costs."""
 
+COMPUTATION = frozenset({Kind.NONE, Kind.COMPUTE_BOUND, Kind.MEMORY_BOUND})
+"""What the GPUs do when nothing keeps them from computing."""
+
 _WORDS: Mapping[Kind, tuple[str, str]] = {
     Kind.NONE: ("none", "perfd sees nothing that limits this job"),
     Kind.COMPUTE_BOUND: ("computation", "Computation limits this job"),

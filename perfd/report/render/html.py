@@ -83,6 +83,10 @@ def _finding(found: ReportFinding) -> str:
     share = f'<span class="share">{percent(found.gain_ratio)}</span>' if found.gain_ratio is not None else ""
     culprits = f' <span class="who">{escape(found.culprits)}</span>' if found.culprits else ""
     evidence = "".join(f"<li>{escape(sentence)}</li>" for sentence in found.evidence)
+    evidence += "".join(
+        f"<li>{escape(said)}<ul>{''.join(f'<li>{escape(sentence)}</li>' for sentence in why)}</ul></li>"
+        for said, why in found.effects
+    )
     # Nobody is sure of what is unknown.
     sure = f'<p class="source">Confidence {found.confidence:.1f}</p>' if found.confidence else ""
     return f"<article><h3>{escape(found.title)}{culprits}{share}</h3><ul>{evidence}</ul>{sure}</article>"

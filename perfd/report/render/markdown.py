@@ -22,6 +22,8 @@ def to_markdown(report: Report) -> str:
         culprits = f" ({found.culprits})" if found.culprits else ""
         lines += [f"### {found.title}{culprits}{share}", ""]
         lines += [f"- {_text(sentence)}" for sentence in found.evidence]
+        for said, why in found.effects:
+            lines += [f"- {_text(said)}", *(f"  - {_text(sentence)}" for sentence in why)]
         # Nobody is sure of what is unknown.
         lines += [f"- Confidence {found.confidence:.1f}."] if found.confidence else []
         lines.append("")

@@ -46,9 +46,7 @@ def _headline(analysis: TraceAnalysis, diagnosis: Diagnosis) -> Text:
     if costly:
         most_first = sorted(costly, key=lambda one: -(one.gain_ratio or 0))
         costs = ", ".join(_cost(finding) for finding in most_first)
-        # Who is waited for is waited for in communication.
-        overlap = " (parts may overlap)" if diagnosis.cause else ""
-        text.append(f"\nWhat costs the most of the window{overlap}: {costs}")
+        text.append(f"\nWhat costs the most of the window: {costs}")
     if analysis.model_use:
         use = analysis.model_use
         text.append(
@@ -141,13 +139,16 @@ def _findings(diagnosis: Diagnosis) -> list[RenderableType]:
         if found.gain_ratio is not None:
             head.append(f"  {percent(found.gain_ratio)} of the window", style="not bold yellow")
         parts += [head, *(_indented(Text(sentence)) for sentence in found.evidence)]
+        for effect in found.effects:
+            parts += [_indented(Text(f"Explains {effect.summary}."))]
+            parts += [_indented(Text(sentence), 4) for sentence in effect.evidence]
         if found.advice:
             parts.append(_indented(Text(f"What to do: {found.advice}", style="green")))
     return parts
 
 
-def _indented(text: Text) -> Padding:
-    return Padding(text, (0, 0, 0, 2), expand=False)
+def _indented(text: Text, columns: int = 2) -> Padding:
+    return Padding(text, (0, 0, 0, columns), expand=False)
 
 
 def _notes(analysis: TraceAnalysis) -> list[Text]:

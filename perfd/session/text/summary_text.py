@@ -125,6 +125,9 @@ def _finding(finding: Finding) -> list[str]:
     confidence = f" (confidence {percent(finding.confidence, 0)})" if finding.kind is not Kind.UNKNOWN else ""
     lines = [f"{finding.headline}{confidence}."]
     lines += [f"- {sentence}" for sentence in finding.evidence]
+    for effect in finding.effects:
+        lines += [f"- Explains {effect.summary}."]
+        lines += [f"  - {sentence}" for sentence in effect.evidence]
     if finding.advice:
         lines += [f"What to do: {finding.advice}"]
     return lines

@@ -3,6 +3,7 @@
 from perfd.trace.breakdown.collective_matching import CollectiveRow, Collectives, collectives
 from perfd.trace.breakdown.idle_time import launching_call
 from perfd.trace.breakdown.kernel_table import KernelRow, LaunchCost, busy_by_class, kernel_rows, launch_cost
+from perfd.trace.breakdown.loader_time import LoaderTime, loader_time
 from perfd.trace.breakdown.pipeline_stages import StageStall, spans_stages, stage_of, stage_stalls
 from perfd.trace.breakdown.range_table import PhaseRow, phase_rows
 from perfd.trace.breakdown.rank_breakdown import RankBreakdown, RankTimeline
@@ -12,6 +13,7 @@ __all__ = [
     "Collectives",
     "KernelRow",
     "LaunchCost",
+    "LoaderTime",
     "PhaseRow",
     "RankBreakdown",
     "RankTimeline",
@@ -21,6 +23,7 @@ __all__ = [
     "kernel_rows",
     "launch_cost",
     "launching_call",
+    "loader_time",
     "phase_rows",
     "spans_stages",
     "stage_of",

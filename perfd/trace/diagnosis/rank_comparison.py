@@ -95,7 +95,10 @@ def judge_pipeline(analysis: TraceAnalysis) -> Finding | None:
         f"{named} {stall.rank if stall.stage is None else stall.stage}: {percent(ratio)}"
         for stall, ratio in known
     )
-    uneven = busiest.compute_s > THRESHOLDS.straggler_kernels_ratio * idlest.compute_s
+    computing = sum(stall.compute_s for stall, _ in known) / len(known)
+    span_s = max(by_rank(analysis)[stall.rank].whole.span_s for stall, _ in known)
+    imbalance = (busiest.compute_s - computing) / span_s
+    uneven = imbalance > max(mean / 2, THRESHOLDS.pipeline_imbalance_ratio)
     evidence = [
         (
             f"Stages stand still for {percent(mean)} of the window, waiting for messages and barriers of"

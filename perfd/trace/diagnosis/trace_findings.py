@@ -7,18 +7,19 @@ are all there, so that they compare with each other and add up.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from perfd.analysis.findings import Culprit, Finding, Kind, advice
+from perfd.analysis.findings import Culprit, Finding, Kind, advice, computation_leads, ranked
 from perfd.formatting import duration, percent
 from perfd.thresholds import THRESHOLDS
 from perfd.trace.breakdown import KernelRow, busy_by_class
 from perfd.trace.diagnosis.confidence import CONFIRMED, MEASURED, UNEXPLAINED, seen
+from perfd.trace.diagnosis.loading_findings import judge_loading
 from perfd.trace.diagnosis.rank_comparison import judge_losses, judge_pipeline, judge_straggler
 from perfd.trace.diagnosis.time_shares import TimeShares, launch_idle_s, shares, sync_idle_s
 from perfd.trace.diagnosis.trace_analysis import TraceAnalysis
 
-_OF_RANKS = frozenset({Kind.STRAGGLER, Kind.PIPELINE_BUBBLE, Kind.PIPELINE_IMBALANCE})
+_IDLE = frozenset({Kind.HOST_BOUND, Kind.LAUNCH_BOUND, Kind.SYNCHRONIZATION})
 _MOSTLY = 0.5
 
 
@@ -29,9 +30,9 @@ class Diagnosis:
     bottleneck: Finding | None
     """The class; None when no rank's records are all there."""
     cause: Finding | None
-    """The straggler or the stalling pipeline that ranks wait for, where that is what to mend first."""
+    """What to act on first where that is not the class: a straggler, slow input, a stalling pipeline."""
     findings: Sequence[Finding]
-    """All of them: what makes numbers doubtful first, then the cause, then by what there is to gain."""
+    """What makes numbers doubtful, what to act on first, the others; symptoms are effects of their causes."""
     shares: TimeShares | None
 
     @property
@@ -41,60 +42,42 @@ class Diagnosis:
 
 
 def diagnose(analysis: TraceAnalysis) -> Diagnosis:
-    """Every finding, and the class that costs most."""
+    """Every finding, what to act on first, and the class that costs most."""
     part = shares(analysis)
-    classes: list[Finding] = []
-    if part is not None:
-        judges: tuple[Callable[[TraceAnalysis, TimeShares], Finding | None], ...] = (
-            _judge_communication,
-            _judge_launch,
-            _judge_synchronization,
-            _judge_memory,
-        )
-        classes = [found for judge in judges if (found := judge(analysis, part)) is not None]
-        classes.sort(key=lambda found: -(found.gain_ratio or 0))
-        # What costs more than computing takes is the bottleneck; else it computes, and the rest is to gain.
-        costlier = any((found.gain_ratio or 0) > part.compute for found in classes)
-        classes.insert(len(classes) if costlier else 0, _judge_compute(analysis, part))
-    others = [
-        found
-        for judge in (judge_losses, judge_straggler, judge_pipeline)
-        if (found := judge(analysis)) is not None
-    ]
-    cause = _cause(classes, others)
-    if cause is not None:
-        # The cause says who.
-        classes = [
-            replace(found, advice="") if found.advice == advice.ARRIVES_LAST else found for found in classes
-        ]
-
-    def order(found: Finding) -> tuple[bool, bool, float]:
-        return found.kind is not Kind.MISSING_TELEMETRY, found is not cause, -(found.gain_ratio or 0)
-
+    doubts = [found for found in (judge_losses(analysis),) if found is not None]
+    if part is None:
+        return Diagnosis(bottleneck=None, cause=None, findings=tuple(doubts), shares=None)
+    judges: tuple[Callable[[TraceAnalysis, TimeShares], Finding | None], ...] = (
+        _judge_communication,
+        _judge_launch,
+        _judge_synchronization,
+        _judge_memory,
+    )
+    classes = [found for judge in judges if (found := judge(analysis, part)) is not None]
+    of_ranks = (judge_straggler(analysis), judge_loading(analysis), judge_pipeline(analysis))
+    computation = _judge_compute(analysis, part)
+    roots = ranked([*classes, *(found for found in of_ranks if found is not None)])
+    leads = computation_leads(roots, computation)
+    findings = [computation, *roots] if leads else [*roots, computation]
+    bottleneck = _class(classes, computation, part)
+    first = findings[0]
     return Diagnosis(
-        bottleneck=classes[0] if classes else None,
-        cause=cause,
-        findings=tuple(sorted([*others, *classes], key=order)),
+        bottleneck=bottleneck if bottleneck.kind is not first.kind else first,
+        cause=first if bottleneck.kind is not first.kind else None,
+        findings=(*doubts, *findings),
         shares=part,
     )
 
 
-def _cause(classes: Sequence[Finding], others: Sequence[Finding]) -> Finding | None:
-    """Who is waited for, unless something else costs more.
+def _class(classes: Sequence[Finding], computation: Finding, part: TimeShares) -> Finding:
+    """What takes most of the window: idle time is one, however late launches and waiting share it."""
+    idle = part.launch + part.synchronization + part.unexplained_idle
 
-    Each rank of a job that waits for one of them computes or communicates; which of the two is no answer.
-    """
-    known = [found for found in others if found.kind in _OF_RANKS]
-    if not classes or not known:
-        return None
-    cause = max(known, key=lambda found: found.gain_ratio or 0)
+    def takes(found: Finding) -> float:
+        return idle if found.kind in _IDLE else found.gain_ratio or 0.0
 
-    def rest(found: Finding) -> float:
-        # The waiting is in the time of communication too, so most of that has to be something else.
-        part = _MOSTLY if found.kind is Kind.COMMUNICATION else 1.0
-        return part * (found.gain_ratio or 0)
-
-    return cause if all(rest(found) <= (cause.gain_ratio or 0) for found in classes) else None
+    costliest = max(classes, key=lambda found: (takes(found), found.gain_ratio or 0.0), default=computation)
+    return costliest if takes(costliest) > part.compute else computation
 
 
 def _judge_communication(analysis: TraceAnalysis, part: TimeShares) -> Finding | None:
@@ -114,6 +97,7 @@ def _judge_communication(analysis: TraceAnalysis, part: TimeShares) -> Finding |
     transfer, wait = sum(one[0] for one in known), sum(one[1] for one in known)
     unmatched_sends = _mostly_sends(analysis) and transfer + wait <= 0
     todo = advice.SENDS_OF_ONE_RANK if unmatched_sends else advice.OVERLAP_OR_SEND_LESS
+    waiting = None
     if transfer + wait > 0:
         waiting = wait / (transfer + wait)
         evidence.append(
@@ -128,6 +112,7 @@ def _judge_communication(analysis: TraceAnalysis, part: TimeShares) -> Finding |
         evidence=evidence,
         advice=todo,
         gain_ratio=part.exposed_communication,
+        waiting_ratio=None if waiting is None else waiting * part.exposed_communication,
     )
 
 

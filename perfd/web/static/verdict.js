@@ -26,6 +26,10 @@ export const sentence = (finding) => withCulprits(finding?.sentence ?? UNKNOWN, 
 
 export const shortSentence = (finding) => withCulprits(kind(finding), finding);
 
+const items = (lines) => lines.map((line) => el("li", {}, unbroken(line)));
+
+const explained = (effect) => el("li", {}, `Explains ${effect.summary}.`, el("ul", {}, items(effect.evidence ?? [])));
+
 export function headline(finding) {
   const cost = finding?.gain_ratio == null ? null : `costs about ${percent(finding.gain_ratio)} of each step`;
   const sure = finding?.confidence ? `confidence ${percent(finding.confidence, 0)}` : null;
@@ -34,7 +38,8 @@ export function headline(finding) {
     "div",
     { class: `verdict ${finding?.kind === "none" ? "fine" : (finding?.kind ?? "unknown")}` },
     el("h1", { id: "headline" }, sentence(finding), notes && el("small", {}, notes)),
-    (finding?.evidence ?? []).length > 0 && el("ul", { id: "evidence" }, finding.evidence.map((line) => el("li", {}, unbroken(line)))),
+    (finding?.evidence ?? []).length > 0 &&
+      el("ul", { id: "evidence" }, items(finding.evidence), (finding.effects ?? []).map((effect) => explained(effect))),
     finding?.advice && el("p", { id: "advice" }, el("strong", {}, "What to do: "), unbroken(finding.advice)),
   );
 }
