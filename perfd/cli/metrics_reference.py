@@ -30,28 +30,28 @@ _HEAD = """\
 
 <!-- Made by `make docs` from perfd/metrics/catalog/ and the collectors; do not edit. -->
 
-Every metric that perfd exports. What is not known is absent, never 0. Units are base units, ratios
-go from 0 to 1, and names follow Prometheus' conventions: the unit is the last word, and counters end in
-`_total`. Labels without a value are left out.
+Every metric that perfd exports. Unknown values are absent, never 0. Units are base units, ratios go
+from 0 to 1, and names follow Prometheus' conventions: the unit is the last word, and counters end in
+`_total`. Empty labels are omitted.
 
-`job` is a label of perfd's own. Prometheus sets a label of that name for each target, and renames
-perfd's to `exported_job` unless the scrape says `honor_labels: true`, which the shipped configuration does.
+perfd's label `job` is the training job. Prometheus sets a label of that name per target, and renames
+perfd's to `exported_job` unless the scrape has `honor_labels: true`, as in the shipped configuration.
 """
 _SECTIONS = (
     (
-        "Of a job",
+        "Jobs",
         (
             "Derived, on the aggregator's page. Medians are over the newest steady steps: those after "
             "warm-up, without checkpoint, evaluation, profiler or outliers."
         ),
         JOB_METRICS,
     ),
-    ("Of agents, seen by the aggregator", "On the aggregator's page.", AGENT_METRICS),
-    ("Of the aggregator itself", "On its own page.", AGGREGATOR_METRICS),
-    ("Of an agent itself", "On the agent's own page.", AGENT_PAGE_METRICS),
+    ("Agents, seen by the aggregator", "On the aggregator's page.", AGENT_METRICS),
+    ("The aggregator", "On its own page.", AGGREGATOR_METRICS),
+    ("An agent", "On the agent's own page.", AGENT_PAGE_METRICS),
     (
-        "Of a process",
-        "Of the agent on its page, of the aggregator on its own; made by prometheus_client.",
+        "Processes",
+        "About the agent on its page, about the aggregator on its own; from prometheus_client.",
         PROCESS_METRICS,
     ),
 )
@@ -66,8 +66,8 @@ def document() -> str:
         columns = load_collector(name).columns
         if columns:
             parts.append(
-                f"\n## Readings of the collector `{name}`\n\n"
-                "On the pages of the agent and of the aggregator, where `job` and `rank` are known too.\n\n"
+                f"\n## Collector `{name}`\n\n"
+                "On the pages of agent and aggregator; the latter adds `job` and `rank`.\n\n"
                 f"{_table([raw_metric(column) for column in columns])}"
             )
     return "".join(parts)

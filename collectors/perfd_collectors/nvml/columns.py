@@ -15,7 +15,7 @@ MEBIBYTES = 2.0**-20
 MEGA = 1e-6
 """MHz per Hz."""
 NO_GPM = "On GPUs older than Hopper, without permission to read GPM, and in the first sample."
-NOT_REPORTED = "The GPU or its driver does not report it."
+NOT_REPORTED = "When the GPU or its driver does not report it."
 SLOW = "Between the slow reads (`slow_interval_s`), and where the GPU does not report it."
 
 

@@ -10,7 +10,7 @@ from perfd.model import Scope
 _METRICS = "the server's /metrics, else its log"
 _WINDOW = "increase over `window_s` of the server's /metrics"
 _THEORY = "perfd.analysis.serving.serving_theory"
-_UNREPORTED = "The server's version does not report it, or the server does not respond."
+_UNREPORTED = "When the server's version does not report it, or the server does not respond."
 _NO_WINDOW = "Before the second scrape, after a restart, or without observations in the window."
 _NO_THEORY = (
     "Without GPU name and model configuration, from the server or the options `gpu` and `model_config_file`."

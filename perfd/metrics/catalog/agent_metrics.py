@@ -15,7 +15,7 @@ AGENT_METRICS: Sequence[MetricInfo] = (
         "1 while the agent's stream is open, else 0.",
         labels=_NODE,
         source="aggregator",
-        absent="It said goodbye when it was stopped, or has been gone for job_forgotten_after_s.",
+        absent="After the agent was stopped, or has been gone for `job_forgotten_after_s`.",
     ),
     metric(
         "perfd_agent_info",

@@ -35,7 +35,7 @@ JOB_METRICS: Sequence[MetricInfo] = (
         "`preempted`, `time_limit`, `out_of_memory`, `node_failure` or `unknown`; `exit_code` may be empty.",
         labels=(*_JOB, "outcome", "exit_code"),
         source="agent, log",
-        absent="The job runs, or ended more than 15 minutes ago.",
+        absent="While the job runs, and from 15 minutes after its end.",
     ),
     metric(
         "perfd_job_attempt",
