@@ -45,3 +45,20 @@ def test_of_very_many_the_newest_are_kept():
     found = troubles(event("error " + "x" * number, float(number)) for number in range(100))
 
     assert [one.first_unix_s for one in found] == list(range(84, 100))
+
+
+def test_advice_about_a_release_of_nccl_that_need_not_run_is_left_out():
+    earlier = (
+        "NCCL reports GPU times of other operations: some overlap that cannot. Durations are unknown. NCCL"
+        " 2.32 does so after a Broadcast: try NCCL_ALLGATHERV_ENABLE=0, or another release."
+    )
+    now = "NCCL reports GPU times of other kernels for Broadcast on a communicator. NCCL 2.32 does so."
+
+    found = troubles(
+        [event(earlier, 1.0, EventKind.NCCL_TIMES_WRONG), event(now, 2.0, EventKind.NCCL_TIMES_WRONG)]
+    )
+
+    assert [one.message for one in found] == [
+        "NCCL reports GPU times of other operations: some overlap that cannot. Durations are unknown.",
+        now,
+    ]

@@ -301,6 +301,44 @@ def test_why_no_rank_has_times_is_said(cluster: Cluster):
     assert summary.bottleneck.kind is not Kind.MISSING_TELEMETRY
 
 
+def test_a_communicator_without_times_leaves_the_others_theirs(cluster: Cluster):
+    for second in range(30):
+        cluster.now_s += 1
+        for rank in range(RANKS):
+            times, counters = cluster.records(rank, second, "ab")
+            gathers = replace(times, communicator="cd", operation="AllGather")
+            wrong = Event(
+                kind=EventKind.NCCL_TIMES_WRONG, time_unix_ns=1, message="They overlap.", job="j", rank=rank
+            )
+            if second >= 10:
+                # From here on the agent has no time of `cd`, hence none of all kernels together.
+                counters = replace(counters, columns=counters.columns | {"nccl_busy_s": [math.nan]})
+            cluster.say(rank, times, counters, *([gathers] if second < 10 else []))
+            if second == 10:
+                cluster.say(rank, wrong)
+
+    summary = cluster.summary()
+    assert summary.communication.share_ratio is None
+    (known,) = summary.communication.dimensions
+    assert known.share_ratio == pytest.approx((0.1 + 3 * 0.3) / 4)
+    (missing,) = (one for one in summary.findings if one.kind is Kind.MISSING_TELEMETRY)
+    assert missing.evidence[-1] == "Communication is known of dp 25.0% of a step; of the rest it is unknown."
+    assert blamed(summary) == [LATE]
+
+
+def test_a_dimension_of_which_some_rank_has_no_times_is_unknown(cluster: Cluster):
+    """Ranks 2 and 3 are timed, on a communicator of their own; of ranks 0 and 1 nothing is known."""
+    for second in range(20):
+        cluster.now_s += 1
+        for rank in range(RANKS):
+            times, counters = cluster.records(rank, second, "ab")
+            counters = replace(counters, columns=counters.columns | {"nccl_busy_s": [math.nan]})
+            pair = replace(times, communicator_rank=rank - 2, communicator_size=2)
+            cluster.say(rank, counters, *([pair] if rank >= 2 else []))
+
+    assert cluster.summary().communication.dimensions == ()
+
+
 def test_progress_of_a_rank_is_its_newest_word(cluster: Cluster):
     def said(enqueued: int) -> CollectiveProgress:
         return CollectiveProgress(

@@ -16,6 +16,8 @@ _PAIR = {"Send": 0, "Recv": 1}
 
 _LEFT_AFTER_NS = 900 * 10**9
 """Far more than a step takes, and an evaluation or checkpoint between two."""
+_UNTIMED_AFTER_NS = 10 * 10**9
+"""The same once NCCL reported wrong times: a communicator without a record has no times any more."""
 
 _Key = tuple[str, str, int, int, TimingSource]
 """Communicator, operation, for a pair the two ranks in it (sender, receiver), else -1, and whose clock:
@@ -36,6 +38,7 @@ class CollectiveRows:
         """Of all of them."""
         self._newest_unix_ns: Ints = np.zeros(1, dtype=np.int64)
         """By rank, when it last told of any, by the clock of its node."""
+        self._left_after_ns = _LEFT_AFTER_NS
 
     def put(self, times: CollectiveTimes) -> None:
         """Add what one rank reported; what cannot be matched is left out."""
@@ -51,8 +54,13 @@ class CollectiveRows:
         if found is not None and column < found[2]:
             found[0].put(found[1], column, times)
 
+    def doubt(self) -> None:
+        """Note that NCCL's times are wrong on some communicator: agents drop all its times from then on."""
+        self._left_after_ns = _UNTIMED_AFTER_NS
+
     def clear(self) -> None:
         """Forget everything: the job started again."""
+        self._left_after_ns = _LEFT_AFTER_NS
         self._rings.clear()
         self._rows.clear()
         self._columns = 0
@@ -107,7 +115,7 @@ class CollectiveRows:
 
     def _in_use(self, rings: CollectiveBuffer) -> Bools:
         """Which communicators are in use; others are gone, as after a restart of the job."""
-        return rings.in_use(self._newest_unix_ns, _LEFT_AFTER_NS)
+        return rings.in_use(self._newest_unix_ns, self._left_after_ns)
 
     def _drop_left(self) -> None:
         in_use = {rings: self._in_use(rings) for rings in self._rings.values()}

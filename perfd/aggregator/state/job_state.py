@@ -195,6 +195,8 @@ class JobState:
             self.started_unix_s = time_unix_s
         if event.kind in {EventKind.JOB_STARTED, EventKind.RESTARTED}:
             self.lifetime.starts(time_unix_s)
+        elif event.kind is EventKind.NCCL_TIMES_WRONG:
+            self.collectives.doubt()
         elif event.kind is EventKind.JOB_ENDED:
             self.lifetime.take(JobEnd.of(event))
 

@@ -54,17 +54,20 @@ class DimensionTally:
                 part.collectives += kernels
             else:
                 part.pairs += kernels
+            part.timed[stack.ranks[rows]] = True
             part.waits += self._by_rank(stack.ranks[rows], waits[rows])
             told = matched[rows]
             part.unmatched += float(ratios[rows][~told].sum())
             part.operations += int(stack.blames.operations[rows].max(initial=0, where=told))
 
     def shares(self, ranks: Ints, busy: Floats) -> tuple[NcclDimension, ...]:
-        """What is known of each dimension, the largest first; `busy` is the known share of time of each rank.
+        """What is known of each dimension, the largest first; `busy` is each rank's share of time in kernels.
 
-        A collective has a kernel of its own, and collectives of two dimensions may run at one time, so
-        each counts. Sends and receives that are posted together are in one kernel: they take what collectives
-        leave of the time with any kernel, and at least what the longest pair of ranks takes.
+        Where that is NaN, since the times of some communicators are unknown, a dimension counts if
+        communicators of all ranks have times. A collective has a kernel of its own, and collectives of two
+        dimensions may run at one time, so each counts. Sends and receives that are posted together are in one
+        kernel: they take what collectives leave of the time with any kernel, and at least what the longest
+        pair of ranks takes.
         """
         if not self._parts:
             return ()
@@ -72,9 +75,15 @@ class DimensionTally:
         places = slice(None) if len(ranks) == self._world else ranks
         pairs: Floats = sum((part.pairs for part in self._parts.values()), np.zeros(self._world))[places]
         others = sum((part.collectives for part in self._parts.values()), np.zeros(self._world))[places]
+        whole = bool(np.isfinite(busy).all())
+        busy = np.where(np.isfinite(busy), busy, np.fmin(others + self._longest[places], 1.0))
         once = np.clip(busy - others, self._longest[places], pairs)
         real = np.divide(once, pairs, out=np.ones(len(ranks)), where=pairs > 0)
-        found = [part.dimension(name, places, busy, real) for name, part in self._parts.items()]
+        found = [
+            part.dimension(name, places, busy, real)
+            for name, part in self._parts.items()
+            if whole or part.timed[places].all()
+        ]
         return tuple(sorted(found, key=lambda one: (-one.share_ratio, str(one.group))))
 
     def _part(self, name: str | None) -> _Part:
@@ -94,6 +103,7 @@ class _Part:
         self.collectives: Floats = np.zeros(world)
         self.pairs: Floats = np.zeros(world)
         self.waits: Floats = np.zeros(world)
+        self.timed: Bools = np.zeros(world, dtype=np.bool_)
         self.unmatched = 0.0
         self.operations = 0
 

@@ -43,7 +43,8 @@ class NcclSummary:
     transfer_ratio: float | None = None
     wait_ratio: float | None = None
     dimensions: Sequence[NcclDimension] = ()
-    """The same by parallel dimension, the largest first; two that run at one time count each."""
+    """The same by parallel dimension, the largest first; two that run at one time count each. Without a share
+    of all of it, those of which all ranks have times."""
     kinds: Sequence[NcclKind] = ()
     groups: Sequence[NcclGroup] = ()
     """Of very many those that take most of the time."""
@@ -92,7 +93,7 @@ def nccl(
         share_ratio=share,
         transfer_ratio=None if share is None or wait is None else max(0.0, share - wait),
         wait_ratio=wait,
-        dimensions=() if share is None else tally.dimensions.shares(known.telling, shares.busy),
+        dimensions=tally.dimensions.shares(known.telling, shares.busy) if times else (),
         kinds=kinds_of(stacks, measures),
         groups=groups_of(stacks, measures),
         ranks=shares.records(known.ranks),

@@ -124,9 +124,12 @@ def with_kernels(
     timed: Communication, kernels: NcclSummary, description: JobDescription | None
 ) -> Communication:
     """What the log's timers tell, with the shares that NCCL's kernels were seen to take."""
-    if kernels.share_ratio is None:
-        return timed
     dimensions = seen_dimensions(timed.dimensions, kernels.dimensions, description)
+    if kernels.share_ratio is None:
+        seen = {one.group for one in dimensions}
+        return replace(
+            timed, dimensions=(*dimensions, *(one for one in timed.dimensions if one.group not in seen))
+        )
     exposed, exposed_source = _exposed_in_kernels(timed, dimensions, kernels.share_ratio)
     return replace(
         timed,

@@ -12,7 +12,7 @@ from perfd.analysis.communication import capture_evidence, communication, with_c
 from perfd.analysis.data.analysis_settings import AnalysisSettings
 from perfd.analysis.data.job_data import Floats, JobData, NcclTimeTable
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
-from perfd.analysis.hang import hang
+from perfd.analysis.hang import hang, message_of
 from perfd.analysis.layout import LinkSpeeds, data_parallel_link_bytes_per_s, speeds
 from perfd.analysis.steps import (
     Efficiency,
@@ -153,5 +153,5 @@ def _wrong_times(job: JobData) -> Mapping[str, Sequence[int]]:
     ranks: dict[str, set[int]] = {}
     for event in job.events:
         if event.kind is EventKind.NCCL_TIMES_WRONG and event.rank is not None:
-            ranks.setdefault(event.message, set()).add(event.rank)
+            ranks.setdefault(message_of(event), set()).add(event.rank)
     return {message: sorted(found) for message, found in ranks.items()}

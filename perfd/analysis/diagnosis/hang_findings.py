@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
-from perfd.formatting import rank_names
+from perfd.formatting import percent, rank_names
 
 _SHOWN = 8
 
@@ -50,6 +50,11 @@ def judge_missing(facts: JobEvidence) -> Finding | None:
             " them since 2.27, and perfd asks for them unless its `gpu_time` is off."
         )
     evidence += [f"{rank_names(ranks).capitalize()}: {said}" for said, ranks in facts.wrong_times.items()]
+    if facts.wrong_times and facts.communication.dimensions:
+        known = ", ".join(
+            f"{one.group or 'others'} {percent(one.share_ratio)}" for one in facts.communication.dimensions
+        )
+        evidence.append(f"Communication is known of {known} of a step; of the rest it is unknown.")
     if facts.silent_gpu_ranks:
         evidence.append(
             f"Nobody reads the GPUs of {rank_names(facts.silent_gpu_ranks)} (NVML), so nobody is named by the"
@@ -65,6 +70,8 @@ def _advice(facts: JobEvidence) -> str:
     texts = []
     if facts.nccl.missing_ranks or facts.silent_gpu_ranks:
         texts.append(advice.AGENT_ON_EVERY_NODE)
-    if facts.nccl.untimed_ranks or facts.untimed or facts.wrong_times:
+    if facts.wrong_times:
+        texts.append(advice.CAPTURE)
+    elif facts.nccl.untimed_ranks or facts.untimed:
         texts.append(advice.ONE_NCCL)
     return " ".join(texts) or advice.LOST_OPERATIONS

@@ -1,11 +1,12 @@
 """Jobs that stopped making progress, and errors in their logs."""
 
-from perfd.analysis.hang.error_events import ErrorSummary, troubles
+from perfd.analysis.hang.error_events import ErrorSummary, message_of, troubles
 from perfd.analysis.hang.hang_detection import Hang, hang
 
 __all__ = [
     "ErrorSummary",
     "Hang",
     "hang",
+    "message_of",
     "troubles",
 ]

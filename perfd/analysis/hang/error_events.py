@@ -14,6 +14,9 @@ _KINDS = frozenset({
 })  # fmt: skip
 _MOST = 16
 _NUMBER = re.compile(r"\d+")
+_ANY_RELEASE = "some overlap that cannot"
+"""In messages of agents that advised something about NCCL 2.32 to jobs with any release."""
+_ADVICE = " NCCL 2.32 does so"
 _COMPARED = 200
 """Characters: what begins alike is the same, and a traceback is long."""
 
@@ -34,6 +37,13 @@ class ErrorSummary:
     last_unix_s: float
 
 
+def message_of(event: Event) -> str:
+    """What the event says, without the advice about a release of NCCL that need not be the job's."""
+    if event.kind is EventKind.NCCL_TIMES_WRONG and _ANY_RELEASE in event.message:
+        return event.message.partition(_ADVICE)[0]
+    return event.message
+
+
 def troubles(events: Iterable[Event]) -> tuple[ErrorSummary, ...]:
     """The newest sixteen, in the order in which they began."""
     alike: dict[tuple[EventKind, str], list[Event]] = {}
@@ -49,7 +59,7 @@ def _trouble(events: Sequence[Event]) -> ErrorSummary:
     first = min(events, key=lambda event: event.time_unix_ns)
     return ErrorSummary(
         kind=first.kind,
-        message=first.message,
+        message=message_of(first),
         count=len(events),
         ranks=tuple(sorted({event.rank for event in events if event.rank is not None})),
         step=first.step,
