@@ -19,10 +19,12 @@ RUN python3 -m venv /opt/perfd && python3 -m venv /opt/build \
  && /opt/perfd/bin/python -m pip install --require-hashes -r deploy/image/$REQUIREMENTS \
  && /opt/build/bin/python -m pip install --require-hashes -r deploy/image/requirements-build.txt
 COPY . .
-# A wheel without the plugin would be built too; an image without it is a mistake. Jobs copy it from lib/.
+# A wheel without the plugin would be built too; an image without it is a mistake. Jobs copy it and the relay, which is
+# static because it runs in their images, from lib/.
 # Tests of libraries are of no use here. Code is compiled now: nobody can write it later.
 RUN /opt/build/bin/python -m pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
  && /opt/perfd/bin/python -m pip install --no-deps --no-index /wheels/*.whl \
+ && gcc -std=c11 -D_GNU_SOURCE -O2 -static -s -o /opt/perfd/lib/perfd-relay deploy/image/relay/relay.c \
  && ln -s "$(ls /opt/perfd/lib/python3*/site-packages/perfd_collectors/nccl/libnccl-profiler-perfd.so)" /opt/perfd/lib/ \
  && /opt/perfd/bin/python -m pip uninstall -y pip setuptools \
  && find /opt/perfd/lib -depth -type d \( -name tests -o -name __pycache__ \) -exec rm -r {} + \

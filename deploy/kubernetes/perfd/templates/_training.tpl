@@ -42,23 +42,27 @@ securityContext:
 {{ . | trim }}
 {{- end }}
 initContainers:
-  {{- if $training.nccl }}
-  - name: perfd-plugin
+  - name: perfd-files
     image: {{ include "perfd.image" . }}
     imagePullPolicy: {{ .Values.image.pullPolicy }}
-    command: [cp, /opt/perfd/lib/libnccl-profiler-perfd.so, /run/perfd/]
+    command:
+      - cp
+      - /opt/perfd/lib/perfd-relay
+      {{- if $training.nccl }}
+      - /opt/perfd/lib/libnccl-profiler-perfd.so
+      {{- end }}
+      - /run/perfd/
     resources: {{- toYaml .Values.sidecar.resources | nindent 6 }}
     securityContext: {{- include "perfd.containerSecurityContext" . | nindent 6 }}
     volumeMounts:
       - {name: perfd, mountPath: /run/perfd}
-  {{- end }}
   # A native sidecar: it starts before the training, ends after it, and its failure is not the job's. It has no
   # startup or readiness probe, so the training never waits for it.
   - name: perfd
     restartPolicy: Always
     image: {{ include "perfd.image" . }}
     imagePullPolicy: {{ .Values.image.pullPolicy }}
-    args: [agent, --config, /etc/perfd/agent.yaml, --node, $(PERFD_NODE), --job, {{ $training.name }}, --log-json]
+    args: [agent, --config, /etc/perfd/agent.yaml, --node, $(PERFD_NODE), --job, {{ $training.name }}, --job-end, /run/perfd/end, --log-json]
     env: {{- include "perfd.agentEnv" .Values.sidecar.nodeNameFrom | nindent 6 }}
     {{- if not $training.hostNetwork }}
     ports:
@@ -81,8 +85,8 @@ containers:
   # The training operator looks for this name.
   - name: pytorch
     image: {{ required "training.image is missing: name the image of your training." $training.image }}
-    # The training takes the place of the shell, so signals and the exit code are its own.
-    command: [bash, -c, 'exec > >(tee /run/perfd/train.log) 2>&1; exec "$@"', --]
+    # Copies the output for the sidecar and reports the exit code; signals and the exit code stay the training's own.
+    command: [/run/perfd/perfd-relay, --log, /run/perfd/train.log, --end, /run/perfd/end, --]
     args: {{- toYaml $training.command | nindent 6 }}
     env:
       # On the node's network the host name is not the pod's.
