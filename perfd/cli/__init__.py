@@ -8,6 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
@@ -52,6 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # gRPC logs failed connections, which perfd reports itself. It reads this variable when imported, and
         # only these verbs set it, so that a command under `perfd run` does not inherit it.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    if wanted is not None and wanted not in VERBS:
+        hint = _alike(wanted, VERBS) or "; `perfd --help` lists the verbs."
+        build_parser(()).error(f"unknown verb: {wanted}{hint}")
     try:
         args = build_parser({wanted} if wanted else ()).parse_args(argv)
         with unwound_by_signals():
@@ -92,8 +96,14 @@ class _Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:  # noqa: ANN401  (as declared there)
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            hint = _alike(unknown[0].partition("=")[0], self._option_string_actions)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return known, unknown
+
+
+def _alike(word: str, known: Collection[str]) -> str:
+    found = get_close_matches(word, known, n=1)
+    return f"; did you mean {found[0]}?" if found else ""
 
 
 def build_parser(verbs: Collection[str] = VERBS) -> argparse.ArgumentParser:

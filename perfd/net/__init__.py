@@ -1,7 +1,7 @@
 """The HTTP server and client, with limits on time and connections, and TLS."""
 
 from perfd.net.deadline import connect
-from perfd.net.http import Handler, HttpServer, Request, Response, is_loopback, split_address
+from perfd.net.http import Handler, HttpServer, Request, Response, is_loopback, require_free, split_address
 from perfd.net.http_client import BoundedConnection, BoundedTlsConnection
 from perfd.net.tls import client_context
 
@@ -15,5 +15,6 @@ __all__ = [
     "client_context",
     "connect",
     "is_loopback",
+    "require_free",
     "split_address",
 ]

@@ -72,6 +72,26 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def require_free(address: str) -> None:
+    """Raise `PerfdError` when nothing can listen on `host:port` now."""
+    host, port = split_address(address)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind((host, port))
+            tried.listen()
+    except OSError as error:
+        raise PerfdError(_cannot_listen(address, error)) from error
+
+
+def _cannot_listen(address: str, error: OSError) -> str:
+    return (
+        f"Cannot listen on {address}: {error.strerror or error}. "
+        "Choose another address, or stop the process that has it."
+    )
+
+
 def is_loopback(host: str) -> bool:
     """Whether a host's name or address means this machine only."""
     if host == "localhost":
@@ -107,10 +127,7 @@ class HttpServer:
         try:
             self._server = BoundedServer((host, port), handler, connections)
         except OSError as error:
-            raise PerfdError(
-                f"Cannot listen on {address}: {error.strerror or error}. "
-                "Choose another address, or stop the process that has it."
-            ) from error
+            raise PerfdError(_cannot_listen(address, error)) from error
         serve = partial(self._server.serve_forever, poll_interval=_CLOSE_WITHIN_S)
         self._thread = threading.Thread(target=serve, name="perfd-http", daemon=True)
         self._thread.start()

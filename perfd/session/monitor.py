@@ -11,6 +11,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -97,7 +98,7 @@ def _expect(frames: Iterator[Frame], kind: FrameKind) -> Frame:
 def _say(text: str) -> None:
     # Whoever read our words may have left; the job is watched all the same.
     with contextlib.suppress(OSError), os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
-        out.write(wrapped(text, os.get_terminal_size(1).columns) if out.isatty() else f"{text}\n")
+        out.write(wrapped(text, shutil.get_terminal_size().columns) if out.isatty() else f"{text}\n")
 
 
 if __name__ == "__main__":

@@ -44,6 +44,26 @@ def test_a_number_that_makes_no_sense_is_one_sentence(
     assert re.search(r" must be (a number above 0|0 or greater|a whole number, [01] or greater)\.$", last)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        ("rn -- true", "unknown verb: rn; did you mean run?"),
+        ("agregator", "unknown verb: agregator; did you mean aggregator?"),
+        ("xyzzy", "unknown verb: xyzzy; `perfd --help` lists the verbs."),
+        ("run --htp 127.0.0.1:1 -- true", "unrecognized arguments: --htp; did you mean --http?"),
+        ("status --jsn=1", "unrecognized arguments: --jsn=1; did you mean --json?"),
+        ("status --xyzzy", "unrecognized arguments: --xyzzy"),
+    ],
+)
+def test_a_misspelled_word_gets_a_suggestion(
+    arguments: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(arguments.split())
+    assert left.value.code == 2
+    assert capsys.readouterr().err.endswith(f"error: {hint}\n")
+
+
 def test_without_a_verb_all_verbs_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     listed = capsys.readouterr().err

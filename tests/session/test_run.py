@@ -211,13 +211,32 @@ def test_metrics_are_served_while_the_job_runs(tmp_path, configuration):
     assert re.search(r'perfd_step_time_seconds\{.*job="train".*\} 0\.02', page)
 
 
-def test_a_port_that_is_taken_does_not_keep_the_job_from_running(tmp_path, configuration):
-    configuration.write_text("agent: {capture: {enabled: false}}\n")
-    inner = command(tmp_path, configuration, "--http", "127.0.0.1:1", "--", *TRAINER, "3", "0.01")
+@pytest.fixture
+def taken():
+    """An address on which another program listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_usual_port_that_is_taken_does_not_keep_the_job_from_running(tmp_path, configuration, taken):
+    configuration.write_text(
+        f"aggregator: {{http_listen: '{taken}'}}\nagent: {{capture: {{enabled: false}}}}\n"
+    )
+    inner = command(tmp_path, configuration, "--", *TRAINER, "3", "0.01")
     done = subprocess.run(inner, capture_output=True, text=True, check=False)
     assert done.returncode == 0
-    assert "Cannot listen on 127.0.0.1:1" in done.stderr or "the job is live at" in done.stderr
+    assert f"{taken} is not free" in done.stderr
     assert only_job(tmp_path)["steps"]["count"] == 3
+
+
+def test_nothing_is_started_when_the_requested_address_is_taken(tmp_path, configuration, taken):
+    words = ("--http", taken, "--", "touch", str(tmp_path / "started"))
+    done = subprocess.run(
+        command(tmp_path, configuration, *words), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert f"Cannot listen on {taken}: Address already in use." in done.stderr
+    assert not (tmp_path / "started").exists()
 
 
 def test_a_command_that_is_no_training_job_is_said_to_be_none(tmp_path, configuration):

@@ -15,7 +15,7 @@ from perfd.recording import bundled
 from perfd.report.render.markdown import to_markdown
 from perfd.report.sources.from_summary import report_of_summary
 from perfd.session.replay_session import ReplayOptions, replay
-from perfd.session.text.summary_text import NO_JOB, findings_in_words, in_words
+from perfd.session.text.summary_text import NO_JOB, findings_in_words, in_words, wrapped
 
 
 @pytest.fixture(scope="module")
@@ -276,3 +276,8 @@ def test_a_name_cannot_speak_to_the_terminal(summary):
 
     for text in (in_words([named]), *findings_in_words([named])):
         assert all(sign == "\n" or sign.isprintable() for sign in text)
+
+
+@pytest.mark.parametrize("width", [0, 1, 19])
+def test_a_terminal_without_a_size_gets_readable_lines(width):
+    assert wrapped("a sentence of several words", width) == "a sentence of\n  several words\n"

@@ -21,7 +21,7 @@ from perfd.config import AgentCaptureConfig, AgentConfig, AggregatorConfig, Coll
 from perfd.errors import PerfdError, RecordingError
 from perfd.hook import NODE_VARIABLE, SOCKET_VARIABLE
 from perfd.model import CaptureTool
-from perfd.net import split_address
+from perfd.net import require_free
 from perfd.session.job import CommandError, job_name, results_folder
 from perfd.session.session_config import load_session, with_rules
 from perfd.session.supervisor import HOOK_COLLECTOR, NCCL_COLLECTOR, MonitorSettings, SupervisorOptions
@@ -111,7 +111,8 @@ def watch(
     if recording is not None and recording.exists() and (not recording.is_dir() or any(recording.iterdir())):
         raise RecordingError(f"{recording} is not empty: a recording needs a new folder.")
     if http is not None:
-        split_address(http)
+        # The default port may be another run's; one that was chosen is not replaced silently.
+        require_free(http)
     configuration = with_rules(load_session(Path(config) if config else None), rules)
     _check_rules(configuration.aggregator)
     name = job or configuration.agent.job or job_name(command, os.environ)

@@ -50,6 +50,10 @@ def in_words(
     return printable("\n\n".join(blocks)) + "\n"
 
 
+_NARROWEST = 20
+"""Terminals report 0 columns while they have no size, and narrower text is unreadable."""
+
+
 def printable(text: str) -> str:
     """The text with a mark for each control character: names come from jobs, and terminals obey escapes."""
     return "".join(
@@ -59,6 +63,7 @@ def printable(text: str) -> str:
 
 def wrapped(text: str, width: int) -> str:
     """The text in lines of at most `width` characters, broken between words."""
+    width = max(width, _NARROWEST)
     lines = []
     for line in text.splitlines():
         if len(line) <= width:
