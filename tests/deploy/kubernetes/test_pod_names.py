@@ -131,6 +131,7 @@ def test_a_capture_of_pods_by_their_names_is_of_the_ranks_in_them_and_of_no_othe
             text = pod(name, documents, specs, directory, node=f"node-{rank}")
             pods.append(stack.enter_context(running(name, text, directory)))
         join(*pods)
+        until(lambda: pods[0].get(9460, "/api/v1/readyz")[0] == 200, "the aggregator")
         until(lambda: len(pods[0].json("/api/v1/jobs")["jobs"]) == 1, "the job")
         # Refused until the ranks are known, and late where the machine is busy.
         by_name = f"pod={names[1]}"
