@@ -48,7 +48,7 @@ def node(tmp_path):
 
 
 @pytest.mark.system
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(400)
 @pytest.mark.skipif(
     not PYTHON and not os.environ.get("CI"),
     reason="PERFD_TORCH_PYTHON does not name an interpreter with PyTorch",
@@ -78,18 +78,28 @@ def test_fourteen_processes_that_start_at_once_are_all_traced(node, monkeypatch)
         for process in node.jobs:
             assert process.stdout.readline() == b"trains\n"
         node.until(lambda: len(endpoint.clients()) == PROCESSES)
-        executor.handle(request(tool=CaptureTool.KINETO, max_duration_s=1.0))
-        ends = {}
-        while len(ends) < PROCESSES:
-            status = node.next_status()
-            if status.state.final:
-                ends.update(dict.fromkeys(status.ranks, status))
+        # On a busy machine libkineto may be too late for the start, and a user asks again.
+        for attempt in range(5):
+            executor.handle(request(f"c{attempt}", tool=CaptureTool.KINETO, max_duration_s=1.0))
+            ends = ends_of(node)
+            if all(end.state is not CaptureState.LATE for end in ends.values()):
+                break
         executor.stop()
     assert [end.state for end in ends.values()] == [CaptureState.DONE] * PROCESSES, ends
     starts_us = [began_us(Path(end.files[0].path)) for end in ends.values()]
     spread_ms = (max(starts_us) - min(starts_us)) / 1e3
     logging.getLogger(__name__).info("The windows of %d ranks began within %.1f ms.", PROCESSES, spread_ms)
     assert spread_ms < 1000, "libkineto's own tick; a window of one step would not be the same step"
+
+
+def ends_of(node):
+    """The final status of each rank."""
+    ends = {}
+    while len(ends) < PROCESSES:
+        status = node.next_status()
+        if status.state.final:
+            ends.update(dict.fromkeys(status.ranks, status))
+    return ends
 
 
 def began_us(trace):
