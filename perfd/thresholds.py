@@ -82,6 +82,9 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     power_brake_alert_ratio: float
     power_cap_alert_ratio: float
     steady_steps_count: int
+    step_regression_count: int
+    efficiency_alert_steps_count: int
+    alert_hold_ratio: float
     step_regression_ratio: float
     step_jitter_ratio: float
     hang_silence_s: float

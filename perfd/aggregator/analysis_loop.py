@@ -247,7 +247,7 @@ class AnalysisLoop:
         return None if reason is None else failed_summary(name, reason)
 
     def _facts(self, name: str, found: Derived, now_s: float) -> LiveFacts:
-        baseline = self._deriver.baseline_step_time_s(name)
+        change = self._deriver.step_time_change(name)
         with self._state.lock:
             job = self._state.fleet.jobs[name]
             lines, unrecognized = _log_lines(job)
@@ -260,7 +260,7 @@ class AnalysisLoop:
                 log_silent_s=job.log_silent_s(now_s),
                 log_lines=lines,
                 unrecognized_lines=unrecognized,
-                baseline_step_time_s=baseline,
+                step_time_change=change,
                 alerts=self._alerts.firing.get(name, ()),
             )
 

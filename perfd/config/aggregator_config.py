@@ -23,7 +23,7 @@ class RulesConfig(Strict, frozen=True):
 
     builtin: bool = True
     files: list[str] = []
-    interval_s: float = 5.0
+    interval_s: float = 1.0
 
 
 class AnalysisConfig(Strict, frozen=True):

@@ -173,7 +173,7 @@ def test_the_interface_says_why_a_job_has_no_numbers(two_jobs, broken_analysis):
         ("perfd.aggregator.analysis_loop.summary_row", lambda name, *_: name, "history"),
         ("perfd.aggregator.captures.capture_service.CaptureService.captured", lambda _, name: name, "traces"),
         (
-            "perfd.aggregator.series.summary_cache.SummaryCache.baseline_step_time_s",
+            "perfd.aggregator.series.summary_cache.SummaryCache.step_time_change",
             lambda _, name: name,
             "facts",
         ),

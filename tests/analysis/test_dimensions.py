@@ -529,7 +529,7 @@ def test_each_dimension_is_a_series_with_who_tells_it():
         log_silent_s=None,
         log_lines=None,
         unrecognized_lines=None,
-        baseline_step_time_s=None,
+        step_time_change=None,
     )
 
     values = job_values(data, summarise(data, AnalysisSettings()), facts)

@@ -11,7 +11,7 @@ from analysis.jobs import LLAMA3_8B, description, gpu_table, infos, job_data, st
 from perfd.analysis.data.job_data import StepTable
 from perfd.analysis.diagnosis.job_summary import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.flops.flops_conventions import FlopsConvention
-from perfd.analysis.steps import Efficiency
+from perfd.analysis.steps import Efficiency, MfuTier
 from perfd.gpu_peaks import load_peaks
 from perfd.model import GpuInfo, Recompute
 
@@ -164,3 +164,18 @@ def test_a_slice_of_a_gpu_has_no_peak_although_its_parent_has():
     slices = replace(gpu, gpus=[replace(key, gpu=f"{key.gpu}/1") for key in gpu.gpus])
     assert efficiency_of(steps, gpu=gpu).mfu_ratio is not None
     assert efficiency_of(steps, gpu=slices).mfu_ratio is None
+
+
+@pytest.mark.parametrize(
+    ("mfu_ratio", "tier"),
+    [(0.299, "trouble"), (0.3, "communication_bound"), (0.399, "communication_bound"), (0.4, "good"),
+     (0.5, "good"), (0.501, "excellent")],
+)  # fmt: skip
+def test_the_tier_of_an_mfu_has_the_edges_of_the_table(mfu_ratio, tier):
+    assert MfuTier.of(mfu_ratio) == tier
+
+
+def test_the_tier_is_that_of_the_mfu_and_unknown_with_it():
+    assert efficiency_of(step_table([8.0] * 8, global_batch_size=64.0)).mfu_tier == "good"
+    assert efficiency_of(step_table([16.0] * 8, global_batch_size=64.0)).mfu_tier == "trouble"
+    assert efficiency_of(step_table([8.0] * 8), gpu_infos={}).mfu_tier is None

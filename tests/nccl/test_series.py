@@ -19,7 +19,7 @@ FACTS = LiveFacts(
     log_silent_s=None,
     log_lines=None,
     unrecognized_lines=None,
-    baseline_step_time_s=None,
+    step_time_change=None,
 )
 
 

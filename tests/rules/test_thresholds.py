@@ -13,7 +13,7 @@ from perfd.cli import thresholds_reference
 from perfd.thresholds import THRESHOLDS, threshold_rows
 
 RULES = Path(__file__).parents[2] / "rules"
-COMPARED = re.compile(r"(?P<sign>[<>]=?|[!=]=)\s*(?P<number>\d+(?:\.\d+)?)")
+COMPARED = re.compile(r"(?P<sign>[<>]=?|[!=]=|/)\s*(?P<number>\d+(?:\.\d+)?)")
 # `== 1` asks for a state and `> 0` whether there is any: neither is a threshold.
 STRUCTURAL = {("==", 1.0), ("==", 0.0), (">", 0.0)}
 
@@ -39,7 +39,7 @@ def test_every_number_that_a_shipped_rule_compares_with_is_the_threshold_of_that
 
 
 def test_the_comparisons_of_the_rules_are_found():
-    assert compared_values()["PerfdDataLoading"] == {0.05, 0.2}
+    assert compared_values()["PerfdDataLoading"] == {0.05, 0.9, 15.0}
     assert len(compared_values()) > 20
 
 

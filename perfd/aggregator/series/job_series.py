@@ -13,6 +13,7 @@ from perfd.aggregator.state import JobEnd, NodeState
 from perfd.analysis.communication import Communication
 from perfd.analysis.data.job_data import Floats, JobData
 from perfd.analysis.diagnosis import JobSummary
+from perfd.analysis.steps import StepTimeChange
 from perfd.formatting import kind_of_source
 from perfd.metrics.catalog import Value
 from perfd.metrics.exposition import entity_labels
@@ -40,7 +41,7 @@ class LiveFacts:
     log_silent_s: float | None
     log_lines: int | None
     unrecognized_lines: int | None
-    baseline_step_time_s: float | None
+    step_time_change: StepTimeChange | None
     alerts: Sequence[str] = ()
     """Names of the alerts of the job that fire, sorted."""
     exported: bool = True
@@ -202,16 +203,17 @@ def _identity(data: JobData, facts: LiveFacts, job: Mapping[str, str]) -> list[V
 def _steps(data: JobData, summary: JobSummary, facts: LiveFacts, job: Mapping[str, str]) -> list[Value]:
     steps = data.steps
     newest = len(steps) - 1
-    median, baseline = summary.step_time_s.median, facts.baseline_step_time_s
+    median, change = summary.step_time_s.median, facts.step_time_change
     return [
         ("perfd_step", job, float(steps.step[newest]) if len(steps) else None),
         ("perfd_loss", job, float(steps.loss[newest]) if len(steps) else None),
         ("perfd_step_time_last_seconds", job, float(steps.step_time_s[newest]) if len(steps) else None),
         ("perfd_step_time_seconds", job, median),
         ("perfd_step_time_p95_seconds", job, summary.step_time_s.p95),
+        ("perfd_steady_steps", job, summary.steps.steady_steps_count if len(steps) else None),
         ("perfd_step_time_jitter_ratio", job, summary.step_time_s.jitter_ratio),
-        ("perfd_step_time_baseline_seconds", job, baseline),
-        ("perfd_step_time_regression_ratio", job, median / baseline - 1 if median and baseline else None),
+        ("perfd_step_time_baseline_seconds", job, change.baseline_s if change else None),
+        ("perfd_step_time_regression_ratio", job, change.growth_ratio if change else None),
         ("perfd_tokens_per_second", job, summary.efficiency.tokens_per_s),
         ("perfd_samples_per_second", job, summary.efficiency.samples_per_s),
     ]

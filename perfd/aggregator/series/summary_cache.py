@@ -7,14 +7,11 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from perfd.aggregator.state import Fleet, JobState, job_data
 from perfd.analysis.data.job_data import AlertRecord, JobData
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
-from perfd.analysis.steps import steady_rows
+from perfd.analysis.steps import StepTimeChange, step_time_change
 
-_BASELINE_STEPS = 20
 _WINDOW_SLACK = 4
 """Of the lines in the window some are not steady: so many times the steady ones are looked at."""
 
@@ -38,13 +35,6 @@ class Derived:
 
 
 @dataclass(frozen=True, slots=True)
-class _Baseline:
-    steps: int
-    last_step: int
-    step_time_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class _Scope:
     """How much of a job is looked at, and what was derived from it last."""
 
@@ -62,10 +52,10 @@ class SummaryCache:
         self._fleet = fleet
         self._lock = lock
         window = live.window_steps
-        self._window_steps = window or 1
         self._live = _Scope(live, None if window is None else _WINDOW_SLACK * window, {})
         self._whole = _Scope(whole, None, {})
-        self._baselines: dict[str, _Baseline] = {}
+        self._changes: dict[str, tuple[tuple[int, int | None], StepTimeChange | None]] = {}
+        """By job; the key is how many lines there are, and the newest step."""
         self._interval = (-math.inf, 0.0)
 
     def live(self, name: str, now_unix_s: float, now_s: float) -> Derived | None:
@@ -93,27 +83,26 @@ class SummaryCache:
             data = job_data(self._fleet, job, now_unix_s=now_unix_s, now_s=now_s, since_unix_s=since_unix_s)
         return summarise(data, self._whole.settings)
 
-    def baseline_step_time_s(self, name: str) -> float | None:
-        """The median time of the steady steps before the newest ones; None with too few of them."""
+    def step_time_change(self, name: str) -> StepTimeChange | None:
+        """Whether the newest steps are longer than all before them; None with too few steps."""
         with self._lock:
             job = self._fleet.jobs.get(name)
             if job is None:
                 return None
-            known, last_step = self._baselines.get(name), job.steps.last_step or 0
-            if known is not None and (known.steps, known.last_step) == (len(job.steps), last_step):
-                return known.step_time_s
+            known, key = self._changes.get(name), (len(job.steps), job.steps.last_step)
+            if known is not None and known[0] == key:
+                return known[1]
             steps, events = job.steps.table(), tuple(job.events)
-        rows = steady_rows(steps, events).rows[: -self._window_steps]
-        median = float(np.median(steps.step_time_s[rows])) if len(rows) >= _BASELINE_STEPS else None
-        self._baselines[name] = _Baseline(len(steps), last_step, median)
-        return median
+        change = step_time_change(steps, events)
+        self._changes[name] = key, change
+        return change
 
     def forget(self, names: Sequence[str]) -> None:
         """Drop what is known of jobs that are gone."""
         for name in names:
             self._live.known.pop(name, None)
             self._whole.known.pop(name, None)
-            self._baselines.pop(name, None)
+            self._changes.pop(name, None)
 
     def _derive(
         self,

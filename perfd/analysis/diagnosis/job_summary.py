@@ -55,6 +55,8 @@ class StepsSummary:
 
     count: int
     steady_count: int
+    steady_steps_count: int = 0
+    """Steps in the steady lines, of which each may be about several."""
     first: int | None = None
     last: int | None = None
     dropped: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -180,6 +182,7 @@ def _steps(job: JobData, steady: SteadySteps) -> StepsSummary:
     return StepsSummary(
         count=count,
         steady_count=len(steady.rows),
+        steady_steps_count=int(job.steps.steps_covered[steady.rows].sum()),
         first=int(job.steps.step[0]) if count else None,
         last=int(job.steps.step[-1]) if count else None,
         dropped={reason.value: tuple(steps) for reason, steps in steady.dropped.items()},

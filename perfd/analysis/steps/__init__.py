@@ -2,7 +2,7 @@
 
 from perfd.analysis.steps.activity_by_gpu import GpuActivity, gpu_activity
 from perfd.analysis.steps.flops_check import FlopsCheck
-from perfd.analysis.steps.mfu import Efficiency, efficiency, gpu_infos, mean_over_gpus, world_size
+from perfd.analysis.steps.mfu import Efficiency, MfuTier, efficiency, gpu_infos, mean_over_gpus, world_size
 from perfd.analysis.steps.phase_timers import (
     BACKWARD,
     COMMUNICATION,
@@ -22,6 +22,7 @@ from perfd.analysis.steps.pipeline_bubble import (
     stage_of_ranks,
 )
 from perfd.analysis.steps.steady_steps import SteadySteps, steady_rows
+from perfd.analysis.steps.step_time_change import StepTimeChange, step_time_change
 from perfd.analysis.steps.throttling import HeldClock, held_clocks
 from perfd.analysis.steps.time_breakdown import (
     DataLoading,
@@ -50,12 +51,14 @@ __all__ = [
     "GpuActivity",
     "HeldClock",
     "Memory",
+    "MfuTier",
     "Optimizer",
     "Pipeline",
     "Stage",
     "SteadySteps",
     "StepBreakdown",
     "StepTime",
+    "StepTimeChange",
     "Timers",
     "breakdown",
     "bubble_theory_ratio",
@@ -73,6 +76,7 @@ __all__ = [
     "stage_of_ranks",
     "steady_rows",
     "step_time",
+    "step_time_change",
     "usual",
     "world_size",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import numpy as np
 
@@ -18,6 +19,26 @@ from perfd.analysis.flops.peak_table import GpuPeak, PeakTable, find_gpu
 from perfd.analysis.steps.activity_by_gpu import GpuActivity
 from perfd.analysis.steps.flops_check import FlopsCheck, check_flops
 from perfd.model import GpuColumn, GpuInfo, JobDescription, ModelShape, Recompute
+from perfd.thresholds import THRESHOLDS
+
+
+class MfuTier(StrEnum):
+    """What an MFU says of a job; thresholds `mfu_low_ratio`, `mfu_good_ratio` and `mfu_excellent_ratio`."""
+
+    TROUBLE = "trouble"
+    COMMUNICATION_BOUND = "communication_bound"
+    """Communication is the most frequent limit here."""
+    GOOD = "good"
+    EXCELLENT = "excellent"
+
+    @classmethod
+    def of(cls, mfu_ratio: float) -> MfuTier:
+        """The tier of an MFU, as the shipped rules record it."""
+        if mfu_ratio < THRESHOLDS.mfu_low_ratio:
+            return cls.TROUBLE
+        if mfu_ratio < THRESHOLDS.mfu_good_ratio:
+            return cls.COMMUNICATION_BOUND
+        return cls.GOOD if mfu_ratio <= THRESHOLDS.mfu_excellent_ratio else cls.EXCELLENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +51,7 @@ class Efficiency:
     samples_per_s_per_gpu: float | None = None
     model_flops_per_s_per_gpu: float | None = None
     mfu_ratio: float | None = None
+    mfu_tier: MfuTier | None = None
     hfu_ratio: float | None = None
     peak_flops_per_s: float | None = None
     """Dense, of one GPU; the mean when kinds are mixed."""
@@ -77,6 +99,7 @@ def efficiency(
         samples_per_s_per_gpu=ratio(samples, world),
         model_flops_per_s_per_gpu=flops,
         mfu_ratio=mfu,
+        mfu_tier=None if mfu is None else MfuTier.of(mfu),
         hfu_ratio=_hfu(description, mfu, source, convention),
         peak_flops_per_s=peak,
         peak_precision=precision if peak is not None else None,

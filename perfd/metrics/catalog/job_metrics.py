@@ -85,17 +85,26 @@ JOB_METRICS: Sequence[MetricInfo] = (
     ),
     metric(
         "perfd_step_time_baseline_seconds",
-        "Median step time of all steady steps of this attempt before the newest ones.",
+        "Median step time before the newest 50 lines of the log; in a young job, before the newest quarter.",
         labels=_JOB,
         source="perfd.analysis",
-        absent="With fewer than 20 such steps.",
+        absent="With fewer than 13 such lines.",
     ),
     metric(
         "perfd_step_time_regression_ratio",
-        "Median step time of the newest steady steps over the baseline, minus 1: 0.1 is 10% slower.",
+        "Lasting growth of step time over the baseline: 0.1 is 10% slower, 0 without growth. It begins with "
+        "three lines of the log in a row that are 10% and four standard deviations above the baseline, and "
+        "ends with three that are not.",
         labels=_JOB,
         source="perfd.analysis",
         absent="Without a baseline.",
+    ),
+    metric(
+        "perfd_steady_steps",
+        "Steady steps over which the medians of this job are taken, at most `analysis.window_steps` lines.",
+        labels=_JOB,
+        source=_ANALYSIS,
+        absent="Without progress lines in the log.",
     ),
     metric(
         "perfd_step_time_jitter_ratio",

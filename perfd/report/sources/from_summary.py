@@ -78,6 +78,7 @@ def _metrics(job: JobSummary, source: str) -> list[ReportMetric]:
         ("Step time", duration(job.step_time_s.median), over),
         ("Step time p95", duration(job.step_time_s.p95), f"{source}; over {steady}"),
         ("MFU", percent(speed.mfu_ratio), counted),
+        ("MFU tier", speed.mfu_tier.value.replace("_", " ") if speed.mfu_tier else UNKNOWN, counted),
         ("HFU", percent(speed.hfu_ratio), f"{source}; convention {convention}"),
         ("Tokens/s", count(speed.tokens_per_s), over),
         (f"FLOP/s per {device}", flops_per_s(speed.model_flops_per_s_per_gpu), counted),

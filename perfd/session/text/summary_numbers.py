@@ -77,6 +77,8 @@ def _mfu(speed: Efficiency) -> str | None:
         no_peak = speed.model_flops_per_s_per_gpu is not None and speed.peak_flops_per_s is None
         return "unknown: perfd saw no GPU whose peak it knows" if no_peak else None
     parts = [f"{percent(speed.mfu_ratio)} (convention {speed.flops_convention})"]
+    if speed.mfu_tier is not None:
+        parts.append(f"tier {speed.mfu_tier.value.replace('_', ' ')}")
     if speed.hfu_ratio is not None:
         parts.append(f"HFU {percent(speed.hfu_ratio)}")
     if speed.tensor_active_ratio is not None:

@@ -86,6 +86,7 @@ const numbers = (job) => [
   ["communication", "Communication", percent(job.communication?.share_ratio), communicationNote(job)],
   ["stall", "Pipeline stall", percent(job.pipeline?.stall_ratio), stallNote(job)],
   ["data", "Data loading", percent(job.data?.share_ratio), "of a step, on the slowest rank"],
+  ["optimizer", "Optimizer", percent(job.optimizer?.share_ratio), "of a step, on the slowest rank"],
   ["memory", "GPU memory", percent(job.memory?.max_used_ratio), "used on the fullest GPU"],
 ];
 
@@ -104,7 +105,8 @@ function leftOut({ source, dimensions }) {
 
 function mfuNote(job) {
   const upper = job.efficiency?.mfu_upper_ratio == null ? "" : `at most ${percent(job.efficiency?.mfu_upper_ratio, 0)} by tensor core activity`;
-  if (job.efficiency?.mfu_ratio != null) return ["of the dense peak", upper].filter(Boolean).join("; ");
+  const tier = job.efficiency?.mfu_tier ? `tier ${job.efficiency.mfu_tier.replaceAll("_", " ")}` : "";
+  if (job.efficiency?.mfu_ratio != null) return ["of the dense peak", tier, upper].filter(Boolean).join("; ");
   return upper || (job.efficiency?.model_flops_per_s_per_gpu != null && job.efficiency?.peak_flops_per_s == null ? "peak of this GPU unknown" : "");
 }
 

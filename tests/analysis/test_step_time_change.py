@@ -1,0 +1,79 @@
+"""A lasting growth of step time: when it begins and ends, and what is none."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from analysis.jobs import step_table
+
+from perfd.analysis.steps import StepTimeChange, step_time_change
+from perfd.model import Event, EventKind
+
+USUAL = [9.0, *[1.0, 1.01, 0.99] * 10]
+
+
+def change(*times_s: float, events: tuple[Event, ...] = ()) -> StepTimeChange | None:
+    return step_time_change(step_table([*USUAL, *times_s]), events)
+
+
+def changes(times_s: list[float]) -> int:
+    """How often a growth begins or ends, looked at after every step."""
+    found = [change(*times_s[:count]) for count in range(len(times_s) + 1)]
+    grown = [one is not None and one.growth_ratio > 0 for one in found]
+    return sum(before is not after for before, after in itertools.pairwise(grown))
+
+
+def test_three_longer_steps_in_a_row_are_a_growth_and_two_are_none():
+    assert change(1.2, 1.2).growth_ratio == 0
+    assert change(1.2, 1.2, 1.2) == StepTimeChange(
+        baseline_s=1.0, growth_ratio=pytest.approx(0.2), since_step=len(USUAL) + 1
+    )
+
+
+def test_a_step_must_be_longer_by_more_than_a_tenth():
+    assert change(1.1, 1.1, 1.1).growth_ratio == 0
+    assert change(1.11, 1.11, 1.11).growth_ratio == pytest.approx(0.11)
+
+
+def test_it_ends_with_three_usual_steps_in_a_row():
+    assert change(*[1.2] * 5, 1.0, 1.0).growth_ratio == pytest.approx(0.2)
+    assert change(*[1.2] * 5, 1.0, 1.0, 1.0).growth_ratio == 0
+
+
+def test_a_stall_in_every_fifth_step_and_steps_that_scatter_around_the_limit_are_no_growth():
+    assert changes([1.0, 1.0, 1.0, 1.0, 4.0] * 20) == 0
+    assert changes([1.0, 1.2] * 40) == 0
+
+
+def test_a_growth_of_unsteady_steps_begins_once_and_ends_once():
+    assert changes([*[1.3, 1.05, 1.3, 1.3, 1.3] * 8, *[1.0] * 5]) == 2
+
+
+def test_a_job_whose_steps_scatter_widely_needs_more_than_a_tenth():
+    wide = [9.0, *[0.8, 1.0, 1.2] * 10]
+    assert step_time_change(step_table([*wide, 1.3, 1.3, 1.3]), ()).growth_ratio == 0
+    assert step_time_change(step_table([*wide, 2.5, 2.5, 2.5]), ()).growth_ratio == pytest.approx(1.5)
+
+
+def test_what_lasts_for_most_of_the_job_is_its_usual_pace():
+    assert change(*[1.2] * 30).growth_ratio == pytest.approx(0.2, abs=0.02)
+    assert change(*[1.2] * 100).growth_ratio == 0
+
+
+def test_steps_that_hold_a_checkpoint_are_no_growth():
+    first = len(USUAL) + 1
+    saved = tuple(
+        Event(kind=EventKind.CHECKPOINT, time_unix_ns=0, message="", step=step)
+        for step in range(first, first + 3)
+    )
+    assert change(3.0, 3.0, 3.0).growth_ratio == pytest.approx(2.0)
+    assert change(3.0, 3.0, 3.0, events=saved).growth_ratio == 0
+
+
+def test_nothing_is_said_of_fewer_than_thirteen_steps():
+    assert step_time_change(step_table([9.0, *[1.0] * 12]), ()) is None
+    assert step_time_change(step_table([9.0, *[1.0] * 13]), ()).growth_ratio == 0
+    assert step_time_change(step_table([]), ()) is None
+    assert step_time_change(step_table([np.nan] * 30), ()) is None
