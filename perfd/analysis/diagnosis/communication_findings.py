@@ -9,11 +9,16 @@ from perfd.analysis.communication import Communication, costliest, known_in_all,
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Finding, Kind, advice
 from perfd.formatting import duration, percent, rank_names
+from perfd.model import JobDescription
 from perfd.thresholds import THRESHOLDS
 
 _NEARLY_ALL = 0.95
 _FASTER = 0.95
 """By what the ring formula gives: what takes less is not explained by it."""
+_CANNOT_HIDE = 0.5
+"""Of a step: there is less computation than that to hide it behind."""
+_OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap")
+"""Arguments of Megatron-LM, which communicates beside computation only with one of them."""
 _WORTH_A_WORD = 0.01
 """Of a step: of a dimension that takes less nothing is said."""
 
@@ -47,12 +52,18 @@ def judge_communication(facts: JobEvidence) -> Finding | None:
     evidence += [bandwidth_words(kind) for kind in busiest(facts.nccl.kinds)[:1]]
     seconds, ring = communication.seconds, communication.ring_estimate_s
     slow_links = seconds is not None and ring is not None and seconds > 2 * ring
+    unseen = communication.exposed_ratio is None and _may_overlap(facts.description)
+    if unseen:
+        evidence.append(
+            "It may run beside computation, so what it costs is unknown until a capture shows it."
+        )
     return Finding(
         kind=Kind.COMMUNICATION,
-        confidence=0.8,
+        confidence=0.4 if unseen else 0.8,
         evidence=evidence,
         advice=_advice(facts, lost, slow_links=slow_links),
-        gain_ratio=lost,
+        # Of so much that computation could not hide it all, what is lost is close to that.
+        gain_ratio=lost if not unseen or lost >= _CANNOT_HIDE else None,
         waiting_ratio=_waiting(communication, lost),
     )
 
@@ -66,6 +77,13 @@ def _lost(communication: Communication) -> float | None:
         known = known_in_all(communication.dimensions, communication.share_ratio)
         told.append(sum(one.lost_ratio or 0.0 for one in known) if known else None)
     return None if told[0] is None else min(ratio for ratio in told if ratio is not None)
+
+
+def _may_overlap(description: JobDescription | None) -> bool:
+    """Whether the job may communicate beside computation: DDP, FSDP, DeepSpeed and JAX do so by default."""
+    if description is None or not description.framework.lower().startswith("megatron"):
+        return True
+    return any(description.arguments.get(name) == "True" for name in _OVERLAPS)
 
 
 def _waiting(communication: Communication, lost: float) -> float | None:

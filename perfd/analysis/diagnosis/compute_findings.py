@@ -59,7 +59,7 @@ def judge_compute(facts: JobEvidence) -> Finding:
 
 
 def _without_enough_steps(facts: JobEvidence, evidence: list[str]) -> Finding | None:
-    if facts.too_few_steps:
+    if facts.too_few_steps and facts.steady_steps:
         steps = "1 steady step is" if facts.steady_steps == 1 else f"{facts.steady_steps} steady steps are"
         missing = f"{steps} too few to judge where the time goes."
         todo = advice.LONGER_RUN.format(steps=THRESHOLDS.steady_steps_count)
@@ -182,8 +182,8 @@ def _compute_evidence(facts: JobEvidence) -> list[str]:
         waiting = ", waiting for other ranks included" if facts.timers_hold_waiting else ""
         evidence.append(f"Forward and backward take {percent(total)} of a step{waiting} (timers).")
     evidence += _captured_kernels(facts.capture)
-    if efficiency.tensor_active_ratio is not None and facts.activity.source == "steady steps":
-        evidence.append(f"Active in steady steps: {', '.join(_active_units(facts))} of the time (GPM).")
+    if efficiency.tensor_active_ratio is not None:
+        evidence.append(f"Active in {facts.activity.when}: {', '.join(_active_units(facts))} (GPM).")
     return evidence
 
 

@@ -67,6 +67,7 @@ def facts_of(
     seen = with_kernels(communication(timers, times, description, link), kernels, description)
     return JobEvidence(
         parallel=parallel,
+        description=description,
         efficiency=_efficiency(job, settings, steady, activity),
         communication=with_capture(seen, kernels, capture, parallel),
         nccl=kernels,

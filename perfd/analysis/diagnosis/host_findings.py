@@ -11,7 +11,7 @@ from perfd.analysis.communication import CaptureEvidence
 from perfd.analysis.diagnosis.idle_cause import IdleCause, not_shown, shown_idle
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
-from perfd.analysis.steps import mean_over_gpus
+from perfd.analysis.steps import TRAINING_TIME, mean_over_gpus
 from perfd.formatting import percent
 from perfd.model import GpuColumn
 from perfd.thresholds import THRESHOLDS
@@ -63,14 +63,14 @@ def _seen_idle(facts: JobEvidence, slow_ranks: Collection[int | str]) -> tuple[l
     """What is seen without a capture: sentences, and the share of a step."""
     evidence, lost = [], 0.0
     active = _active_ratio(facts, slow_ranks)
-    # Before the first steady step a job is starting, and its GPUs may well idle.
-    steady = facts.activity.source == "steady steps"
     # One sample or two of a short job may be of its start, whatever the log's times say.
-    steady &= facts.activity.usual(facts.activity.metrics.get(facts.activity.kernel_metric))
-    if steady and np.isfinite(active) and 1 - active >= THRESHOLDS.idle_ratio:
+    usual = facts.activity.usual(facts.activity.metrics.get(facts.activity.kernel_metric))
+    if usual and np.isfinite(active) and 1 - active >= THRESHOLDS.idle_ratio:
         lost = 1 - active
         who = "The other GPUs" if slow_ranks else "GPUs"
-        evidence.append(f"{who} run no kernel at all in {percent(1 - active)} of steady steps (NVML).")
+        evidence.append(
+            f"{who} run no kernel at all in {percent(1 - active)} of {facts.activity.when} (NVML)."
+        )
     outside = facts.breakdown.unattributed_ratio
     if outside is not None and outside >= THRESHOLDS.unaccounted_ratio:
         lost = max(lost, outside)
@@ -99,6 +99,10 @@ def judge_launches(facts: JobEvidence) -> Finding | None:
     alone = facts.parallel.world_size == 1
     in_nccl = 0.0 if alone else facts.nccl.share_ratio
     if in_nccl is None or not np.isfinite([running, multiprocessors]).all():
+        return None
+    if facts.activity.source == TRAINING_TIME and not facts.activity.usual(
+        facts.activity.metrics.get(GpuColumn.GRAPHICS_ACTIVE)
+    ):
         return None
     # What NCCL hides behind compute is not taken off the compute: the least is what is certain.
     other = running - in_nccl

@@ -20,7 +20,7 @@ from perfd.analysis.steps import (
     StepTime,
 )
 from perfd.analysis.stragglers import RankSlowdown, Straggler, UnequalSequences, WaitingPair
-from perfd.model import ParallelLayout
+from perfd.model import JobDescription, ParallelLayout
 from perfd.thresholds import THRESHOLDS
 
 
@@ -29,6 +29,8 @@ class JobEvidence:
     """What the rest of the analysis found about steady steps."""
 
     parallel: ParallelLayout
+    description: JobDescription | None = None
+    """What the job said of itself; None until it did."""
     efficiency: Efficiency
     communication: Communication
     pipeline: Pipeline
@@ -75,5 +77,9 @@ class JobEvidence:
 
     @property
     def too_few_steps(self) -> bool:
-        """Whether shares of a step come from so few that they may be chance; a job without a log has none."""
-        return 0 < self.steady_steps < THRESHOLDS.steady_steps_count
+        """Whether shares of a step come from so few that they may be chance, or the first is still to come.
+
+        A job that says nothing of itself prints no steps either.
+        """
+        awaited = self.steady_steps > 0 or self.description is not None
+        return awaited and self.steady_steps < THRESHOLDS.steady_steps_count

@@ -47,9 +47,9 @@ def judge_throttling(facts: JobEvidence) -> Finding | None:
     if not facts.held_clocks:
         return None
     slowest = facts.held_clocks[0]
-    when = "steady steps" if facts.activity.source == "steady steps" else "the time"
     evidence = [
-        f"GPU {held.gpu.node}/{held.gpu.gpu}: {held.reason} in {percent(held.time_ratio)} of {when}"
+        f"GPU {held.gpu.node}/{held.gpu.gpu}: {held.reason} in {percent(held.time_ratio)} of"
+        f" {facts.activity.when}"
         + (f", SM clock at {percent(held.clock_ratio)} of its maximum" if held.clock_ratio else "")
         + " (NVML)."
         for held in facts.held_clocks[:8]

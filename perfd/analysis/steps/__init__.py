@@ -1,6 +1,6 @@
 """Steady steps and where their time goes: phases, GPU activity, pipeline bubble, throttling, MFU."""
 
-from perfd.analysis.steps.activity_by_gpu import GpuActivity, gpu_activity
+from perfd.analysis.steps.activity_by_gpu import STEADY_STEPS, TRAINING_TIME, GpuActivity, gpu_activity
 from perfd.analysis.steps.flops_check import FlopsCheck
 from perfd.analysis.steps.mfu import Efficiency, MfuTier, efficiency, gpu_infos, mean_over_gpus, world_size
 from perfd.analysis.steps.phase_timers import (
@@ -45,6 +45,8 @@ __all__ = [
     "FORWARD",
     "POINT_TO_POINT",
     "SOURCE_BY_RANK",
+    "STEADY_STEPS",
+    "TRAINING_TIME",
     "DataLoading",
     "Efficiency",
     "FlopsCheck",

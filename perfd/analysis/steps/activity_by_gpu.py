@@ -11,8 +11,11 @@ from numpy.typing import NDArray
 
 from perfd.analysis.data.job_data import Floats, GpuKey, GpuTable, Ints, StepTable
 from perfd.analysis.data.robust_stats import mean, median
+from perfd.analysis.steps.training_time import training_samples
 from perfd.model import GpuColumn
 
+STEADY_STEPS, TRAINING_TIME = "steady steps", "training time"
+"""What samples are of."""
 _FEWEST_SAMPLES = 5
 """Of each GPU, before a median says what is usual."""
 _MOST_STEPS = 64
@@ -30,7 +33,7 @@ class GpuActivity:
     samples: Ints
     """Rows of the `GpuTable` that went into them."""
     source: str | None
-    """`steady steps`, or `all samples` when no log says when steps were; None without samples."""
+    """`steady steps`, or `training time` when no log says when steps were; None without samples of it."""
 
     def of_gpus(self, name: GpuColumn) -> Floats:
         """One metric, the median over steps, for each GPU; NaN where it is unknown."""
@@ -47,6 +50,11 @@ class GpuActivity:
         if graphics is None:
             return GpuColumn.BUSY
         return GpuColumn.GRAPHICS_ACTIVE if self.usual(graphics) or plain is None else GpuColumn.BUSY
+
+    @property
+    def when(self) -> str:
+        """What the samples are of, in words."""
+        return "the time in which the job trains" if self.source == TRAINING_TIME else "steady steps"
 
     def usual(self, values: NDArray[np.floating] | None) -> bool:
         """Whether there are enough samples of each GPU for their median to say what is usual."""
@@ -72,12 +80,13 @@ def gpu_activity(gpu: GpuTable, steps: StepTable, rows: Ints) -> GpuActivity:
     GPM activities are means since the sample before, so a mean of samples is the
     mean over time. When steps are shorter than the sampling interval, a step
     has one sample at most and the median over steps is one over samples. When the
-    log names no steps at all, each sample stands for itself.
+    log names no steps at all, each sample in which the job trains stands for itself.
     """
     if len(steps):
         samples, groups = _samples_in_steps(gpu.time_unix_s, steps, rows)
     else:
-        samples = groups = _spread(np.arange(len(gpu.time_unix_s)))
+        samples = _spread(training_samples(gpu))
+        groups = np.arange(len(samples))
     present = {name: gpu.metrics[name][samples] for name in METRICS if name in gpu.metrics}
     if not len(samples) or not present:
         return GpuActivity(gpus=gpu.gpus, metrics={}, medians={}, samples=samples, source=None)
@@ -87,7 +96,7 @@ def gpu_activity(gpu: GpuTable, steps: StepTable, rows: Ints) -> GpuActivity:
         metrics=per_step,
         medians={name: median(values, axis=0).astype(np.float64) for name, values in per_step.items()},
         samples=samples,
-        source="steady steps" if len(steps) else "all samples",
+        source=STEADY_STEPS if len(steps) else TRAINING_TIME,
     )
 
 

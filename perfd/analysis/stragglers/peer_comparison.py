@@ -15,7 +15,7 @@ import numpy as np
 
 from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, MEDIAN_ERROR, median
-from perfd.analysis.steps import GpuActivity, Timers, stage_of_ranks
+from perfd.analysis.steps import STEADY_STEPS, TRAINING_TIME, GpuActivity, Timers, stage_of_ranks
 from perfd.model import GpuColumn, ParallelLayout
 from perfd.thresholds import THRESHOLDS
 
@@ -107,7 +107,7 @@ def stragglers_by_activity(activity: GpuActivity, parallel: ParallelLayout) -> t
     activity of any kind.
     """
     ranks = _ranks(activity)
-    if activity.source != "steady steps" or ranks is None:
+    if activity.source != STEADY_STEPS or ranks is None:
         return ()
     found: list[Straggler] = []
     for peers in peer_groups(ranks, parallel):
@@ -119,7 +119,7 @@ def stragglers_by_activity(activity: GpuActivity, parallel: ParallelLayout) -> t
 def undecided_by_activity(activity: GpuActivity, parallel: ParallelLayout) -> bool:
     """Whether GPUs of all peers are read that may yet show who is slow, but in too few steps so far."""
     ranks = _ranks(activity)
-    if activity.source == "all samples" or ranks is None or not peer_groups(ranks, parallel):
+    if activity.source == TRAINING_TIME or ranks is None or not peer_groups(ranks, parallel):
         return False
     tensor = activity.metrics.get(GpuColumn.TENSOR_ACTIVE)
     sampled = activity.metrics.get(activity.kernel_metric) if tensor is None else tensor
@@ -148,7 +148,7 @@ def _most(
 ) -> float | None:
     """The largest over all GPUs of the median over steps of how one differs from its peers."""
     ranks = _ranks(activity)
-    if activity.source != "steady steps" or ranks is None:
+    if activity.source != STEADY_STEPS or ranks is None:
         return None
     groups = peer_groups(ranks, parallel)
     values = [_of_peers(activity, metric, peers) for peers in groups]

@@ -1,0 +1,104 @@
+"""Numbers of a job that prints no steps come from the time in which it trains, or are unknown."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from analysis.jobs import job_data, step_table
+from analysis.test_nccl import DP4, table
+
+from perfd.analysis.data.job_data import GpuKey, GpuTable, NcclTime
+from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
+from perfd.analysis.findings import Finding, Kind
+from perfd.analysis.steps.training_time import training_samples
+from perfd.model import GpuColumn
+
+
+def gpus(*activity: float, ranks: int = 4, **others: float) -> GpuTable:
+    """A sample each second: the share of it in which each GPU ran a kernel."""
+    column = np.tile(np.array(activity, np.float32)[:, None], (1, ranks))
+    return GpuTable(
+        time_unix_s=1000.0 + np.arange(len(activity)),
+        gpus=[GpuKey(node="n", gpu=str(rank), rank=rank) for rank in range(ranks)],
+        metrics={
+            GpuColumn.GRAPHICS_ACTIVE: column,
+            **{GpuColumn(name): column * value for name, value in others.items()},
+        },
+    )
+
+
+def rows(*activity: float) -> list[int]:
+    return training_samples(gpus(*activity)).tolist()
+
+
+def finding(summary: JobSummary, kind: Kind) -> Finding | None:
+    return next((one for one in summary.findings if one.kind is kind), None)
+
+
+def test_start_end_and_the_edges_of_the_training_do_not_count():
+    assert rows(*[0.0] * 20, *[0.9] * 14, *[0.02] * 5) == list(range(21, 33))
+
+
+@pytest.mark.parametrize(("trains", "enough"), [(12, True), (11, False)])
+def test_ten_samples_of_training_are_enough(trains: int, enough: bool):
+    assert bool(rows(*[0.0] * 5, *[0.9] * trains, *[0.0] * 5)) is enough
+
+
+@pytest.mark.parametrize(("idle_s", "left_out"), [(4, False), (5, True)])
+def test_a_long_gap_is_a_pause_and_a_short_one_is_part_of_the_training(idle_s: int, left_out: bool):
+    found = rows(*[0.9] * 12, *[0.0] * idle_s, *[0.9] * 12)
+
+    assert bool(set(found).isdisjoint(range(12, 12 + idle_s))) is left_out
+
+
+@pytest.mark.parametrize(("steps", "left_out"), [(4, False), (3, True)])
+def test_long_gaps_that_come_again_and_again_are_how_the_job_works(steps: int, left_out: bool):
+    found = rows(*([*[0.9] * 8, *[0.0] * 8] * steps))
+
+    assert bool(set(found).isdisjoint(range(8, 16))) is left_out
+
+
+def test_gpus_that_never_do_anything_do_not_train():
+    assert rows(*[0.19] * 60) == []
+    assert rows(*[0.21] * 60)
+    assert training_samples(GpuTable(time_unix_s=np.zeros(0), gpus=(), metrics={})).tolist() == []
+
+
+def test_idle_gpus_are_a_share_of_the_time_that_the_job_trains():
+    seen = gpus(*[0.0] * 60, *[0.7] * 30, *[0.0] * 20)
+    summary = summarise(job_data(step_table([]), gpu=seen), AnalysisSettings())
+
+    assert summary.bottleneck.kind is Kind.HOST_BOUND
+    assert summary.bottleneck.gain_ratio == pytest.approx(0.3, abs=1e-6)
+    assert "30.0% of the time in which the job trains" in summary.bottleneck.evidence[0]
+
+
+def test_while_a_job_starts_nothing_limits_it_yet():
+    seen = gpus(*[0.0] * 60, *[0.7] * 8, sm_active_ratio=0.1)
+    summary = summarise(job_data(step_table([]), gpu=seen), AnalysisSettings())
+
+    assert summary.bottleneck.kind is Kind.UNKNOWN
+
+
+@pytest.mark.parametrize(("transfer_s", "costs"), [(0.0049, None), (0.0051, 0.51)])
+def test_communication_of_a_loop_that_may_overlap_it_is_no_verdict_unless_it_fills_the_time(
+    transfer_s: float, costs: float | None
+):
+    moves = table([0, 1, 2, 3], [0, 0, 0, 0], transfer_s=transfer_s)
+    share = 100 * transfer_s
+    nccl = [NcclTime(rank=r, busy_s=10 * share, span_s=10, lost_operations=0) for r in range(4)]
+    found = summarise(
+        job_data(step_table([]), gpu=gpus(*[1.0] * 30), nccl=nccl, collectives=[moves]), AnalysisSettings()
+    )
+
+    communication = finding(found, Kind.COMMUNICATION)
+    assert communication.confidence == 0.4
+    assert communication.gain_ratio == (costs and pytest.approx(costs))
+
+
+def test_a_job_that_described_itself_is_not_judged_before_its_first_step():
+    seen = gpus(*[0.0] * 60, *[0.5] * 30)
+
+    told = summarise(job_data(step_table([]), gpu=seen, description=DP4), AnalysisSettings())
+    assert told.bottleneck.kind is Kind.UNKNOWN
+    assert told.bottleneck.evidence[-1] == "perfd saw no steady step of this job."
