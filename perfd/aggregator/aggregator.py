@@ -79,7 +79,11 @@ class Aggregator:
         self._manual = manual
         audit = AuditLog(Path(config.audit_file) if config.audit_file else None, self._clock)
         self._state = AggregatorState.empty(limits or Limits(), audit)
-        self._history = HistoryStore(Path(config.history.path)) if config.history.path else None
+        self._history = (
+            HistoryStore(Path(config.history.path), max_bytes=config.history.max_bytes)
+            if config.history.path
+            else None
+        )
         try:
             self._access = AccessControl(config)
             self._webhook = Webhook(config.webhook)

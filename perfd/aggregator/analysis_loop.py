@@ -351,7 +351,7 @@ class AnalysisLoop:
                     self._store_summary(name)
         if self._expired_s is None or now_s - self._expired_s >= _EXPIRE_EVERY_S:
             self._expired_s = now_s
-            self._history.expire(self._now_unix_s - self._config.history.retention_days * 86_400)
+            self._history.expire(self._config.history.retention_days * 86_400, self._now_unix_s, now_s)
 
     def store_all(self) -> None:
         """Write the summary of every job and the state of the rules to history, before the end."""

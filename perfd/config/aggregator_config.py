@@ -14,8 +14,11 @@ class HistoryConfig(Strict, frozen=True):
     """Data that survives a restart of the aggregator."""
 
     path: str | None = None
-    """An SQLite file; null: history only in memory."""
+    """An SQLite file; null: history only in memory, and a kill or restart loses it."""
     retention_days: float = 30.0
+    """In days in which the aggregator ran, so that a clock that is set ahead deletes nothing."""
+    max_bytes: int = 8_000_000_000
+    """The size at which the jobs without data for longest are deleted."""
 
 
 class RulesConfig(Strict, frozen=True):

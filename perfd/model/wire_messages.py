@@ -80,17 +80,22 @@ class Welcome:
     """The aggregator's response to `Hello`."""
 
     last_sequence: int
+    """Stored."""
     sent_unix_ns: int
     revision: int = 1
     renew_identity: bool = False
     """The agent's spool is a copy of another one: it takes a new identity and connects again."""
+    received_sequence: int = 0
+    """Received, and not to be sent again by this connection; 0 for none after `last_sequence`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ack:
-    """Everything up to and including `sequence` is stored."""
+    """Everything up to and including `sequence` is stored, and up to `received_sequence` received."""
 
     sequence: int
+    received_sequence: int = 0
+    """0 for none after `sequence`."""
 
 
 AgentMessage: TypeAlias = Hello | Batch | CaptureStatus | Goodbye

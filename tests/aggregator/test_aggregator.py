@@ -3,6 +3,7 @@
 import http.client
 import json
 import logging
+import shutil
 from urllib.parse import quote
 
 import pytest
@@ -99,13 +100,18 @@ def test_a_restart_goes_on_with_the_same_numbers(clock, tmp_path):
 
 
 def test_a_killed_aggregator_loses_nothing_that_it_acknowledged(clock, tmp_path):
-    history = HistoryConfig(path=str(tmp_path / "h.sqlite"))
-    with aggregator(clock, history=history) as killed, FakeAgent(killed.grpc_address) as agent:
+    path, left = tmp_path / "h.sqlite", tmp_path / "left.sqlite"
+    with (
+        aggregator(clock, history=HistoryConfig(path=str(path))) as killed,
+        FakeAgent(killed.grpc_address) as agent,
+    ):
         agent.hello()
         agent.send(step(1))
         agent.send(step(2))
-        # It is still running, and has not been told to end, when the next one reads its file.
-        with aggregator(clock, history=history) as running:
+        # It is still running, and has not been told to end, when the next one has what is in its files.
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{path}{suffix}", f"{left}{suffix}")
+        with aggregator(clock, history=HistoryConfig(path=str(left))) as running:
             assert running.steps("llm", 0, 10)[-1]["step"] == 2
             assert running.state.fleet.jobs["llm"].steps.last_step == 2
 

@@ -1,23 +1,34 @@
 """What survives a restart, and what a bad disk costs."""
 
+import contextlib
 import logging
+import os
 import resource
 import sqlite3
 import threading
+import time
+from functools import partial
+from random import Random
 
 import pytest
-from aggregator.support import START_S, fleet, gpus, place, source, step
+from aggregator.support import START_S, aggregator, fleet, gpus, place, source, step, values
+from exporters.support import until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from wire.records import RECORDS, of
 
+from perfd.agent.spool import Spool
+from perfd.agent.uplink import Uplink
 from perfd.aggregator.history.history_store import HistoryStore
 from perfd.aggregator.history.history_tables import agent_row, job_rows, rows
 from perfd.aggregator.history.recovery import restore
 from perfd.aggregator.limits import Limits
 from perfd.aggregator.state.aggregator_state import AggregatorState
+from perfd.clock import SystemClock
+from perfd.config import HistoryConfig, UplinkConfig
 from perfd.errors import PerfdError
 from perfd.model import (
+    Batch,
     CollectiveTimes,
     Event,
     EventKind,
@@ -28,6 +39,10 @@ from perfd.model import (
     ServerInfo,
     StepPhases,
 )
+from perfd.wire.convert import encode_message
+from tests.support.fake_agent import FakeAgent
+
+DAY_S = 86_400.0
 
 
 @pytest.fixture
@@ -49,6 +64,11 @@ def keep(history, made, *records, now_s=0.0, node="n0", agent="a"):
     statements = [row for name, attempt in names for row in job_rows(name, attempt, START_S, START_S + now_s)]
     statements += [row for item in durable for row in rows(item, START_S + now_s)]
     write(history, *statements, agent_row(agent, node, 7, START_S + now_s))
+
+
+def step_rows(number):
+    """What a progress line writes."""
+    return [row for item in fleet().apply([step(number)], source()) for row in rows(item, START_S)]
 
 
 def restored(path, *, after_s=60.0, now_s=100.0):
@@ -110,7 +130,9 @@ def test_only_the_newest_attempt_comes_back(path):
 def test_a_job_that_is_forgotten_stays_on_disk(path):
     history = HistoryStore(path)
     keep(history, fleet(), step(1))
+    history.close()
     assert restored(path, after_s=3601.0).fleet.jobs == {}
+    history = HistoryStore(path)
     assert [line["step"] for line in history.steps("llm", first_step=0, limit=10)] == [1]
     history.close()
 
@@ -130,13 +152,43 @@ def test_a_step_that_was_repeated_is_listed_once_as_the_newest_attempt_did_it(pa
 def test_what_is_older_than_its_time_is_deleted(path):
     history = HistoryStore(path)
     keep(history, fleet(), step(1), Event(kind=EventKind.CHECKPOINT, time_unix_ns=1, message="", job="llm"))
-    keep(history, fleet(), step(1, job="new"), now_s=1000.0)
-    history.expire(START_S + 500.0)
+    keep(history, fleet(), step(1, job="new"), now_s=2 * DAY_S)
+    history.expire(5 * DAY_S, START_S + 4 * DAY_S, 0.0)
+    history.expire(5 * DAY_S, START_S + 6 * DAY_S, 2 * DAY_S)
     write(history)
     assert history.steps("llm", first_step=0, limit=9) == []
     assert len(history.steps("new", first_step=0, limit=9)) == 1
     assert history.failed_rows == 0
     history.close()
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_clock_that_is_set_forty_days_ahead_deletes_nothing(path, restart):
+    history = HistoryStore(path)
+    keep(history, fleet(), step(1))
+    history.expire(30 * DAY_S, START_S + 100.0, 100.0)
+    if restart:
+        history.close()
+        history = HistoryStore(path)
+    for hour in range(1, 6):
+        history.expire(30 * DAY_S, START_S + 40 * DAY_S + hour * 3600, hour * 3600.0)
+    write(history)
+    assert len(history.steps("llm", first_step=0, limit=9)) == 1
+    history.close()
+
+
+def test_a_file_that_grows_too_large_loses_the_jobs_that_were_heard_of_longest_ago(path):
+    history = HistoryStore(path, max_bytes=400_000)
+    made = fleet()
+    for number in range(1, 200):
+        for job in ("old", "new") if number < 100 else ("new",):
+            keep(history, made, step(number, job=job, tokens_per_s=1.0), now_s=float(number))
+        text = Event(kind=EventKind.CHECKPOINT, time_unix_ns=number, message="x" * 4000, job="new")
+        keep(history, made, text, now_s=float(number))
+    assert history.steps("old", first_step=0, limit=9) == []
+    assert history.steps("new", first_step=199, limit=9) != []
+    history.close()
+    assert path.stat().st_size < 1_000_000
 
 
 def test_numbers_that_json_has_no_word_for_do_not_stop_a_restart(path):
@@ -183,33 +235,40 @@ def small_files():
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_costs_rows_and_is_said_once(path, small_files, caplog):
-    history = HistoryStore(path)
+def test_what_a_full_disk_does_not_take_waits_for_room(path, small_files, caplog):
+    history = HistoryStore(path, retry_s=0.02)
     write(history)
-    small_files(path.with_name(path.name + "-wal").stat().st_size)
+    small_files(0)
+    stored = []
     with caplog.at_level(logging.ERROR):
         for number in range(1, 4):
-            keep(history, fleet(), step(number))
-    assert not history.healthy
-    assert history.failed_rows == 3 * 3
+            history.submit(step_rows(number), partial(stored.append, number))
+        until(lambda: not history.healthy)
+        time.sleep(0.1)
+    assert stored == []
     assert len(caplog.records) == 1
     small_files(resource.RLIM_INFINITY)
     keep(history, fleet(), step(9))
+    assert stored == [1, 2, 3]
     assert history.healthy
-    assert [line["step"] for line in history.steps("llm", first_step=0, limit=9)] == [9]
+    assert history.failed_rows == 0
+    assert [line["step"] for line in history.steps("llm", first_step=0, limit=9)] == [1, 2, 3, 9]
     history.close()
 
 
-def test_a_locked_file_costs_rows_and_not_the_thread(path):
-    history = HistoryStore(path, busy_timeout_s=0.01)
+def test_a_file_that_another_program_writes_is_written_later(path):
+    history = HistoryStore(path, busy_timeout_s=0.01, retry_s=0.02)
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    keep(history, fleet(), step(1))
-    assert history.failed_rows > 0
+    stored = threading.Event()
+    history.submit(list(job_rows("llm", 1, None, 0.0)), stored.set)
+    until(lambda: not history.healthy)
+    assert not stored.is_set()
     other.execute("ROLLBACK")
     other.close()
-    keep(history, fleet(), step(2))
+    assert stored.wait(20)
     assert history.healthy
+    assert history.failed_rows == 0
     history.close()
 
 
@@ -220,11 +279,16 @@ def test_a_batch_size_that_sqlite_cannot_hold_is_unknown(path):
     history.close()
 
 
-def test_a_row_that_cannot_be_written_does_not_end_the_thread(path):
+def test_a_row_that_no_table_takes_costs_only_its_own_group(path):
     history = HistoryStore(path)
-    write(history, agent_row("a", "n", 1 << 70, 0.0))
+    block = threading.Event()
+    history.submit([], block.wait)
+    for statement in (step_rows(1), [agent_row("a", "n", 1 << 70, 0.0)], step_rows(2)):
+        history.submit(statement)
+    block.set()
+    write(history)
     assert history.failed_rows == 1
-    keep(history, fleet(), step(2))
+    assert [line["step"] for line in history.steps("llm", first_step=0, limit=9)] == [1, 2]
     assert history.healthy
     history.close()
 
@@ -238,20 +302,181 @@ def test_a_file_of_a_newer_perfd_is_refused_with_a_sentence(path):
         HistoryStore(path)
 
 
-@pytest.mark.parametrize("content", [b"this is no database" * 100, None])
-def test_a_file_that_cannot_be_used_is_refused_with_a_sentence(tmp_path, content):
-    path = tmp_path / "history.sqlite"
-    if content is None:
-        path.mkdir()
-    else:
-        path.write_bytes(content)
+def test_a_path_that_is_a_folder_is_refused_with_a_sentence(path):
+    path.mkdir(parents=True)
     with pytest.raises(PerfdError, match=r"history\.path"):
         HistoryStore(path)
 
 
+def test_two_aggregators_cannot_have_one_file(path):
+    first = HistoryStore(path)
+    with pytest.raises(PerfdError, match=rf"process {os.getpid()}\) uses the history file .*stop it, or"):
+        HistoryStore(path)
+    first.close()
+    HistoryStore(path).close()
+
+
+# Damage
+
+
+def filled(path):
+    """The bytes of a history with a job of many pages."""
+    history, made = HistoryStore(path), fleet()
+    keep(history, made, *(step(number) for number in range(1, 400)))
+    keep(history, made, GpuInfo(index=3, name="H200"), place(0, 3), JobDescription(job="llm", framework="f"))
+    for number in range(400):
+        keep_event = Event(kind=EventKind.CHECKPOINT, time_unix_ns=number, message="m" * 200, job="llm")
+        keep(history, made, keep_event)
+    history.close()
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("damage", ["empty", "text", "header", "half", "pages"])
+def test_a_damaged_file_is_set_aside_and_what_can_be_read_is_kept(path, damage, caplog):
+    whole = filled(path)
+    size = len(whole)
+    path.write_bytes(
+        {
+            "empty": b"",
+            "text": b"this is no database" * 1000,
+            "header": bytes(100) + whole[100:],
+            "half": whole[: size // 2],
+            "pages": b"".join(
+                os.urandom(4096) if page % 13 == 12 else whole[page * 4096 : (page + 1) * 4096]
+                for page in range(size // 4096)
+            ),
+        }[damage]
+    )
+    state = restored(path)
+    history = HistoryStore(path)
+    write(history, *step_rows(500))
+    assert history.healthy
+    lines = history.steps("llm", first_step=1, limit=1000)
+    assert lines[-1]["step"] == 500
+    if damage == "pages":
+        assert len(lines) > 1
+        assert "llm" in state.fleet.jobs
+    if damage != "empty":
+        assert path.with_name(path.name + ".damaged").exists()
+        assert "set aside" in caplog.text
+    history.close()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32), flips=st.sampled_from([1, 30]))
+def test_whatever_bits_flip_the_aggregator_starts_and_stores(tmp_path_factory, seed, flips):
+    path = tmp_path_factory.mktemp("flipped") / "h.sqlite"
+    damaged, chance = bytearray(WHOLE.get("bytes") or WHOLE.setdefault("bytes", filled(path))), Random(seed)
+    for _ in range(flips):
+        damaged[chance.randrange(100, len(damaged))] ^= 1 << chance.randrange(8)
+    path.write_bytes(damaged)
+    with aggregator(history=HistoryConfig(path=str(path))) as running:
+        with FakeAgent(running.grpc_address, agent_id="new") as agent:
+            agent.hello()
+            stored = agent.send(step(7, job="new"))
+            while stored < 1:
+                stored = agent.hear().sequence
+        assert running.steps("new", 0, 10)[-1]["step"] == 7
+
+
+WHOLE = {}
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE node_facts SET body = '{'",
+        "UPDATE node_facts SET kind = 'x'",
+        "UPDATE jobs SET description = '{'",
+        "UPDATE jobs SET received_unix_s = 'x', started_unix_s = x'00'",
+        "UPDATE jobs SET summary = '{'",
+        "UPDATE events SET body = '{' WHERE rowid = (SELECT min(rowid) FROM events)",
+        "UPDATE steps SET losses = '{' WHERE step = 5",
+        "UPDATE steps SET step_time_s = 'x', global_batch_size = 'x' WHERE step = 5",
+        "UPDATE agents SET last_sequence = 'x'",
+        "INSERT INTO captures VALUES ('x', 1e9, '{')",
+        "INSERT INTO engine VALUES (1, x'c1')",
+        "INSERT INTO alerts VALUES ('llm', 'a', '{}', 'firing', 1, 1.0, 1.0, x'c1')",
+        "INSERT INTO phases VALUES ('llm', 1, 5, 1.0, '{\"f\": 3}')",
+    ],
+)
+def test_a_row_that_cannot_be_read_costs_that_row(path, sql):
+    filled(path)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute(sql)
+        connection.commit()
+    with aggregator(history=HistoryConfig(path=str(path))) as running:
+        running.tick()
+        steps = {line["step"] for line in running.steps("llm", 1, 1000)}
+        page = values(running.page())
+    assert steps >= set(range(1, 400)) - {5}
+    if "summary" not in sql and "step_time_s" not in sql:
+        assert page["perfd_history_damaged_rows_total"] >= 1
+
+
+def test_on_a_full_disk_the_aggregator_starts_and_stores_later(tmp_path, small_files):
+    path = tmp_path / "h.sqlite"
+    small_files(0)
+    with aggregator(history=HistoryConfig(path=str(path))) as running:
+        with FakeAgent(running.grpc_address) as agent:
+            agent.hello()
+            assert agent.send(step(1)) == 0
+            running.tick()
+            assert values(running.page())['perfd_step{job="llm"}'] == 1
+            assert values(running.page())["perfd_history_up"] == 0
+            small_files(resource.RLIM_INFINITY)
+            while agent.hear().sequence < 1:
+                pass
+        assert [line["step"] for line in running.steps("llm", 0, 9)] == [1]
+
+
+def test_what_was_not_stored_is_still_in_the_spool_and_stored_when_there_is_room(tmp_path, small_files):
+    path = tmp_path / "h.sqlite"
+    spool = Spool(tmp_path / "spool", max_bytes=1 << 24)
+    with aggregator(history=HistoryConfig(path=str(path))) as running:
+        # What waits is bounded: most batches find no room.
+        running._history._max_queued_bytes = 20_000
+        uplink = Uplink(
+            UplinkConfig(address=running.grpc_address, backoff_initial_s=0.05, backoff_max_s=0.1),
+            node="n0",
+            spool=spool,
+            clock=SystemClock(),
+            on_request=lambda _: None,
+        )
+        uplink.start()
+        try:
+            assert uplink.wait_acknowledged(send(spool, uplink, 1), 20)
+            small_files(0)
+            for number in range(2, 101):
+                send(spool, uplink, number)
+            until(lambda: running.state.fleet.jobs["llm"].steps.last_step == 100)
+            assert not running._history.healthy
+            assert uplink.state.acknowledged_sequence == 1
+            small_files(resource.RLIM_INFINITY)
+            assert uplink.wait_acknowledged(100, 30)
+        finally:
+            small_files(resource.RLIM_INFINITY)
+            uplink.stop(1.0)
+            spool.close()
+        running.tick()
+        assert values(running.page())["perfd_lost_batches_total"] == 0
+        assert running.state.fleet.jobs["llm"].attempt == 1
+        assert [line["step"] for line in running.steps("llm", 0, 1000)] == list(range(1, 101))
+
+
+def send(spool, uplink, number):
+    """Give a progress line to an agent; returns its sequence."""
+    records = [step(number)]
+    sequence = spool.append(
+        lambda sequence: encode_message(Batch(sequence=sequence, sent_unix_ns=0, records=records)), records=1
+    )
+    uplink.notify()
+    return sequence
+
+
 def test_rows_beyond_the_queue_are_given_up_and_counted(path):
-    history = HistoryStore(path, max_queued=0)
-    write(history, *job_rows("llm", 1, None, 0.0))
+    history = HistoryStore(path, max_queued_bytes=0)
+    assert not history.submit(list(job_rows("llm", 1, None, 0.0)))
     assert history.failed_rows == 1
     history.close()
 
@@ -260,5 +485,5 @@ def test_after_close_nothing_is_written_and_nobody_waits(path):
     history = HistoryStore(path)
     history.close()
     history.close()
-    write(history, *job_rows("llm", 1, None, 0.0))
+    assert not history.submit(list(job_rows("llm", 1, None, 0.0)))
     assert history.failed_rows == 1

@@ -1,5 +1,6 @@
 """Alerts over a restart of the aggregator: timers go on, and nothing that fires is lost or told twice."""
 
+import contextlib
 import sqlite3
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from aggregator.support import START_S, aggregator, place, step
 from exporters.support import Receiver, until
 
 from perfd.aggregator import Aggregator
-from perfd.aggregator.history.history_store import HistoryStore
+from perfd.aggregator.history.history_reader import HistoryReader
 from perfd.aggregator.history.history_tables import SCHEMA
 from perfd.clock import VirtualClock
 from perfd.config import (
@@ -124,7 +125,7 @@ def test_an_alert_that_waits_does_not_fire_because_the_clock_was_set_ahead(clock
         assert states(running)["SlowForLong"] == "firing"
 
 
-def test_it_is_the_same_after_a_kill(clock, config):
+def test_it_is_the_same_after_a_kill(clock, config, tmp_path):
     killed = Aggregator(
         AggregatorConfig(listen="127.0.0.1:0", http_listen=None, **config), clock, manual=True
     )
@@ -132,11 +133,13 @@ def test_it_is_the_same_after_a_kill(clock, config):
     try:
         feed(killed, clock, [1], step_time_s=9.0)
         wait(killed, clock, 90)
-        reader = HistoryStore(_path(config))
+        reader = HistoryReader(_path(config), 1.0)
         until(lambda: reader.engine_state().time_unix_s >= START_S + 75)
-        reader.close()
         # The other one has not stopped: nothing that it would write at its end is there.
-        with aggregator(clock, **config) as running:
+        left = tmp_path / "left.sqlite"
+        with contextlib.closing(sqlite3.connect(_path(config))) as source:
+            source.execute("VACUUM INTO ?", (str(left),))
+        with aggregator(clock, **{**config, "history": HistoryConfig(path=str(left))}) as running:
             assert states(running) == {"Slow": "firing"}
             wait(running, clock, 26)
             assert states(running)["SlowForLong"] == "firing"

@@ -232,7 +232,11 @@ MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
         stopped_unix_ns=1_700_000_002_000_000_000,
     ),
     "welcome": Welcome(last_sequence=41, sent_unix_ns=1_700_000_000_000_000_000),
+    "welcome_received": Welcome(
+        last_sequence=41, sent_unix_ns=1_700_000_000_000_000_000, received_sequence=43
+    ),
     "ack": Ack(sequence=42),
+    "ack_received": Ack(sequence=42, received_sequence=44),
     "capture_request": CaptureRequest(
         capture_id="c-1",
         job="llm",

@@ -261,31 +261,33 @@ class Uplink:
     def _must_renew(self, welcome: Welcome) -> bool:
         # Nothing of this life was sent before the first welcome, so the aggregator cannot know more
         # than the spool did when it was opened, unless the spool forgot something.
-        return self._state.connections == 0 and welcome.last_sequence > self._spool.opened_after
+        known = max(welcome.last_sequence, welcome.received_sequence)
+        return self._state.connections == 0 and known > self._spool.opened_after
 
     def _handle(self, message: AggregatorMessage | None, outgoing: OutgoingMessages) -> None:
         match message:
             case Welcome():
                 self._execute(self._policy.handle(reconnect.Welcomed(), self._real_clock.monotonic_s()))
                 self._spool.welcomed()
-                self._acknowledge(message.last_sequence, outgoing, welcome=True)
+                self._acknowledge(message.last_sequence, message.received_sequence, outgoing, welcome=True)
             case Ack():
-                self._acknowledge(message.sequence, outgoing, welcome=False)
+                self._acknowledge(message.sequence, message.received_sequence, outgoing, welcome=False)
             case CaptureRequest() | CaptureCancel():
                 self._on_request(message)
             case None:
                 self._state = replace(self._state, unknown_messages=self._state.unknown_messages + 1)
 
-    def _acknowledge(self, sequence: int, outgoing: OutgoingMessages, *, welcome: bool) -> None:
+    def _acknowledge(self, stored: int, received: int, outgoing: OutgoingMessages, *, welcome: bool) -> None:
         with self._changed:
             # An aggregator that claims more than it was sent must not make the agent forget unsent batches.
-            known = min(sequence, self._spool.last_sequence if welcome else outgoing.sent_sequence)
+            most = self._spool.last_sequence if welcome else outgoing.sent_sequence
+            known, received = min(stored, most), min(max(stored, received), most)
             self._spool.acknowledge(known)
             if welcome:
                 self._state = replace(self._state, connected=True, connections=self._state.connections + 1)
-                outgoing.welcomed(known)
+                outgoing.welcomed(received)
             else:
-                outgoing.acknowledged(known)
+                outgoing.acknowledged(received)
             self._state = replace(
                 self._state, acknowledged_sequence=max(known, self._state.acknowledged_sequence)
             )

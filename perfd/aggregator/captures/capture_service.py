@@ -56,8 +56,8 @@ class CaptureService:
         self._lock = threading.Lock()
         self._send: Send = _nowhere
         if history is not None:
-            stored = [msgspec.json.decode(body, type=Capture) for body in history.captures(limit=1000)]
-            with self._lock:
+            stored = history.captures(Capture, limit=1000)
+            with self._lock, self._failures.contained(Part.HISTORY):
                 self._coordinator.restore(stored, self._now())
 
     def send_through(self, send: Send) -> None:

@@ -1,6 +1,7 @@
 """What survives a restart: an SQLite file, its tables, and recovery from it."""
 
-from perfd.aggregator.history.history_store import HistoryStore, StoredAlert
+from perfd.aggregator.history.history_reader import StoredAlert
+from perfd.aggregator.history.history_store import HistoryStore
 from perfd.aggregator.history.history_tables import (
     Statement,
     agent_left_row,

@@ -7,98 +7,87 @@ import logging
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
-import msgspec
-
-from perfd.aggregator.history.history_tables import (
-    EXPIRED,
-    MIGRATIONS,
-    SCHEMA,
-    SCHEMA_VERSION,
-    Statement,
-    phases_of,
-    step_of,
+from perfd.aggregator.history.history_file import (
+    HistoryFile,
+    HistoryLockedError,
+    is_damage,
+    is_disk_trouble,
+    may_pass,
+    open_history,
+    set_aside,
 )
-from perfd.errors import PerfdError
-from perfd.model import (
-    Event,
-    GpuInfo,
-    JobDescription,
-    RankPlacement,
-    ServerInfo,
-    StepPhases,
-    TrainingStep,
-)
-from perfd.rules.rule_model import Alert, EngineState
+from perfd.aggregator.history.history_reader import HistoryReader
+from perfd.aggregator.history.history_retention import RetentionClock, reached_unix_s, shrink
+from perfd.aggregator.history.history_tables import EXPIRED, Statement, retention_row
+from perfd.errors import PerfdError, reason_of
 
 log = logging.getLogger(__name__)
-_T = TypeVar("_T")
-_STEP_COLUMNS = (
-    "step, time_unix_s, step_time_s, steps_covered, warmup, flops_per_s_per_gpu, tokens_per_s, "
-    "samples_per_s, global_batch_size, losses"
-)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredJob:
-    """What history knows of the newest attempt of a job."""
-
-    job: str
-    attempt: int
-    started_unix_s: float | None
-    received_unix_s: float
-    description: JobDescription | None
-    steps: Sequence[TrainingStep]
-    phases: Sequence[StepPhases]
-    events: Sequence[tuple[str, Event]]
-    """With the node that each came from."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredAlert:
-    """An alert that fired, and the job's newest step then."""
-
-    alert: Alert
-    first_step: int | None
-    changed_unix_s: float
+MAX_QUEUED_BYTES = 64 << 20
+"""What waits for a disk that is slow or full; agents keep what is beyond it."""
+_STATEMENT_BYTES = 400
+"""About what a statement takes in memory beside its texts."""
+_TRANSACTION_BYTES = 8 << 20
+"""A transaction ends at this size, so that what waits for it is acknowledged soon."""
+_RETRY_S = 1.0
+_REPAIR_WITHIN_S = 120.0
+_SIZE_EVERY_TRANSACTIONS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
     statements: Sequence[Statement]
     done: Callable[[], None] | None
+    size_bytes: int
 
 
-class HistoryStore:
-    """Writes groups of rows, many groups a transaction; a disk that fails costs history, not ingest.
+class HistoryStore(HistoryReader):
+    """Writes groups of rows in order, many groups a transaction; a disk that fails does not stop ingest.
 
-    `submit` may be called from any thread and never waits. Readers open the file for themselves.
-    Raises `PerfdError` when the file cannot be used at the start.
+    `submit` may be called from any thread and never waits. What the disk does not take waits and is tried
+    again, up to `max_queued_bytes`. Raises `PerfdError` when the file can never be used as configured:
+    another aggregator has it, a newer perfd wrote it, or this user may not write it. A full disk is no
+    such reason.
     """
 
-    def __init__(self, path: Path, *, max_queued: int = 20_000, busy_timeout_s: float = 2.0) -> None:
-        self._path = path
-        self._busy_timeout_s = busy_timeout_s
-        self._max_queued = max_queued
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_bytes: int | None = None,
+        max_queued_bytes: int = MAX_QUEUED_BYTES,
+        busy_timeout_s: float = 2.0,
+        retry_s: float = _RETRY_S,
+    ) -> None:
+        super().__init__(path, busy_timeout_s)
+        self._max_bytes = max_bytes
+        self._max_queued_bytes = max_queued_bytes
+        self._retry_s = retry_s
         self._queue: deque[_Group] = deque()
+        self._queued_bytes = 0
         self._changed = threading.Condition()
         self._closing = False
+        self._repair_wanted = False
         self._healthy = True
+        self._transactions = 0
+        self._retention = RetentionClock(None)
         self.failed_rows = 0
         """Rows that could not be written."""
         self.written_rows = 0
+        self._file: HistoryFile | None = None
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._connection = self._open()
+            self._open()
         except (OSError, sqlite3.Error) as error:
-            raise PerfdError(
-                f"The history file {path} cannot be used: {error}. Set history.path to a file that "
-                "this user may write, or to null to keep history in memory."
-            ) from error
+            if not may_pass(error, path):
+                raise PerfdError(
+                    f"The history file {path} cannot be used: {reason_of(error)}. Set history.path to a "
+                    "file that this user may write, or to null to keep history in memory."
+                ) from error
+            self._report(error)
         self._thread = threading.Thread(target=self._run, name="perfd-history", daemon=True)
         self._thread.start()
 
@@ -107,27 +96,46 @@ class HistoryStore:
         """Whether the newest write succeeded."""
         return self._healthy
 
-    def submit(self, statements: Sequence[Statement], done: Callable[[], None] | None = None) -> None:
-        """Write rows soon. `done` is called, from the writer's thread, when they are stored or given up."""
-        group = _Group(statements, done)
-        with self._changed:
-            if not self._closing and len(self._queue) < self._max_queued:
-                self._queue.append(group)
-                self._changed.notify()
-                return
-            self.failed_rows += len(statements)
-        if done is not None:
-            done()
+    @property
+    def has_room(self) -> bool:
+        """Whether it can be written and much more may be submitted."""
+        return self._healthy and self._queued_bytes * 2 < self._max_queued_bytes
 
-    def expire(self, before_unix_s: float) -> None:
-        """Delete what is older than a time, soon."""
-        self.submit([(statement, (before_unix_s,)) for statement in EXPIRED])
+    def submit(self, statements: Sequence[Statement], done: Callable[[], None] | None = None) -> bool:
+        """Write rows soon; False when there is no room for them: they are counted as failed.
+
+        `done` is called from the writer's thread when they are on disk, or can never be. While the disk
+        takes nothing it is not called.
+        """
+        group = _Group(statements, done, sum(map(_size_bytes, statements)))
+        with self._changed:
+            if not self._closing and self._queued_bytes + group.size_bytes <= self._max_queued_bytes:
+                self._queue.append(group)
+                self._queued_bytes += group.size_bytes
+                self._changed.notify_all()
+                return True
+            self.failed_rows += len(statements)
+        return False
+
+    def expire(self, retention_s: float, now_unix_s: float, now_s: float) -> None:
+        """Delete what is older than so much of the time in which an aggregator ran, soon."""
+        if (reached := self._retention.now(now_unix_s, now_s)) is None:
+            return
+        expired = [(statement, (reached - retention_s,)) for statement in EXPIRED]
+        self.submit([retention_row(reached), *expired])
+
+    def repair(self) -> bool:
+        """Let the writer set a damaged file aside; returns whether there is a sound one now."""
+        with self._changed:
+            self._repair_wanted = True
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: not self._repair_wanted, _REPAIR_WITHIN_S) and self._healthy
 
     def finish(self) -> None:
         """Take no more rows: write what is queued and close the file. Returns at once."""
         with self._changed:
             self._closing = True
-            self._changed.notify()
+            self._changed.notify_all()
 
     def close(self, timeout_s: float | None = None) -> bool:
         """As `finish`, and wait for it; False when that took longer. Legal twice."""
@@ -141,184 +149,152 @@ class HistoryStore:
             )
         return ended
 
-    def agents(self) -> list[tuple[str, str, int, float]]:
-        """Every agent's id, node, highest stored sequence, and when it was last heard of."""
-        with self._reader() as reader:
-            return list(reader.execute("SELECT agent_id, node, last_sequence, received_unix_s FROM agents"))
-
-    def node_facts(self) -> list[tuple[str, GpuInfo | RankPlacement | ServerInfo]]:
-        """What is known of nodes, with each node's name."""
-        kinds: dict[str, Any] = {"gpu": GpuInfo, "rank": RankPlacement, "server": ServerInfo}
-        with self._reader() as reader:
-            found = reader.execute("SELECT node, kind, body FROM node_facts ORDER BY received_unix_s")
-            return [(node, msgspec.json.decode(body, type=kinds[kind])) for node, kind, body in found]
-
-    def jobs_since(self, unix_s: float, *, steps: int, phases: int) -> list[StoredJob]:
-        """The jobs heard of since a time: the newest attempt, with at most so many of its newest rows."""
-        with self._reader() as reader:
-            found = reader.execute(
-                "SELECT job, max(attempt), started_unix_s, received_unix_s, description FROM jobs "
-                "WHERE received_unix_s >= ? GROUP BY job",
-                (unix_s,),
-            ).fetchall()
-            return [self._stored(reader, row, steps, phases) for row in found]
-
-    def steps(self, job: str, *, first_step: int, limit: int) -> list[dict[str, Any]]:
-        """Stored progress lines of the newest attempt that has the step, as the columns of the table."""
-        with self._reader() as reader:
-            found = reader.execute(
-                f"SELECT {_STEP_COLUMNS}, max(attempt) FROM steps "  # noqa: S608  (a constant)
-                "WHERE job = ? AND step >= ? GROUP BY step ORDER BY step LIMIT ?",
-                (job, first_step, limit),
-            )
-            names = [*_STEP_COLUMNS.split(", "), "attempt"]
-            lines = [dict(zip(names, row, strict=True)) for row in found]
-        for line in lines:
-            line["losses"] = msgspec.json.decode(line["losses"])
-            line["warmup"] = bool(line["warmup"])
-        return lines
-
-    def alerts(self, *, limit: int) -> list[StoredAlert]:
-        """The newest alerts that fired, oldest first; those that cannot be read are left out."""
-        with self._reader() as reader:
-            found = reader.execute(
-                "SELECT body, first_step, changed_unix_s FROM alerts WHERE body IS NOT NULL "
-                "ORDER BY started_unix_s DESC LIMIT ?",
-                (limit,),
-            ).fetchall()
-        alerts = []
-        for body, first_step, changed in reversed(found):
-            if (alert := self._unpacked(body, Alert)) is not None:
-                alerts.append(StoredAlert(alert=alert, first_step=first_step, changed_unix_s=changed))
-        return alerts
-
-    def engine_state(self) -> EngineState | None:
-        """Where the rule engine was, or None."""
-        with self._reader() as reader:
-            row = reader.execute("SELECT body FROM engine").fetchone()
-        return None if row is None else self._unpacked(row[0], EngineState)
-
-    def captures(self, *, limit: int) -> list[str]:
-        """The newest captures as JSON, oldest first."""
-        with self._reader() as reader:
-            found = reader.execute(
-                "SELECT body FROM captures ORDER BY requested_unix_s DESC LIMIT ?", (limit,)
-            ).fetchall()
-        return [body for (body,) in reversed(found)]
-
-    def summary(self, job: str) -> Any | None:  # noqa: ANN401  (JSON of a documented schema)
-        """The newest stored summary of a job that may be long over, or None."""
-        with self._reader() as reader:
-            row = reader.execute(
-                "SELECT summary FROM jobs WHERE job = ? AND summary IS NOT NULL "
-                "ORDER BY attempt DESC LIMIT 1",
-                (job,),
-            ).fetchone()
-        return None if row is None else msgspec.json.decode(row[0])
-
-    def _unpacked(self, body: bytes, kind: type[_T]) -> _T | None:
-        try:
-            return msgspec.msgpack.decode(body, type=kind)
-        except (msgspec.DecodeError, TypeError) as error:
-            log.warning(
-                "A row of the history cannot be read and is left out.",
-                extra={"path": str(self._path), "kind": kind.__name__, "error": str(error)},
-            )
-            return None
-
-    def _stored(self, reader: sqlite3.Connection, row: tuple[Any, ...], steps: int, phases: int) -> StoredJob:
-        job, attempt, started, received, description = row
-        newest = "WHERE job = ? AND attempt = ? ORDER BY step DESC LIMIT ?"
-        step_rows = reader.execute(
-            f"SELECT {_STEP_COLUMNS} FROM steps {newest}",  # noqa: S608  (constants)
-            (job, attempt, steps),
-        ).fetchall()
-        phase_rows = reader.execute(
-            f"SELECT step, phases FROM phases {newest}",  # noqa: S608  (a constant)
-            (job, attempt, phases),
-        ).fetchall()
-        event_rows = reader.execute(
-            "SELECT node, body FROM events WHERE job = ? ORDER BY time_unix_s", (job,)
-        ).fetchall()
-        return StoredJob(
-            job=job,
-            attempt=attempt,
-            started_unix_s=started,
-            received_unix_s=received,
-            description=msgspec.json.decode(description, type=JobDescription) if description else None,
-            steps=[step_of(job, found) for found in reversed(step_rows)],
-            phases=[phases_of(job, step, body) for step, body in reversed(phase_rows)],
-            events=[(node, msgspec.json.decode(body, type=Event)) for node, body in event_rows],
-        )
-
     def _open(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, timeout=self._busy_timeout_s, check_same_thread=False)
-        connection.isolation_level = None
-        connection.execute("PRAGMA journal_mode = WAL")
-        # In WAL mode this survives a killed process; a power cut may cost the last transactions.
-        connection.execute("PRAGMA synchronous = NORMAL")
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version > SCHEMA_VERSION:
-            connection.close()
-            raise sqlite3.DatabaseError(f"it was written by a newer perfd (schema {version})")
-        if version:
-            _migrate(connection, version)
-        connection.executescript(SCHEMA)
-        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-        return connection
-
-    @contextlib.contextmanager
-    def _reader(self) -> Iterator[sqlite3.Connection]:
-        uri = f"{self._path.absolute().as_uri()}?mode=ro"
-        try:
-            with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=self._busy_timeout_s)) as reader:
-                yield reader
-        except sqlite3.Error as error:
-            raise PerfdError(f"The history file {self._path} cannot be read: {error}.") from error
+        """The connection to write with; raises `OSError` or `sqlite3.Error` when there is none now."""
+        if self._file is None:
+            file = open_history(self._path, self._busy_timeout_s)
+            try:
+                self._retention = RetentionClock(reached_unix_s(file.connection))
+            except BaseException:
+                file.close()
+                raise
+            self._file = file
+        return self._file.connection
 
     def _run(self) -> None:
-        while groups := self._next():
-            self._write([statement for group in groups for statement in group.statements])
-            for group in groups:
-                if group.done is not None:
-                    group.done()
-        self._connection.close()
+        while True:
+            groups = self._next()
+            if self._repair_wanted:
+                self._repair()
+            if not groups and self._closing:
+                break
+            if groups and not self._write(groups):
+                if self._closing:
+                    break
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closing or self._repair_wanted, self._retry_s)
+        with self._changed:
+            self.failed_rows += sum(len(group.statements) for group in self._queue)
+            self._queue.clear()
+        if self._file is not None:
+            self._file.close()
 
     def _next(self) -> list[_Group]:
+        """The oldest groups, as many as make a transaction; they stay in the queue until written."""
+        groups: list[_Group] = []
+        size_bytes = 0
         with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._closing)
-            groups = list(self._queue)
-            self._queue.clear()
-            return groups
+            self._changed.wait_for(lambda: self._queue or self._closing or self._repair_wanted)
+            for group in self._queue:
+                groups.append(group)
+                size_bytes += group.size_bytes
+                if size_bytes >= _TRANSACTION_BYTES:
+                    break
+        return groups
 
-    def _write(self, statements: Sequence[Statement]) -> None:
+    def _write(self, groups: Sequence[_Group]) -> bool:
+        """Write groups and take them off the queue; False when the disk does not take them now."""
         try:
-            self._connection.execute("BEGIN")
-            for sql, parameters in statements:
-                self._connection.execute(sql, parameters)
-            self._connection.execute("COMMIT")
-        except (sqlite3.Error, OverflowError) as error:
-            self.failed_rows += len(statements)
-            if self._healthy:
-                log.error(  # noqa: TRY400  (where it was raised says nothing that the error does not)
-                    "History cannot be written; ingest goes on, and what comes now is not kept.",
-                    extra={"path": str(self._path), "error": str(error)},
-                )
-            self._healthy = False
-            with contextlib.suppress(sqlite3.Error):
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
+            connection = self._open()
+            self._commit(connection, groups)
+        except HistoryLockedError as error:
+            self._report(error)
+            return False
+        except (OSError, sqlite3.Error, OverflowError, ValueError) as error:
+            if is_damage(error):
+                self._repair()
+                return False
+            if is_disk_trouble(error):
+                self._report(error)
+                self._reopen_later()
+                return False
+            if len(groups) > 1:
+                # One of them holds what no table takes: the others go on without it.
+                return all(self._write([group]) for group in groups)
+            self.failed_rows += len(groups[0].statements)
+            log.error(  # noqa: TRY400  (where it was raised says nothing that the error does not)
+                "Rows of the history cannot be written and are left out.",
+                extra={"path": str(self._path), "rows": len(groups[0].statements), "error": str(error)},
+            )
         else:
-            self.written_rows += len(statements)
-            if not self._healthy:
-                log.warning("History can be written again.", extra={"path": str(self._path)})
-            self._healthy = True
+            self.written_rows += sum(len(group.statements) for group in groups)
+            self._recovered()
+            self._cut_when_large(connection)
+        with self._changed:
+            for group in groups:
+                self._queue.popleft()
+                self._queued_bytes -= group.size_bytes
+        for group in groups:
+            if group.done is not None:
+                group.done()
+        return True
+
+    def _commit(self, connection: sqlite3.Connection, groups: Sequence[_Group]) -> None:
+        try:
+            connection.execute("BEGIN")
+            for group in groups:
+                for sql, parameters in group.statements:
+                    connection.execute(sql, parameters)
+            connection.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+            raise
+
+    def _cut_when_large(self, connection: sqlite3.Connection) -> None:
+        self._transactions += 1
+        if self._max_bytes is None or self._transactions % _SIZE_EVERY_TRANSACTIONS:
+            return
+        try:
+            cut = shrink(connection, self._max_bytes)
+        except sqlite3.Error as error:
+            self._report(error)
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            return
+        if cut:
+            log.warning(
+                "The history has reached history.max_bytes: its oldest jobs were deleted.",
+                extra={"path": str(self._path), "max_bytes": self._max_bytes},
+            )
+
+    def _repair(self) -> None:
+        try:
+            if self._file is None:
+                self._open()
+            else:
+                self._file.connection.close()
+                self._file.connection = set_aside(self._path, self._busy_timeout_s)
+            self._recovered()
+        except (OSError, sqlite3.Error, PerfdError) as error:
+            self._report(error)
+            self._reopen_later()
+        with self._changed:
+            self._repair_wanted = False
+            self._changed.notify_all()
+
+    def _reopen_later(self) -> None:
+        """Give up the connection: after an error of the disk SQLite may refuse to write until it is new."""
+        file, self._file = self._file, None
+        if file is not None:
+            with contextlib.suppress(sqlite3.Error):
+                file.close()
+
+    def _report(self, error: Exception) -> None:
+        if self._healthy:
+            log.error(
+                "History cannot be written: all else goes on, and agents keep what is not stored. Make room "
+                "on the disk, or set history.path to another one.",
+                extra={"path": str(self._path), "error": reason_of(error)},
+            )
+        self._healthy = False
+
+    def _recovered(self) -> None:
+        if not self._healthy:
+            log.warning("History can be written again.", extra={"path": str(self._path)})
+        self._healthy = True
 
 
-def _migrate(connection: sqlite3.Connection, version: int) -> None:
-    """Bring the tables of an older perfd up to date, all or nothing."""
-    connection.execute("BEGIN IMMEDIATE")
-    for older in range(version, SCHEMA_VERSION):
-        connection.execute(MIGRATIONS[older])
-    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-    connection.execute("COMMIT")
+def _size_bytes(statement: Statement) -> int:
+    return _STATEMENT_BYTES + sum(len(one) for one in statement[1] if isinstance(one, (str, bytes)))

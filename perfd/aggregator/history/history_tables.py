@@ -25,10 +25,13 @@ from perfd.rules.rule_model import Alert, EngineState
 
 _K = TypeVar("_K", int, str)
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """`PRAGMA user_version` of the file. A later version adds tables and columns, and migrates."""
 
-MIGRATIONS = {1: "ALTER TABLE alerts ADD COLUMN body BLOB"}
+MIGRATIONS = {
+    1: "ALTER TABLE alerts ADD COLUMN body BLOB",
+    2: "CREATE TABLE IF NOT EXISTS retention (id INTEGER PRIMARY KEY CHECK (id = 1), unix_s REAL NOT NULL)",
+}
 """From each version to the next."""
 
 SCHEMA = """
@@ -52,6 +55,8 @@ CREATE TABLE IF NOT EXISTS alerts (
   PRIMARY KEY (name, labels, started_unix_s)) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS engine (
   id INTEGER PRIMARY KEY CHECK (id = 1), body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS retention (
+  id INTEGER PRIMARY KEY CHECK (id = 1), unix_s REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS node_facts (
   node TEXT NOT NULL, kind TEXT NOT NULL, key TEXT NOT NULL, received_unix_s REAL NOT NULL,
   body TEXT NOT NULL, PRIMARY KEY (node, kind, key)) WITHOUT ROWID;
@@ -85,11 +90,15 @@ _STEP = "INSERT OR REPLACE INTO steps VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?
 _PHASES = "INSERT OR REPLACE INTO phases VALUES (?, ?, ?, ?, ?)"
 _EVENT = "INSERT OR IGNORE INTO events VALUES (?, ?, ?, ?, ?, ?)"
 _FACT = "INSERT OR REPLACE INTO node_facts VALUES (?, ?, ?, ?, ?)"
-_AGENT = "INSERT OR REPLACE INTO agents VALUES (?, ?, ?, ?)"
+_AGENT = (
+    "INSERT INTO agents VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET node = excluded.node, "
+    "last_sequence = max(last_sequence, excluded.last_sequence), received_unix_s = excluded.received_unix_s"
+)
 _AGENT_LEFT = "DELETE FROM agents WHERE agent_id = ?"
 _ALERT = "INSERT OR REPLACE INTO alerts VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
 _ENGINE = "INSERT OR REPLACE INTO engine VALUES (1, ?)"
 _CAPTURE = "INSERT OR REPLACE INTO captures VALUES (?, ?, ?)"
+_RETENTION = "INSERT OR REPLACE INTO retention VALUES (1, ?)"
 
 Statement = tuple[str, tuple[Any, ...]]
 """SQL and its parameters."""
@@ -154,6 +163,11 @@ def engine_row(state: EngineState) -> Statement:
 def capture_row(capture_id: str, requested_unix_s: float, body: bytes) -> Statement:
     """A capture as it stands."""
     return _CAPTURE, (capture_id, requested_unix_s, body.decode())
+
+
+def retention_row(unix_s: float) -> Statement:
+    """The time by which what is old was deleted last."""
+    return _RETENTION, (unix_s,)
 
 
 def step_of(job: str, row: tuple[Any, ...]) -> TrainingStep:

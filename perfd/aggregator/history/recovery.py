@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from perfd.aggregator.history.history_store import HistoryStore, StoredJob
+from collections.abc import Collection
+
+from perfd.aggregator.failures import Part
+from perfd.aggregator.history.history_reader import HistoryReader, StoredJob
 from perfd.aggregator.state import AggregatorState, RecordSource
-from perfd.model import GpuInfo, ServerInfo
+from perfd.model import GpuInfo, RankPlacement, ServerInfo
 
 _PHASE_BLOCKS = 1_000
 
 
 def restore(
     state: AggregatorState,
-    history: HistoryStore,
+    history: HistoryReader,
     *,
     now_unix_s: float,
     now_s: float,
@@ -27,16 +30,26 @@ def restore(
     for stored in jobs:
         _restore_job(state, stored, now_unix_s, now_s)
     for name, fact in history.node_facts():
-        node = state.fleet.node(name)
-        if node is None:
-            continue
-        node.received_s = now_s
-        if isinstance(fact, GpuInfo):
-            node.gpu_info(fact)
-        elif isinstance(fact, ServerInfo):
-            node.server_info(fact)
-        elif fact.job in known and state.fleet.job(fact.job, _source(name, now_unix_s, now_s)) is not None:
-            node.place(fact)
+        with state.failures.contained(Part.HISTORY, node=name):
+            _restore_fact(state, known, fact, _source(name, now_unix_s, now_s))
+
+
+def _restore_fact(
+    state: AggregatorState,
+    known: Collection[str],
+    fact: GpuInfo | RankPlacement | ServerInfo,
+    source: RecordSource,
+) -> None:
+    node = state.fleet.node(source.node)
+    if node is None:
+        return
+    node.received_s = source.now_s
+    if isinstance(fact, GpuInfo):
+        node.gpu_info(fact)
+    elif isinstance(fact, ServerInfo):
+        node.server_info(fact)
+    elif fact.job in known and state.fleet.job(fact.job, source) is not None:
+        node.place(fact)
 
 
 def _restore_job(state: AggregatorState, stored: StoredJob, now_unix_s: float, now_s: float) -> None:
@@ -45,15 +58,22 @@ def _restore_job(state: AggregatorState, stored: StoredJob, now_unix_s: float, n
     if job is None:
         return
     job.nodes.clear()
+    contained = state.failures.contained
     for block in stored.phases:
-        job.phases.put(block)
+        with contained(Part.HISTORY):
+            job.phases.put(block)
     for line in stored.steps:
-        job.steps.put(line, now_unix_s)
+        with contained(Part.HISTORY):
+            job.steps.put(line, now_unix_s)
     for _, event in stored.events:
-        job.event(event)
+        with contained(Part.HISTORY):
+            job.event(event)
     if job.ended_unix_s is not None:
         job.lifetime.ended_s = now_s - max(0.0, now_unix_s - job.ended_unix_s)
-    job.restore(attempt=stored.attempt, started_unix_s=stored.started_unix_s, description=stored.description)
+    with contained(Part.HISTORY):
+        job.restore(
+            attempt=stored.attempt, started_unix_s=stored.started_unix_s, description=stored.description
+        )
 
 
 def _source(node: str, now_unix_s: float, now_s: float) -> RecordSource:

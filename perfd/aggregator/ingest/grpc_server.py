@@ -6,7 +6,10 @@ import asyncio
 import contextlib
 import itertools
 import logging
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import grpc
@@ -34,9 +37,12 @@ from perfd.wire.service import CONNECT_METHOD, SERVER_OPTIONS
 
 log = logging.getLogger(__name__)
 
-_MAX_OUTGOING = 1024
 _HELLO_WITHIN_S = 15.0
 """For how long a stream may stay without a Hello. An agent sends its own at once."""
+_MAX_MESSAGES = 1024
+"""That wait for an agent that does not read."""
+_LOOK_EVERY_S = 1.0
+"""How often streams are looked at whose batches are received and not stored."""
 _Context = grpc.aio.ServicerContext[bytes, bytes]
 
 
@@ -57,19 +63,17 @@ class AgentEvents(Protocol):
 
 
 @dataclass(slots=True)
-class _PendingAck:
-    sequence: int
-    stored: asyncio.Future[None] | None
-
-
-@dataclass(slots=True)
 class _Stream:
     number: int
     context: _Context
     agent: AgentState
-    outgoing: asyncio.Queue[_PendingAck | bytes] = field(
-        default_factory=lambda: asyncio.Queue(maxsize=_MAX_OUTGOING)
-    )
+    messages: deque[bytes] = field(default_factory=deque)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """There is something to send."""
+    repeat: bool = False
+    """The agent sent what it was acknowledged: it missed that."""
+    slow: bool = False
+    """What was received is not stored after a while: the agent should know that it may send more."""
 
 
 class TelemetryServer:
@@ -92,6 +96,7 @@ class TelemetryServer:
         self._streams: dict[str, _Stream] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: grpc.aio.Server | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     async def start(self, address: str, tls: TlsConfig | None, *, allow_plaintext: bool) -> str:
         """Listen; returns the real address. Raises `PerfdError` when that is not possible.
@@ -130,10 +135,13 @@ class TelemetryServer:
             ) from error
         await server.start()
         self._server = server
+        self._watch = asyncio.create_task(self._watch_streams())
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     async def stop(self, grace_s: float) -> None:
         """Close all streams; agents will come back later."""
+        if self._watch is not None:
+            self._watch.cancel()
         if self._server is not None:
             await self._server.stop(grace_s)
 
@@ -147,10 +155,25 @@ class TelemetryServer:
         stream = next((s for s in self._streams.values() if s.agent.node == node), None)
         if stream is None:
             return
-        try:
-            stream.outgoing.put_nowait(data)
-        except asyncio.QueueFull:
+        if len(stream.messages) >= _MAX_MESSAGES:
             log.warning("An agent does not read: a capture message was dropped.", extra={"node": node})
+            return
+        stream.messages.append(data)
+        stream.changed.set()
+
+    async def _watch_streams(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            for stream in list(self._streams.values()):
+                agent = stream.agent
+                if self._intake.unkept(agent):
+                    with contextlib.suppress(grpc.aio.BaseError, asyncio.InvalidStateError):
+                        await stream.context.abort(
+                            grpc.StatusCode.ABORTED, "History has room again: send what is not stored."
+                        )
+                elif agent.stored_sequence < agent.last_sequence:
+                    stream.slow = True
+                    stream.changed.set()
 
     async def _connect(self, _requests: object, context: _Context) -> None:
         stream: _Stream | None = None
@@ -210,19 +233,20 @@ class TelemetryServer:
             while isinstance(data := await stream.context.read(), bytes):
                 if stream.agent.stream != stream.number:
                     return
-                pending = self._receive(stream, data)
-                if pending is not None:
-                    await stream.outgoing.put(pending)
+                self._receive(stream, data)
         finally:
             writer.cancel()
 
-    def _receive(self, stream: _Stream, data: bytes) -> _PendingAck | None:
-        """Take a message; returns what to acknowledge. What cannot be taken is left out and counted."""
+    def _receive(self, stream: _Stream, data: bytes) -> None:
+        """Take a message. What cannot be taken is left out and counted."""
+        stored = partial(self._stored, stream.agent.agent_id)
+        sequence = None
         try:
             message = decode_agent_message(data)
             if isinstance(message, Batch):
-                return self._take(stream, message)
-            if isinstance(message, CaptureStatus):
+                sequence = message.sequence
+                self._take(stream, message, stored)
+            elif isinstance(message, CaptureStatus):
                 self._events.capture_status(stream.agent.node, message)
             elif isinstance(message, Goodbye):
                 self._intake.goodbye(stream.agent, message)
@@ -230,20 +254,27 @@ class TelemetryServer:
             raise
         except Exception as error:  # noqa: BLE001  (whatever it is, the agent would send it again for ever)
             sequence = error.sequence if isinstance(error, BatchError) else None
-            if self._intake.left_out(stream.agent, error, sequence):
-                return _PendingAck(sequence or 0, None)
-            # The acknowledgement of the next batch covers it.
-        return None
+            self._intake.left_out(stream.agent, error, sequence, stored)
+        if sequence is not None and 0 < sequence <= stream.agent.stored_sequence:
+            stream.repeat = True
+            stream.changed.set()
 
-    def _take(self, stream: _Stream, batch: Batch) -> _PendingAck:
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
+    def _take(self, stream: _Stream, batch: Batch, stored: Callable[[], None]) -> None:
         # Before the batch is acknowledged: history writes in order.
         for record in batch.records:
             if isinstance(record, CaptureFilesRemoved):
                 self._events.capture_files_removed(record)
-        stored = self._intake.batch(stream.agent, batch, lambda: _resolve(loop, future))
-        return _PendingAck(max(batch.sequence, 0), None if stored else future)
+        self._intake.batch(stream.agent, batch, stored)
+
+    def _stored(self, agent_id: str) -> None:
+        """Wake who acknowledges, from any thread; a loop that is gone has nobody who waits."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._wake, agent_id)
+
+    def _wake(self, agent_id: str) -> None:
+        if (stream := self._streams.get(agent_id)) is not None:
+            stream.changed.set()
 
     def _leave(self, stream: _Stream) -> None:
         self._intake.left(stream.agent, stream.number)
@@ -253,27 +284,16 @@ class TelemetryServer:
 
 
 async def _write_all(stream: _Stream) -> None:
-    """Send what is queued; one acknowledgement covers all batches that are stored by then."""
-    queue = stream.outgoing
-    held: _PendingAck | bytes | None = None
+    """Send what waits; one acknowledgement covers all batches that are stored by then."""
+    agent = stream.agent
+    acknowledged, received = agent.stored_sequence, agent.last_sequence
     while True:
-        item, held = held if held is not None else await queue.get(), None
-        if isinstance(item, bytes):
-            await stream.context.write(item)
-            continue
-        if item.stored is not None:
-            await item.stored
-        sequence = item.sequence
-        while held is None and not queue.empty():
-            following = queue.get_nowait()
-            if isinstance(following, bytes) or not (following.stored is None or following.stored.done()):
-                held = following
-            else:
-                sequence = max(sequence, following.sequence)
-        await stream.context.write(encode_message(Ack(sequence=sequence)))
-
-
-def _resolve(loop: asyncio.AbstractEventLoop, future: asyncio.Future[None]) -> None:
-    """Resolve a future from another thread; a loop that is gone has nobody who waits."""
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(lambda: None if future.done() else future.set_result(None))
+        await stream.changed.wait()
+        stream.changed.clear()
+        while stream.messages:
+            await stream.context.write(stream.messages.popleft())
+        stored, taken = agent.stored_sequence, agent.last_sequence
+        if stored > acknowledged or stream.repeat or (stream.slow and taken > received):
+            stream.repeat = stream.slow = False
+            acknowledged, received = stored, taken
+            await stream.context.write(encode_message(Ack(sequence=stored, received_sequence=taken)))

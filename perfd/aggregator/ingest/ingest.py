@@ -86,14 +86,19 @@ class Ingest:
                 )
                 return None, Welcome(last_sequence=0, sent_unix_ns=unix_ns, renew_identity=True)
             state.counters.lost_batches += greeting.lost
-            last_sequence = greeting.agent.last_sequence
+            agent = greeting.agent
         if greeting.warning:
             log.warning(greeting.warning, extra={"node": hello.node, "shown_as": greeting.agent.node})
-        return greeting.agent, Welcome(last_sequence=last_sequence, sent_unix_ns=unix_ns)
+        return agent, Welcome(
+            last_sequence=agent.stored_sequence,
+            received_sequence=agent.kept_sequence,
+            sent_unix_ns=unix_ns,
+        )
 
-    def batch(self, agent: AgentState, batch: Batch, stored: Callable[[], None]) -> bool:
-        """Take a batch; returns True when it is stored, else `stored` is called once it is.
+    def batch(self, agent: AgentState, batch: Batch, stored: Callable[[], None]) -> None:
+        """Take a batch. `stored` is called, from any thread, when it is stored.
 
+        When history has no room for it, it is not called: the agent keeps the batch, and sends it again.
         Raises `WireError` when the batch cannot be one, `RefusedError` when its number cannot be the next.
         """
         if not 0 < batch.sequence <= _MAX_SEQUENCE:
@@ -109,8 +114,8 @@ class Ingest:
             agent.received_s = started_s
             if verdict is BatchVerdict.REPEAT:
                 state.counters.repeated_batches += 1
-                return True
-            state.counters.batches += 1
+                return
+            state.counters.batches += verdict is not BatchVerdict.AGAIN
             state.counters.late_batches += verdict is BatchVerdict.LATE
             agent.batches += 1
             agent.dropped_records = max(agent.dropped_records, batch.dropped_records)
@@ -123,13 +128,31 @@ class Ingest:
                 now_s=started_s,
                 late=verdict is BatchVerdict.LATE,
             )
-            durable = state.fleet.apply(batch.records, source)
+            again = verdict is BatchVerdict.AGAIN
+            fleet = state.fleet
+            durable = fleet.again(batch.records, source) if again else fleet.apply(batch.records, source)
             state.counters.ingest_s += self._clock.monotonic_s() - started_s
-            statements = self._statements(agent, durable, unix_ns / 1e9) if self._history else []
+            statements = self._statements(agent, batch.sequence, durable, unix_ns / 1e9)
+        self._keep(agent, batch.sequence, statements, stored)
+
+    def unkept(self, agent: AgentState) -> bool:
+        """Whether the agent has to send again what history had no room for, and there is room now."""
+        return agent.refused and self._history is not None and self._history.has_room
+
+    def _keep(
+        self, agent: AgentState, sequence: int, statements: list[Statement], stored: Callable[[], None]
+    ) -> None:
+        def done() -> None:
+            agent.stored_sequence = max(agent.stored_sequence, sequence)
+            stored()
+
+        if sequence > agent.kept_sequence:
+            # It comes after a batch that history had no room for, and waits for that one.
+            return
         if self._history is None:
-            return True
-        self._history.submit(statements, stored)
-        return False
+            done()
+        elif not self._history.submit(statements, done):
+            agent.refuse(sequence)
 
     def goodbye(self, agent: AgentState, goodbye: Goodbye) -> None:
         """Know that an agent stops as it was asked to."""
@@ -157,21 +180,23 @@ class Ingest:
         with self._state.lock:
             self._state.counters.malformed_messages += 1
 
-    def left_out(self, agent: AgentState, error: Exception, sequence: int | None) -> bool:
-        """Count a message of a stream that goes on without it; returns whether its batch is acknowledged.
+    def left_out(
+        self, agent: AgentState, error: Exception, sequence: int | None, stored: Callable[[], None]
+    ) -> None:
+        """Count a message of a stream that goes on without it; its batch is acknowledged in its turn.
 
         `sequence` is that of the batch, where it can be read. A batch is counted as lost, where it
         cannot by the gap that the next one shows.
         """
         state = self._state
-        acknowledged = sequence is not None and 0 < sequence <= _MAX_SEQUENCE
         with state.lock:
             state.counters.malformed_messages += 1
             agent.malformed_messages += 1
             first = agent.malformed_messages == 1
-            if sequence is not None and acknowledged and agent.jumps(sequence, state.fleet.limits):
-                raise self._jump(agent, sequence)
-            if sequence is not None and acknowledged:
+            verdict = BatchVerdict.REPEAT
+            if sequence is not None and 0 < sequence <= _MAX_SEQUENCE:
+                if agent.jumps(sequence, state.fleet.limits):
+                    raise self._jump(agent, sequence)
                 verdict, lost = agent.take(sequence, state.fleet.limits)
                 state.counters.lost_batches += lost + (verdict is BatchVerdict.NEW)
         if first:
@@ -182,7 +207,9 @@ class Ingest:
             )
         if not isinstance(error, WireError):
             state.failures.note(Part.RECORD, error, node=agent.node)
-        return acknowledged
+        if sequence is not None and verdict is not BatchVerdict.REPEAT:
+            now_unix_s = self._clock.unix_ns() / 1e9
+            self._keep(agent, sequence, self._statements(agent, sequence, [], now_unix_s), stored)
 
     def refuse(self, sentence: str, *, actor: str) -> RefusedError:
         """Note that a peer without a credential was turned away; returns what to raise."""
@@ -199,7 +226,11 @@ class Ingest:
         self._state.audit.refused(refusal, sentence, actor=actor, about=about)
         return RefusedError(sentence)
 
-    def _statements(self, agent: AgentState, durable: list[Durable], now_unix_s: float) -> list[Statement]:
+    def _statements(
+        self, agent: AgentState, sequence: int, durable: list[Durable], now_unix_s: float
+    ) -> list[Statement]:
+        if self._history is None:
+            return []
         jobs = self._state.fleet.jobs
         statements: list[Statement] = []
         for name, attempt in {(item.job, item.attempt): None for item in durable if item.job}:
@@ -208,5 +239,5 @@ class Ingest:
         for item in durable:
             with self._state.failures.contained(Part.HISTORY, node=item.node):
                 statements += rows(item, now_unix_s)
-        statements.append(agent_row(agent.agent_id, agent.node, agent.last_sequence, now_unix_s))
+        statements.append(agent_row(agent.agent_id, agent.node, sequence, now_unix_s))
         return statements

@@ -32,11 +32,12 @@ def self_registry(
     def values() -> list[Value]:
         with state.lock:
             found = _state_values(state)
+            unstored = sum(agent.stored_sequence < agent.last_sequence for agent in state.agents)
         return [
             *found,
             *_failure_values(state.failures),
             *_capture_values(captures),
-            *_history_values(history),
+            *_history_values(history, unstored),
             *(value for status in exporters.status() for value in _exporter_values(status)),
             *_webhook_values(webhook),
         ]
@@ -149,13 +150,15 @@ def _capture_values(captures: CaptureService) -> list[Value]:
     ]
 
 
-def _history_values(history: HistoryStore | None) -> list[Value]:
+def _history_values(history: HistoryStore | None, unstored_agents: int) -> list[Value]:
     if history is None:
         return []
     return [
         ("perfd_history_up", {}, history.healthy),
         ("perfd_history_written_rows_total", {}, history.written_rows),
         ("perfd_history_failed_rows_total", {}, history.failed_rows),
+        ("perfd_history_damaged_rows_total", {}, history.damaged_rows),
+        ("perfd_history_unstored_agents", {}, unstored_agents),
     ]
 
 

@@ -19,6 +19,8 @@ class BatchVerdict(Enum):
     NEW = "new"
     LATE = "late"
     """Its sequence was counted as a gap before; it is stored all the same."""
+    AGAIN = "again"
+    """It was taken before, but history had no room for it."""
     REPEAT = "repeat"
 
 
@@ -37,6 +39,13 @@ class AgentState:
     """The secret of its spool's present life; empty as long as it is not known."""
     perfd_version: str = ""
     last_sequence: int = 0
+    """The newest batch that was taken."""
+    kept_sequence: int = 0
+    """The newest one up to which history has taken all over; below `last_sequence` when it had no room."""
+    stored_sequence: int = 0
+    """The newest one up to which all is stored: what is acknowledged."""
+    refused: bool = False
+    """Since the newest Hello history had no room for a batch."""
     missing: dict[int, None] = field(default_factory=dict)
     stream: int | None = None
     """The number of the stream that speaks for the agent now; None when none is open."""
@@ -60,6 +69,7 @@ class AgentState:
     def take(self, sequence: int, limits: Limits) -> tuple[BatchVerdict, int]:
         """Judge a batch by its number, and say how many before it are missing."""
         if sequence > self.last_sequence:
+            self._keep(sequence)
             first_missing, self.last_sequence = self.last_sequence + 1, sequence
             lost = sequence - first_missing
             for gap in range(max(first_missing, sequence - limits.missing_sequences), sequence):
@@ -70,7 +80,25 @@ class AgentState:
         if sequence in self.missing:
             del self.missing[sequence]
             return BatchVerdict.LATE, 0
-        return BatchVerdict.REPEAT, 0
+        if sequence <= self.kept_sequence:
+            return BatchVerdict.REPEAT, 0
+        self._keep(sequence)
+        return BatchVerdict.AGAIN, 0
+
+    def refuse(self, sequence: int) -> None:
+        """Have the agent send this batch and all after it again, once it reconnects: history has no room."""
+        self.refused = True
+        self.kept_sequence = min(self.kept_sequence, sequence - 1)
+
+    def _keep(self, sequence: int) -> None:
+        if not self.refused:
+            self.kept_sequence = sequence
+
+    def skip_to(self, sequence: int) -> None:
+        """Expect none up to `sequence`: it is stored already, or will never come."""
+        self.last_sequence = max(self.last_sequence, sequence)
+        self.kept_sequence = max(self.kept_sequence, sequence)
+        self.stored_sequence = max(self.stored_sequence, sequence)
 
     def jumps(self, sequence: int, limits: Limits) -> bool:
         """Whether a batch's number is too far ahead to be the next one of this stream."""
@@ -125,9 +153,9 @@ class AgentRegistry:
 
     def restore(self, agent_id: str, node: str, last_sequence: int, received_s: float) -> None:
         """Know an agent from history, so that its repeats are recognised."""
-        self._agents[agent_id] = AgentState(
-            agent_id=agent_id, node=node, last_sequence=last_sequence, received_s=received_s
-        )
+        agent = AgentState(agent_id=agent_id, node=node, received_s=received_s)
+        agent.skip_to(last_sequence)
+        self._agents[agent_id] = agent
 
     def greet(
         self,
@@ -153,15 +181,15 @@ class AgentRegistry:
             node, warning = self._unique_node(hello)
             agent = AgentState(agent_id=hello.agent_id, node=node)
             # What the spool held before we knew the agent was acknowledged by someone else.
-            agent.last_sequence = max(0, hello.first_sequence - 1)
+            agent.skip_to(max(0, hello.first_sequence - 1))
             self._agents[hello.agent_id] = agent
-        elif hello.first_sequence > agent.last_sequence + 1:
-            lost = hello.first_sequence - 1 - agent.last_sequence
-            agent.last_sequence = hello.first_sequence - 1
+        elif hello.first_sequence > agent.kept_sequence + 1:
+            lost = hello.first_sequence - 1 - agent.kept_sequence
+            agent.skip_to(hello.first_sequence - 1)
         agent.stream = stream
         agent.epoch = hello.spool_epoch or agent.epoch
         agent.principal, agent.namespace = principal, namespace
-        agent.left = False
+        agent.left = agent.refused = False
         agent.perfd_version = hello.perfd_version
         agent.capture_tools = tuple(hello.capture_tools)
         agent.received_s = now_s

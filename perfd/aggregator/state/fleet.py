@@ -98,6 +98,22 @@ class Fleet:
                 self._failures.note(Part.RECORD, error, node=source.node, record=type(record).__name__)
         return durable
 
+    def again(self, records: Iterable[Record], source: RecordSource) -> list[Durable]:
+        """What history has to keep of a batch that was applied before, and that it had no room for then."""
+        durable: list[Durable] = []
+        for record in records:
+            if isinstance(record, GpuInfo | ServerInfo):
+                durable.append(_durable(record, source))
+            elif isinstance(record, Event):
+                name = record.job or self._only_job(source.node)
+                durable.append(_durable(record, source, self.jobs.get(name or "")))
+            elif isinstance(record, (*_KEPT, RankPlacement)):
+                job = self.jobs.get(record.job)
+                if job is not None:
+                    described = job.description if isinstance(record, JobDescription) else None
+                    durable.append(_durable(described or record, source, job))
+        return durable
+
     def leave(self, source: RecordSource) -> None:
         """Take in that the agent of a node said goodbye."""
         for job in self.jobs.values():

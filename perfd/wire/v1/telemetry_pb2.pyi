@@ -126,22 +126,26 @@ class Goodbye(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., sent_unix_ns: _Optional[int] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("revision", "last_sequence", "sent_unix_ns", "renew_identity")
+    __slots__ = ("revision", "last_sequence", "sent_unix_ns", "renew_identity", "received_sequence")
     REVISION_FIELD_NUMBER: _ClassVar[int]
     LAST_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     SENT_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
     RENEW_IDENTITY_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     revision: int
     last_sequence: int
     sent_unix_ns: int
     renew_identity: bool
-    def __init__(self, revision: _Optional[int] = ..., last_sequence: _Optional[int] = ..., sent_unix_ns: _Optional[int] = ..., renew_identity: bool = ...) -> None: ...
+    received_sequence: int
+    def __init__(self, revision: _Optional[int] = ..., last_sequence: _Optional[int] = ..., sent_unix_ns: _Optional[int] = ..., renew_identity: bool = ..., received_sequence: _Optional[int] = ...) -> None: ...
 
 class Ack(_message.Message):
-    __slots__ = ("sequence",)
+    __slots__ = ("sequence", "received_sequence")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     sequence: int
-    def __init__(self, sequence: _Optional[int] = ...) -> None: ...
+    received_sequence: int
+    def __init__(self, sequence: _Optional[int] = ..., received_sequence: _Optional[int] = ...) -> None: ...
 
 class Batch(_message.Message):
     __slots__ = ("sequence", "sent_unix_ns", "samples", "records", "dropped_records")

@@ -1,0 +1,218 @@
+"""Opens the history file: its lock, its schema, and what can be saved of a damaged one."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from perfd.aggregator.history.history_tables import MIGRATIONS, SCHEMA, SCHEMA_VERSION
+from perfd.errors import PerfdError, reason_of
+
+log = logging.getLogger(__name__)
+
+_DAMAGED_CODES = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
+_DISK_CODES = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOLFS,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_READONLY,
+    }
+)
+_DISK_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS, errno.EMFILE})
+_WAL_BYTES = 64 << 20
+"""The write-ahead log is cut to this after a checkpoint: it otherwise stays as long as it ever was."""
+_ROWS_AT_ONCE = 1_000
+
+
+class HistoryLockedError(PerfdError):
+    """Another aggregator has the history file open."""
+
+
+@dataclass(slots=True)
+class HistoryFile:
+    """An open history file and the lock that keeps other aggregators out."""
+
+    connection: sqlite3.Connection
+    lock_fd: int
+
+    def close(self) -> None:
+        """Close the file and give up the lock; legal twice."""
+        self.connection.close()
+        if self.lock_fd >= 0:
+            os.close(self.lock_fd)
+            self.lock_fd = -1
+
+
+def open_history(path: Path, busy_timeout_s: float) -> HistoryFile:
+    """The file at `path`, made when it is not there; what is damaged is set aside, and its rows saved.
+
+    Raises `HistoryLockedError` when another aggregator has it, else `OSError` or `sqlite3.Error`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock_fd = _lock(path)
+    try:
+        try:
+            return HistoryFile(_connect(path, busy_timeout_s), lock_fd)
+        except (sqlite3.Error, UnicodeDecodeError) as error:
+            if not is_damage(error):
+                raise
+        return HistoryFile(set_aside(path, busy_timeout_s), lock_fd)
+    except BaseException:
+        os.close(lock_fd)
+        raise
+
+
+def is_damage(error: Exception) -> bool:
+    """Whether an error means that the content of the file is not what was written."""
+    return isinstance(error, UnicodeDecodeError) or _code(error) in _DAMAGED_CODES
+
+
+def is_disk_trouble(error: Exception) -> bool:
+    """Whether an error is the disk's, and may pass: no room, no answer, another process at it."""
+    if isinstance(error, OSError):
+        return error.errno in _DISK_ERRNOS
+    return _code(error) in _DISK_CODES
+
+
+def may_pass(error: Exception, path: Path) -> bool:
+    """Whether an error at the start is a disk's trouble, and not that `path` cannot be used as configured."""
+    if not is_disk_trouble(error):
+        return False
+    folder = path.parent
+    if not folder.is_dir() or os.statvfs(folder).f_flag & os.ST_RDONLY:
+        return True
+    if path.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        return False
+    return not path.exists() or os.access(path, os.R_OK | os.W_OK)
+
+
+def set_aside(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
+    """Rename a damaged file, and begin a new one with the rows of the old one that can be read."""
+    damaged = path.with_name(f"{path.name}.damaged")
+    for suffix in ("-wal", "-shm"):
+        beside = path.with_name(path.name + suffix)
+        if beside.exists():
+            beside.replace(damaged.with_name(damaged.name + suffix))
+        else:
+            damaged.with_name(damaged.name + suffix).unlink(missing_ok=True)
+    path.replace(damaged)
+    connection = _connect(path, busy_timeout_s)
+    rows = _save_rows(damaged, connection)
+    log.error(
+        "The history file was damaged: it is set aside, and what could be read is in a new one.",
+        extra={"path": str(path), "set_aside_as": str(damaged), "rows": rows},
+    )
+    return connection
+
+
+def _code(error: Exception) -> int | None:
+    # The primary code; the extended ones say which operation failed.
+    code = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
+
+
+def _lock(path: Path) -> int:
+    fd = os.open(path.with_name(f"{path.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        holder = os.pread(fd, 32, 0).decode("ascii", "replace").strip() or "unknown"
+        os.close(fd)
+        raise HistoryLockedError(
+            f"Another aggregator (process {holder}) uses the history file {path}: "
+            "stop it, or give this one another history.path."
+        ) from error
+    except OSError as error:
+        # Some network file systems have no locks; history is worth more than the guard.
+        log.warning(
+            "The history file cannot be locked: never let two aggregators use it.",
+            extra={"path": str(path), "reason": reason_of(error)},
+        )
+    with contextlib.suppress(OSError):
+        # The number is for people.
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _connect(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=busy_timeout_s, check_same_thread=False)
+    try:
+        connection.isolation_level = None
+        connection.execute("PRAGMA journal_mode = WAL")
+        # A batch is acknowledged after the commit, and then it survives a power cut, too.
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
+        _migrate(connection, path)
+        connection.executescript(SCHEMA)
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Bring the tables of an older perfd up to date, all or nothing."""
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version > SCHEMA_VERSION:
+        raise PerfdError(
+            f"The history file {path} was written by a newer perfd (schema {version}): upgrade this "
+            "one, or set history.path to another file."
+        )
+    if version in {0, SCHEMA_VERSION}:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    for older in range(version, SCHEMA_VERSION):
+        connection.execute(MIGRATIONS[older])
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    connection.execute("COMMIT")
+
+
+def _save_rows(damaged: Path, connection: sqlite3.Connection) -> int:
+    """Copy each table from both ends up to the damage; returns how many rows that were."""
+    saved = 0
+    tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    with contextlib.closing(sqlite3.connect(damaged)) as old:
+        for table in tables:
+            known = connection.execute(f"PRAGMA table_info({table})").fetchall()
+            columns = [name for _, name, *_ in known]
+            key = [name for _, name, *_, in_key in known if in_key] or ["rowid"]
+            insert = f"INSERT OR IGNORE INTO {table} VALUES ({', '.join('?' * len(columns))})"  # noqa: S608
+            for direction in ("ASC", "DESC"):
+                order = ", ".join(f"{name} {direction}" for name in key)
+                query = f"SELECT {', '.join(columns)} FROM {table} ORDER BY {order}"  # noqa: S608
+                whole = False
+                for rows, whole in _readable(old, query):  # noqa: B007  (the last one counts)
+                    connection.execute("BEGIN")
+                    before = connection.total_changes
+                    connection.executemany(insert, rows)
+                    connection.execute("COMMIT")
+                    saved += connection.total_changes - before
+                if whole:
+                    break
+    return saved
+
+
+def _readable(old: sqlite3.Connection, query: str) -> Iterator[tuple[list[Any], bool]]:
+    """Rows up to the damage, in pieces, and with the last piece whether there was none."""
+    with contextlib.suppress(sqlite3.Error, UnicodeDecodeError, OverflowError):
+        found = old.execute(query)
+        while rows := found.fetchmany(_ROWS_AT_ONCE):
+            yield rows, False
+        yield [], True

@@ -1,0 +1,249 @@
+"""Reads the history: what a start takes over, and what the API answers with."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from perfd.aggregator.history.history_file import is_damage
+from perfd.aggregator.history.history_tables import phases_of, step_of
+from perfd.errors import PerfdError
+from perfd.model import (
+    Event,
+    GpuInfo,
+    JobDescription,
+    RankPlacement,
+    ServerInfo,
+    StepPhases,
+    TrainingStep,
+)
+from perfd.rules.rule_model import Alert, EngineState
+
+log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_UNREADABLE = (sqlite3.Error, UnicodeDecodeError)
+"""What SQLite says about a damaged schema quotes it, in whatever bytes it has now."""
+_STEP_COLUMNS = (
+    "step, time_unix_s, step_time_s, steps_covered, warmup, flops_per_s_per_gpu, tokens_per_s, "
+    "samples_per_s, global_batch_size, losses"
+)
+_FACTS: dict[str, type[GpuInfo | RankPlacement | ServerInfo]] = {
+    "gpu": GpuInfo,
+    "rank": RankPlacement,
+    "server": ServerInfo,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredJob:
+    """What history knows of the newest attempt of a job."""
+
+    job: str
+    attempt: int
+    started_unix_s: float | None
+    received_unix_s: float
+    description: JobDescription | None
+    steps: Sequence[TrainingStep]
+    phases: Sequence[StepPhases]
+    events: Sequence[tuple[str, Event]]
+    """With the node that each came from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredAlert:
+    """An alert that fired, and the job's newest step then."""
+
+    alert: Alert
+    first_step: int | None
+    changed_unix_s: float
+
+
+class HistoryReader:
+    """Opens the file for each question. A row that cannot be read is left out, counted and logged once.
+
+    What a start asks for is empty when the file cannot be read; what the API asks for raises `PerfdError`.
+    """
+
+    def __init__(self, path: Path, busy_timeout_s: float) -> None:
+        self._path = path
+        self._busy_timeout_s = busy_timeout_s
+        self.damaged_rows = 0
+        """Rows that were left out because they cannot be read."""
+
+    def repair(self) -> bool:
+        """Set a damaged file aside; returns whether there is a sound one now."""
+        return False
+
+    def agents(self) -> list[tuple[str, str, int, float]]:
+        """Every agent's id, node, highest stored sequence, and when it was last heard of."""
+
+        def agent(row: tuple[Any, ...]) -> tuple[str, str, int, float]:
+            return msgspec.convert(row, tuple[str, str, int, float])
+
+        query = "SELECT agent_id, node, last_sequence, received_unix_s FROM agents"
+        return self._at_start(lambda reader: self._sound(reader.execute(query), agent))
+
+    def node_facts(self) -> list[tuple[str, GpuInfo | RankPlacement | ServerInfo]]:
+        """What is known of nodes, with each node's name."""
+
+        def fact(row: tuple[Any, ...]) -> tuple[str, GpuInfo | RankPlacement | ServerInfo]:
+            node, kind, body = row
+            return node, msgspec.json.decode(body, type=_FACTS[kind])
+
+        query = "SELECT node, kind, body FROM node_facts ORDER BY received_unix_s"
+        return self._at_start(lambda reader: self._sound(reader.execute(query), fact))
+
+    def jobs_since(self, unix_s: float, *, steps: int, phases: int) -> list[StoredJob]:
+        """The jobs heard of since a time: the newest attempt, with at most so many of its newest rows."""
+        query = (
+            "SELECT job, max(attempt), started_unix_s, received_unix_s, description FROM jobs "
+            "WHERE received_unix_s >= ? GROUP BY job"
+        )
+
+        def jobs(reader: sqlite3.Connection) -> list[StoredJob]:
+            found = reader.execute(query, (unix_s,)).fetchall()
+            return self._sound(found, lambda row: self._stored(reader, row, steps, phases))
+
+        return self._at_start(jobs)
+
+    def alerts(self, *, limit: int) -> list[StoredAlert]:
+        """The newest alerts that fired, oldest first."""
+
+        def alert(row: tuple[Any, ...]) -> StoredAlert:
+            body, first_step, changed = row
+            decoded = msgspec.msgpack.decode(body, type=Alert)
+            return StoredAlert(alert=decoded, first_step=first_step, changed_unix_s=float(changed))
+
+        query = (
+            "SELECT body, first_step, changed_unix_s FROM alerts WHERE body IS NOT NULL "
+            "ORDER BY started_unix_s DESC LIMIT ?"
+        )
+        return self._at_start(lambda reader: self._sound(reader.execute(query, (limit,)), alert))[::-1]
+
+    def engine_state(self) -> EngineState | None:
+        """Where the rule engine was, or None."""
+
+        def state(row: tuple[Any, ...]) -> EngineState:
+            return msgspec.msgpack.decode(row[0], type=EngineState)
+
+        query = "SELECT body FROM engine"
+        found = self._at_start(lambda reader: self._sound(reader.execute(query), state))
+        return found[0] if found else None
+
+    def captures(self, kind: type[_T], *, limit: int) -> list[_T]:
+        """The newest captures, decoded as `kind`, oldest first."""
+        query = "SELECT body FROM captures ORDER BY requested_unix_s DESC LIMIT ?"
+        return self._at_start(
+            lambda reader: self._sound(
+                reader.execute(query, (limit,)), lambda row: msgspec.json.decode(row[0], type=kind)
+            )
+        )[::-1]
+
+    def steps(self, job: str, *, first_step: int, limit: int) -> list[dict[str, Any]]:
+        """Stored progress lines of the newest attempt that has the step, as the columns of the table."""
+        names = [*_STEP_COLUMNS.split(", "), "attempt"]
+
+        def line(row: tuple[Any, ...]) -> dict[str, Any]:
+            columns = dict(zip(names, row, strict=True))
+            columns["losses"] = msgspec.json.decode(columns["losses"])
+            columns["warmup"] = bool(columns["warmup"])
+            return columns
+
+        query = (
+            f"SELECT {_STEP_COLUMNS}, max(attempt) FROM steps "  # noqa: S608  (a constant)
+            "WHERE job = ? AND step >= ? GROUP BY step ORDER BY step LIMIT ?"
+        )
+        return self._answer(lambda reader: self._sound(reader.execute(query, (job, first_step, limit)), line))
+
+    def summary(self, job: str) -> Any | None:  # noqa: ANN401  (JSON of a documented schema)
+        """The newest stored summary of a job that may be long over, or None."""
+        query = "SELECT summary FROM jobs WHERE job = ? AND summary IS NOT NULL ORDER BY attempt DESC LIMIT 1"
+        found = self._answer(
+            lambda reader: self._sound(reader.execute(query, (job,)), lambda row: msgspec.json.decode(row[0]))
+        )
+        return found[0] if found else None
+
+    def _stored(self, reader: sqlite3.Connection, row: tuple[Any, ...], steps: int, phases: int) -> StoredJob:
+        job, attempt, started, received, description = row
+        newest = "WHERE job = ? AND attempt = ? ORDER BY step DESC LIMIT ?"
+        step_rows = reader.execute(
+            f"SELECT {_STEP_COLUMNS} FROM steps {newest}",  # noqa: S608  (constants)
+            (job, attempt, steps),
+        )
+        phase_rows = reader.execute(
+            f"SELECT step, phases FROM phases {newest}",  # noqa: S608  (a constant)
+            (job, attempt, phases),
+        )
+        event_rows = reader.execute(
+            "SELECT node, body FROM events WHERE job = ? ORDER BY time_unix_s", (job,)
+        )
+        described = [(description,)] if description else []
+        descriptions = self._sound(described, lambda one: msgspec.json.decode(one[0], type=JobDescription))
+        return StoredJob(
+            job=msgspec.convert(job, str),
+            attempt=msgspec.convert(attempt, int),
+            started_unix_s=msgspec.convert(started, float | None),
+            received_unix_s=msgspec.convert(received, float),
+            description=descriptions[0] if descriptions else None,
+            steps=self._sound(step_rows, lambda one: step_of(job, one))[::-1],
+            phases=self._sound(phase_rows, lambda one: phases_of(job, *one))[::-1],
+            events=self._sound(event_rows, lambda one: (one[0], msgspec.json.decode(one[1], type=Event))),
+        )
+
+    def _sound(self, rows: Iterable[tuple[Any, ...]], decode: Callable[[tuple[Any, ...]], _T]) -> list[_T]:
+        """What can be decoded."""
+        decoded = []
+        for row in rows:
+            try:
+                decoded.append(decode(row))
+            except (msgspec.MsgspecError, ValueError, TypeError, LookupError, ArithmeticError) as error:
+                self.damaged_rows += 1
+                if self.damaged_rows == 1:
+                    log.warning(
+                        "A row of the history cannot be read and is left out; further ones are counted.",
+                        extra={"path": str(self._path), "error": str(error)},
+                    )
+        return decoded
+
+    def _at_start(self, read: Callable[[sqlite3.Connection], list[_T]]) -> list[_T]:
+        if not self._path.exists():
+            return []
+        try:
+            return self._read(read)
+        except _UNREADABLE as error:
+            log.error(  # noqa: TRY400  (where it was raised says nothing that the error does not)
+                "The history cannot be read: the start goes on without it.",
+                extra={"path": str(self._path), "error": str(error)},
+            )
+            return []
+
+    def _answer(self, read: Callable[[sqlite3.Connection], _T]) -> _T:
+        try:
+            return self._read(read)
+        except _UNREADABLE as error:
+            raise PerfdError(f"The history file {self._path} cannot be read: {error}.") from error
+
+    def _read(self, read: Callable[[sqlite3.Connection], _T]) -> _T:
+        try:
+            with self._reader() as reader:
+                return read(reader)
+        except _UNREADABLE as error:
+            if not is_damage(error) or not self.repair():
+                raise
+        with self._reader() as reader:
+            return read(reader)
+
+    @contextlib.contextmanager
+    def _reader(self) -> Iterator[sqlite3.Connection]:
+        uri = f"{self._path.absolute().as_uri()}?mode=ro"
+        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=self._busy_timeout_s)) as reader:
+            # A byte that is damaged costs its row, not all that come after it.
+            reader.text_factory = lambda data: data.decode(errors="replace")
+            yield reader
