@@ -64,6 +64,14 @@ class RankColumn(WellKnownColumn):
     NCCL_BUSY = "nccl_busy_s", ColumnKind.COUNTER
     NCCL_OPERATIONS = "nccl_operations", ColumnKind.COUNTER
     NCCL_LOST_OPERATIONS = "nccl_lost_operations", ColumnKind.COUNTER
+    CPU_WAIT = "cpu_wait_ratio"
+    CPU_THROTTLED = "cpu_throttled_ratio"
+    CPU_DEMAND = "cpu_demand_ratio"
+    IO_WAIT = "io_wait_ratio"
+    MAJOR_FAULTS = "major_page_faults_per_s"
+    SWAPPED = "swapped_bytes"
+    REMOTE_NUMA = "remote_numa_ratio"
+    OTHERS_CPU = "other_processes_cpu_ratio"
 
 
 class ServerColumn(WellKnownColumn):

@@ -8,6 +8,7 @@ import ctypes
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 import pynvml
@@ -142,6 +143,10 @@ class FakeNvml:
         index, mig = _address(handle)
         uuid = gpu.uuid or f"GPU-00000000-0000-0000-0000-{index:012d}"
         return uuid if mig is None else f"MIG-{uuid[4:]}-{mig}"
+
+    def nvmlDeviceGetPciInfo(self, handle: Handle) -> SimpleNamespace:
+        self._gpu("nvmlDeviceGetPciInfo", handle)
+        return SimpleNamespace(busId=f"00000000:{0x18 + _address(handle)[0]:02X}:00.0")
 
     def nvmlDeviceGetMaxClockInfo(self, handle: Handle, clock: int) -> int:
         gpu = self._gpu("nvmlDeviceGetMaxClockInfo", handle)

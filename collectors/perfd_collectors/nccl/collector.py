@@ -279,6 +279,6 @@ SPEC = CollectorSpec(
     interval_s=0.1,
     on_unavailable=OnUnavailable.IGNORE,
     columns=COLUMNS,
-    provides=tuple(RankColumn),
+    provides=(RankColumn.NCCL_BUSY, RankColumn.NCCL_OPERATIONS, RankColumn.NCCL_LOST_OPERATIONS),
     replay={"nccl-inspector": RecordedInspector, "flight-recorder": RecordedDump},
 )

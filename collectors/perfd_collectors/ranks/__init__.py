@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from perfd.collector import CollectorSpec, Settings
+from perfd.model import RankColumn
 from perfd_collectors.nvml.nvml_api import load
 from perfd_collectors.ranks.cgroup import CgroupIdentity, parse_cgroup
 from perfd_collectors.ranks.collector import COLUMNS, RanksCollector, RanksOptions
 from perfd_collectors.ranks.environment import RankIdentity, parse_environ, resolve_rank
+from perfd_collectors.ranks.host_waits import COLUMNS as HOST_COLUMNS
 from perfd_collectors.ranks.replay import RecordedRanks, placements_from_recording
 
 __all__ = [
@@ -31,6 +33,7 @@ SPEC = CollectorSpec(
     options=RanksOptions,
     create=_create,
     interval_s=5.0,
-    columns=COLUMNS,
+    columns=(*COLUMNS, *HOST_COLUMNS),
+    provides=tuple(RankColumn(column.name) for column in HOST_COLUMNS),
     replay={"ranks": RecordedRanks},
 )

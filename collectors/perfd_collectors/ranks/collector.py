@@ -14,6 +14,7 @@ from perfd_collectors.nvml.nvml_api import Fault, Nvml, NvmlError, fault_of, sta
 from perfd_collectors.nvml.topology import optional
 from perfd_collectors.ranks.environment import Launcher, RankIdentity, job_name
 from perfd_collectors.ranks.gpu_of_rank import Gpu, HeldMemory, gpu_expected, gpu_held
+from perfd_collectors.ranks.host_waits import HostWaits, local_cpus
 from perfd_collectors.ranks.placement import RankProcess, changed, job_events, placements
 from perfd_collectors.ranks.processes import Process, ProcessTable
 
@@ -70,10 +71,13 @@ class RanksCollector:
         self._root_pid = options.root_pid
         self._settings = settings
         self._processes = ProcessTable(settings.proc)
+        self._host_waits = HostWaits(settings.proc, settings.sys)
         self._own_container = self._processes.own_container()
         self._last: list[RankPlacement] = []
         self._repeat_due_s = -math.inf
         self._gpus: list[Gpu] = []
+        self._local_cpus: Mapping[int, frozenset[int]] = {}
+        """By GPU."""
         self._nvml: Nvml | None = None
         try:
             self._nvml, self._gpus = nvml, _open(nvml, settings.sys)
@@ -96,10 +100,13 @@ class RanksCollector:
         if now_s >= self._repeat_due_s:
             self._repeat_due_s = now_s + REPEAT_EVERY_S
             self._gpus = self._gpus if self._nvml is None else _gpus(self._nvml)
+            self._local_cpus = {gpu.index: self._cpus_near(gpu.index) for gpu in self._gpus}
             reported = found
         events = job_events(self._last, found, now_ns)
         self._last = found
-        return [*reported, *events, self._counts(now_ns, processes, held, len(found))]
+        waits = self._host_waits.collect(found, self._local_cpus, now_s, now_ns)
+        tables = [self._counts(now_ns, processes, held, len(found)), *([] if waits is None else [waits])]
+        return [*reported, *events, *tables]
 
     def close(self) -> None:
         if self._nvml is None:
@@ -122,6 +129,17 @@ class RanksCollector:
             if stat is not None and not stat.name.startswith(_MPS_SERVER):
                 held.setdefault(pid, []).append(entry)
         return held
+
+    def _cpus_near(self, gpu: int) -> frozenset[int]:
+        if self._nvml is None:
+            return frozenset()
+        try:
+            pci = self._nvml.nvmlDeviceGetPciInfo(self._nvml.nvmlDeviceGetHandleByIndex(gpu))
+        except NvmlError as error:
+            if fault_of(error) is Fault.GONE:
+                raise unavailable(error) from error
+            return frozenset()
+        return local_cpus(self._settings.sys, str(pci.busId))
 
     def _held_on(self, gpu: int) -> list[HeldMemory]:
         if self._nvml is None:
