@@ -28,6 +28,7 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     mfu_implausible_ratio: float
     headline_ratio: float
     compute_ratio: float
+    compute_most_ratio: float
     memory_bound_dram_ratio: float
     memory_bound_tensor_ratio: float
     memory_bound_matrix_ratio: float

@@ -102,3 +102,21 @@ def test_a_job_that_described_itself_is_not_judged_before_its_first_step():
     told = summarise(job_data(step_table([]), gpu=seen, description=DP4), AnalysisSettings())
     assert told.bottleneck.kind is Kind.UNKNOWN
     assert told.bottleneck.evidence[-1] == "perfd saw no steady step of this job."
+
+
+@pytest.mark.parametrize(
+    ("sm", "tensor", "kind"),
+    [(0.71, 0.3, Kind.COMPUTE_BOUND), (0.69, 0.3, Kind.UNKNOWN), (0.71, 0.51, Kind.UNKNOWN)],
+)
+def test_gpus_that_compute_nearly_all_the_time_are_compute_bound_though_no_log_says_more(
+    sm: float, tensor: float, kind: Kind
+):
+    seen = gpus(*[1.0] * 30, sm_active_ratio=sm, tensor_active_ratio=tensor)
+    unlogged = summarise(job_data(step_table([]), gpu=seen), AnalysisSettings())
+    untimed = summarise(
+        job_data(step_table([float("nan")] * 5), gpu=seen, description=DP4), AnalysisSettings()
+    )
+    early = summarise(job_data(step_table([float("nan")] * 4), gpu=seen, description=DP4), AnalysisSettings())
+
+    assert (unlogged.bottleneck.kind, untimed.bottleneck.kind) == (kind, kind)
+    assert early.bottleneck.kind is Kind.UNKNOWN

@@ -8,7 +8,7 @@ from perfd.analysis.communication import CaptureEvidence, not_used
 from perfd.analysis.diagnosis.hang_findings import judge_missing
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Finding, Kind, advice
-from perfd.analysis.steps import mean_over_gpus
+from perfd.analysis.steps import TRAINING_TIME, mean_over_gpus
 from perfd.formatting import duration, percent
 from perfd.model import GpuColumn
 from perfd.thresholds import THRESHOLDS
@@ -25,8 +25,8 @@ def judge_compute(facts: JobEvidence) -> Finding:
     mfu = facts.efficiency.mfu_ratio
     evidence = _compute_evidence(facts)
     computing = _computing_ratio(facts)
-    if unjudged := _without_enough_steps(facts, evidence):
-        return unjudged
+    if without_log := _seen_computing(facts, evidence) or _without_enough_steps(facts, evidence):
+        return without_log
     if mfu is not None and mfu > THRESHOLDS.mfu_implausible_ratio:
         return Finding(
             kind=Kind.UNKNOWN,
@@ -55,6 +55,22 @@ def judge_compute(facts: JobEvidence) -> Finding:
         confidence=0.6 if captured or _compute_is_timed(facts) else 0.4,
         evidence=evidence,
         advice=advice.LARGER_KERNELS,
+    )
+
+
+def _seen_computing(facts: JobEvidence, evidence: list[str]) -> Finding | None:
+    """Of a job that tells no times of steps: its GPUs compute nearly all the time, and not at their best."""
+    working, tensor = (
+        mean_over_gpus(facts.activity, unit) for unit in (GpuColumn.SM_ACTIVE, GpuColumn.TENSOR_ACTIVE)
+    )
+    told = facts.activity.source == TRAINING_TIME and not facts.too_few_steps
+    if not (told and working >= THRESHOLDS.compute_most_ratio and tensor < THRESHOLDS.mfu_excellent_ratio):
+        return None
+    return Finding(
+        kind=Kind.COMPUTE_BOUND,
+        confidence=0.4,
+        evidence=[*evidence, "MFU is lower than tensor core activity; no log says what a step takes."],
+        advice=f"{advice.LARGER_KERNELS} {advice.NO_STEPS}",
     )
 
 

@@ -43,6 +43,8 @@ from perfd.analysis.stragglers import (
 )
 from perfd.model import EventKind, ParallelLayout
 
+_LINES = 5
+"""Of progress: when so many tell no time of a step, later ones will not."""
 _OPERATIONS = 100
 """Of a rank: by then NCCL has told the time of some."""
 
@@ -80,6 +82,7 @@ def facts_of(
         memory=memory(job, settings.peaks),
         step_time=of_steps,
         steady_steps=int(job.steps.steps_covered[steady.rows].sum()),
+        awaits_steps=description is not None and len(job.steps) < _LINES,
         activity=activity,
         slowdowns=slowdowns(timers, kernels, parallel),
         stragglers_by_timers=by_timers,

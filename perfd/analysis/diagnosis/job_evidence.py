@@ -41,6 +41,8 @@ class JobEvidence:
     step_time: StepTime
     steady_steps: int
     """How many steps the steady lines cover."""
+    awaits_steps: bool = False
+    """Whether the job has described itself, so that it will print steps, and has hardly begun to."""
     activity: GpuActivity
     nccl: NcclSummary = field(default_factory=NcclSummary)
     slowdowns: Sequence[RankSlowdown] = ()
@@ -77,9 +79,6 @@ class JobEvidence:
 
     @property
     def too_few_steps(self) -> bool:
-        """Whether shares of a step come from so few that they may be chance, or the first is still to come.
-
-        A job that says nothing of itself prints no steps either.
-        """
-        awaited = self.steady_steps > 0 or self.description is not None
+        """Whether shares of a step come from so few that they may be chance, or the first is yet to come."""
+        awaited = self.steady_steps > 0 or self.awaits_steps
         return awaited and self.steady_steps < THRESHOLDS.steady_steps_count

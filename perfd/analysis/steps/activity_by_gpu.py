@@ -80,9 +80,10 @@ def gpu_activity(gpu: GpuTable, steps: StepTable, rows: Ints) -> GpuActivity:
     GPM activities are means since the sample before, so a mean of samples is the
     mean over time. When steps are shorter than the sampling interval, a step
     has one sample at most and the median over steps is one over samples. When the
-    log names no steps at all, each sample in which the job trains stands for itself.
+    log tells no times of steps, each sample in which the job trains stands for itself.
     """
-    if len(steps):
+    timed = bool(np.isfinite(steps.step_time_s).any())
+    if timed:
         samples, groups = _samples_in_steps(gpu.time_unix_s, steps, rows)
     else:
         samples = _spread(training_samples(gpu))
@@ -96,7 +97,7 @@ def gpu_activity(gpu: GpuTable, steps: StepTable, rows: Ints) -> GpuActivity:
         metrics=per_step,
         medians={name: median(values, axis=0).astype(np.float64) for name, values in per_step.items()},
         samples=samples,
-        source=STEADY_STEPS if len(steps) else TRAINING_TIME,
+        source=STEADY_STEPS if timed else TRAINING_TIME,
     )
 
 
