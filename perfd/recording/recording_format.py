@@ -133,7 +133,7 @@ def open_recording(directory: Path, *, allow_missing: bool = False) -> Recording
     return Recording(
         directory=directory,
         manifest=msgspec.structs.replace(manifest, streams=tuple(present)),
-        warnings=tuple(f"{path} is missing and was left out." for path in missing),
+        warnings=tuple(f"{path} is missing and was skipped." for path in missing),
     )
 
 

@@ -1,4 +1,4 @@
-"""Agent and aggregator in one process, around a job that runs now."""
+"""Agent and aggregator in one process, for a running job."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ log = logging.getLogger(__name__)
 LOG_COLLECTOR = "training_log"
 RANK_COLLECTOR = "ranks"
 _INTERVAL_S = 0.1
-"""Of the log and of the session's own events: the summary waits for one more round of them."""
+"""For the log and the session's own events: the summary waits for one more round with them."""
 _READ_LIMIT_S = 5.0
 
 
 class LiveSession:
-    """Watches one job: `start`, `log` as it prints, `finish` for the summary, `stop` in any case."""
+    """Monitors one job: `start`, `log` for its output, `finish` for the summary, `stop` in any case."""
 
     def __init__(
         self,
@@ -59,24 +59,24 @@ class LiveSession:
         self._agent = self._make_agent(_agent_config(config, settings, root_pid), scratch)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Start monitoring."""
         self._agent.start()
         self._tell(EventKind.JOB_STARTED, "perfd run started the job.", self._started_unix_ns)
         if self._aggregator.http_address:
-            self._say(f"perfd: the job is live at http://{self._aggregator.http_address}/")
+            self._say(f"perfd: live page at http://{self._aggregator.http_address}/")
 
     def log(self, lines: bytes, unix_ns: int) -> None:
-        """Take whole lines that the job had printed by `unix_ns`."""
+        """Take whole lines that the job printed by `unix_ns`."""
         if lines:
             if self._tape is not None:
                 self._tape.add_log(lines, unix_ns)
             self._log_feed.write(lines)
 
     def finish(self, code: int | None, dropped_bytes: int) -> str:
-        """Save the summary, and return it in words. `code` is None if nobody knows how the job ended."""
+        """Save the summary, and return it as text. `code` is None if the exit code is unknown."""
         notes = _notes(code, dropped_bytes)
         if not self._log_feed.finish(_READ_LIMIT_S):
-            notes.append("The last lines of the log were not analysed; see perfd.log.")
+            notes.append("The last lines of the log were not analyzed; see perfd.log.")
         if code is not None:
             message = f"The job ended with exit code {code}."
             outcome = JobOutcome.of_exit_code(code)
@@ -90,7 +90,7 @@ class LiveSession:
         return self._save(notes)
 
     def stop(self) -> None:
-        """Free everything; legal twice, and after `finish`."""
+        """Release everything; may be called twice, and after `finish`."""
         self._agent.stop()
         self._aggregator.stop()
         if self._tape is not None:
@@ -120,11 +120,9 @@ class LiveSession:
         except PerfdError:
             if wanted.http_listen is None:
                 raise
-            # Another run on this machine has the usual port: the job is watched all the same.
+            # Another run on this machine has the usual port: use another one.
             aggregator = self._started(msgspec.structs.replace(wanted, http_listen="127.0.0.1:0"))
-            self._say(
-                f"perfd: {wanted.http_listen} is not free (another run may have it): another port is used."
-            )
+            self._say(f"perfd: {wanted.http_listen} is taken (by another run?): using another port.")
             return aggregator
 
     def _started(self, config: AggregatorConfig) -> Aggregator:
@@ -158,13 +156,13 @@ class LiveSession:
         )
 
     def _see(self, collector: str, records: Sequence[Record]) -> None:
-        """Note what a collector returned; called in the thread of each."""
+        """Process what a collector returned; called in each collector's thread."""
         if collector == LOG_COLLECTOR:
             self._log_feed.observe(records)
         if self._tape is None:
             return
         if collector == LOG_COLLECTOR:
-            # The recording has the log itself, which says the same, and to a later perfd maybe more.
+            # The recording has the log itself, from which a later perfd may parse more.
             self._tape.describe(records)
         else:
             self._tape.add_records(records)
@@ -191,13 +189,13 @@ class LiveSession:
         try:
             save_results(directory, summaries, text)
         except OSError as error:
-            return f"{text}\nperfd: the summary is not saved: {error.strerror}."
-        told = f"perfd: the summary is in {directory}; perfd report and perfd compare take that folder."
+            return f"{text}\nperfd: summary not saved: {error.strerror}."
+        told = f"perfd: summary saved in {directory}; perfd report and perfd compare take that folder."
         return f"{text}\n{told}"
 
 
 def _agent_config(config: SessionConfig, settings: MonitorSettings, root_pid: int) -> AgentConfig:
-    """The operator's configuration with what only the session knows."""
+    """The operator's configuration with the session's own settings."""
     agent = with_options(config.agent, LOG_COLLECTOR, {"stdin": True}, interval_s=_INTERVAL_S)
     agent = with_options(agent, RANK_COLLECTOR, {"root_pid": root_pid})
     if settings.hook_socket is not None:
@@ -218,9 +216,9 @@ def _agent_config(config: SessionConfig, settings: MonitorSettings, root_pid: in
 def _notes(code: int | None, dropped_bytes: int) -> list[str]:
     notes = []
     if code is None:
-        notes.append("perfd run was killed; this is what was seen until then.")
+        notes.append("perfd run was killed; this summary covers the time before.")
     elif code:
         notes.append(f"The job ended with exit code {code}.")
     if dropped_bytes:
-        notes.append(f"{dropped_bytes} bytes of output came too fast and were not analysed.")
+        notes.append(f"{dropped_bytes} bytes of output came too fast and were not analyzed.")
     return notes

@@ -1,8 +1,7 @@
-"""The process beside the job: agent and aggregator, fed by `perfd run` through a pipe.
+"""The monitor process of a job: agent and aggregator, fed by `perfd run` through a pipe.
 
-It is started by `perfd.session.supervisor` and has no command line. Standard input
-carries frames, standard output is where the user reads, and what is logged goes
-to standard error, a file among the results.
+`perfd.session.supervisor` starts it, without a command line. Frames come in on standard input, text
+for the user goes to standard output, and the log to standard error, a file in the results folder.
 """
 
 from __future__ import annotations
@@ -30,26 +29,26 @@ log = logging.getLogger(__name__)
 
 
 def main() -> int:
-    """Watch one job to its end; the exit code says whether there is a summary."""
+    """Monitor one job to its end; the exit code is 0 if there is a summary."""
     logs.configure("info")
-    # gRPC writes lines of its own about connections; what matters is logged by us.
+    # gRPC logs connections itself; what matters is logged by us.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        # Slurm signals every process of a job; we end when the job has, and `perfd run` says so. A
+        # Slurm signals every process of a job; we end after the job, when `perfd run` reports its end. A
         # handler instead of SIG_IGN, which the tools that we start would inherit.
         signal.signal(number, lambda *_: None)
-    # Standard input becomes the log's; the frames keep a descriptor of their own.
+    # Standard input becomes the log's; the frames keep a separate descriptor.
     with os.fdopen(os.dup(0), "rb") as pipe:
         try:
             watch(read_frames(pipe))
         except PerfdError as error:
-            log.error("The job is not watched.", extra={"reason": str(error)})  # noqa: TRY400  (a sentence)
+            log.error("The job is not monitored.", extra={"reason": str(error)})  # noqa: TRY400  (a sentence)
             return 1
     return 0
 
 
 def watch(frames: Iterator[Frame]) -> None:
-    """Follow a job from its settings to its summary."""
+    """Monitor a job from its settings to its summary."""
     settings = MonitorSettings(**json.loads(_expect(frames, FrameKind.SETTINGS).payload))
     started = _expect(frames, FrameKind.STARTED)
     with tempfile.TemporaryDirectory(prefix="perfd-run-") as scratch:
@@ -69,7 +68,7 @@ def watch(frames: Iterator[Frame]) -> None:
 
 
 def _follow(frames: Iterator[Frame], session: LiveSession) -> tuple[int | None, int]:
-    """Feed the session to the job's end; the exit code, None if unknown, and how many bytes were dropped."""
+    """Feed the session to the job's end; the exit code, None if unknown, and the number of dropped bytes."""
     merger = LineMerger()
     dropped = 0
     code = None
@@ -91,12 +90,12 @@ def _follow(frames: Iterator[Frame], session: LiveSession) -> tuple[int | None, 
 def _expect(frames: Iterator[Frame], kind: FrameKind) -> Frame:
     frame = next(frames, None)
     if frame is None or frame.kind is not kind:
-        raise WireError(f"The pipe from perfd run does not begin with {kind.name.lower()}.")
+        raise WireError(f"The first frame from perfd run is not {kind.name.lower()}.")
     return frame
 
 
 def _say(text: str) -> None:
-    # Whoever read our words may have left; the job is watched all the same.
+    # The reader of our output may be gone; monitoring continues.
     with contextlib.suppress(OSError), os.fdopen(os.dup(1), "w", encoding="utf-8") as out:
         out.write(wrapped(text, shutil.get_terminal_size().columns) if out.isatty() else f"{text}\n")
 

@@ -27,11 +27,11 @@ from perfd.session.recording import Playback, StreamPlayers, installed_players, 
 from perfd.session.session_config import SessionConfig
 
 TICK_S = 5.0
-"""How far time goes between two batches: the same at any speed, so that the numbers are too, and as long
+"""Replayed time between two batches: the same at any speed, so that the numbers are too, and as long
 as the usual interval of rules, so that two cores play more than 500 seconds in one."""
 _ACKNOWLEDGE_LIMIT_S = 30.0
 _SHOW_EVERY_S = 0.25
-"""In a replay that is paced, progress is shown between ticks too."""
+"""In a paced replay, progress is shown between ticks too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +42,13 @@ class ReplayOptions:
     speed: float | None = None
     """Seconds of the recording per second; None is as fast as possible."""
     skip_s: float = 0.0
-    """So much of its beginning is played as fast as possible: a job's start-up is not worth waiting for."""
+    """This much of the beginning is played as fast as possible, to skip a job's startup."""
     tick_s: float = TICK_S
-    """How far time goes between two batches; a live session looks at its job each second."""
+    """Replayed time between two batches; a live session analyzes its job every second."""
     allow_missing: bool = False
     config: SessionConfig = field(default_factory=SessionConfig)
     http: str | None = None
-    """Where /metrics and /api/v1 are served meanwhile; None for nowhere."""
+    """The address of /metrics and /api/v1 meanwhile; None for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +62,7 @@ class ReplayProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayResult:
-    """What came out of a replay."""
+    """The result of a replay."""
 
     summaries: Sequence[JobSummary]
     alerts: Sequence[Mapping[str, Any]]
@@ -71,7 +71,7 @@ class ReplayResult:
     played_s: float
     """Length of the recording."""
     took_s: float
-    """Real time from the first tick to the summary, without the start of the servers."""
+    """Real time from the first tick to the summary, excluding the start of the servers."""
 
 
 def replay(
@@ -84,10 +84,9 @@ def replay(
 ) -> ReplayResult:
     """Play a recording to its end; raises `RecordingError` if there is nothing to play.
 
-    One clock, which only this function moves, is shared by all agents and the
-    aggregator. Each tick collects, sends and waits for the acknowledgement; when
-    rules are due, it evaluates too. So the result is the same at any speed. The aggregator
-    serves until `on_end` returns.
+    All agents and the aggregator share one clock, which only this function advances. Each tick
+    collects, sends and waits for the acknowledgment; when rules are due, it evaluates them.
+    The result is therefore the same at any speed. The aggregator serves until `on_end` returns.
     """
     pace = _Pace(options.speed, options.skip_s, real_clock or SystemClock())
     recording = open_recording(options.recording, allow_missing=options.allow_missing)
@@ -100,9 +99,9 @@ def replay(
         clock.advance_to_unix_ns(playback.start_unix_ns)
         aggregator = _start_aggregator(options, clock, stack)
         agents = _start_agents(playback, scratch / "spools", aggregator.grpc_address, clock, stack)
-        # What there is, and the connections, come before the recording's time begins to run.
+        # Descriptions and connections come before the recording's time begins to run.
         _send(agents)
-        # What was loaded by now stays; a garbage collector that looks at all of it again costs a fifth.
+        # Everything loaded by now stays; scanning it again in each garbage collection costs a fifth.
         gc.freeze()
         stack.callback(gc.unfreeze)
         total_s = (playback.end_unix_ns - playback.start_unix_ns) / 1e9
@@ -146,7 +145,7 @@ class _Pace:
         return self._clock.monotonic_s() - self._begun_s
 
     def keep(self, played_s: float, show: Callable[[float], None]) -> None:
-        """Return when `played_s` of the recording are due; `show` is told meanwhile how far it is."""
+        """Return when `played_s` of the recording are due; meanwhile `show` gets the progress."""
         if self._speed is None:
             return
         while (left_s := (played_s - self._skip_s) / self._speed - self.elapsed_s()) > 0:
@@ -155,7 +154,7 @@ class _Pace:
 
 
 def _instants(total_s: float, tick_s: float) -> list[float]:
-    """How much was played at each tick; the last one is at the end or after it."""
+    """The played time at each tick; the last one is at the end or after it."""
     return [tick_s * number for number in range(1, math.ceil(total_s / tick_s) + 1)]
 
 
@@ -184,7 +183,7 @@ def _start_agents(
     for number, (node, specs) in enumerate(playback.specs.items()):
         settings = Settings(node=node, job="", clock=clock)
         agent = Agent(
-            # A capture would be one of whatever runs on this machine now.
+            # A capture would trace processes of this machine, not of the recorded job.
             AgentConfig(
                 listen=None,
                 uplink=UplinkConfig(address=address),
@@ -209,5 +208,5 @@ def _send(agents: Sequence[Agent]) -> None:
         if sequence is not None and not agent.wait_acknowledged(sequence, _ACKNOWLEDGE_LIMIT_S):
             raise PerfdError(
                 f"The aggregator did not acknowledge a batch within {_ACKNOWLEDGE_LIMIT_S:.0f} s: "
-                "see whether something keeps processes from talking over the loopback interface."
+                "check whether processes can connect over the loopback interface."
             )

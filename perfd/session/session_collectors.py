@@ -1,4 +1,4 @@
-"""What a session adds to the collectors of an agent: options, and its own events."""
+"""Options and events that a session adds to an agent's collectors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfd.model import Event, Record
 def with_options(
     config: AgentConfig, name: str, options: Mapping[str, object], *, interval_s: float | None = None
 ) -> AgentConfig:
-    """The configuration with `options` for a collector, where the operator did not set them."""
+    """The configuration with `options` for a collector, unless the operator set them."""
     collector = config.collectors.get(name, CollectorConfig())
     merged = CollectorConfig(
         enabled=True if collector.enabled is None else collector.enabled,
@@ -27,7 +27,7 @@ def with_options(
 
 
 class SessionEvents:
-    """A collector of what the session itself has to say; `tell` may be called from any thread."""
+    """A collector of the session's own events; `tell` may be called from any thread."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -39,7 +39,7 @@ class SessionEvents:
             self._waiting.append(event)
 
     def wait_taken(self, timeout_s: float) -> bool:
-        """Whether every event was returned by `collect`, after `timeout_s` at the latest."""
+        """True if `collect` returns every event within `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._waiting, timeout_s)
 

@@ -1,4 +1,4 @@
-"""What an operator may configure when agent and aggregator run in one process."""
+"""The configuration of agent and aggregator in one process."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from perfd.config import AgentConfig, AggregatorConfig, load, read_mapping
 class SessionConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`perfd run --config FILE` and `perfd replay --config FILE`: both roles in one file.
 
-    Where the two find each other is perfd's own affair here, so that `agent.uplink`
-    and `aggregator.listen` are not used.
+    They find each other without configuration; `agent.uplink` and `aggregator.listen` are not used.
     """
 
     agent: AgentConfig = AgentConfig()

@@ -1,9 +1,8 @@
-"""`perfd run`: a command, and beside it a monitor that can neither stop nor slow it.
+"""`perfd run`: a command, and a monitor that can neither stop nor slow it.
 
-The process that runs the command stays small: it starts the command, passes
-output and signals through, and hands a copy of the output to the monitor, a
-process of its own with agent and aggregator in it (`perfd.session.monitor`).
-Whatever becomes of the monitor, the command goes on.
+This process stays small: it starts the command, passes output and signals through,
+and copies the output to the monitor, a separate process with agent and aggregator
+(`perfd.session.monitor`). If the monitor fails, the command continues.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from perfd.session.channel import FrameKind, MonitorChannel
 from perfd.session.job import WATCHED, ChildProcess, JobStream, OutputRelay, open_outputs
 
 SUMMARY_LIMIT_S = 30.0
-"""How long the monitor may take for the summary after the job's end."""
+"""The monitor's time for the summary after the job's end."""
 
 MONITOR = (sys.executable, "-P", "-m", "perfd.session.monitor")
-"""How the monitor is started; `-P`, because the job's working directory must not shadow our modules."""
+"""The monitor's command; `-P`, because the job's working directory must not shadow our modules."""
 
 _NO_MONITOR = "perfd: the monitor failed, so there is no summary; the job was not affected. See {log}."
 _LATE_MONITOR = "perfd: no summary: the monitor did not end within {limit:g} s after the job. See {log}."
@@ -37,27 +36,27 @@ NCCL_COLLECTOR = "nccl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorSettings:
-    """What the monitor is told before the job starts; paths are absolute."""
+    """The monitor's settings, sent before the job starts; paths are absolute."""
 
     job: str
     command: Sequence[str]
     node: str = ""
-    """Where this is, unless the configuration says it."""
+    """This node's name, unless the configuration has one."""
     search_path: str | None = None
-    """Where tools are looked for."""
+    """The search path for tools."""
     config: str | None = None
     rules: Sequence[str] = ()
-    """Rules files that the user named beside those of the configuration."""
+    """Rules files from the command line, in addition to those of the configuration."""
     http: str | None = None
-    """An address that the user asked for; None for the configured one."""
+    """The address from the command line; None for the configured one."""
     results: str | None = None
     recording: str | None = None
     hook_socket: str | None = None
-    """Where `perfd.hook` of this job's processes is told to write; None for its usual place."""
+    """The socket of `perfd.hook` in this job's processes; None for its default."""
     nccl_directory: str | None = None
-    """Where the NCCL plugin of this job's processes puts its rings; None for its usual place."""
+    """The directory of the NCCL plugin's rings in this job's processes; None for its default."""
     run: str | None = None
-    """What tells this job's processes from those of other runs on the node; None for all."""
+    """Distinguishes this job's processes from those of other runs on the node; None for all."""
     kineto: bool = False
     """Whether the job was started for captures by PyTorch's profiler."""
 
@@ -67,12 +66,12 @@ class SupervisorOptions:
     """One run of a command."""
 
     command: Sequence[str]
-    """What is started; a profiler's launcher may stand in front of the job's own command."""
+    """What is started: the job's command, maybe with a profiler's launcher in front."""
     launcher: bool = False
-    """Whether one does: signals have to get past it."""
+    """Whether there is one: it forwards only some signals."""
     settings: MonitorSettings
     environment: Mapping[str, str] | None = None
-    """Of the command; None for ours."""
+    """The command's environment; None for ours."""
     monitor: Sequence[str] = MONITOR
 
 
@@ -85,7 +84,7 @@ def run(
 ) -> int:
     """Run the command and return its exit code (128 + n if signal n ended it).
 
-    Must be called in the main thread. `say` prints a sentence of perfd's own;
+    Must be called in the main thread. `say` prints a sentence from perfd;
     `target_fds` are the standard output and standard error to pass to.
     Raises `CommandError` if the command cannot be started.
     """
@@ -93,7 +92,7 @@ def run(
     try:
         session = _Session(options, say=say, clock=clock or SystemClock(), mask=mask, target_fds=target_fds)
         code = session.run_job()
-        # What was sent to the job while it ended is not meant for its summary.
+        # Signals sent to the job while it ended are not meant for its summary.
         while signal.sigtimedwait(WATCHED, 0) is not None:
             pass
     finally:
@@ -139,7 +138,7 @@ class _Session:
         return code
 
     def finish(self, code: int) -> None:
-        """Pass on what is left of the output, and let the monitor print and save its summary."""
+        """Pass on the rest of the output, and let the monitor print and save its summary."""
         try:
             for pump in self._pumps:
                 pump.join()
@@ -166,7 +165,7 @@ class _Session:
 
 
 class _Interrupted(Exception):
-    """The user does not want to wait for the summary."""
+    """The user skipped the summary."""
 
 
 @contextlib.contextmanager
@@ -227,12 +226,12 @@ def _listener(feed: MonitorChannel, kind: FrameKind) -> Callable[[bytes], None]:
 
 
 def _with_results_folder(settings: MonitorSettings, say: Callable[[str], None]) -> MonitorSettings:
-    """The settings without a results folder if it cannot be made: the summary is printed all the same."""
+    """The settings, without a results folder if it cannot be created: the summary is still printed."""
     if settings.results is None:
         return settings
     try:
         Path(settings.results).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        say(f"perfd: results are not saved: {settings.results}: {error.strerror}.")
+        say(f"perfd: results not saved: {settings.results}: {error.strerror}.")
         return replace(settings, results=None)
     return settings

@@ -135,7 +135,7 @@ def test_a_job_that_was_started_for_kineto_is_captured_by_it_without_a_word_more
             stderr=subprocess.PIPE,
             text=True,
         )
-        live = "perfd: the job is live at "
+        live = "perfd: live page at "
         (address,) = (line.removeprefix(live).strip() for line in _until(watched.stderr, live))
         assert watched.stdout.readline() == "trains\n"
         start = [*perfd, "capture", "start", "llama", "--duration", "1", "--wait", "--json"]

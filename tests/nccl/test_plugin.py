@@ -319,7 +319,7 @@ class WatchedJob:
     def ranks(self) -> list[int]:
         """Whose operations the summary holds; ends the job as soon as the live one has any."""
         assert self._process.stderr is not None
-        said = (re.search(r"live at (\S+?)/?$", line.strip()) for line in self._process.stderr)
+        said = (re.search(r"live page at (\S+?)/?$", line.strip()) for line in self._process.stderr)
         url = next(found[1] for found in said if found)
         while not self._live_ranks(url):
             assert self._process.poll() is None

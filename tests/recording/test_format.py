@@ -68,7 +68,7 @@ def test_the_rest_of_a_recording_is_there_when_missing_files_are_allowed(tmp_pat
     write_manifest(tmp_path, streams=[stream(), stream("node0/nvml.jsonl", "nvml")])
     recording = open_recording(tmp_path, allow_missing=True)
     assert [s.path for s in recording.manifest.streams] == ["node0/stdout.log"]
-    assert recording.warnings == ("node0/nvml.jsonl is missing and was left out.",)
+    assert recording.warnings == ("node0/nvml.jsonl is missing and was skipped.",)
 
 
 def test_a_recording_without_any_stream_is_an_error_even_then(tmp_path):

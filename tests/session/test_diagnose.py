@@ -55,7 +55,7 @@ def test_a_stream_that_cannot_be_read_is_told_and_the_rest_is_diagnosed(
     out, err = capsys.readouterr()
     assert out.startswith("# pp4_few\n")
     assert "called" not in out
-    assert "dump_3 was left out" in err
+    assert "dump_3 was skipped" in err
     assert "GLOBAL, which is not plain data" in err
 
 

@@ -92,14 +92,14 @@ def test_the_exit_code_of_a_killed_command_is_that_of_a_shell(number):
 
 def test_a_command_that_is_not_there_is_named():
     done = run(["no-such-command-here"])
-    assert (done.returncode, done.stderr) == (127, b"no-such-command-here: there is no such command.\n")
+    assert (done.returncode, done.stderr) == (127, b"no-such-command-here: command not found.\n")
 
 
 def test_a_file_that_may_not_be_executed_is_named(tmp_path):
     (tmp_path / "data").write_text("")
     done = run([str(tmp_path / "data")])
     assert done.returncode == 126
-    assert b"may not be executed" in done.stderr
+    assert b"permission denied" in done.stderr
 
 
 def test_binary_output_without_a_line_end_passes_unchanged():

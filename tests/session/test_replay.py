@@ -161,7 +161,7 @@ def test_without_its_gpu_samples_a_recording_still_tells_its_steps(tmp_path):
         played(recording)
     result = played(recording, allow_missing=True)
     assert result.summaries[0].steps.count == 18
-    assert result.warnings == ("node0/nvml.jsonl.gz is missing and was left out.",)
+    assert result.warnings == ("node0/nvml.jsonl.gz is missing and was skipped.",)
 
 
 def test_without_its_log_a_recording_still_tells_its_gpus(tmp_path):
@@ -209,7 +209,7 @@ def test_a_kind_that_nobody_plays_is_said_once_for_all_its_streams(tmp_path):
     manifest = recording / "recording.json"
     manifest.write_text(manifest.read_text().replace('"nccl-inspector"', '"nobody-plays-this"'))
     (warning,) = played(recording).warnings
-    assert warning.startswith("node0/nccl-inspector-rank0.jsonl.gz and 3 more were left out")
+    assert warning.startswith("node0/nccl-inspector-rank0.jsonl.gz and 3 more were skipped")
 
 
 def test_an_empty_log_gives_a_summary_without_steps(tmp_path):

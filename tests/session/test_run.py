@@ -181,7 +181,7 @@ def test_a_perfd_that_is_killed_takes_its_job_with_it_and_still_saves_what_it_sa
     process.kill()
     # The monitor holds standard error to its end, so that this returns when it has saved the summary.
     _, err = process.communicate()
-    assert "perfd run was killed; this is what was seen until then." in err
+    assert "perfd run was killed; this summary covers the time before." in err
     # What perfd run itself still held of the output is lost with it.
     assert only_job(tmp_path)["steps"]["count"] >= 40
 
@@ -225,7 +225,7 @@ def test_a_usual_port_that_is_taken_does_not_keep_the_job_from_running(tmp_path,
     inner = command(tmp_path, configuration, "--", *TRAINER, "3", "0.01")
     done = subprocess.run(inner, capture_output=True, text=True, check=False)
     assert done.returncode == 0
-    assert f"{taken} is not free" in done.stderr
+    assert f"{taken} is taken" in done.stderr
     assert only_job(tmp_path)["steps"]["count"] == 3
 
 
@@ -256,7 +256,7 @@ def test_a_folder_that_cannot_be_made_costs_the_files_and_nothing_else(tmp_path,
         check=False,
     )
     assert done.returncode == 0
-    assert "perfd: results are not saved" in done.stderr
+    assert "perfd: results not saved" in done.stderr
     assert "step time" in done.stderr
 
 
@@ -289,7 +289,7 @@ def test_nothing_is_started_when_there_is_no_command_or_it_cannot_be_found(tmp_p
     done = subprocess.run(
         command(tmp_path, configuration, "--", "no-such-command"), capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (127, "perfd run: no-such-command: there is no such command.\n")
+    assert (done.returncode, done.stderr) == (127, "perfd run: no-such-command: command not found.\n")
     assert not (tmp_path / "out").exists()
 
 

@@ -60,17 +60,15 @@ def test_without_a_step_the_training_is_in_the_batch_script():
 
 
 def test_a_step_that_does_not_run_is_refused_with_those_that_do():
-    with pytest.raises(
-        CaptureError, match=r"no step 9 that runs; there are: 0 \(perfd-sidecar\), 1 \(python"
-    ):
+    with pytest.raises(CaptureError, match=r"no running step 9; there are: 0 \(perfd-sidecar\), 1 \(python"):
         choose_step(JOB, 9)
 
 
 @pytest.mark.parametrize(
     ("records", "words"),
     [
-        ("", "SLURM knows no job 17"),
-        ("JobId=17 JobState=PENDING Reason=Resources", "Job 17 is PENDING; only a job that runs"),
+        ("", "SLURM has no job 17"),
+        ("JobId=17 JobState=PENDING Reason=Resources", "Job 17 is PENDING; only a running job"),
         (
             "\n".join(f"JobId={17 + n} ArrayJobId=17 ArrayTaskId={n} JobState=RUNNING" for n in (1, 2)),
             r"array of which 2 tasks run; name one \(17_1, 17_2\)",
@@ -89,7 +87,7 @@ def test_what_is_no_jobs_number_never_reaches_slurm(job: str):
 
 
 def test_without_slurms_commands_the_error_says_where_to_go():
-    with pytest.raises(CaptureError, match=r"Cannot run scontrol .*: do this where SLURM's commands are"):
+    with pytest.raises(CaptureError, match=r"Cannot run scontrol .*: run this where SLURM's commands are"):
         Slurm({"PATH": "/nowhere"}).job("17")
 
 
@@ -280,8 +278,8 @@ def test_a_helper_that_dies_is_lost_in_its_own_words(tmp_path: Path):
         "print('srun: error: n2: task 1: Exited with exit code 1', file=sys.stderr)\n",
     )
     assert outcomes(found) == {
-        ("n1", 0): (CaptureState.LOST, "Its end was not heard of: perfd: disk full."),
-        ("n2", None): (CaptureState.LOST, "Nothing was asked of it: perfd: disk full."),
+        ("n1", 0): (CaptureState.LOST, "Its end was not reported: perfd: disk full."),
+        ("n2", None): (CaptureState.LOST, "It received no order: perfd: disk full."),
     }
 
 

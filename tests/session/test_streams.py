@@ -84,20 +84,18 @@ def test_a_recording_without_any_time_is_one_instant_long(tmp_path):
 
 def test_a_kind_that_nothing_plays_is_skipped_with_a_warning(tmp_path):
     playback = opened(recording_of(tmp_path, {"a/x.numbers": "1", "a/y.tea-leaves": "?"}))
-    assert playback.warnings == (
-        "a/y.tea-leaves was left out: nothing that is installed plays 'tea-leaves'.",
-    )
+    assert playback.warnings == ("a/y.tea-leaves was skipped: no installed collector plays 'tea-leaves'.",)
     assert [spec.name for spec in playback.specs["a"]] == ["counter"]
 
 
 def test_a_stream_that_cannot_be_opened_is_skipped_with_its_reason(tmp_path):
     playback = opened(recording_of(tmp_path, {"a/x.numbers": "1", "b/y.numbers": "garbage"}))
-    assert playback.warnings == ("b/y.numbers was left out: y.numbers is not a list of numbers.",)
+    assert playback.warnings == ("b/y.numbers was skipped: y.numbers is not a list of numbers.",)
     assert list(playback.specs) == ["a"]
 
 
 def test_a_recording_of_which_nothing_can_be_played_is_an_error_with_the_reasons(tmp_path):
-    with pytest.raises(RecordingError, match=r"Nothing of .* can be played: .*tea-leaves"):
+    with pytest.raises(RecordingError, match=r"No stream of .* can be played: .*tea-leaves"):
         opened(recording_of(tmp_path, {"a/y.tea-leaves": "?"}))
 
 

@@ -144,7 +144,7 @@ def test_dimensions_that_communicate_at_once_are_told_with_what_they_take_togeth
     assert told["communication"] == ["30.0% (nccl plugin)"]
     assert told["by dimension"] == [
         "pp 20.0%, dp 18.0%; exposed unknown (no capture was analysed)",
-        "together 30.0%: partly at the same time",
+        "together 30.0%: they overlap",
     ]
 
 
@@ -206,7 +206,7 @@ def test_why_mfu_is_unknown_is_said_where_flops_are_known(summary):
         summary.efficiency, mfu_ratio=None, mfu_upper_ratio=None, peak_flops_per_s=None
     )
     unseen = dataclasses.replace(summary, efficiency=unknown)
-    assert "MFU                   unknown: perfd saw no GPU whose peak it knows\n" in in_words([unseen])
+    assert "MFU                   unknown: no GPU with a known peak\n" in in_words([unseen])
 
 
 def test_alerts_of_a_job_stand_below_it_oldest_first(summary):
@@ -217,9 +217,9 @@ def test_alerts_of_a_job_stand_below_it_oldest_first(summary):
         alert(name="Nobody", job=None),
     ]
     text = in_words([summary], alerts)
-    assert "- Slow at step 7: it is slow. Captures asked for: slow-1, slow-2.\n- Later.\n" in text
+    assert "- Slow at step 7: it is slow. Captures: slow-1, slow-2.\n- Later.\n" in text
     assert "Elsewhere" not in text
-    assert text.rstrip().endswith("Alerts that belong to no job:\n- Nobody at step 7: it is slow.")
+    assert text.rstrip().endswith("Alerts without a job:\n- Nobody at step 7: it is slow.")
 
 
 def capture(**changes):
@@ -255,16 +255,16 @@ def capture(**changes):
 )
 def test_how_a_capture_ended_stands_below_the_alerts_of_its_job(summary, ended, said):
     text = in_words([summary], captures=[capture(**ended)])
-    assert f"No alert fired.\n\nCaptures:\n{said}" in text
+    assert f"No alerts fired.\n\nCaptures:\n{said}" in text
 
 
 def test_a_capture_of_no_job_that_is_told_stands_by_itself(summary):
     text = in_words([summary], captures=[capture(job="n1/127.0.0.1:30000")])
-    assert text.endswith("\n\nCaptures of others:\n- slow-1 (nsys, alert Slow): done.\n")
+    assert text.endswith("\n\nOther captures:\n- slow-1 (nsys, alert Slow): done.\n")
 
 
 def test_a_job_without_alerts_says_so(summary):
-    assert "No alert fired." in in_words([summary])
+    assert "No alerts fired." in in_words([summary])
 
 
 def test_without_any_job_it_says_what_that_means():

@@ -1,4 +1,4 @@
-"""What travels between `perfd run` and its monitor process."""
+"""The channel between `perfd run` and its monitor process."""
 
 from perfd.session.channel.line_merger import LineMerger
 from perfd.session.channel.log_pipe import LogPipe

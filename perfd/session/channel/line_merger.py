@@ -1,16 +1,16 @@
-"""One log out of the streams of a job, made of whole lines."""
+"""Merges a job's output streams into one log of whole lines."""
 
 from __future__ import annotations
 
 MAX_LINE_BYTES = 1024 * 1024
-"""What is longer is no line of a log; the rest of it is left out."""
+"""Longer lines are not log lines; the rest of them is dropped."""
 
 
 class LineMerger:
-    """Takes chunks of several streams, and gives the lines that they complete.
+    """Takes chunks of several streams and returns the lines that they complete.
 
-    Chunks end anywhere. Put together as they come, the end of one stream's line
-    could run into the middle of another's and read as something nobody printed.
+    Chunks end anywhere. Simply concatenated, the end of one stream's line could run
+    into the middle of another's and form a line that the job never printed.
     """
 
     def __init__(self) -> None:
@@ -18,7 +18,7 @@ class LineMerger:
         self._overlong: set[int] = set()
 
     def add(self, stream: int, chunk: bytes) -> bytes:
-        """The lines that `chunk` completes, their ends included."""
+        """The lines that `chunk` completes, including line ends."""
         head, line_end, tail = chunk.rpartition(b"\n")
         if not line_end:
             self._keep(stream, chunk)
@@ -33,7 +33,7 @@ class LineMerger:
         return whole
 
     def rest(self) -> bytes:
-        """What is left at the end of all streams: lines without an end, one below the other."""
+        """The unfinished lines at the end of all streams, one per line."""
         left = [bytes(partial) for partial in self._partial.values() if partial]
         self._partial.clear()
         return b"\n".join(left)

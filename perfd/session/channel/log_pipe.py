@@ -1,4 +1,4 @@
-"""The job's log on its way to the collector that reads it, through our standard input."""
+"""Feeds the job's log to its collector through our standard input."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _PIPE_BYTES = 1024 * 1024
 class LogPipe:
     """A pipe that becomes standard input, which the collector of training logs reads.
 
-    A collector that reads nothing for a while, because it is switched off or
-    hangs, gets nothing more: it must not hold up who feeds it.
+    A collector that reads nothing for a while, because it is disabled or hangs, gets
+    nothing more: it must not block the writer.
     """
 
     def __init__(self, stdin_fd: int = 0) -> None:
@@ -28,7 +28,7 @@ class LogPipe:
         os.dup2(read_fd, stdin_fd)
         os.close(read_fd)
         os.set_blocking(self._write_fd, False)
-        # The collector empties the pipe a few times a second: its size bounds how much that is.
+        # The collector empties the pipe a few times per second: its size limits the throughput.
         with contextlib.suppress(OSError):
             fcntl.fcntl(self._write_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         self._fed_bytes = 0
@@ -48,7 +48,7 @@ class LogPipe:
             view = view[written:]
 
     def observe(self, records: Sequence[Record]) -> None:
-        """Learn from what the collector returned how far it has read."""
+        """Update the collector's read position from the records that it returned."""
         for record in records:
             if isinstance(record, LogProgress):
                 with self._seen:
@@ -56,7 +56,7 @@ class LogPipe:
                     self._seen.notify_all()
 
     def finish(self, timeout_s: float) -> bool:
-        """End the log; whether the collector has read all of it, after `timeout_s` at the latest."""
+        """End the log; True if the collector reads all of it within `timeout_s`."""
         os.close(self._write_fd)
         with self._seen:
             return not self._stuck and self._seen.wait_for(

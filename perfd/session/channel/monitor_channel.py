@@ -1,4 +1,4 @@
-"""What the job prints, on its way to the monitor: bounded, and never in the job's way."""
+"""Sends the job's output to the monitor: bounded, and never blocking the job."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from perfd.session.channel.monitor_protocol import FrameKind, header
 
 MAX_QUEUED_BYTES = 16 * 1024 * 1024
 MAX_BYTES_PER_S = 16 * 1024 * 1024
-"""More than any log that is meant to be read; the monitor's share of a core stays small beyond it."""
+"""More than any readable log prints; beyond this rate lines are dropped, which limits the monitor's CPU."""
 _BURST_S = 0.25
 
 
 class MonitorChannel:
-    """Takes frames without ever blocking, and writes them to the monitor from a thread of its own.
+    """Takes frames without ever blocking, and writes them to the monitor from a separate thread.
 
-    When the monitor does not keep up, whole lines are dropped and counted: half a
-    line could be read as a value that the job never printed.
+    If the monitor does not keep up, whole lines are dropped and counted: half a line
+    could be parsed as a value that the job never printed.
     """
 
     def __init__(self, pipe_fd: int, clock: Clock, *, max_queued_bytes: int = MAX_QUEUED_BYTES) -> None:
@@ -36,7 +36,7 @@ class MonitorChannel:
         self._thread = threading.Thread(target=self._send_all, name="perfd-feed", daemon=True)
 
     def start(self) -> None:
-        """Begin to send; until then frames wait in the queue."""
+        """Start sending; until then frames wait in the queue."""
         self._thread.start()
 
     def offer(self, kind: FrameKind, chunk: bytes) -> None:
@@ -65,7 +65,7 @@ class MonitorChannel:
         self._thread.join(timeout_s)
 
     def report_dropped(self) -> None:
-        """Tell the monitor what was dropped since the last time that it was told."""
+        """Report to the monitor what was dropped since the last report."""
         with self._changed:
             if self._dropped_bytes:
                 self._append(FrameKind.DROPPED, str(self._dropped_bytes).encode())
@@ -77,7 +77,7 @@ class MonitorChannel:
         self._changed.notify()
 
     def _resume(self, kind: FrameKind, chunk: bytes) -> None:
-        """Go on at the start of a line, once half of the queue is free again."""
+        """Continue at the start of a line, once half of the queue is free again."""
         line_end = chunk.find(b"\n") + 1
         if not line_end or self._queued_bytes + len(chunk) > self._max_queued_bytes // 2:
             self._dropped_bytes += len(chunk)
@@ -128,7 +128,7 @@ class MonitorChannel:
             return item
 
     def _discard_from_now_on(self) -> None:
-        """The monitor is gone: the job goes on, and its output is only passed through."""
+        """The monitor is gone: the job continues, and its output is only passed through."""
         with self._changed:
             self._deaf = True
             self._queue.clear()

@@ -1,7 +1,7 @@
-"""The pipe from `perfd run` to its monitor: what the job printed, and what became of it.
+"""The protocol of the pipe from `perfd run` to its monitor: the job's output, and how the job ended.
 
-One frame is a header (kind, time, length) and that many bytes. The end of the
-pipe without an `ENDED` frame means that `perfd run` itself was killed.
+A frame is a header (kind, time, length) and that many bytes. The end of the pipe
+without an `ENDED` frame means that `perfd run` itself was killed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _HEADER = struct.Struct("<BqI")
 
 
 class FrameKind(IntEnum):
-    """What a frame carries."""
+    """Kinds of frames."""
 
     SETTINGS = 0
     """JSON of `MonitorSettings`; always the first frame."""
@@ -25,14 +25,14 @@ class FrameKind(IntEnum):
     STARTED = 3
     """The process id of the job, in decimal."""
     DROPPED = 4
-    """How many bytes of output were left out here, in decimal: the monitor did not keep up."""
+    """Bytes of output dropped here, in decimal: the monitor did not keep up."""
     ENDED = 5
     """The exit code of the job, in decimal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message; `payload` is what its kind says."""
+    """One message; its kind defines `payload`."""
 
     kind: FrameKind
     unix_ns: int
@@ -40,12 +40,12 @@ class Frame:
 
 
 def header(kind: FrameKind, unix_ns: int, length: int) -> bytes:
-    """What is written before a payload of `length` bytes."""
+    """The header of a payload of `length` bytes."""
     return _HEADER.pack(kind, unix_ns, length)
 
 
 def read_frames(pipe: BinaryIO) -> Iterator[Frame]:
-    """Each frame of a buffered binary file, until its end; a frame that is cut is left out."""
+    """The frames of a buffered binary file; an incomplete last frame is dropped."""
     while len(head := pipe.read(_HEADER.size)) == _HEADER.size:
         kind, unix_ns, length = _HEADER.unpack(head)
         payload = pipe.read(length)

@@ -1,4 +1,4 @@
-"""The command that `perfd run` runs: started, signalled and waited for as a shell would do it."""
+"""The command of `perfd run`: starts it, signals it and waits for it as a shell would."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ FORWARDED = frozenset({
     signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT,
     signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT,
 })  # fmt: skip
-"""Signals that `perfd run` hands on to the job."""
+"""Signals that `perfd run` forwards to the job."""
 WATCHED = FORWARDED | {signal.SIGCHLD, signal.SIGWINCH}
 
 _PR_SET_PDEATHSIG = 1
 _SI_KERNEL = 0x80
-"""`si_code` of a signal that the kernel sent (sigaction(2)); of the two below, the terminal's driver,
-to all processes in the foreground. A hang-up it may send to us alone, as the session's leader."""
+"""`si_code` of a signal that the kernel sent (sigaction(2)). The terminal's driver sends the two below to all
+foreground processes; it may send a hang-up to us alone, as the session's leader."""
 _KEYS = frozenset({signal.SIGINT, signal.SIGQUIT})
 _HANDED_ON = frozenset({signal.SIGINT, signal.SIGTERM})
-"""What `nsys launch` passes to its application, once; of others it dies, and the application is told
-nothing (seen with 2025.3.1)."""
+"""The signals that `nsys launch` forwards to its application, once; others kill nsys without reaching the
+application (seen with 2025.3.1)."""
 
 
 class CommandError(PerfdError):
@@ -40,11 +40,11 @@ class CommandError(PerfdError):
 class ChildProcess:
     """A running command. Only the main thread may use it, and `WATCHED` must be blocked in all threads.
 
-    With `own_group` the command gets a process group of its own, which signals go
-    to. Without, it shares ours, as a command that reads from the terminal must:
-    then the terminal itself signals it. With `launcher` the command is one like
-    `nsys launch`: it runs the job in another session, hands SIGTERM and SIGINT on
-    to it, and would die of other signals, which go past it therefore.
+    With `own_group` the command gets its own process group, which receives the signals.
+    Without, it shares ours, as a command that reads from the terminal must: then the
+    terminal itself signals it. With `launcher` the command is one like `nsys launch`: it
+    runs the job in another session, forwards SIGTERM and SIGINT to it, and would die of
+    other signals, which are therefore sent to the job directly.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class ChildProcess:
         libc = ctypes.CDLL(None, use_errno=True)
 
         def prepare() -> None:
-            # If perfd dies of SIGKILL, the job is told to end, as its terminal or launcher would.
+            # If perfd dies of SIGKILL, the job gets SIGTERM, as from its terminal or launcher.
             libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
             if os.getppid() != parent_pid:
                 os._exit(128 + signal.SIGTERM)
             signal.pthread_sigmask(signal.SIG_SETMASK, signal_mask)
 
         try:
-            # The process has one thread until the job runs, so that code between fork and exec is safe.
+            # The process has one thread until the job runs, so code between fork and exec is safe.
             self._process = subprocess.Popen(
                 command,
                 stdout=stdout_fd,
@@ -79,9 +79,9 @@ class ChildProcess:
                 preexec_fn=prepare,  # noqa: PLW1509
             )
         except FileNotFoundError as error:
-            raise CommandError(f"{command[0]}: there is no such command.", 127) from error
+            raise CommandError(f"{command[0]}: command not found.", 127) from error
         except PermissionError as error:
-            raise CommandError(f"{command[0]}: this file may not be executed.", 126) from error
+            raise CommandError(f"{command[0]}: permission denied.", 126) from error
         except (OSError, ValueError) as error:
             raise CommandError(f"{command[0]} cannot be started: {error}.", 126) from error
         self._own_group = own_group
@@ -93,7 +93,7 @@ class ChildProcess:
         return self._process.pid
 
     def wait(self, on_resize: Callable[[], None] = lambda: None) -> int:
-        """Hand signals on until the command ends; its exit code, 128 + n if signal n ended it."""
+        """Forward signals until the command ends; its exit code, 128 + n if signal n ended it."""
         while self._process.poll() is None:
             received = signal.sigwaitinfo(WATCHED)
             if received.si_signo == signal.SIGWINCH:
@@ -105,7 +105,7 @@ class ChildProcess:
     def _forward(self, received: signal.struct_siginfo) -> None:
         number = received.si_signo
         if self._launcher and number in _HANDED_ON:
-            # The launcher tells the application alone; a terminal would tell all of its process group.
+            # The launcher signals the application only; a terminal would signal its whole process group.
             for follower in followers_of_children(self.pid):
                 _send(os.kill, follower, number)
         if self._launcher and number not in _HANDED_ON:
@@ -120,7 +120,7 @@ class ChildProcess:
 
 
 def _send(kill: Callable[[int, int], None], target: int, number: int) -> None:
-    # It may have ended just now, or have become another user's; its end is reported by SIGCHLD.
+    # It may just have ended, or changed its user; SIGCHLD reports its end.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         kill(target, number)
 

@@ -1,4 +1,4 @@
-"""Names for a job and for the folder of its results, from what is known before it starts."""
+"""Names of a job and of its results folder, from what is known before it starts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _LAUNCHERS = frozenset({
     "accelerate.commands.launch", "deepspeed.launcher.runner",
     "torch.distributed.launch", "torch.distributed.run",
 })  # fmt: skip
-"""Modules that start the script that the job is."""
+"""Modules that start the job's script."""
 
 _LONGEST = 100
-"""Characters of a job's name in that of a folder, which file systems allow 255 for."""
+"""Characters of the job's name in the folder's name; file systems allow 255 in all."""
 
 
 def job_name(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    """The Slurm job's id, else the script that the command runs, else the command."""
+    """The Slurm job's id, otherwise the script that the command runs, otherwise the command."""
     if slurm_id := environment.get("SLURM_JOB_ID", ""):
         return slurm_id
     for word, following in zip(command, [*command[1:], ""], strict=True):
@@ -30,7 +30,7 @@ def job_name(command: Sequence[str], environment: Mapping[str, str]) -> str:
 
 
 def results_folder(parent: Path, job: str, now_unix_ns: int) -> Path:
-    """Where the results of one run go: a folder that does not exist yet, named by job and time (UTC)."""
+    """The folder for the results of one run, which does not exist yet: named by job and time (UTC)."""
     time = datetime.fromtimestamp(now_unix_ns // 1_000_000_000, tz=UTC).strftime("%Y%m%dT%H%M%SZ")
     safe = re.sub(r"[^A-Za-z0-9._-]+", "_", job).lstrip(".")[:_LONGEST] or "job"
     name = f"{safe}-{time}"

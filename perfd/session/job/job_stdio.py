@@ -1,4 +1,4 @@
-"""Where the job writes: pipes, or a pseudo-terminal where it would have found a terminal."""
+"""The job's output streams: pipes, or a pseudo-terminal if it would otherwise have a terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 _PIPE_BYTES = 1024 * 1024
-"""As large as Linux allows by default, so that the job rarely waits for us."""
+"""The most that Linux allows by default, so that the job rarely waits for us."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class JobStream:
     terminal: bool
 
     def resize(self) -> None:
-        """Give the job's terminal the size of ours."""
+        """Set the size of the job's terminal to that of ours."""
         if self.terminal:
             with contextlib.suppress(OSError):
                 size = fcntl.ioctl(self.target_fd, termios.TIOCGWINSZ, bytes(8))
@@ -34,8 +34,8 @@ class JobStream:
 def open_outputs(stdout_fd: int, stderr_fd: int) -> Sequence[JobStream]:
     """Streams for standard output and standard error, in that order.
 
-    There is one for both when both go to the same place (`2>&1`, or one terminal),
-    because only so they keep the order in which the job wrote.
+    There is one for both if both go to the same place (`2>&1`, or one terminal), which
+    keeps the order in which the job wrote.
     """
     first = _open(stdout_fd)
     if _same(stdout_fd, stderr_fd):
@@ -50,7 +50,7 @@ def _open(target_fd: int) -> JobStream:
     if terminal:
         output.resize()
     else:
-        # Refused where the user's pipes hold too much already: a smaller pipe does it as well.
+        # Refused if the user's pipes are too large already: a smaller pipe works too.
         with contextlib.suppress(OSError):
             fcntl.fcntl(source_fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     return output
@@ -60,7 +60,7 @@ def _open_terminal(like_fd: int) -> tuple[int, int]:
     source_fd, job_fd = pty.openpty()
     with contextlib.suppress(termios.error):
         attributes = termios.tcgetattr(like_fd)
-        # Our own terminal does these; twice would change what the job wrote.
+        # Our own terminal does this; doing it twice would change the job's output.
         attributes[1] &= ~termios.OPOST
         attributes[3] &= ~(termios.ECHO | termios.ICANON | termios.ISIG)
         termios.tcsetattr(job_fd, termios.TCSANOW, attributes)

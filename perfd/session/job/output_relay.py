@@ -1,4 +1,4 @@
-"""Passes one output stream of the job through, byte for byte, and shows it to a listener."""
+"""Passes one output stream of the job through, byte for byte, and copies it to a listener."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from collections.abc import Callable
 
 _CHUNK_BYTES = 256 * 1024
 _GRACE_S = 0.3
-"""How long after the job's end its stream may be silent before it counts as over: a process that
-the job left behind may hold the stream open for ever."""
+"""Silence after the job's end from which its stream counts as ended: a process that the job left behind
+may hold the stream open forever."""
 _GRACE_LIMIT_S = 2.0
 _PIPE_MAX_BYTES = 1024 * 1024
-"""What Linux lets an unprivileged pipe hold: all of it was written before the job ended."""
+"""Linux' limit for an unprivileged pipe: all of it was written before the job ended."""
 
 
 class OutputRelay:
-    """Reads `source_fd`, writes the same bytes to `target_fd` and offers them to `listener`.
+    """Reads `source_fd`, writes the same bytes to `target_fd` and passes them to `listener`.
 
-    A target that is slow slows the job, as it would without perfd. One whose
-    reader left closes the source, so that the job gets the SIGPIPE that it would
-    have got. One that fails otherwise (a full disk) is given up, and the job goes
-    on. Owns `source_fd`.
+    A slow target slows the job, as without perfd. If the target's reader is gone, the
+    source is closed, so that the job gets SIGPIPE as it would without perfd. If the target
+    fails otherwise (a full disk), output is lost and the job continues. Owns `source_fd`.
     """
 
     def __init__(self, source_fd: int, target_fd: int, listener: Callable[[bytes], None]) -> None:
@@ -41,15 +40,15 @@ class OutputRelay:
         return self._target_failed
 
     def start(self) -> None:
-        """Begin to pass output through."""
+        """Start passing output through."""
         self._thread.start()
 
     def job_ended(self) -> None:
-        """Say that nothing new is to be expected: what is in the stream still gets through."""
+        """Report that the job has ended: what is in the stream is still passed on."""
         os.close(self._ended_write_fd)
 
     def join(self) -> None:
-        """Return when the stream is over."""
+        """Return when the stream has ended."""
         self._thread.join()
 
     def _run(self) -> None:
@@ -83,7 +82,7 @@ class OutputRelay:
                 return
 
     def _pass_chunk(self) -> int:
-        """The number of bytes that were passed on; 0 at the end of the stream."""
+        """The number of bytes passed on; 0 at the end of the stream."""
         chunk = _read(self._source_fd)
         if not chunk:
             return 0
@@ -102,7 +101,7 @@ def _read(fd: int) -> bytes:
     try:
         return os.read(fd, _CHUNK_BYTES)
     except OSError as error:
-        # A pseudo-terminal says so when its last user has left.
+        # A pseudo-terminal whose last user is gone.
         if error.errno == errno.EIO:
             return b""
         raise
@@ -114,5 +113,5 @@ def _write_all(fd: int, data: bytes) -> None:
         try:
             view = view[os.write(fd, view) :]
         except BlockingIOError:
-            # Whoever shares our standard output made it non-blocking; wait for room.
+            # Another process that shares our standard output made it non-blocking; wait for space.
             select.select([], [fd], [])

@@ -10,7 +10,7 @@ import psutil
 
 
 def groups_below(pid: int) -> frozenset[int]:
-    """The process groups of all descendants of a process but its own group."""
+    """The process groups of all descendants of a process, except its own group."""
     try:
         below = psutil.Process(pid).children(recursive=True)
     except psutil.NoSuchProcess:
@@ -19,7 +19,7 @@ def groups_below(pid: int) -> frozenset[int]:
 
 
 def followers_of_children(pid: int) -> frozenset[int]:
-    """The processes in groups that children of a process lead, without those leaders."""
+    """The processes in groups led by children of a process, except those leaders."""
     try:
         children = psutil.Process(pid).children()
     except psutil.NoSuchProcess:
@@ -30,7 +30,7 @@ def followers_of_children(pid: int) -> frozenset[int]:
 
 
 def _groups(pids: Iterable[int]) -> dict[int, int]:
-    """The process group of each process that is still there."""
+    """The process group of each process that still exists."""
     groups: dict[int, int] = {}
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""The recording of a session that must go on when the recording cannot."""
+"""A recorder whose failures do not stop the session."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ class BestEffortRecorder:
         self._attempt(lambda: self._open(directory, job, start_unix_ns))
 
     def add_log(self, chunk: bytes, unix_ns: int) -> None:
-        """Append what the job printed up to `unix_ns`."""
+        """Append the job's output up to `unix_ns`."""
         writer = self._writer
         if writer is not None:
             self._attempt(lambda: writer.add_log(self._node, chunk, unix_ns))
 
     def add_records(self, records: Sequence[Record]) -> None:
-        """Append what a collector returned just now."""
+        """Append a collector's newest records."""
         writer = self._writer
         if writer is not None:
             self._attempt(lambda: writer.add_records(self._node, records, self._clock.unix_ns()))
 
     def describe(self, records: Sequence[Record]) -> None:
-        """Note what records say of the job, when a stream of its own already holds them."""
+        """Take the job's description from records that another stream already holds."""
         writer = self._writer
         if writer is not None:
             self._attempt(lambda: writer.describe(self._node, records))
 
     def close(self) -> None:
-        """Finish the recording; legal twice."""
+        """Finish the recording; may be called twice."""
         writer, self._writer = self._writer, None
         if writer is not None:
             self._attempt(writer.close)

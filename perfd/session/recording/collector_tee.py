@@ -1,4 +1,4 @@
-"""Shows what a collector returns to somebody else too: to the writer of a recording."""
+"""Copies a collector's records to a second reader: the writer of a recording."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from perfd.collector import Collector, CollectorSpec, Settings
 from perfd.model import Record
 
 Sink = Callable[[str, Sequence[Record]], None]
-"""Takes the collector's name and what it returned; raises nothing."""
+"""Takes the collector's name and its records; raises nothing."""
 
 
 def tapped(spec: CollectorSpec, sink: Sink) -> CollectorSpec:

@@ -1,4 +1,4 @@
-"""`perfd record` without a command: what the collectors of this node see, into a recording."""
+"""`perfd record` without a command: records what this node's collectors return."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def record(
 ) -> None:
     """Write a recording until `stop` is set, for at most `duration_s`.
 
-    Raises `RecordingError` when it cannot be written, then or later, and
+    Raises `RecordingError` if it cannot be written, at the start or later, and
     `Unavailable` or `ConfigError` as an agent would.
     """
     clock = clock or SystemClock()

@@ -38,14 +38,14 @@ class Playback:
 
 
 def installed_players() -> StreamPlayers:
-    """The players of all installed collectors; a collector that cannot be imported is left out."""
+    """The players of all installed collectors; one that cannot be imported is skipped."""
     by_kind: dict[str, tuple[str, Player]] = {RECORDS_KIND: (RECORDS_KIND, RecordsStream)}
     warnings = []
     for name in sorted(collector_entry_points()):
         try:
             spec = load_collector(name)
         except (ImportError, AttributeError, ConfigError) as error:
-            warnings.append(f"The collector {name!r} cannot be loaded, so it plays nothing: {error}.")
+            warnings.append(f"The collector {name!r} cannot be loaded; its streams are skipped: {error}.")
             continue
         for kind, player in spec.replay.items():
             by_kind.setdefault(kind, (spec.name, player))
@@ -57,7 +57,7 @@ def open_playback(
 ) -> Playback:
     """Open every stream that can be played; compressed ones are unpacked below `scratch`.
 
-    Raises `RecordingError` when no stream can be played.
+    Raises `RecordingError` if no stream can be played.
     """
     playable = [stream for stream in recording.manifest.streams if stream.kind in players.by_kind]
     unplayable = [stream for stream in recording.manifest.streams if stream.kind not in players.by_kind]
@@ -72,7 +72,7 @@ def open_playback(
             played = player(path, settings)
             span = played.span_unix_ns()
         except RecordingError as error:
-            warnings.append(f"{stream.path} was left out: {error}")
+            warnings.append(f"{stream.path} was skipped: {error}")
             continue
         if damage:
             warnings.append(damage)
@@ -83,7 +83,7 @@ def open_playback(
         specs.append(_spec(name, played, interval_s))
     if not opened:
         raise RecordingError(
-            f"Nothing of the recording {recording.directory} can be played: {' '.join(warnings)}"
+            f"No stream of the recording {recording.directory} can be played: {' '.join(warnings)}"
         )
     _add_inventory(opened, recording, interval_s)
     start_unix_ns, end_unix_ns = _span(spans, recording)
@@ -97,23 +97,23 @@ def _spec(name: str, played: RecordedStream, interval_s: float) -> CollectorSpec
 
 
 def _left_out(streams: Sequence[StreamEntry]) -> list[str]:
-    """A sentence for each kind that nothing plays."""
+    """A sentence for each kind without a player."""
     sentences = []
     for kind in dict.fromkeys(stream.kind for stream in streams):
         first, *others = (stream.path for stream in streams if stream.kind == kind)
         these = f"{first} and {len(others)} more were" if others else f"{first} was"
-        sentences.append(f"{these} left out: nothing that is installed plays {kind!r}.")
+        sentences.append(f"{these} skipped: no installed collector plays {kind!r}.")
     return sentences
 
 
 def _free_name(collector: str, taken: Collection[str]) -> str:
-    """The collector's name, numbered when it plays several streams of one node."""
+    """The collector's name, numbered if it plays several streams of one node."""
     names = itertools.chain([collector], (f"{collector}_{number}" for number in itertools.count(2)))
     return next(name for name in names if name not in taken)
 
 
 class _Inventory:
-    """What `recording.json` says of a node, told once: older streams do not name GPUs or ranks."""
+    """Returns the node's description in `recording.json` once: older streams do not name GPUs or ranks."""
 
     def __init__(self, records: Sequence[Record]) -> None:
         self._records = records
@@ -133,7 +133,7 @@ def _add_inventory(opened: dict[str, list[CollectorSpec]], recording: Recording,
     for node in recording.manifest.nodes:
         if node.name in opened:
             inventory = _Inventory(_inventory_of(node, recording))
-            # First, so that what a stream says in more detail comes after it.
+            # First, so that more detailed records of a stream come after it.
             opened[node.name].insert(0, _spec("recording", inventory, interval_s))
 
 
@@ -162,7 +162,7 @@ def _inventory_of(node: RecordedNode, recording: Recording) -> Sequence[Record]:
 
 
 def _span(spans: Sequence[tuple[int, int]], recording: Recording) -> tuple[int, int]:
-    """From the first to the last instant that any stream tells; one instant if none does."""
+    """The first and the last time in any stream; equal if there is none."""
     if spans:
         return min(first for first, _ in spans), max(last for _, last in spans)
     start_unix_ns = round((recording.manifest.start_unix_s or 0.0) * 1e9)

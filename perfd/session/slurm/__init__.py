@@ -1,4 +1,4 @@
-"""Captures of a SLURM job without agents: one short step of the job does what agents would."""
+"""Captures of a SLURM job without agents: a short step of the job does the agents' work."""
 
 from perfd.session.slurm.helper_protocol import FromNode, lines_of
 from perfd.session.slurm.node_helper import serve

@@ -1,4 +1,4 @@
-"""What the capture and its helpers on the nodes say to each other, through the pipes of one srun."""
+"""Messages between a capture and its helpers on the nodes, through the pipes of one srun."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from perfd.model import CaptureRequest, CaptureStatus
 
 _MARK = "perfd/1"
 _PIECE = 600
-"""slurmstepd cuts lines at 1,024 bytes, and those of other tasks may come between the parts."""
+"""slurmstepd cuts lines at 1,024 bytes, and other tasks' lines may come between the parts."""
 _MAX_CHARACTERS = 1 << 20
 
 
 class HelperSetup(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The first line to every helper: which ranks to look for, and what captures may do."""
+    """The first line to every helper: which ranks to look for, and the limits of captures."""
 
     job: str
     job_id: str
     step: int | None
     directory: str
-    """Each node's files go into a folder of its name below."""
+    """Each node's files go into a folder of its name below this."""
     capture: AgentCaptureConfig
 
 
 class CaptureOrder(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The second line to every helper: who captures what. A node that is not named is done."""
+    """The second line to every helper: each node's capture. A node that is not named is done."""
 
     requests: dict[str, CaptureRequest]
 
@@ -43,14 +43,14 @@ class Rank(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeReady(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A helper runs, and sees these ranks; when none, `reason` says why."""
+    """A helper runs and found these ranks; without any, `reason` says why."""
 
     ranks: list[Rank] = []
     reason: str = ""
 
 
 class RankStatus(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Where the capture stands on the helper's node."""
+    """The state of the capture on the helper's node."""
 
     status: CaptureStatus
 
@@ -65,15 +65,15 @@ def encode(message: ToNode) -> str:
 
 
 def decode(line: str) -> ToNode:
-    """What a line to the helpers says; raises `CaptureError` when it is none."""
+    """The decoded line to the helpers; raises `CaptureError` if it is not one."""
     try:
         return msgspec.json.decode(line, type=HelperSetup | CaptureOrder)
     except msgspec.DecodeError as error:
-        raise CaptureError(f"This is no order of `perfd capture --slurm`: {error}.") from error
+        raise CaptureError(f"Not an order of `perfd capture --slurm`: {error}.") from error
 
 
 def lines_of(node: str, message: FromNode) -> Iterator[str]:
-    """A helper's message as lines that are short enough to stay whole; ASCII only."""
+    """A helper's message as ASCII lines that are short enough to stay whole."""
     text = json.dumps(msgspec.to_builtins(message))
     for start in range(0, len(text), _PIECE):
         more = "+" if start + _PIECE < len(text) else "."
@@ -81,7 +81,7 @@ def lines_of(node: str, message: FromNode) -> Iterator[str]:
 
 
 class LineAssembly:
-    """Puts helpers' lines together again; whatever else stands in between is skipped."""
+    """Reassembles helpers' messages; other lines in between are skipped."""
 
     def __init__(self) -> None:
         self._pieces: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""What runs on each node for `perfd capture --slurm`: an agent's captures, without the agent."""
+"""The process on each node for `perfd capture --slurm`: an agent's captures, without the agent."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from perfd.session.slurm.helper_protocol import (
 from perfd.session.slurm.step_processes import ranks_here
 
 _KINETO_S = 6.0
-"""PyTorch asks its daemon every five seconds: only those that have asked can be told anything."""
+"""PyTorch polls its daemon every five seconds: only processes that have polled can be reached."""
 
 Inbox = SimpleQueue[str | CaptureStatus | None]
 """Lines of the capture, statuses of the executor, and None when the capture is gone."""
@@ -40,9 +40,9 @@ def serve(
     clock: Clock,
     proc: Path = Path("/proc"),
 ) -> None:
-    """Carry out one capture on this node; `lines` are what stands on standard input.
+    """Carry out one capture on this node; `lines` are those of standard input.
 
-    Comes back when each rank has its outcome, or when the lines end, and then nothing of a profiler runs.
+    Returns when each rank has its outcome, or when the lines end; then no profiler runs anymore.
     """
     inbox: Inbox = SimpleQueue()
     threading.Thread(target=_read, args=(lines, inbox), name="perfd-orders", daemon=True).start()
@@ -76,7 +76,7 @@ def _read(lines: Iterable[str], inbox: Inbox) -> None:
 def _next(inbox: Inbox) -> HelperSetup | CaptureOrder | None:
     """The next order; None when the capture is gone."""
     while isinstance(item := inbox.get(), CaptureStatus):
-        pass  # Of a capture that an earlier helper left in this folder.
+        pass  # From a capture that an earlier helper left in this folder.
     return None if item is None else decode(item)
 
 
@@ -105,7 +105,7 @@ def _executor(
 
 
 def _tell_nobody(_capture_id: str, _paths: Sequence[Path], _reason: str) -> None:
-    """No aggregator has a part in these captures, so no history holds the files."""
+    """No aggregator takes part in these captures, so no history holds the files."""
 
 
 def _present(setup: HelperSetup, found: list[RankPlacement]) -> NodeReady:
@@ -114,13 +114,13 @@ def _present(setup: HelperSetup, found: list[RankPlacement]) -> NodeReady:
         ranks=[Rank(rank=one.rank, gpu=one.gpu) for one in found],
         reason=""
         if found
-        else f"No process of {where} here tells of a rank that this user may read; "
+        else f"No process of {where} here has a rank in an environment that this user can read; "
         "run this as the job's user, or name another step.",
     )
 
 
 def _pass_on(inbox: Inbox, request: CaptureRequest, tell: Callable[[FromNode], None]) -> None:
-    """Tell statuses until every rank has its outcome, or nobody listens."""
+    """Report statuses until every rank has its outcome, or the capture is gone."""
     waiting = set(request.ranks)
     while waiting:
         item = inbox.get()

@@ -1,4 +1,4 @@
-"""`perfd capture --slurm`: ranks of a job are captured by a step that ends with the capture."""
+"""`perfd capture --slurm`: captures ranks of a job with a step that ends with the capture."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from perfd.session.slurm.helper_protocol import (
 from perfd.session.slurm.slurm_jobs import RankScope, SlurmJob
 
 TOOLS = (CaptureTool.PY_SPY, CaptureTool.KINETO, CaptureTool.NSYS, CaptureTool.FLIGHT_RECORDER)
-"""Those that need nothing but the job's processes."""
+"""Tools that need nothing but the job's processes."""
 
 _HELPER_ID = "capture"
 _LEAD_S: Mapping[CaptureTool, float] = {CaptureTool.KINETO: 14.0}
 _USUAL_LEAD_S = 3.0
-"""So far ahead is the common start of several nodes."""
+"""How far ahead the common start of several nodes is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SrunTimeouts:
-    """How long srun and the helpers are waited for."""
+    """How long to wait for srun and the helpers."""
 
     present_s: float = 90.0
     """srun waits for a busy controller, and Python starts from a network disk."""
@@ -51,12 +51,12 @@ class SrunTimeouts:
     leave_s: float = 40.0
     """For the helpers to stop what runs, after their input was closed."""
     insist_s: float = 10.0
-    """For srun to end when it was told to, before it is killed; and for its last words."""
+    """For srun to end after SIGTERM, before it is killed; and for its last output."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CaptureOptions:
-    """What a person asks for."""
+    """What the user requests."""
 
     capture_id: str
     tool: CaptureTool
@@ -68,17 +68,17 @@ class CaptureOptions:
 
 @dataclass(slots=True, kw_only=True)
 class _Heard:
-    """What the helpers have said so far."""
+    """What the helpers have reported so far."""
 
     present: dict[str, NodeReady] = field(default_factory=dict)
     asked: bool = False
-    """Whether the nodes that are present were told what to do."""
+    """Whether the present nodes have their orders."""
     participants: tuple[Participant, ...] = ()
     srun_ended: bool = False
 
 
 class SlurmCapture:
-    """One capture over a running srun; every rank that is asked ends in one known state."""
+    """One capture over a running srun; every requested rank ends in one known state."""
 
     def __init__(
         self,
@@ -104,9 +104,9 @@ class SlurmCapture:
         self._errors.start()
 
     def run(self) -> Capture:
-        """Carry it out. Ctrl-C ends it as a cancel would: what runs is stopped and its files are deleted.
+        """Carry it out. Ctrl-C ends it like a cancel: what runs is stopped and its files are deleted.
 
-        Raises `CaptureError` when the ranks that were asked for cannot mean any.
+        Raises `CaptureError` if the requested ranks match none.
         """
         began_unix_s = self._clock.unix_ns() / 1e9
         why = "its node did not answer in time"
@@ -148,7 +148,7 @@ class SlurmCapture:
         )
 
     def _ask(self) -> None:
-        """Choose the ranks among those that are there, and tell their nodes."""
+        """Choose among the present ranks, and send orders to their nodes."""
         present = {
             node: self._heard.present[node] for node in self._place.nodes if node in self._heard.present
         }
@@ -191,7 +191,7 @@ class SlurmCapture:
         }
 
     def _listen(self, enough: Callable[[_Heard], bool], timeout_s: float) -> None:
-        """Hear the helpers until it is enough, srun ends, or the time is over."""
+        """Read the helpers' messages until they suffice, srun ends, or the time is over."""
         deadline_s = time.monotonic() + timeout_s
         while not enough(self._heard) and not self._heard.srun_ended:
             try:
@@ -220,22 +220,22 @@ class SlurmCapture:
         if not self._heard.srun_ended:
             self._srun.terminate()
         self._end()
-        # Its last words are the reason; what it left behind may keep the pipe open.
+        # Its last output is the reason; processes that it left behind may keep the pipe open.
         self._errors.join(self._patience.insist_s)
 
     def _end(self) -> None:
-        """See srun gone, by force when it takes too long; the helpers end with their input."""
+        """Wait for srun to end, killing it if it takes too long; the helpers end with their input."""
         for insist in (self._srun.terminate, self._srun.kill):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._srun.wait(self._patience.insist_s)
                 return
             insist()
-        # Killed, and not gone: it hangs in the kernel, and the capture is told all the same.
+        # Killed but not gone: it hangs in the kernel, and the capture is reported anyway.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._srun.wait(self._patience.insist_s)
 
     def _words(self, why: str) -> str:
-        """Why an outcome is missing, in the words of a helper or of srun where there are any."""
+        """Why an outcome is missing, with the message of a helper or of srun if there is one."""
         if not self._complaint:
             return why
         of_helpers = [line for line in self._complaint if not line.startswith(("srun:", "slurmstepd:"))]
@@ -244,7 +244,7 @@ class SlurmCapture:
     def _send(self, message: HelperSetup | CaptureOrder) -> None:
         if self._srun.stdin is None:
             return
-        # When srun has ended, the outcomes say so.
+        # If srun has ended, the outcomes show it.
         with contextlib.suppress(OSError):
             self._srun.stdin.write(encode(message))
             self._srun.stdin.flush()
@@ -258,7 +258,7 @@ class SlurmCapture:
 
     def _read_errors(self) -> None:
         for line in self._srun.stderr or ():
-            # Enough to name the reason; a helper's traceback ends with it.
+            # Enough for the reason; a helper's traceback ends with it.
             self._complaint = [*self._complaint, line.strip()][-20:]
 
 
@@ -268,7 +268,7 @@ def capture_id(job: str, now_unix_s: float) -> str:
 
 
 def _config(wish: CaptureOptions) -> AgentCaptureConfig:
-    """What the helpers may do: the operator's limits, without servers and without what needs a log."""
+    """The helpers' limits: the operator's, without servers and without what needs a log."""
     none = AgentCaptureConfig()
     return msgspec.structs.replace(
         wish.config,
@@ -281,10 +281,10 @@ def _config(wish: CaptureOptions) -> AgentCaptureConfig:
 
 
 def _ended(capture: Capture, silent: Sequence[str], why: str) -> Capture:
-    """The capture with an outcome for everyone; nodes that were not there to be asked lost theirs."""
-    reason = f"Its end was not heard of: {why}."
+    """The capture with an outcome for every rank; those of absent nodes are lost."""
+    reason = f"Its end was not reported: {why}."
     lost = tuple(
-        Participant(node=node, rank=None, state=CaptureState.LOST, reason=f"Nothing was asked of it: {why}.")
+        Participant(node=node, rank=None, state=CaptureState.LOST, reason=f"It received no order: {why}.")
         for node in silent
     )
     capture = end_open(

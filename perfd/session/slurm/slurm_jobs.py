@@ -1,4 +1,4 @@
-"""What SLURM says of a job and its steps, and how a step is added beside them."""
+"""SLURM's data about a job and its steps, and how to add a step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FIELD = re.compile(r"(?:^| )([A-Z][A-Za-z:/]*)=")
 _JOB = re.compile(r"\d{1,10}(_\d{1,10})?")
 _TIMEOUT_S = 60.0
 _OURS = "perfd"
-"""Steps of perfd itself have names that begin so: the sidecar's, and a capture's."""
+"""Prefix of the names of perfd's own steps: the sidecar's, and a capture's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class SlurmStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankScope:
-    """Where the ranks of a job are looked for."""
+    """Where to look for the ranks of a job."""
 
     step: int | None
     """None: in the batch script."""
@@ -43,16 +43,16 @@ class SlurmJob:
     job_id: str
     """SLURM's own number, also for a task of an array."""
     name: str
-    """As perfd's agents call it: the number, or `ARRAY_TASK`."""
+    """Its name in perfd's agents: the number, or `ARRAY_TASK`."""
     batch_host: str
     steps: Sequence[SlurmStep]
 
 
 class Slurm:
-    """Asks SLURM through its commands; each method raises `CaptureError` with what to do."""
+    """Queries SLURM through its commands; each method raises `CaptureError` with what to do."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        # Inside a job's shell its variables would become options of our own step.
+        # Inside a job's shell its variables would become options of our step.
         self.environment = {
             name: value
             for name, value in environment.items()
@@ -75,7 +75,7 @@ class Slurm:
         )
 
     def place(self, job: SlurmJob, step: int | None) -> RankScope:
-        """Where the ranks of a job are: in the step that is wanted, or that looks like the training."""
+        """Where the ranks of a job are: in step `wanted`, or in the one that looks like the training."""
         chosen = choose_step(job, step)
         if chosen is None:
             return RankScope(step=None, nodes=[job.batch_host])
@@ -93,7 +93,7 @@ class Slurm:
                 text=True,
                 errors="replace",
                 env=self.environment,
-                # Ctrl-C is for us: srun would kill the step, and the profilers in it would stay.
+                # Ctrl-C is ours: srun would kill the step, and leave its profilers running.
                 start_new_session=True,
             )
         except OSError as error:
@@ -115,18 +115,18 @@ class Slurm:
             raise _no_command(command[0], error) from error
         except subprocess.TimeoutExpired as error:
             raise CaptureError(
-                f"SLURM does not answer `{' '.join(command)}` in {_TIMEOUT_S:.0f} s."
+                f"SLURM did not answer `{' '.join(command)}` within {_TIMEOUT_S:.0f} s."
             ) from error
         if done.returncode:
             complaint = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()][-1:]
             raise CaptureError(
-                f"`{' '.join(command)}` fails: {(complaint or ['it says nothing'])[0].strip().rstrip('.')}."
+                f"`{' '.join(command)}` failed: {(complaint or ['no output'])[0].strip().rstrip('.')}."
             )
         return done.stdout
 
 
 def srun_arguments(job: SlurmJob, place: RankScope) -> list[str]:
-    """An srun that adds a step of one task a node, which takes nothing from the others."""
+    """An srun that adds a step of one task per node, which takes no resources from the others."""
     nodes = str(len(place.nodes))
     return [
         "srun",
@@ -145,7 +145,7 @@ def srun_arguments(job: SlurmJob, place: RankScope) -> list[str]:
 
 
 def parse_records(text: str) -> list[dict[str, str]]:
-    """The fields of each line that `scontrol show -o` printed; what is no field is left out."""
+    """The fields of each line of `scontrol show -o`; other words are dropped."""
     return [fields for line in text.splitlines() if (fields := _fields(line))]
 
 
@@ -156,14 +156,14 @@ def _fields(line: str) -> dict[str, str]:
 
 
 def running(job: str, found: Sequence[Mapping[str, str]]) -> Mapping[str, str]:
-    """The one of these jobs that runs; raises `CaptureError` when it is none, or not clear."""
+    """The running one of these jobs; raises `CaptureError` if there is none, or several."""
     states = [fields for fields in found if fields.get("JobId", "").isdecimal()]
     if not states:
-        raise CaptureError(f"SLURM knows no job {job}.")
+        raise CaptureError(f"SLURM has no job {job}.")
     alive = [fields for fields in states if fields.get("JobState") == "RUNNING"]
     if not alive:
         raise CaptureError(
-            f"Job {job} is {states[0].get('JobState', 'unknown')}; only a job that runs can be captured."
+            f"Job {job} is {states[0].get('JobState', 'unknown')}; only a running job can be captured."
         )
     if len(alive) > 1:
         tasks = ", ".join(f"{fields.get('ArrayJobId')}_{fields.get('ArrayTaskId')}" for fields in alive[:5])
@@ -172,7 +172,7 @@ def running(job: str, found: Sequence[Mapping[str, str]]) -> Mapping[str, str]:
 
 
 def parse_steps(text: str) -> tuple[SlurmStep, ...]:
-    """The numbered steps in what `scontrol show step -o` printed: not the batch script."""
+    """The numbered steps in the output of `scontrol show step -o`, without the batch script."""
     steps = []
     for fields in parse_records(text):
         number, tasks = fields.get("StepId", "").rpartition(".")[2], fields.get("Tasks", "")
@@ -189,9 +189,9 @@ def parse_steps(text: str) -> tuple[SlurmStep, ...]:
 
 
 def choose_step(job: SlurmJob, wanted: int | None) -> SlurmStep | None:
-    """The step that is the training: the largest that is not perfd's own, the newest of equals.
+    """The training's step: the largest that is not perfd's own, the newest of equals.
 
-    None when all is in the batch script. Raises `CaptureError` when there is no step `wanted`.
+    None if everything runs in the batch script. Raises `CaptureError` if there is no step `wanted`.
     """
     if wanted is None:
         theirs = [step for step in job.steps if not step.name.startswith(_OURS)]
@@ -199,11 +199,11 @@ def choose_step(job: SlurmJob, wanted: int | None) -> SlurmStep | None:
     found = next((step for step in job.steps if step.number == wanted), None)
     if found is None:
         known = ", ".join(f"{step.number} ({step.name})" for step in job.steps) or "none"
-        raise CaptureError(f"Job {job.name} has no step {wanted} that runs; there are: {known}.")
+        raise CaptureError(f"Job {job.name} has no running step {wanted}; there are: {known}.")
     return found
 
 
 def _no_command(name: str, error: OSError) -> CaptureError:
     return CaptureError(
-        f"Cannot run {name} ({error.strerror}): do this where SLURM's commands are, as on a login node."
+        f"Cannot run {name} ({error.strerror}): run this where SLURM's commands are, such as a login node."
     )

@@ -18,7 +18,7 @@ Lines = Mapping[int, Sequence[int]]
 def ranks_here(
     spec: CollectorSpec, *, job: str, job_id: str, step: int | None, node: str, proc: Path
 ) -> list[RankPlacement]:
-    """The ranks of a step on this node, as the `ranks` collector (`spec`) tells them."""
+    """The ranks of a step on this node, as the `ranks` collector (`spec`) reports them."""
     lines = step_members(proc, job_id=job_id, step=step, node=node)
     found: dict[int, RankPlacement] = {}
     for root in _parents_of_all(lines):
@@ -34,7 +34,7 @@ def ranks_here(
 
 
 def step_members(proc: Path, *, job_id: str, step: int | None, node: str) -> Lines:
-    """The processes of a step on this node whose environment we may read.
+    """The processes of a step on this node whose environment we can read.
 
     One machine may be several nodes of SLURM, and a process may have been started without the node's name.
     """
@@ -48,7 +48,7 @@ def step_members(proc: Path, *, job_id: str, step: int | None, node: str) -> Lin
 
 
 def interpreter(pid: int, lines: Lines, pythons: Collection[int]) -> int:
-    """The process itself if it is a Python, else the nearest below it: a shell may be around a rank."""
+    """The process itself if it is a Python, otherwise the nearest below it: a shell may wrap a rank."""
     below = sorted(
         (line.index(pid), other) for other, line in lines.items() if pid in line and other in pythons
     )
@@ -65,7 +65,7 @@ def _is_python(proc: Path, pid: int) -> bool:
 def _parents_of_all(lines: Lines) -> list[int]:
     """The daemons that started the step's tasks: parents that are not members themselves."""
     parents = dict.fromkeys(line[1] for line in lines.values() if len(line) > 1 and line[1] not in lines)
-    # What lost its parent has init for one, and all of the node's processes below it.
+    # An orphan has init as parent, with all of the node's processes below it.
     return [parent for parent in parents if parent > 1]
 
 

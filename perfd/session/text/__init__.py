@@ -1,4 +1,4 @@
-"""The summary as text for people, and the files it is saved to."""
+"""The summary as text, and the files it is saved to."""
 
 from perfd.session.text.result_files import save_results, summary_json
 from perfd.session.text.summary_text import findings_in_words, in_words, wrapped

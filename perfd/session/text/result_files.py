@@ -1,4 +1,4 @@
-"""What a session leaves on disk: the summary for programs and the summary for people."""
+"""A session's results on disk: the summary as JSON and as Markdown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def summary_json(summaries: Sequence[JobSummary]) -> bytes:
 
 
 def save_results(directory: Path, summaries: Sequence[JobSummary], text: str) -> None:
-    """Write both files; raises `OSError` when the disk does not take them."""
+    """Write both files; raises `OSError` if the disk refuses them."""
     document = msgspec.json.format(summary_json(summaries), indent=1)
     (directory / SUMMARY_JSON).write_bytes(document + b"\n")
     (directory / SUMMARY_TEXT).write_text(text, encoding="utf-8")

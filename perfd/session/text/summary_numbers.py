@@ -1,4 +1,4 @@
-"""The numbers of a summary as lines for people, each with its source; what is not known is named last."""
+"""The numbers of a summary as lines of text, each with its source; unknown ones are listed last."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from perfd.analysis.steps import Efficiency
 from perfd.formatting import count, duration, flops_per_s, percent
 
 _LEAST_SHARE = 0.001
-"""Of a step: a dimension that takes less is left out."""
+"""Share of a step below which a dimension is not shown."""
 
 
 def numbers_in_words(summary: JobSummary) -> list[str]:
-    """One line a number, from steps to goodput, and a last one that names those that are unknown."""
+    """One line per number, from steps to goodput, and a last one with the unknown ones."""
     rows = (
         ("steps", _steps(summary)),
         ("step time", _step_time(summary)),
@@ -75,7 +75,7 @@ def _mfu(speed: Efficiency) -> str | None:
         if speed.mfu_upper_ratio is not None:
             return f"unknown; at most {percent(speed.mfu_upper_ratio)} by tensor core activity"
         no_peak = speed.model_flops_per_s_per_gpu is not None and speed.peak_flops_per_s is None
-        return "unknown: perfd saw no GPU whose peak it knows" if no_peak else None
+        return "unknown: no GPU with a known peak" if no_peak else None
     parts = [f"{percent(speed.mfu_ratio)} (convention {speed.flops_convention})"]
     if speed.mfu_tier is not None:
         parts.append(f"tier {speed.mfu_tier.value.replace('_', ' ')}")
@@ -111,18 +111,18 @@ def _communication(communication: Communication) -> str | None:
 
 
 def _dimensions(communication: Communication) -> list[tuple[str, str]]:
-    """How much of a step each parallel dimension's communication takes, and how much of that is exposed."""
+    """The share of a step of each parallel dimension's communication, and its exposed share."""
     told = [one for one in communication.dimensions if one.share_ratio >= _LEAST_SHARE]
     if not told:
         return []
     lines = _unknown_alike(told) or [_dimension(one) for one in told]
     if _overlap(communication):
-        lines.append(f"together {percent(communication.share_ratio)}: partly at the same time")
+        lines.append(f"together {percent(communication.share_ratio)}: they overlap")
     return [("by dimension" if at == 0 else "", line) for at, line in enumerate(lines)]
 
 
 def _unknown_alike(told: Sequence[Dimension]) -> list[str]:
-    """One line for dimensions whose exposed part is unknown for one and the same reason."""
+    """One line for dimensions whose exposed part is unknown for the same reason."""
     reasons = {one.missing for one in told}
     if len(reasons) > 1 or any(one.exposed_ratio is not None for one in told):
         return []
@@ -136,7 +136,7 @@ def _dimension(one: Dimension) -> str:
 
 
 def _overlap(communication: Communication) -> bool:
-    """Whether dimensions communicate at the same time: their sum is more than all communication takes."""
+    """Whether dimensions communicate at the same time: their sum exceeds all communication."""
     if communication.share_ratio is None or communication.left_out:
         return False
     return sum(one.share_ratio for one in communication.dimensions) > communication.share_ratio + _LEAST_SHARE

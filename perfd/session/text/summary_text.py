@@ -1,7 +1,7 @@
-"""A summary for people: what limits each job, the evidence, what to do, its alerts and its captures.
+"""A summary as text: each job's bottleneck, evidence, advice, alerts and captures.
 
-Markdown that reads well in a terminal too. What is not known is left out or
-said to be unknown; nothing here is computed.
+Markdown that reads well in a terminal too. Unknown values are omitted or called unknown;
+nothing is computed here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from perfd.session.text.summary_numbers import numbers_in_words
 
 _TROUBLES_SHOWN = 8
 _TROUBLE_CHARACTERS = 240
-NO_JOB = "perfd saw no training job: nothing in the log looked like the progress of a known framework."
+NO_JOB = "No training job found: no line in the log looks like the progress of a known framework."
 
 
 Alert = Mapping[str, Any]
@@ -36,15 +36,15 @@ def in_words(
     notes: Sequence[str] = (),
     captures: Sequence[Captured] = (),
 ) -> str:
-    """The text for all jobs, their alerts and captures, with notes about what perfd itself could not do."""
+    """The text for all jobs, their alerts and captures, with notes about perfd's own failures."""
     blocks = [
         "\n".join([*_job(summary), *_of_job(summary.name, alerts, captures)]) for summary in summaries
     ] or [NO_JOB]
     if others := [alert for alert in alerts if not alert["job"]]:
-        blocks.append("\n".join(["Alerts that belong to no job:", *map(_alert, others)]))
+        blocks.append("\n".join(["Alerts without a job:", *map(_alert, others)]))
     jobs = {summary.name for summary in summaries}
     if strange := [capture for capture in captures if capture["job"] not in jobs]:
-        blocks.append("\n".join(["Captures of others:", *map(_capture, strange)]))
+        blocks.append("\n".join(["Other captures:", *map(_capture, strange)]))
     if notes:
         blocks.append("\n".join(f"Note: {note}" for note in notes))
     return printable("\n\n".join(blocks)) + "\n"
@@ -55,7 +55,7 @@ _NARROWEST = 20
 
 
 def printable(text: str) -> str:
-    """The text with a mark for each control character: names come from jobs, and terminals obey escapes."""
+    """The text with control characters replaced: names come from jobs, and terminals execute escapes."""
     return "".join(
         sign if sign == "\n" or sign.isprintable() else "\N{REPLACEMENT CHARACTER}" for sign in text
     )
@@ -92,7 +92,7 @@ def _of_job(job: str, alerts: Sequence[Alert], captures: Sequence[Captured]) -> 
 
 
 def findings_in_words(summaries: Sequence[JobSummary]) -> list[str]:
-    """Everything that was found of each job, the bottleneck first, one block a finding."""
+    """All findings of each job, the bottleneck first, one block per finding."""
     if not summaries:
         return [f"{NO_JOB}\n"]
     blocks = []
@@ -109,7 +109,7 @@ def _troubles(summary: JobSummary) -> list[str]:
     lines = [f"- {_trouble(trouble)}" for trouble in summary.troubles[:_TROUBLES_SHOWN]]
     hidden = len(summary.troubles) - len(lines)
     more = [f"- {hidden} more are in the summary's `troubles`."] if hidden else []
-    return ["", "Errors and warnings, in the order in which they began:", *lines, *more] if lines else []
+    return ["", "Errors and warnings, oldest first:", *lines, *more] if lines else []
 
 
 def _trouble(trouble: ErrorSummary) -> str:
@@ -140,7 +140,7 @@ def _finding(finding: Finding) -> list[str]:
 
 def _alerts(alerts: Sequence[Alert]) -> list[str]:
     if not alerts:
-        return ["No alert fired."]
+        return ["No alerts fired."]
     oldest_first = sorted(alerts, key=lambda alert: float(alert["fired_at_unix_s"] or 0))
     return ["Alerts that fired:", *map(_alert, oldest_first)]
 
@@ -148,12 +148,12 @@ def _alerts(alerts: Sequence[Alert]) -> list[str]:
 def _alert(alert: Alert) -> str:
     since = f" at step {alert['first_step']}" if alert["first_step"] is not None else ""
     said = str(alert["annotations"].get("summary", "")).rstrip(".")
-    captures = f" Captures asked for: {', '.join(alert['captures'])}." if alert["captures"] else ""
+    captures = f" Captures: {', '.join(alert['captures'])}." if alert["captures"] else ""
     return f"- {alert['name']}{since}{f': {said}' if said else ''}.{captures}"
 
 
 def _capture(capture: Captured) -> str:
-    """How it ended, what its traces say, and where they are."""
+    """How it ended, the verdict of its traces, and where they are."""
     why = f"alert {capture['alert']}" if capture["alert"] else "by hand"
     said = [f"- {capture['id']} ({capture['tool'] or 'no tool'}, {why}): {_ended(capture)}"]
     if report := capture["report"]:
