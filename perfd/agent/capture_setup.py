@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from perfd.capture.expected_end import exit_options, exit_unix_s, limit_unix_s, positive
 from perfd.capture.kineto import KinetoEndpoint, KinetoOptions, KinetoTool
 from perfd.capture.node import (
     CaptureExecutor,
@@ -19,7 +20,6 @@ from perfd.capture.node import (
     Tell,
     Tool,
     keep_s,
-    time_limit_unix_s,
 )
 from perfd.capture.nsys import NsysOptions, NsysTool, find_nsys
 from perfd.capture.selection import slug
@@ -61,9 +61,15 @@ class JobFacts:
                     self._progress[record.job] = _after(known, record)
 
     def progress(self, job: str) -> JobProgress:
-        """How a job is doing by its log."""
+        """How a job is doing by its log, and when its ranks of this node say that it ends."""
+        placements = self.placements(job)
         with self._lock:
-            return self._progress.get(job, JobProgress())
+            known = self._progress.get(job, JobProgress())
+        return replace(
+            known,
+            exit_unix_s=exit_unix_s(known.exit_options, placements),
+            limit_unix_s=limit_unix_s(placements),
+        )
 
     def placements(self, job: str) -> Sequence[RankPlacement]:
         """Where the job's ranks of this node run."""
@@ -90,8 +96,9 @@ def _after(job: JobProgress, record: TrainingStep | LogProgress | JobDescription
             return replace(
                 job,
                 train_steps=record.train_steps or job.train_steps,
-                checkpoint_interval_steps=_number(record.arguments.get("save_interval")),
-                nccl_timeout_s=60.0 * (_number(record.arguments.get("distributed_timeout_minutes")) or 0)
+                exit_options=exit_options(record.arguments),
+                checkpoint_interval_steps=positive(record.arguments.get("save_interval")),
+                nccl_timeout_s=60.0 * (positive(record.arguments.get("distributed_timeout_minutes")) or 0)
                 or None,
             )
         case Event(kind=EventKind.CHECKPOINT_STARTED):
@@ -99,10 +106,6 @@ def _after(job: JobProgress, record: TrainingStep | LogProgress | JobDescription
         case Event(kind=EventKind.CHECKPOINT):
             return replace(job, last_checkpoint_step=record.step)
     return job
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdecimal() and int(text) > 0 else None
 
 
 def create_executor(
@@ -149,10 +152,6 @@ def create_executor(
     ]
     watch = _watch(directory, config.retention_days, "capture.retention_days")
 
-    def progress(job: str) -> JobProgress:
-        pids = (one.pid for one in facts.placements(job) if one.pid is not None)
-        return replace(facts.progress(job), limit_unix_s=time_limit_unix_s(proc, pids))
-
     def remove_old() -> None:
         now_s = clock.monotonic_s()
         if sharing is not None:
@@ -165,7 +164,7 @@ def create_executor(
         store=store,
         clock=clock,
         send_status=send_status,
-        progress=progress,
+        progress=facts.progress,
         guards=GuardSettings(
             max_slowdown_ratio=config.max_slowdown_ratio, nccl_timeout_s=config.nccl_timeout_s
         ),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from perfd.model import CaptureTool
+from perfd.model import CaptureTool, RankPlacement
 
 FOR_HANGS = frozenset({CaptureTool.PY_SPY, CaptureTool.FLIGHT_RECORDER})
 """Tools that look once, at once, and leave nothing in the job: for jobs that hang."""
@@ -25,9 +27,22 @@ class Pace:
     stepped_unix_s: float | None = None
     """When it was."""
     train_steps: int | None = None
+    exit_interval_steps: int | None = None
+    """The job exits after a step that this divides."""
     step_time_s: float | None = None
+    exit_unix_s: float | None = None
+    """The job exits after the first step that ends later."""
     limit_unix_s: float | None = None
     """When the scheduler ends the job at the latest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitOptions:
+    """Options by which a job ends before its last step; None for those that are not set."""
+
+    interval_steps: int | None = None
+    duration_s: float | None = None
+    """Since its first process started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,22 +56,68 @@ class ExpectedEnd:
 
 def job_end(pace: Pace, now_unix_s: float) -> ExpectedEnd | None:
     """The earliest end that anything tells of; None when nothing does."""
-    ends = [end for end in (_last_step(pace, now_unix_s), _time_limit(pace, now_unix_s)) if end is not None]
+    known = (_last_step(pace, now_unix_s), _exit_time(pace, now_unix_s), _time_limit(pace, now_unix_s))
+    ends = [end for end in known if end is not None]
     return min(ends, key=lambda end: end.in_s, default=None)
 
 
 def is_planned(pace: Pace) -> bool:
     """Whether the job's own end is known, and not only the latest possible one."""
-    return pace.step is not None and pace.train_steps is not None and pace.step_time_s is not None
+    by_steps = pace.step is not None and _final_step(pace) is not None and pace.step_time_s is not None
+    return by_steps or pace.exit_unix_s is not None
+
+
+def exit_options(arguments: Mapping[str, str]) -> ExitOptions:
+    """What Megatron-LM's options of a job, by name, say of its end."""
+    minutes = positive(arguments.get("exit_duration_in_mins"))
+    return ExitOptions(
+        interval_steps=positive(arguments.get("exit_interval")),
+        duration_s=60.0 * minutes if minutes is not None else None,
+    )
+
+
+def positive(text: str | None) -> int | None:
+    """The whole number above 0 in an option's text; None when there is none."""
+    return int(text) if text is not None and text.isascii() and text.isdecimal() and int(text) > 0 else None
+
+
+def exit_unix_s(options: ExitOptions, placements: Iterable[RankPlacement]) -> float | None:
+    """When a job of limited duration exits; None without a limit or without the start of its processes."""
+    started_ns = [one.started_unix_ns for one in placements if one.started_unix_ns is not None]
+    if options.duration_s is None or not started_ns:
+        return None
+    return min(started_ns) / 1e9 + options.duration_s
+
+
+def limit_unix_s(placements: Iterable[RankPlacement]) -> float | None:
+    """When the scheduler ends the job of these ranks at the latest; None when none of them knows."""
+    limits = [one.time_limit_unix_s for one in placements if one.time_limit_unix_s is not None]
+    return min(limits, default=None)
+
+
+def _final_step(pace: Pace) -> int | None:
+    """The step after which the job ends; None when nothing tells."""
+    steps = [pace.train_steps] if pace.train_steps is not None else []
+    if pace.exit_interval_steps is not None and pace.step is not None:
+        intervals = max(1, math.ceil(pace.step / pace.exit_interval_steps))
+        steps.append(intervals * pace.exit_interval_steps)
+    return min(steps, default=None)
 
 
 def _last_step(pace: Pace, now_unix_s: float) -> ExpectedEnd | None:
-    if pace.step is None or pace.train_steps is None or pace.step_time_s is None:
+    final = _final_step(pace)
+    if pace.step is None or final is None or pace.step_time_s is None:
         return None
-    left = max(0, pace.train_steps - pace.step)
+    left = max(0, final - pace.step)
     since_s = max(0.0, now_unix_s - pace.stepped_unix_s) if pace.stepped_unix_s is not None else 0.0
-    why = f"{left} of {pace.train_steps} steps left at {pace.step_time_s:.3g} s"
+    why = f"{left} of {final} steps left at {pace.step_time_s:.3g} s"
     return ExpectedEnd(in_s=max(0.0, left * pace.step_time_s - since_s), why=why)
+
+
+def _exit_time(pace: Pace, now_unix_s: float) -> ExpectedEnd | None:
+    if pace.exit_unix_s is None:
+        return None
+    return ExpectedEnd(in_s=max(0.0, pace.exit_unix_s - now_unix_s), why="the job's own time limit")
 
 
 def _time_limit(pace: Pace, now_unix_s: float) -> ExpectedEnd | None:

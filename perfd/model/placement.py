@@ -35,6 +35,8 @@ class RankPlacement:
     """The pod's host name, which may lack a suffix of the pod's name."""
     started_unix_ns: int | None = None
     """When its process started, by the node's clock."""
+    time_limit_unix_s: float | None = None
+    """When the scheduler ends the job at the latest, as the process was started with it."""
 
 
 class ServerRole(StrEnum):

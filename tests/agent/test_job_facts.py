@@ -72,6 +72,16 @@ def test_the_newest_place_of_a_rank_counts():
     assert [place.pid for place in facts.placements("llama")] == [2]
 
 
+def test_a_job_ends_by_its_options_and_by_the_limit_of_its_ranks():
+    facts = JobFacts()
+    arguments = {"exit_interval": "40", "exit_duration_in_mins": "10"}
+    facts([JobDescription(job="llama", framework="megatron-lm", arguments=arguments)])
+    assert facts.progress("llama").exit_unix_s is None, "no process of it is known"
+    facts([RankPlacement(job="llama", rank=0, started_unix_ns=5_000_000_000, time_limit_unix_s=900.0)])
+    pace = facts.progress("llama").pace
+    assert (pace.exit_interval_steps, pace.exit_unix_s, pace.limit_unix_s) == (40, 605.0, 900.0)
+
+
 def test_ranks_that_end_in_different_ways_do_not_replace_each_other():
     statuses = {}
     for state, ranks in (

@@ -64,6 +64,18 @@ def test_the_pace_is_that_of_the_newest_steady_steps() -> None:
     assert pace.stepped_unix_s == steps.time_unix_s[-1]
 
 
+def test_the_end_is_known_from_the_jobs_options_and_its_ranks_before_its_first_step() -> None:
+    arguments = {"exit_interval": "40", "exit_duration_in_mins": "10"}
+    description = JobDescription(job="llm", framework="megatron-lm", arguments=arguments)
+    rank = RankPlacement(job="llm", rank=0, started_unix_ns=5_000_000_000, time_limit_unix_s=900.0)
+    for steps in (step_table([]), step_table([2.0] * 20)):
+        data = replace(job_data(steps, placements={"n1": [rank]}), description=description)
+        pace = job_view(
+            AggregatorState.empty(Limits()), data, summarise(data, AnalysisSettings()), CaptureTool.NSYS
+        ).pace
+        assert (pace.exit_interval_steps, pace.exit_unix_s, pace.limit_unix_s) == (40, 605.0, 900.0)
+
+
 def test_a_job_without_steps_has_no_pace() -> None:
     data = job_data(step_table([]))
     assert (

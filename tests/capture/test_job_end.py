@@ -9,16 +9,20 @@ from hypothesis import strategies as st
 from perfd.capture.expected_end import (
     FOR_HANGS,
     MARGIN_S,
+    ExitOptions,
     Pace,
     ends_now,
+    exit_options,
+    exit_unix_s,
     is_planned,
     job_end,
+    limit_unix_s,
     needed_s,
     too_late,
     window_s,
     writing_s,
 )
-from perfd.model import CaptureTool
+from perfd.model import CaptureTool, RankPlacement
 
 NOW = 1_700_000_000.0
 PACE = Pace(step=54, stepped_unix_s=NOW, train_steps=60, step_time_s=1.5)
@@ -66,6 +70,51 @@ def test_a_time_limit_alone_does_not_say_when_the_job_ends_by_itself():
 
 def test_a_time_limit_that_has_passed_was_extended():
     assert job_end(Pace(limit_unix_s=NOW), NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("step", "interval", "train_steps", "left"),
+    [
+        (54, 20, 60, 6),
+        (54, 55, 60, 1),
+        (54, 55, None, 1),
+        (56, 55, None, 54),
+        (55, 55, None, 0),
+        (0, 55, None, 55),
+    ],
+)
+def test_a_job_that_exits_at_an_interval_ends_there(step, interval, train_steps, left):
+    pace = changed(step=step, exit_interval_steps=interval, train_steps=train_steps)
+    assert job_end(pace, NOW).in_s == left * 1.5
+    assert is_planned(pace)
+
+
+def test_a_job_with_a_duration_of_its_own_ends_when_it_is_over():
+    options = exit_options({"exit_duration_in_mins": "2", "exit_interval": "None"})
+    ranks = [
+        RankPlacement(job="llm", rank=rank, started_unix_ns=int((NOW - 100 + rank) * 1e9)) for rank in (0, 1)
+    ]
+    pace = changed(exit_unix_s=exit_unix_s(options, ranks), train_steps=None)
+    assert job_end(pace, NOW).in_s == 20.0, "since the first process started"
+    assert job_end(pace, NOW).why == "the job's own time limit"
+    assert job_end(pace, NOW + 30.0).in_s == 0.0, "it goes on only to the end of its step"
+    assert is_planned(pace)
+    assert exit_unix_s(options, [RankPlacement(job="llm", rank=0)]) is None
+    assert exit_unix_s(ExitOptions(), ranks) is None
+
+
+@pytest.mark.parametrize("text", ["None", "0", "", "soon", "-5"])
+def test_options_that_say_no_end_are_no_end(text):
+    assert exit_options({"exit_interval": text, "exit_duration_in_mins": text}) == ExitOptions()
+
+
+def test_the_earliest_time_limit_of_a_jobs_ranks_counts():
+    limits = (None, NOW + 9.0, NOW + 5.0)
+    ranks = [
+        RankPlacement(job="llm", rank=rank, time_limit_unix_s=limit) for rank, limit in enumerate(limits)
+    ]
+    assert limit_unix_s(ranks) == NOW + 5.0
+    assert limit_unix_s(ranks[:1]) is None
 
 
 def test_exactly_enough_time_is_enough_and_one_step_less_is_not():

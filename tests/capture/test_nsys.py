@@ -11,7 +11,6 @@ from perfd.capture.node.process_environment import (
     rank_of,
     runs,
     scan_nsys_processes,
-    time_limit_unix_s,
 )
 from perfd.capture.nsys.nsys_cli import NsysCli, parse_generated, parse_sessions, session_name, session_prefix
 from perfd.capture.nsys.nsys_installation import find_nsys, inspect
@@ -227,19 +226,3 @@ def test_the_stand_in_behaves_as_the_state_table_says(node):
 def test_the_exit_code_of_launch_is_that_of_the_job(node, script, code):
     assert node.cli.run(["launch", "--session-new=s", "sh", "-c", script]).code == code
     assert node.cli.sessions() == []
-
-
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
-        (b"A=1\0SLURM_JOB_END_TIME=1700000015\0", 1_700_000_015.0),
-        (b"SLURM_JOB_END_TIME=\0", None),
-        (b"SLURM_JOB_END_TIME=0\0", None),
-        (b"SLURM_JOB_END_TIME=tomorrow\0", None),
-        (b"A=1\0", None),
-    ],
-)
-def test_the_time_limit_of_slurm_is_what_a_process_was_started_with(tmp_path, environ, expected):
-    (tmp_path / "7").mkdir()
-    (tmp_path / "7" / "environ").write_bytes(environ)
-    assert time_limit_unix_s(tmp_path, [6, 7]) == expected

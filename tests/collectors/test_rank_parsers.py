@@ -81,6 +81,25 @@ def test_an_environment_is_read_and_only_what_is_wanted_is_kept() -> None:
     assert parse_environ(content) == {"RANK": "3", "MASTER_ADDR": "a=b", "WORLD_SIZE": "16"}
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1700000015", 1_700_000_015.0),
+        ("99999999999", 99_999_999_999.0),
+        ("100000000000", None),
+        ("", None),
+        ("0", None),
+        ("tomorrow", None),
+    ],
+)
+def test_the_time_limit_of_slurm_is_what_a_process_was_started_with(
+    text: str, expected: float | None
+) -> None:
+    identity = resolve_rank(TORCH | parse_environ(b"SLURM_JOB_END_TIME=" + text.encode()), NOWHERE)
+    assert identity is not None
+    assert identity.time_limit_unix_s == expected
+
+
 def test_torchrun_tells_the_rank() -> None:
     identity = resolve_rank(TORCH | {"MASTER_ADDR": "node7"}, CgroupIdentity(pod_uid=UID, container_id=ID))
     assert identity is not None

@@ -193,6 +193,7 @@ PLACEMENT = RankPlacement(
 )
 
 STARTED = RankPlacement(job="llm", rank=0, pid=4243, started_unix_ns=1_700_000_000_120_000_000)
+LIMITED = RankPlacement(job="llm", rank=0, pid=4243, time_limit_unix_s=1_700_003_600.0)
 ENDED = Event(
     kind=EventKind.JOB_ENDED,
     time_unix_ns=1_700_000_010_000_000_000,
@@ -220,6 +221,7 @@ MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
         sequence=44, sent_unix_ns=1_700_000_009_000_000_000, records=(REMOVED,)
     ),
     "batch_job_end": Batch(sequence=46, sent_unix_ns=1_700_000_010_000_000_000, records=(STARTED, ENDED)),
+    "batch_time_limit": Batch(sequence=47, sent_unix_ns=1_700_000_010_000_000_000, records=(LIMITED,)),
     "goodbye": Goodbye(reason="stopped by SIGTERM", sent_unix_ns=1_700_000_011_000_000_000),
     "capture_status": CaptureStatus(
         capture_id="c-1",

@@ -14,7 +14,7 @@ KEPT_VARIABLES = frozenset(
         "SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_PROCID", "SLURM_LOCALID",
         "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
-        "NVIDIA_VISIBLE_DEVICES", "POD_NAME", "HOSTNAME",
+        "NVIDIA_VISIBLE_DEVICES", "POD_NAME", "HOSTNAME", "SLURM_JOB_END_TIME",
     }
 )  # fmt: skip
 """The variables that are read; others are dropped, because they may be secrets."""
@@ -23,6 +23,8 @@ _MAX_RANKS = 1_000_000
 """Larger worlds are garbage."""
 _MAX_DIGITS = 9
 """Longer numbers are garbage, and would not fit 32 bits."""
+_TIME_DIGITS = 11
+"""Unix seconds until the year 5138."""
 
 
 class Launcher(StrEnum):
@@ -47,6 +49,7 @@ class RankIdentity:
     pod_uid: str | None = None
     pod_name: str | None = None
     container_id: str | None = None
+    time_limit_unix_s: float | None = None
     environ: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """The variables that `gpu_of_rank` needs."""
 
@@ -86,6 +89,7 @@ def resolve_rank(environ: Mapping[str, str], cgroup: CgroupIdentity) -> RankIden
             pod_uid=cgroup.pod_uid,
             pod_name=_pod_name(environ, cgroup),
             container_id=cgroup.container_id,
+            time_limit_unix_s=time_limit_unix_s(environ),
             environ=environ,
         )
     return None
@@ -103,15 +107,20 @@ def job_name(environ: Mapping[str, str]) -> str | None:
     return run if run not in {"", "none"} else None
 
 
+def time_limit_unix_s(environ: Mapping[str, str]) -> float | None:
+    """When SLURM ends the job at the latest; SLURM sets the variable since 22.05."""
+    return float(_integer(environ, "SLURM_JOB_END_TIME", _TIME_DIGITS) or 0) or None
+
+
 def _pod_name(environ: Mapping[str, str], cgroup: CgroupIdentity) -> str | None:
     """The pod's name from the downward API, else from its host name."""
     host_name = environ.get("HOSTNAME") if cgroup.pod_uid else None
     return environ.get("POD_NAME") or host_name or None
 
 
-def _integer(environ: Mapping[str, str], name: str) -> int | None:
+def _integer(environ: Mapping[str, str], name: str, max_digits: int = _MAX_DIGITS) -> int | None:
     text = environ.get(name, "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= _MAX_DIGITS else None
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= max_digits else None
 
 
 _SOURCES = (

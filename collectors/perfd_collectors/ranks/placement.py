@@ -64,6 +64,7 @@ def placements(processes: Iterable[RankProcess], job_of: JobName) -> list[RankPl
             pod_uid=process.identity.pod_uid,
             pod_name=process.identity.pod_name,
             started_unix_ns=process.started_unix_ns,
+            time_limit_unix_s=process.identity.time_limit_unix_s,
         )
         for process in rank_processes(processes)
     ]

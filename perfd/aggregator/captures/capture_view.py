@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from perfd.aggregator.state import AggregatorState
 from perfd.analysis.data.job_data import JobData
 from perfd.analysis.diagnosis import JobSummary
-from perfd.capture.expected_end import Pace
+from perfd.capture.expected_end import Pace, exit_options, exit_unix_s, limit_unix_s
 from perfd.capture.selection import JobView, RankView
 from perfd.model import CaptureTool, ParallelLayout, Scope
 
@@ -58,15 +59,24 @@ def job_view(state: AggregatorState, data: JobData, summary: JobSummary, tool: C
 
 def _pace(data: JobData) -> Pace:
     """What tells when the job ends: its log, by the newest steady steps."""
+    description = data.description
+    options = exit_options(description.arguments if description else {})
+    placements = [one for ranks in data.placements.values() for one in ranks]
+    exits = Pace(
+        train_steps=description.train_steps if description else None,
+        exit_interval_steps=options.interval_steps,
+        exit_unix_s=exit_unix_s(options, placements),
+        limit_unix_s=limit_unix_s(placements),
+    )
     if not len(data.steps):
-        return Pace()
+        return exits
     steady_s = data.steps.step_time_s[~data.steps.warmup]
     newest_s = steady_s[~np.isnan(steady_s)][-_PACE_STEPS:]
     stepped_unix_s = float(data.steps.time_unix_s[-1])
-    return Pace(
+    return replace(
+        exits,
         step=int(data.steps.step[-1]),
         stepped_unix_s=stepped_unix_s if math.isfinite(stepped_unix_s) else None,
-        train_steps=data.description.train_steps if data.description else None,
         step_time_s=float(np.median(newest_s)) if len(newest_s) else None,
     )
 

@@ -26,7 +26,6 @@ from perfd.capture.node.process_environment import (
     rank_of,
     runs,
     scan_nsys_processes,
-    time_limit_unix_s,
 )
 from perfd.capture.node.read_lock import reading
 from perfd.capture.node.retention import FolderWatch, Tell, keep_s
@@ -64,5 +63,4 @@ __all__ = [
     "runs",
     "scan_nsys_processes",
     "size_bytes",
-    "time_limit_unix_s",
 ]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
-from perfd.capture.expected_end import Pace
+from perfd.capture.expected_end import ExitOptions, Pace
 
 _BASELINE_STEPS = 20
 _SLOW_LINES = 2
@@ -24,6 +24,9 @@ class JobProgress:
     stepped_unix_s: float | None = None
     """When it was, by the log."""
     train_steps: int | None = None
+    exit_options: ExitOptions = field(default_factory=ExitOptions)
+    exit_unix_s: float | None = None
+    """When the job exits by a time limit of its own."""
     limit_unix_s: float | None = None
     """When the scheduler ends the job at the latest."""
     step_times_s: Sequence[tuple[int, float]] = ()
@@ -51,7 +54,9 @@ class JobProgress:
             step=self.step,
             stepped_unix_s=self.stepped_unix_s,
             train_steps=self.train_steps,
+            exit_interval_steps=self.exit_options.interval_steps,
             step_time_s=self.step_time_s,
+            exit_unix_s=self.exit_unix_s,
             limit_unix_s=self.limit_unix_s,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +18,6 @@ DAEMON_VARIABLE = "KINETO_USE_DAEMON"
 """With 1, PyTorch asks a daemon of its node whether it shall trace."""
 NSYS_SESSION_VARIABLE = "NSYS_PROFILING_SESSION_ID"
 """Set by `nsys launch` in the application and inherited by all its children."""
-_TIME_LIMIT_VARIABLE = "SLURM_JOB_END_TIME"
-"""In Unix seconds; SLURM sets it since 22.05."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,15 +104,6 @@ def rank_of(environment: Mapping[str, str]) -> int | None:
     for name in RANK_VARIABLES:
         if (value := environment.get(name, "")).isdecimal() and value.isascii():
             return int(value)
-    return None
-
-
-def time_limit_unix_s(proc: Path, pids: Iterable[int]) -> float | None:
-    """When SLURM ends the job of these processes at the latest; None when none of them knows."""
-    for pid in pids:
-        text = environment_of(proc, pid).get(_TIME_LIMIT_VARIABLE, "")
-        if text.isascii() and text.isdecimal() and int(text) > 0:
-            return float(text)
     return None
 
 

@@ -229,7 +229,7 @@ class GpuInfo(_message.Message):
     def __init__(self, index: _Optional[int] = ..., name: _Optional[str] = ..., uuid: _Optional[str] = ..., memory_bytes: _Optional[int] = ..., max_sm_clock_hz: _Optional[float] = ..., mig: bool = ...) -> None: ...
 
 class RankPlacement(_message.Message):
-    __slots__ = ("job", "rank", "local_rank", "world_size", "gpu", "pid", "pod_uid", "pod_name", "started_unix_ns")
+    __slots__ = ("job", "rank", "local_rank", "world_size", "gpu", "pid", "pod_uid", "pod_name", "started_unix_ns", "time_limit_unix_s")
     JOB_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
@@ -239,6 +239,7 @@ class RankPlacement(_message.Message):
     POD_UID_FIELD_NUMBER: _ClassVar[int]
     POD_NAME_FIELD_NUMBER: _ClassVar[int]
     STARTED_UNIX_NS_FIELD_NUMBER: _ClassVar[int]
+    TIME_LIMIT_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     job: str
     rank: int
     local_rank: int
@@ -248,7 +249,8 @@ class RankPlacement(_message.Message):
     pod_uid: str
     pod_name: str
     started_unix_ns: int
-    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., world_size: _Optional[int] = ..., gpu: _Optional[int] = ..., pid: _Optional[int] = ..., pod_uid: _Optional[str] = ..., pod_name: _Optional[str] = ..., started_unix_ns: _Optional[int] = ...) -> None: ...
+    time_limit_unix_s: float
+    def __init__(self, job: _Optional[str] = ..., rank: _Optional[int] = ..., local_rank: _Optional[int] = ..., world_size: _Optional[int] = ..., gpu: _Optional[int] = ..., pid: _Optional[int] = ..., pod_uid: _Optional[str] = ..., pod_name: _Optional[str] = ..., started_unix_ns: _Optional[int] = ..., time_limit_unix_s: _Optional[float] = ...) -> None: ...
 
 class ParallelLayout(_message.Message):
     __slots__ = ("world_size", "tp", "pp", "dp", "cp", "ep", "vp", "micro_batch_size", "global_batch_size")
