@@ -1,0 +1,103 @@
+"""A plain training loop, sharded by FSDP2 or replicated by DDP, with faults switched on and off by step.
+
+    torchrun --nproc-per-node 4 benchmarks/gpu/loop_job.py --plan plan.json --truth FOLDER --wrap fsdp2
+
+The plan is that of `phases.py`; what was done is written as `phase_injector.py` says. The loop knows nothing
+of perfd and prints its loss every few steps, as loops do. Without a GPU it runs on CPUs with gloo, to try it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from phase_injector import PhaseInjector
+from phases import load
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+from train import VOCABULARY, Part, join, loss_against
+
+
+class Tokens(Dataset[torch.Tensor]):
+    """Random token sequences without end."""
+
+    def __init__(self, sequence: int, count: int) -> None:
+        self._sequence, self._count = sequence, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(index)
+        return torch.randint(VOCABULARY, (self._sequence + 1,), generator=generator)
+
+
+def wrapped(part: Part, wrap: str, device: torch.device) -> nn.Module:
+    if wrap == "ddp":
+        ids = [device.index] if device.type == "cuda" else None
+        return DistributedDataParallel(part, device_ids=ids, gradient_as_bucket_view=True)
+    for block in part.blocks:
+        fully_shard(block)
+    return fully_shard(part)
+
+
+def train(args: argparse.Namespace, device: torch.device, injector: PhaseInjector) -> None:
+    torch.manual_seed(0)
+    part = Part(args.layers, args.hidden, first=True, last=True)
+    part = part.to(device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    model = wrapped(part, args.wrap, device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=device.type == "cuda")
+    steps = load(args.plan)[-1].last_step
+    data = Tokens(args.sequence, steps * args.accumulate * args.micro_batch + 1)
+    loader = iter(
+        DataLoader(data, batch_size=args.micro_batch, num_workers=2, pin_memory=device.type == "cuda")
+    )
+    injector.slow_loaders()
+    for step in range(1, steps + 1):
+        injector.begin_step()
+        for part_of_step in range(args.accumulate):
+            tokens = next(loader).to(device, non_blocking=True)
+            injector.begin_micro_batch()
+            last = part_of_step == args.accumulate - 1
+            unsynced = args.wrap == "ddp" and not last
+            with model.no_sync() if unsynced else contextlib.nullcontext():
+                loss = loss_against(tokens[:, 1:], model(tokens[:, :-1])) / args.accumulate
+                loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if step % args.print_every == 0:
+            value = loss.item() * args.accumulate
+            if dist.get_rank() == 0:
+                print(f"step {step} loss {value:.3f}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--plan", type=Path, required=True)
+    parser.add_argument("--truth", type=Path, required=True)
+    parser.add_argument("--wrap", choices=("fsdp2", "ddp"), required=True)
+    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--sequence", type=int, default=2048)
+    parser.add_argument("--micro-batch", type=int, default=4)
+    parser.add_argument("--accumulate", type=int, default=2)
+    parser.add_argument("--print-every", type=int, default=5)
+    args = parser.parse_args()
+    device = join()
+    injector = PhaseInjector(args.plan, args.truth, dist.get_rank(), micro_batches=args.accumulate)
+    try:
+        train(args, device, injector)
+    finally:
+        injector.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

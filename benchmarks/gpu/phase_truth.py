@@ -1,0 +1,126 @@
+"""What each phase of a job with switched faults really cost, from what the job itself wrote.
+
+A phase's cost is what its steps would gain without the fault: one minus the healthy step over the step of the
+phase, where the healthy step is the mean of the medians of the healthy phases before and after it. Steps of a
+stalling rank are averaged instead, since four of five have no stall. `spread_ratio` is half of the distance
+between both healthy phases, relative to the healthy step: the cost is not known better than that.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.gpu.phases import Phase, load
+
+_WARMUP_STEPS = 4
+"""The first steps compile and allocate."""
+_SETTLING_STEPS = 1
+"""The first step after a fault still ends its work."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseTruth:
+    """One phase of a job, and what was measured in it by the job."""
+
+    phase: Phase
+    begin_unix_s: float
+    end_unix_s: float
+    step_s: float
+    """Median; of a stalling rank the mean."""
+    healthy_step_s: float | None = None
+    """Of the healthy phases around; None of a healthy phase."""
+    lost_ratio: float | None = None
+    """What a step would gain without the fault; None of a healthy phase."""
+    spread_ratio: float | None = None
+    added_gpu_s: float | None = None
+    """Of a step, on the GPU of the first rank with the fault."""
+    added_host_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """The steps of a job, the first at index 0."""
+
+    begin_unix_s: Sequence[float]
+    """One more than steps: the last is the end."""
+    seconds: Sequence[float]
+    """By CUDA events where the job lived to read them."""
+
+
+def read_truth(folder: Path) -> list[PhaseTruth]:
+    """The truth of a job whose `plan.json` and `truth/` are in this folder. Raises `OSError` without them."""
+    return measure(load(folder / "plan.json"), read_steps(folder / "truth"), folder / "truth")
+
+
+def read_steps(truth: Path) -> Steps:
+    """The steps as rank 0 saw them."""
+    rows = _rows(truth, 0)
+    begin = [row["begin_unix_s"] for row in rows] + [rows[-1].get("end_unix_s", rows[-1]["begin_unix_s"])]
+    marks = truth / "truth-gpu-rank0.json"
+    seconds = (
+        json.loads(marks.read_text())["steps_s"]
+        if marks.is_file()
+        else [after - before for before, after in itertools.pairwise(begin)]
+    )
+    return Steps(begin_unix_s=begin, seconds=seconds)
+
+
+def measure(plan: Sequence[Phase], steps: Steps, truth: Path | None = None) -> list[PhaseTruth]:
+    """Each phase that the job reached."""
+    reached = [phase for phase in plan if phase.last_step <= len(steps.seconds)]
+    typical = [_typical_s(phase, steps) for phase in reached]
+    found = []
+    for at, phase in enumerate(reached):
+        times = {
+            "begin_unix_s": steps.begin_unix_s[phase.first_step - 1],
+            "end_unix_s": steps.begin_unix_s[phase.last_step],
+        }
+        around = [typical[near] for near in (at - 1, at + 1) if 0 <= near < len(reached)]
+        if phase.kind == "healthy" or not around:
+            found.append(PhaseTruth(phase=phase, step_s=typical[at], **times))
+            continue
+        healthy_s = statistics.mean(around)
+        found.append(
+            PhaseTruth(
+                phase=phase,
+                step_s=typical[at],
+                healthy_step_s=healthy_s,
+                lost_ratio=1 - healthy_s / typical[at],
+                spread_ratio=(max(around) - min(around)) / 2 / healthy_s,
+                added_gpu_s=_added_gpu_s(truth, phase) if truth else None,
+                added_host_s=_added_host_s(truth, phase) if truth else None,
+                **times,
+            )
+        )
+    return found
+
+
+def _typical_s(phase: Phase, steps: Steps) -> float:
+    first = phase.first_step
+    if phase.kind == "healthy":
+        first += _WARMUP_STEPS if first == 1 else _SETTLING_STEPS
+    seconds = steps.seconds[first - 1 : phase.last_step]
+    return statistics.mean(seconds) if phase.kind == "stall" else statistics.median(seconds)
+
+
+def _added_gpu_s(truth: Path, phase: Phase) -> float | None:
+    path = truth / f"truth-gpu-rank{min(phase.ranks, default=0)}.json"
+    if not path.is_file():
+        return None
+    added = json.loads(path.read_text())["added_gpu_s"]
+    numbers = range(phase.first_step, phase.last_step + 1)
+    return statistics.mean(added.get(str(step), 0.0) for step in numbers)
+
+
+def _added_host_s(truth: Path, phase: Phase) -> float:
+    rows = _rows(truth, min(phase.ranks, default=0))
+    return statistics.mean(row["host_s"] for row in rows[phase.first_step - 1 : phase.last_step])
+
+
+def _rows(truth: Path, rank: int) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (truth / f"truth-rank{rank}.jsonl").read_text().splitlines()]

@@ -1,0 +1,92 @@
+"""A job whose faults are switched on and off: phases of steps, each healthy or with one fault.
+
+One start of a job serves many runs: between two faults the job is healthy for some steps, so that each fault
+is measured against its own neighbors. Sizes are fractions of the job's own healthy step, measured by the job
+before the first fault, so that one plan fits models of any size.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+KINDS = ("healthy", "gpu", "host", "stall", "loader")
+STALL_PERIOD_STEPS = 5
+"""A stalling rank stops at every fifth step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phase:
+    """Steps `first_step` to `last_step`, counted from 1, and what is wrong in them."""
+
+    kind: str
+    """`gpu`: more matrix products in each micro-batch. `host`: a sleep in each micro-batch. `stall`: a sleep
+    of `size` seconds at every fifth step. `loader`: the next batch comes late."""
+    first_step: int
+    last_step: int
+    ranks: tuple[int, ...] = ()
+    """Empty for all ranks."""
+    size: float = 0.0
+    """Added time as a fraction of the healthy step; seconds for `stall`."""
+
+    def holds(self, rank: int) -> bool:
+        """Whether this rank is one of those with the fault."""
+        return self.kind != "healthy" and (not self.ranks or rank in self.ranks)
+
+    def stalls_at(self, step: int) -> bool:
+        """Whether a rank with this fault sleeps in this step."""
+        return self.kind == "stall" and (step - self.first_step) % STALL_PERIOD_STEPS == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """What is switched on for `steps` steps."""
+
+    kind: str
+    size: float
+    ranks: tuple[int, ...] = ()
+    steps: int = 12
+
+
+def phases(
+    faults: Sequence[Fault], *, warmup_steps: int = 16, healthy_steps: int = 8, tail_steps: int = 10
+) -> list[Phase]:
+    """Healthy steps, then each fault followed by healthy steps."""
+    found = [Phase(kind="healthy", first_step=1, last_step=warmup_steps)]
+    for at, fault in enumerate(faults):
+        first = found[-1].last_step + 1
+        found.append(
+            Phase(
+                kind=fault.kind,
+                first_step=first,
+                last_step=first + fault.steps - 1,
+                ranks=fault.ranks,
+                size=fault.size,
+            )
+        )
+        length = tail_steps if at == len(faults) - 1 else healthy_steps
+        last = found[-1].last_step
+        found.append(Phase(kind="healthy", first_step=last + 1, last_step=last + length))
+    return found
+
+
+def save(plan: Sequence[Phase], path: Path) -> None:
+    """Write a plan as JSON, for the job to read."""
+    path.write_text(json.dumps([asdict(phase) for phase in plan], indent=1) + "\n")
+
+
+def load(path: Path) -> list[Phase]:
+    """Read what `save` wrote."""
+    return [Phase(**{**one, "ranks": tuple(one["ranks"])}) for one in json.loads(path.read_text())]
+
+
+def phase_at(plan: Sequence[Phase], step: int) -> Phase | None:
+    """The phase of a step; None after the last."""
+    return next((phase for phase in plan if phase.first_step <= step <= phase.last_step), None)
+
+
+def faulty(plan: Sequence[Phase]) -> Iterator[Phase]:
+    """The phases with a fault."""
+    return (phase for phase in plan if phase.kind != "healthy")
