@@ -1,1 +1,1 @@
-"""The part of perfd that hands numbers and alerts on to other systems."""
+"""Exports numbers and alerts to other systems."""

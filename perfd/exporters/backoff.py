@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backoff:
-    """Doubles the longest wait from failure to failure. A value: each step gives a new one."""
+    """Doubles the longest wait with each failure. Immutable: each step returns a new one."""
 
     initial_s: float = 1.0
     max_s: float = 60.0
@@ -22,10 +22,10 @@ class Backoff:
         return now_s >= self.next_try_s
 
     def failed(self, now_s: float, *, chance: float, at_least_s: float | None = None) -> Backoff:
-        """After a failure; `chance` is drawn from 0 to 1, `at_least_s` is what the other side asked for."""
-        # 2**30 is beyond any bound that makes sense, and no overflow.
+        """After a failure; `chance` is drawn from 0 to 1, `at_least_s` is the receiver's own minimum."""
+        # 2**30 is beyond any sensible limit, and does not overflow.
         longest_s = min(self.max_s, self.initial_s * 2.0 ** min(self.failures, 30))
-        # Evenly from 0, so that those whom one failure hit do not all come back at one instant.
+        # Uniform from 0, so that clients of one failure do not all return at the same time.
         wait_s = max(chance * longest_s, min(at_least_s or 0.0, self.max_s))
         return Backoff(
             initial_s=self.initial_s,
@@ -35,5 +35,5 @@ class Backoff:
         )
 
     def succeeded(self) -> Backoff:
-        """After an attempt that went well."""
+        """After a successful attempt."""
         return Backoff(initial_s=self.initial_s, max_s=self.max_s)

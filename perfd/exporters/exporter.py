@@ -1,4 +1,4 @@
-"""What an exporter is given each round, and what it has to do with it."""
+"""The input of an exporter each round, and its contract."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from perfd.metrics.series import SeriesFrame
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRound:
-    """One job at one instant."""
+    """One job at one time."""
 
     summary: JobSummary
     """Its newest numbers, medians over `analysis.window_steps`."""
@@ -27,11 +27,11 @@ class JobRound:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlertUpdate:
-    """One alert of the embedded engine that fires, or that ended."""
+    """One alert of the embedded engine that fires or has ended."""
 
     name: str
     labels: Mapping[str, str]
-    """With `alertname`; `job` where the alert is of one job."""
+    """With `alertname`; `job` if the alert is about one job."""
     annotations: Mapping[str, str]
     value: float
     fired_at_unix_s: float
@@ -40,33 +40,33 @@ class AlertUpdate:
 
     @property
     def job(self) -> str:
-        """The job that it is of; empty when it is of none."""
+        """Its job; empty if it has none."""
         return self.labels.get("job", "")
 
     @property
     def identity(self) -> tuple[tuple[str, str], ...]:
-        """What tells it from other alerts."""
+        """The alert's identity."""
         return tuple(sorted(self.labels.items()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """What the aggregator knows after one round. Nothing in it changes any more."""
+    """The aggregator's state after one round. Immutable."""
 
     time_unix_s: float
     frames: Mapping[str, SeriesFrame] = field(default_factory=dict)
     """All series by group; no name is in two groups."""
     jobs: Sequence[JobRound] = ()
     firing: Sequence[AlertUpdate] = ()
-    """All alerts that fire now."""
+    """All firing alerts."""
     changes: Sequence[AlertUpdate] = ()
-    """Alerts that began or ended since the round before, oldest first."""
+    """Alerts that began or ended since the previous round, oldest first."""
     finals: Sequence[JobSummary] = ()
-    """Summaries of whole jobs that ended since the round before, fell silent for so long that the aggregator
-    forgot them, or that it leaves; one for each end."""
+    """Summaries of whole jobs that ended since the previous round, were forgotten after a long silence,
+    or still run when the aggregator stops; one per end."""
 
     def after(self, dropped: Round) -> Round:
-        """This round, with what must not be lost of one before it that was dropped."""
+        """This round, with the parts of an earlier, dropped one that must not be lost."""
         finals = {summary.name: summary for summary in (*dropped.finals, *self.finals)}
         return replace(
             self,
@@ -76,51 +76,51 @@ class Round:
 
 
 MAX_CHANGES = 10_000
-"""Changes of alerts that one round holds at most; older ones are forgotten."""
+"""The most changes of alerts in one round; older ones are dropped."""
 
 
 @dataclass(slots=True)
 class ExporterTally:
-    """What an exporter did, for its self metrics. Only the exporter's own thread writes it."""
+    """Counters of an exporter, for its own metrics. Only the exporter's thread writes it."""
 
     sent: int = 0
-    """Items that the other side took: samples, alerts, rows or lines."""
+    """Items accepted by the receiver: samples, alerts, rows or lines."""
     lost: int = 0
-    """Items given up: refused by the other side, or beyond a bound."""
+    """Items lost: refused by the receiver, or beyond a limit."""
     retries: int = 0
-    """Attempts that failed and that are made again."""
+    """Failed attempts that are retried."""
     pending: int = 0
-    """Items that wait for the other side."""
+    """Items waiting for the receiver."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExporterContext:
-    """What an exporter gets beside its configuration."""
+    """What an exporter gets besides its configuration."""
 
     clock: Clock
     tally: ExporterTally
     chance: Callable[[], float] = random.random
-    """Draws evenly from 0 to below 1, for waits that shall differ between processes."""
+    """Uniform from 0 to below 1, for waits that should differ between processes."""
 
 
 class Exporter(Protocol):
-    """Hands rounds on to one other system.
+    """Exports rounds to one other system.
 
-    Both methods are called by one thread that the exporter has for itself: it may block, but for a
-    bounded time. What it cannot deliver now it keeps, up to a bound, and tries again in a later
-    `export`, which comes about each second. An exception counts as a failed round and is logged once.
+    Both methods are called by the exporter's own thread: it may block, but for a bounded time. What it
+    cannot deliver now it keeps, up to a limit, and tries again in a later `export`, about every second.
+    An exception counts as a failed round and is logged once.
     """
 
     def export(self, round_: Round, /) -> None:
-        """Take one round; rounds come in order, but some may be missing."""
+        """Export one round; rounds come in order, but some may be missing."""
 
     def close(self) -> None:
-        """Deliver what can be delivered in a few seconds, and free everything."""
+        """Deliver what can be delivered in a few seconds, and release everything."""
 
 
 MakeExporter = Callable[[Mapping[str, Any], ExporterContext], Exporter]
-"""What an entry point of the group `perfd.exporters` is: from options and context to an exporter.
+"""The type of an entry point of the group `perfd.exporters`: from options and context to an exporter.
 
 It is called before the aggregator starts, must not wait for the other system, and raises `ConfigError`
-when the options are wrong.
+if the options are wrong.
 """

@@ -1,4 +1,4 @@
-"""From configuration to running exporters: those that ship, and those of others by entry point."""
+"""Starts the configured exporters: shipped ones, and third-party ones by entry point."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Made = tuple[str, Callable[[ExporterContext], Exporter]]
 
 
 class ExporterRegistry:
-    """All exporters that are configured, running. Raises `ConfigError` when one cannot work."""
+    """All configured exporters, running. Raises `ConfigError` if one cannot work."""
 
     def __init__(self, config: ExportersConfig, clock: Clock) -> None:
-        # All are made before the first thread starts: a mistake in one leaves nothing behind.
+        # All are created before the first thread starts: an error in one leaves nothing behind.
         made = []
         for name, make in _configured(config):
             tally = ExporterTally()
@@ -40,16 +40,16 @@ class ExporterRegistry:
         return bool(self._runners)
 
     def offer(self, round_: Round) -> None:
-        """Hand a round to each; returns at once."""
+        """Pass a round to each; returns at once."""
         for runner in self._runners:
             runner.offer(round_)
 
     def status(self) -> list[ExporterStatus]:
-        """What each one did so far."""
+        """The counters of each."""
         return [runner.status() for runner in self._runners]
 
     def close(self, timeout_s: float) -> None:
-        """End all of them, in this time together."""
+        """End all of them, within this time in total."""
         deadline_s = monotonic() + timeout_s
         for runner in self._runners:
             runner.finish()
@@ -69,7 +69,7 @@ def _configured(config: ExportersConfig) -> Iterator[Made]:
     if remote_write.url is not None:
         yield "remote_write", lambda context: RemoteWriteExporter(remote_write, context)
     for place, url in enumerate(alertmanager.urls):
-        # One each: what one does not answer must not hold up what another has to hear.
+        # One exporter per Alertmanager: one that does not answer must not delay the others.
         name = "alertmanager" if len(alertmanager.urls) == 1 else f"alertmanager-{place}"
         yield name, lambda context, url=url: AlertmanagerExporter(url, alertmanager, context)  # type: ignore[misc]  # defaults bind the loop's values
     for name, options in config.others.items():
@@ -82,7 +82,7 @@ def _entry_point(name: str) -> EntryPoint:
     points = {point.name: point for point in entry_points(group=EXPORTER_GROUP)}
     if name not in points:
         known = ", ".join(sorted(points)) or "none"
-        raise ConfigError(f"exporters.others: there is no exporter called {name!r}; installed are: {known}.")
+        raise ConfigError(f"exporters.others: no exporter named {name!r}; installed: {known}.")
     return points[name]
 
 

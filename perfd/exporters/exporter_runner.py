@@ -1,4 +1,4 @@
-"""Runs each exporter in a thread of its own, so that none can slow or break the aggregator."""
+"""Runs each exporter in its own thread, so that none can slow or break the aggregator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExporterStatus:
-    """What is counted of one exporter."""
+    """The counters of one exporter."""
 
     name: str
     rounds: int
@@ -30,9 +30,9 @@ class ExporterStatus:
 
 
 class ExporterRunner:
-    """Feeds one exporter from a bounded queue. `offer` never waits; the oldest round is dropped when full.
+    """Feeds one exporter from a bounded queue. `offer` never waits; if full, the oldest round is dropped.
 
-    Changes of alerts and final summaries of a dropped round go over to the next one.
+    Alert changes and final summaries of a dropped round move to the next one.
     """
 
     def __init__(self, name: str, exporter: Exporter, tally: ExporterTally, *, max_queued: int = 30) -> None:
@@ -67,19 +67,19 @@ class ExporterRunner:
             self._changed.notify_all()
 
     def close(self, timeout_s: float) -> bool:
-        """As `finish`, and wait for it no longer than this; False when the exporter did not end."""
+        """Like `finish`, and wait at most this long; False if the exporter did not end."""
         self.finish()
         self._thread.join(timeout_s)
         ended = not self._thread.is_alive()
         if not ended:
             log.warning(
-                "An exporter did not end in time; what it still held may be lost.",
+                "An exporter did not end in time; its queued data may be lost.",
                 extra={"exporter": self.name, "queued_rounds": len(self._queue)},
             )
         return ended
 
     def status(self) -> ExporterStatus:
-        """What was counted so far."""
+        """The counters so far."""
         with self._changed:
             return ExporterStatus(
                 name=self.name,

@@ -1,4 +1,4 @@
-"""POST requests to one address over a kept connection, with a bound on time and on the answer."""
+"""POST requests to one address over a persistent connection, with limits on time and answer size."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PostResponse:
-    """What came back; status 0 when nothing did."""
+    """The response; status 0 if none came."""
 
     status: int
     text: str = ""
     retry_after_s: float | None = None
     reconnected: bool = False
-    """The connection that was kept had died, and this answer came over a new one."""
+    """The persistent connection had died, and this response came over a new one."""
 
     @property
     def taken(self) -> bool:
-        """Whether the other side has it."""
+        """Whether the receiver accepted it."""
         return 200 <= self.status < 300
 
     @property
     def worth_retrying(self) -> bool:
-        """Whether the same request may go well later: nothing came back, 429, or 5xx."""
+        """Whether a retry may succeed: no response, 429, or 5xx."""
         return self.status in {0, http.HTTPStatus.TOO_MANY_REQUESTS} or self.status >= 500
 
 
 class Poster:
-    """Sends bodies to one URL. Raises `ConfigError` when the URL or a file of secrets cannot be used.
+    """Sends bodies to one URL. Raises `ConfigError` if the URL or a secret file cannot be used.
 
-    Files of secrets are read for each request, so that a new token counts from the next one on.
+    Secret files are read for each request, so that a new token takes effect with the next one.
     """
 
     def __init__(self, url: str, config: HttpClientConfig, *, key: str) -> None:
@@ -64,9 +64,9 @@ class Poster:
         _check_headers(config, key)
 
     def post(self, body: bytes, headers: Mapping[str, str]) -> PostResponse:
-        """Send one body; never raises for what the network, the other side or a file of secrets does.
+        """Send one body; never raises for errors of the network, the receiver or a secret file.
 
-        It returns within `timeout_s`, however slowly the other side reads and answers.
+        It returns within `timeout_s`, however slowly the receiver reads and answers.
         """
         try:
             authorization = _authorization(self._config, self._key)
@@ -77,7 +77,7 @@ class Poster:
         deadline_s = time.monotonic() + self._config.timeout_s
         answer = self._attempt(body, sent, deadline_s)
         if kept and answer.status == 0 and self._closed_at_once:
-            # The other side, or something between, closed a connection that was idle: no failure yet.
+            # The receiver, or a proxy, closed an idle connection: not a failure yet.
             answer = replace(self._attempt(body, sent, deadline_s), reconnected=True)
         return answer
 
@@ -105,7 +105,7 @@ class Poster:
         response = self._connection.getresponse()
         text = response.read(_MAX_ANSWER_BYTES).decode(errors="replace")
         if not response.isclosed() or response.will_close:
-            # More than we read is no answer of these interfaces: begin anew.
+            # These interfaces never answer more than we read: reconnect.
             self.close()
         return PostResponse(
             status=response.status,
@@ -120,32 +120,32 @@ class Poster:
 
 
 def read_secret(path: str, key: str) -> str:
-    """The first line of a file of secrets; raises `ConfigError` when there is none."""
+    """The first line of a secret file; raises `ConfigError` if there is none."""
     try:
         secret = Path(path).read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{key}: cannot read {path}: {reason_of(error)}.") from error
     if not secret or not secret.isprintable():
-        raise ConfigError(f"{key}: {path} must hold one line, the secret.")
+        raise ConfigError(f"{key}: {path} must contain one line, the secret.")
     return secret
 
 
 def _check_headers(config: HttpClientConfig, key: str) -> None:
     for name, value in config.headers.items():
         if not _HEADER_NAME.fullmatch(name) or not (value.isascii() and value.isprintable()):
-            raise ConfigError(f"{key}: {name!r}: {value!r} cannot be a header of HTTP.")
+            raise ConfigError(f"{key}: {name!r}: {value!r} is not a valid HTTP header.")
 
 
 def _port(parts: SplitResult, key: str) -> int | None:
     try:
         return parts.port
     except ValueError as error:
-        raise ConfigError(f"{key}: {parts.geturl()!r} has no port that can be: {error}.") from error
+        raise ConfigError(f"{key}: invalid port in {parts.geturl()!r}: {error}.") from error
 
 
 def _authorization(config: HttpClientConfig, key: str) -> dict[str, str]:
     if config.bearer_token_file is not None and config.username is not None:
-        raise ConfigError(f"{key}: choose `bearer_token_file` or `username`, not both.")
+        raise ConfigError(f"{key}: set `bearer_token_file` or `username`, not both.")
     if config.bearer_token_file is not None:
         return {"Authorization": "Bearer " + read_secret(config.bearer_token_file, key)}
     if config.username is not None:
@@ -158,7 +158,7 @@ def _authorization(config: HttpClientConfig, key: str) -> dict[str, str]:
 
 def _context(config: HttpClientConfig, key: str) -> ssl.SSLContext:
     if (config.certificate is None) != (config.key is None):
-        raise ConfigError(f"{key}: `certificate` and `key` belong together.")
+        raise ConfigError(f"{key}: `certificate` and `key` must be set together.")
     try:
         context = ssl.create_default_context(cafile=config.ca)
         if config.certificate is not None:
@@ -170,5 +170,5 @@ def _context(config: HttpClientConfig, key: str) -> ssl.SSLContext:
 
 
 def _seconds(text: str | None) -> float | None:
-    # A date is legal too, but rare; without it the back-off decides.
+    # A date is legal too, but rare; without a number the backoff decides.
     return float(text) if text is not None and text.isascii() and text.isdigit() else None

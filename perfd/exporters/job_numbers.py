@@ -1,4 +1,4 @@
-"""The numbers of a job that people plot over training steps, by name."""
+"""The numbers of a job to plot over training steps, by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from perfd.exporters.exporter import JobRound
 
 
 def job_numbers(job: JobRound) -> dict[str, float]:
-    """Every number of the job that is known now. Names stay; what is not known is left out."""
+    """All known numbers of the job. Names are stable; unknown values are omitted."""
     numbers = summary_numbers(job.summary)
     if job.loss is not None:
         numbers["loss"] = job.loss
@@ -17,7 +17,7 @@ def job_numbers(job: JobRound) -> dict[str, float]:
 
 
 def summary_numbers(summary: JobSummary) -> dict[str, float]:
-    """The numbers of a summary by name; what is not known is left out."""
+    """The numbers of a summary by name; unknown values are omitted."""
     pipeline, breakdown = summary.pipeline, summary.breakdown
     gpus = summary.gpus
     numbers: dict[str, float | None] = {

@@ -1,4 +1,4 @@
-"""One JSON line a round, for scripts and notebooks."""
+"""One JSON line per round, for scripts and notebooks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SCHEMA = "perfd.round/1"
 
 
 class JsonLinesExporter:
-    """Appends to a file; when it is full it becomes FILE.1 and a new one begins."""
+    """Appends to a file; a full one is renamed to FILE.1."""
 
     def __init__(self, config: JsonLinesConfig, context: ExporterContext) -> None:
         if config.path is None:
-            raise ConfigError("exporters.jsonl.path: say where the lines go.")
+            raise ConfigError("exporters.jsonl.path: required.")
         self._path = Path(config.path)
         self._max_bytes = config.max_bytes
         self._tally = context.tally

@@ -1,4 +1,4 @@
-"""Labels that an operator adds to everything that leaves."""
+"""Labels that an operator adds to all exported series and alerts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def check_external_labels(labels: Mapping[str, str], *, key: str) -> dict[str, s
     wrong = sorted(name for name in labels if not _NAME.fullmatch(name))
     if wrong:
         raise ConfigError(
-            f"{key}.external_labels: {wrong[0]!r} is no name of a label; use letters, digits and "
+            f"{key}.external_labels: {wrong[0]!r} is not a label name; use letters, digits and "
             "underscores, and neither a digit nor two underscores at the start."
         )
     return {name: value for name, value in labels.items() if value}

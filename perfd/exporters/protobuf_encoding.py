@@ -1,10 +1,10 @@
-"""Protobuf's wire format, as much of it as exporters write (https://protobuf.dev/programming-guides/encoding)."""
+"""The parts of protobuf's wire format that exporters write (https://protobuf.dev/programming-guides/encoding)."""
 
 from __future__ import annotations
 
 
 def varint(value: int) -> bytes:
-    """A number that is not negative, seven bits a byte, the lowest first."""
+    """A non-negative number, seven bits per byte, the lowest first."""
     if value < 0x80:
         return value.to_bytes(1, "little")
     encoded = bytearray()
@@ -16,5 +16,5 @@ def varint(value: int) -> bytes:
 
 
 def field(number: int, payload: bytes) -> bytes:
-    """A field of bytes: a text, or a message within a message."""
+    """A field of bytes: a text, or a nested message."""
     return varint(number << 3 | 2) + varint(len(payload)) + payload

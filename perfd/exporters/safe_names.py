@@ -1,4 +1,4 @@
-"""Names of jobs as other systems and file systems take them."""
+"""Names of jobs that other systems and file systems accept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _MAX_LENGTH = 100
 
 
 def plain_name(name: str) -> str:
-    """The name itself, or one of letters, digits, `_`, `.` and `-` that is as unique by a hash at its end."""
+    """The name itself, or one of letters, digits, `_`, `.` and `-`, made unique by a hash at its end."""
     plain = re.sub(r"[^A-Za-z0-9_.-]", "-", name)[:_MAX_LENGTH].lstrip(".")
     if plain == name and plain:
         return plain

@@ -212,7 +212,11 @@ def test_a_name_and_a_password_from_a_file_are_sent(tmp_path):
         ("http://h", AlertmanagerConfig(http=HttpClientConfig(headers={"A B": "x"})), "A B"),
         ("http://h", AlertmanagerConfig(http=HttpClientConfig(headers={"A": "x\r\nB: y"})), "header"),
         ("https://h", AlertmanagerConfig(http=HttpClientConfig(ca="/no/ca.pem")), "/no/ca.pem"),
-        ("https://h", AlertmanagerConfig(http=HttpClientConfig(certificate="/no/c.pem")), "belong together"),
+        (
+            "https://h",
+            AlertmanagerConfig(http=HttpClientConfig(certificate="/no/c.pem")),
+            "must be set together",
+        ),
     ],
 )
 def test_a_mistake_in_the_configuration_is_told_at_the_start(url, config, words):

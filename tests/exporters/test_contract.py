@@ -203,7 +203,7 @@ def test_one_that_hangs_and_one_that_raises_hold_up_neither_rounds_nor_the_other
         (ExportersConfig(wandb=WandbConfig(mode="offline", run_id="{rank}")), "rank"),
         (
             ExportersConfig(others={"nobody": {}}),
-            "'nobody'; installed are: cannot_start, finals, gone",
+            "'nobody'; installed: cannot_start, finals, gone",
         ),
         (ExportersConfig(others={"jsonl": {}}), "configure exporters.jsonl"),
         (ExportersConfig(others={"lines": {}}), "exporters.others.lines.path: say where"),

@@ -226,8 +226,8 @@ def test_at_the_end_what_no_run_took_is_counted_as_lost():
     ("options", "words"),
     [
         ({"run": "both"}, "neither `same` nor `sibling`"),
-        ({"run_id": "{rank}"}, "may hold {job}"),
-        ({"group": "{0}"}, "may hold {job}"),
+        ({"run_id": "{rank}"}, "may contain {job}"),
+        ({"group": "{0}"}, "may contain {job}"),
         ({"api_key_file": "/nowhere/key"}, "cannot read /nowhere/key"),
     ],
 )

@@ -25,7 +25,7 @@ _HEADERS = {"Content-Type": "application/json"}
 
 
 class AlertmanagerExporter:
-    """Tells one Alertmanager of all alerts; each of a cluster has its own exporter, so that none waits."""
+    """Sends all alerts to one Alertmanager; each of a cluster has its own exporter, so that none waits."""
 
     def __init__(self, url: str, config: AlertmanagerConfig, context: ExporterContext) -> None:
         if not config.resend_s > 0 or config.max_alerts < 1:
@@ -53,7 +53,7 @@ class AlertmanagerExporter:
         self._tally.pending = len(self._deliveries)
 
     def close(self) -> None:
-        # What fires is not resolved: perfd's going away says nothing about the job.
+        # Firing alerts are not resolved: perfd's exit does not change the job's state.
         if self._now_unix_s is not None:
             self._send(self._now_unix_s)
         self._poster.close()
@@ -78,10 +78,10 @@ class AlertmanagerExporter:
             self._backoff = self._backoff.succeeded()
             self._note(answer, len(chunk))
             if answer.reconnected and not told_again:
-                # It may be another process than the one that we told before.
+                # It may be another process than the one that got the alerts before.
                 self._deliveries.tell_again()
                 told_again = True
-            # What is refused is not told again before its time comes: it would be refused each second.
+            # A refused alert waits for its next time; otherwise it would be refused every second.
             self._deliveries.told(chunk, now_unix_s)
 
     def _note(self, answer: PostResponse, alerts: int) -> None:
@@ -100,10 +100,10 @@ class AlertmanagerExporter:
         self._tally.retries += 1
         if self._backoff.failures == 0:
             log.warning(
-                "An Alertmanager cannot be reached; alerts wait for it.",
+                "An Alertmanager is unreachable; alerts wait.",
                 extra={"url": self._url, "status": answer.status, "answer": answer.text},
             )
-        # When it is back it may have lost what it knew.
+        # When it is back it may have lost its state.
         self._deliveries.tell_again()
         self._backoff = self._backoff.failed(
             self._clock.monotonic_s(), chance=self._chance(), at_least_s=answer.retry_after_s

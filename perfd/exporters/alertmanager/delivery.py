@@ -1,4 +1,4 @@
-"""Which alerts one Alertmanager has to be told of now. Pure: time is an argument, nothing is sent here."""
+"""Decides which alerts to send to one Alertmanager now. Pure: time is an argument, nothing is sent here."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from perfd.exporters.exporter import AlertUpdate
 Identity = tuple[tuple[str, str], ...]
 
 RESOLVED_RETENTION_S = 15 * 60.0
-"""How long the end of an alert is told again, for an Alertmanager that lost it; as Prometheus does."""
+"""How long the end of an alert is sent again, for an Alertmanager that lost it; as Prometheus does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutgoingAlert:
-    """One alert as it is to be sent."""
+    """One alert to send."""
 
     alert: AlertUpdate
     ends_at_unix_s: float
-    """When the Alertmanager is to take it for ended: in the future while it fires."""
+    """The time at which the Alertmanager considers it ended: in the future while it fires."""
     as_resolved: bool
 
 
@@ -28,11 +28,11 @@ class OutgoingAlert:
 class _Known:
     alert: AlertUpdate
     first_told_unix_s: float | None = None
-    """When the Alertmanager first took it as firing."""
+    """When the Alertmanager first accepted it as firing."""
     told_unix_s: float | None = None
-    """When it last took it as it stands now; None: it has to hear of it."""
+    """When it last accepted the current state; None: not yet."""
     late: bool = False
-    """It ended before the Alertmanager heard of it."""
+    """It ended before the Alertmanager received it."""
 
     @property
     def firing(self) -> bool:
@@ -40,12 +40,12 @@ class _Known:
 
 
 class AlertDelivery:
-    """What one Alertmanager knows and does not know yet.
+    """The state of one Alertmanager: alerts that it has, and alerts still to send.
 
-    An alert that fires is told again each `resend_s`, with an end `4 * resend_s` ahead: if perfd falls
-    silent, it ends by itself (Prometheus does the same). One that ended while the Alertmanager was away
-    is told as firing first and as resolved `resend_s` later, so that people hear of it at all. An alert
-    that fires anew takes the place of its own past, which would otherwise resolve it.
+    A firing alert is sent again every `resend_s`, with an end `4 * resend_s` ahead: if perfd stops, it
+    ends by itself (Prometheus does the same). An alert that ended while the Alertmanager was unreachable
+    is sent as firing first and as resolved `resend_s` later, so that people are notified at all. An alert
+    that fires again replaces its own earlier end, which would otherwise resolve it.
     """
 
     def __init__(self, *, resend_s: float, max_alerts: int) -> None:
@@ -57,7 +57,7 @@ class AlertDelivery:
         return sum(known.told_unix_s is None for known in self._known.values())
 
     def update(self, changes: Iterable[AlertUpdate], firing: Iterable[AlertUpdate], now_unix_s: float) -> int:
-        """Take what changed and what fires now; how many of the changes found no room."""
+        """Take the changes and all firing alerts; returns the number of changes dropped for lack of room."""
         self._forget_old(now_unix_s)
         refused = sum(not self._take(alert) for alert in changes)
         fires = {alert.identity: alert for alert in firing}
@@ -65,7 +65,7 @@ class AlertDelivery:
             self._take(alert)
         for identity, known in self._known.items():
             if known.firing and identity not in fires:
-                # Its rule failed or is gone, so that nobody said that it ended.
+                # Its rule failed or is gone, so its end was not reported.
                 self._known[identity] = _ended(known, replace(known.alert, resolved_at_unix_s=now_unix_s))
         return refused
 
@@ -75,7 +75,7 @@ class AlertDelivery:
         return [one for one in outgoing if one is not None]
 
     def told(self, sent: Sequence[OutgoingAlert], now_unix_s: float) -> None:
-        """The Alertmanager took these."""
+        """The Alertmanager accepted these."""
         for one in sent:
             known = self._known.get(one.alert.identity)
             if known is None:
@@ -86,7 +86,7 @@ class AlertDelivery:
             self._known[one.alert.identity] = replace(known, first_told_unix_s=first, told_unix_s=now_unix_s)
 
     def tell_again(self) -> None:
-        """The Alertmanager may have lost what it knew: it has to hear of all alerts."""
+        """The Alertmanager may have lost its state: send all alerts again."""
         for identity, known in self._known.items():
             self._known[identity] = replace(known, told_unix_s=None)
 
@@ -106,7 +106,7 @@ class AlertDelivery:
     def _room(self) -> bool:
         if len(self._known) < self._max_alerts:
             return True
-        # The Alertmanager has heard of these; that they are told again is a precaution.
+        # The Alertmanager has these; sending them again is a precaution.
         over = (name for name, one in self._known.items() if not one.firing and one.told_unix_s is not None)
         found = next(over, None)
         if found is None:
@@ -122,12 +122,12 @@ class AlertDelivery:
                 del self._known[identity]
 
     def _first_told_lately(self, known: _Known, now_unix_s: float) -> bool:
-        """Whether a late alert still has its end to come."""
+        """Whether the end of a late alert is still to be sent."""
         first = known.first_told_unix_s
         return known.late and first is not None and now_unix_s - first < RESOLVED_RETENTION_S
 
     def _lately(self, unix_s: float, now_unix_s: float) -> bool:
-        # A clock that was set back must not keep an alert from being told.
+        # A clock that was set back must not keep an alert from being sent.
         return 0 <= now_unix_s - unix_s < self._resend_s
 
     def _outgoing(self, known: _Known, now_unix_s: float) -> OutgoingAlert | None:
@@ -149,7 +149,7 @@ def _ended(known: _Known, alert: AlertUpdate) -> _Known:
 
 
 def wire_alert(one: OutgoingAlert, generator_url: str | None) -> dict[str, Any]:
-    """One alert of Alertmanager's API v2, before its times are written out."""
+    """One alert of Alertmanager's API v2, before its times are formatted."""
     return {
         "labels": {name: value for name, value in one.alert.labels.items() if value},
         "annotations": {name: value for name, value in one.alert.annotations.items() if value},

@@ -30,15 +30,15 @@ _SEND_FOR_S = 5.0
 
 
 class RemoteWriteExporter:
-    """Batches, retries with growing waits, and keeps at most `max_pending_bytes`; the oldest goes first.
+    """Batches, retries with increasing waits, and keeps at most `max_pending_bytes`, dropping the oldest.
 
-    Samples go in the order of their times, as Prometheus refuses others. At the end no series is marked
-    stale: an aggregator that is started again leaves no gap.
+    Samples are sent in order of time, because Prometheus refuses others. At the end no series is marked
+    stale, so that a restarted aggregator leaves no gap.
     """
 
     def __init__(self, config: RemoteWriteConfig, context: ExporterContext) -> None:
         if config.url is None:
-            raise ConfigError(f"{_KEY}.url: say where the samples go.")
+            raise ConfigError(f"{_KEY}.url: required.")
         if config.max_samples_per_request < 1:
             raise ConfigError(f"{_KEY}.max_samples_per_request must be at least 1.")
         if not config.interval_s >= 0:
@@ -74,7 +74,7 @@ class RemoteWriteExporter:
         self._poster.close()
 
     def _newest(self, round_: Round) -> bool:
-        """Whether no further round waits: while the other side is slow, rounds are taken first."""
+        """Whether no further round waits: while the receiver is slow, rounds are taken first."""
         return self._clock.unix_ns() / 1e9 - round_.time_unix_s < _NEWEST_S
 
     def _keep(self, body: Body) -> None:
@@ -100,7 +100,7 @@ class RemoteWriteExporter:
                 self._tally.retries += 1
                 if self._backoff.failures == 0:
                     log.warning(
-                        "Remote write does not get through; samples wait.",
+                        "The remote write receiver is unreachable; samples wait.",
                         extra={"status": answer.status, "answer": answer.text},
                     )
                 self._backoff = self._backoff.failed(
@@ -116,12 +116,10 @@ class RemoteWriteExporter:
                 self._refuse(body, answer.status, answer.text)
 
     def _refuse(self, body: Body, status: int, text: str) -> None:
-        # The specification forbids retries of 4xx: the same body would be refused for ever.
+        # The specification forbids retries of 4xx: the same body would be refused forever.
         self._tally.lost += body.samples
         if not self._refused:
-            log.error(
-                "The other side of remote write refuses samples.", extra={"status": status, "answer": text}
-            )
+            log.error("The remote write receiver refuses samples.", extra={"status": status, "answer": text})
         self._refused = True
 
 
@@ -129,5 +127,5 @@ def _snappy() -> Callable[[bytes], bytes]:
     try:
         snappy: Any = importlib.import_module("cramjam").snappy
     except ImportError as error:
-        raise ConfigError(f"{_KEY}: install perfd[remote-write], which has the compression.") from error
+        raise ConfigError(f"{_KEY}: install perfd[remote-write] for its compression.") from error
     return lambda data: bytes(snappy.compress_raw(data))

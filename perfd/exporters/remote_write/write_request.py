@@ -1,4 +1,4 @@
-"""Bodies of Prometheus' remote write 1.0, made from frames with the bytes of labels kept.
+"""Bodies of Prometheus' remote write 1.0, with cached label bytes.
 
 https://prometheus.io/docs/specs/prw/remote_write_spec/: a `WriteRequest` of protobuf whose series have
 sorted labels, with the name as `__name__`, compressed as one snappy block.
@@ -37,15 +37,15 @@ class _Group:
     time_unix_s: float
     keys: Sequence[SeriesKey]
     heads: Sequence[bytes]
-    """For each key, all that stands before its value."""
+    """For each key, all bytes before its value."""
     present: NDArray[np.bool_]
 
 
 class FrameEncoder:
-    """Turns frames into bodies. Keeps the bytes of all labels while a group's keys stay the same object.
+    """Turns frames into bodies. Caches the bytes of all labels while a group's keys stay the same object.
 
     A series that was in the last frame of its group and is absent from this one is ended with a stale
-    marker, as Prometheus does with a target's series. Labels of a series win over external ones.
+    marker, as Prometheus does with a target's series. A series' own labels override external ones.
     """
 
     def __init__(self, external_labels: Mapping[str, str], max_samples: int) -> None:
@@ -60,7 +60,7 @@ class FrameEncoder:
         for name, frame in frames.items():
             tail = b"\x10" + varint(round(frame.time_unix_s * 1000))
             if len(tail) != self._tail_bytes:
-                # As in no two rounds of one century; what was kept says how long a series is with its time.
+                # Never in two rounds of one century; cached series lengths include the time.
                 self._groups.clear()
                 self._tail_bytes = len(tail)
             group = self._groups.get(name)

@@ -47,7 +47,7 @@ def _record(data: bytes) -> bytes:
 
 
 def _checksum(data: bytes) -> bytes:
-    """CRC-32C (RFC 3720, appendix B.4), rotated and shifted as TFRecords want it."""
+    """CRC-32C (RFC 3720, appendix B.4), rotated and shifted for TFRecords."""
     crc, table = 0xFFFFFFFF, _table()
     for byte in data:
         crc = crc >> 8 ^ table[(crc ^ byte) & 0xFF]
@@ -75,7 +75,7 @@ def _double(number: int, value: float) -> bytes:
 
 
 def _float(number: int, value: float) -> bytes:
-    # Beyond the range of a float is infinity, as a cast in C gives it.
+    # Beyond the range of a float it is infinity, as a cast in C.
     try:
         packed = struct.pack("<f", value)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""Event files for TensorBoard: a directory for each start of a job, with the training step as x axis."""
+"""Event files for TensorBoard: a directory per start of a job, with the training step as x axis."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class _Job:
 
 
 class TensorBoardExporter:
-    """Writes `DIRECTORY/JOB/attempt-N/`; each record is on its way to the disk when `export` returns."""
+    """Writes `DIRECTORY/JOB/attempt-N/`; each record is flushed when `export` returns."""
 
     def __init__(self, config: TensorBoardConfig, context: ExporterContext) -> None:
         if config.directory is None:
-            raise ConfigError(f"{_KEY}.directory: say where the event files go.")
+            raise ConfigError(f"{_KEY}.directory: required.")
         self._root = Path(config.directory)
         try:
             self._root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"{_KEY}.directory: cannot make {self._root}: {error.strerror}.") from error
+            raise ConfigError(f"{_KEY}.directory: cannot create {self._root}: {error.strerror}.") from error
         if not os.access(self._root, os.W_OK):
-            raise ConfigError(f"{_KEY}.directory: {self._root} cannot be written to.")
+            raise ConfigError(f"{_KEY}.directory: {self._root} is not writable.")
         self._max_jobs = config.max_jobs
         self._tally = context.tally
         self._jobs: dict[str, _Job] = {}
@@ -57,7 +57,7 @@ class TensorBoardExporter:
             try:
                 self._write(job, alerts, round_.time_unix_s)
             except OSError as error:
-                # What is written half makes the rest of its file unreadable: the next step begins another.
+                # A partial record makes the rest of its file unreadable: the next step begins a new file.
                 self._tally.lost += 1
                 self._close(job.summary.name)
                 failed = error
@@ -108,7 +108,7 @@ class TensorBoardExporter:
     def _close(self, name: str) -> None:
         known = self._jobs.pop(name, None)
         if known is not None:
-            # Everything was flushed; what could not be is counted where it was written.
+            # Everything was flushed; failures were counted when writing.
             with suppress(OSError):
                 known.file.close()
 

@@ -36,20 +36,20 @@ Item: TypeAlias = LogNumbers | SendAlert | SaveReport
 
 
 class WandbRun(Protocol):
-    """An open run. An `OSError` of `send` means that it is closed."""
+    """An open run. An `OSError` from `send` means that it is closed."""
 
     def send(self, message: Message, /) -> None:
         """Wait, for a bounded time, until W&B has the message."""
 
     def hang_up(self) -> None:
-        """Let W&B upload what is left and end."""
+        """Let W&B upload the rest and end."""
 
     def end(self, within_s: float) -> None:
-        """Wait for that no longer than this."""
+        """Wait for that, at most this long."""
 
 
 OpenRun: TypeAlias = Callable[[str, WandbConfig], WandbRun]
-"""Opens the run of a job; raises `OSError` when W&B does not answer or refuses."""
+"""Opens the run of a job; raises `OSError` if W&B does not answer or refuses."""
 
 
 @dataclass(slots=True)
@@ -62,10 +62,10 @@ class _Job:
 
 
 class WandbExporter:
-    """One run for each job: the job's own (`run: same`) or one beside it (`run: sibling`).
+    """One run per job: the job's own (`run: same`) or a separate one (`run: sibling`).
 
-    Each is in a process of its own, which keeps rows on disk and uploads them when it can. Until a run is
-    open its rows wait here.
+    Each has its own process, which keeps rows on disk and uploads them when it can. Until a run is open
+    its rows wait here.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class WandbExporter:
         present = {job.summary.name for job in round_.jobs}
         for name, known in self._jobs.items():
             self._flush(name, known)
-            # One that the aggregator has forgotten ended without a word.
+            # A job that the aggregator has forgotten ended without an event.
             known.ended = known.ended or name not in present
         done = {name: job for name, job in self._jobs.items() if job.ended and not job.waiting}
         for name in done:
@@ -106,7 +106,7 @@ class WandbExporter:
             if job.waiting:
                 self._tally.lost += len(job.waiting)
                 log.warning(
-                    "W&B never took these rows and alerts of a job; they are lost.",
+                    "W&B never accepted these rows and alerts of a job; they are lost.",
                     extra={"job": name, "count": len(job.waiting)},
                 )
         _end(self._jobs.values())
@@ -133,7 +133,7 @@ class WandbExporter:
         self._wait(known, LogNumbers(row))
 
     def _alert(self, alert: AlertUpdate) -> None:
-        # One of no job is told in the run of the only job that there is.
+        # An alert without a job is sent to the run of the only job, if there is just one.
         name = alert.job or (next(iter(self._jobs)) if len(self._jobs) == 1 else "")
         if not self._config.alerts or name not in self._jobs or alert.resolved_at_unix_s is not None:
             return
@@ -170,7 +170,7 @@ class WandbExporter:
             self._tally.retries += 1
             if job.backoff.failures == 0:
                 log.warning(
-                    "W&B does not take the rows of a job; they wait.",
+                    "W&B does not accept the rows of a job; they wait.",
                     extra={"job": name, "error": str(error)},
                 )
             job.backoff = job.backoff.failed(self._clock.monotonic_s(), chance=self._chance())
@@ -181,7 +181,7 @@ class WandbExporter:
         try:
             run.send(item)
         except OSError:
-            # Whether W&B has it is unknown: sent again it might be there twice, or fail for ever.
+            # Whether W&B has it is unknown: resent, it might be there twice, or fail forever.
             self._tally.lost += 1
             raise
         self._tally.sent += 1
@@ -198,11 +198,11 @@ def _end(jobs: Iterable[_Job]) -> None:
 
 
 def check(config: WandbConfig) -> None:
-    """Refuse what can never work; raises `ConfigError`."""
+    """Raises `ConfigError` for a configuration that can never work."""
     if config.api_key_file is not None:
         read_secret(config.api_key_file, f"{_KEY}.api_key_file")
     for key, template in (("run_id", config.run_id), ("group", config.group)):
         try:
             (template or "").format(job="job")
         except (KeyError, IndexError, ValueError, AttributeError):
-            raise ConfigError(f"{_KEY}.{key}: {template!r} may hold {{job}} and nothing else.") from None
+            raise ConfigError(f"{_KEY}.{key}: {template!r} may contain {{job}} only.") from None

@@ -1,4 +1,4 @@
-"""What the exporter and its process for W&B say to each other: one line of JSON each, asked and answered."""
+"""Messages between the exporter and its W&B process: requests and answers, one line of JSON each."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SaveReport(msgspec.Struct, frozen=True, tag="report"):
 
 
 class WorkerReply(msgspec.Struct, frozen=True):
-    """Empty when it went well, else the reason."""
+    """Empty on success, otherwise the reason."""
 
     error: str = ""
 
@@ -48,7 +48,7 @@ Message: TypeAlias = OpenRun | LogNumbers | SendAlert | SaveReport
 
 
 class WorkerPipe:
-    """One end of the connection. `OSError` of the socket, its timeout too, goes to the caller."""
+    """One end of the connection. The socket's `OSError`, including timeouts, goes to the caller."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
@@ -59,7 +59,7 @@ class WorkerPipe:
         self._socket.sendall(msgspec.json.encode(message) + b"\n")
 
     def receive(self) -> bytes | None:
-        """The next message, not decoded; None when the other end is gone."""
+        """The next message, not decoded; None if the other end is gone."""
         while (end := self._received.find(b"\n")) < 0:
             data = self._socket.recv(65536)
             if not data:

@@ -1,4 +1,4 @@
-"""A run of W&B in a process of its own, which is killed when it does not answer (docs/adr/0006)."""
+"""A W&B run in its own process, which is killed if it does not answer (docs/adr/0006)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from perfd.config import WandbConfig
 from perfd.exporters.wandb.wandb_messages import Message, OpenRun, WorkerPipe, WorkerReply
 
 START_WITHIN_S = 12.0
-"""What W&B's processes are given to start in, beside the time that W&B has to answer."""
+"""Time for W&B's processes to start, in addition to W&B's time to answer."""
 END_WITHIN_S = 8.0
-"""What a process is given to end in: more than W&B is given to finish a run, less than the aggregator is."""
+"""Time for a process to end: more than W&B's own to finish a run, less than the aggregator's."""
 
 
 class WandbProcess:
-    """The open run of one job. Raises `OSError` with W&B's reason when it cannot be opened.
+    """The open run of one job. Raises `OSError` with W&B's reason if it cannot be opened.
 
     After an `OSError` of any method the process is gone.
     """
@@ -31,8 +31,8 @@ class WandbProcess:
         self._socket.settimeout(START_WITHIN_S + config.timeout_s)
         self._line = WorkerPipe(self._socket)
         with theirs:
-            # In a session of its own: a Ctrl-C in the terminal is not meant for it. Nobody can answer W&B's
-            # questions, so it must not ask any.
+            # In its own session, out of reach of a Ctrl-C in the terminal. W&B must not prompt: there is no
+            # user to answer.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "perfd.exporters.wandb.wandb_worker", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -56,16 +56,16 @@ class WandbProcess:
             raise OSError(answer.error)
 
     def hang_up(self) -> None:
-        """Let W&B upload what is left and end."""
+        """Let W&B upload the rest and end."""
         self._socket.close()
 
     def end(self, within_s: float) -> None:
-        """Wait for the end, and kill what has not ended in time. Legal twice."""
+        """Wait for the end, and kill what has not ended in time. May be called twice."""
         self.hang_up()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(within_s)
             return
-        # Its helper is in a process group of its own, and one that is stopped would not see it go.
+        # Its helper has its own process group, and a stopped one would not notice the end.
         with suppress(psutil.NoSuchProcess):
             worker = psutil.Process(self._process.pid)
             for process in (*worker.children(recursive=True), worker):

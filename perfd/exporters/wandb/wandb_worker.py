@@ -32,20 +32,20 @@ from perfd.exporters.wandb.wandb_messages import (
 from perfd.exporters.wandb.wandb_process import END_WITHIN_S
 
 FINISH_WITHIN_S = 6.0
-"""How long W&B may go on uploading at the end of a run; what is left stays on disk, for `wandb sync`."""
+"""Time for W&B's uploads at the end of a run; the rest stays on disk, for `wandb sync`."""
 _KEY = "exporters.wandb"
 _MAX_TEXT = 120
-"""Of a name or group, which W&B limits to 128 characters."""
+"""Characters of a name or group, which W&B limits to 128."""
 
 
 class WorkerRun:
-    """Does what messages say to one run."""
+    """Applies messages to one run."""
 
     def __init__(self) -> None:
         self._run: Any = None
 
     def handle(self, message: Message) -> None:
-        """Do it; raises whatever W&B raises."""
+        """Apply it; raises whatever W&B raises."""
         match message:
             case OpenRun():
                 self._run = _opened(message.job, message.config)
@@ -61,9 +61,9 @@ def main() -> None:
     """Serve the socket whose number is the first argument until its other end closes it."""
     with socket.socket(fileno=int(sys.argv[1])) as connection:
         serve(WorkerPipe(connection), WorkerRun().handle)
-        # Should nobody be there any more to kill it: the signal ends a process that does not handle it.
+        # In case the parent has died and cannot kill it: SIGALRM ends a process that does not handle it.
         signal.alarm(ceil(END_WITHIN_S))
-        # Ends the run, and waits until W&B's own process has written what it has.
+        # Ends the run, and waits until W&B's own process has written everything.
         wandb.teardown()
 
 
@@ -72,14 +72,14 @@ def serve(line: WorkerPipe, handle: Callable[[Message], None]) -> None:
     while (data := line.receive()) is not None:
         try:
             handle(msgspec.json.decode(data, type=Message))
-        except Exception as error:  # noqa: BLE001  W&B raises more kinds than it documents; perfd hears of each.
+        except Exception as error:  # noqa: BLE001  W&B raises more kinds than it documents; each is answered.
             line.send(WorkerReply(error=str(error) or type(error).__name__))
         else:
             line.send(WorkerReply())
 
 
 def init_arguments(job: str, config: WandbConfig) -> dict[str, Any]:
-    """What `wandb.init` is called with."""
+    """The arguments of `wandb.init`."""
     same = config.run == "same"
     shared = same and config.mode == "online"
     settings: dict[str, Any] = {
@@ -89,14 +89,14 @@ def init_arguments(job: str, config: WandbConfig) -> dict[str, Any]:
         "silent": True,
         "init_timeout": config.timeout_s,
         "finish_timeout": min(config.timeout_s, FINISH_WITHIN_S),
-        # What a process that must be killed leaves on disk is whole but for the last second.
+        # A killed process leaves complete data on disk except for the last second.
         "x_transaction_log_flush_interval": 1.0,
         "x_disable_stats": True,
         "x_disable_meta": True,
         "x_disable_machine_info": True,
     }
     if shared:
-        # Two processes write to the job's run: W&B's shared mode, of which the job is the primary.
+        # Two processes write to the job's run: W&B's shared mode, with the job as primary.
         settings |= {
             "mode": "shared",
             "x_primary": False,
@@ -125,13 +125,13 @@ def init_arguments(job: str, config: WandbConfig) -> dict[str, Any]:
 
 
 def run_id(job: str, config: WandbConfig) -> str:
-    """The id of the job's own run; characters that W&B does not take are replaced, and a hash added."""
+    """The id of the job's own run; characters that W&B refuses are replaced, and a hash added."""
     return plain_name(config.run_id.format(job=job))
 
 
 def _opened(job: str, config: WandbConfig) -> Any:  # noqa: ANN401  `wandb` is not typed.
     run = wandb.init(**init_arguments(job, config))
-    # The training step is an axis of its own: `step=` belongs to the job, and must never go back.
+    # The training step is a separate axis: `step=` belongs to the job, and must never go back.
     run.define_metric("perfd/step")
     run.define_metric("perfd/*", step_metric="perfd/step")
     return run
@@ -143,7 +143,7 @@ def _report(run: Any, report: SaveReport) -> None:  # noqa: ANN401  `wandb` is n
     for name, content in report.files.items():
         path = Path(run.dir) / name
         path.write_text(content, encoding="utf-8")
-        # Immutable: the file is uploaded from where it is, also by a later `wandb sync`, and never copied.
+        # Immutable: the file is uploaded in place, also by a later `wandb sync`, and never copied.
         artifact.add_file(str(path), name=name, policy="immutable", skip_cache=True)
     run.log_artifact(artifact)
 
