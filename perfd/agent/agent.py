@@ -26,6 +26,7 @@ from perfd.model import (
     CaptureRequest,
     CaptureState,
     CaptureStatus,
+    JobOrigin,
     Record,
 )
 from perfd.net import HttpServer, Request, Response
@@ -34,6 +35,8 @@ log = logging.getLogger(__name__)
 
 _COLLECTORS_TIMEOUT_S = 2.0
 _FLUSH_TIMEOUT_S = 3.0
+_ORIGIN_INTERVAL_S = 30.0
+"""How often the agent repeats whose job it is, for aggregators that start later."""
 _TEXT = "text/plain; charset=utf-8"
 _DESCRIBED = {metric.name: metric for metric in AGENT_PAGE_METRICS}
 
@@ -45,7 +48,7 @@ class Agent:
     be a virtual one; only the uplink runs by itself. Opens the spool at once: raises
     `SpoolError`, or `ConfigError` when the uplink's configuration cannot work.
     Profilers are looked for on `search_path`, as in `$PATH`; with `run` only jobs of that `perfd run` are
-    captured with nsys.
+    captured with nsys. `origin` says whose job the agent's own one is.
     """
 
     def __init__(
@@ -59,8 +62,10 @@ class Agent:
         taps: Sequence[Tap] = (),
         search_path: str | None = None,
         run: str | None = None,
+        origin: JobOrigin | None = None,
         manual: bool = False,
     ) -> None:
+        self._origin = origin
         self._config = config
         self._tasks = tuple(tasks)
         self._clock = clock or SystemClock()
@@ -135,6 +140,7 @@ class Agent:
                 for task in self._tasks:
                     task.open()
             else:
+                self._tell_origin()
                 self._runner.start()
                 self._batch_thread.start()
             if self._captures is not None:
@@ -222,13 +228,21 @@ class Agent:
         interval_s = self._config.uplink.batch_interval_s
         # Between the collectors' ticks: at the same instant, half of the batches would just miss a reading.
         schedule = Schedule(interval_s=interval_s, start_s=time.monotonic() + interval_s / 4)
+        origin_due_s = time.monotonic() + _ORIGIN_INTERVAL_S
         while not self._stopping.is_set():
+            if time.monotonic() >= origin_due_s:
+                self._tell_origin()
+                origin_due_s += _ORIGIN_INTERVAL_S
             self._batcher.wait(schedule.next_s - time.monotonic())
             now_s = time.monotonic()
             if schedule.due(now_s):
                 schedule.take(now_s)
             self._batcher.add(self._runner.hanging(self._clock.monotonic_s()))
             self.flush()
+
+    def _tell_origin(self) -> None:
+        if self._origin is not None:
+            self._batcher.add([self._origin])
 
     def _serve_metrics(self, request: Request) -> Response:
         page = metrics_page(self._registry, request.headers)

@@ -40,6 +40,7 @@ from perfd.errors import CaptureError, ConfigError, PerfdError
 from perfd.exporters.exporter_registry import ExporterRegistry
 from perfd.metrics.exposition import MetricsPage, metrics_page
 from perfd.metrics.series import SeriesFrame
+from perfd.model import CaptureCancel, CaptureRequest
 from perfd.net import HttpServer
 from perfd.web.live_updates import Live
 
@@ -78,7 +79,7 @@ class Aggregator:
         self._clock = clock or SystemClock()
         self._manual = manual
         audit = AuditLog(Path(config.audit_file) if config.audit_file else None, self._clock)
-        self._state = AggregatorState.empty(limits or Limits(), audit)
+        self._state = AggregatorState.empty(limits or Limits(), audit, config.agent_identity.any_job)
         self._history = (
             HistoryStore(Path(config.history.path), max_bytes=config.history.max_bytes)
             if config.history.path
@@ -118,7 +119,7 @@ class Aggregator:
         self._server = TelemetryServer(
             Ingest(self._state, self._clock, self._history), self._captures, config.agent_identity
         )
-        self._captures.send_through(self._server.send)
+        self._captures.send_through(self._send)
         self._ingest = IngestThread(self._server)
         self._tick_thread = threading.Thread(target=self._tick_forever, name="perfd-rounds", daemon=True)
         self._stopping = threading.Event()
@@ -340,6 +341,11 @@ class Aggregator:
         if age_s is None:
             return None
         return f"No round of analysis was finished for {age_s:.0f} s; the log says why."
+
+    def _send(self, node: str, message: CaptureRequest | CaptureCancel) -> None:
+        with self._state.lock:
+            message = self._state.fleet.addressed(node, message)
+        self._server.send(node, message)
 
     def _overview_of(self, name: str) -> dict[str, Any] | None:
         live = self._rounds.live(name)

@@ -70,6 +70,8 @@ class AgentIdentityConfig(Strict, frozen=True):
 
     any_node: list[str] = []
     """DNS names or URIs of certificates that many nodes share: who shows one may be every node."""
+    any_job: list[str] = []
+    """Nodes that may report every job, for example one that reads the logs of others."""
 
 
 class AggregatorConfig(Strict, frozen=True):

@@ -26,6 +26,7 @@ from perfd.model.job_description import (
     ParallelLayout,
     Recompute,
 )
+from perfd.model.job_origin import JobOrigin, job_origin
 from perfd.model.placement import GpuInfo, RankPlacement, ServerInfo, ServerRole
 from perfd.model.samples import ColumnKind, SampleTable, Scope
 from perfd.model.training_steps import LogProgress, MemoryReport, PhaseTime, StepPhases, TrainingStep
@@ -65,6 +66,7 @@ __all__ = [
     "GroupShares",
     "Hello",
     "JobDescription",
+    "JobOrigin",
     "JobOutcome",
     "LogProgress",
     "MemoryReport",
@@ -89,4 +91,5 @@ __all__ = [
     "TrainingStep",
     "Welcome",
     "WellKnownColumn",
+    "job_origin",
 ]

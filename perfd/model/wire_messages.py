@@ -16,6 +16,7 @@ from perfd.model.capture_records import (
 from perfd.model.collective_records import CollectiveProgress, CollectiveTimes
 from perfd.model.event_records import CollectorHealth, Event
 from perfd.model.job_description import JobDescription
+from perfd.model.job_origin import JobOrigin
 from perfd.model.placement import GpuInfo, RankPlacement, ServerInfo
 from perfd.model.samples import SampleTable
 from perfd.model.training_steps import LogProgress, MemoryReport, StepPhases, TrainingStep
@@ -26,6 +27,7 @@ Record: TypeAlias = (
     | ServerInfo
     | RankPlacement
     | JobDescription
+    | JobOrigin
     | TrainingStep
     | StepPhases
     | MemoryReport

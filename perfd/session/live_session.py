@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from perfd.clock import Clock
 from perfd.collector import Settings
 from perfd.config import AgentConfig, AggregatorConfig, CollectorConfig, UplinkConfig
 from perfd.errors import PerfdError
-from perfd.model import Event, EventKind, JobOutcome, Record
+from perfd.model import Event, EventKind, JobOutcome, Record, job_origin
 from perfd.session.channel import LogPipe
 from perfd.session.recording import BestEffortRecorder, tapped
 from perfd.session.session_collectors import SessionEvents, with_options
@@ -153,6 +154,7 @@ class LiveSession:
             clock=self._clock,
             search_path=self._settings.search_path,
             run=self._settings.run,
+            origin=job_origin(self._settings.job, os.environ, owner=f"uid:{os.geteuid()}"),
         )
 
     def _see(self, collector: str, records: Sequence[Record]) -> None:

@@ -88,12 +88,13 @@ class FakeNode:
         cgroup: str = "0::/user.slice\n",
         inner_pids: Sequence[int] = (),
         start_ticks: int = 1000,
+        uid: int = 0,
     ) -> None:
         """Start a process, or change it; `inner_pids` are those in its own namespaces, None is unreadable."""
         self.write_proc(f"{pid}/stat", process_stat(pid, name, parent, start_ticks))
         self.write_proc(f"{pid}/cgroup", cgroup)
         pids = _join("\t", [pid, *inner_pids])
-        owner = "Uid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\n"
+        owner = f"Uid:\t{_join(chr(9), [uid] * 4)}\nGid:\t0\t0\t0\t0\n"
         self.write_proc(f"{pid}/status", f"Name:\t{name}\nPPid:\t{parent}\n{owner}NSpid:\t{pids}\n")
         if environ is None:
             # A folder cannot be read by root either, who may read any file.

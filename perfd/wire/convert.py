@@ -43,6 +43,7 @@ _RECORDS = {
     "gpu_info": Struct(model.GpuInfo, pb.GpuInfo),
     "rank_placement": Struct(model.RankPlacement, pb.RankPlacement),
     "job_description": Struct(model.JobDescription, pb.JobDescription),
+    "job_origin": Struct(model.JobOrigin, pb.JobOrigin),
     "training_step": Struct(model.TrainingStep, pb.TrainingStep),
     "step_phases": Struct(model.StepPhases, pb.StepPhases),
     "memory_report": Struct(model.MemoryReport, pb.MemoryReport),

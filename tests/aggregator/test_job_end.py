@@ -66,7 +66,7 @@ class Fleet:
         until(lambda: not self.connected(agent))
 
     def connected(self, agent):
-        return any(one["connected"] and one["agent_id"] == agent.agent_id for one in self.running.agents())
+        return any(one["connected"] and one["node"] == agent.node for one in self.running.agents())
 
     def minutes(self, minutes, meanwhile=lambda: None):
         for _ in range(round(minutes * 60 / ROUND_S)):
@@ -295,6 +295,7 @@ def test_a_job_whose_first_node_was_lost_counts_from_its_first_step_on_another(f
     lost = fleet.agent("a", "n0")
     fleet.works(lost, range(1, 5))
     with fleet.agent("b", "n1") as other:
+        other.send(RankPlacement(job="llm", rank=1), sent_unix_ns=fleet.clock.unix_ns())
         fleet.tells(other, EventKind.JOB_ENDED, outcome=JobOutcome.NODE_FAILURE)
     with fleet.agent("c", "n2") as agent:
         fleet.works(agent, range(1, 3))

@@ -62,9 +62,6 @@ H200S = [Gpu(index=index, name="NVIDIA H200", uuid=f"GPU-{index}f") for index in
         ),
         pytest.param("0::/\n", None, None, id="a namespace of its own"),
         pytest.param("0::/user.slice/user-1000.slice/session-2.scope\n", None, None, id="a login"),
-        pytest.param(
-            "0::/system.slice/slurmstepd.scope/job_123/step_0/user/task_0\n", None, None, id="slurm"
-        ),
         pytest.param("0::/podman-thing/pod12\n", None, None, id="a name that begins with pod"),
         pytest.param("", None, None, id="empty"),
     ],
@@ -74,6 +71,28 @@ def test_the_pod_and_the_container_are_read(
 ) -> None:
     expected = CgroupIdentity(pod_uid=pod_uid, container_id=container_id)
     assert parse_cgroup(content.encode()) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "job"),
+    [
+        ("0::/system.slice/slurmstepd.scope/job_123/step_0/user/task_0\n", "123"),
+        ("4:devices:/slurm/uid_1001/job_77/step_batch/task_0\n", "77"),
+        ("4:devices:/slurm_n1/uid_0/job_5\n", "5"),
+        ("0::/user.slice/job_5\n", None),
+        ("0::/slurm/job_x\n", None),
+    ],
+)
+def test_the_slurm_job_of_a_process_is_that_of_its_cgroup(content: str, job: str | None) -> None:
+    assert parse_cgroup(content.encode()).slurm_job == job
+
+
+@pytest.mark.parametrize(("claimed", "believed"), [("77", True), ("4711", False), (None, True)])
+def test_an_environment_that_names_another_job_than_the_cgroup_is_no_rank(
+    claimed: str | None, believed: bool
+) -> None:
+    environ = TORCH | ({} if claimed is None else {"SLURM_JOB_ID": claimed})
+    assert (resolve_rank(environ, CgroupIdentity(slurm_job="77")) is not None) is believed
 
 
 def test_an_environment_is_read_and_only_what_is_wanted_is_kept() -> None:

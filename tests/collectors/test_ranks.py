@@ -13,7 +13,7 @@ from perfd_collectors.ranks import SPEC, RanksCollector, RanksOptions, placement
 from perfd.clock import VirtualClock
 from perfd.collector import CollectorSpec, Settings
 from perfd.errors import NothingHere, RecordingError, Unavailable
-from perfd.model import Event, EventKind, RankPlacement, Record, SampleTable
+from perfd.model import Event, EventKind, JobOrigin, RankPlacement, Record, SampleTable
 from perfd.testing.collector_contract import check_collector, check_replay, check_unavailable
 from perfd.testing.fake_node import FakeNode
 from perfd.testing.fake_nvml import FakeGpu, FakeNvml, FakeProcess
@@ -95,7 +95,7 @@ def events(records: Sequence[Record]) -> list[tuple[EventKind, str | None]]:
 
 
 def count(records: Sequence[Record], column: str) -> float:
-    (table,) = (record for record in records if isinstance(record, SampleTable))
+    (table,) = (record for record in records if isinstance(record, SampleTable) and column in record.columns)
     return table.columns[column][0]
 
 
@@ -212,6 +212,44 @@ def test_a_job_that_nobody_named_has_the_agents_name(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.start(100, torch(0, TORCHELASTIC_RUN_ID="none"), gpus=[0])
     assert events(job.collect()) == [(EventKind.JOB_STARTED, "default")]
+
+
+def test_a_process_of_another_user_that_claims_to_be_a_rank_of_the_job_is_left_out(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.start(90, torch(0, SLURM_JOB_ID="77"), gpus=[], uid=65534)
+    job.start(100, torch(0, SLURM_JOB_ID="77"), gpus=[0], uid=1001)
+    job.start(101, torch(1, SLURM_JOB_ID="77"), gpus=[1], uid=1001)
+    records = job.collect()
+    assert placed(records) == {0: 0, 1: 1}
+    job.start(80, torch(2, SLURM_JOB_ID="77"), gpus=[2], uid=65534)
+    records = job.collect()
+    assert count(records, "foreign_rank_processes") == 1
+    assert 2 not in placed(records)
+
+
+def test_whose_job_it_is_comes_from_the_scheduler_and_the_kernel(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    slurm = {"SLURM_JOB_ID": "77", "SLURM_CLUSTER_NAME": "alps", "SLURM_JOB_NODELIST": "n[08-10]"}
+    job.start(
+        100, torch(0, **slurm, SLURM_RESTART_COUNT="1", TORCHELASTIC_RESTART_COUNT="2"), gpus=[0], uid=1001
+    )
+    expected = JobOrigin(
+        job="77",
+        cluster="alps",
+        owner="uid:1001",
+        nodes=("n08", "n09", "n10"),
+        scheduler_restarts=1,
+        launcher_restarts=2,
+    )
+    assert [record for record in job.collect() if isinstance(record, JobOrigin)] == [expected]
+    assert not [record for record in job.collect() if isinstance(record, JobOrigin)]
+
+
+def test_the_users_of_a_pod_are_not_those_of_other_nodes(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.start(100, torch(0, TORCHELASTIC_RESTART_COUNT="0"), gpus=[0], uid=165536, cgroup=POD)
+    (origin,) = [record for record in job.collect() if isinstance(record, JobOrigin)]
+    assert origin.owner == ""
 
 
 def test_a_rank_that_holds_a_little_on_other_gpus_is_on_its_own(tmp_path: Path) -> None:

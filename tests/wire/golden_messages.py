@@ -26,6 +26,7 @@ from perfd.model import (
     GpuInfo,
     Hello,
     JobDescription,
+    JobOrigin,
     JobOutcome,
     LogProgress,
     MemoryReport,
@@ -194,6 +195,15 @@ PLACEMENT = RankPlacement(
 
 STARTED = RankPlacement(job="llm", rank=0, pid=4243, started_unix_ns=1_700_000_000_120_000_000)
 LIMITED = RankPlacement(job="llm", rank=0, pid=4243, time_limit_unix_s=1_700_003_600.0)
+ORIGIN = JobOrigin(
+    job="llm",
+    cluster="alps",
+    namespace="team-a",
+    owner="uid:1001",
+    nodes=("n1", "n2"),
+    scheduler_restarts=1,
+    launcher_restarts=2,
+)
 ENDED = Event(
     kind=EventKind.JOB_ENDED,
     time_unix_ns=1_700_000_010_000_000_000,
@@ -222,6 +232,19 @@ MESSAGES: dict[str, AgentMessage | AggregatorMessage] = {
     ),
     "batch_job_end": Batch(sequence=46, sent_unix_ns=1_700_000_010_000_000_000, records=(STARTED, ENDED)),
     "batch_time_limit": Batch(sequence=47, sent_unix_ns=1_700_000_010_000_000_000, records=(LIMITED,)),
+    "batch_job_origin": Batch(sequence=47, sent_unix_ns=1_700_000_010_000_000_000, records=(ORIGIN,)),
+    "hello_with_epochs": Hello(
+        agent_id="6f1c1a3e",
+        node="node-1",
+        perfd_version="0.2.0",
+        sent_unix_ns=1_700_000_000_000_000_000,
+        first_sequence=41,
+        spool_epoch="9c1d",
+        previous_epoch="07af",
+    ),
+    "welcome_to_a_copy": Welcome(
+        last_sequence=0, sent_unix_ns=1_700_000_000_000_000_000, renew_identity=True
+    ),
     "goodbye": Goodbye(reason="stopped by SIGTERM", sent_unix_ns=1_700_000_011_000_000_000),
     "capture_status": CaptureStatus(
         capture_id="c-1",

@@ -30,6 +30,7 @@ RECORDS: dict[type, type[Message]] = {
     model.GpuInfo: pb.GpuInfo,
     model.RankPlacement: pb.RankPlacement,
     model.JobDescription: pb.JobDescription,
+    model.JobOrigin: pb.JobOrigin,
     model.TrainingStep: pb.TrainingStep,
     model.StepPhases: pb.StepPhases,
     model.MemoryReport: pb.MemoryReport,

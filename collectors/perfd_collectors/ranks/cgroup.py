@@ -11,6 +11,9 @@ _POD = re.compile(
 """`pod<uid>` in a path: with dashes (cgroupfs), with underscores (systemd), or a static pod's hash."""
 _CONTAINER = re.compile(r"(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?=/|$)", re.IGNORECASE)
 
+_SLURM_JOB = re.compile(r"/slurm[^/]*(?:/uid_[0-9]{1,10})?/job_([0-9]{1,10})(?:/|$)")
+"""`/slurm/uid_1001/job_4711/step_0` (version 1), `/system.slice/slurmstepd.scope/job_4711/step_0`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CgroupIdentity:
@@ -18,6 +21,8 @@ class CgroupIdentity:
 
     pod_uid: str | None = None
     container_id: str | None = None
+    slurm_job: str | None = None
+    """Set by slurmd, where it has cgroups; unlike the environment, the process cannot change it."""
 
 
 def parse_cgroup(content: bytes) -> CgroupIdentity:
@@ -36,4 +41,5 @@ def parse_cgroup(content: bytes) -> CgroupIdentity:
         pod_uid=pods[-1].lower().replace("_", "-") if pods else None,
         # Containers may be nested, as in kind: the innermost is the last.
         container_id=containers[-1].lower() if containers else None,
+        slurm_job=next((found[1] for path in paths if (found := _SLURM_JOB.search(path))), None),
     )

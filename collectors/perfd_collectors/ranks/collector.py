@@ -9,13 +9,20 @@ from pathlib import Path
 
 from perfd.collector import Column, Options, Settings
 from perfd.errors import NothingHere, Unavailable
-from perfd.model import RankPlacement, Record, SampleTable, Scope
+from perfd.model import JobOrigin, RankPlacement, Record, SampleTable, Scope
 from perfd_collectors.nvml.nvml_api import Fault, Nvml, NvmlError, fault_of, start, unavailable
 from perfd_collectors.nvml.topology import optional
 from perfd_collectors.ranks.environment import Launcher, RankIdentity, job_name
 from perfd_collectors.ranks.gpu_of_rank import Gpu, HeldMemory, gpu_expected, gpu_held
 from perfd_collectors.ranks.host_waits import HostWaits, local_cpus
-from perfd_collectors.ranks.placement import RankProcess, changed, job_events, placements
+from perfd_collectors.ranks.placement import (
+    RankProcess,
+    changed,
+    job_events,
+    of_one_user,
+    origins,
+    placements,
+)
 from perfd_collectors.ranks.processes import Process, ProcessTable
 
 REPEAT_EVERY_S = 30.0
@@ -42,6 +49,13 @@ COLUMNS: Sequence[Column] = (
         name="rank_processes",
         help="Ranks found on the node.",
         source="/proc/PID/environ",
+        absent="Never while the collector works.",
+    ),
+    Column(
+        scope=Scope.NODE,
+        name="foreign_rank_processes",
+        help="Processes that are left out because they claim to be ranks of another user's job.",
+        source="/proc/PID",
         absent="Never while the collector works.",
     ),
     Column(
@@ -74,6 +88,8 @@ class RanksCollector:
         self._host_waits = HostWaits(settings.proc, settings.sys)
         self._own_container = self._processes.own_container()
         self._last: list[RankPlacement] = []
+        self._users: dict[str, int] = {}
+        self._origins: list[JobOrigin] = []
         self._repeat_due_s = -math.inf
         self._gpus: list[Gpu] = []
         self._local_cpus: Mapping[int, frozenset[int]] = {}
@@ -94,19 +110,24 @@ class RanksCollector:
         now_ns, now_s = self._settings.clock.unix_ns(), self._settings.clock.monotonic_s()
         held = self._held()
         processes = self._processes.refresh(self._candidates(held))
-        found = placements(self._rank_processes(processes, held), self._job_of)
+        claimed = self._rank_processes(processes, held)
+        ranks, self._users = of_one_user(claimed, self._job_of, self._users)
+        found = placements(ranks, self._job_of)
         found = found or self._lone_rank(processes, held)
         reported = changed(self._last, found)
+        whose = origins(ranks, self._job_of)
+        told = [origin for origin in whose if origin not in self._origins]
+        self._origins = whose
         if now_s >= self._repeat_due_s:
             self._repeat_due_s = now_s + REPEAT_EVERY_S
             self._gpus = self._gpus if self._nvml is None else _gpus(self._nvml)
             self._local_cpus = {gpu.index: self._cpus_near(gpu.index) for gpu in self._gpus}
-            reported = found
+            reported, told = found, whose
         events = job_events(self._last, found, now_ns)
         self._last = found
         waits = self._host_waits.collect(found, self._local_cpus, now_s, now_ns)
-        tables = [self._counts(now_ns, processes, held, len(found)), *([] if waits is None else [waits])]
-        return [*reported, *events, *tables]
+        counts = self._counts(now_ns, processes, held, len(found), foreign=len(claimed) - len(ranks))
+        return [*told, *reported, *events, counts, *([] if waits is None else [waits])]
 
     def close(self) -> None:
         if self._nvml is None:
@@ -227,8 +248,10 @@ class RanksCollector:
         processes: Mapping[int, Process],
         held: Mapping[int, Sequence[HeldMemory]],
         ranks: int,
+        *,
+        foreign: int,
     ) -> SampleTable:
-        columns = {"rank_processes": [float(ranks)]}
+        columns = {"rank_processes": [float(ranks)], "foreign_rank_processes": [float(foreign)]}
         if held or self._root_pid is not None:
             unreadable = sum(not process.readable for process in processes.values())
             columns["unreadable_processes"] = [float(unreadable)]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from perfd.model import JobOrigin, job_origin
 from perfd_collectors.ranks.cgroup import CgroupIdentity
 
 KEPT_VARIABLES = frozenset(
@@ -14,7 +15,8 @@ KEPT_VARIABLES = frozenset(
         "SLURM_JOB_ID", "SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID", "SLURM_PROCID", "SLURM_LOCALID",
         "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
-        "NVIDIA_VISIBLE_DEVICES", "POD_NAME", "HOSTNAME", "SLURM_JOB_END_TIME",
+        "NVIDIA_VISIBLE_DEVICES", "POD_NAME", "HOSTNAME", "SLURM_JOB_END_TIME", "SLURM_CLUSTER_NAME",
+        "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT",
     }
 )  # fmt: skip
 """The variables that are read; others are dropped, because they may be secrets."""
@@ -50,6 +52,8 @@ class RankIdentity:
     pod_name: str | None = None
     container_id: str | None = None
     time_limit_unix_s: float | None = None
+    uid: int | None = None
+    """The user of the process."""
     environ: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """The variables that `gpu_of_rank` needs."""
 
@@ -65,12 +69,16 @@ def parse_environ(content: bytes) -> Mapping[str, str]:
     return found
 
 
-def resolve_rank(environ: Mapping[str, str], cgroup: CgroupIdentity) -> RankIdentity | None:
-    """The rank in an environment; None when there is no valid one.
+def resolve_rank(
+    environ: Mapping[str, str], cgroup: CgroupIdentity, uid: int | None = None
+) -> RankIdentity | None:
+    """The rank in an environment; None when there is no valid one, or when its cgroup is of another job.
 
     The innermost launcher counts: under `srun torchrun`, Slurm's variables are those of
     the node's task, torch's those of the rank; likewise under `srun mpirun`.
     """
+    if cgroup.slurm_job not in {None, environ.get("SLURM_JOB_ID", cgroup.slurm_job)}:
+        return None
     for launcher, rank_name, size_names, local_rank_name, local_size_name in _SOURCES:
         rank = _integer(environ, rank_name)
         size = next((size for name in size_names if (size := _integer(environ, name))), None)
@@ -90,6 +98,7 @@ def resolve_rank(environ: Mapping[str, str], cgroup: CgroupIdentity) -> RankIden
             pod_name=_pod_name(environ, cgroup),
             container_id=cgroup.container_id,
             time_limit_unix_s=time_limit_unix_s(environ),
+            uid=uid,
             environ=environ,
         )
     return None
@@ -110,6 +119,12 @@ def job_name(environ: Mapping[str, str]) -> str | None:
 def time_limit_unix_s(environ: Mapping[str, str]) -> float | None:
     """When SLURM ends the job at the latest; SLURM sets the variable since 22.05."""
     return float(_integer(environ, "SLURM_JOB_END_TIME", _TIME_DIGITS) or 0) or None
+
+
+def origin_of(identity: RankIdentity, job: str) -> JobOrigin:
+    """Whose job a rank is of. A pod may map its users to others on each node, so there they tell nothing."""
+    known = identity.uid is not None and identity.pod_uid is None
+    return job_origin(job, identity.environ, owner=f"uid:{identity.uid}" if known else "")
 
 
 def _pod_name(environ: Mapping[str, str], cgroup: CgroupIdentity) -> str | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from perfd.model import Event, EventKind, RankPlacement
-from perfd_collectors.ranks.environment import RankIdentity
+from perfd.model import Event, EventKind, JobOrigin, RankPlacement
+from perfd_collectors.ranks.environment import RankIdentity, origin_of
 
 JobName = Callable[[RankIdentity], str]
 _Process = tuple[int | None, int | None]
@@ -49,6 +49,37 @@ def rank_processes(processes: Iterable[RankProcess]) -> list[RankProcess]:
         if process.pid not in launchers and not inherited:
             ranks.setdefault((process.identity.job, process.identity.rank), process)
     return list(ranks.values())
+
+
+def of_one_user(
+    processes: Iterable[RankProcess], job_of: JobName, users: Mapping[str, int]
+) -> tuple[list[RankProcess], dict[str, int]]:
+    """The processes that are of their job's user, and the user of each job.
+
+    Anyone can start a process whose environment says that it is a rank of a job. The job is that of the user
+    in `users`, who had it before, else of the user with a process that holds a GPU, else of the first one.
+    """
+    listed = list(processes)
+    owners: dict[str, int] = {}
+    for process in sorted(listed, key=lambda process: (not process.holds_gpu, process.pid)):
+        job, uid = job_of(process.identity), process.identity.uid
+        if uid is not None:
+            owners.setdefault(job, uid)
+    present = {(job_of(process.identity), process.identity.uid) for process in listed}
+    owners |= {job: uid for job, uid in users.items() if (job, uid) in present}
+    own = [
+        process for process in listed if process.identity.uid in {None, owners.get(job_of(process.identity))}
+    ]
+    return own, owners
+
+
+def origins(processes: Iterable[RankProcess], job_of: JobName) -> list[JobOrigin]:
+    """Whose each job is, as its lowest rank says it; only those of whom something is known."""
+    lowest: dict[str, RankProcess] = {}
+    for process in sorted(rank_processes(processes), key=lambda process: process.identity.rank):
+        lowest.setdefault(job_of(process.identity), process)
+    known = [origin_of(process.identity, job) for job, process in sorted(lowest.items())]
+    return [origin for origin in known if origin != JobOrigin(job=origin.job)]
 
 
 def placements(processes: Iterable[RankProcess], job_of: JobName) -> list[RankPlacement]:

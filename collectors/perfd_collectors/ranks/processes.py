@@ -127,7 +127,7 @@ class ProcessTable:
         identity, readable = None, True
         try:
             environ = parse_environ((folder / "environ").read_bytes())
-            identity = resolve_rank(environ, self._cgroup(folder))
+            identity = resolve_rank(environ, self._cgroup(folder), parse_uid(_read(folder / "status") or b""))
         except (FileNotFoundError, ProcessLookupError):
             pass  # Ended meanwhile.
         except OSError:
@@ -175,6 +175,15 @@ def parse_boot_time(content: bytes) -> int | None:
         key, _, rest = line.partition(b" ")
         if key == b"btime" and rest.strip().isdigit():
             return int(rest)
+    return None
+
+
+def parse_uid(status: bytes) -> int | None:
+    """The effective user of a process from /proc/PID/status; the owner of its folder may be root instead."""
+    for line in status.splitlines():
+        key, _, rest = line.partition(b":")
+        if key == b"Uid" and len(users := rest.split()) > 1 and users[1].isdigit():
+            return int(users[1])
     return None
 
 

@@ -19,6 +19,7 @@ from perfd.model import (
     Event,
     GpuInfo,
     JobDescription,
+    JobOrigin,
     RankPlacement,
     ServerInfo,
     StepPhases,
@@ -97,8 +98,18 @@ class HistoryReader:
             node, kind, body = row
             return node, msgspec.json.decode(body, type=_FACTS[kind])
 
-        query = "SELECT node, kind, body FROM node_facts ORDER BY received_unix_s"
+        query = "SELECT node, kind, body FROM node_facts WHERE kind != 'origin' ORDER BY received_unix_s"
         return self._at_start(lambda reader: self._sound(reader.execute(query), fact))
+
+    def origins(self) -> list[tuple[str, str, JobOrigin]]:
+        """Whose each job is: a node that said so, the job's name here, and the origin with the node's own."""
+
+        def origin(row: tuple[Any, ...]) -> tuple[str, str, JobOrigin]:
+            node, job, body = row
+            return node, job, msgspec.json.decode(body, type=JobOrigin)
+
+        query = "SELECT node, key, body FROM node_facts WHERE kind = 'origin'"
+        return self._at_start(lambda reader: self._sound(reader.execute(query), origin))
 
     def jobs_since(self, unix_s: float, *, steps: int, phases: int) -> list[StoredJob]:
         """The jobs heard of since a time: the newest attempt, with at most so many of its newest rows."""

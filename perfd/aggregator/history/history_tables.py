@@ -15,6 +15,7 @@ from perfd.model import (
     Event,
     GpuInfo,
     JobDescription,
+    JobOrigin,
     PhaseTime,
     RankPlacement,
     ServerInfo,
@@ -131,6 +132,8 @@ def rows(durable: Durable, now_unix_s: float) -> Iterator[Statement]:
         yield _FACT, (durable.node, "server", record.server, now_unix_s, _json(record))
     elif isinstance(record, RankPlacement):
         yield _FACT, (durable.node, "rank", f"{record.job}/{record.rank}", now_unix_s, _json(record))
+    elif isinstance(record, JobOrigin):
+        yield _FACT, (durable.node, "origin", job, now_unix_s, _json(record))
 
 
 def agent_row(agent_id: str, node: str, last_sequence: int, now_unix_s: float) -> Statement:

@@ -127,6 +127,7 @@ class Ingest:
                 sent_unix_s=batch.sent_unix_ns / 1e9,
                 now_s=started_s,
                 late=verdict is BatchVerdict.LATE,
+                namespace=agent.namespace,
             )
             again = verdict is BatchVerdict.AGAIN
             fleet = state.fleet

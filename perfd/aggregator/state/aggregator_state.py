@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from perfd.aggregator.audit import AuditLog
@@ -26,8 +27,10 @@ class AggregatorState:
     """Has a lock of its own."""
 
     @classmethod
-    def empty(cls, limits: Limits, audit: AuditLog | None = None) -> AggregatorState:
-        """A state that knows nothing yet."""
+    def empty(
+        cls, limits: Limits, audit: AuditLog | None = None, any_job: Collection[str] = ()
+    ) -> AggregatorState:
+        """A state that knows nothing yet; nodes in `any_job` may speak of every job."""
         counters, failures, audit = AggregatorCounters(), Failures(), audit or AuditLog()
-        fleet = Fleet(limits, counters, failures)
+        fleet = Fleet(limits, counters, failures, audit, any_job)
         return cls(fleet, AgentRegistry(limits), counters, threading.RLock(), failures, audit)

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
+from perfd.aggregator.audit import AuditLog, Refusal
 from perfd.aggregator.failures import Failures, Part
 from perfd.aggregator.limits import AggregatorCounters, Limits
+from perfd.aggregator.state.job_names import JobNames
+from perfd.aggregator.state.job_ownership import JobOwnership
 from perfd.aggregator.state.job_state import JobState, RecordSource
 from perfd.aggregator.state.node_state import NodeState
+from perfd.errors import RefusedError
 from perfd.model import (
+    CaptureCancel,
+    CaptureRequest,
     CollectiveProgress,
     CollectiveTimes,
     CollectorHealth,
@@ -19,6 +27,7 @@ from perfd.model import (
     EventKind,
     GpuInfo,
     JobDescription,
+    JobOrigin,
     LogProgress,
     MemoryReport,
     RankColumn,
@@ -64,6 +73,7 @@ _JOB_RECORDS: dict[type, Callable[[JobState, Any, RecordSource], Event | None]] 
 _MAX_STEP = 1 << 53
 """Larger ones are garbage, and no double holds them."""
 _MOST_RANK_DIGITS = 9
+_DECISIVE = {EventKind.JOB_STARTED, EventKind.JOB_ENDED, EventKind.RESTARTED}
 _KEPT = (JobDescription, TrainingStep, StepPhases)
 
 
@@ -71,9 +81,18 @@ class Fleet:
     """Applies batches. Not thread-safe: the aggregator's state lock is held around every call."""
 
     def __init__(
-        self, limits: Limits, counters: AggregatorCounters, failures: Failures | None = None
+        self,
+        limits: Limits,
+        counters: AggregatorCounters,
+        failures: Failures | None = None,
+        audit: AuditLog | None = None,
+        any_job: Collection[str] = (),
     ) -> None:
+        """Nodes in `any_job` may speak of every job."""
         self._failures = failures or Failures()
+        self._audit = audit or AuditLog()
+        self._any_job = frozenset(any_job)
+        self._names = JobNames()
         self.limits = limits
         self.counters = counters
         self.nodes: dict[str, NodeState] = {}
@@ -93,7 +112,9 @@ class Fleet:
         for record in records:
             self.counters.records += 1
             try:
-                durable += self._apply(record, node, source)
+                durable += self._apply(self._names.renamed(record, source.node), node, source)
+            except RefusedError as refusal:
+                self._refuse(str(refusal), record, source)
             except Exception as error:  # noqa: BLE001  (whatever it is, the stream goes on)
                 self._failures.note(Part.RECORD, error, node=source.node, record=type(record).__name__)
         return durable
@@ -118,6 +139,7 @@ class Fleet:
         """Take in that the agent of a node said goodbye."""
         for job in self.jobs.values():
             job.leave(source.agent_id, source.sent_unix_s, source.now_s)
+            job.ownership.leaves(source.node)
         if (node := self.nodes.get(source.node)) is not None:
             node.left = True
 
@@ -153,14 +175,25 @@ class Fleet:
         """The job that a source speaks of, made when it is new; None when there are too many."""
         job = self.jobs.get(name)
         if job is None:
-            if (bound := self._no_room_for_job(name, source.node)) is not None:
+            if (bound := self._no_room_for_job(name, source)) is not None:
                 self.counters.rejected[bound] += 1
                 return None
-            job = self.jobs[name] = JobState(name, self.limits, self.counters)
+            job = self.jobs[name] = JobState(name, self.limits, self.counters, JobOwnership(self._any_job))
+            job.first_owner = _owner_of(source)
+        if job.ownership.excludes(source.node, source.namespace):
+            if not self._vacant(job, source):
+                raise RefusedError("A node spoke of a job that is not its own.")
+            job.ownership.vacate()
         if source.node not in job.nodes:
             self._owners_changed(source.node)
         job.touch(source)
         return job
+
+    def addressed(self, node: str, message: CaptureRequest | CaptureCancel) -> CaptureRequest | CaptureCancel:
+        """A message with the job's name as the agent of a node has it."""
+        if isinstance(message, CaptureCancel):
+            return message
+        return replace(message, job=self._names.own_name(node, message.job))
 
     def owners(self, node: NodeState) -> dict[str, tuple[str, int | None]]:
         """For each GPU of a node that serves a job: the job, and the rank when it is known.
@@ -195,12 +228,56 @@ class Fleet:
         """Drop the jobs and nodes that sent nothing for `after_s`; returns the jobs' names."""
         gone = [name for name, job in self.jobs.items() if now_s - job.received_s > after_s]
         for name in gone:
-            del self.jobs[name]
-            for node in self.nodes.values():
-                node.forget_job(name)
+            self._forget_job(name)
         for name in [name for name, node in self.nodes.items() if now_s - node.received_s > after_s]:
             del self.nodes[name]
         return gone
+
+    def _forget_job(self, name: str) -> None:
+        del self.jobs[name]
+        self._names.forget(name)
+        for node in self.nodes.values():
+            node.forget_job(name)
+
+    def _refuse(self, sentence: str, record: Record, source: RecordSource) -> None:
+        about = getattr(record, "job", None) or ""
+        self._audit.refused(Refusal.JOB_OWNER, sentence, actor=source.node, about=about)
+
+    def _of_job(self, job: JobState, source: RecordSource) -> RecordSource:
+        """The source, marked where its node is none of the job's."""
+        if job.ownership.admits(source.node) or self._vacant(job, source):
+            job.ownership.joins(source.node)
+            return source
+        return replace(source, member=False)
+
+    def _vacant(self, job: JobState, source: RecordSource) -> bool:
+        """Whether the job may be started anew by any node: it ended, or nobody is there who runs it."""
+        return job.ended or job.ownership.silent(job.nodes, source.now_s)
+
+    def _claim(self, origin: JobOrigin, source: RecordSource) -> list[Durable]:
+        """Know whose job it is; a job of the same name that is another one's gets a name of its own."""
+        name: str | None = self._names.key(origin.job, source.node)
+        current = self.jobs.get(name or "")
+        if current is None or current.ended or not current.ownership.admits(source.node):
+            # What is of a job stays of it: its log and its ranks may be those of different users.
+            known = {name: job.ownership.origin for name, job in self.jobs.items()}
+            name = self._names.assign(origin, source.node, known)
+        job = None if name is None else self.job(name, source)
+        if job is None:
+            return []
+        if not self._of_job(job, source).member:
+            raise RefusedError("A node that is none of the job's said whose it is.")
+        before = job.ownership.origin
+        if job.ownership.begins_anew(origin) and not source.late:
+            job.begins_anew(source.sent_unix_s)
+        job.ownership.claims(origin, source.node)
+        return [] if before == job.ownership.origin else [_durable(origin, source, job)]
+
+    def restore_origin(self, node: str, name: str, origin: JobOrigin) -> None:
+        """Know from history which job a node means, and whose it is."""
+        self._names.restore(origin.job, node, name)
+        if name in self.jobs:
+            self.jobs[name].ownership.claims(origin, node)
 
     def _apply(self, record: Record, node: NodeState, source: RecordSource) -> list[Durable]:
         if isinstance(record, SampleTable):
@@ -210,6 +287,8 @@ class Fleet:
             return []
         if isinstance(record, _JobRecord):
             return self._apply_to_job(record, source)
+        if isinstance(record, JobOrigin):
+            return self._claim(record, source)
         return self._apply_to_node(record, node, source)
 
     def _apply_to_ranks(self, table: SampleTable, source: RecordSource) -> None:
@@ -224,6 +303,8 @@ class Fleet:
             name, _, rank = entity.rpartition("/")
             job = self.jobs.get(name)
             possible = len(rank) <= _MOST_RANK_DIGITS and rank.isdecimal()
+            if job is not None and job.ownership.excludes(source.node, source.namespace):
+                continue
             if job is not None and possible and math.isfinite(gone) and not math.isinf(busy):
                 time_unix_s = time_unix_ns / 1e9
                 # Clocks of nodes may disagree by any amount; how long ago it was by its own one is sure.
@@ -237,7 +318,7 @@ class Fleet:
         job = self.job(record.job, source)
         if job is None:
             return []
-        event = _JOB_RECORDS[type(record)](job, record, source)
+        event = _JOB_RECORDS[type(record)](job, record, self._of_job(job, source))
         durable = [] if event is None else [_durable(event, source, job)]
         if event is not None:
             self._forget_left_nodes(job)
@@ -265,9 +346,16 @@ class Fleet:
         job = self.job(placement.job, source)
         if job is None:
             return []
+        before = job.ownership.holder(placement.rank)
+        if not job.ownership.places(source.node, placement.rank, source.now_s):
+            raise RefusedError("A node said that it has a rank that runs on another one.")
+        if before not in {None, source.node} and before in self.nodes:
+            self.nodes[before].forget_rank(job.name, placement.rank)
         if not source.late:
             started_ns = placement.started_unix_ns
             job.lifetime.ranks_seen(source.agent_id, None if started_ns is None else started_ns / 1e9)
+            if started_ns is not None:
+                job.rank_started(placement.rank, started_ns / 1e9)
         if not node.place(placement):
             return []
         job.version += 1
@@ -275,11 +363,14 @@ class Fleet:
 
     def _apply_event(self, event: Event, node: NodeState, source: RecordSource) -> list[Durable]:
         job = self._job_of_event(event, node, source)
+        if job is not None and event.kind in _DECISIVE and not self._of_job(job, source).member:
+            raise RefusedError("A node that is none of the job's said that it started or ended.")
         if event.kind is EventKind.HARDWARE_ERROR:
             node.hardware_error(event, job.name if job else "")
         if job is not None:
             job.event(event)
             if event.kind is EventKind.RANKS_GONE:
+                job.ownership.ranks_gone(source.node)
                 job.lifetime.ranks_gone(source.agent_id, event.time_unix_ns / 1e9, source.now_s)
             if event.kind in {EventKind.JOB_STARTED, EventKind.JOB_ENDED}:
                 for name in job.nodes:
@@ -294,15 +385,33 @@ class Fleet:
             name = self._only_job(node.name)
         return None if name is None else self.job(name, source)
 
-    def _no_room_for_job(self, name: str, node: str) -> str | None:
+    def _no_room_for_job(self, name: str, source: RecordSource) -> str | None:
         """The bound that refuses a new job, or None."""
         if not 0 < len(name) <= self.limits.name_chars:
             return "name_chars"
-        if len(self.jobs) >= self.limits.jobs:
-            return "jobs"
         # One node that makes up jobs must not take the place of all others'.
-        own = sum(not job.ended and job.nodes.keys() == {node} for job in self.jobs.values())
-        return "jobs_per_node" if own >= self.limits.jobs_per_node else None
+        own = sum(not job.ended and job.nodes.keys() == {source.node} for job in self.jobs.values())
+        if own >= self.limits.jobs_per_node:
+            return "jobs_per_node"
+        return None if len(self.jobs) < self.limits.jobs or self._make_room(_owner_of(source)) else "jobs"
+
+    def _make_room(self, owner: str) -> bool:
+        """Forget a job of the owner who has most, unless `owner` would then have as many."""
+        counts = Counter(job.first_owner for job in self.jobs.values())
+        greediest, most = max(counts.items(), key=itemgetter(1))
+        if most <= counts[owner] + 1:
+            return False
+        # Of its jobs the least that is lost: one that ended, and that was silent for longest.
+        theirs = [job for job in self.jobs.values() if job.first_owner == greediest]
+        gone = min(theirs, key=lambda job: (not job.ended, job.received_s))
+        self._audit.refused(
+            Refusal.JOB_QUOTA,
+            "A job of the owner with most jobs is forgotten, to make room for that of another owner.",
+            actor=greediest,
+            about=gone.name,
+        )
+        self._forget_job(gone.name)
+        return True
 
     def _only_job(self, node: str) -> str | None:
         jobs = [job for job in self.jobs.values() if node in job.nodes]
@@ -318,6 +427,10 @@ class Fleet:
     def _owners_changed(self, node: str) -> None:
         if node in self.nodes:
             self.nodes[node].version += 1
+
+
+def _owner_of(source: RecordSource) -> str:
+    return source.node if source.namespace is None else source.namespace
 
 
 def _durable(record: Record, source: RecordSource, job: JobState | None = None) -> Durable:

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.operations import CollectiveRows, NcclTimeCounters, ProgressRows
 from perfd.aggregator.state.job_lifetime import JobEnd, Lifetime
+from perfd.aggregator.state.job_ownership import JobOwnership
 from perfd.aggregator.state.plausible_values import plausible_description
 from perfd.aggregator.state.step_tables import PhaseRows, StepRows
 from perfd.analysis.data.job_data import Captured
+from perfd.errors import RefusedError
 from perfd.model import (
     CollectiveProgress,
     CollectiveTimes,
@@ -32,6 +34,8 @@ _MODEL_SIZES = ("layers", "hidden_size", "attention_heads")
 _QUIET_S = 60.0
 _SAME_STEP_S = 120.0
 """Logs of two ranks have the same step at times that differ by less, however far their clocks are off."""
+_SAME_PROCESS_S = 2.0
+"""A process's start is known to a second: the node's boot time is."""
 _GROUPS = ("world_size", "tp", "pp", "dp", "cp", "ep", "vp")
 
 
@@ -55,12 +59,22 @@ class RecordSource:
     """Monotonic, ours."""
     late: bool = False
     """The batch filled a gap, so its records are older than what came before."""
+    namespace: str | None = None
+    """The one that the agent's credential limits it to; None: any."""
+    member: bool = True
+    """Whether the node is of the job that the record is about."""
 
 
 class JobState:
     """One job. `version` counts up whenever something that the analysis reads has changed."""
 
-    def __init__(self, name: str, limits: Limits, counters: AggregatorCounters) -> None:
+    def __init__(
+        self,
+        name: str,
+        limits: Limits,
+        counters: AggregatorCounters,
+        ownership: JobOwnership | None = None,
+    ) -> None:
         self.name = name
         self.version = 0
         self.attempt = 1
@@ -80,14 +94,20 @@ class JobState:
         """By the newest capture that tells."""
         self.started_unix_s: float | None = None
         self.lifetime = Lifetime(limits.nodes_per_job)
+        self.ownership = ownership or JobOwnership()
+        self.first_owner = ""
+        """Whose job slot it takes: a namespace, or the node that spoke of it first."""
         self.exported = True
         """Whether it has series; those of a job leave some time after its end."""
         self._restarted_unix_s: float | None = None
+        self._begins_unix_s: float | None = None
+        """When a start began that has shown no step yet."""
         self._limits = limits
         self._counters = counters
         self._last_step_of: dict[str, int] = {}
         self._attempt_of: dict[str, int] = {}
         self._stepped_s = -math.inf
+        self._rank_started: dict[int, float] = {}
 
     @property
     def ended(self) -> bool:
@@ -126,17 +146,22 @@ class JobState:
         """Merge what the job says of itself; returns an event when that shows another start.
 
         The later word wins where it says something. Another layout or model is another
-        start of the job, so that nothing of the old one may be mixed into it.
+        start of the job, so that nothing of the old one may be mixed into it. Raises
+        `RefusedError` when a node that is none of the job's says so.
         """
         description = plausible_description(description)
         if (description.parallel.world_size or 0) > self._limits.ranks_per_job:
             self._counters.rejected["ranks_per_job"] += 1
             return None
+        same = self.description is None or _same_run(self.description, description)
+        if not same and not source.member:
+            raise RefusedError("A node that is none of the job's described it with another layout or model.")
         self.version += 1
+        self.ownership.reports(source.node)
         if self.description is None:
             self.description = description
             return None
-        if _same_run(self.description, description):
+        if same:
             self.description = _merged(self.description, description)
             return None
         self.description = description
@@ -149,7 +174,10 @@ class JobState:
         return self._restarted(source, "The job started again with another layout or model.")
 
     def step(self, line: TrainingStep, source: RecordSource) -> Event | None:
-        """Add a progress line; returns an event when it shows that the job went back to an earlier step."""
+        """Add a progress line; returns an event when it shows that the job went back to an earlier step.
+
+        Raises `RefusedError` when a node that is none of the job's says so.
+        """
         self.version += 1
         event = None
         if not source.late:
@@ -158,6 +186,7 @@ class JobState:
             self._last_step_of[source.agent_id] = line.step
             self._attempt_of.setdefault(source.agent_id, self.attempt)
             self._stepped_s = source.now_s
+            self.ownership.reports(source.node)
         self.steps.put(line, source.sent_unix_s)
         return event
 
@@ -227,6 +256,22 @@ class JobState:
         self.events.append(event)
         return event
 
+    def begins_anew(self, since_unix_s: float) -> None:
+        """Take in that scheduler or launcher started the job again; its first step then begins an attempt."""
+        if self.steps.last_step is not None:
+            self._begins_unix_s = since_unix_s
+
+    def rank_started(self, rank: int, started_unix_s: float) -> None:
+        """Note when a rank's process started; another process after the newest step is another start."""
+        before_unix_s = self._rank_started.get(rank)
+        if before_unix_s is not None and started_unix_s <= before_unix_s + _SAME_PROCESS_S:
+            return
+        if rank < self._limits.ranks_per_job:
+            self._rank_started[rank] = started_unix_s
+        newest_unix_s = self.steps.last_unix_s
+        if before_unix_s is not None and newest_unix_s is not None and started_unix_s > newest_unix_s:
+            self.begins_anew(started_unix_s)
+
     def take_captured(self, captured: Captured | None) -> None:
         """Note what the newest capture that tells showed."""
         if captured != self.captured:
@@ -267,7 +312,14 @@ class JobState:
     def _new_line(self, line: TrainingStep, source: RecordSource) -> Event | None:
         printed_unix_s = source.sent_unix_s if line.time_unix_ns is None else line.time_unix_ns / 1e9
         end = self.lifetime.end
+        begins = self._begins_unix_s is not None and printed_unix_s >= self._begins_unix_s
+        if begins and source.member:
+            return self._first_step(line, source)
         if self._went_back(line, printed_unix_s, source):
+            if not source.member:
+                raise RefusedError(
+                    "A node that is none of the job's reported an earlier step than its newest."
+                )
             event = self._go_back(line, source)
             if event is not None:
                 return event
@@ -325,6 +377,23 @@ class JobState:
             values={"lost_steps": float(newest - line.step + 1), "lost_lines": float(lines)},
         )
 
+    def _first_step(self, line: TrainingStep, source: RecordSource) -> Event:
+        """Begin the attempt that scheduler or launcher told of."""
+        self._begins_unix_s = None
+        self._last_step_of.clear()
+        self._attempt_of.clear()
+        self._forget_communication()
+        newest = self.steps.last_step
+        lines = self.steps.cut_from(line.step)
+        self.phases.cut_from(line.step)
+        lost = 0 if newest is None else max(0, newest - line.step + 1)
+        return self._restarted(
+            source,
+            f"The job started again, from step {line.step}; {lost} steps are computed again.",
+            line=line,
+            values={"lost_steps": float(lost), "lost_lines": float(lines)},
+        )
+
     def _forget_communication(self) -> None:
         """A new start's communicators are new ones, and its counters begin anew."""
         self.collectives.clear()
@@ -340,6 +409,7 @@ class JobState:
         values: Mapping[str, float] | None = None,
     ) -> Event:
         self.attempt += 1
+        self._begins_unix_s = None
         self.lifetime.revive()
         sent_unix_ns = round(source.sent_unix_s * 1e9)
         event = Event(

@@ -138,6 +138,11 @@ class NodeState:
         self.placements = {key: kept for key, kept in self.placements.items() if key[0] != job}
         self.version += 1
 
+    def forget_rank(self, job: str, rank: int) -> None:
+        """Drop the placement of a rank that is on another node now."""
+        if self.placements.pop((job, rank), None) is not None:
+            self.version += 1
+
     def hardware_error(self, event: Event, job: str) -> None:
         """Count an XID, an ECC error or a lost GPU."""
         key = (

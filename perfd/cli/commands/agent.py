@@ -24,7 +24,7 @@ from perfd.agent.job_end_message import read_job_end
 from perfd.cli.signals import set_by_signals
 from perfd.collector import Settings
 from perfd.config import AgentConfig, CollectorConfig, load
-from perfd.model import CollectorHealth, Record, SampleTable
+from perfd.model import CollectorHealth, JobOrigin, Record, SampleTable, job_origin
 
 log = logging.getLogger("perfd.agent")
 
@@ -88,11 +88,20 @@ def run(args: argparse.Namespace) -> int:
         spool_directory=Path(config.spool.directory or ""),
         tasks=tasks,
         search_path=os.environ.get("PATH"),
+        origin=_origin(settings.job),
     )
     agent.start()
     stop.wait()
     agent.stop("The agent was stopped by a signal.", _end_of_job(args.job_end, settings))
     return 0
+
+
+def _origin(job: str) -> JobOrigin | None:
+    """Whose job the agent was started for; root may be started for anyone's."""
+    if job == _UNNAMED_JOB:
+        return None
+    uid = os.geteuid()
+    return job_origin(job, os.environ, owner=f"uid:{uid}" if uid != 0 else "")
 
 
 def _end_of_job(path: Path | None, settings: Settings) -> Sequence[Record]:

@@ -183,7 +183,7 @@ class SampleTable(_message.Message):
     def __init__(self, scope: _Optional[_Union[Scope, str]] = ..., times_unix_ns: _Optional[_Iterable[int]] = ..., entities: _Optional[_Iterable[str]] = ..., entity_of_row: _Optional[_Iterable[int]] = ..., columns: _Optional[_Iterable[_Union[SampleTable.Column, _Mapping]]] = ...) -> None: ...
 
 class Record(_message.Message):
-    __slots__ = ("gpu_info", "rank_placement", "job_description", "training_step", "step_phases", "memory_report", "event", "log_progress", "collector_health", "collective_times", "collective_progress", "server_info", "capture_files_removed")
+    __slots__ = ("gpu_info", "rank_placement", "job_description", "training_step", "step_phases", "memory_report", "event", "log_progress", "collector_health", "collective_times", "collective_progress", "server_info", "capture_files_removed", "job_origin")
     GPU_INFO_FIELD_NUMBER: _ClassVar[int]
     RANK_PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     JOB_DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
@@ -197,6 +197,7 @@ class Record(_message.Message):
     COLLECTIVE_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     SERVER_INFO_FIELD_NUMBER: _ClassVar[int]
     CAPTURE_FILES_REMOVED_FIELD_NUMBER: _ClassVar[int]
+    JOB_ORIGIN_FIELD_NUMBER: _ClassVar[int]
     gpu_info: GpuInfo
     rank_placement: RankPlacement
     job_description: JobDescription
@@ -210,7 +211,8 @@ class Record(_message.Message):
     collective_progress: CollectiveProgress
     server_info: ServerInfo
     capture_files_removed: CaptureFilesRemoved
-    def __init__(self, gpu_info: _Optional[_Union[GpuInfo, _Mapping]] = ..., rank_placement: _Optional[_Union[RankPlacement, _Mapping]] = ..., job_description: _Optional[_Union[JobDescription, _Mapping]] = ..., training_step: _Optional[_Union[TrainingStep, _Mapping]] = ..., step_phases: _Optional[_Union[StepPhases, _Mapping]] = ..., memory_report: _Optional[_Union[MemoryReport, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., log_progress: _Optional[_Union[LogProgress, _Mapping]] = ..., collector_health: _Optional[_Union[CollectorHealth, _Mapping]] = ..., collective_times: _Optional[_Union[CollectiveTimes, _Mapping]] = ..., collective_progress: _Optional[_Union[CollectiveProgress, _Mapping]] = ..., server_info: _Optional[_Union[ServerInfo, _Mapping]] = ..., capture_files_removed: _Optional[_Union[CaptureFilesRemoved, _Mapping]] = ...) -> None: ...
+    job_origin: JobOrigin
+    def __init__(self, gpu_info: _Optional[_Union[GpuInfo, _Mapping]] = ..., rank_placement: _Optional[_Union[RankPlacement, _Mapping]] = ..., job_description: _Optional[_Union[JobDescription, _Mapping]] = ..., training_step: _Optional[_Union[TrainingStep, _Mapping]] = ..., step_phases: _Optional[_Union[StepPhases, _Mapping]] = ..., memory_report: _Optional[_Union[MemoryReport, _Mapping]] = ..., event: _Optional[_Union[Event, _Mapping]] = ..., log_progress: _Optional[_Union[LogProgress, _Mapping]] = ..., collector_health: _Optional[_Union[CollectorHealth, _Mapping]] = ..., collective_times: _Optional[_Union[CollectiveTimes, _Mapping]] = ..., collective_progress: _Optional[_Union[CollectiveProgress, _Mapping]] = ..., server_info: _Optional[_Union[ServerInfo, _Mapping]] = ..., capture_files_removed: _Optional[_Union[CaptureFilesRemoved, _Mapping]] = ..., job_origin: _Optional[_Union[JobOrigin, _Mapping]] = ...) -> None: ...
 
 class GpuInfo(_message.Message):
     __slots__ = ("index", "name", "uuid", "memory_bytes", "max_sm_clock_hz", "mig")
@@ -386,6 +388,24 @@ class JobDescription(_message.Message):
     logged_flops_convention: str
     arguments: _containers.ScalarMap[str, str]
     def __init__(self, job: _Optional[str] = ..., framework: _Optional[str] = ..., framework_version: _Optional[str] = ..., model: _Optional[_Union[ModelShape, _Mapping]] = ..., parallel: _Optional[_Union[ParallelLayout, _Mapping]] = ..., precision: _Optional[str] = ..., recompute: _Optional[str] = ..., recompute_layers: _Optional[int] = ..., train_steps: _Optional[int] = ..., log_interval_steps: _Optional[int] = ..., parameters: _Optional[float] = ..., logged_flops_convention: _Optional[str] = ..., arguments: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class JobOrigin(_message.Message):
+    __slots__ = ("job", "cluster", "namespace", "owner", "nodes", "scheduler_restarts", "launcher_restarts")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    OWNER_FIELD_NUMBER: _ClassVar[int]
+    NODES_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    LAUNCHER_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    job: str
+    cluster: str
+    namespace: str
+    owner: str
+    nodes: _containers.RepeatedScalarFieldContainer[str]
+    scheduler_restarts: int
+    launcher_restarts: int
+    def __init__(self, job: _Optional[str] = ..., cluster: _Optional[str] = ..., namespace: _Optional[str] = ..., owner: _Optional[str] = ..., nodes: _Optional[_Iterable[str]] = ..., scheduler_restarts: _Optional[int] = ..., launcher_restarts: _Optional[int] = ...) -> None: ...
 
 class TrainingStep(_message.Message):
     __slots__ = ("job", "step", "time_unix_ns", "step_time_s", "steps_covered", "warmup", "flops_per_s_per_gpu", "tokens_per_s", "samples_per_s", "global_batch_size", "consumed_samples", "consumed_tokens", "learning_rate", "losses", "grad_norm", "loss_scale", "skipped_steps", "nan_steps", "energy_per_gpu_j", "power_per_gpu_w", "mfu_ratio", "extras")

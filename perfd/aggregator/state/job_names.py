@@ -1,0 +1,96 @@
+"""Names by which jobs are known: two jobs of one name stay two."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from perfd.model import JobOrigin, Record, SampleTable, Scope
+
+_MOST_NODES = 65_536
+"""Names of nodes that are kept for jobs whose name another one had first; bounds memory."""
+
+
+class JobNames:
+    """Which job a node means by a name.
+
+    The first job of a name has that name alone. Another one, by its origin, is called
+    `CLUSTER/NAMESPACE/NAME`, as far as these are known, else `NAME@OWNER`.
+    """
+
+    def __init__(self) -> None:
+        self._keys: dict[str, dict[str, str]] = {}
+        """By node: the job's name of those that differ from what the node says."""
+
+    def key(self, name: str, node: str) -> str:
+        """The job that a node means by a name."""
+        own = self._keys.get(node)
+        return name if own is None else own.get(name, name)
+
+    def own_name(self, node: str, key: str) -> str:
+        """What a node calls a job."""
+        return next((name for name, known in self._keys.get(node, {}).items() if known == key), key)
+
+    def assign(self, origin: JobOrigin, node: str, known: Mapping[str, JobOrigin | None]) -> str | None:
+        """The job of this origin among the `known` ones, which may be a new one; None when there is none.
+
+        From now on the node means it by that name.
+        """
+        for key in _candidates(origin):
+            if key not in known or (other := known[key]) is None or other.may_be(origin):
+                break
+        else:
+            return None
+        own = self._keys.get(node, {})
+        if key == origin.job:
+            own.pop(origin.job, None)
+        elif origin.job in own or sum(map(len, self._keys.values())) < _MOST_NODES:
+            self._keys.setdefault(node, own)[origin.job] = key
+        else:
+            return None
+        return key
+
+    def restore(self, name: str, node: str, key: str) -> None:
+        """Know from history which job a node means by a name."""
+        if key != name:
+            self._keys.setdefault(node, {})[name] = key
+
+    def renamed(self, record: Record, node: str) -> Record:
+        """A record with the names of its jobs; origins keep theirs."""
+        own = self._keys.get(node)
+        if not own or isinstance(record, JobOrigin):
+            return record
+        if isinstance(record, SampleTable):
+            return _with_names(record, own) if record.scope is Scope.RANK else record
+        name = getattr(record, "job", None)
+        if name not in own:
+            return record
+        changed: Any = record
+        renamed: Record = replace(changed, job=own[name])
+        return renamed
+
+    def forget(self, key: str) -> None:
+        """The job is gone; what a node says of the name next is about the first job of it."""
+        for node, own in list(self._keys.items()):
+            for name in [name for name, known in own.items() if known == key]:
+                del own[name]
+            if not own:
+                del self._keys[node]
+
+
+def _candidates(origin: JobOrigin) -> Iterator[str]:
+    yield origin.job
+    qualified = "/".join(part for part in (origin.cluster, origin.namespace, origin.job) if part)
+    if qualified != origin.job:
+        yield qualified
+    if origin.owner:
+        yield f"{qualified}@{origin.owner}"
+
+
+def _with_names(table: SampleTable, own: Mapping[str, str]) -> SampleTable:
+    entities = []
+    for entity in table.entities:
+        name, slash, rank = entity.rpartition("/")
+        entities.append(f"{own.get(name, name)}{slash}{rank}")
+    return replace(table, entities=entities)

@@ -1,0 +1,135 @@
+"""Which nodes are of a job, and so may describe, end, restart and place it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from perfd.model import JobOrigin
+
+SILENT_AFTER_S = 60.0
+"""A node that is silent for so long stands in nobody's way. An agent sends once a second."""
+HELD_S = 75.0
+"""A rank is on the node that said so last, this long: twice the interval at which placements are repeated."""
+
+
+class JobOwnership:
+    """Decides from the first owner on. Times are monotonic.
+
+    Where the scheduler's nodes are known, these are of the job and no others. Otherwise the first node that
+    speaks of it is, the first that has its steps or its description, and each that has a rank that no other
+    node has. When all of them are silent, the next node that speaks is.
+    """
+
+    def __init__(self, any_job: Collection[str] = ()) -> None:
+        self.origin: JobOrigin | None = None
+        self._any_job = any_job
+        self._members: dict[str, None] = {}
+        self._reporter: str | None = None
+        self._holders: dict[int, tuple[str, float]] = {}
+
+    def claims(self, origin: JobOrigin, node: str) -> None:
+        """Take in what a node that is of the job says of its origin."""
+        known = self.origin
+        if origin.nodes and not _listed(node, origin.nodes):
+            # The scheduler calls its nodes otherwise than their agents do.
+            origin = replace(origin, nodes=())
+        if known is None:
+            self.origin = origin
+            return
+        requeued = (origin.scheduler_restarts or 0) > (known.scheduler_restarts or 0)
+        self.origin = replace(
+            known,
+            cluster=known.cluster or origin.cluster,
+            namespace=known.namespace or origin.namespace,
+            owner=known.owner or origin.owner,
+            nodes=origin.nodes if requeued or not known.nodes else known.nodes,
+            scheduler_restarts=_newest(known.scheduler_restarts, origin.scheduler_restarts),
+            launcher_restarts=(
+                origin.launcher_restarts
+                if requeued
+                else _newest(known.launcher_restarts, origin.launcher_restarts)
+            ),
+        )
+
+    def begins_anew(self, origin: JobOrigin) -> bool:
+        """Whether an origin is that of a later start of the job than the one that is known."""
+        known = self.origin
+        if known is None:
+            return False
+        before = (known.scheduler_restarts or 0, known.launcher_restarts or 0)
+        requeued = (origin.scheduler_restarts or 0) > before[0]
+        known_before = known.launcher_restarts is not None
+        return requeued or (known_before and (origin.launcher_restarts or 0) > before[1])
+
+    def excludes(self, node: str, namespace: str | None) -> bool:
+        """Whether a node is surely none of the job's; `namespace` is that of its credential."""
+        origin = self.origin
+        if origin is None or node in self._any_job:
+            return False
+        if namespace is not None and origin.namespace and namespace != origin.namespace:
+            return True
+        return bool(origin.nodes) and not _listed(node, origin.nodes)
+
+    def admits(self, node: str) -> bool:
+        """Whether a node is of the job."""
+        origin = self.origin
+        listed = origin is not None and bool(origin.nodes) and _listed(node, origin.nodes)
+        return listed or node in self._members or node in self._any_job
+
+    def silent(self, heard_s: Mapping[str, float], now_s: float) -> bool:
+        """Whether no node of the job was heard for a while; `heard_s` has when each was last."""
+        silent_s = (now_s - heard_s.get(node, -math.inf) for node in self._members)
+        return all(one > SILENT_AFTER_S for one in silent_s)
+
+    def joins(self, node: str) -> None:
+        """A node is of the job from now on."""
+        self._members[node] = None
+
+    def vacate(self) -> None:
+        """The job is over, and the next start of it may be anywhere."""
+        if self.origin is not None:
+            self.origin = replace(self.origin, nodes=())
+        self._members.clear()
+        self._holders.clear()
+
+    def reports(self, node: str) -> None:
+        """A node has the job's steps or its description; the first one that has is of the job."""
+        if self._reporter is None:
+            self._reporter = node
+            self._members[node] = None
+
+    def places(self, node: str, rank: int, now_s: float) -> bool:
+        """Whether a rank may be on a node now: no other one has said so for a while."""
+        holder, held_s = self._holders.get(rank, (node, now_s))
+        if holder != node and now_s - held_s <= HELD_S:
+            return False
+        self._holders[rank] = node, now_s
+        self._members[node] = None
+        return True
+
+    def holder(self, rank: int) -> str | None:
+        """The node that has a rank, or had it last."""
+        held = self._holders.get(rank)
+        return None if held is None else held[0]
+
+    def leaves(self, node: str) -> None:
+        """The agent of a node said goodbye."""
+        self.ranks_gone(node)
+        self._members.pop(node, None)
+
+    def ranks_gone(self, node: str) -> None:
+        """No rank of the job is on a node any more."""
+        self._holders = {rank: held for rank, held in self._holders.items() if held[0] != node}
+
+
+def _listed(node: str, nodes: Collection[str]) -> bool:
+    """Whether a node is among them, in full or up to the first dot."""
+    # Of two live agents with one name, the second one is called NODE~ID.
+    name = node.partition("~")[0]
+    return name in nodes or name.partition(".")[0] in {one.partition(".")[0] for one in nodes}
+
+
+def _newest(known: int | None, other: int | None) -> int | None:
+    return other if known is None else max(known, other or 0)
