@@ -65,6 +65,9 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     exposed_copies_ratio: float
     pageable_copies_ratio: float
     gpu_idle_alert_ratio: float
+    expert_imbalance_ratio: float
+    expert_imbalance_persistence_ratio: float
+    expert_imbalance_cost_ratio: float
     straggler_slowdown_ratio: float
     straggler_wait_ratio: float
     straggler_certain_wait_ratio: float

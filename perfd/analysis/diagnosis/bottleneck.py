@@ -13,6 +13,7 @@ from functools import partial
 from perfd.analysis.diagnosis.communication_findings import judge_communication
 from perfd.analysis.diagnosis.compute_findings import judge_compute
 from perfd.analysis.diagnosis.data_loading_findings import judge_data
+from perfd.analysis.diagnosis.expert_findings import judge_experts
 from perfd.analysis.diagnosis.hang_findings import judge_hang, judge_missing
 from perfd.analysis.diagnosis.host_findings import judge_host, judge_host_transfer, judge_launches
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
@@ -50,6 +51,7 @@ def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
         lambda _: straggler,
         judge_throttling,
         judge_links,
+        partial(judge_experts, straggler=straggler),
         *(() if facts.too_few_steps else of_time),
         _judge_memory,
         judge_missing,

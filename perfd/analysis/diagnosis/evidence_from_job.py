@@ -32,6 +32,7 @@ from perfd.analysis.steps import (
     world_size,
 )
 from perfd.analysis.stragglers import (
+    expert_imbalance,
     seen_busier_ratio,
     seen_idle_ratio,
     slowdowns,
@@ -92,6 +93,7 @@ def facts_of(
         busier_ratio=seen_busier_ratio(activity, parallel),
         held_clocks=held_clocks(job, activity),
         sequences=unequal_sequences(timers, times, parallel),
+        experts=expert_imbalance(activity, parallel),
         hang=hang(job),
         capture=capture,
         silent_gpu_ranks=_silent_gpu_ranks(activity, parallel),

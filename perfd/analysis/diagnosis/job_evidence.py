@@ -19,7 +19,7 @@ from perfd.analysis.steps import (
     StepBreakdown,
     StepTime,
 )
-from perfd.analysis.stragglers import RankSlowdown, Straggler, UnequalSequences, WaitingPair
+from perfd.analysis.stragglers import ExpertImbalance, RankSlowdown, Straggler, UnequalSequences, WaitingPair
 from perfd.model import JobDescription, ParallelLayout
 from perfd.thresholds import THRESHOLDS
 
@@ -59,6 +59,7 @@ class JobEvidence:
     """Whether what is timed as forward and backward may be waiting for other ranks."""
     waiting_pair: WaitingPair | None = None
     sequences: UnequalSequences | None = None
+    experts: ExpertImbalance | None = None
     hang: Hang | None = None
     capture: CaptureEvidence | None = None
     """What the newest capture showed, which need not be of the job as it is now."""

@@ -153,6 +153,12 @@ def fill_pipeline(stages: int, micro_batches: int, chunks: int) -> str:
     )
 
 
+BALANCE_EXPERTS = (
+    "Balance the router: a larger load-balancing loss (Megatron-LM: --moe-router-load-balancing-type"
+    " aux_loss, --moe-aux-loss-coeff), an expert bias (--moe-router-enable-expert-bias), or a capacity"
+    " (--moe-expert-capacity-factor); log tokens per expert (--moe-per-layer-logging) to see which experts."
+)
+
 # Ranks and nodes.
 
 THROTTLING = (

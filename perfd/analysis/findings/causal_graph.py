@@ -44,6 +44,7 @@ EXPLAINS: Mapping[Kind, Mapping[Kind, SymptomPart]] = {
         **_WAITS,
     },
     Kind.SEQUENCE_IMBALANCE: _WAITS,
+    Kind.EXPERT_IMBALANCE: {Kind.STRAGGLER: SymptomPart.SAME_RANK, **_WAITS},
     Kind.STRAGGLER: {**dict.fromkeys(_IDLE, SymptomPart.SAME_RANK), **_WAITS},
     Kind.HOST_TRANSFER: {Kind.SYNCHRONIZATION: SymptomPart.WHOLE},
     **{kind: {Kind.COMMUNICATION: SymptomPart.KNOWN_WAITING} for kind in _IDLE},

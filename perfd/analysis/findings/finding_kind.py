@@ -41,6 +41,8 @@ class Kind(StrEnum):
     """Transfers of a group of ranks are slower than its links allow; no rank causes it."""
     SEQUENCE_IMBALANCE = "sequence_imbalance"
     """Sequences of unequal length make ranks late in turn; no rank causes it."""
+    EXPERT_IMBALANCE = "expert_imbalance"
+    """Experts of some ranks get more tokens; their hardware is not at fault."""
     HANG = "hang"
     """The job makes no progress."""
     MISSING_TELEMETRY = "missing_telemetry"
@@ -99,6 +101,7 @@ _WORDS: Mapping[Kind, tuple[str, str]] = {
     Kind.THROTTLING: ("throttling", "Throttled GPUs limit this job"),
     Kind.SLOW_LINK: ("slow link", "Slow links limit this job"),
     Kind.SEQUENCE_IMBALANCE: ("sequence imbalance", "Sequences of unequal length limit this job"),
+    Kind.EXPERT_IMBALANCE: ("expert imbalance", "Unequal load of experts limits this job"),
     Kind.HANG: ("hang", "This job hangs"),
     Kind.MISSING_TELEMETRY: ("missing telemetry", "Missing telemetry hides what limits this job"),
     Kind.ANALYSIS_FAILED: ("analysis failed", "The analysis of this job failed"),

@@ -1,5 +1,6 @@
 """Compares ranks with their peers: who is slower, who arrives late."""
 
+from perfd.analysis.stragglers.expert_imbalance import ExpertImbalance, expert_imbalance
 from perfd.analysis.stragglers.late_ranks import Late, late
 from perfd.analysis.stragglers.peer_comparison import (
     Pattern,
@@ -15,12 +16,14 @@ from perfd.analysis.stragglers.rank_slowdown import RankSlowdown, slowdowns
 from perfd.analysis.stragglers.sequence_imbalance import UnequalSequences, unequal_sequences
 
 __all__ = [
+    "ExpertImbalance",
     "Late",
     "Pattern",
     "RankSlowdown",
     "Straggler",
     "UnequalSequences",
     "WaitingPair",
+    "expert_imbalance",
     "late",
     "seen_busier_ratio",
     "seen_idle_ratio",
