@@ -9,8 +9,8 @@ recorded runs of the fault benchmark. NAME takes only recordings whose name cont
 is blamed wrongly at any look, and none changes more often than its job.
 
 `--json` prints one object: `schema`, and `recordings` with `name`, `right`, `flips`, `false_blame`,
-`cost_ratio` (what was measured to be lost by a fault) and `runs` of looks that say the same (each
-`first_step`, `last_step`, `kind`, `culprits`, and `gain_ratios`, the least and the most).
+`cost_ratio` (what was measured to be lost by a fault), `gain_error` (of the last look) and `runs` of looks
+that say the same (each `first_step`, `last_step`, `kind`, `culprits`, `gain_ratios`, the least and the most).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ def document(watched: Sequence[Watched]) -> dict[str, Any]:
                 "right": one.right,
                 "flips": one.flips,
                 "false_blame": sorted(one.false_blame),
+                "gain_error": one.gain_error,
                 "cost_ratio": one.truth.cost_ratio if one.truth else None,
                 "runs": [
                     {
@@ -103,6 +105,8 @@ def _verdict(watched: Watched) -> str:
         words.append(f"FALSE BLAME: rank {', '.join(map(str, sorted(watched.false_blame)))}")
     if watched.truth and watched.truth.cost_ratio is not None:
         words.append(f"measured: {percent(watched.truth.cost_ratio)}")
+    if watched.gain_error is not None:
+        words.append(f"at the end off by {100 * watched.gain_error:.1f} points")
     return "; ".join(words)
 
 
@@ -131,6 +135,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     flipping = sum(one.too_many_flips for one in watched)
     if not args.json:
         print(f"{right} of {len(known)} headlines right, {blaming} with false blame, {flipping} with flips")
+        errors = [one.gain_error for one in watched if one.gain_error is not None]
+        if errors:
+            worst, middle = 100 * max(errors), 100 * statistics.median(errors)
+            print(f"gains of {len(errors)} faults: off by {middle:.1f} points (median), {worst:.1f} at most")
     return 0 if right == len(known) and not blaming and not flipping else 1
 
 

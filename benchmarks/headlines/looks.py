@@ -97,6 +97,14 @@ class Watched:
         return last.kind in self.truth.kinds and (not self.truth.ranks or last.blamed == self.truth.ranks)
 
     @property
+    def gain_error(self) -> float | None:
+        """By how much of a step the last gain of a fault's finding misses what was measured."""
+        measured, last = (self.truth.cost_ratio if self.truth else None), self.looks[-1]
+        if measured is None or not self.truth or last.blamed != self.truth.ranks or not last.blamed:
+            return None
+        return None if last.gain_ratio is None else abs(last.gain_ratio - measured)
+
+    @property
     def _steady(self) -> list[Look]:
         if any(look.step for look in self.looks):
             return [look for look in self.looks if look.steady_steps >= STEADY_STEPS]

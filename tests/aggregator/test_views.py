@@ -25,7 +25,7 @@ WAITS = (0.4, 0.1, None, 0.3)
 def view(waits: tuple[float | None, ...] = (), **fields: Any) -> JobView:
     data = job_data(STEPS, placements=PLACEMENTS, **fields)
     ranks = [
-        NcclRank(rank=rank, busy_ratio=0.5, wait_ratio=wait, caused_ratio=None)
+        NcclRank(rank=rank, busy_ratio=0.5, wait_ratio=wait, gain_ratio=None)
         for rank, wait in enumerate(waits)
     ]
     summary = replace(summarise(data, AnalysisSettings()), nccl=NcclSummary(ranks=ranks))

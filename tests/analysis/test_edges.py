@@ -99,9 +99,8 @@ LATE = NcclRank(
     rank=2,
     busy_ratio=0.3,
     wait_ratio=0.0,
-    caused_ratio=0.1,
-    caused_at_most_ratio=0.1,
-    caused_error_ratio=0.0,
+    gain_ratio=0.1,
+    gain_error_ratio=0.0,
     last_ratio=1.0,
     persistence_ratio=1.0,
     slowdown_ratio=1.2,
@@ -113,10 +112,9 @@ LATE = NcclRank(
     [
         ({"last_ratio": 0.6}, {"last_ratio": 0.59}),
         ({"persistence_ratio": 0.9}, {"persistence_ratio": 0.89}),
-        ({"caused_ratio": 0.03}, {"caused_ratio": 0.029}),
-        ({"caused_at_most_ratio": 0.05}, {"caused_at_most_ratio": 0.049}),
+        ({"gain_ratio": 0.03}, {"gain_ratio": 0.029}),
         # Three times its standard error.
-        ({"caused_error_ratio": 0.033}, {"caused_error_ratio": 0.034}),
+        ({"gain_error_ratio": 0.033}, {"gain_error_ratio": 0.034}),
     ],
 )
 def test_a_rank_is_late_from_each_of_its_bounds_on(inside: dict[str, float], outside: dict[str, float]):

@@ -45,7 +45,7 @@ def test_ranks_groups_and_culprits_are_series():
     assert of("perfd_nccl_share_ratio") == pytest.approx(0.3)
     assert of("perfd_nccl_wait_ratio") + of("perfd_nccl_transfer_ratio") == pytest.approx(0.3)
     assert of("perfd_nccl_missing_ranks") == 0
-    assert of("perfd_wait_caused_ratio", rank="2") == pytest.approx(0.2)
+    assert of("perfd_rank_gain_ratio", rank="2") == pytest.approx(0.2)
     assert of("perfd_rank_wait_ratio", rank="0") == pytest.approx(0.2)
     assert of("perfd_rank_slowdown_ratio", rank="2") == pytest.approx(1 / 0.8)
     assert of("perfd_culprit_confidence_ratio", rank="2", kind="straggler") == 0.8
@@ -64,6 +64,6 @@ def test_of_very_many_ranks_only_those_at_either_end_are_series():
 
     series = exported(ranks, late=3000, description=job)
 
-    told = [dict(labels)["rank"] for name, *labels in series if name == "perfd_wait_caused_ratio"]
+    told = [dict(labels)["rank"] for name, *labels in series if name == "perfd_rank_gain_ratio"]
     assert len(told) <= 1024
     assert "3000" in told

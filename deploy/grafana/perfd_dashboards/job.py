@@ -269,10 +269,10 @@ def _ranks(job: Dashboard) -> Dashboard:
         )
         .with_panel(
             heat(
-                "Waiting that they cause",
-                q(f"perfd_wait_caused_ratio{{{_RANKS}}}", "{{rank}}"),
+                "Saved without their excess",
+                q(f"perfd_rank_gain_ratio{{{_RANKS}}}", "{{rank}}"),
                 unit=PERCENT,
-                help_text="About what each peer of a rank waits for it. Needs perfd's NCCL plugin.",
+                help_text="Of a step, if the rank were as fast as its peers. Needs perfd's NCCL plugin.",
             )
         )
         .with_panel(

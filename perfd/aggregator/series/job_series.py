@@ -303,7 +303,7 @@ def _nccl(summary: JobSummary, job: Mapping[str, str]) -> list[Value]:
     for rank in kernels.ranks:
         labels = {**job, "rank": str(rank.rank)}
         values.append(("perfd_rank_wait_ratio", labels, rank.wait_ratio))
-        values.append(("perfd_wait_caused_ratio", labels, rank.caused_ratio))
+        values.append(("perfd_rank_gain_ratio", labels, rank.gain_ratio))
     values += [
         ("perfd_rank_slowdown_ratio", {**job, "rank": str(slow.rank)}, slow.ratio)
         for slow in summary.slowdowns

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from perfd.analysis.collectives.by_dimension import DimensionTally
 from perfd.analysis.collectives.change_detection import EARLIER, NEWEST, onset, possible
 from perfd.analysis.collectives.late_rank_cost import LONG, RECENT, CausedLosses, Lateness, LateRankLosses
+from perfd.analysis.counterfactual import change_ratio, steps_since
 from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.data.robust_stats import highest, mean, median, over_last
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch
 from perfd.analysis.operations.p2p_timing import knows_receivers
+from perfd.analysis.operations.step_segmentation import AnalysisWindow
 from perfd.analysis.operations.transfer_wait import MATCHED_OPERATIONS
 from perfd.model import ParallelLayout
 from perfd.thresholds import THRESHOLDS
@@ -21,6 +23,9 @@ from perfd.thresholds import THRESHOLDS
 _FEWEST_OPERATIONS = 20
 """Fewer matched operations say nothing of a rank."""
 _MOST_RANKS = 1024
+_MOST_REPLAYED = 16
+_LEAST_REPLAYED = 0.01
+"""Of a step: less is not worth a replay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +37,11 @@ class NcclRank:
     """None when only a part of the operations was recorded, or without times on the GPU."""
     wait_ratio: float | None
     """Waiting for the others in kernels, also while something else is computed."""
-    caused_ratio: float | None
-    """What its peers lose by it at least, of all time, as far as they do not wait for another one, too:
-    ranks of its stage only, since a later stage is last by design."""
-    caused_at_most_ratio: float | None = None
-    """The same if nothing is computed while they wait."""
-    caused_error_ratio: float | None = None
-    """The standard error of `caused_ratio`, by its scatter over recent blocks of steps."""
+    gain_ratio: float | None
+    """The share of a step that the job would gain if the rank were as fast as its peers: ranks of the same
+    stage, tensor position and experts. None without peers."""
+    gain_error_ratio: float | None = None
+    """Its standard error, by the scatter of recent blocks of steps."""
     last_ratio: float | None = None
     """Its share of all waiting among its peers."""
     persistence_ratio: float | None = None
@@ -71,9 +74,9 @@ class RankShares:
         chosen = np.arange(len(self.places))
         if len(chosen) > _MOST_RANKS:
             # A page of 16,384 ranks helps nobody: those at either end are what it is about.
-            caused = highest(np.nan_to_num(self.columns[2]), _MOST_RANKS // 2)
+            costly = highest(np.nan_to_num(self.columns[2]), _MOST_RANKS // 2)
             waiting = highest(np.nan_to_num(self.wait), _MOST_RANKS // 2)
-            chosen = np.union1d(caused, waiting)
+            chosen = np.union1d(costly, waiting)
         columns = [
             [None if value != value else value for value in column[chosen].tolist()]  # noqa: PLR0124 - NaN
             for column in self.columns
@@ -83,14 +86,13 @@ class RankShares:
                 rank=rank,
                 busy_ratio=busy,
                 wait_ratio=wait,
-                caused_ratio=caused,
-                caused_at_most_ratio=at_most,
-                caused_error_ratio=error,
+                gain_ratio=gain,
+                gain_error_ratio=error,
                 last_ratio=last,
                 persistence_ratio=persistence,
                 slowdown_ratio=slowdown,
             )
-            for rank, busy, wait, caused, at_most, error, last, persistence, slowdown in zip(
+            for rank, busy, wait, gain, error, last, persistence, slowdown in zip(
                 ranks[self.places[chosen]].tolist(), *columns, strict=True
             )
         )
@@ -99,8 +101,9 @@ class RankShares:
 class RankTally:
     """Shares of time by place of a rank, summed over communicators."""
 
-    def __init__(self, stages: Ints, parallel: ParallelLayout) -> None:
+    def __init__(self, stages: Ints, roles: Ints, parallel: ParallelLayout) -> None:
         self._stages = stages
+        self._roles = roles
         self._world = world = len(stages)
         self.dimensions = DimensionTally(world, parallel)
         self.wait: Floats = np.zeros(world)
@@ -112,11 +115,15 @@ class RankTally:
         self.peer_operations: Floats = np.zeros(world)
         """Of groups of peers only, and of those operations whose last rank is to blame for the waiting."""
         self._judged: list[tuple[CommunicatorBatch, Bools]] = []
+        self._inside: list[tuple[CommunicatorBatch, Bools]] = []
+        """Groups of ranks with different work."""
 
     @classmethod
-    def of(cls, stacks: Sequence[CommunicatorBatch], stages: Ints, parallel: ParallelLayout) -> RankTally:
-        """All stacks together, whose ranks are places; `stages` is the stage of each, -1 where unknown."""
-        tally = cls(stages, parallel)
+    def of(
+        cls, stacks: Sequence[CommunicatorBatch], stages: Ints, roles: Ints, parallel: ParallelLayout
+    ) -> RankTally:
+        """All stacks together, whose ranks are places; `stages` and `roles` are of each, -1 where unknown."""
+        tally = cls(stages, roles, parallel)
         for stack in stacks:
             tally.add(stack)
         return tally
@@ -143,16 +150,26 @@ class RankTally:
         self.kernels += self._by_rank(stack.ranks, np.where(useful[:, None], stack.kernel_ratio, 0.0))
         self.operations += self._by_rank(stack.ranks, counts[:, None])
         if stack.operation in MATCHED_OPERATIONS:
-            useful &= (first >= 0) & (first == last)
+            roles = self._roles[stack.ranks]
+            least, most = over_last(np.minimum, roles), over_last(np.maximum, roles)
+            peers = (least >= 0) & (least == most)
+            self._inside.append((stack, useful & (first >= 0) & ~peers))
+            useful &= peers
             self.peer_operations += self._by_rank(stack.ranks, np.where(useful, counts, 0)[:, None])
         self._judged.append((stack, useful))
 
     def shares(
-        self, ranks: Ints, in_kernels: tuple[Floats, Floats], in_doubt: Bools, step_s: float | None
+        self,
+        ranks: Ints,
+        in_kernels: tuple[Floats, Floats],
+        in_doubt: Bools,
+        step_s: float | None,
+        step_time_s: Floats,
     ) -> RankShares:
         """What is known of each of the ranks. Of those `in_doubt` none is blamed: another one may be late.
 
-        `in_kernels` is the share of time of each, usually and lately.
+        `in_kernels` is the share of time of each, usually and lately. `step_s` is how long a step usually
+        takes, and `step_time_s` how long each of the newest took, the newest last.
         """
         busy, lately = in_kernels
         known_wait = self.operations[ranks] >= _FEWEST_OPERATIONS
@@ -161,27 +178,25 @@ class RankTally:
         summed = np.where(self.kernels[ranks] > 0, self.kernels[ranks], np.nan)
         real = np.nan_to_num(np.fmin(busy / summed, 1.0), nan=1.0)
         wait = np.where(known_wait, np.fmin(real * self.wait[ranks], busy), np.nan)
-        late = _Late.of(self._lateness(step_s))
-        told = (late.caused, late.at_most, late.error, late.last, late.persistence)
-        caused, at_most, error, last, persistence = (
-            np.where(known_peers, column[ranks], np.nan) for column in told
-        )
+        losses = LateRankLosses(self._judged, self._world, step_s, inside=self._inside)
+        window, lateness = self._lateness(losses, step_s)
+        late = _Late.of(lateness)
+        told = (_gains(losses, window, late.caused, step_time_s), late.error, late.last, late.persistence)
+        gain, error, last, persistence = (np.where(known_peers, column[ranks], np.nan) for column in told)
         # Nobody waits for longer than it is in kernels; what is lost is of now, as far as it has changed.
         lost = np.fmin(np.nan_to_num(late.lost[ranks]), np.nan_to_num(np.fmax(busy, lately), nan=1.0))
-        slowdown = self._slowdown(ranks, lost, np.isfinite(caused))
-        return RankShares(ranks, (busy, wait, caused, at_most, error, last, persistence, slowdown))
+        slowdown = self._slowdown(ranks, lost, np.isfinite(gain))
+        return RankShares(ranks, (busy, wait, gain, error, last, persistence, slowdown))
 
-    def _lateness(self, step_s: float | None) -> Lateness:
+    def _lateness(self, losses: LateRankLosses, step_s: float | None) -> tuple[AnalysisWindow, Lateness]:
         """Of as much time as it takes to see somebody who is late."""
-        losses = LateRankLosses(self._judged, self._world, step_s)
         if _stands_out(losses.caused(RECENT)):
-            return losses.lateness(RECENT)
-        return self._onset(losses, step_s) or losses.lateness(LONG)
-
-    def _onset(self, losses: LateRankLosses, step_s: float | None) -> Lateness | None:
-        if step_s is None or not possible(losses.caused(NEWEST)):
-            return None
-        return onset(losses.lateness(EARLIER), self._peers(), step_s)
+            return RECENT, losses.lateness(RECENT)
+        if step_s is not None and possible(losses.caused(NEWEST)):
+            found = onset(losses.lateness(EARLIER), self._peers(), step_s)
+            if found is not None:
+                return replace(EARLIER, told=found.at_least.shape[1]), found
+        return LONG, losses.lateness(LONG)
 
     def _peers(self) -> Ints:
         """How many ranks the smallest group of each has."""
@@ -193,8 +208,8 @@ class RankTally:
 
     def _slowdown(self, ranks: Ints, lost: Floats, known: Bools) -> Floats:
         slowdown = np.full(len(ranks), np.nan)
-        for stage in np.unique(self._stages[ranks[known]]):
-            peers = np.flatnonzero(known & (self._stages[ranks] == stage))
+        for role in np.unique(self._roles[ranks[known]]):
+            peers = np.flatnonzero(known & (self._roles[ranks] == role))
             own = np.maximum(0.0, 1 - lost[peers])
             # Of two, the other one.
             usual = own[::-1] if len(peers) == 2 else float(median(own))
@@ -211,27 +226,44 @@ class _Late:
     """Lateness by rank over all blocks; NaN is unknown."""
 
     caused: Floats
-    """What its peers lose by each rank at least."""
-    at_most: Floats
+    """What its peers wait for each rank, more than for each other."""
     error: Floats
     """The standard error of `caused`."""
     last: Floats
-    """Its share of what they lose at most by anybody."""
+    """Its share of what they wait for anybody."""
     persistence: Floats
     lost: Floats
-    """What each rank itself loses at least by others."""
+    """What each rank itself loses by others."""
 
     @classmethod
     def of(cls, late: Lateness) -> _Late:
         among, caused = np.nansum(late.among, axis=1), late.caused()
         return cls(
             caused=np.maximum(caused, 0.0),
-            at_most=median(late.at_most, axis=1),
             error=late.error(caused),
             last=np.nansum(late.at_most, axis=1) / np.where(among > 0, among, np.nan),
             persistence=late.persistence(THRESHOLDS.straggler_certain_wait_ratio / 2),
             lost=mean(late.waits, axis=1),
         )
+
+
+def _gains(losses: LateRankLosses, window: AnalysisWindow, caused: Floats, step_time_s: Floats) -> Floats:
+    """By rank: of those that cost most by a replay of the steps, of the others how long they are waited for.
+
+    What a rank costs since it became slow is at most what steps last longer since.
+    """
+    gains = np.array(caused)
+    costly = highest(np.nan_to_num(caused), _MOST_REPLAYED)
+    costly = costly[np.nan_to_num(caused)[costly] >= _LEAST_REPLAYED]
+    if not len(costly):
+        return gains
+    gains[costly] = np.clip(losses.gains(window, costly, step_time_s), 0.0, 1.0)
+    for place in costly[gains[costly] >= THRESHOLDS.straggler_certain_wait_ratio].tolist():
+        newest = steps_since(losses.late_steps(place))
+        change = None if newest is None else change_ratio(step_time_s, newest)
+        if change is not None:
+            gains[place] = min(gains[place], max(change, 0.0))
+    return gains
 
 
 def _stands_out(late: CausedLosses) -> bool:

@@ -12,12 +12,13 @@ Steps are put into blocks so that somebody who is always late is told from many 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from perfd.analysis.collectives.wait_attribution import losses_by_step, waits_by_step
+from perfd.analysis.collectives.wait_attribution import losses_by_step, steps_per_s, waits_by_step
+from perfd.analysis.counterfactual import gains_by_step, trimmed_mean
 from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, MEDIAN_ERROR, mean, median
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch
@@ -27,6 +28,9 @@ from perfd.analysis.operations.transfer_wait import MATCHED_OPERATIONS
 RECENT, LONG = AnalysisWindow(newest_s=5.0), AnalysisWindow(newest_s=30.0)
 """How much time is judged: a rank that has just become slow shows in the first, one that stalls now and then
 in the second."""
+_ALL_HELD = AnalysisWindow(each=1000)
+_NEWEST_STEPS = 10
+"""Of which a rank's cost is the usual one now."""
 _ALL = 4
 """Columns of `Lateness`."""
 NEEDED_AT_ONCE = frozenset({"tp", "cp", "ep"})
@@ -79,11 +83,24 @@ class LateRankLosses:
     """
 
     def __init__(
-        self, judged: Sequence[tuple[CommunicatorBatch, Bools]], world: int, step_s: float | None
+        self,
+        judged: Sequence[tuple[CommunicatorBatch, Bools]],
+        world: int,
+        step_s: float | None,
+        *,
+        inside: Sequence[tuple[CommunicatorBatch, Bools]] = (),
     ) -> None:
-        """Of each stack those communicators that are flagged; `step_s` is how long a step takes."""
+        """Of each stack those communicators that are flagged; `step_s` is how long a step takes.
+
+        `judged` join peers, or are pairs; `inside` join ranks with different work, whose waiting for each
+        other is nobody's fault.
+        """
         self._sources = [_Source.of(stack, flags, world, step_s) for stack, flags in judged]
+        self._sources += [
+            _Source.of(stack, flags, world, step_s, peers=False) for stack, flags in inside if flags.any()
+        ]
         self._world = world
+        self._step_s = step_s
 
     def caused(self, window: AnalysisWindow) -> CausedLosses:
         """Only what is lost by whom, which costs less to know."""
@@ -92,6 +109,41 @@ class LateRankLosses:
     def lateness(self, window: AnalysisWindow) -> Lateness:
         """All that is known."""
         return Lateness(*self._columns(window, _ALL).transpose(0, 2, 1))
+
+    def gains(self, window: AnalysisWindow, places: Ints, step_time_s: Floats) -> Floats:
+        """(k,): the share of a step that the job would gain if each of these ranks were as its peers.
+
+        `step_time_s` has one entry a step, the newest last; without any the usual time of a step holds.
+        """
+        at_once, beside = np.zeros(len(places)), np.zeros(len(places))
+        for source, shape in self._of_peers(window):
+            rows, found, gains_s = source.gains_by_step(shape, places)
+            if not len(found):
+                continue
+            share = trimmed_mean(gains_s, shape.blocks) * source.per_s(shape)[rows]
+            if self._step_s is not None and len(step_time_s):
+                lasted_s = trimmed_mean(step_time_s[-shape.steps :], min(shape.blocks, len(step_time_s)))
+                share *= self._step_s / lasted_s
+            if shape.needed_at_once:
+                np.add.at(at_once, found, np.nan_to_num(share))
+            else:
+                np.fmax.at(beside, found, share)
+        return at_once + beside
+
+    def late_steps(self, place: int) -> Bools:
+        """Of each step that is held, the newest last, whether the job would have gained without that rank."""
+        longest: Bools = np.zeros(0, dtype=np.bool_)
+        for source, shape in self._of_peers(_ALL_HELD):
+            _, found, gains_s = source.gains_by_step(shape, np.array([place]))
+            if len(found) and gains_s.shape[1] > len(longest) and not shape.needed_at_once:
+                typical = float(median(gains_s[0, -_NEWEST_STEPS:]))
+                longest = np.asarray(gains_s[0] > max(typical, 0.0) / 2)
+        return longest
+
+    def _of_peers(self, window: AnalysisWindow) -> Iterator[tuple[_Source, StepShape]]:
+        for source in self._sources:
+            if source.of_peers:
+                yield from ((source, shape) for shape in source.rhythm.shapes(window))
 
     def _columns(self, window: AnalysisWindow, columns: int) -> Floats:
         """(columns, blocks, world): the first so many of `Lateness`."""
@@ -116,7 +168,7 @@ class LateRankLosses:
             if shape.needed_at_once:
                 part.add_to(at_once[told, newest])
             else:
-                part.raise_to(beside[:, newest])
+                part.raise_to(beside[told, newest])
         total: Floats = np.add(at_once, beside, out=at_once, where=~np.isnan(beside))
         if not known.all():
             total[:, ~known] = np.nan
@@ -172,10 +224,20 @@ class _Source:
     place: Ints | None
     """As in `_Part`, of all communicators of the stack."""
     step_s: float | None
+    of_peers: bool
+    """Whether somebody's lateness is to blame for the waiting."""
 
     @classmethod
-    def of(cls, stack: CommunicatorBatch, judged: Bools, world: int, step_s: float | None) -> _Source:
-        """Those of a stack that are `judged`."""
+    def of(
+        cls,
+        stack: CommunicatorBatch,
+        judged: Bools,
+        world: int,
+        step_s: float | None,
+        *,
+        peers: bool = True,
+    ) -> _Source:
+        """Those of a stack that are `judged`; `peers` says whether their ranks have the same work."""
         at_once: Bools = np.ones(len(judged), dtype=np.bool_)
         if stack.operation in MATCHED_OPERATIONS:
             at_once = np.array([name in NEEDED_AT_ONCE for name in stack.names.tolist()])
@@ -184,12 +246,40 @@ class _Source:
             rhythm=StepPeriod.of(stack, judged, at_once, step_s),
             place=_place_of_each(stack.ranks.ravel(), world),
             step_s=step_s,
+            of_peers=peers and stack.operation in MATCHED_OPERATIONS,
         )
 
-    @property
-    def of_peers(self) -> bool:
-        """Whether somebody's lateness is to blame for the waiting."""
-        return self.stack.operation in MATCHED_OPERATIONS
+    def per_s(self, shape: StepShape) -> Floats:
+        """(c,): how often a second that is lost which is lost in each step of a shape."""
+        if shape.needed_at_once:
+            operations = shape.steps * shape.per_step // shape.blocks
+            return np.asarray(shape.paces / operations)
+        return steps_per_s(shape, shape.per_step, self.step_s)
+
+    def gains_by_step(self, shape: StepShape, places: Ints) -> tuple[Ints, Ints, Floats]:
+        """Communicators of the shape, indices into `places`, and (k, steps): what is gained, in seconds."""
+        members = self.stack.ranks[self._rows(shape)]
+        by_place = np.full(max(int(members.max()), int(places.max())) + 1, -1)
+        by_place[places] = np.arange(len(places))
+        chosen = by_place[members] >= 0
+        rows, columns = np.nonzero(chosen)
+        if not len(rows):
+            return rows, rows, np.empty((0, shape.steps))
+        steps = shape.blocks if shape.needed_at_once else shape.steps
+        needed = np.unique(rows)
+        of_row = np.searchsorted(needed, rows)
+        last, wait_s = self._newest(shape, shape.rows[needed])
+        last, wait_s = (
+            last.reshape(len(needed), steps, -1),
+            wait_s.reshape(len(needed), steps, -1, members.shape[1]),
+        )
+        known = (last >= 0)[..., None]
+        if shape.needed_at_once:
+            waited = np.where(known, wait_s, 0.0).sum(axis=2)
+        else:
+            waited = np.where(known, wait_s, 0.0).max(axis=2)
+        waited = np.where(known.any(axis=2), waited, np.nan)
+        return rows, by_place[members][rows, columns], gains_by_step(waited[of_row], columns)
 
     def part(self, shape: StepShape, columns: int) -> _Part:
         """The first so many columns of `Lateness`; of pairs the last one alone."""
@@ -212,9 +302,7 @@ class _Source:
         """Last ranks and waiting, as `losses_by_step` takes them, and which steps, (steps, c), lack them."""
         # Where waits add up, a block is as good as a step.
         steps = shape.blocks if shape.needed_at_once else shape.steps
-        taken = slice(shape.length - shape.steps * shape.per_step, shape.length)
-        rows, parts = self._rows(shape), self.stack.parts
-        last, wait_s = parts.last_arriver[rows, taken], parts.wait_s[rows, taken]
+        last, wait_s = self._newest(shape, self._rows(shape))
         grid = (len(last), steps, last.shape[1] // steps)
         matched = last >= 0
         if matched.all():
@@ -222,6 +310,11 @@ class _Source:
         last, wait_s = np.maximum(last, 0), np.where(matched[..., None], wait_s, 0.0)
         absent: Bools = np.logical_not(matched.reshape(grid).any(axis=2)).T
         return last.reshape(grid), wait_s.reshape(*grid, -1), absent
+
+    def _newest(self, shape: StepShape, rows: slice | Ints) -> tuple[Ints, Floats]:
+        """Last ranks and waiting of the newest operations of these communicators."""
+        taken = slice(shape.length - shape.steps * shape.per_step, shape.length)
+        return self.stack.parts.last_arriver[rows, taken], self.stack.parts.wait_s[rows, taken]
 
     def _rows(self, shape: StepShape) -> slice | Ints:
         """All of them are a view, which costs nothing."""

@@ -24,7 +24,7 @@ from perfd.analysis.collectives.slow_links import SlowGroup, slow_groups
 from perfd.analysis.data.job_data import Floats, JobData, NcclTimeTable
 from perfd.analysis.layout import LinkSpeeds, group_name, places
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch, stacked
-from perfd.analysis.operations.operation_rate import paced
+from perfd.analysis.operations.operation_rate import each_step_s, paced
 from perfd.analysis.operations.rank_index import RankIndex, roster
 from perfd.model import ParallelLayout, TimingSource
 
@@ -81,11 +81,11 @@ def nccl(
     stacks = stacked(job.collectives, parallel)
     known = roster(times, stacks, parallel)
     placed = [paced(known.placed(stack), job.steps, step_s) for stack in stacks]
-    tally = RankTally.of(placed, known.stages, parallel)
+    tally = RankTally.of(placed, known.stages, known.roles, parallel)
     unseen = _unseen(placed, known)
     recorded, lately = (np.minimum(ratio + unseen, 1.0) for ratio in _busy(times, known))
     timed = np.isfinite(recorded)
-    shares = tally.shares(known.telling, (recorded, lately), known.in_doubt, step_s)
+    shares = tally.shares(known.telling, (recorded, lately), known.in_doubt, step_s, each_step_s(job.steps))
     where = places(job, known.ranks, speeds or LinkSpeeds(inside_bytes_per_s={}, network_bytes_per_s={}))
     measures = [measures_of(stack, where) for stack in placed]
     share, wait = _of_all(shares) if times else (None, None)

@@ -23,7 +23,7 @@ def with_waiting(
     stage's own time.
     """
     costly_ratio = THRESHOLDS.straggler_certain_wait_ratio
-    late = any((rank.caused_ratio or 0.0) >= costly_ratio for rank in kernels.ranks)
+    late = any((rank.gain_ratio or 0.0) >= costly_ratio for rank in kernels.ranks)
     known = len(kernels.stage_wait_ratios) == parallel.pp
     if measured.stall_ratio is not None or late or not known:
         return measured

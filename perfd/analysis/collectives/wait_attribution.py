@@ -12,6 +12,7 @@ from perfd.analysis.data.job_data import Floats, Ints
 from perfd.analysis.operations.step_segmentation import StepShape
 
 _EXCUSED = 0.1
+"""So many members of a group may be slow together without excusing each other."""
 
 
 def losses_by_step(
@@ -29,7 +30,7 @@ def losses_by_step(
     least = total
     if not shape.needed_at_once:
         least = _longest(last, of_others, ranks)
-        least *= _steps_per_s(shape, operations, step_s)[:, None]
+        least *= steps_per_s(shape, operations, step_s)[:, None]
     by_step = np.empty((columns, steps, groups, ranks))
     # Where all are late in turn, nobody is.
     np.subtract(_of_all(least), least, out=by_step[0])
@@ -52,7 +53,7 @@ def waits_by_step(wait_s: Floats, shape: StepShape, step_s: float | None) -> Flo
     else:
         for own in by_operation[1:]:
             np.maximum(lost, own, out=lost)
-        lost *= _steps_per_s(shape, len(by_operation), step_s)[:, None]
+        lost *= steps_per_s(shape, len(by_operation), step_s)[:, None]
     return np.asarray(lost)
 
 
@@ -63,7 +64,7 @@ def _of_all(by_rank: Floats) -> Floats:
     return np.asarray(summed.reshape(*by_rank.shape[:-1], 1))
 
 
-def _steps_per_s(shape: StepShape, operations: int, step_s: float | None) -> Floats:
+def steps_per_s(shape: StepShape, operations: int, step_s: float | None) -> Floats:
     """(c,): what happens less often than once a step is not lost in every step."""
     often = shape.paces
     return np.asarray(np.minimum(1 / step_s, often) if step_s else often / operations / shape.keep)

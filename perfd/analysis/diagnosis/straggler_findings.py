@@ -14,8 +14,6 @@ from perfd.model import GpuColumn
 from perfd.thresholds import THRESHOLDS
 
 _SLOWER_CLOCK = 0.95
-_HIDDEN = 1.5
-"""So many times what is lost at least is waited in kernels when compute hides a part of it."""
 
 
 def one_rank_loads_slowly(data: DataLoading) -> bool:
@@ -78,7 +76,7 @@ def _by_arrival(facts: JobEvidence, arrivals: Late, slow: NcclRank) -> Finding:
     own = "" if slow.busy_ratio is None else f"; its own NCCL kernels take {percent(slow.busy_ratio)}"
     evidence = [
         arrival,
-        f"They lose by it at least {percent(arrivals.caused_ratio)} of the time{_at_most(arrivals)}{own}.",
+        f"As fast as its peers, it would save {percent(arrivals.gain_ratio)} of the step{own}.",
         *_of_those(arrivals, slow),
         *(_describe(straggler) for straggler in agreeing),
     ]
@@ -89,16 +87,8 @@ def _by_arrival(facts: JobEvidence, arrivals: Late, slow: NcclRank) -> Finding:
         culprits=(Culprit(kind="rank", id=slow.rank),),
         evidence=evidence,
         advice=_look_at(agreeing[0]) if agreeing else advice.late_rank(slow.rank),
-        gain_ratio=arrivals.caused_ratio,
+        gain_ratio=arrivals.gain_ratio,
     )
-
-
-def _at_most(arrivals: Late) -> str:
-    if arrivals.at_most_ratio < _HIDDEN * arrivals.caused_ratio:
-        return ""
-    # Waits in several communicators at once add up to more than there is time for.
-    waited = percent(min(1.0, arrivals.at_most_ratio))
-    return f" (they wait {waited} in NCCL's kernels, part of it beside compute)"
 
 
 def _of_those(arrivals: Late, slow: NcclRank) -> list[str]:
@@ -122,11 +112,11 @@ def _together(facts: JobEvidence, arrivals: Late) -> Finding:
         confidence=0.4,
         evidence=[
             f"Ranks {shown} are late together ({facts.nccl.source}).",
-            f"Their peers lose by them at least {percent(arrivals.caused_ratio)} of the time.",
+            f"As fast as their peers, they would save {percent(arrivals.gain_ratio)} of the step.",
             "Nothing tells which of them is the slow one.",
         ],
         advice=advice.late_ranks(arrivals.together),
-        gain_ratio=arrivals.caused_ratio,
+        gain_ratio=arrivals.gain_ratio,
     )
 
 

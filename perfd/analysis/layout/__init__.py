@@ -12,6 +12,7 @@ from perfd.analysis.layout.process_groups import (
     group_names,
 )
 from perfd.analysis.layout.rank_location import LinkSpeeds, RankLocations, places
+from perfd.analysis.layout.rank_roles import role_name, roles_of
 
 __all__ = [
     "ALL_REDUCE",
@@ -26,5 +27,7 @@ __all__ = [
     "group_name",
     "group_names",
     "places",
+    "role_name",
+    "roles_of",
     "speeds",
 ]

@@ -29,6 +29,15 @@ def paced(stack: CommunicatorBatch, steps: StepTable, step_s: float | None) -> C
     return replace(stack, collectives=replace(told, operations_per_s=per_s))
 
 
+def each_step_s(steps: StepTable) -> Floats:
+    """How long each step took, the newest last; of a line that covers several, their mean for each.
+
+    Lines of warm-up are left out, and all before them.
+    """
+    first = int(np.flatnonzero(steps.warmup)[-1]) + 1 if steps.warmup.any() else 0
+    return np.repeat(steps.step_time_s[first:], steps.steps_covered[first:])
+
+
 def mean_step_s(steps: StepTable, newest_s: Floats) -> Floats:
     """How long a step took in each of these spans of time before the newest line, pauses included."""
     ends = steps.time_unix_s

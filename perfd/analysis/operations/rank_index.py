@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perfd.analysis.data.job_data import Bools, Ints, NcclTimeTable
-from perfd.analysis.layout import PAIR_OPERATION
+from perfd.analysis.layout import PAIR_OPERATION, roles_of
 from perfd.analysis.operations.communicator_batch import CommunicatorBatch
 from perfd.analysis.steps import stage_of_ranks
 from perfd.model import ParallelLayout
@@ -26,6 +26,8 @@ class RankIndex:
     """Their numbers, in order."""
     stages: Ints
     """Of each; -1 where it is unknown."""
+    roles: Ints
+    """Of each, the same for ranks with the same work; -1 where it is unknown."""
     telling: Ints
     """The places of those that say something themselves, in order."""
     missing: Ints
@@ -53,6 +55,7 @@ def roster(times: NcclTimeTable, stacks: Sequence[CommunicatorBatch], parallel: 
     return RankIndex(
         ranks=ranks,
         stages=stages[: len(ranks)],
+        roles=roles_of(ranks, stages[: len(ranks)], parallel),
         telling=telling,
         missing=missing,
         in_doubt=doubtful[: len(ranks)],

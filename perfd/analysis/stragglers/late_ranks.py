@@ -28,10 +28,8 @@ class Late:
     """The slow one; None when nothing tells which of them it is."""
     together: Sequence[int]
     """All that are late, with it."""
-    caused_ratio: float
-    """The most that the peers of one of them lose at least, of all time."""
-    at_most_ratio: float
-    """The same if nothing hides their waiting."""
+    gain_ratio: float
+    """The share of a step that the job would gain without their excess over their peers."""
     last_ratio: float
 
 
@@ -45,16 +43,15 @@ def late(ranks: Sequence[NcclRank], named_elsewhere: Collection[int] = ()) -> La
     costly = [rank for rank in persistent if _costly(rank)]
     if not costly:
         return None
-    worst = max(costly, key=lambda rank: rank.caused_ratio or 0)
+    worst = max(costly, key=lambda rank: rank.gain_ratio or 0)
     # Who is late with it may by chance be a little under what is worth a name; and the slow one may cost its
     # own peers little, who wait for its pipeline elsewhere.
-    least = (worst.caused_ratio or 0) / 2
-    together = [rank for rank in ranks if _persistent(rank) or (rank.caused_ratio or 0) >= least]
+    least = (worst.gain_ratio or 0) / 2
+    together = [rank for rank in ranks if _persistent(rank) or (rank.gain_ratio or 0) >= least]
     return Late(
         rank=_slowest(together, named_elsewhere),
         together=tuple(rank.rank for rank in together),
-        caused_ratio=worst.caused_ratio or 0.0,
-        at_most_ratio=worst.caused_at_most_ratio or 0.0,
+        gain_ratio=worst.gain_ratio or 0.0,
         last_ratio=worst.last_ratio or 0.0,
     )
 
@@ -65,10 +62,8 @@ def _persistent(rank: NcclRank) -> bool:
 
 
 def _costly(rank: NcclRank) -> bool:
-    least = max(THRESHOLDS.straggler_certain_wait_ratio, _SIGMAS * (rank.caused_error_ratio or 0.0))
-    return (rank.caused_ratio or 0) >= least and (
-        rank.caused_at_most_ratio or 0
-    ) >= THRESHOLDS.straggler_wait_ratio
+    least = max(THRESHOLDS.straggler_certain_wait_ratio, _SIGMAS * (rank.gain_error_ratio or 0.0))
+    return (rank.gain_ratio or 0) >= least
 
 
 def _slowest(together: Sequence[NcclRank], named_elsewhere: Collection[int]) -> NcclRank | None:

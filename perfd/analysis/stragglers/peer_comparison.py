@@ -1,6 +1,6 @@
 """Which rank the others wait for: by timers of each rank, or by what its GPU does while theirs wait.
 
-Only peers are compared: ranks of one pipeline stage, which have the same work.
+Only peers are compared: ranks of one role, which have the same work.
 A rank is named when it differs in size, in persistence and beyond the scatter
 of its own steps; where a peer is missing, nobody is named.
 """
@@ -15,6 +15,7 @@ import numpy as np
 
 from perfd.analysis.data.job_data import Bools, Floats, Ints
 from perfd.analysis.data.robust_stats import MAD_TO_SIGMA, MEDIAN_ERROR, median
+from perfd.analysis.layout import roles_of
 from perfd.analysis.steps import STEADY_STEPS, TRAINING_TIME, GpuActivity, Timers, stage_of_ranks
 from perfd.model import GpuColumn, ParallelLayout
 from perfd.thresholds import THRESHOLDS
@@ -168,11 +169,12 @@ def _busier(active: Floats) -> Floats:
 
 
 def peer_groups(ranks: Ints, parallel: ParallelLayout) -> list[Ints]:
-    """Positions of the ranks of each stage; none when the layout is unknown or a rank is missing."""
+    """Positions of the ranks of each role; none when the layout is unknown or a rank is missing."""
     stages = stage_of_ranks(ranks, parallel)
     if stages is None or len(ranks) != parallel.world_size:
         return []
-    groups = [np.flatnonzero(stages == stage) for stage in np.unique(stages)]
+    roles = roles_of(ranks, stages, parallel)
+    groups = [np.flatnonzero(roles == role) for role in np.unique(roles)]
     return [group for group in groups if len(group) > 1]
 
 

@@ -28,7 +28,7 @@ _METRICS = (
     ("POWER", "power_w"),
     ("NCCL", "busy_ratio"),
     ("WAITS", "wait_ratio"),
-    ("AWAITED", "caused_ratio"),
+    ("GAIN", "gain_ratio"),
 )
 _FAR = 0.05
 _VERY_FAR = 0.2

@@ -89,11 +89,11 @@ NCCL_METRICS: Sequence[MetricInfo] = (
         absent="With fewer than 20 matched operations; of more than 1,024 ranks, all but the extremes.",
     ),
     metric(
-        "perfd_wait_caused_ratio",
-        "Share of time that a rank costs its peers at least; peers are the ranks of its stage.",
+        "perfd_rank_gain_ratio",
+        "Share of a step that would be saved if the rank were as fast as its peers, which do the same work.",
         labels=(*_JOB, "rank"),
         source="perfd's NCCL plugin or NCCL's Inspector",
-        absent="As perfd_rank_wait_ratio, or when a rank of the stage is missing, or the layout is unknown.",
+        absent="As perfd_rank_wait_ratio, or without peers (one replica), or with an unknown layout.",
     ),
     metric(
         "perfd_rank_slowdown_ratio",

@@ -12,7 +12,7 @@ const METRICS = [
   ["power_w", "Power", power],
   ["busy_ratio", "In NCCL", percent],
   ["wait_ratio", "Waiting", percent],
-  ["caused_ratio", "Awaited by peers", percent],
+  ["gain_ratio", "Gain if as peers", percent],
 ];
 const TABLE_ROWS = 64;
 const UNUSUAL_ROWS = 12;

@@ -1,0 +1,147 @@
+"""What a step would gain without a rank's excess, and since when a fault is there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfd.analysis.counterfactual import change_ratio, gains_by_step, steps_since, trimmed_mean
+from perfd.analysis.data.job_data import Floats
+from perfd.analysis.layout import role_name, roles_of
+from perfd.model import ParallelLayout
+
+STEPS = 60
+
+
+def waits(arrivals_s: Floats) -> Floats:
+    """What each peer waits for the last one; (steps, ranks)."""
+    return arrivals_s.max(axis=1, keepdims=True) - arrivals_s
+
+
+def gain_s(arrivals_s: Floats, member: int) -> float:
+    """The mean gain of a step without a member's excess."""
+    return float(np.nanmean(gains_by_step(waits(arrivals_s)[None], np.array([member]))))
+
+
+@st.composite
+def arrivals(draw: st.DrawFn) -> Floats:
+    ranks = draw(st.sampled_from([2, 3, 4, 9, 33]))
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    own = random.normal(1.0, 0.05, (STEPS, ranks))
+    own[:, draw(st.integers(0, ranks - 1))] += draw(st.sampled_from([0.0, 0.0, 0.1, 1.0]))
+    return own
+
+
+@given(arrivals(), st.floats(0.0, 10.0))
+def test_a_slowdown_of_all_ranks_alike_gains_nothing_more(own: Floats, slower_s: float) -> None:
+    in_step = slower_s * np.arange(STEPS)[:, None]
+    assert gain_s(own + in_step, 0) == pytest.approx(gain_s(own, 0), abs=1e-6)
+
+
+@given(arrivals(), st.integers(0, 1000))
+def test_ranks_in_another_order_gain_the_same(own: Floats, seed: int) -> None:
+    order = np.random.default_rng(seed).permutation(own.shape[1])
+    gains = [gain_s(own, member) for member in range(own.shape[1])]
+    moved = [gain_s(own[:, order], member) for member in range(own.shape[1])]
+    assert moved == pytest.approx([gains[member] for member in order])
+
+
+# Of many a few may be slow together, whose excess goes, too.
+@given(arrivals().filter(lambda own: own.shape[1] <= 4))
+def test_no_more_is_gained_than_the_others_wait(own: Floats) -> None:
+    waited = waits(own)
+    for member in range(own.shape[1]):
+        others = np.delete(waited, member, axis=1).min(axis=1)
+        assert (gains_by_step(waited[None], np.array([member]))[0] <= others + 1e-9).all()
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8, 64])
+def test_what_is_gained_is_what_a_job_without_the_fault_takes_less(ranks: int) -> None:
+    random = np.random.default_rng(1)
+    healthy = random.normal(1.0, 0.02, (400, ranks))
+    always, now_and_then = healthy.copy(), healthy.copy()
+    always[:, 1] += 0.2
+    now_and_then[::5, 1] += 0.6
+    for faulty in (always, now_and_then):
+        really = float(faulty.max(axis=1).mean() - healthy.max(axis=1).mean())
+        assert gain_s(faulty, 1) == pytest.approx(really, abs=0.01)
+        # It is the rank's own fault.
+        assert gain_s(faulty, 0) <= 0.005
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_to_be_late_in_turn_gains_nothing(ranks: int) -> None:
+    own = np.ones((48, ranks))
+    own[np.arange(48), np.arange(48) % ranks] += 0.5
+    for member in range(ranks):
+        assert gain_s(own, member) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_two_slow_ranks_of_many_do_not_excuse_each_other_and_two_of_four_do() -> None:
+    many, four = np.ones((STEPS, 32)), np.ones((STEPS, 4))
+    many[:, [3, 4]] += 0.2
+    four[:, [2, 3]] += 0.2
+    assert gain_s(many, 3) == pytest.approx(0.2)
+    assert gain_s(four, 3) == pytest.approx(0.0)
+
+
+def test_steps_that_are_not_known_say_nothing_of_the_others() -> None:
+    own = np.ones((STEPS, 4))
+    own[:, 1] += 0.2
+    waited = waits(own)
+    waited[::3] = np.nan
+    gains = gains_by_step(waited[None], np.array([1]))[0]
+    assert np.isnan(gains[::3]).all()
+    assert gains[1] == pytest.approx(0.2)
+
+
+def test_one_pause_is_left_out_of_the_mean_and_a_stall_in_every_block_is_not() -> None:
+    pause, stalls = np.zeros(50), np.zeros(50)
+    pause[17] = 100.0
+    stalls[::5] = 1.0
+    assert trimmed_mean(pause, 10) == 0.0
+    assert trimmed_mean(stalls, 10) == pytest.approx(0.2)
+    # Of fewer blocks nothing can be left out.
+    assert trimmed_mean(pause, 4) == pytest.approx(100 / 48)
+
+
+@pytest.mark.parametrize(
+    ("late", "newest"),
+    [
+        ([False] * 5 + [True] * 3, 3),
+        ([False] * 4 + [True] * 3, None),
+        ([True] * 20, None),
+        ([False] * 20, None),
+        ([False, True] * 10, None),
+        ([False] * 9 + [True] + [False] * 10 + [True] * 10, 10),
+    ],
+)
+def test_a_fault_is_as_old_as_the_steps_since_it_began(late: list[bool], newest: int | None) -> None:
+    assert steps_since(np.array(late)) == newest
+
+
+def test_a_fault_costs_at_most_what_steps_are_longer_since_it_began() -> None:
+    assert change_ratio(np.array([0.8] * 20 + [1.0] * 5), 5) == pytest.approx(0.2)
+    assert change_ratio(np.array([1.0] * 20 + [0.8] * 5), 5) == pytest.approx(-0.25)
+    assert change_ratio(np.array([0.8] * 4 + [1.0] * 5), 5) is None
+
+
+def test_peers_have_the_same_stage_tensor_position_and_experts() -> None:
+    def roles(**sizes: int) -> list[int]:
+        layout = ParallelLayout(**sizes)
+        ranks = np.arange(layout.world_size or 0)
+        return roles_of(ranks, ranks // (len(ranks) // (layout.pp or 1)), layout).tolist()
+
+    assert roles(world_size=4, tp=1, pp=1, dp=4) == [0, 0, 0, 0]
+    assert roles(world_size=8, tp=2, pp=2, dp=2) == [0, 1, 0, 1, 2, 3, 2, 3]
+    assert roles(world_size=4, tp=1, pp=1, dp=4, ep=4) == [0, 1, 2, 3]
+    assert roles(world_size=4, tp=1, pp=1, dp=4, ep=2) == [0, 1, 0, 1]
+
+
+def test_a_role_is_named_by_what_tells_it_from_others() -> None:
+    layout = ParallelLayout(world_size=8, tp=2, pp=2, dp=2)
+    assert role_name(5, layout) == "stage 1, tensor rank 1"
+    assert role_name(3, ParallelLayout(world_size=4, tp=1, dp=4, ep=2)) == "expert rank 1"
+    assert role_name(3, ParallelLayout(world_size=4, dp=4)) == ""
