@@ -54,6 +54,8 @@ LATE_RANK = 77
 _JOB = "made"
 _STEP_NS = 1_000_000_000
 _TRANSFER_NS, _LATE_NS, _NOISE_NS = 1_000_000, 10_000_000, 10_000
+_LAGS = 10
+"""Of a late rank from one reduction of gradients to the next one."""
 _KEEP = 16
 """Operations of a kind in a step, of which one is kept."""
 _BEGUN = 1000
@@ -220,8 +222,8 @@ def _groups(ranks: int, late: Sequence[int]) -> list[_Group]:
     grid = np.arange(ranks).reshape(STAGES, data, TENSOR)
     tensor, replicas = grid.reshape(-1, TENSOR), grid.transpose(0, 2, 1).reshape(-1, data)
     alone_ns = np.where(np.isin(np.arange(ranks), late), _LATE_NS, 0)
-    # Its tensor group is late with it for what the stage does together.
-    late_ns = alone_ns[tensor].max(axis=1).repeat(TENSOR)
+    # Its tensor group is late with it for what the stage does together, by all of its lags in between.
+    late_ns = _LAGS * alone_ns[tensor].max(axis=1).repeat(TENSOR)
     neighbours = [
         np.stack([grid[first].ravel(), grid[first + 1].ravel()], axis=1) for first in range(STAGES - 1)
     ]
