@@ -225,7 +225,6 @@ def test_at_the_end_what_no_run_took_is_counted_as_lost():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"run": "both"}, "neither `same` nor `sibling`"),
         ({"run_id": "{rank}"}, "may contain {job}"),
         ({"group": "{0}"}, "may contain {job}"),
         ({"api_key_file": "/nowhere/key"}, "cannot read /nowhere/key"),
