@@ -1,1 +1,1 @@
-"""The part of perfd that runs on each node: it reads sources and streams what it reads."""
+"""The part of perfd that runs on each node: reads sources and streams their records."""

@@ -1,4 +1,4 @@
-"""The agent of a node: collectors, spool, uplink and /metrics put together."""
+"""A node's agent: collectors, spool, uplink and /metrics."""
 
 from __future__ import annotations
 
@@ -42,13 +42,12 @@ _DESCRIBED = {metric.name: metric for metric in AGENT_PAGE_METRICS}
 
 
 class Agent:
-    """Runs `tasks` and streams what they return, from `start` to `stop`.
+    """Runs `tasks` and streams their records, from `start` to `stop`.
 
-    With `manual`, nothing is collected until the owner calls `step`, and `clock` may
-    be a virtual one; only the uplink runs by itself. Opens the spool at once: raises
-    `SpoolError`, or `ConfigError` when the uplink's configuration cannot work.
-    Profilers are looked for on `search_path`, as in `$PATH`; with `run` only jobs of that `perfd run` are
-    captured with nsys. `origin` says whose job the agent's own one is.
+    With `manual`, nothing is collected until the owner calls `step`, and `clock` may be a virtual one; only
+    the uplink runs by itself. Opens the spool at once: raises `SpoolError`, or `ConfigError` if the uplink's
+    configuration cannot work. Profilers are searched on `search_path`, as in `$PATH`; with `run`, nsys
+    captures only the job of that `perfd run`. `origin` is the owner of the agent's own job.
     """
 
     def __init__(
@@ -113,24 +112,24 @@ class Agent:
 
     @property
     def agent_id(self) -> str:
-        """The identity that the aggregator knows this agent's batches by."""
+        """The identity of this agent's batches in the aggregator."""
         return self._spool.agent_id
 
     @property
     def http_address(self) -> str | None:
-        """Where /metrics is, once started."""
+        """The address of /metrics, once started."""
         return self._http.address if self._http else None
 
     @property
     def collector_states(self) -> Sequence[TaskState]:
-        """How each collector fares."""
+        """The state of each collector."""
         return [task.state for task in self._tasks]
 
     def start(self) -> None:
-        """Begin to collect and to stream.
+        """Start collecting and streaming.
 
-        Raises `Unavailable` when a source is missing that must be there, and
-        `PerfdError` when the port of /metrics is taken; nothing runs then.
+        Raises `Unavailable` if a required source is missing, and `PerfdError` if the
+        port of /metrics is taken; nothing runs then.
         """
         try:
             if self._config.listen is not None:
@@ -151,10 +150,10 @@ class Agent:
         self._uplink.start()
 
     def stop(self, reason: str = "stopped", last: Sequence[Record] = ()) -> None:
-        """Stop collecting, send what is in the spool for a few seconds at most, and free everything.
+        """Stop collecting, send the spool for a few seconds at most, and release everything.
 
-        `last` follows what the collectors say last; then the aggregator gets a goodbye with `reason`.
-        Legal twice, and without `start`.
+        `last` follows the collectors' last records; then the aggregator gets a goodbye with `reason`.
+        May be called twice, and without `start`.
         """
         if self._stopping.is_set():
             return
@@ -174,31 +173,31 @@ class Agent:
         self._spool.close()
 
     def step(self) -> int | None:
-        """Run the collectors that are due by the clock, and make one batch of what they say.
+        """Run the collectors that are due by the clock, and make one batch of their records.
 
-        Returns the sequence of that batch, or None when nobody said anything.
+        Returns the sequence of that batch, or None without records.
         """
         self._runner.run_due(self._clock.monotonic_s())
         return self.flush()
 
     def flush(self) -> int | None:
-        """Make a batch of what is queued now; returns its sequence, or None when nothing is."""
+        """Make a batch of the queue; returns its sequence, or None if the queue is empty."""
         sequence = self._batcher.flush(self._clock.unix_ns())
         if sequence is not None:
             self._uplink.notify()
         return sequence
 
     def wait_acknowledged(self, sequence: int, timeout_s: float) -> bool:
-        """Whether the aggregator has everything up to `sequence`, after `timeout_s` at the latest."""
+        """True if the aggregator has everything up to `sequence` within `timeout_s`."""
         return self._uplink.wait_acknowledged(sequence, timeout_s)
 
     def send_status(self, status: CaptureStatus) -> None:
-        """Tell the aggregator where a capture stands."""
+        """Send the state of a capture to the aggregator."""
         self._uplink.send_status(status)
 
     def _tell_removed(self, capture_id: str, paths: Sequence[Path], reason: str) -> None:
         if self._stopping.is_set():
-            # What the spool does not take any more, nobody would ever hear of.
+            # A closed spool takes nothing, so the outcome would be lost.
             raise InterruptedError("The agent is being stopped.")
         removed = CaptureFilesRemoved(
             capture_id=capture_id,
@@ -224,9 +223,9 @@ class Agent:
         return families(values, _DESCRIBED.__getitem__)
 
     def _batch_loop(self) -> None:
-        # Real time paces this thread; only `step` follows a clock that somebody else drives.
+        # Real time paces this thread; only `step` follows a clock driven by the owner.
         interval_s = self._config.uplink.batch_interval_s
-        # Between the collectors' ticks: at the same instant, half of the batches would just miss a reading.
+        # Between the collectors' ticks: at the same time, half of the batches would just miss a reading.
         schedule = Schedule(interval_s=interval_s, start_s=time.monotonic() + interval_s / 4)
         origin_due_s = time.monotonic() + _ORIGIN_INTERVAL_S
         while not self._stopping.is_set():
@@ -249,7 +248,7 @@ class Agent:
         return Response(body=page.body, content_type=page.content_type, headers=page.headers)
 
     def _serve_health(self, _request: Request) -> Response:
-        # Whether the aggregator is there is not asked: a restart of the agent would not bring it back.
+        # Healthy without an aggregator, too: a restart of the agent would not bring it back.
         if self._manual or self._batch_thread.is_alive():
             return Response(body=b"ok\n", content_type=_TEXT)
         return Response(body=b"The thread that makes batches has ended.\n", status=503, content_type=_TEXT)
@@ -261,6 +260,6 @@ class Agent:
                     capture_id=request.capture_id,
                     state=CaptureState.REFUSED,
                     time_unix_ns=self._clock.unix_ns(),
-                    reason="Captures are switched off on this node (capture.enabled).",
+                    reason="Captures are disabled on this node (capture.enabled).",
                 )
             )

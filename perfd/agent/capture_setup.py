@@ -1,4 +1,4 @@
-"""What captures need on a node: facts about its jobs, and the executor made of the configuration."""
+"""Input of captures on a node: facts about its jobs, and the configured executor."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _KEPT_STEPS = 64
 
 
 class JobFacts:
-    """How each job is doing and where its ranks run; a tap of the batcher. Any thread may ask."""
+    """Progress of each job and placement of its ranks; a tap of the batcher. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -61,7 +61,7 @@ class JobFacts:
                     self._progress[record.job] = _after(known, record)
 
     def progress(self, job: str) -> JobProgress:
-        """How a job is doing by its log, and when its ranks of this node say that it ends."""
+        """A job's progress by its log, and the end that its ranks on this node report."""
         placements = self.placements(job)
         with self._lock:
             known = self._progress.get(job, JobProgress())
@@ -72,13 +72,13 @@ class JobFacts:
         )
 
     def placements(self, job: str) -> Sequence[RankPlacement]:
-        """Where the job's ranks of this node run."""
+        """The placement of the job's ranks on this node."""
         with self._lock:
             return list(self._placements.get(job, {}).values())
 
 
 def _after(job: JobProgress, record: TrainingStep | LogProgress | JobDescription | Event) -> JobProgress:
-    """How a job is doing after one more record of it."""
+    """A job's progress after one more record of it."""
     match record:
         case TrainingStep():
             timed = record.step_time_s is not None and not record.warmup
@@ -121,9 +121,9 @@ def create_executor(
     sharing: Sharing | None = None,
     run: str | None = None,
 ) -> CaptureExecutor:
-    """An executor that writes below `directory`, unless the configuration names another place.
+    """An executor that writes below `directory`, unless the configuration sets another folder.
 
-    `run` is the `perfd run` whose job alone is captured.
+    With `run`, only the job of that `perfd run` is captured.
     """
     directory = Path(config.output_directory) if config.output_directory else directory
     store = CaptureStore(
@@ -174,7 +174,7 @@ def create_executor(
 
 
 def sharing_of(config: AgentCaptureConfig, node: str, tell_removed: Tell) -> Sharing | None:
-    """The folder that this node's captures are shared in, as the configuration says."""
+    """The configured folder for this node's shared captures."""
     if config.share_directory is None:
         return None
     directory = Path(config.share_directory)

@@ -1,4 +1,4 @@
-"""How a job ended, as whoever ends the agent wrote it into a file before."""
+"""How a job ended, from a file written by the script that ends the agent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MOST_BYTES = 4096
 
 
 def read_job_end(path: Path, job: str | None, now_unix_ns: int) -> Event | None:
-    """The end of the job that a file tells of; None when there is no such file."""
+    """The job's end from the file; None if there is no such file."""
     try:
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES)
@@ -22,7 +22,7 @@ def read_job_end(path: Path, job: str | None, now_unix_ns: int) -> Event | None:
 def job_end(text: str, job: str | None, now_unix_ns: int) -> Event:
     """The event of `outcome=NAME exit_code=N`, of which either may be missing; other words are ignored.
 
-    Without an outcome the exit code tells it; 128 + n is signal n.
+    Without an outcome it follows from the exit code; 128 + n is signal n.
     """
     words = dict(word.split("=", 1) for word in text.split() if "=" in word)
     code = words.get("exit_code", "")

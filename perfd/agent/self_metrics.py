@@ -1,4 +1,4 @@
-"""What the agent exports of itself on /metrics, beside what every process exports."""
+"""The agent's own metrics on /metrics, besides those of every process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def agent_values(
 
 
 def collector_values(states: Sequence[TaskState], now_s: float) -> list[Value]:
-    """How each collector fares."""
+    """The state of each collector."""
     values: list[Value] = []
     for state in states:
         labels = {"collector": state.collector}

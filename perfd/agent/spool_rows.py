@@ -15,7 +15,7 @@ class Row(NamedTuple):
     records: int
     payload: bytes
     sound: bool
-    """Whether it is what was written, as far as that can be seen: an older perfd wrote no checksum."""
+    """Whether its checksum is right; batches of an older perfd have none and pass."""
 
 
 def read_after(database: sqlite3.Connection, sequence: int, limit: int) -> Sequence[Row]:
@@ -33,7 +33,7 @@ def read_after(database: sqlite3.Connection, sequence: int, limit: int) -> Seque
 
 
 def insert(database: sqlite3.Connection, batches: Iterable[tuple[int, int, bytes]]) -> None:
-    """Store batches: sequence, how many records, payload; raises `sqlite3.Error`."""
+    """Store batches: sequence, number of records, payload; raises `sqlite3.Error`."""
     database.executemany(
         "INSERT INTO batch (sequence, records, payload, crc32) VALUES (?, ?, ?, ?)",
         [(*batch, _checksum(*batch)) for batch in batches],
@@ -52,7 +52,7 @@ def delete_through(database: sqlite3.Connection, sequence: int) -> tuple[int, in
 
 
 def delete_oldest(database: sqlite3.Connection, excess_bytes: int) -> tuple[int, int, int]:
-    """Delete the oldest until so many bytes are free; returns and raises as `delete_through`."""
+    """Delete the oldest until this many bytes are free; returns and raises as `delete_through`."""
     if excess_bytes <= 0:
         return 0, 0, 0
     through = 0
@@ -65,5 +65,5 @@ def delete_oldest(database: sqlite3.Connection, excess_bytes: int) -> tuple[int,
 
 
 def _checksum(sequence: int, records: int, payload: bytes) -> int:
-    # Over the numbers too: either may be damaged, and the aggregator believes both.
+    # Over the numbers too: either may be damaged, and the aggregator trusts both.
     return zlib.crc32(payload, zlib.crc32(b"%d %d" % (sequence, records)))

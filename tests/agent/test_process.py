@@ -206,4 +206,4 @@ def test_logs_can_be_json_lines(tmp_path: Path, start: Start) -> None:
     agent.terminate()
     agent.communicate()
     assert (line["level"], line["address"]) == ("warning", "127.0.0.1:1")
-    assert line["message"] == "The aggregator cannot be reached: batches wait in the spool."
+    assert line["message"] == "The aggregator is unreachable: batches wait in the spool."

@@ -76,4 +76,4 @@ def test_what_was_kept_in_memory_is_on_disk_once_there_is_room(tmp_path: Path) -
 def test_an_agent_starts_on_a_full_disk_and_streams_from_memory(tmp_path: Path) -> None:
     found, log = child("start_on_a_full_disk", tmp_path)
     assert found == {"readable": [1]}
-    assert log.splitlines()[0].startswith("ERROR The disk of the spool is full")
+    assert log.splitlines()[0].startswith("ERROR The spool's disk is full")

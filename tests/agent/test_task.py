@@ -195,7 +195,7 @@ def test_what_worked_before_fails_when_the_node_lacks_it_all_at_once() -> None:
 
 def test_a_source_that_must_be_there_refuses_to_open_with_a_sentence() -> None:
     one = task(broken, create=Source().create, on_unavailable=OnUnavailable.ERROR)
-    with pytest.raises(Unavailable, match=r"'scripted' cannot work here: There is no such device.*ignore"):
+    with pytest.raises(Unavailable, match=r"'scripted' cannot run here: There is no such device.*ignore"):
         one.open()
 
 

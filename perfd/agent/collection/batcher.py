@@ -19,7 +19,7 @@ from perfd.wire.service import MAX_MESSAGE_BYTES
 log = logging.getLogger(__name__)
 
 Tap: TypeAlias = Callable[[Sequence[Record]], None]
-"""Another consumer of what the collectors return; called in the thread that flushes."""
+"""Another consumer of the collectors' records; called in the thread that flushes."""
 
 MAX_PENDING_RECORDS = 100_000
 _FLUSH_EARLY_AT = MAX_PENDING_RECORDS // 4
@@ -27,7 +27,7 @@ _SPLIT_ABOVE_BYTES = 1024 * 1024
 
 
 class Batcher:
-    """A bounded queue of records, and what empties it. `add` may be called from any thread."""
+    """A bounded queue of records, flushed into batches. `add` may be called from any thread."""
 
     def __init__(
         self, spool: Spool, *, taps: Sequence[Tap] = (), max_pending: int = MAX_PENDING_RECORDS
@@ -43,11 +43,11 @@ class Batcher:
 
     @property
     def dropped_records(self) -> int:
-        """Records given up since the start, in this queue and in the spool."""
+        """Records dropped since the start, in this queue and in the spool."""
         return self._dropped_records + self._spool.stats().dropped_records
 
     def add(self, records: Sequence[Record], bookmarks: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Queue records; when there are too many, the oldest are dropped and counted.
+        """Queue records; if there are too many, the oldest are dropped and counted.
 
         `bookmarks`, by collector, are stored together with them.
         """
@@ -62,7 +62,7 @@ class Batcher:
             self._crowded.set()
 
     def wait(self, timeout_s: float) -> None:
-        """Return after `timeout_s`, or earlier when so much is queued that a flush cannot wait."""
+        """Return after `timeout_s`, or earlier if the queue is so full that a flush cannot wait."""
         self._crowded.wait(timeout_s)
 
     def wake(self) -> None:
@@ -70,9 +70,9 @@ class Batcher:
         self._crowded.set()
 
     def flush(self, now_unix_ns: int) -> int | None:
-        """Put what is queued into the spool, as one batch if it is not too long.
+        """Put the queue into the spool, as one batch if it is not too long.
 
-        Returns the sequence of the last batch, or None when nothing was queued.
+        Returns the sequence of the last batch, or None if the queue was empty.
         """
         with self._lock:
             self._crowded.clear()
@@ -86,7 +86,7 @@ class Batcher:
         return self._store(merged, bookmarks, now_unix_ns)
 
     def store(self, records: Sequence[Record], now_unix_ns: int) -> None:
-        """Put records into the spool now, past what is queued and past the other consumers."""
+        """Put records into the spool now, bypassing the queue and the other consumers."""
         self._store(records, {}, now_unix_ns)
 
     def _hand_to_taps(self, records: Sequence[Record]) -> None:
@@ -95,7 +95,7 @@ class Batcher:
                 tap(records)
             except (PerfdError, OSError) as error:
                 self._taps.remove(tap)
-                log.error(  # noqa: TRY400  (the reason is a sentence; where it was raised helps nobody)
+                log.error(  # noqa: TRY400  (the reason is a sentence; a traceback adds nothing)
                     "A consumer of records failed and gets no more.", extra={"reason": str(error)}
                 )
 
@@ -109,7 +109,7 @@ class Batcher:
             )
             data = convert.encode_message(batch)
             if len(data) > limit:
-                raise WireError(f"A batch has {len(data)} bytes; {limit} is the limit.")
+                raise WireError(f"A batch has {len(data)} bytes; the limit is {limit}.")
             return data
 
         try:
@@ -131,7 +131,7 @@ class Batcher:
 def merge_tables(records: Iterable[Record]) -> list[Record]:
     """The same records, with tables of one scope and the same columns joined row by row.
 
-    A joined table stands where the first of its parts stood; rows keep their order.
+    A joined table takes the place of its first part; rows keep their order.
     """
     merged: list[Record] = []
     parts: dict[tuple[object, ...], list[SampleTable]] = {}

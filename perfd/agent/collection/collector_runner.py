@@ -1,4 +1,4 @@
-"""Runs many collectors, each in a thread of its own so that one that hangs holds up no other."""
+"""Runs many collectors, each in its own thread, so that one that hangs does not block the others."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from perfd.errors import Unavailable
 from perfd.model import CollectorHealth, Record
 
 Deliver: TypeAlias = Callable[[Sequence[Record], Mapping[str, str]], None]
-"""Takes what a collector returned, and its bookmark by its name if it has one."""
+"""Takes a collector's records, and its bookmark by its name if it has one."""
 
 _OPEN_TIMEOUT_S = 30.0
 _HANG_AFTER_S = 10.0
@@ -23,7 +23,7 @@ _HANG_AFTER_INTERVALS = 3
 
 
 class Runner:
-    """Calls each task at its interval and hands what it returns to `deliver`.
+    """Calls each task at its interval and passes its records to `deliver`.
 
     `start` gives each task a thread; a driver that owns the time calls `run_due`
     instead, and everything happens in its thread.
@@ -39,7 +39,7 @@ class Runner:
         self._hang_reported_s: dict[CollectorTask, float] = {}
 
     def start(self) -> None:
-        """Begin to collect; raises `Unavailable` when a source is missing that must be there."""
+        """Start collecting; raises `Unavailable` if a required source is missing."""
         openings = [_Opening(task) for task in self._tasks]
         for task, opening in zip(self._tasks, openings, strict=True):
             thread = threading.Thread(
@@ -53,7 +53,7 @@ class Runner:
     def stop(self, timeout_s: float) -> list[str]:
         """Collect once more and end all threads; returns the names of collectors that hang.
 
-        Those are left behind: nothing can end a thread that waits in a driver.
+        Those are abandoned: a thread that waits in a driver cannot be ended.
         """
         for task in self._tasks:
             task.announce_end()
@@ -75,7 +75,7 @@ class Runner:
                 self._collect(task, now_s)
 
     def hanging(self, now_s: float) -> Sequence[CollectorHealth]:
-        """A verdict on each collector that has been running for too long, every few seconds."""
+        """Reports each collector that has been running for too long, every few seconds."""
         verdicts = []
         for task in self._tasks:
             since_s = task.state.running_since_s
@@ -105,7 +105,7 @@ class Runner:
                 task.miss(schedule.take(now_s))
                 self._collect(task, now_s)
             elif self._stop.wait(schedule.next_s - now_s):
-                # The last words of a log are often the ones that matter.
+                # The last lines of a log are often the ones that matter.
                 self._collect(task, self._clock.monotonic_s())
                 break
             if self._stop.is_set():

@@ -1,4 +1,4 @@
-"""Runs one collector: its timing, its isolation, its health and what happens when its source is gone."""
+"""Runs one collector: timing, isolation, health, and the reaction to a missing source."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ log = logging.getLogger(__name__)
 
 SHORTEST_INTERVAL_S = 0.1
 HEALTH_INTERVAL_S = 10.0
-"""Health is a record when it changes, and at least so often when it does not."""
+"""Health is recorded when it changes, and at least this often."""
 _RETRY_INITIAL_S = 1.0
 _RETRY_MAX_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskState:
-    """How a collector fares; a new one replaces it at each run, so any thread may read it."""
+    """The state of a collector; replaced at each run, so any thread may read it."""
 
     collector: str
     success: bool | None = None
-    """None before the first run has ended, and for a collector that has nothing to do on this node."""
+    """None before the end of the first run, and for a collector without a source on this node."""
     message: str = ""
     duration_s: float | None = None
     last_success_unix_ns: int | None = None
@@ -43,8 +43,8 @@ class TaskState:
 class CollectorTask:
     """One collector with its configuration. All methods but `state` and `announce_end` belong to one thread.
 
-    `lacks` is of the agent: what its node lacks by nature, with the collector that said so.
-    Raises `ConfigError` when the operator's options are wrong.
+    `lacks` is shared by the agent: what its node does not have, with the collector that reported it.
+    Raises `ConfigError` if the operator's options are wrong.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class CollectorTask:
         self._options = _options(spec, config)
         self._spec = spec
         self.bookmark = Bookmark()
-        """How far the collector has read."""
+        """The collector's read position."""
         self._settings = dataclasses.replace(settings, bookmark=self.bookmark)
         self._lacks = {} if lacks is None else lacks
         self._collector: Collector | None = None
@@ -77,7 +77,7 @@ class CollectorTask:
 
     @property
     def state(self) -> TaskState:
-        """How the collector fares."""
+        """The collector's state."""
         return self._state
 
     def open(self) -> None:
@@ -88,14 +88,14 @@ class CollectorTask:
             self._collector = self._create()
         except Exception as error:
             raise Unavailable(
-                f"The collector {self.name!r} cannot work here: {_sentence(error)} "
-                f"Mend that, or set collectors.{self.name}.on_unavailable to retry or ignore."
+                f"The collector {self.name!r} cannot run here: {_sentence(error)} "
+                f"Fix that, or set collectors.{self.name}.on_unavailable to retry or ignore."
             ) from error
 
     def run_once(self, now_s: float) -> Sequence[Record]:
-        """What the collector has to say at `now_s`, and its health when that is due.
+        """The collector's records at `now_s`, and its health when that is due.
 
-        Never raises. Empty while a source that is gone is left alone for a while.
+        Never raises. Empty while a missing source is not retried yet.
         """
         if self._state.finished or now_s < self._retry_at_s:
             return ()
@@ -106,16 +106,16 @@ class CollectorTask:
         return [*records, *self._conclude(error, duration_s, now_s)]
 
     def announce_end(self) -> None:
-        """Tell the collector that its next call is the last; from any thread."""
+        """Announce to the collector that its next call is the last; from any thread."""
         self._settings.ending.set()
 
     def miss(self, ticks: int) -> None:
-        """Count ticks that passed while an earlier run was still going on."""
+        """Count ticks that passed during an earlier run."""
         if ticks:
             self._state = dataclasses.replace(self._state, missed_ticks=self._state.missed_ticks + ticks)
 
     def close(self) -> None:
-        """Free what the collector holds; legal twice."""
+        """Release the collector's resources; may be called twice."""
         collector, self._collector = self._collector, None
         if collector is None:
             return
@@ -153,7 +153,7 @@ class CollectorTask:
         before = self._state
         message = "" if error is None else _sentence(error)
         unix_ns = self._settings.clock.unix_ns()
-        # What worked or failed before was there, whatever is said of the node now.
+        # A source that worked or failed before exists, even if it is reported as missing now.
         not_of_this_node = isinstance(error, NothingHere) and before.success is None
         self._state = dataclasses.replace(
             before,
@@ -165,7 +165,7 @@ class CollectorTask:
         )
         if before.finished:
             log.info(
-                "A collector is left out on this node.", extra={"collector": self.name, "reason": message}
+                "A collector is skipped on this node.", extra={"collector": self.name, "reason": message}
             )
             return ()
         if not_of_this_node:
@@ -189,8 +189,8 @@ class CollectorTask:
         )
 
     def _say_lack(self, reason: str) -> None:
-        """One warning for all collectors, and all attempts, that lack the same."""
-        # Other collectors say it from other threads: `setdefault` lets one of them be the first.
+        """One warning for all collectors, and all attempts, that lack the same thing."""
+        # Other collectors report it from other threads: `setdefault` lets one of them be the first.
         if self._lacks.setdefault(reason, self.name) == self.name:
             log.warning(
                 "A collector has nothing to read on this node.",
@@ -205,7 +205,7 @@ class CollectorTask:
         elif isinstance(error, Unavailable | WireError):
             log.warning("A collector fails; it is tried again.", extra=facts)
         else:
-            # Not an error that a collector raises on purpose: its author wants to see where.
+            # Not an error that a collector raises on purpose: its author needs the traceback.
             log.warning("A collector fails; it is tried again.", extra=facts, exc_info=error)
 
 

@@ -1,4 +1,4 @@
-"""Which collectors an agent runs: those that are installed, as the operator configured them."""
+"""The collectors that an agent runs: the installed ones, as configured."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def create_tasks(
     """A task for each enabled collector, made of `adapt(spec)`.
 
     One that is disabled by name is not even imported.
-    Raises `ConfigError` when a configured collector does not exist or its options are wrong.
+    Raises `ConfigError` if a configured collector does not exist or its options are wrong.
     """
     tasks = []
     lacks: dict[str, str] = {}
@@ -43,6 +43,6 @@ def _load(name: str, *, named: bool) -> CollectorSpec | None:
     except (ConfigError, ImportError, AttributeError) as error:
         if named:
             raise ConfigError(f"collectors.{name}: {error}") from error
-        # One broken package of a third party must not keep the agent from its other sources.
+        # A broken third-party package must not affect the agent's other sources.
         log.warning("A collector cannot be loaded.", extra={"collector": name, "reason": str(error)})
         return None

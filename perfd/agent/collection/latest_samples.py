@@ -1,4 +1,4 @@
-"""The newest raw samples of a node, so that a Prometheus may scrape the agent alone."""
+"""The newest raw samples of a node, so that Prometheus can scrape the agent alone."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from perfd.metrics.exposition import entity_labels
 from perfd.model import RankPlacement, Record, SampleTable, Scope
 
 _STALE_AFTER_S = 60.0
-"""A GPU that was lost, or a collector that fails, leaves the exposition after so long."""
+"""Lost GPUs and failed collectors disappear from the exposition after this time."""
 
 _MAX_TABLES = 64
-"""A collector whose columns change all the time must not fill the memory; the oldest go."""
+"""A collector whose columns keep changing must not fill the memory; the oldest are dropped."""
 
 
 class LatestSamples:
@@ -34,7 +34,7 @@ class LatestSamples:
         with self._lock:
             for record in records:
                 if isinstance(record, SampleTable) and record.times_unix_ns:
-                    # Work is left to whoever asks: most agents are never scraped.
+                    # The work is left to the scrape: most agents are never scraped.
                     self._keep((record.scope, *record.columns), record)
                 elif isinstance(record, RankPlacement) and record.gpu is not None:
                     self._ranks[str(record.gpu)] = record

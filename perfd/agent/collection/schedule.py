@@ -1,4 +1,4 @@
-"""When a collector runs: ticks at fixed instants, so that a late run does not shift later ones."""
+"""When a collector runs: ticks at fixed times, so that a late run does not shift later ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Schedule:
         return self._tick_at(now_s) >= self._next_tick
 
     def take(self, now_s: float) -> int:
-        """Take the newest tick that is due; returns how many older ones were missed for good."""
+        """Take the newest tick that is due; returns the number of older, missed ones."""
         tick = self._tick_at(now_s)
         missed = max(0, tick - self._next_tick)
         self._next_tick = max(self._next_tick, tick) + 1

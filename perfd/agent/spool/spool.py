@@ -23,14 +23,14 @@ from perfd.errors import WireError
 log = logging.getLogger(__name__)
 
 MAX_MEMORY_BYTES = 4 * 1024 * 1024
-"""What is kept of the newest batches while the disk takes none."""
+"""Bytes of the newest batches kept in memory while the disk is full."""
 _ALL = -1
 """As a limit, to SQLite too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredBatch:
-    """One batch as it goes on the wire."""
+    """One batch as sent."""
 
     sequence: int
     records: int
@@ -46,18 +46,18 @@ class SpoolStats:
     dropped_batches: int
     dropped_records: int
     writable: bool
-    """False while batches are in memory only, because the disk does not take them."""
+    """False while batches are in memory only, because they cannot be written to disk."""
 
 
 class Spool:
-    """Batches by sequence number, bounded by bytes; any thread may call any method.
+    """Batches by sequence number, limited in bytes; thread-safe.
 
-    One agent at a time may have `directory` open. Raises `SpoolError`, a sentence
-    that says what to do, when it cannot be opened. After that nothing raises: what
-    the disk does not take stays in memory, up to a bound, and what goes beyond
-    either bound is dropped, oldest first, and counted.
+    One agent at a time may have `directory` open. Raises `SpoolError`, with what to do,
+    if it cannot be opened. After that nothing raises: what cannot be written to disk stays
+    in memory, up to a limit, and what exceeds either limit is dropped, oldest first, and
+    counted.
 
-    A spool that was written on another `machine`, as in a copied disk image, gets an identity of its own.
+    A spool that was written on another `machine`, as in a copied disk image, gets a new identity.
     """
 
     def __init__(self, directory: Path, *, max_bytes: int, machine: str | None = None) -> None:
@@ -101,22 +101,22 @@ class Spool:
 
     @property
     def last_sequence(self) -> int:
-        """The newest sequence that was given out; 0 for none."""
+        """The newest sequence assigned; 0 for none."""
         return self._last_sequence
 
     @property
     def opened_after(self) -> int:
-        """The newest sequence of an earlier life of this spool, as far as the disk knew it."""
+        """The newest sequence of an earlier life of this spool, according to the disk."""
         return self._opened_after
 
     @property
     def first_sequence(self) -> int:
-        """The oldest sequence that can still be sent; the next one when there is none."""
+        """The oldest sequence that can still be sent; the next one if there is none."""
         first = self.read_after(0, limit=1)
         return first[0].sequence if first else self._last_sequence + 1
 
     def bookmarks(self) -> Mapping[str, str]:
-        """How far each collector had read when the newest batch on disk was stored."""
+        """Each collector's read position when the newest batch on disk was stored."""
         with self._lock:
             rows = self._database.execute("SELECT collector, text FROM bookmark").fetchall()
         return dict(rows)
@@ -133,9 +133,9 @@ class Spool:
         records: int,
         bookmarks: Mapping[str, str] = MappingProxyType({}),
     ) -> int:
-        """Store what `encode` makes of the next sequence number; returns that number.
+        """Store the batch that `encode` makes for the next sequence number; returns that number.
 
-        What `encode` raises is passed on, and no number is used up. `bookmarks` are on disk when it is.
+        Errors of `encode` are passed on, and use no number. `bookmarks` are on disk when the batch is.
         """
         with self._lock:
             payload = encode(self._last_sequence + 1)
@@ -152,7 +152,7 @@ class Spool:
             return self._read_after(sequence, limit)
 
     def acknowledge(self, sequence: int) -> None:
-        """Forget every batch up to and including `sequence`: the aggregator has it."""
+        """Delete every batch up to and including `sequence`: the aggregator has it."""
         with self._lock:
             while self._unwritten and self._unwritten[0].sequence <= sequence:
                 self._unwritten.popleft()
@@ -168,12 +168,12 @@ class Spool:
                 self._bytes -= size
 
     def renew(self, renumber: Callable[[bytes, int], bytes], *, all_batches: bool = False) -> None:
-        """Take a new identity, and number the batches of this life from 1 within it, or all that are there.
+        """Take a new identity, and number the batches of this life from 1 within it, or all existing ones.
 
-        Needed when the disk forgot sequence numbers that the aggregator has seen, as
-        after a power failure: under the old identity it would take new batches for
-        repeats. What an earlier life left is given up with the old identity. Needed
-        too when another spool has the old identity; no batch is given up then.
+        Needed if the disk lost sequence numbers that the aggregator has seen, as after a
+        power failure: under the old identity it would take new batches for repeats. Batches
+        of an earlier life are dropped with the old identity. Also needed if another spool
+        has the old identity; no batch is dropped then.
         """
         with self._lock:
             batches = self._read_after(0 if all_batches else self._opened_after, _ALL)
@@ -214,7 +214,7 @@ class Spool:
             )
 
     def close(self) -> None:
-        """Write what can be written and let another agent open the directory; legal twice."""
+        """Write what can be written and release the directory; may be called twice."""
         with self._lock:
             if self._unwritten:
                 self._write()
@@ -226,13 +226,13 @@ class Spool:
             if life.copied:
                 self._leave_to_original()
         except sqlite3.Error as error:
-            # An epoch that cannot be kept would make the next life look like a copy.
+            # An epoch that cannot be stored would make the next life look like a copy.
             self._report(error)
             return Life(epoch="", previous_epoch="", copied=False)
         return life
 
     def _leave_to_original(self) -> None:
-        """Take a new identity; the batches are those of the machine that the spool was copied from."""
+        """Take a new identity; the batches belong to the machine that the spool was copied from."""
         log.warning(
             "The spool was written on another machine: this agent takes a new identity "
             "and leaves the spooled batches to the other one.",
@@ -273,7 +273,7 @@ class Spool:
             return ()
 
     def _skip(self, row: Row) -> None:
-        """Give up a batch that is not what was written: the aggregator could not read it."""
+        """Drop a damaged batch: the aggregator could not read it."""
         log.warning(
             "A batch in the spool is damaged: it is skipped, and its records are counted as dropped.",
             extra={"path": self._file.path, "sequence": row.sequence},
@@ -286,7 +286,7 @@ class Spool:
         self._batches -= 1
         self._bytes -= len(row.payload)
         self._dropped_batches += 1
-        # How many there were may be what is damaged; none has less than a byte.
+        # The stored count itself may be damaged; no record has less than a byte.
         self._dropped_records += min(max(row.records, 0), len(row.payload))
 
     def _write(self) -> None:
@@ -317,7 +317,7 @@ class Spool:
         self._bookmarks.clear()
         if not self._writable:
             self._writable = True
-            log.info("The spool can be written again.", extra={"path": self._file.path})
+            log.info("The spool is writable again.", extra={"path": self._file.path})
 
     def _trim_memory(self) -> None:
         size = sum(len(batch.payload) for batch in self._unwritten)
@@ -340,7 +340,7 @@ class Spool:
             self._writable = False
             log.error(
                 "The spool cannot be written: new batches stay in memory, and a long outage of the "
-                "aggregator will lose some. Make room on the disk.",
+                "aggregator will lose some. Free disk space.",
                 extra={"path": self._file.path, "reason": str(error)},
             )
 

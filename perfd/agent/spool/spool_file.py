@@ -1,4 +1,4 @@
-"""Opens the spool's file: its lock, its schema, and what to do when it is damaged."""
+"""Opens the spool's file: lock, schema, and recovery from damage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DAMAGED_NAME = "spool.damaged.sqlite"
 _LOCK_NAME = "agent.lock"
 _UUID = re.compile(rb"[0-9a-f-]{36}")
 _MAX_SEQUENCE = 1 << 53
-"""So many batches nobody sends: a larger number was damaged."""
+"""No agent sends this many batches: a larger number was damaged."""
 _DAMAGED_CODES = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _NO_ROOM_CODES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
 _NO_ROOM_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -38,7 +38,7 @@ class SpoolFile:
     in_memory: bool = False
 
     def close(self) -> None:
-        """Close the file and give up the lock; legal twice."""
+        """Close the file and release the lock; may be called twice."""
         self.database.close()
         if self.lock_fd is not None:
             os.close(self.lock_fd)
@@ -46,10 +46,10 @@ class SpoolFile:
 
 
 def open_file(directory: Path) -> SpoolFile:
-    """The spool in `directory`, made if it is not there; raises `SpoolError`.
+    """The spool in `directory`, created if missing; raises `SpoolError`.
 
-    A damaged file is set aside and a new identity begins. With no room on the disk
-    the spool is in memory, so that an agent can still start and stream.
+    A damaged file is moved aside and a new identity begins. If the disk is full the
+    spool is in memory, so that an agent can still start and stream.
     """
     path = directory / FILE_NAME
     lock_fd = None
@@ -65,7 +65,7 @@ def open_file(directory: Path) -> SpoolFile:
                 "Set spool.directory to a folder that this user can write."
             ) from error
         log.error(  # noqa: TRY400  (the operator must make room; where it was raised does not help)
-            "The disk of the spool is full: batches stay in memory, and a restart loses them. Make room.",
+            "The spool's disk is full: batches stay in memory, and a restart loses them. Free disk space.",
             extra={"path": str(path), "reason": reason_of(error)},
         )
         return SpoolFile(path=str(path), database=_connect(":memory:"), lock_fd=lock_fd, in_memory=True)
@@ -89,7 +89,7 @@ def _lock(directory: Path) -> int:
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     except OSError as error:
-        # The lock holds without the number in it, which is for people.
+        # The lock works without the process id in it, which is for error messages.
         if error.errno not in _NO_ROOM_ERRNOS:
             os.close(fd)
             raise
@@ -105,12 +105,12 @@ def _open_or_set_aside(path: Path) -> sqlite3.Connection:
     try:
         return _connect(str(path))
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
-        # What SQLite says of a damaged schema quotes it.
+        # SQLite's message about a damaged schema quotes it.
         if isinstance(error, sqlite3.Error) and _primary_code(error) not in _DAMAGED_CODES:
             raise
         damaged = path.with_name(DAMAGED_NAME)
         log.warning(
-            "The spool was damaged: it is set aside, and what it held is lost.",
+            "The spool was damaged: it is moved aside, and its batches are lost.",
             extra={"path": str(path), "set_aside_as": str(damaged), "reason": str(error)},
         )
         path.replace(damaged)
@@ -148,7 +148,7 @@ def _prepare_schema(database: sqlite3.Connection, path: str) -> None:
         raise SpoolError(
             f"The spool {path} was written by a newer perfd: upgrade this one, or move the file away."
         )
-    # Not part of version 1 at first; a perfd that does not know it is not disturbed by it.
+    # Not part of version 1 at first; older versions of perfd ignore it.
     database.execute("CREATE TABLE IF NOT EXISTS bookmark (collector TEXT PRIMARY KEY, text TEXT NOT NULL)")
     if version == SCHEMA_VERSION:
         _check_tables(database)
@@ -165,7 +165,7 @@ def _prepare_schema(database: sqlite3.Connection, path: str) -> None:
 
 
 def _check_tables(database: sqlite3.Connection) -> None:
-    """Raise an error of damage if they cannot be what was written; add what an older perfd did not write."""
+    """Raise an error if they are damaged; add what an older perfd did not write."""
     try:
         if "crc32" not in {row[1] for row in database.execute("PRAGMA table_info(batch)")}:
             # Also not part of version 1 at first: such batches have none.
@@ -184,8 +184,8 @@ def _check_tables(database: sqlite3.Connection) -> None:
         raise _damaged("it has no identity")
     agent_id, kind, last_sequence, newest = rows[0]
     if not _UUID.fullmatch(agent_id) or kind != "integer" or not newest <= last_sequence <= _MAX_SEQUENCE:
-        # No aggregator would take what is numbered by it.
-        raise _damaged("its identity cannot be what was written")
+        # No aggregator would accept batches numbered by it.
+        raise _damaged("its identity is invalid")
 
 
 def _damaged(reason: str) -> sqlite3.DatabaseError:
@@ -202,5 +202,5 @@ def _is_no_room(error: OSError | sqlite3.Error) -> bool:
 
 def _primary_code(error: sqlite3.Error) -> int:
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-    # The upper bits tell more about the same condition: https://www.sqlite.org/rescode.html
+    # The upper bits give details of the same condition: https://www.sqlite.org/rescode.html
     return int(code) & 0xFF

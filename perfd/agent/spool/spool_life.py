@@ -1,4 +1,4 @@
-"""Which machine a spool belongs to and which life of it this is, so that a copy of it is noticed."""
+"""The machine and the current life of a spool, so that a copy is detected."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TABLE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """The present life of a spool. Epochs are random and known to nobody but the agent and its aggregator."""
+    """The current life of a spool. Epochs are random, and known only to the agent and its aggregator."""
 
     epoch: str
     previous_epoch: str
@@ -29,7 +29,7 @@ class Life:
 
 
 def machine_fingerprint(machine_id: Path = _MACHINE_ID) -> str:
-    """A hash of this machine's id, which is confidential itself (machine-id(5)); empty when it has none."""
+    """A hash of this machine's id, which is confidential (machine-id(5)); empty if it has none."""
     try:
         content = machine_id.read_bytes().strip()
     except OSError:
@@ -38,9 +38,9 @@ def machine_fingerprint(machine_id: Path = _MACHINE_ID) -> str:
 
 
 def begin_life(database: sqlite3.Connection, machine: str) -> Life:
-    """Note that the spool is opened; raises `sqlite3.Error` when the disk does not take it.
+    """Record that the spool is opened; raises `sqlite3.Error` if it cannot be written.
 
-    An epoch that no aggregator welcomed yet is kept, because one may have seen it all the same.
+    An epoch that no aggregator welcomed yet is kept, because one may have seen it.
     """
     database.execute(_TABLE)
     written_on, epoch, welcomed = _read_life(database)
@@ -54,7 +54,7 @@ def begin_life(database: sqlite3.Connection, machine: str) -> Life:
 
 
 def _read_life(database: sqlite3.Connection) -> tuple[str, str, str]:
-    """What was noted last; empty when nothing was, or when it is damaged: that must not look like a copy."""
+    """The last recorded life; empty if none, or damaged: that must not look like a copy."""
     row = database.execute("SELECT machine, epoch, welcomed, crc32 FROM life").fetchone()
     if row is None or _checksum(*row[:3]) != row[3]:
         return "", "", ""
@@ -66,7 +66,7 @@ def _checksum(machine: str, epoch: str, welcomed: str) -> int:
 
 
 def write_life(database: sqlite3.Connection, machine: str, epoch: str, welcomed: str) -> None:
-    """Replace what is noted, and return once a power failure cannot take it back."""
+    """Replace the record, and return once it survives a power failure."""
     noted = (machine, epoch, welcomed)
     database.execute("PRAGMA synchronous=FULL")
     try:

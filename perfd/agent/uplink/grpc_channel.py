@@ -1,4 +1,4 @@
-"""Opens gRPC channels to the aggregator as the configuration wants them, encrypted or not."""
+"""Opens gRPC channels to the aggregator as configured, encrypted or not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from perfd.wire.service import CLIENT_OPTIONS, CONNECT_METHOD
 
 
 class StreamCall(Protocol):
-    """An open stream: iterate it for what the aggregator sends; it raises `grpc.RpcError` when it breaks."""
+    """An open stream: iterate it for the aggregator's messages; raises `grpc.RpcError` when it breaks."""
 
     def __iter__(self) -> Iterator[bytes]: ...
 
@@ -26,7 +26,7 @@ class StreamCall(Protocol):
 
 def connect(channel: grpc.Channel, requests: Iterator[bytes]) -> StreamCall:
     """Open the stream, and send `requests` from a thread of gRPC."""
-    # Without serializers gRPC passes bytes on as they are: batches lie encoded in the spool.
+    # Without serializers gRPC passes bytes unchanged: batches are encoded in the spool.
     method = channel.stream_stream(CONNECT_METHOD, request_serializer=None, response_deserializer=None)
     return cast("StreamCall", method(requests))
 
@@ -35,7 +35,7 @@ class ChannelFactory:
     """Makes one channel after another to the same aggregator.
 
     Certificates are read for each channel, so that renewed ones are used without
-    a restart. Raises `ConfigError` when the configuration cannot work.
+    a restart. Raises `ConfigError` if the configuration cannot work.
     """
 
     def __init__(self, config: UplinkConfig) -> None:
@@ -49,7 +49,7 @@ class ChannelFactory:
             _credentials(config.tls)
         elif not (config.allow_plaintext or is_loopback(host)):
             raise ConfigError(
-                f"uplink.address {config.address} is another machine and uplink.tls is not set: "
+                f"uplink.address {config.address} is another machine, and uplink.tls is not set: "
                 "configure TLS, or set uplink.allow_plaintext to true to send without encryption."
             )
 
@@ -61,7 +61,7 @@ class ChannelFactory:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether what is sent to `host` stays on this machine."""
+    """Whether traffic to `host` stays on this machine."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

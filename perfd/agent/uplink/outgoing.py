@@ -1,4 +1,4 @@
-"""What one connection sends, in the order and at the pace that the protocol allows."""
+"""The messages of one connection, in the order and at the pace that the protocol allows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Statuses: TypeAlias = dict[tuple[str, tuple[int, ...]], CaptureStatus]
 
 
 def put_status(statuses: Statuses, status: CaptureStatus) -> None:
-    """Put a status in place of the older one of the same ranks; a final one also ends all that are open."""
+    """Replace the older status of the same ranks; a final one also ends all that are open."""
     if status.state.final:
         over = [key for key, old in statuses.items() if key[0] == status.capture_id and not old.state.final]
         for key in over:
@@ -36,13 +36,13 @@ class Timeouts:
 
 
 class OutgoingMessages:
-    """An iterator of encoded messages that blocks until there is one to send; gRPC's thread asks it.
+    """An iterator of encoded messages that blocks until there is one to send; called by gRPC's thread.
 
     `Hello` comes first; nothing follows before `welcomed`. Then come statuses, and
     batches of the spool after the one that the aggregator has, of which at most
-    `window` are unacknowledged. `changed` guards all state; whoever adds to the spool
-    notifies it. With `changed` held, `on_sent` is told of each batch, and `on_stall` is
-    called when an answer is overdue.
+    `window` are unacknowledged. `changed` guards all state; the code that adds to the
+    spool notifies it. With `changed` held, `on_sent` is called for each batch, and
+    `on_stall` when an answer is overdue.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class OutgoingMessages:
         return bool(self._statuses)
 
     def welcomed(self, last_sequence: int) -> None:
-        """Go on after `last_sequence`; call with `changed` held."""
+        """Continue after `last_sequence`; call with `changed` held."""
         self._welcomed = True
         self._sent = last_sequence
         self._owed_since_s = None
@@ -107,7 +107,7 @@ class OutgoingMessages:
         self._changed.notify_all()
 
     def finish(self, goodbye: Goodbye) -> None:
-        """End the iteration with `goodbye` when all that may be sent was sent; call with `changed` held."""
+        """End the iteration with `goodbye` once everything was sent; call with `changed` held."""
         self._finishing = True
         self._goodbye = goodbye
         self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""When to connect to the aggregator again: a policy without I/O, so that tests can ask it anything.
+"""When to reconnect to the aggregator: a policy without I/O.
 
 Backoff with full jitter: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
 """
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 _STABLE_AFTER_S = 10.0
-"""A connection that lasted so long makes the next failure a first one again. Without it, an
-aggregator that welcomes and then drops its agents would be called without a pause."""
+"""After a connection this long, the next failure counts as the first. A shorter one does not reset the
+backoff: otherwise an aggregator that welcomes and then drops its agents would be called without a pause."""
 _MAX_DOUBLINGS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The agent wants to be connected from now on."""
+    """The agent should be connected from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,14 @@ class Welcomed:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The connection ended, or could not be made."""
+    """The connection ended or failed."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class WaitOver:
-    """The time that a `Wait` asked for has passed."""
+    """The time of a `Wait` has passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +49,21 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Do nothing for so long; `WaitOver` follows."""
+    """Do nothing for this long; `WaitOver` follows."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class ReportOutage:
-    """Tell the operator, once for an outage."""
+    """Log an outage, once."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReportRecovery:
-    """Tell the operator that an outage is over."""
+    """Log the end of an outage."""
 
     outage_s: float
 
@@ -73,7 +73,7 @@ Action: TypeAlias = Connect | Wait | ReportOutage | ReportRecovery
 
 
 class ReconnectPolicy:
-    """Decides what follows on each event. `random` returns numbers from 0 to below 1."""
+    """Returns the actions for each event. `random` returns numbers from 0 to below 1."""
 
     def __init__(self, *, initial_s: float, max_s: float, random: Callable[[], float]) -> None:
         self._initial_s = initial_s
@@ -85,7 +85,7 @@ class ReconnectPolicy:
         self._stopped = False
 
     def handle(self, event: Event, now_s: float) -> Sequence[Action]:
-        """What to do about `event`, in order; nothing any more after `Stopped`."""
+        """The actions for `event`, in order; none after `Stopped`."""
         if self._stopped:
             return ()
         match event:

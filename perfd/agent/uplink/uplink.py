@@ -1,4 +1,4 @@
-"""The agent's end of the stream: keeps it up, sends what the spool holds, forgets what is acknowledged."""
+"""The agent's end of the stream: keeps it open, sends the spool, deletes what is acknowledged."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _CLOSE_TIMEOUT_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UplinkState:
-    """How the stream fares; a new one replaces it at each change, so any thread may read it."""
+    """The state of the stream; replaced at each change, so any thread may read it."""
 
     connected: bool = False
     sent_sequence: int = 0
@@ -55,10 +55,10 @@ class UplinkState:
 
 
 class Uplink:
-    """Streams the batches of a spool to the aggregator, from a thread of its own.
+    """Streams the batches of a spool to the aggregator, from its own thread.
 
-    `clock` labels what is sent; waiting is always done in real time, because the
-    network is real in a replay too. Raises `ConfigError` when `config` cannot work.
+    `clock` labels messages; waiting is always done in real time, because the
+    network is real in a replay too. Raises `ConfigError` if `config` cannot work.
     """
 
     def __init__(
@@ -95,20 +95,20 @@ class Uplink:
 
     @property
     def state(self) -> UplinkState:
-        """How the stream fares."""
+        """The state of the stream."""
         return self._state
 
     def start(self) -> None:
-        """Begin to connect, and to connect again whenever the stream ends."""
+        """Connect, and reconnect whenever the stream ends."""
         self._thread.start()
 
     def notify(self) -> None:
-        """Say that the spool has something new."""
+        """Report that the spool has new batches."""
         with self._changed:
             self._changed.notify_all()
 
     def send_status(self, status: CaptureStatus) -> None:
-        """Tell the aggregator where a capture stands: now, and again after each reconnection."""
+        """Send the state of a capture to the aggregator: now, and again after each reconnection."""
         with self._changed:
             put_status(self._statuses, status)
             while len(self._statuses) > _KEPT_STATUSES:
@@ -117,7 +117,7 @@ class Uplink:
                 self._outgoing.add_status(status)
 
     def wait_acknowledged(self, sequence: int, timeout_s: float) -> bool:
-        """Whether the aggregator has everything up to `sequence`, after `timeout_s` at the latest."""
+        """True if the aggregator has everything up to `sequence` within `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: self._state.acknowledged_sequence >= sequence, timeout_s)
 
@@ -167,12 +167,12 @@ class Uplink:
                 case reconnect.ReportOutage(reason):
                     if not self._stopping:
                         log.warning(
-                            "The aggregator cannot be reached: batches wait in the spool.",
+                            "The aggregator is unreachable: batches wait in the spool.",
                             extra={"address": self._config.address, "reason": reason},
                         )
                 case reconnect.ReportRecovery(outage_s):
                     log.info(
-                        "The aggregator is reached again.",
+                        "The aggregator is connected again.",
                         extra={"address": self._config.address, "outage_s": round(outage_s, 1)},
                     )
         return event
@@ -242,8 +242,8 @@ class Uplink:
             if isinstance(message, Welcome) and message.renew_identity:
                 self._spool.renew(convert.with_sequence, all_batches=True)
                 log.warning(
-                    "The aggregator knows another spool by this agent's identity, as of a copied disk: "
-                    "the agent goes on under a new one.",
+                    "Another spool has this agent's identity, as on a copied disk: "
+                    "the agent takes a new one.",
                     extra={"node": self._node},
                 )
                 return "the agent took a new identity"
@@ -251,7 +251,7 @@ class Uplink:
                 self._spool.renew(convert.with_sequence)
                 log.warning(
                     "The spool lost its newest sequence numbers, as after a power failure: "
-                    "the agent goes on under a new identity.",
+                    "the agent takes a new identity.",
                     extra={"agent_id": self._spool.agent_id},
                 )
                 return "the agent took a new identity"
@@ -259,8 +259,8 @@ class Uplink:
         return "the aggregator closed the stream"
 
     def _must_renew(self, welcome: Welcome) -> bool:
-        # Nothing of this life was sent before the first welcome, so the aggregator cannot know more
-        # than the spool did when it was opened, unless the spool forgot something.
+        # Nothing of this life was sent before the first welcome, so the aggregator cannot have more
+        # than the spool had when it was opened, unless the spool lost something.
         known = max(welcome.last_sequence, welcome.received_sequence)
         return self._state.connections == 0 and known > self._spool.opened_after
 
@@ -279,7 +279,7 @@ class Uplink:
 
     def _acknowledge(self, stored: int, received: int, outgoing: OutgoingMessages, *, welcome: bool) -> None:
         with self._changed:
-            # An aggregator that claims more than it was sent must not make the agent forget unsent batches.
+            # An aggregator that claims more than it was sent must not make the agent delete unsent batches.
             most = self._spool.last_sequence if welcome else outgoing.sent_sequence
             known, received = min(stored, most), min(max(stored, received), most)
             self._spool.acknowledge(known)
@@ -302,7 +302,7 @@ class Uplink:
 
 
 def _reason(error: grpc.RpcError) -> str:
-    # What gRPC raises for a call is the call itself, which knows its status.
+    # gRPC raises the call itself, which has its status.
     if isinstance(error, grpc.Call):
         return f"{error.code().name}: {error.details()}"
     return str(error)
