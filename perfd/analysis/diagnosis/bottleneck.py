@@ -21,8 +21,8 @@ from perfd.analysis.diagnosis.link_findings import judge_links
 from perfd.analysis.diagnosis.pipeline_findings import judge_pipeline
 from perfd.analysis.diagnosis.sequence_findings import judge_sequences
 from perfd.analysis.diagnosis.straggler_findings import judge_straggler, judge_throttling
-from perfd.analysis.findings import Finding, Kind, advice, computation_leads, ranked
-from perfd.formatting import percent
+from perfd.analysis.findings import Finding, Kind, advice, computation_leads, fitted, is_set, ranked
+from perfd.formatting import duration, percent
 from perfd.thresholds import THRESHOLDS
 
 _Judge = Callable[[JobEvidence], Finding | None]
@@ -60,7 +60,23 @@ def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
         [_with_losses(finding, facts) for judge in judges if (finding := judge(facts)) is not None]
     )
     computation = judge_compute(facts)
-    return [computation, *found] if computation_leads(found, computation) else found
+    leads = computation_leads(found, computation)
+    return [_with_advice(finding, facts) for finding in ([computation, *found] if leads else found)]
+
+
+def _with_advice(finding: Finding, facts: JobEvidence) -> Finding:
+    """The finding, whose advice names options of the framework that runs and what to expect of it."""
+    return replace(finding, advice=f"{fitted(finding.advice, facts.software)}{_expected(finding, facts)}")
+
+
+def _expected(finding: Finding, facts: JobEvidence) -> str:
+    """Step time and MFU without all that the finding costs; empty where that is unknown, or the job hangs."""
+    step_s, mfu, gain = facts.step_time.median, facts.efficiency.mfu_ratio, finding.gain_ratio
+    if not (step_s and gain and gain < 1 and finding.advice) or finding.kind in {Kind.HANG, Kind.UNKNOWN}:
+        return ""
+    without = f"{duration(step_s)} to {duration(step_s * (1 - gain))}"
+    gained = f", MFU {percent(mfu)} to {percent(mfu / (1 - gain))}" if mfu else ""
+    return f" At most: {without} per step{gained}."
 
 
 def _with_losses(finding: Finding, facts: JobEvidence) -> Finding:
@@ -82,7 +98,7 @@ def _judge_optimizer(facts: JobEvidence) -> Finding | None:
         kind=Kind.OPTIMIZER,
         confidence=0.8,
         evidence=[f"The optimizer takes {percent(lost)} of a step ({facts.optimizer.source})."],
-        advice=advice.OPTIMIZER,
+        advice=advice.SHARDED_OPTIMIZER if is_set("shard_optimizer", facts.software) else advice.OPTIMIZER,
         gain_ratio=lost,
     )
 

@@ -7,7 +7,7 @@ from collections import Counter
 from perfd.analysis.collectives import bandwidth_words, busiest
 from perfd.analysis.communication import Communication, costliest, known_in_all, not_used
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
-from perfd.analysis.findings import Finding, Kind, advice
+from perfd.analysis.findings import Finding, Kind, advice, is_set
 from perfd.formatting import duration, percent, rank_names
 from perfd.model import JobDescription
 from perfd.thresholds import THRESHOLDS
@@ -61,7 +61,7 @@ def judge_communication(facts: JobEvidence) -> Finding | None:
         kind=Kind.COMMUNICATION,
         confidence=0.4 if unseen else 0.8,
         evidence=evidence,
-        advice=_advice(facts, lost, slow_links=slow_links),
+        advice=advice.CAPTURE_OVERLAP if unseen else _advice(facts, lost, slow_links=slow_links),
         # Of so much that computation could not hide it all, what is lost is close to that.
         gain_ratio=lost if not unseen or lost >= _CANNOT_HIDE else None,
         waiting_ratio=_waiting(communication, lost),
@@ -184,11 +184,17 @@ def _of_gradients(facts: JobEvidence, lost: float) -> str:
     # Twice the micro-batches double all but the gradients' collectives and the optimizer.
     fixed = lost + (facts.optimizer.share_ratio or 0.0)
     accumulated = lost / (2 * (1 - fixed) + fixed) if fixed < 1 else lost
-    overlap = advice.overlap_gradients(already=bool(facts.communication.gradients_overlapped))
-    return (
-        f"{overlap}: saves at most {percent(lost)} of the step. Or accumulate over twice as many"
-        f" micro-batches: communication falls to about {percent(accumulated)}."
+    mfu = facts.efficiency.mfu_ratio
+    gained = f", and MFU goes from {percent(mfu)} to {percent(mfu / (1 - fixed / 2))}" if mfu else ""
+    more = (
+        "ccumulate over twice as many micro-batches [[accumulate]]: communication falls to about"
+        f" {percent(accumulated)}{gained}."
     )
+    overlapped = facts.communication.gradients_overlapped
+    if overlapped and is_set("overlap_parameters", facts.software):
+        return f"{advice.OVERLAPPED}: a{more}"
+    first = advice.OVERLAP_PARAMETERS if overlapped else advice.OVERLAP_GRADIENTS
+    return f"{first}: saves at most {percent(lost)} of the step. Or a{more}"
 
 
 def _of_tensor_groups(facts: JobEvidence, *, known: bool) -> list[str]:

@@ -12,6 +12,7 @@ from perfd.analysis.communication import capture_evidence, communication, with_c
 from perfd.analysis.data.analysis_settings import AnalysisSettings
 from perfd.analysis.data.job_data import Floats, JobData, NcclTimeTable
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
+from perfd.analysis.findings import software_of
 from perfd.analysis.hang import hang, message_of
 from perfd.analysis.layout import LinkSpeeds, data_parallel_link_bytes_per_s, speeds
 from perfd.analysis.steps import (
@@ -71,6 +72,11 @@ def facts_of(
     return JobEvidence(
         parallel=parallel,
         description=description,
+        software=software_of(
+            description.framework if description else None,
+            description.arguments if description else {},
+            (kind.operation for kind in kernels.kinds),
+        ),
         efficiency=_efficiency(job, settings, steady, activity),
         communication=with_capture(seen, kernels, capture, parallel),
         nccl=kernels,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from perfd.analysis.collectives import NcclSummary
 from perfd.analysis.communication import CaptureEvidence, Communication
+from perfd.analysis.findings import Software
 from perfd.analysis.hang import Hang
 from perfd.analysis.steps import (
     DataLoading,
@@ -31,6 +32,8 @@ class JobEvidence:
     parallel: ParallelLayout
     description: JobDescription | None = None
     """What the job said of itself; None until it did."""
+    software: Software = field(default_factory=Software)
+    """What runs it, and which options it has set."""
     efficiency: Efficiency
     communication: Communication
     pipeline: Pipeline

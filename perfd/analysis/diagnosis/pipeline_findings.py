@@ -66,7 +66,7 @@ def _expected_bubble(facts: JobEvidence, lost_ratio: float) -> Finding:
             f" {percent(lost_ratio)} of a step."
         )
     else:
-        evidence.append("No timer measures it (Megatron-LM prints them with --timing-log-level 2).")
+        evidence.append("No timer measures it.")
     return Finding(
         kind=Kind.PIPELINE_BUBBLE,
         confidence=0.4,

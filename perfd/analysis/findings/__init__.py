@@ -6,6 +6,7 @@ Pure, and free of numpy: traces and servers use it too.
 from perfd.analysis.findings.causal_graph import computation_leads, ranked
 from perfd.analysis.findings.finding import Culprit, Effect, Finding, finding_json
 from perfd.analysis.findings.finding_kind import FAULTS, Kind
+from perfd.analysis.findings.framework_options import OptionsOf, Software, fitted, is_set, software_of
 
 __all__ = [
     "FAULTS",
@@ -13,7 +14,12 @@ __all__ = [
     "Effect",
     "Finding",
     "Kind",
+    "OptionsOf",
+    "Software",
     "computation_leads",
     "finding_json",
+    "fitted",
+    "is_set",
     "ranked",
+    "software_of",
 ]

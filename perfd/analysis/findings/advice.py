@@ -1,4 +1,7 @@
-"""What to do about each cause: one text per cause, for live analysis and for traces."""
+"""What to do about each cause: one text per cause, for live analysis and for traces.
+
+A name in double brackets stands for options of the framework that runs (`framework_options`).
+"""
 
 from __future__ import annotations
 
@@ -10,31 +13,36 @@ from perfd.formatting import percent, rank_names
 
 LARGER_KERNELS = (
     "Make the kernels larger: bigger micro-batches, fused attention, MLP and norms, less recomputation; FP8"
-    " if the model tolerates it."
+    " if the model tolerates it [[fp8]]."
 )
 FEWER_BYTES = (
     "Move fewer bytes per operation: fused attention, norms and optimizer, BF16 instead of FP32, less"
     " recomputation of cheap layers, and a larger micro-batch."
 )
 FUSE_ELEMENT_WISE = (
-    "Fuse element-wise kernels (torch.compile; fused norm, dropout and optimizer): matrix operations are the"
-    " smaller part of the computation."
+    "Fuse element-wise kernels: a compiler [[larger_launches]], or fused norm, dropout and optimizer; matrix"
+    " operations are the smaller part of the computation."
 )
 LARGEST_KERNELS = "Analyze the largest kernels with ncu, and use FP8 if the model tolerates it."
 OPTIMIZER = (
-    "Shard the optimizer over the data-parallel group (Megatron-LM: --use-distributed-optimizer), use a fused"
-    " optimizer, or accumulate gradients over more micro-batches."
+    "Shard the optimizer over the data-parallel group [[shard_optimizer]], use a fused optimizer"
+    " [[fused_optimizer]], or accumulate gradients over more micro-batches [[accumulate]]."
+)
+SHARDED_OPTIMIZER = (
+    "The optimizer is sharded already: use a fused one [[fused_optimizer]], or accumulate gradients over more"
+    " micro-batches [[accumulate]]."
 )
 MEMORY_CAPACITY = (
-    "Recompute activations, shard the optimizer, or use smaller micro-batches before a longer sequence runs"
-    " out of memory."
+    "Recompute activations [[recompute]], shard the optimizer [[shard_optimizer]], or use smaller"
+    " micro-batches before a longer sequence runs out of memory."
 )
 
 # The host: launches, synchronization, copies, input.
 
 LAUNCH_LESS = (
-    "Launching the kernels takes longer than running them: use CUDA graphs or torch.compile, fuse small"
-    " kernels and the optimizer, enlarge the micro-batch, or take work off the launching thread."
+    "Launching the kernels takes longer than running them: use CUDA graphs or a compiler"
+    " [[larger_launches]], fuse small kernels and the optimizer, enlarge the micro-batch, or take work off"
+    " the launching thread."
 )
 LONG_GAPS = (
     "Most of it is in gaps over 100 µs in which the host does something else: input, logging, Python's"
@@ -46,7 +54,7 @@ SYNCHRONIZATION = (
 )
 HOST_BOUND = (
     "Take an Nsight Systems capture: it tells late launches from synchronization. CUDA graphs help against"
-    " the first; keep Python's garbage collector out of the step."
+    " the first [[larger_launches]]; keep Python's garbage collector out of the step [[garbage]]."
 )
 RECORD_THE_HOST = "Record the host too (CPU activity, or the CUDA API): only that explains idle GPUs."
 COPIES = (
@@ -55,8 +63,8 @@ COPIES = (
 )
 PAGEABLE_COPIES = "Pin host memory (pin_memory=True) and copy with non_blocking=True."
 SLOW_INPUT = (
-    "Give the data loader more workers and prefetching, keep the data on local disks, and move tokenization"
-    " out of the training loop."
+    "Give the data loader more workers and prefetching [[loader]], keep the data on local disks, and move"
+    " tokenization out of the training loop."
 )
 SEQUENCES = (
     "Balance the cost of sequences over data-parallel ranks and micro-batches: sort or pack them by the sum"
@@ -90,37 +98,32 @@ NVLINK_UNUSED = (
     "NCCL does not use NVLink here: look for NCCL_P2P_DISABLE, NCCL_P2P_LEVEL or a container that hides"
     " peers, and at the transports in NCCL_DEBUG=INFO; nvidia-smi nvlink -s shows links that are down."
 )
-LESS_TENSOR = (
-    "use less tensor parallelism if memory allows it, or overlap it (Megatron-LM: --sequence-parallel,"
-    " --tp-comm-overlap)"
-)
+LESS_TENSOR = "use less tensor parallelism if memory allows it, or overlap it [[overlap_tensor]]"
 BY_DIMENSION: Mapping[str, str] = {
     "tp": f"Tensor-parallel groups have the most exposed communication: {LESS_TENSOR}",
     "pp": "Transfers between stages have the most exposed communication: interleave the schedule, which sends"
-    " beside computation (Megatron-LM: --num-layers-per-virtual-pipeline-stage), or use fewer stages",
+    " beside computation [[interleave]], or use fewer stages",
     "cp": "Context-parallel groups have the most exposed communication: keep them inside a node, exchange"
-    " keys and values beside attention (Megatron-LM: --cp-comm-type p2p), or use less context parallelism"
+    " keys and values beside attention [[context]], or use less context parallelism"
     " if memory allows it",
     "ep": "The exchange of expert tokens has the most exposed communication: keep expert groups inside a"
-    " node, or exchange beside computation (Megatron-LM: --overlap-moe-expert-parallel-comm)",
+    " node, or exchange beside computation [[overlap_experts]]",
     "world": "Collectives over all ranks have the most exposed communication: average losses, check"
-    " gradients and wait at barriers less often (Megatron-LM: --no-barrier-with-level-1-timing)",
+    " gradients and wait at barriers less often [[no_barriers]]",
 }
 """By parallel dimension; the expected gain follows."""
-_OVERLAP_PARAMETERS = "--overlap-param-gather with the distributed optimizer"
-
-
-def overlap_gradients(*, already: bool) -> str:
-    """What overlaps data-parallel communication; `already` is whether gradient reduction is overlapped."""
-    if already:
-        return (
-            "Gradient reduction already overlaps with the backward pass; overlap the gathering of"
-            f" parameters too (Megatron-LM: {_OVERLAP_PARAMETERS})"
-        )
-    return (
-        "Overlap gradient reduction with the backward pass (Megatron-LM: --overlap-grad-reduce, and"
-        f" {_OVERLAP_PARAMETERS})"
-    )
+OVERLAP_GRADIENTS = (
+    "Overlap gradient reduction with the backward pass [[overlap_gradients]], and the gathering of parameters"
+    " with the forward pass [[overlap_parameters]]"
+)
+OVERLAPPED = "Gradients and parameters already move beside computation"
+OVERLAP_PARAMETERS = (
+    "Gradient reduction already overlaps with the backward pass; overlap the gathering of parameters too"
+    " [[overlap_parameters]]"
+)
+CAPTURE_OVERLAP = (
+    "A capture shows how much of it is exposed (`perfd capture start JOB`), before anything is changed."
+)
 
 
 def tensor_groups_over_nodes(tensor: int, gpus_per_node: int) -> str:
@@ -133,12 +136,8 @@ def tensor_groups_over_nodes(tensor: int, gpus_per_node: int) -> str:
 
 # Pipelines.
 
-BALANCE_STAGES = (
-    "Move layers away from the slowest stage (Megatron-LM: --decoder-first-pipeline-num-layers,"
-    " --decoder-last-pipeline-num-layers, or --account-for-embedding-in-pipeline-split and"
-    " --account-for-loss-in-pipeline-split)."
-)
-FILL_PIPELINE = "Use more micro-batches per step, or interleave the schedule."
+BALANCE_STAGES = "Move layers away from the slowest stage [[balance_stages]]."
+FILL_PIPELINE = "Use more micro-batches per step, or interleave the schedule [[interleave]]."
 
 
 def fill_pipeline(stages: int, micro_batches: int, chunks: int) -> str:
@@ -148,7 +147,8 @@ def fill_pipeline(stages: int, micro_batches: int, chunks: int) -> str:
     interleaved = idle / (2 * chunks * micro_batches + idle)
     return (
         f"Use more micro-batches per step (theory: {percent(more)} with {4 * micro_batches} instead of"
-        f" {micro_batches}), or interleave with {2 * chunks} model chunks per stage ({percent(interleaved)});"
+        f" {micro_batches}), or interleave with {2 * chunks} model chunks per stage [[interleave]]"
+        f" ({percent(interleaved)});"
         " fewer stages help too if memory allows it."
     )
 
@@ -165,7 +165,7 @@ THROTTLING = (
     "Check cooling and the power limit of these GPUs (nvidia-smi -q -d PERFORMANCE), and take the node out of"
     " the job if it does not recover."
 )
-TIMERS_BY_RANK = "log timers by rank (Megatron-LM: --timing-log-option all)"
+TIMERS_BY_RANK = "log timers by rank [[timers_by_rank]]"
 
 
 def slow_host(rank: int) -> str:
@@ -214,8 +214,8 @@ def busy_gpu(rank: int | None) -> str:
     if rank is not None:
         return f"Check rank {rank} for {look}"
     return (
-        "Find the rank: NCCL timings (perfd's plugin), GPM activity or timers by rank (Megatron-LM:"
-        f" --timing-log-option all) identify it. Then check it for {look}"
+        "Find the rank: NCCL timings (perfd's plugin), GPM activity or timers by rank"
+        f" [[timers_by_rank]] identify it. Then check it for {look}"
     )
 
 
@@ -249,13 +249,9 @@ LONGER_RUN = (
     " not count."
 )
 CAPTURE = "A capture (`perfd capture start JOB`) shows the kernels of a step, and what runs beside them."
-PHASE_TIMERS = (
-    "Log phase timers (Megatron-LM: --timing-log-level 2 --log-throughput), or time the phases of your own"
-    " loop with perfd.hook."
-)
+PHASE_TIMERS = "Log phase timers [[phase_timers]], or time the phases of your own loop with perfd.hook."
 MORE_TIMERS = (
-    "Time what else a step does (Megatron-LM: --timing-log-level 2; your own loop: phases and `batches` of"
-    " perfd.hook)."
+    "Time what else a step does [[phase_timers]], in your own loop with phases and `batches` of perfd.hook."
 )
 NO_GPU = "If the job has GPUs, `perfd doctor` on its nodes shows why perfd does not see them."
 NO_STEPS = (

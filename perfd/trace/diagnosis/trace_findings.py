@@ -7,9 +7,18 @@ are all there, so that they compare with each other and add up.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from perfd.analysis.findings import Culprit, Finding, Kind, advice, computation_leads, ranked
+from perfd.analysis.findings import (
+    Culprit,
+    Finding,
+    Kind,
+    Software,
+    advice,
+    computation_leads,
+    fitted,
+    ranked,
+)
 from perfd.formatting import duration, percent
 from perfd.thresholds import THRESHOLDS
 from perfd.trace.breakdown import KernelRow, busy_by_class
@@ -21,6 +30,7 @@ from perfd.trace.diagnosis.trace_analysis import TraceAnalysis
 
 _IDLE = frozenset({Kind.HOST_BOUND, Kind.LAUNCH_BOUND, Kind.SYNCHRONIZATION})
 _MOSTLY = 0.5
+_UNKNOWN_SOFTWARE = Software()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +51,8 @@ class Diagnosis:
         return self.cause or self.bottleneck
 
 
-def diagnose(analysis: TraceAnalysis) -> Diagnosis:
-    """Every finding, what to act on first, and the class that costs most."""
+def diagnose(analysis: TraceAnalysis, software: Software = _UNKNOWN_SOFTWARE) -> Diagnosis:
+    """Every finding, what to act on first, and the class that costs most; advice is for `software`."""
     part = shares(analysis)
     doubts = [found for found in (judge_losses(analysis),) if found is not None]
     if part is None:
@@ -57,6 +67,8 @@ def diagnose(analysis: TraceAnalysis) -> Diagnosis:
     of_ranks = (judge_straggler(analysis), judge_loading(analysis), judge_pipeline(analysis))
     computation = _judge_compute(analysis, part)
     roots = ranked([*classes, *(found for found in of_ranks if found is not None)])
+    roots = [replace(found, advice=fitted(found.advice, software)) for found in roots]
+    computation = replace(computation, advice=fitted(computation.advice, software))
     leads = computation_leads(roots, computation)
     findings = [computation, *roots] if leads else [*roots, computation]
     bottleneck = _class(classes, computation, part)

@@ -1,0 +1,97 @@
+"""Advice names options of the framework that runs, and only those that are not set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+from analysis.jobs import description, job_data, phase_table, step_table
+
+from perfd.analysis.diagnosis import AnalysisSettings, summarise
+from perfd.analysis.findings import Kind, OptionsOf, Software, advice, fitted, is_set, software_of
+from perfd.analysis.findings.framework_options import _OPTIONS
+
+EVERY = [value for name in dir(advice) if isinstance(value := getattr(advice, name), str) and name.isupper()]
+
+
+def software(framework: OptionsOf | None, **arguments: str) -> Software:
+    return Software(framework=framework, arguments=arguments)
+
+
+@pytest.mark.parametrize(
+    ("framework", "operations", "expected"),
+    [
+        ("megatron-lm", ["ReduceScatter", "AllGather"], OptionsOf.MEGATRON),
+        ("hf-trainer", ["AllReduce"], OptionsOf.HF_TRAINER),
+        ("torchtitan", [], OptionsOf.FSDP),
+        (None, ["ReduceScatter", "AllGather", "AllReduce"], OptionsOf.FSDP),
+        ("perfd.hook", ["AllReduce", "Broadcast"], OptionsOf.DDP),
+        (None, ["AllGather"], None),
+        ("nemo", ["AllReduce"], None),
+    ],
+)
+def test_what_runs_is_told_by_the_log_else_by_the_collectives_of_a_loop(framework, operations, expected):
+    assert software_of(framework, {}, operations).framework is expected
+
+
+@pytest.mark.parametrize("framework", [*OptionsOf, None])
+@pytest.mark.parametrize("text", EVERY)
+def test_no_advice_names_options_of_another_framework(text: str, framework: OptionsOf | None):
+    said = fitted(text, software(framework))
+
+    assert "[[" not in said
+    others = {
+        option
+        for by_framework in _OPTIONS.values()
+        for other, options in by_framework.items()
+        if other is not framework
+        for option in options
+        if option.startswith("--") or "_" in option or "." in option
+    }
+    own = " ".join(option for options in _OPTIONS.values() for option in options.get(framework, ()))
+    assert not [option for option in others if option in said and option not in own]
+
+
+def test_options_that_the_job_has_set_are_left_out():
+    some = software(OptionsOf.MEGATRON, use_distributed_optimizer="True", overlap_param_gather="False")
+
+    assert fitted("Gather [[overlap_parameters]].", some) == "Gather (Megatron-LM: --overlap-param-gather)."
+    assert is_set("shard_optimizer", some)
+    assert fitted("Shard [[shard_optimizer]].", some) == "Shard."
+    assert not is_set("shard_optimizer", software(OptionsOf.MEGATRON))
+    assert not is_set("shard_optimizer", software(None, use_distributed_optimizer="True"))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "left"),
+    [
+        ("phase_timers", {"timing_log_level": "2"}, " (Megatron-LM: --log-throughput)"),
+        (
+            "phase_timers",
+            {"timing_log_level": "0", "log_throughput": "True"},
+            " (Megatron-LM: --timing-log-level 2)",
+        ),
+        ("loader", {"num_workers": "2"}, " (Megatron-LM: --num-workers, now 2)"),
+        ("no_barriers", {"barrier_with_L1_time": "True"}, " (Megatron-LM: --no-barrier-with-level-1-timing)"),
+        ("no_barriers", {"barrier_with_L1_time": "False"}, ""),
+        ("interleave", {"num_layers_per_virtual_pipeline_stage": "None"},
+         " (Megatron-LM: --num-layers-per-virtual-pipeline-stage)"),
+        ("interleave", {"num_layers_per_virtual_pipeline_stage": "2"}, ""),
+    ],
+)  # fmt: skip
+def test_values_of_arguments_say_whether_an_option_is_set(name: str, arguments: Mapping[str, str], left: str):
+    assert fitted(f"Do it [[{name}]].", software(OptionsOf.MEGATRON, **arguments)) == f"Do it{left}."
+
+
+def test_a_sharded_optimizer_is_not_advised_to_be_sharded_and_the_gain_is_in_steps_and_mfu():
+    steps = step_table([1.0] * 20)
+    timers = phase_table(steps, {"optimizer": (0.2, 0.2)})
+    zero = replace(description(), framework="deepspeed", arguments={"zero_optimization.stage": "1"})
+
+    (first, *_) = summarise(job_data(steps, description=zero, phases=timers), AnalysisSettings()).findings
+
+    assert first.kind is Kind.OPTIMIZER
+    assert "is sharded already" in first.advice
+    assert "Megatron" not in first.advice
+    assert first.advice.endswith("At most: 1000.0 ms to 800.0 ms per step.")
