@@ -10,7 +10,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from perfd.aggregator.alerts import Decision, ReceivedAlert
+from perfd.aggregator.alerts import Decision, job_of
 from perfd.aggregator.analysis_loop import AnalysisLoop
 from perfd.aggregator.audit import AuditLog
 from perfd.aggregator.captures import CaptureService
@@ -40,7 +40,7 @@ from perfd.errors import CaptureError, ConfigError, PerfdError
 from perfd.exporters.exporter_registry import ExporterRegistry
 from perfd.metrics.exposition import MetricsPage, metrics_page
 from perfd.metrics.series import SeriesFrame
-from perfd.model import CaptureCancel, CaptureRequest
+from perfd.model import Alert, CaptureCancel, CaptureRequest
 from perfd.net import HttpServer
 from perfd.web.live_updates import Live
 
@@ -292,10 +292,10 @@ class Aggregator:
         )
         return to_json(self._captures.request(request))
 
-    def receive_alerts(self, alerts: Sequence[ReceivedAlert]) -> list[Decision]:
+    def receive_alerts(self, alerts: Sequence[Alert]) -> list[Decision]:
         """Decide on alerts that an Alertmanager told of, in order."""
         known = self._rounds.jobs()
-        wanted = {alert.job(known) for alert in alerts if not alert.resolved}
+        wanted = {job_of(alert, known) for alert in alerts if not alert.resolved}
         views = {name: self._rounds.view(name) if name in wanted else None for name in known}
         named = {alert.server for alert in alerts if alert.server and not alert.resolved}
         servers = {name: self._rounds.view(name) for name in named}

@@ -12,11 +12,11 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from perfd.aggregator.alerts import AlertEvaluation, RememberedAlert, alert_json, server_of
+from perfd.aggregator.alerts import AlertEvaluation
 from perfd.aggregator.captures import CaptureService, job_view, server_view
-from perfd.aggregator.export_batch import ExportBatch
 from perfd.aggregator.failures import Part
 from perfd.aggregator.history import HistoryStore, alert_row, engine_row, rows, summary_row
+from perfd.aggregator.round_builder import RoundBuilder
 from perfd.aggregator.series import Derived, LiveFacts, MetricNames, SeriesFrames, SummaryCache
 from perfd.aggregator.state import AggregatorState, JobState
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, to_json
@@ -30,9 +30,8 @@ from perfd.errors import ConfigError
 from perfd.exporters.exporter_registry import ExporterRegistry
 from perfd.gpu_peaks import load_peaks
 from perfd.metrics.series import SeriesFrame
-from perfd.model import CaptureTool
+from perfd.model import Alert, CaptureTool, alert_json
 from perfd.rules.files import unknown_profiles
-from perfd.rules.rule_model import AlertChange
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +69,7 @@ class AnalysisLoop:
         self._captures = captures
         self._exporters = exporters
         self._failures = state.failures
-        self._handover = ExportBatch(state.failures)
+        self._rounds = RoundBuilder(state.failures)
         self._deriver = SummaryCache(state.fleet, state.lock, live, whole)
         self._alerts = AlertEvaluation(config.rules)
         for sentence in unknown_profiles(self._alerts.rules.groups, CAPTURE_LABEL, config.capture_profiles):
@@ -141,7 +140,7 @@ class AnalysisLoop:
         self._take_captured()
         derived, facts = self._derive(now_s)
         frames = self._maker.make(now_unix_s, now_s, derived, facts)
-        changes: Sequence[AlertChange] = ()
+        changes: Sequence[Alert] = ()
         with self._failures.contained(Part.RULES):
             changes = self._evaluate(frames, derived, now_unix_s, now_s)
         recorded = self._alerts.recorded
@@ -200,7 +199,7 @@ class AnalysisLoop:
     def alerts(self) -> list[dict[str, Any]]:
         """Alerts that fired since the start, oldest first, as entries of schema perfd.alerts/1."""
         with self._lock:
-            return [alert_json(alert, self._captures_of(alert)) for alert in self._alerts.list()]
+            return [alert_json(self._with_captures(alert)) for alert in self._alerts.list()]
 
     def _forget(self, now_s: float) -> list[JobSummary]:
         """Drop the jobs that are silent for too long; their summaries, where somebody wants them."""
@@ -270,31 +269,31 @@ class AnalysisLoop:
         derived: Mapping[str, Derived],
         now_unix_s: float,
         now_s: float,
-    ) -> Sequence[AlertChange]:
+    ) -> Sequence[Alert]:
         started_s = time.perf_counter()
-        outcome = self._alerts.evaluate(frames, now_unix_s, now_s, lambda job: _last_step(derived.get(job)))
+        changes = self._alerts.evaluate(frames, now_unix_s, now_s, lambda job: _last_step(derived.get(job)))
         with self._state.lock:
             self._state.counters.rule_evaluation_s += time.perf_counter() - started_s
         self._captures.on_alerts(
-            outcome.changes,
+            changes,
             self._alerts.active,
             lambda job: self._view_of_alert(job, derived),
             now_unix_s,
         )
-        if self._history is not None and (outcome.changes or self._alerts_are_old(now_unix_s)):
-            self._store_alerts(outcome.remembered, now_unix_s)
-        return outcome.changes
+        if self._history is not None and (changes or self._alerts_are_old(now_unix_s)):
+            self._store_alerts(changes, now_unix_s)
+        return changes
 
     def _export(
         self,
         derived: Mapping[str, Derived],
         facts: Mapping[str, LiveFacts],
-        changes: Sequence[AlertChange],
+        changes: Sequence[Alert],
         forgotten: Sequence[JobSummary],
     ) -> None:
         if self._exporters:
             self._exporters.offer(
-                self._handover.make(
+                self._rounds.make(
                     self._now_unix_s,
                     frames=self._frames,
                     derived=derived,
@@ -311,7 +310,7 @@ class AnalysisLoop:
         if self._exporters:
             with self._lock:
                 self._exporters.offer(
-                    self._handover.last(
+                    self._rounds.last(
                         self._now_unix_s, self.jobs(), self._whole_summary, active=self._alerts.active
                     )
                 )
@@ -333,12 +332,12 @@ class AnalysisLoop:
 
     def _whole(self, name: str) -> Derived | None:
         with self._failures.contained(Part.SUMMARY, job=name):
-            alerts = [alert.record(self._captures_of(alert)) for alert in self._alerts.of_job(name)]
+            alerts = [self._with_captures(alert) for alert in self._alerts.of_job(name)]
             return self._deriver.whole(name, self._now_unix_s, self._clock.monotonic_s(), alerts)
         return None
 
-    def _captures_of(self, alert: RememberedAlert) -> Sequence[str]:
-        return self._captures.started_by(alert.alert, server_of(alert.alert.labels) or alert.job)
+    def _with_captures(self, alert: Alert) -> Alert:
+        return replace(alert, captures=self._captures.started_by(alert))
 
     def _keep(self, now_s: float) -> None:
         if self._history is None:
@@ -366,10 +365,10 @@ class AnalysisLoop:
         stored = self._alerts_stored_unix_s
         return stored is None or not 0 <= now_unix_s - stored < _ALERTS_EVERY_S
 
-    def _store_alerts(self, changed: Sequence[RememberedAlert], now_unix_s: float) -> None:
+    def _store_alerts(self, changed: Sequence[Alert], now_unix_s: float) -> None:
         if self._history is None:
             return
-        rows = [alert_row(alert.job, alert.record(), alert.alert, now_unix_s) for alert in changed]
+        rows = [alert_row(alert, now_unix_s) for alert in changed if alert.fired_at_unix_s is not None]
         self._history.submit([*rows, engine_row(self._alerts.state(now_unix_s))])
         self._alerts_stored_unix_s = now_unix_s
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from perfd.analysis.diagnosis import JobSummary
 from perfd.clock import Clock
 from perfd.metrics.series import SeriesFrame
+from perfd.model import Alert
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,30 +27,6 @@ class JobRound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlertUpdate:
-    """One alert of the embedded engine that fires or has ended."""
-
-    name: str
-    labels: Mapping[str, str]
-    """With `alertname`; `job` if the alert is about one job."""
-    annotations: Mapping[str, str]
-    value: float
-    fired_at_unix_s: float
-    resolved_at_unix_s: float | None = None
-    """None while it fires."""
-
-    @property
-    def job(self) -> str:
-        """Its job; empty if it has none."""
-        return self.labels.get("job", "")
-
-    @property
-    def identity(self) -> tuple[tuple[str, str], ...]:
-        """The alert's identity."""
-        return tuple(sorted(self.labels.items()))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """The aggregator's state after one round. Immutable."""
 
@@ -57,9 +34,9 @@ class Round:
     frames: Mapping[str, SeriesFrame] = field(default_factory=dict)
     """All series by group; no name is in two groups."""
     jobs: Sequence[JobRound] = ()
-    firing: Sequence[AlertUpdate] = ()
+    firing: Sequence[Alert] = ()
     """All firing alerts."""
-    changes: Sequence[AlertUpdate] = ()
+    changes: Sequence[Alert] = ()
     """Alerts that began or ended since the previous round, oldest first."""
     finals: Sequence[JobSummary] = ()
     """Summaries of whole jobs that ended since the previous round, were forgotten after a long silence,

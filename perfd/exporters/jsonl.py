@@ -9,8 +9,9 @@ import msgspec
 
 from perfd.config import JsonLinesConfig
 from perfd.errors import ConfigError
-from perfd.exporters.exporter import AlertUpdate, ExporterContext, Round
+from perfd.exporters.exporter import ExporterContext, Round
 from perfd.exporters.job_numbers import job_numbers
+from perfd.model import alert_json
 
 SCHEMA = "perfd.round/1"
 
@@ -76,15 +77,5 @@ def round_json(round_: Round) -> dict[str, Any]:
             }
             for job in round_.jobs
         ],
-        "alerts": [_alert_json(alert) for alert in round_.changes],
-    }
-
-
-def _alert_json(alert: AlertUpdate) -> dict[str, Any]:
-    return {
-        "name": alert.name,
-        "labels": dict(alert.labels),
-        "value": alert.value,
-        "fired_at_unix_s": alert.fired_at_unix_s,
-        "resolved_at_unix_s": alert.resolved_at_unix_s,
+        "alerts": [alert_json(alert) for alert in round_.changes],
     }

@@ -5,6 +5,7 @@ Every record is frozen. Units are SI base units and the last word of a name
 `None`, never zero; in the columns of a `SampleTable` they are NaN.
 """
 
+from perfd.model.alert_records import Alert, AlertState, alert_json
 from perfd.model.capture_records import (
     CaptureCancel,
     CaptureFile,
@@ -46,6 +47,8 @@ __all__ = [
     "Ack",
     "AgentMessage",
     "AggregatorMessage",
+    "Alert",
+    "AlertState",
     "Batch",
     "CaptureCancel",
     "CaptureFile",
@@ -91,5 +94,6 @@ __all__ = [
     "TrainingStep",
     "Welcome",
     "WellKnownColumn",
+    "alert_json",
     "job_origin",
 ]

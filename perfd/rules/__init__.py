@@ -4,10 +4,7 @@ from perfd.rules.alert_states import External
 from perfd.rules.files import builtin_rules, load_rules
 from perfd.rules.rule_engine import RuleEngine
 from perfd.rules.rule_model import (
-    Alert,
-    AlertChange,
     AlertingRule,
-    AlertState,
     Evaluation,
     RecordingRule,
     RuleFailure,
@@ -17,9 +14,6 @@ from perfd.rules.rule_model import (
 from perfd.rules.series_store import SeriesStore
 
 __all__ = [
-    "Alert",
-    "AlertChange",
-    "AlertState",
     "AlertingRule",
     "Evaluation",
     "External",

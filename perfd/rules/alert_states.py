@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perfd.metrics.series import Labels, SeriesKey
+from perfd.model import Alert, AlertState
 from perfd.rules.promql.evaluation_error import EvaluationError
-from perfd.rules.rule_model import ActiveAlert, Alert, AlertChange, AlertingRule, AlertState
+from perfd.rules.rule_model import ActiveAlert, AlertingRule
 from perfd.rules.series_store import to_ms
 from perfd.rules.templates import TemplateData
 
@@ -36,9 +37,8 @@ class _Active:
 class AlertBook:
     """The alerts of one rule that are pending or firing."""
 
-    def __init__(self, rule: AlertingRule, group: str, *, limit: int, external: External) -> None:
+    def __init__(self, rule: AlertingRule, *, limit: int, external: External) -> None:
         self._rule = rule
-        self._group = group
         self._limit = limit
         self._external = external
         self._active: dict[Labels, _Active] = {}
@@ -62,9 +62,7 @@ class AlertBook:
             alert = known.alert
             if alert.state is AlertState.PENDING:
                 alert = replace(alert, active_at_unix_s=alert.active_at_unix_s + outage_s)
-            self._active[tuple(sorted(alert.labels.items()))] = _Active(
-                alert, known.gone_since_unix_s, awaited_until_unix_s
-            )
+            self._active[alert.identity] = _Active(alert, known.gone_since_unix_s, awaited_until_unix_s)
 
     def shift(self, by_s: float) -> None:
         """Go on after a step of the clock as if it had always been as it is now.
@@ -79,7 +77,7 @@ class AlertBook:
                 alert, _moved(active.gone_since_unix_s, by_s), _moved(active.awaited_until_unix_s, by_s)
             )
 
-    def update(self, samples: Sequence[tuple[SeriesKey, float]], now_unix_s: float) -> list[AlertChange]:
+    def update(self, samples: Sequence[tuple[SeriesKey, float]], now_unix_s: float) -> list[Alert]:
         """Take the expression's result at an instant; returns the alerts that changed their state.
 
         Raises `EvaluationError`, with the alerts as they were, when two results make
@@ -103,7 +101,7 @@ class AlertBook:
         found: dict[Labels, Alert] = {}
         for key, value in samples:
             alert = self._new(key, value, now_unix_s)
-            labels = tuple(sorted(alert.labels.items()))
+            labels = alert.identity
             if labels in found:
                 raise EvaluationError(
                     f"two results make the same alert {dict(labels)}: keep more labels in the expression"
@@ -124,7 +122,6 @@ class AlertBook:
         labels["alertname"] = self._rule.alert
         return Alert(
             name=self._rule.alert,
-            group=self._group,
             labels={name: text for name, text in sorted(labels.items()) if text},
             annotations={name: template.expand(data) for name, template in self._rule.annotations.items()},
             state=AlertState.PENDING,
@@ -165,26 +162,20 @@ def _moved(time_s: float | None, by_s: float) -> float | None:
     return None if time_s is None else time_s + by_s
 
 
-def _changes(
-    before: dict[Labels, _Active], after: dict[Labels, _Active], now_unix_s: float
-) -> list[AlertChange]:
+def _changes(before: dict[Labels, _Active], after: dict[Labels, _Active], now_unix_s: float) -> list[Alert]:
     changes = []
     for labels, active in after.items():
         previous = before[labels].alert.state if labels in before else AlertState.INACTIVE
         if active.alert.state is not previous:
-            changes.append(AlertChange(alert=active.alert, previous=previous))
+            changes.append(active.alert)
     for labels, active in before.items():
         if labels not in after:
             changes.append(ended(active.alert, now_unix_s))
     return changes
 
 
-def ended(alert: Alert, now_unix_s: float) -> AlertChange:
-    """The change of a pending or firing alert that is no more."""
-    fired = alert.state is AlertState.FIRING
-    over = replace(
-        alert,
-        state=AlertState.RESOLVED if fired else AlertState.INACTIVE,
-        resolved_at_unix_s=now_unix_s if fired else None,
-    )
-    return AlertChange(alert=over, previous=alert.state)
+def ended(alert: Alert, now_unix_s: float) -> Alert:
+    """A pending or firing alert that has ended."""
+    if alert.firing:
+        return replace(alert, state=AlertState.RESOLVED, resolved_at_unix_s=now_unix_s)
+    return replace(alert, state=AlertState.INACTIVE)

@@ -9,15 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from perfd.metrics.series import SeriesFrame, SeriesKey
+from perfd.model import Alert
 from perfd.rules.alert_states import AlertBook, External, ended
 from perfd.rules.promql.compiler import Query, compile_query
 from perfd.rules.promql.evaluation_error import EvaluationError
 from perfd.rules.promql.vector import Keys, Remembered, Vector, empty
 from perfd.rules.rule_model import (
     ActiveAlert,
-    Alert,
-    AlertChange,
-    AlertState,
     EngineState,
     Evaluation,
     RecordingRule,
@@ -69,9 +67,7 @@ class RuleEngine:
         alerts = tuple(active for group in self._groups for active in group.active())
         return EngineState(time_unix_s=now_unix_s, alerts=alerts)
 
-    def restore(
-        self, state: EngineState, now_unix_s: float, steady_s: float | None = None
-    ) -> list[AlertChange]:
+    def restore(self, state: EngineState, now_unix_s: float, steady_s: float | None = None) -> list[Alert]:
         """Go on where an earlier engine with these rules was; before the first evaluation.
 
         An alert that is restored stays for a minute, or for the longest range that its rule reads,
@@ -82,7 +78,7 @@ class RuleEngine:
         outage_s = max(0.0, now_unix_s - state.time_unix_s)
         by_rule: dict[str, list[ActiveAlert]] = {}
         for active in state.alerts:
-            if active.alert.state is AlertState.FIRING or outage_s <= _OUTAGE_TOLERANCE_S:
+            if active.alert.firing or outage_s <= _OUTAGE_TOLERANCE_S:
                 by_rule.setdefault(active.rule, []).append(active)
         for group in self._groups:
             group.restore(by_rule, outage_s, now_unix_s)
@@ -95,7 +91,7 @@ class RuleEngine:
         all groups are due.
         """
         self._follow(now_unix_s, steady_s)
-        changes: list[AlertChange] = []
+        changes: list[Alert] = []
         failures: list[RuleFailure] = []
         for group in self._groups:
             if group.due(now_unix_s):
@@ -162,7 +158,7 @@ class _Group:
         return now_unix_s - last >= self._group.interval_s * _PUNCTUAL
 
     def evaluate(
-        self, store: SeriesStore, now_unix_s: float, changes: list[AlertChange], failures: list[RuleFailure]
+        self, store: SeriesStore, now_unix_s: float, changes: list[Alert], failures: list[RuleFailure]
     ) -> None:
         self._evaluated_unix_s = now_unix_s
         for rule in self._rules:
@@ -203,7 +199,7 @@ def _compiled(
     query = compile_query(rule.expression)
     if isinstance(rule, RecordingRule):
         return _Recording(rule.record, query, source, rule, group.limit)
-    book = AlertBook(rule, group.name, limit=group.limit, external=external)
+    book = AlertBook(rule, limit=group.limit, external=external)
     return _Alerting(rule.alert, query, source, identity, book)
 
 
@@ -219,7 +215,7 @@ class _Recording:
             lambda keys: Keys(SeriesKey.of(rule.record, {**dict(key.labels), **labels}) for key in keys.items)
         )
 
-    def evaluate(self, store: SeriesStore, now_unix_s: float) -> Sequence[AlertChange]:
+    def evaluate(self, store: SeriesStore, now_unix_s: float) -> Sequence[Alert]:
         time_ms = to_ms(now_unix_s)
         found = self.query.evaluate(store, time_ms)
         # Copies, as what a selector gives is the store's own and changes with the next frame.
@@ -240,7 +236,7 @@ class _Alerting:
         self._source = source
         self._keys = _NO_ALERT_SERIES
 
-    def evaluate(self, store: SeriesStore, now_unix_s: float) -> Sequence[AlertChange]:
+    def evaluate(self, store: SeriesStore, now_unix_s: float) -> Sequence[Alert]:
         time_ms = to_ms(now_unix_s)
         found = self.query.evaluate(store, time_ms)
         changes = self.book.update(found.samples(), now_unix_s)

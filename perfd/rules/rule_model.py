@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import TypeAlias
 
 from perfd.metrics.series import SeriesFrame, SeriesKey
+from perfd.model import Alert
 from perfd.rules.templates import Template
 
 
@@ -67,45 +67,6 @@ class RuleSet:
     groups: Sequence[RuleGroup] = ()
 
 
-class AlertState(StrEnum):
-    """Where an alert stands."""
-
-    INACTIVE = "inactive"
-    """The expression does not hold. Only as the state that an alert came from."""
-    PENDING = "pending"
-    """The expression holds, not yet for as long as `for` asks."""
-    FIRING = "firing"
-    """The expression has held for long enough, or ceased to less than `keep_firing_for` ago."""
-    RESOLVED = "resolved"
-    """The alert fired and no longer does."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alert:
-    """One alert of one rule: a set of labels for which the expression holds, or just ceased to."""
-
-    name: str
-    group: str
-    labels: Mapping[str, str]
-    """Those of the series and of the rule, with `alertname`."""
-    annotations: Mapping[str, str]
-    state: AlertState
-    value: float
-    active_at_unix_s: float
-    """Since when the expression holds."""
-    fired_at_unix_s: float | None = None
-    resolved_at_unix_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlertChange:
-    """An alert that went from one state to another at this evaluation."""
-
-    alert: Alert
-    """As it is now."""
-    previous: AlertState
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActiveAlert:
     """An alert that is pending or firing, with what an engine needs to go on with it."""
@@ -141,7 +102,8 @@ class Evaluation:
     time_unix_s: float
     alerts: Sequence[Alert]
     """Pending and firing."""
-    changes: Sequence[AlertChange]
+    changes: Sequence[Alert]
+    """Those that went to another state at this evaluation, as they are now."""
     recorded: SeriesFrame
     """The newest results of all recording rules; its `keys` stay the same object while they can."""
     failures: Sequence[RuleFailure]

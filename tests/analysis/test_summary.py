@@ -13,10 +13,10 @@ from analysis.jobs import LLAMA3_8B, description, gpu_table, infos, job_data, ph
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfd.analysis.data.job_data import AlertRecord, JobData, PhaseTable
+from perfd.analysis.data.job_data import JobData, PhaseTable
 from perfd.analysis.diagnosis.job_summary import SCHEMA, AnalysisSettings, from_json, summarise, to_json
 from perfd.gpu_peaks import load_peaks
-from perfd.model import ParallelLayout
+from perfd.model import Alert, AlertState, ParallelLayout
 
 SETTINGS = AnalysisSettings(peaks=load_peaks())
 KEYS: dict[str, Any] = {
@@ -73,7 +73,15 @@ def full_job(count: int = 12) -> JobData:
         gpu=gpu_table(steps, METRICS),
         gpu_infos=infos("NVIDIA H100 80GB HBM3", 4),
         started_unix_s=990.0,
-        alerts=[AlertRecord(name="Slow", labels={"job": "job"}, first_step=4, state="firing")],
+        alerts=[
+            Alert(
+                name="Slow",
+                labels={"job": "job"},
+                first_step=4,
+                state=AlertState.FIRING,
+                active_at_unix_s=1.0,
+            )
+        ],
     )
 
 

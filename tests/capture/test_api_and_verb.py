@@ -3,8 +3,7 @@
 import http.client
 import json
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
@@ -18,7 +17,15 @@ from perfd.cli.aggregator_client import get
 from perfd.cli.capture_analysis import analyze
 from perfd.config import CaptureProfile
 from perfd.errors import ConfigError, PerfdError
-from perfd.model import CaptureCancel, CaptureFile, CaptureRequest, CaptureState, CaptureStatus
+from perfd.model import (
+    Alert,
+    AlertState,
+    CaptureCancel,
+    CaptureFile,
+    CaptureRequest,
+    CaptureState,
+    CaptureStatus,
+)
 from perfd.net.http import HttpServer
 
 NOW = 1_700_000_000.0
@@ -239,42 +246,42 @@ def test_mistakes_in_profiles_are_all_named_with_their_path():
     )
 
 
-@dataclass(frozen=True)
-class Alert:
-    """An alert as the rules engine and Alertmanager tell of it."""
-
-    fired_at_unix_s: float
-    name: str = "Slow"
-    labels: Mapping[str, str] = field(default_factory=lambda: {"capture": "default", "job": "llama"})
+def fired(fired_at_unix_s: float, *, name: str = "Slow") -> Alert:
+    return Alert(
+        name=name,
+        labels={"capture": "default", "job": "llama"},
+        state=AlertState.FIRING,
+        fired_at_unix_s=fired_at_unix_s,
+    )
 
 
 def test_of_two_decisions_that_an_alert_could_mean_the_last_is_told():
     # The engine saw it end and begin again; the server that tells of it here did not.
     coordinator = CaptureCoordinator({"default": CaptureProfile(cooldown_s=0.0)})
-    first = coordinator.on_alert(Alert(NOW), JOB, NOW)
-    second = coordinator.on_alert(Alert(NOW + 60), JOB, NOW + 60)
+    first = coordinator.on_alert(fired(NOW), JOB, NOW)
+    second = coordinator.on_alert(fired(NOW + 60), JOB, NOW + 60)
     assert (first.state, second.state) == (None, CaptureState.REFUSED)
-    assert coordinator.of_firing(Alert(NOW), "llama").capture_id == second.capture_id
-    assert coordinator.of_firing(Alert(NOW + 600), "llama") is None
-    assert coordinator.of_firing(Alert(NOW), "other") is None
+    assert coordinator.of_firing(fired(NOW), "llama").capture_id == second.capture_id
+    assert coordinator.of_firing(fired(NOW + 600), "llama") is None
+    assert coordinator.of_firing(fired(NOW), "other") is None
 
 
 def test_what_an_alert_started_is_forgotten_with_its_captures():
     coordinator = CaptureCoordinator({"default": CaptureProfile()}, history=3)
-    fired = [Alert(NOW + number, name=f"Slow{number % 2}") for number in range(50)]
-    for alert in fired:
+    alerts = [fired(NOW + number, name=f"Slow{number % 2}") for number in range(50)]
+    for alert in alerts:
         coordinator.on_alert(alert, JOB, alert.fired_at_unix_s)
     known = [capture["id"] for capture in coordinator.captures()]
     assert len(known) <= 4, "three, and the one that runs"
-    assert [one for alert in fired for one in coordinator.started_by(alert, "llama")] == known
+    assert [one for alert in alerts for one in coordinator.started_by(alert)] == known
 
 
 def test_each_firing_of_an_alert_has_its_own_captures():
     coordinator = CaptureCoordinator({"default": CaptureProfile(cooldown_s=0.0)})
-    first, again = Alert(NOW), Alert(NOW + 60)
+    first, again = fired(NOW), fired(NOW + 60)
     elsewhere = replace(first, labels={**first.labels, "rank": "3"})
     asked = [coordinator.on_alert(alert, JOB, alert.fired_at_unix_s) for alert in (first, again)]
-    assert [coordinator.started_by(alert, "llama") for alert in (first, again, elsewhere)] == [
+    assert [coordinator.started_by(alert) for alert in (first, again, elsewhere)] == [
         *((capture.capture_id,) for capture in asked),
         (),
     ]

@@ -4,7 +4,7 @@ from perfd.capture.policy.capture_budget import CaptureBudget
 from perfd.capture.policy.policy_events import AlertFired, Capture
 from perfd.capture.selection.rank_selection import JobView
 from perfd.config import CaptureProfile
-from perfd.model import CaptureTool
+from perfd.model import Alert, AlertState, CaptureTool
 
 START = 1_700_000_000.0
 PROFILE = CaptureProfile(cooldown_s=7200, max_per_hour=3)
@@ -26,7 +26,9 @@ def began(budget, job, *, alert="Slow", at=START):
 
 
 def held_back(budget, job, now):
-    fired = AlertFired(alert="Slow", labels={}, job=JobView(job=job, nodes=("a",)))
+    fired = AlertFired(
+        alert=Alert(name="Slow", labels={}, state=AlertState.FIRING), job=JobView(job=job, nodes=("a",))
+    )
     return budget.held_back(fired, "default", PROFILE, now)
 
 

@@ -28,7 +28,7 @@ from perfd.capture.policy.policy_events import (
 from perfd.capture.selection.rank_selection import JobView, RankView
 from perfd.config import CaptureProfile
 from perfd.errors import CaptureError
-from perfd.model import CaptureFile, CaptureState, CaptureStatus, CaptureTool
+from perfd.model import Alert, AlertState, CaptureFile, CaptureState, CaptureStatus, CaptureTool
 
 START = 1_700_000_000.0
 PROFILES = {
@@ -91,7 +91,8 @@ def world():
 
 
 def alert(name="Slow", job=TWO_NODES, **labels):
-    return AlertFired(alert=name, labels={"capture": "default", **labels}, job=job)
+    labels = {"capture": "default", **labels}
+    return AlertFired(alert=Alert(name=name, labels=labels, state=AlertState.FIRING), job=job)
 
 
 def status(capture_id, state, *ranks, node="a", **more):
@@ -475,11 +476,11 @@ def fleet_policy(**profile):
 @pytest.mark.parametrize("ranks", ["all", "alert", "stage=last", "slowest:2"])
 def test_one_profile_captures_servers_of_both_engines_each_as_a_whole(engine, ranks):
     world = World(fleet_policy(ranks=ranks))
-    fired = AlertFired(alert="Slow", labels={"capture": "serving"}, job=server(engine))
+    fired = alert("Slow", server(engine), capture="serving")
     *_, asked = world.tell(fired)
     assert (asked.node, asked.message.tool, asked.message.ranks) == ("a", engine, ())
     assert world.only().server
-    again = AlertFired(alert="Other", labels={"capture": "serving"}, job=server(engine))
+    again = alert("Other", server(engine), capture="serving")
     (refused,) = world.tell(again, START + 1)
     assert "of this server is still running." in refused.capture.reason
     world.check()

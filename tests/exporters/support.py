@@ -7,8 +7,9 @@ import time
 import numpy as np
 
 from perfd.clock import SystemClock, VirtualClock
-from perfd.exporters.exporter import AlertUpdate, ExporterContext, ExporterTally
+from perfd.exporters.exporter import ExporterContext, ExporterTally
 from perfd.metrics.series import SeriesFrame, SeriesKey
+from perfd.model import Alert, AlertState
 from perfd.net.http import HttpServer, Request, Response
 
 
@@ -22,11 +23,12 @@ def real_context():
 
 
 def alert(name="Slow", *, fired=100.0, resolved=None, **labels):
-    return AlertUpdate(
+    return Alert(
         name=name,
         labels={"alertname": name, **labels},
-        annotations={},
+        state=AlertState.FIRING if resolved is None else AlertState.RESOLVED,
         value=1.0,
+        active_at_unix_s=fired,
         fired_at_unix_s=fired,
         resolved_at_unix_s=resolved,
     )

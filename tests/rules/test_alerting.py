@@ -5,9 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfd.metrics.series import SeriesKey
+from perfd.model import AlertState
 from perfd.rules.alert_states import AlertBook, External
 from perfd.rules.promql.evaluation_error import EvaluationError
-from perfd.rules.rule_model import AlertingRule, AlertState
+from perfd.rules.rule_model import AlertingRule
 from perfd.rules.templates import compile_template
 
 A, B = SeriesKey.of("x", {"i": "a"}), SeriesKey.of("x", {"i": "b"})
@@ -24,7 +25,7 @@ def book(for_s: float = 0, keep_firing_for_s: float = 0, limit: int = 0, **texts
         labels={name: compile_template(text) for name, text in texts.items()},
         annotations={"summary": compile_template("{{ $labels.i }} of {{ $labels.__name__ }}: {{ $value }}")},
     )
-    return AlertBook(rule, "g", limit=limit, external=External(labels=(("cluster", "c1"),)))
+    return AlertBook(rule, limit=limit, external=External(labels=(("cluster", "c1"),)))
 
 
 def states(alerts: AlertBook) -> dict[str, AlertState]:
@@ -34,19 +35,19 @@ def states(alerts: AlertBook) -> dict[str, AlertState]:
 def test_an_alert_without_for_fires_at_once_and_is_resolved_at_once() -> None:
     alerts = book()
     (change,) = alerts.update([(A, 1.0)], 100.0)
-    assert (change.previous, change.alert.state) == (INACTIVE, FIRING)
-    assert (change.alert.active_at_unix_s, change.alert.fired_at_unix_s) == (100.0, 100.0)
+    assert change.state == FIRING
+    assert (change.active_at_unix_s, change.fired_at_unix_s) == (100.0, 100.0)
     (change,) = alerts.update([], 110.0)
-    assert (change.previous, change.alert.state) == (FIRING, RESOLVED)
-    assert change.alert.resolved_at_unix_s == 110.0
+    assert change.state == RESOLVED
+    assert change.resolved_at_unix_s == 110.0
     assert alerts.alerts == []
 
 
 def test_an_alert_is_pending_until_its_expression_has_held_for_long_enough() -> None:
     alerts = book(for_s=10)
-    assert [change.alert.state for change in alerts.update([(A, 1.0)], 100.3)] == [PENDING]
+    assert [change.state for change in alerts.update([(A, 1.0)], 100.3)] == [PENDING]
     assert alerts.update([(A, 2.0)], 110.299) == []
-    assert [change.alert.state for change in alerts.update([(A, 3.0)], 110.3)] == [FIRING]
+    assert [change.state for change in alerts.update([(A, 3.0)], 110.3)] == [FIRING]
     assert alerts.alerts[0].value == 3.0
 
 
@@ -54,10 +55,10 @@ def test_a_gap_starts_the_waiting_over() -> None:
     alerts = book(for_s=10)
     alerts.update([(A, 1.0)], 0.0)
     (change,) = alerts.update([], 5.0)
-    assert (change.previous, change.alert.state) == (PENDING, INACTIVE)
+    assert change.state == INACTIVE
     alerts.update([(A, 1.0)], 6.0)
     assert alerts.update([(A, 1.0)], 15.0) == []
-    assert [change.alert.state for change in alerts.update([(A, 1.0)], 16.0)] == [FIRING]
+    assert [change.state for change in alerts.update([(A, 1.0)], 16.0)] == [FIRING]
 
 
 def test_keep_firing_for_bridges_a_gap_of_an_alert_that_fires_and_of_no_other() -> None:
@@ -71,7 +72,7 @@ def test_keep_firing_for_bridges_a_gap_of_an_alert_that_fires_and_of_no_other() 
     alerts.update([], 40.0)
     assert states(alerts) == {"a": FIRING}
     (change,) = alerts.update([], 60.0)
-    assert change.alert.state is RESOLVED
+    assert change.state is RESOLVED
 
 
 def test_labels_of_the_rule_win_over_those_of_the_series_and_empty_ones_go() -> None:
@@ -120,10 +121,9 @@ def test_changes_tell_the_whole_story(steps: list[tuple[int, bool, bool]], for_s
         before = states(alerts)
         changes = alerts.update([(key, 1.0) for key, there in ((A, a), (B, b)) if there], now)
         for change in changes:
-            name = change.alert.labels["i"]
-            assert change.previous is before.get(name, INACTIVE)
-            assert change.previous is not change.alert.state
-            told[name] = change.alert.state
+            name = change.labels["i"]
+            assert change.state is not before.get(name, INACTIVE)
+            told[name] = change.state
         current = {name: state for name, state in told.items() if state in {PENDING, FIRING}}
         assert current == states(alerts)
         for alert in alerts.alerts:

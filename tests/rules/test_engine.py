@@ -3,7 +3,8 @@ from pathlib import Path
 import numpy as np
 
 from perfd.metrics.series import SeriesFrame, SeriesKey
-from perfd.rules import Alert, AlertState, RuleEngine, load_rules
+from perfd.model import Alert, AlertState
+from perfd.rules import RuleEngine, load_rules
 from perfd.rules.files.rules_loader import parse_rules
 from perfd.rules.files.rules_source import RulesSource
 from perfd.rules.promql.compiler import compile_query
@@ -64,7 +65,7 @@ def test_alerts_and_changes_are_those_of_the_rules() -> None:
     for second, x in enumerate([9, 9, 9, 9, 1, 1]):
         store.append(frame(second, x=x))
         evaluation = rules.evaluate(store, second)
-        told.extend((second, change.alert.state) for change in evaluation.changes)
+        told.extend((second, change.state) for change in evaluation.changes)
         alerts = list(evaluation.alerts)
     assert told == [(0, AlertState.PENDING), (2, AlertState.FIRING), (4, AlertState.RESOLVED)]
     assert alerts == []

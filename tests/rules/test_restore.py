@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from perfd.metrics.series import SeriesFrame, SeriesKey
-from perfd.rules import Alert, AlertState, RuleEngine
+from perfd.model import Alert, AlertState
+from perfd.rules import RuleEngine
 from perfd.rules.files.rules_loader import parse_rules
 from perfd.rules.files.rules_source import RulesSource
 from perfd.rules.rule_model import Evaluation, RuleSet
@@ -77,10 +78,8 @@ def test_an_alert_waits_a_minute_for_series_to_come_back_and_then_ends() -> None
     assert later.states(131)["High"] is AlertState.FIRING
     assert later.states(189)["High"] is AlertState.FIRING
     last = later.at(190)
-    assert [(change.alert.name, change.alert.state) for change in last.changes] == [
-        ("High", AlertState.RESOLVED)
-    ]
-    assert last.changes[0].alert.resolved_at_unix_s == 190
+    assert [(change.name, change.state) for change in last.changes] == [("High", AlertState.RESOLVED)]
+    assert last.changes[0].resolved_at_unix_s == 190
 
 
 def test_a_pending_alert_does_not_fire_while_its_series_are_away() -> None:
@@ -128,7 +127,7 @@ def test_the_end_of_an_alert_whose_rule_is_gone_is_told() -> None:
     server = Server()
     server.at(0, x=11)
     server.again(0, 10, RANGE)
-    assert [(change.alert.name, change.alert.state) for change in server.ended] == [
+    assert [(change.name, change.state) for change in server.ended] == [
         ("High", AlertState.INACTIVE),
         ("Lasting", AlertState.RESOLVED),
     ]

@@ -17,7 +17,6 @@ from serving.pages import counter, gauge
 from perfd.agent.agent import Agent
 from perfd.agent.collection.collector_task import CollectorTask
 from perfd.aggregator.aggregator import Aggregator
-from perfd.aggregator.alerts.alertmanager import ReceivedAlert
 from perfd.capture.node.capture_tool import CaptureOutcome, CapturePlan, CaptureTarget
 from perfd.capture.server.server_client import ServerClient
 from perfd.capture.server.server_tool import CaptureServer, ServerTool
@@ -36,7 +35,7 @@ from perfd.config import (
     UplinkConfig,
 )
 from perfd.errors import CaptureError, ConfigError
-from perfd.model import CaptureState, CaptureTool
+from perfd.model import Alert, AlertState, CaptureState, CaptureTool
 from perfd.trace.model.serving_steps import step_name
 from perfd.trace.readers.trace_files import read_traces
 from tests.support.serving_stand_in import StandInServer
@@ -382,7 +381,7 @@ def test_a_rule_that_fires_captures_the_server_that_it_names(
     agent.start()
     try:
         labels = {"capture": "serving", "node": "n1", "server": busy.address, "job": "the scrape's"}
-        told = ReceivedAlert(name="Busy", labels=labels, resolved=False, fired_at_unix_s=1.0)
+        told = Alert(name="Busy", labels=labels, state=AlertState.FIRING, fired_at_unix_s=1.0)
         (capture,) = until_final(aggregator, busy, [told] if by_alertmanager else [])
         assert (capture["job"], capture["alert"]) == (f"n1/{busy.address}", "Busy")
         assert (capture["state"], capture["reason"]) == ("done", "")
@@ -413,9 +412,7 @@ def page(running: float) -> bytes:
     ).encode()
 
 
-def until_final(
-    aggregator: Aggregator, server: StandInServer, told: Sequence[ReceivedAlert]
-) -> list[dict[str, Any]]:
+def until_final(aggregator: Aggregator, server: StandInServer, told: Sequence[Alert]) -> list[dict[str, Any]]:
     """The captures once none is open; the server works meanwhile."""
     waiting = threading.Event()
     for _ in range(2000):

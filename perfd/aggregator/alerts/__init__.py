@@ -1,23 +1,13 @@
 """Alerts: those of the embedded rule engine and those an Alertmanager sends."""
 
-from perfd.aggregator.alerts.alert_evaluation import AlertEvaluation, RememberedAlert, alert_json
-from perfd.aggregator.alerts.alertmanager import (
-    Decision,
-    ReceivedAlert,
-    WebhookOutcome,
-    read_webhook,
-    server_of,
-    unknown_job,
-)
+from perfd.aggregator.alerts.alert_evaluation import AlertEvaluation
+from perfd.aggregator.alerts.alertmanager import Decision, WebhookOutcome, job_of, read_webhook, unknown_job
 
 __all__ = [
     "AlertEvaluation",
     "Decision",
-    "ReceivedAlert",
-    "RememberedAlert",
     "WebhookOutcome",
-    "alert_json",
+    "job_of",
     "read_webhook",
-    "server_of",
     "unknown_job",
 ]

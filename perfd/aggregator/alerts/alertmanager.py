@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -11,18 +11,10 @@ from typing import Any
 import msgspec
 
 from perfd.errors import PerfdError
+from perfd.model import Alert, AlertState
 
 _VERSION = "4"
 _UNNAMED = "unnamed"
-
-
-def server_of(labels: Mapping[str, str]) -> str:
-    """The inference server that labels name, as `NODE/SERVER`; empty when they name none.
-
-    Prometheus gives its alerts a `job` too, that of the scrape.
-    """
-    node, server = labels.get("node"), labels.get("server")
-    return f"{node}/{server}" if node and server else ""
 
 
 class WebhookOutcome(StrEnum):
@@ -43,30 +35,10 @@ class WebhookOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReceivedAlert:
-    """One alert of a webhook."""
-
-    name: str
-    labels: Mapping[str, str]
-    resolved: bool
-    fired_at_unix_s: float
-    """When it began to fire, by the clock of whoever evaluated the rule."""
-
-    def job(self, known: Collection[str]) -> str:
-        """The job that it is of; an alert that names none is of the only job there is."""
-        return self.labels.get("job") or (next(iter(known)) if len(known) == 1 else "")
-
-    @property
-    def server(self) -> str:
-        """The inference server that it is of, as `NODE/SERVER`; empty when it is of none."""
-        return server_of(self.labels)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """What became of one alert, and the capture that it started or was refused."""
 
-    alert: ReceivedAlert
+    alert: Alert
     outcome: WebhookOutcome
     capture_id: str | None = None
     reason: str = ""
@@ -93,7 +65,7 @@ class _Webhook(msgspec.Struct, frozen=True):
     alerts: list[_Alert]
 
 
-def read_webhook(body: bytes) -> Sequence[ReceivedAlert]:
+def read_webhook(body: bytes) -> Sequence[Alert]:
     """The alerts of a webhook of version 4; raises `PerfdError` that says what is wrong with it.
 
     https://prometheus.io/docs/alerting/latest/configuration/#webhook_config
@@ -105,17 +77,22 @@ def read_webhook(body: bytes) -> Sequence[ReceivedAlert]:
     if webhook.version != _VERSION:
         raise PerfdError(f"Alertmanager's webhook has version {webhook.version!r} here; {_VERSION} is known.")
     return [
-        ReceivedAlert(
+        Alert(
             name=alert.labels.get("alertname") or _UNNAMED,
             labels=alert.labels,
-            resolved=alert.status != "firing",
+            state=AlertState.FIRING if alert.status == "firing" else AlertState.RESOLVED,
             fired_at_unix_s=alert.startsAt.timestamp(),
         )
         for alert in webhook.alerts
     ]
 
 
-def unknown_job(alert: ReceivedAlert) -> str:
+def job_of(alert: Alert, known: Collection[str]) -> str:
+    """The job that a received alert is about; one that names none is about the only job there is."""
+    return alert.job or (next(iter(known)) if len(known) == 1 else "")
+
+
+def unknown_job(alert: Alert) -> str:
     """What to say of an alert of no job or server that is known."""
     if alert.server:
         return f"There is no server {alert.server}; /api/v1/servers lists them."

@@ -8,18 +8,17 @@ from typing import Any
 
 import msgspec
 
-from perfd.aggregator.alerts import Decision, ReceivedAlert, WebhookOutcome, server_of, unknown_job
+from perfd.aggregator.alerts import Decision, WebhookOutcome, job_of, unknown_job
 from perfd.aggregator.captures.capture_reports import CaptureReports, LiveSummary
 from perfd.aggregator.failures import Failures, Part
 from perfd.aggregator.history import HistoryStore, capture_row
 from perfd.analysis.data.job_data import Captured
-from perfd.capture.policy.coordinator import CAPTURE_LABEL, CaptureCoordinator, FiredAlert
+from perfd.capture.policy.coordinator import CAPTURE_LABEL, CaptureCoordinator
 from perfd.capture.policy.policy_events import Capture, CaptureReport, ManualRequest
 from perfd.capture.selection import JobView
 from perfd.clock import Clock
 from perfd.config import CaptureProfile
-from perfd.model import CaptureCancel, CaptureFilesRemoved, CaptureRequest, CaptureStatus
-from perfd.rules.rule_model import Alert, AlertChange, AlertState
+from perfd.model import Alert, CaptureCancel, CaptureFilesRemoved, CaptureRequest, CaptureStatus
 
 Send = Callable[[str, CaptureRequest | CaptureCancel], None]
 """Sends a message to the agent of a node, from any thread."""
@@ -91,7 +90,7 @@ class CaptureService:
 
     def on_alerts(
         self,
-        changes: Sequence[AlertChange],
+        changes: Sequence[Alert],
         active: Sequence[Alert],
         view: Callable[[str], JobView | None],
         now_unix_s: float,
@@ -102,25 +101,23 @@ class CaptureService:
         """
         if not self._on_alert:
             return
-        fired = [change.alert for change in changes if change.alert.state is AlertState.FIRING]
-        firing = [alert for alert in active if alert.state is AlertState.FIRING]
         with self._lock:
-            for alert in fired:
+            for alert in (alert for alert in changes if alert.firing):
                 self._decide(alert, view, now_unix_s)
-            for alert in firing:
-                if self._coordinator.is_due(alert, _target(alert), now_unix_s):
+            for alert in (alert for alert in active if alert.firing):
+                if self._coordinator.is_due(alert, alert.target, now_unix_s):
                     self._decide(alert, view, now_unix_s)
             self._carry_out()
 
     def _decide(self, alert: Alert, view: Callable[[str], JobView | None], now_unix_s: float) -> None:
-        with self._failures.contained(Part.CAPTURE, job=_target(alert)):
-            job = view(_target(alert))
+        with self._failures.contained(Part.CAPTURE, job=alert.target):
+            job = view(alert.target)
             if job is not None:
                 self._coordinator.on_alert(alert, job, now_unix_s)
 
     def on_received(
         self,
-        alerts: Sequence[ReceivedAlert],
+        alerts: Sequence[Alert],
         views: Mapping[str, JobView | None],
         servers: Mapping[str, JobView | None],
     ) -> list[Decision]:
@@ -164,14 +161,14 @@ class CaptureService:
             }
         return {(name, *key): count for name, found in counts.items() for key, count in found.items()}
 
-    def started_by(self, alert: FiredAlert, job: str) -> tuple[str, ...]:
-        """The ids of the captures that this firing of an alert of a job asked for."""
+    def started_by(self, alert: Alert) -> tuple[str, ...]:
+        """The ids of the captures that this firing of an alert asked for."""
         with self._lock:
-            return self._coordinator.started_by(alert, job)
+            return self._coordinator.started_by(alert)
 
     def _receive(
         self,
-        alert: ReceivedAlert,
+        alert: Alert,
         views: Mapping[str, JobView | None],
         servers: Mapping[str, JobView | None],
     ) -> Decision:
@@ -179,7 +176,7 @@ class CaptureService:
             return Decision(alert=alert, outcome=WebhookOutcome.RESOLVED)
         if not alert.labels.get(CAPTURE_LABEL):
             return Decision(alert=alert, outcome=WebhookOutcome.NO_CAPTURE)
-        job = servers.get(alert.server) if alert.server else views.get(alert.job(views))
+        job = servers.get(alert.server) if alert.server else views.get(job_of(alert, views))
         if job is None:
             return Decision(alert=alert, outcome=WebhookOutcome.UNKNOWN_JOB, reason=unknown_job(alert))
         before = self._coordinator.of_firing(alert, job.job)
@@ -223,11 +220,6 @@ class CaptureService:
 
     def _now(self) -> float:
         return self._clock.unix_ns() / 1e9
-
-
-def _target(alert: Alert) -> str:
-    """The job or server that it is about."""
-    return server_of(alert.labels) or alert.labels.get("job", "")
 
 
 def _nowhere(_node: str, _message: CaptureRequest | CaptureCancel) -> None:

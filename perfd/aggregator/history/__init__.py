@@ -1,6 +1,5 @@
 """What survives a restart: an SQLite file, its tables, and recovery from it."""
 
-from perfd.aggregator.history.history_reader import StoredAlert
 from perfd.aggregator.history.history_store import HistoryStore
 from perfd.aggregator.history.history_tables import (
     Statement,
@@ -18,7 +17,6 @@ from perfd.aggregator.history.recovery import restore
 __all__ = [
     "HistoryStore",
     "Statement",
-    "StoredAlert",
     "agent_left_row",
     "agent_row",
     "alert_row",

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from perfd.aggregator.history.history_file import is_damage
 from perfd.aggregator.history.history_tables import phases_of, step_of
 from perfd.errors import PerfdError
 from perfd.model import (
+    Alert,
     Event,
     GpuInfo,
     JobDescription,
@@ -25,7 +26,7 @@ from perfd.model import (
     StepPhases,
     TrainingStep,
 )
-from perfd.rules.rule_model import Alert, EngineState
+from perfd.rules.rule_model import EngineState
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -55,15 +56,6 @@ class StoredJob:
     phases: Sequence[StepPhases]
     events: Sequence[tuple[str, Event]]
     """With the node that each came from."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredAlert:
-    """An alert that fired, and the job's newest step then."""
-
-    alert: Alert
-    first_step: int | None
-    changed_unix_s: float
 
 
 class HistoryReader:
@@ -124,17 +116,15 @@ class HistoryReader:
 
         return self._at_start(jobs)
 
-    def alerts(self, *, limit: int) -> list[StoredAlert]:
+    def alerts(self, *, limit: int) -> list[Alert]:
         """The newest alerts that fired, oldest first."""
 
-        def alert(row: tuple[Any, ...]) -> StoredAlert:
-            body, first_step, changed = row
-            decoded = msgspec.msgpack.decode(body, type=Alert)
-            return StoredAlert(alert=decoded, first_step=first_step, changed_unix_s=float(changed))
+        def alert(row: tuple[Any, ...]) -> Alert:
+            body, first_step = row
+            return replace(msgspec.msgpack.decode(body, type=Alert), first_step=first_step)
 
         query = (
-            "SELECT body, first_step, changed_unix_s FROM alerts WHERE body IS NOT NULL "
-            "ORDER BY started_unix_s DESC LIMIT ?"
+            "SELECT body, first_step FROM alerts WHERE body IS NOT NULL ORDER BY started_unix_s DESC LIMIT ?"
         )
         return self._at_start(lambda reader: self._sound(reader.execute(query, (limit,)), alert))[::-1]
 

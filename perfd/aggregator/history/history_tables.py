@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from perfd.aggregator.state import Durable
-from perfd.analysis.data.job_data import AlertRecord
 from perfd.model import (
+    Alert,
     Event,
     GpuInfo,
     JobDescription,
@@ -22,7 +22,7 @@ from perfd.model import (
     StepPhases,
     TrainingStep,
 )
-from perfd.rules.rule_model import Alert, EngineState
+from perfd.rules.rule_model import EngineState
 
 _K = TypeVar("_K", int, str)
 
@@ -151,10 +151,18 @@ def summary_row(job: str, attempt: int, summary: Mapping[str, Any]) -> Statement
     return _SUMMARY, (_json(summary), job, attempt)
 
 
-def alert_row(job: str, record: AlertRecord, alert: Alert, now_unix_s: float) -> Statement:
+def alert_row(alert: Alert, now_unix_s: float) -> Statement:
     """An alert that fired and the state it is in; the columns are for people, the body is all of it."""
     labels = _json(dict(sorted(alert.labels.items())))
-    columns = (job, alert.name, labels, record.state, record.first_step, alert.fired_at_unix_s, now_unix_s)
+    columns = (
+        alert.job,
+        alert.name,
+        labels,
+        alert.state,
+        alert.first_step,
+        alert.fired_at_unix_s,
+        now_unix_s,
+    )
     return _ALERT, (*columns, _packed(alert))
 
 

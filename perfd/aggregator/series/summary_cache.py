@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfd.aggregator.state import Fleet, JobState, job_data
-from perfd.analysis.data.job_data import AlertRecord, JobData
+from perfd.analysis.data.job_data import JobData
 from perfd.analysis.diagnosis import AnalysisSettings, JobSummary, summarise
 from perfd.analysis.steps import StepTimeChange, step_time_change
+from perfd.model import Alert
 
 _WINDOW_SLACK = 4
 """Of the lines in the window some are not steady: so many times the steady ones are looked at."""
@@ -68,9 +69,7 @@ class SummaryCache:
             return known
         return self._derive(self._live, name, now_unix_s, now_s)
 
-    def whole(
-        self, name: str, now_unix_s: float, now_s: float, alerts: Sequence[AlertRecord]
-    ) -> Derived | None:
+    def whole(self, name: str, now_unix_s: float, now_s: float, alerts: Sequence[Alert]) -> Derived | None:
         """Numbers over the whole job; None when it is gone."""
         return self._derive(self._whole, name, now_unix_s, now_s, alerts)
 
@@ -110,7 +109,7 @@ class SummaryCache:
         name: str,
         now_unix_s: float,
         now_s: float,
-        alerts: Sequence[AlertRecord] = (),
+        alerts: Sequence[Alert] = (),
     ) -> Derived | None:
         with self._lock:
             job = self._fleet.jobs.get(name)

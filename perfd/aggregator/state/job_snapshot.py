@@ -13,9 +13,9 @@ from perfd.aggregator.state.fleet import Fleet
 from perfd.aggregator.state.job_state import JobState
 from perfd.aggregator.state.nic_bandwidth import ports_bytes_per_s
 from perfd.aggregator.state.node_state import NodeState
-from perfd.analysis.data.job_data import AlertRecord, Captured, Floats, GpuKey, GpuTable, JobData, StepTable
+from perfd.analysis.data.job_data import Captured, Floats, GpuKey, GpuTable, JobData, StepTable
 from perfd.analysis.data.robust_stats import known, median
-from perfd.model import GpuColumn, RankPlacement
+from perfd.model import Alert, GpuColumn, RankPlacement
 
 _NO_STEPS_WINDOW_S = 60.0
 _LONGEST_WINDOW_S = 120.0
@@ -45,7 +45,7 @@ def job_data(
     *,
     now_unix_s: float,
     now_s: float,
-    alerts: Sequence[AlertRecord] = (),
+    alerts: Sequence[Alert] = (),
     window_steps: int | None = None,
     since_unix_s: float | None = None,
 ) -> JobData:

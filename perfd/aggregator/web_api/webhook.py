@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 
-from perfd.aggregator.alerts import Decision, ReceivedAlert, WebhookOutcome, read_webhook
+from perfd.aggregator.alerts import Decision, WebhookOutcome, read_webhook
 from perfd.aggregator.web_api.bearer_token import BearerToken
 from perfd.config import WebhookConfig
 from perfd.errors import ConfigError, PerfdError
+from perfd.model import Alert
 from perfd.net import Handler, Request, Response
 
 log = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ PATH = "/api/v1/webhooks/alertmanager"
 SCHEMA = "perfd.webhook/1"
 _KEY = "webhook.token_file"
 
-Receive = Callable[[Sequence[ReceivedAlert]], Sequence[Decision]]
+Receive = Callable[[Sequence[Alert]], Sequence[Decision]]
 """Decides on alerts, in order."""
 
 

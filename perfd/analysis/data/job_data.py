@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perfd.model import (
+    Alert,
     CollectiveProgress,
     Event,
     GpuColumn,
@@ -239,17 +240,6 @@ class NcclTimeTable(Sequence[NcclTime]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AlertRecord:
-    """One alert that fired while the job ran."""
-
-    name: str
-    labels: Mapping[str, str]
-    first_step: int | None
-    state: str
-    captures: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
     """What the newest capture of a job whose traces were read showed, and when that was."""
 
@@ -280,7 +270,7 @@ class JobData:
     memory: Sequence[MemoryReport] = ()
     """The newest report of each rank."""
     events: Sequence[Event] = ()
-    alerts: Sequence[AlertRecord] = ()
+    alerts: Sequence[Alert] = ()
     collectives: Sequence[CollectiveTable | CollectiveStack] = ()
     """The newest operations of each communicator whose ranks are all known."""
     nccl: Sequence[NcclTime] = ()

@@ -12,7 +12,7 @@ import numpy as np
 from perfd.analysis.collectives import NcclSummary
 from perfd.analysis.communication import CaptureEvidence, Communication
 from perfd.analysis.data.analysis_settings import AnalysisSettings
-from perfd.analysis.data.job_data import AlertRecord, JobData
+from perfd.analysis.data.job_data import JobData
 from perfd.analysis.diagnosis.bottleneck import find_bottlenecks
 from perfd.analysis.diagnosis.evidence_from_job import facts_of
 from perfd.analysis.findings import Finding, finding_json
@@ -32,7 +32,7 @@ from perfd.analysis.steps import (
     steady_rows,
 )
 from perfd.analysis.stragglers import RankSlowdown
-from perfd.model import GpuColumn, ParallelLayout
+from perfd.model import Alert, GpuColumn, ParallelLayout, alert_json
 
 __all__ = [
     "SCHEMA",
@@ -104,7 +104,7 @@ class JobSummary:
     """What limits the job, the bottleneck first; never empty."""
     troubles: Sequence[ErrorSummary] = ()
     """What the log, NCCL and the hardware complained of."""
-    alerts: Sequence[AlertRecord] = ()
+    alerts: Sequence[Alert] = ()
 
     @property
     def bottleneck(self) -> Finding:
@@ -133,7 +133,8 @@ def job_json(summary: JobSummary) -> dict[str, Any]:
     """One job of it, with its first finding as `bottleneck` too."""
     plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(summary))
     findings = [finding_json(finding) for finding in summary.findings]
-    return plain | {"bottleneck": findings[0], "findings": findings}
+    alerts = [alert_json(alert) for alert in summary.alerts]
+    return plain | {"bottleneck": findings[0], "findings": findings, "alerts": alerts}
 
 
 def from_json(document: Mapping[str, Any]) -> list[JobSummary]:

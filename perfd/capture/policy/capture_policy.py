@@ -102,20 +102,20 @@ class CapturePolicy:
                 return self._tick(now_unix_s)
 
     def _alert(self, event: AlertFired, now: float) -> list[Action]:
-        names = event.labels.get("capture", "").split(PROFILE_SEPARATOR)
+        names = event.alert.labels.get("capture", "").split(PROFILE_SEPARATOR)
         return [action for name in names for action in self._of_profile(event, name.strip(), now)]
 
     def _of_profile(self, event: AlertFired, profile_name: str, now: float) -> list[Action]:
         profile = self._profiles.get(profile_name)
         capture = Capture(
-            capture_id=self._new_id(event.alert, now),
+            capture_id=self._new_id(event.alert.name, now),
             job=event.job.job,
             server=event.job.server,
             tool=_tool(profile, event.job),
             profile=profile_name,
-            alert=event.alert,
-            labels=dict(event.labels),
-            fired_at_unix_s=event.fired_at_unix_s,
+            alert=event.alert.name,
+            labels=dict(event.alert.labels),
+            fired_at_unix_s=event.alert.fired_at_unix_s,
             requested_unix_s=now,
             start_unix_s=now,
             steps=profile.steps if profile else None,

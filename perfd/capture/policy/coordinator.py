@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from perfd.analysis.data.job_data import Captured
 from perfd.capture.policy.capture_json import state_name, to_json
@@ -30,6 +30,7 @@ from perfd.capture.selection import JobView, check_selector
 from perfd.config import CaptureProfile
 from perfd.errors import CaptureError, ConfigError
 from perfd.model import (
+    Alert,
     CaptureCancel,
     CaptureFilesRemoved,
     CaptureRequest,
@@ -47,22 +48,6 @@ _PAUSE_S = 10.0
 """Between two captures of a job that nobody asked for in this moment: profilers need some to let go."""
 _CLOCK_GRAIN_S = 0.002
 """Alertmanager is told of times in milliseconds."""
-
-
-class FiredAlert(Protocol):
-    """What the coordinator reads of an alert."""
-
-    @property
-    def name(self) -> str:
-        """The rule's name."""
-
-    @property
-    def labels(self) -> Mapping[str, str]:
-        """Its labels; `capture` names the profile."""
-
-    @property
-    def fired_at_unix_s(self) -> float | None:
-        """When it began to fire."""
 
 
 class CaptureCoordinator:
@@ -87,19 +72,16 @@ class CaptureCoordinator:
         self._by_alert: dict[tuple[str, str], list[str]] = {}
         self._history = history
 
-    def on_alert(self, alert: FiredAlert, job: JobView, now_unix_s: float) -> Capture | None:
+    def on_alert(self, alert: Alert, job: JobView, now_unix_s: float) -> Capture | None:
         """An alert began to fire: its capture, or the record of why there is none.
 
         One without a `capture` label does nothing and gives None.
         """
         if not alert.labels.get(CAPTURE_LABEL):
             return None
-        fired = AlertFired(
-            alert=alert.name, labels=alert.labels, job=job, fired_at_unix_s=alert.fired_at_unix_s
-        )
-        return self._handle(fired, now_unix_s)
+        return self._handle(AlertFired(alert=alert, job=job), now_unix_s)
 
-    def of_firing(self, alert: FiredAlert, job: str) -> Capture | None:
+    def of_firing(self, alert: Alert, job: str) -> Capture | None:
         """What was decided last about an alert of a job that fires on; None for one that fires anew.
 
         It goes on if it began no later than that decision, or than what was decided on: clocks differ,
@@ -116,7 +98,7 @@ class CaptureCoordinator:
         )
         return next(found, None)
 
-    def is_due(self, alert: FiredAlert, job: str, now_unix_s: float) -> bool:
+    def is_due(self, alert: Alert, job: str, now_unix_s: float) -> bool:
         """Whether the capture of an alert that still fires was put off, and nothing stands in its way now."""
         before = self.of_firing(alert, job)
         if before is None or not before.put_off:
@@ -129,11 +111,11 @@ class CaptureCoordinator:
         ends = (capture.ended_unix_s for capture in others)
         return all(end is not None and now_unix_s - end >= _PAUSE_S for end in ends)
 
-    def started_by(self, alert: FiredAlert, job: str) -> tuple[str, ...]:
-        """The ids of the captures in the history that this firing of an alert of a job asked for."""
+    def started_by(self, alert: Alert) -> tuple[str, ...]:
+        """The ids of the captures in the history that this firing of an alert asked for."""
         return tuple(
             capture.capture_id
-            for capture in self._decided(job, alert)
+            for capture in self._decided(alert.target, alert)
             if capture.fired_at_unix_s == alert.fired_at_unix_s
             and capture.labels.items() == alert.labels.items()
         )
@@ -248,7 +230,7 @@ class CaptureCoordinator:
         else:
             self._outbox.append((action.node, action.message))
 
-    def _decided(self, job: str, alert: FiredAlert) -> list[Capture]:
+    def _decided(self, job: str, alert: Alert) -> list[Capture]:
         """What was decided on alerts of that name, oldest first."""
         return [self._captures[capture_id] for capture_id in self._by_alert.get((job, alert.name), ())]
 

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from perfd.capture.selection import JobView
 from perfd.model import (
+    Alert,
     CaptureCancel,
     CaptureFile,
     CaptureRequest,
@@ -22,10 +23,8 @@ from perfd.model import (
 class AlertFired:
     """An alert with a `capture` label began to fire."""
 
-    alert: str
-    labels: Mapping[str, str]
+    alert: Alert
     job: JobView
-    fired_at_unix_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

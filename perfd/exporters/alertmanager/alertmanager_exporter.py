@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from urllib.parse import quote
 
@@ -13,9 +14,10 @@ from perfd.config import AlertmanagerConfig
 from perfd.errors import ConfigError
 from perfd.exporters.alertmanager.delivery import AlertDelivery, OutgoingAlert, wire_alert
 from perfd.exporters.backoff import Backoff
-from perfd.exporters.exporter import AlertUpdate, ExporterContext, Round
+from perfd.exporters.exporter import ExporterContext, Round
 from perfd.exporters.http_post import Poster, PostResponse
 from perfd.exporters.labels import check_external_labels
+from perfd.model import Alert
 
 log = logging.getLogger(__name__)
 _KEY = "exporters.alertmanager"
@@ -58,15 +60,8 @@ class AlertmanagerExporter:
             self._send(self._now_unix_s)
         self._poster.close()
 
-    def _labelled(self, alert: AlertUpdate) -> AlertUpdate:
-        return AlertUpdate(
-            name=alert.name,
-            labels={**self._labels, **alert.labels},
-            annotations=alert.annotations,
-            value=alert.value,
-            fired_at_unix_s=alert.fired_at_unix_s,
-            resolved_at_unix_s=alert.resolved_at_unix_s,
-        )
+    def _labelled(self, alert: Alert) -> Alert:
+        return replace(alert, labels={**self._labels, **alert.labels})
 
     def _send(self, now_unix_s: float) -> None:
         told_again = False
@@ -116,7 +111,7 @@ class AlertmanagerExporter:
                 alert[key] = datetime.fromtimestamp(alert[key], UTC).isoformat(timespec="milliseconds")
         return msgspec.json.encode(alerts)
 
-    def _generator_url(self, alert: AlertUpdate) -> str | None:
+    def _generator_url(self, alert: Alert) -> str | None:
         if self._external_url is None:
             return None
         base = self._external_url.rstrip("/")

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from perfd.exporters.exporter import AlertUpdate
+from perfd.model import Alert, AlertState
 
 Identity = tuple[tuple[str, str], ...]
 
@@ -18,7 +18,7 @@ RESOLVED_RETENTION_S = 15 * 60.0
 class OutgoingAlert:
     """One alert to send."""
 
-    alert: AlertUpdate
+    alert: Alert
     ends_at_unix_s: float
     """The time at which the Alertmanager considers it ended: in the future while it fires."""
     as_resolved: bool
@@ -26,7 +26,7 @@ class OutgoingAlert:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Known:
-    alert: AlertUpdate
+    alert: Alert
     first_told_unix_s: float | None = None
     """When the Alertmanager first accepted it as firing."""
     told_unix_s: float | None = None
@@ -36,7 +36,7 @@ class _Known:
 
     @property
     def firing(self) -> bool:
-        return self.alert.resolved_at_unix_s is None
+        return self.alert.firing
 
 
 class AlertDelivery:
@@ -56,7 +56,7 @@ class AlertDelivery:
     def __len__(self) -> int:
         return sum(known.told_unix_s is None for known in self._known.values())
 
-    def update(self, changes: Iterable[AlertUpdate], firing: Iterable[AlertUpdate], now_unix_s: float) -> int:
+    def update(self, changes: Iterable[Alert], firing: Iterable[Alert], now_unix_s: float) -> int:
         """Take the changes and all firing alerts; returns the number of changes dropped for lack of room."""
         self._forget_old(now_unix_s)
         refused = sum(not self._take(alert) for alert in changes)
@@ -66,7 +66,8 @@ class AlertDelivery:
         for identity, known in self._known.items():
             if known.firing and identity not in fires:
                 # Its rule failed or is gone, so its end was not reported.
-                self._known[identity] = _ended(known, replace(known.alert, resolved_at_unix_s=now_unix_s))
+                over = replace(known.alert, state=AlertState.RESOLVED, resolved_at_unix_s=now_unix_s)
+                self._known[identity] = _ended(known, over)
         return refused
 
     def due(self, now_unix_s: float) -> list[OutgoingAlert]:
@@ -90,14 +91,14 @@ class AlertDelivery:
         for identity, known in self._known.items():
             self._known[identity] = replace(known, told_unix_s=None)
 
-    def _take(self, alert: AlertUpdate) -> bool:
+    def _take(self, alert: Alert) -> bool:
         known = self._known.get(alert.identity)
         if known is None and not self._room():
             return False
-        if known is None or alert.fired_at_unix_s > known.alert.fired_at_unix_s:
-            self._known[alert.identity] = _Known(alert=alert, late=alert.resolved_at_unix_s is not None)
-        elif alert.fired_at_unix_s == known.alert.fired_at_unix_s and known.firing:
-            if alert.resolved_at_unix_s is None:
+        if known is None or alert.began_unix_s > known.alert.began_unix_s:
+            self._known[alert.identity] = _Known(alert=alert, late=alert.resolved)
+        elif alert.began_unix_s == known.alert.began_unix_s and known.firing:
+            if alert.firing:
                 self._known[alert.identity] = replace(known, alert=alert)
             else:
                 self._known[alert.identity] = _ended(known, alert)
@@ -144,7 +145,7 @@ class AlertDelivery:
         return OutgoingAlert(alert=known.alert, ends_at_unix_s=min(resolved_at, now_unix_s), as_resolved=True)
 
 
-def _ended(known: _Known, alert: AlertUpdate) -> _Known:
+def _ended(known: _Known, alert: Alert) -> _Known:
     return replace(known, alert=alert, told_unix_s=None, late=known.first_told_unix_s is None)
 
 
@@ -153,7 +154,7 @@ def wire_alert(one: OutgoingAlert, generator_url: str | None) -> dict[str, Any]:
     return {
         "labels": {name: value for name, value in one.alert.labels.items() if value},
         "annotations": {name: value for name, value in one.alert.annotations.items() if value},
-        "startsAt": one.alert.fired_at_unix_s,
+        "startsAt": one.alert.began_unix_s,
         "endsAt": one.ends_at_unix_s,
         **({"generatorURL": generator_url} if generator_url else {}),
     }

@@ -13,10 +13,11 @@ from typing import BinaryIO
 
 from perfd.config import TensorBoardConfig
 from perfd.errors import ConfigError
-from perfd.exporters.exporter import AlertUpdate, ExporterContext, JobRound, Round
+from perfd.exporters.exporter import ExporterContext, JobRound, Round
 from perfd.exporters.job_numbers import job_numbers
 from perfd.exporters.safe_names import plain_name
 from perfd.exporters.tensorboard.event_file import scalars_event, text_event, version_event
+from perfd.model import Alert
 
 _KEY = "exporters.tensorboard"
 
@@ -49,11 +50,7 @@ class TensorBoardExporter:
     def export(self, round_: Round) -> None:
         failed: OSError | None = None
         for job in round_.jobs:
-            alerts = [
-                alert
-                for alert in round_.changes
-                if alert.job == job.summary.name and alert.resolved_at_unix_s is None
-            ]
+            alerts = [alert for alert in round_.changes if alert.job == job.summary.name and alert.firing]
             try:
                 self._write(job, alerts, round_.time_unix_s)
             except OSError as error:
@@ -71,7 +68,7 @@ class TensorBoardExporter:
         for name in list(self._jobs):
             self._close(name)
 
-    def _write(self, job: JobRound, alerts: list[AlertUpdate], now_unix_s: float) -> None:
+    def _write(self, job: JobRound, alerts: list[Alert], now_unix_s: float) -> None:
         name, step = job.summary.name, job.step
         known = self._jobs.get(name)
         if step is None or (job.ended and known is None):
@@ -117,6 +114,6 @@ def _scalars(job: JobRound) -> dict[str, float]:
     return {f"perfd/{name}": value for name, value in job_numbers(job).items()}
 
 
-def _markdown(alert: AlertUpdate) -> str:
+def _markdown(alert: Alert) -> str:
     text = alert.annotations.get("description") or alert.annotations.get("summary") or ""
     return f"**{alert.name}** {text}".strip()

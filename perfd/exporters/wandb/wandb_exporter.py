@@ -16,11 +16,12 @@ from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.config import WandbConfig
 from perfd.errors import ConfigError
 from perfd.exporters.backoff import Backoff
-from perfd.exporters.exporter import AlertUpdate, ExporterContext, JobRound, Round
+from perfd.exporters.exporter import ExporterContext, JobRound, Round
 from perfd.exporters.http_post import read_secret
 from perfd.exporters.job_numbers import job_numbers, summary_numbers
 from perfd.exporters.wandb.wandb_messages import LogNumbers, Message, SaveReport, SendAlert
 from perfd.exporters.wandb.wandb_process import END_WITHIN_S, WandbProcess
+from perfd.model import Alert
 from perfd.report.render.html import to_html
 from perfd.report.sources.from_summary import report_of_summary
 
@@ -132,10 +133,10 @@ class WandbExporter:
         row = {"perfd/step": float(job.step), "perfd/attempt": float(job.attempt), **numbers}
         self._wait(known, LogNumbers(row))
 
-    def _alert(self, alert: AlertUpdate) -> None:
+    def _alert(self, alert: Alert) -> None:
         # An alert without a job is sent to the run of the only job, if there is just one.
         name = alert.job or (next(iter(self._jobs)) if len(self._jobs) == 1 else "")
-        if not self._config.alerts or name not in self._jobs or alert.resolved_at_unix_s is not None:
+        if not self._config.alerts or name not in self._jobs or alert.resolved:
             return
         text = alert.annotations.get("description") or alert.annotations.get("summary") or alert.name
         level = _LEVELS.get(alert.labels.get("severity", ""), "INFO")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from perfd.analysis.collectives import busiest
-from perfd.analysis.data.job_data import AlertRecord
 from perfd.analysis.steps import Stage
 from perfd.formatting import UNKNOWN, bandwidth, count, data_size, duration, flops_per_s, percent, power
+from perfd.model import Alert
 from perfd.report.report_model import Bars, BarSegment, Report, ReportFinding, ReportMetric, ReportTable
 
 if TYPE_CHECKING:  # Of traces alone a report must not wait for the live analysis to load.
@@ -126,7 +126,7 @@ def _stage(stage: Stage) -> str:
     return _BOUNDS.get(stage.bound or "", UNKNOWN) if stage.stage is None else str(stage.stage)
 
 
-def _alert(alert: AlertRecord) -> str:
+def _alert(alert: Alert) -> str:
     at = "" if alert.first_step is None else f" step {alert.first_step}"
     if alert.state == "firing":
         return f"Alert {alert.name} fires{at and f' since{at}'}."

@@ -15,7 +15,7 @@ from perfd.rules.promql.compiler import compile_query
 from perfd.rules.promql.evaluation_error import EvaluationError
 from perfd.rules.promql.vector import describe
 from perfd.rules.rule_engine import RuleEngine
-from perfd.rules.rule_model import AlertState, Evaluation, RuleSet
+from perfd.rules.rule_model import Evaluation, RuleSet
 from perfd.rules.series_store import SeriesStore
 from perfd.rules.unit_tests.test_files import AlertCheck, ExpectedAlert, QueryCheck, RuleTest, RuleTestFile
 
@@ -89,7 +89,7 @@ def _check_alerts(test: RuleTest, check: AlertCheck, evaluation: Evaluation) -> 
     got = sorted(
         _alert_text(alert.labels, alert.annotations)
         for alert in evaluation.alerts
-        if alert.name == check.alert and alert.state is AlertState.FIRING
+        if alert.name == check.alert and alert.firing
     )
     expected = sorted(_expected_text(alert, check.alert) for alert in check.expected)
     if got != expected:

@@ -1,4 +1,4 @@
-"""What one round hands to the exporters."""
+"""Makes the round that exporters get of what the analysis loop derived."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from perfd.aggregator.failures import Failures, Part
 from perfd.aggregator.series import Derived, LiveFacts
 from perfd.analysis.diagnosis import JobSummary
-from perfd.exporters.exporter import AlertUpdate, JobRound, Round
+from perfd.exporters.exporter import JobRound, Round
 from perfd.metrics.series import SeriesFrame
-from perfd.rules.rule_model import Alert, AlertChange, AlertState
+from perfd.model import Alert
 
 WholeSummary = Callable[[str], JobSummary | None]
 """The summary of a whole job, by its name."""
 
 
-class ExportBatch:
-    """Makes the exporters' view of each round. Not thread-safe: the tick calls it."""
+class RoundBuilder:
+    """Makes the `Round` of each tick, with the final summaries of jobs that ended. Not thread-safe."""
 
     def __init__(self, failures: Failures) -> None:
         self._failures = failures
@@ -32,7 +32,7 @@ class ExportBatch:
         derived: Mapping[str, Derived],
         facts: Mapping[str, LiveFacts],
         active: Sequence[Alert],
-        changes: Sequence[AlertChange],
+        changes: Sequence[Alert],
         forgotten: Sequence[JobSummary],
         whole: WholeSummary,
     ) -> Round:
@@ -56,8 +56,8 @@ class ExportBatch:
             time_unix_s=now_unix_s,
             frames=frames,
             jobs=tuple(jobs),
-            firing=_updates(active, AlertState.FIRING),
-            changes=_updates([change.alert for change in changes], AlertState.FIRING, AlertState.RESOLVED),
+            firing=tuple(alert for alert in active if alert.firing),
+            changes=tuple(alert for alert in changes if alert.firing or alert.resolved),
             finals=(*silent, *(summary for summary in finals if summary is not None)),
         )
 
@@ -68,7 +68,7 @@ class ExportBatch:
         summaries = [whole(name) for name in jobs if name not in self._over]
         return Round(
             time_unix_s=now_unix_s,
-            firing=_updates(active, AlertState.FIRING),
+            firing=tuple(alert for alert in active if alert.firing),
             finals=tuple(one for one in summaries if one is not None),
         )
 
@@ -82,19 +82,4 @@ def _job(found: Derived, facts: LiveFacts) -> JobRound:
         loss=None if math.isnan(loss) else loss,
         attempt=facts.attempt,
         ended=found.data.ended_unix_s is not None,
-    )
-
-
-def _updates(alerts: Sequence[Alert], *states: AlertState) -> tuple[AlertUpdate, ...]:
-    return tuple(
-        AlertUpdate(
-            name=alert.name,
-            labels=alert.labels,
-            annotations=alert.annotations,
-            value=alert.value,
-            fired_at_unix_s=alert.fired_at_unix_s,
-            resolved_at_unix_s=alert.resolved_at_unix_s,
-        )
-        for alert in alerts
-        if alert.state in states and alert.fired_at_unix_s is not None
     )
