@@ -93,6 +93,7 @@ class Aggregator:
                 self._clock,
                 self._history,
                 failures=self._state.failures,
+                audit=audit,
                 reports=config.capture_reports,
                 on_alert=captures,
                 live=self.live,

@@ -17,11 +17,12 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 
 import msgspec
 
 from perfd.aggregator.captures import child_guard
+from perfd.aggregator.captures.capture_senders import is_folder_of
 from perfd.aggregator.captures.trace_document import TraceDocument
 from perfd.analysis.diagnosis import JobSummary, to_json
 from perfd.capture.node import TRACE_SUFFIXES, reading
@@ -204,11 +205,6 @@ def _files(capture: Capture) -> Iterator[CaptureFile]:
     for who in capture.participants:
         if who.state is not CaptureState.EMPTY:
             yield from who.files_there
-
-
-def is_folder_of(folder: PurePath, capture_id: str) -> bool:
-    """Whether agents may name it as the folder of a capture."""
-    return folder.is_absolute() and ".." not in folder.parts and folder.name == capture_id
 
 
 def _is_trace(path: str) -> bool:

@@ -9,7 +9,9 @@ from typing import Any
 import msgspec
 
 from perfd.aggregator.alerts import Decision, WebhookOutcome, job_of, unknown_job
+from perfd.aggregator.audit import AuditLog, Refusal
 from perfd.aggregator.captures.capture_reports import CaptureReports, LiveSummary
+from perfd.aggregator.captures.capture_senders import checked_status, may_remove
 from perfd.aggregator.failures import Failures, Part
 from perfd.aggregator.history import HistoryStore, capture_row
 from perfd.analysis.data.job_data import Captured
@@ -18,7 +20,11 @@ from perfd.capture.policy.policy_events import Capture, CaptureReport, ManualReq
 from perfd.capture.selection import JobView
 from perfd.clock import Clock
 from perfd.config import CaptureProfile
+from perfd.errors import RefusedError
 from perfd.model import Alert, CaptureCancel, CaptureFilesRemoved, CaptureRequest, CaptureStatus
+
+_MOST_AUDITED = 4096
+"""Captures that are remembered so that the audit log has each beginning once."""
 
 Send = Callable[[str, CaptureRequest | CaptureCancel], None]
 """Sends a message to the agent of a node, from any thread."""
@@ -34,6 +40,7 @@ class CaptureService:
         history: HistoryStore | None,
         *,
         failures: Failures | None = None,
+        audit: AuditLog | None = None,
         reports: bool = False,
         on_alert: bool = True,
         live: LiveSummary = lambda _: None,
@@ -49,6 +56,9 @@ class CaptureService:
         )
         self._on_alert = on_alert
         self._failures = failures or Failures()
+        self._audit = audit or AuditLog()
+        self._audited: dict[str, None] = {}
+        """Captures whose beginning is in the audit log."""
         self._coordinator = CaptureCoordinator(profiles)
         self._clock = clock
         self._history = history
@@ -80,11 +90,21 @@ class CaptureService:
 
     def capture_status(self, node: str, status: CaptureStatus) -> None:
         with self._lock, self._failures.contained(Part.CAPTURE, node=node):
-            self._coordinator.on_status(node, status, self._now())
+            try:
+                checked = checked_status(self._coordinator.capture(status.capture_id), node, status)
+            except RefusedError as error:
+                self._refuse(str(error), node, status.capture_id)
+                return
+            if len(checked.files) < len(status.files):
+                self._refuse("A node named files outside of a capture's folder.", node, status.capture_id)
+            self._coordinator.on_status(node, checked, self._now())
             self._carry_out()
 
-    def capture_files_removed(self, removed: CaptureFilesRemoved) -> None:
+    def capture_files_removed(self, node: str, removed: CaptureFilesRemoved) -> None:
         with self._lock, self._failures.contained(Part.CAPTURE):
+            if not may_remove(self._coordinator.capture(removed.capture_id), node, removed):
+                self._refuse("A node said that files of another node were removed.", node, removed.capture_id)
+                return
             self._coordinator.on_files_removed(removed)
             self._carry_out()
 
@@ -192,8 +212,25 @@ class CaptureService:
             )
         return Decision(alert=alert, outcome=WebhookOutcome.STARTED, capture_id=capture.capture_id)
 
+    def _refuse(self, sentence: str, node: str, capture_id: str) -> None:
+        self._audit.refused(Refusal.CAPTURE, sentence, actor=node, about=capture_id)
+
+    def _note(self, changed: Sequence[Capture]) -> None:
+        """Write the beginning and the end of captures to the audit log."""
+        for capture in changed:
+            facts = {"capture": capture.capture_id, "job": capture.job, "nodes": _nodes_of(capture)}
+            actor = f"alert {capture.alert}" if capture.alert else "request"
+            if capture.capture_id not in self._audited:
+                self._audited[capture.capture_id] = None
+                self._audit.did("capture requested", actor=actor, tool=str(capture.tool), **facts)
+            if capture.state is not None and capture.report is None:
+                self._audit.did("capture ended", actor=actor, state=capture.state.value, **facts)
+        while len(self._audited) > _MOST_AUDITED:
+            del self._audited[next(iter(self._audited))]
+
     def _carry_out(self) -> None:
         changed = self._coordinator.changed()
+        self._note(changed)
         if self._history is not None and changed:
             self._history.submit(
                 [
@@ -220,6 +257,10 @@ class CaptureService:
 
     def _now(self) -> float:
         return self._clock.unix_ns() / 1e9
+
+
+def _nodes_of(capture: Capture) -> str:
+    return " ".join(sorted({who.node for who in capture.participants}))
 
 
 def _nowhere(_node: str, _message: CaptureRequest | CaptureCancel) -> None:

@@ -58,7 +58,7 @@ class AgentEvents(Protocol):
     def capture_status(self, node: str, status: CaptureStatus) -> None:
         """An agent said where a capture stands."""
 
-    def capture_files_removed(self, removed: CaptureFilesRemoved) -> None:
+    def capture_files_removed(self, node: str, removed: CaptureFilesRemoved) -> None:
         """An agent removed files of a capture; it may say so twice."""
 
 
@@ -263,7 +263,7 @@ class TelemetryServer:
         # Before the batch is acknowledged: history writes in order.
         for record in batch.records:
             if isinstance(record, CaptureFilesRemoved):
-                self._events.capture_files_removed(record)
+                self._events.capture_files_removed(stream.agent.node, record)
         self._intake.batch(stream.agent, batch, stored)
 
     def _stored(self, agent_id: str) -> None:

@@ -157,6 +157,10 @@ class CaptureCoordinator:
             self._keep(capture)
         self._handle(Restored(captures=captures), now_unix_s)
 
+    def capture(self, capture_id: str) -> Capture | None:
+        """The capture of that id; None when it is not known, or forgotten."""
+        return self._captures.get(capture_id)
+
     def on_report(self, capture_id: str, report: CaptureReport) -> None:
         """The traces of a capture that is over were read."""
         if (capture := self._captures.get(capture_id)) is not None:

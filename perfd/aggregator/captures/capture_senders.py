@@ -1,0 +1,44 @@
+"""What an agent may say about a capture: of its own ranks, and of files in the capture's folder only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import PurePath
+
+from perfd.capture.policy.policy_events import Capture
+from perfd.capture.selection import slug
+from perfd.errors import RefusedError
+from perfd.model import CaptureFilesRemoved, CaptureStatus
+
+
+def is_folder_of(folder: PurePath, capture_id: str) -> bool:
+    """Whether agents may name it as the folder of a capture."""
+    return folder.is_absolute() and ".." not in folder.parts and folder.name == capture_id
+
+
+def checked_status(capture: Capture | None, node: str, status: CaptureStatus) -> CaptureStatus:
+    """The status, without files that are not in the capture's folder; raises `RefusedError` for a stranger's.
+
+    Of a capture that is forgotten, anybody may say anything: nothing follows from it.
+    """
+    if capture is None:
+        return status
+    ranks = {who.rank for who in capture.participants if who.node == node}
+    if not ranks:
+        raise RefusedError("A node that is not part of the capture answered it.")
+    foreign = {who.rank for who in capture.participants if who.node != node and who.rank is not None}
+    if foreign & set(status.ranks) - ranks:
+        raise RefusedError("A node answered a capture for ranks of another node.")
+    files = tuple(
+        file for file in status.files if is_folder_of(PurePath(file.path).parent, status.capture_id)
+    )
+    return status if len(files) == len(status.files) else replace(status, files=files)
+
+
+def may_remove(capture: Capture | None, node: str, gone: CaptureFilesRemoved) -> bool:
+    """Whether an agent may have removed these files: its node's, or copies in the folder of all nodes."""
+    if capture is None:
+        return True
+    nodes = {who.node for who in capture.participants}
+    copies = tuple(f"{slug(one)}-" for one in nodes)
+    return node in nodes or all(PurePath(path).name.startswith(copies) for path in gone.paths)
