@@ -1,12 +1,13 @@
 """What one aggregator process takes in: many agents over real gRPC, one process each side.
 
-    python -m benchmarks.aggregator_ingest [--nodes 1000] [--jobs 10] [--seconds 20] [--json]
+    python -m benchmarks.aggregator_ingest [--nodes 1000] [--jobs 10] [--seconds 20] [--history] [--json]
 
 Each fake agent sends what an agent of a node with 8 GPUs sends each second: 8 rows of GPU
 columns, one of host columns, the health of its collectors, and on one node of each job a
 progress line. First as fast as it goes (batches and samples a second until every batch is
 acknowledged), then at one batch a second and node (the aggregator's share of a core, with
-its rounds of analysis and rules, and its resident memory).
+its rounds of analysis and rules, and its resident memory). With `--history` batches are acknowledged
+after their rows are on disk.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from pathlib import Path
@@ -51,18 +53,30 @@ _CHANNELS = 8
 _WINDOW = 16
 
 
-def measure(nodes: int = 1000, jobs: int = 10, seconds: int = 20, burst: int = 20) -> dict[str, Any]:
+def measure(
+    nodes: int = 1000, jobs: int = 10, seconds: int = 20, burst: int = 20, *, history: bool = False
+) -> dict[str, Any]:
     """Throughput of a burst, then the cost of one batch a second and node."""
-    with _AggregatorProcess() as aggregator:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _AggregatorProcess(folder if history else None) as aggregator,
+    ):
         return asyncio.run(_drive(aggregator, nodes, jobs, seconds, burst))
 
 
 class _AggregatorProcess:
     """`perfd aggregator` on free ports, as a process of its own."""
 
+    def __init__(self, history_folder: str | None) -> None:
+        self._history_folder = history_folder
+
     def __enter__(self) -> Self:
         command = [sys.executable, "-m", "perfd", "aggregator", "--log-json"]
         command += ["--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+        if self._history_folder is not None:
+            config = Path(self._history_folder, "aggregator.yaml")
+            config.write_text(f"history: {{path: {self._history_folder}/history.sqlite}}\n", encoding="utf-8")
+            command += ["--config", str(config)]
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert self._process.stderr is not None
         line = json.loads(self._process.stderr.readline())
@@ -257,9 +271,11 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=10)
     parser.add_argument("--seconds", type=int, default=20)
+    parser.add_argument("--burst", type=int, default=20, help="batches of each node in the burst")
+    parser.add_argument("--history", action="store_true")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    result = measure(args.nodes, args.jobs, args.seconds)
+    result = measure(args.nodes, args.jobs, args.seconds, args.burst, history=args.history)
     if args.json:
         print(json.dumps(result))
         return

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from dataclasses import dataclass, field
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +38,24 @@ class Limits:
     """All series of a round. Jobs and nodes that came last are left out beyond it."""
     name_chars: int = 256
     """Of what becomes the value of a label: names of nodes, jobs, entities, and all else."""
+    text_chars: int = 4_096
+    """Of a text in a record, such as an event's message: what is longer is cut."""
+    entries_per_record: int = 2_048
+    """Of a mapping in a record, such as a job's arguments or a line's losses."""
+    entries_chars: int = 262_144
+    """The same: texts of all entries together."""
+    values_per_record: int = 65_536
+    """Of a list in a record, such as a communicator's members."""
+    columns_per_table: int = 1_024
+    rows_per_table: int = 65_536
+    members_per_job: int = 1_048_576
+    """Members of all communicators of a job, each list of them once."""
+    large_message_bytes: int = 16_384
+    """Messages above it are decoded and applied by a thread beside the one that serves all agents."""
+    held_message_bytes: int = 268_435_456
+    """Large messages that wait for that thread, of all agents together. The stream beyond it is closed."""
+    history_bytes_per_agent_and_day: int = 2_147_483_648
+    """Rows that one agent may write to history in a day; what is beyond is live only."""
     collectors_per_node: int = 64
     communicators_per_job: int = 32_768
     """Communicators, and pairs of ranks that send to each other, each with its operations."""
@@ -64,6 +85,17 @@ class Limits:
     """Gaps remembered per agent, so that a late batch is told from a repeat."""
 
 
+class _Rejected(Counter[str]):
+    """Logs the first of each bound."""
+
+    def __setitem__(self, bound: str, count: int) -> None:
+        if bound not in self:
+            log.warning(
+                "Data beyond a limit is left out; perfd_rejected_total counts it.", extra={"bound": bound}
+            )
+        super().__setitem__(bound, count)
+
+
 @dataclass(slots=True)
 class AggregatorCounters:
     """What happened since the start. Written under the aggregator's state lock only."""
@@ -82,5 +114,5 @@ class AggregatorCounters:
     tick_s: float = 0.0
     ingest_s: float = 0.0
     rule_evaluation_s: float = 0.0
-    rejected: Counter[str] = field(default_factory=Counter)
+    rejected: Counter[str] = field(default_factory=_Rejected)
     """By the name of the bound in `Limits` that refused something."""

@@ -34,10 +34,13 @@ from perfd.model import (
     Scope,
     Welcome,
 )
+from perfd.wire.record_count import check_record_count
 from perfd.wire.structs import Struct, UnknownKindError, enum_by_name
 from perfd.wire.v1 import telemetry_pb2 as pb
 
 _M = TypeVar("_M", bound=Message)
+_MAX_COLUMNS = 4_096
+"""Of a table; collectors have some hundred."""
 
 _RECORDS = {
     "gpu_info": Struct(model.GpuInfo, pb.GpuInfo),
@@ -114,8 +117,9 @@ def encode_message(message: AgentMessage | AggregatorMessage) -> bytes:
 def decode_agent_message(data: bytes) -> AgentMessage | None:
     """An agent's message; None for an unknown kind, from a newer agent.
 
-    Raises `BatchError`, with the sequence, when only the records of a batch are invalid.
+    Raises `BatchError`, with the sequence, when only the records of a batch are invalid or too many.
     """
+    check_record_count(data)
     return cast("AgentMessage | None", from_wire(_parse(pb.AgentMessage, data)))
 
 
@@ -224,6 +228,8 @@ def _table_from_wire(message: pb.SampleTable) -> SampleTable:
     scope = _SCOPE_OF_NUMBER.get(message.scope)
     if scope is None:
         raise UnknownKindError
+    if len(message.columns) > _MAX_COLUMNS:
+        raise WireError(f"A {scope} table has {len(message.columns)} columns; {_MAX_COLUMNS} is the limit.")
     times = array("q", message.times_unix_ns[:])
     positions = message.entity_of_row[:]
     _check_rows("entities", len(positions), len(times))

@@ -115,7 +115,7 @@ def test_long_names_are_refused_and_counted(clock):
         page = page_of(running, clock)
         longest = max(map(len, page))
     assert longest < 1000
-    assert refused(page) == {"name_chars", "names_per_scope"}
+    assert refused(page) == {"name_chars", "names_per_scope", "text_chars"}
     assert page['perfd_job_ended{job="llm"}'] == 0
 
 

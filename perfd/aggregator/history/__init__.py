@@ -10,6 +10,7 @@ from perfd.aggregator.history.history_tables import (
     engine_row,
     job_rows,
     rows,
+    size_of,
     summary_row,
 )
 from perfd.aggregator.history.recovery import restore
@@ -25,5 +26,6 @@ __all__ = [
     "job_rows",
     "restore",
     "rows",
+    "size_of",
     "summary_row",
 ]

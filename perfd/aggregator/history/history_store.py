@@ -22,15 +22,13 @@ from perfd.aggregator.history.history_file import (
 )
 from perfd.aggregator.history.history_reader import HistoryReader
 from perfd.aggregator.history.history_retention import RetentionClock, reached_unix_s, shrink
-from perfd.aggregator.history.history_tables import EXPIRED, Statement, retention_row
+from perfd.aggregator.history.history_tables import EXPIRED, Statement, retention_row, size_of
 from perfd.errors import PerfdError, reason_of
 
 log = logging.getLogger(__name__)
 
 MAX_QUEUED_BYTES = 64 << 20
 """What waits for a disk that is slow or full; agents keep what is beyond it."""
-_STATEMENT_BYTES = 400
-"""About what a statement takes in memory beside its texts."""
 _TRANSACTION_BYTES = 8 << 20
 """A transaction ends at this size, so that what waits for it is acknowledged soon."""
 _RETRY_S = 1.0
@@ -107,7 +105,7 @@ class HistoryStore(HistoryReader):
         `done` is called from the writer's thread when they are on disk, or can never be. While the disk
         takes nothing it is not called.
         """
-        group = _Group(statements, done, sum(map(_size_bytes, statements)))
+        group = _Group(statements, done, sum(map(size_of, statements)))
         with self._changed:
             if not self._closing and self._queued_bytes + group.size_bytes <= self._max_queued_bytes:
                 self._queue.append(group)
@@ -294,7 +292,3 @@ class HistoryStore(HistoryReader):
         if not self._healthy:
             log.warning("History can be written again.", extra={"path": str(self._path)})
         self._healthy = True
-
-
-def _size_bytes(statement: Statement) -> int:
-    return _STATEMENT_BYTES + sum(len(one) for one in statement[1] if isinstance(one, (str, bytes)))

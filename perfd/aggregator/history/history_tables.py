@@ -101,8 +101,16 @@ _ENGINE = "INSERT OR REPLACE INTO engine VALUES (1, ?)"
 _CAPTURE = "INSERT OR REPLACE INTO captures VALUES (?, ?, ?)"
 _RETENTION = "INSERT OR REPLACE INTO retention VALUES (1, ?)"
 
+_STATEMENT_BYTES = 400
+"""Beside its texts."""
+
 Statement = tuple[str, tuple[Any, ...]]
 """SQL and its parameters."""
+
+
+def size_of(statement: Statement) -> int:
+    """About what a statement takes in memory, and its row on disk at most, in bytes."""
+    return _STATEMENT_BYTES + sum(len(one) for one in statement[1] if isinstance(one, (str, bytes)))
 
 
 def job_rows(job: str, attempt: int, started_unix_s: float | None, now_unix_s: float) -> Iterator[Statement]:

@@ -8,6 +8,7 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -70,6 +71,8 @@ class _Stream:
     messages: deque[bytes] = field(default_factory=deque)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """There is something to send."""
+    acknowledged: int = 0
+    """What the agent knows to be stored."""
     repeat: bool = False
     """The agent sent what it was acknowledged: it missed that."""
     slow: bool = False
@@ -97,6 +100,11 @@ class TelemetryServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: grpc.aio.Server | None = None
         self._watch: asyncio.Task[None] | None = None
+        self._stored_of: deque[str] = deque()
+        """Agents of which something was stored."""
+        self._waking = False
+        self._large = ThreadPoolExecutor(1, "perfd-large-messages")
+        self._held_bytes = 0
 
     async def start(self, address: str, tls: TlsConfig | None, *, allow_plaintext: bool) -> str:
         """Listen; returns the real address. Raises `PerfdError` when that is not possible.
@@ -142,6 +150,7 @@ class TelemetryServer:
         """Close all streams; agents will come back later."""
         if self._watch is not None:
             self._watch.cancel()
+        self._large.shutdown(wait=False, cancel_futures=True)
         if self._server is not None:
             await self._server.stop(grace_s)
 
@@ -206,7 +215,7 @@ class TelemetryServer:
         if agent is None:
             await context.write(encode_message(welcome))
             return None
-        stream = _Stream(number, context, agent)
+        stream = _Stream(number, context, agent, acknowledged=agent.stored_sequence)
         rival = self._streams.get(agent.agent_id)
         self._streams[agent.agent_id] = stream
         if rival is not None:
@@ -233,14 +242,30 @@ class TelemetryServer:
             while isinstance(data := await stream.context.read(), bytes):
                 if stream.agent.stream != stream.number:
                     return
-                self._receive(stream, data)
+                if len(data) <= self._intake.limits.large_message_bytes:
+                    self._receive(stream, data)
+                else:
+                    await self._receive_large(stream, data)
+                if stream.repeat or stream.agent.stored_sequence > stream.acknowledged:
+                    stream.changed.set()
         finally:
             writer.cancel()
+
+    async def _receive_large(self, stream: _Stream, data: bytes) -> None:
+        """Take a message in the thread for large ones, one after the other."""
+        if self._held_bytes + len(data) > self._intake.limits.held_message_bytes:
+            self._intake.rejected("held_message_bytes")
+            raise PerfdError("Too many large messages wait for their turn: send this one again later.")
+        self._held_bytes += len(data)
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._large, self._receive, stream, data)
+        finally:
+            self._held_bytes -= len(data)
 
     def _receive(self, stream: _Stream, data: bytes) -> None:
         """Take a message. What cannot be taken is left out and counted."""
         stored = partial(self._stored, stream.agent.agent_id)
-        sequence = None
+        sequence, before = None, stream.agent.stored_sequence
         try:
             message = decode_agent_message(data)
             if isinstance(message, Batch):
@@ -255,9 +280,7 @@ class TelemetryServer:
         except Exception as error:  # noqa: BLE001  (whatever it is, the agent would send it again for ever)
             sequence = error.sequence if isinstance(error, BatchError) else None
             self._intake.left_out(stream.agent, error, sequence, stored)
-        if sequence is not None and 0 < sequence <= stream.agent.stored_sequence:
-            stream.repeat = True
-            stream.changed.set()
+        stream.repeat |= sequence is not None and 0 < sequence <= before
 
     def _take(self, stream: _Stream, batch: Batch, stored: Callable[[], None]) -> None:
         # Before the batch is acknowledged: history writes in order.
@@ -268,13 +291,18 @@ class TelemetryServer:
 
     def _stored(self, agent_id: str) -> None:
         """Wake who acknowledges, from any thread; a loop that is gone has nobody who waits."""
-        if self._loop is not None:
+        self._stored_of.append(agent_id)
+        if self._loop is not None and not self._waking:
+            self._waking = True
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._wake, agent_id)
+                self._loop.call_soon_threadsafe(self._wake)
 
-    def _wake(self, agent_id: str) -> None:
-        if (stream := self._streams.get(agent_id)) is not None:
-            stream.changed.set()
+    def _wake(self) -> None:
+        # First: who comes after it asks for another call.
+        self._waking = False
+        while self._stored_of:
+            if (stream := self._streams.get(self._stored_of.popleft())) is not None:
+                stream.changed.set()
 
     def _leave(self, stream: _Stream) -> None:
         self._intake.left(stream.agent, stream.number)
@@ -286,14 +314,14 @@ class TelemetryServer:
 async def _write_all(stream: _Stream) -> None:
     """Send what waits; one acknowledgement covers all batches that are stored by then."""
     agent = stream.agent
-    acknowledged, received = agent.stored_sequence, agent.last_sequence
+    received = agent.last_sequence
     while True:
         await stream.changed.wait()
         stream.changed.clear()
         while stream.messages:
             await stream.context.write(stream.messages.popleft())
         stored, taken = agent.stored_sequence, agent.last_sequence
-        if stored > acknowledged or stream.repeat or (stream.slow and taken > received):
+        if stored > stream.acknowledged or stream.repeat or (stream.slow and taken > received):
             stream.repeat = stream.slow = False
-            acknowledged, received = stored, taken
+            stream.acknowledged, received = stored, taken
             await stream.context.write(encode_message(Ack(sequence=stored, received_sequence=taken)))

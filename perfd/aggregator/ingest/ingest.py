@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 from perfd.aggregator.audit import Refusal
 from perfd.aggregator.failures import Part
-from perfd.aggregator.history import HistoryStore, Statement, agent_left_row, agent_row, job_rows, rows
+from perfd.aggregator.history import (
+    HistoryStore,
+    Statement,
+    agent_left_row,
+    agent_row,
+    job_rows,
+    rows,
+    size_of,
+)
 from perfd.aggregator.ingest.agent_credential import ANYBODY, AgentCredential
+from perfd.aggregator.limits import Limits
 from perfd.aggregator.state import AgentState, AggregatorState, BatchVerdict, Durable, RecordSource
 from perfd.clock import Clock
 from perfd.errors import PerfdError, RefusedError, WireError
@@ -17,6 +27,9 @@ from perfd.wire.service import REVISION
 
 log = logging.getLogger(__name__)
 _MAX_SEQUENCE = 1 << 62
+_SLICE_RECORDS = 1_000
+"""Records that are applied at once. An agent's usual batch has about ten."""
+_BETWEEN_SLICES_S = 0.001
 
 
 class Ingest:
@@ -96,7 +109,7 @@ class Ingest:
         )
 
     def batch(self, agent: AgentState, batch: Batch, stored: Callable[[], None]) -> None:
-        """Take a batch. `stored` is called, from any thread, when it is stored.
+        """Take a batch. `stored` is called from another thread when it is; without history it is at once.
 
         When history has no room for it, it is not called: the agent keeps the batch, and sends it again.
         Raises `WireError` when the batch cannot be one, `RefusedError` when its number cannot be the next.
@@ -106,6 +119,7 @@ class Ingest:
         state = self._state
         started_s = self._clock.monotonic_s()
         unix_ns = self._clock.unix_ns()
+        statements: list[Statement] = []
         with state.lock:
             if agent.jumps(batch.sequence, state.fleet.limits):
                 raise self._jump(agent, batch.sequence)
@@ -129,11 +143,17 @@ class Ingest:
                 late=verdict is BatchVerdict.LATE,
                 namespace=agent.namespace,
             )
-            again = verdict is BatchVerdict.AGAIN
-            fleet = state.fleet
-            durable = fleet.again(batch.records, source) if again else fleet.apply(batch.records, source)
-            state.counters.ingest_s += self._clock.monotonic_s() - started_s
-            statements = self._statements(agent, batch.sequence, durable, unix_ns / 1e9)
+        for first in range(0, len(batch.records), _SLICE_RECORDS):
+            if first:
+                # Rounds and other agents have their turn: a lock alone would be taken again at once.
+                time.sleep(_BETWEEN_SLICES_S)
+            with state.lock:
+                sliced_s = self._clock.monotonic_s()
+                take = state.fleet.again if verdict is BatchVerdict.AGAIN else state.fleet.apply
+                durable = take(batch.records[first : first + _SLICE_RECORDS], source)
+                state.counters.ingest_s += self._clock.monotonic_s() - sliced_s
+                statements += self._statements(agent, durable, unix_ns / 1e9)
+        statements.append(agent_row(agent.agent_id, agent.node, batch.sequence, unix_ns / 1e9))
         self._keep(agent, batch.sequence, statements, stored)
 
     def unkept(self, agent: AgentState) -> bool:
@@ -151,7 +171,7 @@ class Ingest:
             # It comes after a batch that history had no room for, and waits for that one.
             return
         if self._history is None:
-            done()
+            agent.stored_sequence = max(agent.stored_sequence, sequence)
         elif not self._history.submit(statements, done):
             agent.refuse(sequence)
 
@@ -175,6 +195,16 @@ class Ingest:
         """Close a stream."""
         with self._state.lock:
             self._state.agents.left(agent, stream)
+
+    @property
+    def limits(self) -> Limits:
+        """What agents may send."""
+        return self._state.fleet.limits
+
+    def rejected(self, bound: str) -> None:
+        """Count what was refused because of a limit."""
+        with self._state.lock:
+            self._state.counters.rejected[bound] += 1
 
     def malformed(self) -> None:
         """Count a message that could not be understood."""
@@ -210,7 +240,7 @@ class Ingest:
             state.failures.note(Part.RECORD, error, node=agent.node)
         if sequence is not None and verdict is not BatchVerdict.REPEAT:
             now_unix_s = self._clock.unix_ns() / 1e9
-            self._keep(agent, sequence, self._statements(agent, sequence, [], now_unix_s), stored)
+            self._keep(agent, sequence, [agent_row(agent.agent_id, agent.node, sequence, now_unix_s)], stored)
 
     def refuse(self, sentence: str, *, actor: str) -> RefusedError:
         """Note that a peer without a credential was turned away; returns what to raise."""
@@ -227,9 +257,7 @@ class Ingest:
         self._state.audit.refused(refusal, sentence, actor=actor, about=about)
         return RefusedError(sentence)
 
-    def _statements(
-        self, agent: AgentState, sequence: int, durable: list[Durable], now_unix_s: float
-    ) -> list[Statement]:
+    def _statements(self, agent: AgentState, durable: list[Durable], now_unix_s: float) -> list[Statement]:
         if self._history is None:
             return []
         jobs = self._state.fleet.jobs
@@ -240,5 +268,8 @@ class Ingest:
         for item in durable:
             with self._state.failures.contained(Part.HISTORY, node=item.node):
                 statements += rows(item, now_unix_s)
-        statements.append(agent_row(agent.agent_id, agent.node, sequence, now_unix_s))
-        return statements
+        size_bytes = sum(map(size_of, statements))
+        if agent.history.take(size_bytes, self._clock.monotonic_s(), self._state.fleet.limits):
+            return statements
+        self._state.counters.rejected["history_bytes_per_agent_and_day"] += len(statements)
+        return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from perfd.aggregator.limits import Limits
 from perfd.model import CaptureTool, Hello
 
 _CLOCK_SAMPLES = 32
+_DAY_S = 86_400.0
 
 
 class BatchVerdict(Enum):
@@ -22,6 +24,23 @@ class BatchVerdict(Enum):
     AGAIN = "again"
     """It was taken before, but history had no room for it."""
     REPEAT = "repeat"
+
+
+@dataclass(slots=True)
+class DayQuota:
+    """What an agent wrote to history in the day that began with its first row of it."""
+
+    used_bytes: int = 0
+    since_s: float = -math.inf
+
+    def take(self, size_bytes: int, now_s: float, limits: Limits) -> bool:
+        """Whether so much more may be written; then it counts."""
+        if now_s - self.since_s >= _DAY_S:
+            self.used_bytes, self.since_s = 0, now_s
+        if self.used_bytes + size_bytes > limits.history_bytes_per_agent_and_day:
+            return False
+        self.used_bytes += size_bytes
+        return True
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,6 +65,7 @@ class AgentState:
     """The newest one up to which all is stored: what is acknowledged."""
     refused: bool = False
     """Since the newest Hello history had no room for a batch."""
+    history: DayQuota = field(default_factory=DayQuota)
     missing: dict[int, None] = field(default_factory=dict)
     stream: int | None = None
     """The number of the stream that speaks for the agent now; None when none is open."""

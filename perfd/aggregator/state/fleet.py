@@ -12,6 +12,7 @@ from typing import Any
 from perfd.aggregator.audit import AuditLog, Refusal
 from perfd.aggregator.failures import Failures, Part
 from perfd.aggregator.limits import AggregatorCounters, Limits
+from perfd.aggregator.state.bounded_records import bounded
 from perfd.aggregator.state.job_names import JobNames
 from perfd.aggregator.state.job_ownership import JobOwnership
 from perfd.aggregator.state.job_state import JobState, RecordSource
@@ -112,7 +113,8 @@ class Fleet:
         for record in records:
             self.counters.records += 1
             try:
-                durable += self._apply(self._names.renamed(record, source.node), node, source)
+                if (kept := bounded(record, self.limits, self.counters.rejected)) is not None:
+                    durable += self._apply(self._names.renamed(kept, source.node), node, source)
             except RefusedError as refusal:
                 self._refuse(str(refusal), record, source)
             except Exception as error:  # noqa: BLE001  (whatever it is, the stream goes on)
@@ -122,17 +124,19 @@ class Fleet:
     def again(self, records: Iterable[Record], source: RecordSource) -> list[Durable]:
         """What history has to keep of a batch that was applied before, and that it had no room for then."""
         durable: list[Durable] = []
-        for record in records:
-            if isinstance(record, GpuInfo | ServerInfo):
+        for whole in records:
+            if (record := bounded(whole, self.limits, self.counters.rejected)) is None:
+                continue
+            record = self._names.renamed(record, source.node)
+            name = record.job if isinstance(record, (*_KEPT, RankPlacement, Event)) else None
+            if isinstance(record, Event):
+                name = name or self._only_job(source.node)
+            job = self.jobs.get(name or "")
+            if job is not None and job.ownership.admits(source.node):
+                described = job.description if isinstance(record, JobDescription) else None
+                durable.append(_durable(described or record, source, job))
+            elif isinstance(record, GpuInfo | ServerInfo):
                 durable.append(_durable(record, source))
-            elif isinstance(record, Event):
-                name = record.job or self._only_job(source.node)
-                durable.append(_durable(record, source, self.jobs.get(name or "")))
-            elif isinstance(record, (*_KEPT, RankPlacement)):
-                job = self.jobs.get(record.job)
-                if job is not None:
-                    described = job.description if isinstance(record, JobDescription) else None
-                    durable.append(_durable(described or record, source, job))
         return durable
 
     def leave(self, source: RecordSource) -> None:

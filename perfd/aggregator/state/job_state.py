@@ -7,9 +7,11 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import cast
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.aggregator.operations import CollectiveRows, NcclTimeCounters, ProgressRows
+from perfd.aggregator.state.bounded_records import bounded
 from perfd.aggregator.state.job_lifetime import JobEnd, Lifetime
 from perfd.aggregator.state.job_ownership import JobOwnership
 from perfd.aggregator.state.plausible_values import plausible_description
@@ -162,7 +164,10 @@ class JobState:
             self.description = description
             return None
         if same:
-            self.description = _merged(self.description, description)
+            merged = _merged(self.description, description)
+            self.description = cast(
+                "JobDescription | None", bounded(merged, self._limits, self._counters.rejected)
+            )
             return None
         self.description = description
         self.steps = StepRows(self._limits.steps_per_job)

@@ -1,0 +1,79 @@
+"""Cuts what one record may hold to the limits, before anything keeps it."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from perfd.aggregator.limits import Limits
+from perfd.model import Record, SampleTable
+
+
+def bounded(record: Record, limits: Limits, rejected: Counter[str]) -> Record | None:
+    """The record with texts and mappings cut to the limits; None when its lists or columns are too long.
+
+    What is left out is counted in `rejected` by the name of the limit.
+    """
+    if isinstance(record, SampleTable):
+        if len(record.columns) > limits.columns_per_table or len(record.entities) > limits.rows_per_table:
+            rejected["table_size"] += 1
+            return None
+        return record
+    return typing.cast("Record | None", _bounded(record, limits, rejected))
+
+
+def _bounded(record: Any, limits: Limits, rejected: Counter[str]) -> Any | None:  # noqa: ANN401  (any dataclass)
+    changed: dict[str, Any] = {}
+    kind: Any = type(record)
+    for name in _sized_fields(kind):
+        value = getattr(record, name)
+        if isinstance(value, str):
+            if len(value) > limits.text_chars:
+                rejected["text_chars"] += 1
+                changed[name] = value[: limits.text_chars]
+        elif isinstance(value, Mapping):
+            kept = _entries(value, limits, rejected)
+            if kept is not value:
+                changed[name] = kept
+        elif isinstance(value, Sequence):
+            if len(value) > limits.values_per_record:
+                rejected["values_per_record"] += 1
+                return None
+        elif dataclasses.is_dataclass(value):
+            inner = _bounded(value, limits, rejected)
+            if inner is None:
+                return None
+            if inner is not value:
+                changed[name] = inner
+    return dataclasses.replace(record, **changed) if changed else record
+
+
+def _entries(values: Mapping[Any, Any], limits: Limits, rejected: Counter[str]) -> Mapping[Any, Any]:
+    """The first entries that fit; the mapping itself when all do."""
+    if len(values) <= limits.entries_per_record and not any(
+        isinstance(one, str) and len(one) > limits.name_chars for entry in values.items() for one in entry
+    ):
+        return values
+    kept: dict[Any, Any] = {}
+    chars = 0
+    for key, value in values.items():
+        chars += sum(len(one) for one in (key, value) if isinstance(one, str))
+        if len(kept) >= limits.entries_per_record or chars > limits.entries_chars:
+            rejected["entries_per_record"] += 1
+            break
+        kept[key] = value
+    return kept
+
+
+@cache
+def _sized_fields(kind: Any) -> tuple[str, ...]:  # noqa: ANN401  (any dataclass)
+    """The fields that have a size of their own."""
+    return tuple(
+        field.name
+        for field in dataclasses.fields(kind)
+        if any(word in str(field.type) for word in ("str", "Mapping", "Sequence", "tuple", "Shape", "Layout"))
+    )
