@@ -1,4 +1,4 @@
-"""Rules files in the language of Prometheus, and the engine that evaluates them."""
+"""Prometheus rules files, and the engine that evaluates them."""
 
 from perfd.rules.alert_states import External
 from perfd.rules.files import builtin_rules, load_rules

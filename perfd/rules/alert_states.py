@@ -31,7 +31,7 @@ class _Active:
     alert: Alert
     gone_since_unix_s: float | None = None
     awaited_until_unix_s: float | None = None
-    """It was restored, and until then the engine may not have seen enough to tell whether it still holds."""
+    """It was restored; until then the engine may lack the samples to know whether it still holds."""
 
 
 class AlertBook:
@@ -45,18 +45,18 @@ class AlertBook:
 
     @property
     def alerts(self) -> list[Alert]:
-        """The alerts as the last update left them."""
+        """The alerts after the last update."""
         return [active.alert for active in self._active.values()]
 
     @property
     def active(self) -> list[tuple[Alert, float | None]]:
-        """The alerts, each with the time since which its expression no longer holds."""
+        """The alerts, each with the time at which its expression ceased to hold."""
         return [(active.alert, active.gone_since_unix_s) for active in self._active.values()]
 
     def restore(self, alerts: Sequence[ActiveAlert], *, outage_s: float, awaited_until_unix_s: float) -> None:
-        """Go on with alerts of an earlier engine; until `awaited` one stays without a result.
+        """Continue with alerts of an earlier engine; until `awaited` one stays without a result.
 
-        As in Prometheus, the outage is not counted towards `for`: nobody saw whether the expression held.
+        As in Prometheus, the outage does not count toward `for`: whether the expression held is unknown.
         """
         for known in alerts:
             alert = known.alert
@@ -65,9 +65,9 @@ class AlertBook:
             self._active[alert.identity] = _Active(alert, known.gone_since_unix_s, awaited_until_unix_s)
 
     def shift(self, by_s: float) -> None:
-        """Go on after a step of the clock as if it had always been as it is now.
+        """Shift all times after a step of the clock.
 
-        What fires keeps the time it began: that tells it from other firings.
+        Firing alerts keep their start time, which is part of their identity.
         """
         for labels, active in self._active.items():
             alert = active.alert
@@ -80,7 +80,7 @@ class AlertBook:
     def update(self, samples: Sequence[tuple[SeriesKey, float]], now_unix_s: float) -> list[Alert]:
         """Take the expression's result at an instant; returns the alerts that changed their state.
 
-        Raises `EvaluationError`, with the alerts as they were, when two results make
+        Raises `EvaluationError`, with the alerts unchanged, if two results make
         the same alert.
         """
         found = self._found(samples, now_unix_s)
@@ -93,7 +93,7 @@ class AlertBook:
                 after[labels] = kept
         if self._limit and len(after) > self._limit:
             self._active = {}
-            raise EvaluationError(f"the group allows {self._limit} alerts a rule and there are {len(after)}")
+            raise EvaluationError(f"{len(after)} alerts; the group's limit per rule is {self._limit}")
         self._active = after
         return _changes(before, after, now_unix_s)
 
@@ -145,7 +145,7 @@ class AlertBook:
         return alert
 
     def _kept(self, active: _Active, now_unix_s: float) -> _Active | None:
-        """An alert without a result, if it was restored just now or `keep_firing_for` still holds it."""
+        """An alert without a result, if it was just restored or `keep_firing_for` keeps it."""
         awaited_until = active.awaited_until_unix_s
         if awaited_until is not None and now_unix_s < awaited_until:
             return active

@@ -1,7 +1,7 @@
 """Label matchers: `=`, `!=` and the fully anchored `=~`, `!~` of Prometheus.
 
-Prometheus matches with RE2. Python's `re` reads nearly the same language; what
-only one of the two knows, or what they read differently, is refused.
+Prometheus matches with RE2. Python's `re` reads nearly the same language; syntax that
+only one of the two has, or that they read differently, is refused.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _without_escapes_and_classes(pattern: str) -> str:
 def _check_escape(pattern: str, position: int) -> None:
     escaped = pattern[position + 1 : position + 2]
     if escaped.isalnum() and escaped not in _ESCAPES:
-        raise ValueError(f"the escape `\\{escaped}` is not supported: RE2 and Python do not agree on it")
+        raise ValueError(f"the escape `\\{escaped}` is not supported: RE2 and Python differ")
     if escaped == "x" and not re.match(r"[0-9A-Fa-f]{2}", pattern[position + 2 :]):
         raise ValueError("write two hexadecimal digits after `\\x`")
 

@@ -28,24 +28,24 @@ from perfd.rules.rule_model import (
 from perfd.rules.series_store import Read, SeriesStore, to_ms
 
 _PUNCTUAL = 0.95
-"""A group is due this part of its interval early, or a caller's timer that jitters would skip rounds."""
+"""A group is due this share of its interval early, because otherwise a jittering timer would skip rounds."""
 _OUTAGE_TOLERANCE_S = 3600.0
 """After a longer outage a `for` starts over; Prometheus' `--rules.alert.for-outage-tolerance`."""
 _RETURN_WITHIN_S = 60.0
-"""In this time agents are back after a restart: twice the longest pause of their reconnecting."""
+"""Time for agents to reconnect after a restart: twice their longest reconnect delay."""
 _STEP_S = 1.0
-"""By so much the wall clock may drift before that counts as a step."""
+"""Drift of the wall clock above which it counts as a step."""
 _NO_ALERT_SERIES: tuple[SeriesKey, ...] = ()
 
 
 class RuleEngine:
     """Holds the state of alerts between evaluations. One thread at a time.
 
-    `steady_s`, where it is taken, is the same instant on a clock that never steps: `for` and
-    `keep_firing_for` then last as long as they say, whatever the wall clock does. Without it the wall
-    clock counts as steady.
+    The argument `steady_s` is the same instant on a clock that never steps: `for` and
+    `keep_firing_for` then last as long as configured, whatever the wall clock does. Without it the
+    wall clock counts as steady.
 
-    What `state` gave can be handed to the engine of a later process by `restore`: alerts then go on.
+    `restore` takes the `state` of an earlier process: alerts then continue.
     """
 
     def __init__(self, rules: RuleSet, *, external: External | None = None) -> None:
@@ -63,16 +63,16 @@ class RuleEngine:
         return [read for group in self._groups for read in group.reads()]
 
     def state(self, now_unix_s: float) -> EngineState:
-        """What has to be kept for a later engine."""
+        """The state to save for a later engine."""
         alerts = tuple(active for group in self._groups for active in group.active())
         return EngineState(time_unix_s=now_unix_s, alerts=alerts)
 
     def restore(self, state: EngineState, now_unix_s: float, steady_s: float | None = None) -> list[Alert]:
-        """Go on where an earlier engine with these rules was; before the first evaluation.
+        """Continue from the state of an earlier engine with these rules; before the first evaluation.
 
-        An alert that is restored stays for a minute, or for the longest range that its rule reads,
-        even if its expression does not hold: agents have to come back, and ranges to fill. Returns
-        the end of alerts whose rule is gone. After an hour's outage what was only pending is dropped.
+        A restored alert stays for a minute, or for the longest range that its rule reads, even if
+        its expression does not hold: agents must reconnect, and ranges must fill. Returns the end of
+        alerts whose rule is gone. After an hour's outage pending alerts are dropped.
         """
         self._follow(now_unix_s, steady_s)
         outage_s = max(0.0, now_unix_s - state.time_unix_s)
@@ -105,7 +105,7 @@ class RuleEngine:
         )
 
     def _follow(self, now_unix_s: float, steady_s: float | None) -> None:
-        """Notice that the wall clock stepped, and take what is timed along."""
+        """Detect a step of the wall clock, and shift all times."""
         if steady_s is None:
             return
         ahead_s = now_unix_s - steady_s
@@ -143,7 +143,7 @@ class _Group:
             yield from rule.query.reads
 
     def shift(self, by_s: float) -> None:
-        """The clock stepped by so much."""
+        """Shift all times by a step of the clock."""
         if self._evaluated_unix_s is not None:
             self._evaluated_unix_s += by_s
         for rule in self._rules:
@@ -179,7 +179,7 @@ class _Group:
                     yield ActiveAlert(rule=rule.identity, alert=alert, gone_since_unix_s=gone)
 
     def restore(self, by_rule: dict[str, list[ActiveAlert]], outage_s: float, now_unix_s: float) -> None:
-        """Take what is of the rules of this group out of `by_rule`."""
+        """Take the entries of this group's rules out of `by_rule`."""
         longest_s = max((read.horizon_ms for read in self.reads()), default=0) / 1000
         until = now_unix_s + max(_RETURN_WITHIN_S, longest_s)
         for rule in self._rules:
@@ -221,7 +221,7 @@ class _Recording:
         # Copies, as what a selector gives is the store's own and changes with the next frame.
         result = Vector(self._renamed(found.keys), found.values.copy(), found.present.copy()).checked()
         if self._limit and int(result.present.sum()) > self._limit:
-            raise EvaluationError(f"the group allows {self._limit} series a rule and there are more")
+            raise EvaluationError(f"more series than the group's limit of {self._limit} per rule")
         self.result = result
         store.append_vector(self._source, time_ms, result.keys.items, result.values, result.present)
         return ()
@@ -243,7 +243,7 @@ class _Alerting:
         series = [pair for alert in self.book.alerts for pair in alert_series(alert)]
         keys = tuple(key for key, _ in series)
         if keys or self._keys:
-            # The same object while the alerts stay, so that the store need not look them up again.
+            # The same object while the alerts stay, so that the store does not look them up again.
             self._keys = self._keys if keys == self._keys else keys
             values = np.array([value for _, value in series])
             store.append_vector(self._source, time_ms, self._keys, values, np.ones(len(keys), dtype=bool))

@@ -1,4 +1,4 @@
-"""Rules as they are once read and checked, and what an evaluation of them gives."""
+"""Checked rules, and the results of their evaluation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from perfd.rules.templates import Template
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordingRule:
-    """Keeps the result of an expression as a series."""
+    """Records the result of an expression as a series."""
 
     record: str
     expression: str
@@ -34,7 +34,7 @@ class AlertingRule:
     for_s: float = 0.0
     """How long the expression must hold before an alert fires."""
     keep_firing_for_s: float = 0.0
-    """How long an alert goes on after the expression has ceased to hold."""
+    """How long an alert continues after the expression has ceased to hold."""
     labels: Mapping[str, Template] = field(default_factory=dict)
     annotations: Mapping[str, Template] = field(default_factory=dict)
 
@@ -55,9 +55,9 @@ class RuleGroup:
     file: str
     rules: Sequence[Rule]
     interval_s: float | None = None
-    """None: as often as the engine is asked."""
+    """None: at each call of the engine."""
     limit: int = 0
-    """The most series or alerts that a rule may give; 0 for any number."""
+    """The most series or alerts per rule; 0 for no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class ActiveAlert:
     """An alert that is pending or firing, with what an engine needs to go on with it."""
 
     rule: str
-    """Tells its rule from all others, and stays while the rule's file, group and name do."""
+    """The identity of its rule, stable while the rule's file, group and name are."""
     alert: Alert
     gone_since_unix_s: float | None = None
     """Since when the expression no longer holds, while `keep_firing_for` keeps it."""
@@ -97,7 +97,7 @@ class RuleFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What the rules say at one instant."""
+    """The results of the rules at one instant."""
 
     time_unix_s: float
     alerts: Sequence[Alert]

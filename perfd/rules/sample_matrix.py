@@ -98,7 +98,7 @@ class SampleMatrix:
         return values, present, times
 
     def window(self, from_ms: int, to_ms: int, columns: Columns) -> tuple[Times, Block]:
-        """The rows of a closed interval of time; use `is_value` to tell samples from the rest."""
+        """The rows of a closed interval of time; use `is_value` to find the samples."""
         times = self._times[self._start : self._end]
         low = self._start + int(np.searchsorted(times, from_ms))
         high = self._last(to_ms) + 1

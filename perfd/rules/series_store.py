@@ -1,9 +1,8 @@
-"""The recent past of many series, in memory, as the rules need it.
+"""Recent samples of many series, in memory, for rules.
 
-A store keeps only what its rules read, and each series only as long as the
-longest range that reaches it. Staleness is that of Prometheus: a series that
-its source no longer sends ends at that instant, and any other is good for five
-minutes after its last sample.
+A store keeps only what its rules read, and each series only as long as the longest range
+over it. Staleness is that of Prometheus: a series that its source no longer sends ends at
+that time, and any other is valid for five minutes after its last sample.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from perfd.rules.label_matchers import MatcherSet
 from perfd.rules.sample_matrix import STALE, Columns, SampleMatrix
 
 LOOKBACK_MS = 5 * 60 * 1000
-"""How long a sample stays good; the default of Prometheus (`--query.lookback-delta`)."""
+"""How long a sample is valid; the default of Prometheus (`--query.lookback-delta`)."""
 
 FRAMES = "frames"
-"""The source of what `SeriesStore.append` receives, unless it is told another."""
+"""The default source in `SeriesStore.append`."""
 
 _UNREAD = -1
 """The horizon of a series that no rule reads."""
@@ -56,10 +55,10 @@ class _Source:
 class SeriesStore:
     """Keeps frames of series for the selectors of rules. Not thread-safe: one thread, or a lock.
 
-    With `reads`, only series that one of them wants are kept, each as long as
-    it is wanted, and frames must be evaluated as they come: a look at a time
-    before the newest frame finds only what the rules would. Without `reads`,
-    everything is kept for ever, which is for tests.
+    With `reads`, only series that one of them selects are kept, each as long as
+    needed, and frames must be evaluated as they come: a query for a time before the
+    newest frame finds only what the rules would. Without `reads`, everything is kept
+    forever, which is for tests.
     """
 
     def __init__(self, reads: Iterable[Read] | None = None) -> None:
@@ -75,9 +74,9 @@ class SeriesStore:
     def append(self, frame: SeriesFrame, *, source: str = FRAMES) -> None:
         """Add the values of one instant.
 
-        What `source` sent before and does not send now ends here. A frame that
-        is older than the last one of its source means that the wall clock was
-        set back: what was after it is forgotten.
+        Series that `source` sent before and does not send now end here. A frame older
+        than the last one of its source means that the wall clock was set back: later
+        samples are dropped.
         """
         time_ms = to_ms(frame.time_unix_s)
         for table, positions, columns in self._parts(source, frame.keys, time_ms):
@@ -93,7 +92,7 @@ class SeriesStore:
         values: NDArray[np.float64],
         present: NDArray[np.bool_],
     ) -> None:
-        """Add what a rule gave: as `append`, but NaN is a value and `present` says what there is."""
+        """Add a rule's result: like `append`, but NaN is a value and `present` marks the values."""
         for table, positions, columns in self._parts(source, keys, time_ms):
             row = table.new_row(time_ms, STALE)
             there = present[positions]
@@ -110,7 +109,7 @@ class SeriesStore:
         others keep too few rows to look past a gap.
         """
         if self._reads is not None:
-            raise ValueError("Single samples need a store that keeps everything: make it without reads.")
+            raise ValueError("Single samples need a store that keeps everything: create it without reads.")
         tables = self._sources.setdefault("samples", _Source()).tables
         table = tables.setdefault(None, SampleMatrix(None))
         for key in samples:
@@ -165,7 +164,7 @@ class SeriesStore:
         source.unreached = [table for horizon_ms, table in source.tables.items() if horizon_ms not in targets]
 
     def _horizon_ms(self, key: SeriesKey) -> int | None:
-        """How long to keep a series, None for ever."""
+        """How long to keep a series, None for forever."""
         if self._reads is None:
             return None
         reads = (*self._reads.get(key.name, ()), *self._reads.get(None, ()))
@@ -184,7 +183,7 @@ class SeriesStore:
             self._names[name] = self._names.get(name, 0) + 1
 
     def _drop_dead_columns(self, source: _Source, keys: Sequence[SeriesKey]) -> None:
-        """Forget series that are gone, once they outnumber those that are there."""
+        """Delete ended series, once they outnumber the current ones."""
         if sum(len(table.keys) for table in source.tables.values()) <= 2 * len(keys) + 64:
             return
         living = set(keys)

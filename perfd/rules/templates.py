@@ -23,7 +23,7 @@ Value: TypeAlias = float | str
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateData:
-    """What the variables of a template stand for."""
+    """The values of a template's variables."""
 
     value: float
     labels: Mapping[str, str]
@@ -81,7 +81,7 @@ _KNOWN = ", ".join(("printf", *_OF_NUMBER, *_OF_TEXT))
 
 
 def compile_template(text: str) -> Template:
-    """A template ready to expand; raises `TextError` with every mistake in it."""
+    """A template ready to expand; raises `TextError` with every error in it."""
     parts: list[str | _Term] = []
     problems: list[Problem] = []
     position = 0
@@ -106,7 +106,7 @@ def compile_template(text: str) -> Template:
 
 def _stray_braces(text: str, start: int, end: int) -> list[Problem]:
     position = text.find("{{", start, end)
-    return [Problem("the action that begins here has no end: write `}}`", position)] if position >= 0 else []
+    return [Problem("unterminated action: write `}}`", position)] if position >= 0 else []
 
 
 class _Parser:
@@ -123,7 +123,7 @@ class _Parser:
             raise self._error("the action is empty")
         term = self._pipeline()
         if self._next < len(self._words):
-            raise self._error(f"{self._peek()!r} cannot stand here")
+            raise self._error(f"unexpected {self._peek()!r}")
         return term
 
     def _pipeline(self) -> _Term:
@@ -163,12 +163,12 @@ class _Parser:
         get = arguments[0].get
         if name in _OF_NUMBER:
             if not arguments[0].is_number:
-                raise self._error(f"{name} needs a number, and this is text", word)
+                raise self._error(f"{name} needs a number, not text", word)
             of_number = _OF_NUMBER[name]
             return _Term(False, lambda data: of_number(float(get(data))))
         of_text = _OF_TEXT[name]
         if arguments[0].is_number:
-            raise self._error(f"{name} needs text, and this is a number", word)
+            raise self._error(f"{name} needs text, not a number", word)
         return _Term(False, lambda data: of_text(str(get(data))))
 
     def _printf(
@@ -209,7 +209,7 @@ class _Parser:
                 raise self._error("the parenthesis is not closed", word)
             self._next += 1
             return term
-        raise self._error(f"{word[0].strip()!r} cannot stand here", word)
+        raise self._error(f"unexpected {word[0].strip()!r}", word)
 
     def _variable(self, word: re.Match[str]) -> _Term:
         name, _, label = word["variable"].removeprefix(".").removeprefix("$").partition(".")
@@ -223,7 +223,7 @@ class _Parser:
         if name == "externalLabels" and label and "." not in label:
             return _Term(False, lambda data: data.external_labels.get(label, ""))
         known = "$value, $labels.NAME, $externalLabels.NAME and $externalURL"
-        raise self._error(f"{word['variable']} is not supported; there are {known}", word)
+        raise self._error(f"{word['variable']} is not supported; supported: {known}", word)
 
     def _peek(self) -> str | None:
         return self._words[self._next][0].strip() if self._next < len(self._words) else None

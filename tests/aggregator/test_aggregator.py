@@ -401,7 +401,7 @@ def test_a_rule_that_names_no_capture_profile_is_a_warning_at_the_start(tmp_path
         Aggregator(AggregatorConfig(rules=RulesConfig(files=[str(rules)])))
     (record,) = caplog.records
     assert record.reason == (
-        "No capture follows A: there is no capture profile 'nosuch'; capture_profiles has:"
+        "A cannot start a capture: no capture profile 'nosuch'; capture_profiles has:"
         " default, flight_recorder, hang, serving."
     )
 

@@ -93,7 +93,7 @@ def test_two_results_that_make_one_alert_leave_everything_as_it_was() -> None:
 
 def test_more_alerts_than_the_limit_are_none() -> None:
     alerts = book(limit=1)
-    with pytest.raises(EvaluationError, match="allows 1 alerts"):
+    with pytest.raises(EvaluationError, match="2 alerts; the group's limit per rule is 1"):
         alerts.update([(A, 1.0), (B, 1.0)], 0.0)
     assert alerts.alerts == []
 

@@ -51,7 +51,7 @@ def test_a_misspelt_metric_of_perfd_is_a_warning_that_names_the_nearest(
         "groups: [{name: g, rules: [{alert: Slow, expr: perfd_step_tim_seconds > perfd_step_time_seconds}]}]"
     )
     warning = (
-        "Slow reads perfd_step_tim_seconds, which nothing here exports or records;"
+        "Slow reads perfd_step_tim_seconds, which is neither exported nor recorded;"
         " did you mean perfd_step_time_seconds?"
     )
     assert main(["rules", "check", str(path)]) == 0
@@ -94,7 +94,7 @@ def test_a_capture_profile_that_does_not_ship_is_a_warning_that_asks_for_the_con
     path.write_text(PROFILES)
     assert main(["rules", "check", str(path)]) == 0
     assert capsys.readouterr().err == (
-        "  WARNING: No capture follows A and B: there is no capture profile 'nosuch';"
+        "  WARNING: A and B cannot start a capture: no capture profile 'nosuch';"
         " capture_profiles has: default, flight_recorder, hang, serving."
         " If a configuration has others, name it: --config FILE.\n"
     )
@@ -110,7 +110,7 @@ def test_the_capture_profiles_of_a_configuration_are_those_that_rules_may_name(
     assert main(["rules", "check", "--json", "--config", str(config), str(path)]) == 0
     (file,) = json.loads(capsys.readouterr().out)["files"]
     assert file["warnings"] == [
-        f"No capture follows C: there is no capture profile '{name}'; capture_profiles has: nosuch."
+        f"C cannot start a capture: no capture profile '{name}'; capture_profiles has: nosuch."
         for name in ("flight_recorder", "hang")
     ]
 
@@ -129,7 +129,7 @@ def test_a_run_says_at_its_start_that_a_rule_names_no_profile(tmp_path: Path) ->
         [*verb, "--", tmp_path / "no-such-command"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 127
-    assert "perfd: No capture follows A and B: there is no capture profile 'nosuch'" in done.stderr
+    assert "perfd: A and B cannot start a capture: no capture profile 'nosuch'" in done.stderr
 
 
 def test_tests_that_hold_give_exit_code_0(capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,7 +64,7 @@ def test_a_number_is_written_as_prometheus_writes_it(function: str, value: float
 @pytest.mark.parametrize(
     ("text", "offset", "part"),
     [
-        ("a {{ $value", 2, "no end"),
+        ("a {{ $value", 2, "unterminated"),
         ("{{ }}", 2, "empty"),
         ("{{ range $x }}", 3, "range is not supported"),
         ("{{ $value | $labels.job }}", 12, "must be a function"),
@@ -77,7 +77,7 @@ def test_a_number_is_written_as_prometheus_writes_it(function: str, value: float
         ("{{ (humanize $value }}", 3, "not closed"),
         ("{{ $labels }}", 3, "not supported"),
         ("{{ $labels.job.x }}", 3, "not supported"),
-        ("{{ $value ) }}", 10, "cannot stand here"),
+        ("{{ $value ) }}", 10, "unexpected"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_told_with_its_place(text: str, offset: int, part: str) -> None:

@@ -152,7 +152,7 @@ def test_groups_in_another_order_give_another_result(folder: Path) -> None:
     ("old", "new", "message"),
     [
         ("rule_files", "rules_files", "2:1: 'rules_files' is not a key"),
-        ("rules.yaml]", "none.yaml]", "2:14: there is no rules file 'none.yaml'"),
+        ("rules.yaml]", "none.yaml]", "2:14: no rules file 'none.yaml'"),
         ("1m, alertname", "1 m, alertname", "11:21: `eval_time`: '1 m' is not a duration"),
         ("'1 3 3", "'1 3 y", "9:45: `values`: 'y' is not a value"),
         ("expr: copy", "expr: 'copy @ 1'", "17:22: `expr`: the @ modifier"),

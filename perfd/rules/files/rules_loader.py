@@ -1,4 +1,4 @@
-"""Reads Prometheus rules files, strictly: every mistake is reported, with its place.
+"""Reads Prometheus rules files, strictly: every error is reported, with its place.
 
 The checks are those of model/rulefmt of Prometheus 2.42, and that each
 expression and template is of the subset that the embedded engine evaluates.
@@ -33,7 +33,7 @@ _Entries = Mapping[str, tuple[yaml.ScalarNode, yaml.Node]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RulesFile:
-    """What a file holds: its groups, as far as they are right, and its mistakes."""
+    """A file's valid groups, and its errors."""
 
     path: str
     groups: tuple[RuleGroup, ...]
@@ -41,14 +41,14 @@ class RulesFile:
 
     @property
     def rules(self) -> int:
-        """How many rules there are."""
+        """The number of rules."""
         return sum(len(group.rules) for group in self.groups)
 
 
 def load_rules(files: Iterable[Path]) -> RuleSet:
     """All rules of some files; one that is named twice counts once.
 
-    Raises `RulesError` with all mistakes of all files, one a line.
+    Raises `RulesError` with all errors of all files, one per line.
     """
     read = [read_rules(path) for path in {path.resolve(): path for path in files}.values()]
     mistakes = [mistake for file in read for mistake in file.mistakes]
@@ -58,7 +58,7 @@ def load_rules(files: Iterable[Path]) -> RuleSet:
 
 
 def read_rules(path: Path) -> RulesFile:
-    """Read one file; mistakes are part of the result."""
+    """Read one file; errors are part of the result."""
     return parse_rules(read_source(path))
 
 
@@ -83,7 +83,7 @@ class _Reader:
             group = self._group(node)
             if group is not None:
                 if group.name in names:
-                    self._source.refuse(node, f"the group {group.name!r} is there twice")
+                    self._source.refuse(node, f"duplicate group {group.name!r}")
                 names.add(group.name)
                 groups.append(group)
         return groups
@@ -101,7 +101,7 @@ class _Reader:
                 continue
             identity = _identity(rule)
             if identity in seen:
-                self._source.refuse(item, f"the rule {rule.name!r} is there twice with the same labels")
+                self._source.refuse(item, f"duplicate rule {rule.name!r} with the same labels")
             seen.add(identity)
             rules.append(rule)
         if not name:
@@ -139,10 +139,10 @@ class _Reader:
     def _record(self, entries: _Entries, expression: str) -> RecordingRule:
         for key in _ALERT_ONLY:
             if key in entries and "record" in entries:
-                self._source.refuse(entries[key][0], f"`{key}` is for alerts, and this rule records")
+                self._source.refuse(entries[key][0], f"`{key}` is for alerts; this is a recording rule")
         name = self._optional(entries, "record") or ""
         if "record" in entries and not _METRIC_NAME.fullmatch(name):
-            self._source.refuse(entries["record"][1], f"{name!r} cannot be the name of a metric")
+            self._source.refuse(entries["record"][1], f"{name!r} is not a valid metric name")
         labels = {label: text for label, (_, text) in self._named_texts(entries, "labels", "a label").items()}
         return RecordingRule(record=name, expression=expression, labels=labels)
 
@@ -175,7 +175,7 @@ class _Reader:
             return texts
         for name, (key_node, node) in self._source.mapping(entries[key][1], f"`{key}`").items():
             if not _LABEL_NAME.fullmatch(name) or (key == "labels" and name == METRIC_NAME_LABEL):
-                self._source.refuse(key_node, f"{name!r} cannot be the name of {what}")
+                self._source.refuse(key_node, f"{name!r} is not a valid name for {what}")
             text = self._source.scalar(node, f"{what} {name!r}")
             if text is not None:
                 texts[name] = (node, text)
@@ -213,7 +213,7 @@ class _Reader:
 
 
 def _identity(rule: Rule) -> tuple[str, str, frozenset[tuple[str, str]]]:
-    """What two rules of a group must not have in common: they would make the same series."""
+    """The identity of a rule: two rules of a group with the same one would make the same series."""
     if isinstance(rule, AlertingRule):
         return ("alert", rule.alert, frozenset((name, label.text) for name, label in rule.labels.items()))
     return ("record", rule.record, frozenset(rule.labels.items()))

@@ -1,4 +1,4 @@
-"""A rules file whose mistakes in expressions and templates have their line and column too."""
+"""A rules file with line and column for errors in expressions and templates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Mistake", "RulesSource", "is_null", "read_source"]
 
 
 class RulesSource(YamlSource):
-    """The text of a file, and the mistakes found in it so far."""
+    """The text of a file, and the errors found in it so far."""
 
     __slots__ = ()
 
@@ -56,5 +56,5 @@ class RulesSource(YamlSource):
 
 
 def read_source(path: Path) -> RulesSource:
-    """The text of a file; when it cannot be read, an empty one with that mistake."""
+    """The text of a file; if it cannot be read, an empty one with that error."""
     return RulesSource.read(path)

@@ -9,14 +9,14 @@ from perfd.errors import RulesError
 
 
 def builtin_rules() -> list[Path]:
-    """The rules files that ship, in the order in which they are evaluated.
+    """The shipped rules files, in the order in which they are evaluated.
 
-    An installed package holds them as data; in a checkout they are in the folder `rules`
-    beside the package. Raises `RulesError` when there are none, as silence must not look like health.
+    An installed package has them as data; in a checkout they are in the folder `rules` next
+    to the package. Raises `RulesError` if there are none, because silence must not look like health.
     """
     package = Path(str(files("perfd")))
     for folder in (package / "data" / "rules", package.parent / "rules"):
         found = sorted(folder.glob("*.yaml"))
         if found:
             return found
-    raise RulesError("The rules that ship with perfd are missing from this installation: install it again.")
+    raise RulesError("perfd's rules are missing from this installation: reinstall it.")

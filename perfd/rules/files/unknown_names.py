@@ -1,4 +1,4 @@
-"""Names in rules that nothing answers to: metrics that nothing exports, capture profiles that are missing."""
+"""Unknown names in rules: metrics that perfd does not export, and missing capture profiles."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def recorded_metrics(groups: Iterable[RuleGroup]) -> set[str]:
 
 
 def unknown_metrics(groups: Iterable[RuleGroup], known: Collection[str]) -> list[str]:
-    """A sentence for each metric that a rule reads and that has a name of perfd's, but a wrong one.
+    """A sentence for each unknown metric with perfd's prefix that a rule reads.
 
-    Metrics of others are nobody's to judge here: a Prometheus may scrape them.
+    Metrics with other prefixes are not checked: Prometheus may scrape them elsewhere.
     """
     sentences = []
     for rule in (rule for group in groups for rule in group.rules):
@@ -27,14 +27,14 @@ def unknown_metrics(groups: Iterable[RuleGroup], known: Collection[str]) -> list
         for name in sorted(name for name in names if name and name.startswith(_OURS) and name not in known):
             nearest = difflib.get_close_matches(name, sorted(known), n=1)
             meant = f"; did you mean {nearest[0]}?" if nearest else "."
-            sentences.append(f"{rule.name} reads {name}, which nothing here exports or records{meant}")
+            sentences.append(f"{rule.name} reads {name}, which is neither exported nor recorded{meant}")
     return sentences
 
 
 def unknown_profiles(groups: Iterable[RuleGroup], label: str, known: Collection[str]) -> list[str]:
-    """A sentence for each capture profile that the label of a rule names and that is not `known`.
+    """A sentence for each unknown capture profile in a rule's label `capture`.
 
-    What a template makes of a label is only known when the alert fires.
+    The result of a template in the label is only known when the alert fires.
     """
     rules: dict[str, list[str]] = {}
     for rule in (rule for group in groups for rule in group.rules if isinstance(rule, AlertingRule)):
@@ -45,7 +45,7 @@ def unknown_profiles(groups: Iterable[RuleGroup], label: str, known: Collection[
                     rules.setdefault(name, []).append(rule.name)
     there = ", ".join(sorted(known)) or "none"
     return [
-        f"No capture follows {' and '.join(dict.fromkeys(names))}: there is no capture profile {profile!r};"
+        f"{' and '.join(dict.fromkeys(names))} cannot start a capture: no capture profile {profile!r};"
         f" capture_profiles has: {there}."
         for profile, names in rules.items()
     ]

@@ -41,7 +41,7 @@ class Query:
 
     text: str
     reads: tuple[Read, ...]
-    """What a store has to keep for it."""
+    """What a store must keep for it."""
     _node: VectorNode = field(repr=False)
 
     def evaluate(self, store: SeriesStore, time_ms: int) -> Vector:
@@ -144,7 +144,7 @@ class _Compiler:
             return functions.AbsentOverTime(self._range(argument))
         if name == "absent":
             node = self.vector(argument)
-            # As in Prometheus, a selector in parentheses tells no labels.
+            # As in Prometheus, a selector in parentheses gives no labels.
             told = _selection(argument).matchers if isinstance(argument, pp.VectorSelector) else ()
             return functions.Absent(node, told)
         raise NotImplementedError(f"the function {name} is not supported")

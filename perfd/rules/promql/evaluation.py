@@ -1,4 +1,4 @@
-"""What every compiled expression is: something that gives a vector or a number at an instant."""
+"""The interface of compiled expressions: a vector or a number at an instant."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What can go wrong while an expression is evaluated."""
+"""The error of an evaluation."""
 
 from __future__ import annotations
 
 
 class EvaluationError(Exception):
-    """The series of the moment do not allow the expression, for example because a match is ambiguous."""
+    """The current series do not allow the expression, for example because a match is ambiguous."""

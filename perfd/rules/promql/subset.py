@@ -1,4 +1,4 @@
-"""What the subset leaves out, told from the words of an expression alone."""
+"""Finds PromQL outside the subset, from the tokens of an expression."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _GROUPING = frozenset({"by", "without", "on", "ignoring", "group_left", "group_r
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a token stands: the texts beside it, and the bracket that it is in."""
+    """The context of a token: its neighbors, and the bracket that it is in."""
 
     previous: str
     following: str
@@ -110,7 +110,7 @@ def _word(text: str, place: _Place) -> str | None:
 
 def _string(text: str, place: _Place) -> str | None:
     if place.inside == "{" and place.previous in {"{", ","}:
-        return "names in quotes are not supported: they came after the Prometheus of the rules' tests"
+        return "names in quotes are not supported: they need a newer Prometheus than 2.42"
     if place.inside == "{" and place.previous in {"=~", "!~"}:
         try:
             compile_regex(unquote(text))
@@ -122,7 +122,7 @@ def _string(text: str, place: _Place) -> str | None:
 def _duration(text: str, place: _Place) -> str | None:
     if place.inside == "[" or place.previous in {"offset", "-"}:
         return None
-    return f"a duration such as {text} may only stand in brackets or after `offset`"
+    return f"a duration such as {text} is only allowed in brackets or after `offset`"
 
 
 def _number(text: str, place: _Place) -> str | None:
@@ -135,7 +135,7 @@ def _mark(text: str, place: _Place) -> str | None:
     if text == ":" and place.inside == "[":
         return "subqueries are not supported: record the inner expression as a rule and use a range of that"
     if text == "@":
-        return "the @ modifier is not supported: rules are evaluated at their own time"
+        return "the @ modifier is not supported: rules are evaluated at the current time"
     return None
 
 
@@ -149,6 +149,6 @@ _CHECKS: Mapping[str, Callable[[str, _Place], str | None]] = {
 
 
 def unquote(literal: str) -> str:
-    """The text that a string literal stands for."""
+    """The value of a string literal."""
     tree = promql_parser.parse(literal)
     return tree.val if isinstance(tree, promql_parser.StringLiteral) else literal

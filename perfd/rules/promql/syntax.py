@@ -1,8 +1,8 @@
 """Parses an expression, and refuses what the embedded engine does not evaluate, with positions.
 
-`promql_parser` knows the grammar and the types, but reports errors without a
+`promql_parser` has the grammar and the types, but reports errors without a
 position and accepts newer syntax than the Prometheus that the rules are
-tested against; both are mended here, on tokens.
+tested against; both are fixed here, on tokens.
 """
 
 from __future__ import annotations
@@ -25,16 +25,14 @@ _SYNTAX_ERRORS = ("invalid promql query", "unclosed", "unexpected", "missing", "
 def parse(text: str) -> promql_parser.Expr:
     """The syntax tree of an expression of the subset.
 
-    Raises `TextError` with every mistake that can be told from the others.
+    Raises `TextError` with every separate error.
     """
     tokens = tokenize(text)
     if not tokens:
         raise TextError([Problem("the expression is empty", 0)])
     too_far = next(islice(_deepening(tokens), _MAX_DEPTH, None), None)
     if too_far is not None:
-        message = (
-            f"more than {_MAX_DEPTH} operators and parentheses: record a part of it as a rule of its own"
-        )
+        message = f"more than {_MAX_DEPTH} operators and parentheses: record a part of it as a separate rule"
         raise TextError([Problem(message, too_far.offset)])
     problems = list(unsupported(tokens))
     if problems:
@@ -45,7 +43,7 @@ def parse(text: str) -> promql_parser.Expr:
         raise TextError([_located(str(error), text, tokens)]) from error
     if isinstance(tree, (promql_parser.MatrixSelector, promql_parser.StringLiteral)):
         kind = "range of samples" if isinstance(tree, promql_parser.MatrixSelector) else "text"
-        message = f"a rule needs a number or one value for each series, and this is a {kind}"
+        message = f"a rule needs a number or one value per series, not a {kind}"
         raise TextError([Problem(message, tokens[0].offset)])
     return tree
 
@@ -60,12 +58,12 @@ def _deepening(tokens: Sequence[Token]) -> Iterator[Token]:
 
 
 def _located(message: str, text: str, tokens: Sequence[Token]) -> Problem:
-    """The parser's complaint at the place that it is most likely about."""
+    """The parser's error, at its most likely place."""
     if not message.startswith(_SYNTAX_ERRORS):
         return Problem(message, _place_of_name(message, tokens))
     for index, token in enumerate(tokens):
         if not _can_continue(tokens, index + 1, text):
-            return Problem(f"{token.text!r} cannot stand here", token.offset)
+            return Problem(f"unexpected {token.text!r}", token.offset)
     return Problem("the expression ends too early", len(text.rstrip()))
 
 
@@ -110,7 +108,7 @@ def _grammatical(text: str) -> bool:
 
 
 def _place_of_name(message: str, tokens: Sequence[Token]) -> int:
-    """Where the function or operator that a complaint names stands; the beginning otherwise."""
+    """The offset of the function or operator that an error names, otherwise 0."""
     for token in tokens:
         if token.kind in {"word", "string"} and f"'{token.text}'" in message:
             return token.offset

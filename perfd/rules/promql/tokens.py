@@ -1,4 +1,4 @@
-"""The words of an expression with their positions, which `promql_parser` does not tell."""
+"""The tokens of an expression with their positions, which `promql_parser` does not report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A word of an expression; `kind` is a key of the table of patterns."""
+    """A token of an expression; `kind` is a key of the table of patterns."""
 
     kind: str
     text: str
@@ -56,5 +56,5 @@ def tokenize(text: str) -> list[Token]:
 
 def _unreadable(character: str) -> str:
     if character in "\"'`":
-        return f"the text that begins with {character} has no end"
-    return f"the character {character!r} has no meaning here"
+        return f"unterminated text after {character}"
+    return f"unexpected character {character!r}"

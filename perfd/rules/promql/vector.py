@@ -1,8 +1,8 @@
-"""One value for each of many series, with the series kept apart from the values.
+"""One value for each of many series, with the series stored separately from the values.
 
-The set of series changes rarely and the values all the time. So every operator
-works on arrays over a fixed set of keys with a mask of those that are present,
-and computes names, groups and matches only when it meets another set of keys.
+The set of series changes rarely, the values all the time. Every operator therefore
+works on arrays over a fixed set of keys with a mask of those that are present, and
+computes names, groups and matches only when the set of keys changes.
 """
 
 from __future__ import annotations

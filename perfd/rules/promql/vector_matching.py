@@ -82,7 +82,7 @@ def refuse_two(counts: Groups, members: Groups, places: Groups, keys: Keys) -> N
         culprit = int(np.argmax(counts > 1))
         names = " and ".join(describe(keys.items[place]) for place in places[members == culprit][:2])
         raise EvaluationError(
-            f"{names} both match: name more labels in `on`, or allow it with group_left or group_right"
+            f"{names} both match: add labels to `on`, or allow it with group_left or group_right"
         )
 
 

@@ -29,7 +29,7 @@ def parse_series(text: str) -> SeriesKey:
     labels: dict[str, str] = {}
     rest = tokens[1:] if name else tokens
     if rest and not (rest[0].text == "{" and rest[-1].text == "}"):
-        raise TextError([Problem("labels must stand in one pair of braces", rest[0].offset)])
+        raise TextError([Problem("labels must be in one pair of braces", rest[0].offset)])
     for pair in _pairs(rest[1:-1]):
         if [token.kind for token in pair] != ["word", "operator", "string"] or pair[1].text != "=":
             raise TextError([Problem('a label must be written as name="value"', pair[0].offset)])
@@ -50,7 +50,7 @@ def _pairs(tokens: list[Token]) -> list[list[Token]]:
 
 
 def parse_values(text: str) -> list[float | None]:
-    """The values of a series, one an interval; None is no sample, `STALE` the end of the series.
+    """The values of a series, one per interval; None for no sample, `STALE` the end of the series.
 
     Raises `TextError` at an item that is not of the notation.
     """

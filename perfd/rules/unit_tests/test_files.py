@@ -62,7 +62,7 @@ class QueryCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleTest:
-    """Series, and what the rules must make of them. Time begins at 0."""
+    """Input series, and the expected results of the rules. Time begins at 0."""
 
     name: str
     interval_ms: int
@@ -85,7 +85,7 @@ class RuleTestFile:
 
 
 def read_tests(path: Path) -> RuleTestFile:
-    """Read a file of unit tests; raises `RulesError` with all mistakes in it, one a line."""
+    """Read a file of unit tests; raises `RulesError` with all errors in it, one per line."""
     source = read_source(path)
     root = source.root() if not source.mistakes else None
     file = _Reader(source).file(path, root) if root is not None else None
@@ -121,7 +121,7 @@ class _Reader:
             pattern = self._source.scalar(node, "a rules file") or ""
             found = sorted(Path(match) for match in _glob(folder, pattern))
             if not found:
-                self._source.refuse(node, f"there is no rules file {pattern!r} beside this file")
+                self._source.refuse(node, f"no rules file {pattern!r} in this file's folder")
             files.extend(found)
         return files
 
@@ -178,7 +178,7 @@ class _Reader:
         return self._parsed(node, entries, "labels", parse_series), 0.0 if value is None else value
 
     def _parsed(self, node: yaml.Node, entries: _Entries, key: str, parse: Callable[[str], _T]) -> _T | None:
-        """What a text means; a mistake when it means nothing."""
+        """The parsed text; an error if it is invalid."""
         if key not in entries:
             self._source.refuse(node, f"`{key}` is missing")
             return None

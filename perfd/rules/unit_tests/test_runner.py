@@ -20,7 +20,7 @@ from perfd.rules.series_store import SeriesStore
 from perfd.rules.unit_tests.test_files import AlertCheck, ExpectedAlert, QueryCheck, RuleTest, RuleTestFile
 
 _TOLERANCE = 1e-12
-"""Sums may differ from Prometheus in the last digit, as they are made in another order."""
+"""Sums may differ from Prometheus in the last digit, because of another order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
