@@ -65,6 +65,12 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     exposed_copies_ratio: float
     pageable_copies_ratio: float
     gpu_idle_alert_ratio: float
+    host_cpu_wait_ratio: float
+    host_throttled_ratio: float
+    host_io_wait_ratio: float
+    host_page_faults_per_s: float
+    host_remote_numa_ratio: float
+    host_contention_cost_ratio: float
     expert_imbalance_ratio: float
     expert_imbalance_persistence_ratio: float
     expert_imbalance_cost_ratio: float

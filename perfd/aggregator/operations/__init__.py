@@ -1,10 +1,13 @@
 """The NCCL operations held per job, as arrays."""
 
 from perfd.aggregator.operations.collective_tables import CollectiveRows, ProgressRows
+from perfd.aggregator.operations.host_wait_readings import HOST_COLUMNS, HostWaitReadings
 from perfd.aggregator.operations.nccl_time_counters import NcclTimeCounters
 
 __all__ = [
+    "HOST_COLUMNS",
     "CollectiveRows",
+    "HostWaitReadings",
     "NcclTimeCounters",
     "ProgressRows",
 ]

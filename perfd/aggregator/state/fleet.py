@@ -12,6 +12,7 @@ from typing import Any
 from perfd.aggregator.audit import AuditLog, Refusal
 from perfd.aggregator.failures import Failures, Part
 from perfd.aggregator.limits import AggregatorCounters, Limits
+from perfd.aggregator.operations import HOST_COLUMNS
 from perfd.aggregator.state.bounded_records import bounded
 from perfd.aggregator.state.job_names import JobNames
 from perfd.aggregator.state.job_ownership import JobOwnership
@@ -298,22 +299,24 @@ class Fleet:
     def _apply_to_ranks(self, table: SampleTable, source: RecordSource) -> None:
         busy_s = table.columns.get(RankColumn.NCCL_BUSY)
         lost = table.columns.get(RankColumn.NCCL_LOST_OPERATIONS)
-        if busy_s is None or lost is None:
-            return
         begun = table.columns.get(RankColumn.NCCL_OPERATIONS) or [math.nan] * len(table.entities)
-        for time_unix_ns, entity, busy, gone, operations in zip(
-            table.times_unix_ns, table.entities, busy_s, lost, begun, strict=True
-        ):
+        waits = {column: table.columns[column] for column in HOST_COLUMNS if column in table.columns}
+        for row, (time_unix_ns, entity) in enumerate(zip(table.times_unix_ns, table.entities, strict=True)):
             name, _, rank = entity.rpartition("/")
             job = self.jobs.get(name)
-            possible = len(rank) <= _MOST_RANK_DIGITS and rank.isdecimal()
-            if job is not None and job.ownership.excludes(source.node, source.namespace):
+            if job is None or len(rank) > _MOST_RANK_DIGITS or not rank.isdecimal():
                 continue
-            if job is not None and possible and math.isfinite(gone) and not math.isinf(busy):
-                time_unix_s = time_unix_ns / 1e9
-                # Clocks of nodes may disagree by any amount; how long ago it was by its own one is sure.
-                read_s = source.now_s - max(0.0, source.sent_unix_s - time_unix_s)
-                job.nccl.put(int(rank), time_unix_s, busy, gone, operations, read_s=read_s)
+            time_unix_s = time_unix_ns / 1e9
+            # Clocks of nodes may disagree by any amount; how long ago it was by its own one is sure.
+            read_s = source.now_s - max(0.0, source.sent_unix_s - time_unix_s)
+            if busy_s is not None and lost is not None:
+                busy, gone = busy_s[row], lost[row]
+                if math.isfinite(gone) and not math.isinf(busy):
+                    job.nccl.put(int(rank), time_unix_s, busy, gone, begun[row], read_s=read_s)
+            if waits:
+                job.host_waits.put(
+                    int(rank), {column: values[row] for column, values in waits.items()}, read_s=read_s
+                )
 
     def _apply_to_job(self, record: _JobRecord, source: RecordSource) -> list[Durable]:
         if isinstance(record, TrainingStep | StepPhases) and record.step > _MAX_STEP:

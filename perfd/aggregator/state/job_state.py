@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from perfd.aggregator.limits import AggregatorCounters, Limits
-from perfd.aggregator.operations import CollectiveRows, NcclTimeCounters, ProgressRows
+from perfd.aggregator.operations import CollectiveRows, HostWaitReadings, NcclTimeCounters, ProgressRows
 from perfd.aggregator.state.bounded_records import bounded
 from perfd.aggregator.state.job_lifetime import JobEnd, Lifetime
 from perfd.aggregator.state.job_ownership import JobOwnership
@@ -84,6 +84,7 @@ class JobState:
         self.steps = StepRows(limits.steps_per_job)
         self.phases = self._new_phases(limits)
         self.collectives = CollectiveRows(limits, counters)
+        self.host_waits = HostWaitReadings(limits, counters)
         self.nccl = NcclTimeCounters(limits, counters)
         self.progress = ProgressRows(limits, counters)
         self.memory: dict[int | None, MemoryReport] = {}
@@ -403,6 +404,7 @@ class JobState:
         """A new start's communicators are new ones, and its counters begin anew."""
         self.collectives.clear()
         self.nccl.clear()
+        self.host_waits.clear()
         self.progress.clear()
 
     def _restarted(

@@ -18,6 +18,7 @@ from perfd.model import (
     GpuInfo,
     JobDescription,
     MemoryReport,
+    RankColumn,
     RankPlacement,
     TimingSource,
     TraceShares,
@@ -239,6 +240,16 @@ class NcclTimeTable(Sequence[NcclTime]):
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HostWaitTable:
+    """What ranks' hosts wait for, by rank: medians over about the newest half minute; NaN is unknown."""
+
+    rank: Ints
+    """(n,)"""
+    waits: Mapping[RankColumn, Floats]
+    """(n,) each."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Captured:
     """What the newest capture of a job whose traces were read showed, and when that was."""
@@ -275,6 +286,8 @@ class JobData:
     """The newest operations of each communicator whose ranks are all known."""
     nccl: Sequence[NcclTime] = ()
     """By rank, over the same recent time."""
+    host_waits: HostWaitTable | None = None
+    """None where no agent reads them."""
     progress: Sequence[CollectiveProgress] = ()
     """The newest of each rank and communicator."""
     captured: Captured | None = None

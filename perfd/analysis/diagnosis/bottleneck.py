@@ -12,14 +12,14 @@ from functools import partial
 
 from perfd.analysis.diagnosis.communication_findings import judge_communication
 from perfd.analysis.diagnosis.compute_findings import judge_compute
+from perfd.analysis.diagnosis.contention_findings import judge_contention
 from perfd.analysis.diagnosis.data_loading_findings import judge_data
-from perfd.analysis.diagnosis.expert_findings import judge_experts
 from perfd.analysis.diagnosis.hang_findings import judge_hang, judge_missing
 from perfd.analysis.diagnosis.host_findings import judge_host, judge_host_transfer, judge_launches
+from perfd.analysis.diagnosis.imbalance_findings import judge_experts, judge_sequences
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.diagnosis.link_findings import judge_links
 from perfd.analysis.diagnosis.pipeline_findings import judge_pipeline
-from perfd.analysis.diagnosis.sequence_findings import judge_sequences
 from perfd.analysis.diagnosis.straggler_findings import judge_straggler, judge_throttling
 from perfd.analysis.findings import Finding, Kind, advice, computation_leads, fitted, is_set, ranked
 from perfd.formatting import duration, percent
@@ -52,6 +52,7 @@ def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
         judge_throttling,
         judge_links,
         partial(judge_experts, straggler=straggler),
+        partial(judge_contention, straggler=straggler),
         *(() if facts.too_few_steps else of_time),
         _judge_memory,
         judge_missing,

@@ -34,6 +34,7 @@ from perfd.analysis.steps import (
 )
 from perfd.analysis.stragglers import (
     expert_imbalance,
+    host_contention,
     seen_busier_ratio,
     seen_idle_ratio,
     slowdowns,
@@ -100,6 +101,7 @@ def facts_of(
         held_clocks=held_clocks(job, activity),
         sequences=unequal_sequences(timers, times, parallel),
         experts=expert_imbalance(activity, parallel),
+        contention=host_contention(job.host_waits),
         hang=hang(job),
         capture=capture,
         silent_gpu_ranks=_silent_gpu_ranks(activity, parallel),

@@ -20,7 +20,14 @@ from perfd.analysis.steps import (
     StepBreakdown,
     StepTime,
 )
-from perfd.analysis.stragglers import ExpertImbalance, RankSlowdown, Straggler, UnequalSequences, WaitingPair
+from perfd.analysis.stragglers import (
+    ExpertImbalance,
+    HostContention,
+    RankSlowdown,
+    Straggler,
+    UnequalSequences,
+    WaitingPair,
+)
 from perfd.model import JobDescription, ParallelLayout
 from perfd.thresholds import THRESHOLDS
 
@@ -63,6 +70,8 @@ class JobEvidence:
     waiting_pair: WaitingPair | None = None
     sequences: UnequalSequences | None = None
     experts: ExpertImbalance | None = None
+    contention: Sequence[HostContention] = ()
+    """What ranks' hosts wait for, the worst first."""
     hang: Hang | None = None
     capture: CaptureEvidence | None = None
     """What the newest capture showed, which need not be of the job as it is now."""

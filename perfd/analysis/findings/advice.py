@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from perfd.formatting import percent, rank_names
+from perfd.model import RankColumn
 
 # Computation.
 
@@ -158,6 +159,29 @@ BALANCE_EXPERTS = (
     " aux_loss, --moe-aux-loss-coeff), an expert bias (--moe-router-enable-expert-bias), or a capacity"
     " (--moe-expert-capacity-factor); log tokens per expert (--moe-per-layer-logging) to see which experts."
 )
+
+# Hosts.
+
+HOST_CONTENTION: Mapping[RankColumn, str] = {
+    RankColumn.CPU_WAIT: (
+        "Give the ranks of this node CPUs of their own: stop other processes on them (`top -H` shows them),"
+        " start fewer threads (OMP_NUM_THREADS, the DataLoader's num_workers), and bind each rank to"
+        " the cores next to its GPU (numactl, torchrun --numa-binding=node)."
+    ),
+    RankColumn.CPU_THROTTLED: (
+        "Raise or remove the CPU limit of the container (Kubernetes: resources.limits.cpu; SLURM:"
+        " --cpus-per-task), or start fewer threads (OMP_NUM_THREADS, num_workers)."
+    ),
+    RankColumn.IO_WAIT: (
+        "Read the data from local NVMe or memory, read ahead with more DataLoader workers, and write"
+        " checkpoints asynchronously; `iostat -x` shows which device is busy."
+    ),
+    RankColumn.MAJOR_FAULTS: (
+        "Free memory on the node (fewer or smaller DataLoader workers, no swap): pages of the process are"
+        " read from storage again and again."
+    ),
+}
+"""By what the threads of a rank wait for."""
 
 # Ranks and nodes.
 

@@ -43,6 +43,12 @@ EXPLAINS: Mapping[Kind, Mapping[Kind, SymptomPart]] = {
         **dict.fromkeys(_IDLE, SymptomPart.WHOLE),
         **_WAITS,
     },
+    Kind.HOST_CONTENTION: {
+        Kind.STRAGGLER: SymptomPart.SAME_RANK,
+        Kind.DATA_LOADING: SymptomPart.WHOLE,
+        **dict.fromkeys(_IDLE, SymptomPart.WHOLE),
+        **_WAITS,
+    },
     Kind.SEQUENCE_IMBALANCE: _WAITS,
     Kind.EXPERT_IMBALANCE: {Kind.STRAGGLER: SymptomPart.SAME_RANK, **_WAITS},
     Kind.STRAGGLER: {**dict.fromkeys(_IDLE, SymptomPart.SAME_RANK), **_WAITS},

@@ -1,6 +1,7 @@
 """Compares ranks with their peers: who is slower, who arrives late."""
 
 from perfd.analysis.stragglers.expert_imbalance import ExpertImbalance, expert_imbalance
+from perfd.analysis.stragglers.host_contention import HostContention, host_contention
 from perfd.analysis.stragglers.late_ranks import Late, late
 from perfd.analysis.stragglers.peer_comparison import (
     Pattern,
@@ -17,6 +18,7 @@ from perfd.analysis.stragglers.sequence_imbalance import UnequalSequences, unequ
 
 __all__ = [
     "ExpertImbalance",
+    "HostContention",
     "Late",
     "Pattern",
     "RankSlowdown",
@@ -24,6 +26,7 @@ __all__ = [
     "UnequalSequences",
     "WaitingPair",
     "expert_imbalance",
+    "host_contention",
     "late",
     "seen_busier_ratio",
     "seen_idle_ratio",

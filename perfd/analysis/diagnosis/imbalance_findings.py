@@ -1,4 +1,4 @@
-"""Whether experts of some ranks get more tokens than those of others."""
+"""Whether work is unequal: sequences of unequal length, or experts of some ranks that get more tokens."""
 
 from __future__ import annotations
 
@@ -6,6 +6,25 @@ from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.formatting import percent, rank_names
 from perfd.thresholds import THRESHOLDS
+
+
+def judge_sequences(facts: JobEvidence) -> Finding | None:
+    """Data that costs ranks unequal time; None when their work is alike, or one rank is always slow."""
+    sequences = facts.sequences
+    if sequences is None:
+        return None
+    return Finding(
+        kind=Kind.SEQUENCE_IMBALANCE,
+        confidence=0.8,
+        evidence=[
+            f"Compute times of ranks with equal work spread by {percent(sequences.spread_ratio)} (timers).",
+            f"Forward and backward go together (correlation {sequences.correlation:.2f}): it is the data.",
+            "The slowest rank changes from step to step.",
+            f"The others wait about {percent(sequences.lost_ratio)} of a step.",
+        ],
+        advice=advice.SEQUENCES,
+        gain_ratio=sequences.lost_ratio,
+    )
 
 
 def judge_experts(facts: JobEvidence, *, straggler: Finding | None) -> Finding | None:

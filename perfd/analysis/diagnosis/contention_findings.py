@@ -1,0 +1,85 @@
+"""Whether hosts of ranks are late because they wait for a CPU, a quota, storage or memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from perfd.analysis.diagnosis.job_evidence import JobEvidence
+from perfd.analysis.findings import Culprit, Finding, Kind, advice
+from perfd.analysis.stragglers import HostContention
+from perfd.formatting import percent, rank_names
+from perfd.model import RankColumn
+from perfd.thresholds import THRESHOLDS
+
+_SHOWN = 8
+_BUSY_CPUS = 0.9
+_WAITS_FOR: Mapping[RankColumn, str] = {
+    RankColumn.CPU_THROTTLED: "threads are stopped in {value} of the periods of their CPU quota (cgroup)",
+    RankColumn.CPU_WAIT: "threads wait {value} of the time for a CPU (kernel)",
+    RankColumn.IO_WAIT: "threads wait {value} of the time for storage or swap (kernel)",
+    RankColumn.MAJOR_FAULTS: "process reads {value} memory pages per second from storage (kernel)",
+}
+
+
+def judge_contention(facts: JobEvidence, *, straggler: Finding | None) -> Finding | None:
+    """Why hosts are late; None where nothing says that they wait for something.
+
+    What it costs is at most the time that GPUs of these ranks run no kernel, or what a `straggler` costs that
+    is one of them: a host may wait while its GPU has enough to do.
+    """
+    if not facts.contention:
+        return None
+    first = facts.contention[0]
+    ranks = () if first.of_all else tuple(first.ranks[:_SHOWN])
+    gain = _gain(facts, first, straggler)
+    if gain is not None and gain < THRESHOLDS.host_contention_cost_ratio:
+        return None
+    return Finding(
+        kind=Kind.HOST_CONTENTION,
+        confidence=0.6 if gain is None else 0.8,
+        culprits=tuple(Culprit(kind="rank", id=rank) for rank in ranks),
+        evidence=[_sentence(one) for one in facts.contention] + _beside(first),
+        advice=advice.HOST_CONTENTION[first.column],
+        gain_ratio=gain,
+    )
+
+
+def _gain(facts: JobEvidence, first: HostContention, straggler: Finding | None) -> float | None:
+    if straggler is not None and set(straggler.concerned_ranks) & set(first.ranks):
+        return straggler.gain_ratio
+    running = facts.activity.of_gpus(facts.activity.kernel_metric)
+    idle = [
+        1 - float(ratio)
+        for key, ratio in zip(facts.activity.gpus, running, strict=True)
+        if key.rank in first.ranks and np.isfinite(ratio)
+    ]
+    if not idle:
+        return None
+    return min(max(idle), first.value) if first.column is not RankColumn.MAJOR_FAULTS else max(idle)
+
+
+def _sentence(one: HostContention) -> str:
+    of = "most ranks" if one.of_all else rank_names(one.ranks[:_SHOWN])
+    others = "" if one.others is None else f"; of other ranks: {_value(one.column, one.others)}"
+    what = _WAITS_FOR[one.column].format(value=_value(one.column, one.value))
+    return f"The host of {of} is late: its {what}{others}."
+
+
+def _beside(one: HostContention) -> list[str]:
+    found = []
+    demand = one.beside.get(RankColumn.CPU_DEMAND)
+    if demand is not None and demand >= _BUSY_CPUS:
+        found.append(f"Its threads want {demand:.1f} times the CPUs that it may use (kernel).")
+    others = one.beside.get(RankColumn.OTHERS_CPU)
+    if others is not None and others >= THRESHOLDS.host_cpu_wait_ratio:
+        found.append(f"Processes other than ranks use {percent(others)} of these CPUs (kernel).")
+    remote = one.beside.get(RankColumn.REMOTE_NUMA)
+    if remote is not None and remote >= THRESHOLDS.host_remote_numa_ratio:
+        found.append(f"Its threads run {percent(remote)} of their time far from their GPU (NUMA).")
+    return found
+
+
+def _value(column: RankColumn, value: float) -> str:
+    return f"{value:,.0f}" if column is RankColumn.MAJOR_FAULTS else percent(value)

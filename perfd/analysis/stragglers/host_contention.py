@@ -1,0 +1,74 @@
+"""Hosts of ranks that wait for a CPU, a quota, storage or memory: why the ranks launch late."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfd.analysis.data.job_data import HostWaitTable
+from perfd.analysis.data.robust_stats import known, median
+from perfd.model import RankColumn
+from perfd.thresholds import THRESHOLDS
+
+_MOST_NAMED_RATIO = 0.5
+"""Of the ranks: where more of them wait, it is the job that does and no rank of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostContention:
+    """One reason for which hosts of ranks wait."""
+
+    column: RankColumn
+    ranks: Sequence[int]
+    """Those that do, the one that waits longest first."""
+    of_all: bool
+    """Whether so many of the job's ranks do that none is named."""
+    value: float
+    """Of the first: a share of time, or page faults per second."""
+    others: float | None
+    """The median of the others; None without any."""
+    beside: Mapping[RankColumn, float]
+    """What else is known of the first."""
+
+
+def host_contention(table: HostWaitTable | None) -> tuple[HostContention, ...]:
+    """Every reason that costs more than its threshold, the one with the largest excess over it first."""
+    if table is None:
+        return ()
+    found = []
+    for column, least in _thresholds().items():
+        values = table.waits.get(column)
+        if values is None:
+            continue
+        waits = np.nan_to_num(values)
+        late = np.flatnonzero(waits >= least)
+        if not len(late):
+            continue
+        order = late[np.argsort(-waits[late], kind="stable")]
+        rest = values[waits < least]
+        found.append(
+            HostContention(
+                column=column,
+                ranks=tuple(table.rank[order].tolist()),
+                of_all=len(late) > max(1, _MOST_NAMED_RATIO * len(waits)),
+                value=float(waits[order[0]]),
+                others=known(float(median(rest))) if len(rest) else None,
+                beside={
+                    other: float(of_rank[order[0]])
+                    for other, of_rank in table.waits.items()
+                    if other is not column and np.isfinite(of_rank[order[0]])
+                },
+            )
+        )
+    return tuple(sorted(found, key=lambda one: -one.value / _thresholds()[one.column]))
+
+
+def _thresholds() -> Mapping[RankColumn, float]:
+    return {
+        RankColumn.CPU_THROTTLED: THRESHOLDS.host_throttled_ratio,
+        RankColumn.CPU_WAIT: THRESHOLDS.host_cpu_wait_ratio,
+        RankColumn.IO_WAIT: THRESHOLDS.host_io_wait_ratio,
+        RankColumn.MAJOR_FAULTS: THRESHOLDS.host_page_faults_per_s,
+    }
