@@ -36,7 +36,7 @@ from benchmarks.gpu.phases import Fault, phases, save
 HERE = Path(__file__).resolve().parent
 _POLL_S = 1.0
 _ENDING_S = 30.0
-_MODEL = (
+MEGATRON_MODEL = (
     "--hidden-size", "2048", "--num-attention-heads", "16", "--seq-length", "2048",
     "--max-position-embeddings", "2048", "--micro-batch-size", "2", "--lr", "1e-4", "--min-lr", "1e-5",
     "--lr-decay-style", "cosine", "--split", "100,0,0", "--eval-iters", "0", "--eval-interval", "100000",
@@ -176,7 +176,7 @@ def command_of(name: str, job: Job, folder: Path, options: Options) -> list[str]
         return [*launcher, str(HERE / "loop_job.py"), *common, *job.loop, *small]
     if options.megatron is None:
         raise ValueError(f"{name} needs --megatron")
-    arguments = (*_MODEL, *job.megatron, "--train-iters", str(plan[-1].last_step))
+    arguments = (*MEGATRON_MODEL, *job.megatron, "--train-iters", str(plan[-1].last_step))
     script = [str(HERE / "megatron_job.py"), *common, "--megatron", str(options.megatron), "--"]
     return [*launcher, *script, *arguments]
 
