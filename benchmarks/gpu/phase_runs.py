@@ -8,9 +8,11 @@ on for some steps, with healthy steps between them (`phases.py`). The truth is w
 times of each step and what was added to it (`phase_injector.py`). Meanwhile the session is asked each second
 for its findings and alerts.
 
-`FOLDER/NAME` then holds `plan.json`, `truth/`, `recording/`, `looks.jsonl`, `out/` and `log`; with `--pack
-DIR` each job is also packed into `DIR/NAME.tar.gz` as soon as it ends. `--dry-run` makes the loops so small
-that CPUs can run them with gloo, to try all of this.
+`FOLDER/NAME` then holds `truth.json` (`phase_truth.py`), `recording/`, `looks.jsonl`, `out/` and `log`, and
+what the truth was made of; with `--pack DIR` each job is also packed into `DIR/NAME.tar.gz` as soon as it
+ends. `python -m benchmarks.headlines --folder FOLDER` judges recordings again, without a GPU; those in
+`recorded_phases` were made in this way. `--dry-run` makes the loops so small that CPUs can run them with
+gloo, to try all of this.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.gpu.fault_runs import compress
+from benchmarks.gpu.phase_truth import write_truth
 from benchmarks.gpu.phases import Fault, phases, save
 
 HERE = Path(__file__).resolve().parent
@@ -212,6 +216,11 @@ def run_job(name: str, job: Job, options: Options, limit_s: float) -> int:
             code = 124
         ended.set()
         watch.join()
+    try:
+        write_truth(folder)
+        compress(folder / "recording")
+    except (OSError, LookupError) as error:
+        print(f"{name}: no truth ({error})", file=sys.stderr, flush=True)
     if options.pack is not None:
         with tarfile.open(options.pack / f"{name}.tar.gz", "w:gz", compresslevel=6) as archive:
             archive.add(folder, arcname=name)

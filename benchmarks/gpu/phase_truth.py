@@ -12,7 +12,7 @@ import itertools
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.gpu.phases import Phase, load
@@ -52,9 +52,21 @@ class Steps:
     """By CUDA events where the job lived to read them."""
 
 
-def read_truth(folder: Path) -> list[PhaseTruth]:
-    """The truth of a job whose `plan.json` and `truth/` are in this folder. Raises `OSError` without them."""
-    return measure(load(folder / "plan.json"), read_steps(folder / "truth"), folder / "truth")
+def write_truth(folder: Path) -> Path:
+    """Write `truth.json` of a job whose `plan.json` and `truth/` are in this folder; the path.
+
+    It has `name`, `steps_s` and `phases`, each a `PhaseTruth`. Raises `OSError` without what the job wrote.
+    """
+    steps = read_steps(folder / "truth")
+    phases = measure(load(folder / "plan.json"), steps, folder / "truth")
+    document = {
+        "name": folder.name,
+        "phases": [asdict(phase) for phase in phases],
+        "steps_s": [round(seconds, 6) for seconds in steps.seconds],
+    }
+    path = folder / "truth.json"
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    return path
 
 
 def read_steps(truth: Path) -> Steps:
