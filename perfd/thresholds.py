@@ -36,6 +36,9 @@ class Thresholds(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     optimizer_ratio: float
     optimizer_alert_ratio: float
     memory_capacity_ratio: float
+    memory_high_ratio: float
+    memory_low_ratio: float
+    gradient_reduction_ratio: float
     communication_ratio: float
     communication_alert_ratio: float
     waiting_alert_ratio: float

@@ -1,5 +1,6 @@
 """What limits a job: findings with evidence, confidence and advice, and the job summary."""
 
+from perfd.analysis.diagnosis.checklist import Check, Checklist, CheckState
 from perfd.analysis.diagnosis.job_summary import (
     SCHEMA,
     AnalysisSettings,
@@ -14,6 +15,9 @@ from perfd.analysis.diagnosis.job_summary import (
 __all__ = [
     "SCHEMA",
     "AnalysisSettings",
+    "Check",
+    "CheckState",
+    "Checklist",
     "JobSummary",
     "StepsSummary",
     "from_json",

@@ -21,6 +21,7 @@ from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.diagnosis.link_findings import judge_links
 from perfd.analysis.diagnosis.pipeline_findings import judge_pipeline
 from perfd.analysis.diagnosis.straggler_findings import judge_straggler, judge_throttling
+from perfd.analysis.diagnosis.tensor_findings import judge_tensor_groups
 from perfd.analysis.findings import Finding, Kind, advice, computation_leads, fitted, is_set, ranked
 from perfd.formatting import duration, percent
 from perfd.thresholds import THRESHOLDS
@@ -37,6 +38,7 @@ def find_bottlenecks(facts: JobEvidence) -> list[Finding]:
     slow = {culprit.id for culprit in straggler.culprits} if straggler else set()
     left = 1 - ((straggler.gain_ratio if straggler else None) or 0.0)
     of_time: tuple[_Judge, ...] = (
+        judge_tensor_groups,
         judge_sequences,
         partial(judge_data, named=bool(slow)),
         partial(judge_pipeline, left_ratio=left),

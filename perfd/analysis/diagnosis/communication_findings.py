@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from perfd.analysis.collectives import bandwidth_words, busiest
 from perfd.analysis.communication import Communication, costliest, known_in_all, not_used
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Finding, Kind, advice, is_set
 from perfd.formatting import duration, percent, rank_names
-from perfd.model import JobDescription
 from perfd.thresholds import THRESHOLDS
 
 _NEARLY_ALL = 0.95
@@ -17,8 +14,6 @@ _FASTER = 0.95
 """By what the ring formula gives: what takes less is not explained by it."""
 _CANNOT_HIDE = 0.5
 """Of a step: there is less computation than that to hide it behind."""
-_OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap")
-"""Arguments of Megatron-LM, which communicates beside computation only with one of them."""
 _WORTH_A_WORD = 0.01
 """Of a step: of a dimension that takes less nothing is said."""
 
@@ -52,7 +47,7 @@ def judge_communication(facts: JobEvidence) -> Finding | None:
     evidence += [bandwidth_words(kind) for kind in busiest(facts.nccl.kinds)[:1]]
     seconds, ring = communication.seconds, communication.ring_estimate_s
     slow_links = seconds is not None and ring is not None and seconds > 2 * ring
-    unseen = communication.exposed_ratio is None and _may_overlap(facts.description)
+    unseen = communication.exposed_ratio is None and facts.communication_may_overlap
     if unseen:
         evidence.append(
             "It may run beside computation, so what it costs is unknown until a capture shows it."
@@ -77,13 +72,6 @@ def _lost(communication: Communication) -> float | None:
         known = known_in_all(communication.dimensions, communication.share_ratio)
         told.append(sum(one.lost_ratio or 0.0 for one in known) if known else None)
     return None if told[0] is None else min(ratio for ratio in told if ratio is not None)
-
-
-def _may_overlap(description: JobDescription | None) -> bool:
-    """Whether the job may communicate beside computation: DDP, FSDP, DeepSpeed and JAX do so by default."""
-    if description is None or not description.framework.lower().startswith("megatron"):
-        return True
-    return any(description.arguments.get(name) == "True" for name in _OVERLAPS)
 
 
 def _waiting(communication: Communication, lost: float) -> float | None:
@@ -172,7 +160,7 @@ def _advice(facts: JobEvidence, lost: float, *, slow_links: bool) -> str:
     won = lost if target is None else target.lost_ratio or 0.0
     remedy = advice.BY_DIMENSION.get(target.group or "") if target else None
     first = f"{remedy}: saves at most {percent(won)} of the step." if remedy else _of_gradients(facts, won)
-    texts = [first, *_of_tensor_groups(facts, known=target is not None)]
+    texts = [first, *([] if target else _of_tensor_groups(facts))]
     if any(kind.latency_bound for kind in busiest(facts.nccl.kinds)[:1]):
         texts.append(advice.LARGER_MESSAGES)
     if slow_links:
@@ -197,13 +185,9 @@ def _of_gradients(facts: JobEvidence, lost: float) -> str:
     return f"{first}: saves at most {percent(lost)} of the step. Or a{more}"
 
 
-def _of_tensor_groups(facts: JobEvidence, *, known: bool) -> list[str]:
-    """What to do when tensor parallelism lies across nodes, or takes the time as far as it is `known`."""
-    on_node = Counter(key.node for key in facts.activity.gpus)
-    tensor, kinds = facts.parallel.tp or 1, facts.nccl.kinds
-    if tensor > 1 and on_node and tensor > max(on_node.values()):
-        return [advice.tensor_groups_over_nodes(tensor, max(on_node.values()))]
-    busiest = max(kinds, key=lambda kind: kind.kernel_ratio or 0.0, default=None)
-    if not known and busiest is not None and busiest.group == "tp":
+def _of_tensor_groups(facts: JobEvidence) -> list[str]:
+    """What to do when tensor parallelism takes the time, as far as no dimension is known to cost most."""
+    busiest = max(facts.nccl.kinds, key=lambda kind: kind.kernel_ratio or 0.0, default=None)
+    if busiest is not None and busiest.group == "tp":
         return [f"Most of it is {busiest.operation} of tensor groups: {advice.LESS_TENSOR}."]
     return []

@@ -14,7 +14,7 @@ from perfd.analysis.data.job_data import Floats, JobData, NcclTimeTable
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import software_of
 from perfd.analysis.hang import hang, message_of
-from perfd.analysis.layout import LinkSpeeds, data_parallel_link_bytes_per_s, speeds
+from perfd.analysis.layout import LinkSpeeds, data_parallel_link_bytes_per_s, speeds, tensor_groups
 from perfd.analysis.steps import (
     Efficiency,
     GpuActivity,
@@ -78,6 +78,7 @@ def facts_of(
             description.arguments if description else {},
             (kind.operation for kind in kernels.kinds),
         ),
+        tensor_groups=tensor_groups(job, parallel),
         efficiency=_efficiency(job, settings, steady, activity),
         communication=with_capture(seen, kernels, capture, parallel),
         nccl=kernels,

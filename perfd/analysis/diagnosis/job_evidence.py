@@ -9,6 +9,7 @@ from perfd.analysis.collectives import NcclSummary
 from perfd.analysis.communication import CaptureEvidence, Communication
 from perfd.analysis.findings import Software
 from perfd.analysis.hang import Hang
+from perfd.analysis.layout import TensorGroups
 from perfd.analysis.steps import (
     DataLoading,
     Efficiency,
@@ -31,6 +32,9 @@ from perfd.analysis.stragglers import (
 from perfd.model import JobDescription, ParallelLayout
 from perfd.thresholds import THRESHOLDS
 
+_OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather", "tp_comm_overlap")
+"""Arguments of Megatron-LM, which communicates beside computation only with one of them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEvidence:
@@ -41,6 +45,7 @@ class JobEvidence:
     """What the job said of itself; None until it did."""
     software: Software = field(default_factory=Software)
     """What runs it, and which options it has set."""
+    tensor_groups: TensorGroups | None = None
     efficiency: Efficiency
     communication: Communication
     pipeline: Pipeline
@@ -89,6 +94,13 @@ class JobEvidence:
     """Whether ranks send to each other, and NVLink is not known to join all GPUs of a node."""
     gpu_seen: bool = False
     """Whether perfd knows of any GPU of the job: of one that runs on CPUs it does not."""
+
+    @property
+    def communication_may_overlap(self) -> bool:
+        """Whether it may communicate beside computation, as DDP, FSDP, DeepSpeed and JAX do by default."""
+        if self.description is None or not self.description.framework.lower().startswith("megatron"):
+            return True
+        return any(self.description.arguments.get(name) == "True" for name in _OVERLAPS)
 
     @property
     def too_few_steps(self) -> bool:

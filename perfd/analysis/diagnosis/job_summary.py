@@ -14,6 +14,7 @@ from perfd.analysis.communication import CaptureEvidence, Communication
 from perfd.analysis.data.analysis_settings import AnalysisSettings
 from perfd.analysis.data.job_data import JobData
 from perfd.analysis.diagnosis.bottleneck import find_bottlenecks
+from perfd.analysis.diagnosis.checklist import Checklist, checklist
 from perfd.analysis.diagnosis.evidence_from_job import facts_of
 from perfd.analysis.findings import Finding, finding_json
 from perfd.analysis.hang import ErrorSummary, troubles
@@ -102,6 +103,8 @@ class JobSummary:
     """What the newest capture that was analysed showed, and whether that is evidence of now."""
     findings: Sequence[Finding]
     """What limits the job, the bottleneck first; never empty."""
+    checklist: Checklist = field(default_factory=Checklist)
+    """The guide's questions, answered by the numbers above."""
     troubles: Sequence[ErrorSummary] = ()
     """What the log, NCCL and the hardware complained of."""
     alerts: Sequence[Alert] = ()
@@ -173,6 +176,7 @@ def _summarise(job: JobData, settings: AnalysisSettings) -> JobSummary:
         gpus=_gpus(activity),
         capture=facts.capture,
         findings=tuple(findings),
+        checklist=checklist(facts),
         troubles=troubles(job.events),
         alerts=tuple(job.alerts),
     )

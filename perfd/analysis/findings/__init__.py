@@ -6,7 +6,14 @@ Pure, and free of numpy: traces and servers use it too.
 from perfd.analysis.findings.causal_graph import computation_leads, ranked
 from perfd.analysis.findings.finding import Culprit, Effect, Finding, finding_json
 from perfd.analysis.findings.finding_kind import FAULTS, Kind
-from perfd.analysis.findings.framework_options import OptionsOf, Software, fitted, is_set, software_of
+from perfd.analysis.findings.framework_options import (
+    OptionsOf,
+    Software,
+    fitted,
+    is_set,
+    software_of,
+    unset_options,
+)
 
 __all__ = [
     "FAULTS",
@@ -22,4 +29,5 @@ __all__ = [
     "is_set",
     "ranked",
     "software_of",
+    "unset_options",
 ]

@@ -127,11 +127,14 @@ CAPTURE_OVERLAP = (
 )
 
 
-def tensor_groups_over_nodes(tensor: int, gpus_per_node: int) -> str:
-    """Tensor parallelism that does not fit into a node."""
+def tensor_groups_over_nodes(tensor: int, gpus_per_node: int | None) -> str:
+    """Tensor parallelism that is not in one node."""
+    if gpus_per_node is not None and tensor <= gpus_per_node:
+        return f"Place ranks so that each {tensor} in a row are on one node: they are one tensor group."
+    of = "" if gpus_per_node is None else f" of {gpus_per_node} GPUs"
     return (
-        f"Tensor parallelism of {tensor} crosses nodes of {gpus_per_node} GPUs: keep it inside a node, and"
-        " use pipeline or context parallelism between nodes."
+        f"Tensor parallelism of {tensor} crosses nodes{of}: keep it inside a node, and use pipeline or"
+        " context parallelism between nodes."
     )
 
 

@@ -37,6 +37,7 @@ _WAITS: Mapping[Kind, SymptomPart] = dict.fromkeys((Kind.COMMUNICATION, *_STALLS
 
 EXPLAINS: Mapping[Kind, Mapping[Kind, SymptomPart]] = {
     Kind.THROTTLING: {Kind.STRAGGLER: SymptomPart.SAME_RANK, **_WAITS},
+    Kind.TENSOR_OVER_NODES: {Kind.COMMUNICATION: SymptomPart.MOVING},
     Kind.SLOW_LINK: {Kind.COMMUNICATION: SymptomPart.MOVING},
     Kind.DATA_LOADING: {
         Kind.STRAGGLER: SymptomPart.SAME_RANK,

@@ -37,6 +37,8 @@ class Kind(StrEnum):
     """One rank is slower than its peers, which wait for it."""
     THROTTLING = "throttling"
     """A thermal, power or hardware limit holds GPU clocks down."""
+    TENSOR_OVER_NODES = "tensor_over_nodes"
+    """Tensor-parallel groups lie over nodes, whose links are far slower than those inside."""
     SLOW_LINK = "slow_link"
     """Transfers of a group of ranks are slower than its links allow; no rank causes it."""
     SEQUENCE_IMBALANCE = "sequence_imbalance"
@@ -101,6 +103,10 @@ _WORDS: Mapping[Kind, tuple[str, str]] = {
     Kind.MEMORY_CAPACITY: ("memory capacity", "GPU memory capacity limits this job"),
     Kind.STRAGGLER: ("straggler", "A straggler limits this job"),
     Kind.THROTTLING: ("throttling", "Throttled GPUs limit this job"),
+    Kind.TENSOR_OVER_NODES: (
+        "tensor parallelism over nodes",
+        "Tensor parallelism over nodes limits this job",
+    ),
     Kind.SLOW_LINK: ("slow link", "Slow links limit this job"),
     Kind.SEQUENCE_IMBALANCE: ("sequence imbalance", "Sequences of unequal length limit this job"),
     Kind.EXPERT_IMBALANCE: ("expert imbalance", "Unequal load of experts limits this job"),

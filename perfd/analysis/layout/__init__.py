@@ -13,6 +13,7 @@ from perfd.analysis.layout.process_groups import (
 )
 from perfd.analysis.layout.rank_location import LinkSpeeds, RankLocations, places
 from perfd.analysis.layout.rank_roles import role_name, roles_of
+from perfd.analysis.layout.tensor_group_nodes import TensorGroups, tensor_groups
 
 __all__ = [
     "ALL_REDUCE",
@@ -22,6 +23,7 @@ __all__ = [
     "LinkSpeeds",
     "Names",
     "RankLocations",
+    "TensorGroups",
     "data_parallel_link_bytes_per_s",
     "dimension_name",
     "group_name",
@@ -30,4 +32,5 @@ __all__ = [
     "role_name",
     "roles_of",
     "speeds",
+    "tensor_groups",
 ]

@@ -20,7 +20,7 @@ from perfd.errors import PerfdError, RecordingError
 from perfd.recording.recording_format import find_recording
 from perfd.report.comparison import read_summary, summary_of_run
 from perfd.session.replay_session import ReplayOptions, replay
-from perfd.session.text import findings_in_words
+from perfd.session.text import checklist_in_words, findings_in_words
 
 SCHEMA = "perfd.diagnosis/2"
 _HELP = """\
@@ -31,7 +31,9 @@ _EPILOG = f"""\
 With --json it prints one object: {{"schema": "{SCHEMA}", "jobs": [{{"name", "bottleneck",
 "findings": [...], "capture"}}]}}; each finding has kind, name, sentence, confidence, culprits, evidence,
 advice, gain_ratio and effects, as in perfd.summary/2, the bottleneck first; capture is what the newest
-analyzed capture showed, or null.
+analyzed capture showed, or null. With --checklist too, each job has checklist: {{"checks": [{{"name",
+"question", "state" (passed, failed, unknown), "value", "limit", "source", "in_path"}}], "conclusion"}};
+in_path: the decision tree asks it at this MFU.
 Exit codes: 0 diagnosed, whatever the result; 2 no such job, recording or aggregator."""
 
 
@@ -48,6 +50,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     add_aggregator(parser)
     parser.add_argument("--job", metavar="NAME", help="only this job")
+    parser.add_argument(
+        "--checklist",
+        action="store_true",
+        help="print the decision tree for MFU instead: each question with its answer, number, limit and source",
+    )
     parser.add_argument("--json", action="store_true", help=f"print one object of schema {SCHEMA}")
 
 
@@ -57,18 +64,26 @@ def run(args: argparse.Namespace) -> int:
         raise PerfdError("Name a recording, or an aggregator and its job: not both.")
     summaries = _of_recording(args.recording) if args.recording else _live(url_of(args), args.job)
     if args.json:
-        print(json.dumps(document(summaries)))
+        print(json.dumps(document(summaries, checklist=args.checklist)))
+    elif args.checklist:
+        print("\n".join(checklist_in_words(summaries)), end="")
     else:
         print("\n".join(findings_in_words(summaries)), end="")
     return 0
 
 
-def document(summaries: Sequence[JobSummary]) -> Mapping[str, Any]:
+def document(summaries: Sequence[JobSummary], *, checklist: bool = False) -> Mapping[str, Any]:
     """The object of schema perfd.diagnosis/2."""
-    return {"schema": SCHEMA, "jobs": [_job(summary) for summary in summaries]}
+    return {
+        "schema": SCHEMA,
+        "jobs": [
+            _job(summary) | ({"checklist": msgspec.to_builtins(summary.checklist)} if checklist else {})
+            for summary in summaries
+        ],
+    }
 
 
-def _job(summary: JobSummary) -> Mapping[str, Any]:
+def _job(summary: JobSummary) -> dict[str, Any]:
     findings = [finding_json(finding) for finding in summary.findings]
     return {
         "name": summary.name,

@@ -1,9 +1,11 @@
 """The summary as text, and the files it is saved to."""
 
+from perfd.session.text.checklist_text import checklist_in_words
 from perfd.session.text.result_files import save_results, summary_json
 from perfd.session.text.summary_text import findings_in_words, in_words, wrapped
 
 __all__ = [
+    "checklist_in_words",
     "findings_in_words",
     "in_words",
     "save_results",

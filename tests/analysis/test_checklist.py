@@ -1,0 +1,174 @@
+"""The decision tree for MFU, question by question, and tensor parallelism over nodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from analysis.jobs import description, gpu_table, infos, job_data, phase_table, step_table
+
+from perfd.analysis.data.job_data import GpuKey, GpuTable, JobData
+from perfd.analysis.diagnosis import AnalysisSettings, Check, CheckState, JobSummary, summarise
+from perfd.analysis.findings import Kind
+from perfd.gpu_peaks import load_peaks
+
+PEAK = 989.4e12
+STEPS = 20
+
+
+def job(
+    mfu: float | None,
+    *,
+    timers: dict[str, tuple[float, float]] | None = None,
+    arguments: dict[str, str] | None = None,
+    memory: float = 0.85,
+    times: list[float] | None = None,
+    **layout: int,
+) -> JobData:
+    """Sixteen H100s on two nodes that reach this MFU."""
+    steps = step_table(times or [1.0] * STEPS, **({} if mfu is None else {"flops_per_s_per_gpu": mfu * PEAK}))
+    sizes = {"world_size": 16, "tp": 1, "pp": 1, "dp": 16, **layout}
+    return job_data(
+        steps,
+        description=replace(description(**sizes), arguments=arguments or {}),
+        phases=phase_table(steps, timers),
+        gpu=gpu_table(steps, {"memory_used_bytes": [memory * 80e9] * 16, "memory_total_bytes": [80e9] * 16}),
+        gpu_infos=infos("NVIDIA H100 80GB HBM3", 16),
+    )
+
+
+def summary(data: JobData) -> JobSummary:
+    return summarise(data, AnalysisSettings(peaks=load_peaks()))
+
+
+def check(data: JobData, name: str) -> Check:
+    (found,) = [one for one in summary(data).checklist.checks if one.name == name]
+    return found
+
+
+def asked(data: JobData) -> list[str]:
+    return [one.name for one in summary(data).checklist.checks if one.in_path]
+
+
+@pytest.mark.parametrize(
+    ("mfu", "names"),
+    [
+        (0.29, ["tensor_in_node", "data_loading", "pipeline_bubble", "communication"]),
+        (0.31, ["pipeline_bubble", "communication"]),
+        (0.41, ["overlap"]),
+        (0.51, []),
+        (None, ["tensor_in_node", "data_loading", "pipeline_bubble", "communication", "overlap"]),
+    ],
+)
+def test_the_tree_asks_what_fits_the_mfu(mfu: float | None, names: list[str]):
+    assert asked(job(mfu)) == names
+
+
+@pytest.mark.parametrize(
+    ("name", "timers", "state"),
+    [
+        ("data_loading", {"batch-generator": (0.049, 0.049)}, "passed"),
+        ("data_loading", {"batch-generator": (0.051, 0.051)}, "failed"),
+        ("data_loading", {}, "unknown"),
+        ("communication", {"all-grads-sync": (0.29, 0.29)}, "passed"),
+        ("communication", {"all-grads-sync": (0.31, 0.31)}, "failed"),
+        ("communication", {}, "unknown"),
+        ("gradient_reduction", {"all-grads-sync": (0.19, 0.19)}, "passed"),
+        ("gradient_reduction", {"all-grads-sync": (0.21, 0.21)}, "failed"),
+        ("forward_backward", {"forward-compute": (0.3, 0.3), "backward-compute": (0.41, 0.41)}, "passed"),
+        ("forward_backward", {"forward-compute": (0.3, 0.3), "backward-compute": (0.39, 0.39)}, "failed"),
+        ("forward_backward", {}, "unknown"),
+    ],
+)  # fmt: skip
+def test_shares_of_a_step_are_held_against_their_limits(name: str, timers: dict, state: str):
+    found = check(job(0.2, timers=timers), name)
+
+    assert found.state == state
+    assert (found.value is None) is (state == "unknown")
+    assert found.source
+    assert found.limit
+
+
+@pytest.mark.parametrize(
+    ("used", "fits", "full"),
+    [(0.79, "passed", "failed"), (0.85, "passed", "passed"), (0.91, "failed", "passed")],
+)
+def test_memory_should_be_between_80_and_90_percent_full(used: float, fits: str, full: str):
+    data = job(0.2, memory=used)
+
+    assert (check(data, "memory").state, check(data, "memory_headroom").state) == (fits, full)
+
+
+def test_a_step_time_that_jumps_is_jitter():
+    even, jumping = job(0.2), job(0.2, times=[1.0, 1.6] * 10)
+
+    assert check(even, "jitter").state is CheckState.PASSED
+    assert check(jumping, "jitter").state is CheckState.FAILED
+
+
+def test_options_for_overlap_that_are_not_set_are_named():
+    arguments = {"overlap_grad_reduce": "True", "use_distributed_optimizer": "True"}
+    found = check(job(0.45, arguments=arguments), "overlap")
+
+    assert (found.state, found.value) == (CheckState.FAILED, "not set: --overlap-param-gather")
+    assert (
+        check(job(0.45, arguments=arguments | {"overlap_param_gather": "True"}), "overlap").state == "passed"
+    )
+    assert check(job(0.45), "overlap").state is CheckState.UNKNOWN
+
+
+def test_fp32_fails_and_an_unknown_precision_is_unknown():
+    data = job(0.2)
+
+    assert check(data, "precision").state is CheckState.PASSED
+    full = replace(data, description=replace(data.description, precision="fp32"))
+    assert check(full, "precision").state is CheckState.FAILED
+    silent = replace(data, description=replace(data.description, precision=None))
+    assert check(silent, "precision").state is CheckState.UNKNOWN
+
+
+def test_the_conclusion_is_the_first_question_that_fails_and_says_what_is_unknown_before_it():
+    found = summary(job(0.2, timers={"all-grads-sync": (0.4, 0.4)})).checklist
+
+    assert found.conclusion == (
+        "MFU is 20.0%: communication is 40.0%, limit under 30%. Unknown before it: data loading."
+    )
+    assert summary(job(0.55)).checklist.conclusion == "MFU is 55.0%: excellent, nothing to ask."
+
+
+# Tensor parallelism over nodes.
+
+
+def test_tensor_groups_over_nodes_come_before_poor_computation():
+    found = summary(job(0.28, tp=16, dp=1))
+
+    assert found.bottleneck.kind is Kind.TENSOR_OVER_NODES
+    assert found.bottleneck.gain_ratio == pytest.approx(0.3)
+    assert "crosses nodes of 8 GPUs: keep it inside a node" in found.bottleneck.advice
+    assert check(job(0.28, tp=16, dp=1), "tensor_in_node").value == "16 ranks on 2 nodes"
+    assert found.checklist.conclusion == "MFU is 28.0%: tensor in node is 16 ranks on 2 nodes, limit 1 node."
+
+
+@pytest.mark.parametrize(("mfu", "tp"), [(0.28, 8), (0.41, 16)])
+def test_tensor_groups_in_a_node_or_of_a_fast_job_are_no_finding(mfu: float, tp: int):
+    assert Kind.TENSOR_OVER_NODES not in {one.kind for one in summary(job(mfu, tp=tp, dp=16 // tp)).findings}
+
+
+def test_ranks_that_are_placed_askew_put_a_small_group_on_two_nodes():
+    data = job(0.28, tp=4, dp=4)
+    askew = [GpuKey(node=f"node{rank % 2}", gpu=str(rank // 2), rank=rank) for rank in range(16)]
+    data = replace(data, gpu=GpuTable(time_unix_s=data.gpu.time_unix_s, gpus=askew, metrics=data.gpu.metrics))
+
+    found = summary(data).bottleneck
+
+    assert found.kind is Kind.TENSOR_OVER_NODES
+    assert found.advice.startswith("Place ranks so that each 4 in a row are on one node")
+
+
+def test_without_nodes_or_layout_it_is_unknown():
+    data = job(0.28, tp=16, dp=1)
+    nowhere = replace(data, gpu=GpuTable(time_unix_s=data.gpu.time_unix_s, gpus=(), metrics={}))
+
+    assert check(nowhere, "tensor_in_node").state is CheckState.UNKNOWN
+    unsaid = replace(data, description=replace(data.description, parallel=description(tp=None).parallel))
+    assert check(unsaid, "tensor_in_node").state is CheckState.UNKNOWN
