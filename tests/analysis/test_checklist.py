@@ -100,7 +100,7 @@ def test_memory_should_be_between_80_and_90_percent_full(used: float, fits: str,
 
 
 def test_a_step_time_that_jumps_is_jitter():
-    even, jumping = job(0.2), job(0.2, times=[1.0, 1.6] * 10)
+    even, jumping = job(0.2), job(0.2, times=[1.0, 1.3, 1.6, 1.9] * 5)
 
     assert check(even, "jitter").state is CheckState.PASSED
     assert check(jumping, "jitter").state is CheckState.FAILED

@@ -18,10 +18,9 @@ from perfd.analysis.diagnosis.hang_findings import judge_hang, judge_missing
 from perfd.analysis.diagnosis.host_findings import judge_host, judge_host_transfer, judge_launches
 from perfd.analysis.diagnosis.imbalance_findings import judge_experts, judge_sequences
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
-from perfd.analysis.diagnosis.link_findings import judge_links
+from perfd.analysis.diagnosis.link_findings import judge_links, judge_tensor_groups
 from perfd.analysis.diagnosis.pipeline_findings import judge_pipeline
 from perfd.analysis.diagnosis.straggler_findings import judge_straggler, judge_throttling
-from perfd.analysis.diagnosis.tensor_findings import judge_tensor_groups
 from perfd.analysis.findings import Finding, Kind, advice, computation_leads, fitted, is_set, ranked
 from perfd.formatting import duration, percent
 from perfd.thresholds import THRESHOLDS

@@ -53,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checklist",
         action="store_true",
-        help="print the decision tree for MFU instead: each question with its answer, number, limit and source",
+        help="print the decision tree for MFU instead: each question with answer, number, limit and source",
     )
     parser.add_argument("--json", action="store_true", help=f"print one object of schema {SCHEMA}")
 
