@@ -35,6 +35,7 @@ from perfd.analysis.steps import (
 from perfd.analysis.stragglers import (
     expert_imbalance,
     host_contention,
+    periodic_stall,
     seen_busier_ratio,
     seen_idle_ratio,
     slowdowns,
@@ -102,6 +103,7 @@ def facts_of(
         held_clocks=held_clocks(job, activity),
         sequences=unequal_sequences(timers, times, parallel),
         experts=expert_imbalance(activity, parallel),
+        stall=periodic_stall(job.steps, job.events, job.collectives, parallel),
         contention=host_contention(job.host_waits),
         hang=hang(job),
         capture=capture,

@@ -24,6 +24,7 @@ from perfd.analysis.steps import (
 from perfd.analysis.stragglers import (
     ExpertImbalance,
     HostContention,
+    PeriodicStall,
     RankSlowdown,
     Straggler,
     UnequalSequences,
@@ -75,6 +76,7 @@ class JobEvidence:
     waiting_pair: WaitingPair | None = None
     sequences: UnequalSequences | None = None
     experts: ExpertImbalance | None = None
+    stall: PeriodicStall | None = None
     contention: Sequence[HostContention] = ()
     """What ranks' hosts wait for, the worst first."""
     hang: Hang | None = None

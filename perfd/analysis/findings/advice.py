@@ -186,6 +186,12 @@ HOST_CONTENTION: Mapping[RankColumn, str] = {
 }
 """By what the threads of a rank wait for."""
 
+PERIODIC_STALL = (
+    "Look what happens then: Python's garbage collection (collect on all ranks in the same step: Megatron-LM"
+    " --manual-gc, or gc.disable() and gc.collect() every N steps), logging, evaluation, a checkpoint, or a"
+    " cron job; a py-spy dump during a stall shows the line."
+)
+
 # Ranks and nodes.
 
 THROTTLING = (

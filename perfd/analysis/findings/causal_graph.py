@@ -50,6 +50,11 @@ EXPLAINS: Mapping[Kind, Mapping[Kind, SymptomPart]] = {
         **dict.fromkeys(_IDLE, SymptomPart.WHOLE),
         **_WAITS,
     },
+    Kind.PERIODIC_STALL: {
+        Kind.STRAGGLER: SymptomPart.SAME_RANK,
+        **dict.fromkeys(_IDLE, SymptomPart.WHOLE),
+        **_WAITS,
+    },
     Kind.SEQUENCE_IMBALANCE: _WAITS,
     Kind.EXPERT_IMBALANCE: {Kind.STRAGGLER: SymptomPart.SAME_RANK, **_WAITS},
     Kind.STRAGGLER: {**dict.fromkeys(_IDLE, SymptomPart.SAME_RANK), **_WAITS},

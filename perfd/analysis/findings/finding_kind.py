@@ -47,6 +47,8 @@ class Kind(StrEnum):
     """Experts of some ranks get more tokens; their hardware is not at fault."""
     HOST_CONTENTION = "host_contention"
     """Hosts launch late because their threads wait for a CPU, a quota, storage or memory."""
+    PERIODIC_STALL = "periodic_stall"
+    """Every so many steps, or seconds, a step takes longer."""
     HANG = "hang"
     """The job makes no progress."""
     MISSING_TELEMETRY = "missing_telemetry"
@@ -111,6 +113,7 @@ _WORDS: Mapping[Kind, tuple[str, str]] = {
     Kind.SEQUENCE_IMBALANCE: ("sequence imbalance", "Sequences of unequal length limit this job"),
     Kind.EXPERT_IMBALANCE: ("expert imbalance", "Unequal load of experts limits this job"),
     Kind.HOST_CONTENTION: ("host contention", "Contention on the host limits this job"),
+    Kind.PERIODIC_STALL: ("periodic stall", "A periodic stall limits this job"),
     Kind.HANG: ("hang", "This job hangs"),
     Kind.MISSING_TELEMETRY: ("missing telemetry", "Missing telemetry hides what limits this job"),
     Kind.ANALYSIS_FAILED: ("analysis failed", "The analysis of this job failed"),

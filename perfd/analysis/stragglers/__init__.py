@@ -12,6 +12,7 @@ from perfd.analysis.stragglers.peer_comparison import (
     stragglers_by_timers,
     undecided_by_activity,
 )
+from perfd.analysis.stragglers.periodic_stall import PeriodicStall, periodic_stall
 from perfd.analysis.stragglers.phase_waiting import WaitingPair, waiting_pair
 from perfd.analysis.stragglers.rank_slowdown import RankSlowdown, slowdowns
 from perfd.analysis.stragglers.sequence_imbalance import UnequalSequences, unequal_sequences
@@ -21,6 +22,7 @@ __all__ = [
     "HostContention",
     "Late",
     "Pattern",
+    "PeriodicStall",
     "RankSlowdown",
     "Straggler",
     "UnequalSequences",
@@ -28,6 +30,7 @@ __all__ = [
     "expert_imbalance",
     "host_contention",
     "late",
+    "periodic_stall",
     "seen_busier_ratio",
     "seen_idle_ratio",
     "slowdowns",

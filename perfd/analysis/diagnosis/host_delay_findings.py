@@ -1,4 +1,4 @@
-"""Whether hosts of ranks are late because they wait for a CPU, a quota, storage or memory."""
+"""Why hosts of ranks are late: they wait for a CPU, a quota, storage or memory, or stall periodically."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from perfd.analysis.diagnosis.job_evidence import JobEvidence
 from perfd.analysis.findings import Culprit, Finding, Kind, advice
 from perfd.analysis.stragglers import HostContention
-from perfd.formatting import percent, rank_names
+from perfd.formatting import duration, percent, rank_names
 from perfd.model import RankColumn
 from perfd.thresholds import THRESHOLDS
 
@@ -43,6 +43,32 @@ def judge_contention(facts: JobEvidence, *, straggler: Finding | None) -> Findin
         evidence=[_sentence(one) for one in facts.contention] + _beside(first),
         advice=advice.HOST_CONTENTION[first.column],
         gain_ratio=gain,
+    )
+
+
+def judge_stalls(facts: JobEvidence) -> Finding | None:
+    """Steps that are longer at regular intervals, with the rank that stalls where NCCL shows it."""
+    stall = facts.stall
+    if stall is None:
+        return None
+    often = (
+        f"every {duration(stall.period_s)}"
+        if stall.period_steps is None
+        else f"every {stall.period_steps} steps ({duration(stall.period_s)})"
+    )
+    longer, cost = duration(stall.stall_s), percent(stall.cost_ratio)
+    evidence = [
+        f"A step takes {longer} longer {often}: {stall.stalls} of the newest, {cost} of their time (log)."
+    ]
+    if stall.rank is not None:
+        evidence.append(f"Its peers wait for rank {stall.rank} meanwhile ({facts.nccl.source}).")
+    return Finding(
+        kind=Kind.PERIODIC_STALL,
+        confidence=0.8,
+        culprits=() if stall.rank is None else (Culprit(kind="rank", id=stall.rank),),
+        evidence=evidence,
+        advice=advice.PERIODIC_STALL,
+        gain_ratio=stall.cost_ratio,
     )
 
 

@@ -1,0 +1,119 @@
+"""Steps that are longer at regular intervals: garbage collection, logging, an emptied cache, cron jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from perfd.analysis.data.job_data import Bools, CollectiveStack, CollectiveTable, Floats, Ints, StepTable
+from perfd.analysis.data.robust_stats import median_of, sigma_of
+from perfd.analysis.operations.communicator_batch import stacked
+from perfd.analysis.operations.transfer_wait import MATCHED_OPERATIONS
+from perfd.analysis.steps import steady_rows
+from perfd.model import Event, ParallelLayout
+from perfd.thresholds import THRESHOLDS
+
+_NEWEST = 200
+"""Lines that are looked at."""
+_SHORTEST_STEPS = 3
+"""Of a shorter period, as of micro-batches or layouts that alternate, the longer steps are no stalls."""
+_SIGMAS = 4.0
+_REGULAR_RATIO = 0.8
+"""Of the intervals, how many must be the period, or a multiple where a stall was hidden."""
+_SAME_TIME_RATIO = 0.1
+"""By how much intervals in seconds may differ from their median."""
+_LARGE = 0.5
+"""Of a stall: operations in which others wait for so long show who stalls."""
+_SURE = 0.8
+"""Of those operations, in how many the same rank must be the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeriodicStall:
+    """Steps that take longer again and again."""
+
+    period_steps: int | None
+    """None where it is regular in time, and not in steps."""
+    period_s: float
+    stall_s: float
+    """How much longer such a step takes, the median."""
+    stalls: int
+    cost_ratio: float
+    """Of the time of all steps."""
+    rank: int | None = None
+    """The one that the others wait for meanwhile; None where nothing shows one."""
+
+
+def periodic_stall(
+    steps: StepTable,
+    events: Sequence[Event],
+    collectives: Sequence[CollectiveTable | CollectiveStack],
+    parallel: ParallelLayout,
+) -> PeriodicStall | None:
+    """Stalls of one period among the newest steps; None without, or where they cost little.
+
+    At least four stalls, the start and three periods, are needed. Lines of several steps show no single one.
+    """
+    rows = steady_rows(steps, events).unmarked[-_NEWEST:]
+    times, numbers = steps.step_time_s[rows], steps.step[rows]
+    if not len(rows) or (steps.steps_covered[rows] != 1).any():
+        return None
+    stalled = _stalled(times)
+    if stalled.sum() < THRESHOLDS.periodic_stall_count:
+        return None
+    usual_s = float(np.median(times[~stalled]))
+    cost = float((times[stalled] - usual_s).sum() / times.sum())
+    apart, ends = np.diff(numbers[stalled]), steps.time_unix_s[rows][stalled]
+    period = int(np.median(apart))
+    by_steps = period >= _SHORTEST_STEPS and float((apart % period == 0).mean()) >= _REGULAR_RATIO
+    if cost < THRESHOLDS.periodic_stall_ratio or not (by_steps or _regular_in_time(np.diff(ends), usual_s)):
+        return None
+    stall_s = float(np.median(times[stalled]) - usual_s)
+    return PeriodicStall(
+        period_steps=period if by_steps else None,
+        period_s=float(np.median(np.diff(ends))),
+        stall_s=stall_s,
+        stalls=int(stalled.sum()),
+        cost_ratio=cost,
+        rank=_waited_for(collectives, parallel, stall_s),
+    )
+
+
+def _stalled(times: Floats) -> Bools:
+    """Steps that stand out of most; none where more than a third does: that is another pace."""
+    usual_s, sigma_s = median_of(times), sigma_of(times)
+    if usual_s is None or sigma_s is None:
+        return np.zeros(len(times), dtype=np.bool_)
+    least_s = max(THRESHOLDS.step_regression_ratio * usual_s, _SIGMAS * sigma_s)
+    found = times > usual_s + least_s
+    return found if 3 * found.sum() <= len(times) else np.zeros(len(times), dtype=np.bool_)
+
+
+def _regular_in_time(apart_s: Floats, step_s: float) -> bool:
+    """Whether intervals are alike, though not in steps: a step's length is how exactly that can be seen."""
+    middle_s = float(np.median(apart_s)) if len(apart_s) and np.isfinite(apart_s).all() else 0.0
+    if middle_s < _SHORTEST_STEPS * step_s:
+        return False
+    near = np.abs(apart_s - middle_s) <= _SAME_TIME_RATIO * middle_s
+    return float(near.mean()) >= _REGULAR_RATIO
+
+
+def _waited_for(
+    collectives: Sequence[CollectiveTable | CollectiveStack], parallel: ParallelLayout, stall_s: float
+) -> int | None:
+    """The rank that is the last in nearly all operations in which others wait for most of a stall."""
+    last: list[Ints] = []
+    for batch in stacked(collectives, parallel):
+        if batch.operation not in MATCHED_OPERATIONS:
+            continue
+        longest = np.where(batch.parts.last_arriver >= 0, batch.parts.wait_s.max(axis=-1, initial=0.0), 0.0)
+        row, operation = np.nonzero(longest >= _LARGE * stall_s)
+        last.append(batch.ranks[row, batch.parts.last_arriver[row, operation]])
+    ranks, counts = (
+        np.unique(np.concatenate(last), return_counts=True) if last else (np.zeros(0), np.zeros(0))
+    )
+    if not len(ranks) or counts.max() < max(2, _SURE * counts.sum()):
+        return None
+    return int(ranks[counts.argmax()])

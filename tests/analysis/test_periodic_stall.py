@@ -1,0 +1,119 @@
+"""Stalls at regular intervals: their period, rank and cost, and no period where there is none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from analysis.jobs import step_table
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfd.analysis.data.job_data import CollectiveTable
+from perfd.analysis.stragglers import PeriodicStall, periodic_stall
+from perfd.model import ParallelLayout
+
+LAYOUT = ParallelLayout(world_size=4, tp=1, pp=1, dp=4)
+
+
+def steps_with_stalls(count: int, every: int, stall_s: float, *, seed: int = 1) -> list[float]:
+    """Half a second a step, with a scatter of 1%."""
+    noise = np.random.default_rng(seed).normal(0.5, 0.005, count)
+    return [time_s + (stall_s if number % every == every - 1 else 0.0) for number, time_s in enumerate(noise)]
+
+
+def found(times_s: list[float], collectives: list[CollectiveTable] | None = None) -> PeriodicStall | None:
+    return periodic_stall(step_table(times_s), (), collectives or [], LAYOUT)
+
+
+def all_reduces(count: int, every: int, stall_s: float, ranks: list[int]) -> CollectiveTable:
+    """One all-reduce per step; in every so many steps the others wait for one of `ranks` in turn."""
+    durations = np.full((count, 4), 0.01)
+    for turn, step in enumerate(range(every - 1, count, every)):
+        others = [rank for rank in range(4) if rank != ranks[turn % len(ranks)]]
+        durations[step, others] += stall_s
+    return CollectiveTable(
+        communicator="ab",
+        operation="AllReduce",
+        ranks=range(4),
+        sequence=np.arange(count),
+        durations_s=durations,
+        size_bytes=np.full(count, 1e6),
+        kernel_ratio=np.full(4, 0.02),
+    )
+
+
+def test_one_rank_that_stalls_every_fifth_step_is_named_with_period_and_cost() -> None:
+    stall = found(steps_with_stalls(40, 5, 0.6), [all_reduces(40, 5, 0.6, [2])])
+
+    assert stall is not None
+    assert (stall.period_steps, stall.rank) == (5, 2)
+    assert stall.stall_s == pytest.approx(0.6, abs=0.02)
+    assert stall.period_s == pytest.approx(5 * 0.5 + 0.6, abs=0.05)
+    assert stall.cost_ratio == pytest.approx(0.6 / 3.1, abs=0.02)
+
+
+def test_it_is_known_within_three_periods() -> None:
+    times = steps_with_stalls(40, 5, 0.6)
+    known = [count for count in range(1, 41) if found(times[:count]) is not None]
+
+    # The first line is no steady one; stalls are steps 5, 10, 15 and 20.
+    assert known[0] == 20
+
+
+def test_where_ranks_stall_in_turn_none_is_named() -> None:
+    stall = found(steps_with_stalls(40, 5, 0.6), [all_reduces(40, 5, 0.6, [0, 1, 2, 3])])
+
+    assert stall is not None
+    assert stall.rank is None
+
+
+def test_a_period_in_seconds_is_found_where_steps_vary() -> None:
+    """Every 10 s something takes a second, while steps of 0.3 and 0.4 s make it 24 to 32 of them."""
+    rng = np.random.default_rng(3)
+    times: list[float] = []
+    next_s, now_s = 10.0, 0.0
+    while now_s < 60:
+        time_s = float(rng.uniform(0.28, 0.42))
+        if now_s + time_s >= next_s:
+            time_s += 3.0
+            next_s += 10.0
+        times.append(time_s)
+        now_s += time_s
+
+    stall = found(times)
+
+    assert stall is not None
+    assert stall.period_s == pytest.approx(10, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [0.5, 0.9] * 20,
+        steps_with_stalls(40, 5, 0.01),
+        [0.5] * 20 + [0.8] * 20,
+        [0.5, 0.5],
+        [],
+        [float("nan")] * 40,
+    ],
+    ids=["alternating", "small", "another pace", "two steps", "none", "unknown"],
+)
+def test_other_patterns_are_no_stalls(times: list[float]) -> None:
+    assert found(times) is None
+
+
+def test_lines_of_several_steps_show_no_single_one() -> None:
+    steps = step_table(steps_with_stalls(40, 5, 0.6), steps_covered=10)
+
+    assert periodic_stall(steps, (), [], LAYOUT) is None
+
+
+@given(places=st.sets(st.integers(1, 99), min_size=4, max_size=20))
+def test_irregular_stalls_have_no_period_in_steps(places: set[int]) -> None:
+    times = [0.5 + (0.6 if place in places else 0.0) for place in range(100)]
+    apart = np.diff(sorted(places))
+
+    stall = found(times)
+
+    if stall is not None and stall.period_steps is not None:
+        assert (apart % stall.period_steps == 0).mean() >= 0.7
