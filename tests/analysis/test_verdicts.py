@@ -672,7 +672,10 @@ def test_communication_of_tensor_groups_is_told_with_what_helps_them():
     apart = replace(gpu, gpus=[GpuKey(node=f"n{rank}", gpu="0", rank=rank) for rank in range(4)])
     times = [NcclTime(rank=r, busy_s=3, span_s=10, lost_operations=0) for r in range(4)]
     job = job_data(STEPS, description=layout, gpu=apart, collectives=pairs, nccl=times)
-    assert "crosses nodes of 1 GPUs" in summarise(job, AnalysisSettings()).bottleneck.advice
+    over_nodes = summarise(job, AnalysisSettings()).bottleneck
+    assert over_nodes.kind is Kind.TENSOR_OVER_NODES
+    assert [effect.kind for effect in over_nodes.effects] == [Kind.COMMUNICATION]
+    assert "crosses nodes of 1 GPUs" in over_nodes.advice
 
 
 def test_a_sample_or_two_of_a_short_job_do_not_make_it_host_bound():

@@ -45,14 +45,17 @@ def judge_tensor_groups(facts: JobEvidence) -> Finding | None:
     if groups is None or groups.nodes == 1:
         return None
     seen = next((one for one in facts.communication.dimensions if one.group == "tp"), None)
-    measured = None if seen is None else seen.lost_ratio
+    measured = None
+    if seen is not None:
+        told = (seen.lost_ratio, seen.transfer_ratio)
+        measured = next((ratio for ratio in told if ratio is not None), seen.share_ratio)
     evidence = [
         f"Tensor groups of {groups.size} ranks lie on {groups.nodes} nodes (layout and placement of ranks)."
     ]
     if measured is not None:
         if measured < THRESHOLDS.slow_link_cost_ratio:
             return None
-        evidence.append(f"Their collectives cost {percent(measured)} of a step (by dimension).")
+        evidence.append(f"Their collectives take {percent(measured)} of a step (by dimension).")
     elif mfu is None or mfu >= THRESHOLDS.mfu_good_ratio:
         return None
     else:
