@@ -89,7 +89,7 @@ class _Rejected(Counter[str]):
     """Logs the first of each bound."""
 
     def __setitem__(self, bound: str, count: int) -> None:
-        if bound not in self:
+        if count > 0 and not self[bound]:
             log.warning(
                 "Data beyond a limit is left out; perfd_rejected_total counts it.", extra={"bound": bound}
             )

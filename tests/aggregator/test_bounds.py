@@ -4,7 +4,7 @@ import grpc
 import pytest
 from aggregator.support import START_S, aggregator, gpus, place, step, values
 
-from perfd.aggregator.limits import Limits
+from perfd.aggregator.limits import AggregatorCounters, Limits
 from perfd.clock import VirtualClock
 from perfd.config import HistoryConfig
 from perfd.model import (
@@ -168,3 +168,14 @@ def test_an_agent_that_is_long_gone_leaves_the_page_and_one_that_may_return_does
         assert 'perfd_agent_up{node="left"}' not in page
         assert page['perfd_agent_up{node="stays"}'] == 0
         assert page['perfd_agent_silent_seconds{node="stays"}'] == pytest.approx(3001, abs=2)
+
+
+def test_a_limit_that_leaves_nothing_out_is_not_logged(caplog) -> None:
+    rejected = AggregatorCounters().rejected
+    rejected["series"] += 0
+    assert not caplog.records
+    rejected["series"] += 2
+    rejected["series"] += 1
+    assert [record.message for record in caplog.records] == [
+        "Data beyond a limit is left out; perfd_rejected_total counts it."
+    ]
