@@ -71,6 +71,21 @@ class Bookmark:
     """None until the collector sets it, in this or an earlier run of the agent."""
 
 
+class JobUsers:
+    """The user of each job on this node, as the kernel says it of its ranks; any thread may ask."""
+
+    def __init__(self) -> None:
+        self._users: Mapping[str, int] = {}
+
+    def replace(self, users: Mapping[str, int]) -> None:
+        """These are all that are known now."""
+        self._users = dict(users)
+
+    def uid(self, job: str) -> int | None:
+        """The user of a job; None when no rank of it was found."""
+        return self._users.get(job)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What the agent passes to a collector, besides the operator's options."""
@@ -84,6 +99,8 @@ class Settings:
     bookmark: Bookmark = field(default_factory=Bookmark)
     ending: threading.Event = field(default_factory=threading.Event)
     """Set before the last call of `collect`, which must return everything pending."""
+    job_users: JobUsers = field(default_factory=JobUsers, compare=False)
+    """Shared by all collectors of an agent; `ranks` fills it."""
     run: str | None = None
     """Id of the `perfd run` whose processes are read; None for all of the node."""
 

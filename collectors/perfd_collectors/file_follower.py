@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from perfd.file_access import open_as_owner
+
 READ_BYTES = 1 << 20
 """Largest chunk, so that a large backlog is read in parts."""
 _FINGERPRINT_BYTES = 64
@@ -125,7 +127,8 @@ class FileFollower:
         return named
 
     def _open(self, stream: str, path: Path) -> None:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        # A user can link its log to a file that only root may read.
+        descriptor = open_as_owner(path)
         status = os.fstat(descriptor)
         offset = 0 if self._from_start else status.st_size
         identity = status.st_dev, status.st_ino

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import socket
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from perfd.collector import CollectorSpec, Column, ColumnKind, OnUnavailable, Options, Settings
 from perfd.errors import Unavailable
+from perfd.file_access import bind_socket, remove_socket
 from perfd.hook import default_socket
 from perfd.model import JobDescription, Record, SampleTable, Scope
 from perfd_collectors.hook.datagrams import (
@@ -79,7 +79,9 @@ class HookCollector:
         self._path = Path(options.socket or default_socket())
         self._job = settings.job
         self._clock = settings.clock
-        self._senders = SenderAuth(os.geteuid())
+        self._own_uid = os.geteuid()
+        self._senders = SenderAuth(self._own_uid)
+        self._job_users = settings.job_users
         self._listen_s = min(_MAX_LISTEN_S, options.listen_s)
         self._socket = _bound(self._path, options.mode)
         self._poll = select.poll()
@@ -100,8 +102,7 @@ class HookCollector:
     def close(self) -> None:
         if self._socket.fileno() >= 0:
             self._socket.close()
-            with contextlib.suppress(OSError):
-                self._path.unlink()
+            remove_socket(self._path)
 
     def _messages(self) -> list[HookMessage]:
         messages: list[HookMessage] = []
@@ -115,11 +116,18 @@ class HookCollector:
             message = parse_message(content)
             if message is None:
                 self.unsound_messages += 1
-            elif not self._senders.accept(message.job or self._job, uid, self._clock.monotonic_s()):
+            elif not self._accepts(message.job or self._job, uid):
                 self.foreign_messages += 1
             else:
                 messages.append(message)
         return messages
+
+    def _accepts(self, job: str, uid: int) -> bool:
+        """Whether a user may send for a job: the one whose ranks are here, where that is known."""
+        user = self._job_users.uid(job)
+        if user is not None and uid not in {user, self._own_uid}:
+            return False
+        return self._senders.accept(job, uid, self._clock.monotonic_s())
 
     def _receive(self) -> tuple[bytes, int]:
         """A datagram and its sender's user id."""
@@ -169,9 +177,8 @@ def _bound(path: Path, mode: int) -> socket.socket:
         # Before bind: otherwise the first datagrams would have no sender.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         if _left_over(path):
-            path.unlink()
-        listener.bind(str(path))
-        path.chmod(mode)
+            remove_socket(path)
+        bind_socket(listener, path, mode)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _RECEIVE_BUFFER_BYTES)
     except OSError as error:
         listener.close()

@@ -199,7 +199,8 @@ class NcclCollector:
             self._ignored[path] = str(error)
             return
         pid, status = segment.process.pid, segment.status()
-        reason = ownership_problem(locks, status, pid, os.geteuid())
+        user = self._settings.job_users.uid(self._settings.job)
+        reason = ownership_problem(locks, status, pid, os.geteuid(), user)
         if any(same_file(process, segment) for process in self._processes.values()):
             reason = "it is a second name of a file that is already read"
         pid = writer_of(locks, status, pid) or pid

@@ -112,6 +112,7 @@ class RanksCollector:
         processes = self._processes.refresh(self._candidates(held))
         claimed = self._rank_processes(processes, held)
         ranks, self._users = of_one_user(claimed, self._job_of, self._users)
+        self._settings.job_users.replace(self._users)
         found = placements(ranks, self._job_of)
         found = found or self._lone_rank(processes, held)
         reported = changed(self._last, found)

@@ -19,6 +19,7 @@ from perfd.capture.kineto import kineto_protocol
 from perfd.capture.kineto.client_registry import ClientRegistry, ConfigDelivery, Key, KinetoClient
 from perfd.clock import Clock
 from perfd.errors import CaptureError
+from perfd.file_access import bind_socket, remove_socket
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +82,7 @@ class KinetoEndpoint:
             self._socket.close()
             self._socket = None
             if self._directory is not None:
-                (self._directory / self._name).unlink(missing_ok=True)
+                remove_socket(self._directory / self._name)
         self._problem = "The Kineto endpoint was stopped."
 
     def clients(self) -> Sequence[KinetoClient]:
@@ -125,14 +126,11 @@ class KinetoEndpoint:
     def _bind_file(self, server: socket.socket, path: Path) -> None:
         if len(os.fsencode(path.parent)) > _MAX_DIRECTORY_BYTES:
             raise OSError(errno.ENAMETOOLONG, f"more than {_MAX_DIRECTORY_BYTES} bytes for its folder")
-        path.parent.mkdir(parents=True, exist_ok=True)
         if listened_to(path):
             raise OSError(errno.EADDRINUSE, "it is taken")
-        if is_socket(path):
-            path.unlink()  # Of a daemon that was killed.
-        server.bind(str(path))
+        remove_socket(path)  # Of a daemon that was killed.
         # Clients of other users must be able to write, as to dynolog's own.
-        path.chmod(0o666)
+        bind_socket(server, path, 0o666, create_folder=True)
 
     def _serve(self) -> None:
         server, wake = self._socket, self._wake
@@ -185,7 +183,7 @@ class KinetoEndpoint:
         with contextlib.suppress(OSError):
             for path in self._directory.iterdir():
                 if path.name.startswith(CLIENT_PREFIX) and is_socket(path) and not listened_to(path):
-                    path.unlink(missing_ok=True)
+                    remove_socket(path)
 
 
 def abstract(name: str) -> bytes:

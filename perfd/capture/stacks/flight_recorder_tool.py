@@ -22,22 +22,29 @@ from perfd.capture.node import (
     Readiness,
     Tool,
     environment_of,
+    owner_of,
     runs,
 )
 from perfd.capture.stacks.pyspy_tool import placed_targets
 from perfd.clock import Clock
 from perfd.errors import CaptureError
+from perfd.file_access import open_as
 from perfd.model import CaptureState, CaptureTool, RankPlacement
 
 _PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 _RINGS = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
 _DUMPS = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _POLL_S = 0.1
+_MOST_BYTES = 256 << 20
+"""Of a dump: a ring of 100,000 collectives with their stacks has less. A sparse file can claim any size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Dump:
     rank: int
+    pid: int
+    uid: int
+    """The process's user, as whom its files are opened."""
     path: Path
     before_ns: int | None
     """When the file was last written before we asked; None: it was not there."""
@@ -87,8 +94,13 @@ class FlightRecorderTool(Tool):
             ((pid, rank),) = target.processes.items()
             environment = environment_of(self._proc, pid)
             dump = self._inside(pid, f"{dump_stem(environment)}{rank}")
-            self._asked[target.handle] = _Dump(rank=rank or 0, path=dump, before_ns=_written_ns(dump))
-            _poke(self._inside(pid, f"{environment.get(_PIPE, '')}{rank}.pipe"))
+            owner = owner_of(self._proc, pid)
+            if owner is None:
+                raise CaptureError(f"Rank {rank} has ended.")
+            self._asked[target.handle] = _Dump(
+                rank=rank or 0, pid=pid, uid=owner[0], path=dump, before_ns=_written_ns(dump)
+            )
+            _poke(self._inside(pid, f"{environment.get(_PIPE, '')}{rank}.pipe"), owner[0])
         return Begun(length_s=0.0)
 
     def alive(self, targets: Sequence[CaptureTarget]) -> bool:
@@ -141,9 +153,9 @@ def dump_stem(environment: Mapping[str, str]) -> str:
     return f"{cache}/torch/comm_lib_trace_rank_"
 
 
-def _poke(pipe: Path) -> None:
+def _poke(pipe: Path, uid: int) -> None:
     try:
-        descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = open_as(uid, pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise CaptureError(f"Nobody listens to {pipe.name}: {error.strerror}.") from error
     try:
@@ -170,17 +182,28 @@ def _size(dump: _Dump) -> int:
     return status.st_size if status.st_mtime_ns != dump.before_ns and stat.S_ISREG(status.st_mode) else -2
 
 
+def _unfit_file(status: os.stat_result, uid: int, max_bytes: int) -> str:
+    """Why a file is not brought in; empty when it is. A link in its path can lead to a file of others."""
+    if not stat.S_ISREG(status.st_mode) or status.st_uid != uid:
+        return "The dump is not a plain file of the rank's user."
+    if status.st_size > min(max_bytes, _MOST_BYTES):
+        return "The dump is larger than what is left for this capture."
+    return ""
+
+
 def _bring(dump: _Dump, plan: CapturePlan) -> CaptureOutcome:
     path = plan.directory / f"rank{dump.rank}.flight_recorder.pickle"
     try:
-        descriptor = os.open(dump.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with open(descriptor, "rb") as file:  # noqa: PTH123  (a descriptor)
-            content = file.read(plan.max_bytes + 1)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with open(open_as(dump.uid, dump.path, flags), "rb") as file:  # noqa: PTH123  (a descriptor)
+            if reason := _unfit_file(os.fstat(file.fileno()), dump.uid, plan.max_bytes):
+                return CaptureOutcome(state=CaptureState.FAILED, ranks=[dump.rank], reason=reason)
+            with path.open("xb") as copy:
+                left = min(plan.max_bytes, _MOST_BYTES)
+                while left > 0 and (chunk := file.read(min(left, 1 << 20))):
+                    copy.write(chunk)
+                    left -= len(chunk)
     except OSError as error:
         reason = f"The dump cannot be read: {error.strerror}."
         return CaptureOutcome(state=CaptureState.FAILED, ranks=[dump.rank], reason=reason)
-    if len(content) > plan.max_bytes:
-        reason = "The dump is larger than what is left for this capture."
-        return CaptureOutcome(state=CaptureState.FAILED, ranks=[dump.rank], reason=reason)
-    path.write_bytes(content)
     return CaptureOutcome(state=CaptureState.DONE, ranks=[dump.rank], files=[path])

@@ -17,6 +17,8 @@ from perfd_collectors.nccl.flight_recorder.safe_pickle import MAX_BYTES
 
 log = logging.getLogger(__name__)
 
+_MOST_IGNORED = 1024
+"""Files that are remembered so that each is logged once; bounds memory."""
 _RANK = re.compile(r"(\d{1,6})(?:\.(?:pickle|pkl|json))?")
 
 
@@ -28,6 +30,8 @@ class DumpDirectory:
         self._folder, self._name = path.parent, path.name
         self._settings = settings
         self._seen: dict[Path, tuple[int, int]] = {path: version for path, version, _ in self._files()}
+        self._ignored: set[Path] = set()
+        """Those of other users, which are logged once."""
         self._retry: set[Path] = set()
         """Files that failed to be read once and are tried once more: they may have been incomplete."""
 
@@ -35,6 +39,9 @@ class DumpDirectory:
         """Progress of the ranks whose dumps are new; an event for each dump that cannot be read."""
         records: list[Record] = []
         for path, version, rank in self._files():
+            if (foreign := self._foreign(path)) is not None:
+                self._ignore(path, foreign)
+                continue
             known = self._seen.get(path) == version
             if known and path not in self._retry:
                 continue
@@ -49,6 +56,26 @@ class DumpDirectory:
                     # It may still be being written.
                     self._retry.add(path)
         return records
+
+    def _foreign(self, path: Path) -> int | None:
+        """The user of a dump who is not the job's; None for one that may be read.
+
+        Anyone can write to a shared folder. Without a rank of the job on this node, only the agent's own
+        user is believed.
+        """
+        try:
+            owner = path.lstat().st_uid
+        except OSError:
+            return None
+        return None if owner in {self._settings.job_users.uid(self._settings.job), os.geteuid()} else owner
+
+    def _ignore(self, path: Path, owner: int) -> None:
+        if path not in self._ignored and len(self._ignored) < _MOST_IGNORED:
+            self._ignored.add(path)
+            log.warning(
+                "A flight recorder dump is ignored: it is not of the job's user.",
+                extra={"path": str(path), "uid": owner},
+            )
 
     def _unreadable(self, path: Path, rank: int, error: Exception) -> Event:
         extra = {"path": str(path), "why": str(error)}

@@ -37,6 +37,8 @@ _COMMUNICATOR = struct.Struct("<QiiiIQ24s8x")
 _RECORD = struct.Struct("<QQQQQQQQQQiHBBBBBBBBB33x")
 _RINGS_OFFSET = _HEADER_BYTES + _COMMUNICATORS * _COMMUNICATOR.size
 
+_MAX_RINGS = 8
+"""PERFD_RINGS_MAX of the plugin. A sparse file of another user can claim 2^32."""
 _MAX_RECORDS_PER_READ = 65_536
 """Records of one process per read: 3 s at 20,000 operations per second, for which ring buffers are sized."""
 
@@ -186,7 +188,7 @@ class Segment:
 
     def _rings(self) -> int:
         stated = int.from_bytes(self._bytes(_COUNTERS_OFFSET, 4), "little")
-        return min(stated, (self._size() - _RINGS_OFFSET) // self._ring_bytes)
+        return min(stated, (self._size() - _RINGS_OFFSET) // self._ring_bytes, _MAX_RINGS)
 
     def _ring_offset(self, ring: int) -> int:
         return _RINGS_OFFSET + ring * self._ring_bytes

@@ -51,12 +51,17 @@ def writer_of(locks: FileLocks, status: os.stat_result, pid: int) -> int | None:
     return None
 
 
-def ownership_problem(locks: FileLocks, status: os.stat_result, pid: int, agent_uid: int) -> str:
+def ownership_problem(
+    locks: FileLocks, status: os.stat_result, pid: int, agent_uid: int, job_uid: int | None = None
+) -> str:
     """Why a segment is not trusted, as a clause; empty when it is.
 
     Anyone who can write to the directory can create a file that claims to be a rank's. Its owner must be the
-    user of the process that writes it, or the agent's own user if no such process is visible.
+    user of the process that writes it, or the agent's own user if no such process is visible. It must be the
+    job's user too, where that is known.
     """
+    if job_uid is not None and status.st_uid not in {job_uid, agent_uid}:
+        return f"it belongs to user {status.st_uid}, and the job to user {job_uid}"
     if agent_uid not in {_ROOT, status.st_uid}:
         return f"it belongs to user {status.st_uid}, and this agent runs as user {agent_uid}"
     writer = writer_of(locks, status, pid)

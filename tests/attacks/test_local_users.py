@@ -1,0 +1,222 @@
+"""Another user of the node against an agent that runs as root."""
+
+import json
+import os
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from perfd_collectors.file_follower import FileFollower
+from perfd_collectors.hook.collector import HookCollector, HookOptions
+from perfd_collectors.nccl.flight_recorder.dump import FlightRecorderError, read_dump
+from perfd_collectors.nccl.flight_recorder.dump_files import DumpDirectory
+from perfd_collectors.nccl.segments.segment import Segment
+
+from perfd.capture.kineto.daemon_socket import KinetoEndpoint
+from perfd.capture.node import CapturePlan
+from perfd.capture.stacks.flight_recorder_tool import FlightRecorderTool
+from perfd.clock import SystemClock, VirtualClock
+from perfd.collector import Settings
+from perfd.model import CaptureState, CollectiveProgress, RankPlacement
+
+NOBODY = 65534
+PYTHON = "/usr/bin/python3"
+"""That of the tests may be in a folder that other users cannot enter."""
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or not Path(PYTHON).exists(), reason="needs root, to be another user, and its Python"
+)
+
+
+@pytest.fixture
+def place():
+    """A folder that everybody enters, with `user`, a folder of another user, and `secret`, a file of root."""
+    # The path of a socket is short.
+    with tempfile.TemporaryDirectory(prefix="perfd-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "user").mkdir()
+        os.chown(folder / "user", NOBODY, NOBODY)
+        (folder / "secret").write_text("root only\n")
+        (folder / "secret").chmod(0o600)
+        yield folder
+
+
+def as_nobody(code, *arguments, **environ):
+    """A process of the other user that runs this Python code."""
+    return subprocess.Popen(
+        [PYTHON, "-S", "-c", code, *map(str, arguments)],
+        user=NOBODY, group=NOBODY, extra_groups=[], env=environ, cwd="/",
+    )  # fmt: skip
+
+
+SWAP = """
+import os, sys
+sock, target = sys.argv[1:]
+while True:
+    try:
+        os.rename(sock, sock + ".x")
+        os.symlink(target, sock)
+        os.unlink(sock + ".x")
+    except OSError:
+        pass
+"""
+
+
+def test_a_socket_that_is_swapped_for_a_link_changes_no_permissions_of_root(place):
+    attacker = as_nobody(SWAP, place / "user" / "dynolog", place / "secret")
+    try:
+        until_s = time.monotonic() + 1.0
+        while time.monotonic() < until_s:
+            endpoint = KinetoEndpoint(place / "user", SystemClock())
+            endpoint.start()
+            endpoint.stop()
+    finally:
+        attacker.kill()
+        attacker.wait()
+    assert stat.S_IMODE((place / "secret").stat().st_mode) == 0o600
+    assert (place / "secret").read_text() == "root only\n"
+
+
+def test_no_socket_is_made_in_a_folder_that_a_user_linked_elsewhere(place):
+    (place / "etc").mkdir(mode=0o700)
+    (place / "user" / "sockets").symlink_to(place / "etc")
+    os.chown(place / "user" / "sockets", NOBODY, NOBODY, follow_symlinks=False)
+    endpoint = KinetoEndpoint(place / "user" / "sockets", SystemClock())
+    endpoint.start()
+    assert "link that another user can change" in endpoint.problem
+    assert list((place / "etc").iterdir()) == []
+
+
+def test_a_log_that_a_user_linked_to_a_file_of_root_is_not_read(place):
+    link = place / "user" / "slurm-1.out"
+    link.symlink_to(place / "secret")
+    os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
+    follower = FileFollower(lambda: {"log": link}, from_start=True)
+    assert follower.poll(1 << 20) == []
+    link.unlink()
+    link.write_text("step 1\n")
+    os.chown(link, NOBODY, NOBODY)
+    assert [chunk.data for chunk in follower.poll(1 << 20)] == [b"step 1\n"]
+    follower.close()
+
+
+def dump(path, uid):
+    group = {"last_enqueued_collective": 9, "last_started_collective": 9, "last_completed_collective": 4}
+    path.write_text(json.dumps({"version": "2.4", "pg_status": {"0": group}, "entries": []}))
+    os.chown(path, uid, uid)
+
+
+@pytest.mark.parametrize(
+    ("job_user", "owner", "believed"),
+    [(1001, NOBODY, False), (NOBODY, NOBODY, True), (None, NOBODY, False), (None, 0, True), (1001, 0, True)],
+)
+def test_dumps_are_believed_from_the_jobs_user_only(place, caplog, job_user, owner, believed):
+    settings = Settings(node="n", job="train", clock=VirtualClock())
+    if job_user is not None:
+        settings.job_users.replace({"train": job_user})
+    dumps = DumpDirectory(str(place / "nccl_trace_rank_"), settings)
+    dump(place / "nccl_trace_rank_0", owner)
+    assert any(isinstance(record, CollectiveProgress) for record in dumps.collect()) is believed
+    assert ("not of the job's user" in caplog.text) is not believed
+
+
+def test_json_that_would_take_a_gigabyte_is_refused():
+    content = b'{"entries":[' + b"[]," * (3 << 20) + b"[]]}"
+    with pytest.raises(FlightRecorderError, match="as JSON it is larger than 8 MiB"):
+        read_dump(content, job="j", rank=0, read_unix_ns=0)
+
+
+def test_a_sparse_segment_that_claims_four_billion_rings_costs_nothing(place):
+    path = place / "perfd-nccl-1-x"
+    rings, entries = 2**32 - 1, 1
+    size = 4096 + 256 * 64 + rings * (64 + 128)
+    with path.open("wb") as file:
+        file.truncate(size)
+        file.write(struct.pack("<4sIQIIIIiiiIQQ", b"NCL1", 1, size, 7, entries, 128, 256, 0, 0, 2, 5, 1, 1))
+        file.seek(256)
+        file.write(struct.pack("<II", rings, 0))
+    segment = Segment(path)
+    started_s = time.process_time()
+    assert segment.read().operations == []
+    assert time.process_time() - started_s < 1.0
+    segment.close()
+
+
+@pytest.mark.parametrize(("uid", "accepted"), [(NOBODY, False), (1001, True), (0, True)])
+def test_steps_of_the_hook_are_believed_from_the_jobs_user_only(place, uid, accepted):
+    settings = Settings(node="n", job="train", clock=VirtualClock())
+    settings.job_users.replace({"train": 1001})
+    hook = HookCollector(HookOptions(socket=str(place / "hook.sock"), listen_s=0.0), settings)
+    content = {"v": 1, "rank": 0, "step": 7, "unix_ns": 1, "step_s": 1.0, "phases": {}, "world_size": 1}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        credentials = struct.pack("@iII", os.getpid(), uid, uid)
+        sender.connect(str(place / "hook.sock"))
+        sender.sendmsg(
+            [json.dumps(content).encode()], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, credentials)]
+        )
+    hook.collect()
+    assert hook.unsound_messages == 0
+    assert (hook.foreign_messages == 0) is accepted
+    hook.close()
+
+
+RANK = """
+import os, sys, time
+home, secret = sys.argv[1:]
+os.mkfifo(home + "/p25519.pipe")
+os.mkdir(home + "/real")
+os.symlink(home + "/real", home + "/d")
+pipe = os.open(home + "/p25519.pipe", os.O_RDONLY | os.O_NONBLOCK)
+while True:
+    try:
+        if os.read(pipe, 1):
+            break
+    except BlockingIOError:
+        pass
+    time.sleep(0.01)
+if secret == "sparse":
+    with open(home + "/d/id_ed25519", "w") as file:
+        file.truncate(1900 << 20)
+elif secret == "own":
+    open(home + "/d/id_ed25519", "w").write("a dump")
+else:
+    os.symlink(secret, home + "/d2")
+    os.rename(home + "/d2", home + "/d")
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("what", "state"), [("own", "done"), ("secret", "failed"), ("sparse", "failed")])
+def test_a_rank_brings_in_no_file_of_root_and_none_without_end(place, what, state):
+    home, keys, captures = place / "user", place / "keys", place / "captures"
+    keys.mkdir(mode=0o700)
+    (keys / "id_ed25519").write_text("PRIVATE KEY OF ROOT")
+    captures.mkdir()
+    names = {"RANK": "25519", "WORLD_SIZE": "30000", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{home}/p"}
+    names["TORCH_FR_DUMP_TEMP_FILE"] = f"{home}/d/id_ed"
+    job = as_nobody(RANK, home, keys if what == "secret" else what, **names)
+    try:
+        until_s = time.monotonic() + 20
+        while not (home / "d").exists() and time.monotonic() < until_s:
+            time.sleep(0.01)
+        placed = [RankPlacement(job="j", rank=25519, pid=job.pid)]
+        tool = FlightRecorderTool(placements=lambda _: placed, clock=SystemClock(), patience_s=8)
+        ready = tool.ready("j", [25519])
+        plan = CapturePlan(
+            capture_id="c", directory=captures, max_duration_s=5, max_bytes=1 << 31,
+            start_unix_ns=None, steps=None, step_time_s=None,
+        )  # fmt: skip
+        tool.start(ready.targets, plan)
+        (outcome,) = tool.stop(ready.targets, plan)
+    finally:
+        job.send_signal(signal.SIGKILL)
+        job.wait()
+    assert outcome.state is CaptureState(state)
+    assert [Path(file).read_text() for file in outcome.files] == (["a dump"] if what == "own" else [])
+    assert len(list(captures.iterdir())) == len(outcome.files)
